@@ -1,0 +1,54 @@
+# Two commands do everything: `make demo` and `make test`. `make` alone lists the targets.
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= python3
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint unit conformance sim integration spark bench lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.ready ## prepare .venv; its bin/lakebed is the command
+
+$(VENV)/.ready: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Lakebed needs Python 3.11 or newer: make PYTHON=python3.12 setup"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: setup ## start everything, run the scenarios, prove the totals
+	@$(BIN)/lakebed demo
+
+test: setup lint unit conformance sim integration spark ## everything CI runs
+
+lint: setup ## ruff, mypy strict, import layers
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+unit: setup ## memory store, manual clock, no sockets, no Spark
+	$(BIN)/pytest tests/unit -n 2
+
+conformance: setup ## one contract, run on every backend
+	$(BIN)/pytest tests/conformance
+
+sim: setup ## seeded worlds with faults and crashes
+	$(BIN)/pytest tests/sim -n 2
+
+integration: setup ## real servers, real processes, kill -9
+	$(BIN)/pytest tests/integration
+
+spark: setup ## real Spark
+	$(BIN)/pytest tests/spark
+
+bench: setup ## every bench, as ratios to the bare thing beneath
+	$(BIN)/lakebed bench all --quick
+
+lock: setup ## pin every dependency again, without download addresses
+	$(BIN)/pip-compile --quiet --extra dev --extra oxia --strip-extras --no-header --no-annotate --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --allow-unsafe --output-file requirements.lock pyproject.toml
+
+clean: ## remove what make made
+	rm -rf $(VENV) .mypy_cache .ruff_cache build dist

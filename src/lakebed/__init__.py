@@ -1,0 +1,3 @@
+"""Lakebed: everything that lies under a data lake, on one bucket."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,31 @@
+"""Who is asking, and what they may do.
+
+A right is a path of words, `part:verb` or `part:verb:thing`; a principal holds patterns (`queue:*`,
+`batches:write:agent-7*`). Parts say what they demand; the gateway says who is asking.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from lakebed.errors import Denied
+
+
+class Principal(msgspec.Struct, frozen=True):
+    name: str
+    rights: tuple[str, ...]
+
+    def may(self, right: str) -> bool:
+        return any(fnmatchcase(right, pattern) for pattern in self.rights)
+
+    def demand(self, right: str) -> None:
+        """Raises Denied, naming the right that is missing."""
+        if not self.may(right):
+            raise Denied(
+                f"{self.name} may not {right}", hint=f"ask for a key whose rights match {right!r}", right=right
+            )
+
+
+ANYBODY = Principal("anybody", ("*",))  # the only principal where no keys are configured; loopback only

@@ -1,0 +1,101 @@
+"""The error tree, on one page. A kind is named by what the caller does next.
+
+    LakebedError
+    ├── Invalid             the input is wrong: mend it; retrying changes nothing
+    ├── NotFound            nothing is there
+    ├── Denied              this principal may not: use another, or ask for the right
+    ├── Conflict            another truth stands: read it, then decide
+    │   ├── AlreadyExists   a create met a different object, carried in `current`
+    │   └── Stale           a replace met a different object, carried in `current`
+    ├── Fenced              a newer owner exists: stop writing, let go
+    ├── Overloaded          too much at once: wait `retry_after_s`, then retry
+    ├── Unavailable         not now: wait `retry_after_s`, then retry
+    │   └── OutcomeUnknown  may have happened: read, compare, decide; never assume
+    └── Corrupt             stored bytes are not what they claim: set aside, tell a person
+
+HTTP statuses live in `gateway/problems.py`, exit codes in `cli/exits.py`; both have a test that every kind is mapped.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class LakebedError(Exception):
+    """Base of all errors Lakebed raises on purpose.
+
+    `message` says what happened and why, `hint` what to do next, `detail` carries facts for machines (and is part of
+    the HTTP answer, so it never contains a secret).
+    """
+
+    code: ClassVar[str] = "error"
+
+    def __init__(self, message: str, *, hint: str = "", **detail: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.detail = detail
+
+
+class Invalid(LakebedError):
+    code = "invalid"
+
+
+class NotFound(LakebedError):
+    code = "not_found"
+
+
+class Denied(LakebedError):
+    code = "denied"
+
+
+class Conflict(LakebedError):
+    code = "conflict"
+
+
+class AlreadyExists(Conflict):
+    """`current` is the stored object that was observed at the key."""
+
+    code = "already_exists"
+
+    def __init__(self, message: str, *, current: Any = None, hint: str = "", **detail: Any) -> None:
+        super().__init__(message, hint=hint, **detail)
+        self.current = current
+
+
+class Stale(Conflict):
+    """`current` is the stored object that was observed at the key, or None when the key is gone."""
+
+    code = "stale"
+
+    def __init__(self, message: str, *, current: Any = None, hint: str = "", **detail: Any) -> None:
+        super().__init__(message, hint=hint, **detail)
+        self.current = current
+
+
+class Fenced(LakebedError):
+    code = "fenced"
+
+
+class Overloaded(LakebedError):
+    code = "overloaded"
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0, hint: str = "", **detail: Any) -> None:
+        super().__init__(message, hint=hint, **detail)
+        self.retry_after_s = retry_after_s
+
+
+class Unavailable(LakebedError):
+    code = "unavailable"
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0, hint: str = "", **detail: Any) -> None:
+        super().__init__(message, hint=hint, **detail)
+        self.retry_after_s = retry_after_s
+
+
+class OutcomeUnknown(Unavailable):
+    code = "outcome_unknown"
+
+
+class Corrupt(LakebedError):
+    code = "corrupt"

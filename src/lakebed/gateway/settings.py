@@ -1,0 +1,39 @@
+"""How the gateway listens, whom it lets in and how long it waits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import msgspec
+
+from lakebed.settings import Contradiction, Secret, Section, describe
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class KeySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One API key or agent token: whose it is, the secret, and the rights it carries."""
+
+    name: str
+    secret: Secret
+    rights: tuple[str, ...] = ()
+
+
+class GatewaySettings(Section, frozen=True):
+    section: ClassVar[str] = "gateway"
+
+    host: Annotated[str, describe("address to listen on; other than loopback needs keys")] = "127.0.0.1"
+    port: Annotated[int, describe("port to listen on; 0 chooses a free one")] = 0
+    keys: Annotated[tuple[KeySettings, ...], describe("API keys and agent tokens")] = ()
+    keys_file: Annotated[Path | None, describe("TOML file with more [[keys]]")] = None
+    read_only: Annotated[bool, describe("register no route that writes")] = False
+    body_bytes_max: Annotated[int, describe("largest request body, checked before it is read")] = 64 * 1024 * 1024
+    body_timeout_s: Annotated[float, describe("longest wait for the next bytes of a body")] = 20.0
+    drain_s: Annotated[float, describe("time to finish what is under way at a stop")] = 20.0
+
+    def check(self) -> None:
+        if self.host not in LOOPBACK and not self.keys and self.keys_file is None:
+            raise Contradiction(
+                "gateway.host", "gateway.keys", f"listening on {self.host} without any key would let anybody in"
+            )

@@ -1,0 +1,36 @@
+"""Identity and chance, passed in. Only this module draws them; everything else takes an `Ids`."""
+
+from __future__ import annotations
+
+import random
+import uuid
+
+
+class Ids:
+    """Draws ids and random numbers from one source: the system's, or a seed's."""
+
+    def __init__(self, source: random.Random | None = None) -> None:
+        self._random = source or random.SystemRandom()
+
+    @classmethod
+    def seeded(cls, seed: int | str) -> Ids:
+        return cls(random.Random(seed))
+
+    def uuid(self) -> str:
+        """A random UUID (version 4), as text."""
+        return str(uuid.UUID(int=self._random.getrandbits(128), version=4))
+
+    def token(self) -> str:
+        """A short random id, 16 hex digits: for attempts, owners and requests."""
+        return f"{self._random.getrandbits(64):016x}"
+
+    def secret(self) -> str:
+        """40 hex digits from this source; unguessable when the source is the system's."""
+        return f"{self._random.getrandbits(160):040x}"
+
+    def uniform(self, low: float, high: float) -> float:
+        return self._random.uniform(low, high)
+
+    def jitter_s(self, attempt: int, *, base_s: float, cap_s: float) -> float:
+        """Full-jitter backoff: anywhere between nothing and the exponential bound of this attempt."""
+        return self._random.uniform(0.0, min(cap_s, base_s * (2.0 ** min(attempt, 30))))

@@ -1,0 +1,45 @@
+"""Structured logs on stderr: readable lines on a terminal, one JSON object a line otherwise.
+
+Values under names that hold secrets are masked here, once, for everybody.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import structlog
+
+SECRET_NAMES = ("secret", "token", "password", "authorization", "api_key", "access_key")
+
+
+def configure(level: str = "info", *, as_json: bool | None = None) -> None:
+    """Sets up logging for this process. JSON unless stderr is a terminal, or as told."""
+    if as_json is None:
+        as_json = not sys.stderr.isatty()
+    last = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            mask_secrets,
+            structlog.processors.format_exc_info,
+            last,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+def logger(name: str) -> Any:
+    return structlog.get_logger(part=name)
+
+
+def mask_secrets(_: Any, __: str, event: Any) -> Any:
+    for key in event:
+        if any(word in key.lower() for word in SECRET_NAMES):
+            event[key] = "***"
+    return event

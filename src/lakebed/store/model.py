@@ -1,0 +1,58 @@
+"""What the store seam speaks in: frozen values, and the rule for keys."""
+
+from __future__ import annotations
+
+import msgspec
+
+from lakebed.errors import Invalid
+
+KEY_BYTES_MAX = 1024  # S3's own limit
+
+
+class ObjectInfo(msgspec.Struct, frozen=True):
+    """An object without its bytes. `etag` is opaque: hand it back to `replace`, never read meaning into it."""
+
+    key: str
+    size: int
+    etag: str
+    modified_ms: int = 0
+
+
+class StoredObject(msgspec.Struct, frozen=True):
+    """An object with its bytes, as they were at one instant."""
+
+    info: ObjectInfo
+    data: bytes
+
+    @property
+    def key(self) -> str:
+        return self.info.key
+
+    @property
+    def etag(self) -> str:
+        return self.info.etag
+
+
+def check_key(key: str) -> str:
+    """Returns the key, or raises Invalid for one that some store would change, refuse or read as a path.
+
+    Backslashes are refused because SeaweedFS turns them into slashes; empty and dotted segments because stores
+    normalise them; control characters because XML listings cannot carry them.
+    """
+    if not key or len(key.encode()) > KEY_BYTES_MAX:
+        raise Invalid(f"key {key[:80]!r} is empty or longer than {KEY_BYTES_MAX} bytes")
+    if any(segment in ("", ".", "..") for segment in key.split("/")):
+        raise Invalid(f"key {key!r} has an empty or dotted segment")
+    if "\\" in key or any(ord(char) < 0x20 or ord(char) == 0x7F for char in key):
+        raise Invalid(f"key {key!r} has a backslash or a control character")
+    return key
+
+
+def check_prefix(prefix: str) -> str:
+    """Returns the prefix, or raises Invalid unless it is empty or a whole folder ending in '/'.
+
+    Half a segment would match on some stores and not on others.
+    """
+    if prefix and (not prefix.endswith("/") or check_key(prefix[:-1]) != prefix[:-1]):
+        raise Invalid(f"prefix {prefix!r} must be empty or end in '/'")
+    return prefix

@@ -1,0 +1,59 @@
+"""A store seen below a prefix: several Lakebeds can share one bucket without knowing of each other."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+import msgspec
+
+from lakebed.errors import AlreadyExists, Stale
+from lakebed.store.model import ObjectInfo, StoredObject, check_key
+from lakebed.store.protocol import Store
+
+
+class PrefixedStore:
+    def __init__(self, store: Store, prefix: str) -> None:
+        self._store = store
+        self._root = check_key(prefix.rstrip("/")) + "/"
+
+    async def get(self, key: str) -> StoredObject:
+        return self._inside(await self._store.get(self._root + key))
+
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        return await self._store.get_range(self._root + key, start, length)
+
+    async def head(self, key: str) -> ObjectInfo:
+        return self._short(await self._store.head(self._root + key))
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+        async for info in self._store.list(self._root + prefix, after=self._root + after if after else ""):
+            yield self._short(info)
+
+    async def children(self, prefix: str) -> Sequence[str]:
+        return await self._store.children(self._root + prefix)
+
+    async def create(self, key: str, data: bytes) -> ObjectInfo:
+        try:
+            return self._short(await self._store.create(self._root + key, data))
+        except AlreadyExists as error:
+            error.current = self._inside(error.current)
+            raise
+
+    async def replace(self, key: str, data: bytes, etag: str) -> ObjectInfo:
+        try:
+            return self._short(await self._store.replace(self._root + key, data, etag))
+        except Stale as error:
+            error.current = error.current and self._inside(error.current)
+            raise
+
+    async def upload(self, key: str, chunks: AsyncIterator[bytes]) -> ObjectInfo:
+        return self._short(await self._store.upload(self._root + key, chunks))
+
+    async def delete(self, key: str) -> None:
+        await self._store.delete(self._root + key)
+
+    def _short(self, info: ObjectInfo) -> ObjectInfo:
+        return msgspec.structs.replace(info, key=info.key.removeprefix(self._root))
+
+    def _inside(self, stored: StoredObject) -> StoredObject:
+        return StoredObject(self._short(stored.info), stored.data)

@@ -1,0 +1,134 @@
+"""Proves, by racing, that a store keeps the promises everything here stands on.
+
+K clients race creates and replaces on a scratch prefix, over several rounds: each race must have exactly one winner,
+and what is then read and listed must be the winner's. A store that ignores the condition has several winners and is
+refused, in words a person can act on. The report is kept in the bucket beside the authority.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+
+from lakebed.clock import Clock, now_ms
+from lakebed.errors import Conflict, Invalid, LakebedError
+from lakebed.ids import Ids
+from lakebed.store.protocol import Store
+
+REPORTS = "lakebed/proofs/"
+SCRATCH = "lakebed/scratch/"
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One property, held or not, with what was seen."""
+
+    name: str
+    held: bool
+    seen: str
+
+
+class Proof(msgspec.Struct, frozen=True):
+    schema: str
+    proved_at_ms: int
+    clients: int
+    rounds: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def held(self) -> bool:
+        return all(finding.held for finding in self.findings)
+
+
+async def prove(stores: Sequence[Store], *, rounds: int, clock: Clock, ids: Ids, keep_report: bool = True) -> Proof:
+    """Races the given clients (each with connections of its own) and stores the report. Never raises for a bad store."""
+    scratch = f"{SCRATCH}{ids.token()}/"
+    created: list[int] = []
+    replaced: list[int] = []
+    truthful = True
+    listed = True
+    failures: list[str] = []
+    for number in range(rounds):
+        key = f"{scratch}race-{number:04d}"
+        try:
+            winners = await _race_creates(stores, key, ids)
+            created.append(len(winners))
+            listed = listed and any([info.key == key async for info in stores[0].list(scratch)])
+            seen = await stores[-1].get(key)
+            truthful = truthful and seen.data in winners
+            winners = await _race_replaces(stores, key, seen.etag, ids)
+            replaced.append(len(winners))
+            truthful = truthful and (await stores[-1].get(key)).data in winners
+        except LakebedError as error:
+            failures.append(error.message)
+    swept = await _sweep(stores[0], scratch, failures)
+    rivals = len(stores)
+    findings = (
+        Finding("create_has_one_winner", _all_one(created, rounds), _winners(created, rivals)),
+        Finding("replace_has_one_winner", _all_one(replaced, rounds), _winners(replaced, rivals)),
+        Finding("reads_see_the_winner", truthful, "every read gave a winner's bytes" if truthful else "other bytes"),
+        Finding("lists_see_the_write", listed, "listed at once" if listed else "a key was missing from its listing"),
+        Finding("deletes_work", swept, "scratch objects are gone" if swept else "scratch objects remain"),
+        Finding("answers", not failures, "; ".join(failures[:3])[:500] or "every request was answered"),
+    )
+    proof = Proof("lakebed.proof.v1", now_ms(clock), rivals, rounds, findings)
+    if keep_report and not failures:
+        await stores[0].create(f"{REPORTS}{proof.proved_at_ms:013d}-{ids.token()}.json", msgspec.json.encode(proof))
+    return proof
+
+
+def demand(proof: Proof) -> None:
+    """Raises Invalid, naming what failed and what to do, unless every property held."""
+    broken = [f"{finding.name} ({finding.seen})" for finding in proof.findings if not finding.held]
+    if broken:
+        raise Invalid(
+            f"this store cannot carry active-active writes: {', '.join(broken)}",
+            hint="use a store with conditional PUT (AWS S3, SeaweedFS, MinIO, GCS, Azure), "
+            "or take the proxy or gateway that drops If-Match and If-None-Match out of the way",
+        )
+
+
+async def _race_creates(stores: Sequence[Store], key: str, ids: Ids) -> set[bytes]:
+    async def attempt(store: Store) -> bytes | None:
+        mine = ids.token().encode()
+        try:
+            await store.create(key, mine)
+        except Conflict:
+            return None
+        return mine
+
+    return {won for won in await asyncio.gather(*map(attempt, stores)) if won is not None}
+
+
+async def _race_replaces(stores: Sequence[Store], key: str, etag: str, ids: Ids) -> set[bytes]:
+    async def attempt(store: Store) -> bytes | None:
+        mine = ids.token().encode()
+        try:
+            await store.replace(key, mine, etag)
+        except Conflict:
+            return None
+        return mine
+
+    return {won for won in await asyncio.gather(*map(attempt, stores)) if won is not None}
+
+
+async def _sweep(store: Store, scratch: str, failures: list[str]) -> bool:
+    try:
+        for info in [info async for info in store.list(scratch)]:
+            await store.delete(info.key)
+        return not [info async for info in store.list(scratch)]
+    except LakebedError as error:
+        failures.append(error.message)
+        return False
+
+
+def _all_one(winners: list[int], rounds: int) -> bool:
+    return len(winners) == rounds and all(count == 1 for count in winners)
+
+
+def _winners(counts: list[int], rivals: int) -> str:
+    if not counts:
+        return "no race could be run"
+    spread = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+    return f"{spread} of {rivals} clients won, in each of {len(counts)} races"
