@@ -67,11 +67,11 @@ class Metrics:
         return self.registry.get_sample_value(name, labels) or 0.0
 
     def prometheus(self) -> bytes:
-        return bytes(generate_latest(self.registry))  # type: ignore[no-untyped-call]
+        return generate_latest(self.registry)
 
     def openmetrics(self) -> bytes:
         """OpenMetrics text, which can carry exemplars."""
-        return generate_openmetrics(self.registry)
+        return bytes(generate_openmetrics(self.registry))  # type: ignore[no-untyped-call]
 
     def snapshot(self) -> dict[str, Any]:
         """Every sample as JSON: {name: value} without labels, {name: [{labels, value}]} with."""

@@ -164,18 +164,13 @@ class BucketStore:
         try:
             if len(data) > COMPARE_BY_HASH_BYTES:
                 info = await self.head(key)
-                if (
-                    info.size == len(data)
-                    and info.etag.strip('"') == hashlib.md5(data, usedforsecurity=False).hexdigest()
-                ):
+                if info.size == len(data) and info.etag.strip('"') == _md5(data):
                     return True
             current = await self.get(key)
         except errors.NotFound:
             return False
         except errors.Unavailable as error:
-            raise errors.OutcomeUnknown(f"the write of {key!r} may have happened; it cannot be read now") from (
-                cause or error
-            )
+            raise errors.OutcomeUnknown(f"{key!r} may be written; it cannot be read now: {error.message}") from cause
         return True if current.data == data else current
 
     async def _pause(self, doubt: int) -> None:
@@ -239,6 +234,10 @@ def _info(meta: Any) -> ObjectInfo:
         etag=meta["e_tag"] or "",
         modified_ms=int(meta["last_modified"].timestamp() * 1000),
     )
+
+
+def _md5(data: bytes) -> str:
+    return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
 async def _next_page(stream: Any) -> Any:

@@ -42,7 +42,7 @@ class Proof(msgspec.Struct, frozen=True):
 
 
 async def prove(stores: Sequence[Store], *, rounds: int, clock: Clock, ids: Ids, keep_report: bool = True) -> Proof:
-    """Races the given clients (each with connections of its own) and stores the report. Never raises for a bad store."""
+    """Races the given clients (each on its own connections) and stores the report; a bad store is a finding."""
     scratch = f"{SCRATCH}{ids.token()}/"
     created: list[int] = []
     replaced: list[int] = []
