@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lakebed.clock import SystemClock
+from lakebed.clock import ManualClock, SystemClock
 from lakebed.embedded.weed import Weed, WeedEndpoints
 from lakebed.ids import Ids
 from lakebed.metrics import Metrics
@@ -22,8 +22,13 @@ def clock() -> SystemClock:
 
 
 @pytest.fixture
+def manual_clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
 def ids() -> Ids:
-    return Ids()
+    return Ids.seeded("tests")
 
 
 @pytest.fixture
@@ -43,9 +48,9 @@ def weed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WeedEndpoints]:
 
 
 @pytest.fixture
-def bucket_settings(weed: WeedEndpoints, ids: Ids) -> StoreSettings:
+def bucket_settings(weed: WeedEndpoints) -> StoreSettings:
     """How to reach a prefix of the real bucket that nothing has ever been written under."""
-    return weed.store_settings(prefix=f"test-{ids.token()}")
+    return weed.store_settings(prefix=f"test-{Ids().token()}")
 
 
 @pytest.fixture

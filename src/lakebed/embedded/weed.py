@@ -199,7 +199,7 @@ def _command(program: Path, folder: Path, ports: dict[str, int]) -> list[str]:
         f"-s3.config={folder / 's3.json'}",
         "-master.telemetry=false",
         "-master.volumeSizeLimitMB=64",
-        "-master.electionTimeout=1s",  # a restart waits for an election, though nobody else stands: 10 s by default
+        "-master.electionTimeout=300ms",  # a restart waits for an election nobody else stands in: 10 s by default
         "-volume.max=0",  # as many volumes as the disk holds; the default of 8 is full after 264 MB
         "-volume.preStopSeconds=0",
         *_socket_flags(folder),
