@@ -1,0 +1,3 @@
+"""`lakebed serve` and `lakebed work`: the two long-running processes."""
+
+from __future__ import annotations
