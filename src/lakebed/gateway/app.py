@@ -27,6 +27,7 @@ from lakebed.gateway.door import Door
 from lakebed.gateway.health import Check, Examiner
 from lakebed.gateway.limits import Limits
 from lakebed.gateway.settings import GatewaySettings
+from lakebed.gateway.switchboard import Switchboard
 from lakebed.logs import logger
 from lakebed.wire import json_answer
 
@@ -63,7 +64,7 @@ def build(
     _register(app, _served(components, settings), limits)
     _register(app, [*health.routes(examiner), *numbers.routes(context.metrics), *docs.routes(), _description()], limits)
     app.middleware_stack = Door(
-        AsyncExitStackMiddleware(app.router),
+        Switchboard(app.routes, AsyncExitStackMiddleware(app.router)),
         keyring=Keyring.of(settings),
         limits=limits,
         metrics=context.metrics,
@@ -84,14 +85,18 @@ def _served(components: Sequence[Component], settings: GatewaySettings) -> list[
 
 
 def _register(app: FastAPI, routes: Sequence[BaseRoute], limits: Limits) -> None:
-    taken = {(route.path, method) for route in app.routes if isinstance(route, Route) for method in route.methods or ()}
+    taken = {pair for route in app.routes for pair in _answered(route)}
     for route in routes:
-        for method in (route.methods or ()) if isinstance(route, Route) else ():
-            if (route.path, method) in taken:
-                raise Invalid(f"two components answer {method} {route.path}", hint="serve one of them: --parts")
-            taken.add((route.path, method))
+        for path, method in _answered(route):
+            if (path, method) in taken:
+                raise Invalid(f"two components answer {method} {path}", hint="serve one of them: --parts")
+            taken.add((path, method))
     app.router.routes.extend(routes)
     limits.register(routes)
+
+
+def _answered(route: BaseRoute) -> list[tuple[str, str]]:
+    return [(route.path, method) for method in route.methods or ()] if isinstance(route, Route) else []
 
 
 def _description() -> Route:

@@ -1,22 +1,16 @@
-"""From settings to a process that may serve: the context, the bucket's authority, and the store's proof."""
+"""What must hold before a process may serve: known parts, the bucket's authority and the store's proof."""
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Sequence
 
 import msgspec
 
-from lakebed.clock import Clock, SystemClock
 from lakebed.context import Context
 from lakebed.errors import Corrupt, Invalid
 from lakebed.gateway.settings import GatewaySettings
-from lakebed.ids import Ids
 from lakebed.logs import logger
-from lakebed.metrics import Metrics
 from lakebed.parts import PARTS
-from lakebed.settings import Settings
 from lakebed.store.authority import Authority, claim
 from lakebed.store.connect import connect
 from lakebed.store.protocol import Store
@@ -29,26 +23,19 @@ PROOF_ROUNDS = 2
 log = logger("gateway")
 
 
-class Booted(msgspec.Struct, frozen=True):
-    context: Context
-    authority: Authority
-
-
-async def boot(settings: Settings, parts: Sequence[str] = (), *, clock: Clock | None = None) -> Booted:
-    """Everything that must hold before a part is built.
+async def boot(context: Context, parts: Sequence[str] = ()) -> Authority:
+    """Everything that must hold before a part is built; returns the bucket's authority.
 
     Raises Invalid for an unknown part or a store without conditional writes, Conflict when the bucket carries another
     authority than `store.authority`, Unavailable when the store does not answer.
     """
     check_parts(parts)
-    clock, ids, metrics = clock or SystemClock(), Ids(), Metrics()
-    store = connect(settings.of(StoreSettings), clock=clock, ids=ids, metrics=metrics)
-    context = Context(f"{socket.gethostname()}-{os.getpid()}-{ids.token()[:8]}", settings, store, clock, ids, metrics)
-    authority = await claim(store, expected=settings.of(StoreSettings).authority, clock=clock, ids=ids)
-    gateway = settings.of(GatewaySettings)
+    expected = context.settings.of(StoreSettings).authority
+    authority = await claim(context.store, expected=expected, clock=context.clock, ids=context.ids)
+    gateway = context.settings.of(GatewaySettings)
     if gateway.prove == "auto" and not gateway.read_only and needs_proof(parts):
         await proven(context)
-    return Booted(context, authority)
+    return authority
 
 
 def check_parts(parts: Sequence[str]) -> None:

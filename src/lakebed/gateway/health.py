@@ -36,11 +36,11 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Examiner:
-    """Asks everything that has a health. A component that fails or does not answer is down, and the others are still asked."""
+    """Asks everything that has a health. One that fails or does not answer is down, and the others are still asked."""
 
     def __init__(self, context: Context, checks: Mapping[str, Check], *, authority: str, timeout_s: float) -> None:
         self._context = context
-        self._checks = {"store": StoreCheck(context.store, context.clock), **checks}
+        self._checks: dict[str, Check] = {"store": StoreCheck(context.store, context.clock), **checks}
         self._authority = authority
         self._timeout_s = timeout_s
         self._started_at_ms = now_ms(context.clock)

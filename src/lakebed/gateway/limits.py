@@ -53,7 +53,7 @@ class Limits:
 
 
 class Body:
-    """`receive` for one request, inside the limits. Once the body has ended it waits for the client as long as asked."""
+    """`receive` for one request, inside the limits. Once the body has ended, waiting has no limit."""
 
     __slots__ = ("_deadline_s", "_limit", "_limits", "_receive", "_scope", "_seen", "declared", "ended")
 
@@ -78,7 +78,7 @@ class Body:
         except TimeoutError:
             raise SlowBody(
                 f"the body stopped after {self._seen} bytes",
-                hint=f"send it within {settings.body_timeout_s:g} s of the last bytes, {settings.body_total_s:g} s in all",
+                hint=f"{settings.body_timeout_s:g} s may pass between bytes, {settings.body_total_s:g} s in all",
                 received_bytes=self._seen,
             ) from None
         self._count(message)
@@ -113,5 +113,3 @@ def _too_large(size: int, limit: int) -> TooLarge:
         hint="send less at once, or raise gateway.body_bytes_max",
         limit_bytes=limit,
     )
-
-

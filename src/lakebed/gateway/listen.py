@@ -1,7 +1,7 @@
 """One HTTP app on one socket until told to stop: uvicorn, with our signals, our logs and a limit on silent clients.
 
-SIGTERM and SIGINT drain: the socket closes, what is under way is finished within `drain_s`, the app's lifespan ends, and
-the call returns. A second signal cuts the drain short.
+SIGTERM and SIGINT drain: the socket closes, what is under way is finished within `drain_s`, the app's lifespan ends,
+and the call returns. A second signal cuts the drain short.
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 import uvloop
 
+from lakebed.context import make_context
 from lakebed.gateway.app import build
-from lakebed.gateway.boot import Booted, boot
+from lakebed.gateway.boot import boot
 from lakebed.gateway.listen import bind, listen, url_of
 from lakebed.gateway.settings import GatewaySettings
 from lakebed.logs import logger
@@ -41,11 +42,18 @@ def serve(settings: Settings, parts: Sequence[str] = (), *, ready: Callable[[Rea
 
 async def _serve(settings: Settings, parts: Sequence[str], ready: Callable[[Ready], None]) -> None:
     gateway = settings.of(GatewaySettings)
-    booted = await boot(settings, parts)
-    served = components(booted.context, parts)
-    app = build(booted.context, served, authority=booted.authority.authority_id)
+    context = make_context(settings, role="gateway")
+    authority = await boot(context, parts)
+    served = components(context, parts)
+    app = build(context, served, authority=authority.authority_id)
     bound = bind(gateway.host, gateway.port)
-    said = said_by(booted, url_of(bound), [component.name for component in served])
+    said = Ready(
+        url=url_of(bound),
+        node=context.node,
+        authority=authority.authority_id,
+        pid=os.getpid(),
+        parts=tuple(component.name for component in served),
+    )
 
     def begin() -> None:
         log.info("serving", url=said.url, node=said.node, authority=said.authority, parts=said.parts)
@@ -53,7 +61,3 @@ async def _serve(settings: Settings, parts: Sequence[str], ready: Callable[[Read
 
     await listen(app, bound, gateway, ready=begin)
     log.info("stopped", node=said.node)
-
-
-def said_by(booted: Booted, url: str, parts: Sequence[str]) -> Ready:
-    return Ready(url, booted.context.node, booted.authority.authority_id, os.getpid(), tuple(parts))

@@ -1,22 +1,23 @@
 """`lakebed work`: the workers as a process, with their health and metrics on a port of their own.
 
-A worker runs until it is cancelled. One that fails (or returns) is started again after a pause that grows while it keeps
-failing and is capped; the others go on. A stop signal cancels all of them and waits for what they still have to put down.
+A worker runs until it is cancelled. One that fails (or returns) is started again after a pause that grows while it
+keeps failing, up to a cap; the others go on. A stop signal cancels all of them and waits for what they put down.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 
 import uvloop
 
-from lakebed.context import Context, Health, Worker
+from lakebed.context import Context, Health, Worker, make_context
 from lakebed.errors import LakebedError
 from lakebed.gateway.app import build
 from lakebed.gateway.boot import boot
 from lakebed.gateway.listen import bind, listen, url_of
-from lakebed.gateway.serve import Ready, said_by
+from lakebed.gateway.serve import Ready
 from lakebed.gateway.settings import GatewaySettings
 from lakebed.logs import logger
 from lakebed.parts import workers
@@ -61,8 +62,8 @@ class Foreman:
         if not self._failures:
             return Health("ok")
         state = "running again" if self._running else "waiting to start again"
-        status = "down" if self._failures >= DOWN_AFTER else "degraded"
-        return Health(status, f"{state} after {self._failures} failures: {self._last}")
+        told = f"{state} after {self._failures} failures: {self._last}"
+        return Health("down" if self._failures >= DOWN_AFTER else "degraded", told)
 
     async def _once(self) -> str:
         try:
@@ -109,16 +110,23 @@ def work(settings: Settings, parts: Sequence[str] = (), *, ready: Callable[[Read
 
 async def _work(settings: Settings, parts: Sequence[str], ready: Callable[[Ready], None]) -> None:
     gateway = settings.of(GatewaySettings)
-    booted = await boot(settings, parts)
-    foremen = [Foreman(worker, booted.context) for worker in workers(booted.context, parts)]
+    context = make_context(settings, role="work")
+    authority = await boot(context, parts)
+    foremen = [Foreman(worker, context) for worker in workers(context, parts)]
     app = build(
-        booted.context,
+        context,
         [Crew(foremen)],
-        authority=booted.authority.authority_id,
+        authority=authority.authority_id,
         checks={foreman.name: foreman.health for foreman in foremen},
     )
     bound = bind(gateway.host, gateway.work_port)
-    said = said_by(booted, url_of(bound), [foreman.name for foreman in foremen])
+    said = Ready(
+        url=url_of(bound),
+        node=context.node,
+        authority=authority.authority_id,
+        pid=os.getpid(),
+        parts=tuple(foreman.name for foreman in foremen),
+    )
 
     def begin() -> None:
         log.info("working", url=said.url, node=said.node, authority=said.authority, workers=said.parts)
