@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -79,7 +80,7 @@ class FaultyStore:
             return found
 
         while True:
-            infos = await self._read("list", prefix, lambda: page(after))
+            infos = await self._read("list", prefix, partial(page, after))
             for info in infos:
                 yield info
             if len(infos) < size:

@@ -22,10 +22,10 @@ CRASH = 0.004  # per await at the store: about one life in three ends early
 
 
 class Change(msgspec.Struct, frozen=True):
-    """One change as it is stored: who made it, under which epoch, and its place among its maker's."""
+    """One change as it is stored: its id, and the epoch its maker owned the register under, if any."""
 
     id: str
-    epoch: int
+    epoch: int | None = None
 
 
 class Journal(msgspec.Struct, frozen=True):
@@ -48,7 +48,7 @@ class Watch:
     def __init__(self, world: World, key: str = KEY) -> None:
         self.history = History()
         self._world, self._key = world, key
-        self._etag, self._before = "", _Stored()
+        self._etag, self._before, self._epoch = "", _Stored(), 0
         world.invariant("register", self.complaint)
 
     def complaint(self) -> str | None:
@@ -62,8 +62,10 @@ class Watch:
             return "an update is lost: the journal does not continue the one before it"
         if now.epoch < before.epoch:
             return f"the epoch went from {before.epoch} to {now.epoch}"
-        if any(change.epoch < before.epoch for change in now.applied[known:]):
-            return f"an owner fenced by epoch {before.epoch} has written {now.applied[known:]}"
+        for change in now.applied[known:]:
+            if change.epoch is not None and change.epoch < self._epoch:
+                return f"{change.id} was written under epoch {change.epoch}, after epoch {self._epoch}"
+            self._epoch = max(self._epoch, change.epoch or 0)
         return self.history.judge(change.id for change in now.applied)
 
     def verdict(self) -> None:
@@ -98,16 +100,13 @@ async def write(watch: Watch, journal: Register[Journal], name: str, epoch: int 
     change = watch.history.asked(name)
     try:
         async with asyncio.timeout(patience_s):
-            await journal.change(append(Change(change, epoch if epoch is not None else EPOCHLESS)), epoch=epoch)
+            await journal.change(append(Change(change, epoch)), epoch=epoch)
     except (OutcomeUnknown, TimeoutError):
         return
     except (Unavailable, Overloaded, Fenced):
         watch.history.refused(change)
     else:
         watch.history.acknowledged(change)
-
-
-EPOCHLESS = 1 << 30  # a change without an epoch is never fenced
 
 
 async def register(world: World, kind: type[Register[Journal]] = Register) -> None:

@@ -99,7 +99,7 @@ class Process:
 
 
 class World:
-    """One simulated world. `steps` bounds it; `faults` may be changed while it runs; `rng` is for the world's script."""
+    """One simulated world. `steps` bounds it, `faults` may change while it runs, `rng` is for its script."""
 
     def __init__(self, seed: int, *, name: str = "", steps: int = STEPS_MAX, faults: Faults | None = None) -> None:
         self.seed, self.name, self.steps_max = seed, name, steps
@@ -108,7 +108,7 @@ class World:
         self.fault_rng = random.Random(f"{seed}/faults")
         self.loop = SimLoop(random.Random(f"{seed}/schedule"))
         self.loop.forget = _belongs_to_the_dead
-        self.loop.set_task_factory(_owned_task)
+        self.loop.set_task_factory(_owned_task)  # type: ignore[arg-type]
         self.loop.set_exception_handler(self._callback_failed)
         self.clock = SimClock(self.loop)
         self.store = MemoryStore(clock=self.clock)
@@ -302,7 +302,7 @@ def _drop(task: asyncio.Task[Any]) -> None:
     work = task.get_coro()
     for _ in range(CLOSINGS_MAX):
         try:
-            work.close()  # type: ignore[union-attr]
+            work.close()
         except BaseException:
             continue  # a `finally` that awaits, or meets the closed loop or the dead store
         if inspect.getcoroutinestate(work) == inspect.CORO_CLOSED:  # type: ignore[arg-type]

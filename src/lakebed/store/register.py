@@ -42,9 +42,7 @@ ATTEMPTS_MAX = 40  # compare-and-swaps that one batch of changes may lose before
 BACKOFF_BASE_S = 0.01
 BACKOFF_CAP_S = 1.0
 GROUP_MAX = 10_000  # changes waiting in one process before new ones are refused
-WRITERS_MAX = (
-    32  # writers remembered in the object, some 20 bytes each: more can race before a lost answer stays unknown
-)
+WRITERS_MAX = 32  # writers remembered in the object, some 20 bytes each; behind more, a lost answer stays unknown
 OURS = ("epoch", "attempt_id", "earlier")
 
 
@@ -193,7 +191,7 @@ class Register(Generic[T]):
         raise Overloaded(f"{self._key!r} changed under us {ATTEMPTS_MAX} times", hint="fewer writers, or group them")
 
     async def _after_conflict(self, error: Conflict) -> Snapshot[T]:
-        """What stands now, which the conflict brings along. Our write may be in it: if it cannot be read, nobody knows."""
+        """What stands now; the conflict brings it along. Our write may be in it, so what cannot be read is unknown."""
         self._known = None
         if isinstance(error, (AlreadyExists, Stale)):
             current = error.current
