@@ -29,7 +29,7 @@ def manual_clock() -> ManualClock:
 
 @pytest.fixture
 def ids() -> Ids:
-    return Ids.seeded("tests")
+    return Ids()
 
 
 @pytest.fixture
