@@ -12,7 +12,9 @@ import msgspec
 from lakebed.clock import SystemClock
 from lakebed.context import Context, make_context
 from lakebed.embedded.child import Child
+from lakebed.embedded.ports import HOST, HeldPorts
 from lakebed.errors import Unavailable
+from lakebed.ids import Ids
 from lakebed.settings import Settings
 
 READY_S = 60.0
@@ -71,13 +73,12 @@ class Stage:
 
     async def gateway(self, name: str, *, parts: Sequence[str] = ()) -> tuple[Child, str]:
         """Starts one more gateway beside the stack's own, and waits until it answers. Returns it and its address."""
-        from lakebed.embedded.ports import free_port
-
-        port = free_port()
         chosen = ["--parts", ",".join(parts)] if parts else []
-        child = self.process(name, ["lakebed", "serve", "--port", str(port), *chosen])
-        await answers(f"http://127.0.0.1:{port}/healthz", child)
-        return child, f"http://127.0.0.1:{port}"
+        with HeldPorts(Ids()) as held:
+            url = f"http://{HOST}:{(port := held.take())}"
+            child = self.process(name, ["lakebed", "serve", "--port", str(port), *chosen])
+            await answers(f"{url}/healthz", child)
+        return child, url
 
     async def clear(self) -> None:
         """Ends every process that the scenarios started."""
@@ -108,4 +109,3 @@ async def exited(child: Child, timeout_s: float) -> int:
     if not await child.wait(timeout_s):
         raise child.ended(f"{child.name} did not finish in {timeout_s:.0f} s")
     return child.exit_code() or 0
-
