@@ -6,6 +6,7 @@ that never commits are orphans that nothing refers to; vacuum sweeps them.
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date, datetime
@@ -138,9 +139,8 @@ def _json(value: Any) -> Any:
 
 
 def _folder(value: str | None) -> str:
-    from urllib.parse import quote
-
-    return "__HIVE_DEFAULT_PARTITION__" if value is None else quote(value, safe="")
+    """A readable folder name; the partition's true value stands in the log, so nothing needs to be decoded from it."""
+    return "__HIVE_DEFAULT_PARTITION__" if value is None else re.sub(r"[^A-Za-z0-9._-]", "_", value)[:64]
 
 
 def _with_values(rows: Any, columns: Sequence[str], values: dict[str, str | None], path: str | None) -> Any:
