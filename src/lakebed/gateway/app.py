@@ -17,6 +17,7 @@ from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
 
 from lakebed import __version__
 from lakebed.context import Component, Context
@@ -34,13 +35,22 @@ from lakebed.wire import json_answer
 log = logger("gateway")
 
 
+class Gateway(FastAPI):
+    """FastAPI's routes and description, without what its own entry looks up again for every request."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self
+        assert self.middleware_stack is not None
+        await self.middleware_stack(scope, receive, send)
+
+
 def build(
     context: Context,
     components: Sequence[Component],
     *,
     authority: str = "",
     checks: Mapping[str, Check] | None = None,
-) -> FastAPI:
+) -> Gateway:
     """The app of these components. Its lifespan starts them in order and drains them in reverse.
 
     `checks` are further things to ask for their health. Raises Invalid for keys that cannot be used and for two
@@ -50,7 +60,7 @@ def build(
     context.metrics.gauge("lakebed_build_info").labels(version=__version__).set(1)
     asked = {component.name: component.health for component in components} | dict(checks or {})
     examiner = Examiner(context, asked, authority=authority, timeout_s=settings.health_timeout_s)
-    app = FastAPI(
+    app = Gateway(
         title="Lakebed",
         version=__version__,
         docs_url=None,
