@@ -106,7 +106,7 @@ def _register(app: FastAPI, routes: Sequence[BaseRoute], limits: Limits) -> None
 
 
 def _answered(route: BaseRoute) -> list[tuple[str, str]]:
-    return [(route.path, method) for method in route.methods or ()] if isinstance(route, Route) else []
+    return [(route.path, method) for method in sorted(route.methods or ())] if isinstance(route, Route) else []
 
 
 def _description() -> Route:

@@ -34,15 +34,12 @@ class Limits:
         self.settings = settings
         self.clock = clock
         self._default = settings.body_bytes_max
-        self._marked: dict[BaseRoute, int] = {}
         self._largest = self._default
 
     def register(self, routes: Iterable[BaseRoute]) -> None:
         for route in routes:
-            marked = getattr(getattr(route, "endpoint", None), BODY_MARK, None)
-            if marked is not None:
-                self._marked[route] = marked
-                self._largest = max(self._largest, marked)
+            marked = getattr(getattr(route, "endpoint", None), BODY_MARK, self._default)
+            self._largest = max(self._largest, marked)
 
     def check(self, declared: int) -> None:
         """Raises TooLarge for a length that no route takes: known before the route is."""
@@ -50,8 +47,8 @@ class Limits:
             raise _too_large(declared, self._largest)
 
     def of(self, scope: Scope) -> int:
-        route = scope.get("route")
-        return self._marked.get(route, self._default) if self._marked and route is not None else self._default
+        limit: int = getattr(scope.get("endpoint"), BODY_MARK, self._default)
+        return limit
 
 
 class Body:

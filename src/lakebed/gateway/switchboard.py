@@ -48,7 +48,8 @@ class Switchboard:
                     return await route.app(scope, receive, send)
         for mount in self._mounts:
             if path.startswith(mount.path + "/"):
-                scope["route"] = mount  # FastAPI's router names only its own
+                scope["route"] = mount
+                scope = dict(scope)  # an app inside would name its own route over it
         try:
             await self._rest(scope, receive, send)
         except HTTPException as error:
