@@ -45,7 +45,7 @@ class Exchange:
             return {"type": "http.request", "body": chunk, "more_body": bool(self.chunks) or self.last != "end"}
         if self.last == "leaves":
             return {"type": "http.disconnect"}
-        await asyncio.Event().wait()
+        return await asyncio.Event().wait()
 
     async def send(self, message: Any) -> None:
         self.sent.append(message)
