@@ -52,7 +52,7 @@ class Stand(msgspec.Struct, frozen=True):
 
     @property
     def rounds(self) -> int:
-        return 3 if self.quick else 7
+        return 5 if self.quick else 9
 
 
 Bench = Callable[[Stand], Awaitable[Sequence[Check]]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import obstore
@@ -35,14 +36,14 @@ async def bench(stand: Stand) -> Sequence[Check]:
 
     def creates(verb: Callable[[str, bytes], Awaitable[Any]], count: int, data: bytes, lanes: int) -> Any:
         async def measured() -> float:
-            keys = [f"{root}/{ids.token()}" for _ in range(count)]
-            return await rate(clock, count, lambda: spread(lanes, [lambda k=key: verb(k, data) for key in keys]))
+            jobs = [partial(verb, f"{root}/{ids.token()}", data) for _ in range(count)]
+            return await rate(clock, count, lambda: spread(lanes, jobs))
 
         return measured
 
     def gets(verb: Callable[[str], Awaitable[Any]], key: str, count: int, lanes: int) -> Any:
         async def measured() -> float:
-            return await rate(clock, count, lambda: spread(lanes, [lambda: verb(key)] * count))
+            return await rate(clock, count, lambda: spread(lanes, [partial(verb, key)] * count))
 
         return measured
 

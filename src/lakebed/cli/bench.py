@@ -5,9 +5,9 @@ from __future__ import annotations
 from lakebed.bench.harness import Report, Stand
 from lakebed.bench.run import BENCHES, run
 from lakebed.cli import exits
+from lakebed.cli.lend import lent
 from lakebed.cli.output import Output, emit, say
 from lakebed.cli.where import Where, in_loop
-from lakebed.embedded.lend import lent_settings
 
 
 def bench(name: str, /, *, quick: bool = False, where: Where = Where(), output: Output = "table") -> int:
@@ -21,7 +21,7 @@ def bench(name: str, /, *, quick: bool = False, where: Where = Where(), output: 
         end in 45 seconds.
     """
     held = True
-    with lent_settings(where.settings, dir_named=where.names_a_stack, tell=say) as settings:
+    with lent(where) as settings:
         for each in BENCHES if name == "all" else (name,):
             say(f"bench {each}{' (quick)' if quick else ''}")
             stand = Stand(settings, quick, lambda line: say(f"  {line}"))
