@@ -20,6 +20,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from lakebed import __version__
+from lakebed.clock import Clock
 from lakebed.context import Component, Context
 from lakebed.errors import Invalid
 from lakebed.gateway import docs, health, numbers, openapi
@@ -31,6 +32,8 @@ from lakebed.gateway.settings import GatewaySettings
 from lakebed.gateway.switchboard import Switchboard
 from lakebed.logs import logger
 from lakebed.wire import json_answer
+
+DRAIN_LEAST_S = 3.0  # for the components, when requests have used up the drain's time
 
 log = logger("gateway")
 
@@ -66,10 +69,11 @@ def build(
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
-        lifespan=lambda app: _run(app, components, settings.drain_s),
+        lifespan=lambda app: _run(app, components),
     )
     app.router.redirect_slashes = False  # a redirected write would be sent twice, or lost
     app.state.examiner, app.state.context, app.state.failure = examiner, context, None
+    app.state.drain_until_s = None  # set by whoever stops the server
     limits = Limits(settings, context.clock)
     _register(app, _served(components, settings), limits)
     _register(app, [*health.routes(examiner), *numbers.routes(context.metrics), *docs.routes(), _description()], limits)
@@ -117,7 +121,7 @@ def _description() -> Route:
 
 
 @asynccontextmanager
-async def _run(app: FastAPI, components: Sequence[Component], drain_s: float) -> AsyncIterator[None]:
+async def _run(app: FastAPI, components: Sequence[Component]) -> AsyncIterator[None]:
     started: list[Component] = []
     try:
         for component in components:
@@ -128,14 +132,17 @@ async def _run(app: FastAPI, components: Sequence[Component], drain_s: float) ->
         app.state.failure = error  # the server only logs it; whoever runs the server raises it
         raise
     finally:
-        await _drain(started, drain_s)
+        clock: Clock = app.state.context.clock
+        settings = app.state.context.settings.of(GatewaySettings)
+        until_s = app.state.drain_until_s or clock.monotonic_s() + settings.drain_s
+        await _drain(started, clock, max(until_s, clock.monotonic_s() + DRAIN_LEAST_S))
 
 
-async def _drain(components: Sequence[Component], drain_s: float) -> None:
-    """Stops all of them, in reverse, whatever the others do."""
+async def _drain(components: Sequence[Component], clock: Clock, until_s: float) -> None:
+    """Stops all of them, in reverse, whatever the others do, within one deadline."""
     for component in reversed(components):
         try:
-            async with asyncio.timeout(drain_s):
+            async with asyncio.timeout(until_s - clock.monotonic_s()):
                 await component.stop()
         except Exception as error:
             log.error("component did not drain", component=component.name, exc_info=error)

@@ -60,7 +60,7 @@ async def listen(
     """
     _forward_logs()
     server = _Server(_config(app, settings), ready)
-    with _stopped_by_signals(server):
+    with _stopped_by_signals(server, app, settings.drain_s):
         try:
             await server.serve(sockets=[bound])
         except SystemExit:  # how uvicorn says that the lifespan failed
@@ -142,9 +142,10 @@ class _ImpatientProtocol(HttpToolsProtocol):
 
 
 @contextmanager
-def _stopped_by_signals(server: uvicorn.Server) -> Iterator[None]:
+def _stopped_by_signals(server: uvicorn.Server, app: FastAPI, drain_s: float) -> Iterator[None]:
     def stop(number: signal.Signals) -> None:
         log.info("stopping", signal=number.name, at_once=server.should_exit)
+        app.state.drain_until_s = app.state.context.clock.monotonic_s() + drain_s
         server.force_exit = server.should_exit
         server.should_exit = True
 
