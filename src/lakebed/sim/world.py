@@ -52,6 +52,7 @@ class Process:
     def __init__(self, world: World, name: str, boot: int, *, skew_s: float, crash_at_await: int) -> None:
         self.name, self.boot, self.node = name, boot, f"{name}.{boot}"
         self.alive = True
+        self.stopped: list[asyncio.Handle] | None = None  # while it is stopped: what it would do next
         self.crash_at_await = crash_at_await
         self.clock = SimClock(world.loop, skew_s=skew_s)
         self.ids = Ids.seeded(f"{world.seed}/{self.node}")
@@ -107,7 +108,7 @@ class World:
         self.rng = random.Random(f"{seed}/script")
         self.fault_rng = random.Random(f"{seed}/faults")
         self.loop = SimLoop(random.Random(f"{seed}/schedule"))
-        self.loop.forget = _belongs_to_the_dead
+        self.loop.forget, self.loop.hold = _belongs_to_the_dead, _belongs_to_the_stopped
         self.loop.set_task_factory(_owned_task)  # type: ignore[arg-type]
         self.loop.set_exception_handler(self._callback_failed)
         self.clock = SimClock(self.loop)
@@ -142,6 +143,21 @@ class World:
             if self.fault_rng.random() < self.faults.lands_after_crash:
                 self.land_later(process.node, verb, key, write)
         process.store.flying.clear()
+
+    def pause(self, process: Process, seconds: float) -> None:
+        """SIGSTOP: nothing of the process runs for a while, though time and the others go on."""
+        if process.stopped is not None:
+            return
+        process.stopped = []
+        self.note(process.node, "pause")
+
+        def resume() -> None:
+            if process.alive and process.stopped is not None:
+                self.note(process.node, "resume")
+                self.loop.call_again(process.stopped)
+            process.stopped = None
+
+        self.loop.call_later(seconds, resume, context=self.outside)
 
     async def keep(
         self,
@@ -226,7 +242,11 @@ class World:
         self.steps += 1
         self.note(node, verb, key, outcome)
         for name, holds in self._invariants:
-            complaint = holds()
+            try:
+                complaint = holds()
+            except Exception as error:  # raised from here it would reach library code
+                self.fail(f"{name}: {error!r}", error)
+                return False
             if complaint:
                 self.fail(f"{name}: {complaint}")
                 return False
@@ -285,6 +305,14 @@ def line(event: Event) -> str:
 def _belongs_to_the_dead(handle: asyncio.Handle) -> bool:
     process = handle._context.get(PROCESS)  # type: ignore[attr-defined]
     return process is not None and not process.alive
+
+
+def _belongs_to_the_stopped(handle: asyncio.Handle) -> bool:
+    process = handle._context.get(PROCESS)  # type: ignore[attr-defined]
+    if process is None or process.stopped is None:
+        return False
+    process.stopped.append(handle)
+    return True
 
 
 def _owned_task(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any) -> asyncio.Task[Any]:
