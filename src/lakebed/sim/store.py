@@ -18,7 +18,7 @@ KEY = "world/register.json"
 LEASE_KEY = "world/lease.json"
 LEASE_S = 10.0
 SKEW_S = 1.0
-CRASH = 0.004  # per await at the store: about one life in eight ends early
+CRASH = 0.01  # per await at the store: about one life in five ends early
 PAUSE = 0.01
 
 
