@@ -19,7 +19,8 @@ from lakebed.store.memory import MemoryStore
 from lakebed.store.model import ObjectInfo, StoredObject
 
 if TYPE_CHECKING:
-    from lakebed.sim.world import Process, World
+    from lakebed.sim.process import Process
+    from lakebed.sim.world import World
 
 T = TypeVar("T")
 
