@@ -18,7 +18,8 @@ KEY = "world/register.json"
 LEASE_KEY = "world/lease.json"
 LEASE_S = 10.0
 SKEW_S = 1.0
-CRASH = 0.004  # per await at the store: about one life in three ends early
+CRASH = 0.01  # per await at the store: about one life in five ends early
+PAUSE = 0.01
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -88,6 +89,19 @@ def open_journal(process: Process, kind: type[Register[Journal]] = Register) -> 
     )
 
 
+def open_lease(process: Process) -> Lease:
+    return Lease(
+        process.store,
+        LEASE_KEY,
+        owner=process.node,
+        lease_s=LEASE_S,
+        skew_s=SKEW_S,
+        clock=process.clock,
+        ids=process.ids,
+        metrics=process.metrics,
+    )
+
+
 def append(change: Change) -> Any:
     def decide(journal: Journal) -> tuple[Journal, int]:
         return Journal((*journal.applied, change)), len(journal.applied)
@@ -112,7 +126,7 @@ async def write(watch: Watch, journal: Register[Journal], name: str, epoch: int 
 async def register(world: World, kind: type[Register[Journal]] = Register) -> None:
     """Several processes, several callers and registers in each, change one object; some own it under an epoch."""
     watch = Watch(world)
-    world.faults = msgspec.structs.replace(world.faults, crash=CRASH)
+    world.faults = msgspec.structs.replace(world.faults, crash=CRASH, pause=PAUSE)
     rng = world.rng
     processes, callers, changes = rng.randint(2, 3), rng.randint(1, 3), rng.randint(2, 4)
 
@@ -136,11 +150,11 @@ async def register(world: World, kind: type[Register[Journal]] = Register) -> No
 
 
 async def lease(world: World) -> None:
-    """Several processes, whose clocks differ, want one lease; its holder writes under it, pauses, renews, dies."""
+    """Several processes, whose clocks differ, want one lease; its holder writes under it, stalls, renews, dies."""
     watch = Watch(world)
     terms: dict[int, str] = {}
     believers: dict[str, tuple[Process, Held]] = {}
-    world.faults = msgspec.structs.replace(world.faults, crash=CRASH)
+    world.faults = msgspec.structs.replace(world.faults, crash=CRASH, pause=PAUSE)
     rng = world.rng
 
     def believing(process: Process, held: Held) -> bool:
@@ -151,18 +165,6 @@ async def lease(world: World) -> None:
         return f"{' and '.join(names)} both believe they hold it" if len(names) > 1 else None
 
     world.invariant("lease", one_believer)
-
-    def open_lease(process: Process) -> Lease:
-        return Lease(
-            process.store,
-            LEASE_KEY,
-            owner=process.node,
-            lease_s=LEASE_S,
-            skew_s=SKEW_S,
-            clock=process.clock,
-            ids=process.ids,
-            metrics=process.metrics,
-        )
 
     def took(process: Process, held: Held) -> Held:
         owner = terms.setdefault(held.epoch, process.node)
@@ -192,11 +194,11 @@ async def lease(world: World) -> None:
     count = rng.randint(2, 4)
     skews = [rng.uniform(-SKEW_S / 2, SKEW_S / 2) for _ in range(count)]
     await asyncio.gather(*(world.keep(f"p{number}", body, skew_s=skews[number]) for number in range(count)))
-    await _acquirable(world, open_lease)
+    await _acquirable(world)
     watch.verdict()
 
 
-async def _acquirable(world: World, open_lease: Any) -> None:
+async def _acquirable(world: World) -> None:
     """When faults are over, a newcomer has the lease after at most one term of silence."""
     world.heal(CALM)
     newcomer = world.process("newcomer")
