@@ -207,9 +207,7 @@ def test_delta_rs_may_write_beside_us(
     table = opened(spec)
     table.append(rows(spark, 0, 10, "ours"))
     location = Location.of(bucket_settings)
-    theirs = pa.Table.from_pylist(
-        rows(spark, 10, 15, "theirs").toArrow().to_pylist(), rows(spark, 0, 1).toArrow().schema
-    )
+    theirs = rows(spark, 10, 15, "theirs").toArrow()
     deltalake.write_deltalake(
         location.uri(spec.root), theirs, mode="append", storage_options=location.storage_options()
     )
