@@ -265,6 +265,7 @@ def test_the_commands_bring_up_show_and_stop_the_real_stack(tmp_path: Path) -> N
     assert again.returncode == 6, "a second stack in the same folder is a Conflict"
     assert listed.stdout.strip() == "lakebed", listed.stderr
     assert downed.returncode == 0, downed.stderr
+    assert not list(Path("/tmp").glob(f"seaweedfs-*-{endpoints.bucket.filer_grpc.rsplit(':', 1)[1]}.sock"))
     none_is_left(pids)
     assert lakebed("status", cwd=tmp_path).returncode == 4
     assert lakebed("down", cwd=tmp_path).returncode == 0, "nothing to stop is fine"
