@@ -84,7 +84,7 @@ def build(
         metrics=context.metrics,
         clock=context.clock,
         ids=context.ids,
-        verbose=structlog.get_logger().is_enabled_for(logging.DEBUG),
+        verbose=structlog.is_configured() and structlog.get_logger().is_enabled_for(logging.DEBUG),
     )
     return app
 
