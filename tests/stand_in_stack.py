@@ -1,6 +1,6 @@
 """A supervisor over the real bucket whose gateway and workers are stand-ins: `stand_in_stack.py FOLDER MODE`.
 
-The bucket is killed instead of drained, which would take 15 s. MODE is `quick`, or `crashing`, whose workers die at once
+The bucket is killed instead of drained, which would take 15 s. MODE is `quick`, or `crashing`: its workers die at once
 after they became ready.
 """
 
