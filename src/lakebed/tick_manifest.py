@@ -72,7 +72,7 @@ class TickTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a finalize says. `tick_id` and `project_id`, where told, must be those of the request (the service checks)."""
+    """What a finalize says. `tick_id` and `project_id`, where told, must be those of the request."""
 
     tables: tuple[TickTable, ...]
     schema_version: str = VERSION
@@ -123,7 +123,7 @@ def check_manifest(manifest: Manifest) -> None:
     if manifest.dt and not DAY.fullmatch(manifest.dt):
         raise BadManifest("bad_day", f"dt {manifest.dt!r} is no day", hint="eight digits, 20261115")
     for table in manifest.tables:
-        _check_table(table)
+        check_table(table)
     _unique("duplicate_table", "table", [table.name.casefold() for table in manifest.tables])
     parts = [part.file_seq for part in manifest.parts]
     if len(parts) > PARTS_MAX:
@@ -134,7 +134,8 @@ def check_manifest(manifest: Manifest) -> None:
 def type_of(arrow: Any) -> str | None:
     """The manifest's word for an Arrow type: `null` for a column that holds nothing, None for what has no word.
 
-    Representations of one thing (large and dictionary-encoded strings, units of a timestamp) have one word.
+    Representations of one thing (large and dictionary-encoded strings, units of a timestamp) have one word; an unsigned
+    number has that of the next larger signed one.
     """
     import pyarrow.types as t
 
@@ -143,16 +144,19 @@ def type_of(arrow: Any) -> str | None:
     if t.is_decimal128(arrow):
         return f"decimal({arrow.precision},{arrow.scale})" if 0 <= arrow.scale <= arrow.precision else None
     words = {
-        "null": t.is_null, "boolean": t.is_boolean, "byte": t.is_int8, "short": t.is_int16, "integer": t.is_int32,
-        "long": t.is_int64, "float": t.is_float32, "double": t.is_float64, "date": t.is_date32,
-        "timestamp": t.is_timestamp,
+        "null": t.is_null, "boolean": t.is_boolean, "byte": t.is_int8, "float": t.is_float32, "double": t.is_float64,
+        "date": t.is_date32, "timestamp": t.is_timestamp, "decimal(20,0)": t.is_uint64,
+        "short": lambda a: t.is_int16(a) or t.is_uint8(a),
+        "integer": lambda a: t.is_int32(a) or t.is_uint16(a),
+        "long": lambda a: t.is_int64(a) or t.is_uint32(a),
         "string": lambda a: t.is_string(a) or t.is_large_string(a) or t.is_string_view(a),
         "binary": lambda a: t.is_binary(a) or t.is_large_binary(a),
     }  # fmt: skip
     return next((word for word, fits in words.items() if fits(arrow)), None)
 
 
-def _check_table(table: TickTable) -> None:
+def check_table(table: TickTable) -> None:
+    """Raises BadManifest at the first thing in the table that cannot be true."""
     where = f"table {table.name!r}"
     if not TABLE_NAME.fullmatch(table.name) or ".." in table.name:
         raise BadManifest("bad_table_name", f"{where}: no such name", hint="letters, digits, _ . and -, no slashes")

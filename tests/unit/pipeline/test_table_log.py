@@ -34,7 +34,7 @@ def test_an_entry_says_what_it_was_given() -> None:
     """A table after its first entry has the schema, the files, their bounds and the batch."""
     state = apply(Snapshot(), 0, decode(entry(CREATED), "k"), "k")
 
-    assert Snapshot(0, SCHEMA, (), (ONE,), {"app": 1}, "id-1") == state
+    assert Snapshot(0, SCHEMA, (), (ONE,), {"app": 1}, "id-1", keys=SPEC.keys) == state
     assert state.rows == 3
 
 
