@@ -30,6 +30,13 @@ class Part(msgspec.Struct, frozen=True):
 
 PARTS: tuple[Part, ...] = (
     Part("store", "the seam to object storage", settings="lakebed.store.settings:StoreSettings"),
+    Part(
+        "ticks",
+        "chunked uploads that become tables",
+        settings="lakebed.ticks.settings:TicksSettings",
+        component="lakebed.gateway.ticks:component",
+        workers="lakebed.gateway.ticks:workers",
+    ),
     Part("pipeline", "Spark over everything", settings="lakebed.pipeline.settings:SparkSettings"),
     Part("gateway", "HTTP in front of every part", settings="lakebed.gateway.settings:GatewaySettings"),
     Part("console", "web pages", component="lakebed.console.routes:component", active_active=False),

@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from lakebed.errors import Conflict, Unprocessable
-
-
-class Refused(Unprocessable):
-    """422: this tick can never be committed as it is. `error_class` says why; a person has to look."""
-
-    code = "tick_refused"
-
-    def __init__(self, error_class: str, message: str, *, hint: str = "") -> None:
-        super().__init__(message, hint=hint, error_class=error_class)
-        self.error_class = error_class
+from lakebed.errors import Conflict
 
 
 class PartsDiffer(Conflict):

@@ -18,14 +18,13 @@ from lakebed.context import Context
 from lakebed.errors import AlreadyExists, Corrupt, Fenced, NotFound, TooEarly, Unavailable, Unprocessable
 from lakebed.store.model import StoredObject
 from lakebed.store.register import Register
+from lakebed.tick_manifest import BadManifest
 from lakebed.ticks import footer, manifest, paths, tick
 from lakebed.ticks.audit import AuditRow, AuditTable
-from lakebed.ticks.errors import PartsDiffer, Refused
+from lakebed.ticks.errors import PartsDiffer
 from lakebed.ticks.model import (
     COMMIT_SCHEMA,
-    BronzePart,
     BronzeResult,
-    BronzeTable,
     BronzeTick,
     CommitRecord,
     Failure,
@@ -59,7 +58,7 @@ class Finalizer:
     async def finalize(self, of: TickId, body: bytes) -> Result:
         """Commits the tick, or gives the answer it was given before.
 
-        Raises PartsDiffer (409), Refused (422), TooEarly (425) while another finalize runs, and Unavailable or
+        Raises PartsDiffer (409), BadManifest (422), TooEarly (425) while another finalize runs, and Unavailable or
         Overloaded when it is worth trying again.
         """
         cached = (await register_of(self._context, of).read()).value.result
@@ -90,7 +89,7 @@ class Finalizer:
         if record is None:
             try:
                 verified, said = await self._verify(of, seen, body, register, epoch)
-            except Refused as error:
+            except BadManifest as error:
                 await self._fail(register, error, epoch)
                 raise
             await register.change(
@@ -110,24 +109,14 @@ class Finalizer:
         """The tick as bronze takes it: every listed part is there, is Parquet, and has the rows and columns it says."""
         found = manifest.decode(body, of)
         manifest.compare(found, seen.parts)
-        tables: list[BronzeTable] = []
         gone: list[int] = []
         for table in found.tables:
-            parts: list[BronzePart] = []
-            for parquet in table.parquets:
-                part = seen.parts[str(parquet.file_seq)]
+            for listed in table.parquets:
                 try:
-                    footer.check(await footer.read(self._context.store, part), parquet, table)
-                except Corrupt as error:
-                    raise Refused(
-                        "not_parquet", f"part {parquet.file_seq} of table {table.name} is not Parquet: {error.message}"
-                    ) from error
+                    part = seen.parts[str(listed.file_seq)]
+                    footer.check(await footer.read(self._context.store, part), listed, table)
                 except NotFound:
-                    gone.append(parquet.file_seq)
-                parts.append(BronzePart(parquet.file_seq, part.key, part.sha256, part.size_bytes, parquet.row_count))
-            tables.append(
-                BronzeTable(table.name, table.mode or found.mode, table.primary_keys, table.schema, tuple(parts))
-            )
+                    gone.append(listed.file_seq)
         for seq in gone:
             lost = seen.parts[str(seq)]
             await register.change(
@@ -136,23 +125,24 @@ class Finalizer:
             )
         if gone:
             raise PartsDiffer(missing=gone)
-        verified = BronzeTick(of.org_id, of.project_id, of.tick_id, found.dt, tuple(tables), epoch)
+        keys = {int(seq): part.key for seq, part in seen.parts.items()}
+        verified = BronzeTick(of.org_id, of.project_id, of.tick_id, found.dt or self._day(), found.tables, keys, epoch)
         return verified, msgspec.json.decode(body)
 
     async def _write(self, verified: BronzeTick, register: Register[TickState], epoch: int) -> BronzeResult:
         try:
             return await self._bronze.commit(verified)
-        except Refused as error:
+        except BadManifest as error:
             await self._fail(register, error, epoch)
             raise
         except Unprocessable as error:
-            refused = Refused("rows_refused", error.message, hint=error.hint)
+            refused = BadManifest("rows_refused", error.message, hint=error.hint)
             await self._fail(register, refused, epoch)
             raise refused from error
 
-    async def _fail(self, register: Register[TickState], error: Refused, epoch: int) -> None:
+    async def _fail(self, register: Register[TickState], error: BadManifest, epoch: int) -> None:
         self._results.labels(outcome="refused").inc()
-        failure = Failure(error.error_class, error.message)
+        failure = Failure(error.detail["error_class"], error.message)
         await register.change(lambda now: tick.fail(now, failure, now_ms=now_ms(self._clock)), epoch=epoch)
 
     async def _recorded(self, of: TickId) -> CommitRecord | None:
@@ -171,9 +161,9 @@ class Finalizer:
             project_id=of.project_id,
             tick_id=of.tick_id,
             dt=verified.dt,
-            mode="full" if modes == {"full"} else "delta",
+            mode=modes.pop() if len(modes) == 1 else "mixed",
             manifest_sha256=hashlib.sha256(body).hexdigest(),
-            parts={str(part.file_seq): part.sha256 for table in verified.tables for part in table.parts},
+            parts={str(part.file_seq): part.sha256 for table in verified.tables for part in table.parquets},
             bronze=done,
             committed_at=iso(at_ms),
             committed_at_ms=at_ms,
@@ -186,6 +176,9 @@ class Finalizer:
         self._rows.labels(change="inserted").inc(done.rows_inserted)
         self._rows.labels(change="replaced").inc(done.rows_replaced)
         return record
+
+    def _day(self) -> str:
+        return iso(now_ms(self._clock))[:10].replace("-", "")
 
     def _message(self, record: CommitRecord) -> Message:
         return message_of(record, iso(now_ms(self._clock)))

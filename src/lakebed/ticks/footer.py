@@ -1,113 +1,74 @@
-"""Reads a part's Parquet footer from the bucket, without its rows: is it Parquet, how many rows, which columns."""
+"""Reads a part's Parquet footer from the bucket, without its rows: is it Parquet, how many rows, which columns.
+
+Most of what can be wrong with a part is refused here, at the cost of one range read, before anything is started.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lakebed.errors import Corrupt
 from lakebed.store.protocol import Store
-from lakebed.ticks.errors import Refused
-from lakebed.ticks.model import Column, ManifestTable, Parquet, Part
+from lakebed.tick_manifest import BadManifest, Column, TickTable, type_of
+from lakebed.tick_manifest import Part as Listed
+from lakebed.ticks.model import Part
 
 MAGIC = b"PAR1"
 TAIL_BYTES = 64 * 1024  # most footers fit: one request
 FOOTER_BYTES_MAX = 16 * 1024 * 1024
 
-_TYPES: tuple[tuple[Any, str], ...] = (
-    (pa.types.is_boolean, "boolean"),
-    (pa.types.is_int8, "byte"),
-    (pa.types.is_int16, "short"),
-    (pa.types.is_uint8, "short"),
-    (pa.types.is_int32, "int"),
-    (pa.types.is_uint16, "int"),
-    (pa.types.is_int64, "long"),
-    (pa.types.is_uint32, "long"),
-    (pa.types.is_uint64, "decimal(20,0)"),
-    (pa.types.is_float32, "float"),
-    (pa.types.is_float64, "double"),
-    (pa.types.is_string, "string"),
-    (pa.types.is_large_string, "string"),
-    (pa.types.is_binary, "binary"),
-    (pa.types.is_large_binary, "binary"),
-    (pa.types.is_date32, "date"),
-)
-
 
 class Footer(msgspec.Struct, frozen=True):
+    """Columns in the file's order; a type that has no word in a manifest is empty."""
+
     rows: int
-    columns: dict[str, str]
+    columns: tuple[Column, ...]
 
 
 async def read(store: Store, part: Part) -> Footer:
-    """The footer of a stored part. Raises Corrupt when the bytes are not Parquet, NotFound when they are gone."""
+    """The footer of a stored part. Raises BadManifest when the bytes are not Parquet, NotFound when they are gone."""
     length = min(TAIL_BYTES, part.size_bytes)
     if length < 12:
-        raise Corrupt("too short to be Parquet")
+        raise _not_parquet("it is too short")
     tail = await store.get_range(part.key, part.size_bytes - length, length)
     if tail[-4:] != MAGIC:
-        raise Corrupt("it does not end as Parquet does")
+        raise _not_parquet("it does not end as one")
     footer_bytes = int.from_bytes(tail[-8:-4], "little") + 8
     if footer_bytes + 4 > part.size_bytes or footer_bytes > FOOTER_BYTES_MAX:
-        raise Corrupt(f"its footer claims {footer_bytes} bytes")
+        raise _not_parquet(f"its footer claims {footer_bytes} bytes")
     if footer_bytes > length:
         tail = await store.get_range(part.key, part.size_bytes - footer_bytes, footer_bytes)
     return decode(tail[-footer_bytes:])
 
 
 def decode(footer: bytes) -> Footer:
-    """A footer's rows and columns. Raises Corrupt for anything that does not decode."""
+    """A footer's rows and columns. Raises BadManifest for anything that does not decode."""
     try:
         found = pq.read_metadata(pa.BufferReader(MAGIC + footer))
         schema = found.schema.to_arrow_schema()
-        return Footer(found.num_rows, {field.name: type_name(field.type) for field in schema})
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise Corrupt("its footer does not decode") from error
+        return Footer(found.num_rows, tuple(Column(field.name, type_of(field.type) or "") for field in schema))
+    except (pa.ArrowException, OSError, ValueError, KeyError, MemoryError) as error:
+        raise _not_parquet("its footer does not decode") from error
 
 
-def check(footer: Footer, parquet: Parquet, table: ManifestTable) -> None:
-    """Raises Refused unless the part has the rows and columns that its manifest says."""
-    where = f"part {parquet.file_seq} of table {table.name}"
-    if footer.rows != parquet.row_count:
-        raise Refused("row_count", f"{where} has {footer.rows} rows, its manifest says {parquet.row_count}")
-    wanted = {column.name: column for column in table.schema}
-    if extra := sorted(set(footer.columns) - set(wanted)):
-        raise Refused("columns_differ", f"{where} has a column {extra[0][:80]!r} that its manifest does not list")
-    if missing := sorted(set(wanted) - set(footer.columns)):
-        raise Refused("columns_differ", f"{where} lacks the column {missing[0][:80]!r}")
-    for name, column in wanted.items():
-        if not fits(footer.columns[name], column):
-            raise Refused(
-                "columns_differ", f"{where}: column {name[:80]!r} is {footer.columns[name][:80]}, not {column.type}"
-            )
+def check(footer: Footer, listed: Listed, table: TickTable) -> None:
+    """Raises BadManifest unless the part has the rows and columns that its manifest says."""
+    where = f"table {table.name!r}: part {listed.file_seq}:"
+    if footer.rows != listed.rows:
+        raise BadManifest("row_count_mismatch", f"{where} it has {footer.rows} rows, the manifest says {listed.rows}")
+    have, want = [column.name for column in footer.columns], {column.name: column.type for column in table.schema}
+    if len(set(have)) != len(have):
+        raise BadManifest("duplicate_column", f"{where} a column comes twice in it")
+    if missing := [name for name in want if name not in have]:
+        raise BadManifest("missing_column", f"{where} it lacks column {missing[0]!r}")
+    if more := [name for name in have if name not in want]:
+        raise BadManifest("unknown_column", f"{where} it has column {more[0]!r}, which the manifest does not name")
+    for column in footer.columns:
+        if column.type not in (want[column.name], "null"):
+            wanted, seen = want[column.name], column.type or "of no known type"
+            raise BadManifest("wrong_type", f"{where} column {column.name!r} is {seen}, the manifest says {wanted}")
 
 
-def fits(stored: str, column: Column) -> bool:
-    zoneless = {"timestamp", "timestamp_ntz"}
-    return stored == column.type.replace(" ", "") or {stored, column.type} == zoneless
-
-
-def type_name(kind: Any) -> str:
-    """The Spark name of an Arrow type, as Spark reads it from Parquet."""
-    if pa.types.is_dictionary(kind):
-        return type_name(kind.value_type)
-    if pa.types.is_timestamp(kind):
-        return "timestamp" if kind.tz else "timestamp_ntz"
-    if pa.types.is_decimal(kind):
-        return f"decimal({kind.precision},{kind.scale})"
-    if pa.types.is_map(kind):
-        return f"map<{type_name(kind.key_type)},{type_name(kind.item_type)}>"
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return f"array<{type_name(kind.value_type)}>"
-    if pa.types.is_struct(kind):
-        return f"struct<{','.join(f'{field.name}:{type_name(field.type)}' for field in kind)}>"
-    return next((name for test, name in _TYPES if test(kind)), f"unknown({kind})")
-
-
-def bronze_types(columns: Mapping[str, str]) -> tuple[Column, ...]:
-    """The columns of a file as a manifest lists them: what `lakebed ticks push` writes."""
-    return tuple(Column(name, kind) for name, kind in columns.items())
+def _not_parquet(why: str) -> BadManifest:
+    return BadManifest("not_parquet", f"it is no Parquet file: {why}")

@@ -6,12 +6,13 @@ from typing import Any, Literal
 
 import msgspec
 
+from lakebed.tick_manifest import TickTable
+
 STATE_SCHEMA = "lakebed.tick.v1"
 COMMIT_SCHEMA = "lakebed.tick-commit.v1"
 MESSAGE_SCHEMA = "1.0"
 
 State = Literal["uploading", "finalizing", "committed", "failed"]
-Mode = Literal["delta", "full"]
 
 
 class TickId(msgspec.Struct, frozen=True, order=True):
@@ -35,71 +36,18 @@ class Part(msgspec.Struct, frozen=True):
     key: str
 
 
-class Column(msgspec.Struct, frozen=True):
-    """A column as the manifest names it. `type` is a Spark type: string, long, double, timestamp, decimal(10,2) …"""
-
-    name: str
-    type: str
-    nullable: bool = True
-
-
-class Parquet(msgspec.Struct, frozen=True):
-    """One part of a table, as the manifest lists it."""
-
-    file_seq: int
-    sha256: str
-    row_count: int
-    file: str = ""
-
-
-class ManifestTable(msgspec.Struct, frozen=True):
-    """One table of a tick. `mode` falls back to the manifest's; `delta` upserts by key, `full` replaces."""
-
-    name: str
-    schema: tuple[Column, ...]
-    parquets: tuple[Parquet, ...] = ()
-    primary_keys: tuple[str, ...] = ()
-    mode: Mode | None = None
-    row_count: int | None = None
-
-
-class Manifest(msgspec.Struct, frozen=True):
-    """What the agent says a tick holds. Fields it does not know are kept in the stored text and not read."""
-
-    tick_id: str
-    project_id: str
-    dt: str
-    tables: tuple[ManifestTable, ...]
-    schema_version: str = "1.0"
-    mode: Mode = "delta"
-
-
-class BronzePart(msgspec.Struct, frozen=True):
-    """A verified part: its key in the bucket (below the store's prefix), its hash, size and rows."""
-
-    file_seq: int
-    key: str
-    sha256: str
-    size_bytes: int
-    rows: int
-
-
-class BronzeTable(msgspec.Struct, frozen=True):
-    name: str
-    mode: Mode
-    primary_keys: tuple[str, ...]
-    columns: tuple[Column, ...]
-    parts: tuple[BronzePart, ...]
-
-
 class BronzeTick(msgspec.Struct, frozen=True):
-    """A verified tick, as it is given to bronze. `epoch` is that of the project's lease: it only goes up."""
+    """A verified tick for bronze: its tables as the manifest has them, and the key of each part in the bucket.
+
+    `epoch` is that of the project's lease: it only goes up.
+    """
 
     org_id: str
     project_id: str
     tick_id: str
     dt: str
-    tables: tuple[BronzeTable, ...]
+    tables: tuple[TickTable, ...]
+    keys: dict[int, str]
     epoch: int = 0
 
 
@@ -156,7 +104,7 @@ class CommitRecord(msgspec.Struct, frozen=True):
     project_id: str
     tick_id: str
     dt: str
-    mode: Mode
+    mode: str
     manifest_sha256: str
     parts: dict[str, str]
     bronze: BronzeResult
@@ -175,7 +123,7 @@ class Message(msgspec.Struct, frozen=True):
     org_id: str
     project_id: str
     tick_id: str
-    mode: Mode
+    mode: str
     dt: str
     bronze_db_key: str
     bronze_db_etag: str
@@ -201,7 +149,7 @@ class SilverTick(msgspec.Struct, frozen=True):
 
     tick_id: str
     dt: str
-    mode: Mode
+    mode: str
     versions: dict[str, int]
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 from lakebed.errors import Invalid
+from lakebed.tick_manifest import FILE_SEQ_MAX
 from lakebed.ticks.model import TickId
 
 ROOT = "ticks/v1"
 BRONZE_ROOT = "tables/bronze"
-FILE_SEQ_MAX = 999_999
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?!\.)){0,126}")
 

@@ -17,10 +17,11 @@ from starlette.routing import BaseRoute, Route
 
 from lakebed.context import Context, Health
 from lakebed.errors import TooLarge
+from lakebed.tick_manifest import Manifest
 from lakebed.ticks import manifest, paths
 from lakebed.ticks.audit import AuditTable
 from lakebed.ticks.finalizer import Finalizer
-from lakebed.ticks.model import Manifest, Result, TickId
+from lakebed.ticks.model import Result, TickId
 from lakebed.ticks.ownership import Ownership
 from lakebed.ticks.queue import TickQueue
 from lakebed.ticks.receiver import Receiver, Stored

@@ -17,6 +17,9 @@ class TicksSettings(Section, frozen=True):
 
     queue: Annotated[Literal["bucket", "sqs"], describe("where messages to silver wait")] = "bucket"
     audit: Annotated[Literal["bucket", "dynamodb"], describe("where audit rows are kept")] = "bucket"
+    pipeline: Annotated[Literal["spark", "twin"], describe("what writes tables; twin: small objects, no Spark")] = (
+        "spark"
+    )
     payload_key: Annotated[
         Secret,
         describe("Fernet key of the projects' secrets; several, newest first, by commas; empty: made from the store's"),

@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from lakebed.errors import Conflict, TooEarly, Unprocessable
-from lakebed.ticks.errors import PartDiffers, Refused
+from lakebed.tick_manifest import BadManifest
+from lakebed.ticks.errors import PartDiffers
 from lakebed.ticks.model import Failure, Part, Result, TickId, TickState
 
 EXPIRED = "expired"
@@ -55,7 +56,7 @@ def begin(now: TickState, seen: TickState, manifest: Any, *, epoch: int, now_ms:
     if now.state == "committed" or now.parts != seen.parts:
         raise TooEarly("the tick changed while it was checked", hint="finalize again")
     if now.state == "finalizing" and now.manifest != manifest:
-        raise Refused("other_manifest", "a finalize with another manifest has begun", hint="finalize with that one")
+        raise BadManifest("other_manifest", "a finalize with another manifest has begun", hint="finalize with that one")
     after = msgspec.structs.replace(
         now, state="finalizing", manifest=manifest, finalizing_epoch=epoch, failure=None, updated_at_ms=now_ms
     )

@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 from lakebed.context import Context
 from lakebed.errors import Unprocessable
 from lakebed.store.register import Register
-from lakebed.ticks.model import BronzeResult, BronzeTable, BronzeTick, SilverResult, SilverTick
+from lakebed.tick_manifest import TickTable
+from lakebed.ticks.model import BronzeResult, BronzeTick, SilverResult, SilverTick
 
 
 class TwinTables(msgspec.Struct, frozen=True):
@@ -37,7 +38,7 @@ class TwinBronze:
         self._context = context
 
     async def commit(self, tick: BronzeTick) -> BronzeResult:
-        read = {table.name: await self._rows(table) for table in tick.tables}
+        read = {table.name: await self._rows(table, tick.keys) for table in tick.tables}
 
         def apply(now: TwinTables) -> tuple[TwinTables, BronzeResult]:
             if tick.tick_id in now.ticks:
@@ -69,10 +70,10 @@ class TwinBronze:
             name="tick_twin",
         )
 
-    async def _rows(self, table: BronzeTable) -> dict[str, dict[str, Any]]:
+    async def _rows(self, table: TickTable, keys: dict[int, str]) -> dict[str, dict[str, Any]]:
         rows: dict[str, dict[str, Any]] = {}
-        for part in table.parts:
-            stored = await self._context.store.get(part.key)
+        for part in table.parquets:
+            stored = await self._context.store.get(keys[part.file_seq])
             try:
                 listed = pq.read_table(io.BytesIO(stored.data)).to_pylist()
             except (pa.ArrowException, OSError) as error:
