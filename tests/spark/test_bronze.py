@@ -3,91 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import io
 from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
+from ticks_yard import Yard, parquet, table
 
-from lakebed.clock import ManualClock
 from lakebed.errors import Unavailable
-from lakebed.ids import Ids
-from lakebed.pipeline.bronze import Bronze, TableDone, Tick
-from lakebed.pipeline.drift import Drift
-from lakebed.pipeline.tables.location import Location
+from lakebed.pipeline.bronze import TableDone, Tick
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
-from lakebed.tick_manifest import BadManifest, Column, Part, TickTable, type_of
+from lakebed.tick_manifest import BadManifest, Column, Part
 
 TWO_DAYS_S = 2 * 86_400.0
-
-
-class Yard:
-    """Uploads parts and finalizes ticks, as the service does."""
-
-    def __init__(self, spark: SparkSession, store: Store, settings: StoreSettings) -> None:
-        self.clock = ManualClock()
-        self._spark, self._store, self._location = spark, store, Location.of(settings)
-
-    def bronze(self, drift: Drift = "evolve", store: Store | None = None) -> Bronze:
-        return Bronze(
-            self._spark,
-            store=store or self._store,
-            location=self._location,
-            clock=self.clock,
-            ids=Ids(),
-            drift=drift,
-        )
-
-    def tick(self, tick_id: str, *tables: tuple[TickTable, list[bytes]]) -> Tick:
-        keys = {}
-        for table, bodies in tables:
-            for part, body in zip(table.parquets, bodies, strict=True):
-                keys[part.file_seq] = f"parts/{tick_id}/{part.file_seq}"
-                asyncio.run(self._store.create(keys[part.file_seq], body))
-        return Tick("acme", "p1", tick_id, tuple(table for table, _ in tables), keys)
-
-    def rows(self, name: str = "orders", columns: tuple[str, ...] = ("id", "note")) -> list[tuple[Any, ...]]:
-        return sorted(tuple(row) for row in self.bronze().table("acme", "p1", name).read(columns=columns).collect())
-
-    def versions(self, name: str = "orders") -> int:
-        return self.bronze().table("acme", "p1", name).snapshot().version
 
 
 @pytest.fixture
 def yard(spark: SparkSession, bucket: Store, bucket_settings: StoreSettings) -> Yard:
     return Yard(spark, bucket, bucket_settings)
-
-
-def parquet(**columns: Any) -> bytes:
-    sink = io.BytesIO()
-    pq.write_table(pa.table(columns), sink)
-    return sink.getvalue()
-
-
-def table(
-    *bodies: bytes, name: str = "orders", mode: str = "delta", first_seq: int = 0, **changed: Any
-) -> tuple[TickTable, list[bytes]]:
-    files = [pq.ParquetFile(io.BytesIO(body)) for body in bodies if body.endswith(b"PAR1")]
-    schema = tuple(Column(field.name, type_of(field.type) or "") for field in (files[0].schema_arrow if files else []))
-    rows = [file.metadata.num_rows for file in files]
-    told = tuple(
-        Part(first_seq + n, hashlib.sha256(body).hexdigest(), rows[n] if n < len(rows) else 1, len(body))
-        for n, body in enumerate(bodies)
-    )
-    known: dict[str, Any] = {
-        "name": name,
-        "mode": mode,
-        "schema": schema,
-        "primary_keys": ("id",),
-        "row_count": sum(part.rows for part in told),
-        "parquets": told,
-    }
-    return TickTable(**(known | changed)), list(bodies)
 
 
 def counts(done: TableDone) -> tuple[int, int, int]:
@@ -140,8 +75,6 @@ def test_a_full_table_replaces_everything(yard: Yard) -> None:
     [full] = yard.bronze().commit(yard.tick("t2", table(parquet(id=[2, 9], note=["B", "n"]), mode="full")))
     empty = parquet(id=pa.array([], pa.int64()), note=pa.array([], pa.string()))
     [none] = yard.bronze().commit(yard.tick("t3", table(empty, mode="full")))
-        yard.tick("t3", table(parquet(id=pa.array([], pa.int64()), note=pa.array([], pa.string())), mode="full"))
-    )
 
     assert (2, 2, 0) == counts(full)
     assert (0, 2, 0) == counts(none)
@@ -223,9 +156,9 @@ def test_one_bad_part_is_named_and_nothing_is_committed(yard: Yard, case: int) -
 def test_new_columns_follow_the_policy(yard: Yard) -> None:
     """Evolve adds them as nullable, freeze refuses, discard leaves them out and says so; a type never changes."""
     yard.bronze().commit(yard.tick("t1", table(parquet(id=[1], note=["a"]))))
-    wider: Callable[[str, int], Tick] = lambda name, key: yard.tick(
-        name, table(parquet(id=[key], note=["w"], more=[1.5]))
-    )  # noqa: E731
+
+    def wider(name: str, key: int) -> Tick:
+        return yard.tick(name, table(parquet(id=[key], note=["w"], more=[1.5])))
 
     with pytest.raises(BadManifest, match="frozen"):
         yard.bronze("freeze").commit(wider("t2", 2))

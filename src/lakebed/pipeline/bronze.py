@@ -10,7 +10,7 @@ Bronze keeps the order of commits; which row is the newest by the data's own clo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -26,7 +26,7 @@ from lakebed.clock import Clock
 from lakebed.errors import NotFound, Overloaded, Stale, Unavailable
 from lakebed.ids import Ids
 from lakebed.pipeline import bronze_parts as parts
-from lakebed.pipeline.bronze_parts import FILE_SEQ, ROW, Asked, Seen
+from lakebed.pipeline.bronze_parts import FILE_SEQ, ROW, Asked, Seen, line_of
 from lakebed.pipeline.drift import Drift, Fit, fit
 from lakebed.pipeline.tables.location import Location
 from lakebed.pipeline.tables.log import fields_of
@@ -110,8 +110,8 @@ class Bronze:
                 self._fit(tick, table)
             return [self._write(tick, n, table, seen) for n, table in enumerate(tick.tables)]
         except PySparkException as error:
-            line = next(iter(str(error).splitlines()), "")[:300]
-            raise Unavailable(f"Spark could not write tick {tick.tick_id}: {line}", retry_after_s=5.0) from error
+            told = f"Spark could not write tick {tick.tick_id}: {line_of(error)}"
+            raise Unavailable(told, retry_after_s=5.0) from error
 
     def table(self, org_id: str, project_id: str, name: str) -> Table:
         """The table as it is now. Raises NotFound."""
@@ -187,7 +187,7 @@ class Bronze:
 
     def _rows(self, tick: Tick, table: TickTable, seen: Sequence[Seen]) -> DataFrame:
         """The parts' rows with their places, each key once."""
-        schema = _schema({column.name: column.type for column in table.schema} | {FILE_SEQ: "integer", ROW: "long"})
+        schema = schema_of({column.name: column.type for column in table.schema} | {FILE_SEQ: "integer", ROW: "long"})
         asked = [Asked(0, p.file_seq, tick.keys[p.file_seq], p.rows) for p in table.parquets if p.rows]
         if not asked:
             return self._spark.createDataFrame([], schema)
@@ -226,7 +226,7 @@ class Bronze:
 
     def _open(self, name: str, columns: dict[str, str], keys: Sequence[str] = ()) -> Table:
         stats = (INGESTED_AT,) if INGESTED_AT in columns else ()
-        spec = TableSpec(name, _schema(columns).json(), keys=tuple(keys), stats=stats)
+        spec = TableSpec(name, schema_of(columns).json(), keys=tuple(keys), stats=stats)
         return Table(self._spark, spec, store=self._store, location=self._location, clock=self._clock, ids=self._ids)
 
     def _now(self) -> datetime:
@@ -286,6 +286,6 @@ def _told(table: TickTable, done: Committed, fitted: Fit) -> TableDone:
     )
 
 
-def _schema(columns: dict[str, str]) -> StructType:
+def schema_of(columns: Mapping[str, Any]) -> StructType:
     fields = [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in columns.items()]
     return StructType.fromJson({"type": "struct", "fields": fields})

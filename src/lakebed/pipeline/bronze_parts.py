@@ -103,7 +103,7 @@ def rows_of(data: Any, columns: Sequence[Column]) -> Iterator[Any]:
         unpacked = sum(file.metadata.row_group(n).total_byte_size for n in range(file.metadata.num_row_groups))
         schema = file.schema_arrow
     except (pa.ArrowException, OSError, ValueError, KeyError, MemoryError) as error:
-        raise BadManifest("not_parquet", f"it is no Parquet file: {_line(error)}") from error
+        raise BadManifest("not_parquet", f"it is no Parquet file: {line_of(error)}") from error
     if unpacked > UNPACKED_BYTES_MAX:
         raise BadManifest("part_too_large", f"it unpacks to {unpacked} bytes, more than {UNPACKED_BYTES_MAX}")
     check_columns(schema, columns)
@@ -114,7 +114,7 @@ def rows_of(data: Any, columns: Sequence[Column]) -> Iterator[Any]:
     except BadManifest:
         raise
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        raise BadManifest("part_damaged", f"its rows cannot be read: {_line(error)}") from error
+        raise BadManifest("part_damaged", f"its rows cannot be read: {line_of(error)}") from error
 
 
 def check_columns(schema: Any, columns: Sequence[Column]) -> None:
@@ -193,9 +193,10 @@ def _fitted(batch: Any, wanted: Any) -> Any:
         try:
             arrays.append(column if column.type == field.type else column.cast(field.type))
         except pa.ArrowException as error:
-            raise BadManifest("wrong_type", f"column {field.name!r} would lose something: {_line(error)}") from error
+            raise BadManifest("wrong_type", f"column {field.name!r} would lose something: {line_of(error)}") from error
     return pa.RecordBatch.from_arrays(arrays, schema=wanted)
 
 
-def _line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)[:200]
+def line_of(error: BaseException) -> str:
+    """The first line of what an error says that is not empty."""
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]

@@ -81,10 +81,12 @@ class Batch(msgspec.Struct, frozen=True):
 
     An application that writes once in its life has no number: the version it made stands in its place, so a repeat
     finds that version and what it changed. Such applications are forgotten after ONCE_WINDOW further versions.
+    `after` is the batch that must be the last one applied (-1: none); another one there makes the write Stale.
     """
 
     application: str
     number: int | None
+    after: int | None = None
 
     @classmethod
     def once(cls, application: str) -> Batch:

@@ -286,11 +286,17 @@ class Table:
     def _repeated(self, batch: Batch | None, state: Snapshot | None = None) -> Committed | None:
         """The answer for a batch that was applied before; for one that is written once, the first answer again."""
         state = state or self.snapshot()
-        if batch is None or batch.application not in state.applied:
+        if batch is None:
             return None
-        at = state.applied[batch.application]
-        if batch.number is not None:
-            return Committed(state.version, repeated=True) if at >= batch.number else None
+        at = state.applied.get(batch.application, -1)
+        if batch.number is not None and at >= batch.number:
+            return Committed(state.version, repeated=True)
+        if batch.after is not None and batch.after != at:
+            raise Stale(
+                f"{batch.application!r} has written batch {at} to {self.spec.name}, not {batch.after} as its last"
+            )
+        if batch.number is not None or at == -1:
+            return None
         done = _wait(history.change(self._store, self.spec.root, at))
         return Committed(at, done.rows_inserted, done.rows_replaced, repeated=True)
 
