@@ -38,6 +38,12 @@ PARTS: tuple[Part, ...] = (
         workers="lakebed.gateway.ticks:workers",
     ),
     Part("pipeline", "Spark over everything", settings="lakebed.pipeline.settings:SparkSettings"),
+    Part(
+        "flow",
+        "bronze, silver and gold",
+        settings="lakebed.pipeline.flow_settings:FlowSettings",
+        workers="lakebed.pipeline.workers:workers",
+    ),
     Part("gateway", "HTTP in front of every part", settings="lakebed.gateway.settings:GatewaySettings"),
     Part("console", "web pages", component="lakebed.console.routes:component", active_active=False),
 )

@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 from pyspark.sql import SparkSession
 
-from lakebed.context import Context, Worker
+from lakebed.context import Context
 from lakebed.errors import NotFound
 from lakebed.pipeline.bronze import Bronze
 from lakebed.pipeline.contract import Contract, read_contracts
@@ -104,19 +104,6 @@ class Flow:
             Silver(spark, self._contracts, store=store, location=location, clock=clock, ids=ids),
             Gold(spark, self._models, store=store, location=location, clock=clock, ids=ids),
         )
-
-
-def workers(context: Context) -> Sequence[Worker]:
-    """Bronze's retention, once a day. Safe beside itself: the tables' own commits decide."""
-    settings = context.settings.of(FlowSettings)
-    flow = Flow(context)
-
-    async def run() -> None:
-        while True:
-            await context.clock.sleep(settings.retention_interval_s)
-            await asyncio.to_thread(flow.expire)
-
-    return [Worker("bronze-retention", run)]
 
 
 def _read(folder: Path | None, reader: Callable[[Path], list[R]]) -> list[R]:
