@@ -25,6 +25,7 @@ from lakebed.ticks.settings import TicksSettings
 
 RUNNING, DONE, FAILED = "running", "done", "failed"
 HEARTBEATS_PER_TIMEOUT = 3
+WINDOW_LEAST_S = 0.001  # less than this is not worth a sleep
 RETRY_BASE_S = 2.0
 RETRY_CAP_S = 300.0
 
@@ -71,7 +72,7 @@ class Dispatcher:
         until_s = self._clock.monotonic_s() + self._settings.batch_window_s
         while batch and len(batch) < self._settings.batch_max:
             left_s = until_s - self._clock.monotonic_s()
-            if left_s <= 0:
+            if left_s < WINDOW_LEAST_S:
                 break
             await self._clock.sleep(min(left_s, self._settings.poll_s))
             batch += await self._queue.receive(self._settings.batch_max - len(batch))
