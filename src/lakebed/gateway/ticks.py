@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -18,7 +17,6 @@ from lakebed.ticks.adapters import open_audit, open_queue, open_vault
 from lakebed.ticks.audit import COMMITTED
 from lakebed.ticks.model import BronzeResult, BronzeTick, SilverResult, SilverTick
 from lakebed.ticks.routes import TicksRoutes
-from lakebed.ticks.seams import Bronze, SilverJob
 from lakebed.ticks.settings import TicksSettings
 from lakebed.ticks.twins import TwinBronze, TwinSilverJob
 from lakebed.ticks.workers import workers as tick_workers
@@ -28,67 +26,97 @@ if TYPE_CHECKING:
 
 
 def component(context: Context) -> Component:
-    bronze: Bronze = TwinBronze(context) if _twin(context) else _spark(context)
-    return TicksRoutes(
-        context,
-        vault=open_vault(context),
-        bronze=bronze,
-        queue=open_queue(context),
-        committed=open_audit(context, COMMITTED),
-    )
+    seams: dict[str, Any] = {
+        "vault": open_vault(context),
+        "queue": open_queue(context),
+        "committed": open_audit(context, COMMITTED),
+    }
+    if context.settings.of(TicksSettings).pipeline == "twin":
+        return TicksRoutes(context, bronze=TwinBronze(context), **seams)
+    flow = SparkFlow(context)
+    if not context.settings.of(FlowSettings).warm:
+        return TicksRoutes(context, bronze=SparkBronze(flow), **seams)
+    return WarmTicks(context, flow=flow, bronze=SparkBronze(flow), **seams)
 
 
 def workers(context: Context) -> Sequence[Worker]:
-    job: SilverJob = TwinSilverJob(context) if _twin(context) else SparkPipeline(context)
-    return tick_workers(context, job)
+    twin = context.settings.of(TicksSettings).pipeline == "twin"
+    return tick_workers(context, TwinSilverJob(context) if twin else SparkSilver(SparkFlow(context)))
 
 
-class SparkPipeline:
-    """Bronze and silver on Spark, in threads. Spark is loaded and started by the first tick, or by `warm`."""
+class WarmTicks(TicksRoutes):
+    """Starts Spark in the background while the gateway already answers, where `pipeline.warm` asks for it."""
+
+    def __init__(self, context: Context, *, flow: SparkFlow, **seams: Any) -> None:
+        super().__init__(context, **seams)
+        self._flow = flow
+        self._warming: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await super().start()
+        self._warming = asyncio.create_task(self._flow.warm())
+
+    async def stop(self) -> None:
+        if self._warming is not None:
+            self._warming.cancel()
+        await super().stop()
+
+
+class SparkFlow:
+    """The pipeline of this process, made on first use: a command that writes no table loads no Spark."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._opened: Any = None
+        self._opening = asyncio.Lock()
 
-    def warm(self) -> None:
-        self._flow.warm()
+    async def open(self) -> Flow:
+        async with self._opening:
+            if self._opened is None:
+                self._opened = await asyncio.to_thread(self._make)
+            opened: Flow = self._opened
+            return opened
+
+    async def warm(self) -> None:
+        await asyncio.to_thread((await self.open()).warm)
+
+    def _make(self) -> Flow:
+        from lakebed.pipeline.flow import Flow
+
+        return Flow(self._context)
+
+
+class SparkBronze:
+    """Bronze on Spark, in threads. Until the session is there, a finalize waits for it."""
+
+    def __init__(self, flow: SparkFlow) -> None:
+        self._flow = flow
 
     async def commit(self, tick: BronzeTick) -> BronzeResult:
-        return await asyncio.to_thread(self._commit, tick)
-
-    async def run(self, org_id: str, project_id: str, ticks: Sequence[SilverTick]) -> SilverResult:
-        return await asyncio.to_thread(self._run, org_id, project_id, ticks)
-
-    def _commit(self, tick: BronzeTick) -> BronzeResult:
         from lakebed.pipeline.bronze import Tick
 
-        done = self._flow.bronze.commit(Tick(tick.org_id, tick.project_id, tick.tick_id, tick.tables, tick.keys))
+        flow = await self._flow.open()
+        asked = Tick(tick.org_id, tick.project_id, tick.tick_id, tick.tables, tick.keys)
+        done = await asyncio.to_thread(lambda: flow.bronze.commit(asked))
         return BronzeResult(
             sum(table.rows_inserted for table in done),
             sum(table.rows_replaced for table in done),
             {table.name: table.version for table in done},
         )
 
-    def _run(self, org_id: str, project_id: str, ticks: Sequence[SilverTick]) -> SilverResult:
+
+class SparkSilver:
+    """Silver and gold on Spark, in threads: each bronze table at the latest version that the ticks of the job name."""
+
+    def __init__(self, flow: SparkFlow) -> None:
+        self._flow = flow
+
+    async def run(self, org_id: str, project_id: str, ticks: Sequence[SilverTick]) -> SilverResult:
+        flow = await self._flow.open()
         versions: dict[str, int] = {}
         for tick in ticks:
-            for name, version in tick.versions.items():
-                versions[name] = max(version, versions.get(name, version))
-        report = self._flow.run_silver(org_id, project_id, [tick.tick_id for tick in ticks], versions)
+            for table, version in tick.versions.items():
+                versions[table] = max(version, versions.get(table, -1))
+        names = [tick.tick_id for tick in ticks]
+        report = await asyncio.to_thread(flow.run_silver, org_id, project_id, names, versions)
         return SilverResult(msgspec.to_builtins(report))
-
-    @cached_property
-    def _flow(self) -> Flow:
-        from lakebed.pipeline.flow import Flow
-
-        return Flow(self._context)
-
-
-def _spark(context: Context) -> SparkPipeline:
-    pipeline = SparkPipeline(context)
-    if context.settings.of(FlowSettings).warm:
-        pipeline.warm()
-    return pipeline
-
-
-def _twin(context: Context) -> bool:
-    return context.settings.of(TicksSettings).pipeline == "twin"
