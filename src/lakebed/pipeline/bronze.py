@@ -44,6 +44,7 @@ LINEAGE = {
     INGESTED_AT: "timestamp",
 }
 RETENTION_DAYS = 365
+KNOWN_MAX = 512  # tables whose last snapshot is remembered
 SCHEMA_RACES_MAX = 5  # times that other writers may change a table's columns under one tick
 
 
@@ -94,6 +95,7 @@ class Bronze:
     ) -> None:
         self._spark, self._store, self._location = spark, store, location
         self._clock, self._ids, self._drift = clock, ids, drift
+        self._known: dict[str, Snapshot] = {}
 
     def commit(self, tick: Tick) -> list[TableDone]:
         """Writes the tick's rows, exactly once. A repeat gives the first answer again.
@@ -115,11 +117,11 @@ class Bronze:
 
     def table(self, org_id: str, project_id: str, name: str) -> Table:
         """The table as it is now. Raises NotFound."""
-        table = self._open(table_name("bronze", org_id, project_id, name), {})
-        state = table.snapshot()
+        full_name = table_name("bronze", org_id, project_id, name)
+        state = self._held(full_name)
         if state.version == -1:
             raise NotFound(f"there is no bronze table {name!r} of {org_id}/{project_id}")
-        return self._open(table.spec.name, fields_of(state.schema_json), state.keys)
+        return self._open(full_name, fields_of(state.schema_json), state.keys)
 
     def names(self, org_id: str, project_id: str) -> list[str]:
         """The project's tables."""
@@ -158,7 +160,7 @@ class Bronze:
         return seen
 
     def _fit(self, tick: Tick, table: TickTable) -> tuple[Fit, Table]:
-        held = self._open(self._name(tick, table), {}).snapshot()
+        held = self._held(self._name(tick, table))
         coming = {column.name: column.type for column in table.schema}
         mine = {name: kind for name, kind in fields_of(held.schema_json).items() if name not in LINEAGE}
         fitted = fit(table.name, mine, coming, self._drift)
@@ -210,7 +212,9 @@ class Bronze:
         ]
 
     def _done(self, tick: Tick, table: TickTable) -> TableDone | None:
-        done = self._open(self._name(tick, table), {}).applied(Batch.once(tick.tick_id))
+        name = self._name(tick, table)
+        self._held(name)
+        done = self._open(name, {}).applied(Batch.once(tick.tick_id))
         return _told(table, done, Fit({})) if done else None
 
     def _listed(self, asked: Sequence[Asked]) -> DataFrame:
@@ -227,7 +231,23 @@ class Bronze:
     def _open(self, name: str, columns: dict[str, str], keys: Sequence[str] = ()) -> Table:
         stats = (INGESTED_AT,) if INGESTED_AT in columns else ()
         spec = TableSpec(name, schema_of(columns).json(), keys=tuple(keys), stats=stats)
-        return Table(self._spark, spec, store=self._store, location=self._location, clock=self._clock, ids=self._ids)
+        return Table(
+            self._spark,
+            spec,
+            store=self._store,
+            location=self._location,
+            clock=self._clock,
+            ids=self._ids,
+            known=self._known.get(name),
+        )
+
+    def _held(self, name: str) -> Snapshot:
+        """The table as it is now, remembered: the next look reads only what was committed since."""
+        state = self._open(name, {}).snapshot()
+        if len(self._known) >= KNOWN_MAX:
+            self._known.pop(next(iter(list(self._known))), None)
+        self._known[name] = state
+        return state
 
     def _now(self) -> datetime:
         return datetime.fromtimestamp(self._clock.now_ns() / 1e9, UTC)

@@ -62,6 +62,10 @@ class Flow:
     def silver(self) -> Silver:
         return self._open()[1]
 
+    @property
+    def gold(self) -> Gold:
+        return self._open()[2]
+
     def run_silver(
         self, org_id: str, project_id: str, tick_ids: Sequence[str], versions: Mapping[str, int]
     ) -> FlowReport:

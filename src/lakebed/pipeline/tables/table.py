@@ -40,12 +40,21 @@ class Table:
     """A table of this spec on the bucket. Synchronous, as Spark is: call it from a thread of its own."""
 
     def __init__(
-        self, spark: SparkSession, spec: TableSpec, *, store: Store, location: Location, clock: Clock, ids: Ids
+        self,
+        spark: SparkSession,
+        spec: TableSpec,
+        *,
+        store: Store,
+        location: Location,
+        clock: Clock,
+        ids: Ids,
+        known: Snapshot | None = None,
     ) -> None:
+        """`known` is any earlier snapshot of the table: reading goes on from it."""
         self.spec = spec
         self._spark, self._store, self._location = spark, store, location
         self._clock, self._ids = clock, ids
-        self._known: Snapshot | None = None
+        self._known = known
 
     def snapshot(self, version: int | None = None) -> Snapshot:
         """The table at a version, or as it is now (version -1: not yet made). Raises NotFound for a missing version."""
