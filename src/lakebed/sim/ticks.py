@@ -98,14 +98,7 @@ class Replica:
     """The roles of one process, without HTTP."""
 
     def __init__(self, process: Process) -> None:
-        self.context = Context(
-            process.node,
-            Settings({TicksSettings: SETTINGS}, {}),
-            process.store,
-            process.clock,
-            process.ids,
-            process.metrics,
-        )
+        self.context = process.context(Settings({TicksSettings: SETTINGS}, {}))
         queue, self.dispatched = open_queue(self.context), open_audit(self.context, DISPATCHED)
         committed = open_audit(self.context, COMMITTED)
         self.ownership = Ownership(self.context)
