@@ -62,23 +62,33 @@ class Ownership:
     async def of(self, org_id: str, project_id: str) -> AsyncIterator[int]:
         """Owns the project inside the block, under the epoch that it yields. Raises TooEarly when another does."""
         project = (org_id, project_id)
-        warm = await self._taken(project)
-        warm.busy += 1
-        self._warm.move_to_end(project)
+        warm = await self._still_warm(project) or await self._acquired(project)
         try:
+            if project in self._warm:
+                self._warm.move_to_end(project)
             yield warm.held.epoch
         finally:
             warm.busy -= 1
             warm.used_s = self._clock.monotonic_s()
 
-    async def _taken(self, project: Project) -> _Warm:
+    async def _still_warm(self, project: Project) -> _Warm | None:
+        """The project as it is owned already, made busy first: the keeper lets nothing go that is busy."""
         warm = self._warm.get(project)
-        if warm is not None:
-            try:
-                await self._renewed(warm)
-                return warm
-            except Fenced:
-                self._forget(project)
+        if warm is None:
+            return None
+        warm.busy += 1
+        try:
+            await self._renewed(warm)
+        except Fenced:
+            warm.busy -= 1
+            self._forget(project)
+            return None
+        except BaseException:
+            warm.busy -= 1
+            raise
+        return warm
+
+    async def _acquired(self, project: Project) -> _Warm:
         await self._make_room()
         lease = Lease(
             self._context.store,
@@ -98,7 +108,7 @@ class Ownership:
                 retry_after_s=self._settings.retry_after_s,
             ) from error
         warm = _Warm(lease, held)
-        warm.used_s = self._clock.monotonic_s()
+        warm.busy = 1
         self._warm[project] = warm
         self._gauge.set(len(self._warm))
         return warm
@@ -147,5 +157,5 @@ class Ownership:
             log.warning("a project's lease runs out by itself", project=project[1], error=error.message)
 
     def _forget(self, project: Project) -> None:
-        self._warm.pop(project, None)
+        self._warm.pop(project, None)  # whoever is busy with it is fenced at its next write
         self._gauge.set(len(self._warm))
