@@ -142,3 +142,23 @@ async def test_a_project_that_is_taken_again_is_not_let_go_meanwhile(
     await asyncio.gather(taking, keeping)
 
     assert [("o", "p")] == first.projects
+
+
+async def test_a_project_that_another_replica_wants_is_handed_over(
+    store: MemoryStore, manual_clock: ManualClock
+) -> None:
+    """Asked for once, it is let go at the owner's next round, unless a finalize runs; the wish is used up."""
+    first, other = Ownership(replica(store, manual_clock, "a")), Ownership(replica(store, manual_clock, "b"))
+    async with first.of("o", "p"):
+        with pytest.raises(TooEarly):
+            await hold(other)
+        await first.keep()
+        with pytest.raises(TooEarly):
+            await hold(other)
+
+    await first.keep()
+    taken = await hold(other)
+    await other.keep()
+
+    assert ([], [("o", "p")]) == (first.projects, other.projects)
+    assert taken > 1
