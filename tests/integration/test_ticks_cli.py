@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -32,11 +33,12 @@ class Shell:
         self.env["PYTHONPATH"] = os.pathsep.join(sys.path)
         self._servers: list[asyncio.subprocess.Process] = []
 
-    async def run(self, *arguments: str, code: int = 0) -> Any:
+    async def run(self, *arguments: str, code: int = 0, dies_at: str = "") -> Any:
         """The command's data on stdout; fails unless it ends with the code."""
+        program = [str(Path(__file__).parent / "ticks_dying.py")] if dies_at else ["-m", "lakebed"]
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "lakebed", *arguments, "-o", "json",
-            env=self.env, cwd=self.folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            sys.executable, *program, *arguments, "-o", "json", env={**self.env, "DIES_AT": dies_at},
+            cwd=self.folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         out, errors = await asyncio.wait_for(process.communicate(), DEADLINE_S)
         assert code == process.returncode, errors.decode()[-2000:]
@@ -94,6 +96,23 @@ async def test_a_person_pushes_files_and_follows_them_to_silver(shell: Shell) ->
     assert [pushed["tick_id"]] == [row["tick_id"] for row in behind]
     assert (0, "done") == (told["dead"], shown["silver_dispatched"]["state"])
     assert (ORG, pushed["tick_id"]) == (replayed["org_id"], replayed["tick_id"])
+
+
+@pytest.mark.parametrize("step", ["after_sending_a_part", "after_sending_all_parts"])
+async def test_an_agent_killed_in_its_upload_goes_on_where_it_was(shell: Shell, step: str) -> None:
+    """kill -9 in the middle of the parts, or before the finalize: `resume` sends the rest, and it is committed once."""
+    for seq in (1, 2, 3):
+        (shell.folder / f"orders_seq={seq:03d}.parquet").write_bytes(parquet([seq * 10, seq * 10 + 1]))
+    url = await shell.serve("serve")
+    shell.env["LAKEBED_TICKS_API_SECRET"] = (await shell.run("ticks", "secret", "--project", PROJECT))["api_secret"]
+    push = ("ticks", "push", ".", "--project", PROJECT, "--key", "id", "--url", url)
+
+    await shell.run(*push, code=-signal.SIGKILL, dies_at=step)
+    uploaded = await shell.run("ticks", "status", "--project", PROJECT)
+    (resumed,) = await shell.run("ticks", "resume", "--url", url)
+
+    assert ({"uploading": 1}, 6) == (uploaded["states"], resumed["rows_inserted"])
+    assert [] == await shell.run("ticks", "outbox")
 
 
 async def test_what_is_refused_stays_in_the_outbox_with_its_reason(shell: Shell) -> None:

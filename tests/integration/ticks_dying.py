@@ -12,6 +12,7 @@ from lakebed.ticks.finalizer import Finalizer
 from lakebed.ticks.queue_bucket import BucketQueue
 from lakebed.ticks.receiver import Receiver
 from lakebed.ticks.twins import TwinBronze, TwinSilverJob
+from lakebed.ticks.uploader import Uploader
 
 STEPS: dict[str, tuple[type, str]] = {
     "before_bronze": (TwinBronze, "commit"),
@@ -22,6 +23,8 @@ STEPS: dict[str, tuple[type, str]] = {
     "after_result": (Finalizer, "_commit"),
     "after_part": (Receiver, "put"),
     "before_job": (TwinSilverJob, "run"),
+    "after_sending_a_part": (Uploader, "_put"),
+    "after_sending_all_parts": (Uploader, "_put_all"),
 }
 
 
