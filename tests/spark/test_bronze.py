@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,6 +14,7 @@ from ticks_yard import Yard, parquet, table
 
 from lakebed.errors import Unavailable
 from lakebed.pipeline.bronze import TableDone, Tick
+from lakebed.pipeline.tables import merge
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
 from lakebed.tick_manifest import BadManifest, Column, Part
@@ -29,8 +31,15 @@ def counts(done: TableDone) -> tuple[int, int, int]:
     return done.rows_inserted, done.rows_replaced, done.duplicates
 
 
-def test_rows_are_upserted_by_key_and_counted_exactly(yard: Yard) -> None:
-    """New keys are inserted, known ones replaced, and of a key that comes twice in a tick the last row stays."""
+@pytest.mark.parametrize("rows_max", [merge.ROWS_MAX, 0], ids=["file by file", "by frames"])
+def test_rows_are_upserted_by_key_and_counted_exactly(
+    yard: Yard, rows_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New keys are inserted, known ones replaced, and of a key that comes twice in a tick the last row stays.
+
+    So it is for ticks that are merged file by file, and for those that are too large for it.
+    """
+    monkeypatch.setattr(merge, "ROWS_MAX", rows_max)
     first = yard.tick("t1", table(parquet(id=[1, 2, 3], note=["a", "b", "c"])))
     second = yard.tick(
         "t2",
@@ -92,6 +101,19 @@ def test_a_repeated_tick_changes_nothing_and_answers_as_the_first_time(yard: Yar
     assert again.repeated
     assert (first.version, *counts(first)) == (again.version, *counts(again))
     assert [(1, "a"), (2, "newer")] == yard.rows()
+
+
+def test_two_processes_at_one_tick_write_it_once(yard: Yard) -> None:
+    """Whoever loses finds the other's work and gives the same answer."""
+    yard.bronze().commit(yard.tick("t1", table(parquet(id=[1, 2], note=["a", "b"]))))
+    tick = yard.tick("t2", table(parquet(id=[2, 3], note=["B", "c"])))
+
+    with ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(lambda bronze: bronze.commit(tick)[0], [yard.bronze(), yard.bronze()]))
+
+    assert [(1, 1, 0)] * 2 == [counts(done) for done in answers]
+    assert [1, 1] == [done.version for done in answers]
+    assert [(1, "a"), (2, "B"), (3, "c")] == yard.rows()
 
 
 class Failing:

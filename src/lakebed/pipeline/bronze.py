@@ -28,6 +28,7 @@ from lakebed.ids import Ids
 from lakebed.pipeline import bronze_parts as parts
 from lakebed.pipeline.bronze_parts import FILE_SEQ, INGESTED_AT, ROW, Asked, Draft, Seen, line_of
 from lakebed.pipeline.drift import Drift, Fit, fit
+from lakebed.pipeline.tables import merge
 from lakebed.pipeline.tables.location import Location
 from lakebed.pipeline.tables.log import LOG_FOLDER, fields_of
 from lakebed.pipeline.tables.model import Batch, Committed, Snapshot, TableSpec
@@ -146,14 +147,13 @@ class Bronze:
     def _draft(self, tick: Tick, table: TickTable) -> Draft | None:
         """How the table's parts may be written while they are looked at. Raises BadManifest where its columns clash."""
         _, target = self._fit(tick, table)
-        lineage = {"_tick_id": tick.tick_id, "_org_id": tick.org_id, "_project_id": tick.project_id}
         held: list[Any] = []
         if table.mode == "delta":
             key = table.primary_keys[0]
             held = [(file.low.get(key), file.high.get(key)) for file in target.snapshot().files]
         if len(held) > RANGES_MAX or any(low is None or high is None for low, high in held):
             return None
-        return Draft(target.spec, lineage, self._now(), tuple(held))
+        return Draft(target.spec, self._lineage(tick), self._now(), tuple(held))
 
     def _look(self, tick: Tick, drafts: Sequence[Draft | None]) -> list[Seen]:
         asked = [
@@ -194,8 +194,10 @@ class Bronze:
             fitted, target = self._fit(tick, table)
             if done_at_once := self._drafted(table, target, mine, batch):
                 return _told(table, done_at_once, fitted)
-            rows = self._rows(tick, table, mine).select(*self._projected(tick, table, target.spec))
             try:
+                if merged := self._merged(tick, table, target, mine, batch):
+                    return _told(table, merged, fitted)
+                rows = self._rows(tick, table, mine).select(*self._projected(tick, table, target.spec))
                 if table.mode == "full":
                     done = target.replace(rows, batch)
                 else:
@@ -220,6 +222,20 @@ class Bronze:
         except Stale:  # the table has got other columns since
             return None
 
+    def _merged(
+        self, tick: Tick, table: TickTable, target: Table, seen: Sequence[Seen], batch: Batch
+    ) -> Committed | None:
+        """Upserts a table of few rows file by file; None where it has many, or none."""
+        asked = [Asked(0, p.file_seq, tick.keys[p.file_seq], p.rows) for p in table.parquets if p.rows]
+        if table.mode == "full" or not asked or table.row_count > merge.ROWS_MAX:
+            return None
+        draft = Draft(target.spec, self._lineage(tick), self._now())
+        load = parts.loading(self._location, asked, table.schema, draft)
+        return target.merge(load, batch, bounds=_bounds(seen))
+
+    def _lineage(self, tick: Tick) -> dict[str, str]:
+        return {"_tick_id": tick.tick_id, "_org_id": tick.org_id, "_project_id": tick.project_id}
+
     def _rows(self, tick: Tick, table: TickTable, seen: Sequence[Seen]) -> DataFrame:
         """The parts' rows with their places, each key once."""
         schema = schema_of({column.name: column.type for column in table.schema} | {FILE_SEQ: "integer", ROW: "long"})
@@ -230,12 +246,8 @@ class Bronze:
         return last_of_each(rows, table.primary_keys) if may_repeat(table, seen) else rows
 
     def _projected(self, tick: Tick, table: TickTable, spec: TableSpec) -> list[Expression]:
-        lineage = {
-            "_tick_id": F.lit(tick.tick_id),
-            "_org_id": F.lit(tick.org_id),
-            "_project_id": F.lit(tick.project_id),
-            INGESTED_AT: F.lit(self._now()).cast("timestamp"),
-        }
+        lineage = {name: F.lit(value) for name, value in self._lineage(tick).items()}
+        lineage[INGESTED_AT] = F.lit(self._now()).cast("timestamp")
         coming = {column.name for column in table.schema} | {FILE_SEQ}
         return [
             lineage.get(field.name, F.col(field.name) if field.name in coming else F.lit(None).cast(field.dataType))

@@ -15,6 +15,7 @@ import msgspec
 from lakebed.pipeline.tables.files import Batches, write_files
 from lakebed.pipeline.tables.location import Location
 from lakebed.pipeline.tables.log import fields_of
+from lakebed.pipeline.tables.merge import last_of_each
 from lakebed.pipeline.tables.model import DataFile, TableSpec
 from lakebed.tick_manifest import DECIMAL, BadManifest, Column, type_of
 
@@ -110,6 +111,19 @@ def reading_parts(location: Location, columns: Sequence[Column]) -> Callable[[Ba
                 yield from with_place(rows_of(fetch(filesystem, location, asked.key), columns), asked.file_seq)
 
     return read
+
+
+def loading(location: Location, asked: Sequence[Asked], columns: Sequence[Column], draft: Draft) -> Any:
+    """How a task gets all rows of a table's parts, each key once: the last, by part and then by place in it."""
+
+    def load(filesystem: Any) -> Any:
+        import pyarrow as pa
+
+        ordered = sorted(asked, key=lambda one: one.file_seq)
+        parts = [drafted(fetch(filesystem, location, one.key), one, columns, draft) for one in ordered]
+        return last_of_each(pa.concat_tables(parts), draft.spec.keys)
+
+    return load
 
 
 def drafted(data: Any, asked: Asked, columns: Sequence[Column], draft: Draft) -> Any:

@@ -18,13 +18,13 @@ from typing import Any, TypeVar
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 from pyspark.sql.types import StructType
 
 from lakebed.clock import Clock, now_ms
 from lakebed.errors import AlreadyExists, Invalid, Overloaded, Stale
 from lakebed.ids import Ids
-from lakebed.pipeline.tables import files, history
+from lakebed.pipeline.tables import files, history, merge
 from lakebed.pipeline.tables.location import Location
 from lakebed.pipeline.tables.log import Commit, encode, fields_of, grows, log_key, overlapping
 from lakebed.pipeline.tables.model import Batch, Change, Committed, DataFile, Snapshot, TableSpec
@@ -133,18 +133,9 @@ class Table:
             if unless(state):
                 return None
             changed = state.schema_json != self.spec.schema_json or state.keys != self.spec.keys
-            return Commit(
-                "WRITE",
-                tuple(written),
-                state.files,
-                batch,
-                self.spec if changed else None,
-                state.table_id,
-                overwrites=True,
-                note=note,
-                rows_inserted=total,
-                rows_replaced=sum(file.rows for file in state.files),
-            )
+            commit = Commit("WRITE", tuple(written), state.files, batch, self.spec if changed else None, state.table_id)
+            counts = {"rows_inserted": total, "rows_replaced": state.rows}
+            return msgspec.structs.replace(commit, overwrites=True, note=note, **counts)
 
         def result(commit: Commit) -> Committed:
             gone = sum(file.rows for file in commit.removes)
@@ -193,23 +184,46 @@ class Table:
                 touched, replaced = self._touched(rows, state, bounds)
                 written = self._write(self._merged(rows, touched, state))
                 inserted = sum(file.rows for file in written) - sum(file.rows for file in touched)
-                commit = Commit(
-                    "MERGE",
-                    tuple(written),
-                    tuple(touched),
-                    batch,
-                    rows_inserted=inserted,
-                    rows_replaced=replaced,
-                )
+                commit = Commit("MERGE", tuple(written), tuple(touched), batch)
+                commit = msgspec.structs.replace(commit, rows_inserted=inserted, rows_replaced=replaced)
                 result = Committed(0, inserted, replaced, len(written), len(touched))
                 try:
-                    return self._commit(lambda _, commit=commit: commit, lambda _, r=result: r, batch, on=state)  # type: ignore[misc]
+                    return self._commit_on(state, commit, result, batch)
                 except _Raced:
                     continue
         finally:
             if kept:
                 rows.unpersist()
         raise Overloaded(f"table {self.spec.name} changed under an upsert {RACES_MAX} times")
+
+    def merge(self, load: merge.Load, batch: Batch | None, *, bounds: tuple[Any, Any] | None) -> Committed | None:
+        """An upsert of few rows, which each task loads for itself. None: too many files may hold them, so upsert."""
+        schema = StructType.fromJson(msgspec.json.decode(self.spec.schema_json))
+        types = to_arrow_schema(schema, timezone="UTC")
+        for _ in range(RACES_MAX):
+            if done := self._repeated(batch):
+                return done
+            state = self.snapshot()
+            self._growing(state)
+            candidates = {file.path: file for file in self._candidates(state, bounds)}
+            if len(candidates) > merge.FILES_MAX or state.partition_by:
+                return None
+            asked = self._spark.createDataFrame([(path,) for path in (merge.COMING, *candidates)], "path string")
+            task = merge.merging(self.spec, self._location, load, types)
+            rows = asked.mapInArrow(task, files.WRITTEN).collect()
+            told = [msgspec.json.decode(row["file"], type=merge.Merged) for row in rows]
+            coming = sum(one.rows for one in told if one.path == merge.COMING)
+            touched = tuple(candidates[one.path] for one in told if one.path != merge.COMING and one.rows)
+            replaced = sum(one.rows for one in told if one.path != merge.COMING)
+            written = tuple(file for one in told for file in one.files)
+            commit = Commit("MERGE", written, touched, batch)
+            commit = msgspec.structs.replace(commit, rows_inserted=coming - replaced, rows_replaced=replaced)
+            result = Committed(0, coming - replaced, replaced, len(written), len(touched))
+            try:
+                return self._commit_on(state, commit, result, batch)
+            except _Raced:
+                continue
+        raise Overloaded(f"table {self.spec.name} changed under a merge {RACES_MAX} times")
 
     def remove_before(self, column: str, moment: datetime) -> Committed:
         """Removes the rows whose timestamp in `column` is before the moment; rows without one stay.
@@ -232,7 +246,7 @@ class Table:
             commit = Commit("DELETE", tuple(written), tuple(touched))
             result = Committed(0, files_added=len(written), files_removed=len(touched), rows_removed=gone)
             try:
-                return self._commit(lambda _, commit=commit: commit, lambda _, r=result: r, None, on=state)  # type: ignore[misc]
+                return self._commit_on(state, commit, result, None)
             except _Raced:
                 continue
         raise Overloaded(f"table {self.spec.name} changed under a delete {RACES_MAX} times")
@@ -335,6 +349,10 @@ class Table:
             return None
         done = _wait(history.change(self._store, self.spec.root, at))
         return Committed(at, done.rows_inserted, done.rows_replaced, repeated=True)
+
+    def _commit_on(self, state: Snapshot, commit: Commit, result: Committed, batch: Batch | None) -> Committed:
+        """Creates the entry that was planned on this very state. Raises _Raced."""
+        return self._commit(lambda _: commit, lambda _: result, batch, on=state)
 
     def _commit(
         self,
