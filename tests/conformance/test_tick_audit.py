@@ -130,8 +130,10 @@ async def test_all_rows_are_listed(table: AuditTable) -> None:
     await asyncio.gather(*(table.create(each) for each in rows))
 
     listed = [each async for each in table.rows()]
+    ticks = [each async for each in table.ticks()]
 
     assert sorted(map(msgspec.json.encode, rows)) == sorted(map(msgspec.json.encode, listed))
+    assert sorted(each.tick for each in rows) == sorted(ticks)
 
 
 async def test_a_sweep_leaves_what_lives(table: AuditTable) -> None:

@@ -36,7 +36,7 @@ def open_audit(context: Context, table: str) -> AuditTable:
         from lakebed.ticks.audit_dynamodb import DynamoAudit
 
         return DynamoAudit(settings, table, clock=context.clock)
-    return BucketAudit(context.store, table, clock=context.clock)
+    return BucketAudit(context.store, table, clock=context.clock, ttl_s=settings.audit_ttl_s)
 
 
 def open_vault(context: Context) -> Vault:

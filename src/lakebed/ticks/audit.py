@@ -51,5 +51,8 @@ class AuditTable(Protocol):
     def rows(self) -> AsyncIterator[AuditRow]:
         """Every row whose time is not over."""
 
+    def ticks(self) -> AsyncIterator[TickId]:
+        """Every tick that has a row, found without reading the rows: one whose time is over may be among them."""
+
     async def sweep(self) -> int:
         """Removes rows whose time is over, where the backend does not do it by itself."""

@@ -16,8 +16,9 @@ from lakebed.ticks.model import TickId
 
 
 class BucketAudit:
-    def __init__(self, store: Store, table: str, *, clock: Clock) -> None:
-        self._store, self._table, self._clock = store, table, clock
+    def __init__(self, store: Store, table: str, *, clock: Clock, ttl_s: float = 0.0) -> None:
+        """Rows live for `ttl_s` or longer: a sweep does not read those that are younger."""
+        self._store, self._table, self._clock, self._ttl_s = store, table, clock, ttl_s
 
     async def create(self, row: AuditRow) -> bool:
         key, data = paths.audit(self._table, row.tick), msgspec.json.encode(row)
@@ -57,9 +58,17 @@ class BucketAudit:
             if not self._over(row):
                 yield row
 
+    async def ticks(self) -> AsyncIterator[TickId]:
+        folder = paths.audit(self._table)
+        async for info in self._store.list(folder):
+            yield TickId(*info.key.removeprefix(folder).removesuffix(".json").split("/"))
+
     async def sweep(self) -> int:
         swept = 0
+        young_ms = now_ms(self._clock) - round(self._ttl_s * 1000)
         async for info in self._store.list(paths.audit(self._table)):
+            if info.modified_ms > young_ms:
+                continue
             try:
                 over = self._over(decode(await self._store.get(info.key)))
             except NotFound:

@@ -59,15 +59,25 @@ class DynamoAudit:
         )
 
     async def rows(self) -> AsyncIterator[AuditRow]:
-        dynamo, more = await self._open(), dict[str, Any]()
+        async for item in self._scan():
+            if not self._over(item):
+                yield _row(item)
+
+    async def ticks(self) -> AsyncIterator[TickId]:
+        async for item in self._scan(ProjectionExpression="tick_key"):
+            yield TickId(*item["tick_key"]["S"].split("/"))
+
+    async def _scan(self, **more: Any) -> AsyncIterator[dict[str, Any]]:
+        dynamo, start = await self._open(), dict[str, Any]()
         while True:
-            page = await aws.call(f"scan {self._name}", dynamo.scan, TableName=self._name, ConsistentRead=True, **more)
+            page = await aws.call(
+                f"scan {self._name}", dynamo.scan, TableName=self._name, ConsistentRead=True, **more, **start
+            )
             for item in page.get("Items", ()):
-                if not self._over(item):
-                    yield _row(item)
+                yield item
             if not page.get("LastEvaluatedKey"):
                 return
-            more = {"ExclusiveStartKey": page["LastEvaluatedKey"]}
+            start = {"ExclusiveStartKey": page["LastEvaluatedKey"]}
 
     async def sweep(self) -> int:
         return 0  # DynamoDB removes rows by their expires_at_s

@@ -17,7 +17,7 @@ from lakebed.ticks.model import CommitRecord, Message, TickId
 from lakebed.ticks.queue import TickQueue
 from lakebed.ticks.settings import TicksSettings
 
-RAN_MAX = 100_000  # committed rows that one round looks at
+REMEMBERED_MAX = 200_000  # finished ticks that are not looked at again by one auditor
 
 
 class Undispatched(msgspec.Struct, frozen=True):
@@ -36,6 +36,7 @@ class Auditor:
         self._context, self._clock = context, context.clock
         self._settings = context.settings.of(TicksSettings)
         self._queue, self._committed, self._dispatched = queue, committed, dispatched
+        self._done: set[TickId] = set()
         self._messages = context.metrics.gauge("lakebed_ticks_queue_messages")
         self._undispatched = context.metrics.gauge("lakebed_ticks_undispatched")
         self._lag = context.metrics.gauge("lakebed_ticks_lag_seconds")
@@ -57,20 +58,24 @@ class Auditor:
     async def undispatched(self, *, older_than_s: float = 0.0) -> Sequence[Undispatched]:
         """Every committed tick without a finished job, oldest first."""
         found: list[Undispatched] = []
-        seen = 0
-        async for row in self._committed.rows():
-            seen += 1
-            if seen > RAN_MAX:
-                break
-            age_s = (now_ms(self._clock) - row.at_ms) / 1000
-            if age_s < older_than_s:
+        async for tick in self._committed.ticks():
+            if tick in self._done:
                 continue
-            dispatched = await self._dispatched.get(row.tick)
-            if dispatched is None or dispatched.state != DONE:
-                state = dispatched.state if dispatched else ""
-                committed_at = str(row.fields.get("committed_at", ""))
+            dispatched = await self._dispatched.get(tick)
+            if dispatched is not None and dispatched.state == DONE:
+                self._remember(tick)
+                continue
+            row = await self._committed.get(tick)
+            age_s = (now_ms(self._clock) - row.at_ms) / 1000 if row else 0.0
+            if row is not None and age_s >= older_than_s:
+                committed_at, state = str(row.fields.get("committed_at", "")), dispatched.state if dispatched else ""
                 found.append(Undispatched(row.org_id, row.project_id, row.tick_id, committed_at, age_s, state))
         return sorted(found, key=lambda each: -each.age_s)
+
+    def _remember(self, tick: TickId) -> None:
+        if len(self._done) >= REMEMBERED_MAX:
+            self._done.clear()
+        self._done.add(tick)
 
     async def resend(self, tick: TickId) -> str:
         """Sends the message of a committed tick again; a tick whose job is done is only dropped by the dispatcher."""
@@ -83,6 +88,7 @@ class Auditor:
         key = f"{paths.ROOT}/replays/{tick.path}/{now_ms(self._clock)}-{self._context.ids.token()}.json"
         await self._context.store.create(key, msgspec.json.encode(note))
         await self._dispatched.clear(tick)
+        self._done.discard(tick)
         return await self._queue.send(message)
 
     async def find(self, tick_id: str, *, org_id: str = "", project_id: str = "") -> TickId:
@@ -90,9 +96,9 @@ class Auditor:
         if org_id and project_id:
             return paths.tick_id(org_id, project_id, tick_id)
         found = [
-            row.tick
-            async for row in self._committed.rows()
-            if row.tick_id == tick_id and org_id in ("", row.org_id) and project_id in ("", row.project_id)
+            tick
+            async for tick in self._committed.ticks()
+            if tick.tick_id == tick_id and org_id in ("", tick.org_id) and project_id in ("", tick.project_id)
         ]
         if not found:
             raise NotFound(f"no committed tick {tick_id}", hint="name --org and --project: old rows are gone")

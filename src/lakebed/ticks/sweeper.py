@@ -17,6 +17,8 @@ from lakebed.ticks.model import TickId, TickState
 from lakebed.ticks.receiver import register_of
 from lakebed.ticks.settings import TicksSettings
 
+REMEMBERED_MAX = 200_000
+
 log = logger("ticks")
 
 
@@ -25,6 +27,7 @@ class Sweeper:
         self._context, self._clock = context, context.clock
         self._settings = context.settings.of(TicksSettings)
         self._audits = audits
+        self._settled: dict[str, str] = {}  # states that only wait for their retention, by etag
         self._expired = context.metrics.counter("lakebed_ticks_expired_total")
         self._swept = context.metrics.counter("lakebed_ticks_swept_total")
 
@@ -35,17 +38,26 @@ class Sweeper:
 
     async def round(self) -> None:
         """One round over every tick; one that fails is logged and does not hold up the others."""
+        settings = self._settings
         async for info in self._context.store.list(f"{paths.ROOT}/state/"):
+            age_s = (now_ms(self._clock) - info.modified_ms) / 1000
+            settled = self._settled.get(info.key) == info.etag
+            if age_s < (
+                settings.state_retention_s if settled else min(settings.upload_ttl_s, settings.state_retention_s)
+            ):
+                continue  # too young for anything to happen to it: not even read
             of = _tick_of(info.key, f"{paths.ROOT}/state/")
             try:
-                await self._keep(of)
+                if await self._keep(of):
+                    self._remember(info.key, info.etag)
             except LakebedError as error:
                 log.warning("a tick could not be swept", tick=of.path, error=error.message)
         await self._sweep_orphans()
         for table in self._audits:
             await table.sweep()
 
-    async def _keep(self, of: TickId) -> None:
+    async def _keep(self, of: TickId) -> bool:
+        """Expires or removes one tick's state. True when nothing will happen to it before its retention is over."""
         now, settings = now_ms(self._clock), self._settings
         register = register_of(self._context, of)
         expired = await register.change(
@@ -53,15 +65,26 @@ class Sweeper:
         )
         if expired:
             self._expired.inc()
+            return False
         state = (await register.read()).value
-        age_s = (now - state.updated_at_ms) / 1000
-        if state.state in ("committed", "failed") and age_s >= settings.state_retention_s:
+        if state.state not in ("committed", "failed"):
+            return False
+        if now - state.updated_at_ms >= settings.state_retention_s * 1000:
             # A commit record stays: a finalize that comes this late still finds its answer there.
             await self._context.store.delete(paths.state(of))
+        return not state.parts or state.state == "committed"
+
+    def _remember(self, key: str, etag: str) -> None:
+        if len(self._settled) >= REMEMBERED_MAX:
+            self._settled.clear()
+        self._settled[key] = etag
 
     async def _sweep_orphans(self) -> None:
         known: tuple[TickId | None, TickState] = (None, TickState())
         async for info in self._context.store.list(f"{paths.ROOT}/parts/"):
+            age_s = (now_ms(self._clock) - info.modified_ms) / 1000
+            if age_s < min(self._settings.orphan_s, self._settings.parts_retention_s):
+                continue
             of = _tick_of(info.key.rpartition("/")[0], f"{paths.ROOT}/parts/")
             if known[0] != of:
                 known = (of, (await register_of(self._context, of).read()).value)
