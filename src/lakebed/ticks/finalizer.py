@@ -90,7 +90,7 @@ class Finalizer:
             try:
                 verified, said = await self._verify(of, seen, body, register, epoch)
             except BadManifest as error:
-                await self._fail(register, error, epoch)
+                await self._fail(register, error, epoch, by_bronze=False)
                 raise
             await register.change(
                 lambda now: tick.begin(now, seen, said, epoch=epoch, now_ms=now_ms(self._clock)), epoch=epoch
@@ -133,17 +133,19 @@ class Finalizer:
         try:
             return await self._bronze.commit(verified)
         except BadManifest as error:
-            await self._fail(register, error, epoch)
+            await self._fail(register, error, epoch, by_bronze=True)
             raise
         except Unprocessable as error:
             refused = BadManifest("rows_refused", error.message, hint=error.hint)
-            await self._fail(register, refused, epoch)
+            await self._fail(register, refused, epoch, by_bronze=True)
             raise refused from error
 
-    async def _fail(self, register: Register[TickState], error: BadManifest, epoch: int) -> None:
+    async def _fail(self, register: Register[TickState], error: BadManifest, epoch: int, *, by_bronze: bool) -> None:
         self._results.labels(outcome="refused").inc()
         failure = Failure(error.detail["error_class"], error.message)
-        await register.change(lambda now: tick.fail(now, failure, now_ms=now_ms(self._clock)), epoch=epoch)
+        await register.change(
+            lambda now: tick.fail(now, failure, by_bronze=by_bronze, now_ms=now_ms(self._clock)), epoch=epoch
+        )
 
     async def _recorded(self, of: TickId) -> CommitRecord | None:
         try:

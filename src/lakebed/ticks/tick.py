@@ -52,10 +52,13 @@ def drop(now: TickState, tick: TickId, seq: int, *, now_ms: int) -> tuple[TickSt
 
 
 def begin(now: TickState, seen: TickState, manifest: Any, *, epoch: int, now_ms: int) -> tuple[TickState, None]:
-    """Pins the manifest that was checked against `seen`. Raises TooEarly when the tick has moved on since."""
+    """Pins the manifest that was checked against `seen`. Raises TooEarly when the tick has moved on since.
+
+    From here on bronze may hold the tick's rows, so another manifest is refused until bronze itself refuses this one.
+    """
     if now.state == "committed" or now.parts != seen.parts:
         raise TooEarly("the tick changed while it was checked", hint="finalize again")
-    if now.state == "finalizing" and now.manifest != manifest:
+    if now.manifest is not None and now.manifest != manifest:
         raise BadManifest("other_manifest", "a finalize with another manifest has begun", hint="finalize with that one")
     after = msgspec.structs.replace(
         now, state="finalizing", manifest=manifest, finalizing_epoch=epoch, failure=None, updated_at_ms=now_ms
@@ -81,8 +84,9 @@ def finish(now: TickState, tick: TickId, result: Result, *, now_ms: int) -> tupl
     return after, result
 
 
-def fail(now: TickState, failure: Failure, *, now_ms: int) -> tuple[TickState, None]:
-    if now.state == "committed" or not now.exists:
+def fail(now: TickState, failure: Failure, *, by_bronze: bool, now_ms: int) -> tuple[TickState, None]:
+    """Marks the tick failed. A pinned manifest stays, unless bronze itself refused it and so holds nothing."""
+    if now.state == "committed" or not now.exists or (now.manifest is not None and not by_bronze):
         return now, None
     after = msgspec.structs.replace(now, state="failed", failure=failure, manifest=None, updated_at_ms=now_ms)
     return after, None
@@ -93,7 +97,7 @@ def forget(now: TickState, seq: int, part: Part, *, now_ms: int) -> tuple[TickSt
     if now.parts.get(str(seq)) != part or now.state == "committed":
         return now, None
     parts = {name: each for name, each in now.parts.items() if name != str(seq)}
-    return msgspec.structs.replace(now, parts=parts, state="uploading", manifest=None, updated_at_ms=now_ms), None
+    return msgspec.structs.replace(now, parts=parts, state="uploading", updated_at_ms=now_ms), None
 
 
 def expire(now: TickState, *, before_ms: int, now_ms: int) -> tuple[TickState, bool]:
@@ -120,7 +124,6 @@ def _reopened(now: TickState, tick: TickId, parts: dict[str, Part], now_ms: int)
         state="uploading",
         parts=parts,
         failure=None,
-        manifest=None,
         created_at_ms=now.created_at_ms or now_ms,
         updated_at_ms=now_ms,
     )

@@ -188,3 +188,19 @@ async def test_ten_orgs_run_beside_each_other() -> None:
 
     assert [200] * 10 == [answer.status_code for answer in answers]
     assert (10, 1) == (bronze.most, bronze.most_of_an_org)
+
+
+async def test_once_bronze_may_have_the_rows_another_manifest_is_refused(service: Service) -> None:
+    """Bronze took the tick and the answer was lost: no other manifest, wrong or right, takes its place."""
+    said = await service.upload()
+    service.bronze.after["commit"] = 1
+    assert 503 == (await service.finalize(said)).status_code
+
+    wrong = await service.finalize(b"{}")
+    changed = {**said, "agent": "another"}
+    other, part = await service.finalize(changed), await service.delete(2)
+    first = await service.finalize(said)
+
+    assert (422, 422, 425) == (wrong.status_code, other.status_code, part.status_code)
+    assert "other_manifest" == other.json()["error_class"]
+    assert (200, 5) == (first.status_code, first.json()["rows_inserted"])
