@@ -28,6 +28,13 @@ class Part(msgspec.Struct, frozen=True):
 
 PARTS: tuple[Part, ...] = (
     Part("store", "the seam to object storage", settings="lakebed.store.settings:StoreSettings"),
+    Part(
+        "queue",
+        "stateless ingest through a manifest in the bucket",
+        settings="lakebed.queue.settings:QueueSettings",
+        component="lakebed.queue.routes:component",
+        workers="lakebed.queue.workers:workers",
+    ),
     Part("gateway", "HTTP in front of every part", settings="lakebed.gateway.settings:GatewaySettings"),
 )
 

@@ -1,0 +1,166 @@
+"""Batches as bytes: the binary form `LBQ1`, and the seed's JSON form. Both are read; settings say which is written.
+
+`LBQ1` is a 28-byte header and a body, little-endian. The body holds, one after the other, the end offset of every key,
+the end offset of every value (u32 each), all keys, all values: lengths come first, so decoding is slicing. The header
+carries a checksum of itself and one of the body as stored; the body may be compressed with zstd, and is decompressed
+only up to the size the header promises, which is itself bounded. See docs/formats/queue-batch.md.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Sequence
+from itertools import accumulate, chain
+from typing import Literal
+
+import google_crc32c
+import msgspec
+
+from lakebed.errors import Corrupt, Invalid
+from lakebed.queue.model import KeyValueEntry
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+MAGIC = b"LBQ1"
+BINARY_VERSION = 1
+CONTENT_TYPE = "application/vnd.lakebed.queue-batch"
+ENTRY_OVERHEAD_BYTES = 8  # two end offsets
+RAW_BYTES_MAX = 1 << 30  # no batch is larger than this, whatever the settings say: offsets are 32 bits
+PLAIN, ZSTD = 0, 1
+LEVEL = 1
+SAMPLE_BYTES = 64 * 1024
+SAMPLE_GAIN = 0.9  # `auto` compresses when the sample shrinks to less than this
+
+# magic, version, compression, flags, entries, raw bytes, stored bytes, crc32c of the stored body
+_HEADER = struct.Struct("<4sBBHIIII")
+_CRC = struct.Struct("<I")
+HEADER_BYTES = _HEADER.size + _CRC.size
+
+_JSON = msgspec.json.Decoder(list[KeyValueEntry])
+
+
+def size_of(entries: Sequence[KeyValueEntry]) -> int:
+    """What these entries add to a batch, uncompressed."""
+    return sum([len(entry.key) + len(entry.value) for entry in entries]) + ENTRY_OVERHEAD_BYTES * len(entries)
+
+
+def encode(
+    entries: Sequence[KeyValueEntry],
+    *,
+    form: Literal["binary", "json"] = "binary",
+    compression: Literal["auto", "zstd", "none"] = "auto",
+) -> bytes:
+    """The batch as bytes, entries in the order given. Raises Invalid when it is empty or beyond all bounds."""
+    if not entries:
+        raise Invalid("a batch has at least one entry")
+    if form == "json":
+        return msgspec.json.encode(entries)
+    count = len(entries)
+    keys = [entry.key for entry in entries]
+    values = [entry.value for entry in entries]
+    key_ends = list(accumulate(map(len, keys)))
+    value_ends = list(accumulate(map(len, values)))
+    raw_bytes = 2 * 4 * count + key_ends[-1] + value_ends[-1]
+    if raw_bytes > RAW_BYTES_MAX:
+        raise Invalid(f"a batch of {raw_bytes} bytes is larger than {RAW_BYTES_MAX}")
+    offsets = struct.pack(f"<{2 * count}I", *key_ends, *value_ends)
+    how = ZSTD if compression == "zstd" or (compression == "auto" and _shrinks(values)) else PLAIN
+    if how == ZSTD:
+        body = zstd.compress(b"".join(chain((offsets,), keys, values)), level=LEVEL)
+        return _header(how, count, raw_bytes, len(body), google_crc32c.value(body)) + body
+    crc = google_crc32c.value(offsets)
+    for part in (b"".join(keys), *values) if count < 1000 else (b"".join(keys), b"".join(values)):
+        crc = google_crc32c.extend(crc, part)
+    head = _header(how, count, raw_bytes, raw_bytes, crc)
+    return b"".join(chain((head, offsets), keys, values))
+
+
+def decode(data: bytes, *, bytes_max: int = RAW_BYTES_MAX) -> list[KeyValueEntry]:
+    """The entries of a batch in either form. Raises Corrupt for anything else, using bounded memory."""
+    if data[:1] == b"[":
+        return _decode_json(data, bytes_max)
+    count, body = _body(data, bytes_max)
+    ends = struct.unpack_from(f"<{2 * count}I", body)
+    key_ends, value_ends = ends[:count], ends[count:]
+    keys_at = 8 * count
+    values_at = keys_at + key_ends[-1]
+    if list(key_ends) != sorted(key_ends) or list(value_ends) != sorted(value_ends):
+        raise Corrupt("batch: offsets go backwards")
+    if values_at + value_ends[-1] != len(body):
+        raise Corrupt("batch: offsets do not end where the body ends")
+    keys, values = body[keys_at:values_at], body[values_at:]
+    entries = []
+    key_at = value_at = 0
+    for key_end, value_end in zip(key_ends, value_ends, strict=True):
+        entries.append(KeyValueEntry(keys[key_at:key_end], values[value_at:value_end]))
+        key_at, value_at = key_end, value_end
+    return entries
+
+
+def _body(data: bytes, bytes_max: int) -> tuple[int, bytes]:
+    if len(data) < HEADER_BYTES or data[:4] != MAGIC:
+        raise Corrupt("batch: neither LBQ1 nor a JSON array", hint="lakebed queue dump shows its first bytes")
+    (crc,) = _CRC.unpack_from(data, _HEADER.size)
+    if google_crc32c.value(data[: _HEADER.size]) != crc:
+        raise Corrupt("batch: the header's checksum does not match")
+    _, version, how, flags, count, raw_bytes, stored_bytes, body_crc = _HEADER.unpack_from(data)
+    if version != BINARY_VERSION or flags:
+        raise Corrupt(f"batch: version {version} with flags {flags} is not known; this Lakebed reads {BINARY_VERSION}")
+    if raw_bytes > min(bytes_max, RAW_BYTES_MAX):
+        raise Corrupt(f"batch: {raw_bytes} bytes are more than the {bytes_max} that are read")
+    if stored_bytes != len(data) - HEADER_BYTES:
+        raise Corrupt(f"batch: {len(data) - HEADER_BYTES} bytes of body where the header says {stored_bytes}")
+    if not count or raw_bytes < 8 * count:
+        raise Corrupt(f"batch: {count} entries cannot stand in {raw_bytes} bytes")
+    body = data[HEADER_BYTES:]
+    if google_crc32c.value(body) != body_crc:
+        raise Corrupt("batch: the body's checksum does not match")
+    if how == ZSTD:
+        body = _inflate(body, raw_bytes)
+    elif how != PLAIN:
+        raise Corrupt(f"batch: compression {how} is not known")
+    if len(body) != raw_bytes:
+        raise Corrupt(f"batch: the body has {len(body)} bytes where the header says {raw_bytes}")
+    return count, body
+
+
+def _inflate(body: bytes, raw_bytes: int) -> bytes:
+    """Decompresses one frame, never holding more than one byte beyond what was promised."""
+    frame = zstd.ZstdDecompressor()
+    try:
+        raw = frame.decompress(body, max_length=raw_bytes + 1)
+    except zstd.ZstdError as error:
+        raise Corrupt(f"batch: the body does not decompress: {error}") from error
+    if len(raw) != raw_bytes or not frame.eof or frame.unused_data:
+        raise Corrupt(f"batch: the body is not exactly one frame of {raw_bytes} bytes")
+    return raw
+
+
+def _decode_json(data: bytes, bytes_max: int) -> list[KeyValueEntry]:
+    if len(data) > bytes_max * 2:
+        raise Corrupt(f"batch: {len(data)} bytes of JSON are more than is read")
+    try:
+        entries = _JSON.decode(data)
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+        raise Corrupt(f"batch: not a JSON array of entries: {error}") from error
+    if not entries:
+        raise Corrupt("batch: an empty JSON array")
+    return entries
+
+
+def _header(how: int, count: int, raw_bytes: int, stored_bytes: int, crc: int) -> bytes:
+    head = _HEADER.pack(MAGIC, BINARY_VERSION, how, 0, count, raw_bytes, stored_bytes, crc)
+    return head + _CRC.pack(google_crc32c.value(head))
+
+
+def _shrinks(values: list[bytes]) -> bool:
+    sample = bytearray()
+    for value in values:
+        sample += value[: SAMPLE_BYTES - len(sample)]
+        if len(sample) >= SAMPLE_BYTES:
+            break
+    return len(zstd.compress(bytes(sample), level=LEVEL)) < SAMPLE_GAIN * len(sample)
