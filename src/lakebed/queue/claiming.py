@@ -54,11 +54,8 @@ def claim(
             continue
         heartbeat_ms = consumer.claimed.get(location)
         holder = consumer.claims.get(location, _SEED_CLAIM)
-        if (
-            heartbeat_ms is not None
-            and holder.collector != rules.collector
-            and now_ms - heartbeat_ms <= rules.timeout_ms
-        ):
+        another = heartbeat_ms is not None and holder.collector != rules.collector
+        if another and now_ms - (heartbeat_ms or 0) <= rules.timeout_ms:
             if rules.parallel:
                 continue
             break
@@ -73,7 +70,7 @@ def claim(
                 consumer.next_epoch + len(taken),
                 known.size_bytes,
                 known.enqueued_ms,
-                takeover=heartbeat_ms is not None and holder.collector != rules.collector,
+                takeover=another,
                 trouble=consumer.troubles.get(location),
             )
         )

@@ -7,6 +7,7 @@ data under a fresh name and appends it through the same gate as any batch; what 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Literal
 
 import msgspec
@@ -63,7 +64,7 @@ class DeadLetters:
         self._buried.inc()
         return letter
 
-    async def list(self) -> AsyncIterator[DeadLetter]:
+    async def letters(self) -> AsyncIterator[DeadLetter]:
         """Every letter, oldest sequence first. One that does not decode is Corrupt: nothing is passed over."""
         async for info in self._store.list(paths.dead_folder(self._settings.manifest_path)):
             try:
@@ -136,12 +137,10 @@ class DeadLetters:
 
     async def _close(self, letter: DeadLetter, action: Literal["replayed", "discarded"], reason: str) -> None:
         closed = ClosedLetter(letter, action, reason, now_ms(self._clock))
-        try:
+        with suppress(AlreadyExists):  # closed before, up to here; what remains is to remove it
             await self._store.create(
                 paths.closed_letter(self._settings.manifest_path, letter.id), msgspec.json.encode(closed)
             )
-        except AlreadyExists:
-            pass  # closed before, up to here; what remains is to remove it
         await self._store.delete(letter.location)
         await self._store.delete(self._key(letter.id))
 

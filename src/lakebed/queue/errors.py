@@ -5,12 +5,6 @@ from __future__ import annotations
 from lakebed.errors import Invalid, Stale
 
 
-class TooLarge(Invalid):
-    """One entry, or one call, is larger than its limit."""
-
-    code = "too_large"
-
-
 class Closed(Invalid):
     """The ingestor or collector was closed; nothing more goes through it."""
 

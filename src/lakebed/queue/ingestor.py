@@ -13,12 +13,12 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from lakebed.clock import Clock
-from lakebed.errors import Invalid, OutcomeUnknown, Overloaded, Unavailable
+from lakebed.errors import Invalid, OutcomeUnknown, Overloaded, TooLarge, Unavailable
 from lakebed.ids import Ids
 from lakebed.logs import logger
 from lakebed.metrics import Metrics
 from lakebed.queue import codec, paths
-from lakebed.queue.errors import Closed, Outlived, TooLarge
+from lakebed.queue.errors import Closed, Outlived
 from lakebed.queue.model import Append, Durable, KeyValueEntry
 from lakebed.queue.producer import Producer
 from lakebed.queue.settings import QueueSettings

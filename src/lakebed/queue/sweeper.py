@@ -38,7 +38,7 @@ class Sweeper:
         if not over:
             return []
         # Letters are listed after the manifest was read: a batch leaves it only once its letter stands.
-        kept = {*manifest.pending, *[letter.location async for letter in self._dead_letters.list()]}
+        kept = {*manifest.pending, *[letter.location async for letter in self._dead_letters.letters()]}
         swept: list[str] = []
         for generation in over:
             folder = paths.generation_folder(self._settings.data_path_prefix, generation)
