@@ -27,6 +27,7 @@ from lakebed.queue.settings import QueueSettings
 from lakebed.store.protocol import Store
 
 HEARTBEATS_PER_TIMEOUT = 3
+FRESH_SHARE = 2 / 3  # of the timeout: what we call fresh ourselves; the rest is room for clocks that differ
 
 log = logger("queue")
 
@@ -133,7 +134,8 @@ class Collector:
 
     async def reject(self, batch: CollectedBatch, reason: str) -> bool:
         """Says that the batch could not be processed. It is delivered again, next; after too many rejections it
-        becomes a dead letter, and the answer is True. Raises Fenced when another collector took it over.
+        becomes a dead letter, and the answer is True. Raises Fenced when another collector took it over. When the
+        store cannot be reached it is delivered again all the same, though this rejection may not have been counted.
         """
         try:
             trouble = await self._consumer.reject(batch.claimed, reason)
@@ -146,9 +148,10 @@ class Collector:
             self._fenced.inc()
             self._forget(batch.claimed)
             raise
-        held = self._held.get(batch.location)
-        if held is not None and held.claimed.epoch == batch.claimed.epoch:
-            held.out = False
+        finally:
+            held = self._held.get(batch.location)
+            if held is not None and held.claimed.epoch == batch.claimed.epoch:
+                held.out = False
         return False
 
     async def heartbeat(self) -> None:
@@ -242,11 +245,11 @@ class Collector:
 
     async def _still_ours(self, held: _Held) -> bool:
         """Whether the claim is fresh; asks the manifest when we cannot know."""
-        timeout_s = self._settings.heartbeat_timeout_s
+        fresh_s = self._settings.heartbeat_timeout_s * FRESH_SHARE
         for _ in range(2):
             if self._held.get(held.claimed.location) is not held:
                 return False
-            if self._clock.monotonic_s() - held.confirmed_s < timeout_s:
+            if self._clock.monotonic_s() - held.confirmed_s < fresh_s:
                 self._waited.observe(max(0.0, (now_ms(self._clock) - held.claimed.enqueued_ms) / 1000))
                 return True
             await self.heartbeat()
