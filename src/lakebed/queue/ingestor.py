@@ -13,7 +13,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from lakebed.clock import Clock
-from lakebed.errors import Invalid, OutcomeUnknown, Overloaded, TooLarge, Unavailable
+from lakebed.errors import OutcomeUnknown, Overloaded, TooLarge, Unavailable, Unprocessable
 from lakebed.ids import Ids
 from lakebed.logs import logger
 from lakebed.metrics import Metrics
@@ -68,7 +68,7 @@ class Ingestor:
         self.id = self._ids.token()
         self._gathering: _Batch | None = None
         self._line: deque[_Batch] = deque()  # sealed batches, oldest first, until durable or failed
-        self._slots = asyncio.Semaphore(settings.uploads_max)
+        self._unstored = 0  # sealed batches that are not stored yet
         self._counter = 0
         self._unflushed_bytes = 0
         self._moved = asyncio.Event()
@@ -127,7 +127,7 @@ class Ingestor:
         if self._closed:
             raise Closed("the ingestor is closed")
         if not entries:
-            raise Invalid("there are no entries", hint="send at least one entry")
+            raise Unprocessable("there are no entries", hint="send at least one entry")
         if len(entries) > self._settings.entries_max:
             raise TooLarge(f"{len(entries)} entries at once, the limit is {self._settings.entries_max}")
         largest = max([len(entry.key) + len(entry.value) for entry in entries])
@@ -144,8 +144,8 @@ class Ingestor:
         self._seal_if_due()
 
     def _seal_if_due(self) -> None:
-        """A due batch goes on gathering while every slot is taken: slower stores get fewer, larger batches."""
-        if self._gathering is not None and self._gathering.due and not self._slots.locked():
+        """A due batch goes on gathering while enough others wait to be stored: a slow store gets larger batches."""
+        if self._gathering is not None and self._gathering.due and self._unstored < self._settings.uploads_max:
             self._seal()
 
     def _seal(self) -> None:
@@ -156,16 +156,18 @@ class Ingestor:
         batch.counter = self._counter
         batch.deadline_s = self._clock.monotonic_s() + self._settings.flush_timeout_s
         self._line.append(batch)
+        self._unstored += 1
         self._spawn(self._upload(batch))
         if self._appender is None or self._appender.done():
             self._appender = asyncio.create_task(self._append_in_order())
 
     async def _upload(self, batch: _Batch) -> None:
-        async with self._slots:
-            try:
+        try:
+            async with self._producer.slots:
                 batch.stored.set_result(await self._store_batch(batch))
-            except Exception as error:
-                batch.stored.set_exception(error)
+        except Exception as error:
+            batch.stored.set_exception(error)
+        self._unstored -= 1
         self._seal_if_due()
 
     async def _store_batch(self, batch: _Batch) -> Append:

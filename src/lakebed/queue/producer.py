@@ -1,11 +1,13 @@
 """The queue's producing side: one producer manifest, shared by all ingestors of a process.
 
 Appends that are asked for while a write is under way go into the next one together, so many ingestors cost one
-replace. Ingestors that share a `Producer` never conflict with each other.
+replace. Ingestors that share a `Producer` never conflict with each other, and take turns at storing their batches
+(`slots`): more of them do not press the store harder.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 
 from lakebed.clock import Clock, now_ms
@@ -33,6 +35,7 @@ class Producer:
             metrics=metrics,
             name=REGISTER,
         )
+        self.slots = asyncio.Semaphore(settings.uploads_max)
         self._generation = 0
         self._generation_until_s = 0.0
 
