@@ -43,7 +43,7 @@ class DeadLetters:
     ) -> None:
         self._settings, self._store, self._clock, self._ids = settings, store, clock, ids
         self._producer, self._consumer = producer, consumer
-        self._buried = metrics.counter("lakebed_queue_dead_letters_total")
+        self._buried = metrics.counter("lakebed_queue_buried_total")
 
     async def bury(self, claimed: Claimed, trouble: Trouble) -> DeadLetter:
         """Writes the letter, then marks the batch as done. Idempotent; raises Fenced when the claim is lost."""
