@@ -37,6 +37,7 @@ PARTS: tuple[Part, ...] = (
         component="lakebed.queue.routes:component",
         workers="lakebed.queue.workers:workers",
     ),
+    Part("pipeline", "Spark over everything", settings="lakebed.pipeline.settings:SparkSettings"),
     Part("gateway", "HTTP in front of every part", settings="lakebed.gateway.settings:GatewaySettings"),
     Part("console", "web pages", component="lakebed.console.routes:component", active_active=False),
 )
