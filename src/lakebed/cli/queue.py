@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ from cyclopts import App, Parameter
 
 from lakebed.cli.output import Output, emit, say
 from lakebed.cli.where import Where, in_loop
-from lakebed.errors import Invalid, LakebedError
+from lakebed.errors import Invalid, LakebedError, Unprocessable
 from lakebed.queue import paths
 from lakebed.queue.dumping import dump as dump_bytes
 from lakebed.queue.dumping import shown
@@ -25,6 +26,7 @@ app.command(dlq)
 Name = Annotated[str, Parameter(name=["--queue", "-q"], help="the queue")]
 DryRun = Annotated[bool, Parameter(help="say what would happen, and do nothing")]
 Reason = Annotated[str, Parameter(help="why; kept with what was done")]
+LINES_AT_ONCE = 1000  # entries of one ingest call; the ingestor flushes and waits as it sees fit
 BATCHES_MAX = 1000  # batches that one `drain` or `peek` goes through at most
 
 
@@ -112,16 +114,21 @@ def put(
     value
         the value; without it, stdin is read.
     """
-    lines = [value.encode()] if value is not None else [line.rstrip(b"\r\n") for line in sys.stdin.buffer]
-    entries = [KeyValueEntry(key.encode(), line) for line in lines]
+    lines = iter([value.encode()]) if value is not None else (line.rstrip(b"\r\n") for line in sys.stdin.buffer)
 
-    async def work() -> Any:
+    async def work() -> dict[str, Any]:
         ingestor = _open(where, queue).ingestor()
-        watcher = await ingestor.ingest(entries)
-        await ingestor.flush()
-        return await watcher.await_durable()
+        count, watcher = 0, None
+        while chunk := [KeyValueEntry(key.encode(), line) for line in islice(lines, LINES_AT_ONCE)]:
+            watcher = await ingestor.ingest(chunk)
+            count += len(chunk)
+        await ingestor.close()
+        if watcher is None:
+            raise Unprocessable("there are no entries", hint="give --value, or lines on stdin")
+        last = await watcher.await_durable()
+        return {"entries": count, "location": last.location, "sequence": last.sequence}
 
-    emit(msgspec.to_builtins(in_loop(work)) | {"entries": len(entries)}, output)
+    emit(in_loop(work), output)
 
 
 @app.command
