@@ -18,6 +18,7 @@ from lakebed.queue.dumping import dump as dump_bytes
 from lakebed.queue.dumping import shown
 from lakebed.queue.model import KeyValueEntry
 from lakebed.queue.queue import Queue, names
+from lakebed.queue.settings import QueueSettings
 
 app = App(name="queue", help="Queues: status, contents, dead letters.")
 dlq = App(name="dlq", help="Dead letters: batches that could not be processed.")
@@ -40,7 +41,7 @@ def status(*, queue: Name = "", where: Where = Where(), output: Output = "table"
 
     async def work() -> list[dict[str, Any]]:
         context = where.context("cli")
-        found = [queue] if queue else await names(context.store)
+        found = [queue] if queue else await names(context.store, context.settings.of(QueueSettings))
         return [(await Queue.of(context, name).status()).row() for name in found]
 
     emit(in_loop(work), output)

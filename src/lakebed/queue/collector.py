@@ -24,6 +24,7 @@ from lakebed.queue.errors import Closed
 from lakebed.queue.model import Claimed, CollectedBatch, KeyValueEntry, ProducerManifest
 from lakebed.queue.producer import Producer
 from lakebed.queue.settings import QueueSettings
+from lakebed.queue.sweeper import Sweeper
 from lakebed.store.protocol import Store
 
 HEARTBEATS_PER_TIMEOUT = 3
@@ -63,6 +64,8 @@ class Collector:
             settings, store, clock, ids=ids, metrics=metrics, producer=self._producer, consumer=self._consumer
         )
         self._cleaner = Cleaner(store, self._producer, self._consumer, metrics)
+        self._sweeper = Sweeper(settings, store, self._producer, self._dead_letters, metrics)
+        self._sweep_due_s = 0.0
         self.id = f"{name or 'collector'}-{ids.token()}"
         self._held: dict[str, _Held] = {}
         self._ahead: ProducerManifest | None = None  # what was read and not yet exhausted
@@ -275,7 +278,11 @@ class Collector:
                 log.warning("a heartbeat failed; the next one comes in time", error=error.message)
 
     async def _clean(self) -> None:
+        """Clean-up, and once a horizon a sweep: a queue stays tidy even where no worker runs."""
         try:
             await self._cleaner.clean()
+            if self._clock.monotonic_s() >= self._sweep_due_s:
+                self._sweep_due_s = self._clock.monotonic_s() + self._settings.horizon_s
+                await self._sweeper.sweep()
         except LakebedError as error:
             log.warning("a clean-up was broken off; the next one repairs it", error=error.message)

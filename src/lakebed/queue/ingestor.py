@@ -27,6 +27,7 @@ from lakebed.store.protocol import Store
 
 RETRY_BASE_S = 0.05
 RETRY_CAP_S = 2.0
+STORED_AGAIN_MAX = 5  # times that a batch is stored again because its generation was over
 LATER = (Unavailable, Overloaded)  # what another attempt may mend
 
 log = logger("queue")
@@ -199,7 +200,7 @@ class Ingestor:
             await self._append(ready)
 
     async def _append(self, ready: list[_Batch]) -> None:
-        attempt = 0
+        attempt = again = 0
         while True:
             try:
                 durable = await self._producer.append([batch.stored.result() for batch in ready])
@@ -208,6 +209,9 @@ class Ingestor:
                 if ready[0].doubtful:
                     doubt = OutcomeUnknown(f"the batch may have been enqueued long ago, or not at all: {error.message}")
                     return self._finish(ready, doubt)
+                again += 1
+                if again > STORED_AGAIN_MAX:
+                    return self._finish(ready, error)
                 log.warning("batches outlived their generation and are stored again", batches=len(ready))
                 try:
                     await self._store_again(ready)

@@ -111,13 +111,13 @@ class Queue:
             ages.labels(queue=self.name, state=state).set(age_s or 0.0)
 
 
-async def names(store: Store) -> list[str]:
+async def names(store: Store, settings: QueueSettings) -> list[str]:
     """Every queue in the bucket, the default one first when it exists."""
     found: list[str] = []
     for name in (paths.DEFAULT, *await store.children(f"{paths.ROOT}/")):
         if paths.NAME.match(name):
             try:
-                await store.head(f"{paths.home(name)}/{paths.MANIFEST}")
+                await store.head(settings.of_queue(name).manifest_path)
             except NotFound:
                 continue
             found.append(name)

@@ -45,7 +45,7 @@ class QueueRoutes:
 
     def __init__(self, context: Context) -> None:
         self._store = context.store
-        self._bytes_max = context.settings.of(QueueSettings).batch_bytes_max
+        self._settings = context.settings.of(QueueSettings)
         self._broker = Broker(context)
 
     @property
@@ -80,7 +80,9 @@ class QueueRoutes:
     @operation("Every queue", answer=list[QueueStatus])
     async def all(self, request: Request) -> Response:
         request.state.principal.demand("queue:read")
-        return json_answer([await self._broker.queue(name).status() for name in await names(self._store)])
+        return json_answer(
+            [await self._broker.queue(name).status() for name in await names(self._store, self._settings)]
+        )
 
     @operation("One queue", answer=QueueStatus)
     async def one(self, request: Request) -> Response:
@@ -110,7 +112,7 @@ class QueueRoutes:
             return decode_json(body, list[KeyValueEntry])
         if kind == codec.CONTENT_TYPE:
             try:
-                return codec.decode(body, bytes_max=self._bytes_max)
+                return codec.decode(body, bytes_max=self._settings.batch_bytes_max)
             except Corrupt as error:
                 raise Invalid(error.message, hint="docs/formats/queue-batch.md describes the bytes") from error
         raise UnsupportedEncoding(

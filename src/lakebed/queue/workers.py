@@ -23,16 +23,16 @@ class Keeper:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._queues: dict[str, Queue] = {}
-        self._pause_s = context.settings.of(QueueSettings).sweep_interval_s
+        self._settings = context.settings.of(QueueSettings)
 
     async def run(self) -> None:
         while True:
             await self.round()
-            await self._context.clock.sleep(self._pause_s)
+            await self._context.clock.sleep(self._settings.sweep_interval_s)
 
     async def round(self) -> None:
         """One round over all queues; a queue that fails is logged and does not hold up the others."""
-        for name in await names(self._context.store):
+        for name in await names(self._context.store, self._settings):
             if name not in self._queues:
                 self._queues[name] = Queue.of(self._context, name)
             try:

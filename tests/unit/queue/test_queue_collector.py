@@ -415,7 +415,7 @@ async def test_queues_are_apart_and_found(open_queue: Open, memory: MemoryStore,
     await fill(open_queue(), "d")
 
     collector = Collector(QueueSettings().of_queue("orders"), memory, manual_clock)
-    assert await names(memory) == ["default", "orders"]
+    assert await names(memory, QueueSettings()) == ["default", "orders"]
     assert await drain(collector) == ["o"]
     assert (await open_queue().status()).pending == 1
     with pytest.raises(Invalid):
