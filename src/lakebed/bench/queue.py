@@ -36,7 +36,7 @@ FLEETS = (1, 4, 16)
 
 async def bench(stand: Stand) -> Sequence[Check]:
     context = stand.context()
-    blobs = 32 if stand.quick else 160
+    blobs = 64 if stand.quick else 160
     settings = QueueSettings(flush_size_bytes=ENTRIES * ENTRY_BYTES, max_unflushed_bytes=16 * 1024 * 1024)
     entries = _entries()
     raw = _raw(stand, context, codec.encode(entries), blobs)

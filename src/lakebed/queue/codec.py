@@ -1,9 +1,11 @@
 """Batches as bytes: the binary form `LBQ1`, and the seed's JSON form. Both are read; settings say which is written.
 
-`LBQ1` is a 28-byte header and a body, little-endian. The body holds, one after the other, the end offset of every key,
-the end offset of every value (u32 each), all keys, all values: lengths come first, so decoding is slicing. The header
-carries a checksum of itself and one of the body as stored; the body may be compressed with zstd, and is decompressed
-only up to the size the header promises, which is itself bounded. See docs/formats/queue-batch.md.
+`LBQ1` is a 20-byte header, a body and a checksum of all that, little-endian. The body holds, one after the other, the
+end offset of every key, the end offset of every value (u32 each), all keys, all values: lengths come first, so decoding
+is slicing. The body may be compressed with zstd, and is decompressed only up to the size the header promises, which is
+itself bounded. See docs/formats/queue-batch.md.
+
+Nothing here copies a whole batch more than once: at a mebibyte, a copy costs more than the checksum.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import struct
 import sys
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate, chain
 from typing import Literal
 
@@ -35,10 +38,12 @@ LEVEL = 1
 SAMPLE_BYTES = 16 * 1024
 SAMPLE_GAIN = 0.9  # `auto` compresses when the sample shrinks to less than this
 
-# magic, version, compression, flags, entries, raw bytes, stored bytes, crc32c of the stored body
-_HEADER = struct.Struct("<4sBBHIIII")
+SINGLY_BYTES = 256  # values of this size and more are checksummed one by one; smaller ones are joined first
+
+_HEADER = struct.Struct("<4sBBHIII")  # magic, version, compression, flags, entries, raw bytes, stored bytes
 _CRC = struct.Struct("<I")
-HEADER_BYTES = _HEADER.size + _CRC.size
+_RESIDUE = 0x48674BC7  # CRC-32C of any bytes that are followed by their own CRC-32C
+OVERHEAD_BYTES = _HEADER.size + _CRC.size
 
 _JSON = msgspec.json.Decoder(list[KeyValueEntry])
 
@@ -69,24 +74,27 @@ def encode(
         raise Invalid(f"a batch of {raw_bytes} bytes is larger than {RAW_BYTES_MAX}")
     offsets = struct.pack(f"<{2 * count}I", *key_ends, *value_ends)
     how = ZSTD if compression == "zstd" or (compression == "auto" and _shrinks(values)) else PLAIN
-    body = b"".join(chain((offsets,), keys, values))
+    head_of = partial(_HEADER.pack, MAGIC, BINARY_VERSION, how, 0, count, raw_bytes)
     if how == ZSTD:
-        body = zstd.compress(body, level=LEVEL)
-    return _header(how, count, raw_bytes, len(body), google_crc32c.value(body)) + body
+        body = zstd.compress(b"".join(chain((offsets,), keys, values)), level=LEVEL)
+        return _sealed((head_of(len(body)), body))
+    if value_ends[-1] < SINGLY_BYTES * count:
+        values = [b"".join(values)]
+    return _sealed((head_of(raw_bytes), offsets, b"".join(keys), *values))
 
 
 def decode(data: bytes, *, bytes_max: int = RAW_BYTES_MAX) -> list[KeyValueEntry]:
     """The entries of a batch in either form. Raises Corrupt for anything else, using bounded memory."""
     if data[:1] == b"[":
         return _decode_json(data, bytes_max)
-    count, body = _body(data, bytes_max)
-    ends = struct.unpack_from(f"<{2 * count}I", body)
+    count, body, start, end = _body(data, bytes_max)
+    ends = struct.unpack_from(f"<{2 * count}I", body, start)
     key_ends, value_ends = ends[:count], ends[count:]
-    keys_at = 8 * count
+    keys_at = start + 8 * count
     values_at = keys_at + key_ends[-1]
     if list(key_ends) != sorted(key_ends) or list(value_ends) != sorted(value_ends):
         raise Corrupt("batch: offsets go backwards")
-    if values_at + value_ends[-1] != len(body):
+    if values_at + value_ends[-1] != end:
         raise Corrupt("batch: offsets do not end where the body ends")
     keys = [keys_at, *[keys_at + end for end in key_ends]]
     values = [values_at, *[values_at + end for end in value_ends]]
@@ -96,35 +104,32 @@ def decode(data: bytes, *, bytes_max: int = RAW_BYTES_MAX) -> list[KeyValueEntry
     ]
 
 
-def _body(data: bytes, bytes_max: int) -> tuple[int, bytes]:
-    """The number of entries, and the uncompressed body."""
-    if len(data) < HEADER_BYTES or data[:4] != MAGIC:
+def _body(data: bytes, bytes_max: int) -> tuple[int, bytes, int, int]:
+    """The number of entries, and the bytes that hold the uncompressed body, from where to where."""
+    if len(data) < OVERHEAD_BYTES or data[:4] != MAGIC:
         raise Corrupt("batch: neither LBQ1 nor a JSON array", hint="lakebed queue dump shows its first bytes")
-    (crc,) = _CRC.unpack_from(data, _HEADER.size)
-    if google_crc32c.value(data[: _HEADER.size]) != crc:
-        raise Corrupt("batch: the header's checksum does not match")
-    _, version, how, flags, count, raw_bytes, stored_bytes, body_crc = _HEADER.unpack_from(data)
+    if google_crc32c.value(data) != _RESIDUE:
+        raise Corrupt("batch: the checksum does not match")
+    _, version, how, flags, count, raw_bytes, stored_bytes = _HEADER.unpack_from(data)
+    start, end = _HEADER.size, len(data) - _CRC.size
     if version != BINARY_VERSION or flags:
         raise Corrupt(f"batch: version {version} with flags {flags} is not known; this Lakebed reads {BINARY_VERSION}")
     if raw_bytes > min(bytes_max, RAW_BYTES_MAX):
         raise Corrupt(f"batch: {raw_bytes} bytes are more than the {bytes_max} that are read")
-    if stored_bytes != len(data) - HEADER_BYTES:
-        raise Corrupt(f"batch: {len(data) - HEADER_BYTES} bytes of body where the header says {stored_bytes}")
+    if stored_bytes != end - start:
+        raise Corrupt(f"batch: {end - start} bytes of body where the header says {stored_bytes}")
     if not count or raw_bytes < 8 * count:
         raise Corrupt(f"batch: {count} entries cannot stand in {raw_bytes} bytes")
-    stored = data[HEADER_BYTES:]
-    if google_crc32c.value(stored) != body_crc:
-        raise Corrupt("batch: the body's checksum does not match")
     if how == ZSTD:
-        return count, _inflate(stored, raw_bytes)
+        return count, _inflate(memoryview(data)[start:end], raw_bytes), 0, raw_bytes
     if how != PLAIN:
         raise Corrupt(f"batch: compression {how} is not known")
     if stored_bytes != raw_bytes:
         raise Corrupt(f"batch: the body has {stored_bytes} bytes where the header says {raw_bytes}")
-    return count, stored
+    return count, data, start, end
 
 
-def _inflate(body: bytes, raw_bytes: int) -> bytes:
+def _inflate(body: memoryview, raw_bytes: int) -> bytes:
     """Decompresses one frame, never holding more than one byte beyond what was promised."""
     frame = zstd.ZstdDecompressor()
     try:
@@ -148,9 +153,11 @@ def _decode_json(data: bytes, bytes_max: int) -> list[KeyValueEntry]:
     return entries
 
 
-def _header(how: int, count: int, raw_bytes: int, stored_bytes: int, crc: int) -> bytes:
-    head = _HEADER.pack(MAGIC, BINARY_VERSION, how, 0, count, raw_bytes, stored_bytes, crc)
-    return head + _CRC.pack(google_crc32c.value(head))
+def _sealed(parts: Sequence[bytes]) -> bytes:
+    crc = 0
+    for part in parts:
+        crc = google_crc32c.extend(crc, part)
+    return b"".join((*parts, _CRC.pack(crc)))
 
 
 def _shrinks(values: list[bytes]) -> bool:

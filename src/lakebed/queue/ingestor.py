@@ -131,10 +131,10 @@ class Ingestor:
             raise Unprocessable("there are no entries", hint="send at least one entry")
         if len(entries) > self._settings.entries_max:
             raise TooLarge(f"{len(entries)} entries at once, the limit is {self._settings.entries_max}")
-        largest = max([len(entry.key) + len(entry.value) for entry in entries])
-        if largest > self._settings.entry_bytes_max:
+        sizes = [len(entry.key) + len(entry.value) for entry in entries]
+        if (largest := max(sizes)) > self._settings.entry_bytes_max:
             raise TooLarge(f"an entry of {largest} bytes, the limit is {self._settings.entry_bytes_max}")
-        size_bytes = codec.size_of(entries)
+        size_bytes = sum(sizes) + codec.ENTRY_OVERHEAD_BYTES * len(sizes)
         if size_bytes > self._settings.ingest_bytes_max:
             raise TooLarge(f"{size_bytes} bytes at once, the limit is {self._settings.ingest_bytes_max}")
         return size_bytes

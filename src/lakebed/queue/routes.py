@@ -80,9 +80,8 @@ class QueueRoutes:
     @operation("Every queue", answer=list[QueueStatus])
     async def all(self, request: Request) -> Response:
         request.state.principal.demand("queue:read")
-        return json_answer(
-            [await self._broker.queue(name).status() for name in await names(self._store, self._settings)]
-        )
+        found = await names(self._store, self._settings)
+        return json_answer([await self._broker.queue(name).status() for name in found])
 
     @operation("One queue", answer=QueueStatus)
     async def one(self, request: Request) -> Response:

@@ -100,11 +100,9 @@ def test_any_other_bytes_are_corrupt(data: bytes) -> None:
 
 
 def forged(*, count: int, raw: int, body: bytes, how: int, version: int = 1, flags: int = 0) -> bytes:
-    """A batch whose checksums are right and whose numbers may lie."""
-    head = struct.pack(
-        "<4sBBHIIII", b"LBQ1", version, how, flags, count, raw, len(body), google_crc32c.value(bytes(body))
-    )
-    return head + struct.pack("<I", google_crc32c.value(head)) + body
+    """A batch whose checksum is right and whose numbers may lie."""
+    data = struct.pack("<4sBBHIII", b"LBQ1", version, how, flags, count, raw, len(body)) + body
+    return data + struct.pack("<I", google_crc32c.value(data))
 
 
 @pytest.mark.parametrize(
