@@ -27,7 +27,7 @@ async def bench(stand: Stand) -> Sequence[Check]:
     under = f"{settings.prefix}/" if settings.prefix else ""  # our seam puts it there by itself
     root = f"bench/{ids.token()}"
     small, large = b"s" * KIB, b"l" * MIB
-    many, few = (400, 40) if stand.quick else (1500, 120)
+    many, few = (200, 20) if stand.quick else (1500, 120)
 
     async def bare_create(key: str, data: bytes) -> Any:
         return await obstore.put_async(bare, under + key, data, mode="create")
