@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+from msgspec.structs import replace
+
 from lakebed.clock import Clock, now_ms
 from lakebed.errors import Corrupt, Fenced, LakebedError, NotFound
 from lakebed.ids import Ids
@@ -21,7 +23,7 @@ from lakebed.queue.cleaner import Cleaner
 from lakebed.queue.consumer import Consumer
 from lakebed.queue.dead_letters import DeadLetters
 from lakebed.queue.errors import Closed
-from lakebed.queue.model import Claimed, CollectedBatch, KeyValueEntry, ProducerManifest
+from lakebed.queue.model import Claimed, CollectedBatch, KeyValueEntry, ProducerManifest, Trouble
 from lakebed.queue.producer import Producer
 from lakebed.queue.settings import QueueSettings
 from lakebed.queue.sweeper import Sweeper
@@ -144,6 +146,7 @@ class Collector:
             trouble = await self._consumer.reject(batch.claimed, reason)
             self._rejections.inc()
             if trouble.bury:
+                self._doom(batch.claimed, trouble)
                 await self._dead_letters.bury(batch.claimed, trouble)
                 self._forget(batch.claimed)
                 return True
@@ -219,7 +222,7 @@ class Collector:
         """The batch of a claim, or None when it was buried instead, or is no longer ours."""
         claimed = held.claimed
         if claimed.trouble is not None and claimed.trouble.bury:
-            await self._bury(held, claimed.trouble.reason)
+            await self._bury(held)
             return None
         if held.reading is None:
             held.reading = asyncio.create_task(self._fetch(claimed.location))
@@ -236,15 +239,24 @@ class Collector:
                 raise Closed("the collector is closed") from None
             raise
 
-    async def _bury(self, held: _Held, reason: str) -> None:
+    async def _bury(self, held: _Held, reason: str = "") -> None:
         """The decision is written down first, so that whoever comes after a crash buries it too."""
+        trouble = held.claimed.trouble
         try:
-            trouble = await self._consumer.reject(held.claimed, reason, last=True)
+            if trouble is None or not trouble.bury:
+                trouble = await self._consumer.reject(held.claimed, reason, last=True)
+                self._doom(held.claimed, trouble)
             await self._dead_letters.bury(held.claimed, trouble)
-            log.error("a batch became a dead letter", location=held.claimed.location, reason=reason)
+            log.error("a batch became a dead letter", location=held.claimed.location, reason=trouble.reason)
         except Fenced:
             self._fenced.inc()  # missing because another finished it, or simply another's now
         self._forget(held.claimed)
+
+    def _doom(self, claimed: Claimed, trouble: Trouble) -> None:
+        """From the decision on it is buried, by the next call if not by this one, and never handed out again."""
+        held = self._held.get(claimed.location)
+        if held is not None and held.claimed.epoch == claimed.epoch:
+            held.claimed = replace(held.claimed, trouble=trouble)
 
     async def _still_ours(self, held: _Held) -> bool:
         """Whether the claim is fresh; asks the manifest when we cannot know."""

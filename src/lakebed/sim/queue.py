@@ -43,6 +43,7 @@ class Table:
         self.durable: dict[str, str] = {}  # entry → location
         self.poison: set[str] = set()  # locations that can only become dead letters
         self.applied: dict[int, tuple[str, list[str]]] = {}  # sequence → location and entries, in order of applying
+        self.acks: set[str] = set()
         self.epochs: dict[str, int] = {}  # location → the newest claim under which it was delivered
         world.invariant("queue", self.complaint)
 
@@ -66,7 +67,10 @@ class Table:
         if self._world.trace[-1][3] in READS:
             return None
         producer, consumer = self.producer(), self.consumer()
-        finished = {location for location, _ in self.applied.values()} | self.dead()
+        dead = self.dead()
+        finished = {location for location, _ in self.applied.values()} | dead
+        if dead & self.acks:
+            return f"{min(dead & self.acks)} was acked, and is a dead letter"
         if len(set(producer.pending)) != len(producer.pending):
             return "a location is pending twice"
         for location in producer.pending:
@@ -80,8 +84,10 @@ class Table:
     def acked(self, batch: CollectedBatch) -> None:
         newest = self.epochs[batch.location]
         self._world.check(newest == batch.claimed.epoch, f"{batch.location} was acked by a collector that had lost it")
+        self.acks.add(batch.location)
 
     def delivered(self, collector: Collector, batch: CollectedBatch) -> None:
+        self._world.check(batch.location not in self.acks, f"{batch.location} was acked, and is delivered again")
         self.epochs[batch.location] = max(batch.claimed.epoch, self.epochs.get(batch.location, 0))
         claim = self.consumer().claims.get(batch.location)
         self._world.check(
