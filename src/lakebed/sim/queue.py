@@ -1,4 +1,4 @@
-"""The queue's world: ingestors and collectors that stall, fail and die on one queue, with a keeper that tidies it.
+"""The queue's world: ingestors and collectors that stand still, fail and die on one queue that a keeper tidies.
 
 A collector's process applies each batch to a table that remembers the batch's sequence, as an exactly-once consumer
 does. Asked after every step: what was called durable is still there until it is applied or a dead letter. Asked at
@@ -23,7 +23,7 @@ from lakebed.sim.faults import CALM
 from lakebed.sim.world import Process, World
 
 CRASH = 0.003  # per await at the store
-SLOW, SLOW_S = 0.02, 12.0  # some operations take longer than a claim lasts: its holder is as good as frozen
+SLOW, SLOW_S = 0.02, 12.0  # some operations take longer than a claim lasts
 READS = frozenset({"get", "get_range", "head", "list", "children", "boot"})
 TIMEOUT_S = 6.0
 SKEW_S = 0.5
@@ -152,12 +152,22 @@ async def queue(world: World) -> None:
         for n in range(2)
     ]
     keeping = asyncio.ensure_future(world.keep("keeper", lambda process: _keep(process, settings)))
+    stalling = asyncio.ensure_future(_stall(world))
     await asyncio.gather(*producing)
+    stalling.cancel()
     world.heal(CALM)
     await _rest(world, table)
     for task in (*consuming, keeping):
         task.cancel()
     table.verdict()
+
+
+async def _stall(world: World) -> None:
+    """Now and then a process stands still, for longer than a claim lasts."""
+    while True:
+        await asyncio.sleep(world.rng.uniform(0.2, 4.0))
+        alive = [process for process in world.processes if process.alive]
+        world.pause(world.rng.choice(alive), world.rng.uniform(0.5, 2 * TIMEOUT_S))
 
 
 async def crash(world: World, victim: str, at_await: int) -> bool:
