@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -121,6 +122,39 @@ async def test_nothing_durable_is_lost_when_anybody_is_killed(context: Context, 
     assert set(promised) | set(fleet.durable("whole")) <= set(found)
     assert len(set(found)) == len(found)
     assert in_order(found)
+
+
+async def test_a_stopped_collector_wakes_up_to_nothing(context: Context, fleet: Fleet) -> None:
+    """SIGSTOP for longer than its claims last: another goes on in order, and nothing is applied twice."""
+    producer = await fleet.producer("whole", 60)
+    sleeper = await fleet.collector("sleeper")
+
+    async def applied() -> bool:
+        return len(await read_table(context, TABLE)) >= 2
+
+    await until(applied, "the first collector applies")
+    sleeper.send_signal(signal.SIGSTOP)
+    await fleet.collector("heir")
+    assert await asyncio.wait_for(producer.wait(), DEADLINE_S) == 0
+    queue = open_queue(context, NAME)
+
+    async def drained() -> bool:
+        return (await queue.status()).pending == 0
+
+    await until(drained, "the heir drains it")
+    sleeper.send_signal(signal.SIGCONT)
+    await fleet.producer("after", 5)
+
+    async def complete() -> bool:
+        rows = await read_table(context, TABLE)
+        return {f"after-{n}" for n in range(5)} <= {entry for batch in rows for entry in batch.entries}
+
+    await until(complete, "both go on")
+    found = [entry for batch in await read_table(context, TABLE) for entry in batch.entries]
+    assert len(set(found)) == len(found)
+    assert set(fleet.durable("whole")) <= set(found)
+    assert in_order(found)
+    assert sleeper.returncode is None
 
 
 async def test_a_late_process_cannot_ack_what_another_took_over(context: Context) -> None:

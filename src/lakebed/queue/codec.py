@@ -115,7 +115,7 @@ def _body(data: bytes, bytes_max: int) -> tuple[int, bytes, int, int]:
     if version != BINARY_VERSION or flags:
         raise Corrupt(f"batch: version {version} with flags {flags} is not known; this Lakebed reads {BINARY_VERSION}")
     if raw_bytes > min(bytes_max, RAW_BYTES_MAX):
-        raise Corrupt(f"batch: {raw_bytes} bytes are more than the {bytes_max} that are read")
+        raise Corrupt(f"batch: {raw_bytes} bytes are more than the {bytes_max} that are read", bytes=raw_bytes)
     if stored_bytes != end - start:
         raise Corrupt(f"batch: {end - start} bytes of body where the header says {stored_bytes}")
     if not count or raw_bytes < 8 * count:

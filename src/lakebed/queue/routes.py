@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from lakebed.context import Context, Health
-from lakebed.errors import Corrupt, Invalid, NotFound, UnsupportedEncoding
+from lakebed.errors import Corrupt, Invalid, NotFound, TooLarge, UnsupportedEncoding
 from lakebed.queue import codec, paths
 from lakebed.queue.broker import Broker
 from lakebed.queue.model import DeadLetter, KeyValueEntry, QueueStatus
@@ -111,8 +111,10 @@ class QueueRoutes:
             return decode_json(body, list[KeyValueEntry])
         if kind == codec.CONTENT_TYPE:
             try:
-                return codec.decode(body, bytes_max=self._settings.batch_bytes_max)
+                return codec.decode(body, bytes_max=self._settings.ingest_bytes_max)
             except Corrupt as error:
+                if "bytes" in error.detail:
+                    raise TooLarge(error.message, hint="send less at once") from error
                 raise Invalid(error.message, hint="docs/formats/queue-batch.md describes the bytes") from error
         raise UnsupportedEncoding(
             f"content type {kind!r} is not spoken here", hint=f"application/json or {codec.CONTENT_TYPE}"

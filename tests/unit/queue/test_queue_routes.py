@@ -94,11 +94,12 @@ async def test_callers_at_one_time_share_a_batch_and_a_write(client: httpx2.Asyn
         ("orders", b"a line", "text/plain", 415),
         ("Orders!", b"[]", "application/json", 400),
         ("orders", codec.encode([KeyValueEntry(b"", b"x" * 2000)]), codec.CONTENT_TYPE, 413),
+        ("orders", codec.encode([KeyValueEntry(b"", bytes(10**6))]), codec.CONTENT_TYPE, 413),
     ],
 )
 async def test_what_is_wrong_is_told_by_its_status(name: str, body: bytes, kind: str, status: int) -> None:
     """Malformed, empty, of an unknown kind, misnamed, too large: each has its own status, and nothing is stored."""
-    context = made(**{"queue.entry_bytes_max": 1000})
+    context = made(**{"queue.entry_bytes_max": 1000, "queue.ingest_bytes_max": 10_000})
     transport = httpx2.ASGITransport(app=build(context, [component(context)]))
     async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         answer = await client.post(f"/v1/queues/{name}/entries", content=body, headers={"content-type": kind})
