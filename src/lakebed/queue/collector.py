@@ -208,11 +208,16 @@ class Collector:
 
     def _hold(self, claimed: Claimed, at_s: float) -> None:
         held = self._held[claimed.location] = _Held(claimed, at_s)
-        held.reading = asyncio.create_task(self._fetch(claimed.location))
+        held.reading = self._fetching(claimed.location)
         self._claims.inc()
         if claimed.takeover:
             self._takeovers.inc()
             log.warning("took over a stale claim", location=claimed.location, sequence=claimed.sequence)
+
+    def _fetching(self, location: str) -> asyncio.Task[list[KeyValueEntry]]:
+        reading = asyncio.create_task(self._fetch(location))
+        reading.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may ask for it
+        return reading
 
     async def _fetch(self, location: str) -> list[KeyValueEntry]:
         stored = await self._store.get(location)
@@ -225,7 +230,7 @@ class Collector:
             await self._bury(held)
             return None
         if held.reading is None:
-            held.reading = asyncio.create_task(self._fetch(claimed.location))
+            held.reading = self._fetching(claimed.location)
         try:
             return CollectedBatch(await asyncio.shield(held.reading), claimed)
         except (NotFound, Corrupt) as error:

@@ -41,6 +41,7 @@ class _Batch:
         self.entries: list[KeyValueEntry] = []
         self.size_bytes = 0
         self.due = False
+        self.timer: asyncio.Task[None] | None = None
         self.counter = 0
         self.deadline_s = 0.0
         self.doubtful = False  # an append of it was answered neither yes nor no
@@ -101,7 +102,7 @@ class Ingestor:
         batch = self._gathering
         if batch is None:
             batch = self._gathering = _Batch()
-            self._spawn(self._flush_when_due(batch))
+            batch.timer = self._spawn(self._flush_when_due(batch))
         batch.entries.extend(entries)
         batch.size_bytes += size_bytes
         self._unflushed_bytes += size_bytes
@@ -153,6 +154,8 @@ class Ingestor:
         batch, self._gathering = self._gathering, None
         if batch is None:
             return
+        if batch.timer is not None:
+            batch.timer.cancel()
         self._counter += 1
         batch.counter = self._counter
         batch.deadline_s = self._clock.monotonic_s() + self._settings.flush_timeout_s
@@ -258,10 +261,11 @@ class Ingestor:
                 self._seconds.observe(self._clock.monotonic_s() - batch.deadline_s + self._settings.flush_timeout_s)
         self._moved.set()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 def _seen(outcome: asyncio.Future[Durable]) -> None:

@@ -42,6 +42,7 @@ class Keeper:
 
     async def _keep(self, queue: Queue) -> None:
         status = await queue.status()
-        if status.done >= queue.settings.done_cleanup_threshold:
+        idle = (status.done_age_s or 0.0) > queue.settings.horizon_s  # too few for a clean-up, but they wait for long
+        if status.done >= queue.settings.done_cleanup_threshold or idle:
             await queue.cleaner.clean()
         await queue.sweeper.sweep()

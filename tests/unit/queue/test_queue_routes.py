@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 
-from lakebed.clock import SystemClock
+from lakebed.clock import ManualClock, SystemClock
 from lakebed.context import Context
 from lakebed.errors import Overloaded, Unavailable
 from lakebed.gateway.app import build
@@ -184,3 +185,22 @@ async def test_the_keeper_tidies_every_queue(context: Context) -> None:
     assert context.metrics.value("lakebed_queue_cleaned_total") == 200
     assert context.metrics.value("lakebed_queue_length", queue="orders") == 0
     assert [worker.name for worker in workers.workers(context)] == ["queue-keeper"]
+
+
+async def test_the_keeper_does_not_let_the_last_done_batches_lie(manual_clock: ManualClock) -> None:
+    """Fewer than the threshold, but older than a horizon: they are removed too."""
+    context = msgspec.structs.replace(made(), clock=manual_clock, store=MemoryStore(clock=manual_clock))
+    queue = Queue.of(context)
+    ingestor, collector = queue.ingestor(), queue.collector()
+    await ingestor.ingest([KeyValueEntry(b"k", b"v")])
+    await ingestor.close()
+    await collector.ack(await collector.next_batch())  # type: ignore[arg-type]
+    await collector.close()
+    keeper = workers.Keeper(context)
+
+    await keeper.round()
+    before = (await queue.status()).done
+    await manual_clock.advance(queue.settings.horizon_s + 1.0)
+    await keeper.round()
+
+    assert (before, (await queue.status()).done) == (1, 0)
