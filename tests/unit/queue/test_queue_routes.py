@@ -204,3 +204,21 @@ async def test_the_keeper_does_not_let_the_last_done_batches_lie(manual_clock: M
     await keeper.round()
 
     assert (before, (await queue.status()).done) == (1, 0)
+
+
+async def test_a_key_opens_what_its_rights_name() -> None:
+    """Reading, writing and each queue are rights of their own."""
+    key = {"name": "app", "secret": "0123456789abcdef0123", "rights": ["queue:write:orders", "queue:read:*"]}
+    context = made(**{"gateway.keys": [key]})
+    routes = component(context)
+    transport = httpx2.ASGITransport(app=build(context, [routes]))
+    headers = {"authorization": f"Bearer {key['secret']}"}
+    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers) as client:
+        orders = await client.post("/v1/queues/orders/entries", json=as_json(b"x"))
+        others = await client.post("/v1/queues/others/entries", json=as_json(b"x"))
+        read = await client.get("/v1/queues/orders")
+        listed = await client.get("/v1/queues")
+        nobody = await client.get("/v1/queues/orders", headers={"authorization": ""})
+
+    assert [answer.status_code for answer in (orders, others, read, listed, nobody)] == [200, 403, 200, 403, 401]
+    await routes.stop()
