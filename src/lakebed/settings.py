@@ -1,4 +1,4 @@
-"""Settings are data: one tree of sections, defaults < lakebed.toml < LAKEBED_* < flags.
+"""Settings are data: one tree of sections, defaults < lakebed.toml < a running stack < LAKEBED_* < flags.
 
 A section is a frozen struct owned by its part; this module only reads, merges, checks and explains. Unknown keys and
 contradictory values are refused with the keys named, before anything starts.
@@ -110,6 +110,7 @@ def load(
     kinds: Iterable[type[Section]],
     *,
     file: Path | None = None,
+    stack: Mapping[str, Any] | None = None,
     env: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
 ) -> Settings:
@@ -119,6 +120,7 @@ def load(
     sources: dict[str, str] = {}
     for source, layer in (
         (str(file), _from_file(file)),
+        ("stack", dict(stack or {})),
         ("environment", _from_env(env or {}, known)),
         ("flag", dict(flags or {})),
     ):
