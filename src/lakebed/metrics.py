@@ -32,6 +32,23 @@ TABLE: tuple[Metric, ...] = (
     Metric("lakebed_register_writes_total", "counter", "Registers written by compare-and-swap.", ("register",)),
     Metric("lakebed_register_changes_total", "counter", "Changes carried by those writes.", ("register",)),
     Metric("lakebed_register_conflicts_total", "counter", "Compare-and-swaps that met a newer value.", ("register",)),
+    # batches
+    Metric("lakebed_batches_uploads_total", "counter", "Batch uploads by outcome.", ("outcome",)),
+    Metric("lakebed_batches_samples_total", "counter", "Samples in the batches this collector accepted."),
+    Metric("lakebed_batches_accept_seconds", "histogram", "Time to accept a batch, or to find it accepted."),
+    Metric("lakebed_batches_aftermath_waiting", "gauge", "Derived writes waiting in memory."),
+    Metric("lakebed_batches_aftermath_total", "counter", "Derived writes by outcome.", ("outcome",)),
+    Metric("lakebed_batches_live_bytes", "gauge", "Memory held by live state."),
+    Metric("lakebed_batches_live_batches", "gauge", "Batches held by live state."),
+    Metric("lakebed_batches_spool_bytes", "gauge", "Bytes in the local spool that are not landed yet."),
+    Metric("lakebed_batches_spool_batches", "gauge", "Batches in the local spool that are not landed yet."),
+    Metric(
+        "lakebed_batches_landed_total", "counter", "Spooled batches landed in the bucket, by outcome.", ("outcome",)
+    ),
+    Metric("lakebed_batches_reconciled_total", "counter", "Accepted manifests checked by the reconciler.", ("path",)),
+    Metric("lakebed_batches_repairs_total", "counter", "Derived records the reconciler had to mend.", ("repair",)),
+    Metric("lakebed_batches_reconciler_lag_seconds", "gauge", "Age of the reconciler's checkpoint."),
+    Metric("lakebed_batches_gc_blobs_total", "counter", "Raw blobs judged by garbage collection.", ("verdict",)),
     # gateway
     Metric("lakebed_http_requests_total", "counter", "HTTP requests answered.", ("route", "method", "status")),
     Metric("lakebed_http_seconds", "histogram", "Time to answer an HTTP request.", ("route",)),

@@ -23,8 +23,9 @@ INDEX = "index/v1/"
 RESOLUTIONS = "quarantine/v1/resolutions/"
 HELD_BOOTS = "quarantine/v1/held/"
 REPAIRS = "repairs/v1/raw-blob/"
-RECONCILER = "reconciler/v1/"
-DOOMED = "gc/v1/doomed/sha256/"
+ROLLUP_WORK = "rollup-work/v1/"
+CHECKPOINT = "reconciler/v1/checkpoint.json"
+AUDIT = "reconciler/v1/audit.json"
 GC_REPORTS = "gc/v1/reports/"
 
 SEQ_DIGITS = 20
@@ -131,15 +132,11 @@ def held_boot_key(agent_id: str, boot_id: str) -> str:
 
 def work_key(identity: Identity, accepted_at_ns: int) -> str:
     """Where rollup and index work for one accepted batch is asked for."""
-    return f"{MANIFESTS}{hour_of(accepted_at_ns)}/{manifest_id(identity, accepted_at_ns)}.json"
+    return f"{ROLLUP_WORK}{hour_of(accepted_at_ns)}/{manifest_id(identity, accepted_at_ns)}.json"
 
 
 def repair_key(identity: Identity) -> str:
     return f"{REPAIRS}{_place(identity)}.json"
-
-
-def doomed_key(sha256: str) -> str:
-    return f"{DOOMED}{_fan(sha256)}.json"
 
 
 def hour_of(at_ns: int) -> str:

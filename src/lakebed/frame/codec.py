@@ -1,4 +1,4 @@
-"""Frames to bytes and back. `decode` trusts nothing: lengths, indexes, names and checksum are checked, in bounded memory.
+"""Frames to bytes and back. `decode` trusts nothing: lengths, indexes, names and the checksum are checked.
 
 Bad bytes give Invalid and nothing else. No step on the way in loops over samples in Python: columns are views of the
 body's bytes, checked by whole-array comparisons; only the string dictionary is walked.
