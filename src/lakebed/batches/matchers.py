@@ -44,15 +44,15 @@ class Selector:
             pattern.fits(labels.get(m.label, "")) == (m.op == "=~") for m, pattern in self._patterns
         )
 
-    def series(self, columns: Columns) -> dict[int, dict[str, str]]:
-        """The series of these columns that are meant, with their labels."""
+    def series(self, columns: Columns, agent_id: str) -> dict[int, dict[str, str]]:
+        """The series of these columns that are meant, with their labels; the agent counts as a label of each."""
         try:
             wanted = columns.strings.index(self.metric)
         except ValueError:
             return {}
         found = {}
         for series in (columns.series_metric == wanted).nonzero()[0].tolist():
-            labels = columns.labels(series)
+            labels = {"agent_id": agent_id} | columns.labels(series)
             if self.takes(labels):
                 found[series] = labels
         return found

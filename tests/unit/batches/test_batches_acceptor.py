@@ -35,6 +35,7 @@ async def test_a_new_batch_is_accepted_with_the_manifest_the_seed_describes(
     """An accepted batch has its blob under its hash and a manifest with every field of the schema."""
     frame = frame_of()
     submitted = submit(frame)
+    sha = submitted.sha256
 
     answer = await make_acceptor(store).accept(submitted)
 
@@ -50,7 +51,7 @@ async def test_a_new_batch_is_accepted_with_the_manifest_the_seed_describes(
         "seq_end": 9,
         "frame_sha256": submitted.sha256,
         "frame_bytes": len(frame),
-        "raw_blob_key": f"raw-blobs/v1/sha256/{submitted.sha256:.2}/{submitted.sha256[2:]:.2}/{submitted.sha256}.lmbatch",
+        "raw_blob_key": f"raw-blobs/v1/sha256/{sha[:2]}/{sha[2:4]}/{sha}.lmbatch",
         "accepted_at_unix_ns": answer.accepted_at_unix_ns,
         "collector_id": "collector-1",
         "wire_version": 1,
