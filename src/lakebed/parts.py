@@ -25,11 +25,13 @@ class Part(msgspec.Struct, frozen=True):
     component: str = ""  # (Context) -> Component
     workers: str = ""  # (Context) -> Sequence[Worker]
     checks: str = ""  # async (Context) -> Sequence[Diagnosis], for `lakebed doctor`
+    active_active: bool = True  # writes under conditions, so the store must be proven before it starts
 
 
 PARTS: tuple[Part, ...] = (
     Part("store", "the seam to object storage", settings="lakebed.store.settings:StoreSettings"),
     Part("gateway", "HTTP in front of every part", settings="lakebed.gateway.settings:GatewaySettings"),
+    Part("console", "web pages", component="lakebed.console.routes:component", active_active=False),
 )
 
 

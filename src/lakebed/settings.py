@@ -67,6 +67,16 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     def check(self) -> None:
         return None
 
+    def as_layer(self) -> dict[str, Any]:
+        """These values as a layer of `load`: every one that differs from its default, secrets in the clear."""
+        default = type(self)()
+        values = {field.name: getattr(self, field.name) for field in msgspec.structs.fields(self)}
+        return {
+            f"{self.section}.{name}": value.reveal() if isinstance(value, Secret) else value
+            for name, value in values.items()
+            if value != getattr(default, name)
+        }
+
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
         try:

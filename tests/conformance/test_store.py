@@ -68,7 +68,7 @@ class TestReading:
 
         stored = await store.get("t/one")
 
-        assert b"hello" == stored.data
+        assert stored.data == b"hello"
         assert (created.key, created.size, created.etag) == (stored.key, stored.info.size, stored.etag)
 
     async def test_head_tells_size_etag_and_time(self, store: Store) -> None:
@@ -84,8 +84,8 @@ class TestReading:
         """A range gives exactly the bytes asked for."""
         await store.create("t/one", b"0123456789")
 
-        assert b"345" == await store.get_range("t/one", 3, 3)
-        assert b"9" == await store.get_range("t/one", 9, 1)
+        assert await store.get_range("t/one", 3, 3) == b"345"
+        assert await store.get_range("t/one", 9, 1) == b"9"
 
     @pytest.mark.parametrize(("start", "length"), [(8, 3), (10, 1), (50, 1)])
     async def test_a_range_past_the_end_is_corrupt(self, store: Store, start: int, length: int) -> None:
@@ -111,8 +111,8 @@ class TestReading:
         """An empty object is an object."""
         await store.create("t/empty", b"")
 
-        assert b"" == (await store.get("t/empty")).data
-        assert ["t/empty"] == await keys(store, "t/")
+        assert (await store.get("t/empty")).data == b""
+        assert await keys(store, "t/") == ["t/empty"]
 
 
 class TestCreate:
@@ -129,9 +129,9 @@ class TestCreate:
         with pytest.raises(AlreadyExists) as caught:
             await store.create("t/one", b"mine")
 
-        assert b"theirs" == caught.value.current.data
-        assert "t/one" == caught.value.current.key
-        assert b"theirs" == (await store.get("t/one")).data
+        assert caught.value.current.data == b"theirs"
+        assert caught.value.current.key == "t/one"
+        assert (await store.get("t/one")).data == b"theirs"
 
     async def test_large_objects_compare_too(self, store: Store) -> None:
         """Idempotence by content holds for objects of megabytes."""
@@ -147,7 +147,7 @@ class TestCreate:
 
         winners = [n for n, outcome in enumerate(outcomes) if not isinstance(outcome, BaseException)]
         losers = [outcome for outcome in outcomes if isinstance(outcome, AlreadyExists)]
-        assert 1 == len(winners)
+        assert len(winners) == 1
         assert {b"%d" % winners[0]} == {loser.current.data for loser in losers}
 
 
@@ -158,7 +158,7 @@ class TestReplace:
 
         second = await store.replace("t/one", b"new", first.etag)
 
-        assert b"new" == (await store.get("t/one")).data
+        assert (await store.get("t/one")).data == b"new"
         assert second.etag == (await store.head("t/one")).etag
 
     async def test_replacing_what_changed_is_stale(self, store: Store) -> None:
@@ -169,7 +169,7 @@ class TestReplace:
         with pytest.raises(Stale) as caught:
             await store.replace("t/one", b"mine", first.etag)
 
-        assert b"newer" == caught.value.current.data
+        assert caught.value.current.data == b"newer"
 
     async def test_replacing_again_with_the_same_bytes_is_the_same_success(self, store: Store) -> None:
         """Replace is idempotent by content: a repeat after a lost answer succeeds."""
@@ -178,7 +178,7 @@ class TestReplace:
 
         await store.replace("t/one", b"new", first.etag)
 
-        assert b"new" == (await store.get("t/one")).data
+        assert (await store.get("t/one")).data == b"new"
 
     async def test_replacing_what_is_gone_is_stale(self, store: Store) -> None:
         """A replace of a deleted object raises Stale with nothing in `current`, and creates nothing."""
@@ -189,7 +189,7 @@ class TestReplace:
             await store.replace("t/one", b"new", first.etag)
 
         assert caught.value.current is None
-        assert [] == await keys(store, "t/")
+        assert await keys(store, "t/") == []
 
     async def test_of_racing_replaces_exactly_one_wins(self, store: Store) -> None:
         """Of eight racing replaces of one etag exactly one succeeds."""
@@ -199,8 +199,8 @@ class TestReplace:
             *(store.replace("t/race", b"%d" % n, first.etag) for n in range(8)), return_exceptions=True
         )
 
-        assert 1 == sum(not isinstance(outcome, BaseException) for outcome in outcomes)
-        assert 7 == sum(isinstance(outcome, Stale) for outcome in outcomes)
+        assert sum(not isinstance(outcome, BaseException) for outcome in outcomes) == 1
+        assert sum(isinstance(outcome, Stale) for outcome in outcomes) == 7
 
 
 class TestListing:
@@ -229,8 +229,8 @@ class TestListing:
 
     async def test_a_missing_folder_is_empty(self, store: Store) -> None:
         """Listing nothing gives nothing."""
-        assert [] == await keys(store, "nowhere/")
-        assert [] == list(await store.children("nowhere/"))
+        assert await keys(store, "nowhere/") == []
+        assert list(await store.children("nowhere/")) == []
 
     async def test_more_than_a_page_is_listed_whole(self, store: Store) -> None:
         """A listing goes on over pages, each key once."""
@@ -246,15 +246,15 @@ class TestListing:
         for key in ("t/b/1", "t/a/2", "t/a/c/3", "t/file"):
             await store.create(key, b"x")
 
-        assert ["a", "b"] == list(await store.children("t/"))
+        assert list(await store.children("t/")) == ["a", "b"]
 
     async def test_what_was_written_is_listed_at_once(self, store: Store) -> None:
         """A list after a create, and after a delete, tells the truth."""
         await store.create("t/one", b"x")
-        assert ["t/one"] == await keys(store, "t/")
+        assert await keys(store, "t/") == ["t/one"]
 
         await store.delete("t/one")
-        assert [] == await keys(store, "t/")
+        assert await keys(store, "t/") == []
 
     @pytest.mark.parametrize("prefix", ["t", "t/a", "/t/", "t//"])
     async def test_half_a_segment_is_no_prefix(self, store: Store, prefix: str) -> None:
@@ -270,8 +270,8 @@ class TestUpload:
 
         info = await store.upload("t/big", chunks(*parts))
 
-        assert 12_000_001 == info.size
-        assert b"bc" == await store.get_range("t/big", 11_999_999, 2)
+        assert info.size == 12_000_001
+        assert await store.get_range("t/big", 11_999_999, 2) == b"bc"
 
     async def test_a_source_that_fails_leaves_nothing(self, store: Store) -> None:
         """When the chunks stop with an error, that error is raised and no object appears."""
@@ -283,14 +283,14 @@ class TestUpload:
         with pytest.raises(ZeroDivisionError):
             await store.upload("t/big", broken())
 
-        assert [] == await keys(store, "t/")
+        assert await keys(store, "t/") == []
 
     async def test_an_upload_can_be_repeated(self, store: Store) -> None:
         """An upload has no condition: the same name twice is fine."""
         await store.upload("t/big", chunks(b"one"))
         await store.upload("t/big", chunks(b"one"))
 
-        assert b"one" == (await store.get("t/big")).data
+        assert (await store.get("t/big")).data == b"one"
 
 
 class TestKeys:

@@ -28,12 +28,15 @@ class Where:
     dir: Annotated[Path | None, Parameter(help="folder of a running stack (default: .lakebed if there is one)")] = None
     config: Annotated[Path | None, Parameter(help="settings file (default: lakebed.toml if there is one)")] = None
 
-    def settings(self, flags: Mapping[str, Any] | None = None) -> Settings:
-        """Settings by their layers; a running stack's addresses stand between the file and the environment."""
+    def settings(self, flags: Mapping[str, Any] | None = None, *, stack: Mapping[str, Any] | None = None) -> Settings:
+        """Settings by their layers; a running stack's addresses stand between the file and the environment.
+
+        `stack` gives those addresses when the caller has started something itself.
+        """
         from lakebed.parts import sections
 
         file = self.config or _env_path("LAKEBED_CONFIG") or (DEFAULT_FILE if DEFAULT_FILE.exists() else None)
-        return load(sections(), file=file, stack=self._stack(), env=os.environ, flags=flags)
+        return load(sections(), file=file, stack=self._stack() if stack is None else stack, env=os.environ, flags=flags)
 
     def context(self, role: str, flags: Mapping[str, Any] | None = None) -> Context:
         return make_context(self.settings(flags), role=role)
@@ -41,6 +44,12 @@ class Where:
     @property
     def folder(self) -> Path:
         return self.dir or _env_path("LAKEBED_DIR") or DEFAULT_DIR
+
+    @property
+    def names_a_bucket(self) -> bool:
+        """Whether a stack or a store was named, so that nothing needs to be started for this command."""
+        rows = {row["key"]: row["source"] for row in self.settings().rows()}
+        return any(rows[key] != "default" for key in ("store.url", "store.endpoint"))
 
     def _stack(self) -> dict[str, Any]:
         from lakebed.embedded.endpoints import ENDPOINTS_FILE, find
