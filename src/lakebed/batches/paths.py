@@ -143,6 +143,14 @@ def hour_of(at_ns: int) -> str:
     return datetime.fromtimestamp(at_ns // 1_000_000_000, UTC).strftime("date=%Y-%m-%d/hour=%H")
 
 
+def day_ns(folder: str) -> int:
+    """The first instant of a `date=YYYY-MM-DD` folder. Raises Invalid for any other."""
+    try:
+        return int(datetime.strptime(folder, "date=%Y-%m-%d").replace(tzinfo=UTC).timestamp()) * 1_000_000_000
+    except ValueError as error:
+        raise Invalid(f"{folder!r} is not the folder of a day") from error
+
+
 def hours(from_ns: int, to_ns: int) -> list[str]:
     """Every hour folder that [from_ns, to_ns] touches, in order."""
     at = datetime.fromtimestamp(from_ns // HOUR_NS * 3600, UTC)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from lakebed.frame.model import Limits
-from lakebed.settings import Contradiction, Section, describe
+from lakebed.settings import Contradiction, Secret, Section, describe
 
 
 class IngestSettings(Section, frozen=True):
@@ -101,6 +101,10 @@ class ReconcilerSettings(Section, frozen=True):
     gc_horizon_s: Annotated[float, describe("age a blob must have before it may be garbage: the longest retry")] = (
         604800.0
     )
+    gc_access_key_id: Annotated[Secret, describe("credentials of the garbage collection role; empty: the store's")] = (
+        Secret("")
+    )
+    gc_secret_access_key: Annotated[Secret, describe("goes with reconciler.gc_access_key_id")] = Secret("")
     gc_undecided: Annotated[
         Literal["finish", "keep"],
         describe("a blob past the horizon that nobody accepted nor refused: accept it, or leave it"),
@@ -109,6 +113,10 @@ class ReconcilerSettings(Section, frozen=True):
     def check(self) -> None:
         if self.overlap_s <= 0:
             raise Contradiction("reconciler.overlap_s", "reconciler.overlap_s", "without overlap a late entry is lost")
+        if bool(self.gc_access_key_id) != bool(self.gc_secret_access_key):
+            raise Contradiction(
+                "reconciler.gc_access_key_id", "reconciler.gc_secret_access_key", "one is set and the other is empty"
+            )
         if self.gc_horizon_s < self.overlap_s:
             raise Contradiction(
                 "reconciler.gc_horizon_s", "reconciler.overlap_s", "garbage would be judged before it is reconciled"
