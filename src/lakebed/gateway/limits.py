@@ -32,14 +32,14 @@ class Limits:
         self.settings = settings
         self.clock = clock
         self._default = settings.body_bytes_max
-        self._marked: dict[BaseRoute, int] = {}
+        self._marked: dict[int, int] = {}  # by the route's id: routes compare by value and have no hash
         self._largest = self._default
 
     def register(self, routes: Iterable[BaseRoute]) -> None:
         for route in routes:
             marked = getattr(getattr(route, "endpoint", None), BODY_MARK, None)
             if marked is not None:
-                self._marked[route] = marked
+                self._marked[id(route)] = marked
                 self._largest = max(self._largest, marked)
 
     def check(self, declared: int) -> None:
@@ -49,7 +49,7 @@ class Limits:
 
     def of(self, scope: Scope) -> int:
         route = scope.get("route")
-        return self._marked.get(route, self._default) if self._marked and route is not None else self._default
+        return self._marked.get(id(route), self._default) if self._marked and route is not None else self._default
 
 
 class Body:
