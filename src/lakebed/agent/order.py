@@ -23,6 +23,7 @@ class Lane(msgspec.Struct, eq=False):
     url: str
     under_way: int = 0
     failures: int = 0  # in a row
+    falls: int = 0  # times it began to rest: tells a request begun before from one begun after
     rests_until_s: float = 0.0
     demoted_until_s: float = 0.0
 
@@ -61,6 +62,10 @@ class Order:
         found = self._waits.get(entry.key)
         return found is not None and found[1] > now_s
 
+    def failed_before(self, entry: Queued) -> bool:
+        """Whether the batch itself may be what fails: a probe had better be another one."""
+        return entry.key in self._waits
+
     def next_s(self, now_s: float) -> float | None:
         """When a rest ends next; None when nothing rests."""
         ends = [lane.rests_until_s for lane in self.lanes] + [until for _, until in self._waits.values()]
@@ -72,9 +77,11 @@ class Order:
     def ended(self, lane: Lane) -> None:
         lane.under_way -= 1
 
-    def succeeded(self, lane: Lane) -> None:
-        lane.failures = 0
-        lane.rests_until_s = 0.0
+    def succeeded(self, lane: Lane, *, falls: int) -> None:
+        """Opens the collector again, unless it began to rest after this request had begun (`falls` was noted then)."""
+        if lane.falls == falls:
+            lane.failures = 0
+            lane.rests_until_s = 0.0
         self._hedges = min(HEDGE_BURST, self._hedges + self._limits.hedge_share_max)
 
     def lost_hedge(self, lane: Lane, now_s: float) -> None:
@@ -90,12 +97,13 @@ class Order:
         if retry_after_s is not None:
             # Never sooner than asked; a little later each, so that a fleet does not come back in one instant.
             pause_s = min(retry_after_s, limits.retry_after_max_s) + self._ids.uniform(0, limits.base_s)
-        lane.failures += not resting
+        if not resting:
+            lane.failures, lane.falls = lane.failures + 1, lane.falls + 1
         lane.rests_until_s = max(lane.rests_until_s, now_s + pause_s)
 
     def refused(self, lane: Lane, now_s: float) -> None:
         """Rests a collector that will refuse every batch until somebody mends something."""
-        lane.failures += 1
+        lane.failures, lane.falls = lane.failures + 1, lane.falls + 1
         lane.rests_until_s = now_s + self._limits.denied_s * self._ids.uniform(0.8, 1.2)
 
     def set_back(self, entry: Queued, now_s: float) -> None:

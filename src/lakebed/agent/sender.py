@@ -83,14 +83,19 @@ class Sender:
         if len(self._sends) >= self._concurrency:
             return False
         lane = self._order.lane(now_s)
-        entry = self._spool.claim(lambda entry: self._order.waits(entry, now_s)) if lane else None
-        if lane is None or entry is None:
+        if lane is None or (entry := self._choose(lane, now_s)) is None:
             return False
         task = asyncio.ensure_future(self._send(entry, lane))
         self._order.started(lane)  # before the task first runs, so that a probe stays the only one
         self._sends.add(task)
         task.add_done_callback(lambda done: self._done(done, entry))
         return True
+
+    def _choose(self, lane: Lane, now_s: float) -> Queued | None:
+        order = self._order
+        if lane.failures and (probe := self._spool.claim(lambda e: order.failed_before(e) or order.waits(e, now_s))):
+            return probe
+        return self._spool.claim(lambda entry: order.waits(entry, now_s))
 
     def _done(self, task: asyncio.Task[None], entry: Queued) -> None:
         self._sends.discard(task)
@@ -165,6 +170,7 @@ class Sender:
 
     async def _ask_one(self, entry: Queued, data: bytes, lane: Lane) -> Verdict:
         """One request, and what it teaches about its collector."""
+        falls = lane.falls
         try:
             answer = await self._transport.post(lane.url, data)
             verdict = judge(answer, frame_sha256=entry.sha256, now_s=self._clock.now_ns() / 1e9)
@@ -173,13 +179,13 @@ class Sender:
         except Unavailable as error:
             verdict = Verdict(Outcome.UNREACHED, message=error.message)
         self._metrics.counter("lakebed_agent_answers_total").labels(verdict.outcome.value).inc()
-        self._learn(lane, verdict)
+        self._learn(lane, verdict, falls)
         return verdict
 
-    def _learn(self, lane: Lane, verdict: Verdict) -> None:
+    def _learn(self, lane: Lane, verdict: Verdict, falls: int) -> None:
         now_s, outcome = self._clock.monotonic_s(), verdict.outcome
         if outcome.final:
-            self._order.succeeded(lane)
+            self._order.succeeded(lane, falls=falls)
             self._alerts.off("denied")
             self._alerts.off("misrouted")
         elif outcome in (Outcome.DENIED, Outcome.MISROUTED):

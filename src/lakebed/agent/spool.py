@@ -175,6 +175,7 @@ class Spool:
             reason = folder / (name + paths.REASON)
             self.files.write(folder / (name + paths.UNFINISHED), msgspec.json.encode(parked))
             self.files.rename(folder / (name + paths.UNFINISHED), reason)
+            self.files.sync_folder(folder)  # no batch may lie here without its reason
             self.files.rename(self._path(entry), folder / name)
             self.files.sync_folder(folder)
             self.files.sync_folder(self._path(entry).parent)
@@ -312,12 +313,16 @@ class Spool:
             )
 
     def _scan(self) -> None:
-        for name in _names(self.folder / paths.PARKED):
+        parked = self.folder / paths.PARKED
+        names = set(_names(parked))
+        for name in names:
             # A reason without its batch: the crash came before the move, so the batch is still queued.
             if name.endswith(paths.UNFINISHED) or (
-                name.endswith(paths.REASON) and not (self.folder / paths.PARKED / name[: -len(paths.REASON)]).exists()
+                name.endswith(paths.REASON) and name.removesuffix(paths.REASON) not in names
             ):
-                self.files.unlink(self.folder / paths.PARKED / name)
+                self.files.unlink(parked / name)
+            elif name.endswith(paths.BATCH) and name + paths.REASON not in names:
+                self.files.rename(parked / name, self.folder / paths.RETURNED / name)  # nobody knows why: ask again
         found = [(place, name) for name in _names(self.folder / paths.BOOTS) if (place := paths.parse_boot(name))]
         for (ordinal, boot_id), name in sorted(found):
             self._boot = max(self._boot, ordinal + 1)
