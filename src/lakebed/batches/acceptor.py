@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 RESOLVE_TRIES_MAX = 3  # looks at a manifest whose create was answered neither yes nor no, on top of the store's own
 RESOLVE_BASE_S = 0.1
 RESOLVE_CAP_S = 1.0
+QUIET_S = 0.05  # after this long without an upload, derived writes go ahead
 QUARANTINE_TIMEOUT_S = 5.0  # a conflict is answered even when its record cannot be stored
 
 log = logger("batches")
@@ -61,6 +62,8 @@ class Acceptor:
         self._known: OrderedDict[Identity, Accepted] = OrderedDict()
         self._under_way: dict[Identity, asyncio.Future[None]] = {}
         self._accepting = 0
+        self._last_upload_s = -1.0
+        aftermath.uploading = self.is_busy
         outcomes = metrics.counter("lakebed_batches_uploads_total")
         self._outcomes = {
             name: outcomes.labels(outcome=name) for name in ("accepted", "duplicate", "conflict", "failed")
@@ -88,8 +91,13 @@ class Acceptor:
             raise self._retry(error.message) from error
         finally:
             self._accepting -= 1
+            self._last_upload_s = self._clock.monotonic_s()
         self._seconds.observe(self._clock.monotonic_s() - started_s)
         return answer
+
+    def is_busy(self) -> bool:
+        """Whether an upload is under way or one just was: derived writes give way to it."""
+        return self._accepting > 0 or self._clock.monotonic_s() - self._last_upload_s < QUIET_S
 
     async def _once(self, submitted: Submission) -> Answer:
         """One upload of an identity at a time in this process: racing ourselves would only slow the store down."""

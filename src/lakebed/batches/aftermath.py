@@ -1,13 +1,14 @@
 """What follows an acceptance, written after the answer. Losing it loses nothing: the reconciler derives it again.
 
-The queue is bounded; what does not fit, or fails too often, is dropped and counted. Correctness never waits for it.
+It gives way to uploads: while some are under way a write waits, but not longer than its patience. The queue is bounded;
+what does not fit, or fails too often, is dropped and counted. Correctness never waits for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from lakebed.batches.acceptance import Write
 from lakebed.clock import Clock
@@ -20,6 +21,8 @@ from lakebed.store.protocol import Store
 TRIES_MAX = 4  # a write that fails this often is left to the reconciler
 BACKOFF_BASE_S = 0.1
 BACKOFF_CAP_S = 2.0
+GIVE_WAY_S = 0.05  # how often a write that gives way looks again
+PATIENCE_S = 5.0  # how long uploads may hold a derived write back
 
 log = logger("batches")
 
@@ -28,13 +31,23 @@ class Aftermath:
     """Writes what was put, `writers` at a time, from `start` to `stop`."""
 
     def __init__(
-        self, store: Store, *, writes_max: int, writers: int, clock: Clock, ids: Ids, metrics: Metrics
+        self,
+        store: Store,
+        *,
+        writes_max: int,
+        writers: int,
+        clock: Clock,
+        ids: Ids,
+        metrics: Metrics,
+        uploading: Callable[[], bool] = lambda: False,
     ) -> None:
         self._store, self._clock, self._ids = store, clock, ids
-        self._waiting: deque[Write] = deque()
+        self.uploading = uploading
+        self._waiting: deque[tuple[float, Write]] = deque()
         self._writes_max, self._writers = writes_max, writers
         self._arrived = asyncio.Event()
         self._busy = 0
+        self._hurry = False
         self._tasks: list[asyncio.Task[None]] = []
         self._depth = metrics.gauge("lakebed_batches_aftermath_waiting")
         outcomes = metrics.counter("lakebed_batches_aftermath_total")
@@ -43,11 +56,12 @@ class Aftermath:
 
     def put(self, writes: Iterable[Write]) -> None:
         """Takes the writes, or drops and counts those that do not fit. Never waits."""
+        now_s = self._clock.monotonic_s()
         for write in writes:
             if len(self._waiting) >= self._writes_max:
                 self._dropped.inc()
                 continue
-            self._waiting.append(write)
+            self._waiting.append((now_s, write))
         self._depth.set(len(self._waiting))
         self._arrived.set()
 
@@ -60,6 +74,7 @@ class Aftermath:
             await self._clock.sleep(0.01)
 
     async def stop(self, drain_s: float = 5.0) -> None:
+        self._hurry = True
         try:
             async with asyncio.timeout(drain_s):
                 await self.drain()
@@ -75,7 +90,10 @@ class Aftermath:
                 self._arrived.clear()
                 await self._arrived.wait()
                 continue
-            write = self._waiting.popleft()
+            if self.uploading() and self._clock.monotonic_s() - self._waiting[0][0] < PATIENCE_S and not self._hurry:
+                await self._clock.sleep(GIVE_WAY_S)
+                continue
+            _, write = self._waiting.popleft()
             self._depth.set(len(self._waiting))
             self._busy += 1
             try:

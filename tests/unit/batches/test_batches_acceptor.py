@@ -13,7 +13,7 @@ from lakebed.batches import paths
 from lakebed.batches.acceptance import Submission
 from lakebed.batches.acceptor import Acceptor
 from lakebed.batches.model import Accepted, ConflictRecord, IdentityConflict
-from lakebed.clock import ManualClock, settle
+from lakebed.clock import ManualClock
 from lakebed.errors import OutcomeUnknown, Overloaded, Unavailable
 from lakebed.frame.model import Identity
 from lakebed.metrics import Metrics
@@ -60,12 +60,15 @@ async def test_a_new_batch_is_accepted_with_the_manifest_the_seed_describes(
     assert (await store.get(manifest["raw_blob_key"])).data == frame
 
 
-async def test_derived_indexes_follow_the_answer(store: MemoryStore, make_acceptor: MakeAcceptor) -> None:
+async def test_derived_indexes_follow_the_answer(
+    store: MemoryStore, make_acceptor: MakeAcceptor, manual_clock: ManualClock
+) -> None:
     """By-time, by-blob and blobs-by-time entries appear after an acceptance, exactly one each."""
     submitted = submit(frame_of())
 
     answer = await make_acceptor(store).accept(submitted)
-    await settle()
+    assert await keys(store, paths.ACCEPTED_BY_TIME) == []
+    await manual_clock.advance(1)
 
     assert [paths.accepted_by_time_key(IDENTITY, answer.accepted_at_unix_ns)] == await keys(
         store, paths.ACCEPTED_BY_TIME
