@@ -23,6 +23,7 @@ from lakebed.metrics import Metrics
 
 CHUNK_BYTES = 64 * 1024
 PENDING_ACKS_MAX = 10_000
+LINES_AT_ONCE = 200  # put, and acknowledged, together
 
 
 class StdinSource:
@@ -80,6 +81,10 @@ class StdinSource:
             await self._take([rest])
 
     async def _take(self, lines: list[bytes]) -> None:
+        for at in range(0, len(lines), LINES_AT_ONCE):
+            await self._put(lines[at : at + LINES_AT_ONCE])
+
+    async def _put(self, lines: list[bytes]) -> None:
         samples: list[Sample] = []
         bad: list[tuple[int, str]] = []
         now_ns = self._clock.now_ns()
@@ -95,7 +100,7 @@ class StdinSource:
                 bad.append((self._number, error.message))
         self._complaints.report(bad)
         ticket = await self._batcher.put(samples)
-        if self._acks and lines:
+        if self._acks:
             await self._tickets.put((ticket, self._number))
 
     async def _acknowledge(self) -> None:
