@@ -28,6 +28,8 @@ from lakebed.store.protocol import Store
 UP_S = 60.0
 GONE_S = 15.0
 
+LIST_BUCKETS = "import boto3; print(*(b['Name'] for b in boto3.client('s3').list_buckets()['Buckets']))"
+
 Starter = Callable[..., subprocess.Popen[str]]
 
 
@@ -203,6 +205,50 @@ async def test_gives_up_in_words_when_a_child_keeps_dying(start: Starter, tmp_pa
     assert "no more of this" in said
     with pytest.raises(NotFound):
         find(folder)
+
+
+def lakebed(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("LAKEBED_", "AWS_"))}
+    env["PYTHONPATH"] = os.pathsep.join(sys.path)
+    return subprocess.run(
+        [sys.executable, "-m", "lakebed", *argv], cwd=cwd, env=env, capture_output=True, text=True, timeout=100
+    )
+
+
+def test_the_commands_bring_up_show_and_stop_the_real_stack(tmp_path: Path) -> None:
+    """`up --detach` starts the real gateway and workers, `status` and `env` find them, `down` leaves nothing."""
+    folder = tmp_path / ".lakebed"
+    try:
+        upped = lakebed("up", "--detach", cwd=tmp_path)
+        assert upped.returncode == 0, upped.stderr
+        endpoints = find(folder)
+        pids = family(endpoints) | {endpoints.process("supervisor").pid}
+
+        shown = json.loads(lakebed("status", "-o", "json", cwd=tmp_path).stdout)
+        again = lakebed("up", cwd=tmp_path)
+        exports = lakebed("env", cwd=tmp_path).stdout
+        listed = subprocess.run(
+            ["sh", "-c", f'{exports}\n"{sys.executable}" -c "{LIST_BUCKETS}"'],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    finally:
+        downed = lakebed("down", "--now", cwd=tmp_path)
+
+    assert upped.stdout.strip() == endpoints.gateway
+    assert [line.split()[:2] for line in upped.stderr.splitlines()[:3]] == [
+        [name, "ready"] for name in ("bucket", "gateway", "workers")
+    ]
+    assert [(row["name"], row["state"]) for row in shown] == [
+        (name, "ok") for name in ("supervisor", "bucket", "gateway", "workers")
+    ]
+    assert again.returncode == 6, "a second stack in the same folder is a Conflict"
+    assert listed.stdout.strip() == "lakebed", listed.stderr
+    assert downed.returncode == 0, downed.stderr
+    none_is_left(pids)
+    assert lakebed("status", cwd=tmp_path).returncode == 4
+    assert lakebed("down", cwd=tmp_path).returncode == 0, "nothing to stop is fine"
 
 
 def _pids() -> list[int]:

@@ -18,7 +18,10 @@ from lakebed.ids import Ids
 from lakebed.parts import sections
 from lakebed.settings import load
 
-SCENARIOS: tuple[str, ...] = ("store",)  # lakebed.demo.<name>: TITLE, NEXT, play(stage); in the order they are played
+SCENARIOS: tuple[str, ...] = (
+    "store",
+    "pipeline",
+)  # lakebed.demo.<name>: TITLE, NEXT, play(stage); in the order they are played
 
 
 class Outcome(msgspec.Struct, frozen=True):
