@@ -15,6 +15,7 @@ from lakebed.metrics import Metrics
 
 KINDS = {
     "identity_conflict": "another batch was accepted under the identity of a queued one; see lakebed agent conflicts",
+    "boot_quarantined": "an operator set this boot aside: restart the agent for a new one; see lakebed agent conflicts",
     "rejected": "a collector will never take a queued batch; see lakebed agent conflicts",
     "corrupt": "a queued batch is damaged on this disk; see lakebed agent conflicts",
     "denied": "collectors refuse the agent's token or its agent_id",
@@ -22,7 +23,12 @@ KINDS = {
     "queue_full": "the queue is full",
     "disk_trouble": "the queue's disk refuses writes",
 }
-PARKED_KINDS = ("identity_conflict", "rejected", "corrupt")  # these last until the owner has settled what is parked
+PARKED_KINDS = (
+    "identity_conflict",
+    "boot_quarantined",
+    "rejected",
+    "corrupt",
+)  # these last until the owner has settled what is parked
 
 
 class Alerts:

@@ -13,7 +13,7 @@ QUEUE_FORMAT = "lakebed.agent_queue.v1"
 PARKED_FORMAT = "lakebed.agent_parked.v1"
 
 WhenFull = Literal["block", "drop_oldest"]
-ParkedFor = Literal["identity_conflict", "rejected", "corrupt"]
+ParkedFor = Literal["identity_conflict", "boot_quarantined", "rejected", "corrupt"]
 BatchKey = tuple[int, str, int]
 LedgerVerb = Literal["dropped_when_full", "dropped_by_owner", "parked", "returned", "torn"]
 

@@ -24,7 +24,11 @@ from lakebed.metrics import Metrics
 
 RETURNED_POLL_S = 5.0  # how soon a batch its owner returned is seen
 
-_PARKED_FOR: dict[Outcome, ParkedFor] = {Outcome.CONFLICT: "identity_conflict", Outcome.REJECTED: "rejected"}
+_PARKED_FOR: dict[Outcome, ParkedFor] = {
+    Outcome.CONFLICT: "identity_conflict",
+    Outcome.QUARANTINED: "boot_quarantined",
+    Outcome.REJECTED: "rejected",
+}
 
 
 class Sender:

@@ -18,6 +18,7 @@ from lakebed.errors import Invalid, OutcomeUnknown, Unavailable
 
 ANSWER_BYTES_MAX = 64 * 1024  # a collector's answers are small
 BATCHES_PATH = "/v1/batches"
+FRAME_TYPE = "application/vnd.lakebed.lmbatch"
 
 
 class Transport(Protocol):
@@ -37,7 +38,7 @@ class HttpTransport:
         )
 
     async def post(self, url: str, frame: bytes) -> Answer:
-        headers = {**self._headers, "content-type": "application/vnd.lakebed.batch"}
+        headers = {**self._headers, "content-type": FRAME_TYPE}
         try:
             async with (
                 asyncio.timeout(self._timeout_s),

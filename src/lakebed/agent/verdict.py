@@ -2,6 +2,7 @@
 
     200 with a collector's body   accepted      delete
     409 identity_conflict         conflict      park, with both hashes
+    409 boot_quarantined          quarantined   park: an operator set this boot aside
     400 413 415 422               rejected      park
     401 403                       denied        keep, alert, retry slowly
     408 429 5xx, other 409        busy          keep, retry after a while
@@ -28,6 +29,7 @@ class Outcome(Enum):
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"
     CONFLICT = "conflict"
+    QUARANTINED = "quarantined"
     REJECTED = "rejected"
     DENIED = "denied"
     BUSY = "busy"
@@ -38,7 +40,10 @@ class Outcome(Enum):
     @property
     def final(self) -> bool:
         """Whether asking another collector could change nothing."""
-        return self in (Outcome.ACCEPTED, Outcome.DUPLICATE, Outcome.CONFLICT, Outcome.REJECTED)
+        return self in FINAL
+
+
+FINAL = (Outcome.ACCEPTED, Outcome.DUPLICATE, Outcome.CONFLICT, Outcome.QUARANTINED, Outcome.REJECTED)
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -71,6 +76,8 @@ def judge(answer: Answer, *, frame_sha256: str, now_s: float) -> Verdict:
         if accepted == frame_sha256:  # it says that our own bytes were accepted: ask again rather than park
             return Verdict(Outcome.BUSY, status, message, after_s)
         return Verdict(Outcome.CONFLICT, status, message, accepted_frame_sha256=str(accepted))
+    if status == 409 and body.get("code") == "boot_quarantined":
+        return Verdict(Outcome.QUARANTINED, status, message)
     if status in REJECTED:
         return Verdict(Outcome.REJECTED, status, message)
     if status in (401, 403):

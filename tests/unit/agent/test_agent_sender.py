@@ -167,6 +167,21 @@ async def test_a_conflict_is_parked_with_both_hashes_an_alert_is_raised_and_late
     assert w.metrics.value("lakebed_agent_alert_on", kind="identity_conflict") == 1
 
 
+async def test_batches_of_a_boot_an_operator_set_aside_are_parked_and_other_boots_go_on(world: Any) -> None:
+    """Quarantine of one boot holds up nobody else, and its data stays here."""
+    collectors = ScriptedCollectors(one=[accepted()])
+    collectors.by_batch[frame("boot-0", 0, 9).data] = problem(409, "boot_quarantined")
+    async with world(collectors) as w:
+        w.spool.append([frame("boot-0", 0, 9), frame("boot-1", 10, 19)])
+        w.sender.wake()
+        await w.clock.advance(60)
+        on = w.alerts
+
+    assert [parked.reason for parked in Keeper(w.folder, lambda: 7).parked()] == ["boot_quarantined"]
+    assert on == ["boot_quarantined"]
+    assert w.spool.batches == 0
+
+
 @pytest.mark.parametrize("status", [400, 413, 415, 422])
 async def test_what_no_collector_will_ever_take_is_parked_not_dropped(world: Any, status: int) -> None:
     """A rejected batch stays for its owner, and later ones go on."""

@@ -20,6 +20,7 @@ def outcome(status: int, body: object = None, raw: bytes | None = None) -> Outco
         (200, {"duplicate": False}, Outcome.ACCEPTED),
         (200, {"duplicate": True, "frame_sha256": MINE}, Outcome.DUPLICATE),
         (409, {"code": "identity_conflict", "accepted_frame_sha256": OTHER}, Outcome.CONFLICT),
+        (409, {"code": "boot_quarantined"}, Outcome.QUARANTINED),
         (409, {"code": "conflict"}, Outcome.BUSY),
         (400, {}, Outcome.REJECTED),
         (413, {}, Outcome.REJECTED),
