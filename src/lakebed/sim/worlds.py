@@ -24,6 +24,7 @@ class Row(msgspec.Struct, frozen=True):
 
 WORLDS: tuple[Row, ...] = (
     Row("register", "many processes change one register", "lakebed.sim.store:register"),
+    Row("batches", "agents, collectors, reconcilers and sweepers on one bucket", "lakebed.sim.batches:batches"),
     Row("lease", "many processes want one lease", "lakebed.sim.store:lease"),
     Row("boot", "many processes start on a fresh bucket", "lakebed.sim.store:boot"),
 )

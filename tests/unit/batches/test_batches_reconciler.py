@@ -19,7 +19,7 @@ from lakebed.batches.reconciler import Audit, Reconciler
 from lakebed.batches.sweeper import Sweeper
 from lakebed.clock import ManualClock
 from lakebed.errors import NotFound, Unavailable
-from lakebed.frame.model import Identity
+from lakebed.frame.model import Batch, Identity
 from lakebed.ids import Ids
 from lakebed.metrics import Metrics
 from lakebed.store.memory import MemoryStore
@@ -339,6 +339,34 @@ async def test_a_writer_stalled_past_the_horizon_never_ends_with_a_deleted_blob(
     else:
         assert not isinstance(result, BaseException), result
         assert result.duplicate == (rival == "same" or undecided == "finish")
+
+
+class Eager(Sweeper):
+    """Deletes what nobody refers to once it is old, as if no writer could be slow."""
+
+    async def _standing(self, batch: Batch) -> str:
+        return await super()._standing(batch) or "nobody"
+
+
+async def test_a_sweeper_that_trusts_age_alone_would_lose_an_accepted_batch(
+    manual_clock: ManualClock, make_acceptor: Callable[..., Acceptor], make_sweeper: Callable[..., Sweeper]
+) -> None:
+    """The four conditions without the decided identity are not enough: this is the loss that ours prevents."""
+    store = Stalling(manual_clock)
+    stalled = asyncio.create_task(make_acceptor(store, "slow", timeout_s=10 * HORIZON_S).accept(submit(frame_of())))
+    while not store.stalled:
+        await asyncio.sleep(0)
+    await manual_clock.advance(HORIZON_S + 1)
+    eager = make_sweeper(store)
+    eager.__class__ = Eager
+    await eager.sweep(dry_run=False)
+    store.go.set()
+
+    accepted = await stalled
+
+    assert not accepted.duplicate
+    with pytest.raises(NotFound):
+        await store.get(paths.blob_key(accepted.frame_sha256))
 
 
 async def test_an_undecided_orphan_is_finished_not_lost(
