@@ -31,6 +31,7 @@ class TestCollector:
         self.order: list[Identity] = []  # as they arrived, repeats included
         self.duplicates = 0
         self.tokens: set[str] = set()
+        self.target = '# TYPE shop_orders counter\nshop_orders{shop="a"} 815.25\nnot a sample\n'  # GET /target
         self.port = 0
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
@@ -60,11 +61,14 @@ class TestCollector:
                     name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)
                 }
                 body = await reader.readexactly(int(headers.get("content-length", "0")))
-                answer = self._answer(head[0], headers, body)
-                if answer is None:
-                    break
-                status, said, extra = answer
-                data = msgspec.json.encode(said)
+                if head[0].startswith("GET /target "):
+                    status, extra, data = 200, "", self.target.encode()
+                else:
+                    answer = self._answer(head[0], headers, body)
+                    if answer is None:
+                        break
+                    status, said, extra = answer
+                    data = msgspec.json.encode(said)
                 writer.write(f"HTTP/1.1 {status} X\r\ncontent-length: {len(data)}\r\n{extra}\r\n".encode() + data)
                 await writer.drain()
         self._open.discard(writer)

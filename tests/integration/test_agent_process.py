@@ -326,8 +326,9 @@ async def test_a_dead_collector_is_gone_around(tmp_path: Path, collector: TestCo
 
 
 async def test_every_source_of_one_agent_arrives(home: Home, collector: TestCollector) -> None:
-    """OTLP, a scraped target (the agent's own metrics) and host metrics, all in one run, stopped by SIGTERM."""
-    agent = await home.run(STDIN="false", OTLP_PORT="0", HOST_INTERVAL_S="0.2", BATCH_SAMPLES_MAX="5000")
+    """OTLP, a scraped target and host metrics, all in one run, stopped by SIGTERM."""
+    scrape = msgspec.json.encode([{"url": f"{collector.url}/target", "interval_s": 0.2}]).decode()
+    agent = await home.run(STDIN="false", OTLP_PORT="0", HOST_INTERVAL_S="0.2", BATCH_SAMPLES_MAX="5000", SCRAPE=scrape)
     await until(lambda: any(entry.get("event") == "listening" for entry in agent.log), "listening")
     address = next(entry["address"] for entry in agent.log if entry.get("event") == "listening")
     point = {"asDouble": 4711.5, "timeUnixNano": "1750000000000000000"}
@@ -338,11 +339,12 @@ async def test_every_source_of_one_agent_arrives(home: Home, collector: TestColl
             f"{address}/v1/metrics", json={"resourceMetrics": [{"scopeMetrics": [{"metrics": [metric]}]}]}
         )
         on_disk_or_sent = bool(list(home.queue.rglob("*.lmbatch"))) or 4711.5 in collector.values
-        await until(lambda: 4711.5 in collector.values and len(collector.values) > 20, "sent")
+        await until(lambda: {4711.5, 815.25} <= set(collector.values) and len(collector.values) > 20, "sent")
         health = (await client.get(f"{address}/health")).json()
         own = (await client.get(f"{address}/metrics")).text
 
     assert (answer.status_code, on_disk_or_sent) == (200, True)
     assert (health["status"], health["agent_id"]) == ("ok", "agent-a")
     assert "lakebed_agent_sent_samples_total" in own
+    assert 'lakebed_agent_bad_samples_total{source="scrape"}' in own
     assert await agent.terminate() == 0
