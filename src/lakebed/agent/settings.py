@@ -32,7 +32,7 @@ class AgentSettings(Section, frozen=True):
 
     queue_dir: Annotated[Path, describe("folder of the disk queue; one agent each")] = Path(".lakebed/agent-queue")
     queue_bytes_max: Annotated[int, describe("disk the queue may take, parked batches included")] = 1024 * MIB
-    queue_batches_max: Annotated[int, describe("batches that may wait; bounds the index in memory")] = 250_000
+    queue_batches_max: Annotated[int, describe("batches that may wait; bounds the index in memory")] = 100_000
     when_full: Annotated[WhenFull, describe("block the sources, or drop_oldest batches (counted)")] = "block"
 
     batch_bytes: Annotated[int, describe("uncompressed bytes that close a batch")] = 256 * 1024
