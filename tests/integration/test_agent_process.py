@@ -284,6 +284,23 @@ async def test_sigterm_puts_what_was_read_on_disk(home: Home, collector: TestCol
     assert [row["samples"] for row in rows] == [77]
 
 
+async def test_sigterm_under_load_keeps_every_line_it_took(home: Home, collector: TestCollector) -> None:
+    """Stopped while lines pour in: what was acknowledged at the end is exactly what arrives, in order, no line torn."""
+    agent = await home.run()
+    feeding = asyncio.ensure_future(agent.feed(lines(0, 200_000)))
+    await until(lambda: agent.durable_lines > 0, "some are on disk")
+
+    code = await agent.terminate()
+    await feeding
+    rest = await home.run(STDIN="false", STDIN_ACKS="false")
+    await until(lambda: len(collector.values) >= agent.durable_lines, "all sent")
+    await rest.terminate()
+
+    assert code == 0
+    assert sorted(collector.values) == [float(n) for n in range(agent.durable_lines)]
+    assert not [entry for entry in agent.log if entry.get("event") == "bad samples"]
+
+
 async def test_a_full_queue_blocks_its_source_and_loses_nothing(home: Home, collector: TestCollector) -> None:
     """With room for 40 small batches and the collector away, input waits; when it is back, all of it arrives."""
     await collector.stop()

@@ -13,10 +13,11 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
+from lakebed import logs
 from lakebed.agent.model import Frame, Stored
 from lakebed.agent.waiting import Aside, in_thread, wait_for_any
 from lakebed.clock import Clock
-from lakebed.errors import Overloaded, Unavailable
+from lakebed.errors import Invalid, Overloaded, Unavailable
 from lakebed.frame.codec import columns_of, encode
 from lakebed.frame.model import Identity, Sample
 from lakebed.metrics import Metrics
@@ -134,8 +135,12 @@ class Batcher:
                 self._due_s = float("inf")
                 return
             cuts = self._cuts()
-            # Aside: encoding a large batch would hold up the sources for some milliseconds.
-            self._frames = await self._aside(lambda: [make_frame(identity, samples) for identity, samples in cuts])
+            try:
+                # Aside: encoding a large batch would hold up the sources for some milliseconds.
+                self._frames = await self._aside(lambda: [make_frame(identity, samples) for identity, samples in cuts])
+            except Invalid as error:  # a sample passed its check and cannot be encoded: worse to stop here for ever
+                self._give_up(cuts, error)
+                return
         try:
             stored = await self._store(self._frames)
         except (Overloaded, Unavailable) as error:
@@ -171,6 +176,13 @@ class Batcher:
         if self._weight < BUFFER_BATCHES * self._limits.bytes_max:
             self._room.set()
         return Identity(self._agent_id, self._boot_id, start, start + count - 1), samples
+
+    def _give_up(self, cuts: Sequence[tuple[Identity, list[Sample]]], error: Invalid) -> None:
+        lost = sum(len(samples) for _, samples in cuts)
+        self._metrics.counter("lakebed_agent_bad_samples_total").labels("batcher").inc(lost)
+        logs.logger("agent").error("samples cannot be encoded and are lost", count=lost, error=error.message)
+        self._settled = cuts[-1][0].seq_end + 1
+        self._settled_changed.set()
 
     def _count(self, stored: Stored) -> None:
         self._metrics.counter("lakebed_agent_samples_total").inc(sum(f.identity.samples for f in self._frames))

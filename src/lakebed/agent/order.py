@@ -14,6 +14,7 @@ from lakebed.agent.model import BatchKey, Queued
 from lakebed.ids import Ids
 
 DEMOTED_S = 30.0  # a collector that lost to a hedge is asked last for this long
+WAITS_MAX = 1000  # batches whose failures are remembered
 HEDGE_BURST = 5.0  # hedges that may be saved up
 
 
@@ -111,6 +112,8 @@ class Order:
         attempts = self._waits.get(entry.key, (0, 0.0))[0]
         pause_s = self._ids.jitter_s(attempts, base_s=self._limits.base_s, cap_s=self._limits.cap_s)
         self._waits[entry.key] = (attempts + 1, now_s + pause_s)
+        if len(self._waits) > WAITS_MAX:  # some may be gone from the queue: dropped when full, or by their owner
+            self._waits = {key: wait for key, wait in self._waits.items() if wait[1] > now_s}
 
     def forget(self, entry: Queued) -> None:
         self._waits.pop(entry.key, None)

@@ -30,6 +30,7 @@ from lakebed.agent.transport import HttpTransport
 from lakebed.agent.waiting import cancel, in_thread
 from lakebed.clock import Clock, now_ms
 from lakebed.errors import Invalid, Overloaded, Unavailable
+from lakebed.frame.model import check_id
 from lakebed.ids import Ids
 from lakebed.metrics import Metrics
 
@@ -43,7 +44,7 @@ class Agent:
     def __init__(self, settings: AgentSettings, *, clock: Clock, ids: Ids, metrics: Metrics) -> None:
         self._settings, self._clock, self._ids, self._metrics = settings, clock, ids, metrics
         self._log = logs.logger("agent")
-        self.agent_id = settings.agent_id or socket.gethostname()
+        self.agent_id = check_id("agent_id", settings.agent_id or socket.gethostname())
         self.boot_id = ids.uuid()
         self._sources: list[asyncio.Task[None]] = []
         self._stdin: StdinSource | None = None

@@ -73,7 +73,7 @@ class Sender:
                 self._wake.clear()
                 now_s = self._clock.monotonic_s()
                 if now_s >= poll_s:
-                    await self._aside(self._look_at_parked)
+                    await self._look_at_parked()
                     poll_s = now_s + RETURNED_POLL_S
                 while not self._stopping and self._begin(now_s):
                     pass
@@ -237,9 +237,13 @@ class Sender:
         await self._aside(lambda: how(entry))
         self._order.forget(entry)
 
-    def _look_at_parked(self) -> None:
-        self._spool.take_returned()
-        self._spool.refresh_parked()
+    async def _look_at_parked(self) -> None:
+        try:
+            await self._aside(self._spool.take_returned)
+            await self._aside(self._spool.refresh_parked)
+        except OSError as error:
+            self._alerts.on("disk_trouble", f"the queue cannot be looked at: {error}")
+            return
         if not self._spool.parked_batches:
             for kind in PARKED_KINDS:
                 self._alerts.off(kind)

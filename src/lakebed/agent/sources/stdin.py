@@ -63,12 +63,12 @@ class StdinSource:
     def stop(self) -> None:
         """Takes no more input; what was read goes to disk and `run` returns."""
         self._stopped = True
-        if isinstance(self._input, asyncio.StreamReader):
-            self._input.feed_eof()
+        if self._input is not None:
+            self._input.stop()
 
     async def _read(self, reader: Input) -> None:
         rest, skipping = b"", False
-        while not self._stopped and (chunk := await reader.read(CHUNK_BYTES)):
+        while chunk := await reader.read():
             *lines, rest = (rest + chunk).split(b"\n")
             if skipping and lines:
                 lines, skipping = lines[1:], False  # the end of a line that was too long
@@ -77,7 +77,7 @@ class StdinSource:
                 if not skipping:
                     await self._take([rest])  # reported once, as too long
                 rest, skipping = b"", True
-        if rest and not skipping:
+        if rest and not skipping and not self._stopped:  # after a stop the rest of this line was never read
             await self._take([rest])
 
     async def _take(self, lines: list[bytes]) -> None:
@@ -122,23 +122,74 @@ class StdinSource:
 
 
 class Input(Protocol):
-    async def read(self, n: int, /) -> bytes: ...
+    async def read(self) -> bytes:
+        """Some bytes; none at the end."""
+
+    def stop(self) -> None:
+        """What was taken from the stream is still read, and then it ends."""
+
+
+class _PipeInput(asyncio.Protocol):
+    """A pipe, socket or terminal. Holds at most a chunk or two: a slow reader stops the writer."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.ReadTransport | None = None
+        self._held = bytearray()
+        self._ended = False
+        self._changed = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.ReadTransport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._held += data
+        if self._transport is not None and len(self._held) >= CHUNK_BYTES:
+            self._transport.pause_reading()
+        self._changed.set()
+
+    def eof_received(self) -> None:
+        self._end()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end()
+
+    async def read(self) -> bytes:
+        while not self._held and not self._ended:
+            self._changed.clear()
+            await self._changed.wait()
+        data, self._held = bytes(self._held), bytearray()
+        if self._transport is not None and not self._ended:
+            self._transport.resume_reading()
+        return data
+
+    def stop(self) -> None:
+        if self._transport is not None:
+            self._transport.pause_reading()
+        self._end()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._changed.set()
 
 
 class _FileInput:
-    """A regular file or a device that no event loop can watch."""
+    """A regular file, or a device that no event loop can watch."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._fd = stream.fileno()
+        self._ended = False
 
-    async def read(self, n: int, /) -> bytes:
-        return await asyncio.to_thread(os.read, self._fd, n)
+    async def read(self) -> bytes:
+        return b"" if self._ended else await asyncio.to_thread(os.read, self._fd, CHUNK_BYTES)
+
+    def stop(self) -> None:
+        self._ended = True
 
 
 async def _connect(stream: BinaryIO) -> Input:
     mode = os.fstat(stream.fileno()).st_mode
     if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(stream.fileno())):
         return _FileInput(stream)
-    reader = asyncio.StreamReader(limit=2 * CHUNK_BYTES)
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), stream)
-    return reader
+    _, pipe = await asyncio.get_running_loop().connect_read_pipe(_PipeInput, stream)
+    return pipe
