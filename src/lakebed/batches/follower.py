@@ -37,8 +37,8 @@ class Follower:
         since_ns = max(now_ns - self.window_ns, self.caught_up_ns - self._overlap_ns)
         found = 0
         # Clocks of other collectors may be ahead of ours by as much as the overlap covers behind it.
-        async for key, identity, _ in self._raw.entries(max(0, since_ns), now_ns + self._overlap_ns):
-            if identity in self._live:
+        async for key, manifest_id in self._raw.entries(max(0, since_ns), now_ns + self._overlap_ns):
+            if self._live.holds(manifest_id):
                 continue
             try:
                 found += await self._take(key)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 
+from lakebed.batches import paths
 from lakebed.batches.model import Accepted
 from lakebed.clock import Clock
 from lakebed.frame.model import Batch, Identity
@@ -23,6 +24,7 @@ class Live:
     def __init__(self, *, bytes_max: int, window_s: float, clock: Clock, metrics: Metrics) -> None:
         self._bytes_max, self._window_ns, self._clock = bytes_max, round(window_s * 1e9), clock
         self._held: OrderedDict[Identity, tuple[int, int, Batch]] = OrderedDict()
+        self._ids: set[str] = set()
         self._bytes = 0
         self._gauge = metrics.gauge("lakebed_batches_live_bytes")
         self._batches = metrics.gauge("lakebed_batches_live_batches")
@@ -30,6 +32,10 @@ class Live:
 
     def __contains__(self, identity: Identity) -> bool:
         return identity in self._held
+
+    def holds(self, manifest_id: str) -> bool:
+        """Whether the batch of this by-time entry is held: asked without reading the entry."""
+        return manifest_id in self._ids
 
     def __len__(self) -> int:
         return len(self._held)
@@ -40,6 +46,7 @@ class Live:
             return False
         size = _size(batch)
         self._held[accepted.identity] = (accepted.accepted_at_unix_ns, size, batch)
+        self._ids.add(paths.manifest_id(accepted.identity, accepted.accepted_at_unix_ns))
         self._bytes += size
         self._evict()
         self._gauge.set(self._bytes)
@@ -59,6 +66,7 @@ class Live:
             if self._bytes <= self._bytes_max and at_ns >= horizon_ns:
                 return
             del self._held[identity]
+            self._ids.discard(paths.manifest_id(identity, at_ns))
             self._bytes -= size
             self.evicted_through_ns = max(self.evicted_through_ns, at_ns)
 

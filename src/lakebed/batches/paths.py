@@ -3,6 +3,7 @@ sequences do and no id can forge a path."""
 
 from __future__ import annotations
 
+import hashlib
 from datetime import UTC, datetime, timedelta
 
 from lakebed.errors import Invalid
@@ -74,20 +75,17 @@ def identity_of(key: str) -> Identity:
 
 
 def manifest_id(identity: Identity, accepted_at_ns: int) -> str:
-    """The by-time name of an accepted manifest: sorts by acceptance, and says where the manifest is."""
-    agent, boot = identity.agent_id.encode().hex(), identity.boot_id.encode().hex()
-    return f"{accepted_at_ns:020d}.{agent}.{boot}.{_seqs(identity)}"
+    """The by-time name of an accepted manifest: sorts by acceptance, one for each identity, short for any id."""
+    return f"{accepted_at_ns:020d}-{hashlib.sha256(accepted_key(identity).encode()).hexdigest()[:32]}"
 
 
-def identity_of_manifest_id(key: str) -> tuple[Identity, int]:
-    """The identity and acceptance time in an accepted-by-time key. Raises Invalid for any other key."""
-    try:
-        at, agent, boot, seqs = key.rsplit("/", 1)[-1].removesuffix(".json").split(".")
-        start, end = seqs.split("-")
-        identity = Identity(bytes.fromhex(agent).decode(), bytes.fromhex(boot).decode(), int(start), int(end))
-        return check_identity(identity), int(at)
-    except ValueError as error:
-        raise Invalid(f"{key!r} is not an accepted-by-time key") from error
+def parse_by_time(key: str) -> tuple[str, int]:
+    """The manifest id and acceptance time in an accepted-by-time key. Raises Invalid for any other key."""
+    name = key.rsplit("/", 1)[-1].removesuffix(".json")
+    at, _, digest = name.partition("-")
+    if len(at) != SEQ_DIGITS or not at.isdigit() or len(digest) != 32:
+        raise Invalid(f"{key!r} is not an accepted-by-time key")
+    return name, int(at)
 
 
 def accepted_by_time_key(identity: Identity, accepted_at_ns: int) -> str:

@@ -109,13 +109,13 @@ class Querier:
         waiting: set[asyncio.Task[None]] = set()
         count = 0
         try:
-            async for key, identity, _ in self._raw.entries(from_ns, through_ns):
-                if identity in found.seen:
+            async for key, manifest_id in self._raw.entries(from_ns, through_ns):
+                if self._live.holds(manifest_id):
                     continue
                 if count == self._batches_max:
                     return False
                 count += 1
-                waiting.add(asyncio.create_task(self._take_raw(found, key, identity)))
+                waiting.add(asyncio.create_task(self._take_raw(found, key)))
                 if len(waiting) >= READ_AHEAD:
                     done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                     for task in done:
@@ -124,12 +124,13 @@ class Querier:
             await asyncio.gather(*waiting)
         return True
 
-    async def _take_raw(self, found: _Found, key: str, identity: Identity) -> None:
+    async def _take_raw(self, found: _Found, key: str) -> None:
         entry = await self._raw.entry(key)
         if entry is None or entry.last_time_unix_ns < found.from_ns or entry.first_time_unix_ns >= found.to_ns:
             return
         try:
-            found.take("raw", identity, await self._raw.batch(entry.frame_sha256))
+            batch = await self._raw.batch(entry.frame_sha256)
+            found.take("raw", batch.identity, batch)
         except (NotFound, Corrupt):
             found.damaged += 1
 

@@ -48,23 +48,23 @@ class RawBatches:
         return batch
 
     async def entry(self, key: str) -> AcceptedByTime | None:
-        """A by-time entry, or None when it went away since it was listed."""
+        """A by-time entry, or None when it went away since it was listed, or is damaged: it is derived."""
         try:
             async with self._gate:
                 return read_record(await self._store.get(key), AcceptedByTime)
-        except NotFound:
+        except (NotFound, Corrupt):
             return None
 
-    async def entries(self, from_ns: int, to_ns: int) -> AsyncIterator[tuple[str, Identity, int]]:
-        """Keys of the by-time index whose acceptance lies in [from_ns, to_ns], in order of acceptance."""
+    async def entries(self, from_ns: int, to_ns: int) -> AsyncIterator[tuple[str, str]]:
+        """Keys and manifest ids of the by-time index with acceptance in [from_ns, to_ns], in order of acceptance."""
         for hour in paths.hours(from_ns, to_ns):
             async for info in self._store.list(f"{paths.ACCEPTED_BY_TIME}{hour}/"):
                 try:
-                    identity, at_ns = paths.identity_of_manifest_id(info.key)
+                    manifest_id, at_ns = paths.parse_by_time(info.key)
                 except Invalid:
                     continue  # not ours; the audit reports it
                 if from_ns <= at_ns <= to_ns:
-                    yield info.key, identity, at_ns
+                    yield info.key, manifest_id
 
 
 def verified(frame: bytes, sha256: str) -> Batch:

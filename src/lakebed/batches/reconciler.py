@@ -98,8 +98,10 @@ class Reconciler:
         first_ns = since_ns if since_ns > 0 else await self._first_ns(now_ns)
 
         async def due() -> AsyncIterator[str]:
-            async for _, identity, _ in self._raw.entries(max(0, first_ns), now_ns + self._overlap_ns):
-                yield paths.accepted_key(identity)
+            async for key, manifest_id in self._raw.entries(max(0, first_ns), now_ns + self._overlap_ns):
+                entry = None if manifest_id in self._sound else await self._raw.entry(key)
+                if entry is not None:
+                    yield entry.accepted_manifest_key
 
         await self._mend_all(due(), report)
         await self.checkpoint.change(lambda at: (Checkpoint(now_ns) if at.through_ns < now_ns else at, None))
@@ -155,7 +157,7 @@ class Reconciler:
         if batch is not None:
             if self._refresh is not None:
                 self._refresh(accepted, batch)
-            self._remember(key)
+            self._remember(paths.manifest_id(accepted.identity, accepted.accepted_at_unix_ns))
 
     async def _blob(self, key: str, accepted: Accepted, report: Report) -> Batch | None:
         """The batch behind a manifest; None, marked for a person, when it is missing or not what was accepted."""
@@ -194,8 +196,6 @@ class Reconciler:
         group: list[str] = []
         since_save = 0
         async for key in keys:
-            if not audit_ns and key in self._sound:
-                continue
             group.append(key)
             if len(group) < self._concurrency:
                 continue
@@ -258,8 +258,8 @@ class Reconciler:
         report.add(repair)
         self._repairs.labels(repair=repair).inc()
 
-    def _remember(self, key: str) -> None:
-        self._sound[key] = None
+    def _remember(self, manifest_id: str) -> None:
+        self._sound[manifest_id] = None
         if len(self._sound) > SOUND_MAX:
             self._sound.popitem(last=False)
 

@@ -17,7 +17,7 @@ from lakebed.errors import Invalid
 WIRE_VERSION = 1  # how a frame is sent
 FRAME_VERSION = 1  # how its header and body are laid out
 SEQ_MAX = 2**63 - 1  # fits a signed 64-bit column in every reader
-ID_BYTES_MAX = 128  # as hex it still leaves room in S3's 1,024-byte keys
+ID_BYTES_MAX = 120  # as hex behind "agent=" it fits one path segment: SeaweedFS takes 255 bytes
 
 
 class Kind(IntEnum):
