@@ -12,7 +12,7 @@ from lakebed.agent.settings import AgentSettings
 from lakebed.cli.output import Output, emit, say
 from lakebed.cli.where import Where, in_loop
 from lakebed.clock import SystemClock, now_ms
-from lakebed.errors import Invalid
+from lakebed.errors import Invalid, NotFound
 
 app = App(name="agent", help="Collect samples into a disk queue and send them to collectors.")
 
@@ -45,6 +45,9 @@ def run(
         "agent.scrape": tuple({"url": url} for url in scrape) or None,
     }
     settings = where.settings({key: value for key, value in flags.items() if value is not None}).of(AgentSettings)
+    if not settings.collectors and (url := _stack_gateway(where)):
+        say(f"sending to the running stack's gateway, {url}")
+        settings = msgspec.structs.replace(settings, collectors=(url,))
     if not (settings.stdin or settings.scrape or settings.host_interval_s or settings.otlp_port >= 0):
         say("no source is set: only what is queued already will be sent (see --stdin, --scrape, --otlp-port)")
     in_loop(lambda: _run(settings))
@@ -137,6 +140,16 @@ async def _run(settings: AgentSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     await Agent(settings, clock=SystemClock(), ids=Ids(), metrics=Metrics()).run(stop)
+
+
+def _stack_gateway(where: Where) -> str:
+    """The gateway of the stack in the folder the command looks at; empty when none runs there."""
+    from lakebed.embedded.endpoints import find
+
+    try:
+        return find(where.folder).gateway
+    except NotFound:
+        return ""
 
 
 def _keeper(queue_dir: Path | None, where: Where) -> tuple[Any, Path]:

@@ -20,6 +20,7 @@ from lakebed.settings import load
 
 SCENARIOS: tuple[str, ...] = (
     "store",
+    "agents",
     "batches",
     "pipeline",
 )  # lakebed.demo.<name>: TITLE, NEXT, play(stage); in the order they are played
