@@ -27,6 +27,7 @@ REPAIRS = "repairs/v1/raw-blob/"
 ROLLUP_WORK = "rollup-work/v1/"
 CHECKPOINT = "reconciler/v1/checkpoint.json"
 AUDIT = "reconciler/v1/audit.json"
+EVENTS = "reconciler/v1/events.json"
 GC_REPORTS = "gc/v1/reports/"
 
 SEQ_DIGITS = 20

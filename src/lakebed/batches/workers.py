@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from lakebed.batches.events import EventFollower
 from lakebed.batches.reconciler import Reconciler
 from lakebed.batches.settings import ReconcilerSettings
 from lakebed.batches.sweeper import Sweeper
@@ -67,9 +68,20 @@ def workers(context: Context) -> Sequence[Worker]:
             lambda: mender.run(interval_s=settings.interval_s, audit_interval_s=settings.audit_interval_s),
         )
     ]
+    if settings.events:
+        made.append(Worker("batches-events", event_follower(context, mender, settings.events).run))
     if settings.gc_interval_s:
         made.append(Worker("batches-gc", lambda: _sweep_forever(context, settings.gc_interval_s)))
     return made
+
+
+def event_follower(context: Context, mender: Reconciler, address: str) -> EventFollower:
+    store = context.settings.of(StoreSettings)
+    bucket = store.url.removeprefix("s3://").strip("/")
+    root = f"/buckets/{bucket}/" + (f"{store.prefix.strip('/')}/" if store.prefix else "")
+    return EventFollower(
+        address, root, mender, context.store, clock=context.clock, ids=context.ids, metrics=context.metrics
+    )
 
 
 async def _sweep_forever(context: Context, interval_s: float) -> None:
