@@ -25,6 +25,7 @@ class Row(msgspec.Struct, frozen=True):
 WORLDS: tuple[Row, ...] = (
     Row("register", "many processes change one register", "lakebed.sim.store:register"),
     Row("batches", "agents, collectors, reconcilers and sweepers on one bucket", "lakebed.sim.batches:batches"),
+    Row("agent", "an agent killed again and again before failing collectors", "lakebed.sim.agent:agent"),
     Row("lease", "many processes want one lease", "lakebed.sim.store:lease"),
     Row("boot", "many processes start on a fresh bucket", "lakebed.sim.store:boot"),
 )
