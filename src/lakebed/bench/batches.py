@@ -185,8 +185,8 @@ class Served:
 
 @asynccontextmanager
 async def gateway(stand: Stand) -> AsyncIterator[Served]:
-    """A gateway with this part alone, on the bench's bucket, in a process of its own."""
-    layer = stand.settings.of(StoreSettings).as_layer()
+    """A gateway with this part alone, on a fresh folder of the bench's bucket, in a process of its own."""
+    layer = stand.settings.of(StoreSettings).as_layer() | {"store.prefix": f"bench-batches-{Ids().token()}"}
     env = {**os.environ, **{env_name(key): str(value) for key, value in layer.items()}}
     command = [sys.executable, "-m", "lakebed", "serve", "--port", "0", "--parts", "batches", "--log", "error"]
     child = await asyncio.create_subprocess_exec(*command, env=env, stdout=asyncio.subprocess.PIPE)
