@@ -44,10 +44,9 @@ class Files:
             path.unlink()
 
     def make_folder(self, path: Path) -> None:
-        """The folder exists and its name is on the disk."""
-        with contextlib.suppress(FileExistsError):
-            path.mkdir(mode=0o700)
-            self.sync_folder(path.parent)
+        """The folder exists and its name is on the disk, also when an earlier call made it and could not sync."""
+        path.mkdir(mode=0o700, exist_ok=True)
+        self.sync_folder(path.parent)
 
     def remove_folder(self, path: Path) -> None:
         """Removes an empty folder; one that is not empty stays."""

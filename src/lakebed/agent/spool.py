@@ -10,7 +10,6 @@ but the disk.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import threading
@@ -20,22 +19,20 @@ from pathlib import Path
 
 import msgspec
 
-from lakebed.agent import paths
+from lakebed.agent import paths, recovery
 from lakebed.agent.files import Files, disk_bytes
 from lakebed.agent.ledger import Ledger
 from lakebed.agent.model import (
-    QUEUE_FORMAT,
     BatchKey,
     DiskTrouble,
     Frame,
     Parked,
     Queued,
     QueueFull,
-    QueueInUse,
     Stored,
     WhenFull,
 )
-from lakebed.errors import Corrupt, Invalid, NotFound
+from lakebed.errors import Corrupt, NotFound
 
 
 class SpoolLimits(msgspec.Struct, frozen=True):
@@ -80,12 +77,13 @@ class Spool:
         files = files or Files()
         spool = cls(folder, agent_id, boot_id, limits, files, Ledger(folder / paths.LEDGER, files, now_ms))
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        spool._lock()
+        spool._lock_fd = recovery.lock(folder)
         try:
-            spool._claim_folder()
-            for name in (paths.BOOTS, paths.PARKED, paths.RETURNED, paths.ALERTS):
-                files.make_folder(folder / name)
-            spool._scan()
+            recovery.claim(folder, agent_id, files)
+            recovered = recovery.recover(folder, files, spool.ledger)
+            spool._boot, spool.torn = recovered.next_boot, recovered.torn
+            for entry in recovered.entries:
+                spool._insert(entry)
             spool.refresh_parked()
             spool.take_returned()
         except BaseException:
@@ -197,7 +195,7 @@ class Spool:
     def take_returned(self) -> int:
         """Puts batches the owner returned back into the queue, under the identity they always had."""
         taken = 0
-        for name in _names(self.folder / paths.RETURNED):
+        for name in recovery.names(self.folder / paths.RETURNED):
             if (place := paths.parse_parked(name)) is None:
                 continue
             boot = self._boot_of(place[0])
@@ -206,7 +204,7 @@ class Spool:
             self.files.rename(self.folder / paths.RETURNED / name, target)
             self.files.sync_folder(target.parent)
             with self._guard:
-                self._insert(_entry(boot, place[0], place[1], target.stat().st_size))
+                self._insert(recovery.entry_of(boot, place[0], place[1], target.stat().st_size))
             taken += 1
         return taken
 
@@ -223,7 +221,7 @@ class Spool:
             name = paths.batch_file(identity.seq_start, identity.seq_end, frame.sha256)
             self.files.write(folder / (name + paths.UNFINISHED), frame.data)
             self.files.rename(folder / (name + paths.UNFINISHED), folder / name)
-            stored.append(_entry(self._boot, self.boot_id, name, len(frame.data)))
+            stored.append(recovery.entry_of(self._boot, self.boot_id, name, len(frame.data)))
         self.files.sync_folder(folder)
         return stored
 
@@ -287,67 +285,3 @@ class Spool:
         if boot_id == self.boot_id:
             return self._boot
         return next((ordinal for ordinal, known in self._left if known == boot_id), 0)
-
-    def _lock(self) -> None:
-        self._lock_fd = os.open(self.folder / paths.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            self.close()
-            raise QueueInUse(
-                f"another agent is using the queue in {self.folder}", hint="stop it, or set another agent.queue_dir"
-            ) from error
-
-    def _claim_folder(self) -> None:
-        about = self.folder / paths.ABOUT
-        wanted = {"format": QUEUE_FORMAT, "agent_id": self.agent_id}
-        if not about.exists():
-            self.files.write(about.with_suffix(paths.UNFINISHED), msgspec.json.encode(wanted))
-            self.files.rename(about.with_suffix(paths.UNFINISHED), about)
-            self.files.sync_folder(self.folder)
-            return
-        found = msgspec.json.decode(about.read_bytes())
-        if found != wanted:
-            raise Invalid(
-                f"the queue in {self.folder} is {found}, not {wanted}", hint="give each agent its own agent.queue_dir"
-            )
-
-    def _scan(self) -> None:
-        parked = self.folder / paths.PARKED
-        names = set(_names(parked))
-        for name in names:
-            # A reason without its batch: the crash came before the move, so the batch is still queued.
-            if name.endswith(paths.UNFINISHED) or (
-                name.endswith(paths.REASON) and name.removesuffix(paths.REASON) not in names
-            ):
-                self.files.unlink(parked / name)
-            elif name.endswith(paths.BATCH) and name + paths.REASON not in names:
-                self.files.rename(parked / name, self.folder / paths.RETURNED / name)  # nobody knows why: ask again
-        found = [(place, name) for name in _names(self.folder / paths.BOOTS) if (place := paths.parse_boot(name))]
-        for (ordinal, boot_id), name in sorted(found):
-            self._boot = max(self._boot, ordinal + 1)
-            self._scan_boot(ordinal, boot_id, self.folder / paths.BOOTS / name)
-
-    def _scan_boot(self, ordinal: int, boot_id: str, folder: Path) -> None:
-        entries = []
-        for file in os.scandir(folder):
-            if file.name.endswith(paths.UNFINISHED):
-                self.files.unlink(Path(file.path))
-                self.torn += 1
-                self.ledger.note("torn", name=file.name)
-            elif paths.parse_batch(file.name):
-                entries.append(_entry(ordinal, boot_id, file.name, file.stat().st_size))
-        for entry in sorted(entries, key=lambda entry: entry.seq_start):
-            self._insert(entry)
-        if not entries:
-            self.files.remove_folder(folder)
-
-
-def _entry(boot: int, boot_id: str, name: str, size_bytes: int) -> Queued:
-    place = paths.parse_batch(name)
-    assert place is not None
-    return Queued(boot, boot_id, *place, size_bytes)
-
-
-def _names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())

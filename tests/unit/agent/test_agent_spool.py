@@ -172,6 +172,31 @@ def test_a_refusing_disk_promises_nothing_and_the_same_frames_can_be_offered_aga
     assert len(list(tmp_path.rglob("*.lmbatch"))) == 2
 
 
+def test_a_boot_folder_whose_name_could_not_be_synced_is_synced_at_the_next_try(tmp_path: Path) -> None:
+    """A folder that exists is not yet one that lasts: the retry syncs its parent before anything is promised."""
+
+    class Refusing(Files):
+        refused = False
+        synced: list[str] = []
+
+        def sync_folder(self, path: Path) -> None:
+            if path.name == "boots" and not self.refused:
+                self.refused = True
+                raise OSError(5, "I/O error")
+            self.synced.append(path.name)
+            super().sync_folder(path)
+
+    files = Refusing()
+    spool = open_spool(tmp_path, files=files)
+    with pytest.raises(DiskTrouble):
+        spool.append([frame("boot-1", 0, 0)])
+    files.synced.clear()
+
+    spool.append([frame("boot-1", 0, 0)])
+
+    assert "boots" in files.synced
+
+
 def test_emptied_folders_of_earlier_boots_are_removed(tmp_path: Path) -> None:
     """A folder per boot does not become a folder per restart for ever."""
     spool = open_spool(tmp_path, "boot-1")
