@@ -318,6 +318,26 @@ async def test_a_full_queue_blocks_its_source_and_loses_nothing(home: Home, coll
     assert not (home.queue / "alerts" / "queue_full.json").exists()
 
 
+async def test_a_full_queue_that_drops_counts_exactly_what_is_missing(home: Home, collector: TestCollector) -> None:
+    """Under drop_oldest input never waits; what arrived and what the ledger says was given up make the whole."""
+    await collector.stop()
+    agent = await home.run(
+        QUEUE_BYTES_MAX=str(40 * 4096), BATCH_BYTES="4096", BATCH_SAMPLES_MAX="10", WHEN_FULL="drop_oldest"
+    )
+    await agent.feed(lines(0, 3000))
+    await until(lambda: agent.durable_lines == 3000, "all of it was read")
+    await collector.start()
+    agent.end_input()
+    code = await agent.ended()
+
+    ledger = [msgspec.json.decode(line) for line in (home.queue / "ledger.jsonl").read_bytes().splitlines()]
+    dropped = sum(entry["samples"] for entry in ledger if entry["what"] == "dropped_when_full")
+    assert code == 0
+    assert dropped > 2000
+    assert len(collector.values) + dropped == 3000
+    assert {float(n) for n in range(2900, 3000)} <= set(collector.values), "the newest are kept"
+
+
 async def test_two_agents_never_share_a_queue(home: Home) -> None:
     """The second one says why and ends with the code for a conflict."""
     first = await home.run()

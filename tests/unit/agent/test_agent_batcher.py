@@ -1,14 +1,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 
-from lakebed.agent.batcher import Batcher, BatchLimits, weigh
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lakebed.agent.batcher import Batcher, BatchLimits, make_frame, weigh
+from lakebed.agent.intake import TIME_NS_MAX, checked
 from lakebed.agent.model import DiskTrouble, Frame, QueueFull, Stored
+from lakebed.agent.settings import BATCH_BYTES_MAX
 from lakebed.agent.waiting import inline
 from lakebed.clock import ManualClock, settle
+from lakebed.errors import Invalid
 from lakebed.frame.codec import decode
-from lakebed.frame.model import Sample
+from lakebed.frame.model import Identity, Kind, Sample
 from lakebed.metrics import Metrics
 
 INTERVAL_S = 5.0
@@ -45,6 +53,57 @@ class Shelf:
 def batcher_on(shelf: Shelf, clock: ManualClock, *, bytes_max: int = 100_000, samples_max: int = 1000) -> Batcher:
     limits = BatchLimits(bytes_max, samples_max, INTERVAL_S)
     return Batcher("agent-a", "boot-1", limits, shelf, clock=clock, metrics=Metrics(), aside=inline)
+
+
+names = st.text(min_size=1, max_size=80)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            names,
+            st.integers(0, TIME_NS_MAX),
+            st.floats(),
+            st.sampled_from(Kind),
+            st.dictionaries(names, st.text(max_size=300), max_size=5),
+        ),
+        min_size=1,
+        max_size=20,
+    )
+)
+def test_what_passes_the_check_can_be_sent(said: list[tuple[str, int, float, Kind, dict[str, str]]]) -> None:
+    """A sample that was taken never makes a frame that a collector refuses, and comes out of it as it went in."""
+    taken = []
+    for metric, time_ns, value, kind, labels in said:
+        with contextlib.suppress(Invalid):
+            taken.append(checked(metric, time_ns, value, kind, labels))
+    if not taken:
+        return
+
+    made = make_frame(Identity("a", "b", 7, 6 + len(taken)), taken)
+    rows = decode(made.data).columns.rows()
+
+    assert [(row.metric, row.time_ns, row.kind, row.labels) for row in rows] == [
+        (sample.metric, sample.time_ns, sample.kind, sample.labels) for sample in taken
+    ]
+    assert [repr(row.value) for row in rows] == [repr(sample.value) for sample in taken]
+
+
+@pytest.mark.parametrize("labels", [0, 1, 64])
+def test_the_largest_batch_of_the_shortest_names_keeps_within_a_frames_limits(labels: int) -> None:
+    """No setting lets an agent make a frame that collectors refuse for its size."""
+    samples: list[Sample] = []
+    weight = 0
+    while weight < BATCH_BYTES_MAX and len(samples) < 100_000:
+        base = len(samples) * (labels + 1)
+        said = {f"{base + n:x}": f"{base + n:x}v" for n in range(labels)}
+        samples.append(checked(f"{len(samples):x}m", 1, 1.0, Kind.GAUGE, said))
+        weight += weigh(samples[-1])
+
+    made = make_frame(Identity("a", "b", 0, len(samples) - 1), samples)
+
+    assert decode(made.data).columns.samples == len(samples)
 
 
 async def test_nothing_waits_in_memory_longer_than_the_interval() -> None:
