@@ -25,7 +25,7 @@ from lakebed.batches.model import (
     RollupWork,
     write_record,
 )
-from lakebed.frame.model import Batch
+from lakebed.frame.model import FRAME_VERSION, WIRE_VERSION, Batch, Identity
 
 Verdict = Literal["accepted", "duplicate", "conflict"]
 
@@ -54,20 +54,32 @@ def submission(frame: bytes, batch: Batch) -> Submission:
 
 
 def manifest(submitted: Submission, *, at_ns: int, collector_id: str, attempt_id: str) -> Accepted:
-    identity, batch = submitted.batch.identity, submitted.batch
+    return manifest_of(
+        submitted.batch.identity,
+        submitted.sha256,
+        len(submitted.frame),
+        at_ns=at_ns,
+        collector_id=collector_id,
+        attempt_id=attempt_id,
+    )
+
+
+def manifest_of(
+    identity: Identity, sha256: str, frame_bytes: int, *, at_ns: int, collector_id: str, attempt_id: str
+) -> Accepted:
     return Accepted(
         schema=ACCEPTED_SCHEMA,
         agent_id=identity.agent_id,
         boot_id=identity.boot_id,
         seq_start=identity.seq_start,
         seq_end=identity.seq_end,
-        frame_sha256=submitted.sha256,
-        frame_bytes=len(submitted.frame),
-        raw_blob_key=submitted.blob_key,
+        frame_sha256=sha256,
+        frame_bytes=frame_bytes,
+        raw_blob_key=paths.blob_key(sha256),
         accepted_at_unix_ns=at_ns,
         collector_id=collector_id,
-        wire_version=batch.wire_version,
-        frame_version=batch.frame_version,
+        wire_version=WIRE_VERSION,
+        frame_version=FRAME_VERSION,
         attempt_id=attempt_id,
     )
 

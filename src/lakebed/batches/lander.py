@@ -38,7 +38,6 @@ class Lander:
     ) -> None:
         self._spool, self._store, self._aftermath = spool, store, aftermath
         self._interval_s, self._collector_id, self._clock = interval_s, collector_id, clock
-        self._gate = asyncio.Semaphore(LANDINGS_MAX)
         self._outcomes = metrics.counter("lakebed_batches_landed_total")
 
     async def run(self) -> None:
@@ -52,34 +51,35 @@ class Lander:
     async def land(self) -> int:
         """Lands everything the spool holds; returns how many. Raises Unavailable, keeping what is not landed."""
         waiting = self._spool.waiting()
-        results = await asyncio.gather(*(self._one(spooled) for spooled in waiting), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+        for at in range(0, len(waiting), LANDINGS_MAX):
+            group = waiting[at : at + LANDINGS_MAX]
+            results = await asyncio.gather(*(self._one(spooled) for spooled in group), return_exceptions=True)
+            for result in results:
+                if isinstance(result, BaseException):
+                    raise result
         await self._spool.sweep()
         return len(waiting)
 
     async def _one(self, spooled: Spooled) -> None:
-        async with self._gate:
-            try:
-                frame = await self._spool.frame(spooled)
-                submitted = acceptance.submission(frame, verified(frame, spooled.accepted.frame_sha256))
-            except (OSError, Corrupt) as error:
-                self._outcomes.labels(outcome="damaged").inc()
-                raise Unavailable(f"a spooled batch cannot be read back: {error}") from error
-            await write_blob(self._store, submitted)
-            standing = await self._create(spooled.accepted)
-            verdict = acceptance.judge(spooled.accepted, standing)
-            if verdict == "conflict":
-                record = acceptance.conflict(
-                    standing, submitted.sha256, at_ns=self._clock.now_ns(), collector_id=self._collector_id
-                )
-                await store_conflict(self._store, record)
-                log.error("a spooled batch met another one in the bucket", quarantined=record.submitted_raw_blob_key)
-            else:
-                self._aftermath.put(acceptance.derived(standing, submitted.batch))
-            self._outcomes.labels(outcome=verdict).inc()
-            self._spool.landed(spooled.accepted.identity)
+        try:
+            frame = await self._spool.frame(spooled)
+            submitted = acceptance.submission(frame, verified(frame, spooled.accepted.frame_sha256))
+        except (OSError, Corrupt) as error:
+            self._outcomes.labels(outcome="damaged").inc()
+            raise Unavailable(f"a spooled batch cannot be read back: {error}") from error
+        await write_blob(self._store, submitted)
+        standing = await self._create(spooled.accepted)
+        verdict = acceptance.judge(spooled.accepted, standing)
+        if verdict == "conflict":
+            record = acceptance.conflict(
+                standing, submitted.sha256, at_ns=self._clock.now_ns(), collector_id=self._collector_id
+            )
+            await store_conflict(self._store, record)
+            log.error("a spooled batch met another one in the bucket", quarantined=record.submitted_raw_blob_key)
+        else:
+            self._aftermath.put(acceptance.derived(standing, submitted.batch))
+        self._outcomes.labels(outcome=verdict).inc()
+        self._spool.landed(spooled.accepted.identity)
 
     async def _create(self, accepted: Accepted) -> Accepted:
         try:

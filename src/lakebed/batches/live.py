@@ -10,7 +10,6 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from lakebed.batches import paths
-from lakebed.batches.model import Accepted
 from lakebed.clock import Clock
 from lakebed.frame.model import Batch, Identity
 from lakebed.metrics import Metrics
@@ -40,18 +39,22 @@ class Live:
     def __len__(self) -> int:
         return len(self._held)
 
-    def add(self, accepted: Accepted, batch: Batch) -> bool:
+    def add(self, accepted_at_ns: int, batch: Batch) -> bool:
         """Holds the batch unless it is held already; evicts what is over the bounds."""
-        if accepted.identity in self._held:
+        if batch.identity in self._held:
             return False
-        size = _size(batch)
-        self._held[accepted.identity] = (accepted.accepted_at_unix_ns, size, batch)
-        self._ids.add(paths.manifest_id(accepted.identity, accepted.accepted_at_unix_ns))
+        size = batch_bytes(batch)
+        self._held[batch.identity] = (accepted_at_ns, size, batch)
+        self._ids.add(paths.manifest_id(batch.identity, accepted_at_ns))
         self._bytes += size
         self._evict()
         self._gauge.set(self._bytes)
         self._batches.set(len(self._held))
         return True
+
+    @property
+    def bytes_max(self) -> int:
+        return self._bytes_max
 
     def batches(self) -> Iterator[tuple[Identity, Batch]]:
         self._evict()
@@ -71,6 +74,6 @@ class Live:
             self.evicted_through_ns = max(self.evicted_through_ns, at_ns)
 
 
-def _size(batch: Batch) -> int:
+def batch_bytes(batch: Batch) -> int:
     columns = batch.columns
     return int(columns.times_ns.nbytes * 3 + len(columns.strings) * 80) + ROW_OVERHEAD_BYTES

@@ -85,12 +85,15 @@ class Querier:
         return msgspec.structs.replace(answer, series=newest)
 
     async def _read(self, found: _Found, from_ns: int, through_ns: int) -> list[str]:
+        why: list[str] = []
         for identity, batch in self._live.batches():
             found.take("live", identity, batch)
         if self._spool is not None:
             async for identity, batch in self._spool.unlanded():
+                if found.sources["spool"] >= self._batches_max:
+                    why.append(f"more than {self._batches_max} batches are not landed yet")
+                    break
                 found.take("spool", identity, batch)
-        why = []
         if self._follower is None:
             why.append("this is not the query collector")
         elif not self._follower.is_fresh():

@@ -246,7 +246,7 @@ class Batches:
             log.warning("live state was not rebuilt", cause=error.message)
 
     def _won(self, accepted: Accepted, submitted: acceptance.Submission) -> None:
-        self.live.add(accepted, submitted.batch)
+        self.live.add(accepted.accepted_at_unix_ns, submitted.batch)
 
 
 def component(context: Context) -> Component:

@@ -7,6 +7,7 @@ last word when a batch is landed. Until then a batch is served to private querie
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from lakebed.batches.raw import ANY_FRAME
 from lakebed.batches.segments import HEAD, Record, Segments, pack
 from lakebed.clock import Clock
 from lakebed.errors import Corrupt, Invalid, LakebedError, Overloaded, Unavailable
-from lakebed.frame.codec import decode
+from lakebed.frame.codec import decode, peek
 from lakebed.frame.model import Batch, Identity
 from lakebed.ids import Ids
 from lakebed.logs import logger
@@ -78,11 +79,10 @@ class Spool:
 
     async def open(self) -> int:
         """Takes up what an earlier run left; returns how many batches it held that are not known to be landed."""
-        found = await asyncio.to_thread(self._recover)
-        for spooled, batch in found:
-            self._hold(spooled)
-            self._won(spooled.accepted, acceptance.Submission(b"", batch, spooled.accepted.frame_sha256))
-        return len(found)
+        for number in self._segments.numbers():
+            for spooled in await asyncio.to_thread(self._recover, number):
+                self._hold(spooled)
+        return len(self._held)
 
     async def accept(self, submitted: Submission) -> Answer:
         """Accepts the batch on this disk. Raises IdentityConflict, Overloaded when the spool is full, Unavailable."""
@@ -185,24 +185,26 @@ class Spool:
             await asyncio.wait([self._writer])
         self._segments.close()
 
-    def _recover(self) -> list[tuple[Spooled, Batch]]:
+    def _recover(self, number: int) -> list[Spooled]:
         found = []
-        for number in self._segments.numbers():
-            kept = 0
-            for record, frame in self._segments.recover(number):
-                try:
-                    submitted = acceptance.submission(frame, decode(frame, ANY_FRAME))
-                except Invalid as error:  # a whole record that is no frame: never written by us
-                    log.error("a spooled record is set aside", segment=number, cause=error.message)
-                    self._segments.damaged.add(number)
-                    continue
-                accepted = acceptance.manifest(
-                    submitted, at_ns=record.at_ns, collector_id=self._collector_id, attempt_id=record.attempt_id
-                )
-                found.append((Spooled(accepted, record), submitted.batch))
-                kept += 1
-            if not kept:
-                self._segments.remove(number)
+        for record, frame in self._segments.recover(number):
+            try:
+                identity = peek(frame, ANY_FRAME)
+            except Invalid as error:  # a whole record that is no frame: never written by us
+                log.error("a spooled record is set aside", segment=number, cause=error.message)
+                self._segments.damaged.add(number)
+                continue
+            accepted = acceptance.manifest_of(
+                identity,
+                hashlib.sha256(frame).hexdigest(),
+                len(frame),
+                at_ns=record.at_ns,
+                collector_id=self._collector_id,
+                attempt_id=record.attempt_id,
+            )
+            found.append(Spooled(accepted, record))
+        if not found:
+            self._segments.remove(number)
         return found
 
     def _hold(self, spooled: Spooled) -> None:

@@ -130,19 +130,12 @@ class Sweeper:
     async def _finish(self, batch: Batch, sha256: str, size: int) -> Judgement:
         """Creates the manifest that a collector began with: the agent's retry, should it come, is a duplicate."""
         identity = batch.identity
-        accepted = Accepted(
-            schema="lightmetrics.accepted_batch.v1",
-            agent_id=identity.agent_id,
-            boot_id=identity.boot_id,
-            seq_start=identity.seq_start,
-            seq_end=identity.seq_end,
-            frame_sha256=sha256,
-            frame_bytes=size,
-            raw_blob_key=paths.blob_key(sha256),
-            accepted_at_unix_ns=self._clock.now_ns(),
+        accepted = acceptance.manifest_of(
+            identity,
+            sha256,
+            size,
+            at_ns=self._clock.now_ns(),
             collector_id=self._name,
-            wire_version=batch.wire_version,
-            frame_version=batch.frame_version,
             attempt_id=self._ids.token(),
         )
         try:

@@ -85,7 +85,7 @@ async def test_an_audit_derives_everything_a_dead_collector_left_out(
     accepted = await accepted_without_aftermath(store, manual_clock, frame_of())
     live = Live(bytes_max=10**7, window_s=3600, clock=manual_clock, metrics=metrics)
 
-    report = await make_reconciler(store, refresh=live.add).audit()
+    report = await make_reconciler(store, refresh=lambda a, batch: live.add(a.accepted_at_unix_ns, batch)).audit()
 
     assert report.repaired == {"by_time": 1, "by_blob": 1, "blob_by_time": 1, "rollup_work": 1}
     for prefix in (*DERIVED, paths.ROLLUP_WORK):
