@@ -31,7 +31,7 @@ from lakebed.batches.settings import IngestSettings
 from lakebed.batches.spool import Spool
 from lakebed.context import Component, Context, Health
 from lakebed.errors import Invalid, LakebedError, Unprocessable, UnsupportedEncoding
-from lakebed.frame.codec import decode, peek
+from lakebed.frame.codec import decode_body, unseal
 from lakebed.logs import logger
 from lakebed.wire import body_limit, decode_json, json_answer, operation
 
@@ -195,12 +195,12 @@ class Batches:
             )
         frame = await request.body()
         try:
-            claimed = peek(frame, self._limits)
+            envelope = unseal(frame, self._limits)
         except Invalid as error:
             raise BadFrame(error.message, hint="send one .lmbatch frame as the whole body") from error
-        request.state.principal.demand(f"batches:write:{claimed.agent_id}")
+        request.state.principal.demand(f"batches:write:{envelope.identity.agent_id}")
         try:
-            batch = decode(frame, self._limits)
+            batch = decode_body(frame, envelope, self._limits)
         except Invalid as error:
             raise Unprocessable(error.message, hint=error.hint) from error
         self.held.check(batch.identity)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import google_crc32c
 import numpy as np
@@ -112,21 +112,35 @@ def encode(identity: Identity, columns: Columns, compression: Compression = Comp
     return b"".join((prefix, crc.to_bytes(4, "little"), header, stored))
 
 
+class Envelope(NamedTuple):
+    """What a frame says of itself before its body is looked into; its checksum holds."""
+
+    identity: Identity
+    compression: Compression
+    counts: tuple[int, int, int, int, int]  # samples, series, labels, strings, string bytes
+    body_at: int
+
+
 def decode(data: bytes, limits: Limits = LIMITS) -> Batch:
     """The batch in these bytes, validated whole. Raises Invalid, having used memory within the limits' bounds."""
-    identity, compression, counts, header_end = _header(data, limits)
-    body: bytes | memoryview = memoryview(data)[header_end:]
-    if compression is Compression.ZSTD:
-        body = _decompress(bytes(body), body_bytes(*counts))
-    return Batch(identity, _columns(body, counts, limits), compression)
+    return decode_body(data, unseal(data, limits), limits)
 
 
 def peek(data: bytes, limits: Limits = LIMITS) -> Identity:
     """The identity alone, from a frame whose checksum holds; the body is not looked into."""
-    return _header(data, limits)[0]
+    return unseal(data, limits).identity
 
 
-def _header(data: bytes, limits: Limits) -> tuple[Identity, Compression, tuple[int, int, int, int, int], int]:
+def decode_body(data: bytes, envelope: Envelope, limits: Limits = LIMITS) -> Batch:
+    """The rest of `decode`, for a frame that was unsealed first: to know whose it is before paying for its body."""
+    body: bytes | memoryview = memoryview(data)[envelope.body_at :]
+    if envelope.compression is Compression.ZSTD:
+        body = _decompress(body, body_bytes(*envelope.counts))
+    return Batch(envelope.identity, _columns(body, envelope.counts, limits), envelope.compression)
+
+
+def unseal(data: bytes, limits: Limits = LIMITS) -> Envelope:
+    """Everything up to the body, checked, and the checksum of the whole. Raises Invalid."""
     if len(data) > limits.frame_bytes:
         raise Invalid(f"frame of {len(data)} bytes is over the limit of {limits.frame_bytes}")
     if len(data) < PREFIX_BYTES + HEADER.size:
@@ -161,10 +175,10 @@ def _header(data: bytes, limits: Limits) -> tuple[Identity, Compression, tuple[i
     compression = Compression(flags & COMPRESSION_MASK)
     if compression is Compression.NONE and stored_len != body_len:
         raise Invalid(f"body of {stored_len} bytes claims to be {body_len}")
-    return identity, compression, (samples, series, labels, strings, string_bytes), PREFIX_BYTES + header_len
+    return Envelope(identity, compression, (samples, series, labels, strings, string_bytes), PREFIX_BYTES + header_len)
 
 
-def _decompress(data: bytes, size: int) -> bytes:
+def _decompress(data: bytes | memoryview, size: int) -> bytes:
     """Exactly `size` bytes out of one zstd frame; never more is produced, whatever the frame declares."""
     stream = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: ZSTD_WINDOW_LOG_MAX})
     try:
