@@ -349,6 +349,19 @@ async def test_two_agents_never_share_a_queue(home: Home) -> None:
     assert await first.terminate() == 0
 
 
+async def test_a_port_that_is_taken_is_said_and_nothing_is_lost(home: Home, collector: TestCollector) -> None:
+    """The agent ends with the code for a wrong setting, and its queue can be used again at once."""
+    refused = await home.run(OTLP_PORT=str(collector.port))
+    code = await refused.ended()
+
+    agent = await home.run()
+    await agent.feed(lines(0, 10))
+    agent.end_input()
+
+    assert (code, await agent.ended()) == (3, 0)
+    assert len(collector.values) == 10
+
+
 async def test_a_dead_collector_is_gone_around(tmp_path: Path, collector: TestCollector) -> None:
     """With one address of nobody and one of a collector, everything arrives."""
     home = Home(tmp_path, ["http://127.0.0.1:9", collector.url])

@@ -22,14 +22,14 @@ from lakebed.agent.order import Order, OrderLimits
 from lakebed.agent.sender import Sender
 from lakebed.agent.settings import AgentSettings
 from lakebed.agent.sources.host import HostSource
-from lakebed.agent.sources.listen import Listener, LoopbackServer
+from lakebed.agent.sources.listen import LOOPBACK, Listener, LoopbackServer, bind
 from lakebed.agent.sources.scrape import ScrapeSource
 from lakebed.agent.sources.stdin import StdinSource
 from lakebed.agent.spool import Spool, SpoolLimits
 from lakebed.agent.transport import HttpTransport
 from lakebed.agent.waiting import cancel, in_thread
 from lakebed.clock import Clock, now_ms
-from lakebed.errors import Invalid, Overloaded, Unavailable
+from lakebed.errors import Overloaded, Unavailable
 from lakebed.frame.model import check_id
 from lakebed.ids import Ids
 from lakebed.metrics import Metrics
@@ -121,7 +121,11 @@ class Agent:
         batching = asyncio.ensure_future(self._batcher.run())
         sending = asyncio.ensure_future(self._sender.run())
         stopped = asyncio.ensure_future(stop.wait())
-        await self._start_sources(transport)
+        try:
+            await self._start_sources(transport)
+        except BaseException:
+            await cancel([batching, sending, stopped])
+            raise
         only_stdin = self._stdin is not None and len(self._sources) == 1 and self._server is None
         ends = [batching, sending, stopped, *(self._sources if only_stdin else ())]
         try:
@@ -136,7 +140,7 @@ class Agent:
                     await asyncio.shield(sending)
         finally:
             await cancel([batching, sending, stopped, *self._sources, *([self._served] if self._served else [])])
-        for ended in (batching, sending):
+        for ended in (batching, sending, *([self._sources[0]] if self._stdin is not None else [])):
             if not ended.cancelled() and (error := ended.exception()):
                 raise error
         self._log.info("agent stops", waiting=self._spool.batches, parked=self._spool.parked_batches)
@@ -184,13 +188,12 @@ class Agent:
             metrics=self._metrics,
             health=self.health,
         )
-        self._server = LoopbackServer(listener.app, settings.otlp_port)
-        self._served = asyncio.ensure_future(self._server.serve())
-        while not self._server.started:
-            if self._served.done():
-                raise Invalid(f"port {settings.otlp_port} cannot be listened on", hint="set another agent.otlp_port")
+        bound = bind(settings.otlp_port)
+        self._server = LoopbackServer(listener.app)
+        self._served = asyncio.ensure_future(self._server.serve(sockets=[bound]))
+        while not self._server.started and not self._served.done():
             await self._clock.sleep(DRAIN_POLL_S)
-        self._log.info("listening", address=f"http://127.0.0.1:{self._server.port}", takes="OTLP/HTTP metrics")
+        self._log.info("listening", address=f"http://{LOOPBACK}:{bound.getsockname()[1]}", takes="OTLP/HTTP metrics")
 
     async def _stop_sources(self) -> None:
         if self._stdin is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,6 +30,7 @@ from lakebed.errors import Invalid
 from lakebed.metrics import Metrics
 
 JSON, PROTO = "application/json", "application/x-protobuf"
+LOOPBACK = "127.0.0.1"
 STORE_TIMEOUT_S = 8.0  # below the 10 s after which exporters give up by default
 REQUESTS_MAX = 32  # at once
 INVALID_ARGUMENT, UNAVAILABLE = 3, 14  # google.rpc codes
@@ -110,15 +112,25 @@ class Listener:
         return Response(msgspec.json.encode(self._health()), media_type=JSON)
 
 
+def bind(port: int) -> socket.socket:
+    """A listening socket on loopback. Raises Invalid when the port is taken or may not be used."""
+    bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((LOOPBACK, port))
+    except (OSError, OverflowError) as error:
+        bound.close()
+        raise Invalid(f"port {port} cannot be listened on: {error}", hint="set another agent.otlp_port") from error
+    return bound
+
+
 class LoopbackServer(uvicorn.Server):
     """Uvicorn without its signal handlers: the agent stops it."""
 
-    def __init__(self, app: Starlette, port: int) -> None:
+    def __init__(self, app: Starlette) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
-                host="127.0.0.1",
-                port=port,
                 log_config=None,
                 access_log=False,
                 lifespan="off",
@@ -131,12 +143,6 @@ class LoopbackServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-    @property
-    def port(self) -> int:
-        """The port it really listens on; 0 until it does."""
-        sockets = [socket for server in getattr(self, "servers", ()) for socket in server.sockets]
-        return int(sockets[0].getsockname()[1]) if sockets else 0
 
 
 def _inflate(body: bytes, encoding: str, bytes_max: int) -> bytes:
