@@ -25,8 +25,8 @@ DEADLINE_S = 60.0
 
 
 @asynccontextmanager
-async def gateway(settings: StoreSettings) -> AsyncIterator[tuple[Process, str]]:
-    env = {**os.environ, **{env_name(key): str(value) for key, value in settings.as_layer().items()}}
+async def gateway(settings: StoreSettings, **more: str) -> AsyncIterator[tuple[Process, str]]:
+    env = {**os.environ, **{env_name(key): str(value) for key, value in settings.as_layer().items()}, **more}
     arguments = ("serve", "--port", "0", "--parts", "batches", "--log", "error")
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", "lakebed", *arguments, env=env, stdout=PIPE)
     try:
@@ -39,7 +39,9 @@ async def gateway(settings: StoreSettings) -> AsyncIterator[tuple[Process, str]]
             await process.wait()
 
 
-async def run_agent(queue: Path, collectors: list[str], lines: list[str], *, drain_s: float = 50.0) -> int:
+async def run_agent(
+    queue: Path, collectors: list[str], lines: list[str], *, drain_s: float = 50.0, token: str = ""
+) -> int:
     """Feeds an agent to the end of its input and waits until it has sent everything, or `drain_s` is over."""
     values = {
         "AGENT_ID": "agent-a",
@@ -51,6 +53,7 @@ async def run_agent(queue: Path, collectors: list[str], lines: list[str], *, dra
         "BACKOFF_CAP_S": "0.5",
         "HEDGE_AFTER_S": "0.5",
         "DRAIN_S": str(drain_s),
+        "TOKEN": token,
     }
     env = {name: value for name, value in os.environ.items() if not name.startswith("LAKEBED_")}
     env |= {f"LAKEBED_AGENT_{name}": value for name, value in values.items()}
@@ -112,3 +115,22 @@ async def test_a_real_conflict_is_parked_with_the_hashes_of_both(
     assert sorted(value for value in await readable(bucket) if value >= 0) == [
         float(n) for n in range(160) if not 40 <= n < 80
     ]
+
+
+async def test_a_wrong_token_keeps_everything_until_it_is_right(
+    tmp_path: Path, bucket: Store, bucket_settings: StoreSettings
+) -> None:
+    """Refused by a real gateway, the agent alerts and keeps its batches; with its own token they arrive."""
+    queue = tmp_path / "queue"
+    keys = msgspec.json.encode(
+        [{"name": "a", "secret": "the-right-token-of-agent-a", "rights": ["batches:write:agent-a"]}]
+    ).decode()
+    async with gateway(bucket_settings, LAKEBED_GATEWAY_KEYS=keys) as (_, url):
+        refused = await run_agent(queue, [url], lines(0, 100), drain_s=1.0, token="some-wrong-token-of-nobody")
+        alerts = [path.name for path in (queue / "alerts").iterdir()]
+        waiting = sum(row.samples for row in Keeper(queue, lambda: 0).boots())
+        code = await run_agent(queue, [url], [], token="the-right-token-of-agent-a")
+
+    assert (refused, alerts, waiting) == (9, ["denied.json"], 100)
+    assert (code, sorted(await readable(bucket))) == (0, [float(n) for n in range(100)])
+    assert list((queue / "alerts").iterdir()) == []
