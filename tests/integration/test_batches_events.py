@@ -24,7 +24,9 @@ from lakebed.store.settings import StoreSettings
 def follower(store: Store, address: str, root: str, listen_s: float = 6.0) -> EventFollower:
     clock, ids, metrics = SystemClock(), Ids(), Metrics()
     mender = Reconciler(store, overlap_s=900.0, concurrency=4, clock=clock, ids=ids, metrics=metrics)
-    return EventFollower(address, root, mender, store, clock=clock, ids=ids, metrics=metrics, listen_s=listen_s)
+    return EventFollower(
+        address, root, mender, store, clock=clock, ids=ids, metrics=metrics, listen_s=listen_s, grace_s=0.5
+    )
 
 
 async def accept(store: Store, frame: bytes) -> None:
@@ -41,7 +43,7 @@ async def test_an_acceptance_is_indexed_from_its_event_and_the_place_is_kept(
     """Without an audit or a scan the index entries appear; a later follower goes on where the first one stopped."""
     root = f"/buckets/{weed.bucket}/{bucket_settings.prefix}/"
     listening = asyncio.create_task(follower(bucket, weed.filer_grpc, root).listen())
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(0.5)  # the subscription begins now
     for n in range(3):
         await accept(bucket, frame_of(n * 10, n * 10 + 9))
     async with asyncio.timeout(20):

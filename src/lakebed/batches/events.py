@@ -7,6 +7,7 @@ event seen, because a quiet server may forget a subscriber. The few fields neede
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Iterator
 
 import msgspec
@@ -25,6 +26,8 @@ METHOD = "/filer_pb.SeaweedFiler/SubscribeMetadata"
 LISTEN_S = 30.0  # how long one subscription is trusted
 SAVE_EVERY_S = 5.0  # how often the place in the stream is noted
 GROUP_MAX = 16  # events mended together
+WAITING_MAX = 50_000  # events held back at once; more are mended early
+GRACE_S = 10.0  # how long a winner has for its own derived writes: twice their patience
 PAUSE_S = 2.0  # before asking a filer that failed again
 
 log = logger("batches")
@@ -57,9 +60,11 @@ class EventFollower:
         ids: Ids,
         metrics: Metrics,
         listen_s: float = LISTEN_S,
+        grace_s: float = GRACE_S,
     ) -> None:
         self._address, self._root, self._reconciler = address, root, reconciler
         self._clock, self._ids, self._listen_s = clock, ids, listen_s
+        self._grace_ns = round(grace_s * 1e9)
         self._place = Register(
             store, paths.EVENTS, Place, Place(), clock=clock, ids=ids, metrics=metrics, name="events"
         )
@@ -73,26 +78,35 @@ class EventFollower:
                 await self._clock.sleep(PAUSE_S)
 
     async def listen(self) -> Report:
-        """One subscription, from the last noted place, until its time is over. At first from now on."""
+        """One subscription, from the last noted place, until its time is over. At first from now on.
+
+        A manifest is mended a while after its event, so that its winner's own writes are not raced. What is still
+        waiting at the end is told again to the next subscription: the place is noted before it.
+        """
         report = Report("hot")
         since_ns = (await self._place.read()).value.since_ns or self._clock.now_ns()
         saved_s = self._clock.monotonic_s()
-        group: list[str] = []
+        waiting: deque[Event] = deque()
         async for event in subscribe(
             self._address, self._root + paths.ACCEPTED, since_ns, ids=self._ids, listen_s=self._listen_s
         ):
-            if event.key.endswith(".json") and event.key.startswith(self._root):
-                group.append(event.key.removeprefix(self._root))
             since_ns = max(since_ns, event.ts_ns)
-            if len(group) >= GROUP_MAX or (group and not event.key):
-                await self._mend(group, report)
-                group = []
-            if not group and self._clock.monotonic_s() - saved_s > SAVE_EVERY_S:
-                await self._save(since_ns)
+            if event.key.endswith(".json") and event.key.startswith(self._root):
+                waiting.append(event)
+            await self._mend_due(waiting, report)
+            if self._clock.monotonic_s() - saved_s > SAVE_EVERY_S:
+                await self._save(waiting[0].ts_ns - 1 if waiting else since_ns)
                 saved_s = self._clock.monotonic_s()
-        await self._mend(group, report)
-        await self._save(since_ns)
+        await self._save(waiting[0].ts_ns - 1 if waiting else since_ns)
         return report
+
+    async def _mend_due(self, waiting: deque[Event], report: Report) -> None:
+        due_ns = self._clock.now_ns() - self._grace_ns
+        while waiting and (waiting[0].ts_ns <= due_ns or len(waiting) > WAITING_MAX):
+            group: list[str] = []
+            while waiting and len(group) < GROUP_MAX and (not group or waiting[0].ts_ns <= due_ns):
+                group.append(waiting.popleft().key)
+            await self._mend([key.removeprefix(self._root) for key in group], report)
 
     async def _mend(self, keys: list[str], report: Report) -> None:
         await asyncio.gather(*(self._reconciler.mend(key, report) for key in dict.fromkeys(keys)))
