@@ -30,6 +30,7 @@ from lakebed.store.protocol import Store
 from lakebed.store.register import Register
 
 SOUND_MAX = 100_000  # manifests remembered as sound, so that the overlap costs nothing twice
+GRACE_NS = 10_000_000_000  # twice the patience of derived writes
 SAVE_EVERY = 500  # manifests between two notes of an audit's progress
 
 log = logger("batches")
@@ -98,7 +99,8 @@ class Reconciler:
         first_ns = since_ns if since_ns > 0 else await self._first_ns(now_ns)
 
         async def due() -> AsyncIterator[str]:
-            async for key, manifest_id in self._raw.entries(max(0, first_ns), now_ns + self._overlap_ns):
+            # The youngest are left to their winner, whose own derived writes may still be under way.
+            async for key, manifest_id in self._raw.entries(max(0, first_ns), now_ns - GRACE_NS):
                 entry = None if manifest_id in self._sound else await self._raw.entry(key)
                 if entry is not None:
                     yield entry.accepted_manifest_key
