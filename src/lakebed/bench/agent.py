@@ -180,7 +180,7 @@ class _Nothing:
                 lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
                 await reader.readexactly(int(lengths[0].split(b":")[1]))
                 writer.write(b'HTTP/1.1 200 OK\r\ncontent-length: 19\r\n\r\n{"duplicate":false}')
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             writer.close()
 
 
