@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from datetime import UTC, datetime, timedelta
+from urllib.parse import quote
 
 from lakebed.errors import Invalid
 from lakebed.frame.model import Identity, check_identity
@@ -132,6 +133,11 @@ def held_boot_key(agent_id: str, boot_id: str) -> str:
 def work_key(identity: Identity, accepted_at_ns: int) -> str:
     """Where rollup and index work for one accepted batch is asked for."""
     return f"{ROLLUP_WORK}{hour_of(accepted_at_ns)}/{manifest_id(identity, accepted_at_ns)}.json"
+
+
+def rollup_folder(window_s: int, hour: str, metric: str) -> str:
+    """Where chunks of one metric, hour and window lie; what is not plain in a metric's name is percent-encoded."""
+    return f"{ROLLUP}window={window_s}s/{hour}/metric={quote(metric, safe='')}/"
 
 
 def repair_key(identity: Identity) -> str:

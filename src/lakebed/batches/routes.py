@@ -27,6 +27,7 @@ from lakebed.batches.matchers import Selector, parse
 from lakebed.batches.model import Accepted, Action, Answer, BadFrame
 from lakebed.batches.query import Querier, QueryAnswer
 from lakebed.batches.raw import RawBatches
+from lakebed.batches.rollups import Rollups
 from lakebed.batches.settings import IngestSettings
 from lakebed.batches.spool import Spool
 from lakebed.context import Component, Context, Health
@@ -117,6 +118,7 @@ class Batches:
             ids=ids,
             metrics=metrics,
         )
+        self.rollups = Rollups(store)
         self.querier = Querier(
             self.live,
             raw,
@@ -141,6 +143,9 @@ class Batches:
             now_ns = self._clock.now_ns()
             from_ns = _time_ns(request, "from", now_ns - 3600 * 1_000_000_000)
             to_ns = _time_ns(request, "to", now_ns)
+            window_s = int(_number(request, "window_s", 0))
+            if window_s:
+                return json_answer(await self.rollups.range(_selector(request), window_s, from_ns, to_ns))
             late_s = _number(request, "late_s", 3600.0)
             return json_answer(await self.querier.range(_selector(request), from_ns, to_ns, late_s=late_s))
 

@@ -103,20 +103,12 @@ class Segments:
     def recover(self, number: int) -> Iterator[tuple[Record, bytes]]:
         """Every whole record of a segment left by an earlier run; a torn tail is cut off."""
         data = self.path(number).read_bytes()
-        at = end = 0
-        while at < len(data):
-            frame_bytes = _whole(data, at)
-            if frame_bytes is None:
-                at = data.find(MAGIC, at + 1)
-                if at < 0:
-                    break
-                continue
-            if at > end:
+        end = 0
+        for record in records(data, number):
+            if record.offset > end:
                 self.damaged.add(number)
-            _, _, at_ns, attempt, _ = HEAD.unpack_from(data, at)
-            start = at + HEAD.size
-            yield Record(number, at, frame_bytes, at_ns, attempt.decode().strip()), data[start : start + frame_bytes]
-            at = end = start + frame_bytes
+            start, end = record.offset + HEAD.size, record.offset + HEAD.size + record.frame_bytes
+            yield record, data[start:end]
         if end < len(data):
             with self.path(number).open("r+b") as cut:
                 cut.truncate(end)
@@ -157,6 +149,19 @@ class Segments:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def records(data: bytes, number: int = 0) -> Iterator[Record]:
+    """Every whole record in a segment's bytes; what is damaged between them is stepped over."""
+    at = 0
+    while 0 <= at < len(data):
+        frame_bytes = _whole(data, at)
+        if frame_bytes is None:
+            at = data.find(MAGIC, at + 1)
+            continue
+        _, _, at_ns, attempt, _ = HEAD.unpack_from(data, at)
+        yield Record(number, at, frame_bytes, at_ns, attempt.decode(errors="replace").strip())
+        at += HEAD.size + frame_bytes
 
 
 def _whole(data: bytes, at: int) -> int | None:

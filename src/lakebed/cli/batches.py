@@ -29,39 +29,64 @@ def dump(
     where: Where = Where(),
     output: Output = "json",
 ) -> None:
-    """Show what a frame holds: a file, or a key of the bucket (a raw blob or an accepted manifest).
+    """Show what is stored: a file, or a key of the bucket.
 
     Parameters
     ----------
     place
-        path of an .lmbatch file, or a key below store.prefix.
+        an .lmbatch frame, an .lmrollup.zst chunk or a .spool segment; or a key below store.prefix, which may also be
+        an accepted manifest.
     """
-    import hashlib
+    data = Path(place).read_bytes() if Path(place).is_file() else b""
+    manifest: dict[str, Any] = {}
+    if not data:
+        manifest, data = in_loop(lambda: _fetch(where, place))
+    if place.endswith(".lmrollup.zst"):
+        from lakebed.frame.rollup import decode_rollup
 
+        emit(decode_rollup(data).slice(0, limit).to_pylist(), output)
+    elif place.endswith(".spool"):
+        emit([_spooled(data, record) for record in _records(data)][:limit], output)
+    else:
+        emit(_frame(data, limit) | ({"manifest": manifest} if manifest else {}), output)
+
+
+async def _fetch(where: Where, key: str) -> tuple[dict[str, Any], bytes]:
     import msgspec
 
     from lakebed.batches import paths
     from lakebed.batches.model import Accepted, read_record
+
+    store = where.context("dump").store
+    stored = await store.get(key)
+    if not key.startswith(paths.ACCEPTED):
+        return {}, stored.data
+    accepted = read_record(stored, Accepted)
+    return msgspec.to_builtins(accepted), (await store.get(accepted.raw_blob_key)).data
+
+
+def _frame(data: bytes, limit: int) -> dict[str, Any]:
+    import hashlib
+
     from lakebed.batches.raw import ANY_FRAME
     from lakebed.frame.codec import decode
 
-    manifest: Accepted | None = None
-    if Path(place).is_file():
-        frame = Path(place).read_bytes()
-    else:
-        context = where.context("dump")
+    about = {"frame_bytes": len(data), "frame_sha256": hashlib.sha256(data).hexdigest()}
+    return about | _shown(decode(data, ANY_FRAME), limit)
 
-        async def fetch() -> tuple[Accepted | None, bytes]:
-            stored = await context.store.get(place)
-            if not place.startswith(paths.ACCEPTED):
-                return None, stored.data
-            accepted = read_record(stored, Accepted)
-            return accepted, (await context.store.get(accepted.raw_blob_key)).data
 
-        manifest, frame = in_loop(fetch)
-    shown = _shown(decode(frame, ANY_FRAME), limit)
-    about = {"frame_bytes": len(frame), "frame_sha256": hashlib.sha256(frame).hexdigest()}
-    emit(about | shown | ({"manifest": msgspec.to_builtins(manifest)} if manifest else {}), output)
+def _records(data: bytes) -> list[Any]:
+    from lakebed.batches.segments import records
+
+    return list(records(data))
+
+
+def _spooled(data: bytes, record: Any) -> dict[str, Any]:
+    from lakebed.batches.segments import HEAD
+
+    start = record.offset + HEAD.size
+    about = {"offset": record.offset, "accepted_at_unix_ns": record.at_ns, "attempt_id": record.attempt_id}
+    return about | _frame(data[start : start + record.frame_bytes], 0)
 
 
 @app.command

@@ -18,6 +18,7 @@ from lakebed.batches.live import Live
 from lakebed.batches.matchers import Selector, parse
 from lakebed.batches.policy import bucket_policy
 from lakebed.batches.raw import RawBatches
+from lakebed.batches.segments import pack
 from lakebed.cli.main import run
 from lakebed.clock import ManualClock
 from lakebed.errors import Invalid
@@ -182,6 +183,21 @@ def test_a_dump_shows_what_a_frame_holds(capsys: pytest.CaptureFixture[str]) -> 
     )
     assert [10, 11] == [sample["seq"] for sample in shown["samples"]]
     assert START_NS == shown["samples"][0]["time_ns"]
+
+
+def test_a_dump_shows_what_a_spool_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every whole record of a segment is listed, without touching the file."""
+    segment = pack(frame_of(), 7, "one") + pack(frame_of(10, 19), 8, "two") + b"LMSPOOL1torn"
+    (tmp_path / "1.spool").write_bytes(segment)
+
+    code = run(["batches", "dump", str(tmp_path / "1.spool")])
+
+    shown = msgspec.json.decode(capsys.readouterr().out)
+    assert 0 == code
+    assert [(7, "one", 0), (8, "two", 10)] == [
+        (row["accepted_at_unix_ns"], row["attempt_id"], row["seq_start"]) for row in shown
+    ]
+    assert segment == (tmp_path / "1.spool").read_bytes()
 
 
 def test_a_dump_of_no_frame_fails_with_its_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
