@@ -7,7 +7,8 @@ acceptor. Content-Encoding is refused: the hash is over the very bytes that are 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
@@ -31,7 +32,7 @@ from lakebed.batches.rollups import Rollups
 from lakebed.batches.settings import IngestSettings
 from lakebed.batches.spool import Spool
 from lakebed.context import Component, Context, Health
-from lakebed.errors import Invalid, LakebedError, Unprocessable, UnsupportedEncoding
+from lakebed.errors import Invalid, LakebedError, Overloaded, Unprocessable, UnsupportedEncoding
 from lakebed.frame.codec import decode_body, unseal
 from lakebed.logs import logger
 from lakebed.wire import body_limit, decode_json, json_answer, operation
@@ -80,6 +81,7 @@ class Batches:
         self.held = HeldBoots(store, clock)
         self.desk = ConflictDesk(store, clock)
         self.spool: Spool | None = None
+        self._upload_bytes = 0
         self._loops: list[asyncio.Task[None]] = []
         self._lander: Lander | None = None
         if settings.acceptance == "local_spool":
@@ -198,7 +200,25 @@ class Batches:
             raise UnsupportedEncoding(
                 f"Content-Encoding {encoding[:40]!r} is refused", hint="compress inside the frame: its flags say zstd"
             )
-        frame = await request.body()
+        with self._room(request):
+            return await self._accept(request, await request.body())
+
+    @contextmanager
+    def _room(self, request: Request) -> Iterator[None]:
+        """Memory for one upload, set aside before its body is read. Raises Overloaded when there is none."""
+        declared = request.headers.get("content-length", "")
+        size = int(declared) if declared.isdigit() else self._settings.frame_bytes_max
+        if self._upload_bytes + size > self._settings.upload_bytes_max:
+            raise Overloaded(
+                f"uploads of {self._upload_bytes} bytes are under way", retry_after_s=self._settings.retry_after_s
+            )
+        self._upload_bytes += size
+        try:
+            yield
+        finally:
+            self._upload_bytes -= size
+
+    async def _accept(self, request: Request, frame: bytes) -> Answer:
         try:
             envelope = unseal(frame, self._limits)
         except Invalid as error:

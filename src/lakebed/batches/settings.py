@@ -28,6 +28,7 @@ class IngestSettings(Section, frozen=True):
     samples_max: Annotated[int, describe("most samples in one frame")] = 250_000
     series_max: Annotated[int, describe("most series in one frame")] = 50_000
     accepting_max: Annotated[int, describe("uploads under way in one collector before others get 503")] = 256
+    upload_bytes_max: Annotated[int, describe("bytes of uploads under way before others get 503")] = 128 * 1024 * 1024
     accept_timeout_s: Annotated[float, describe("longest an upload waits for the store before it gets 503")] = 25.0
     retry_after_s: Annotated[float, describe("what a 503 tells the agent to wait")] = 2.0
     aftermath_max: Annotated[int, describe("derived writes waiting in memory; more are left to the reconciler")] = (
@@ -65,6 +66,10 @@ class IngestSettings(Section, frozen=True):
         if self.object_landing_interval_ms < 0:
             raise Contradiction(
                 "ingest.object_landing_interval_ms", "ingest.object_landing_interval_ms", "time does not run backwards"
+            )
+        if self.frame_bytes_max > self.upload_bytes_max:
+            raise Contradiction(
+                "ingest.frame_bytes_max", "ingest.upload_bytes_max", "the largest frame could never be taken"
             )
         if self.frame_bytes_max > self.body_bytes_max:
             raise Contradiction(

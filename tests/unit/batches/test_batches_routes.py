@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from batches_frames import START_NS, frame_of, submit
@@ -61,6 +63,29 @@ async def test_a_store_that_is_down_is_503_with_retry_after_and_nothing_is_accep
         answer = await client.post("/v1/batches", content=frame_of())
 
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "7")
+
+
+async def test_uploads_over_the_memory_set_aside_are_told_to_wait() -> None:
+    """Bytes under way are bounded before they are read; what was taken before goes on."""
+    going = asyncio.Event()
+
+    class Slow(MemoryStore):
+        async def create(self, key: str, data: bytes) -> ObjectInfo:
+            await going.wait()
+            return await super().create(key, data)
+
+    size = len(frame_of())
+    limits = {"frame_bytes_max": size, "body_bytes_max": 16_000, "upload_bytes_max": size * 2 - 1}
+    async with collector(Slow(clock=SystemClock()), **limits) as (client, _):
+        first = asyncio.create_task(client.post("/v1/batches", content=frame_of()))
+        await asyncio.sleep(0.05)
+        second = await client.post("/v1/batches", content=frame_of())
+        going.set()
+        taken = (await first).status_code
+        third = await client.post("/v1/batches", content=frame_of())
+
+    assert [200, 503, 200] == [taken, second.status_code, third.status_code]
+    assert "retry-after" in second.headers
 
 
 @pytest.mark.parametrize(
