@@ -30,6 +30,13 @@ class Part(msgspec.Struct, frozen=True):
 
 PARTS: tuple[Part, ...] = (
     Part("store", "the seam to object storage", settings="lakebed.store.settings:StoreSettings"),
+    Part(
+        "queue",
+        "stateless ingest through a manifest in the bucket",
+        settings="lakebed.queue.settings:QueueSettings",
+        component="lakebed.queue.routes:component",
+        workers="lakebed.queue.workers:workers",
+    ),
     Part("pipeline", "Spark over everything", settings="lakebed.pipeline.settings:SparkSettings"),
     Part("gateway", "HTTP in front of every part", settings="lakebed.gateway.settings:GatewaySettings"),
     Part("agent", "samples to batches to collectors, nothing lost", settings="lakebed.agent.settings:AgentSettings"),
