@@ -32,6 +32,9 @@ TABLE: tuple[Metric, ...] = (
     Metric("lakebed_register_writes_total", "counter", "Registers written by compare-and-swap.", ("register",)),
     Metric("lakebed_register_changes_total", "counter", "Changes carried by those writes.", ("register",)),
     Metric("lakebed_register_conflicts_total", "counter", "Compare-and-swaps that met a newer value.", ("register",)),
+    # meta
+    Metric("lakebed_meta_requests_total", "counter", "Calls to the meta store.", ("verb",)),
+    Metric("lakebed_meta_commits_total", "counter", "Transactions committed by the embedded meta store."),
     # gateway
     Metric("lakebed_http_requests_total", "counter", "HTTP requests answered.", ("route", "method", "status")),
     Metric("lakebed_http_seconds", "histogram", "Time to answer an HTTP request.", ("route",)),
