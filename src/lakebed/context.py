@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, Protocol
 
 import msgspec
 from starlette.routing import BaseRoute
 
-from lakebed.clock import Clock
+from lakebed.clock import Clock, SystemClock
 from lakebed.ids import Ids
 from lakebed.metrics import Metrics
 from lakebed.settings import Settings
+from lakebed.store.connect import connect
 from lakebed.store.protocol import Store
+from lakebed.store.settings import StoreSettings
 
 
 class Context(msgspec.Struct, frozen=True):
@@ -24,6 +28,23 @@ class Context(msgspec.Struct, frozen=True):
     clock: Clock
     ids: Ids
     metrics: Metrics
+
+
+def make_context(settings: Settings, *, role: str) -> Context:
+    """The context of a real process: the system's clock and chance, the settings' store. Opens no connection yet."""
+    clock, ids, metrics = SystemClock(), Ids(), Metrics()
+    node = f"{role}-{socket.gethostname()}-{os.getpid()}-{ids.token()[:8]}"
+    store = connect(settings.of(StoreSettings), clock=clock, ids=ids, metrics=metrics)
+    return Context(node=node, settings=settings, store=store, clock=clock, ids=ids, metrics=metrics)
+
+
+class Diagnosis(msgspec.Struct, frozen=True):
+    """One line of `lakebed doctor`: what was looked at, the verdict, what was seen and how to mend it."""
+
+    name: str
+    verdict: Literal["pass", "warn", "fail"]
+    seen: str
+    fix: str = ""
 
 
 class Health(msgspec.Struct, frozen=True):

@@ -2,13 +2,18 @@
 
     LakebedError
     ├── Invalid             the input is wrong: mend it; retrying changes nothing
+    │   ├── TooLarge        more bytes than the limit: send less at once
+    │   ├── UnsupportedEncoding   a content type or encoding that is not spoken here: use one that is
+    │   └── Unprocessable   well formed, yet it cannot be true: mend what it says
     ├── NotFound            nothing is there
     ├── Denied              this principal may not: use another, or ask for the right
+    │   └── Unauthenticated nobody known is asking: send a key
     ├── Conflict            another truth stands: read it, then decide
     │   ├── AlreadyExists   a create met a different object, carried in `current`
     │   └── Stale           a replace met a different object, carried in `current`
     ├── Fenced              a newer owner exists: stop writing, let go
     ├── Overloaded          too much at once: wait `retry_after_s`, then retry
+    │   └── Throttled       this client alone asks too much: wait `retry_after_s`, then retry slower
     ├── Unavailable         not now: wait `retry_after_s`, then retry
     │   └── OutcomeUnknown  may have happened: read, compare, decide; never assume
     └── Corrupt             stored bytes are not what they claim: set aside, tell a person
@@ -41,12 +46,28 @@ class Invalid(LakebedError):
     code = "invalid"
 
 
+class TooLarge(Invalid):
+    code = "too_large"
+
+
+class UnsupportedEncoding(Invalid):
+    code = "unsupported_encoding"
+
+
+class Unprocessable(Invalid):
+    code = "unprocessable"
+
+
 class NotFound(LakebedError):
     code = "not_found"
 
 
 class Denied(LakebedError):
     code = "denied"
+
+
+class Unauthenticated(Denied):
+    code = "unauthenticated"
 
 
 class Conflict(LakebedError):
@@ -83,6 +104,10 @@ class Overloaded(LakebedError):
     def __init__(self, message: str, *, retry_after_s: float = 1.0, hint: str = "", **detail: Any) -> None:
         super().__init__(message, hint=hint, **detail)
         self.retry_after_s = retry_after_s
+
+
+class Throttled(Overloaded):
+    code = "throttled"
 
 
 class Unavailable(LakebedError):

@@ -62,6 +62,7 @@ TABLE: tuple[Metric, ...] = (
     # gateway
     Metric("lakebed_http_requests_total", "counter", "HTTP requests answered.", ("route", "method", "status")),
     Metric("lakebed_http_seconds", "histogram", "Time to answer an HTTP request.", ("route",)),
+    Metric("lakebed_worker_restarts_total", "counter", "Workers started again after they failed.", ("worker",)),
     Metric("lakebed_build_info", "gauge", "1, labelled with the running version.", ("version",)),
 )
 

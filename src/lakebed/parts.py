@@ -6,13 +6,13 @@ needs them, `cli/<name>.py`, `sim/<name>.py`, `bench/<name>.py` and `demo/<name>
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from importlib import import_module
 from typing import Any, cast
 
 import msgspec
 
-from lakebed.context import Component, Context, Worker
+from lakebed.context import Component, Context, Diagnosis, Worker
 from lakebed.settings import Section
 
 
@@ -24,12 +24,15 @@ class Part(msgspec.Struct, frozen=True):
     settings: str = ""  # a Section
     component: str = ""  # (Context) -> Component
     workers: str = ""  # (Context) -> Sequence[Worker]
+    checks: str = ""  # async (Context) -> Sequence[Diagnosis], for `lakebed doctor`
+    active_active: bool = True  # writes under conditions, so the store must be proven before it starts
 
 
 PARTS: tuple[Part, ...] = (
     Part("store", "the seam to object storage", settings="lakebed.store.settings:StoreSettings"),
     Part("meta", "ordered keys the log coordinates through", settings="lakebed.meta.settings:MetaSettings"),
     Part("gateway", "HTTP in front of every part", settings="lakebed.gateway.settings:GatewaySettings"),
+    Part("console", "web pages", component="lakebed.console.routes:component", active_active=False),
 )
 
 
@@ -52,6 +55,15 @@ def workers(context: Context, names: Sequence[str] = ()) -> list[Worker]:
         if part.workers and (not names or part.name in names)
         for worker in cast(Callable[[Context], Sequence[Worker]], resolve(part.workers))(context)
     ]
+
+
+async def diagnose(context: Context) -> list[Diagnosis]:
+    """What each part says of its own ground, in the order of the table."""
+    found: list[Diagnosis] = []
+    for part in PARTS:
+        if part.checks:
+            found += await cast(Callable[[Context], Awaitable[Sequence[Diagnosis]]], resolve(part.checks))(context)
+    return found
 
 
 def resolve(place: str) -> Any:

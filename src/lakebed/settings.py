@@ -1,4 +1,4 @@
-"""Settings are data: one tree of sections, defaults < lakebed.toml < LAKEBED_* < flags.
+"""Settings are data: one tree of sections, defaults < lakebed.toml < a running stack < LAKEBED_* < flags.
 
 A section is a frozen struct owned by its part; this module only reads, merges, checks and explains. Unknown keys and
 contradictory values are refused with the keys named, before anything starts.
@@ -67,6 +67,16 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     def check(self) -> None:
         return None
 
+    def as_layer(self) -> dict[str, Any]:
+        """These values as a layer of `load`: every one that differs from its default, secrets in the clear."""
+        default = type(self)()
+        values = {field.name: getattr(self, field.name) for field in msgspec.structs.fields(self)}
+        return {
+            f"{self.section}.{name}": value.reveal() if isinstance(value, Secret) else value
+            for name, value in values.items()
+            if value != getattr(default, name)
+        }
+
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
         try:
@@ -110,6 +120,7 @@ def load(
     kinds: Iterable[type[Section]],
     *,
     file: Path | None = None,
+    stack: Mapping[str, Any] | None = None,
     env: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
 ) -> Settings:
@@ -119,6 +130,7 @@ def load(
     sources: dict[str, str] = {}
     for source, layer in (
         (str(file), _from_file(file)),
+        ("stack", dict(stack or {})),
         ("environment", _from_env(env or {}, known)),
         ("flag", dict(flags or {})),
     ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
@@ -30,7 +30,14 @@ class GatewaySettings(Section, frozen=True):
     read_only: Annotated[bool, describe("register no route that writes")] = False
     body_bytes_max: Annotated[int, describe("largest request body, checked before it is read")] = 64 * 1024 * 1024
     body_timeout_s: Annotated[float, describe("longest wait for the next bytes of a body")] = 20.0
+    body_total_s: Annotated[float, describe("longest time for a whole body")] = 600.0
+    head_timeout_s: Annotated[float, describe("longest wait for the head of a request on an open connection")] = 20.0
+    health_timeout_s: Annotated[float, describe("longest wait for one component's health")] = 2.0
     drain_s: Annotated[float, describe("time to finish what is under way at a stop")] = 20.0
+    work_port: Annotated[int, describe("port for the workers' health and metrics; 0 chooses a free one")] = 0
+    prove: Annotated[
+        Literal["auto", "never"], describe("auto: race the store at start unless a proof is stored in the bucket")
+    ] = "auto"
 
     def check(self) -> None:
         if self.host not in LOOPBACK and not self.keys and self.keys_file is None:

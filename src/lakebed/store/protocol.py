@@ -31,6 +31,7 @@ class Store(Protocol):
         """Every object under the folder `prefix`, each once; `after` resumes behind a key that an earlier list gave.
 
         Inside one folder keys come in byte order; how a folder sorts among its neighbours is the store's own affair.
+        No key may also be a folder (`a` beside `a/b`): SeaweedFS would skip the folder when resuming behind the key.
         """
 
     async def children(self, prefix: str) -> Sequence[str]:

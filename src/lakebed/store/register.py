@@ -1,8 +1,9 @@
 """One JSON object changed by compare-and-swap: the only way Lakebed changes an object in place.
 
-The stored object is the value's own fields plus two of ours: `epoch`, which never goes down, so an older owner is
-fenced; and `attempt_id`, fresh for every write, so bytes never repeat and a writer recognises its own write when the
-answer was lost.
+The stored object is the value's own fields plus three of ours: `epoch`, which never goes down, so an older owner is
+fenced; `attempt_id`, fresh for every write, so bytes never repeat; and `earlier`, the last write of each other recent
+writer. When an answer was lost, a conflict may be with a write that built upon our own: finding our attempt in the
+stored object says that it took place, and that the change must not be made again.
 
 Changes asked for while a write is under way are applied together in the next one: many callers in a process cost one
 PUT, not a queue of conflicts. What is known of the object after a write is kept, so an uncontended change is one
@@ -18,7 +19,17 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from lakebed.clock import Clock
-from lakebed.errors import AlreadyExists, Conflict, Corrupt, Fenced, NotFound, Overloaded, Stale
+from lakebed.errors import (
+    AlreadyExists,
+    Conflict,
+    Corrupt,
+    Fenced,
+    Invalid,
+    NotFound,
+    OutcomeUnknown,
+    Overloaded,
+    Stale,
+)
 from lakebed.ids import Ids
 from lakebed.metrics import Metrics
 from lakebed.store.model import StoredObject
@@ -31,6 +42,8 @@ ATTEMPTS_MAX = 40  # compare-and-swaps that one batch of changes may lose before
 BACKOFF_BASE_S = 0.01
 BACKOFF_CAP_S = 1.0
 GROUP_MAX = 10_000  # changes waiting in one process before new ones are refused
+WRITERS_MAX = 32  # writers remembered in the object, some 20 bytes each; behind more, a lost answer stays unknown
+OURS = ("epoch", "attempt_id", "earlier")
 
 
 class Snapshot(msgspec.Struct, Generic[T], frozen=True):
@@ -39,11 +52,21 @@ class Snapshot(msgspec.Struct, Generic[T], frozen=True):
     value: T
     epoch: int
     etag: str
+    attempts: tuple[str, ...] = ()
+
+    def holds(self, attempt: str) -> bool | None:
+        """Whether this write took place; None when so many others wrote since that the object cannot tell."""
+        if attempt in self.attempts:
+            return True
+        writer = attempt.partition("-")[0] + "-"
+        seen = len(self.attempts) < WRITERS_MAX or any(each.startswith(writer) for each in self.attempts)
+        return False if seen else None
 
 
 class _Envelope(msgspec.Struct, frozen=True):
     epoch: int = 0
     attempt_id: str = ""
+    earlier: tuple[str, ...] = ()
 
 
 class _Waiter:
@@ -71,8 +94,11 @@ class Register(Generic[T]):
         metrics: Metrics,
         name: str,
     ) -> None:
+        if taken := set(OURS) & set(getattr(kind, "__struct_fields__", ())):
+            raise Invalid(f"a register adds {', '.join(sorted(taken))} itself: {kind.__name__} cannot have them")
         self._store, self._key, self._initial = store, key, initial
         self._clock, self._ids = clock, ids
+        self._writer_id, self._attempts = ids.token(), 0
         self._decoder = msgspec.json.Decoder(kind)
         self._known: Snapshot[T] | None = None
         self._waiting: list[_Waiter] = []
@@ -98,7 +124,8 @@ class Register(Generic[T]):
 
         `decide` may run several times and must not await. Returning the value it was given writes nothing. What it
         raises reaches the caller alone. With `epoch`, an older owner gets Fenced and a newer one raises the register's
-        epoch. Raises Overloaded after too many lost races, OutcomeUnknown when the store cannot say.
+        epoch. Raises Overloaded after too many lost races, OutcomeUnknown when the store cannot say; after any other
+        error nothing was changed. A caller that is cancelled gives its change up if it is not on its way yet.
         """
         if len(self._waiting) >= GROUP_MAX:
             raise Overloaded(f"{GROUP_MAX} changes of {self._key!r} are already waiting")
@@ -109,6 +136,7 @@ class Register(Generic[T]):
         return await done
 
     async def _write_waiting(self) -> None:
+        group: list[_Waiter] = []
         try:
             while self._waiting:
                 group, self._waiting = self._waiting, []
@@ -116,32 +144,44 @@ class Register(Generic[T]):
                     await self._write(group)
                 except Exception as error:
                     _settle([(waiter, error) for waiter in group])
-                except BaseException:
-                    for waiter in group:
-                        waiter.done.cancel()
-                    raise
+        except BaseException:  # the writer itself was cancelled: nobody else would tell its callers
+            for waiter in group + self._waiting:
+                waiter.done.cancel()
+            self._waiting = []
+            raise
         finally:
             self._writer = None
 
     async def _write(self, group: list[_Waiter]) -> None:
         fresh = self._known is None
         snapshot = self._known or await self.read()
-        for attempt in range(ATTEMPTS_MAX):
+        for tries in range(ATTEMPTS_MAX):
+            group = [waiter for waiter in group if not waiter.done.done()]
             value, epoch, results = _decide(group, snapshot)
-            if value is snapshot.value and epoch == snapshot.epoch:
-                if fresh:
-                    return _settle(results)
-                snapshot, fresh = await self.read(), True
+            unchanged = value is snapshot.value and epoch == snapshot.epoch
+            if not fresh and (unchanged or any(isinstance(result, Exception) for _, result in results)):
+                snapshot, fresh = (
+                    await self.read(),
+                    True,
+                )  # not to write, and to refuse, is only decided on a fresh read
                 continue
-            if not fresh and any(isinstance(result, Exception) for _, result in results):
-                snapshot, fresh = await self.read(), True  # a refusal is only believed on a fresh read
-                continue
+            if unchanged:
+                return _settle(results)
+            attempt = self._next_attempt()
             try:
-                await self._put(snapshot, value, epoch)
+                await self._put(snapshot, value, epoch, attempt)
             except Conflict as error:
                 self._conflicts.inc()
-                snapshot, fresh = await self._after_conflict(error, attempt), True
-                continue
+                snapshot, fresh = await self._after_conflict(error), True
+                done = snapshot.holds(attempt)
+                if done is None:
+                    raise OutcomeUnknown(
+                        f"{self._key!r} was written by too many others to tell our own write"
+                    ) from error
+                if not done:
+                    if tries:
+                        snapshot = await self._spread_out(tries)
+                    continue
             except BaseException:
                 self._known = None
                 raise
@@ -150,29 +190,43 @@ class Register(Generic[T]):
             return _settle(results)
         raise Overloaded(f"{self._key!r} changed under us {ATTEMPTS_MAX} times", hint="fewer writers, or group them")
 
-    async def _after_conflict(self, error: Conflict, attempt: int) -> Snapshot[T]:
-        """What stands now. The first conflict brings it along; from the second on, racers spread out first."""
-        current = error.current if isinstance(error, (AlreadyExists, Stale)) else None
-        if attempt == 0 and current is not None:
-            self._known = self._snapshot(current)
+    async def _after_conflict(self, error: Conflict) -> Snapshot[T]:
+        """What stands now; the conflict brings it along. Our write may be in it, so what cannot be read is unknown."""
+        self._known = None
+        if isinstance(error, (AlreadyExists, Stale)):
+            current = error.current
+            self._known = self._snapshot(current) if current is not None else Snapshot(self._initial, 0, "")
             return self._known
-        await self._clock.sleep(self._ids.jitter_s(attempt, base_s=BACKOFF_BASE_S, cap_s=BACKOFF_CAP_S))
+        try:
+            return await self.read()
+        except Exception as unread:
+            raise OutcomeUnknown(f"{self._key!r} may be written; it cannot be read now: {unread}") from error
+
+    async def _spread_out(self, tries: int) -> Snapshot[T]:
+        """From the second conflict on, racers wait a little, each another while, and look again."""
+        await self._clock.sleep(self._ids.jitter_s(tries, base_s=BACKOFF_BASE_S, cap_s=BACKOFF_CAP_S))
         return await self.read()
 
-    async def _put(self, snapshot: Snapshot[T], value: T, epoch: int) -> None:
+    def _next_attempt(self) -> str:
+        self._attempts += 1
+        return f"{self._writer_id}-{self._attempts}"
+
+    async def _put(self, snapshot: Snapshot[T], value: T, epoch: int, attempt: str) -> None:
+        earlier = [each for each in snapshot.attempts if not each.startswith(self._writer_id)][: WRITERS_MAX - 1]
         data = msgspec.json.encode(
-            {**msgspec.to_builtins(value), "epoch": epoch, "attempt_id": self._ids.token()},
+            {**msgspec.to_builtins(value), "epoch": epoch, "attempt_id": attempt, "earlier": earlier}
         )
         if snapshot.etag:
             info = await self._store.replace(self._key, data, snapshot.etag)
         else:
             info = await self._store.create(self._key, data)
-        self._known = Snapshot(value, epoch, info.etag)
+        self._known = Snapshot(value, epoch, info.etag, (attempt, *earlier))
 
     def _snapshot(self, stored: StoredObject) -> Snapshot[T]:
         try:
             envelope = _ENVELOPE.decode(stored.data)
-            return Snapshot(self._decoder.decode(stored.data), envelope.epoch, stored.etag)
+            attempts = (envelope.attempt_id, *envelope.earlier)
+            return Snapshot(self._decoder.decode(stored.data), envelope.epoch, stored.etag, attempts)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             raise Corrupt(
                 f"{self._key!r} does not decode: {error}", hint="nothing was changed; look at the object", key=self._key

@@ -1,0 +1,34 @@
+"""`lakebed doctor`."""
+
+from __future__ import annotations
+
+from lakebed.cli import exits
+from lakebed.cli.output import Output, emit, say
+from lakebed.cli.where import Where, in_loop
+from lakebed.context import Diagnosis
+from lakebed.doctor.checks import examine
+
+MARKS = {"pass": "✓", "warn": "!", "fail": "✗"}
+
+
+def doctor(*, where: Where = Where(), output: Output = "table") -> int:
+    """Check this machine and the store: pass, warn or fail, with one line each on how to fix it."""
+    context = where.context("doctor")
+    tell = _line if output == "table" else _silent
+    found = in_loop(lambda: examine(context, where.folder, tell))
+    if output != "table":
+        emit(found, output)
+    failed = sum(diagnosis.verdict == "fail" for diagnosis in found)
+    if output == "table":
+        say(f"{failed} failed" if failed else "all good" if all(d.verdict == "pass" for d in found) else "usable")
+    return exits.FAILED if failed else exits.OK
+
+
+def _line(diagnosis: Diagnosis) -> None:
+    print(f"{MARKS[diagnosis.verdict]} {diagnosis.name:<14} {diagnosis.seen}", flush=True)
+    if diagnosis.fix:
+        print(f"  fix: {diagnosis.fix}", flush=True)
+
+
+def _silent(diagnosis: Diagnosis) -> None:
+    return None

@@ -1,0 +1,55 @@
+"""The command's root: noun, then verb. Each noun is loaded only when it is used."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError
+
+from lakebed import __version__
+from lakebed.cli import exits
+from lakebed.cli.output import say
+from lakebed.errors import LakebedError
+
+app = App(name="lakebed", help="Everything that lies under a data lake, on one bucket.", version=__version__)
+
+# (place, name, one line) in the order people meet them; places are imported on use.
+COMMANDS: tuple[tuple[str, str, str], ...] = (
+    ("lakebed.cli.stack:up", "up", "Start the whole stack on this machine and keep it."),
+    ("lakebed.cli.stack:status", "status", "Show what runs and whether it is healthy."),
+    ("lakebed.cli.stack:down", "down", "Stop the stack; its data stays."),
+    ("lakebed.cli.stack:env", "env", "Print exports for boto3, the AWS CLI and Spark."),
+    ("lakebed.cli.demo:demo", "demo", "Run every part once, with faults, and prove the totals."),
+    ("lakebed.cli.doctor:doctor", "doctor", "Check this machine and the store, with a fix for each problem."),
+    ("lakebed.cli.settings:settings", "settings", "Show every setting, its value and where it comes from."),
+    ("lakebed.cli.serve:serve", "serve", "Run a gateway."),
+    ("lakebed.cli.serve:work", "work", "Run the workers beside the gateway."),
+    ("lakebed.cli.sim:sim", "sim", "Run seeded simulations; replay one by its number."),
+    ("lakebed.cli.bench:bench", "bench", "Measure a part beside the bare thing beneath it."),
+)
+
+for place, name, about in COMMANDS:
+    app.command(place, name=name, help=about)
+app.register_install_completion_command(name="completion")
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs one command line and returns its exit code. Errors made on purpose print short lines, never a trace."""
+    try:
+        result = app(list(argv), exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        say(f"error: {error}")
+        say("next:  lakebed --help")
+        return exits.USAGE
+    except LakebedError as error:
+        say(f"error: {error.message}")
+        if error.hint:
+            say(f"next:  {error.hint}")
+        return exits.code_for(error)
+    except KeyboardInterrupt:
+        return exits.INTERRUPTED
+    except BrokenPipeError:  # the reader of our stdout has gone: `lakebed … | head`
+        sys.stderr.close()
+        return exits.OK
+    return result if isinstance(result, int) else exits.OK

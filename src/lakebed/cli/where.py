@@ -1,0 +1,70 @@
+"""How a command finds what it talks to: a running stack by `--dir`, or the settings alone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from cyclopts import Parameter
+
+from lakebed.context import Context, make_context
+from lakebed.settings import Settings, load
+
+DEFAULT_DIR = Path(".lakebed")
+DEFAULT_FILE = Path("lakebed.toml")
+
+R = TypeVar("R")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Where:
+    """Options shared by every command that talks to a stack or a bucket."""
+
+    dir: Annotated[Path | None, Parameter(help="folder of a running stack (default: .lakebed if there is one)")] = None
+    config: Annotated[Path | None, Parameter(help="settings file (default: lakebed.toml if there is one)")] = None
+
+    def settings(self, flags: Mapping[str, Any] | None = None, *, stack: Mapping[str, Any] | None = None) -> Settings:
+        """Settings by their layers; a running stack's addresses stand between the file and the environment.
+
+        `stack` gives those addresses when the caller has started something itself.
+        """
+        from lakebed.parts import sections
+
+        file = self.config or _env_path("LAKEBED_CONFIG") or (DEFAULT_FILE if DEFAULT_FILE.exists() else None)
+        return load(sections(), file=file, stack=self._stack() if stack is None else stack, env=os.environ, flags=flags)
+
+    def context(self, role: str, flags: Mapping[str, Any] | None = None) -> Context:
+        return make_context(self.settings(flags), role=role)
+
+    @property
+    def folder(self) -> Path:
+        return self.dir or _env_path("LAKEBED_DIR") or DEFAULT_DIR
+
+    @property
+    def names_a_bucket(self) -> bool:
+        """Whether a stack or a store was named, so that nothing needs to be started for this command."""
+        rows = {row["key"]: row["source"] for row in self.settings().rows()}
+        return any(rows[key] != "default" for key in ("store.url", "store.endpoint"))
+
+    def _stack(self) -> dict[str, Any]:
+        from lakebed.embedded.endpoints import ENDPOINTS_FILE, find
+
+        named = self.dir or _env_path("LAKEBED_DIR")
+        if named is None and not (DEFAULT_DIR / ENDPOINTS_FILE).exists():
+            return {}
+        return dict(find(self.folder).as_settings())
+
+
+def in_loop(work: Callable[[], Coroutine[Any, Any, R]]) -> R:
+    """Runs a command's async work on one event loop."""
+    return asyncio.run(work())
+
+
+def _env_path(name: str) -> Path | None:
+    value = os.environ.get(name)
+    return Path(value) if value else None

@@ -1,0 +1,109 @@
+"""What `lakebed doctor` looks at: this machine first, then the store, then what each part says of its own ground."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from lakebed.clock import now_ms
+from lakebed.context import Context, Diagnosis
+from lakebed.errors import LakebedError
+from lakebed.parts import diagnose
+from lakebed.store import prover
+from lakebed.store.connect import connect
+from lakebed.store.settings import StoreSettings
+
+DISK_FAIL_BYTES = 1 * 1024**3
+DISK_WARN_BYTES = 5 * 1024**3
+SKEW_WARN_MS = 2_000
+SKEW_FAIL_MS = 30_000
+RACERS = 6
+ROUNDS = 2
+
+
+async def examine(context: Context, folder: Path, tell: Callable[[Diagnosis], None]) -> list[Diagnosis]:
+    """Runs every check, telling each verdict as it falls."""
+    found: list[Diagnosis] = []
+
+    def add(*diagnoses: Diagnosis) -> None:
+        for diagnosis in diagnoses:
+            found.append(diagnosis)
+            tell(diagnosis)
+
+    add(python(), java(), ports(), disk(folder))
+    reachable = await clock_skew(context)
+    add(reachable)
+    if reachable.verdict != "fail":
+        add(await store_proof(context))
+        add(*await diagnose(context))
+    return found
+
+
+def python() -> Diagnosis:
+    seen = f"Python {platform.python_version()} at {sys.executable}"
+    if platform.python_implementation() != "CPython":
+        return Diagnosis("python", "warn", seen, "Lakebed is tested on CPython only")
+    return Diagnosis("python", "pass", seen)
+
+
+def java() -> Diagnosis:
+    from lakebed.pipeline.java import find_java
+
+    try:
+        return Diagnosis("java", "pass", find_java().about)
+    except LakebedError as error:
+        return Diagnosis("java", "fail", error.message, error.hint)
+
+
+def ports() -> Diagnosis:
+    try:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return Diagnosis("ports", "pass", f"loopback ports can be opened (tried {probe.getsockname()[1]})")
+    except OSError as error:
+        return Diagnosis("ports", "fail", str(error), "allow this user to listen on 127.0.0.1")
+
+
+def disk(folder: Path) -> Diagnosis:
+    existing = next(path for path in [folder, *folder.absolute().parents] if path.exists())
+    free = shutil.disk_usage(existing).free
+    seen = f"{free / 1024**3:.1f} GiB free at {existing}"
+    fix = "free some space, or choose another place with --dir"
+    if free < DISK_FAIL_BYTES:
+        return Diagnosis("disk", "fail", seen, fix)
+    return Diagnosis("disk", "warn" if free < DISK_WARN_BYTES else "pass", seen, "" if free >= DISK_WARN_BYTES else fix)
+
+
+async def clock_skew(context: Context) -> Diagnosis:
+    """Writes a scratch object and compares the store's time of it with ours."""
+    key = f"{prover.SCRATCH}clock-{context.ids.token()}"
+    try:
+        before = now_ms(context.clock)
+        await context.store.create(key, context.ids.token().encode())
+        stamped = (await context.store.head(key)).modified_ms
+        after = now_ms(context.clock)
+        await context.store.delete(key)
+    except LakebedError as error:
+        fix = error.hint or "start one with `lakebed up`, or point store.url and store.endpoint at yours"
+        return Diagnosis("store", "fail", error.message, fix)
+    skew = max(0, stamped - after, before - 1000 - stamped)  # the store's stamp is in whole seconds
+    if skew >= SKEW_WARN_MS:
+        verdict = "fail" if skew >= SKEW_FAIL_MS else "warn"
+        return Diagnosis("clock", verdict, f"{skew / 1000:.1f} s from the store's clock", "run NTP on both sides")  # type: ignore[arg-type]
+    return Diagnosis("clock", "pass", "agrees with the store's clock within its resolution of a second")
+
+
+async def store_proof(context: Context) -> Diagnosis:
+    settings = context.settings.of(StoreSettings)
+    racers = [connect(settings, clock=context.clock, ids=context.ids, metrics=context.metrics) for _ in range(RACERS)]
+    proof = await prover.prove(racers, rounds=ROUNDS, clock=context.clock, ids=context.ids)
+    try:
+        prover.demand(proof)
+    except LakebedError as error:
+        return Diagnosis("store prover", "fail", error.message, error.hint)
+    seen = f"{RACERS} clients, {ROUNDS} rounds: one winner in every race of creates and of replaces"
+    return Diagnosis("store prover", "pass", seen)

@@ -1,0 +1,58 @@
+"""Free loopback ports, held until the server that was promised them listens.
+
+A held port is bound but not listened on. It is taken exclusively, so two holders never get the same one; then it is
+opened to servers that set SO_REUSEADDR (Go's and asyncio's do), which may listen on it while it is still held. Nobody
+can slip in between choosing and listening.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable
+
+from lakebed.errors import Unavailable
+from lakebed.ids import Ids
+
+HOST = "127.0.0.1"
+LOWEST, HIGHEST = 20_000, 32_000  # below where Linux takes ports for outgoing connections from
+TRIES_MAX = 200
+
+
+class HeldPorts:
+    """Distinct ports, held until `release` (or the end of the `with`)."""
+
+    def __init__(self, ids: Ids) -> None:
+        self._ids = ids
+        self._held: dict[int, socket.socket] = {}
+
+    def take(self, wish: int = 0) -> int:
+        """The port `wish` if it is free, otherwise another. Raises Unavailable when none can be found."""
+        for port in (wish, *(int(self._ids.uniform(LOWEST, HIGHEST)) for _ in range(TRIES_MAX))):
+            if port and port not in self._held and self._hold(port):
+                return port
+        raise Unavailable(f"no free port on {HOST} in {TRIES_MAX} tries", hint="lakebed doctor shows who listens")
+
+    def take_all(self, names: Iterable[str], wishes: dict[str, int]) -> dict[str, int]:
+        return {name: self.take(wishes.get(name, 0)) for name in names}
+
+    def release(self) -> None:
+        for held in self._held.values():
+            held.close()
+        self._held.clear()
+
+    def _hold(self, port: int) -> bool:
+        holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            holder.bind((HOST, port))
+        except OSError:
+            holder.close()
+            return False
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._held[port] = holder
+        return True
+
+    def __enter__(self) -> HeldPorts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()

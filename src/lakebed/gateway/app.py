@@ -1,0 +1,131 @@
+"""The gateway's HTTP app: components' routes behind one door.
+
+Hot routes are plain Starlette routes beside FastAPI's, and the door is the only layer in front of them: FastAPI's own
+middleware stack is left out, because its error handling would only repeat the door's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+import structlog
+from fastapi import FastAPI
+from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from lakebed import __version__
+from lakebed.context import Component, Context
+from lakebed.errors import Invalid
+from lakebed.gateway import docs, health, numbers, openapi
+from lakebed.gateway.auth import Keyring
+from lakebed.gateway.door import Door
+from lakebed.gateway.health import Check, Examiner
+from lakebed.gateway.limits import Limits
+from lakebed.gateway.settings import GatewaySettings
+from lakebed.gateway.switchboard import Switchboard
+from lakebed.logs import logger
+from lakebed.wire import json_answer
+
+log = logger("gateway")
+
+
+def build(
+    context: Context,
+    components: Sequence[Component],
+    *,
+    authority: str = "",
+    checks: Mapping[str, Check] | None = None,
+) -> FastAPI:
+    """The app of these components. Its lifespan starts them in order and drains them in reverse.
+
+    `checks` are further things to ask for their health. Raises Invalid for keys that cannot be used and for two
+    components that answer the same method and path.
+    """
+    settings = context.settings.of(GatewaySettings)
+    context.metrics.gauge("lakebed_build_info").labels(version=__version__).set(1)
+    asked = {component.name: component.health for component in components} | dict(checks or {})
+    examiner = Examiner(context, asked, authority=authority, timeout_s=settings.health_timeout_s)
+    app = FastAPI(
+        title="Lakebed",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        lifespan=lambda app: _run(app, components, settings.drain_s),
+    )
+    app.router.redirect_slashes = False  # a redirected write would be sent twice, or lost
+    app.state.examiner, app.state.context, app.state.failure = examiner, context, None
+    limits = Limits(settings, context.clock)
+    _register(app, _served(components, settings), limits)
+    _register(app, [*health.routes(examiner), *numbers.routes(context.metrics), *docs.routes(), _description()], limits)
+    app.middleware_stack = Door(
+        Switchboard(app.routes, AsyncExitStackMiddleware(app.router)),
+        keyring=Keyring.of(settings),
+        limits=limits,
+        metrics=context.metrics,
+        clock=context.clock,
+        ids=context.ids,
+        verbose=structlog.get_logger().is_enabled_for(logging.DEBUG),
+    )
+    return app
+
+
+def _served(components: Sequence[Component], settings: GatewaySettings) -> list[BaseRoute]:
+    served: list[BaseRoute] = []
+    for component in components:
+        served += component.reads
+        if not settings.read_only:
+            served += component.writes
+    return served
+
+
+def _register(app: FastAPI, routes: Sequence[BaseRoute], limits: Limits) -> None:
+    taken = {pair for route in app.routes for pair in _answered(route)}
+    for route in routes:
+        for path, method in _answered(route):
+            if (path, method) in taken:
+                raise Invalid(f"two components answer {method} {path}", hint="serve one of them: --parts")
+            taken.add((path, method))
+    app.router.routes.extend(routes)
+    limits.register(routes)
+
+
+def _answered(route: BaseRoute) -> list[tuple[str, str]]:
+    return [(route.path, method) for method in route.methods or ()] if isinstance(route, Route) else []
+
+
+def _description() -> Route:
+    async def description(request: Request) -> Response:
+        return json_answer(openapi.describe(request.app))
+
+    return Route("/openapi.json", description, include_in_schema=False)
+
+
+@asynccontextmanager
+async def _run(app: FastAPI, components: Sequence[Component], drain_s: float) -> AsyncIterator[None]:
+    started: list[Component] = []
+    try:
+        for component in components:
+            await component.start()
+            started.append(component)
+        yield
+    except BaseException as error:
+        app.state.failure = error  # the server only logs it; whoever runs the server raises it
+        raise
+    finally:
+        await _drain(started, drain_s)
+
+
+async def _drain(components: Sequence[Component], drain_s: float) -> None:
+    """Stops all of them, in reverse, whatever the others do."""
+    for component in reversed(components):
+        try:
+            async with asyncio.timeout(drain_s):
+                await component.stop()
+        except Exception as error:
+            log.error("component did not drain", component=component.name, exc_info=error)

@@ -1,0 +1,134 @@
+"""Who is asking: API keys and agent tokens from the settings and a file.
+
+A key is presented as `Authorization: Bearer …` or `X-Api-Key: …`. Only hashes are kept; a presented key is hashed and
+compared with every one of them in constant time. No secret is ever logged or put into an answer. Where no key is
+configured (the settings allow that on loopback alone) everybody is ANYBODY.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lakebed.auth import ANYBODY, Principal
+from lakebed.errors import Invalid, Unauthenticated
+from lakebed.gateway.settings import GatewaySettings, KeySettings
+from lakebed.settings import Secret
+
+PUBLIC_PATHS = frozenset({"/", "/health", "/healthz", "/console.css"})
+KEYS_MAX = 1000  # each request is compared with all of them, at about 0.2 µs a key
+SECRET_CHARS_MIN = 16  # 64 bits when it is random hex
+PRESENTED_BYTES_MAX = 1024
+
+NOBODY = Principal("nobody", ())  # asks for a public path without a key
+
+
+class _KeysFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    keys: tuple[KeySettings, ...]
+
+
+class Keyring:
+    """The principals of one gateway."""
+
+    def __init__(self, keys: tuple[KeySettings, ...]) -> None:
+        self._known = tuple((_digest(key.secret.reveal().encode()), Principal(key.name, key.rights)) for key in keys)
+
+    @classmethod
+    def of(cls, settings: GatewaySettings) -> Keyring:
+        """Raises Invalid, without showing a secret, when a key or the keys' file cannot be used."""
+        keys = settings.keys + (read_keys(settings.keys_file) if settings.keys_file else ())
+        _check(keys)
+        return cls(keys)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def principal(self, path: str, authorization: bytes | None, api_key: bytes | None) -> Principal:
+        """Raises Unauthenticated unless a known key is presented, none is configured or the path is public."""
+        if not self._known:
+            return ANYBODY
+        presented = _presented(authorization, api_key)
+        found = self._find(presented) if presented is not None else None
+        if found is not None:
+            return found
+        if path in PUBLIC_PATHS:
+            return NOBODY
+        if presented is None:
+            raise Unauthenticated("no key was sent", hint="send Authorization: Bearer <key>, or X-Api-Key: <key>")
+        raise Unauthenticated("the key is not known here", hint="check the key, or ask the operator for one")
+
+    def _find(self, presented: bytes) -> Principal | None:
+        digest = _digest(presented)
+        found = None
+        for known, principal in self._known:  # to the end, so that time tells nothing of where it matched
+            if hmac.compare_digest(known, digest):
+                found = principal
+        return found
+
+
+def read_keys(file: Path) -> tuple[KeySettings, ...]:
+    """The [[keys]] of a TOML file. Raises Invalid naming the file and the place, never a secret."""
+    try:
+        tree = tomllib.loads(file.read_text(encoding="utf-8"))
+        return msgspec.convert(tree, _KeysFile, dec_hook=_decode).keys
+    except OSError as error:
+        raise Invalid(f"gateway.keys_file {file} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise Invalid(f"gateway.keys_file {file} is not UTF-8 text") from None
+    except tomllib.TOMLDecodeError as error:
+        raise Invalid(f"gateway.keys_file {file} is not TOML: {_place(error)}") from None
+    except msgspec.ValidationError as error:
+        raise Invalid(
+            f"gateway.keys_file {file}: {error}", hint="each [[keys]] has a name, a secret and rights"
+        ) from None
+
+
+def _check(keys: tuple[KeySettings, ...]) -> None:
+    if len(keys) > KEYS_MAX:
+        raise Invalid(f"{len(keys)} keys are more than the limit of {KEYS_MAX}")
+    names: set[str] = set()
+    secrets: set[str] = set()
+    for key in keys:
+        if len(key.secret.reveal()) < SECRET_CHARS_MIN:
+            raise Invalid(
+                f"the secret of gateway key {key.name!r} is shorter than {SECRET_CHARS_MIN} characters",
+                hint="make one: python -c 'import secrets; print(secrets.token_hex(20))'",
+            )
+        if key.name in names:
+            raise Invalid(f"two gateway keys are named {key.name!r}", hint="a name tells who asked: make them differ")
+        if key.secret.reveal() in secrets:
+            raise Invalid(f"the secret of gateway key {key.name!r} is used twice", hint="give every key its own")
+        names.add(key.name)
+        secrets.add(key.secret.reveal())
+
+
+def _presented(authorization: bytes | None, api_key: bytes | None) -> bytes | None:
+    if authorization is not None:
+        scheme, _, rest = authorization.partition(b" ")
+        presented = rest.strip() if scheme.lower() == b"bearer" else b""
+    elif api_key is not None:
+        presented = api_key.strip()
+    else:
+        return None
+    return presented if len(presented) <= PRESENTED_BYTES_MAX else b""
+
+
+def _digest(secret: bytes) -> bytes:
+    return hashlib.sha256(secret).digest()
+
+
+def _place(error: tomllib.TOMLDecodeError) -> str:
+    """The end of the parser's message, which names line and column; the rest could quote the file."""
+    _, at, place = str(error).rpartition("(at ")
+    return f"at {place.rstrip(')')}" if at else "at its end"
+
+
+def _decode(kind: type, value: Any) -> Any:
+    if kind is Secret and isinstance(value, str):
+        return Secret(value)
+    raise TypeError("a secret is text")

@@ -1,0 +1,155 @@
+"""The door every request comes through: one pure ASGI layer around the routes.
+
+It gives the request its id, says who is asking, keeps the body inside its limits, turns what is raised into a problem,
+and counts and times the answer under its route's path template. It stands where FastAPI would put its own error
+middleware, so an error is caught once, here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+import structlog
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from lakebed.clock import Clock
+from lakebed.errors import LakebedError, OutcomeUnknown
+from lakebed.gateway.auth import Keyring
+from lakebed.gateway.limits import Body, Limits, declared_length
+from lakebed.gateway.problems import problem
+from lakebed.ids import Ids
+from lakebed.logs import logger
+from lakebed.metrics import Metrics
+
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+NO_ROUTE = "(none)"
+SERIES_MAX = 10_000  # routes × methods × statuses are few; this only bounds a mistake
+STATUS_GONE = 499  # counted, never sent: the client left before it was answered
+
+log = logger("gateway")
+
+
+class Door:
+    def __init__(
+        self, app: ASGIApp, *, keyring: Keyring, limits: Limits, metrics: Metrics, clock: Clock, ids: Ids, verbose: bool
+    ) -> None:
+        self._app, self._keyring, self._limits = app, keyring, limits
+        self._clock, self._ids, self._verbose = clock, ids, verbose
+        self._counts = metrics.counter("lakebed_http_requests_total")
+        self._times = metrics.histogram("lakebed_http_seconds")
+        self._series: dict[tuple[str, str, int], tuple[Any, Any]] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)  # lifespan; a websocket finds no route and is closed
+        started_s = self._clock.monotonic_s()
+        asked = _Asked(scope, self._ids)
+        structlog.contextvars.bind_contextvars(request_id=asked.request_id)
+        answer = _Answer(asked.request_id, send)
+        body = Body(self._limits, scope, receive, None)
+        try:
+            if asked.length is not None:
+                body.declared = declared_length(asked.length)
+                body.ended = body.declared == 0
+                self._limits.check(body.declared)
+            elif not asked.chunked:
+                body.ended = True
+            scope.setdefault("state", {})["principal"] = self._keyring.principal(
+                scope["path"], asked.authorization, asked.api_key
+            )
+            await self._app(scope, body, answer)
+        except ClientDisconnect:
+            answer.status = answer.status or STATUS_GONE
+        except asyncio.CancelledError:
+            # The drain's time is over, or the server is being torn down.
+            if not answer.status:
+                late = OutcomeUnknown("the gateway stopped before this was answered", hint="read, then retry")
+                await self._refuse(late, asked, scope, body, answer)
+            raise
+        except Exception as error:
+            if answer.status:
+                raise  # too late to say it: the server cuts the connection and logs the cause
+            await self._refuse(error, asked, scope, body, answer)
+        finally:
+            self._count(scope, answer.status, self._clock.monotonic_s() - started_s)
+
+    async def _refuse(self, error: Exception, asked: _Asked, scope: Scope, body: Body, answer: _Answer) -> None:
+        told = problem(error, asked.request_id, scope)
+        if told.status >= 500 and not _expected(error):
+            log.error("request failed", method=scope["method"], path=scope["path"], code=told.code, exc_info=error)
+        headers = told.headers
+        if not body.ended:
+            headers = [*headers, (b"connection", b"close")]  # the rest of the body would have to be read first
+        await answer({"type": "http.response.start", "status": told.status, "headers": headers})
+        await answer({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else told.body})
+
+    def _count(self, scope: Scope, status: int, seconds: float) -> None:
+        route = scope.get("route")
+        key = (getattr(route, "path", NO_ROUTE), scope["method"], status)
+        series = self._series.get(key)
+        if series is None:
+            label, method, _ = key
+            if label == NO_ROUTE:
+                method = "any"  # a stranger may invent methods
+            series = (
+                self._counts.labels(route=label, method=method, status=str(status)),
+                self._times.labels(route=label),
+            )
+            if len(self._series) < SERIES_MAX:
+                self._series[key] = series
+        series[0].inc()
+        series[1].observe(seconds)
+        if self._verbose:
+            log.debug("answered", method=scope["method"], path=scope["path"], status=status, ms=round(seconds * 1e3, 3))
+
+
+class _Asked:
+    """What the door reads from the head, in one pass."""
+
+    __slots__ = ("api_key", "authorization", "chunked", "length", "request_id")
+
+    def __init__(self, scope: Scope, ids: Ids) -> None:
+        self.authorization: bytes | None = None
+        self.api_key: bytes | None = None
+        self.length: bytes | None = None
+        self.chunked = False
+        request_id: bytes | None = None
+        for name, value in scope["headers"]:
+            if name == b"content-length":
+                self.length = value
+            elif name == b"authorization":
+                self.authorization = value
+            elif name == b"x-request-id":
+                request_id = value
+            elif name == b"x-api-key":
+                self.api_key = value
+            elif name == b"transfer-encoding":
+                self.chunked = True
+        if request_id is not None and REQUEST_ID.fullmatch(request_id):
+            self.request_id = request_id.decode()
+        else:
+            self.request_id = ids.token()
+
+
+class _Answer:
+    """`send` for one request: adds the request id, remembers the status."""
+
+    __slots__ = ("_request_id", "_send", "status")
+
+    def __init__(self, request_id: str, send: Send) -> None:
+        self._request_id, self._send = request_id, send
+        self.status = 0
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._request_id.encode())]
+        await self._send(message)
+
+
+def _expected(error: Exception) -> bool:
+    """Not now, or too much: counted, but no line in the log for each."""
+    return isinstance(error, LakebedError) and error.code != "corrupt"

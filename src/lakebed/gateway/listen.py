@@ -1,0 +1,158 @@
+"""One HTTP app on one socket until told to stop: uvicorn, with our signals, our logs and a limit on silent clients.
+
+SIGTERM and SIGINT drain: the socket closes, what is under way is finished within `drain_s`, the app's lifespan ends,
+and the call returns. A second signal cuts the drain short.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from lakebed.errors import LakebedError, Unavailable
+from lakebed.gateway.settings import GatewaySettings
+from lakebed.logs import logger
+
+BACKLOG = 2048
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+log = logger("gateway")
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening address; port 0 is chosen free. Raises Unavailable when it is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((host, port))
+    except OSError as error:
+        made.close()
+        raise Unavailable(
+            f"cannot listen on {host}:{port}: {error.strerror}", hint="choose another port, or 0 for a free one"
+        ) from error
+    made.set_inheritable(True)
+    return made
+
+
+def url_of(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def listen(
+    app: FastAPI, bound: socket.socket, settings: GatewaySettings, *, ready: Callable[[], None] = lambda: None
+) -> None:
+    """Serves until a stop signal, then drains. Calls `ready` once requests are answered.
+
+    Raises what the app's lifespan raised at start.
+    """
+    _forward_logs()
+    server = _Server(_config(app, settings), ready)
+    with _stopped_by_signals(server):
+        try:
+            await server.serve(sockets=[bound])
+        except SystemExit:  # how uvicorn says that the lifespan failed
+            failure = app.state.failure
+            raise failure if isinstance(failure, LakebedError) else RuntimeError("a component failed to start") from (
+                failure
+            )
+
+
+def _config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
+    class Protocol(_ImpatientProtocol):
+        head_timeout_s = settings.head_timeout_s
+
+    return uvicorn.Config(
+        app,
+        http=Protocol,
+        loop="none",  # already running
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=max(1, round(settings.drain_s)),
+    )
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield  # ours are set by `listen`; uvicorn's would raise the signal again after the drain
+
+
+class _ImpatientProtocol(HttpToolsProtocol):
+    """Closes a connection that does not finish the head of its next request in time."""
+
+    head_timeout_s: float
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_head()
+
+    def on_message_begin(self) -> None:
+        self._head_timer.cancel()
+        self._await_head()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._head_timer.cancel()
+        super().on_headers_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_timer.cancel()
+        super().connection_lost(exc)
+
+    def _await_head(self) -> None:
+        self._head_timer = self.loop.call_later(self.head_timeout_s, self.transport.close)
+
+
+@contextmanager
+def _stopped_by_signals(server: uvicorn.Server) -> Iterator[None]:
+    def stop(number: signal.Signals) -> None:
+        log.info("stopping", signal=number.name, at_once=server.should_exit)
+        server.force_exit = server.should_exit
+        server.should_exit = True
+
+    loop = asyncio.get_running_loop()
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, stop, number)
+    try:
+        yield
+    finally:
+        for number in STOP_SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+class _Forwarded(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        known: dict[str, Any] = {"exc_info": record.exc_info} if record.exc_info else {}
+        log.log(record.levelno, record.getMessage(), **known)
+
+
+def _forward_logs() -> None:
+    """What uvicorn has to say from warnings on goes where everything goes."""
+    theirs = logging.getLogger("uvicorn")
+    theirs.handlers = [_Forwarded()]
+    theirs.setLevel(logging.WARNING)
+    theirs.propagate = False

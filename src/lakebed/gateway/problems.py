@@ -1,0 +1,164 @@
+"""The one place where errors become HTTP: `application/problem+json`, with the error's facts at top level.
+
+| kind | status | the client's next step |
+|---|---|---|
+| Invalid | 400 | mend the request |
+| TooLarge, UnsupportedEncoding, Unprocessable | 413, 415, 422 | mend what the status names |
+| SlowBody | 408 | send faster, on a new connection |
+| Unauthenticated, Denied | 401, 403 | send a key, another key |
+| NotFound | 404 | – |
+| Conflict, AlreadyExists, Stale, Fenced | 409 | read what stands, then decide |
+| Throttled | 429 | this client alone is too fast: wait Retry-After |
+| Overloaded, Unavailable, OutcomeUnknown | 503 | wait Retry-After, then retry (OutcomeUnknown: read first) |
+| Corrupt, anything else | 500 | tell a person, with the request id |
+
+A subclass that is not in the table answers as its nearest parent. Errors that are not Lakebed's own are answered with
+code `internal` and without their text, which may hold anything.
+"""
+
+from __future__ import annotations
+
+import math
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.types import Scope
+
+from lakebed import errors
+from lakebed.gateway.limits import SlowBody
+from lakebed.wire import decode_json
+
+__all__ = ["STATUSES", "Problem", "decode_json", "problem", "status_of"]
+
+STATUSES: dict[type[errors.LakebedError], int] = {
+    errors.LakebedError: 500,
+    errors.Invalid: 400,
+    errors.TooLarge: 413,
+    errors.UnsupportedEncoding: 415,
+    errors.Unprocessable: 422,
+    SlowBody: 408,
+    errors.NotFound: 404,
+    errors.Denied: 403,
+    errors.Unauthenticated: 401,
+    errors.Conflict: 409,
+    errors.AlreadyExists: 409,
+    errors.Stale: 409,
+    errors.Fenced: 409,
+    errors.Overloaded: 503,
+    errors.Throttled: 429,
+    errors.Unavailable: 503,
+    errors.OutcomeUnknown: 503,
+    errors.Corrupt: 500,
+}
+RETRY_AFTER_S_MAX = 3600
+RESERVED = frozenset({"type", "title", "status", "code", "message", "hint", "request_id"})
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """An answer ready to be sent."""
+
+    status: int
+    code: str
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+def problem(error: Exception, request_id: str, scope: Scope | None = None) -> Problem:
+    """The answer for any exception. Never raises, never shows the text of an error that is not Lakebed's own."""
+    known, status, extra = _known(error, scope)
+    fields: dict[str, Any] = {
+        "type": f"urn:lakebed:problem:{known.code}",
+        "title": _title(status),
+        "status": status,
+        "code": known.code,
+        "message": known.message,
+        "hint": known.hint,
+        "request_id": request_id,
+    }
+    fields |= {name: value for name, value in known.detail.items() if name not in RESERVED}
+    body = _encode(fields)
+    headers = [(b"content-type", b"application/problem+json"), (b"content-length", b"%d" % len(body)), *extra]
+    if isinstance(known, (errors.Overloaded, errors.Unavailable)):
+        headers.append((b"retry-after", b"%d" % _whole_seconds(known.retry_after_s)))
+    if status == 401:
+        headers.append((b"www-authenticate", b'Bearer realm="lakebed"'))
+    return Problem(status, known.code, headers, body)
+
+
+def status_of(kind: type[errors.LakebedError]) -> int:
+    return next(STATUSES[base] for base in kind.__mro__ if base in STATUSES)
+
+
+class _Internal(errors.LakebedError):
+    code = "internal"
+
+
+class _Unrouted(errors.NotFound):
+    code = "no_such_route"
+
+
+class _MethodNotAllowed(errors.Invalid):
+    code = "method_not_allowed"
+
+
+class _Refused(errors.Invalid):
+    code = "refused"
+
+
+Known = tuple[errors.LakebedError, int, list[tuple[bytes, bytes]]]
+
+
+def _known(error: Exception, scope: Scope | None) -> Known:
+    if isinstance(error, errors.LakebedError):
+        return error, status_of(type(error)), []
+    if isinstance(error, RequestValidationError):
+        found = [{"path": ".".join(map(str, at["loc"])), "message": at["msg"]} for at in error.errors()]
+        first = f"{found[0]['path']}: {found[0]['message']}" if found else "the request does not fit"
+        return errors.Unprocessable(first, hint="/docs describes each request", errors=found), 422, []
+    if isinstance(error, HTTPException):
+        return _from_http(error, scope)
+    internal = _Internal(
+        "the gateway failed in a way it did not expect",
+        hint="tell the operator the request_id; the log holds the cause",
+    )
+    return internal, 500, []
+
+
+def _from_http(error: HTTPException, scope: Scope | None) -> Known:
+    # FastAPI wraps whatever happens while a body is read, our own limits included.
+    if isinstance(error.__cause__, errors.LakebedError):
+        return _known(error.__cause__, scope)
+    asked = f"{scope['method']} {scope['path']}" if scope else "the request"
+    extra = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
+    known: errors.LakebedError
+    if error.status_code == 404:
+        known = _Unrouted(f"nothing answers {asked}", hint="/docs lists every route")
+    elif error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        known = _MethodNotAllowed(f"nothing answers {asked}", hint=f"this path answers {allowed}", allowed=allowed)
+    elif error.status_code < 500:
+        known = _Refused(str(error.detail))
+    else:
+        known = _Internal(_title(error.status_code), hint="tell the operator the request_id; the log holds the cause")
+    return known, error.status_code, extra
+
+
+def _encode(fields: dict[str, Any]) -> bytes:
+    try:
+        return msgspec.json.encode(fields, enc_hook=str)
+    except Exception:  # a detail that cannot be shown must not hide the error it belongs to
+        return msgspec.json.encode({name: str(value) for name, value in fields.items()})
+
+
+def _whole_seconds(seconds: float) -> int:
+    return min(RETRY_AFTER_S_MAX, max(1, math.ceil(seconds)))
+
+
+def _title(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "Error"

@@ -1,0 +1,63 @@
+"""`lakebed serve`: the gateway as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+
+import msgspec
+import uvloop
+
+from lakebed.context import make_context
+from lakebed.gateway.app import build
+from lakebed.gateway.boot import boot
+from lakebed.gateway.listen import bind, listen, url_of
+from lakebed.gateway.settings import GatewaySettings
+from lakebed.logs import logger
+from lakebed.parts import components
+from lakebed.settings import Settings
+
+log = logger("gateway")
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """Said once, when requests are answered."""
+
+    url: str
+    node: str
+    authority: str
+    pid: int
+    parts: tuple[str, ...]
+
+
+def serve(settings: Settings, parts: Sequence[str] = (), *, ready: Callable[[Ready], None] = lambda _: None) -> None:
+    """Serves the parts (all of them by default) until SIGTERM or SIGINT, then drains and returns.
+
+    Raises what `boot` and the components raise at start, before anything listens.
+    """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(settings, parts, ready))
+
+
+async def _serve(settings: Settings, parts: Sequence[str], ready: Callable[[Ready], None]) -> None:
+    gateway = settings.of(GatewaySettings)
+    context = make_context(settings, role="gateway")
+    authority = await boot(context, parts)
+    served = components(context, parts)
+    app = build(context, served, authority=authority.authority_id)
+    bound = bind(gateway.host, gateway.port)
+    said = Ready(
+        url=url_of(bound),
+        node=context.node,
+        authority=authority.authority_id,
+        pid=os.getpid(),
+        parts=tuple(component.name for component in served),
+    )
+
+    def begin() -> None:
+        log.info("serving", url=said.url, node=said.node, authority=said.authority, parts=said.parts)
+        ready(said)
+
+    await listen(app, bound, gateway, ready=begin)
+    log.info("stopped", node=said.node)

@@ -1,0 +1,57 @@
+"""Finds a plain route without asking every route: hot requests do not pay for how many parts there are.
+
+An exact path is one dictionary look-up and wins over a pattern; patterns are tried in order, each only when the path
+begins as it does. What is not plain (FastAPI's routes, mounts, unknown paths) goes on to the app's own router.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+
+class Switchboard:
+    def __init__(self, routes: Sequence[BaseRoute], rest: ASGIApp) -> None:
+        self._rest = rest
+        self._exact: dict[tuple[str, str], Route] = {}
+        self._patterns: list[tuple[str, Route]] = []
+        self._known = [route for route in routes if isinstance(route, Route)]
+        for route in self._known:
+            if isinstance(route, APIRoute):
+                continue
+            if "{" in route.path:
+                self._patterns.append((route.path.partition("{")[0], route))
+                continue
+            for method in route.methods or ():
+                self._exact.setdefault((method, route.path), route)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._rest(scope, receive, send)
+        path = scope["path"]
+        route = self._exact.get((scope["method"], path))
+        if route is not None:
+            scope["route"], scope["endpoint"], scope["path_params"] = route, route.endpoint, {}
+            return await route.app(scope, receive, send)
+        for begin, route in self._patterns:
+            if path.startswith(begin):
+                match, found = route.matches(scope)
+                if match is Match.FULL:
+                    scope["route"] = route
+                    scope.update(found)
+                    return await route.app(scope, receive, send)
+        try:
+            await self._rest(scope, receive, send)
+        except HTTPException as error:
+            if error.status_code == 405:
+                error.headers = {"Allow": ", ".join(self._allowed(path))}
+            raise
+
+    def _allowed(self, path: str) -> list[str]:
+        """Every method that any route answers at this path."""
+        answering = [route for route in self._known if route.path_regex.match(path)]
+        return sorted({method for route in answering for method in route.methods or ()})

@@ -1,0 +1,215 @@
+"""Worlds of the store's two primitives: many processes on one register, and many that want one lease."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from lakebed.errors import Fenced, OutcomeUnknown, Overloaded, Unavailable
+from lakebed.sim.faults import CALM
+from lakebed.sim.history import History
+from lakebed.sim.world import Process, World
+from lakebed.store.lease import Held, HeldByAnother, Lease
+from lakebed.store.register import Register
+
+KEY = "world/register.json"
+LEASE_KEY = "world/lease.json"
+LEASE_S = 10.0
+SKEW_S = 1.0
+CRASH = 0.004  # per await at the store: about one life in three ends early
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One change as it is stored: its id, and the epoch its maker owned the register under, if any."""
+
+    id: str
+    epoch: int | None = None
+
+
+class Journal(msgspec.Struct, frozen=True):
+    """The value of the register: every change ever applied, in order."""
+
+    applied: tuple[Change, ...] = ()
+
+
+class _Stored(msgspec.Struct, frozen=True):
+    applied: tuple[Change, ...] = ()
+    epoch: int = 0
+
+
+_STORED = msgspec.json.Decoder(_Stored)
+
+
+class Watch:
+    """What the register promises, asked after every step: nothing lost, nothing twice, no epoch goes back."""
+
+    def __init__(self, world: World, key: str = KEY) -> None:
+        self.history = History()
+        self._world, self._key = world, key
+        self._etag, self._before, self._epoch = "", _Stored(), 0
+        world.invariant("register", self.complaint)
+
+    def complaint(self) -> str | None:
+        stored = self._world.peek(self._key)
+        if stored is None or stored.etag == self._etag:
+            return None
+        now, before = _STORED.decode(stored.data), self._before
+        self._etag, self._before = stored.etag, now
+        known = len(before.applied)
+        if now.applied[:known] != before.applied:
+            return "an update is lost: the journal does not continue the one before it"
+        if now.epoch < before.epoch:
+            return f"the epoch went from {before.epoch} to {now.epoch}"
+        for change in now.applied[known:]:
+            if change.epoch is not None and change.epoch < self._epoch:
+                return f"{change.id} was written under epoch {change.epoch}, after epoch {self._epoch}"
+            self._epoch = max(self._epoch, change.epoch or 0)
+        return self.history.judge(change.id for change in now.applied)
+
+    def verdict(self) -> None:
+        """The end of the world: every acknowledged change is there."""
+        self.complaint()
+        wrong = self.history.judge(change.id for change in self._before.applied)
+        self._world.check(wrong is None, f"register: {wrong}")
+
+
+def open_journal(process: Process, kind: type[Register[Journal]] = Register) -> Register[Journal]:
+    return kind(
+        process.store,
+        KEY,
+        Journal,
+        Journal(),
+        clock=process.clock,
+        ids=process.ids,
+        metrics=process.metrics,
+        name="world",
+    )
+
+
+def append(change: Change) -> Any:
+    def decide(journal: Journal) -> tuple[Journal, int]:
+        return Journal((*journal.applied, change)), len(journal.applied)
+
+    return decide
+
+
+async def write(watch: Watch, journal: Register[Journal], name: str, epoch: int | None, patience_s: float) -> None:
+    """Asks for one change and notes what its caller may now believe."""
+    change = watch.history.asked(name)
+    try:
+        async with asyncio.timeout(patience_s):
+            await journal.change(append(Change(change, epoch)), epoch=epoch)
+    except (OutcomeUnknown, TimeoutError):
+        return
+    except (Unavailable, Overloaded, Fenced):
+        watch.history.refused(change)
+    else:
+        watch.history.acknowledged(change)
+
+
+async def register(world: World, kind: type[Register[Journal]] = Register) -> None:
+    """Several processes, several callers and registers in each, change one object; some own it under an epoch."""
+    watch = Watch(world)
+    world.faults = msgspec.structs.replace(world.faults, crash=CRASH)
+    rng = world.rng
+    processes, callers, changes = rng.randint(2, 3), rng.randint(1, 3), rng.randint(2, 4)
+
+    async def caller(process: Process, journal: Register[Journal], name: str) -> None:
+        for number in range(changes):
+            epoch = rng.choice((None, None, process.boot, process.boot + 1))
+            patience_s = rng.choice((0.05, 2.0, 60.0, 60.0))
+            await write(watch, journal, f"{name}-{number}", epoch, patience_s)
+            if rng.random() < 0.3:
+                await process.clock.sleep(rng.uniform(0.0, 1.0))
+
+    async def body(process: Process) -> None:
+        journals = [open_journal(process, kind) for _ in range(rng.randint(1, 2))]
+        await asyncio.gather(
+            *(caller(process, rng.choice(journals), f"{process.node}-{number}") for number in range(callers))
+        )
+
+    await asyncio.gather(*(world.keep(f"p{number}", body) for number in range(processes)))
+    await asyncio.sleep(world.faults.late_s)
+    watch.verdict()
+
+
+async def lease(world: World) -> None:
+    """Several processes, whose clocks differ, want one lease; its holder writes under it, pauses, renews, dies."""
+    watch = Watch(world)
+    terms: dict[int, str] = {}
+    believers: dict[str, tuple[Process, Held]] = {}
+    world.faults = msgspec.structs.replace(world.faults, crash=CRASH)
+    rng = world.rng
+
+    def believing(process: Process, held: Held) -> bool:
+        return process.alive and process.clock.now_ns() // 1_000_000 < held.expires_at_ms
+
+    def one_believer() -> str | None:
+        names = sorted(name for name, (process, held) in believers.items() if believing(process, held))
+        return f"{' and '.join(names)} both believe they hold it" if len(names) > 1 else None
+
+    world.invariant("lease", one_believer)
+
+    def open_lease(process: Process) -> Lease:
+        return Lease(
+            process.store,
+            LEASE_KEY,
+            owner=process.node,
+            lease_s=LEASE_S,
+            skew_s=SKEW_S,
+            clock=process.clock,
+            ids=process.ids,
+            metrics=process.metrics,
+        )
+
+    def took(process: Process, held: Held) -> Held:
+        owner = terms.setdefault(held.epoch, process.node)
+        world.check(owner == process.node, f"lease: {owner} and {process.node} both hold term {held.epoch}")
+        believers[process.node] = (process, held)
+        return held
+
+    async def hold(process: Process, mine: Lease, held: Held, journal: Register[Journal], name: str) -> None:
+        for number in range(rng.randint(1, 3)):
+            await write(watch, journal, f"{name}-{number}", held.epoch, 60.0)
+            await process.clock.sleep(rng.choice((0.1, 1.0, LEASE_S * 1.5)))
+            held = took(process, await mine.renew(held))
+        if rng.random() < 0.5:
+            del believers[process.node]
+            await mine.release(held)
+
+    async def body(process: Process) -> None:
+        mine, journal = open_lease(process), open_journal(process)
+        for turn in range(rng.randint(1, 3)):
+            try:
+                held = took(process, await mine.acquire())
+                await hold(process, mine, held, journal, f"{process.node}-{turn}")
+            except (HeldByAnother, Unavailable, Overloaded, Fenced):
+                await process.clock.sleep(rng.uniform(0.0, LEASE_S))
+            believers.pop(process.node, None)
+
+    count = rng.randint(2, 4)
+    skews = [rng.uniform(-SKEW_S / 2, SKEW_S / 2) for _ in range(count)]
+    await asyncio.gather(*(world.keep(f"p{number}", body, skew_s=skews[number]) for number in range(count)))
+    await _acquirable(world, open_lease)
+    watch.verdict()
+
+
+async def _acquirable(world: World, open_lease: Any) -> None:
+    """When faults are over, a newcomer has the lease after at most one term of silence."""
+    world.heal(CALM)
+    newcomer = world.process("newcomer")
+    latecomer = open_lease(newcomer)
+
+    async def insist() -> None:
+        while True:
+            try:
+                await latecomer.acquire()
+                return
+            except HeldByAnother:
+                await newcomer.clock.sleep(0.5)
+
+    ended = newcomer.spawn(insist())
+    await asyncio.sleep(world.faults.late_s + LEASE_S + 2 * SKEW_S + 2.0)
+    world.check(ended.done(), "lease: nobody holds it, and a newcomer cannot take it")

@@ -1,0 +1,309 @@
+"""A seeded world: processes on one virtual clock and one store, faults, crashes, and invariants checked at every step.
+
+A step is one thing that happened at the store. After each, every invariant is asked; the first that does not hold ends
+the world with the seed, the step, the last lines of the trace and the command that replays it. The same seed gives the
+same trace, byte for byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import hashlib
+import inspect
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from lakebed.ids import Ids
+from lakebed.metrics import Metrics
+from lakebed.sim.faults import Faults, FaultyStore, attempt, immediate
+from lakebed.sim.loop import SimClock, SimLoop
+from lakebed.store.memory import MemoryStore
+from lakebed.store.model import ObjectInfo, StoredObject
+
+if TYPE_CHECKING:
+    from lakebed.context import Context
+    from lakebed.settings import Settings
+
+STEPS_MAX = 10_000  # steps at the store before a world is ended where it stands
+TAIL = 30  # lines of the trace shown with a broken invariant
+CLOSINGS_MAX = 8  # awaits in one `finally` chain that are cut through when the world ends
+PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+
+Event = tuple[int, float, str, str, str, str]  # step, time, node, verb, key, outcome
+
+
+class InvariantBroken(AssertionError):
+    """A world in which something is wrong: which, when, what led to it, and how to see it again."""
+
+    def __init__(self, what: str, *, seed: int, step: int, tail: list[str], replay: str) -> None:
+        super().__init__(f"{what}\n  seed {seed}, step {step}\n  " + "\n  ".join(tail) + f"\n  replay: {replay}")
+        self.what, self.seed, self.step, self.tail, self.replay = what, seed, step, tail, replay
+
+
+class Process:
+    """One simulated process: what a part is given to live with, and all tasks started inside it.
+
+    Made by `World.process`. `node` is unique for every boot. With `crash_at_await`, it dies at that await at the store.
+    """
+
+    def __init__(self, world: World, name: str, boot: int, *, skew_s: float, crash_at_await: int) -> None:
+        self.name, self.boot, self.node = name, boot, f"{name}.{boot}"
+        self.alive = True
+        self.crash_at_await = crash_at_await
+        self.clock = SimClock(world.loop, skew_s=skew_s)
+        self.ids = Ids.seeded(f"{world.seed}/{self.node}")
+        self.metrics = Metrics()
+        self.store = FaultyStore(world, self, world.store)
+        self.tasks: list[asyncio.Task[Any]] = []
+        self._world = world
+        self._ends: list[asyncio.Future[bool]] = []
+
+    def context(self, settings: Settings | None = None) -> Context:
+        """What a part is built with."""
+        from lakebed.context import Context
+        from lakebed.settings import Settings
+
+        return Context(self.node, settings or Settings({}, {}), self.store, self.clock, self.ids, self.metrics)
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Future[bool]:
+        """Runs `work` inside this process. The future tells how it ended: True when it returned, False at a crash.
+
+        What it raises ends the world: catch what the code is meant to handle.
+        """
+        if not self.alive:
+            work.close()
+            raise RuntimeError(f"{self.node} is dead: start a new process")
+        inside = contextvars.copy_context()
+        inside.run(PROCESS.set, self)
+        task = self._world.loop.create_task(work, context=inside)
+        end: asyncio.Future[bool] = self._world.loop.create_future()
+        self._ends.append(end)
+        task.add_done_callback(lambda task: self._ended(task, end), context=self._world.outside)
+        return end
+
+    def _ended(self, task: asyncio.Task[Any], end: asyncio.Future[bool]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._world.fail(f"{self.node} failed with {type(error).__name__}: {error}", error)
+        elif not end.done():
+            end.set_result(True)
+
+    def die(self) -> None:
+        """Called by `World.crash`."""
+        self.alive = False
+        for end in self._ends:
+            if not end.done():
+                end.set_result(False)
+
+
+class World:
+    """One simulated world. `steps` bounds it, `faults` may change while it runs, `rng` is for its script."""
+
+    def __init__(self, seed: int, *, name: str = "", steps: int = STEPS_MAX, faults: Faults | None = None) -> None:
+        self.seed, self.name, self.steps_max = seed, name, steps
+        self.faults = faults or Faults()
+        self.rng = random.Random(f"{seed}/script")
+        self.fault_rng = random.Random(f"{seed}/faults")
+        self.loop = SimLoop(random.Random(f"{seed}/schedule"))
+        self.loop.forget = _belongs_to_the_dead
+        self.loop.set_task_factory(_owned_task)  # type: ignore[arg-type]
+        self.loop.set_exception_handler(self._callback_failed)
+        self.clock = SimClock(self.loop)
+        self.store = MemoryStore(clock=self.clock)
+        self.outside = contextvars.copy_context()
+        self.processes: list[Process] = []
+        self.trace: list[Event] = []
+        self.steps = 0
+        self.cut = False  # ended by the limit on steps
+        self._boots: dict[str, int] = {}
+        self._flights = 0
+        self._invariants: list[tuple[str, Callable[[], str | None]]] = []
+        self._failure: Exception | None = None
+
+    # What a script is written with.
+
+    def process(self, name: str, *, skew_s: float = 0.0, crash_at_await: int = 0) -> Process:
+        """A new process; the second of one name is its next boot, with nothing kept but the store."""
+        boot = self._boots[name] = self._boots.get(name, 0) + 1
+        process = Process(self, name, boot, skew_s=skew_s, crash_at_await=crash_at_await)
+        self.processes.append(process)
+        self.note(process.node, "boot")
+        return process
+
+    def crash(self, process: Process) -> None:
+        """kill -9. Nothing of the process runs any more; its writes under way land, now or later, or do not."""
+        if not process.alive:
+            return
+        process.die()
+        self.note(process.node, "crash")
+        for verb, key, write in process.store.flying.values():
+            if self.fault_rng.random() < self.faults.lands_after_crash:
+                self.land_later(process.node, verb, key, write)
+        process.store.flying.clear()
+
+    async def keep(
+        self,
+        name: str,
+        body: Callable[[Process], Coroutine[Any, Any, Any]],
+        *,
+        down_s: float = 1.0,
+        skew_s: float = 0.0,
+    ) -> None:
+        """Runs `body` in a process of this name, in a new one after each crash, until it returns."""
+        while True:
+            process = self.process(name, skew_s=skew_s)
+            if await process.spawn(body(process)):
+                return
+            await asyncio.sleep(self.rng.uniform(0.0, down_s))
+
+    def invariant(self, name: str, holds: Callable[[], str | None]) -> None:
+        """Asks `holds` after every step: a sentence says what is broken, None or nothing that all is well."""
+        self._invariants.append((name, holds))
+
+    def check(self, condition: bool, what: str) -> None:
+        """Ends the world when the condition does not hold."""
+        if not condition:
+            self.fail(what)
+            raise self._broken(what)
+
+    def heal(self, faults: Faults) -> None:
+        """Changes what goes wrong from here on, e.g. to nothing, to see that the world then comes to rest."""
+        self.faults = faults
+        self.note("world", "heal")
+
+    def peek(self, key: str) -> StoredObject | None:
+        """What stands at the key now, without a step: for invariants."""
+        word, found = attempt(lambda: self.store.get(key))
+        return found if word == "done" and isinstance(found, StoredObject) else None
+
+    def keys(self, prefix: str) -> list[ObjectInfo]:
+        async def collect() -> list[ObjectInfo]:
+            return [info async for info in self.store.list(prefix)]
+
+        return immediate(collect())
+
+    def note(self, node: str, verb: str, key: str = "", outcome: str = "") -> None:
+        """Adds a line to the trace; it is part of the digest."""
+        self.trace.append((self.steps, self.loop.time(), node, verb, key, outcome))
+
+    # Running it.
+
+    def run(self, script: Callable[[World], Awaitable[Any]]) -> None:
+        """Plays the script to its end or to the limit on steps. Raises InvariantBroken, or what the script raised."""
+
+        async def play() -> None:
+            await script(self)
+
+        collecting = gc.isenabled()
+        gc.disable()  # a collection at a chance moment would finalize things in another order
+        try:
+            task = self.loop.create_task(play())
+            task.add_done_callback(lambda _: self.loop.stop())
+            self.loop.run_forever()
+            if self._failure is not None:
+                raise self._failure
+            if not self.cut:
+                task.result()
+        finally:
+            self._close()
+            if collecting:
+                gc.enable()
+
+    def digest(self) -> str:
+        """One number for the whole trace."""
+        return hashlib.sha256("\n".join(map(line, self.trace)).encode()).hexdigest()[:16]
+
+    @property
+    def replay(self) -> str:
+        return f"lakebed sim --world {self.name or '?'} --seed {self.seed} --steps {self.steps_max}"
+
+    # What the store handles call.
+
+    def step(self, node: str, verb: str, key: str, outcome: str) -> bool:
+        """Counts a step, asks the invariants; False when the world is over."""
+        self.steps += 1
+        self.note(node, verb, key, outcome)
+        for name, holds in self._invariants:
+            complaint = holds()
+            if complaint:
+                self.fail(f"{name}: {complaint}")
+                return False
+        if self.steps >= self.steps_max:
+            self.cut = True
+            self.loop.stop()
+            return False
+        return True
+
+    def fail(self, what: str, cause: BaseException | None = None) -> None:
+        """Ends the world from a place where raising would reach library code."""
+        if self._failure is None:
+            self._failure = cause if isinstance(cause, InvariantBroken) else self._broken(what)
+            self._failure.__cause__ = cause if cause is not self._failure else None
+        self.loop.stop()
+
+    def land_later(self, node: str, verb: str, key: str, write: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        """A write on the wire: it reaches the store after a while, whatever became of its sender."""
+
+        def land() -> None:
+            self.step(node, verb, key, f"landed late, {attempt(write)[0]}")
+
+        self.loop.call_later(self.fault_rng.random() * self.faults.late_s, land, context=self.outside)
+
+    def next_flight(self) -> int:
+        self._flights += 1
+        return self._flights
+
+    async def forever(self) -> None:
+        await self.loop.create_future()
+
+    def _broken(self, what: str) -> InvariantBroken:
+        tail = [line(event) for event in self.trace[-TAIL:]]
+        return InvariantBroken(what, seed=self.seed, step=self.steps, tail=tail, replay=self.replay)
+
+    def _callback_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if "never retrieved" not in context.get("message", ""):
+            self.fail(f"{context.get('message')}: {context.get('exception')!r}", context.get("exception"))
+
+    def _close(self) -> None:
+        """Lets go of every task that did not end. Their `finally` blocks run now, in a world where nothing answers."""
+        tasks = [task for process in self.processes for task in process.tasks] + [*asyncio.all_tasks(self.loop)]
+        for process in self.processes:
+            process.alive = False
+        self.loop.close()
+        for task in tasks:
+            if not task.done():
+                _drop(task)
+
+
+def line(event: Event) -> str:
+    step, at_s, node, verb, key, outcome = event
+    return f"{step:5d} {at_s:10.4f}s {node:<10} {verb:<9} {key} {outcome}".rstrip()
+
+
+def _belongs_to_the_dead(handle: asyncio.Handle) -> bool:
+    process = handle._context.get(PROCESS)  # type: ignore[attr-defined]
+    return process is not None and not process.alive
+
+
+def _owned_task(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any) -> asyncio.Task[Any]:
+    """Every task belongs to the process whose code started it."""
+    task = asyncio.Task(work, loop=loop, **options)
+    context: contextvars.Context | None = options.get("context")
+    process = PROCESS.get() if context is None else context.get(PROCESS)
+    if process is not None:
+        process.tasks.append(task)
+    return task
+
+
+def _drop(task: asyncio.Task[Any]) -> None:
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    work = task.get_coro()
+    for _ in range(CLOSINGS_MAX):
+        try:
+            work.close()
+        except BaseException:
+            continue  # a `finally` that awaits, or meets the closed loop or the dead store
+        if inspect.getcoroutinestate(work) == inspect.CORO_CLOSED:  # type: ignore[arg-type]
+            return

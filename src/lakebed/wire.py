@@ -1,0 +1,60 @@
+"""What a part says about its HTTP routes without knowing the gateway: how to decode, how large, how described.
+
+The marks are attributes on the endpoint function; the gateway reads them when it registers the route.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.responses import Response
+
+from lakebed.errors import Invalid
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+BODY_MARK = "__lakebed_body_bytes_max__"
+OPERATION_MARK = "__lakebed_operation__"
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """How a plain Starlette route appears in /openapi.json. Types are msgspec ones."""
+
+    summary: str = ""
+    body: Any = None
+    answer: Any = None
+    media_type: str = "application/json"
+
+
+def decode_json(body: bytes, kind: type[T]) -> T:
+    """The JSON value as a `kind`. Raises Invalid naming the path of the field that is wrong."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise Invalid(f"the JSON body does not fit: {error}", hint="mend the field at the path named above") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Invalid(f"the body is not JSON: {error}", hint="send one JSON value, encoded as UTF-8") from error
+
+
+def json_answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A response of msgspec's JSON; unknown objects are shown as text."""
+    return Response(msgspec.json.encode(value, enc_hook=str), status, headers, media_type="application/json")
+
+
+def body_limit(bytes_max: int) -> Callable[[F], F]:
+    """Marks a route whose body may be larger (a stream) or must be smaller than `gateway.body_bytes_max`."""
+    return lambda endpoint: _mark(endpoint, BODY_MARK, bytes_max)
+
+
+def operation(summary: str = "", *, body: Any = None, answer: Any = None, media_type: str = "") -> Callable[[F], F]:
+    """Describes a plain route for /openapi.json; without it only its path, methods and docstring are listed."""
+    said = Operation(summary, body, answer, media_type or "application/json")
+    return lambda endpoint: _mark(endpoint, OPERATION_MARK, said)
+
+
+def _mark(endpoint: F, name: str, value: Any) -> F:
+    setattr(endpoint, name, value)
+    return endpoint

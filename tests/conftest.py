@@ -1,0 +1,59 @@
+"""What every lane shares. One embedded bucket serves a whole session; each test gets a fresh prefix of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from lakebed.clock import ManualClock, SystemClock
+from lakebed.embedded.weed import Weed, WeedEndpoints
+from lakebed.ids import Ids
+from lakebed.metrics import Metrics
+from lakebed.store.connect import connect
+from lakebed.store.protocol import Store
+from lakebed.store.settings import StoreSettings
+
+
+@pytest.fixture
+def clock() -> SystemClock:
+    return SystemClock()
+
+
+@pytest.fixture
+def manual_clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def ids() -> Ids:
+    return Ids()
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics()
+
+
+@pytest.fixture(scope="session")
+def weed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WeedEndpoints]:
+    """A real SeaweedFS server for the whole session (one per xdist worker), started when first asked for."""
+    server = Weed(tmp_path_factory.mktemp("weed"), clock=SystemClock(), ids=Ids())
+    asyncio.run(server.start())
+    try:
+        yield server.endpoints
+    finally:
+        asyncio.run(server.stop(grace_s=0.0))
+
+
+@pytest.fixture
+def bucket_settings(weed: WeedEndpoints, ids: Ids) -> StoreSettings:
+    """How to reach a prefix of the real bucket that nothing has ever been written under."""
+    return weed.store_settings(prefix=f"test-{ids.token()}")
+
+
+@pytest.fixture
+def bucket(bucket_settings: StoreSettings, clock: SystemClock, ids: Ids, metrics: Metrics) -> Store:
+    """The store on that prefix."""
+    return connect(bucket_settings, clock=clock, ids=ids, metrics=metrics)

@@ -1,0 +1,58 @@
+"""`lakebed doctor`, as a person runs it: on the embedded bucket, on a store that breaks its word, on none."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from lakebed.settings import env_name
+from lakebed.store.settings import StoreSettings
+from scripted_s3 import ScriptedS3
+
+DEADLINE_S = 90
+
+
+async def doctor(settings: StoreSettings, folder: Path) -> tuple[int, dict[str, Any]]:
+    env = {env_name(key): str(value) for key, value in settings.as_layer().items()}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "lakebed", "doctor", "-o", "json",
+        env={**os.environ, **env}, cwd=folder, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, _ = await asyncio.wait_for(process.communicate(), DEADLINE_S)
+    assert process.returncode is not None
+    return process.returncode, {row["name"]: row for row in json.loads(out)}
+
+
+async def test_the_embedded_bucket_passes(bucket_settings: StoreSettings, tmp_path: Path) -> None:
+    """Every check passes on the embedded bucket and the command ends with 0."""
+    code, found = await doctor(bucket_settings, tmp_path)
+
+    assert {name: row for name, row in found.items() if row["verdict"] == "fail"} == {}
+    assert code == 0
+    assert {"python", "java", "ports", "disk", "clock", "store prover"} <= set(found)
+
+
+async def test_a_store_that_ignores_conditions_fails_with_a_fix(tmp_path: Path) -> None:
+    """A server that answers 200 to every conditional PUT is found out, named and explained."""
+    async with ScriptedS3(ignore_conditions=True) as server:
+        code, found = await doctor(server.settings(), tmp_path)
+
+    assert code == 1
+    assert found["store prover"]["verdict"] == "fail"
+    assert "create_has_one_winner" in found["store prover"]["seen"]
+    assert "conditional PUT" in found["store prover"]["fix"]
+
+
+async def test_no_store_at_all_fails_with_a_fix(tmp_path: Path) -> None:
+    """A store that does not answer is one clear line, not a trace."""
+    async with ScriptedS3() as server:
+        settings = server.settings()
+    code, found = await doctor(settings, tmp_path)
+
+    assert code == 1
+    assert found["store"]["verdict"] == "fail"
+    assert found["store"]["fix"]

@@ -1,0 +1,157 @@
+"""The embedded bucket with the real server: it is private, it comes back the same, and it never outlives its parent."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from lakebed.clock import SystemClock
+from lakebed.embedded.weed import PORTS, Weed, WeedEndpoints, WeedIdentity
+from lakebed.errors import Denied, LakebedError, Unavailable
+from lakebed.ids import Ids
+from lakebed.metrics import Metrics
+from lakebed.settings import Secret
+from lakebed.store.connect import connect
+from lakebed.store.protocol import Store
+from lakebed.store.settings import StoreSettings
+
+PARENT = """
+import asyncio, pathlib, sys, time
+from lakebed.clock import SystemClock
+from lakebed.embedded.weed import Weed
+from lakebed.ids import Ids
+weed = Weed(pathlib.Path(sys.argv[1]), clock=SystemClock(), ids=Ids())
+asyncio.run(weed.start())
+print(weed.child.pid, flush=True)
+time.sleep(120)
+"""
+
+
+def open_store(settings: StoreSettings) -> Store:
+    return connect(settings, clock=SystemClock(), ids=Ids(), metrics=Metrics())
+
+
+def test_listens_on_loopback_only(weed: WeedEndpoints) -> None:
+    """Every address it answers at is on this machine."""
+    for address in (weed.s3, weed.filer, weed.master, weed.filer_grpc, weed.s3_grpc):
+        host, _, port = address.removeprefix("http://").partition(":")
+        assert host == "127.0.0.1"
+        socket.create_connection((host, int(port)), timeout=5).close()
+
+
+async def test_writes_and_reads(bucket: Store) -> None:
+    """A fresh prefix is empty, and what is created there is read back."""
+    before = [info.key async for info in bucket.list("")]
+
+    await bucket.create("folder/key", b"bytes")
+
+    assert before == []
+    assert (await bucket.get("folder/key")).data == b"bytes"
+
+
+async def test_refuses_other_credentials(weed: WeedEndpoints, bucket_settings: StoreSettings) -> None:
+    """Nobody without the generated secret gets in."""
+    wrong = msgspec.structs.replace(bucket_settings, secret_access_key=Secret("0" * 40))
+
+    with pytest.raises(Denied):
+        await open_store(wrong).create("key", b"")
+
+
+async def test_comes_back_the_same_after_a_kill(tmp_path: Path) -> None:
+    """After kill -9 the same folder gives the same address, the same credentials and every acknowledged object."""
+    first = Weed(tmp_path / "bucket", clock=SystemClock(), ids=Ids())
+    before = await first.start()
+    await open_store(before.store_settings()).create("kept", b"here")
+    os.kill(first.child.pid, signal.SIGKILL)
+    assert await first.child.wait(10.0)
+
+    second = Weed(tmp_path / "bucket", clock=SystemClock(), ids=Ids())
+    after = await second.start()
+    try:
+        kept = await open_store(after.store_settings()).get("kept")
+    finally:
+        await second.stop(0.0)
+
+    assert after == before
+    assert kept.data == b"here"
+    assert all((tmp_path / "bucket" / file).stat().st_mode & 0o777 == 0o600 for file in ("identity.json", "s3.json"))
+    assert not Path(f"/proc/{second.child.pid}").exists()
+
+
+async def test_takes_other_ports_when_its_own_are_taken(tmp_path: Path) -> None:
+    """A port that somebody else has taken meanwhile is given up, and the data is still there."""
+    first = Weed(tmp_path / "bucket", clock=SystemClock(), ids=Ids())
+    before = await first.start()
+    await open_store(before.store_settings()).create("kept", b"here")
+    await first.stop(0.0)
+    squatters = [socket.create_server(("127.0.0.1", port)) for port in _ports(tmp_path / "bucket").values()]
+
+    second = Weed(tmp_path / "bucket", clock=SystemClock(), ids=Ids())
+    after = await second.start()
+    try:
+        kept = await open_store(after.store_settings()).get("kept")
+    finally:
+        await second.stop(0.0)
+        for squatter in squatters:
+            squatter.close()
+
+    assert after.s3 != before.s3
+    assert kept.data == b"here"
+
+
+async def test_says_why_it_did_not_start(tmp_path: Path) -> None:
+    """A server that dies while starting is reported with the last lines of its log, not waited for."""
+    (tmp_path / "bucket" / "data").mkdir(parents=True)
+    (tmp_path / "bucket" / "data" / "filerldb2").write_text("not a folder")
+    weed = Weed(tmp_path / "bucket", clock=SystemClock(), ids=Ids())
+
+    started = time.monotonic()
+    with pytest.raises(Unavailable) as caught:
+        await weed.start()
+
+    assert time.monotonic() - started < 30
+    assert "filerldb2" in caught.value.message
+    assert isinstance(caught.value, LakebedError)
+    assert str(tmp_path) in caught.value.hint
+
+
+async def test_dies_with_a_killed_parent(tmp_path: Path) -> None:
+    """kill -9 of the process that started it leaves no server behind."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path / "bucket")],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert parent.stdout is not None
+    child = int(await asyncio.to_thread(parent.stdout.readline))
+    assert Path(f"/proc/{child}").exists()
+
+    parent.kill()
+    parent.wait()
+
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{child}").exists() and _state(child) != "Z":
+        assert time.monotonic() < deadline, "the server outlived its parent"
+        await asyncio.sleep(0.05)
+
+
+def _ports(folder: Path) -> dict[str, int]:
+    ports = msgspec.json.decode((folder / "identity.json").read_bytes(), type=WeedIdentity).ports
+    assert set(PORTS) == set(ports)
+    return ports
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return "Z"

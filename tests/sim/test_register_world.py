@@ -1,0 +1,92 @@
+"""The register under faults and crashes; and registers with known bugs, to show that the simulator sees them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from lakebed.errors import OutcomeUnknown, Stale
+from lakebed.sim.store import Journal, register
+from lakebed.sim.world import InvariantBroken, World
+from lakebed.sim.worlds import play
+from lakebed.store.register import Register, Snapshot
+
+SEEDS = 500
+SEEDS_TO_CATCH = 200  # a bug that this many seeds do not show would not be caught in a run of the lane either
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, 100))
+def test_no_change_is_lost_doubled_or_written_by_a_fenced_owner(first: int) -> None:
+    """Whatever fails or dies: acknowledged once means applied once, refused never, and epochs only rise."""
+    for seed in range(first, first + 100):
+        assert not play("register", seed).cut
+
+
+class Unconditional(Register[Journal]):
+    """Replaces whatever stands there."""
+
+    async def _put(self, snapshot: Snapshot[Journal], value: Journal, epoch: int, attempt: str) -> None:
+        await self._store.delete(self._key)
+        await super()._put(Snapshot(snapshot.value, snapshot.epoch, "", snapshot.attempts), value, epoch, attempt)
+
+
+class Pessimist(Register[Journal]):
+    """Believes that an unknown outcome is a failure, and tries again."""
+
+    async def _put(self, snapshot: Snapshot[Journal], value: Journal, epoch: int, attempt: str) -> None:
+        try:
+            await super()._put(snapshot, value, epoch, attempt)
+        except OutcomeUnknown as error:
+            raise Stale("it did not work", current=None) from error
+
+    async def _after_conflict(self, error: Any) -> Snapshot[Journal]:
+        if isinstance(error.__cause__, OutcomeUnknown):
+            return await self.read()
+        return await super()._after_conflict(error)
+
+    def _next_attempt(self) -> str:
+        return self._ids.token()
+
+
+class Forgetful(Register[Journal]):
+    """Does not know its own write again when another was built upon it."""
+
+    async def _after_conflict(self, error: Any) -> Snapshot[Journal]:
+        return msgspec.structs.replace(await super()._after_conflict(error), attempts=())
+
+
+class Unfenced(Register[Journal]):
+    """Keeps no epoch."""
+
+    async def change(self, decide: Any, *, epoch: int | None = None) -> Any:
+        return await super().change(decide, epoch=None)
+
+
+class Optimist(Register[Journal]):
+    """Believes that an unknown outcome is a success."""
+
+    async def _put(self, snapshot: Snapshot[Journal], value: Journal, epoch: int, attempt: str) -> None:
+        try:
+            await super()._put(snapshot, value, epoch, attempt)
+        except OutcomeUnknown:
+            self._known = None
+
+
+@pytest.mark.parametrize("kind", [Unconditional, Pessimist, Forgetful, Unfenced, Optimist])
+def test_a_broken_register_is_caught(kind: type[Register[Journal]]) -> None:
+    """Each bug that a register could have is seen within a small number of seeds, and replays."""
+
+    def caught(seed: int) -> str:
+        world = World(seed, name="register")
+        try:
+            world.run(lambda world: register(world, kind))
+        except InvariantBroken as broken:
+            return str(broken)
+        return ""
+
+    found = next(((seed, what) for seed in range(SEEDS_TO_CATCH) if (what := caught(seed))), None)
+
+    assert found is not None
+    assert caught(found[0]) == found[1]

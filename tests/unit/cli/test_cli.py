@@ -1,0 +1,91 @@
+"""The command line: quick to start, clear when wrong, complete."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lakebed.cli import exits
+from lakebed.cli.main import COMMANDS, run
+from lakebed.cli.output import emit
+from lakebed.parts import resolve
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_version_starts_in_a_quarter_of_a_second() -> None:
+    """`lakebed --version` answers in under 250 ms."""
+    took = []
+    for _ in range(3):
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "lakebed", "--version"], check=True, capture_output=True)
+        took.append(time.perf_counter() - began)
+
+    assert statistics.median(took) < 0.25
+
+
+def test_the_root_imports_nothing_heavy() -> None:
+    """Building the command tree loads neither Spark nor obstore nor FastAPI nor boto3."""
+    code = "import sys, lakebed.cli.main; print(json.dumps(sorted(sys.modules)))"
+    listed = subprocess.run([sys.executable, "-c", f"import json; {code}"], check=True, capture_output=True).stdout
+
+    heavy = {"pyspark", "obstore", "fastapi", "boto3", "pandas", "pyarrow", "grpc", "deltalake"}
+    assert set() == heavy & set(json.loads(listed))
+
+
+@pytest.mark.parametrize("place", [place for place, _, _ in COMMANDS])
+def test_every_command_that_is_listed_exists(place: str) -> None:
+    """Each row of the command table names something that can be loaded."""
+    assert callable(resolve(place))
+
+
+def test_settings_are_shown_with_their_source(capsys: pytest.CaptureFixture[str]) -> None:
+    """`lakebed settings -o json` lists every key with value and source."""
+    code = run(["settings", "-o", "json"])
+
+    rows = {row["key"]: row for row in json.loads(capsys.readouterr().out)}
+    assert code == exits.OK
+    assert rows["store.url"]["source"] == "default"
+
+
+def test_an_error_says_what_and_what_next(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong setting prints one line on what happened and one on what to do, and no trace."""
+    monkeypatch.setenv("LAKEBED_STORE_URI", "s3://x")
+
+    code = run(["settings"])
+
+    told = capsys.readouterr().err
+    assert code == 3
+    assert "error: unknown setting LAKEBED_STORE_URI" in told
+    assert "next:  did you mean LAKEBED_STORE_URL?" in told
+    assert "Traceback" not in told
+
+
+def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """A word that is no command ends with the usage code and a hint."""
+    assert run(["setings"]) == exits.USAGE
+    assert "settings" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("output", ["table", "json", "jsonl", "yaml"])
+def test_hostile_text_is_printed_inert(capsys: pytest.CaptureFixture[str], output: str) -> None:
+    """Control characters in data never reach the terminal raw."""
+    emit([{"key": "a\x1b[31mred\x07", "n": 1}], output)
+
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_completion_scripts_can_be_made() -> None:
+    """bash, zsh and fish each get a completion script."""
+    from lakebed.cli.main import app
+
+    assert all("lakebed" in app.generate_completion(shell=shell) for shell in ("bash", "zsh", "fish"))

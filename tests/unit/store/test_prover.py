@@ -1,0 +1,67 @@
+"""The prover believes a good store and refuses one that ignores the condition."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from lakebed.clock import ManualClock
+from lakebed.errors import Invalid, Unavailable
+from lakebed.ids import Ids
+from lakebed.store import prover
+from lakebed.store.memory import MemoryStore
+from lakebed.store.model import ObjectInfo
+from lakebed.store.prover import Proof
+
+
+class Careless(MemoryStore):
+    """A store that stores whatever it is told, whatever the condition."""
+
+    async def create(self, key: str, data: bytes) -> ObjectInfo:
+        return self._put(key, data)
+
+    async def replace(self, key: str, data: bytes, etag: str) -> ObjectInfo:
+        return self._put(key, data)
+
+
+class Silent(MemoryStore):
+    """A store that never answers a create."""
+
+    async def create(self, key: str, data: bytes) -> ObjectInfo:
+        raise Unavailable("no answer")
+
+
+async def proof_of(store: MemoryStore, clock: ManualClock) -> Proof:
+    return await prover.prove([store] * 5, rounds=3, clock=clock, ids=Ids.seeded(1))
+
+
+async def test_a_good_store_is_believed_and_its_report_kept(manual_clock: ManualClock) -> None:
+    """Every property holds, the report is in the bucket and the scratch objects are gone."""
+    store = MemoryStore(clock=manual_clock)
+
+    proof = await proof_of(store, manual_clock)
+
+    prover.demand(proof)
+    kept = [info.key async for info in store.list("lakebed/")]
+    assert len(kept) == 1
+    assert proof == msgspec.json.decode((await store.get(kept[0])).data, type=Proof)
+
+
+async def test_a_store_that_ignores_the_condition_is_refused_in_plain_words(manual_clock: ManualClock) -> None:
+    """Several winners are named, and the hint says what to do."""
+    proof = await proof_of(Careless(clock=manual_clock), manual_clock)
+
+    with pytest.raises(Invalid) as caught:
+        prover.demand(proof)
+    assert "create_has_one_winner (5 of 5 clients won" in caught.value.message
+    assert "replace_has_one_winner" in caught.value.message
+    assert "conditional PUT" in caught.value.hint
+
+
+async def test_a_store_that_does_not_answer_is_not_believed(manual_clock: ManualClock) -> None:
+    """No answer is a finding, not a crash and not a proof."""
+    proof = await proof_of(Silent(clock=manual_clock), manual_clock)
+
+    assert not proof.held
+    with pytest.raises(Invalid, match="no answer"):
+        prover.demand(proof)

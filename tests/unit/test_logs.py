@@ -1,0 +1,41 @@
+"""Logs are structured and never carry a secret."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from lakebed import logs
+
+
+def test_a_line_is_one_json_object_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Off a terminal every line is JSON with level, time and part."""
+    logs.configure("info", as_json=True)
+
+    logs.logger("queue").info("stored", size=3)
+
+    line = json.loads(capsys.readouterr().err)
+    assert (line["event"], line["size"], line["part"], line["level"]) == ("stored", 3, "queue", "info")
+    assert line["timestamp"].endswith("Z")
+
+
+@pytest.mark.parametrize("name", ["secret", "api_key", "Authorization", "agent_token", "secret_access_key"])
+def test_secrets_are_masked_by_name(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    """A value under a telling name never reaches the log."""
+    logs.configure("info", as_json=True)
+
+    logs.logger("gateway").info("request", **{name: "s3cret"})
+
+    assert "s3cret" not in capsys.readouterr().err
+
+
+def test_a_terminal_gets_readable_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """On a terminal a line is for reading, not JSON."""
+    logs.configure("info", as_json=False)
+
+    logs.logger("queue").info("stored", size=3)
+
+    text = capsys.readouterr().err
+    assert "stored" in text
+    assert not text.startswith("{")
