@@ -35,6 +35,10 @@ TABLE: tuple[Metric, ...] = (
     # meta
     Metric("lakebed_meta_requests_total", "counter", "Calls to the meta store.", ("verb",)),
     Metric("lakebed_meta_commits_total", "counter", "Transactions committed by the embedded meta store."),
+    # meta on the bucket
+    Metric("lakebed_meta_spills_total", "counter", "Spills of a head into leaves."),
+    Metric("lakebed_meta_leaf_loads_total", "counter", "Leaves read from the bucket, not from the cache."),
+    Metric("lakebed_meta_swept_total", "counter", "Leaves removed because nothing refers to them."),
     # log
     Metric("lakebed_log_blobs_total", "counter", "Shared WAL blobs written."),
     Metric("lakebed_log_blob_bytes_total", "counter", "Bytes of shared WAL blobs written."),
