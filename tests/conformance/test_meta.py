@@ -23,6 +23,7 @@ from lakebed.meta.protocol import Meta
 from lakebed.meta.sqlite import SqliteMeta
 from lakebed.metrics import Metrics
 from lakebed.store.memory import MemoryStore
+from lakebed.store.protocol import Store
 
 OXIA = os.environ.get("LAKEBED_TEST_OXIA", "")
 BACKENDS = ["memory", "sqlite", "bucket-memory", "bucket-seaweedfs"] + (["oxia"] if OXIA else [])
@@ -33,29 +34,32 @@ Client = Callable[[], Meta]
 
 
 @pytest.fixture(params=BACKENDS)
-async def client(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Client]:
+def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Client:
     """Makes clients of one and the same meta store, as different processes would have them."""
-    clock, ids, made = SystemClock(), Ids(), []
-    make: Callable[[], Meta]
+    clock, ids = SystemClock(), Ids()
     match request.param:
         case "memory":
             state = MemoryState()
-            make = lambda: MemoryMeta(state, clock=clock, ids=ids)  # noqa: E731
+            return lambda: MemoryMeta(state, clock=clock, ids=ids)
         case "sqlite":
-            make = lambda: SqliteMeta(tmp_path / "meta.sqlite", clock=clock, ids=ids, metrics=Metrics())  # noqa: E731
-        case "bucket-memory":
-            store = MemoryStore(clock=clock)
-            make = lambda: BucketMeta(store, "llog-meta", clock=clock, ids=ids, metrics=Metrics())  # noqa: E731
-        case "bucket-seaweedfs":
-            bucket = request.getfixturevalue("bucket")
-            make = lambda: BucketMeta(bucket, "llog-meta", clock=clock, ids=ids, metrics=Metrics())  # noqa: E731
-        case _:
+            return lambda: SqliteMeta(tmp_path / "meta.sqlite", clock=clock, ids=ids, metrics=Metrics())
+        case "oxia":
             from lakebed.meta.oxia import OxiaMeta
 
-            make = lambda: OxiaMeta(OXIA, clock=clock, ids=ids, metrics=Metrics())  # noqa: E731
+            return lambda: OxiaMeta(OXIA, clock=clock, ids=ids, metrics=Metrics())
+        case _:
+            real = request.param == "bucket-seaweedfs"
+            store: Store = request.getfixturevalue("bucket") if real else MemoryStore(clock=clock)
+            return lambda: BucketMeta(store, "llog-meta", clock=clock, ids=ids, metrics=Metrics())
+
+
+@pytest.fixture
+async def client(connect: Client) -> AsyncIterator[Client]:
+    """`connect`, which closes in the end what it has made."""
+    made: list[Meta] = []
 
     def new() -> Meta:
-        made.append(make())
+        made.append(connect())
         return made[-1]
 
     yield new
