@@ -32,6 +32,13 @@ PARTS: tuple[Part, ...] = (
     Part("store", "the seam to object storage", settings="lakebed.store.settings:StoreSettings"),
     Part("meta", "ordered keys the log coordinates through", settings="lakebed.meta.settings:MetaSettings"),
     Part("gateway", "HTTP in front of every part", settings="lakebed.gateway.settings:GatewaySettings"),
+    Part(
+        "log",
+        "a leaderless log: produce and consume",
+        settings="lakebed.log.settings:LogSettings",
+        component="lakebed.log.routes:component",
+        workers="lakebed.log.workers:workers",
+    ),
     Part("console", "web pages", component="lakebed.console.routes:component", active_active=False),
 )
 

@@ -42,7 +42,7 @@ class BatchingProducer:
         *,
         clock: Clock,
         metrics: Metrics,
-        landed: Callable[[TopicPartition, int, Sequence[Chunk]], None] = lambda *_: None,
+        landed: Callable[[TopicPartition, int, Chunk], None] = lambda *_: None,
     ) -> None:
         self._writer, self._settings, self._clock, self._landed = writer, settings, clock, landed
         self._buffer = _Buffer()
@@ -54,6 +54,11 @@ class BatchingProducer:
         self._queued = metrics.gauge("lakebed_log_buffered_bytes")
         self._flushes = metrics.counter("lakebed_log_flushes_total")
         self._refused = metrics.counter("lakebed_log_refused_total")
+
+    @property
+    def held_bytes(self) -> int:
+        """What is buffered or on its way."""
+        return self._held
 
     async def append_shared(self, groups: Sequence[tuple[TopicPartition, Chunk]]) -> list[Outcome]:
         """Appends each chunk to its partition; gives their outcomes in order. Raises nothing."""
@@ -130,7 +135,7 @@ class BatchingProducer:
     def _tell(self, tp: TopicPartition, group: Sequence[_Waiting], outcomes: Sequence[Outcome]) -> None:
         for waiting, outcome in zip(group, outcomes, strict=True):
             if not isinstance(outcome, LakebedError) and not outcome.duplicate:
-                self._landed(tp, outcome.start_offset, [waiting.chunk])
+                self._landed(tp, outcome.start_offset, waiting.chunk)
             if not waiting.done.done():  # its caller may be gone; the append stands
                 waiting.done.set_result(outcome)
 
