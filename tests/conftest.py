@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from lakebed.clock import ManualClock, SystemClock
-from lakebed.embedded.weed import Weed, WeedEndpoints
+from lakebed.embedded.endpoints import BucketEndpoints
+from lakebed.embedded.weed import Weed
 from lakebed.ids import Ids
 from lakebed.metrics import Metrics
 from lakebed.store.connect import connect
@@ -37,7 +38,7 @@ def metrics() -> Metrics:
 
 
 @pytest.fixture(scope="session")
-def weed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WeedEndpoints]:
+def weed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BucketEndpoints]:
     """A real SeaweedFS server for the whole session (one per xdist worker), started when first asked for."""
     server = Weed(tmp_path_factory.mktemp("weed"), clock=SystemClock(), ids=Ids())
     asyncio.run(server.start())
@@ -48,9 +49,9 @@ def weed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WeedEndpoints]:
 
 
 @pytest.fixture
-def bucket_settings(weed: WeedEndpoints, ids: Ids) -> StoreSettings:
+def bucket_settings(weed: BucketEndpoints) -> StoreSettings:
     """How to reach a prefix of the real bucket that nothing has ever been written under."""
-    return weed.store_settings(prefix=f"test-{ids.token()}")
+    return weed.store_settings(prefix=f"test-{Ids().token()}")
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ import msgspec
 import pytest
 
 from lakebed.clock import SystemClock
-from lakebed.embedded.weed import PORTS, Weed, WeedEndpoints, WeedIdentity
+from lakebed.embedded.endpoints import BucketEndpoints
+from lakebed.embedded.weed import PORTS, Weed, WeedIdentity
 from lakebed.errors import Denied, LakebedError, Unavailable
 from lakebed.ids import Ids
 from lakebed.metrics import Metrics
@@ -40,7 +41,7 @@ def open_store(settings: StoreSettings) -> Store:
     return connect(settings, clock=SystemClock(), ids=Ids(), metrics=Metrics())
 
 
-def test_listens_on_loopback_only(weed: WeedEndpoints) -> None:
+def test_listens_on_loopback_only(weed: BucketEndpoints) -> None:
     """Every address it answers at is on this machine."""
     for address in (weed.s3, weed.filer, weed.master, weed.filer_grpc, weed.s3_grpc):
         host, _, port = address.removeprefix("http://").partition(":")
@@ -58,7 +59,7 @@ async def test_writes_and_reads(bucket: Store) -> None:
     assert (await bucket.get("folder/key")).data == b"bytes"
 
 
-async def test_refuses_other_credentials(weed: WeedEndpoints, bucket_settings: StoreSettings) -> None:
+async def test_refuses_other_credentials(weed: BucketEndpoints, bucket_settings: StoreSettings) -> None:
     """Nobody without the generated secret gets in."""
     wrong = msgspec.structs.replace(bucket_settings, secret_access_key=Secret("0" * 40))
 

@@ -42,12 +42,8 @@ class Pessimist(Register[Journal]):
             raise Stale("it did not work", current=None) from error
 
     async def _after_conflict(self, error: Any) -> Snapshot[Journal]:
-        if isinstance(error.__cause__, OutcomeUnknown):
-            return await self.read()
-        return await super()._after_conflict(error)
-
-    def _next_attempt(self) -> str:
-        return self._ids.token()
+        found = await (self.read() if isinstance(error.__cause__, OutcomeUnknown) else super()._after_conflict(error))
+        return msgspec.structs.replace(found, attempts=())
 
 
 class Forgetful(Register[Journal]):

@@ -42,7 +42,7 @@ async def run(
     tell: Callable[[str], None],
     tell_stack: Callable[[Event], None],
 ) -> Outcome:
-    """Starts a stack in `folder`, plays the scenarios and ends everything again. A scenario that breaks is a finding."""
+    """Starts a stack in `folder`, plays the scenarios and ends everything again. One that breaks is a finding."""
     unknown = sorted(set(only) - set(SCENARIOS))
     if unknown:
         raise Invalid(f"no scenario is named {', '.join(unknown)}", hint=f"scenarios: {', '.join(SCENARIOS)}")

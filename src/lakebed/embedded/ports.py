@@ -27,8 +27,11 @@ class HeldPorts:
 
     def take(self, wish: int = 0) -> int:
         """The port `wish` if it is free, otherwise another. Raises Unavailable when none can be found."""
-        for port in (wish, *(int(self._ids.uniform(LOWEST, HIGHEST)) for _ in range(TRIES_MAX))):
-            if port and port not in self._held and self._hold(port):
+        if wish and (self._hold(wish) or self._hold(wish, lingering=True)):
+            return wish
+        for _ in range(TRIES_MAX):
+            port = int(self._ids.uniform(LOWEST, HIGHEST))
+            if self._hold(port):
                 return port
         raise Unavailable(f"no free port on {HOST} in {TRIES_MAX} tries", hint="lakebed doctor shows who listens")
 
@@ -40,14 +43,20 @@ class HeldPorts:
             held.close()
         self._held.clear()
 
-    def _hold(self, port: int) -> bool:
+    def _hold(self, port: int, *, lingering: bool = False) -> bool:
+        """Takes the port exclusively; with `lingering`, also when closed connections of its last server linger on it,
+        at the price that another holder who wished for the same port would not be noticed.
+        """
+        if port in self._held:
+            return False
         holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(lingering))
             holder.bind((HOST, port))
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         except OSError:
             holder.close()
             return False
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._held[port] = holder
         return True
 

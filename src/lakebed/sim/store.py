@@ -88,6 +88,19 @@ def open_journal(process: Process, kind: type[Register[Journal]] = Register) -> 
     )
 
 
+def open_lease(process: Process) -> Lease:
+    return Lease(
+        process.store,
+        LEASE_KEY,
+        owner=process.node,
+        lease_s=LEASE_S,
+        skew_s=SKEW_S,
+        clock=process.clock,
+        ids=process.ids,
+        metrics=process.metrics,
+    )
+
+
 def append(change: Change) -> Any:
     def decide(journal: Journal) -> tuple[Journal, int]:
         return Journal((*journal.applied, change)), len(journal.applied)
@@ -152,18 +165,6 @@ async def lease(world: World) -> None:
 
     world.invariant("lease", one_believer)
 
-    def open_lease(process: Process) -> Lease:
-        return Lease(
-            process.store,
-            LEASE_KEY,
-            owner=process.node,
-            lease_s=LEASE_S,
-            skew_s=SKEW_S,
-            clock=process.clock,
-            ids=process.ids,
-            metrics=process.metrics,
-        )
-
     def took(process: Process, held: Held) -> Held:
         owner = terms.setdefault(held.epoch, process.node)
         world.check(owner == process.node, f"lease: {owner} and {process.node} both hold term {held.epoch}")
@@ -192,11 +193,11 @@ async def lease(world: World) -> None:
     count = rng.randint(2, 4)
     skews = [rng.uniform(-SKEW_S / 2, SKEW_S / 2) for _ in range(count)]
     await asyncio.gather(*(world.keep(f"p{number}", body, skew_s=skews[number]) for number in range(count)))
-    await _acquirable(world, open_lease)
+    await _acquirable(world)
     watch.verdict()
 
 
-async def _acquirable(world: World, open_lease: Any) -> None:
+async def _acquirable(world: World) -> None:
     """When faults are over, a newcomer has the lease after at most one term of silence."""
     world.heal(CALM)
     newcomer = world.process("newcomer")

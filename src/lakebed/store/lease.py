@@ -17,11 +17,15 @@ from lakebed.store.register import Register
 
 
 class LeaseRecord(msgspec.Struct, frozen=True):
-    """The stored lease. `term` counts acquisitions; it is the epoch its holder writes under."""
+    """The stored lease. `term` counts acquisitions; it is the epoch its holder writes under.
+
+    `claim_id` tells contenders of one name apart: two tasks of one process exclude each other like two processes.
+    """
 
     owner: str = ""
     term: int = 0
     expires_at_ms: int = 0
+    claim_id: str = ""
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -37,7 +41,10 @@ class HeldByAnother(Conflict):
 
 
 class Lease:
-    """The lease at `key`. `lease_s` is how long an owner may be silent; `skew_s` how far clocks may differ."""
+    """The lease at `key`. `lease_s` is how long an owner may be silent; `skew_s` how far clocks may differ.
+
+    One object is one contender, whatever its owner is called; asking again while it holds starts a new term.
+    """
 
     def __init__(
         self,
@@ -51,23 +58,26 @@ class Lease:
         metrics: Metrics,
         skew_s: float = 1.0,
     ) -> None:
-        self._clock, self._owner = clock, owner
+        self._clock, self._owner, self._claim_id = clock, owner, ids.token()
         self._lease_ms, self._skew_ms = round(lease_s * 1000), round(skew_s * 1000)
         self._register = Register(
             store, key, LeaseRecord, LeaseRecord(), clock=clock, ids=ids, metrics=metrics, name="lease"
         )
 
     async def acquire(self) -> Held:
-        """Takes the lease when it is free or expired, under a new epoch. Raises HeldByAnother."""
+        """Takes the lease when it is free, expired or already this object's, under a new epoch. Raises HeldByAnother.
+
+        After OutcomeUnknown, ask again: if the first asking took it, the second takes it over at once.
+        """
 
         def take(record: LeaseRecord) -> tuple[LeaseRecord, Held]:
             now = now_ms(self._clock)
-            if record.owner and record.owner != self._owner and now < record.expires_at_ms + self._skew_ms:
+            if record.owner and record.claim_id != self._claim_id and now < record.expires_at_ms + self._skew_ms:
                 left_s = (record.expires_at_ms + self._skew_ms - now) / 1000
                 raise HeldByAnother(
                     f"{self._register.key!r} is held by {record.owner} for another {left_s:.1f} s", owner=record.owner
                 )
-            after = LeaseRecord(self._owner, record.term + 1, now + self._lease_ms)
+            after = LeaseRecord(self._owner, record.term + 1, now + self._lease_ms, self._claim_id)
             return after, Held(after.owner, after.term, after.expires_at_ms)
 
         return await self._register.change(take)
@@ -77,7 +87,8 @@ class Lease:
 
         def prolong(record: LeaseRecord) -> tuple[LeaseRecord, Held]:
             self._still_ours(record, held)
-            after = LeaseRecord(self._owner, record.term, now_ms(self._clock) + self._lease_ms)
+            expires_at_ms = max(record.expires_at_ms, now_ms(self._clock) + self._lease_ms)
+            after = msgspec.structs.replace(record, expires_at_ms=expires_at_ms)
             return after, Held(after.owner, after.term, after.expires_at_ms)
 
         return await self._register.change(prolong)

@@ -156,39 +156,45 @@ class Register(Generic[T]):
         fresh = self._known is None
         snapshot = self._known or await self.read()
         for tries in range(ATTEMPTS_MAX):
-            group = [waiter for waiter in group if not waiter.done.done()]
+            group = [waiter for waiter in group if not waiter.done.done()]  # who was cancelled has given up
+            if not group:
+                return None
             value, epoch, results = _decide(group, snapshot)
             unchanged = value is snapshot.value and epoch == snapshot.epoch
             if not fresh and (unchanged or any(isinstance(result, Exception) for _, result in results)):
-                snapshot, fresh = (
-                    await self.read(),
-                    True,
-                )  # not to write, and to refuse, is only decided on a fresh read
+                # To refuse, or to leave the value as it is, is only decided on a fresh read.
+                snapshot, fresh = await self.read(), True
                 continue
             if unchanged:
                 return _settle(results)
-            attempt = self._next_attempt()
-            try:
-                await self._put(snapshot, value, epoch, attempt)
-            except Conflict as error:
-                self._conflicts.inc()
-                snapshot, fresh = await self._after_conflict(error), True
-                done = snapshot.holds(attempt)
-                if done is None:
-                    raise OutcomeUnknown(
-                        f"{self._key!r} was written by too many others to tell our own write"
-                    ) from error
-                if not done:
-                    if tries:
-                        snapshot = await self._spread_out(tries)
-                    continue
-            except BaseException:
-                self._known = None
-                raise
-            self._writes.inc()
-            self._changes.inc(len(group))
-            return _settle(results)
+            found = await self._swap(snapshot, value, epoch)
+            if found is None:
+                self._changes.inc(len(group))
+                return _settle(results)
+            snapshot, fresh = found, True
+            if tries:
+                snapshot = await self._spread_out(tries)
         raise Overloaded(f"{self._key!r} changed under us {ATTEMPTS_MAX} times", hint="fewer writers, or group them")
+
+    async def _swap(self, snapshot: Snapshot[T], value: T, epoch: int) -> Snapshot[T] | None:
+        """One compare-and-swap: None when it took place, else what stands there instead."""
+        self._attempts += 1
+        attempt = f"{self._writer_id}-{self._attempts}"
+        try:
+            await self._put(snapshot, value, epoch, attempt)
+        except Conflict as error:
+            self._conflicts.inc()
+            found = await self._after_conflict(error)
+            done = found.holds(attempt)
+            if done is None:
+                raise OutcomeUnknown(f"{self._key!r}: too many others wrote to tell our own write") from error
+            if not done:
+                return found
+        except BaseException:
+            self._known = None
+            raise
+        self._writes.inc()
+        return None
 
     async def _after_conflict(self, error: Conflict) -> Snapshot[T]:
         """What stands now; the conflict brings it along. Our write may be in it, so what cannot be read is unknown."""
@@ -206,10 +212,6 @@ class Register(Generic[T]):
         """From the second conflict on, racers wait a little, each another while, and look again."""
         await self._clock.sleep(self._ids.jitter_s(tries, base_s=BACKOFF_BASE_S, cap_s=BACKOFF_CAP_S))
         return await self.read()
-
-    def _next_attempt(self) -> str:
-        self._attempts += 1
-        return f"{self._writer_id}-{self._attempts}"
 
     async def _put(self, snapshot: Snapshot[T], value: T, epoch: int, attempt: str) -> None:
         earlier = [each for each in snapshot.attempts if not each.startswith(self._writer_id)][: WRITERS_MAX - 1]

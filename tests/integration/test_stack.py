@@ -1,0 +1,216 @@
+"""The stack as real processes: it comes up, is found, is alone in its folder, comes back, and never leaves anything."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import stand_in_stack
+from lakebed.clock import SystemClock
+from lakebed.embedded.endpoints import Endpoints, environment, find
+from lakebed.embedded.lock import start_ticks
+from lakebed.embedded.supervise import down, status
+from lakebed.errors import NotFound
+from lakebed.ids import Ids
+from lakebed.metrics import Metrics
+from lakebed.store.connect import connect
+from lakebed.store.protocol import Store
+
+UP_S = 60.0
+GONE_S = 15.0
+
+Starter = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Starter]:
+    """Starts a supervisor in its own process; whatever a failing test leaves is ended."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(mode: str = "quick") -> subprocess.Popen[str]:
+        with (tmp_path / "out").open("a") as out:
+            supervisor = subprocess.Popen(
+                [sys.executable, stand_in_stack.__file__, str(tmp_path / "lake"), mode],
+                stdout=out,
+                stderr=out,
+                text=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            )
+        started.append(supervisor)
+        return supervisor
+
+    yield start
+    for supervisor in started:
+        supervisor.kill()
+        supervisor.wait()
+
+
+def wait_for(what: Callable[[], bool], within_s: float, why: str) -> None:
+    deadline = time.monotonic() + within_s
+    while not what():
+        assert time.monotonic() < deadline, why
+        time.sleep(0.05)
+
+
+def is_up(folder: Path) -> bool:
+    try:
+        return find(folder).state == "ready"
+    except NotFound:
+        return False
+
+
+def bring_up(start: Starter, folder: Path, mode: str = "quick") -> tuple[subprocess.Popen[str], Endpoints]:
+    supervisor = start(mode)
+    wait_for(
+        lambda: is_up(folder) or supervisor.poll() is not None,
+        UP_S,
+        f"not up: {(folder.parent / 'out').read_text()}",
+    )
+    return supervisor, find(folder)
+
+
+def family(endpoints: Endpoints) -> set[int]:
+    """Every process of the stack except the supervisor: its children and all that are in their sessions."""
+    leaders = {process.pid for process in endpoints.processes if process.name != "supervisor"}
+    return {pid for pid in _pids() if pid in leaders or _session(pid) in leaders}
+
+
+def none_is_left(pids: set[int]) -> None:
+    wait_for(lambda: not any(start_ticks(pid) for pid in pids), GONE_S, f"left behind: {pids}")
+
+
+def open_store(endpoints: Endpoints) -> Store:
+    return connect(endpoints.bucket.store_settings(), clock=SystemClock(), ids=Ids(), metrics=Metrics())
+
+
+async def test_comes_up_is_found_and_drains_on_sigterm(start: Starter, tmp_path: Path) -> None:
+    """Up writes private endpoints that work, refuses a second stack, and SIGTERM drains and leaves nothing."""
+    folder = tmp_path / "lake"
+    supervisor, endpoints = bring_up(start, folder)
+    pids = family(endpoints)
+
+    # found, private, and what the children were told is what stands there
+    assert (folder / "endpoints.json").stat().st_mode & 0o777 == 0o600
+    assert supervisor.pid == endpoints.process("supervisor").pid
+    assert [process.name for process in endpoints.processes] == ["supervisor", "bucket", "gateway", "workers"]
+    assert all(process.ready_s > 0 for process in endpoints.processes[1:])
+    assert len(pids) >= 5, "three programs, and the helpers that two of them started"
+    told = json.loads((folder / "gateway.env").read_text())
+    assert told["LAKEBED_STORE_ENDPOINT"] == endpoints.bucket.s3 == environment(endpoints)["AWS_ENDPOINT_URL"]
+    await open_store(endpoints).create("key", b"value")
+    assert [row.state for row in await status(folder)] == ["ok"] * 4
+
+    # alone in its folder
+    second = start()
+    assert second.wait(20) == 9
+    assert "already runs" in (tmp_path / "out").read_text()
+    assert find(folder) == endpoints
+
+    # SIGTERM
+    supervisor.send_signal(signal.SIGTERM)
+    assert supervisor.wait(GONE_S) == 0
+    none_is_left(pids)
+    assert (folder / "gateway.drained").exists()
+    assert (folder / "workers.drained").exists()
+    assert not (folder / "endpoints.json").exists()
+    with pytest.raises(NotFound) as missing:
+        find(folder)
+    assert "lakebed up" in missing.value.hint
+
+
+async def test_ctrl_c_leaves_nothing_and_a_restart_keeps_the_data(start: Starter, tmp_path: Path) -> None:
+    """Ctrl-C drains too; the same folder comes back with the same addresses, credentials and data; `down` stops it."""
+    folder = tmp_path / "lake"
+    supervisor, before = bring_up(start, folder)
+    pids = family(before)
+    await open_store(before).create("kept", b"here")
+    supervisor.send_signal(signal.SIGINT)
+    assert supervisor.wait(GONE_S) == 0
+    none_is_left(pids)
+    assert (folder / "gateway.drained").exists()
+
+    again, after = bring_up(start, folder)
+    kept = await open_store(after).get("kept")
+    stopped = await down(folder, clock=SystemClock())
+
+    assert before.bucket == after.bucket
+    assert before.gateway == after.gateway
+    assert kept.data == b"here"
+    assert stopped
+    assert again.wait(GONE_S) == 0
+    assert not await down(folder, clock=SystemClock())
+
+
+async def test_kill_9_of_the_supervisor_leaves_nothing(start: Starter, tmp_path: Path) -> None:
+    """The kernel ends every child of a killed supervisor; its stale file fools nobody, and the folder starts again."""
+    folder = tmp_path / "lake"
+    supervisor, endpoints = bring_up(start, folder)
+    children = {process.pid for process in endpoints.processes if process.name != "supervisor"}
+    await open_store(endpoints).create("kept", b"here")
+
+    supervisor.kill()
+    supervisor.wait()
+
+    none_is_left(children)
+    assert (folder / "endpoints.json").exists()
+    with pytest.raises(NotFound):
+        find(folder)
+    _, after = bring_up(start, folder)
+    assert (await open_store(after).get("kept")).data == b"here"
+
+
+async def test_a_killed_child_is_started_again(start: Starter, tmp_path: Path) -> None:
+    """A program that dies comes back by itself, the bucket with its data."""
+    folder = tmp_path / "lake"
+    supervisor, endpoints = bring_up(start, folder)
+    await open_store(endpoints).create("kept", b"here")
+
+    for name in ("gateway", "bucket"):
+        old = endpoints.process(name)
+        os.kill(old.pid, signal.SIGKILL)
+        wait_for(
+            lambda name=name: is_up(folder) and find(folder).process(name).restarts == 1,
+            30,
+            f"{name} did not come back: {(tmp_path / 'out').read_text()}",
+        )
+        new = find(folder).process(name)
+        assert (new.url, True) == (old.url, new.pid != old.pid)
+
+    assert (await open_store(endpoints).get("kept")).data == b"here"
+    assert [row.state for row in await status(folder)] == ["ok"] * 4
+    assert supervisor.poll() is None
+
+
+async def test_gives_up_in_words_when_a_child_keeps_dying(start: Starter, tmp_path: Path) -> None:
+    """A program that dies again and again stops the stack, saying which and with its last words."""
+    folder = tmp_path / "lake"
+    supervisor = start("crashing")
+
+    code = await asyncio.to_thread(supervisor.wait, UP_S)
+
+    said = (tmp_path / "out").read_text()
+    assert code == 9
+    assert "the workers died" in said
+    assert "no more of this" in said
+    with pytest.raises(NotFound):
+        find(folder)
+
+
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return 0

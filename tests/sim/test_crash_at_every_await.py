@@ -1,0 +1,72 @@
+"""One process dies at each of its awaits at the store in turn; another goes on and finds everything in order."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from lakebed.errors import Fenced
+from lakebed.sim.faults import CALM
+from lakebed.sim.history import ACKNOWLEDGED
+from lakebed.sim.store import LEASE_S, Watch, open_journal, open_lease, write
+from lakebed.sim.world import Process, World
+from lakebed.store.lease import HeldByAnother
+
+CHANGES = 5  # that one life makes
+AWAITS_MIN, AWAITS_MAX = 14, 60  # one life is at least seven requests, and far fewer than thirty
+SEEDS = 5
+
+
+async def live(process: Process, watch: Watch, ends: list[str]) -> None:
+    """A whole life: take the lease, write under it and beside it, renew, give it back."""
+    mine, journal = open_lease(process), open_journal(process)
+    while True:
+        try:
+            held = await mine.acquire()
+            break
+        except HeldByAnother:
+            await process.clock.sleep(1.0)
+    await write(watch, journal, f"{process.node}-first", held.epoch, 60.0)
+    await asyncio.gather(*(write(watch, journal, f"{process.node}-{n}", held.epoch, 60.0) for n in range(3)))
+    try:
+        held = await mine.renew(held)
+        await write(watch, journal, f"{process.node}-last", held.epoch, 60.0)
+        await mine.release(held)
+    except Fenced:
+        pass
+    ends.append(process.node)
+
+
+def play(seed: int, crash_at_await: int) -> tuple[Watch, list[str], bool]:
+    """A victim that dies at the given await, if it gets there, and a survivor: who came to an end, and if it died."""
+    world, watches, ends = World(seed, name="crash", faults=CALM), [], []
+
+    async def script(world: World) -> None:
+        watch = Watch(world)
+        watches.append(watch)
+        victim, survivor = world.process("victim", crash_at_await=crash_at_await), world.process("survivor")
+        victim_ended = victim.spawn(live(victim, watch, ends))
+        async with asyncio.timeout(5 * LEASE_S):
+            assert await survivor.spawn(live(survivor, watch, ends))
+            await victim_ended
+        await asyncio.sleep(world.faults.late_s)
+        watch.verdict()
+
+    world.run(script)
+    died = any(verb == "crash" for _, _, _, verb, _, _ in world.trace)
+    return watches[0], ends, died
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_death_at_any_await_loses_nothing_acknowledged_and_blocks_nobody(seed: int) -> None:
+    """For every k: the survivor gets the lease after one term, and every acknowledged change is there once."""
+    for await_number in range(1, AWAITS_MAX + 1):
+        watch, ends, died = play(seed, await_number)
+        if not died:  # the victim's whole life has fewer awaits than this
+            break
+        assert ends == ["survivor.1"]
+        assert CHANGES <= watch.history.count(ACKNOWLEDGED) <= 2 * CHANGES
+
+    assert (2 * CHANGES, {"victim.1", "survivor.1"}) == (watch.history.count(ACKNOWLEDGED), set(ends))
+    assert AWAITS_MIN <= await_number < AWAITS_MAX

@@ -1,0 +1,141 @@
+"""The Delta log, as values: what an entry says, what a table is after it, which files can matter."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from lakebed.clock import ManualClock
+from lakebed.errors import Corrupt, Invalid, NotFound
+from lakebed.pipeline.tables import history
+from lakebed.pipeline.tables.log import Commit, apply, decode, encode, log_key, overlapping
+from lakebed.pipeline.tables.model import Batch, DataFile, Snapshot, TableSpec
+from lakebed.store.memory import MemoryStore
+
+SCHEMA = '{"type":"struct","fields":[{"name":"id","type":"long","nullable":false,"metadata":{}}]}'
+SPEC = TableSpec("bronze/t", SCHEMA, keys=("id",))
+ONE = DataFile("part-1.parquet", 10, 3, low={"id": 1}, high={"id": 9})
+TWO = DataFile("part-2.parquet", 20, 4, low={"id": 5}, high={"id": 30})
+
+
+def entry(commit: Commit) -> bytes:
+    return encode(commit, attempt_id="a1", now_ms=1)
+
+
+async def commit_all(store: MemoryStore, *commits: Commit) -> None:
+    for version, commit in enumerate(commits):
+        await store.create(log_key(SPEC.root, version), entry(commit))
+
+
+CREATED = Commit("WRITE", adds=(ONE,), batch=Batch("app", 1), spec=SPEC, table_id="id-1")
+
+
+def test_an_entry_says_what_it_was_given() -> None:
+    """A table after its first entry has the schema, the files, their bounds and the batch."""
+    state = apply(Snapshot(), 0, decode(entry(CREATED), "k"), "k")
+
+    assert Snapshot(0, SCHEMA, (), (ONE,), {"app": 1}, "id-1") == state
+    assert state.rows == 3
+
+
+def test_a_remove_takes_a_file_out_and_an_add_puts_one_in() -> None:
+    """A merge entry replaces files and keeps the rest."""
+    before = Snapshot(4, SCHEMA, (), (ONE,), {"app": 1}, "id-1")
+
+    after = apply(before, 5, decode(entry(Commit("MERGE", (TWO,), (ONE,), Batch("app", 2))), "k"), "k")
+
+    assert (after.files, after.applied, after.version) == ((TWO,), {"app": 2}, 5)
+
+
+@pytest.mark.parametrize("data", [b"{", b'["x"]\n', b"\xff\xfe\n", b'{"add":1}\nnope\n'])
+def test_what_is_no_log_entry_is_corrupt(data: bytes) -> None:
+    """Garbage in the log is Corrupt and names the object."""
+    with pytest.raises(Corrupt, match="the-key"):
+        decode(data, "the-key")
+
+
+def test_a_table_with_features_we_do_not_speak_is_left_alone() -> None:
+    """A higher protocol is refused rather than misread."""
+    with pytest.raises(Invalid, match="reader 3"):
+        apply(Snapshot(), 0, [{"protocol": {"minReaderVersion": 3, "minWriterVersion": 7}}], "k")
+
+
+def test_only_files_whose_bounds_overlap_can_matter() -> None:
+    """Bounds prune; a file without bounds never is."""
+    bare = DataFile("part-3.parquet", 1, 1)
+
+    assert [ONE, bare] == overlapping([ONE, TWO, bare], "id", 0, 4)
+    assert [ONE, TWO, bare] == overlapping([ONE, TWO, bare], "id", 9, 9)
+    assert [bare] == overlapping([ONE, TWO, bare], "id", 31, 40)
+
+
+async def test_history_replays_the_log_to_any_version(manual_clock: ManualClock) -> None:
+    """The table as it is, and as it was at each version."""
+    store = MemoryStore(clock=manual_clock)
+    await commit_all(store, CREATED, Commit("WRITE", (TWO,)), Commit("MERGE", (), (ONE,)))
+
+    assert (await history.snapshot(store, SPEC.root, version=0)).files == (ONE,)
+    assert (await history.snapshot(store, SPEC.root, version=1)).files == (ONE, TWO)
+    assert (await history.snapshot(store, SPEC.root)).files == (TWO,)
+
+
+async def test_a_kept_snapshot_gives_the_same_table_as_the_whole_log(manual_clock: ManualClock) -> None:
+    """Reading through a kept snapshot and replaying everything agree, and a mangled one is ignored."""
+    store = MemoryStore(clock=manual_clock)
+    more = [Commit("WRITE", (DataFile(f"part-x{n}.parquet", 1, 1),), batch=Batch("app", n + 2)) for n in range(20)]
+    await commit_all(store, CREATED, *more)
+    whole = await history.snapshot(store, SPEC.root)
+
+    await history.keep(store, SPEC.root, await history.snapshot(store, SPEC.root, version=16))
+    assert whole == await history.snapshot(store, SPEC.root)
+    kept = [info async for info in store.list(f"{SPEC.root}/_lakebed/")]
+    assert len(kept) == 1
+
+    await store.delete(kept[0].key)
+    await store.create(kept[0].key, b"{}x")
+    assert whole == await history.snapshot(store, SPEC.root)
+
+
+async def test_a_missing_version_is_not_found_and_no_table_is_version_minus_one(manual_clock: ManualClock) -> None:
+    """A pinned version that is not there is an error; a table that is not there is empty."""
+    store = MemoryStore(clock=manual_clock)
+
+    assert Snapshot() == await history.snapshot(store, SPEC.root)
+    with pytest.raises(NotFound):
+        await history.snapshot(store, SPEC.root, version=3)
+
+
+async def test_a_log_whose_beginning_is_gone_is_corrupt(manual_clock: ManualClock) -> None:
+    """A log that starts in the middle is never taken for an empty table."""
+    store = MemoryStore(clock=manual_clock)
+    await store.create(log_key(SPEC.root, 5), entry(Commit("WRITE", (TWO,))))
+
+    with pytest.raises(Corrupt):
+        await history.snapshot(store, SPEC.root)
+
+
+@pytest.mark.parametrize("name", ["", "/a", "a/", "a//b", "../a", "a/../b", "a b", "a" * 200])
+def test_names_that_are_paths_in_disguise_are_refused(name: str) -> None:
+    """A table's name cannot leave its folder."""
+    with pytest.raises(Invalid):
+        TableSpec(name, SCHEMA)
+
+
+def test_a_spec_names_only_columns_it_has() -> None:
+    """Keys, partitions and stats must be columns."""
+    for role in ("keys", "partition_by", "stats"):
+        with pytest.raises(Invalid, match="nope"):
+            TableSpec("t", SCHEMA, **{role: ("nope",)})  # type: ignore[arg-type]
+
+
+def test_the_entry_is_json_lines_that_delta_readers_expect() -> None:
+    """One action a line; stats are JSON inside JSON."""
+    lines = [msgspec.json.decode(line) for line in entry(CREATED).splitlines()]
+
+    assert [next(iter(line)) for line in lines] == ["commitInfo", "protocol", "metaData", "txn", "add"]
+    assert msgspec.json.decode(lines[-1]["add"]["stats"]) == {
+        "numRecords": 3,
+        "minValues": {"id": 1},
+        "maxValues": {"id": 9},
+        "nullCount": {},
+    }
