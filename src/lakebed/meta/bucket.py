@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from lakebed.clock import Clock, now_ms
@@ -17,18 +17,21 @@ from lakebed.errors import Fenced, NotFound, Unavailable
 from lakebed.ids import Ids
 from lakebed.meta import bucket_shard
 from lakebed.meta.bucket_group import Group, LeafCache
-from lakebed.meta.bucket_model import Paths, group_name
+from lakebed.meta.bucket_model import Head, Paths, decode_head
 from lakebed.meta.bucket_sessions import Sessions
+from lakebed.meta.bucket_shard import Known
 from lakebed.meta.model import Entry, check_key, check_limit, check_value, prefix_end
 from lakebed.meta.protocol import Session
 from lakebed.meta.session import HeartbeatSession
 from lakebed.meta.settings import MetaSettings
 from lakebed.metrics import Metrics
+from lakebed.store.model import ObjectInfo
 from lakebed.store.protocol import Store
 
 GROUPS_MAX = 4096  # groups kept open in a process; another instance of one is slower, never wrong
 SCANNED_MAX = 16  # groups a scan over all of them reads at once
 HORIZON_S = 600.0  # age of an unreferenced leaf before it goes: readers of older heads may still want it
+NAMES_MAX = 100_000  # groups whose partition key is remembered; forgetting them costs a read each
 SKEW_S = 1.0  # how far clocks may differ
 
 
@@ -56,6 +59,7 @@ class BucketMeta:
         self._cache = LeafCache()
         self._liveness = Sessions(store, self._paths, clock=clock, ids=ids, metrics=metrics, skew_s=skew_s)
         self._groups: OrderedDict[str, Group] = OrderedDict()
+        self._partition_keys: dict[str, str] = {}
         self._open: list[HeartbeatSession] = []
         self._closed = False
         self._requests = metrics.counter("lakebed_meta_requests_total")
@@ -101,6 +105,7 @@ class BucketMeta:
     async def range(self, start: str, end: str, *, limit: int, partition_key: str = "") -> Sequence[Entry]:
         check_limit(limit)
         if not partition_key:
+            self._count("range")
             return await self._range_of_all(start, end, limit)
         return await self._group("range", partition_key).answer(
             lambda head, known: bucket_shard.scan(head, known, start=start, end=end, limit=limit)
@@ -128,34 +133,63 @@ class BucketMeta:
         """Removes leaves and sessions that nothing refers to any more. Gives how many objects went."""
         self._count("sweep")
         swept = await self._liveness.sweep(now_ms(self._clock) - round(self._horizon_s * 1000))
-        for name in await self._store.children(self._paths.shards):
-            swept += await self._named(name).sweep()
+        for partition_key in await self.groups():
+            swept += await self._group("sweep", partition_key).sweep()
         return swept
 
+    async def groups(self) -> list[str]:
+        """The partition keys of all groups that were ever written, sorted: one list, and one read per unknown one."""
+        self._count("groups")
+        heads = await self._heads()
+        known = [await self._partition_key(head) for head in heads]
+        return sorted(key for key in known if key is not None)
+
     async def _range_of_all(self, start: str, end: str, limit: int) -> Sequence[Entry]:
-        """Group by group; what has been found so far bounds what the next groups are asked for."""
-        self._count("range")
-        names = await self._store.children(self._paths.shards)
+        """Group by group; what has been found so far bounds what the next groups are asked for.
+
+        One list tells which heads have changed since they were last read; only those are read again.
+        """
         found: list[Entry] = []
-        for at in range(0, len(names), SCANNED_MAX):
+        heads = await self._heads()
+        for at in range(0, len(heads), SCANNED_MAX):
             before = found[-1].key if len(found) == limit else end
             scan = partial(bucket_shard.scan, start=start, end=before, limit=limit)
-            scans = [self._named(name).answer(scan) for name in names[at : at + SCANNED_MAX]]
-            more = [entry for entries in await asyncio.gather(*scans) for entry in entries]
-            found = sorted([*found, *more], key=lambda entry: entry.key)[:limit]
+            some = await asyncio.gather(*(self._scan_head(info, scan) for info in heads[at : at + SCANNED_MAX]))
+            found = sorted([*found, *(entry for entries in some for entry in entries)], key=lambda entry: entry.key)
+            found = found[:limit]
         return found
+
+    async def _scan_head(self, info: ObjectInfo, scan: Callable[[Head, Known], list[Entry]]) -> list[Entry]:
+        partition_key = await self._partition_key(info)
+        return [] if partition_key is None else await self._named(partition_key).answer(scan, etag=info.etag)
+
+    async def _heads(self) -> list[ObjectInfo]:
+        return [info async for info in self._store.list(self._paths.heads)]
+
+    async def _partition_key(self, head: ObjectInfo) -> str | None:
+        """Whose head this is. Read from it once: names of long partition keys cannot be turned back."""
+        name = self._paths.group(head.key)
+        if name not in self._partition_keys:
+            try:
+                stored = await self._store.get(head.key)
+            except NotFound:
+                return None
+            if len(self._partition_keys) >= NAMES_MAX:
+                self._partition_keys.clear()
+            self._partition_keys[name] = decode_head(stored.data, head.key).partition_key
+        return self._partition_keys[name]
 
     def _group(self, verb: str, partition_key: str) -> Group:
         self._count(verb)
-        return self._named(group_name(partition_key))
+        return self._named(partition_key)
 
-    def _named(self, name: str) -> Group:
-        group = self._groups.get(name)
+    def _named(self, partition_key: str) -> Group:
+        group = self._groups.get(partition_key)
         if group is None:
-            group = self._groups[name] = Group(
+            group = self._groups[partition_key] = Group(
                 self._store,
                 self._paths,
-                name,
+                partition_key,
                 sessions=self._liveness,
                 cache=self._cache,
                 clock=self._clock,
@@ -165,7 +199,7 @@ class BucketMeta:
             )
             if len(self._groups) > GROUPS_MAX:
                 self._groups.popitem(last=False)
-        self._groups.move_to_end(name)
+        self._groups.move_to_end(partition_key)
         return group
 
     def _count(self, verb: str) -> None:

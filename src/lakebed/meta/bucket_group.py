@@ -10,16 +10,16 @@ from typing import TypeVar
 import msgspec
 
 from lakebed.clock import Clock, now_ms
-from lakebed.errors import Corrupt, LakebedError, NotFound, Overloaded
+from lakebed.errors import LakebedError, NotFound, Overloaded
 from lakebed.ids import Ids
 from lakebed.meta import bucket_spill
-from lakebed.meta.bucket_model import HEAD_SCHEMA, Head, Leaf, Paths, decode_leaf, encode_leaf
+from lakebed.meta.bucket_model import Head, Leaf, Paths, decode_head, decode_leaf, encode_leaf, group_name
 from lakebed.meta.bucket_sessions import Sessions
 from lakebed.meta.bucket_shard import Crowded, Known, Need
 from lakebed.meta.bucket_spill import Plan, Replan
 from lakebed.metrics import Metrics
 from lakebed.store.protocol import Store
-from lakebed.store.register import Register
+from lakebed.store.register import Register, Snapshot
 
 R = TypeVar("R")
 
@@ -30,7 +30,6 @@ FETCHES_MAX = 16  # requests under way at once for one call
 SWEEP_EVERY = 8  # spills of a group between two sweeps of its leaves
 SWEEP_MAX = 1_000  # leaves one sweep removes
 CACHE_BYTES_MAX = 64 * 1024 * 1024
-_HEAD = msgspec.json.Decoder(Head)
 
 
 class LeafCache:
@@ -56,13 +55,13 @@ class LeafCache:
 
 
 class Group:
-    """The group in folder `name`."""
+    """The group of `partition_key`."""
 
     def __init__(
         self,
         store: Store,
         paths: Paths,
-        name: str,
+        partition_key: str,
         *,
         sessions: Sessions,
         cache: LeafCache,
@@ -71,12 +70,20 @@ class Group:
         metrics: Metrics,
         horizon_s: float,
     ) -> None:
-        self._store, self._paths, self._name = store, paths, name
+        self._store, self._paths, self._name = store, paths, group_name(partition_key)
         self._sessions, self._cache, self._clock, self._ids = sessions, cache, clock, ids
         self._horizon_ms = round(horizon_s * 1000)
         self._register = Register(
-            store, paths.head(name), Head, Head(), clock=clock, ids=ids, metrics=metrics, name="meta"
+            store,
+            paths.head(self._name),
+            Head,
+            Head(partition_key=partition_key),
+            clock=clock,
+            ids=ids,
+            metrics=metrics,
+            name="meta",
         )
+        self._seen = Snapshot(Head(), 0, "")
         self._reading: asyncio.Task[Head] | None = None
         self._next: asyncio.Task[Head] | None = None
         self._spilling = asyncio.Lock()
@@ -86,9 +93,13 @@ class Group:
         self._load_count = metrics.counter("lakebed_meta_leaf_loads_total")
         self._swept_count = metrics.counter("lakebed_meta_swept_total")
 
-    async def answer(self, decide: Callable[[Head, Known], R]) -> R:
-        """What `decide` says of the head as it is now. Raises Corrupt or Unavailable; changes nothing."""
-        head, known = await self.head(), _nothing()
+    async def answer(self, decide: Callable[[Head, Known], R], *, etag: str = "") -> R:
+        """What `decide` says of the head as it is now. Raises Corrupt or Unavailable; changes nothing.
+
+        With the `etag` that a list has just given, a head that is known already is not read again.
+        """
+        seen = self._seen
+        head, known = (seen.value if etag and seen.etag == etag else await self.head()), _nothing()
         for _ in range(NEEDS_MAX):
             try:
                 return decide(head, known)
@@ -236,16 +247,11 @@ class Group:
         self._reading, self._next = self._next, None
         key = self._paths.head(self._name)
         try:
-            head = _HEAD.decode((await self._store.get(key)).data)
+            stored = await self._store.get(key)
         except NotFound:
             return Head()
-        except msgspec.DecodeError as error:
-            raise Corrupt(
-                f"{key!r} does not decode: {error}", hint="nothing was changed; look at the object"
-            ) from error
-        if head.schema != HEAD_SCHEMA:
-            raise Corrupt(f"{key!r} has schema {head.schema!r}, this Lakebed knows {HEAD_SCHEMA!r}")
-        return head
+        self._seen = Snapshot(decode_head(stored.data, key), 0, stored.etag)
+        return self._seen.value
 
 
 def _nothing() -> Known:

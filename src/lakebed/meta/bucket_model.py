@@ -51,6 +51,7 @@ class Head(msgspec.Struct, frozen=True):
     """A group of keys. `refs` are in key order and do not overlap; no key is both hot and visible in a leaf."""
 
     schema: str = HEAD_SCHEMA
+    partition_key: str = ""
     version: int = 0
     fence: int = 0
     hot: dict[str, Hot] = {}
@@ -128,6 +129,20 @@ class Leaf:
         return self.part(ref.id, low, cut_low) + self.part(ref.id, cut_high, high)
 
 
+_HEAD = msgspec.json.Decoder(Head)
+
+
+def decode_head(data: bytes, key: str) -> Head:
+    """Raises Corrupt unless the bytes are a head of the schema this Lakebed knows."""
+    try:
+        head = _HEAD.decode(data)
+    except msgspec.DecodeError as error:
+        raise Corrupt(f"{key!r} does not decode: {error}", hint="nothing was changed; look at the object") from error
+    if head.schema != HEAD_SCHEMA:
+        raise Corrupt(f"{key!r} has schema {head.schema!r}, this Lakebed knows {HEAD_SCHEMA!r}")
+    return head
+
+
 def encode_leaf(rows: Iterable[Row]) -> bytes:
     return msgspec.json.encode(_LeafFile(LEAF_SCHEMA, list(rows)))
 
@@ -161,17 +176,21 @@ def group_name(partition_key: str) -> str:
 
 
 class Paths:
-    """Where everything lies below the backend's own folder."""
+    """Where everything lies below the backend's own folder. Heads share one folder, so that one list names them all."""
 
     def __init__(self, root: str) -> None:
-        self.shards = f"{root}/shards/"
+        self.heads = f"{root}/heads/"
         self.sessions = f"{root}/sessions/"
+        self._leaves = f"{root}/leaves/"
 
     def head(self, group: str) -> str:
-        return f"{self.shards}{group}/head.json"
+        return f"{self.heads}{group}.json"
+
+    def group(self, head: str) -> str:
+        return head.removeprefix(self.heads).removesuffix(".json")
 
     def leaves(self, group: str) -> str:
-        return f"{self.shards}{group}/leaves/"
+        return f"{self._leaves}{group}/"
 
     def leaf(self, group: str, id: str) -> str:
         return f"{self.leaves(group)}{id}.json"
