@@ -16,7 +16,7 @@ from lakebed.errors import LakebedError, OutcomeUnknown, Overloaded, Stale
 from lakebed.log import blob, control, paths
 from lakebed.log.control import Chunk, Fresh, Verdict
 from lakebed.log.lane import Lane
-from lakebed.log.model import Control, Pending, TopicPartition
+from lakebed.log.model import Control, LogFenced, Pending, TopicPartition
 from lakebed.log.records import SWAPS_MAX, Records, Versioned
 from lakebed.metrics import Metrics
 
@@ -48,12 +48,12 @@ class Committer:
 
     async def append(self, lane: Lane, written: Written) -> Pending:
         """Raises NotFresh, BlobTooOld, LogFenced, Overloaded after too many lost swaps, or OutcomeUnknown."""
-        doubt: Pending | None = None
+        doubts: list[Pending] = []
         try:
             for attempt in range(SWAPS_MAX):
                 fresh = lane.known is None
                 known = lane.known or await self._read(lane)
-                landed = await self._landed(lane.tp, known.value, written, doubt)
+                landed = await self._landed(lane.tp, known.value, written, doubts)
                 if landed is not None:
                     return landed
                 verdicts = control.judge(known.value, written.chunks)
@@ -66,10 +66,11 @@ class Committer:
                 await self._materialised(lane, known.value)
                 try:
                     lane.known = await self._records.swap(lane.tp, paths.control(lane.tp), after, known.version)
-                except (Stale, OutcomeUnknown) as error:
+                except (Stale, OutcomeUnknown):
                     self._lost_swaps.inc()
                     lane.forget()
-                    doubt = after.pending if isinstance(error, OutcomeUnknown) else doubt
+                    if after.pending is not None:
+                        doubts.append(after.pending)  # a client below may have retried: Stale is no proof either
                     if attempt:
                         await self._records.pause(attempt)
                     continue
@@ -77,8 +78,13 @@ class Committer:
                 lane.materialising.add_done_callback(_observed)
                 assert after.pending is not None
                 return after.pending
-        except LakebedError:
+        except LogFenced:
             lane.forget()
+            raise  # read from a control record in which this append can no longer land
+        except LakebedError as error:
+            lane.forget()
+            if doubts:
+                raise OutcomeUnknown(f"an append to {lane.tp} may have happened: {error.message}") from error
             raise
         raise Overloaded(f"the control record of {lane.tp} changed under us {SWAPS_MAX} times")
 
@@ -105,18 +111,19 @@ class Committer:
             await self._records.materialise(lane.tp, known)
 
     async def _landed(
-        self, tp: TopicPartition, now: Control, written: Written, doubt: Pending | None
+        self, tp: TopicPartition, now: Control, written: Written, doubts: Sequence[Pending]
     ) -> Pending | None:
         """Our own append, when an earlier attempt whose answer was lost has gone through."""
         if now.pending is not None and now.pending.append_id == written.append_id:
             return now.pending
-        if doubt is None or now.sequence_counter < doubt.end_offset:
-            return None
-        for found in await self._records.spans(tp, doubt.end_offset, limit=1):
-            if found.end_offset == doubt.end_offset and found.entry == doubt.entry():
-                return doubt
-            if found.entry.type == "COMPACTED" and found.covers(doubt.end_offset):
-                raise OutcomeUnknown(f"an append to {tp} may have happened; a compaction has passed over its place")
+        for doubt in doubts:
+            if now.sequence_counter < doubt.end_offset:
+                continue
+            for found in await self._records.spans(tp, doubt.end_offset, limit=1):
+                if found.end_offset == doubt.end_offset and found.entry == doubt.entry():
+                    return doubt
+                if found.entry.type == "COMPACTED" and found.covers(doubt.end_offset):
+                    raise OutcomeUnknown(f"an append to {tp} may have happened; a compaction has passed over its place")
         return None
 
 

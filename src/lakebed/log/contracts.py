@@ -69,7 +69,7 @@ class ProduceResult(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ConsumeResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`records` has one entry per record, in the form that produce takes; a binary answer has them behind its header."""
+    """`records` has one entry per record, in the form produce takes; a binary answer has them behind its header."""
 
     topic: str
     partition: int

@@ -136,6 +136,11 @@ class IndexEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     created_at_ms: int
     byte_offset: int | None = None
     byte_length: int | None = None
+    last_append_at_ms: int = 0  # compacted: when the last of its records was appended
+
+    @property
+    def appended_at_ms(self) -> int:
+        return self.last_append_at_ms or self.created_at_ms
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -167,6 +172,17 @@ class Compaction(msgspec.Struct, frozen=True):
     encoding: str
     created_at_ms: int
     tail_start_offset: int = 0
+    last_append_at_ms: int = 0
+
+    def entry(self) -> IndexEntry:
+        return IndexEntry(
+            type="COMPACTED",
+            msg_count=self.msg_count,
+            data_key=self.data_key,
+            encoding=self.encoding,
+            created_at_ms=self.created_at_ms,
+            last_append_at_ms=self.last_append_at_ms,
+        )
 
 
 class Claim(msgspec.Struct, frozen=True):

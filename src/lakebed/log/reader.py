@@ -82,10 +82,18 @@ class Reader:
         self, tp: TopicPartition, offset: int, bytes_max: int, avoid: frozenset[str] = frozenset()
     ) -> tuple[Control, list[Span]]:
         """The control record as it is now, and the spans that hold the records from `offset` on."""
-        now = await self.control(tp)
-        control.demand_readable(now, tp, offset)
-        if offset > now.sequence_counter:
-            return now, []
+        for _ in range(LOOKS_MAX):
+            now = await self.control(tp)
+            control.demand_readable(now, tp, offset)
+            if offset > now.sequence_counter:
+                return now, []
+            spans = await self._covering(tp, offset, now, avoid)
+            if spans:
+                return now, resolve.within(spans, bytes_max)
+        raise Corrupt(f"offset {offset} of {tp} is committed, but no index entry with a blob covers it", offset=offset)
+
+    async def _covering(self, tp: TopicPartition, offset: int, now: Control, avoid: frozenset[str]) -> list[Span]:
+        """Empty when nothing covers the offset: it was trimmed since the control record was read, or worse."""
         seen: list[Span] = []
         look_from = offset
         for page in range(PAGES_MAX):
@@ -93,12 +101,10 @@ class Reader:
             more = await self._records.spans(tp, look_from, limit=limit)
             seen += more
             spans, _ = resolve.chain(offset, seen, now, avoid=avoid)
-            if spans:
-                return now, resolve.within(spans, bytes_max)
-            if len(more) < limit:
-                break
+            if spans or len(more) < limit:
+                return spans
             look_from = more[-1].end_offset + 1
-        raise Corrupt(f"offset {offset} of {tp} is committed, but no index entry with a blob covers it", offset=offset)
+        return []
 
     async def batch(self, span: Span) -> Batch:
         """The whole batch behind one index entry. Raises BlobGone."""

@@ -101,8 +101,8 @@ class Steward:
     async def _offset_at(self, tp: TopicPartition, at_ms: int) -> int:
         now = (await self._records.control(tp)).value
         async for span in self._records.all_spans(tp, now.log_start_offset):
-            if span.entry.created_at_ms < at_ms:
-                continue  # a compacted entry carries the time of its last append
+            if span.entry.appended_at_ms < at_ms:
+                continue
             if span.entry.type == "WAL":
                 return max(span.start_offset, now.log_start_offset)
             first = (await self._reader.batch(span)).first_at(at_ms)

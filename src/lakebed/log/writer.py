@@ -139,13 +139,14 @@ class Writer:
         lane = ticket.lane
         try:
             await ticket.turn()
-            return await self._place(lane, written)
+            outcomes = await self._place(lane, written)
         except LakebedError as error:
-            return [error] * len(written.chunks)
+            outcomes = [error] * len(written.chunks)
         finally:
             ticket.leave()
-            if lane.materialising is not None and not lane.waiting:
-                self._settle_later(lane)
+        if lane.materialising is not None and not lane.waiting:
+            self._settle_later(lane)
+        return outcomes
 
     async def _place(self, lane: Lane, written: Written) -> list[Outcome]:
         """One turn. Records are written again without what turned out to be duplicates, or when the blob grew old."""

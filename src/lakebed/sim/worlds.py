@@ -25,6 +25,7 @@ class Row(msgspec.Struct, frozen=True):
 WORLDS: tuple[Row, ...] = (
     Row("register", "many processes change one register", "lakebed.sim.store:register"),
     Row("lease", "many processes want one lease", "lakebed.sim.store:lease"),
+    Row("log", "brokers, compactors, vacuum and operator on a few partitions", "lakebed.sim.log:log"),
 )
 
 
