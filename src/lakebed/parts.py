@@ -31,6 +31,7 @@ class Part(msgspec.Struct, frozen=True):
 PARTS: tuple[Part, ...] = (
     Part("store", "the seam to object storage", settings="lakebed.store.settings:StoreSettings"),
     Part("meta", "ordered keys the log coordinates through", settings="lakebed.meta.settings:MetaSettings"),
+    Part("pipeline", "Spark over everything", settings="lakebed.pipeline.settings:SparkSettings"),
     Part("gateway", "HTTP in front of every part", settings="lakebed.gateway.settings:GatewaySettings"),
     Part(
         "log",

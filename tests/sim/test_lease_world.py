@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
+import msgspec
 import pytest
 
 from lakebed.sim import store
 from lakebed.sim.store import lease
 from lakebed.sim.world import InvariantBroken, World
 from lakebed.sim.worlds import play
-from lakebed.store.lease import Lease
+from lakebed.store.lease import Lease, LeaseRecord
 
 SEEDS = 300
 SEEDS_TO_CATCH = 100
@@ -21,6 +23,20 @@ def test_one_holder_at_a_time_and_a_fenced_one_never_writes(first: int) -> None:
     """No two believe they hold it, no term has two holders, no late write lands, and the lease is never stuck."""
     for seed in range(first, first + 100):
         assert not play("lease", seed).cut
+
+
+def test_the_seeds_meet_what_the_world_is_about() -> None:
+    """Crashes, stalls and many terms: the lease does change hands."""
+    terms, verbs = 0, Counter[str]()
+    for seed in range(100):
+        world = World(seed, name="lease")
+        world.run(lease)
+        verbs.update(verb for _, _, _, verb, _, _ in world.trace)
+        found = world.peek(store.LEASE_KEY)
+        terms += msgspec.json.decode(found.data, type=LeaseRecord).term if found else 0
+
+    assert terms >= 300
+    assert verbs["crash"] >= 20 and verbs["pause"] >= 20
 
 
 class Hasty(Lease):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -13,6 +14,8 @@ from lakebed.sim.world import InvariantBroken, World
 from lakebed.sim.worlds import play
 from lakebed.store.register import Register, Snapshot
 
+MET = ("crash", "pause", "done", "stale", "already_exists", "unavailable", "done, answer lost", "unanswered (unknown)")
+MET += ("doubted, done", "doubted, not done", "unanswered (late)", "landed late, done", "landed late, stale")
 SEEDS = 500
 SEEDS_TO_CATCH = 200  # a bug that this many seeds do not show would not be caught in a run of the lane either
 
@@ -22,6 +25,19 @@ def test_no_change_is_lost_doubled_or_written_by_a_fenced_owner(first: int) -> N
     """Whatever fails or dies: acknowledged once means applied once, refused never, and epochs only rise."""
     for seed in range(first, first + 100):
         assert not play("register", seed).cut
+
+
+def test_the_seeds_meet_what_the_world_is_about() -> None:
+    """Not a world in which nothing happens: every fate of a change, every fault, crashes and grouped writes are met."""
+    outcomes: Counter[str] = Counter()
+    for seed in range(100):
+        world = World(seed, name="register")
+        world.run(register)
+        outcomes.update({verb for _, _, _, verb, _, _ in world.trace})
+        outcomes.update({outcome for _, _, _, _, _, outcome in world.trace})
+
+    for met in MET:
+        assert outcomes[met] >= 3, met
 
 
 class Unconditional(Register[Journal]):

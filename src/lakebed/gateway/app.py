@@ -17,8 +17,10 @@ from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
 
 from lakebed import __version__
+from lakebed.clock import Clock
 from lakebed.context import Component, Context
 from lakebed.errors import Invalid
 from lakebed.gateway import docs, health, numbers, openapi
@@ -31,7 +33,18 @@ from lakebed.gateway.switchboard import Switchboard
 from lakebed.logs import logger
 from lakebed.wire import json_answer
 
+DRAIN_LEAST_S = 3.0  # for the components, when requests have used up the drain's time
+
 log = logger("gateway")
+
+
+class Gateway(FastAPI):
+    """FastAPI's routes and description, without what its own entry looks up again for every request."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self
+        assert self.middleware_stack is not None
+        await self.middleware_stack(scope, receive, send)
 
 
 def build(
@@ -40,7 +53,7 @@ def build(
     *,
     authority: str = "",
     checks: Mapping[str, Check] | None = None,
-) -> FastAPI:
+) -> Gateway:
     """The app of these components. Its lifespan starts them in order and drains them in reverse.
 
     `checks` are further things to ask for their health. Raises Invalid for keys that cannot be used and for two
@@ -50,16 +63,17 @@ def build(
     context.metrics.gauge("lakebed_build_info").labels(version=__version__).set(1)
     asked = {component.name: component.health for component in components} | dict(checks or {})
     examiner = Examiner(context, asked, authority=authority, timeout_s=settings.health_timeout_s)
-    app = FastAPI(
+    app = Gateway(
         title="Lakebed",
         version=__version__,
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
-        lifespan=lambda app: _run(app, components, settings.drain_s),
+        lifespan=lambda app: _run(app, components),
     )
     app.router.redirect_slashes = False  # a redirected write would be sent twice, or lost
     app.state.examiner, app.state.context, app.state.failure = examiner, context, None
+    app.state.drain_until_s = None  # set by whoever stops the server
     limits = Limits(settings, context.clock)
     _register(app, _served(components, settings), limits)
     _register(app, [*health.routes(examiner), *numbers.routes(context.metrics), *docs.routes(), _description()], limits)
@@ -96,7 +110,7 @@ def _register(app: FastAPI, routes: Sequence[BaseRoute], limits: Limits) -> None
 
 
 def _answered(route: BaseRoute) -> list[tuple[str, str]]:
-    return [(route.path, method) for method in route.methods or ()] if isinstance(route, Route) else []
+    return [(route.path, method) for method in sorted(route.methods or ())] if isinstance(route, Route) else []
 
 
 def _description() -> Route:
@@ -107,7 +121,7 @@ def _description() -> Route:
 
 
 @asynccontextmanager
-async def _run(app: FastAPI, components: Sequence[Component], drain_s: float) -> AsyncIterator[None]:
+async def _run(app: FastAPI, components: Sequence[Component]) -> AsyncIterator[None]:
     started: list[Component] = []
     try:
         for component in components:
@@ -118,14 +132,17 @@ async def _run(app: FastAPI, components: Sequence[Component], drain_s: float) ->
         app.state.failure = error  # the server only logs it; whoever runs the server raises it
         raise
     finally:
-        await _drain(started, drain_s)
+        clock: Clock = app.state.context.clock
+        settings = app.state.context.settings.of(GatewaySettings)
+        until_s = app.state.drain_until_s or clock.monotonic_s() + settings.drain_s
+        await _drain(started, clock, max(until_s, clock.monotonic_s() + DRAIN_LEAST_S))
 
 
-async def _drain(components: Sequence[Component], drain_s: float) -> None:
-    """Stops all of them, in reverse, whatever the others do."""
+async def _drain(components: Sequence[Component], clock: Clock, until_s: float) -> None:
+    """Stops all of them, in reverse, whatever the others do, within one deadline."""
     for component in reversed(components):
         try:
-            async with asyncio.timeout(drain_s):
+            async with asyncio.timeout(until_s - clock.monotonic_s()):
                 await component.stop()
         except Exception as error:
             log.error("component did not drain", component=component.name, exc_info=error)

@@ -1,29 +1,37 @@
 """Who is asking: API keys and agent tokens from the settings and a file.
 
-A key is presented as `Authorization: Bearer …` or `X-Api-Key: …`. Only hashes are kept; a presented key is hashed and
-compared with every one of them in constant time. No secret is ever logged or put into an answer. Where no key is
-configured (the settings allow that on loopback alone) everybody is ANYBODY.
+A key is presented as `Authorization: Bearer …` or `X-Api-Key: …`; to read, also as the password of `Basic`, so that a
+browser can open the pages. Only hashes are kept; a presented key is hashed and compared with every one of them in
+constant time. No secret is ever logged or put into an answer.
+
+Where no key is configured (the settings allow that on loopback alone) everybody is ANYBODY, except a web page: a
+browser that was sent here by another site's name or another site's script is refused.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
+import ipaddress
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from starlette.types import Scope
 
 from lakebed.auth import ANYBODY, Principal
-from lakebed.errors import Invalid, Unauthenticated
+from lakebed.errors import Denied, Invalid, Unauthenticated
+from lakebed.gateway.asked import Asked
 from lakebed.gateway.settings import GatewaySettings, KeySettings
 from lakebed.settings import Secret
 
 PUBLIC_PATHS = frozenset({"/", "/health", "/healthz", "/console.css"})
 KEYS_MAX = 1000  # each request is compared with all of them, at about 0.2 µs a key
 SECRET_CHARS_MIN = 16  # 64 bits when it is random hex
-PRESENTED_BYTES_MAX = 1024
+PRESENTED_BYTES_MAX = 4096
+LOCAL_NAMES_MAX = 64
 
 NOBODY = Principal("nobody", ())  # asks for a public path without a key
 
@@ -36,6 +44,7 @@ class Keyring:
     """The principals of one gateway."""
 
     def __init__(self, keys: tuple[KeySettings, ...]) -> None:
+        self._local: set[bytes | None] = {None}  # Host headers already found to be harmless
         self._known = tuple((_digest(key.secret.reveal().encode()), Principal(key.name, key.rights)) for key in keys)
 
     @classmethod
@@ -48,15 +57,16 @@ class Keyring:
     def __len__(self) -> int:
         return len(self._known)
 
-    def principal(self, path: str, authorization: bytes | None, api_key: bytes | None) -> Principal:
+    def principal(self, scope: Scope, asked: Asked) -> Principal:
         """Raises Unauthenticated unless a known key is presented, none is configured or the path is public."""
         if not self._known:
+            self._refuse_other_sites(asked)
             return ANYBODY
-        presented = _presented(authorization, api_key)
+        presented = _presented(scope["method"], asked)
         found = self._find(presented) if presented is not None else None
         if found is not None:
             return found
-        if path in PUBLIC_PATHS:
+        if scope["path"] in PUBLIC_PATHS:
             return NOBODY
         if presented is None:
             raise Unauthenticated("no key was sent", hint="send Authorization: Bearer <key>, or X-Api-Key: <key>")
@@ -69,6 +79,18 @@ class Keyring:
             if hmac.compare_digest(known, digest):
                 found = principal
         return found
+
+    def _refuse_other_sites(self, asked: Asked) -> None:
+        if asked.host not in self._local:
+            if not _is_local(asked.host or b""):
+                raise Denied(
+                    "without keys this gateway answers only to names of this machine",
+                    hint="use 127.0.0.1 or localhost, or configure gateway.keys",
+                )
+            if len(self._local) < LOCAL_NAMES_MAX:
+                self._local.add(asked.host)
+        if asked.origin is not None and asked.origin.partition(b"://")[2] != asked.host:
+            raise Denied("a page of another site may not ask here", hint="configure gateway.keys and send one")
 
 
 def read_keys(file: Path) -> tuple[KeySettings, ...]:
@@ -107,15 +129,38 @@ def _check(keys: tuple[KeySettings, ...]) -> None:
         secrets.add(key.secret.reveal())
 
 
-def _presented(authorization: bytes | None, api_key: bytes | None) -> bytes | None:
-    if authorization is not None:
-        scheme, _, rest = authorization.partition(b" ")
-        presented = rest.strip() if scheme.lower() == b"bearer" else b""
-    elif api_key is not None:
-        presented = api_key.strip()
-    else:
-        return None
-    return presented if len(presented) <= PRESENTED_BYTES_MAX else b""
+def _presented(method: str, asked: Asked) -> bytes | None:
+    """The key as it was sent; empty for one that cannot be a key, None when there is none."""
+    if asked.authorization is None:
+        return asked.api_key
+    if len(asked.authorization) > PRESENTED_BYTES_MAX:
+        return b""
+    scheme, _, rest = asked.authorization.partition(b" ")
+    scheme = scheme.lower()
+    if scheme == b"bearer":
+        return rest.strip()
+    # A browser sends Basic by itself, even for a form on another site: it may read, never write.
+    return _password(rest) if scheme == b"basic" and method in ("GET", "HEAD") else b""
+
+
+def _password(encoded: bytes) -> bytes:
+    try:
+        return base64.b64decode(encoded.strip(), validate=True).partition(b":")[2]
+    except ValueError:
+        return b""
+
+
+def _is_local(host: bytes) -> bool:
+    """An address, or a name that no other site can own. Anything else may be a site that points its name at us."""
+    name = host.decode("latin-1").lower()
+    name = name[: name.index("]") + 1] if name.startswith("[") and "]" in name else name.rpartition(":")[0] or name
+    if "." not in name or name.endswith(".localhost"):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _digest(secret: bytes) -> bytes:

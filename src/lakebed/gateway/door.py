@@ -16,7 +16,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lakebed.clock import Clock
-from lakebed.errors import LakebedError, OutcomeUnknown
+from lakebed.errors import OutcomeUnknown, Overloaded, Unavailable
+from lakebed.gateway.asked import Asked
 from lakebed.gateway.auth import Keyring
 from lakebed.gateway.limits import Body, Limits, declared_length
 from lakebed.gateway.problems import problem
@@ -46,9 +47,13 @@ class Door:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)  # lifespan; a websocket finds no route and is closed
         started_s = self._clock.monotonic_s()
-        asked = _Asked(scope, self._ids)
-        structlog.contextvars.bind_contextvars(request_id=asked.request_id)
-        answer = _Answer(asked.request_id, send)
+        asked = Asked(scope)
+        request_id = asked.request_id
+        if request_id is None or REQUEST_ID.fullmatch(request_id) is None:
+            request_id = self._ids.token().encode()
+        named = request_id.decode()
+        structlog.contextvars.bind_contextvars(request_id=named)
+        answer = _Answer(request_id, send)
         body = Body(self._limits, scope, receive, None)
         try:
             if asked.length is not None:
@@ -57,9 +62,7 @@ class Door:
                 self._limits.check(body.declared)
             elif not asked.chunked:
                 body.ended = True
-            scope.setdefault("state", {})["principal"] = self._keyring.principal(
-                scope["path"], asked.authorization, asked.api_key
-            )
+            scope.setdefault("state", {})["principal"] = self._keyring.principal(scope, asked)
             await self._app(scope, body, answer)
         except ClientDisconnect:
             answer.status = answer.status or STATUS_GONE
@@ -67,17 +70,17 @@ class Door:
             # The drain's time is over, or the server is being torn down.
             if not answer.status:
                 late = OutcomeUnknown("the gateway stopped before this was answered", hint="read, then retry")
-                await self._refuse(late, asked, scope, body, answer)
+                await self._refuse(late, named, scope, body, answer)
             raise
         except Exception as error:
             if answer.status:
                 raise  # too late to say it: the server cuts the connection and logs the cause
-            await self._refuse(error, asked, scope, body, answer)
+            await self._refuse(error, named, scope, body, answer)
         finally:
             self._count(scope, answer.status, self._clock.monotonic_s() - started_s)
 
-    async def _refuse(self, error: Exception, asked: _Asked, scope: Scope, body: Body, answer: _Answer) -> None:
-        told = problem(error, asked.request_id, scope)
+    async def _refuse(self, error: Exception, request_id: str, scope: Scope, body: Body, answer: _Answer) -> None:
+        told = problem(error, request_id, scope)
         if told.status >= 500 and not _expected(error):
             log.error("request failed", method=scope["method"], path=scope["path"], code=told.code, exc_info=error)
         headers = told.headers
@@ -106,50 +109,22 @@ class Door:
             log.debug("answered", method=scope["method"], path=scope["path"], status=status, ms=round(seconds * 1e3, 3))
 
 
-class _Asked:
-    """What the door reads from the head, in one pass."""
-
-    __slots__ = ("api_key", "authorization", "chunked", "length", "request_id")
-
-    def __init__(self, scope: Scope, ids: Ids) -> None:
-        self.authorization: bytes | None = None
-        self.api_key: bytes | None = None
-        self.length: bytes | None = None
-        self.chunked = False
-        request_id: bytes | None = None
-        for name, value in scope["headers"]:
-            if name == b"content-length":
-                self.length = value
-            elif name == b"authorization":
-                self.authorization = value
-            elif name == b"x-request-id":
-                request_id = value
-            elif name == b"x-api-key":
-                self.api_key = value
-            elif name == b"transfer-encoding":
-                self.chunked = True
-        if request_id is not None and REQUEST_ID.fullmatch(request_id):
-            self.request_id = request_id.decode()
-        else:
-            self.request_id = ids.token()
-
-
 class _Answer:
     """`send` for one request: adds the request id, remembers the status."""
 
     __slots__ = ("_request_id", "_send", "status")
 
-    def __init__(self, request_id: str, send: Send) -> None:
+    def __init__(self, request_id: bytes, send: Send) -> None:
         self._request_id, self._send = request_id, send
         self.status = 0
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._request_id.encode())]
+            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._request_id)]
         await self._send(message)
 
 
 def _expected(error: Exception) -> bool:
     """Not now, or too much: counted, but no line in the log for each."""
-    return isinstance(error, LakebedError) and error.code != "corrupt"
+    return isinstance(error, (Overloaded, Unavailable))

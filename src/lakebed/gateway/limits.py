@@ -8,7 +8,9 @@ Either way the connection closes with the answer, because the rest of the body w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import types
+from collections.abc import Coroutine, Generator, Iterable
+from typing import Any, cast
 
 from starlette.routing import BaseRoute
 from starlette.types import Message, Receive, Scope
@@ -32,15 +34,12 @@ class Limits:
         self.settings = settings
         self.clock = clock
         self._default = settings.body_bytes_max
-        self._marked: dict[BaseRoute, int] = {}
         self._largest = self._default
 
     def register(self, routes: Iterable[BaseRoute]) -> None:
         for route in routes:
-            marked = getattr(getattr(route, "endpoint", None), BODY_MARK, None)
-            if marked is not None:
-                self._marked[route] = marked
-                self._largest = max(self._largest, marked)
+            marked = getattr(getattr(route, "endpoint", None), BODY_MARK, self._default)
+            self._largest = max(self._largest, marked)
 
     def check(self, declared: int) -> None:
         """Raises TooLarge for a length that no route takes: known before the route is."""
@@ -48,8 +47,8 @@ class Limits:
             raise _too_large(declared, self._largest)
 
     def of(self, scope: Scope) -> int:
-        route = scope.get("route")
-        return self._marked.get(route, self._default) if self._marked and route is not None else self._default
+        limit: int = getattr(scope.get("endpoint"), BODY_MARK, self._default)
+        return limit
 
 
 class Body:
@@ -70,19 +69,29 @@ class Body:
             return await self._receive()
         if self._limit < 0:
             self._begin()
+        message = await self._next()
+        self._count(message)
+        return message
+
+    async def _next(self) -> Message:
+        # A timeout costs more than all else here, and most bodies have already arrived: it is only set up when the
+        # first step shows that there is something to wait for.
+        asking = cast(Coroutine[Any, None, Message], self._receive())
+        try:
+            awaited = asking.send(None)
+        except StopIteration as arrived:
+            return cast(Message, arrived.value)
         settings = self._limits.settings
         left_s = self._deadline_s - self._limits.clock.monotonic_s()
         try:
             async with asyncio.timeout(min(settings.body_timeout_s, left_s)):
-                message = await self._receive()
+                return await _go_on(asking, awaited)
         except TimeoutError:
             raise SlowBody(
                 f"the body stopped after {self._seen} bytes",
                 hint=f"{settings.body_timeout_s:g} s may pass between bytes, {settings.body_total_s:g} s in all",
                 received_bytes=self._seen,
             ) from None
-        self._count(message)
-        return message
 
     def _begin(self) -> None:
         self._limit = self._limits.of(self._scope)
@@ -98,6 +107,21 @@ class Body:
         if self._seen > self._limit:
             raise _too_large(self._seen, self._limit)
         self.ended = not message.get("more_body", False)
+
+
+@types.coroutine
+def _go_on(asking: Coroutine[Any, Any, Message], awaited: Any) -> Generator[Any, Any, Message]:
+    """Awaits a coroutine whose first step was already taken and yielded `awaited`."""
+    try:
+        while True:
+            try:
+                woken = yield awaited
+            except BaseException as error:
+                awaited = asking.throw(error)
+            else:
+                awaited = asking.send(woken)
+    except StopIteration as arrived:
+        return cast(Message, arrived.value)
 
 
 def declared_length(value: bytes) -> int:

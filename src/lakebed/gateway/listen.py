@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from lakebed.gateway.settings import GatewaySettings
 from lakebed.logs import logger
 
 BACKLOG = 2048
+KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that it is they who close
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 log = logger("gateway")
@@ -58,7 +60,7 @@ async def listen(
     """
     _forward_logs()
     server = _Server(_config(app, settings), ready)
-    with _stopped_by_signals(server):
+    with _stopped_by_signals(server, app, settings.drain_s):
         try:
             await server.serve(sockets=[bound])
         except SystemExit:  # how uvicorn says that the lifespan failed
@@ -83,7 +85,9 @@ def _config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         backlog=BACKLOG,
-        timeout_graceful_shutdown=max(1, round(settings.drain_s)),
+        limit_concurrency=settings.connections_max,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=math.ceil(settings.drain_s),
     )
 
 
@@ -105,32 +109,43 @@ class _ImpatientProtocol(HttpToolsProtocol):
     """Closes a connection that does not finish the head of its next request in time."""
 
     head_timeout_s: float
+    _in_head = True
+    _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._await_head()
+        self._head_timer = self.loop.call_later(self.head_timeout_s, transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self._in_head:
+            self._forget_head()
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.head_timeout_s, self.transport.close)
 
     def on_message_begin(self) -> None:
-        self._head_timer.cancel()
-        self._await_head()
+        self._in_head = True
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        self._head_timer.cancel()
+        self._in_head = False
         super().on_headers_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._head_timer.cancel()
+        self._forget_head()
         super().connection_lost(exc)
 
-    def _await_head(self) -> None:
-        self._head_timer = self.loop.call_later(self.head_timeout_s, self.transport.close)
+    def _forget_head(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
 
 @contextmanager
-def _stopped_by_signals(server: uvicorn.Server) -> Iterator[None]:
+def _stopped_by_signals(server: uvicorn.Server, app: FastAPI, drain_s: float) -> Iterator[None]:
     def stop(number: signal.Signals) -> None:
         log.info("stopping", signal=number.name, at_once=server.should_exit)
+        app.state.drain_until_s = app.state.context.clock.monotonic_s() + drain_s
         server.force_exit = server.should_exit
         server.should_exit = True
 

@@ -21,6 +21,8 @@ PARAMETER = re.compile(r"{(\w+)(:\w+)?}")
 def describe(app: FastAPI) -> dict[str, Any]:
     """The whole document. Routes marked `include_in_schema=False` are left out."""
     tree = app.openapi()
+    tree["security"] = [{"key": []}]
+    tree.setdefault("components", {})["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     paths = tree.setdefault("paths", {})
     schemas = tree.setdefault("components", {}).setdefault("schemas", {})
     for route in plain(app.routes):

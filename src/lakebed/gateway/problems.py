@@ -84,7 +84,7 @@ def problem(error: Exception, request_id: str, scope: Scope | None = None) -> Pr
     if isinstance(known, (errors.Overloaded, errors.Unavailable)):
         headers.append((b"retry-after", b"%d" % _whole_seconds(known.retry_after_s)))
     if status == 401:
-        headers.append((b"www-authenticate", b'Bearer realm="lakebed"'))
+        headers.append((b"www-authenticate", _challenge(scope)))
     return Problem(status, known.code, headers, body)
 
 
@@ -144,6 +144,12 @@ def _from_http(error: HTTPException, scope: Scope | None) -> Known:
     else:
         known = _Internal(_title(error.status_code), hint="tell the operator the request_id; the log holds the cause")
     return known, error.status_code, extra
+
+
+def _challenge(scope: Scope | None) -> bytes:
+    """A browser only asks its user for a key when it is challenged with Basic; programs are told Bearer."""
+    pages = any(name == b"accept" and b"text/html" in value for name, value in (scope or {"headers": ()})["headers"])
+    return b'Basic realm="lakebed", charset="UTF-8"' if pages else b'Bearer realm="lakebed"'
 
 
 def _encode(fields: dict[str, Any]) -> bytes:

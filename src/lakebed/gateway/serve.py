@@ -42,11 +42,11 @@ def serve(settings: Settings, parts: Sequence[str] = (), *, ready: Callable[[Rea
 
 async def _serve(settings: Settings, parts: Sequence[str], ready: Callable[[Ready], None]) -> None:
     gateway = settings.of(GatewaySettings)
+    bound = bind(gateway.host, gateway.port)  # first: a port that is taken should be known at once
     context = make_context(settings, role="gateway")
     authority = await boot(context, parts)
     served = components(context, parts)
     app = build(context, served, authority=authority.authority_id)
-    bound = bind(gateway.host, gateway.port)
     said = Ready(
         url=url_of(bound),
         node=context.node,

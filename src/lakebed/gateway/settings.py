@@ -32,6 +32,7 @@ class GatewaySettings(Section, frozen=True):
     body_timeout_s: Annotated[float, describe("longest wait for the next bytes of a body")] = 20.0
     body_total_s: Annotated[float, describe("longest time for a whole body")] = 600.0
     head_timeout_s: Annotated[float, describe("longest wait for the head of a request on an open connection")] = 20.0
+    connections_max: Annotated[int, describe("open connections; more are answered 503")] = 4096
     health_timeout_s: Annotated[float, describe("longest wait for one component's health")] = 2.0
     drain_s: Annotated[float, describe("time to finish what is under way at a stop")] = 20.0
     work_port: Annotated[int, describe("port for the workers' health and metrics; 0 chooses a free one")] = 0

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
-from starlette.routing import BaseRoute, Match, Route
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 
@@ -20,6 +20,7 @@ class Switchboard:
         self._exact: dict[tuple[str, str], Route] = {}
         self._patterns: list[tuple[str, Route]] = []
         self._known = [route for route in routes if isinstance(route, Route)]
+        self._mounts = [route for route in routes if isinstance(route, Mount)]
         for route in self._known:
             if isinstance(route, APIRoute):
                 continue
@@ -39,11 +40,16 @@ class Switchboard:
             return await route.app(scope, receive, send)
         for begin, route in self._patterns:
             if path.startswith(begin):
-                match, found = route.matches(scope)
-                if match is Match.FULL:
-                    scope["route"] = route
-                    scope.update(found)
+                found = route.path_regex.match(path)
+                if found is not None and scope["method"] in (route.methods or ()):
+                    read = route.param_convertors
+                    scope["path_params"] = {name: read[name].convert(text) for name, text in found.groupdict().items()}
+                    scope["route"], scope["endpoint"] = route, route.endpoint
                     return await route.app(scope, receive, send)
+        for mount in self._mounts:
+            if path.startswith(mount.path + "/"):
+                scope["route"] = mount
+                scope = dict(scope)  # an app inside would name its own route over it
         try:
             await self._rest(scope, receive, send)
         except HTTPException as error:

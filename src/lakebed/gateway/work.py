@@ -42,16 +42,17 @@ class Foreman:
         self._failures = 0
         self._last = ""
         self._running = False
+        self._started_s = 0.0
 
     async def keep(self) -> None:
         """Runs the worker, and runs it again, until cancelled."""
         while True:
-            started_s = self._clock.monotonic_s()
+            self._started_s = self._clock.monotonic_s()
             self._running = True
             self._last = await self._once()
-            self._running = False
-            if self._clock.monotonic_s() - started_s >= STEADY_S:
+            if self._steady():
                 self._failures = 0
+            self._running = False
             pause_s = self._ids.jitter_s(self._failures, base_s=PAUSE_BASE_S, cap_s=PAUSE_CAP_S) + PAUSE_BASE_S
             self._failures += 1
             await self._clock.sleep(pause_s)
@@ -59,11 +60,14 @@ class Foreman:
 
     async def health(self) -> Health:
         """Ok while it runs and has not failed lately; degraded after a failure, down after several in a row."""
-        if not self._failures:
+        if not self._failures or self._steady():
             return Health("ok")
         state = "running again" if self._running else "waiting to start again"
         told = f"{state} after {self._failures} failures: {self._last}"
         return Health("down" if self._failures >= DOWN_AFTER else "degraded", told)
+
+    def _steady(self) -> bool:
+        return self._running and self._clock.monotonic_s() - self._started_s >= STEADY_S
 
     async def _once(self) -> str:
         try:
@@ -110,6 +114,7 @@ def work(settings: Settings, parts: Sequence[str] = (), *, ready: Callable[[Read
 
 async def _work(settings: Settings, parts: Sequence[str], ready: Callable[[Ready], None]) -> None:
     gateway = settings.of(GatewaySettings)
+    bound = bind(gateway.host, gateway.work_port)
     context = make_context(settings, role="work")
     authority = await boot(context, parts)
     foremen = [Foreman(worker, context) for worker in workers(context, parts)]
@@ -119,7 +124,6 @@ async def _work(settings: Settings, parts: Sequence[str], ready: Callable[[Ready
         authority=authority.authority_id,
         checks={foreman.name: foreman.health for foreman in foremen},
     )
-    bound = bind(gateway.host, gateway.work_port)
     said = Ready(
         url=url_of(bound),
         node=context.node,

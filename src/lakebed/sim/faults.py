@@ -19,7 +19,8 @@ from lakebed.store.memory import MemoryStore
 from lakebed.store.model import ObjectInfo, StoredObject
 
 if TYPE_CHECKING:
-    from lakebed.sim.world import Process, World
+    from lakebed.sim.process import Process
+    from lakebed.sim.world import World
 
 T = TypeVar("T")
 
@@ -42,6 +43,8 @@ class Faults(msgspec.Struct, frozen=True):
     doubted: float = 0.03  # 409, 412 or 503 on a write that was perhaps done: the adapter looks, decides or tries again
     doubt_s: float = 1.0
     crash: float = 0.0  # per await at the store
+    pause: float = 0.0  # per await at the store: the whole process stands still for up to pause_s
+    pause_s: float = 15.0
     lands_after_crash: float = 0.5  # a write on its way when its process dies
     list_page: int = 3  # keys per page of a listing; the store may change between pages
 
@@ -171,6 +174,8 @@ class FaultyStore:
         if self.awaits == process.crash_at_await or (faults.crash and self._rng.random() < faults.crash):
             self._world.crash(process)
             await self._world.forever()
+        if faults.pause and self._rng.random() < faults.pause:
+            self._world.pause(process, self._rng.random() * faults.pause_s)
         if most_s is None:
             most_s = faults.slow_s if faults.slow and self._rng.random() < faults.slow else faults.latency_s
         await asyncio.sleep(self._rng.random() * most_s)

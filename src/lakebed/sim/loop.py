@@ -27,7 +27,11 @@ class Livelock(RuntimeError):
 
 
 class SimLoop(asyncio.BaseEventLoop):
-    """`forget` says which handles belong to a process that no longer exists; they are dropped, never run."""
+    """Runs what is ready, one callback at a time.
+
+    `forget` says which handles belong to a process that no longer exists: they are dropped, never run. `hold` takes
+    away a handle of a process that is stopped for a while, and gives it back by call_again.
+    """
 
     _ready: deque[asyncio.Handle]
     _scheduled: list[asyncio.TimerHandle]
@@ -41,12 +45,17 @@ class SimLoop(asyncio.BaseEventLoop):
         self._turns_max = turns_max
         self.turns = 0
         self.forget: Callable[[asyncio.Handle], bool] = lambda handle: False
+        self.hold: Callable[[asyncio.Handle], bool] = lambda handle: False
 
     def time(self) -> float:
         return self._now_s
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> NoReturn:  # type: ignore[override]
         raise RuntimeError("a simulated world has no threads: pass the work in, or await it")
+
+    def call_again(self, handles: list[asyncio.Handle]) -> None:
+        """Readies handles that were held."""
+        self._ready.extend(handles)
 
     def _run_once(self) -> None:
         ready = self._ready
@@ -55,7 +64,7 @@ class SimLoop(asyncio.BaseEventLoop):
         if len(ready) > 1:
             ready.rotate(-int(self._rng.random() * len(ready)))
         handle = ready.popleft()
-        if handle.cancelled() or self.forget(handle):
+        if handle.cancelled() or self.forget(handle) or self.hold(handle):
             return
         self.turns += 1
         if self.turns > self._turns_max:

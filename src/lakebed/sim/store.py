@@ -18,7 +18,8 @@ KEY = "world/register.json"
 LEASE_KEY = "world/lease.json"
 LEASE_S = 10.0
 SKEW_S = 1.0
-CRASH = 0.004  # per await at the store: about one life in three ends early
+CRASH = 0.01  # per await at the store: about one life in five ends early
+PAUSE = 0.01
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -125,7 +126,7 @@ async def write(watch: Watch, journal: Register[Journal], name: str, epoch: int 
 async def register(world: World, kind: type[Register[Journal]] = Register) -> None:
     """Several processes, several callers and registers in each, change one object; some own it under an epoch."""
     watch = Watch(world)
-    world.faults = msgspec.structs.replace(world.faults, crash=CRASH)
+    world.faults = msgspec.structs.replace(world.faults, crash=CRASH, pause=PAUSE)
     rng = world.rng
     processes, callers, changes = rng.randint(2, 3), rng.randint(1, 3), rng.randint(2, 4)
 
@@ -149,11 +150,11 @@ async def register(world: World, kind: type[Register[Journal]] = Register) -> No
 
 
 async def lease(world: World) -> None:
-    """Several processes, whose clocks differ, want one lease; its holder writes under it, pauses, renews, dies."""
+    """Several processes, whose clocks differ, want one lease; its holder writes under it, stalls, renews, dies."""
     watch = Watch(world)
     terms: dict[int, str] = {}
     believers: dict[str, tuple[Process, Held]] = {}
-    world.faults = msgspec.structs.replace(world.faults, crash=CRASH)
+    world.faults = msgspec.structs.replace(world.faults, crash=CRASH, pause=PAUSE)
     rng = world.rng
 
     def believing(process: Process, held: Held) -> bool:

@@ -11,26 +11,20 @@ import asyncio
 import contextvars
 import gc
 import hashlib
-import inspect
 import random
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lakebed.ids import Ids
-from lakebed.metrics import Metrics
-from lakebed.sim.faults import Faults, FaultyStore, attempt, immediate
+from lakebed.sim.faults import Faults, attempt, immediate
 from lakebed.sim.loop import SimClock, SimLoop
+from lakebed.sim.process import Process, belongs_to_the_dead, belongs_to_the_stopped, drop, owned_task
 from lakebed.store.memory import MemoryStore
 from lakebed.store.model import ObjectInfo, StoredObject
 
-if TYPE_CHECKING:
-    from lakebed.context import Context
-    from lakebed.settings import Settings
-
 STEPS_MAX = 10_000  # steps at the store before a world is ended where it stands
 TAIL = 30  # lines of the trace shown with a broken invariant
-CLOSINGS_MAX = 8  # awaits in one `finally` chain that are cut through when the world ends
-PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+
+__all__ = ["STEPS_MAX", "Event", "InvariantBroken", "Process", "World", "line"]
 
 Event = tuple[int, float, str, str, str, str]  # step, time, node, verb, key, outcome
 
@@ -43,61 +37,6 @@ class InvariantBroken(AssertionError):
         self.what, self.seed, self.step, self.tail, self.replay = what, seed, step, tail, replay
 
 
-class Process:
-    """One simulated process: what a part is given to live with, and all tasks started inside it.
-
-    Made by `World.process`. `node` is unique for every boot. With `crash_at_await`, it dies at that await at the store.
-    """
-
-    def __init__(self, world: World, name: str, boot: int, *, skew_s: float, crash_at_await: int) -> None:
-        self.name, self.boot, self.node = name, boot, f"{name}.{boot}"
-        self.alive = True
-        self.crash_at_await = crash_at_await
-        self.clock = SimClock(world.loop, skew_s=skew_s)
-        self.ids = Ids.seeded(f"{world.seed}/{self.node}")
-        self.metrics = Metrics()
-        self.store = FaultyStore(world, self, world.store)
-        self.tasks: list[asyncio.Task[Any]] = []
-        self._world = world
-        self._ends: list[asyncio.Future[bool]] = []
-
-    def context(self, settings: Settings | None = None) -> Context:
-        """What a part is built with."""
-        from lakebed.context import Context
-        from lakebed.settings import Settings
-
-        return Context(self.node, settings or Settings({}, {}), self.store, self.clock, self.ids, self.metrics)
-
-    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Future[bool]:
-        """Runs `work` inside this process. The future tells how it ended: True when it returned, False at a crash.
-
-        What it raises ends the world: catch what the code is meant to handle.
-        """
-        if not self.alive:
-            work.close()
-            raise RuntimeError(f"{self.node} is dead: start a new process")
-        inside = contextvars.copy_context()
-        inside.run(PROCESS.set, self)
-        task = self._world.loop.create_task(work, context=inside)
-        end: asyncio.Future[bool] = self._world.loop.create_future()
-        self._ends.append(end)
-        task.add_done_callback(lambda task: self._ended(task, end), context=self._world.outside)
-        return end
-
-    def _ended(self, task: asyncio.Task[Any], end: asyncio.Future[bool]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._world.fail(f"{self.node} failed with {type(error).__name__}: {error}", error)
-        elif not end.done():
-            end.set_result(True)
-
-    def die(self) -> None:
-        """Called by `World.crash`."""
-        self.alive = False
-        for end in self._ends:
-            if not end.done():
-                end.set_result(False)
-
-
 class World:
     """One simulated world. `steps` bounds it, `faults` may change while it runs, `rng` is for its script."""
 
@@ -107,8 +46,8 @@ class World:
         self.rng = random.Random(f"{seed}/script")
         self.fault_rng = random.Random(f"{seed}/faults")
         self.loop = SimLoop(random.Random(f"{seed}/schedule"))
-        self.loop.forget = _belongs_to_the_dead
-        self.loop.set_task_factory(_owned_task)  # type: ignore[arg-type]
+        self.loop.forget, self.loop.hold = belongs_to_the_dead, belongs_to_the_stopped
+        self.loop.set_task_factory(owned_task)  # type: ignore[arg-type]
         self.loop.set_exception_handler(self._callback_failed)
         self.clock = SimClock(self.loop)
         self.store = MemoryStore(clock=self.clock)
@@ -143,6 +82,21 @@ class World:
                 self.land_later(process.node, verb, key, write)
         process.store.flying.clear()
 
+    def pause(self, process: Process, seconds: float) -> None:
+        """SIGSTOP: nothing of the process runs for a while, though time and the others go on."""
+        if process.stopped is not None:
+            return
+        process.stopped = []
+        self.note(process.node, "pause")
+
+        def resume() -> None:
+            if process.alive and process.stopped is not None:
+                self.note(process.node, "resume")
+                self.loop.call_again(process.stopped)
+            process.stopped = None
+
+        self.loop.call_later(seconds, resume, context=self.outside)
+
     async def keep(
         self,
         name: str,
@@ -150,12 +104,17 @@ class World:
         *,
         down_s: float = 1.0,
         skew_s: float = 0.0,
-    ) -> None:
-        """Runs `body` in a process of this name, in a new one after each crash, until it returns."""
+        crash_at_await: int = 0,
+    ) -> Process:
+        """Runs `body` in a process of this name, in a new one after each crash, until it returns; gives the last.
+
+        With `crash_at_await` the first of them dies there.
+        """
         while True:
-            process = self.process(name, skew_s=skew_s)
+            process = self.process(name, skew_s=skew_s, crash_at_await=crash_at_await)
+            crash_at_await = 0
             if await process.spawn(body(process)):
-                return
+                return process
             await asyncio.sleep(self.rng.uniform(0.0, down_s))
 
     def invariant(self, name: str, holds: Callable[[], str | None]) -> None:
@@ -226,7 +185,11 @@ class World:
         self.steps += 1
         self.note(node, verb, key, outcome)
         for name, holds in self._invariants:
-            complaint = holds()
+            try:
+                complaint = holds()
+            except Exception as error:  # raised from here it would reach library code
+                self.fail(f"{name}: {error!r}", error)
+                return False
             if complaint:
                 self.fail(f"{name}: {complaint}")
                 return False
@@ -274,36 +237,9 @@ class World:
         self.loop.close()
         for task in tasks:
             if not task.done():
-                _drop(task)
+                drop(task)
 
 
 def line(event: Event) -> str:
     step, at_s, node, verb, key, outcome = event
     return f"{step:5d} {at_s:10.4f}s {node:<10} {verb:<9} {key} {outcome}".rstrip()
-
-
-def _belongs_to_the_dead(handle: asyncio.Handle) -> bool:
-    process = handle._context.get(PROCESS)  # type: ignore[attr-defined]
-    return process is not None and not process.alive
-
-
-def _owned_task(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any) -> asyncio.Task[Any]:
-    """Every task belongs to the process whose code started it."""
-    task = asyncio.Task(work, loop=loop, **options)
-    context: contextvars.Context | None = options.get("context")
-    process = PROCESS.get() if context is None else context.get(PROCESS)
-    if process is not None:
-        process.tasks.append(task)
-    return task
-
-
-def _drop(task: asyncio.Task[Any]) -> None:
-    task._log_destroy_pending = False  # type: ignore[attr-defined]
-    work = task.get_coro()
-    for _ in range(CLOSINGS_MAX):
-        try:
-            work.close()
-        except BaseException:
-            continue  # a `finally` that awaits, or meets the closed loop or the dead store
-        if inspect.getcoroutinestate(work) == inspect.CORO_CLOSED:  # type: ignore[arg-type]
-            return

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from lakebed.errors import Invalid
 
 KEY_BYTES_MAX = 1024  # S3's own limit
+_DOTTED = re.compile(r"(?:^|/)\.{0,2}(?:/|\Z)")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\\]")
 
 
 class ObjectInfo(msgspec.Struct, frozen=True):
@@ -41,9 +45,9 @@ def check_key(key: str) -> str:
     """
     if not key or len(key.encode()) > KEY_BYTES_MAX:
         raise Invalid(f"key {key[:80]!r} is empty or longer than {KEY_BYTES_MAX} bytes")
-    if any(segment in ("", ".", "..") for segment in key.split("/")):
+    if _DOTTED.search(key):
         raise Invalid(f"key {key!r} has an empty or dotted segment")
-    if "\\" in key or any(ord(char) < 0x20 or ord(char) == 0x7F for char in key):
+    if _CONTROL.search(key):
         raise Invalid(f"key {key!r} has a backslash or a control character")
     return key
 

@@ -6,6 +6,7 @@ Two of them are conditional, and both decide on content when an answer is lost o
 - `replace` succeeds when these bytes took the place of the object with `etag`, and raises Stale otherwise.
 
 So repeating either is harmless, and an object whose bytes carry an attempt id tells its writer "mine" from "theirs".
+A conflict speaks of the last look: when an answer was lost, the bytes may have stood there until another replaced them.
 Both are single PUTs: commit objects stay small.
 """
 

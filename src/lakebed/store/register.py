@@ -13,6 +13,7 @@ request; a decision taken without writing is always taken again on a fresh read.
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -29,6 +30,7 @@ from lakebed.errors import (
     OutcomeUnknown,
     Overloaded,
     Stale,
+    Unavailable,
 )
 from lakebed.ids import Ids
 from lakebed.metrics import Metrics
@@ -143,11 +145,11 @@ class Register(Generic[T]):
                 try:
                     await self._write(group)
                 except Exception as error:
-                    _settle([(waiter, error) for waiter in group])
-        except BaseException:  # the writer itself was cancelled: nobody else would tell its callers
-            for waiter in group + self._waiting:
-                waiter.done.cancel()
-            self._waiting = []
+                    _fail(group, error)
+        except BaseException:  # the writer itself was cancelled, its callers were not: they are told what is known
+            waiting, self._waiting = self._waiting, []
+            _fail(group, OutcomeUnknown(f"the write of {self._key!r} was stopped half-way"))
+            _fail(waiting, Unavailable(f"the write of {self._key!r} was stopped before it began"))
             raise
         finally:
             self._writer = None
@@ -264,3 +266,17 @@ def _settle(results: list[tuple[_Waiter, Any]]) -> None:
             waiter.done.set_exception(result)
         else:
             waiter.done.set_result(result)
+
+
+def _fail(group: list[_Waiter], error: Exception) -> None:
+    """Tells everybody, each with an error of their own: raising one in many tasks would pile up their tracebacks."""
+    _settle([(waiter, _twin(error)) for waiter in group])
+
+
+def _twin(error: Exception) -> Exception:
+    try:
+        twin = copy.copy(error)
+    except TypeError:  # an exception whose arguments are not what it was made from
+        return error
+    twin.__cause__ = error.__cause__ or error
+    return twin

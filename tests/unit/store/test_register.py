@@ -225,7 +225,7 @@ async def test_a_caller_cancelled_during_its_write_does_not_disturb_the_group(
 
 
 async def test_a_cancelled_writer_tells_everybody_who_waits(names: Register[Names], store: Gated) -> None:
-    """At shut-down nobody is left waiting, neither for the write under way nor for the next."""
+    """Nobody is left waiting: for the write under way the outcome is unknown, the next one has not begun."""
     store.gate.clear()
     first = asyncio.create_task(names.change(add("first")))
     await settle()
@@ -234,10 +234,9 @@ async def test_a_cancelled_writer_tells_everybody_who_waits(names: Register[Name
     assert names._writer is not None
     names._writer.cancel()
 
-    done, waiting = await asyncio.wait([first, second], timeout=5)
+    results = await asyncio.wait_for(asyncio.gather(first, second, return_exceptions=True), timeout=5)
 
-    assert (len(done), len(waiting)) == (2, 0)
-    assert first.cancelled() and second.cancelled()
+    assert [type(result) for result in results] == [OutcomeUnknown, Unavailable]
     store.gate.set()
     assert await names.change(add("third")) == 0
 
@@ -331,6 +330,19 @@ async def test_an_object_that_does_not_decode_is_corrupt_for_all_and_left_alone(
     assert (await store.get(KEY)).data == b"not json"
     await store.delete(KEY)
     assert await names.change(add("c")) == 0
+
+
+async def test_callers_of_a_failed_group_each_get_an_error_of_their_own(names: Register[Names], store: Gated) -> None:
+    """The same kind, message, hint and detail; but what one caller does with it does not reach the others."""
+    store.instead = [lambda: Unavailable("busy", hint="wait", retry_after_s=7.0, key=KEY)]
+
+    results = await asyncio.gather(*(names.change(add(name)) for name in "abc"), return_exceptions=True)
+
+    assert len({id(result) for result in results}) == 3
+    for result in results:
+        assert isinstance(result, Unavailable)
+        told = (result.message, result.hint, result.retry_after_s, result.detail)
+        assert told == ("busy", "wait", 7.0, {"key": KEY})
 
 
 async def test_a_failed_group_does_not_fail_the_next(names: Register[Names], store: Gated) -> None:

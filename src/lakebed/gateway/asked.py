@@ -1,0 +1,33 @@
+"""What the door reads from the head of a request, in one pass over its headers."""
+
+from __future__ import annotations
+
+from starlette.types import Scope
+
+
+class Asked:
+    __slots__ = ("api_key", "authorization", "chunked", "host", "length", "origin", "request_id")
+
+    def __init__(self, scope: Scope) -> None:
+        self.authorization: bytes | None = None
+        self.api_key: bytes | None = None
+        self.length: bytes | None = None
+        self.request_id: bytes | None = None
+        self.host: bytes | None = None
+        self.origin: bytes | None = None
+        self.chunked = False
+        for name, value in scope["headers"]:
+            if name == b"host":
+                self.host = value
+            elif name == b"content-length":
+                self.length = value
+            elif name == b"authorization":
+                self.authorization = value
+            elif name == b"x-request-id":
+                self.request_id = value
+            elif name == b"x-api-key":
+                self.api_key = value
+            elif name == b"transfer-encoding":
+                self.chunked = True
+            elif name == b"origin":
+                self.origin = value

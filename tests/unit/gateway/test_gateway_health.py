@@ -1,0 +1,173 @@
+"""Health asks everything and waits for nothing; metrics speak the form that was asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from conftest_gateway import Sample
+
+from lakebed import __version__
+from lakebed.clock import ManualClock
+from lakebed.context import Health
+from lakebed.errors import Unavailable
+from lakebed.gateway.app import Gateway
+from lakebed.gateway.health import StoreCheck
+from lakebed.gateway.numbers import preferred
+from lakebed.store.authority import AUTHORITY_KEY, claim
+from lakebed.store.memory import MemoryStore
+from lakebed.store.model import ObjectInfo
+
+Make = Callable[..., Gateway]
+Ask = Callable[..., Any]
+
+
+async def claimed(app: Gateway) -> Gateway:
+    context = app.state.context
+    await claim(context.store, expected="", clock=context.clock, ids=context.ids)
+    return app
+
+
+async def test_all_well_is_200_with_who_and_since_when(make: Make, ask: Ask) -> None:
+    """The report names node, version, authority, start and every component."""
+    answer = await ask(await claimed(make()), "GET", "/healthz")
+
+    report = answer.json()
+    assert answer.status_code == 200
+    assert answer.headers["cache-control"] == "no-store"
+    assert (report["status"], report["node"], report["version"]) == ("ok", "node-1", __version__)
+    assert report["authority"] == "authority-1"
+    assert report["started_at_ms"] > 0
+    assert report["components"] == {
+        "store": {"status": "ok", "detail": ""},
+        "sample": {"status": "ok", "detail": ""},
+    }
+
+
+async def test_health_and_healthz_are_one(make: Make, ask: Ask) -> None:
+    """Both names give the same answer."""
+    app = await claimed(make())
+
+    assert (await ask(app, "GET", "/health")).json() == (await ask(app, "GET", "/healthz")).json()
+
+
+@pytest.mark.parametrize(
+    ("told", "status", "code", "detail"),
+    [
+        (Health("degraded", "one replica behind"), "degraded", 200, "one replica behind"),
+        (Health("down", "no disk"), "down", 503, "no disk"),
+        (Unavailable("the queue is gone"), "down", 503, "the queue is gone"),
+        (ValueError("hunter2"), "down", 503, "failed: ValueError"),
+    ],
+)
+async def test_the_worst_component_decides(
+    make: Make, ask: Ask, part: Sample, told: Any, status: str, code: int, detail: str
+) -> None:
+    """Degraded still serves, down does not; a component that fails to answer is down, without its text."""
+    part.told = told
+
+    answer = await ask(await claimed(make()), "GET", "/healthz")
+
+    assert (answer.status_code, answer.json()["status"]) == (code, status)
+    assert answer.json()["components"]["sample"] == {"status": status, "detail": detail}
+    assert answer.json()["components"]["store"]["status"] == "ok"
+
+
+async def test_a_component_that_hangs_is_down_after_its_timeout(make: Make, ask: Ask) -> None:
+    """One silent component costs its own timeout, not everybody's."""
+
+    class Silent(Sample):
+        async def health(self) -> Health:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    answer = await ask(await claimed(make([Silent()], health_timeout_s=0.02)), "GET", "/healthz")
+
+    assert answer.status_code == 503
+    assert "no answer within 0.02 s" in answer.json()["components"]["sample"]["detail"]
+
+
+async def test_a_bucket_that_lost_its_authority_is_down(make: Make, ask: Ask) -> None:
+    """A bucket that was emptied or swapped underneath is noticed."""
+    answer = await ask(make(), "GET", "/healthz")
+
+    assert answer.status_code == 503
+    assert AUTHORITY_KEY in answer.json()["components"]["store"]["detail"]
+
+
+async def test_the_store_is_asked_once_a_second_however_many_ask() -> None:
+    """Health checks never become a load on the store."""
+    clock = ManualClock()
+
+    class Counted(MemoryStore):
+        asked = 0
+
+        async def head(self, key: str) -> ObjectInfo:
+            self.asked += 1
+            await asyncio.sleep(0)
+            return await super().head(key)
+
+    store = Counted(clock=clock)
+    await store.create(AUTHORITY_KEY, b"{}")
+    check = StoreCheck(store, clock)
+
+    await asyncio.gather(*(check() for _ in range(20)))
+    await check()
+    first = store.asked
+    await clock.advance(1.1)
+    await check()
+
+    assert (first, store.asked) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("accept", "form"),
+    [
+        ("", "prometheus"),
+        ("*/*", "prometheus"),
+        ("application/json", "json"),
+        ("application/json; charset=utf-8", "json"),
+        ("text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8", "prometheus"),
+        ("application/json;q=0.5, text/plain", "prometheus"),
+        ("text/plain;q=0.5, application/json", "json"),
+        ("application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1", "openmetrics"),
+        ("application/json;q=0", "prometheus"),
+        ("application/json;q=nonsense", "prometheus"),
+        (",;,=;q", "prometheus"),
+    ],
+)
+def test_the_form_of_metrics_is_chosen_by_weight(accept: str, form: str) -> None:
+    """JSON and OpenMetrics only to those who prefer them; Prometheus text to all others."""
+    assert form == preferred(accept)
+
+
+async def test_metrics_in_each_form(make: Make, ask: Ask) -> None:
+    """One registry, three forms, one of them always the same."""
+    app = make()
+    await ask(app, "GET", "/sample")
+
+    text = await ask(app, "GET", "/metrics")
+    json = await ask(app, "GET", "/metrics", headers={"accept": "application/json"})
+    openmetrics = await ask(app, "GET", "/metrics", headers={"accept": "application/openmetrics-text"})
+    always = await ask(app, "GET", "/metrics/prometheus", headers={"accept": "application/json"})
+
+    assert 'lakebed_http_requests_total{method="GET",route="/sample",status="200"} 1.0' in text.text
+    assert text.headers["content-type"].startswith("text/plain")
+    assert json.json()["lakebed_build_info"] == [{"labels": {"version": __version__}, "value": 1.0}]
+    assert openmetrics.text.endswith("# EOF\n")
+    assert openmetrics.headers["content-type"].startswith("application/openmetrics-text")
+    assert always.headers["content-type"].startswith("text/plain")
+
+
+async def test_metrics_need_a_right(make: Make, ask: Ask) -> None:
+    """A key for data alone does not read the numbers."""
+    keys = [
+        {"name": "agent", "secret": "0123456789abcdef-agent", "rights": ["sample:*"]},
+        {"name": "scraper", "secret": "0123456789abcdef-scraper", "rights": ["gateway:read:metrics"]},
+    ]
+    app = make(keys=keys)
+
+    assert (await ask(app, "GET", "/metrics", headers={"x-api-key": "0123456789abcdef-agent"})).status_code == 403
+    assert (await ask(app, "GET", "/metrics", headers={"x-api-key": "0123456789abcdef-scraper"})).status_code == 200
