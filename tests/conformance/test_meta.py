@@ -26,6 +26,7 @@ from lakebed.store.memory import MemoryStore
 from lakebed.store.protocol import Store
 
 OXIA = os.environ.get("LAKEBED_TEST_OXIA", "")
+OXIA_ONE_WRITER = bool(os.environ.get("LAKEBED_TEST_OXIA_ONE_WRITER"))  # for a server that two writers break
 BACKENDS = ["memory", "sqlite", "bucket-memory", "bucket-seaweedfs"] + (["oxia"] if OXIA else [])
 SESSION_S = 2.0  # Oxia's client takes no shorter one
 GONE_S = 8.0  # a session that is silent is gone by then, on every backend
@@ -46,7 +47,8 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Client:
         case "oxia":
             from lakebed.meta.oxia import OxiaMeta
 
-            return lambda: OxiaMeta(OXIA, clock=clock, ids=ids, metrics=Metrics())
+            one_writer = asyncio.Lock() if OXIA_ONE_WRITER else None
+            return lambda: taking_turns(OxiaMeta(OXIA, clock=clock, ids=ids, metrics=Metrics()), one_writer)
         case _:
             real = request.param == "bucket-seaweedfs"
             store: Store = request.getfixturevalue("bucket") if real else MemoryStore(clock=clock)
@@ -105,6 +107,22 @@ async def absent(meta: Meta, key: str, group: dict[str, str]) -> bool:
 
 async def filled(meta: Meta, root: str, group: dict[str, str], offsets: list[int]) -> None:
     await asyncio.gather(*(meta.put(index(root, offset), b"%d" % offset, **group) for offset in offsets))
+
+
+def taking_turns(meta: Meta, one_writer: asyncio.Lock | None) -> Meta:
+    """The client, its changes one after another when a lock is given."""
+    for verb in ("put", "delete", "delete_range", "close") if one_writer else ():
+        setattr(meta, verb, _turn(getattr(meta, verb), one_writer))
+    return meta
+
+
+def _turn(call: Callable[..., Awaitable[Any]], one_writer: asyncio.Lock | None) -> Callable[..., Awaitable[Any]]:
+    async def in_turn(*args: Any, **options: Any) -> Any:
+        assert one_writer is not None
+        async with one_writer:
+            return await call(*args, **options)
+
+    return in_turn
 
 
 # One key
@@ -578,7 +596,8 @@ async def test_closing_a_client_ends_its_sessions(client: Client, root: str, gro
 
 def silence(session: Any) -> None:
     """Stops the heartbeats of a session without ending it, as a frozen process would."""
-    if hasattr(session, "silence"):
-        session.silence()
-    else:
+    if hasattr(session, "_beating"):
         session._beating.cancel()
+    else:
+        for one in session._used.values():
+            one._stop_event.set()
