@@ -87,7 +87,7 @@ def decode_header(data: Buffer) -> tuple[BlobHeader, int]:
         raise Corrupt(f"a shared blob of {len(data)} bytes claims a header of {length}")
     try:
         header = msgspec.json.decode(memoryview(data)[PREFIX.size : base], type=BlobHeader)
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(f"the header of a shared blob does not decode: {error}") from error
     if header.version != VERSION:
         raise Corrupt(f"a shared blob has version {header.version}; {VERSION} is known")

@@ -16,12 +16,14 @@ from lakebed.log.model import TopicPartition
 from lakebed.log.reader import Fetched
 from lakebed.metrics import Metrics
 
+UNKNOWN = -1  # a high watermark that nobody has seen: an empty log has 0
+
 
 class _Tail:
     def __init__(self) -> None:
         self.starts: list[int] = []
         self.chunks: list[Columns] = []
-        self.high_watermark = 0
+        self.high_watermark = UNKNOWN
         self.log_start_offset = 1
         self.changed = asyncio.Event()
 
@@ -85,6 +87,11 @@ class TailCache:
             return None
         self._hits.inc()
         return Fetched(offset, behind, tail.high_watermark, tail.log_start_offset, tuple(parts))
+
+    def end(self, tp: TopicPartition) -> int:
+        """The last offset that is known to exist, or UNKNOWN."""
+        tail = self._tails.get(tp)
+        return tail.high_watermark if tail is not None else UNKNOWN
 
     def changes(self, tps: Sequence[TopicPartition]) -> list[asyncio.Event]:
         """Events that are set when the known end of one of these partitions moves."""

@@ -14,7 +14,7 @@ import msgspec
 
 from lakebed.errors import LakebedError, OutcomeUnknown, Overloaded, Stale
 from lakebed.log import blob, control, paths
-from lakebed.log.control import Chunk, Fresh, Verdict
+from lakebed.log.control import BlobTooOld, Chunk, Fresh, Verdict
 from lakebed.log.lane import Lane
 from lakebed.log.model import Control, LogFenced, Pending, TopicPartition
 from lakebed.log.records import SWAPS_MAX, Records, Versioned
@@ -78,7 +78,7 @@ class Committer:
                 lane.materialising.add_done_callback(_observed)
                 assert after.pending is not None
                 return after.pending
-        except LogFenced:
+        except (LogFenced, BlobTooOld):
             lane.forget()
             raise  # read from a control record in which this append can no longer land
         except LakebedError as error:

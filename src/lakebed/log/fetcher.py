@@ -49,20 +49,24 @@ class Fetcher:
             await self._look([want.tp for want, event in zip(wants, events, strict=True) if not event.is_set()])
 
     async def _once(self, wants: Sequence[Want], bytes_max: int) -> list[Fetched | LakebedError]:
-        answers: list[Fetched | LakebedError | None] = []
+        answers: dict[int, Fetched | LakebedError] = {}
         left = bytes_max
-        for want in wants:
-            found = self._cache.read(want.tp, want.offset, max(1, min(left, want.bytes_max))) if left > 0 else None
-            if left <= 0:
-                found = Fetched(want.offset, want.offset, 0, 0)
-            answers.append(found)
-            left -= found.size if found is not None else want.bytes_max
-        missing = [index for index, answer in enumerate(answers) if answer is None]
-        if missing:
-            read = await self._read([wants[index] for index in missing])
-            for index, answer in zip(missing, read, strict=True):
-                answers[index] = answer
-        return [answer for answer in answers if answer is not None]
+        for index, want in enumerate(wants):
+            found = self._cache.read(want.tp, want.offset, min(left, want.bytes_max)) if left > 0 else None
+            if found is not None:
+                answers[index] = found
+                left -= found.size
+        missing = [index for index in range(len(wants)) if index not in answers]
+        if missing and left > 0:
+            share = max(1, left // len(missing))
+            asked = [wants[index] for index in missing]
+            read = await self._read([Want(want.tp, want.offset, min(share, want.bytes_max)) for want in asked])
+            answers |= dict(zip(missing, read, strict=True))
+        return [answers.get(index) or self._nothing(want) for index, want in enumerate(wants)]
+
+    def _nothing(self, want: Want) -> Fetched:
+        """The answer is full: this partition comes first next time."""
+        return Fetched(want.offset, want.offset, max(self._cache.end(want.tp), want.offset - 1), 0)
 
     async def _read(self, wants: Sequence[Want]) -> list[Fetched | LakebedError]:
         try:

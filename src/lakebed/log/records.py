@@ -125,7 +125,7 @@ def _behind(key: str) -> str:
 def decoded(entry: Entry, kind: type[T]) -> Versioned[T]:
     try:
         return Versioned(msgspec.json.decode(entry.value, type=kind), entry.version)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
         raise Corrupt(
             f"{entry.key!r} does not decode: {error}", hint="nothing was changed; look at the entry", key=entry.key
         ) from error
