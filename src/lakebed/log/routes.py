@@ -19,6 +19,7 @@ from lakebed.log.control import Chunk
 from lakebed.log.fetcher import Want
 from lakebed.log.model import TopicConfig, TopicPartition, check_topic, topic_partition
 from lakebed.log.reader import Fetched
+from lakebed.meta.protocol import Meta
 from lakebed.wire import decode_json, json_answer, operation
 
 PARTITION_BYTES = 1024 * 1024  # what one partition gives when a consume does not say
@@ -48,8 +49,8 @@ class LogRoutes:
 
     name = "log"
 
-    def __init__(self, context: Context) -> None:
-        self.broker = Broker(context)
+    def __init__(self, context: Context, meta: Meta | None = None) -> None:
+        self.broker = Broker(context, meta)
         self._node = context.node
         roles = self.broker.settings.roles
         reads = [
