@@ -2,7 +2,8 @@
 
 Each group of keys (a partition key) is one head object changed by compare-and-swap, with its older entries in
 immutable leaves; see docs/decisions/meta-bucket.md. Requests that the store cannot answer raise Unavailable with
-nothing changed, or OutcomeUnknown; a put whose answer was lost is recognised by its own id where it still stands.
+nothing changed, or OutcomeUnknown. A change whose answer was lost is recognised, even when others have changed the
+group since.
 """
 
 from __future__ import annotations
@@ -81,13 +82,11 @@ class BucketMeta:
         partition_key: str = "",
     ) -> Entry:
         value = bytes(check_value(check_key(key), value))
-        group, by = self._group("put", partition_key), self._ids.token()
+        group = self._group("put", partition_key)
         owner = session.id if session is not None else ""
         if owner and not await self._liveness.lives(owner):
             raise Fenced(f"session {owner} has ended, so {key!r} was not put")
-        return await group.change(
-            lambda head, known: bucket_shard.put(head, key, value, expected, by=by, session=owner, known=known)
-        )
+        return await group.change(lambda head, known: bucket_shard.put(head, key, value, expected, owner, known))
 
     async def delete(self, key: str, *, expected: str | None = None, partition_key: str = "") -> None:
         check_key(key)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TypeVar
+from functools import partial
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -13,6 +14,7 @@ from lakebed.clock import Clock, now_ms
 from lakebed.errors import LakebedError, NotFound, Overloaded
 from lakebed.ids import Ids
 from lakebed.meta import bucket_spill
+from lakebed.meta.bucket_change import Change, Writer
 from lakebed.meta.bucket_model import Head, Leaf, Paths, decode_head, decode_leaf, encode_leaf, group_name
 from lakebed.meta.bucket_sessions import Sessions
 from lakebed.meta.bucket_shard import Crowded, Known, Need
@@ -22,6 +24,7 @@ from lakebed.store.protocol import Store
 from lakebed.store.register import Register, Snapshot
 
 R = TypeVar("R")
+Out = TypeVar("Out", covariant=True)
 
 NEEDS_MAX = 16  # times a call may find out that it needs another leaf or session
 CROWDED_MAX = 4  # spills a put waits for
@@ -54,6 +57,10 @@ class LeafCache:
             self._size_bytes -= oldest.size_bytes
 
 
+class Decide(Protocol[Out]):
+    def __call__(self, head: Head, known: Known) -> tuple[Head, Out]: ...
+
+
 class Group:
     """The group of `partition_key`."""
 
@@ -83,6 +90,7 @@ class Group:
             metrics=metrics,
             name="meta",
         )
+        self._writer = Writer(ids.token())
         self._seen = Snapshot(Head(), 0, "")
         self._reading: asyncio.Task[Head] | None = None
         self._next: asyncio.Task[Head] | None = None
@@ -109,12 +117,13 @@ class Group:
                     head = await self.head()  # a leaf went: the head has moved on
         raise Overloaded(f"meta group {self._name!r} changes faster than it can be read")
 
-    async def change(self, decide: Callable[[Head, Known], tuple[Head, R]]) -> R:
+    async def change(self, decide: Decide[R]) -> R:
         """Changes the head as `decide` says, in one write together with all that wait. Spills it when it has grown."""
         known, crowded = _nothing(), 0
+        change = Change(self._writer)
         for _ in range(NEEDS_MAX):
             try:
-                grown, result = await self._register.change(_deciding(decide, known))
+                grown, result = await self._register.change(change.deciding(partial(decide, known=known)))
             except Need as need:
                 known, _ = await self._fetched(known, need)
             except Crowded:
@@ -171,7 +180,8 @@ class Group:
         def fence(head: Head) -> tuple[Head, Head]:
             return msgspec.structs.replace(head, fence=head.fence + 1), head
 
-        orphans = self._orphans(await self._register.change(fence), old)[:SWEEP_MAX]
+        _, before = await self._register.change(Change(self._writer).deciding(fence))
+        orphans = self._orphans(before, old)[:SWEEP_MAX]
         for at in range(0, len(orphans), FETCHES_MAX):
             await asyncio.gather(*(self._store.delete(key) for key in orphans[at : at + FETCHES_MAX]))
         self._swept_count.inc(len(orphans))
@@ -197,7 +207,7 @@ class Group:
             self._cache.add(key, leaf)
 
         await asyncio.gather(*(store(id, leaf) for id, leaf in plan.leaves.items()))
-        await self._register.change(lambda head: (bucket_spill.apply(head, plan), None))
+        await self._register.change(Change(self._writer).deciding(lambda head: (bucket_spill.apply(head, plan), None)))
 
     def _worth_spilling(self, head: Head) -> bool:
         return bucket_spill.due(head) and (bucket_spill.overflowing(head) or len(head.refs) != self._hopeless_refs)
@@ -256,15 +266,3 @@ class Group:
 
 def _nothing() -> Known:
     return Known({}, {})
-
-
-def _deciding(
-    decide: Callable[[Head, Known], tuple[Head, R]], known: Known
-) -> Callable[[Head], tuple[Head, tuple[Head | None, R]]]:
-    """`decide`, which also gives the head that it leaves behind, if it is a new one."""
-
-    def both(head: Head) -> tuple[Head, tuple[Head | None, R]]:
-        after, result = decide(head, known)
-        return after, (after if after is not head else None, result)
-
-    return both

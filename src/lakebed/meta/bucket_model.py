@@ -22,18 +22,18 @@ LEAF_BYTES = 128 * 1024  # size a new leaf aims at: one quick GET
 LEAF_MERGED_BYTES_MAX = 1024 * 1024  # size that merging neighbours may reach (one value may be 512 KiB)
 REFS_MAX = 256  # beyond this neighbours are merged
 REFS_HARD_MAX = 512  # beyond this a group is full
-ENTRY_OVERHEAD_BYTES = 48  # version, id of the put, quotes and commas around an entry
+WRITERS_MAX = 32  # processes a head remembers; a forgotten one that is in doubt is told OutcomeUnknown
+ENTRY_OVERHEAD_BYTES = 32  # version, quotes and commas around an entry
 GROUP_BYTES_MAX = 512  # of a partition key
 GROUP_NAME_MAX = 160  # of its folder's name; longer ones end in a hash
 SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
 
 
 class Hot(msgspec.Struct, frozen=True, array_like=True):
-    """An entry in the head. `by` names the put that made it, `session` is empty for a lasting one."""
+    """An entry in the head. `session` is empty for a lasting one."""
 
     value: bytes
     version: int
-    by: str
     session: str = ""
 
 
@@ -48,12 +48,17 @@ class LeafRef(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Head(msgspec.Struct, frozen=True):
-    """A group of keys. `refs` are in key order and do not overlap; no key is both hot and visible in a leaf."""
+    """A group of keys. `refs` are in key order and do not overlap; no key is both hot and visible in a leaf.
+
+    `writers` are the processes that wrote it last, each with the number of its last change that is in it: so one whose
+    write was done, overwritten and then answered with a conflict can still tell that it was done.
+    """
 
     schema: str = HEAD_SCHEMA
     partition_key: str = ""
     version: int = 0
     fence: int = 0
+    writers: dict[str, int] = {}
     hot: dict[str, Hot] = {}
     refs: tuple[LeafRef, ...] = ()
 
@@ -71,7 +76,6 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     key: str
     value: bytes
     version: int
-    by: str
 
 
 class _LeafFile(msgspec.Struct, frozen=True):
@@ -80,8 +84,8 @@ class _LeafFile(msgspec.Struct, frozen=True):
 
 
 def entry_of(key: str, stored: Hot | Row) -> Entry:
-    """An entry as callers see it. The id of the put in its version keeps it unique, whatever becomes of the head."""
-    return Entry(key, stored.value, f"{stored.version}.{stored.by}")
+    """An entry as callers see it."""
+    return Entry(key, stored.value, str(stored.version))
 
 
 def entry_bytes(key: str, value: bytes) -> int:

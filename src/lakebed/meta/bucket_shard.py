@@ -85,19 +85,13 @@ def scan(head: Head, known: Known, *, start: str, end: str, limit: int) -> list[
     return found[:limit]
 
 
-def put(
-    head: Head, key: str, value: bytes, expected: str | None, *, by: str, session: str, known: Known
-) -> tuple[Head, Entry]:
-    """`by` is the caller's own id of this put: one that has already been done is answered, not done again."""
-    standing = head.hot.get(key)
-    if standing is not None and standing.by == by:
-        return head, entry_of(key, standing)
+def put(head: Head, key: str, value: bytes, expected: str | None, session: str, known: Known) -> tuple[Head, Entry]:
     if expected is not None:
         demand(find(head, key, known), key, expected)
     if hot_bytes(head.hot) + entry_bytes(key, value) > HOT_BYTES_HARD_MAX:
         raise Crowded
-    made = Hot(value, head.version + 1, by, session)
-    refs = head.refs if standing is not None else cut(head.refs, key, _after(key), known)
+    made = Hot(value, head.version + 1, session)
+    refs = head.refs if key in head.hot else cut(head.refs, key, _after(key), known)
     after = msgspec.structs.replace(head, version=made.version, hot={**head.hot, key: made}, refs=refs)
     return after, entry_of(key, made)
 

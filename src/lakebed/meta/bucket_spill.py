@@ -69,7 +69,9 @@ def plan(head: Head, known: Known, ended: Collection[str], new_id: Callable[[], 
         [*rows, *(row for ref in touched for row in known.leaves[ref.id].visible(ref))], key=lambda row: row.key
     )
     borders = [ref.first for ref in head.refs if ref not in touched]
-    chunks = _chunks(merged, borders, LEAF_MERGED_BYTES_MAX if merging else LEAF_BYTES)
+    # A merged leaf stays as large as it is when more comes into it: splitting it would only call for merging again.
+    size_bytes_max = LEAF_MERGED_BYTES_MAX if merging else max([LEAF_BYTES, *(ref.size_bytes for ref in touched)])
+    chunks = _chunks(merged, borders, size_bytes_max)
     return Plan(
         fence=head.fence,
         moved={row.key: row.version for row in rows},
@@ -80,10 +82,8 @@ def plan(head: Head, known: Known, ended: Collection[str], new_id: Callable[[], 
 
 
 def apply(head: Head, plan: Plan) -> Head:
-    """The head with the plan carried out. Idempotent. Raises Replan when it no longer fits."""
+    """The head with the plan carried out. Raises Replan when it no longer fits."""
     standing = set(head.refs)
-    if plan.leaves and any(ref.id in plan.leaves for ref in standing):
-        return head  # done already, and its answer was lost
     if head.fence != plan.fence or not standing.issuperset(plan.replaced):
         raise Replan
     gone = plan.moved | plan.dropped
@@ -115,7 +115,7 @@ def _victims(head: Head) -> tuple[list[Row], set[LeafRef]]:
                 continue  # the next spill takes it
             touched.add(near)
         entry = head.hot[key]
-        rows.append(Row(key, entry.value, version, entry.by))
+        rows.append(Row(key, entry.value, version))
         size_bytes -= entry_bytes(key, entry.value)
     return rows, touched
 
