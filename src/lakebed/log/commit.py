@@ -74,9 +74,10 @@ class Committer:
                     if attempt:
                         await self._records.pause(attempt)
                     continue
-                lane.materialising = asyncio.create_task(self._records.materialise(lane.tp, after))
-                lane.materialising.add_done_callback(_observed)
                 assert after.pending is not None
+                task = asyncio.create_task(self._records.materialise(lane.tp, after))
+                task.add_done_callback(_observed)
+                lane.materialising = (after.pending.append_id, task)
                 return after.pending
         except (LogFenced, BlobTooOld):
             lane.forget()
@@ -104,10 +105,12 @@ class Committer:
 
     async def _materialised(self, lane: Lane, known: Control) -> None:
         """Returns once the pending append, ours or another's, is in the index."""
-        if lane.materialising is not None:
-            under_way, lane.materialising = lane.materialising, None
-            await under_way
-        elif known.pending is not None:
+        under_way, lane.materialising = lane.materialising, None
+        if known.pending is None:
+            return
+        if under_way is not None and under_way[0] == known.pending.append_id:
+            await under_way[1]
+        else:
             await self._records.materialise(lane.tp, known)
 
     async def _landed(

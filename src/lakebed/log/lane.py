@@ -16,7 +16,7 @@ class Lane:
     def __init__(self, tp: TopicPartition) -> None:
         self.tp = tp
         self.known: Versioned[Control] | None = None
-        self.materialising: asyncio.Task[None] | None = None  # the index entry of the pending append, on its way
+        self.materialising: tuple[str, asyncio.Task[None]] | None = None  # whose index entry is on its way
         self.waiting = 0
         self._tail: asyncio.Future[None] | None = None
 

@@ -107,7 +107,8 @@ class Writer:
         """Before a blob is named: so no blob is older than the control record of a partition it is for."""
 
         async def one(lane: Lane) -> None:
-            lane.known = await self.ensure(lane.tp)
+            found = await self.ensure(lane.tp)
+            lane.known = lane.known or found  # another turn may know more by now
 
         await asyncio.gather(*[one(self._lane(tp)) for tp in tps if self._lane(tp).known is None])
 

@@ -29,7 +29,7 @@ from lakebed.sim.meta import FaultyMeta
 from lakebed.sim.world import Process, World
 
 CRASH = 0.002
-HORIZON_S = 4.0  # short: a slow writer is overtaken by the vacuum now and then
+HORIZON_S = 1.5  # short: a slow writer is overtaken by the vacuum now and then
 SKEW_S = 0.5
 SETTINGS = LogSettings(
     batch_max_delay_ms=5.0,
@@ -151,7 +151,7 @@ async def log(world: World, workshop: Callable[..., Workshop] = Workshop) -> Non
     state = MemoryState()
     tps = [TopicPartition("t", number) for number in range(rng.randint(1, 2))]
     watch = Watch(world, state, tps)
-    world.faults = msgspec.structs.replace(world.faults, crash=CRASH)
+    world.faults = msgspec.structs.replace(world.faults, crash=CRASH, slow=0.03)
     appends = rng.randint(3, 6)
 
     async def produce(process: Process, broker: Broker, name: str, stamped: bool) -> None:

@@ -10,7 +10,7 @@ import pytest
 from log_host import TP, Host
 
 from lakebed.errors import LakebedError
-from lakebed.log import compaction, paths
+from lakebed.log import compaction, control, paths
 from lakebed.log.columns import columns
 from lakebed.log.control import Chunk
 from lakebed.log.model import (
@@ -26,6 +26,18 @@ from lakebed.log.model import (
 from lakebed.log.writer import Appended, Group
 
 OTHER = TopicPartition("clicks", 0)
+
+
+def test_only_the_entry_that_was_compacted_is_overwritten_and_never_with_an_old_blob() -> None:
+    """Another entry at the end key, none at all, or a vacuum since then: the compaction is given up."""
+    record = Compaction("c", "WRITING_COMPACTED_INDEX", 1, 9, 9, "s3://b/c", "bytes-batch-v1", 50, 4, 9)
+    now = control.opened(1)
+
+    assert compaction.may_overwrite(record, span(4, 9), now)
+    assert not compaction.may_overwrite(record, span(5, 9), now)
+    assert not compaction.may_overwrite(record, span(4, 9, "COMPACTED"), now)
+    assert not compaction.may_overwrite(record, None, now)
+    assert not compaction.may_overwrite(record, span(4, 9), control.vacuumed(now, 50))
 
 
 async def fill(host: Host, count: int = 5) -> Any:
