@@ -12,6 +12,7 @@ from pathlib import Path
 
 from lakebed.clock import SystemClock
 from lakebed.embedded import program
+from lakebed.embedded import stack as stack_module
 from lakebed.embedded.program import Command
 from lakebed.embedded.stack import Stack
 from lakebed.embedded.supervise import run
@@ -39,6 +40,7 @@ server.serve_forever()
 if __name__ == "__main__":
     folder, mode = Path(sys.argv[1]), sys.argv[2]
     program.BUCKET_GRACE_S = 0.2 if mode != "orderly" else program.BUCKET_GRACE_S
+    stack_module.RESTARTS_MAX = 2 if mode == "crashing" else stack_module.RESTARTS_MAX
     commands = [Command(name, (sys.executable, "-c", SERVER, name, "{port}", mode)) for name in ("gateway", "workers")]
     stack = Stack(
         folder,

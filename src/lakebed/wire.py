@@ -5,10 +5,12 @@ The marks are attributes on the endpoint function; the gateway reads them when i
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
+from starlette.requests import Request
 from starlette.responses import Response
 
 from lakebed.errors import Invalid
@@ -42,6 +44,12 @@ def decode_json(body: bytes, kind: type[T]) -> T:
 def json_answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """A response of msgspec's JSON; unknown objects are shown as text."""
     return Response(msgspec.json.encode(value, enc_hook=str), status, headers, media_type="application/json")
+
+
+def stopping(request: Request) -> asyncio.Event:
+    """Set when the server begins to drain: what only waits (a long poll) answers then and does not hold it up."""
+    event = getattr(request.app.state, "stopping", None)
+    return event if isinstance(event, asyncio.Event) else asyncio.Event()
 
 
 def body_limit(bytes_max: int) -> Callable[[F], F]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
 
@@ -13,22 +14,25 @@ from starlette.routing import BaseRoute, Route
 
 from lakebed import parts
 from lakebed.context import Context, Health, Worker
+from lakebed.errors import Unavailable
+from lakebed.wire import stopping
 
 
 class Probe:
     name = "probe"
 
     def __init__(self, context: Context) -> None:
-        self._failing = False
         self.reads: Sequence[BaseRoute] = (
             Route("/probe/wait/{seconds:float}", self._wait),
+            Route("/probe/poll", self._poll),
             Route("/probe/whoami", self._whoami),
             Route("/probe/break", self._break),
         )
         self.writes: Sequence[BaseRoute] = (Route("/probe", self._count, methods=["POST"]),)
 
     async def start(self) -> None:
-        return None
+        if "PROBE_FAILS" in os.environ:
+            raise Unavailable("the probe has no disk", hint="give it one")
 
     async def stop(self) -> None:
         await asyncio.sleep(0.2)
@@ -42,6 +46,12 @@ class Probe:
         structlog.get_logger().info("probe waits")
         await asyncio.sleep(request.path_params["seconds"])
         return Response("waited")
+
+    async def _poll(self, request: Request) -> Response:
+        """Waits for news that never come, until the gateway stops."""
+        structlog.get_logger().info("probe polls")
+        await stopping(request).wait()
+        return Response("no news")
 
     async def _whoami(self, request: Request) -> Response:
         return Response(request.state.principal.name)

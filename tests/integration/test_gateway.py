@@ -232,6 +232,29 @@ async def test_what_outlasts_the_drain_is_told_that_its_outcome_is_unknown(start
     assert b"probe drained" in gateway.errors
 
 
+async def test_a_long_poll_does_not_hold_up_the_drain(start: Start) -> None:
+    """What only waits is told of the stop and answers; the drain's time is not used up."""
+    gateway = await (await start("serve", env={**MEMORY, "LAKEBED_GATEWAY_DRAIN_S": "25"})).ready()
+    polling = asyncio.create_task(gateway.get("/probe/poll"))
+    await gateway.logged("probe polls")
+
+    async with asyncio.timeout(10):
+        code = await gateway.stop()
+
+    assert ((await polling).text, code) == ("no news", 0)
+
+
+async def test_a_component_that_cannot_start_ends_the_process_in_words(start: Start) -> None:
+    """Its own error and exit code, no trace, and nothing was ever served."""
+    gateway = await start("serve", env={**MEMORY, "PROBE_FAILS": "1"})
+
+    assert await gateway.ended() == 9
+    assert b"error: the probe has no disk" in gateway.errors
+    assert b"next:  give it one" in gateway.errors
+    assert b"Traceback" not in gateway.errors
+    assert b"serving" not in gateway.errors
+
+
 async def test_an_answer_that_breaks_half_way_is_cut_not_completed(start: Start) -> None:
     """A client never takes half an answer for a whole one, and the gateway goes on."""
     gateway = await (await start("serve")).ready()

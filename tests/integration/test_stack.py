@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -27,6 +28,8 @@ from lakebed.store.protocol import Store
 
 UP_S = 60.0
 GONE_S = 15.0
+
+LIST_BUCKETS = "import boto3; print(*(b['Name'] for b in boto3.client('s3').list_buckets()['Buckets']))"
 
 Starter = Callable[..., subprocess.Popen[str]]
 
@@ -169,25 +172,43 @@ async def test_kill_9_of_the_supervisor_leaves_nothing(start: Starter, tmp_path:
 
 
 async def test_a_killed_child_is_started_again(start: Starter, tmp_path: Path) -> None:
-    """A program that dies comes back by itself, the bucket with its data."""
+    """A program that dies comes back by itself; when the bucket comes back elsewhere, the others are told."""
     folder = tmp_path / "lake"
-    supervisor, endpoints = bring_up(start, folder)
-    await open_store(endpoints).create("kept", b"here")
+    supervisor, before = bring_up(start, folder)
+    await open_store(before).create("kept", b"here")
 
-    for name in ("gateway", "bucket"):
-        old = endpoints.process(name)
-        os.kill(old.pid, signal.SIGKILL)
-        wait_for(
-            lambda name=name: is_up(folder) and find(folder).process(name).restarts == 1,
-            30,
-            f"{name} did not come back: {(tmp_path / 'out').read_text()}",
-        )
-        new = find(folder).process(name)
-        assert (new.url, True) == (old.url, new.pid != old.pid)
+    os.kill(before.process("gateway").pid, signal.SIGKILL)
+    wait_for(lambda: is_up(folder) and find(folder).process("gateway").restarts == 1, 30, "the gateway stayed away")
+    assert find(folder).gateway == before.gateway
+    assert find(folder).process("gateway").pid != before.process("gateway").pid
 
-    assert (await open_store(endpoints).get("kept")).data == b"here"
+    # the supervisor is held still while somebody takes the dead bucket's port
+    supervisor.send_signal(signal.SIGSTOP)
+    os.kill(before.process("bucket").pid, signal.SIGKILL)
+    with squat(int(before.bucket.s3.rsplit(":", 1)[1])):
+        supervisor.send_signal(signal.SIGCONT)
+        wait_for(lambda: is_up(folder) and find(folder).process("bucket").restarts == 1, 40, "the bucket stayed away")
+    after = find(folder)
+
+    assert after.bucket.s3 != before.bucket.s3
+    assert json.loads((folder / "workers.env").read_text())["LAKEBED_STORE_ENDPOINT"] == after.bucket.s3
+    assert (await open_store(after).get("kept")).data == b"here"
     assert [row.state for row in await status(folder)] == ["ok"] * 4
     assert supervisor.poll() is None
+
+
+def test_a_signal_while_it_starts_leaves_nothing(start: Starter, tmp_path: Path) -> None:
+    """SIGTERM before anything is ready ends the stack as cleanly as later."""
+    supervisor = start()
+    wait_for(lambda: (tmp_path / "lake" / "bucket" / "weed.log").exists(), 20, "the bucket was not started")
+    children = {pid for pid in _pids() if _parent(pid) == supervisor.pid}
+    assert children
+
+    supervisor.send_signal(signal.SIGTERM)
+
+    assert supervisor.wait(GONE_S) == 0
+    none_is_left(children)
+    assert not (tmp_path / "lake" / "endpoints.json").exists()
 
 
 async def test_gives_up_in_words_when_a_child_keeps_dying(start: Starter, tmp_path: Path) -> None:
@@ -205,6 +226,62 @@ async def test_gives_up_in_words_when_a_child_keeps_dying(start: Starter, tmp_pa
         find(folder)
 
 
+def lakebed(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("LAKEBED_", "AWS_"))}
+    env["PYTHONPATH"] = os.pathsep.join(sys.path)
+    return subprocess.run(
+        [sys.executable, "-m", "lakebed", *argv], cwd=cwd, env=env, capture_output=True, text=True, timeout=100
+    )
+
+
+def test_the_commands_bring_up_show_and_stop_the_real_stack(tmp_path: Path) -> None:
+    """`up --detach` starts the real gateway and workers, `status` and `env` find them, `down` leaves nothing."""
+    folder = tmp_path / ".lakebed"
+    try:
+        upped = lakebed("up", "--detach", cwd=tmp_path)
+        assert upped.returncode == 0, upped.stderr
+        endpoints = find(folder)
+        pids = family(endpoints) | {endpoints.process("supervisor").pid}
+
+        shown = json.loads(lakebed("status", "-o", "json", cwd=tmp_path).stdout)
+        again = lakebed("up", cwd=tmp_path)
+        exports = lakebed("env", cwd=tmp_path).stdout
+        listed = subprocess.run(
+            ["sh", "-c", f'{exports}\n"{sys.executable}" -c "{LIST_BUCKETS}"'],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    finally:
+        downed = lakebed("down", "--now", cwd=tmp_path)
+
+    assert upped.stdout.strip() == endpoints.gateway
+    assert [line.split()[:2] for line in upped.stderr.splitlines()[:3]] == [
+        [name, "ready"] for name in ("bucket", "gateway", "workers")
+    ]
+    assert [(row["name"], row["state"]) for row in shown] == [
+        (name, "ok") for name in ("supervisor", "bucket", "gateway", "workers")
+    ]
+    assert again.returncode == 6, "a second stack in the same folder is a Conflict"
+    assert listed.stdout.strip() == "lakebed", listed.stderr
+    assert downed.returncode == 0, downed.stderr
+    assert not list(Path("/tmp").glob(f"seaweedfs-*-{endpoints.bucket.filer_grpc.rsplit(':', 1)[1]}.sock"))
+    none_is_left(pids)
+    assert lakebed("status", cwd=tmp_path).returncode == 4
+    assert lakebed("down", cwd=tmp_path).returncode == 0, "nothing to stop is fine"
+
+
+def squat(port: int) -> socket.socket:
+    """Listens on the port as soon as its server is dead."""
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            return socket.create_server(("127.0.0.1", port))
+        except OSError:
+            assert time.monotonic() < deadline, f"port {port} is never free"
+            time.sleep(0.02)
+
+
 def _pids() -> list[int]:
     return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
 
@@ -213,4 +290,11 @@ def _session(pid: int) -> int:
     try:
         return os.getsid(pid)
     except ProcessLookupError:
+        return 0
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    except FileNotFoundError:
         return 0

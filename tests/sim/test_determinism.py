@@ -78,12 +78,15 @@ def test_waiting_for_nobody_is_a_deadlock_and_spinning_for_ever_a_livelock() -> 
         while True:
             await asyncio.sleep(0)
 
-    with pytest.raises(Deadlock):
+    with pytest.raises(InvariantBroken, match="nothing is ready") as dead:
         World(1).run(waits)
     world = World(1)
     world.loop._turns_max = 1000
-    with pytest.raises(Livelock):
+    with pytest.raises(InvariantBroken, match="has not ended") as alive:
         world.run(spins)
+
+    assert isinstance(dead.value.__cause__, Deadlock)
+    assert isinstance(alive.value.__cause__, Livelock)
 
 
 def test_a_crash_stops_every_task_of_the_process_and_no_finally_reaches_the_store() -> None:
@@ -211,6 +214,19 @@ def test_what_a_process_does_not_handle_ends_the_world() -> None:
         World(1, faults=NONE).run(script)
 
     assert isinstance(caught.value.__cause__, NotFound)
+
+
+def test_a_script_that_fails_can_be_replayed_like_any_other_finding() -> None:
+    """A deadline that passes in the script itself carries the seed, too."""
+
+    async def script(world: World) -> None:
+        async with asyncio.timeout(5.0):
+            await asyncio.sleep(10.0)
+
+    with pytest.raises(InvariantBroken, match="--seed 9") as caught:
+        World(9, name="mine").run(script)
+
+    assert isinstance(caught.value.__cause__, TimeoutError)
 
 
 def test_the_limit_on_steps_ends_a_world_where_it_stands() -> None:

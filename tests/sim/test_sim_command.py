@@ -55,6 +55,15 @@ def test_a_broken_invariant_exits_non_zero_and_says_how_to_replay(
     assert run(["sim", "--world", "broken", "--seed", "4"]) == exits.OK
 
 
+def test_the_trace_of_a_seed_that_held_is_shown_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every event is a line for people; the data on stdout stays data."""
+    run(["sim", "--world", "register", "--seed", "1", "--trace", "-o", "json"])
+
+    out, err = capsys.readouterr()
+    (row,) = msgspec.json.decode(out)
+    assert err.count("world/register.json") == row["steps"]
+
+
 def test_an_unknown_world_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     """A name that is not in the table is a mistake in the command, not a world without findings."""
     assert run(["sim", "--world", "nowhere"]) != exits.OK

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from lakebed.embedded.lock import start_ticks
 from lakebed.errors import Conflict
 from lakebed.pipeline.session import open_session, warm
 from lakebed.pipeline.settings import SparkSettings
@@ -29,6 +31,16 @@ spark = open_session(settings)
 print(spark.range(10).selectExpr("sum(id) AS total").first().total)
 print(spark.sparkContext._jvm.System.getProperty("java.home"))
 close_session()
+"""
+
+THAT_WAITS = """
+import sys, time
+from lakebed.pipeline.session import open_session
+from lakebed.pipeline.settings import SparkSettings
+
+spark = open_session(SparkSettings(master="local[1]", driver_memory="512m", quick=True))
+print(spark.sparkContext._gateway.proc.pid, flush=True)
+time.sleep(60)
 """
 
 THAT_FAIL = """
@@ -73,6 +85,23 @@ def test_is_one_per_process(spark: SparkSession, spark_settings: SparkSettings) 
     assert open_session(spark_settings) is spark
     with pytest.raises(Conflict):
         open_session(msgspec.structs.replace(spark_settings, shuffle_partitions=3))
+
+
+def test_its_java_dies_with_a_killed_process() -> None:
+    """kill -9 of the process that opened the session leaves no Java behind."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    opened = subprocess.Popen([sys.executable, "-c", THAT_WAITS], env=env, stdout=subprocess.PIPE, text=True)
+    assert opened.stdout is not None
+    java = int(opened.stdout.readline())
+    assert start_ticks(java)
+
+    opened.kill()
+    opened.wait()
+
+    deadline = time.monotonic() + 15
+    while start_ticks(java):
+        assert time.monotonic() < deadline, "Java outlived the process that started it"
+        time.sleep(0.05)
 
 
 def test_says_why_it_did_not_start() -> None:

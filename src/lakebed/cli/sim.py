@@ -14,7 +14,15 @@ from lakebed.sim.worlds import WORLDS, play
 COUNT_MAX = 1_000_000
 
 
-def sim(*, seed: int = 0, steps: int = STEPS_MAX, world: str = "all", count: int = 1, output: Output = "table") -> int:
+def sim(
+    *,
+    seed: int = 0,
+    steps: int = STEPS_MAX,
+    world: str = "all",
+    count: int = 1,
+    trace: bool = False,
+    output: Output = "table",
+) -> int:
     """Play seeded worlds; the same seed gives the same trace. A broken invariant prints how to replay it.
 
     Parameters
@@ -27,12 +35,14 @@ def sim(*, seed: int = 0, steps: int = STEPS_MAX, world: str = "all", count: int
         the world to play, or `all`.
     count
         how many seeds, one after the other.
+    trace
+        print every event of the seeds that held, too.
     """
     if not 1 <= count <= COUNT_MAX or steps < 1:
         raise Invalid(f"--count is 1 to {COUNT_MAX} and --steps at least 1")
     rows: list[dict[str, Any]] = []
     for name in [row.name for row in WORLDS] if world == "all" else [world]:
-        row, broken = _play(name, seed, steps, count)
+        row, broken = _play(name, seed, steps, count, trace)
         rows.append(row)
         if broken is not None:
             say(str(broken))
@@ -40,14 +50,16 @@ def sim(*, seed: int = 0, steps: int = STEPS_MAX, world: str = "all", count: int
     return exits.OK if all(row["held"] for row in rows) else exits.FAILED
 
 
-def _play(name: str, seed: int, steps: int, count: int) -> tuple[dict[str, Any], InvariantBroken | None]:
+def _play(name: str, seed: int, steps: int, count: int, traced: bool) -> tuple[dict[str, Any], InvariantBroken | None]:
     """One world's row: what was played until the first broken invariant, and how fast."""
     clock = SystemClock()
     begin_s = clock.monotonic_s()
     taken, digest, played, broken = 0, "", 0, None
     try:
         for each in range(seed, seed + count):
-            one = play(name, each, steps)
+            one = play(name, each, steps, traced=traced)
+            for event in one.trace:
+                say(event)
             taken, digest, played = taken + one.steps, one.digest, played + 1
     except InvariantBroken as error:
         broken = error

@@ -18,7 +18,8 @@ from lakebed.ids import Ids
 from lakebed.parts import sections
 from lakebed.settings import load
 
-SCENARIOS: tuple[str, ...] = ("store",)  # lakebed.demo.<name>: TITLE, NEXT, play(stage); in the order they are played
+# Each is lakebed.demo.<name> with TITLE, NEXT and play(stage); they are played in this order.
+SCENARIOS: tuple[str, ...] = ("store", "pipeline")
 
 
 class Outcome(msgspec.Struct, frozen=True):

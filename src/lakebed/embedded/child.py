@@ -133,6 +133,8 @@ class Child:
         assert self._process is not None
         if self._process.returncode is not None:
             return self._process.returncode
+        if not hasattr(os, "waitid"):  # macOS before Python 3.13: reaps at once, and the group may outlive its leader
+            return self._process.poll()
         seen = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if seen is None:
             return None

@@ -63,6 +63,9 @@ class BucketProgram:
     async def stop(self) -> None:
         await self._weed.stop(BUCKET_GRACE_S)
 
+    def clear(self) -> None:
+        self._weed.clear()
+
 
 class Command(msgspec.Struct, frozen=True):
     """What to run and how it is told its port; it is ready when it answers `health` with 200."""

@@ -117,6 +117,7 @@ class Stack:
         finally:
             for program in reversed(self._programs):
                 program.child.kill()
+            self._bucket.clear()
             (self.folder / ENDPOINTS_FILE).unlink(missing_ok=True)
             self._lock.release()
         self._tell(Event("stack", "stopped", self._clock.monotonic_s() - started_s))

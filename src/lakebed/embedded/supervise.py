@@ -36,7 +36,8 @@ async def run(stack: Stack, *, ready: Callable[[Endpoints], None] = lambda _: No
     """
     asked, hurried = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in STOP_SIGNALS:
+    heeded = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup means it
+    for number in heeded:
         loop.add_signal_handler(number, lambda: hurried.set() if asked.is_set() else asked.set())
 
     async def keep() -> None:
@@ -51,7 +52,7 @@ async def run(stack: Stack, *, ready: Callable[[Endpoints], None] = lambda _: No
         try:
             await _first(stopped, hurried)
         finally:
-            for number in STOP_SIGNALS:
+            for number in heeded:
                 loop.remove_signal_handler(number)
 
 

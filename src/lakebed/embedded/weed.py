@@ -76,6 +76,10 @@ class Weed:
         filer's change log.
         """
         await self.child.stop(grace_s)
+        self.clear()
+
+    def clear(self) -> None:
+        """Removes what it leaves outside its folder when it is killed."""
         if self._endpoints is not None:
             _remove_sockets(self._read_identity().ports)
 

@@ -73,7 +73,7 @@ def build(
     )
     app.router.redirect_slashes = False  # a redirected write would be sent twice, or lost
     app.state.examiner, app.state.context, app.state.failure = examiner, context, None
-    app.state.drain_until_s = None  # set by whoever stops the server
+    app.state.stopping, app.state.drain_until_s = asyncio.Event(), None  # set by whoever stops the server
     limits = Limits(settings, context.clock)
     _register(app, _served(components, settings), limits)
     _register(app, [*health.routes(examiner), *numbers.routes(context.metrics), *docs.routes(), _description()], limits)
@@ -84,7 +84,7 @@ def build(
         metrics=context.metrics,
         clock=context.clock,
         ids=context.ids,
-        verbose=structlog.get_logger().is_enabled_for(logging.DEBUG),
+        verbose=structlog.is_configured() and structlog.get_logger().is_enabled_for(logging.DEBUG),
     )
     return app
 

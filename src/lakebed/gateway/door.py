@@ -82,7 +82,7 @@ class Door:
     async def _refuse(self, error: Exception, request_id: str, scope: Scope, body: Body, answer: _Answer) -> None:
         told = problem(error, request_id, scope)
         if told.status >= 500 and not _expected(error):
-            log.error("request failed", method=scope["method"], path=scope["path"], code=told.code, exc_info=error)
+            log.error("request failed", method=scope["method"], path=_shown(scope), code=told.code, exc_info=error)
         headers = told.headers
         if not body.ended:
             headers = [*headers, (b"connection", b"close")]  # the rest of the body would have to be read first
@@ -106,7 +106,7 @@ class Door:
         series[0].inc()
         series[1].observe(seconds)
         if self._verbose:
-            log.debug("answered", method=scope["method"], path=scope["path"], status=status, ms=round(seconds * 1e3, 3))
+            log.debug("answered", method=scope["method"], path=_shown(scope), status=status, ms=round(seconds * 1e3, 3))
 
 
 class _Answer:
@@ -123,6 +123,12 @@ class _Answer:
             self.status = message["status"]
             message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._request_id)]
         await self._send(message)
+
+
+def _shown(scope: Scope) -> str:
+    """The path as it was sent, without its query: no terminal is steered by it, and no key in a query is logged."""
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    return raw.partition(b"?")[0].decode("ascii", "backslashreplace")
 
 
 def _expected(error: Exception) -> bool:

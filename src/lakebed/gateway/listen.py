@@ -19,7 +19,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from lakebed.errors import LakebedError, Unavailable
+from lakebed.errors import Unavailable
 from lakebed.gateway.settings import GatewaySettings
 from lakebed.logs import logger
 
@@ -58,16 +58,13 @@ async def listen(
 
     Raises what the app's lifespan raised at start.
     """
-    _forward_logs()
+    _forward_logs(logging.CRITICAL)  # what fails at start is raised, so it need not be logged too
     server = _Server(_config(app, settings), ready)
     with _stopped_by_signals(server, app, settings.drain_s):
         try:
             await server.serve(sockets=[bound])
-        except SystemExit:  # how uvicorn says that the lifespan failed
-            failure = app.state.failure
-            raise failure if isinstance(failure, LakebedError) else RuntimeError("a component failed to start") from (
-                failure
-            )
+        except SystemExit as end:  # how uvicorn says that the lifespan failed
+            raise app.state.failure or end from None
 
 
 def _config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
@@ -98,6 +95,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        _forward_logs(logging.WARNING)
         self._ready()
 
     @contextmanager
@@ -145,6 +143,7 @@ class _ImpatientProtocol(HttpToolsProtocol):
 def _stopped_by_signals(server: uvicorn.Server, app: FastAPI, drain_s: float) -> Iterator[None]:
     def stop(number: signal.Signals) -> None:
         log.info("stopping", signal=number.name, at_once=server.should_exit)
+        app.state.stopping.set()
         app.state.drain_until_s = app.state.context.clock.monotonic_s() + drain_s
         server.force_exit = server.should_exit
         server.should_exit = True
@@ -165,9 +164,9 @@ class _Forwarded(logging.Handler):
         log.log(record.levelno, record.getMessage(), **known)
 
 
-def _forward_logs() -> None:
-    """What uvicorn has to say from warnings on goes where everything goes."""
+def _forward_logs(level: int) -> None:
+    """What uvicorn has to say goes where everything goes."""
     theirs = logging.getLogger("uvicorn")
     theirs.handlers = [_Forwarded()]
-    theirs.setLevel(logging.WARNING)
+    theirs.setLevel(level)
     theirs.propagate = False

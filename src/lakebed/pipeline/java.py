@@ -99,7 +99,7 @@ def _brought(env: Mapping[str, str]) -> Java:
 
 
 def make_shim(program: Path, cache: Path) -> Path:
-    """A JAVA_HOME whose `bin/java` is `program` without the module it lacks. Raises Unavailable if it cannot be made."""
+    """A JAVA_HOME whose `bin/java` is `program` without the module it lacks. Raises Unavailable if it cannot be."""
     text = SHIM.format(module=MISSING_MODULE, java=shlex.quote(str(program)))
     home = cache / f"java-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     shim = home / "bin" / "java"

@@ -178,7 +178,8 @@ class FaultyStore:
             self._world.pause(process, self._rng.random() * faults.pause_s)
         if most_s is None:
             most_s = faults.slow_s if faults.slow and self._rng.random() < faults.slow else faults.latency_s
-        await asyncio.sleep(self._rng.random() * most_s)
+        delay_s = self._rng.random() * most_s * 2 - most_s
+        await asyncio.sleep(delay_s)  # half of them in no time: others run in between, the clock stands still
 
     async def _step(self, verb: str, key: str, outcome: str) -> None:
         """Counts one step of the world; does not come back when that was its last."""

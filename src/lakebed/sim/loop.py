@@ -44,11 +44,17 @@ class SimLoop(asyncio.BaseEventLoop):
         self._now_s = 0.0
         self._turns_max = turns_max
         self.turns = 0
+        self.tasks: list[asyncio.Task[Any]] = []  # all there ever were: the loop's owner closes those that did not end
         self.forget: Callable[[asyncio.Handle], bool] = lambda handle: False
         self.hold: Callable[[asyncio.Handle], bool] = lambda handle: False
 
     def time(self) -> float:
         return self._now_s
+
+    def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = super().create_task(coro, **options)
+        self.tasks.append(task)
+        return task
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> NoReturn:  # type: ignore[override]
         raise RuntimeError("a simulated world has no threads: pass the work in, or await it")

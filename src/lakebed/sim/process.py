@@ -41,7 +41,6 @@ class Process:
         self.ids = Ids.seeded(f"{world.seed}/{self.node}")
         self.metrics = Metrics()
         self.store = FaultyStore(world, self, world.store)
-        self.tasks: list[asyncio.Task[Any]] = []
         self._world = world
         self._ends: list[asyncio.Future[bool]] = []
 
@@ -93,16 +92,6 @@ def belongs_to_the_stopped(handle: asyncio.Handle) -> bool:
         return False
     process.stopped.append(handle)
     return True
-
-
-def owned_task(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any) -> asyncio.Task[Any]:
-    """Every task belongs to the process whose code started it."""
-    task = asyncio.Task(work, loop=loop, **options)
-    context: contextvars.Context | None = options.get("context")
-    process = PROCESS.get() if context is None else context.get(PROCESS)
-    if process is not None:
-        process.tasks.append(task)
-    return task
 
 
 def drop(task: asyncio.Task[Any]) -> None:

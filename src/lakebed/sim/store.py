@@ -1,4 +1,4 @@
-"""Worlds of the store's two primitives: many processes on one register, and many that want one lease."""
+"""Worlds of the store: many processes on one register, many that want one lease, many that start at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from lakebed.errors import Fenced, OutcomeUnknown, Overloaded, Unavailable
 from lakebed.sim.faults import CALM
 from lakebed.sim.history import History
 from lakebed.sim.world import Process, World
+from lakebed.store.authority import claim
 from lakebed.store.lease import Held, HeldByAnother, Lease
+from lakebed.store.prover import prove
 from lakebed.store.register import Register
 
 KEY = "world/register.json"
@@ -215,3 +217,31 @@ async def _acquirable(world: World) -> None:
     ended = newcomer.spawn(insist())
     await asyncio.sleep(world.faults.late_s + LEASE_S + 2 * SKEW_S + 2.0)
     world.check(ended.done(), "lease: nobody holds it, and a newcomer cannot take it")
+
+
+async def boot(world: World) -> None:
+    """Processes start on a fresh bucket, at once and after crashes: they agree on whose it is, and prove it."""
+    believed: dict[str, str] = {}
+    world.faults = msgspec.structs.replace(world.faults, crash=10 * CRASH, pause=PAUSE)
+
+    def one_authority() -> str | None:
+        return f"two authorities: {believed}" if len(set(believed.values())) > 1 else None
+
+    world.invariant("authority", one_authority)
+
+    async def body(process: Process) -> None:
+        while process.node not in believed:
+            try:
+                found = await claim(process.store, expected="", clock=process.clock, ids=process.ids)
+                believed[process.node] = found.authority_id
+            except Unavailable:
+                await process.clock.sleep(world.rng.uniform(0.0, 1.0))
+
+    await asyncio.gather(*(world.keep(f"p{number}", body) for number in range(world.rng.randint(2, 4))))
+    await asyncio.sleep(world.faults.late_s)
+    world.check(one_authority() is None, f"authority: {one_authority()}")
+
+    world.heal(CALM)
+    rivals = [world.process(f"rival{number}") for number in range(3)]
+    proof = await prove([rival.store for rival in rivals], rounds=2, clock=rivals[0].clock, ids=rivals[0].ids)
+    world.check(proof.held, f"prover: a good store is refused: {proof.findings}")

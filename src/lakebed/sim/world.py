@@ -17,7 +17,7 @@ from typing import Any
 
 from lakebed.sim.faults import Faults, attempt, immediate
 from lakebed.sim.loop import SimClock, SimLoop
-from lakebed.sim.process import Process, belongs_to_the_dead, belongs_to_the_stopped, drop, owned_task
+from lakebed.sim.process import Process, belongs_to_the_dead, belongs_to_the_stopped, drop
 from lakebed.store.memory import MemoryStore
 from lakebed.store.model import ObjectInfo, StoredObject
 
@@ -47,7 +47,6 @@ class World:
         self.fault_rng = random.Random(f"{seed}/faults")
         self.loop = SimLoop(random.Random(f"{seed}/schedule"))
         self.loop.forget, self.loop.hold = belongs_to_the_dead, belongs_to_the_stopped
-        self.loop.set_task_factory(owned_task)  # type: ignore[arg-type]
         self.loop.set_exception_handler(self._callback_failed)
         self.clock = SimClock(self.loop)
         self.store = MemoryStore(clock=self.clock)
@@ -150,7 +149,7 @@ class World:
     # Running it.
 
     def run(self, script: Callable[[World], Awaitable[Any]]) -> None:
-        """Plays the script to its end or to the limit on steps. Raises InvariantBroken, or what the script raised."""
+        """Plays the script to its end or to the limit on steps. Raises InvariantBroken, whatever went wrong."""
 
         async def play() -> None:
             await script(self)
@@ -161,14 +160,16 @@ class World:
             task = self.loop.create_task(play())
             task.add_done_callback(lambda _: self.loop.stop())
             self.loop.run_forever()
-            if self._failure is not None:
-                raise self._failure
-            if not self.cut:
+            if self._failure is None and not self.cut:
                 task.result()
+        except Exception as error:  # of the script, or of the loop: nobody is left to go on, or there is no end
+            self.fail(f"the world failed: {error!r}", error)
         finally:
             self._close()
             if collecting:
                 gc.enable()
+        if self._failure is not None:
+            raise self._failure
 
     def digest(self) -> str:
         """One number for the whole trace."""
@@ -231,11 +232,10 @@ class World:
 
     def _close(self) -> None:
         """Lets go of every task that did not end. Their `finally` blocks run now, in a world where nothing answers."""
-        tasks = [task for process in self.processes for task in process.tasks] + [*asyncio.all_tasks(self.loop)]
         for process in self.processes:
             process.alive = False
         self.loop.close()
-        for task in tasks:
+        for task in self.loop.tasks:
             if not task.done():
                 drop(task)
 

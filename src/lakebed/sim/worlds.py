@@ -9,7 +9,7 @@ from typing import cast
 import msgspec
 
 from lakebed.errors import Invalid
-from lakebed.sim.world import STEPS_MAX, World
+from lakebed.sim.world import STEPS_MAX, World, line
 
 Script = Callable[[World], Awaitable[None]]
 
@@ -26,6 +26,7 @@ WORLDS: tuple[Row, ...] = (
     Row("register", "many processes change one register", "lakebed.sim.store:register"),
     Row("lease", "many processes want one lease", "lakebed.sim.store:lease"),
     Row("log", "brokers, compactors, vacuum and operator on a few partitions", "lakebed.sim.log:log"),
+    Row("boot", "many processes start on a fresh bucket", "lakebed.sim.store:boot"),
 )
 
 
@@ -38,6 +39,7 @@ class Played(msgspec.Struct, frozen=True):
     virtual_s: float
     digest: str
     cut: bool
+    trace: tuple[str, ...] = ()
 
 
 def find(name: str) -> Script:
@@ -48,8 +50,20 @@ def find(name: str) -> Script:
     raise Invalid(f"there is no world {name!r}", hint=f"one of {', '.join(row.name for row in WORLDS)}")
 
 
-def play(name: str, seed: int, steps: int = STEPS_MAX, *, script: Script | None = None) -> Played:
-    """Plays one seed of a world. Raises InvariantBroken."""
+def play(name: str, seed: int, steps: int = STEPS_MAX, *, traced: bool = False) -> Played:
+    """Plays one seed of a world; `traced` keeps every line of what happened. Raises InvariantBroken."""
     world = World(seed, name=name, steps=steps)
-    world.run(script or find(name))
-    return Played(name, seed, world.steps, round(world.loop.time(), 3), world.digest(), world.cut)
+    world.run(find(name))
+    trace = tuple(map(line, world.trace)) if traced else ()
+    return Played(name, seed, world.steps, round(world.loop.time(), 3), world.digest(), world.cut, trace)
+
+
+def deaths(life: Callable[[int], bool], *, awaits_max: int = 200) -> int:
+    """Plays `life(k)`, in which a process dies at its k-th await at the store, for k = 1, 2, … until it outlives k.
+
+    `life` gives back whether it died. Returns how many deaths there were; a life of more awaits is Invalid.
+    """
+    for number in range(1, awaits_max + 1):
+        if not life(number):
+            return number - 1
+    raise Invalid(f"this life has more than {awaits_max} awaits at the store", hint="make it shorter")

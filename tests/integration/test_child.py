@@ -1,0 +1,107 @@
+"""A child process: it ends when told, is ended when it does not, takes along what it started, and leaves its words."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lakebed.clock import SystemClock
+from lakebed.embedded import child as child_module
+from lakebed.embedded.child import Child
+from lakebed.embedded.lock import start_ticks
+
+STUBBORN = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+)
+WITH_HELPER = "import subprocess, time; print(subprocess.Popen(['sleep', '60']).pid, flush=True); time.sleep(60)"
+
+
+@pytest.fixture
+def child(tmp_path: Path) -> Iterator[Child]:
+    made = Child("thing", tmp_path / "thing.log", clock=SystemClock())
+    yield made
+    made.kill()
+
+
+def first_word(child: Child) -> str:
+    deadline = time.monotonic() + 20
+    while not child.log.read_text().endswith("\n"):
+        assert time.monotonic() < deadline, "it never spoke"
+        time.sleep(0.02)
+    return child.tail().split()[0]
+
+
+async def test_ends_by_itself_when_told(child: Child) -> None:
+    """SIGTERM is asked first, and enough for one that listens."""
+    child.start(["/bin/sleep", "60"])
+
+    willing = await child.stop(10.0)
+
+    assert willing
+    assert not child.running()
+    assert child.exit_code() in (-15, 0)
+
+
+async def test_is_killed_after_its_grace(child: Child) -> None:
+    """One that ignores SIGTERM is gone a moment after its grace."""
+    child.start([sys.executable, "-c", STUBBORN])
+    assert first_word(child) == "deaf"
+
+    willing = await child.stop(0.2)
+
+    assert not willing
+    assert child.exit_code() == -9
+
+
+async def test_takes_along_what_it_started(child: Child) -> None:
+    """A helper of the child is gone with it."""
+    child.start([sys.executable, "-c", WITH_HELPER])
+    helper = int(first_word(child))
+    assert start_ticks(helper)
+
+    await child.stop(5.0)
+
+    deadline = time.monotonic() + 5
+    while start_ticks(helper):
+        assert time.monotonic() < deadline, "the helper was left behind"
+        time.sleep(0.02)
+
+
+async def test_tells_its_end_and_last_words(child: Child) -> None:
+    """The error for a dead child carries its code and the end of its log."""
+    child.start([sys.executable, "-c", "import sys; print('no disk'); sys.exit(3)"])
+    assert await child.wait(20.0)
+
+    error = child.ended("it is needed")
+
+    assert "ended with code 3" in error.message
+    assert "no disk" in error.message
+    assert str(child.log) in error.hint
+
+
+async def test_a_program_that_is_not_there_is_said_so(child: Child) -> None:
+    """A missing program ends at once, with the reason in the log."""
+    child.start(["/nowhere/at/all"])
+
+    assert await child.wait(20.0)
+    assert child.exit_code() == 127
+    assert "/nowhere/at/all" in child.tail()
+
+
+async def test_its_log_is_bounded(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log that grew too long is set aside, and the child goes on writing into an empty one."""
+    monkeypatch.setattr(child_module, "LOG_BYTES_MAX", 5)
+    child.start(["/bin/sh", "-c", "echo long enough; read _ <&0; sleep 1; echo more; sleep 60"])
+    assert first_word(child) == "long"
+
+    child.set_log_aside()
+
+    assert child.log.with_name("thing.log.1").read_text() == "long enough\n"
+    deadline = time.monotonic() + 10
+    while child.log.read_text() != "more\n":
+        assert time.monotonic() < deadline, child.log.read_text()
+        time.sleep(0.02)
