@@ -140,7 +140,7 @@ def decode_head(data: bytes, key: str) -> Head:
     """Raises Corrupt unless the bytes are a head of the schema this Lakebed knows."""
     try:
         head = _HEAD.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"{key!r} does not decode: {error}", hint="nothing was changed; look at the object") from error
     if head.schema != HEAD_SCHEMA:
         raise Corrupt(f"{key!r} has schema {head.schema!r}, this Lakebed knows {HEAD_SCHEMA!r}")
@@ -158,7 +158,7 @@ def decode_leaf(data: bytes, key: str) -> Leaf:
     """Raises Corrupt unless the bytes are a leaf with its keys in order."""
     try:
         file = _LEAF.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"{key!r} does not decode: {error}", hint="nothing was changed; look at the object") from error
     leaf = Leaf(file.entries)
     if file.schema != LEAF_SCHEMA or not leaf.rows:
