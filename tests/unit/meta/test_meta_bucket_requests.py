@@ -291,4 +291,4 @@ async def test_a_damaged_head_is_told_and_left_alone(store: CountingStore, manua
     with pytest.raises(Corrupt):
         await meta.put(key(1), b"x", **GROUP)
 
-    assert (await store.get(HEAD)).data == b"not a head"
+    assert b"not a head" in (await store.get(HEAD)).data
