@@ -1,0 +1,245 @@
+"""`lakebed bench log`: durable produce beside raw puts and beside a plain broker, and consume beside produce.
+
+Brokers are processes of their own; the generator is this one. Contenders take turns in the same run, on one bucket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+from array import array
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import msgspec
+
+from lakebed.bench.hammer import Connection, Fired, Request, fire, post
+from lakebed.bench.harness import Check, Contender, Stand, at_least, rounds_of, told
+from lakebed.clock import SystemClock
+from lakebed.embedded.child import Child
+from lakebed.embedded.ports import HOST, HeldPorts
+from lakebed.errors import Unavailable
+from lakebed.ids import Ids
+from lakebed.log import frame
+from lakebed.log.columns import Columns
+from lakebed.settings import env_name
+from lakebed.store.settings import StoreSettings
+
+KIB, MIB = 1024, 1024 * 1024
+BLOB = 4 * MIB
+PARTITIONS = 4
+JSON_RECORDS = 100  # records per request where requests are JSON
+RAW_BAR, PLAIN_BAR, CONSUME_BAR = 0.7, 5.0, 3.0
+READY_S = 60.0
+
+
+async def bench(stand: Stand) -> Sequence[Check]:
+    blobs = 16 if stand.quick else 48
+    rounds = 3 if stand.quick else 5
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lakebed-bench-")))
+        ours = await stack.enter_async_context(broker(stand, folder, "ours"))
+        plain = await stack.enter_async_context(plain_broker(stand, folder))
+        stand.tell("raw puts of 4 MiB, and 1 KiB records produced in blobs of 4 MiB, in turn")
+        context = stand.context()
+        payload = os.urandom(BLOB)
+        fired: dict[str, list[Fired]] = {"produce": [], "consume": [], "binary": [], "json": [], "plain": []}
+
+        async def raw() -> float:
+            clock = SystemClock()
+            waiting = iter(range(blobs))
+
+            async def lane() -> None:
+                for _ in waiting:
+                    await context.store.create(f"bench/raw/{context.ids.token()}", payload)
+
+            began = clock.monotonic_s()
+            await asyncio.gather(*(lane() for _ in range(4)))
+            return blobs * 4 / (clock.monotonic_s() - began)
+
+        async def produce() -> float:
+            done = await fire([ours], framed(ours, "wide", 1024, blobs * 4), lanes=16)
+            fired["produce"].append(_good(done))
+            return done.records_per_s / 1024
+
+        async def consume() -> float:
+            done = await fire([ours], fetches(ours, "wide", blobs * 4), lanes=2)
+            fired["consume"].append(_good(done))
+            return done.bytes_per_s / MIB
+
+        wide = await rounds_of(rounds, {"raw": raw, "produce": produce})
+        reading = await rounds_of(rounds, {"produce": produce, "consume": consume})
+        stand.tell("small requests of 100 records: ours with frames, ours with JSON, the plain broker with JSON")
+        count = 150 if stand.quick else 600
+
+        def small(name: str, url: str, requests: list[Request]) -> Contender:
+            async def measured() -> float:
+                done = await fire([url], requests, lanes=32)
+                fired[name].append(_good(done))
+                return done.records_per_s
+
+            return measured
+
+        narrow = await rounds_of(
+            rounds,
+            {
+                "binary": small("binary", ours, framed(ours, "narrow", JSON_RECORDS, count)),
+                "json": small("json", ours, as_json(ours, "text", count)),
+                "plain": small("plain", plain, as_json(plain, "text", count)),
+            },
+        )
+        async for info in context.store.list("bench/"):
+            await context.store.delete(info.key)
+    return [
+        told("raw puts of 4 MiB", wide["raw"], "MiB/s"),
+        told("durable produce, 1 KiB records in blobs of 4 MiB", wide["produce"], "MiB/s"),
+        at_least("produce bandwidth ÷ raw puts", wide["produce"], wide["raw"], RAW_BAR),
+        told("consume from cache", reading["consume"], "MiB/s"),
+        at_least("consume from cache ÷ produce", reading["consume"], reading["produce"], CONSUME_BAR),
+        told("produce, frames of 100 records", narrow["binary"], "records/s"),
+        told("produce, JSON of 100 records", narrow["json"], "records/s"),
+        told("plain broker, JSON of 100 records", narrow["plain"], "records/s"),
+        at_least("produce (frames) ÷ plain broker", narrow["binary"], narrow["plain"], PLAIN_BAR),
+        told("produce (JSON) ÷ plain broker", _ratios(narrow["json"], narrow["plain"]), "ratio"),
+        told("median latency of a produce of 4 MiB blobs", [one.latencies_ms[0] for one in fired["produce"]], "ms"),
+        told("median latency of a small produce", [one.latencies_ms[0] for one in fired["binary"]], "ms"),
+        *[
+            told(f"generator's CPU share, {name}", [one.cpu_seconds / one.seconds for one in some], "of a core")
+            for name, some in fired.items()
+        ],
+    ]
+
+
+def framed(url: str, topic: str, count: int, requests: int) -> list[Request]:
+    """Frames of `count` records of 1 KiB, the partitions in turn."""
+    records = Columns(count, array("I", [KIB]).tobytes() * count, b"x" * (count * KIB))
+
+    def one(partition: int) -> Request:
+        part = {"topic": topic, "partition": partition, "count": count, "payload_bytes": records.size}
+        body = frame.encode({"topic_partitions": [part]}, [records])
+        return post(url, "/produce", body, count, content_type=frame.MEDIA_TYPE)
+
+    made = [one(partition) for partition in range(PARTITIONS)]
+    return [made[number % PARTITIONS] for number in range(requests)]
+
+
+def as_json(url: str, topic: str, requests: int) -> list[Request]:
+    def one(partition: int) -> Request:
+        part = {"topic": topic, "partition": partition, "records": ["x" * KIB] * JSON_RECORDS}
+        body = msgspec.json.encode({"topic_partitions": [part]})
+        return post(url, "/produce", body, JSON_RECORDS, content_type="application/json")
+
+    made = [one(partition) for partition in range(PARTITIONS)]
+    return [made[number % PARTITIONS] for number in range(requests)]
+
+
+def fetches(url: str, topic: str, count: int) -> list[Request]:
+    """Fetches of 1 MiB over the hottest records of each partition."""
+    return [
+        post(
+            url,
+            "/consume",
+            msgspec.json.encode(
+                {
+                    "topic_partitions": [
+                        {
+                            "topic": topic,
+                            "partition": number % PARTITIONS,
+                            "fetch_offset": 1 + (number // PARTITIONS) * 1024,
+                            "partition_max_bytes": MIB,
+                        }
+                    ],
+                    "max_bytes": MIB,
+                }
+            ),
+            1024,
+            content_type="application/json",
+            accept=frame.MEDIA_TYPE,
+        )
+        for number in range(count)
+    ]
+
+
+@asynccontextmanager
+async def broker(stand: Stand, folder: Path, name: str, **settings: str) -> AsyncIterator[str]:
+    """A gateway with the log alone, in a process of its own."""
+    told = {
+        "meta.path": str(folder / f"{name}.sqlite"),
+        "log.batch_max_bytes": str(BLOB),
+        "log.cache_bytes": str(1024 * MIB),
+        **settings,
+    }
+    with HeldPorts(Ids()) as held:
+        port = held.take()
+        arguments = ["lakebed", "serve", "--parts", "log", "--port", str(port), "--log", "warning"]
+        async with _process(stand, folder, name, arguments, told, f"http://{HOST}:{port}") as url:
+            yield url
+
+
+@asynccontextmanager
+async def plain_broker(stand: Stand, folder: Path) -> AsyncIterator[str]:
+    with HeldPorts(Ids()) as held:
+        port = held.take()
+        arguments = ["lakebed.bench.plain_broker", str(port), str(folder / "plain.sqlite"), str(BLOB), "10"]
+        async with _process(stand, folder, "plain", arguments, {}, f"http://{HOST}:{port}") as url:
+            yield url
+
+
+@asynccontextmanager
+async def _process(
+    stand: Stand, folder: Path, name: str, arguments: Sequence[str], settings: dict[str, str], url: str
+) -> AsyncIterator[str]:
+    child = Child(name, folder / f"{name}.log", clock=SystemClock())
+    child.start([sys.executable, "-m", *arguments], env={**os.environ, **environment(stand), **_named(settings)})
+    try:
+        await _answers(url, child)
+        yield url
+    finally:
+        await child.stop(grace_s=5.0)
+
+
+def environment(stand: Stand) -> dict[str, str]:
+    """The stand's bucket, for a process of its own."""
+    store = stand.settings.of(StoreSettings)
+    return _named(
+        {
+            "store.url": store.url,
+            "store.prefix": store.prefix,
+            "store.endpoint": store.endpoint,
+            "store.region": store.region,
+            "store.access_key_id": store.access_key_id.reveal(),
+            "store.secret_access_key": store.secret_access_key.reveal(),
+        }
+    )
+
+
+def _named(settings: dict[str, str]) -> dict[str, str]:
+    return {env_name(key): value for key, value in settings.items() if value}
+
+
+async def _answers(url: str, child: Child) -> None:
+    clock = SystemClock()
+    deadline = clock.monotonic_s() + READY_S
+    asking = f"GET /health HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode()
+    while clock.monotonic_s() < deadline and child.running():
+        try:
+            status, _ = await Connection(url).ask(asking)
+            if status == 200:
+                return
+        except OSError:
+            pass
+        await clock.sleep(0.1)
+    raise child.ended(f"{url} did not answer") if not child.running() else Unavailable(f"{url} did not answer in time")
+
+
+def _good(done: Fired) -> Fired:
+    if done.failed:
+        raise Unavailable(f"{done.failed} of {done.requests} requests failed: {done.statuses}")
+    return done
+
+
+def _ratios(some: Sequence[float], bare: Sequence[float]) -> list[float]:
+    return [one / base for one, base in zip(some, bare, strict=True)]
