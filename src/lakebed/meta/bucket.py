@@ -17,7 +17,8 @@ from lakebed.clock import Clock, now_ms
 from lakebed.errors import Fenced, NotFound, Unavailable
 from lakebed.ids import Ids
 from lakebed.meta import bucket_shard
-from lakebed.meta.bucket_group import Group, LeafCache
+from lakebed.meta.bucket_group import Group
+from lakebed.meta.bucket_leaves import LeafCache
 from lakebed.meta.bucket_model import Head, Paths, decode_head
 from lakebed.meta.bucket_sessions import Sessions
 from lakebed.meta.bucket_shard import Known
@@ -175,7 +176,9 @@ class BucketMeta:
                 return None
             if len(self._partition_keys) >= NAMES_MAX:
                 self._partition_keys.clear()
-            self._partition_keys[name] = decode_head(stored.data, head.key).partition_key
+            key = decode_head(stored.data, head.key).partition_key
+            self._partition_keys[name] = key
+            self._named(key).saw(stored)
         return self._partition_keys[name]
 
     def _group(self, verb: str, partition_key: str) -> Group:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol, TypeVar
@@ -15,11 +14,13 @@ from lakebed.errors import LakebedError, NotFound, Overloaded
 from lakebed.ids import Ids
 from lakebed.meta import bucket_spill
 from lakebed.meta.bucket_change import Change, Writer
+from lakebed.meta.bucket_leaves import LeafCache, LeavesAtHand
 from lakebed.meta.bucket_model import Head, Leaf, Paths, decode_head, decode_leaf, encode_leaf, group_name
 from lakebed.meta.bucket_sessions import Sessions
 from lakebed.meta.bucket_shard import Crowded, Known, Need
 from lakebed.meta.bucket_spill import Plan, Replan
 from lakebed.metrics import Metrics
+from lakebed.store.model import StoredObject
 from lakebed.store.protocol import Store
 from lakebed.store.register import Register, Snapshot
 
@@ -32,29 +33,6 @@ SPILLS_MAX = 4  # plans one spill may lose to others
 FETCHES_MAX = 16  # requests under way at once for one call
 SWEEP_EVERY = 8  # spills of a group between two sweeps of its leaves
 SWEEP_MAX = 1_000  # leaves one sweep removes
-CACHE_BYTES_MAX = 64 * 1024 * 1024
-
-
-class LeafCache:
-    """Decoded leaves by object key, least recently used out first. They never change, so they are never stale."""
-
-    def __init__(self, size_bytes_max: int = CACHE_BYTES_MAX) -> None:
-        self._leaves: OrderedDict[str, Leaf] = OrderedDict()
-        self._size_bytes, self._size_bytes_max = 0, size_bytes_max
-
-    def get(self, key: str) -> Leaf | None:
-        found = self._leaves.get(key)
-        if found is not None:
-            self._leaves.move_to_end(key)
-        return found
-
-    def add(self, key: str, leaf: Leaf) -> None:
-        if key not in self._leaves:
-            self._leaves[key] = leaf
-            self._size_bytes += leaf.size_bytes
-        while self._size_bytes > self._size_bytes_max and len(self._leaves) > 1:
-            _, oldest = self._leaves.popitem(last=False)
-            self._size_bytes -= oldest.size_bytes
 
 
 class Decide(Protocol[Out]):
@@ -107,7 +85,7 @@ class Group:
         With the `etag` that a list has just given, a head that is known already is not read again.
         """
         seen = self._seen
-        head, known = (seen.value if etag and seen.etag == etag else await self.head()), _nothing()
+        head, known = (seen.value if etag and seen.etag == etag else await self.head()), self._at_hand()
         for _ in range(NEEDS_MAX):
             try:
                 return decide(head, known)
@@ -119,7 +97,7 @@ class Group:
 
     async def change(self, decide: Decide[R]) -> R:
         """Changes the head as `decide` says, in one write together with all that wait. Spills it when it has grown."""
-        known, crowded = _nothing(), 0
+        known, crowded = self._at_hand(), 0
         change = Change(self._writer)
         for _ in range(NEEDS_MAX):
             try:
@@ -142,6 +120,11 @@ class Group:
         if self._next is None:
             self._next = asyncio.create_task(self._read_after(self._reading))
         return await asyncio.shield(self._next)
+
+    def saw(self, stored: StoredObject) -> Head:
+        """Remembers a head that somebody has read, for as long as its etag stands."""
+        self._seen = Snapshot(decode_head(stored.data, stored.key), 0, stored.etag)
+        return self._seen.value
 
     async def spill(self) -> None:
         """Moves old entries from the head into leaves. Leaves come first; a lost race leaves orphans for the sweep."""
@@ -192,7 +175,9 @@ class Group:
         return [key for key in keys if key not in referenced]
 
     async def _plan(self, head: Head) -> Plan | None:
-        known, _ = await self._fetched(_nothing(), Need(sessions={hot.session for hot in head.hot.values()} - {""}))
+        known, _ = await self._fetched(
+            self._at_hand(), Need(sessions={hot.session for hot in head.hot.values()} - {""})
+        )
         ended = [session for session, lives in known.sessions.items() if not lives]
         try:
             return bucket_spill.plan(head, known, ended, self._ids.uuid)
@@ -223,13 +208,14 @@ class Group:
 
     async def _fetched(self, known: Known, need: Need) -> tuple[Known, bool]:
         """`known` with what is needed; False when a leaf is gone."""
-        leaves, sessions = dict(known.leaves), dict(known.sessions)
+        leaves, sessions = LeavesAtHand(self._cached, {}), dict(known.sessions)
+        leaves.fetched.update(known.leaves)
         places = asyncio.Semaphore(FETCHES_MAX)
 
         async def leaf(id: str) -> bool:
             async with places:
                 try:
-                    leaves[id] = await self._leaf(id)
+                    leaves.fetched[id] = await self._leaf(id)
                 except NotFound:
                     return False
                 return True
@@ -243,13 +229,19 @@ class Group:
         return Known(leaves, sessions), all(complete)
 
     async def _leaf(self, id: str) -> Leaf:
-        key = self._paths.leaf(self._name, id)
-        found = self._cache.get(key)
+        found = self._cached(id)
         if found is None:
+            key = self._paths.leaf(self._name, id)
             self._load_count.inc()
             found = decode_leaf((await self._store.get(key)).data, key)
             self._cache.add(key, found)
         return found
+
+    def _cached(self, id: str) -> Leaf | None:
+        return self._cache.get(self._paths.leaf(self._name, id))
+
+    def _at_hand(self) -> Known:
+        return Known(LeavesAtHand(self._cached, {}), {})
 
     async def _read_after(self, earlier: asyncio.Task[Head] | None) -> Head:
         if earlier is not None and not earlier.done():
@@ -262,7 +254,3 @@ class Group:
             return Head()
         self._seen = Snapshot(decode_head(stored.data, key), 0, stored.etag)
         return self._seen.value
-
-
-def _nothing() -> Known:
-    return Known({}, {})
