@@ -63,6 +63,17 @@ async def test_a_server_that_does_not_answer_is_given_up_in_time() -> None:
         async with asyncio.timeout(5.0):
             with pytest.raises(Unavailable):
                 await meta.get("llog/a")
+            await meta.close()
+
+
+async def test_a_session_that_the_server_would_refuse_is_refused_at_once() -> None:
+    """The server's own limit is told before anything is put under the session."""
+    meta = connect("127.0.0.1:1")
+
+    with pytest.raises(Invalid):
+        await meta.open_session(timeout_s=1.9)
+
+    await meta.close()
 
 
 @needs_oxia

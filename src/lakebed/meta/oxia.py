@@ -31,9 +31,8 @@ from lakebed.errors import (
 from lakebed.ids import Ids
 from lakebed.meta.model import ABSENT, Entry, check_key, check_limit, check_value, prefix_end
 from lakebed.meta.oxia_order import Piece, is_whole_folder, pieces
-from lakebed.meta.oxia_session import OxiaSession, Replaced
+from lakebed.meta.oxia_session import OxiaSession, Replaced, open_client
 from lakebed.meta.protocol import Session
-from lakebed.meta.session import BEATS_PER_TIMEOUT
 from lakebed.meta.settings import MetaSettings
 from lakebed.metrics import Metrics
 
@@ -43,6 +42,7 @@ Sorting = Literal["hierarchical", "natural"]
 THREADS = 16  # calls under way at once; each holds a thread for its round trip
 WAITING_MAX = 10_000  # calls waiting for a thread before new ones are refused
 TIMEOUT_S = 10.0
+SESSION_S_MIN = 2.0  # the server's own limit
 MUST_BE_ABSENT = -1  # the client's expected_version_id for it
 
 
@@ -181,6 +181,8 @@ class OxiaMeta:
         await self._ask("delete_range", run, writes=True)
 
     async def open_session(self, *, timeout_s: float) -> Session:
+        if timeout_s < SESSION_S_MIN:
+            raise Invalid(f"Oxia takes no session timeout below {SESSION_S_MIN:g} s")
         id = self._ids.uuid()
         client = await self._ask("session", lambda _: self._connect(round(timeout_s * 1000), id))
         session = OxiaSession(id, client, timeout_s=timeout_s, clock=self._clock, close=self._close_client)
@@ -225,21 +227,13 @@ class OxiaMeta:
             raise self._failed(_told(error), writes) from error
 
     def _connect(self, session_timeout_ms: int, identity: str | None) -> Any:
-        """A new client. One that finds nobody goes on trying in its own thread for ever, so look first."""
+        """A new client. Blocks."""
         host, _, port = self._address.rpartition(":")
         try:
             socket.create_connection((host, int(port)), timeout=self._timeout_s).close()
-            client = self._oxia.Client(
-                self._address,
-                namespace=self._namespace,
-                session_timeout_ms=session_timeout_ms,
-                client_identifier=identity,
-            )
-            # The client's own choice is never below 2 s: too slow for a short timeout, and not to be set from outside.
-            client._session_manager._heartbeat_interval_ms = max(1, session_timeout_ms // BEATS_PER_TIMEOUT)
-            return client
+            return open_client(self._address, self._namespace, self._timeout_s, session_timeout_ms, identity)
         except ValueError as error:
-            raise Invalid(f"meta.address {self._address!r} or a session's timeout is not one: {error}") from error
+            raise Invalid(f"meta.address {self._address!r} is not host:port") from error
         except (OSError, RuntimeError) as error:
             raise self._failed(str(error), writes=False) from error
 
@@ -248,7 +242,7 @@ class OxiaMeta:
         try:
             await asyncio.wait_for(closing, self._timeout_s)
         except Exception:  # the server may be gone: its sessions end by themselves
-            return
+            client._connections.close()  # frees the threads that still wait for it
 
     def _find(self, client: Any, key: str, partition_key: str) -> Entry | None:
         try:

@@ -11,6 +11,34 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from lakebed.clock import Clock
+from lakebed.meta.session import BEATS_PER_TIMEOUT
+
+
+def open_client(address: str, namespace: str, timeout_s: float, session_timeout_ms: int, identity: str | None) -> Any:
+    """A client, put together from its own parts: made as a whole it waits half a minute for a silent server, keeps a
+    thread trying for ever, and sends heartbeats no more often than every two seconds. Raises RuntimeError."""
+    from oxia.internal.connection_pool import ConnectionPool  # type: ignore[import-untyped,unused-ignore]
+    from oxia.internal.service_discovery import ServiceDiscovery  # type: ignore[import-untyped,unused-ignore]
+    from oxia.internal.sessions import SessionManager  # type: ignore[import-untyped,unused-ignore]
+
+    import oxia  # type: ignore[import-untyped,unused-ignore]
+
+    client = oxia.Client.__new__(oxia.Client)
+    client._closed, client._connections = False, ConnectionPool()
+    client._service_discovery = ServiceDiscovery.__new__(ServiceDiscovery)
+    try:
+        client._service_discovery.__init__(address, client._connections, namespace, init_timeout=timeout_s)
+    except BaseException:
+        client._service_discovery._closed = True  # its thread ends with its connection
+        client._connections.close()
+        raise
+    client._session_manager = SessionManager(
+        client._service_discovery,
+        session_timeout_ms,
+        identity,
+        heartbeat_interval_ms=max(1, session_timeout_ms // BEATS_PER_TIMEOUT),
+    )
+    return client
 
 
 class Replaced(Exception):
