@@ -137,6 +137,14 @@ class BucketMeta:
             swept += await self._group("sweep", partition_key).sweep()
         return swept
 
+    async def orphans(self) -> list[str]:
+        """The leaves that a sweep would remove now."""
+        return [key for group in await self.groups() for key in await self._group("sweep", group).orphans()]
+
+    async def head(self, partition_key: str) -> Head:
+        """A group's head as it is stored, to be looked at."""
+        return await self._group("head", partition_key).head()
+
     async def groups(self) -> list[str]:
         """The partition keys of all groups that were ever written, sorted: one list, and one read per unknown one."""
         self._count("groups")

@@ -153,24 +153,31 @@ class Group:
         The fence is raised in the write that reads the references: a spill planned before it can no longer refer to
         a leaf that was found unreferenced.
         """
-        before_ms = now_ms(self._clock) - self._horizon_ms
-        folder = self._paths.leaves(self._name)
-        old = [info.key async for info in self._store.list(folder) if info.modified_ms < before_ms]
-        orphans = self._orphans(await self.head(), old)
-        if not orphans:
+        old = await self._old_leaves()
+        if not self._unreferenced(await self.head(), old):
             return 0
 
         def fence(head: Head) -> tuple[Head, Head]:
             return msgspec.structs.replace(head, fence=head.fence + 1), head
 
         _, before = await self._register.change(Change(self._writer).deciding(fence))
-        orphans = self._orphans(before, old)[:SWEEP_MAX]
+        orphans = self._unreferenced(before, old)[:SWEEP_MAX]
         for at in range(0, len(orphans), FETCHES_MAX):
             await asyncio.gather(*(self._store.delete(key) for key in orphans[at : at + FETCHES_MAX]))
         self._swept_count.inc(len(orphans))
         return len(orphans)
 
-    def _orphans(self, head: Head, keys: list[str]) -> list[str]:
+    async def orphans(self) -> list[str]:
+        """The leaves a sweep would remove."""
+        old = await self._old_leaves()
+        return self._unreferenced(await self.head(), old)
+
+    async def _old_leaves(self) -> list[str]:
+        before_ms = now_ms(self._clock) - self._horizon_ms
+        folder = self._paths.leaves(self._name)
+        return [info.key async for info in self._store.list(folder) if info.modified_ms < before_ms]
+
+    def _unreferenced(self, head: Head, keys: list[str]) -> list[str]:
         referenced = {self._paths.leaf(self._name, ref.id) for ref in head.refs}
         return [key for key in keys if key not in referenced]
 
