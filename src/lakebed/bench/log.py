@@ -30,8 +30,9 @@ from lakebed.store.settings import StoreSettings
 
 KIB, MIB = 1024, 1024 * 1024
 BLOB = 4 * MIB
-PARTITIONS = 4
-JSON_RECORDS = 100  # records per request where requests are JSON
+FEW, MANY = 4, 128  # partitions: where bandwidth counts, and where every flush commits many
+SMALL = 10  # records per request where requests are many
+LANES = 128
 RAW_BAR, PLAIN_BAR, CONSUME_BAR = 0.7, 5.0, 3.0
 READY_S = 60.0
 
@@ -61,7 +62,7 @@ async def bench(stand: Stand) -> Sequence[Check]:
             return blobs * 4 / (clock.monotonic_s() - began)
 
         async def produce() -> float:
-            done = await fire([ours], framed(ours, "wide", 1024, blobs * 4), lanes=16)
+            done = await fire([ours], framed(ours, "wide", 1024, blobs * 4, FEW), lanes=16)
             fired["produce"].append(_good(done))
             return done.records_per_s / 1024
 
@@ -72,12 +73,12 @@ async def bench(stand: Stand) -> Sequence[Check]:
 
         wide = await rounds_of(rounds, {"raw": raw, "produce": produce})
         reading = await rounds_of(rounds, {"produce": produce, "consume": consume})
-        stand.tell("small requests of 100 records: ours with frames, ours with JSON, the plain broker with JSON")
-        count = 150 if stand.quick else 600
+        stand.tell("requests of 10 records over 128 partitions: frames, JSON, and the plain broker, in turn")
+        count = 1000 if stand.quick else 4000
 
         def small(name: str, url: str, requests: list[Request]) -> Contender:
             async def measured() -> float:
-                done = await fire([url], requests, lanes=32)
+                done = await fire([url], requests, lanes=LANES)
                 fired[name].append(_good(done))
                 return done.records_per_s
 
@@ -86,7 +87,7 @@ async def bench(stand: Stand) -> Sequence[Check]:
         narrow = await rounds_of(
             rounds,
             {
-                "binary": small("binary", ours, framed(ours, "narrow", JSON_RECORDS, count)),
+                "binary": small("binary", ours, framed(ours, "narrow", SMALL, count, MANY)),
                 "json": small("json", ours, as_json(ours, "text", count)),
                 "plain": small("plain", plain, as_json(plain, "text", count)),
             },
@@ -99,9 +100,9 @@ async def bench(stand: Stand) -> Sequence[Check]:
         at_least("produce bandwidth ÷ raw puts", wide["produce"], wide["raw"], RAW_BAR),
         told("consume from cache", reading["consume"], "MiB/s"),
         at_least("consume from cache ÷ produce", reading["consume"], reading["produce"], CONSUME_BAR),
-        told("produce, frames of 100 records", narrow["binary"], "records/s"),
-        told("produce, JSON of 100 records", narrow["json"], "records/s"),
-        told("plain broker, JSON of 100 records", narrow["plain"], "records/s"),
+        told("produce, frames of 10 records", narrow["binary"], "records/s"),
+        told("produce, JSON of 10 records", narrow["json"], "records/s"),
+        told("plain broker, JSON of 10 records", narrow["plain"], "records/s"),
         at_least("produce (frames) ÷ plain broker", narrow["binary"], narrow["plain"], PLAIN_BAR),
         told("produce (JSON) ÷ plain broker", _ratios(narrow["json"], narrow["plain"]), "ratio"),
         told("median latency of a produce of 4 MiB blobs", [one.latencies_ms[0] for one in fired["produce"]], "ms"),
@@ -113,7 +114,7 @@ async def bench(stand: Stand) -> Sequence[Check]:
     ]
 
 
-def framed(url: str, topic: str, count: int, requests: int) -> list[Request]:
+def framed(url: str, topic: str, count: int, requests: int, partitions: int) -> list[Request]:
     """Frames of `count` records of 1 KiB, the partitions in turn."""
     records = Columns(count, array("I", [KIB]).tobytes() * count, b"x" * (count * KIB))
 
@@ -122,18 +123,18 @@ def framed(url: str, topic: str, count: int, requests: int) -> list[Request]:
         body = frame.encode({"topic_partitions": [part]}, [records])
         return post(url, "/produce", body, count, content_type=frame.MEDIA_TYPE)
 
-    made = [one(partition) for partition in range(PARTITIONS)]
-    return [made[number % PARTITIONS] for number in range(requests)]
+    made = [one(partition) for partition in range(partitions)]
+    return [made[number % partitions] for number in range(requests)]
 
 
 def as_json(url: str, topic: str, requests: int) -> list[Request]:
     def one(partition: int) -> Request:
-        part = {"topic": topic, "partition": partition, "records": ["x" * KIB] * JSON_RECORDS}
+        part = {"topic": topic, "partition": partition, "records": ["x" * KIB] * SMALL}
         body = msgspec.json.encode({"topic_partitions": [part]})
-        return post(url, "/produce", body, JSON_RECORDS, content_type="application/json")
+        return post(url, "/produce", body, SMALL, content_type="application/json")
 
-    made = [one(partition) for partition in range(PARTITIONS)]
-    return [made[number % PARTITIONS] for number in range(requests)]
+    made = [one(partition) for partition in range(MANY)]
+    return [made[number % MANY] for number in range(requests)]
 
 
 def fetches(url: str, topic: str, count: int) -> list[Request]:
@@ -147,8 +148,8 @@ def fetches(url: str, topic: str, count: int) -> list[Request]:
                     "topic_partitions": [
                         {
                             "topic": topic,
-                            "partition": number % PARTITIONS,
-                            "fetch_offset": 1 + (number // PARTITIONS) * 1024,
+                            "partition": number % FEW,
+                            "fetch_offset": 1 + (number // FEW) * 1024,
                             "partition_max_bytes": MIB,
                         }
                     ],

@@ -22,17 +22,26 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import obstore
+import boto3
+from botocore.config import Config
 
 from lakebed.parts import sections
 from lakebed.settings import load
-from lakebed.store.bucket import open_bucket
 from lakebed.store.settings import StoreSettings
 
 
 class PlainBroker:
     def __init__(self, meta: Path, batch_bytes: int, delay_s: float) -> None:
-        self._store = open_bucket(load(sections(), env=os.environ).of(StoreSettings))
+        store = load(sections(), env=os.environ).of(StoreSettings)
+        self._bucket = store.url.removeprefix("s3://")
+        self._s3 = boto3.client(
+            "s3",
+            endpoint_url=store.endpoint or None,
+            region_name=store.region,
+            aws_access_key_id=store.access_key_id.reveal() or None,
+            aws_secret_access_key=store.secret_access_key.reveal() or None,
+            config=Config(request_checksum_calculation="when_required", s3={"addressing_style": "path"}),
+        )
         self._sql = sqlite3.connect(meta, check_same_thread=False, isolation_level=None)
         self._sql.execute("PRAGMA journal_mode = WAL")
         self._sql.execute("PRAGMA synchronous = full")
@@ -87,7 +96,8 @@ class PlainBroker:
             bodies.append(body)
         header = json.dumps({"version": 1, "created_at_ms": 0, "partitions": headers}).encode()
         key = f"llog-plain/wal-shared/{uuid.uuid4()}"
-        obstore.put(self._store, key, struct.pack(">4sI", b"LLS1", len(header)) + header + b"".join(bodies))
+        blob = struct.pack(">4sI", b"LLS1", len(header)) + header + b"".join(bodies)
+        self._s3.put_object(Bucket=self._bucket, Key=key, Body=blob)
         for ((topic, partition), chunks), place in zip(groups.items(), headers, strict=True):
             self._commit(topic, partition, chunks, place, key)
 

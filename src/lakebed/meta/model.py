@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from lakebed.errors import Invalid
@@ -9,6 +11,7 @@ from lakebed.errors import Invalid
 KEY_BYTES_MAX = 1024  # as the store's, because the bucket backend keeps entries as objects
 VALUE_BYTES_MAX = 512 * 1024  # coordination records are small; data belongs into the bucket
 RANGE_LIMIT_MAX = 10_000  # entries one range scan may give
+UNSAFE = re.compile(r"(^|/)\.{0,2}(/|$)|[\x00-\x1f\x7f\\]")
 ABSENT = ""  # as `expected`: the key must not exist
 
 
@@ -22,12 +25,10 @@ class Entry(msgspec.Struct, frozen=True):
 
 def check_key(key: str) -> str:
     """Returns the key, or raises Invalid for one that some backend would change or refuse."""
-    if not key or len(key.encode()) > KEY_BYTES_MAX:
+    if not key or (len(key) * 4 > KEY_BYTES_MAX and len(key.encode()) > KEY_BYTES_MAX):
         raise Invalid(f"meta key {key[:80]!r} is empty or longer than {KEY_BYTES_MAX} bytes")
-    if any(segment in ("", ".", "..") for segment in key.split("/")):
-        raise Invalid(f"meta key {key!r} has an empty or dotted segment")
-    if "\\" in key or any(ord(char) < 0x20 or ord(char) == 0x7F for char in key):
-        raise Invalid(f"meta key {key!r} has a backslash or a control character")
+    if UNSAFE.search(key):
+        raise Invalid(f"meta key {key!r} has an empty or dotted segment, a backslash or a control character")
     return key
 
 

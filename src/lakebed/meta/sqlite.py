@@ -201,6 +201,7 @@ class SqliteMeta:
                     call.result = call.run(sql)
                 except LakebedError as error:
                     call.error = error
+            sql.finish()
         except BaseException:
             connection.execute("ROLLBACK")
             raise

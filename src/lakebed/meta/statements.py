@@ -1,6 +1,7 @@
 """The meta seam's verbs as SQL on one open connection, inside a transaction that the caller holds.
 
-An entry of a session that has expired counts as absent in every verb, whether or not it has been swept yet.
+An entry of a session that has expired counts as absent: reads pass over it, and every transaction that writes sweeps
+first.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Statements:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._sql = connection.execute
+        self._last: int | None = None
 
     def sweep(self, now_ms: int) -> None:
         """Removes expired sessions and their entries. Cheap when there are none."""
@@ -48,22 +50,30 @@ class Statements:
         return found
 
     def put(self, key: str, value: bytes, expected: str | None, session: str | None, now_ms: int) -> Entry:
-        if expected is not None:
-            current = self.find(key, now_ms)
-            if expected == ABSENT and current is not None:
-                raise AlreadyExists(f"meta entry {key!r} already exists", current=current)
-            if expected != ABSENT and (current is None or current.version != expected):
-                raise Stale(f"meta entry {key!r} has changed or is gone", current=current)
+        """One statement where nothing is in its way: versions are counted here and written once per transaction."""
         if session is not None and not self._lives(session, now_ms):
             raise Fenced(f"session {session} has ended, so {key!r} was not put")
-        self._sql("UPDATE versions SET last = last + 1")
-        self._sql(
-            "INSERT INTO entries VALUES (?, ?, (SELECT last FROM versions), ?) ON CONFLICT (key) DO UPDATE SET "
-            "value = excluded.value, version = excluded.version, session = excluded.session",
-            (key, value, session),
-        )
-        (version,) = self._sql("SELECT last FROM versions").fetchone()
+        version = self._next_version()
+        if expected is None:
+            self._sql(f"{INSERT} {OVERWRITE}", (key, value, version, session))
+        elif expected == ABSENT:
+            if self._sql(f"{INSERT} ON CONFLICT DO NOTHING", (key, value, version, session)).rowcount != 1:
+                raise AlreadyExists(f"meta entry {key!r} already exists", current=self.find(key, now_ms))
+        elif self._sql(SWAP, (value, version, session, key, _number(expected))).rowcount != 1:
+            raise Stale(f"meta entry {key!r} has changed or is gone", current=self.find(key, now_ms))
         return Entry(key, value, str(version))
+
+    def finish(self) -> None:
+        """At the end of a transaction: the versions it gave out are never given out again."""
+        if self._last is not None:
+            self._sql("UPDATE versions SET last = ?", (self._last,))
+            self._last = None
+
+    def _next_version(self) -> int:
+        if self._last is None:
+            (self._last,) = self._sql("SELECT last FROM versions").fetchone()
+        self._last += 1
+        return int(self._last)
 
     def delete(self, key: str, expected: str | None, now_ms: int) -> None:
         if expected is not None:
@@ -100,8 +110,17 @@ class Statements:
         )
 
 
+INSERT = "INSERT INTO entries VALUES (?, ?, ?, ?)"
+OVERWRITE = (
+    "ON CONFLICT (key) DO UPDATE SET value = excluded.value, version = excluded.version, session = excluded.session"
+)
+SWAP = "UPDATE entries SET value = ?, version = ?, session = ? WHERE key = ? AND version = ?"
 LIVE = "(session IS NULL OR session IN (SELECT id FROM sessions WHERE expires_at_ms > ?))"
 
 
 def _entry(row: tuple[str, bytes, int]) -> Entry:
     return Entry(row[0], bytes(row[1]), str(row[2]))
+
+
+def _number(version: str) -> int:
+    return int(version) if version.isdecimal() else -1
