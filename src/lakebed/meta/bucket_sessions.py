@@ -43,8 +43,9 @@ class Sessions:
         async def end() -> None:
             await self._store.delete(self._paths.session(id))  # a missing object is an ended session
 
+        opened_s = self._clock.monotonic_s()
         await register.change(lambda _: (expires(), None))
-        return HeartbeatSession(id, timeout_s=timeout_s, clock=self._clock, beat=beat, end=end)
+        return HeartbeatSession(id, timeout_s=timeout_s, clock=self._clock, beat=beat, end=end, opened_s=opened_s)
 
     async def lives(self, id: str) -> bool:
         """Whether the session lives. Ends it for good when it has expired."""

@@ -15,7 +15,8 @@ class HeartbeatSession:
     """Calls `beat` (raises Fenced when the session has ended) a few times per timeout, and `end` on close.
 
     Judges its own end by its own monotonic clock too: unless a heartbeat that was *sent* within the timeout succeeded,
-    it calls itself dead, so an owner that was paused stops before it can learn of it.
+    it calls itself dead, so an owner that was paused stops before it can learn of it. `opened_s` is when its opening
+    was sent, for backends that may be slow to answer it.
     """
 
     def __init__(
@@ -26,10 +27,11 @@ class HeartbeatSession:
         clock: Clock,
         beat: Callable[[], Awaitable[None]],
         end: Callable[[], Awaitable[None]],
+        opened_s: float | None = None,
     ) -> None:
         self._id, self._timeout_s, self._clock = id, timeout_s, clock
         self._beat, self._end = beat, end
-        self._good_until_s = clock.monotonic_s() + timeout_s
+        self._good_until_s = (clock.monotonic_s() if opened_s is None else opened_s) + timeout_s
         self._ended = False
         self._beating = asyncio.create_task(self._keep())
 
