@@ -16,13 +16,10 @@ from pathlib import Path
 
 import msgspec
 
-from lakebed.bench.hammer import Connection, Fired, Request, fire, post
+from lakebed.bench.hammer import Fired, Request, fire, post
 from lakebed.bench.harness import Check, Contender, Stand, at_least, rounds_of, told
 from lakebed.clock import SystemClock
-from lakebed.embedded.child import Child
-from lakebed.embedded.ports import HOST, HeldPorts
 from lakebed.errors import Unavailable
-from lakebed.ids import Ids
 from lakebed.log import frame
 from lakebed.log.columns import Columns
 from lakebed.settings import env_name
@@ -173,33 +170,38 @@ async def broker(stand: Stand, folder: Path, name: str, **settings: str) -> Asyn
         "log.cache_bytes": str(1024 * MIB),
         **settings,
     }
-    with HeldPorts(Ids()) as held:
-        port = held.take()
-        arguments = ["lakebed", "serve", "--parts", "log", "--port", str(port), "--log", "warning"]
-        async with _process(stand, folder, name, arguments, told, f"http://{HOST}:{port}") as url:
-            yield url
+    async with process(stand, ["lakebed", "serve", "--parts", "log", "--port", "0", "--log", "warning"], told) as url:
+        yield url
 
 
 @asynccontextmanager
 async def plain_broker(stand: Stand, folder: Path) -> AsyncIterator[str]:
-    with HeldPorts(Ids()) as held:
-        port = held.take()
-        arguments = ["lakebed.bench.plain_broker", str(port), str(folder / "plain.sqlite"), str(BLOB), "10"]
-        async with _process(stand, folder, "plain", arguments, {}, f"http://{HOST}:{port}") as url:
-            yield url
+    arguments = ["lakebed.bench.plain_broker", str(folder / "plain.sqlite"), str(BLOB), "10"]
+    async with process(stand, arguments, {}) as url:
+        yield url
 
 
 @asynccontextmanager
-async def _process(
-    stand: Stand, folder: Path, name: str, arguments: Sequence[str], settings: dict[str, str], url: str
-) -> AsyncIterator[str]:
-    child = Child(name, folder / f"{name}.log", clock=SystemClock())
-    child.start([sys.executable, "-m", *arguments], env={**os.environ, **environment(stand), **_named(settings)})
+async def process(stand: Stand, arguments: Sequence[str], settings: dict[str, str]) -> AsyncIterator[str]:
+    """Runs `python -m <arguments>` on the stand's bucket until the block ends; gives the address it says on stdout."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        *arguments,
+        env={**os.environ, **environment(stand), **_named(settings)},
+        stdout=asyncio.subprocess.PIPE,
+    )
     try:
-        await _answers(url, child)
-        yield url
+        assert child.stdout is not None
+        async with asyncio.timeout(READY_S):
+            said = await child.stdout.readline()
+        if not said:
+            raise Unavailable(f"{arguments[0]} did not start")
+        yield msgspec.json.decode(said)["url"]
     finally:
-        await child.stop(grace_s=5.0)
+        if child.returncode is None:
+            child.terminate()
+            await child.wait()
 
 
 def environment(stand: Stand) -> dict[str, str]:
@@ -219,21 +221,6 @@ def environment(stand: Stand) -> dict[str, str]:
 
 def _named(settings: dict[str, str]) -> dict[str, str]:
     return {env_name(key): value for key, value in settings.items() if value}
-
-
-async def _answers(url: str, child: Child) -> None:
-    clock = SystemClock()
-    deadline = clock.monotonic_s() + READY_S
-    asking = f"GET /health HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode()
-    while clock.monotonic_s() < deadline and child.running():
-        try:
-            status, _ = await Connection(url).ask(asking)
-            if status == 200:
-                return
-        except OSError:
-            pass
-        await clock.sleep(0.1)
-    raise child.ended(f"{url} did not answer") if not child.running() else Unavailable(f"{url} did not answer in time")
 
 
 def _good(done: Fired) -> Fired:

@@ -3,7 +3,7 @@
 It does what the log's broker does for a produce: decode, coalesce by size and delay in one flusher thread, one shared
 blob in the bucket, one commit per partition in SQLite, index, clear. Nothing in it is tuned, nothing is slowed down.
 
-    python -m lakebed.bench.plain_broker PORT META_FILE BATCH_BYTES DELAY_MS
+    python -m lakebed.bench.plain_broker META_FILE BATCH_BYTES DELAY_MS
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class PlainBroker:
 
 
 def main() -> None:
-    port, meta, batch_bytes, delay_ms = sys.argv[1:]
+    meta, batch_bytes, delay_ms = sys.argv[1:]
     broker = PlainBroker(Path(meta), int(batch_bytes), float(delay_ms) / 1000)
 
     class Requests(BaseHTTPRequestHandler):
@@ -150,8 +150,9 @@ def main() -> None:
     class Server(ThreadingHTTPServer):
         request_queue_size = 256  # the default of 5 would refuse connections, not slow them
 
-    server = Server(("127.0.0.1", int(port)), Requests)
+    server = Server(("127.0.0.1", 0), Requests)
     server.daemon_threads = True
+    print(json.dumps({"url": f"http://127.0.0.1:{server.server_port}"}), flush=True)
     server.serve_forever()
 
 
