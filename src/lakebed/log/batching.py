@@ -98,28 +98,32 @@ class BatchingProducer:
 
     async def _flush_when_due(self) -> None:
         await self._clock.sleep(self._settings.batch_max_delay_ms / 1000)
+        await self._slots.acquire()  # while every slot is taken, more goes into this blob
         self._due = None
-        self._flush()
+        self._flush(slot_taken=True)
 
-    def _flush(self) -> None:
+    def _flush(self, *, slot_taken: bool = False) -> None:
         """Sends off what is buffered, in a flight of its own."""
         if self._due is not None:
             self._due.cancel()
             self._due = None
         full, self._buffer = self._buffer, _Buffer()
         if full.groups:
-            flight = asyncio.create_task(self._fly(full))
+            flight = asyncio.create_task(self._fly(full, slot_taken))
             self._flights.add(flight)
             flight.add_done_callback(self._flights.discard)
+        elif slot_taken:
+            self._slots.release()
 
-    async def _fly(self, full: _Buffer) -> None:
+    async def _fly(self, full: _Buffer, slot_taken: bool) -> None:
         groups = list(full.groups.items())
+        if not slot_taken:
+            await self._slots.acquire()
         try:
-            async with self._slots:
-                self._flushes.inc()
-                outcomes = await self._writer.append_shared(
-                    [Group(tp, tuple(waiting.chunk for waiting in group)) for tp, group in groups]
-                )
+            self._flushes.inc()
+            outcomes = await self._writer.append_shared(
+                [Group(tp, tuple(waiting.chunk for waiting in group)) for tp, group in groups]
+            )
         except LakebedError as error:
             outcomes = [[error] * len(group) for _, group in groups]
         except BaseException:
@@ -128,6 +132,7 @@ class BatchingProducer:
                     waiting.done.cancel()
             raise
         finally:
+            self._slots.release()
             self._hold(-full.size)
         for (tp, group), of_group in zip(groups, outcomes, strict=True):
             self._tell(tp, group, of_group)
