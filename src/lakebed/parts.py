@@ -39,6 +39,28 @@ PARTS: tuple[Part, ...] = (
     ),
     Part("pipeline", "Spark over everything", settings="lakebed.pipeline.settings:SparkSettings"),
     Part("gateway", "HTTP in front of every part", settings="lakebed.gateway.settings:GatewaySettings"),
+    Part("agent", "samples to batches to collectors, nothing lost", settings="lakebed.agent.settings:AgentSettings"),
+    Part(
+        "batches",
+        "active-active ingest of metric batches",
+        settings="lakebed.batches.settings:IngestSettings",
+        component="lakebed.batches.routes:component",
+        checks="lakebed.batches.checks:checks",
+    ),
+    Part(
+        "reconciler",
+        "repairs and garbage collection of batches",
+        settings="lakebed.batches.settings:ReconcilerSettings",
+        workers="lakebed.batches.workers:workers",
+    ),
+    Part("meta", "ordered keys the log coordinates through", settings="lakebed.meta.settings:MetaSettings"),
+    Part(
+        "log",
+        "a leaderless log: produce and consume",
+        settings="lakebed.log.settings:LogSettings",
+        component="lakebed.log.routes:component",
+        workers="lakebed.log.workers:workers",
+    ),
     Part("console", "web pages", component="lakebed.console.routes:component", active_active=False),
 )
 
