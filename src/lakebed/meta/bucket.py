@@ -2,8 +2,8 @@
 
 Each group of keys (a partition key) is one head object changed by compare-and-swap, with its older entries in
 immutable leaves; see docs/decisions/004-meta-on-the-bucket.md. Requests that the store cannot answer raise
-Unavailable with nothing changed, or OutcomeUnknown. A change whose answer was lost is recognised, even when others have changed the
-group since.
+Unavailable with nothing changed, or OutcomeUnknown. A change whose answer was lost is recognised, even when others
+have changed the group since.
 """
 
 from __future__ import annotations
