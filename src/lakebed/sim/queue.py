@@ -136,6 +136,7 @@ async def queue(world: World) -> None:
         done_cleanup_threshold=rng.randint(1, 4),
         prefetch_batches=rng.randint(1, 3),
         rejections_max=2,
+        silences_max=rng.choice((3, 20)),
         horizon_s=rng.choice((0.5, 3.0, 60.0)),
         parallel=not ordered,
         batch_format=rng.choice(("binary", "json")),
