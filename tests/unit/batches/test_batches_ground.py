@@ -158,7 +158,7 @@ async def test_a_rebuild_reads_the_newest_first_and_says_what_it_left_out(
         accepted = acceptance.manifest(
             submitted, at_ns=manual_clock.now_ns() - (40 - n) * 10**9, collector_id="c", attempt_id="a"
         )
-        entry = acceptance.by_time(accepted, submitted.batch)
+        entry = acceptance.by_time(accepted, acceptance.span_of(submitted.batch))
         await store.create(entry.key, entry.data)
     live = Live(bytes_max=30_000, window_s=3600, clock=manual_clock, metrics=metrics)
     follower = Follower(RawBatches(store), live, window_s=3600, overlap_s=60, interval_s=2, clock=manual_clock)
