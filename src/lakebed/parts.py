@@ -53,6 +53,14 @@ PARTS: tuple[Part, ...] = (
         settings="lakebed.batches.settings:ReconcilerSettings",
         workers="lakebed.batches.workers:workers",
     ),
+    Part("meta", "ordered keys the log coordinates through", settings="lakebed.meta.settings:MetaSettings"),
+    Part(
+        "log",
+        "a leaderless log: produce and consume",
+        settings="lakebed.log.settings:LogSettings",
+        component="lakebed.log.routes:component",
+        workers="lakebed.log.workers:workers",
+    ),
     Part("console", "web pages", component="lakebed.console.routes:component", active_active=False),
 )
 

@@ -37,7 +37,7 @@ FLEETS = (1, 4, 16)
 async def bench(stand: Stand) -> Sequence[Check]:
     context = stand.context()
     blobs = 48 if stand.quick else 160
-    settings = QueueSettings(flush_size_bytes=ENTRIES * ENTRY_BYTES, max_unflushed_bytes=16 * 1024 * 1024)
+    settings = QueueSettings(flush_size_bytes=ENTRIES * ENTRY_BYTES)
     entries = _entries()
     raw = _raw(stand, context, codec.encode(entries), blobs)
     fleets = {f"{count}": _fleet(context, settings, entries, blobs, count) for count in FLEETS}
