@@ -74,7 +74,7 @@ def test_foreign_keys_are_refused(key: str) -> None:
             parser(key)
 
 
-def test_the_policy_protects_what_the_seed_names() -> None:
+def test_the_policy_protects_the_acceptance_protocol() -> None:
     """Each requirement is a denial that no other permission can lift."""
     policy = bucket_policy("lake", prefix="metrics", encryption="aws:kms", conditional_blobs=True, **ROLES)
 

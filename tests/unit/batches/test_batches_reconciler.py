@@ -244,7 +244,7 @@ RIPE = Evidence(
     ],
 )
 def test_each_condition_alone_keeps_a_blob(changes: dict[str, object], verdict: str, reason: str) -> None:
-    """All four conditions of the seed and the decided identity are needed; each refusal says why."""
+    """All four conditions and the decided identity are needed; each refusal says why."""
     found = judge(msgspec.structs.replace(RIPE, **changes), "finish")
 
     assert verdict == found.verdict
