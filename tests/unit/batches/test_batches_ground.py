@@ -19,13 +19,19 @@ from lakebed.batches.matchers import Selector, parse
 from lakebed.batches.policy import bucket_policy
 from lakebed.batches.raw import RawBatches
 from lakebed.batches.segments import pack
+from lakebed.batches.settings import ReconcilerSettings
+from lakebed.batches.workers import sweeper_store
 from lakebed.cli.main import run
 from lakebed.clock import ManualClock
+from lakebed.context import Context
 from lakebed.errors import Invalid
 from lakebed.frame.model import Identity
+from lakebed.ids import Ids
 from lakebed.metrics import Metrics
+from lakebed.settings import Contradiction, Settings
 from lakebed.store.admin import BucketState, LifecycleRule
 from lakebed.store.memory import MemoryStore
+from lakebed.store.settings import StoreSettings
 
 ROLES = {"collectors": ["arn:aws:iam::1:role/collector"], "sweepers": ["arn:aws:iam::1:role/gc"]}
 GOLDEN = Path(__file__).parent.parent / "frame" / "golden"
@@ -101,6 +107,23 @@ def test_a_policy_without_roles_is_refused() -> None:
     for wrong in ({"collectors": []}, {"sweepers": ["gc"]}, {"encryption": "rot13"}):
         with pytest.raises(Invalid):
             bucket_policy("lake", **ROLES | wrong)  # type: ignore[arg-type]
+
+
+def test_garbage_is_collected_under_its_own_credentials_where_set(
+    store: MemoryStore, manual_clock: ManualClock, metrics: Metrics
+) -> None:
+    """The sweeper deletes as the role that alone may; half a pair of credentials is refused."""
+    keys = {"gc_access_key_id": "gc", "gc_secret_access_key": "secret"}
+    sections = {ReconcilerSettings: ReconcilerSettings.of(keys), StoreSettings: StoreSettings.of({})}
+    plain = Context("n", Settings({}, {}), store, manual_clock, Ids(), metrics)
+    own = Context("n", Settings(sections, {}), store, manual_clock, Ids(), metrics)
+
+    assert store is sweeper_store(plain)
+    assert store is not sweeper_store(own)
+    with pytest.raises(Contradiction):
+        ReconcilerSettings.of({"gc_access_key_id": "gc"})
+    with pytest.raises(Contradiction):
+        ReconcilerSettings.of({"gc_horizon_s": 10, "overlap_s": 900})
 
 
 @pytest.mark.parametrize(
