@@ -89,7 +89,7 @@ async def bench(stand: Stand) -> Sequence[Check]:
                         pairs = [_pair(frame, served.prefix) for frame in batch]
                         base.append(await _run(lanes, pairs, lambda pair: _two_creates(bare, pair)))
             checks += _latencies(lanes, ours, base, rates)
-        checks += await _cpu(served, frames, stand.rounds, each * 4)
+        checks += await _cpu(served, bare, frames, stand.rounds, each * 4)
     return checks
 
 
@@ -108,9 +108,9 @@ def _latencies(lanes: int, ours: list[list[float]], base: list[list[float]], rat
     ]
 
 
-async def _cpu(served: Served, frames: Frames, rounds: int, each: int) -> list[Check]:
+async def _cpu(served: Served, bare: Any, frames: Frames, rounds: int, each: int) -> list[Check]:
     """CPU of the gateway per batch: until the answers, and until every derived write is done as well."""
-    accepting, whole, rates = [], [], []
+    accepting, whole, rates, base = [], [], [], []
     for _ in range(rounds):
         batch = [frames.next() for _ in range(each)]
         before, began = served.cpu_s(), time.perf_counter()
@@ -119,12 +119,17 @@ async def _cpu(served: Served, frames: Frames, rounds: int, each: int) -> list[C
         await served.settled()
         whole.append((served.cpu_s() - before) / each * 1e3)
         rates.append(each / (time.perf_counter() - began))
+        pairs = [_pair(frames.next(), served.prefix) for _ in range(each)]
+        before = time.process_time()
+        await _run(4, pairs, lambda pair: _two_creates(bare, pair))
+        base.append((time.process_time() - before) / each * 1e3)
     middle = median(accepting)
     spread = round(max(accepting) - min(accepting), 3)
     return [
         told("accepted batches, with every derived write, at concurrency 4", rates, "1/s"),
         Check("CPU per accepted batch of 64 KiB", round(middle, 3), "ms", CPU_BAR_MS, middle < CPU_BAR_MS, spread),
         told("CPU per accepted batch, with its derived writes", whole, "ms"),
+        told("CPU of two bare creates, in the bench's own process", base, "ms"),
     ]
 
 
