@@ -1,7 +1,7 @@
-"""A supervisor over the real bucket whose gateway and workers are stand-ins: `stand_in_stack.py FOLDER [MODE]`.
+"""A supervisor over the real bucket whose gateway and workers are stand-ins: `stand_in_stack.py FOLDER MODE`.
 
-MODE `quick` kills the bucket instead of draining it, which takes 15 s; `orderly` drains it; `crashing` has workers that
-die at once after they became ready.
+The bucket is killed instead of drained, which would take 15 s. MODE is `quick`, or `crashing`: its workers die at once
+after they became ready.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ server.serve_forever()
 
 if __name__ == "__main__":
     folder, mode = Path(sys.argv[1]), sys.argv[2]
-    program.BUCKET_GRACE_S = 0.2 if mode != "orderly" else program.BUCKET_GRACE_S
+    program.BUCKET_GRACE_S = 0.2
     stack_module.RESTARTS_MAX = 2 if mode == "crashing" else stack_module.RESTARTS_MAX
     commands = [Command(name, (sys.executable, "-c", SERVER, name, "{port}", mode)) for name in ("gateway", "workers")]
     stack = Stack(

@@ -30,9 +30,30 @@ class Part(msgspec.Struct, frozen=True):
 
 PARTS: tuple[Part, ...] = (
     Part("store", "the seam to object storage", settings="lakebed.store.settings:StoreSettings"),
-    Part("meta", "ordered keys the log coordinates through", settings="lakebed.meta.settings:MetaSettings"),
+    Part(
+        "queue",
+        "stateless ingest through a manifest in the bucket",
+        settings="lakebed.queue.settings:QueueSettings",
+        component="lakebed.queue.routes:component",
+        workers="lakebed.queue.workers:workers",
+    ),
     Part("pipeline", "Spark over everything", settings="lakebed.pipeline.settings:SparkSettings"),
     Part("gateway", "HTTP in front of every part", settings="lakebed.gateway.settings:GatewaySettings"),
+    Part("agent", "samples to batches to collectors, nothing lost", settings="lakebed.agent.settings:AgentSettings"),
+    Part(
+        "batches",
+        "active-active ingest of metric batches",
+        settings="lakebed.batches.settings:IngestSettings",
+        component="lakebed.batches.routes:component",
+        checks="lakebed.batches.checks:checks",
+    ),
+    Part(
+        "reconciler",
+        "repairs and garbage collection of batches",
+        settings="lakebed.batches.settings:ReconcilerSettings",
+        workers="lakebed.batches.workers:workers",
+    ),
+    Part("meta", "ordered keys the log coordinates through", settings="lakebed.meta.settings:MetaSettings"),
     Part(
         "log",
         "a leaderless log: produce and consume",

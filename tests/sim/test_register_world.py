@@ -9,13 +9,16 @@ import msgspec
 import pytest
 
 from lakebed.errors import OutcomeUnknown, Stale
+from lakebed.sim.faults import Faults
 from lakebed.sim.store import Journal, register
 from lakebed.sim.world import InvariantBroken, World
 from lakebed.sim.worlds import play
+from lakebed.store import register as register_module
 from lakebed.store.register import Register, Snapshot
 
 MET = ("crash", "pause", "done", "stale", "already_exists", "unavailable", "done, answer lost", "unanswered (unknown)")
 MET += ("doubted, done", "doubted, not done", "unanswered (late)", "landed late, done", "landed late, stale")
+DOUBTFUL = Faults(doubted=0.25, lost=0.1)
 SEEDS = 500
 SEEDS_TO_CATCH = 200  # a bug that this many seeds do not show would not be caught in a run of the lane either
 
@@ -25,6 +28,13 @@ def test_no_change_is_lost_doubled_or_written_by_a_fenced_owner(first: int) -> N
     """Whatever fails or dies: acknowledged once means applied once, refused never, and epochs only rise."""
     for seed in range(first, first + 100):
         assert not play("register", seed).cut
+
+
+def test_a_register_that_remembers_few_writers_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more writers than the object remembers, a lost answer stays unknown, and is never guessed."""
+    monkeypatch.setattr(register_module, "WRITERS_MAX", 2)
+    for seed in range(SEEDS_TO_CATCH):
+        World(seed, name="register", faults=DOUBTFUL).run(register)
 
 
 def test_the_seeds_meet_what_the_world_is_about() -> None:

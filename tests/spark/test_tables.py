@@ -155,7 +155,7 @@ def test_writers_racing_on_one_table_lose_nothing(spark: SparkSession, opened: O
 
     assert results == [1, 10] * 3
     held = notes(opened(spec))
-    assert len(held) == 10 + 40
+    assert len(held) == 10 + 30
     assert all(f"by-{n}" == held[n] for n in range(0, 6, 2))
     assert opened(spec).snapshot().version == 8
 

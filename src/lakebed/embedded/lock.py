@@ -5,12 +5,10 @@ from __future__ import annotations
 import fcntl
 import os
 from pathlib import Path
-from typing import Self
 
 from lakebed.errors import Conflict
 
 LOCK_FILE = "lock"
-TRIES = 20  # somebody who only looks holds it for an instant; a stack that runs holds it through all tries
 
 
 class FolderLock:
@@ -24,23 +22,19 @@ class FolderLock:
     def held(self) -> bool:
         return self._descriptor >= 0
 
-    def take(self) -> Self:
-        """Raises Conflict when a stack already runs in the folder."""
+    def take(self) -> None:
+        """Raises Conflict when a stack already runs in the folder, or somebody looks at this instant if one does."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(self._folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
-        for _ in range(TRIES):
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.sched_yield()
-                continue
-            self._descriptor = descriptor
-            return self
-        os.close(descriptor)
-        raise Conflict(
-            f"a stack already runs in {self._folder}",
-            hint="look at it with lakebed status, stop it with lakebed down, or give another --dir",
-        )
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise Conflict(
+                f"a stack already runs in {self._folder}",
+                hint="look at it with lakebed status, stop it with lakebed down, or give another --dir",
+            ) from None
+        self._descriptor = descriptor
 
     def release(self) -> None:
         if self.held:

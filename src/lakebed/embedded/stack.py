@@ -23,13 +23,14 @@ from lakebed.embedded.lock import FolderLock, start_ticks
 from lakebed.embedded.ports import HeldPorts
 from lakebed.embedded.program import BucketProgram, Command, Program, ServerProgram
 from lakebed.embedded.weed import Weed
-from lakebed.errors import LakebedError, Unavailable
+from lakebed.errors import Conflict, LakebedError, Unavailable
 from lakebed.ids import Ids
 
 WATCH_EVERY_S = 0.2
 RESTARTS_MAX = 5  # of one program within the window, before the stack gives up
 RESTART_WINDOW_S = 120.0
 BACKOFF_BASE_S, BACKOFF_CAP_S = 0.2, 5.0
+LOCK_TRIES, LOCK_EVERY_S = 10, 0.05  # who only looks holds the lock for an instant, a stack through all tries
 ORPHANS_WAIT_S = 5.0  # the kernel kills orphans at once; it may take a moment to take them down
 
 COMMANDS = (
@@ -78,7 +79,7 @@ class Stack:
         """Starts everything, each once what it needs is ready. Raises Conflict when a stack already runs in the folder,
         Unavailable when a program does not come up; either way nothing new is left running.
         """
-        self._lock.take()
+        await self._take_lock()
         try:
             await self._bury()
             self._started_at_ms = now_ms(self._clock)
@@ -121,6 +122,14 @@ class Stack:
             (self.folder / ENDPOINTS_FILE).unlink(missing_ok=True)
             self._lock.release()
         self._tell(Event("stack", "stopped", self._clock.monotonic_s() - started_s))
+
+    async def _take_lock(self) -> None:
+        for _ in range(LOCK_TRIES - 1):
+            with suppress(Conflict):
+                self._lock.take()
+                return
+            await self._clock.sleep(LOCK_EVERY_S)
+        self._lock.take()
 
     def _plan(self, held: HeldPorts) -> list[ServerProgram]:
         """The servers on the ports they had last time, where those are still free."""

@@ -34,6 +34,7 @@ from lakebed.logs import logger
 from lakebed.wire import json_answer
 
 DRAIN_LEAST_S = 3.0  # for the components, when requests have used up the drain's time
+DRAIN_EACH_S = 0.5  # for a component, when another has used up the components' time
 
 log = logger("gateway")
 
@@ -142,7 +143,7 @@ async def _drain(components: Sequence[Component], clock: Clock, until_s: float) 
     """Stops all of them, in reverse, whatever the others do, within one deadline."""
     for component in reversed(components):
         try:
-            async with asyncio.timeout(until_s - clock.monotonic_s()):
+            async with asyncio.timeout(max(DRAIN_EACH_S, until_s - clock.monotonic_s())):
                 await component.stop()
         except Exception as error:
             log.error("component did not drain", component=component.name, exc_info=error)

@@ -25,8 +25,11 @@ class History:
         """Its caller was told that nothing was done."""
         self._fates[change] = REFUSED
 
+    def those(self, fate: str) -> list[str]:
+        return [change for change, each in self._fates.items() if each == fate]
+
     def count(self, fate: str) -> int:
-        return sum(1 for each in self._fates.values() if each == fate)
+        return len(self.those(fate))
 
     def judge(self, applied: Iterable[str]) -> str | None:
         """What is wrong with these applied changes, in a sentence; None when nothing is."""

@@ -103,4 +103,4 @@ def drop(task: asyncio.Task[Any]) -> None:
         except BaseException:
             continue  # a `finally` that awaits, or meets the closed loop or the dead store
         if not inspect.iscoroutine(work) or inspect.getcoroutinestate(work) == inspect.CORO_CLOSED:
-            return
+            return  # what closes an async generator is no coroutine, and has no state to ask for

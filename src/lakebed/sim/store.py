@@ -9,7 +9,7 @@ import msgspec
 
 from lakebed.errors import Fenced, OutcomeUnknown, Overloaded, Unavailable
 from lakebed.sim.faults import CALM
-from lakebed.sim.history import History
+from lakebed.sim.history import ACKNOWLEDGED, History
 from lakebed.sim.world import Process, World
 from lakebed.store.authority import claim
 from lakebed.store.lease import Held, HeldByAnother, Lease
@@ -125,6 +125,17 @@ async def write(watch: Watch, journal: Register[Journal], name: str, epoch: int 
         watch.history.acknowledged(change)
 
 
+async def look(world: World, watch: Watch, journal: Register[Journal]) -> None:
+    """A decision that changes nothing sees at least what was acknowledged before it was asked for."""
+    before = watch.history.those(ACKNOWLEDGED)
+    try:
+        applied = await journal.change(lambda journal: (journal, journal.applied))
+    except (Unavailable, Overloaded):
+        return
+    missing = set(before) - {change.id for change in applied}
+    world.check(not missing, f"register: a decision did not see {sorted(missing)}")
+
+
 async def register(world: World, kind: type[Register[Journal]] = Register) -> None:
     """Several processes, several callers and registers in each, change one object; some own it under an epoch."""
     watch = Watch(world)
@@ -137,6 +148,8 @@ async def register(world: World, kind: type[Register[Journal]] = Register) -> No
             epoch = rng.choice((None, None, process.boot, process.boot + 1))
             patience_s = rng.choice((0.05, 2.0, 60.0, 60.0))
             await write(watch, journal, f"{name}-{number}", epoch, patience_s)
+            if rng.random() < 0.2:
+                await look(world, watch, journal)
             if rng.random() < 0.3:
                 await process.clock.sleep(rng.uniform(0.0, 1.0))
 
@@ -152,7 +165,7 @@ async def register(world: World, kind: type[Register[Journal]] = Register) -> No
 
 
 async def lease(world: World) -> None:
-    """Several processes, whose clocks differ, want one lease; its holder writes under it, stalls, renews, dies."""
+    """Several processes, whose clocks differ, want one lease, some twice; a holder writes, stalls, renews, dies."""
     watch = Watch(world)
     terms: dict[int, str] = {}
     believers: dict[str, tuple[Process, Held]] = {}
@@ -168,30 +181,33 @@ async def lease(world: World) -> None:
 
     world.invariant("lease", one_believer)
 
-    def took(process: Process, held: Held) -> Held:
-        owner = terms.setdefault(held.epoch, process.node)
-        world.check(owner == process.node, f"lease: {owner} and {process.node} both hold term {held.epoch}")
-        believers[process.node] = (process, held)
+    def took(process: Process, name: str, held: Held) -> Held:
+        holder = terms.setdefault(held.epoch, name)
+        world.check(holder == name, f"lease: {holder} and {name} both hold term {held.epoch}")
+        believers[name] = (process, held)
         return held
 
-    async def hold(process: Process, mine: Lease, held: Held, journal: Register[Journal], name: str) -> None:
+    async def hold(process: Process, name: str, mine: Lease, held: Held, journal: Register[Journal]) -> None:
         for number in range(rng.randint(1, 3)):
-            await write(watch, journal, f"{name}-{number}", held.epoch, 60.0)
+            await write(watch, journal, f"{name}-{held.epoch}-{number}", held.epoch, 60.0)
             await process.clock.sleep(rng.choice((0.1, 1.0, LEASE_S * 1.5)))
-            held = took(process, await mine.renew(held))
+            held = took(process, name, await mine.renew(held))
         if rng.random() < 0.5:
-            del believers[process.node]
+            del believers[name]
             await mine.release(held)
 
-    async def body(process: Process) -> None:
+    async def contend(process: Process, name: str) -> None:
         mine, journal = open_lease(process), open_journal(process)
-        for turn in range(rng.randint(1, 3)):
+        for _ in range(rng.randint(1, 3)):
             try:
-                held = took(process, await mine.acquire())
-                await hold(process, mine, held, journal, f"{process.node}-{turn}")
+                held = took(process, name, await mine.acquire())
+                await hold(process, name, mine, held, journal)
             except (HeldByAnother, Unavailable, Overloaded, Fenced):
                 await process.clock.sleep(rng.uniform(0.0, LEASE_S))
-            believers.pop(process.node, None)
+            believers.pop(name, None)
+
+    async def body(process: Process) -> None:
+        await asyncio.gather(*(contend(process, f"{process.node}/{n}") for n in range(rng.choice((1, 1, 2)))))
 
     count = rng.randint(2, 4)
     skews = [rng.uniform(-SKEW_S / 2, SKEW_S / 2) for _ in range(count)]

@@ -163,12 +163,11 @@ class Register(Generic[T]):
                 return None
             value, epoch, results = _decide(group, snapshot)
             unchanged = value is snapshot.value and epoch == snapshot.epoch
-            if not fresh and (unchanged or any(isinstance(result, Exception) for _, result in results)):
-                # To refuse, or to leave the value as it is, is only decided on a fresh read.
+            if unchanged and fresh:
+                return _settle(results)
+            if unchanged:  # to refuse, or to leave things as they are, takes a fresh read; a write proves itself
                 snapshot, fresh = await self.read(), True
                 continue
-            if unchanged:
-                return _settle(results)
             found = await self._swap(snapshot, value, epoch)
             if found is None:
                 self._changes.inc(len(group))

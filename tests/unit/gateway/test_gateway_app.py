@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 
 from lakebed import errors
+from lakebed.gateway import app as module
 from lakebed.gateway.app import Gateway
 from lakebed.wire import decode_json, operation
 
@@ -144,6 +145,7 @@ async def test_fastapi_routes_mounts_and_plain_routes_stand_side_by_side(make: M
     assert (bad.status_code, bad.json()["code"]) == (422, "unprocessable")
     assert bad.json()["errors"][0]["path"] == "path.number"
     assert (await ask(app, "GET", "/mounted/inner")).text == "inner"
+    assert "/fast/{number}" in (await ask(app, "GET", "/openapi.json")).json()["paths"]
     value = app.state.context.metrics.value
     assert value("lakebed_http_requests_total", route="/fast/{number}", method="GET", status="422") == 1
     assert value("lakebed_http_requests_total", route="/mounted", method="GET", status="200") == 1
@@ -207,6 +209,33 @@ async def test_components_start_in_order_and_stop_in_reverse(make: Make) -> None
         order.append("serving")
 
     assert order == ["start a", "start b", "start c", "serving", "stop c", "stop b", "stop a"]
+
+
+async def test_a_component_that_hangs_while_draining_does_not_take_the_others_time(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deadline is shared, yet each is given a moment of its own."""
+    monkeypatch.setattr(module, "DRAIN_LEAST_S", 0.05)
+    first, last = Sample("first"), Sample("last")
+    last.reads = last.writes = ()
+
+    class Slow(Sample):
+        async def stop(self) -> None:
+            await asyncio.sleep(0.01)
+            await super().stop()
+
+    class Hanging(Slow):
+        async def stop(self) -> None:
+            await asyncio.Event().wait()
+
+    slow, hanging = Slow("slow"), Hanging("hanging")
+    slow.reads = slow.writes = hanging.reads = hanging.writes = ()
+    app = make([first, slow, hanging, last], drain_s=0.05)
+
+    async with app.router.lifespan_context(app), asyncio.timeout(5):
+        pass
+
+    assert [part.lived[-1] for part in (first, slow, hanging, last)] == ["stopped", "stopped", "started", "stopped"]
 
 
 async def test_a_component_that_does_not_start_stops_those_that_did(make: Make) -> None:

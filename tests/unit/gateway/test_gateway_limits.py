@@ -75,6 +75,13 @@ async def test_a_declared_length_over_the_limit_is_refused_before_a_byte_is_aske
     assert (done.problem["code"], done.problem["limit_bytes"]) == ("too_large", 10)
 
 
+async def test_a_length_that_no_route_takes_is_refused_before_the_route_is_known(make: Make) -> None:
+    """Even where nobody would read it, a body over every limit is 413."""
+    done = await Exchange("/nope", [(LENGTH, b"11")], [b"x" * 11]).through(make(body_bytes_max=10))
+
+    assert (done.status, done.asked) == (413, 0)
+
+
 async def test_a_body_at_the_limit_is_taken(make: Make) -> None:
     """The limit itself is allowed, declared or streamed."""
     app = make(body_bytes_max=10)

@@ -85,6 +85,19 @@ async def test_contenders_of_one_name_exclude_each_other(store: MemoryStore, man
         await other.acquire()
 
 
+async def test_an_earlier_term_of_ones_own_is_over(store: MemoryStore, manual_clock: ManualClock) -> None:
+    """Proof of an older term neither prolongs nor gives back the newer one of the same owner."""
+    one = contender(store, manual_clock, "one")
+    old = await one.acquire()
+    new = await one.acquire()
+
+    with pytest.raises(Fenced):
+        await one.renew(old)
+    await one.release(old)
+
+    assert (await one.renew(new)).epoch == new.epoch == 2
+
+
 async def test_many_that_ask_at_once_have_one_winner(store: MemoryStore, manual_clock: ManualClock) -> None:
     """All but one are told who holds it."""
     contenders = [contender(store, manual_clock, f"owner{number}") for number in range(16)]

@@ -1,0 +1,278 @@
+"""Frames to bytes and back. `decode` trusts nothing: lengths, indexes, names and the checksum are checked.
+
+Bad bytes give Invalid and nothing else. No step on the way in loops over samples in Python: columns are views of the
+body's bytes, checked by whole-array comparisons; only the string dictionary is walked.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import google_crc32c
+import numpy as np
+
+from lakebed.errors import Invalid
+from lakebed.frame.layout import (
+    COMPRESSION_MASK,
+    CRC_AT,
+    HEADER,
+    MAGIC,
+    PREFIX,
+    PREFIX_BYTES,
+    body_bytes,
+    padded,
+)
+from lakebed.frame.model import (
+    FRAME_VERSION,
+    LIMITS,
+    WIRE_VERSION,
+    Batch,
+    Columns,
+    Compression,
+    Identity,
+    Kind,
+    Limits,
+    Sample,
+    check_identity,
+)
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+ZSTD_LEVEL = 1  # a collector pays for reading, an agent for writing: both want it cheap
+ZSTD_WINDOW_LOG_MAX = 23  # 8 MiB: what a decompressor may keep of the past
+
+_TIMES, _VALUES, _INDEX, _BYTE = np.dtype("<i8"), np.dtype("<f8"), np.dtype("<u4"), np.dtype("u1")
+
+
+def columns_of(samples: Iterable[Sample]) -> Columns:
+    """The samples as columns, in the order given. Raises Invalid for a sample no reader would take."""
+    series: dict[tuple[str, tuple[tuple[str, str], ...]], int] = {}
+    rows: list[tuple[int, float, int, int]] = []
+    for sample in samples:
+        key = (sample.metric, tuple(sorted(sample.labels.items(), key=_by_name)))
+        rows.append((sample.time_ns, sample.value, sample.kind, series.setdefault(key, len(series))))
+    try:
+        strings = sorted({s for metric, pairs in series for s in (metric, *(t for p in pairs for t in p))}, key=_utf8)
+        at = {text: index for index, text in enumerate(strings)}
+        times, values, kinds, indexes = zip(*rows, strict=True) if rows else ((), (), (), ())
+        lengths = [len(pairs) for _, pairs in series]
+        return Columns(
+            times_ns=np.array(times, _TIMES),
+            values=np.array(values, _VALUES),
+            kinds=np.array(kinds, _BYTE),
+            series=np.array(indexes, _INDEX),
+            series_metric=np.array([at[metric] for metric, _ in series], _INDEX),
+            label_offsets=np.cumsum([0, *lengths]).astype(_INDEX),
+            label_names=np.array([at[name] for _, pairs in series for name, _ in pairs], _INDEX),
+            label_values=np.array([at[value] for _, pairs in series for _, value in pairs], _INDEX),
+            strings=tuple(strings),
+        )
+    except (OverflowError, TypeError, ValueError) as error:
+        raise Invalid(f"a sample cannot be encoded: {error}") from error
+
+
+def encode(identity: Identity, columns: Columns, compression: Compression = Compression.ZSTD) -> bytes:
+    """The frame's bytes. The same arguments always give the same bytes on one version of the zstd library.
+
+    Raises Invalid when identity and columns do not fit together. Limits are the reader's business: see `decode`.
+    """
+    check_identity(identity)
+    if columns.samples != identity.samples:
+        raise Invalid(f"{columns.samples} samples do not fill the sequence range of {identity.samples}")
+    texts = [text.encode() for text in columns.strings]
+    offsets = np.cumsum([0, *map(len, texts)]).astype(_INDEX)
+    body = b"".join(
+        (
+            columns.times_ns.astype(_TIMES, copy=False).tobytes(),
+            columns.values.astype(_VALUES, copy=False).tobytes(),
+            columns.series.astype(_INDEX, copy=False).tobytes(),
+            columns.series_metric.astype(_INDEX, copy=False).tobytes(),
+            columns.label_offsets.astype(_INDEX, copy=False).tobytes(),
+            columns.label_names.astype(_INDEX, copy=False).tobytes(),
+            columns.label_values.astype(_INDEX, copy=False).tobytes(),
+            offsets.tobytes(),
+            columns.kinds.astype(_BYTE, copy=False).tobytes(),
+            *texts,
+        )
+    )
+    agent, boot = identity.agent_id.encode(), identity.boot_id.encode()
+    counts = (len(columns.series_metric), len(columns.label_names), len(texts), int(offsets[-1]))
+    header = HEADER.pack(identity.seq_start, identity.seq_end, columns.samples, *counts, len(agent), len(boot))
+    header = (header + agent + boot).ljust(padded(len(header) + len(agent) + len(boot)), b"\0")
+    stored = zstd.compress(body, level=ZSTD_LEVEL) if compression is Compression.ZSTD else body
+    sizes = (len(header), len(stored), len(body), 0)
+    prefix = PREFIX.pack(MAGIC, WIRE_VERSION, FRAME_VERSION, int(compression), *sizes, 0)[:CRC_AT]
+    crc = google_crc32c.extend(google_crc32c.extend(google_crc32c.value(prefix), header), stored)
+    return b"".join((prefix, crc.to_bytes(4, "little"), header, stored))
+
+
+class Envelope(NamedTuple):
+    """What a frame says of itself before its body is looked into; its checksum holds."""
+
+    identity: Identity
+    compression: Compression
+    counts: tuple[int, int, int, int, int]  # samples, series, labels, strings, string bytes
+    body_at: int
+
+
+def decode(data: bytes, limits: Limits = LIMITS) -> Batch:
+    """The batch in these bytes, validated whole. Raises Invalid, having used memory within the limits' bounds."""
+    return decode_body(data, unseal(data, limits), limits)
+
+
+def peek(data: bytes, limits: Limits = LIMITS) -> Identity:
+    """The identity alone, from a frame whose checksum holds; the body is not looked into."""
+    return unseal(data, limits).identity
+
+
+def decode_body(data: bytes, envelope: Envelope, limits: Limits = LIMITS) -> Batch:
+    """The rest of `decode`, for a frame that was unsealed first: to know whose it is before paying for its body."""
+    body: bytes | memoryview = memoryview(data)[envelope.body_at :]
+    if envelope.compression is Compression.ZSTD:
+        body = _decompress(body, body_bytes(*envelope.counts))
+    return Batch(envelope.identity, _columns(body, envelope.counts, limits), envelope.compression)
+
+
+def unseal(data: bytes, limits: Limits = LIMITS) -> Envelope:
+    """Everything up to the body, checked, and the checksum of the whole. Raises Invalid."""
+    if len(data) > limits.frame_bytes:
+        raise Invalid(f"frame of {len(data)} bytes is over the limit of {limits.frame_bytes}")
+    if len(data) < PREFIX_BYTES + HEADER.size:
+        raise Invalid(f"frame of {len(data)} bytes ends inside its header")
+    magic, wire, version, flags, header_len, stored_len, body_len, zero, crc = PREFIX.unpack_from(data)
+    if magic != MAGIC:
+        raise Invalid("these bytes are not an .lmbatch frame")
+    if wire != WIRE_VERSION or version != FRAME_VERSION:
+        raise Invalid(f"frame version {wire}.{version} is not known here", hint="upgrade the reader first")
+    if PREFIX_BYTES + header_len + stored_len != len(data) or header_len < HEADER.size:
+        raise Invalid(f"frame of {len(data)} bytes claims {PREFIX_BYTES}+{header_len}+{stored_len}")
+    if google_crc32c.extend(google_crc32c.value(data[:CRC_AT]), data[PREFIX_BYTES:]) != crc:
+        raise Invalid("frame checksum does not match: the bytes were damaged on the way")
+    if flags & ~COMPRESSION_MASK or zero or flags & COMPRESSION_MASK not in (0, 1):
+        raise Invalid(f"frame flags {flags:#06x} are not known here")
+    start, end, *counts, agent_len, boot_len = HEADER.unpack_from(data, PREFIX_BYTES)
+    at = PREFIX_BYTES + HEADER.size
+    if header_len != padded(HEADER.size + agent_len + boot_len):
+        raise Invalid(f"header of {header_len} bytes does not fit ids of {agent_len} and {boot_len} bytes")
+    identity = check_identity(
+        Identity(_text(data[at : at + agent_len]), _text(data[at + agent_len : at + agent_len + boot_len]), start, end)
+    )
+    samples, series, labels, strings, string_bytes = counts
+    if any(data[at + agent_len + boot_len : PREFIX_BYTES + header_len]):
+        raise Invalid("header padding is not zero")
+    if samples != identity.samples:
+        raise Invalid(f"{samples} samples do not fill the sequence range of {identity.samples}")
+    if samples > limits.samples or series > limits.series or strings > limits.strings:
+        raise Invalid(f"{samples} samples, {series} series, {strings} strings: over {limits}")
+    if body_len != body_bytes(samples, series, labels, strings, string_bytes) or body_len > limits.body_bytes:
+        raise Invalid(f"body of {body_len} bytes is not what its counts say, or over {limits.body_bytes}")
+    compression = Compression(flags & COMPRESSION_MASK)
+    if compression is Compression.NONE and stored_len != body_len:
+        raise Invalid(f"body of {stored_len} bytes claims to be {body_len}")
+    return Envelope(identity, compression, (samples, series, labels, strings, string_bytes), PREFIX_BYTES + header_len)
+
+
+def _decompress(data: bytes | memoryview, size: int) -> bytes:
+    """Exactly `size` bytes out of one zstd frame; never more is produced, whatever the frame declares."""
+    stream = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: ZSTD_WINDOW_LOG_MAX})
+    try:
+        out = stream.decompress(data, max_length=size + 1)
+    except zstd.ZstdError as error:
+        raise Invalid(f"body does not decompress: {error}") from error
+    if len(out) != size or not stream.eof or stream.unused_data:
+        raise Invalid(f"body does not decompress to its {size} bytes")
+    return out
+
+
+def _columns(body: bytes | memoryview, counts: tuple[int, int, int, int, int], limits: Limits) -> Columns:
+    samples, series, labels, strings, string_bytes = counts
+    at = 0
+
+    def take(dtype: np.dtype[Any], count: int) -> Any:
+        nonlocal at
+        column = np.frombuffer(body, dtype, count, at) if count else np.empty(0, dtype)
+        at += count * dtype.itemsize
+        return column
+
+    times, values, index = take(_TIMES, samples), take(_VALUES, samples), take(_INDEX, samples)
+    metric, offsets = take(_INDEX, series), take(_INDEX, series + 1)
+    names, label_values = take(_INDEX, labels), take(_INDEX, labels)
+    string_offsets, kinds = take(_INDEX, strings + 1), take(_BYTE, samples)
+    texts = _strings(bytes(body[at : at + string_bytes]), string_offsets)
+    _below("series", index, series)
+    _below("metric", metric, strings)
+    _below("label name", names, strings)
+    _below("label value", label_values, strings)
+    _below("kind", kinds, len(Kind))
+    if int(times.min()) < 0:
+        raise Invalid("a sample lies before 1970")
+    _spans("labels", offsets, labels, limits.labels_per_series)
+    if labels and not _ascending_within(names, offsets):
+        raise Invalid("labels of a series are not in ascending order of their names, each once")
+    sizes = np.diff(string_offsets.astype(np.int64))
+    _fits("metric name", sizes, metric, limits.name_bytes)
+    _fits("label name", sizes, names, limits.name_bytes)
+    if labels and int(sizes[label_values].max()) > limits.label_value_bytes:
+        raise Invalid(f"a label's value is longer than {limits.label_value_bytes} bytes")
+    return Columns(times, values, kinds, index, metric, offsets, names, label_values, texts)
+
+
+def _strings(data: bytes, offsets: Any) -> tuple[str, ...]:
+    _spans("strings", offsets, len(data), len(data))
+    bounds = offsets.tolist()
+    raw = [data[start:end] for start, end in itertools.pairwise(bounds)]
+    if any(one >= other for one, other in itertools.pairwise(raw)):
+        raise Invalid("strings are not in ascending order, each once")
+    try:
+        return tuple(text.decode() for text in raw)
+    except UnicodeDecodeError as error:
+        raise Invalid("a string is not UTF-8") from error
+
+
+def _below(what: str, column: Any, bound: int) -> None:
+    if len(column) and int(column.max()) >= bound:
+        raise Invalid(f"a {what} index is {int(column.max())}, of {bound}")
+
+
+def _spans(what: str, offsets: Any, total: int, longest: int) -> None:
+    steps = np.diff(offsets.astype(np.int64))
+    if int(offsets[0]) != 0 or int(offsets[-1]) != total or (len(steps) and int(steps.min()) < 0):
+        raise Invalid(f"offsets of {what} do not cover their {total} entries in order")
+    if len(steps) and int(steps.max()) > longest:
+        raise Invalid(f"{int(steps.max())} {what} in one entry, over the limit of {longest}")
+
+
+def _ascending_within(names: Any, offsets: Any) -> bool:
+    """Whether names ascend strictly inside each series: a step down is allowed only where a series begins."""
+    starts = np.zeros(len(names) + 1, bool)
+    starts[offsets] = True
+    return bool(np.all((np.diff(names.astype(np.int64)) > 0) | starts[1:-1]))
+
+
+def _fits(what: str, sizes: Any, names: Any, longest: int) -> None:
+    if not len(names):
+        return
+    used = sizes[names]
+    if int(used.max()) > longest or int(used.min()) < 1:
+        raise Invalid(f"a {what} is empty or longer than {longest} bytes")
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise Invalid("an id is not UTF-8") from error
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode()
+
+
+def _by_name(pair: tuple[str, str]) -> bytes:
+    return pair[0].encode()
