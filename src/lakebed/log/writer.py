@@ -8,7 +8,7 @@ leaves a pending append that the next one to come, writer or compactor, puts int
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -64,15 +64,19 @@ class Writer:
         self._blob_bytes = metrics.counter("lakebed_log_blob_bytes_total")
         self._appends = metrics.counter("lakebed_log_appends_total")
 
-    async def append_shared(self, groups: Sequence[Group]) -> list[list[Outcome]]:
+    async def append_shared(
+        self, groups: Sequence[Group], *, uploaded: Callable[[], None] = lambda: None
+    ) -> list[list[Outcome]]:
         """Appends every group, all in one blob. Gives an outcome for each chunk of each group; raises nothing.
 
         Each partition succeeds or fails on its own. Groups of one partition commit in the order of these calls.
+        `uploaded` is called when the blob is in the bucket and only commits are left.
         """
         tickets = [self._lane(group.tp).ticket() for group in groups]
         try:
             await self._initialise([group.tp for group in groups])
             written = await self._write(groups)
+            uploaded()
             return list(await asyncio.gather(*map(self._commit, tickets, written)))
         except LakebedError as error:
             return [[error] * len(group.chunks) for group in groups]
