@@ -59,7 +59,7 @@ async def bench(stand: Stand) -> Sequence[Check]:
             return blobs * 4 / (clock.monotonic_s() - began)
 
         async def produce() -> float:
-            done = await fire([ours], framed(ours, "wide", 1024, blobs * 4, FEW), lanes=16)
+            done = await fire([ours], framed(ours, "wide", 1024, blobs * 4, FEW), lanes=36)
             fired["produce"].append(_good(done))
             return done.records_per_s / 1024
 
@@ -71,7 +71,7 @@ async def bench(stand: Stand) -> Sequence[Check]:
         wide = await rounds_of(rounds, {"raw": raw, "produce": produce})
         reading = await rounds_of(rounds, {"produce": produce, "consume": consume})
         stand.tell("requests of 10 records over 128 partitions: frames, JSON, and the plain broker, in turn")
-        count = 1000 if stand.quick else 4000
+        count = 500 if stand.quick else 3000
 
         def small(name: str, url: str, requests: list[Request]) -> Contender:
             async def measured() -> float:
