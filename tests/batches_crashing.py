@@ -1,4 +1,4 @@
-"""A process that forks one collector per crash point and has each killed at its own place: `python batches_crashing.py`.
+"""A process that forks one collector per crash point and has each killed at its own place.
 
 Only this test's process wraps the store; nothing of it is in the collector itself. Crash point 2k+1 lies before the
 k-th call to the store, 2k+2 right behind it, before the collector hears of it.

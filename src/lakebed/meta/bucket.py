@@ -1,9 +1,9 @@
 """The meta seam on object storage alone: any number of processes on any number of hosts, no other server.
 
 Each group of keys (a partition key) is one head object changed by compare-and-swap, with its older entries in
-immutable leaves; see docs/decisions/meta-bucket.md. Requests that the store cannot answer raise Unavailable with
-nothing changed, or OutcomeUnknown. A change whose answer was lost is recognised, even when others have changed the
-group since.
+immutable leaves; see docs/decisions/004-meta-on-the-bucket.md. Requests that the store cannot answer raise
+Unavailable with nothing changed, or OutcomeUnknown. A change whose answer was lost is recognised, even when others
+have changed the group since.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The keys are stored as they are, so other clients of the same cluster see what the log's contract says. A server that
 sorts by folders is asked for byte order in pieces (`oxia_order`); a range that lies in one folder, or is a whole
-folder, is one atomic operation, any other one is not. See docs/decisions/meta-oxia.md for what was found out.
+folder, is one atomic operation, any other one is not. See docs/decisions/005-meta-on-oxia.md for what was found out.
 """
 
 from __future__ import annotations
