@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 from array import array
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -59,7 +59,7 @@ async def bench(stand: Stand) -> Sequence[Check]:
             return blobs * 4 / (clock.monotonic_s() - began)
 
         async def produce() -> float:
-            done = await fire([ours], framed(ours, "wide", 1024, blobs * 4, FEW), lanes=16)
+            done = await fire([ours], framed(ours, "wide", 1024, blobs * 4, FEW), lanes=36)
             fired["produce"].append(_good(done))
             return done.records_per_s / 1024
 
@@ -71,7 +71,7 @@ async def bench(stand: Stand) -> Sequence[Check]:
         wide = await rounds_of(rounds, {"raw": raw, "produce": produce})
         reading = await rounds_of(rounds, {"produce": produce, "consume": consume})
         stand.tell("requests of 10 records over 128 partitions: frames, JSON, and the plain broker, in turn")
-        count = 1000 if stand.quick else 4000
+        count = 500 if stand.quick else 3000
 
         def small(name: str, url: str, requests: list[Request]) -> Contender:
             async def measured() -> float:
@@ -113,15 +113,16 @@ async def bench(stand: Stand) -> Sequence[Check]:
 
 def framed(url: str, topic: str, count: int, requests: int, partitions: int) -> list[Request]:
     """Frames of `count` records of 1 KiB, the partitions in turn."""
-    records = Columns(count, array("I", [KIB]).tobytes() * count, b"x" * (count * KIB))
-
-    def one(partition: int) -> Request:
-        part = {"topic": topic, "partition": partition, "count": count, "payload_bytes": records.size}
-        body = frame.encode({"topic_partitions": [part]}, [records])
-        return post(url, "/produce", body, count, content_type=frame.MEDIA_TYPE)
-
-    made = [one(partition) for partition in range(partitions)]
+    made = [frames_of(url, topic, partition, count, KIB) for partition in range(partitions)]
     return [made[number % partitions] for number in range(requests)]
+
+
+def frames_of(url: str, topic: str, partition: int, count: int, size: int) -> Request:
+    """A produce of `count` records of `size` bytes, as a frame."""
+    records = Columns(count, array("I", [size]).tobytes() * count, b"x" * (count * size))
+    part = {"topic": topic, "partition": partition, "count": count, "payload_bytes": records.size}
+    body = frame.encode({"topic_partitions": [part]}, [records])
+    return post(url, "/produce", body, count, content_type=frame.MEDIA_TYPE)
 
 
 def as_json(url: str, topic: str, requests: int) -> list[Request]:
@@ -182,7 +183,13 @@ async def plain_broker(stand: Stand, folder: Path) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def process(stand: Stand, arguments: Sequence[str], settings: dict[str, str]) -> AsyncIterator[str]:
+async def process(
+    stand: Stand,
+    arguments: Sequence[str],
+    settings: dict[str, str],
+    *,
+    started: Callable[[int], None] = lambda _: None,
+) -> AsyncIterator[str]:
     """Runs `python -m <arguments>` on the stand's bucket until the block ends; gives the address it says on stdout."""
     child = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -191,6 +198,7 @@ async def process(stand: Stand, arguments: Sequence[str], settings: dict[str, st
         env={**os.environ, **environment(stand), **_named(settings)},
         stdout=asyncio.subprocess.PIPE,
     )
+    started(child.pid)
     try:
         assert child.stdout is not None
         async with asyncio.timeout(READY_S):

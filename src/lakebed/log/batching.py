@@ -32,6 +32,18 @@ class _Buffer:
         self.size = 0
 
 
+class _Slot:
+    """A place among the flights, given back once."""
+
+    def __init__(self, slots: asyncio.Semaphore) -> None:
+        self._slots: asyncio.Semaphore | None = slots
+
+    def leave(self) -> None:
+        if self._slots is not None:
+            self._slots.release()
+            self._slots = None
+
+
 class BatchingProducer:
     """`landed` is told of every append, so that the tail cache and long polls see it at once."""
 
@@ -100,29 +112,33 @@ class BatchingProducer:
         await self._clock.sleep(self._settings.batch_max_delay_ms / 1000)
         await self._slots.acquire()  # while every slot is taken, more goes into this blob
         self._due = None
-        self._flush(slot_taken=True)
+        self._flush(by_time=True)
 
-    def _flush(self, *, slot_taken: bool = False) -> None:
+    def _flush(self, *, by_time: bool = False) -> None:
         """Sends off what is buffered, in a flight of its own."""
         if self._due is not None:
             self._due.cancel()
             self._due = None
         full, self._buffer = self._buffer, _Buffer()
         if full.groups:
-            flight = asyncio.create_task(self._fly(full, slot_taken))
+            flight = asyncio.create_task(self._fly(full, by_time))
             self._flights.add(flight)
             flight.add_done_callback(self._flights.discard)
-        elif slot_taken:
+        elif by_time:
             self._slots.release()
 
-    async def _fly(self, full: _Buffer, slot_taken: bool) -> None:
+    async def _fly(self, full: _Buffer, by_time: bool) -> None:
+        """One blob and its commits. A full blob gives its slot away once it is uploaded, so the bucket never idles;
+        one that was cut by time keeps it to the end, so that more gathers behind slow commits."""
         groups = list(full.groups.items())
-        if not slot_taken:
+        slot = _Slot(self._slots)
+        if not by_time:
             await self._slots.acquire()
         try:
             self._flushes.inc()
             outcomes = await self._writer.append_shared(
-                [Group(tp, tuple(waiting.chunk for waiting in group)) for tp, group in groups]
+                [Group(tp, tuple(waiting.chunk for waiting in group)) for tp, group in groups],
+                uploaded=slot.leave if not by_time else lambda: None,
             )
         except LakebedError as error:
             outcomes = [[error] * len(group) for _, group in groups]
@@ -132,7 +148,7 @@ class BatchingProducer:
                     waiting.done.cancel()
             raise
         finally:
-            self._slots.release()
+            slot.leave()
             self._hold(-full.size)
         for (tp, group), of_group in zip(groups, outcomes, strict=True):
             self._tell(tp, group, of_group)

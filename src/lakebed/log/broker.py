@@ -18,6 +18,7 @@ from lakebed.log.paths import uris
 from lakebed.log.reader import Fetched, Reader
 from lakebed.log.records import Records
 from lakebed.log.settings import LogSettings
+from lakebed.log.shared_cache import SharedTail
 from lakebed.log.steward import Steward
 from lakebed.log.writer import Outcome, Writer
 from lakebed.meta.connect import connect
@@ -41,11 +42,15 @@ class Broker:
         self.records = Records(self.meta, clock=clock, ids=ids)
         self.writer = Writer(self.store, self.records, self.uris, clock=clock, ids=ids, metrics=metrics)
         self.cache = TailCache(self.settings.cache_bytes, metrics=metrics)
+        self.shared: SharedTail | None = None
+        if self.settings.tail_cache_dir is not None:
+            folder, limit = self.settings.tail_cache_dir, self.settings.cache_bytes
+            self.shared = SharedTail(folder, bytes_max=limit, node=context.node)
         self.producer = BatchingProducer(self.writer, self.settings, clock=clock, metrics=metrics, landed=self._landed)
         self.reader = Reader(
             self.store, self.records, self.uris, metrics=metrics, bodies_bytes=self.settings.bodies_bytes
         )
-        self.fetcher = Fetcher(self.reader, self.cache, self.settings, clock=clock)
+        self.fetcher = Fetcher(self.reader, self.cache, self.settings, clock=clock, shared=self.shared)
         self.groups = Groups(self.records, clock=clock)
         self.steward = Steward(self.records, self.reader, self.groups, clock=clock)
         self.started_at_ms = now_ms(clock)
@@ -76,3 +81,5 @@ class Broker:
         self._in.inc(chunk.records.count)
         self._in_bytes.inc(chunk.records.size)
         self.cache.add(tp, start_offset, chunk.records)
+        if self.shared is not None:
+            self.shared.put(tp, start_offset, chunk.records)

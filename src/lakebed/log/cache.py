@@ -27,10 +27,13 @@ class _Tail:
         self.log_start_offset = 1
         self.changed = asyncio.Event()
 
-    def add(self, start: int, records: Columns) -> None:
+    def add(self, start: int, records: Columns) -> bool:
         at = bisect_right(self.starts, start)
+        if at and self.starts[at - 1] == start:
+            return False  # known already
         self.starts.insert(at, start)
         self.chunks.insert(at, records)
+        return True
 
     def drop(self, start: int) -> int:
         at = bisect_right(self.starts, start) - 1
@@ -54,7 +57,8 @@ class TailCache:
     def add(self, tp: TopicPartition, start_offset: int, records: Columns) -> None:
         """Records that stand in the log from `start_offset` on. Wakes whoever waits for them."""
         tail = self._tail(tp)
-        tail.add(start_offset, records)
+        if not tail.add(start_offset, records):
+            return
         self._age.append((tp, start_offset))
         self._bytes += records.size
         self.saw(tp, start_offset + records.count - 1)

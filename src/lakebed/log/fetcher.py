@@ -18,6 +18,7 @@ from lakebed.log.cache import TailCache
 from lakebed.log.model import OffsetOutOfRange, TopicPartition
 from lakebed.log.reader import Fetched, Reader
 from lakebed.log.settings import LogSettings
+from lakebed.log.shared_cache import SharedTail
 
 
 class Want(msgspec.Struct, frozen=True):
@@ -27,8 +28,17 @@ class Want(msgspec.Struct, frozen=True):
 
 
 class Fetcher:
-    def __init__(self, reader: Reader, cache: TailCache, settings: LogSettings, *, clock: Clock) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        cache: TailCache,
+        settings: LogSettings,
+        *,
+        clock: Clock,
+        shared: SharedTail | None = None,
+    ) -> None:
         self._reader, self._cache, self._settings, self._clock = reader, cache, settings, clock
+        self._shared = shared
 
     async def fetch(
         self, wants: Sequence[Want], *, bytes_max: int, bytes_min: int = 1, wait_s: float = 0.0
@@ -49,6 +59,7 @@ class Fetcher:
             await self._look([want.tp for want, event in zip(wants, events, strict=True) if not event.is_set()])
 
     async def _once(self, wants: Sequence[Want], bytes_max: int) -> list[Fetched | LakebedError]:
+        self._take_news(wants)
         answers: dict[int, Fetched | LakebedError] = {}
         left = bytes_max
         for index, want in enumerate(wants):
@@ -63,6 +74,15 @@ class Fetcher:
             read = await self._read([Want(want.tp, want.offset, min(share, want.bytes_max)) for want in asked])
             answers |= dict(zip(missing, read, strict=True))
         return [answers.get(index) or self._nothing(want) for index, want in enumerate(wants)]
+
+    def _take_news(self, wants: Sequence[Want]) -> None:
+        """What other brokers of this host have appended since, where they share a folder with us."""
+        if self._shared is None:
+            return
+        for want in wants:
+            if want.offset > self._cache.end(want.tp):
+                for start_offset, records in self._shared.news(want.tp):
+                    self._cache.add(want.tp, start_offset, records)
 
     def _nothing(self, want: Want) -> Fetched:
         """The answer is full: this partition comes first next time."""

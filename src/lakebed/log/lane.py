@@ -39,7 +39,7 @@ class Ticket:
         self.lane, self._before, self._done = lane, before, done
 
     async def turn(self) -> None:
-        if self._before is not None:
+        if self._before is not None and not self._before.done():
             await asyncio.wait([self._before])
 
     def leave(self) -> None:

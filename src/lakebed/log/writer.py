@@ -8,7 +8,7 @@ leaves a pending append that the next one to come, writer or compactor, puts int
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -26,6 +26,7 @@ from lakebed.log.records import Records, Versioned
 from lakebed.metrics import Metrics
 from lakebed.store.protocol import Store
 
+SETTLE_S = 0.05  # a lane that has been quiet for so long clears its pending append
 REWRITES_MAX = 3  # times one append writes its records again, because of duplicates in it or a blob grown old
 
 
@@ -58,20 +59,24 @@ class Writer:
         self._clock, self._ids = clock, ids
         self._lanes: dict[TopicPartition, Lane] = {}
         self._committer = Committer(records, metrics=metrics)
-        self._settling: set[asyncio.Task[None]] = set()
+        self._settling: dict[Lane, asyncio.Task[None]] = {}
         self._blobs = metrics.counter("lakebed_log_blobs_total")
         self._blob_bytes = metrics.counter("lakebed_log_blob_bytes_total")
         self._appends = metrics.counter("lakebed_log_appends_total")
 
-    async def append_shared(self, groups: Sequence[Group]) -> list[list[Outcome]]:
+    async def append_shared(
+        self, groups: Sequence[Group], *, uploaded: Callable[[], None] = lambda: None
+    ) -> list[list[Outcome]]:
         """Appends every group, all in one blob. Gives an outcome for each chunk of each group; raises nothing.
 
         Each partition succeeds or fails on its own. Groups of one partition commit in the order of these calls.
+        `uploaded` is called when the blob is in the bucket and only commits are left.
         """
         tickets = [self._lane(group.tp).ticket() for group in groups]
         try:
             await self._initialise([group.tp for group in groups])
             written = await self._write(groups)
+            uploaded()
             return list(await asyncio.gather(*map(self._commit, tickets, written)))
         except LakebedError as error:
             return [[error] * len(group.chunks) for group in groups]
@@ -96,9 +101,11 @@ class Writer:
         return found
 
     async def drain(self) -> None:
-        """Waits until pending appends of this process are in the index."""
-        while self._settling:
-            await asyncio.wait(list(self._settling))
+        """Puts the pending appends of this process into the index, and clears them."""
+        for lane, task in list(self._settling.items()):
+            task.cancel()
+            await asyncio.wait([task])
+            await self._settle(lane)
 
     def _lane(self, tp: TopicPartition) -> Lane:
         return self._lanes.setdefault(tp, Lane(tp))
@@ -185,9 +192,16 @@ class Writer:
         return answers
 
     def _settle_later(self, lane: Lane) -> None:
-        settling = asyncio.create_task(self._settle(lane))
-        self._settling.add(settling)
-        settling.add_done_callback(self._settling.discard)
+        """An append that follows soon takes the place of pending by itself; only a quiet lane is cleared."""
+        if lane in self._settling:
+            return
+        task = asyncio.create_task(self._settle_when_quiet(lane))
+        self._settling[lane] = task
+        task.add_done_callback(lambda _: self._settling.pop(lane, None))
+
+    async def _settle_when_quiet(self, lane: Lane) -> None:
+        await self._clock.sleep(SETTLE_S)
+        await self._settle(lane)
 
     async def _settle(self, lane: Lane) -> None:
         """Nobody waits to append: clears pending. Whatever fails here, the next one to come does."""

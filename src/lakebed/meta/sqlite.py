@@ -26,6 +26,7 @@ from lakebed.metrics import Metrics
 
 R = TypeVar("R")
 
+VERBS = ("get", "put", "delete", "ceiling", "range", "delete_range", "session")
 GROUP_MAX = 512  # calls in one transaction: bounds how long other processes are kept waiting
 WAITING_MAX = 50_000  # calls waiting for the thread before new ones are refused
 OPENING_BUSY_S = 30.0  # making the tables waits for everybody else who is opening a new file
@@ -63,7 +64,8 @@ class SqliteMeta:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._sessions: list[HeartbeatSession] = []
-        self._requests = metrics.counter("lakebed_meta_requests_total")
+        requests = metrics.counter("lakebed_meta_requests_total")
+        self._requests = {verb: requests.labels(verb=verb) for verb in VERBS}
         self._commits = metrics.counter("lakebed_meta_commits_total")
 
     async def get(self, key: str, *, partition_key: str = "") -> Entry:
@@ -137,7 +139,7 @@ class SqliteMeta:
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="lakebed-meta", daemon=True)
             self._thread.start()
-        self._requests.labels(verb=verb).inc()
+        self._requests[verb].inc()
         call = _Call(run, writes, asyncio.get_running_loop().create_future())
         self._calls.put(call)
         return cast(R, await call.done)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -187,3 +188,30 @@ async def test_one_bad_partition_does_not_fail_the_others(host: Host) -> None:
     assert isinstance(good, Fetched) and good.count == 1
     assert isinstance(beyond, OffsetOutOfRange) and isinstance(unknown, UnknownTopicPartition)
     assert isinstance(unknown, LakebedError)
+
+
+async def test_brokers_of_one_host_share_their_tail_through_a_folder(host: Host, tmp_path: Path) -> None:
+    """A read broker gives what a write broker has just appended, without the bucket; a damaged file is passed over."""
+    writing, reading = host.broker(tail_cache_dir=tmp_path), host.broker(tail_cache_dir=tmp_path)
+    await produce(host, writing, b"a", b"b")
+    assert (await fetch(reading, 1)).count == 2
+    await produce(host, writing, b"c")
+
+    gets, host.store.get_range = host.store.get_range, None  # type: ignore[method-assign, assignment]
+    hot = await fetch(reading, 3)
+    host.store.get_range = gets  # type: ignore[method-assign]
+    (tmp_path / "orders" / "0" / "00000000000000000004-1").write_bytes(b"LLT1 nonsense")
+
+    assert [b"c"] == list(hot.parts[0])
+    assert (await fetch(reading, 4)).count == 0
+    await produce(host, writing, b"d")
+    assert [b"d"] == list((await fetch(host.broker(tail_cache_dir=tmp_path), 4)).parts[0])
+
+
+async def test_the_shared_folder_is_bounded(host: Host, tmp_path: Path) -> None:
+    """The oldest files go when it grows past the cache's size."""
+    writing = host.broker(tail_cache_dir=tmp_path, cache_bytes=2000)
+    for number in range(70):
+        await produce(host, writing, b"%d" % number * 100)
+
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()) < 6000

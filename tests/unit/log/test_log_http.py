@@ -243,3 +243,18 @@ async def test_roles_decide_what_a_broker_answers(host: Host) -> None:
         app = build(context, [LogRoutes(context, host.meta())])
         async with AsyncClient(transport=ASGITransport(app=app), base_url="http://log") as client:
             assert (await client.post(missing, content=b"{}")).status_code == 404
+
+
+async def test_health_and_metrics_say_what_the_seed_asks_for(server: Server) -> None:
+    """Broker id, address and start; metrics as JSON to who asks for it, as Prometheus text on their own path."""
+    await server.produce("a")
+
+    health = (await server.client.get("/health")).json()
+    numbers = (await server.client.get("/metrics", headers={"accept": "application/json"})).json()
+    text = (await server.client.get("/metrics/prometheus")).text
+
+    assert {"status", "broker_id", "host", "port", "started_at_ms"} <= set(health)
+    assert health["status"] == "ok" or health["components"]["log"]["status"] == "ok"
+    assert {"labels": {"op": "put"}, "value": 1.0} in numbers["lakebed_log_s3_requests_total"]
+    assert numbers["lakebed_log_blobs_total"] == 1.0
+    assert "lakebed_log_s3_request_cost_dollars 5e-06" in text
