@@ -46,7 +46,7 @@ def run(argv: Sequence[str]) -> int:
         result = app(list(argv), exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         say(f"error: {error}")
-        say("next:  lakebed --help")
+        say(f"next:  {' '.join(('lakebed', *(error.command_chain or ())))} --help")
         return exits.USAGE
     except LakebedError as error:
         say(f"error: {error.message}")
