@@ -48,6 +48,7 @@ class Schedule:
         self._records, self._compactor, self._housekeeper = records, compactor, housekeeper
         self._settings, self._node, self._clock, self._ids = settings, node, clock, ids
         self._known: set[TopicPartition] = set()
+        self._lags: dict[TopicPartition, int] = {}
         self._session: Session | None = None
         self._known_gauge = metrics.gauge("lakebed_log_known_partitions")
         self._lag_gauge = metrics.gauge("lakebed_log_compaction_lag_records")
@@ -102,7 +103,8 @@ class Schedule:
             if outcome == "idle" or self._session is None or not self._session.alive:
                 break
             done = outcome
-        self._lag_gauge.set(await self._compactor.lag(tp))
+        self._lags[tp] = await self._compactor.lag(tp)
+        self._lag_gauge.set(sum(self._lags.values()))
         return done
 
     async def _claim(self, tp: TopicPartition) -> bool:
