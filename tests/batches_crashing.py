@@ -43,7 +43,7 @@ async def upload(point: int) -> None:
     context = make_context(load(sections(), env=os.environ), role=f"doomed-{point}")
     store: Any = Killing(context.store, point)
     aftermath = Aftermath(
-        store, writes_max=100, writers=1, clock=context.clock, ids=context.ids, metrics=context.metrics
+        store, waiting_max=100, writers=1, clock=context.clock, ids=context.ids, metrics=context.metrics
     )
     aftermath.start()
     acceptor = Acceptor(

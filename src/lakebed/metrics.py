@@ -57,7 +57,7 @@ TABLE: tuple[Metric, ...] = (
     Metric("lakebed_batches_uploads_total", "counter", "Batch uploads by outcome.", ("outcome",)),
     Metric("lakebed_batches_samples_total", "counter", "Samples in the batches this collector accepted."),
     Metric("lakebed_batches_accept_seconds", "histogram", "Time to accept a batch, or to find it accepted."),
-    Metric("lakebed_batches_aftermath_waiting", "gauge", "Derived writes waiting in memory."),
+    Metric("lakebed_batches_aftermath_waiting", "gauge", "Acceptances whose derived writes wait."),
     Metric("lakebed_batches_aftermath_total", "counter", "Derived writes by outcome.", ("outcome",)),
     Metric("lakebed_batches_live_bytes", "gauge", "Memory held by live state."),
     Metric("lakebed_batches_live_batches", "gauge", "Batches held by live state."),

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import structlog
 
 from lakebed.queue import appending, claiming, cleaner, collector, sweeper
 from lakebed.queue.model import ConsumerManifest, ProducerManifest
@@ -17,13 +16,6 @@ from lakebed.sim.worlds import play
 
 SEEDS = 60
 SEEDS_TO_CATCH = 250  # a bug that this many seeds do not show would not be caught by running the lane either
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Any:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("critical"))
-    yield
-    structlog.reset_defaults()
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 20))

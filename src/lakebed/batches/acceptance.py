@@ -133,17 +133,30 @@ def refusal(record: ConflictRecord, *, quarantined: bool) -> IdentityConflict:
     )
 
 
-def by_time(accepted: Accepted, batch: Batch) -> Write:
+class Span(msgspec.Struct, frozen=True):
+    """What the by-time index says of a batch's samples."""
+
+    samples: int
+    first_ns: int
+    last_ns: int
+
+
+def span_of(batch: Batch) -> Span:
+    times = batch.columns.times_ns
+    return Span(len(times), int(times[times.argmin()]), int(times[times.argmax()]))
+
+
+def by_time(accepted: Accepted, span: Span) -> Write:
     entry = AcceptedByTime(
         schema="lightmetrics.accepted_by_time.v1",
         accepted_manifest_key=paths.accepted_key(accepted.identity),
         frame_sha256=accepted.frame_sha256,
         raw_blob_key=accepted.raw_blob_key,
         frame_bytes=accepted.frame_bytes,
-        samples=batch.columns.samples,
+        samples=span.samples,
         accepted_at_unix_ns=accepted.accepted_at_unix_ns,
-        first_time_unix_ns=int(batch.columns.times_ns.min()),
-        last_time_unix_ns=int(batch.columns.times_ns.max()),
+        first_time_unix_ns=span.first_ns,
+        last_time_unix_ns=span.last_ns,
     )
     key = paths.accepted_by_time_key(accepted.identity, accepted.accepted_at_unix_ns)
     return Write(key, write_record(entry))
@@ -176,10 +189,10 @@ def rollup_work(accepted: Accepted) -> Write:
     return Write(paths.work_key(accepted.identity, accepted.accepted_at_unix_ns), write_record(entry))
 
 
-def derived(accepted: Accepted, batch: Batch) -> tuple[Write, ...]:
+def derived(accepted: Accepted, span: Span) -> tuple[Write, ...]:
     """Everything that follows from one acceptance, in the order in which a crash in between hurts least."""
     return (
-        by_time(accepted, batch),
+        by_time(accepted, span),
         by_blob(accepted),
         blob_seen(accepted.frame_sha256, accepted.accepted_at_unix_ns),
     )

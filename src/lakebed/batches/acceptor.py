@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from lakebed.batches import acceptance, paths
@@ -125,7 +126,7 @@ class Acceptor:
             standing = await self._create_manifest(mine)
         except BaseException:
             # The blob may stay an orphan: let the garbage collector find it without a full scan.
-            self._aftermath.put([acceptance.blob_seen(submitted.sha256, mine.accepted_at_unix_ns)])
+            self._aftermath.put(lambda: (acceptance.blob_seen(submitted.sha256, mine.accepted_at_unix_ns),))
             raise
         verdict = acceptance.judge(mine, standing)
         self._outcomes[verdict].inc()
@@ -135,7 +136,7 @@ class Acceptor:
         if verdict == "accepted":
             self._samples.inc(submitted.batch.columns.samples)
             self._won(standing, submitted)
-            self._aftermath.put(acceptance.derived(standing, submitted.batch))
+            self._aftermath.put(partial(acceptance.derived, standing, acceptance.span_of(submitted.batch)))
         return acceptance.answer(standing, duplicate=verdict == "duplicate")
 
     async def _create_manifest(self, mine: Accepted) -> Accepted:

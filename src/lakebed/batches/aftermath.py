@@ -34,7 +34,7 @@ class Aftermath:
         self,
         store: Store,
         *,
-        writes_max: int,
+        waiting_max: int,
         writers: int,
         clock: Clock,
         ids: Ids,
@@ -43,8 +43,8 @@ class Aftermath:
     ) -> None:
         self._store, self._clock, self._ids = store, clock, ids
         self.uploading = uploading
-        self._waiting: deque[tuple[float, Write]] = deque()
-        self._writes_max, self._writers = writes_max, writers
+        self._waiting: deque[tuple[float, Callable[[], Iterable[Write]]]] = deque()
+        self._waiting_max, self._writers = waiting_max, writers
         self._arrived = asyncio.Event()
         self._busy = 0
         self._hurry = False
@@ -54,14 +54,12 @@ class Aftermath:
         self._written = outcomes.labels(outcome="written")
         self._dropped = outcomes.labels(outcome="dropped")
 
-    def put(self, writes: Iterable[Write]) -> None:
-        """Takes the writes, or drops and counts those that do not fit. Never waits."""
-        now_s = self._clock.monotonic_s()
-        for write in writes:
-            if len(self._waiting) >= self._writes_max:
-                self._dropped.inc()
-                continue
-            self._waiting.append((now_s, write))
+    def put(self, writes: Callable[[], Iterable[Write]]) -> None:
+        """Takes what is to be written, made only when its turn comes; dropped and counted when full. Never waits."""
+        if len(self._waiting) >= self._waiting_max:
+            self._dropped.inc()
+            return
+        self._waiting.append((self._clock.monotonic_s(), writes))
         self._depth.set(len(self._waiting))
         self._arrived.set()
 
@@ -93,13 +91,14 @@ class Aftermath:
             if self.uploading() and self._clock.monotonic_s() - self._waiting[0][0] < PATIENCE_S and not self._hurry:
                 await self._clock.sleep(GIVE_WAY_S)
                 continue
-            _, write = self._waiting.popleft()
-            self._depth.set(len(self._waiting))
+            _, writes = self._waiting.popleft()
             self._busy += 1
             try:
-                await self._write(write)
+                for write in writes():
+                    await self._write(write)
             finally:
                 self._busy -= 1
+                self._depth.set(len(self._waiting) + self._busy)
 
     async def _write(self, write: Write) -> None:
         for attempt in range(TRIES_MAX):

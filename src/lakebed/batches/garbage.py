@@ -4,7 +4,7 @@ A frame carries its identity, so exactly one key could ever refer to a blob: the
 is created if absent and never changes. A blob is deleted only when that manifest stands **for other bytes**: no writer,
 however long it stalled between blob and manifest, can then make it accepted, and a delete that is itself delayed cannot
 hurt. A blob whose identity is undecided is never deleted, because a stalled writer may still decide for it; past the
-horizon its acceptance is finished instead (or it is kept). The seed's four conditions are demanded on top.
+horizon its acceptance is finished instead (or it is kept). The four conditions are demanded on top.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Judgement(msgspec.Struct, frozen=True):
 
 
 def judge(found: Evidence, undecided: Literal["finish", "keep"]) -> Judgement:
-    """The seed's four conditions in their order, then the one that makes them safe."""
+    """The four conditions in their order, then the one that makes them safe."""
     ripe_ns = found.modified_ns + found.horizon_ns
     if found.now_ns < ripe_ns:
         left_s = (ripe_ns - found.now_ns) // 1_000_000_000

@@ -6,6 +6,7 @@ The manifest carries the spool's own time and attempt, so landing again after a 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from lakebed.batches import acceptance, paths
 from lakebed.batches.acceptor import store_conflict, write_blob
@@ -77,7 +78,7 @@ class Lander:
             await store_conflict(self._store, record)
             log.error("a spooled batch met another one in the bucket", quarantined=record.submitted_raw_blob_key)
         else:
-            self._aftermath.put(acceptance.derived(standing, submitted.batch))
+            self._aftermath.put(partial(acceptance.derived, standing, acceptance.span_of(submitted.batch)))
         self._outcomes.labels(outcome=verdict).inc()
         self._spool.landed(spooled.accepted.identity)
 

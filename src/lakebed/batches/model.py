@@ -1,4 +1,4 @@
-"""The records of the part, as they are stored. Field names and schemas are the seed's; `attempt_id` is ours, so that a
+"""The records of the part, as they are stored. Field names and schemas are fixed; `attempt_id` is there so that a
 collector whose answer was lost recognises its own manifest."""
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ MANIFESTS = "manifests/v1/"
 ROLLUP = "rollup/v1/"
 INDEX = "index/v1/"
 
-# Ours beside the seed's: what operators decided, what is damaged, what waits for rollups, and two registers.
+# Beside the protocol's own: what operators decided, what is damaged, what waits for rollups, and two registers.
 RESOLUTIONS = "quarantine/v1/resolutions/"
 HELD_BOOTS = "quarantine/v1/held/"
 REPAIRS = "repairs/v1/raw-blob/"

@@ -150,7 +150,7 @@ class Reconciler:
             return
         batch = await self._blob(key, accepted, report)
         if batch is not None:
-            late = await self._ensure(acceptance.by_time(accepted, batch), "by_time", report)
+            late = await self._ensure(acceptance.by_time(accepted, acceptance.span_of(batch)), "by_time", report)
             if late:
                 await self._ensure(acceptance.rollup_work(accepted), "rollup_work", report)
         await self._ensure(acceptance.by_blob(accepted), "by_blob", report)

@@ -63,7 +63,7 @@ class Batches:
         )
         self.aftermath = Aftermath(
             store,
-            writes_max=settings.aftermath_max,
+            waiting_max=settings.aftermath_max,
             writers=settings.aftermath_writers,
             clock=clock,
             ids=ids,

@@ -31,9 +31,9 @@ class IngestSettings(Section, frozen=True):
     upload_bytes_max: Annotated[int, describe("bytes of uploads under way before others get 503")] = 128 * 1024 * 1024
     accept_timeout_s: Annotated[float, describe("longest an upload waits for the store before it gets 503")] = 25.0
     retry_after_s: Annotated[float, describe("what a 503 tells the agent to wait")] = 2.0
-    aftermath_max: Annotated[int, describe("derived writes waiting in memory; more are left to the reconciler")] = (
-        10_000
-    )
+    aftermath_max: Annotated[
+        int, describe("acceptances whose derived writes wait; more are left to the reconciler")
+    ] = 10_000
     aftermath_writers: Annotated[int, describe("derived writes under way at once")] = 4
     known_max: Annotated[int, describe("accepted identities remembered to answer duplicates at once")] = 100_000
     live_bytes_max: Annotated[int, describe("memory of live state")] = 64 * 1024 * 1024

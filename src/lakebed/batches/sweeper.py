@@ -142,7 +142,7 @@ class Sweeper:
             await self._store.create(paths.accepted_key(identity), write_record(accepted))
         except AlreadyExists:
             return Judgement("keep", "decided by another while it was being finished")
-        for write in acceptance.derived(accepted, batch):
+        for write in acceptance.derived(accepted, acceptance.span_of(batch)):
             await self._store.create(write.key, write.data)
         return Judgement("finish", "its acceptance was finished")
 

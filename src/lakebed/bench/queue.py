@@ -36,15 +36,17 @@ FLEETS = (1, 4, 16)
 
 async def bench(stand: Stand) -> Sequence[Check]:
     context = stand.context()
-    blobs = 48 if stand.quick else 160
+    blobs = 28 if stand.quick else 160
     settings = QueueSettings(flush_size_bytes=ENTRIES * ENTRY_BYTES)
     entries = _entries()
     raw = _raw(stand, context, codec.encode(entries), blobs)
     fleets = {f"{count}": _fleet(context, settings, entries, blobs, count) for count in FLEETS}
     stand.tell(f"{blobs} blobs of 1 MiB a turn: raw puts beside 1, 4 and 16 ingestors")
-    # Each fleet has raw puts as its neighbour, and 4 stands beside 16: a machine's mood changes within a round.
+    # Each fleet has raw puts as its neighbour, and 4 and 16 stand side by side twice, each of them first once: a
+    # machine's mood changes within a round.
     turns = {"raw 1": raw, "1": fleets["1"], "raw 4": raw, "4": fleets["4"], "16": fleets["16"], "raw 16": raw}
-    seen = await rounds_of(stand.rounds, turns)
+    again = {"16 again": fleets["16"], "4 again": fleets["4"]}
+    seen = await rounds_of(stand.rounds, turns | again)
     producing = _per_commit(context, PRODUCER)
     stand.tell("a collector claims, reads ahead and acks")
     collecting = [await _collect(context, settings, entries, blobs) for _ in range(1 if stand.quick else 3)]
@@ -58,7 +60,7 @@ async def bench(stand: Stand) -> Sequence[Check]:
             at_least(f"bandwidth, {name} ingestors ÷ raw", seen[name], seen[f"raw {name}"], BANDWIDTH_BAR)
             for name in fleets
         ],
-        at_least("16 ingestors ÷ 4 ingestors", seen["16"], seen["4"], SIXTEEN_BAR),
+        at_least("16 ingestors ÷ 4 ingestors", seen["16"] + seen["16 again"], seen["4"] + seen["4 again"], SIXTEEN_BAR),
         told("batches per producer commit", [producing["batches"]], "batches"),
         told("conflicts per commit, producer manifest", [producing["conflicts"]], "conflicts"),
         told("conflicts per commit, 4 producers that share nothing", [contended], "conflicts"),

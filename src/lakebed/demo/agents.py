@@ -13,6 +13,8 @@ from lakebed.agent.batcher import make_frame
 from lakebed.agent.keeper import Keeper
 from lakebed.agent.model import Frame
 from lakebed.agent.spool import Spool
+from lakebed.batches import paths
+from lakebed.batches.workers import reconciler
 from lakebed.context import Context
 from lakebed.demo.fleet import QUEUE
 from lakebed.demo.stage import Stage, exited
@@ -22,7 +24,7 @@ from lakebed.frame.codec import decode
 from lakebed.frame.model import Identity, Sample
 
 TITLE = "Agents and collectors, killed on both sides"
-NEXT = ("lakebed agent run --host-interval-s 5", "lakebed batches conflicts")
+NEXT = ("lakebed agent run --host-interval-s 5", "lakebed batches conflicts", "lakebed batches gc --dry-run")
 
 AGENTS = 24
 SAMPLES = 600  # of each agent
@@ -51,6 +53,7 @@ async def play(stage: Stage) -> None:
     code = await exited(fleet, DEADLINE_S)
     stage.check("the agents sent everything and ended", code == 0, f"exit code {code}")
     await _count(stage, context, folder, samples)
+    await _indexed(stage, context)
     await _parked(stage, folder, ours, standing)
     async with httpx2.AsyncClient(timeout=30.0) as client:
         await _repeat(stage, context, client, folder)
@@ -111,6 +114,14 @@ async def _count(stage: Stage, context: Context, folder: Path, samples: int) -> 
     stage.check("no sample is there twice", doubled == 0, f"{doubled} doubled, {again} made again after the kill")
     left = await asyncio.to_thread(lambda: len(list(folder.glob("*/queue/boots/*/*.lmbatch"))))
     stage.check("nothing is left in the agents' queues", left == 0, f"{left} batches")
+
+
+async def _indexed(stage: Stage, context: Context) -> None:
+    """Has the reconciler look at everything, as after any crash: what a killed collector left out is derived."""
+    mended = sum((await reconciler(context).audit()).repaired.values())
+    keys = [info.key async for info in context.store.list(paths.ACCEPTED)]
+    by_time = [info.key async for info in context.store.list(paths.ACCEPTED_BY_TIME)]
+    stage.check("every accepted batch is indexed", len(by_time) >= len(keys), f"the reconciler mended {mended} entries")
 
 
 async def _parked(stage: Stage, folder: Path, ours: Frame, standing: Frame) -> None:

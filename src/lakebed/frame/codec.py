@@ -6,9 +6,10 @@ body's bytes, checked by whole-array comparisons; only the string dictionary is 
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Iterable
+from itertools import pairwise
+from operator import lt
 from typing import Any, NamedTuple
 
 import google_crc32c
@@ -192,75 +193,76 @@ def _decompress(data: bytes | memoryview, size: int) -> bytes:
 
 def _columns(body: bytes | memoryview, counts: tuple[int, int, int, int, int], limits: Limits) -> Columns:
     samples, series, labels, strings, string_bytes = counts
-    at = 0
-
-    def take(dtype: np.dtype[Any], count: int) -> Any:
-        nonlocal at
-        column = np.frombuffer(body, dtype, count, at) if count else np.empty(0, dtype)
-        at += count * dtype.itemsize
-        return column
-
-    times, values, index = take(_TIMES, samples), take(_VALUES, samples), take(_INDEX, samples)
-    metric, offsets = take(_INDEX, series), take(_INDEX, series + 1)
-    names, label_values = take(_INDEX, labels), take(_INDEX, labels)
-    string_offsets, kinds = take(_INDEX, strings + 1), take(_BYTE, samples)
-    texts = _strings(bytes(body[at : at + string_bytes]), string_offsets)
-    _below("series", index, series)
-    _below("metric", metric, strings)
-    _below("label name", names, strings)
-    _below("label value", label_values, strings)
-    _below("kind", kinds, len(Kind))
-    if int(times.min()) < 0:
+    # Few numpy calls: each costs about as much as checking a thousand entries.
+    times = np.frombuffer(body, _TIMES, samples)
+    values = np.frombuffer(body, _VALUES, samples, 8 * samples)
+    words = samples + 2 * series + 1 + 2 * labels + strings + 1
+    table = np.frombuffer(body, _INDEX, words, 16 * samples)
+    at = samples + series
+    index, metric, offsets = table[:samples], table[samples:at], table[at : at + series + 1]
+    at += series + 1
+    pairs = table[at : at + 2 * labels]
+    names, label_values = pairs[:labels], pairs[labels:]
+    string_offsets = table[at + 2 * labels :]
+    at = 16 * samples + 4 * words
+    kinds = np.frombuffer(body, _BYTE, samples, at)
+    if times[times.argmin()] < 0:
         raise Invalid("a sample lies before 1970")
-    _spans("labels", offsets, labels, limits.labels_per_series)
-    if labels and not _ascending_within(names, offsets):
-        raise Invalid("labels of a series are not in ascending order of their names, each once")
-    sizes = np.diff(string_offsets.astype(np.int64))
-    _fits("metric name", sizes, metric, limits.name_bytes)
-    _fits("label name", sizes, names, limits.name_bytes)
-    if labels and int(sizes[label_values].max()) > limits.label_value_bytes:
-        raise Invalid(f"a label's value is longer than {limits.label_value_bytes} bytes")
+    _below("series", index, series)
+    _below("kind", kinds, len(Kind))
+    _below("metric", metric, strings)
+    _below("label", pairs, strings)
+    label_counts = _spans("labels", offsets, labels)
+    if _largest(label_counts) > limits.labels_per_series:
+        raise Invalid(f"{_largest(label_counts)} labels in a series, over the limit of {limits.labels_per_series}")
+    sizes = _spans("strings", string_offsets, string_bytes)
+    texts = _strings(bytes(body[at + samples :]), string_offsets)
+    if labels:
+        _check_labels(names, offsets, sizes[label_values], limits)
+    named = sizes[metric] if not labels else np.concatenate((sizes[metric], sizes[names]))
+    if _largest(named) > limits.name_bytes or not named.all():
+        raise Invalid(f"a name is empty or longer than {limits.name_bytes} bytes")
     return Columns(times, values, kinds, index, metric, offsets, names, label_values, texts)
 
 
+def _check_labels(names: Any, offsets: Any, value_sizes: Any, limits: Limits) -> None:
+    """Names ascend strictly inside each series: a step down is allowed only where a series begins."""
+    begins = np.zeros(len(names) + 1, bool)
+    begins[offsets] = True
+    if not ((names[1:] > names[:-1]) | begins[1:-1]).all():
+        raise Invalid("labels of a series are not in ascending order of their names, each once")
+    if _largest(value_sizes) > limits.label_value_bytes:
+        raise Invalid(f"a label's value is longer than {limits.label_value_bytes} bytes")
+
+
 def _strings(data: bytes, offsets: Any) -> tuple[str, ...]:
-    _spans("strings", offsets, len(data), len(data))
     bounds = offsets.tolist()
-    raw = [data[start:end] for start, end in itertools.pairwise(bounds)]
-    if any(one >= other for one, other in itertools.pairwise(raw)):
+    raw = [data[start:end] for start, end in pairwise(bounds)]
+    if not all(map(lt, raw, raw[1:])):
         raise Invalid("strings are not in ascending order, each once")
+    if data.isascii():
+        text = data.decode("ascii")
+        return tuple([text[start:end] for start, end in pairwise(bounds)])
     try:
-        return tuple(text.decode() for text in raw)
+        return tuple([text.decode() for text in raw])
     except UnicodeDecodeError as error:
         raise Invalid("a string is not UTF-8") from error
 
 
 def _below(what: str, column: Any, bound: int) -> None:
-    if len(column) and int(column.max()) >= bound:
-        raise Invalid(f"a {what} index is {int(column.max())}, of {bound}")
+    if len(column) and _largest(column) >= bound:
+        raise Invalid(f"a {what} index is {_largest(column)}, of {bound}")
 
 
-def _spans(what: str, offsets: Any, total: int, longest: int) -> None:
-    steps = np.diff(offsets.astype(np.int64))
-    if int(offsets[0]) != 0 or int(offsets[-1]) != total or (len(steps) and int(steps.min()) < 0):
+def _largest(column: Any) -> int:
+    return int(np.maximum.reduce(column, initial=0))
+
+
+def _spans(what: str, offsets: Any, total: int) -> Any:
+    """The length of each entry between offsets that must cover `total` in order."""
+    if offsets[0] != 0 or offsets[-1] != total or not (offsets[1:] >= offsets[:-1]).all():
         raise Invalid(f"offsets of {what} do not cover their {total} entries in order")
-    if len(steps) and int(steps.max()) > longest:
-        raise Invalid(f"{int(steps.max())} {what} in one entry, over the limit of {longest}")
-
-
-def _ascending_within(names: Any, offsets: Any) -> bool:
-    """Whether names ascend strictly inside each series: a step down is allowed only where a series begins."""
-    starts = np.zeros(len(names) + 1, bool)
-    starts[offsets] = True
-    return bool(np.all((np.diff(names.astype(np.int64)) > 0) | starts[1:-1]))
-
-
-def _fits(what: str, sizes: Any, names: Any, longest: int) -> None:
-    if not len(names):
-        return
-    used = sizes[names]
-    if int(used.max()) > longest or int(used.min()) < 1:
-        raise Invalid(f"a {what} is empty or longer than {longest} bytes")
+    return offsets[1:] - offsets[:-1]
 
 
 def _text(data: bytes) -> str:

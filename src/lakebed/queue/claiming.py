@@ -30,6 +30,7 @@ class Rules(msgspec.Struct, frozen=True):
     batches_max: int
     bytes_max: int
     parallel: bool
+    silences_max: int
 
 
 class Outdated(msgspec.Struct, frozen=True):
@@ -76,6 +77,8 @@ def claim(
         )
     if not taken:
         return consumer, []
+    if taken[0].takeover:
+        taken[0] = replace(taken[0], trouble=_blamed(taken[0].trouble, rules.silences_max, now_ms))
     # The write is there anyway, so it is a heartbeat for what we hold: our claims go stale together or not at all.
     ours = [location for location, claim in consumer.claims.items() if claim.collector == rules.collector]
     if not rules.parallel:
@@ -86,6 +89,7 @@ def claim(
         claimed=consumer.claimed | dict.fromkeys([*ours, *[one.location for one in taken]], now_ms),
         claims=consumer.claims
         | {one.location: Claim(rules.collector, one.epoch, one.sequence, now_ms) for one in taken},
+        troubles=consumer.troubles | {one.location: one.trouble for one in taken if one.trouble},
         next_epoch=consumer.next_epoch + len(taken),
     )
     return after, taken
@@ -132,7 +136,8 @@ def reject(
     _demand(consumer, claimed)
     before = consumer.troubles.get(claimed.location)
     count = (before.count if before else 0) + 1
-    trouble = Trouble(count, reason[:REASON_CHARS_MAX], now_ms, bury=count >= rejections_max)
+    silences = before.silences if before else 0
+    trouble = Trouble(count, reason[:REASON_CHARS_MAX], now_ms, count >= rejections_max, silences)
     return replace(consumer, troubles=consumer.troubles | {claimed.location: trouble}), trouble
 
 
@@ -162,6 +167,15 @@ def trim(consumer: ConsumerManifest, locations: Iterable[str], cleanups: int) ->
 
 
 _SEED_CLAIM = Claim()  # a claim in the seed's plain form says when, but not by whom
+
+
+def _blamed(before: Trouble | None, silences_max: int, now_ms: int) -> Trouble:
+    """The first batch of a silent collector is the one it may have died of; after enough of them it is set aside."""
+    trouble = before or Trouble(0, "", now_ms)
+    silences = trouble.silences + 1
+    if trouble.bury or silences < silences_max:
+        return replace(trouble, silences=silences)
+    return replace(trouble, silences=silences, bury=True, reason=f"{silences} collectors went silent with it in hand")
 
 
 def _epoch(consumer: ConsumerManifest, location: str) -> int | None:

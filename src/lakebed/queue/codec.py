@@ -38,6 +38,7 @@ LEVEL = 1
 SAMPLE_BYTES = 16 * 1024
 SAMPLE_GAIN = 0.9  # `auto` compresses when the sample shrinks to less than this
 
+APART_BYTES = 4 * 1024 * 1024  # larger batches are coded in a thread, so that an event loop is never held up for long
 SINGLY_BYTES = 256  # values of this size and more are checksummed one by one; smaller ones are joined first
 
 _HEADER = struct.Struct("<4sBBHIII")  # magic, version, compression, flags, entries, raw bytes, stored bytes

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -220,8 +221,9 @@ class Collector:
         return reading
 
     async def _fetch(self, location: str) -> list[KeyValueEntry]:
-        stored = await self._store.get(location)
-        return codec.decode(stored.data, bytes_max=self._settings.batch_bytes_max)
+        data = (await self._store.get(location)).data
+        decode = partial(codec.decode, data, bytes_max=self._settings.batch_bytes_max)
+        return await asyncio.to_thread(decode) if len(data) > codec.APART_BYTES else decode()
 
     async def _read(self, held: _Held) -> CollectedBatch | None:
         """The batch of a claim, or None when it was buried instead, or is no longer ours."""

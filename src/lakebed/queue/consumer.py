@@ -46,6 +46,7 @@ class Consumer:
             self._settings.prefetch_batches,
             self._settings.prefetch_bytes,
             self._settings.parallel,
+            self._settings.silences_max,
         )
         return await self._register.change(
             lambda manifest: claiming.claim(manifest, producer, rules, held=held, now_ms=now_ms(self._clock))

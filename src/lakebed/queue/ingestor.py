@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from lakebed.clock import Clock
@@ -176,7 +177,10 @@ class Ingestor:
 
     async def _store_batch(self, batch: _Batch) -> Append:
         """Stores the batch under a fresh name in the current generation. Safe to repeat: the name is its own."""
-        data = codec.encode(batch.entries, form=self._settings.batch_format, compression=self._settings.compression)
+        encode = partial(
+            codec.encode, batch.entries, form=self._settings.batch_format, compression=self._settings.compression
+        )
+        data = await asyncio.to_thread(encode) if batch.size_bytes > codec.APART_BYTES else encode()
         uuid, attempt = self._ids.uuid(), 0
         while True:
             try:
@@ -203,33 +207,30 @@ class Ingestor:
             await self._append(ready)
 
     async def _append(self, ready: list[_Batch]) -> None:
+        try:
+            self._finish(ready, await self._append_until_known(ready))
+        except Exception as error:
+            if ready[0].doubtful and not isinstance(error, OutcomeUnknown):
+                error = OutcomeUnknown(f"the batch may or may not be enqueued; the last attempt failed: {error}")
+            self._finish(ready, error)
+
+    async def _append_until_known(self, ready: list[_Batch]) -> list[Durable]:
+        """Appends, trying again while that can help: recognised by their counters, they are enqueued once."""
         attempt = again = 0
         while True:
             try:
-                durable = await self._producer.append([batch.stored.result() for batch in ready])
-                return self._finish(ready, durable)
-            except Outlived as error:
-                if ready[0].doubtful:
-                    doubt = OutcomeUnknown(f"the batch may have been enqueued long ago, or not at all: {error.message}")
-                    return self._finish(ready, doubt)
+                return await self._producer.append([batch.stored.result() for batch in ready])
+            except Outlived:
                 again += 1
-                if again > STORED_AGAIN_MAX:
-                    return self._finish(ready, error)
+                if ready[0].doubtful or again > STORED_AGAIN_MAX:
+                    raise
                 log.warning("batches outlived their generation and are stored again", batches=len(ready))
-                try:
-                    await self._store_again(ready)
-                except Exception as failure:
-                    return self._finish(ready, failure)
+                await self._store_again(ready)
             except LATER as error:
                 for batch in ready:
-                    batch.doubtful |= isinstance(error, Unavailable)
+                    batch.doubtful |= isinstance(error, OutcomeUnknown)
                 attempt += 1
-                try:
-                    await self._pause(ready[0], attempt, error)
-                except LATER as last:
-                    return self._finish(ready, last)
-            except Exception as error:
-                return self._finish(ready, error)
+                await self._pause(ready[0], attempt, error)
 
     async def _store_again(self, ready: list[_Batch]) -> None:
         await self._producer.read()

@@ -69,12 +69,16 @@ class Done(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Trouble(msgspec.Struct, frozen=True, array_like=True):
-    """How often a batch was rejected and why. With `bury` it is on its way to the dead letters, whoever holds it."""
+    """How often a batch was rejected and why. With `bury` it is on its way to the dead letters, whoever holds it.
+
+    `silences` counts the collectors that went silent with this batch first in their hands: it may be killing them.
+    """
 
     count: int
     reason: str
     at_ms: int
     bury: bool = False
+    silences: int = 0
 
 
 class ConsumerManifest(msgspec.Struct, frozen=True):

@@ -38,6 +38,7 @@ class QueueSettings(Section, frozen=True):
     )
     parallel: Annotated[bool, describe("collectors share the batches at once, giving up order between them")] = False
     rejections_max: Annotated[int, describe("rejections after which a batch becomes a dead letter")] = 5
+    silences_max: Annotated[int, describe("collectors that go silent with a batch until it is a dead letter")] = 20
     horizon_s: Annotated[float, describe("a stored batch that is not enqueued for longer may be swept")] = 3600.0
     sweep_interval_s: Annotated[float, describe("pause between two rounds of the sweeper")] = 60.0
     queues_max: Annotated[int, describe("queues that one broker serves at once")] = 256

@@ -91,7 +91,7 @@ class Collector:
         self.live: dict[Identity, str] = {}
         self._world = world
         aftermath = Aftermath(
-            process.store, writes_max=50, writers=2, clock=process.clock, ids=process.ids, metrics=process.metrics
+            process.store, waiting_max=50, writers=2, clock=process.clock, ids=process.ids, metrics=process.metrics
         )
         self.acceptor = kind(
             process.store,

@@ -41,6 +41,7 @@ class Table:
         self._world, self._settings = world, settings
         self.asked: dict[str, tuple[str, int]] = {}  # entry → its ingestor, and its place there
         self.durable: dict[str, str] = {}  # entry → location
+        self.refused: set[str] = set()  # entries whose caller was told that they are not in the queue
         self.poison: set[str] = set()  # locations that can only become dead letters
         self.applied: dict[int, tuple[str, list[str]]] = {}  # sequence → location and entries, in order of applying
         self.acks: set[str] = set()
@@ -114,6 +115,7 @@ class Table:
         missing = {entry for entry, location in self.durable.items() if location not in dead} - set(applied)
         self._world.check(not missing, f"durable and never applied: {sorted(missing)[:5]}")
         self._world.check(self.poison <= dead, "a batch that nobody can read is neither delivered nor a dead letter")
+        self._world.check(not self.refused & set(applied), "an entry is applied though its caller was told it was not")
         last: dict[str, int] = {}
         for entry in applied:
             ingestor, place = self.asked[entry]
@@ -134,6 +136,7 @@ async def queue(world: World) -> None:
         done_cleanup_threshold=rng.randint(1, 4),
         prefetch_batches=rng.randint(1, 3),
         rejections_max=2,
+        silences_max=rng.choice((3, 20)),
         horizon_s=rng.choice((0.5, 3.0, 60.0)),
         parallel=not ordered,
         batch_format=rng.choice(("binary", "json")),
@@ -252,7 +255,8 @@ async def _watch(table: Table, names: list[str], watcher: Any) -> None:
     except OutcomeUnknown:
         return
     except (Unavailable, Overloaded):
-        return  # the last attempt was refused; an earlier one may have been unknown
+        table.refused.update(names)
+        return
     for name in names:
         table.durable[name] = durable.location
 

@@ -27,7 +27,7 @@ MakeAcceptor = Callable[..., Acceptor]
 @pytest.fixture
 async def make_acceptor(manual_clock: ManualClock, ids: Ids, metrics: Metrics) -> AsyncIterator[MakeAcceptor]:
     def make(store: Store, name: str = "collector-1", won: list[Submission] | None = None, **more: float) -> Acceptor:
-        aftermath = Aftermath(store, writes_max=100, writers=1, clock=manual_clock, ids=ids, metrics=metrics)
+        aftermath = Aftermath(store, waiting_max=100, writers=1, clock=manual_clock, ids=ids, metrics=metrics)
         aftermath.start()
         made.append(aftermath)
         limits = {"accepting_max": 10, "known_max": 10, "timeout_s": 5.0, "retry_after_s": 2.0} | more

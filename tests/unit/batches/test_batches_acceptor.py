@@ -29,7 +29,7 @@ async def keys(store: MemoryStore, prefix: str = "") -> list[str]:
     return [info.key async for info in store.list(prefix)]
 
 
-async def test_a_new_batch_is_accepted_with_the_manifest_the_seed_describes(
+async def test_a_new_batch_is_accepted_with_every_field_of_its_manifest(
     store: MemoryStore, make_acceptor: MakeAcceptor
 ) -> None:
     """An accepted batch has its blob under its hash and a manifest with every field of the schema."""

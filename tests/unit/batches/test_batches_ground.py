@@ -19,13 +19,19 @@ from lakebed.batches.matchers import Selector, parse
 from lakebed.batches.policy import bucket_policy
 from lakebed.batches.raw import RawBatches
 from lakebed.batches.segments import pack
+from lakebed.batches.settings import ReconcilerSettings
+from lakebed.batches.workers import sweeper_store
 from lakebed.cli.main import run
 from lakebed.clock import ManualClock
+from lakebed.context import Context
 from lakebed.errors import Invalid
 from lakebed.frame.model import Identity
+from lakebed.ids import Ids
 from lakebed.metrics import Metrics
+from lakebed.settings import Contradiction, Settings
 from lakebed.store.admin import BucketState, LifecycleRule
 from lakebed.store.memory import MemoryStore
+from lakebed.store.settings import StoreSettings
 
 ROLES = {"collectors": ["arn:aws:iam::1:role/collector"], "sweepers": ["arn:aws:iam::1:role/gc"]}
 GOLDEN = Path(__file__).parent.parent / "frame" / "golden"
@@ -74,7 +80,7 @@ def test_foreign_keys_are_refused(key: str) -> None:
             parser(key)
 
 
-def test_the_policy_protects_what_the_seed_names() -> None:
+def test_the_policy_protects_the_acceptance_protocol() -> None:
     """Each requirement is a denial that no other permission can lift."""
     policy = bucket_policy("lake", prefix="metrics", encryption="aws:kms", conditional_blobs=True, **ROLES)
 
@@ -101,6 +107,23 @@ def test_a_policy_without_roles_is_refused() -> None:
     for wrong in ({"collectors": []}, {"sweepers": ["gc"]}, {"encryption": "rot13"}):
         with pytest.raises(Invalid):
             bucket_policy("lake", **ROLES | wrong)  # type: ignore[arg-type]
+
+
+def test_garbage_is_collected_under_its_own_credentials_where_set(
+    store: MemoryStore, manual_clock: ManualClock, metrics: Metrics
+) -> None:
+    """The sweeper deletes as the role that alone may; half a pair of credentials is refused."""
+    keys = {"gc_access_key_id": "gc", "gc_secret_access_key": "secret"}
+    sections = {ReconcilerSettings: ReconcilerSettings.of(keys), StoreSettings: StoreSettings.of({})}
+    plain = Context("n", Settings({}, {}), store, manual_clock, Ids(), metrics)
+    own = Context("n", Settings(sections, {}), store, manual_clock, Ids(), metrics)
+
+    assert store is sweeper_store(plain)
+    assert store is not sweeper_store(own)
+    with pytest.raises(Contradiction):
+        ReconcilerSettings.of({"gc_access_key_id": "gc"})
+    with pytest.raises(Contradiction):
+        ReconcilerSettings.of({"gc_horizon_s": 10, "overlap_s": 900})
 
 
 @pytest.mark.parametrize(
@@ -158,7 +181,7 @@ async def test_a_rebuild_reads_the_newest_first_and_says_what_it_left_out(
         accepted = acceptance.manifest(
             submitted, at_ns=manual_clock.now_ns() - (40 - n) * 10**9, collector_id="c", attempt_id="a"
         )
-        entry = acceptance.by_time(accepted, submitted.batch)
+        entry = acceptance.by_time(accepted, acceptance.span_of(submitted.batch))
         await store.create(entry.key, entry.data)
     live = Live(bytes_max=30_000, window_s=3600, clock=manual_clock, metrics=metrics)
     follower = Follower(RawBatches(store), live, window_s=3600, overlap_s=60, interval_s=2, clock=manual_clock)

@@ -115,7 +115,7 @@ async def test_what_the_reconciler_derives_is_what_the_winner_would_have(
     accepted = await accepted_without_aftermath(store, manual_clock, frame)
     await make_reconciler(store).audit()
 
-    for write in acceptance.derived(accepted, submit(frame).batch):
+    for write in acceptance.derived(accepted, acceptance.span_of(submit(frame).batch)):
         assert write.data == (await store.get(write.key)).data
 
 
@@ -127,7 +127,7 @@ async def test_the_steady_scan_follows_the_index_from_its_checkpoint_with_overla
     await manual_clock.advance(600)
     first = make_reconciler(store)
     assert (await first.scan()).checked == 0
-    late = acceptance.by_time(accepted, submit(frame_of()).batch)
+    late = acceptance.by_time(accepted, acceptance.span_of(submit(frame_of()).batch))
     await store.create(late.key, late.data)
 
     report = await make_reconciler(store).scan()
@@ -244,7 +244,7 @@ RIPE = Evidence(
     ],
 )
 def test_each_condition_alone_keeps_a_blob(changes: dict[str, object], verdict: str, reason: str) -> None:
-    """All four conditions of the seed and the decided identity are needed; each refusal says why."""
+    """All four conditions and the decided identity are needed; each refusal says why."""
     found = judge(msgspec.structs.replace(RIPE, **changes), "finish")
 
     assert verdict == found.verdict

@@ -1,4 +1,4 @@
-"""The part's HTTP: each status the seed and the issue name, from the door to the acceptor."""
+"""The part's HTTP: each status, from the door to the acceptor."""
 
 from __future__ import annotations
 

@@ -9,12 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from lakebed.clock import ManualClock
+from lakebed.clock import ManualClock, SystemClock
 from lakebed.errors import Conflict, Corrupt, Fenced, Invalid, NotFound, Unavailable
 from lakebed.metrics import Metrics
 from lakebed.queue import paths
 from lakebed.queue.collector import Collector
 from lakebed.queue.errors import Closed
+from lakebed.queue.ingestor import Ingestor
 from lakebed.queue.model import Append, ClosedLetter, KeyValueEntry
 from lakebed.queue.queue import Queue, names
 from lakebed.queue.settings import QueueSettings
@@ -444,3 +445,19 @@ async def test_the_iterator_goes_on_until_closed(open_queue: Open, manual_clock:
 
     assert seen == ["a", "b"]
     assert task.done()
+
+
+async def test_a_large_batch_goes_through_whole(memory: MemoryStore) -> None:
+    """Above the size that is coded in a thread, compressed or not."""
+    clock = SystemClock()
+    settings = QueueSettings(flush_interval_s=0.001)
+    ingestor, collector = Ingestor(settings, memory, clock), Collector(settings, memory, clock)
+    value = bytes(3 * 1024 * 1024)
+    await ingestor.ingest([KeyValueEntry(b"1", value), KeyValueEntry(b"2", value)])
+    await ingestor.close()
+
+    batch = await collector.next_batch()
+
+    assert batch is not None
+    assert [(entry.key, entry.value == value) for entry in batch.entries] == [(b"1", True), (b"2", True)]
+    await collector.close()

@@ -34,6 +34,7 @@ class Moody(MemoryStore):
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(clock=clock)
         self.refuse: set[str] = set()
+        self.unsure: set[str] = set()
         self.lose = 0
         self.gate = asyncio.Event()
         self.stall = asyncio.Event()
@@ -66,6 +67,8 @@ class Moody(MemoryStore):
     def _mood(self, verb: str) -> None:
         if verb in self.refuse:
             raise Unavailable(f"{verb} is refused")
+        if verb in self.unsure:
+            raise OutcomeUnknown(f"{verb} may have been done")
 
 
 @pytest.fixture
@@ -290,12 +293,27 @@ async def test_what_was_doubtful_for_too_long_is_called_unknown(
     """An append that was neither answered nor can be recognised any more is not tried again: it might be the second."""
     stalled, keeper = open_queue(store=moody), open_queue(store=moody.twin(), horizon_s=5.0)
     await keeper.producer.age()
-    moody.refuse = {"replace"}
+    moody.unsure = {"replace"}
     watcher = await stalled.ingestor().ingest([entry("a")])
     await manual_clock.advance(0.5)
     await sweep_for_long(keeper, manual_clock)
 
-    moody.refuse = set()
+    moody.unsure = set()
+
+    with pytest.raises(OutcomeUnknown, match="may or may not be enqueued"):
+        await running(watcher.await_durable())
+
+
+async def test_a_doubt_is_not_forgotten_for_a_later_refusal(
+    open_queue: Open, moody: Moody, manual_clock: ManualClock, running: Any
+) -> None:
+    """Unknown first and refused last is unknown: a caller that hears anything else may send again without fear."""
+    queue = open_queue(store=moody, flush_timeout_s=5.0)
+    await queue.producer.age()
+    moody.unsure = {"replace"}
+    watcher = await queue.ingestor().ingest([entry("a")])
+    await manual_clock.advance(1.0)
+    moody.unsure, moody.refuse = set(), {"replace"}
 
     with pytest.raises(OutcomeUnknown):
         await running(watcher.await_durable())

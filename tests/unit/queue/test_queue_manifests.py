@@ -26,8 +26,15 @@ def appended(manifest: ProducerManifest, *batches: Append, pending_max: int = 10
     return appending.append(manifest, batches, now_ms=NOW, pending_max=pending_max)[0]
 
 
-def rules(collector: str = "a", *, batches_max: int = 10, bytes_max: int = 10**9, parallel: bool = False) -> Rules:
-    return Rules(collector, TIMEOUT, batches_max, bytes_max, parallel)
+def rules(
+    collector: str = "a",
+    *,
+    batches_max: int = 10,
+    bytes_max: int = 10**9,
+    parallel: bool = False,
+    silences_max: int = 99,
+) -> Rules:
+    return Rules(collector, TIMEOUT, batches_max, bytes_max, parallel, silences_max)
 
 
 def claimed(
@@ -265,7 +272,24 @@ def test_the_last_rejection_is_the_burial() -> None:
 
     assert (first.count, first.bury, second.count, second.bury) == (1, False, 2, True)
     assert len(second.reason) == claiming.REASON_CHARS_MAX
-    assert theirs[0].trouble == second
+    assert theirs[0].trouble == msgspec.structs.replace(second, silences=1)
+
+
+def test_a_batch_that_kills_its_collectors_is_set_aside() -> None:
+    """Each one that goes silent with it first in hand counts; those behind it are not blamed."""
+    consumer, at, seen = ConsumerManifest(), NOW, []
+    for name in "abcd":
+        consumer, taken = claimed(consumer, THREE, rules(name, silences_max=3), at=at)
+        seen.append([(one.trouble.silences, one.trouble.bury) if one.trouble else None for one in taken])
+        at += TIMEOUT + 1
+
+    assert seen == [
+        [None, None, None],
+        [(1, False), None, None],
+        [(2, False), None, None],
+        [(3, True), None, None],
+    ]
+    assert consumer.troubles[THREE.pending[0]].reason == "3 collectors went silent with it in hand"
 
 
 def test_release_gives_back_ones_own_only() -> None:
