@@ -17,11 +17,11 @@ from lakebed.ids import Ids
 from lakebed.log import paths
 from lakebed.log.compactor import Compactor
 from lakebed.log.housekeeper import Housekeeper
-from lakebed.log.model import Claim, TopicPartition
+from lakebed.log.model import Claim, TopicPartition, UnknownTopicPartition
 from lakebed.log.records import Records
 from lakebed.log.settings import LogSettings
 from lakebed.logs import logger
-from lakebed.meta.model import ABSENT
+from lakebed.meta.model import ABSENT, Entry
 from lakebed.meta.protocol import Session
 from lakebed.metrics import Metrics
 
@@ -48,6 +48,7 @@ class Schedule:
         self._records, self._compactor, self._housekeeper = records, compactor, housekeeper
         self._settings, self._node, self._clock, self._ids = settings, node, clock, ids
         self._known: set[TopicPartition] = set()
+        self._lags: dict[TopicPartition, int] = {}
         self._session: Session | None = None
         self._known_gauge = metrics.gauge("lakebed_log_known_partitions")
         self._lag_gauge = metrics.gauge("lakebed_log_compaction_lag_records")
@@ -83,13 +84,20 @@ class Schedule:
 
     async def _attempt(self, tp: TopicPartition) -> str:
         try:
-            if not await self._claim(tp):
+            claim = await self._claim(tp)
+            if claim is None:
                 return "busy"
             try:
                 return await self._work(tp)
             finally:
-                with suppress(LakebedError):  # expiry releases it as well
-                    await self._records.meta.delete(paths.claim(tp), partition_key=tp.partition_key)
+                with suppress(LakebedError):  # expiry releases it as well; by then it may be another's
+                    await self._records.meta.delete(
+                        paths.claim(tp), expected=claim.version, partition_key=tp.partition_key
+                    )
+        except UnknownTopicPartition:
+            self._known.discard(tp)  # deleted and buried
+            self._lags.pop(tp, None)
+            return "gone"
         except LakebedError as error:
             log.warning("compaction failed", partition=str(tp), code=error.code, error=error.message)
             return error.code
@@ -102,20 +110,20 @@ class Schedule:
             if outcome == "idle" or self._session is None or not self._session.alive:
                 break
             done = outcome
-        self._lag_gauge.set(await self._compactor.lag(tp))
+        self._lags[tp] = await self._compactor.lag(tp)
+        self._lag_gauge.set(sum(self._lags.values()))
         return done
 
-    async def _claim(self, tp: TopicPartition) -> bool:
+    async def _claim(self, tp: TopicPartition) -> Entry | None:
         if self._session is None or not self._session.alive:
             self._session = await self._records.meta.open_session(timeout_s=self._settings.claim_s)
         claim = msgspec.json.encode(Claim(self._node, now_ms(self._clock)))
         try:
-            await self._records.meta.put(
+            return await self._records.meta.put(
                 paths.claim(tp), claim, expected=ABSENT, session=self._session, partition_key=tp.partition_key
             )
         except AlreadyExists:
-            return False
+            return None
         except Fenced:
             self._session = None  # expired while we were busy: a new one next time
-            return False
-        return True
+            return None

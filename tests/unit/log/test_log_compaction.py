@@ -287,6 +287,18 @@ async def test_the_schedule_discovers_claims_and_compacts(host: Host) -> None:
     assert host.meta_keys("compactor-claim") == []
 
 
+async def test_a_buried_partition_is_forgotten_by_the_schedule(host: Host) -> None:
+    """A deleted topic is swept, buried and then no longer looked at."""
+    broker, shop = await fill(host), host.workshop()
+    await broker.steward.delete("orders", reason="test")
+    first = await shop.schedule.pass_once()
+    await host.clock.advance(200)
+
+    second, third = await shop.schedule.pass_once(), await shop.schedule.pass_once()
+
+    assert (list(first.values()), list(second.values()), third) == (["idle"], ["gone"], {})
+
+
 async def test_groups_commit_offsets_and_show_their_lag(host: Host) -> None:
     """Lag counts what is left to read; a commit past the end or to an unknown partition is refused."""
     broker = await fill(host)
