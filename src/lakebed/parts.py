@@ -37,7 +37,20 @@ PARTS: tuple[Part, ...] = (
         component="lakebed.queue.routes:component",
         workers="lakebed.queue.workers:workers",
     ),
+    Part(
+        "ticks",
+        "chunked uploads that become tables",
+        settings="lakebed.ticks.settings:TicksSettings",
+        component="lakebed.gateway.ticks:component",
+        workers="lakebed.gateway.ticks:workers",
+    ),
     Part("pipeline", "Spark over everything", settings="lakebed.pipeline.settings:SparkSettings"),
+    Part(
+        "flow",
+        "bronze, silver and gold",
+        settings="lakebed.pipeline.flow_settings:FlowSettings",
+        workers="lakebed.pipeline.workers:workers",
+    ),
     Part("gateway", "HTTP in front of every part", settings="lakebed.gateway.settings:GatewaySettings"),
     Part("agent", "samples to batches to collectors, nothing lost", settings="lakebed.agent.settings:AgentSettings"),
     Part(

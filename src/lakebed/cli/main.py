@@ -31,6 +31,8 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("lakebed.cli.bucket:app", "bucket", "What the bucket itself must be told."),
     ("lakebed.cli.topics:app", "topics", "The log: list, describe, produce, consume, trim, fence, delete."),
     ("lakebed.cli.meta:app", "meta", "Look into the ordered keys the log coordinates through."),
+    ("lakebed.cli.ticks:app", "ticks", "Ticks: upload Parquet files, see how they stand."),
+    ("lakebed.cli.silver:app", "silver", "Silver: dispatch, dead letters, replays."),
     ("lakebed.cli.sim:sim", "sim", "Run seeded simulations; replay one by its number."),
     ("lakebed.cli.bench:bench", "bench", "Measure a part beside the bare thing beneath it."),
 )

@@ -1,0 +1,30 @@
+"""What the pipeline does by itself: bronze rows past their retention are removed, once a day."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from lakebed.context import Context, Worker
+from lakebed.logs import logger
+from lakebed.pipeline.flow_settings import FlowSettings
+
+log = logger("pipeline")
+
+
+def workers(context: Context) -> Sequence[Worker]:
+    """Any number of processes may run it at once: the tables' own commits decide."""
+    settings = context.settings.of(FlowSettings)
+
+    def expire() -> dict[str, int]:
+        from lakebed.pipeline.flow import Flow  # Spark is loaded when there is something to do, not at the start
+
+        return Flow(context).expire()
+
+    async def run() -> None:
+        while True:
+            await context.clock.sleep(settings.retention_interval_s)
+            for table, rows in (await asyncio.to_thread(expire)).items():
+                log.info("bronze rows removed", table=table, rows=rows, older_than_days=settings.bronze_retention_days)
+
+    return [Worker("bronze-retention", run)]
