@@ -73,6 +73,7 @@ async def _measure(stand: Stand, context: Context, agent: Agent, folder: Path) -
     stand.tell(f"finalize of {ROWS} rows in {PARTS} parts and a plain Spark write of them, in turn")
     seen = await rounds_of(rounds, {"finalize": finalized, "plain": plainly})
     again = [await agent.finalized("again", f"t{n}", ROWS, n * ROWS // 2) for n in range(rounds)]
+    ticked = [await agent.finalized("ticked", f"t{n}", SMALL_ROWS, n * SMALL_ROWS) for n in range(10)]
     stand.tell(f"{ORGS} orgs at once, beside one org's one tick and one org's {ORGS}")
     alone, serial, parallel = [], [], []
     for _ in range(1 if stand.quick else 3):
@@ -85,24 +86,25 @@ async def _measure(stand: Stand, context: Context, agent: Agent, folder: Path) -
         spread = told(
             f"{ORGS} orgs at once ÷ one org's tick, CPU-bound on {cores} cores", _ratios(parallel, alone), "ratio"
         )
-    warm = sorted(agent.seconds[3:])
-    p95 = warm[int(len(warm) * 0.95)]
+    warm = sorted([*seen["finalize"], *again, *alone, *ticked])
+    p95 = warm[min(len(warm) - 1, int(len(warm) * 0.95))]
     return [
         told(f"finalize of {ROWS} new rows", seen["finalize"], "s"),
         told("plain Spark write of them", seen["plain"], "s"),
         at_most("finalize ÷ plain write", seen["finalize"], seen["plain"], FINALIZE_BAR),
         told(f"finalize of {ROWS} rows, half of them replacing", again[1:], "s"),
+        told(f"finalize of {SMALL_ROWS} new rows", ticked, "s"),
         told("one org, one small tick", alone, "s"),
         told(f"{ORGS} orgs at once, a small tick each", parallel, "s"),
         told(f"one org, {ORGS} small ticks (one after the other)", serial, "s"),
         spread,
         told(f"{ORGS} orgs at once ÷ the same ticks in one org", _ratios(parallel, serial), "ratio"),
-        Check(f"p95 of {len(warm)} warm finalizes", round(p95, 3), "s", P95_BAR_S, p95 < P95_BAR_S),
+        Check(f"p95 of {len(warm)} warm finalizes, one at a time", round(p95, 3), "s", P95_BAR_S, p95 < P95_BAR_S),
     ]
 
 
 class Agent:
-    """Uploads ticks and finalizes them through the app, and keeps how long each finalize took."""
+    """Uploads ticks and finalizes them through the app."""
 
     def __init__(self, context: Context, app: Any) -> None:
         self._context, self._clock = context, context.clock
@@ -111,7 +113,6 @@ class Agent:
             transport=httpx2.ASGITransport(app=app), base_url="http://127.0.0.1", timeout=120.0
         )
         self._secrets: dict[str, str] = {}
-        self.seconds: list[float] = []
 
     async def finalized(self, org: str, tick: str, rows: int, first: int) -> float:
         """Seconds of the finalize alone; its parts are uploaded before."""
@@ -122,7 +123,7 @@ class Agent:
         """Seconds from the first finalize to the last answer, of this many orgs at once."""
         run = self._context.ids.token()
         names = [(f"org-{run}-{n}", f"t{m}") for n in range(orgs) for m in range(ticks_each)]
-        manifests = [await self._upload(org, tick, SMALL_ROWS, 0) for org, tick in names]
+        manifests = [await self._upload(org, tick, SMALL_ROWS, n * SMALL_ROWS) for n, (org, tick) in enumerate(names)]
         began = self._clock.monotonic_s()
         await asyncio.gather(
             *(self._finalize(org, tick, said) for (org, tick), said in zip(names, manifests, strict=True))
@@ -141,8 +142,7 @@ class Agent:
     async def _finalize(self, org: str, tick: str, manifest: bytes) -> float:
         began = self._clock.monotonic_s()
         await self._ask("POST", org, f"{tick}/finalize", manifest, {})
-        self.seconds.append(self._clock.monotonic_s() - began)
-        return self.seconds[-1]
+        return self._clock.monotonic_s() - began
 
     async def _ask(self, method: str, org: str, path: str, body: bytes, headers: dict[str, str]) -> None:
         sent = {"x-api-key": org, "x-api-secret": self._secrets[org], **headers}

@@ -11,10 +11,12 @@ from lakebed.cli import exits
 from lakebed.cli.output import Output, emit, say
 from lakebed.cli.where import Where, in_loop
 from lakebed.context import Context
+from lakebed.errors import Corrupt
 from lakebed.ticks.adapters import open_audit, open_queue
 from lakebed.ticks.audit import COMMITTED, DISPATCHED
 from lakebed.ticks.auditor import Auditor, row_of
 from lakebed.ticks.model import TickId
+from lakebed.ticks.queue import Received
 
 app = App(name="silver", help="Silver: dispatch, dead letters, replays.")
 dlq = App(name="dlq", help="Dead letters: messages that silver could not work on.")
@@ -151,11 +153,12 @@ def redrive(
 
 
 async def _letters(context: Context, count: int) -> list[dict[str, Any]]:
-    return [
-        {
-            "message_id": letter.message_id,
-            "receives": letter.receive_count,
-            **msgspec.to_builtins(letter.message()),
-        }
-        for letter in await open_queue(context).dead_letters(count)
-    ]
+    return [_letter(letter) for letter in await open_queue(context).dead_letters(count)]
+
+
+def _letter(letter: Received) -> dict[str, Any]:
+    row = {"message_id": letter.message_id, "receives": letter.receive_count}
+    try:
+        return {**row, **msgspec.to_builtins(letter.message())}
+    except Corrupt as error:
+        return {**row, "tick_id": "", "error": error.message, "body": letter.body[:200]}

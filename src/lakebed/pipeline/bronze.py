@@ -26,16 +26,15 @@ from lakebed.clock import Clock
 from lakebed.errors import NotFound, Overloaded, Stale, Unavailable
 from lakebed.ids import Ids
 from lakebed.pipeline import bronze_parts as parts
-from lakebed.pipeline.bronze_parts import FILE_SEQ, ROW, Asked, Seen, line_of
+from lakebed.pipeline.bronze_parts import FILE_SEQ, INGESTED_AT, ROW, Asked, Draft, Seen, line_of
 from lakebed.pipeline.drift import Drift, Fit, fit
 from lakebed.pipeline.tables.location import Location
-from lakebed.pipeline.tables.log import fields_of
+from lakebed.pipeline.tables.log import LOG_FOLDER, fields_of
 from lakebed.pipeline.tables.model import Batch, Committed, Snapshot, TableSpec
 from lakebed.pipeline.tables.table import Table
 from lakebed.store.protocol import Store
 from lakebed.tick_manifest import BadManifest, TickTable
 
-INGESTED_AT = "_ingested_at"
 LINEAGE = {
     "_tick_id": "string",
     "_org_id": "string",
@@ -45,6 +44,7 @@ LINEAGE = {
 }
 RETENTION_DAYS = 365
 KNOWN_MAX = 512  # tables whose last snapshot is remembered
+RANGES_MAX = 4_096  # ranges of keys that are sent along to tasks
 SCHEMA_RACES_MAX = 5  # times that other writers may change a table's columns under one tick
 
 
@@ -107,10 +107,12 @@ class Bronze:
             done = [self._done(tick, table) for table in tick.tables]
             if all(done):
                 return [one for one in done if one]
-            seen = self._look(tick)
-            for table in tick.tables:
-                self._fit(tick, table)
-            return [self._write(tick, n, table, seen) for n, table in enumerate(tick.tables)]
+            drafts = [None if told else self._draft(tick, table) for told, table in zip(done, tick.tables, strict=True)]
+            seen = self._look(tick, drafts)
+            return [
+                told or self._write(tick, table, [one for one in seen if one.table == n])
+                for n, (told, table) in enumerate(zip(done, tick.tables, strict=True))
+            ]
         except PySparkException as error:
             told = f"Spark could not write tick {tick.tick_id}: {line_of(error)}"
             raise Unavailable(told, retry_after_s=5.0) from error
@@ -124,8 +126,14 @@ class Bronze:
         return self._open(full_name, fields_of(state.schema_json), state.keys)
 
     def names(self, org_id: str, project_id: str) -> list[str]:
-        """The project's tables."""
-        return list(asyncio.run(self._store.children(f"tables/{table_name('bronze', org_id, project_id, '')}")))
+        """The project's tables; a folder in which nothing was ever committed is none."""
+
+        async def committed() -> list[str]:
+            root = f"tables/{table_name('bronze', org_id, project_id, '')}"
+            found = await self._store.children(root)
+            return [name for name in found if LOG_FOLDER in await self._store.children(f"{root}{name}/")]
+
+        return asyncio.run(committed())
 
     def expire(self, org_id: str, project_id: str, *, days: int = RETENTION_DAYS) -> dict[str, int]:
         """Removes rows that came in more than `days` ago; gives how many, by table. Idempotent."""
@@ -135,7 +143,19 @@ class Bronze:
             name: self.table(org_id, project_id, name).remove_before(INGESTED_AT, moment).rows_removed for name in names
         }
 
-    def _look(self, tick: Tick) -> list[Seen]:
+    def _draft(self, tick: Tick, table: TickTable) -> Draft | None:
+        """How the table's parts may be written while they are looked at. Raises BadManifest where its columns clash."""
+        _, target = self._fit(tick, table)
+        lineage = {"_tick_id": tick.tick_id, "_org_id": tick.org_id, "_project_id": tick.project_id}
+        held: list[Any] = []
+        if table.mode == "delta":
+            key = table.primary_keys[0]
+            held = [(file.low.get(key), file.high.get(key)) for file in target.snapshot().files]
+        if len(held) > RANGES_MAX or any(low is None or high is None for low, high in held):
+            return None
+        return Draft(target.spec, lineage, self._now(), tuple(held))
+
+    def _look(self, tick: Tick, drafts: Sequence[Draft | None]) -> list[Seen]:
         asked = [
             Asked(n, part.file_seq, tick.keys[part.file_seq], part.rows, part.size)
             for n, table in enumerate(tick.tables)
@@ -143,9 +163,8 @@ class Bronze:
         ]
         if not asked:
             return []
-        task = parts.looking(
-            self._location, [table.schema for table in tick.tables], [table.primary_keys for table in tick.tables]
-        )
+        columns, keys = [table.schema for table in tick.tables], [table.primary_keys for table in tick.tables]
+        task = parts.looking(self._location, columns, keys, drafts)
         told = self._listed(asked).mapInArrow(task, parts.ANSWER).collect()
         seen = sorted((msgspec.json.decode(row["told"], type=Seen) for row in told), key=lambda one: one.file_seq)
         for one in seen:
@@ -169,11 +188,12 @@ class Bronze:
         columns = {**order, **fitted.columns}
         return fitted, self._open(self._name(tick, table), columns, table.primary_keys)
 
-    def _write(self, tick: Tick, number: int, table: TickTable, seen: Sequence[Seen]) -> TableDone:
-        mine = [one for one in seen if one.table == number]
+    def _write(self, tick: Tick, table: TickTable, mine: Sequence[Seen]) -> TableDone:
         batch = Batch.once(tick.tick_id)
         for _ in range(SCHEMA_RACES_MAX):
             fitted, target = self._fit(tick, table)
+            if done_at_once := self._drafted(table, target, mine, batch):
+                return _told(table, done_at_once, fitted)
             rows = self._rows(tick, table, mine).select(*self._projected(tick, table, target.spec))
             try:
                 if table.mode == "full":
@@ -186,6 +206,19 @@ class Bronze:
         raise Overloaded(
             f"the columns of table {table.name!r} changed {SCHEMA_RACES_MAX} times under tick {tick.tick_id}"
         )
+
+    def _drafted(self, table: TickTable, target: Table, seen: Sequence[Seen], batch: Batch) -> Committed | None:
+        """Commits what was written while looking, where it is all of the table's rows and no key is there twice."""
+        filled = [one for one in seen if one.rows]
+        if not all(one.files for one in filled) or may_repeat(table, filled):
+            return None
+        written = [file for one in filled for file in one.files]
+        try:
+            if table.mode == "full":
+                return target.replace_by(written, batch)
+            return target.insert_files(written, batch, bounds=_bounds(filled)) if filled else None
+        except Stale:  # the table has got other columns since
+            return None
 
     def _rows(self, tick: Tick, table: TickTable, seen: Sequence[Seen]) -> DataFrame:
         """The parts' rows with their places, each key once."""

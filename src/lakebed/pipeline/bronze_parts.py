@@ -7,18 +7,21 @@ for a part that is wrong (mend it). Nothing is cast with loss: a column has the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 from typing import Any
 
 import msgspec
 
-from lakebed.pipeline.tables.files import Batches
+from lakebed.pipeline.tables.files import Batches, write_files
 from lakebed.pipeline.tables.location import Location
+from lakebed.pipeline.tables.log import fields_of
+from lakebed.pipeline.tables.model import DataFile, TableSpec
 from lakebed.tick_manifest import DECIMAL, BadManifest, Column, type_of
 
 PART_BYTES_MAX = 512 * 1024 * 1024  # of one part, held in an executor's memory
 UNPACKED_BYTES_MAX = 4 * 1024 * 1024 * 1024  # what a part may say that it unpacks to
 BATCH_ROWS = 65_536
-FILE_SEQ, ROW = "_file_seq", "_row"
+FILE_SEQ, ROW, INGESTED_AT = "_file_seq", "_row", "_ingested_at"
 ANSWER = "told string"  # the schema of what a looking task returns: one JSON Seen a row
 
 
@@ -43,9 +46,37 @@ class Seen(msgspec.Struct, frozen=True):
     unique: bool = False
     low: int | str | None = None
     high: int | str | None = None
+    files: tuple[DataFile, ...] = ()
 
 
-def looking(location: Location, columns: Sequence[Sequence[Column]], keys: Sequence[Sequence[str]]) -> Any:
+class Draft(msgspec.Struct, frozen=True):
+    """How a part's rows would stand in its table, for the task that has them in hand already.
+
+    A part whose keys are unique and lie outside `held`, the ranges of the first key in the table's files, is written as
+    it is looked at. Nothing is committed by that: a file that turns out not to be wanted is an orphan.
+    """
+
+    spec: TableSpec
+    lineage: dict[str, str]
+    ingested_at: datetime
+    held: tuple[tuple[int | str, int | str], ...] = ()
+
+    def takes(self, seen: Seen) -> bool:
+        if not seen.rows or seen.error_class:
+            return False
+        if not self.spec.keys:
+            return True
+        if not seen.unique or seen.low is None or seen.high is None:
+            return False
+        return not any(low <= seen.high and seen.low <= high for low, high in self.held)  # type: ignore[operator]
+
+
+def looking(
+    location: Location,
+    columns: Sequence[Sequence[Column]],
+    keys: Sequence[Sequence[str]],
+    drafts: Sequence[Draft | None],
+) -> Any:
     """The task that looks at parts: its input is one JSON Asked a row, its output one JSON Seen a row."""
 
     def look(batches: Batches) -> Batches:
@@ -56,8 +87,13 @@ def looking(location: Location, columns: Sequence[Sequence[Column]], keys: Seque
             told = []
             for text in batch["asked"].to_pylist():
                 asked = msgspec.json.decode(text, type=Asked)
-                data = fetch(filesystem, location, asked.key)
-                told.append(msgspec.json.encode(see(data, asked, columns[asked.table], keys[asked.table])).decode())
+                data, draft = fetch(filesystem, location, asked.key), drafts[asked.table]
+                seen = see(data, asked, columns[asked.table], keys[asked.table])
+                if draft is not None and draft.takes(seen):
+                    rows = drafted(data, asked, columns[asked.table], draft)
+                    written = write_files(rows, draft.spec, location, filesystem)
+                    seen = msgspec.structs.replace(seen, files=tuple(written))
+                told.append(msgspec.json.encode(seen).decode())
             yield pa.RecordBatch.from_arrays([pa.array(told, pa.string())], ["told"])
 
     return look
@@ -74,6 +110,22 @@ def reading_parts(location: Location, columns: Sequence[Column]) -> Callable[[Ba
                 yield from with_place(rows_of(fetch(filesystem, location, asked.key), columns), asked.file_seq)
 
     return read
+
+
+def drafted(data: Any, asked: Asked, columns: Sequence[Column], draft: Draft) -> Any:
+    """The part's rows with every column of the table, in its order."""
+    import pyarrow as pa
+
+    wanted = pa.schema([(name, arrow_type(kind)) for name, kind in fields_of(draft.spec.schema_json).items()])
+    rows = pa.Table.from_batches(list(rows_of(data, columns)))
+    fixed = {**draft.lineage, FILE_SEQ: asked.file_seq, INGESTED_AT: draft.ingested_at}
+    arrays = [
+        rows.column(field.name)
+        if field.name in rows.column_names
+        else pa.repeat(pa.scalar(fixed.get(field.name), field.type), rows.num_rows)
+        for field in wanted
+    ]
+    return pa.Table.from_arrays(arrays, schema=wanted)
 
 
 def fetch(filesystem: Any, location: Location, key: str) -> Any:

@@ -16,16 +16,19 @@ from pyspark.sql import SparkSession
 
 from lakebed.context import Context
 from lakebed.errors import NotFound
-from lakebed.pipeline.bronze import Bronze
+from lakebed.pipeline.bronze import Bronze, table_name
 from lakebed.pipeline.contract import Contract, read_contracts
 from lakebed.pipeline.flow_settings import FlowSettings
 from lakebed.pipeline.gold import Gold, GoldReport, Model, in_order, read_models
 from lakebed.pipeline.session import open_session, warm
 from lakebed.pipeline.settings import SparkSettings
 from lakebed.pipeline.silver_job import Silver, SilverReport
+from lakebed.pipeline.tables import vacuum
 from lakebed.pipeline.tables.location import Location
+from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
 
+LAYERS = ("bronze", "silver", "quarantine", "gold")
 R = TypeVar("R")
 
 
@@ -84,15 +87,10 @@ class Flow:
     def expire(self) -> dict[str, int]:
         """Removes bronze rows past their retention, in every project; gives how many, by table. Idempotent."""
         removed: dict[str, int] = {}
-        for org, project in asyncio.run(self._projects()):
+        for org, project in asyncio.run(_projects(self._context.store, "bronze")):
             gone = self.bronze.expire(org, project, days=self._settings.bronze_retention_days)
             removed |= {f"{org}/{project}/{table}": rows for table, rows in gone.items() if rows}
         return removed
-
-    async def _projects(self) -> list[tuple[str, str]]:
-        store = self._context.store
-        orgs = await store.children("tables/bronze/")
-        return [(org, project) for org in orgs for project in await store.children(f"tables/bronze/{org}/")]
 
     def _open(self) -> tuple[Bronze, Silver, Gold]:
         with self._lock:
@@ -108,6 +106,23 @@ class Flow:
             Silver(spark, self._contracts, store=store, location=location, clock=clock, ids=ids),
             Gold(spark, self._models, store=store, location=location, clock=clock, ids=ids),
         )
+
+
+async def sweep(context: Context) -> dict[str, int]:
+    """Deletes the files that no kept version of any table refers to; gives how many, by table. Needs no Spark."""
+    swept: dict[str, int] = {}
+    for layer in LAYERS:
+        for org, project in await _projects(context.store, layer):
+            for table in await context.store.children(f"tables/{layer}/{org}/{project}/"):
+                name = table_name(layer, org, project, table)
+                gone = await vacuum.sweep(context.store, f"tables/{name}", clock=context.clock)
+                swept |= {name: gone} if gone else {}
+    return swept
+
+
+async def _projects(store: Store, layer: str) -> list[tuple[str, str]]:
+    orgs = await store.children(f"tables/{layer}/")
+    return [(org, project) for org in orgs for project in await store.children(f"tables/{layer}/{org}/")]
 
 
 def _read(folder: Path | None, reader: Callable[[Path], list[R]]) -> list[R]:

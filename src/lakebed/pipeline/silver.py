@@ -13,8 +13,8 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructType
 
-from lakebed.pipeline.bronze import INGESTED_AT, LINEAGE
-from lakebed.pipeline.bronze_parts import FILE_SEQ, line_of
+from lakebed.pipeline.bronze import LINEAGE
+from lakebed.pipeline.bronze_parts import FILE_SEQ, INGESTED_AT, line_of
 from lakebed.pipeline.contract import BadContract, Contract
 from lakebed.pipeline.drift import Fit, fit
 

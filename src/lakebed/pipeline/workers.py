@@ -1,4 +1,4 @@
-"""What the pipeline does by itself: bronze rows past their retention are removed, once a day."""
+"""What the pipeline does by itself, once a day: bronze rows past their retention go, then files that nothing needs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ def workers(context: Context) -> Sequence[Worker]:
     async def run() -> None:
         while True:
             await context.clock.sleep(settings.retention_interval_s)
+            from lakebed.pipeline.flow import sweep
+
             for table, rows in (await asyncio.to_thread(expire)).items():
                 log.info("bronze rows removed", table=table, rows=rows, older_than_days=settings.bronze_retention_days)
+            for table, files in (await sweep(context)).items():
+                log.info("files swept", table=table, files=files)
 
     return [Worker("bronze-retention", run)]

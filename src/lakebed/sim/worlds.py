@@ -30,6 +30,7 @@ WORLDS: tuple[Row, ...] = (
     Row("queue", "ingestors and collectors on one queue, with poison, sweeps and fail-over", "lakebed.sim.queue:queue"),
     Row("log", "brokers, compactors, vacuum and operator on a few partitions", "lakebed.sim.log:log"),
     Row("boot", "many processes start on a fresh bucket", "lakebed.sim.store:boot"),
+    Row("ticks", "replicas and dispatchers bring the same ticks to silver", "lakebed.sim.ticks:ticks"),
 )
 
 

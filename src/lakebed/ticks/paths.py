@@ -56,6 +56,10 @@ def lease(org_id: str, project_id: str) -> str:
     return f"{ROOT}/leases/{org_id}/{project_id}.json"
 
 
+def wanted(org_id: str, project_id: str) -> str:
+    return f"{ROOT}/wanted/{org_id}/{project_id}"
+
+
 def secret(org_id: str, project_id: str) -> str:
     return f"{ROOT}/secrets/{org_id}/{project_id}.json"
 

@@ -37,6 +37,13 @@ class Received(msgspec.Struct, frozen=True):
             raise Corrupt(f"message {self.message_id} has version {found.schema_version[:20]!r}")
         return found
 
+    def is_of(self, tick_id: str) -> bool:
+        """Whether it is of this tick; a body that cannot be read is of none."""
+        try:
+            return self.message().tick_id == tick_id
+        except Corrupt:
+            return False
+
 
 class Depth(msgspec.Struct, frozen=True):
     """How many messages wait, are hidden in somebody's hand, and are dead letters."""

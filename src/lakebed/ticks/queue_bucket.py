@@ -89,7 +89,7 @@ class BucketQueue:
         chosen = frozenset(
             letter.message_id
             for letter in await self.dead_letters(count if not tick_id else self._messages_max * len(self._shards))
-            if not tick_id or letter.message().tick_id == tick_id
+            if not tick_id or letter.is_of(tick_id)
         )
         return sum(
             [

@@ -75,7 +75,7 @@ class SqsQueue:
         sqs, url, dead_url = await self._open()
         moved = 0
         for letter in await self._take_dead(sqs, dead_url, count):
-            if tick_id and letter.message().tick_id != tick_id:
+            if tick_id and not letter.is_of(tick_id):
                 await self._give_back(sqs, dead_url, letter)
                 continue
             await aws.call("send a dead letter back", sqs.send_message, QueueUrl=url, MessageBody=letter.body)

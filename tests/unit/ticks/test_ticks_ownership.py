@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from lakebed.clock import ManualClock
 from lakebed.context import Context
 from lakebed.errors import Overloaded, TooEarly
 from lakebed.store.memory import MemoryStore
+from lakebed.store.model import ObjectInfo
 from lakebed.ticks.ownership import Ownership
 from lakebed.ticks.turns import Turns
 from ticks_kit import context_of
@@ -115,3 +118,47 @@ async def test_an_org_with_too_many_waiting_is_overloaded() -> None:
             pass
 
     assert 0 == len(turns)
+
+
+async def test_a_project_that_is_taken_again_is_not_let_go_meanwhile(
+    store: MemoryStore, manual_clock: ManualClock
+) -> None:
+    """The keeper finds it idle while its lease is being renewed for the next finalize: it stays."""
+
+    class Slow(MemoryStore):
+        async def replace(self, key: str, data: bytes, etag: str) -> ObjectInfo:
+            if key == "ticks/v1/leases/o/p.json":
+                await manual_clock.sleep(1.0)
+            return await super().replace(key, data, etag)
+
+    first = Ownership(replica(Slow(clock=manual_clock), manual_clock, "a", idle_ttl_s=8.0, lease_s=15.0))
+    await hold(first)
+    await manual_clock.advance(9.0)
+    taking = asyncio.create_task(hold(first))
+    await manual_clock.advance(0.1)
+
+    keeping = asyncio.create_task(first.keep())
+    await manual_clock.advance(5.0)
+    await asyncio.gather(taking, keeping)
+
+    assert [("o", "p")] == first.projects
+
+
+async def test_a_project_that_another_replica_wants_is_handed_over(
+    store: MemoryStore, manual_clock: ManualClock
+) -> None:
+    """Asked for once, it is let go at the owner's next round, unless a finalize runs; the wish is used up."""
+    first, other = Ownership(replica(store, manual_clock, "a")), Ownership(replica(store, manual_clock, "b"))
+    async with first.of("o", "p"):
+        with pytest.raises(TooEarly):
+            await hold(other)
+        await first.keep()
+        with pytest.raises(TooEarly):
+            await hold(other)
+
+    await first.keep()
+    taken = await hold(other)
+    await other.keep()
+
+    assert ([], [("o", "p")]) == (first.projects, other.projects)
+    assert taken > 1

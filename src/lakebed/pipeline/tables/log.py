@@ -15,6 +15,7 @@ from lakebed.errors import Corrupt, Invalid
 from lakebed.pipeline.tables.model import ONCE, ONCE_WINDOW, Batch, Change, DataFile, Snapshot, TableSpec
 
 READER_VERSION, WRITER_VERSION = 1, 2
+LOG_FOLDER = "_delta_log"
 KEYS = "lakebed.keys"  # in the table's configuration: the columns that make its rows unique
 ONCE_SWEEP = 256  # versions between two sweeps of applications that wrote once
 
@@ -36,7 +37,7 @@ class Commit(msgspec.Struct, frozen=True):
 
 
 def log_key(root: str, version: int) -> str:
-    return f"{root}/_delta_log/{version:020d}.json"
+    return f"{root}/{LOG_FOLDER}/{version:020d}.json"
 
 
 def encode(commit: Commit, *, attempt_id: str, now_ms: int, version: int = 0) -> bytes:

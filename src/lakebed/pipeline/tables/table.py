@@ -116,9 +116,17 @@ class Table:
 
         `unless` looks at the table that would be replaced: when it says yes, nothing is changed (`repeated`).
         """
-        if done := self._repeated(batch):
-            return done
-        written = self._write(rows)
+        return self._repeated(batch) or self.replace_by(self._write(rows), batch, note=note, unless=unless)
+
+    def replace_by(
+        self,
+        written: Sequence[DataFile],
+        batch: Batch | None = None,
+        *,
+        note: str = "",
+        unless: Callable[[Snapshot], bool] = lambda state: False,
+    ) -> Committed:
+        """The same with files that executors have written already, with this spec's columns."""
         total = sum(file.rows for file in written)
 
         def plan(state: Snapshot) -> Commit | None:
@@ -143,6 +151,25 @@ class Table:
             return Committed(0, total, gone, len(commit.adds), len(commit.removes))
 
         return self._commit(plan, result, batch, rebase=True)
+
+    def insert_files(
+        self, written: Sequence[DataFile], batch: Batch | None, *, bounds: tuple[Any, Any] | None
+    ) -> Committed | None:
+        """Adds files whose first keys lie within the bounds, if no file of the table may hold such a key.
+
+        None: one may, so nothing was committed; upsert the rows instead.
+        """
+        total = sum(file.rows for file in written)
+
+        def plan(state: Snapshot) -> Commit:
+            if bounds is None or self._candidates(state, bounds):
+                raise _Overlaps
+            return Commit("MERGE", tuple(written), batch=batch, rows_inserted=total)
+
+        try:
+            return self._commit(plan, lambda commit: Committed(0, total, 0, len(commit.adds)), batch, rebase=True)
+        except _Overlaps:
+            return None
 
     def upsert(
         self, rows: DataFrame, batch: Batch | None = None, *, bounds: tuple[Any, Any] | None = None
@@ -341,6 +368,10 @@ class Table:
             _wait(history.keep(self._store, self.spec.root, self.snapshot()))
             return msgspec.structs.replace(result(commit), version=state.version + 1)
         raise Overloaded(f"table {self.spec.name} was committed to by others {RACES_MAX} times")
+
+
+class _Overlaps(Exception):
+    """Files of the table may hold keys that are to be inserted."""
 
 
 class _Raced(Exception):
