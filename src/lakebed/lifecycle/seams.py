@@ -103,8 +103,8 @@ class Policy(msgspec.Struct, frozen=True):
 class Policies(Protocol):
     """Where policies are kept."""
 
-    async def buckets(self) -> Sequence[str]:
-        """Buckets that have a policy."""
+    async def all(self) -> Sequence[Policy]:
+        """Every bucket that has a policy, with it."""
 
     async def get(self, bucket: str) -> Policy | None:
         """The policy in force now, read from the store itself, never from a cache."""

@@ -218,7 +218,7 @@ def test_a_date_is_midnight_utc_past_or_future(date: str) -> None:
 
 def test_the_cli_json_is_the_same_model() -> None:
     """What `aws s3api get-bucket-lifecycle-configuration` prints is read, and a misspelt key is an error."""
-    text = b"""{"TransitionDefaultMinimumObjectSize": "all_storage_classes_128K", 
+    text = b"""{"TransitionDefaultMinimumObjectSize": "all_storage_classes_128K",
         "Rules": [{"ID": "r", "Status": "Enabled",
         "Filter": {"And": {"Prefix": "p", "Tags": [{"Key": "k", "Value": "v"}]}},
         "Expiration": {"Date": "2020-01-01T00:00:00+00:00"}}]}"""
