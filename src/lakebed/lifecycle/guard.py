@@ -14,7 +14,7 @@ from lakebed.lifecycle.model import ActionKey, Calendar, Entry, Outcome, Resolut
 
 
 def same_entry(one: Entry, other: Entry) -> bool:
-    return (one.version_id, one.upload_id, one.place) == (other.version_id, other.upload_id, other.place)
+    return (one.version_id, one.upload_id) == (other.version_id, other.upload_id)
 
 
 def guard(

@@ -94,7 +94,7 @@ class Entry(msgspec.Struct, frozen=True):
     noncurrent_since_ns: int | None = None
     newer_noncurrent: int = 0
     locked: bool = False
-    place: str = ""  # where the store keeps it, for its own adapter
+    chunks: tuple[str, ...] = ()  # all chunk ids, where the store can guard a delete by them
 
     @property
     def mtime_ns(self) -> int:
