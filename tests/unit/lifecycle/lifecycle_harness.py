@@ -49,7 +49,7 @@ class Harness:
         await self.clock.advance(days * DAY_S)
         return await self.worker.tick()
 
-    def keys(self, bucket: str = "b") -> list[str]:
+    def left(self, bucket: str = "b") -> list[str]:
         return sorted(self.lake.objects.get(bucket, {}))
 
     async def state(self, bucket: str = "b") -> BucketState:

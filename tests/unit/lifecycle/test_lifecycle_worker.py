@@ -17,10 +17,10 @@ async def test_an_object_expires_at_its_instant_and_the_ledger_says_why() -> Non
     world.lake.write("b", "kept/a")
 
     await world.tick(1.99)
-    assert ["kept/a", "logs/a"] == world.keys()
+    assert ["kept/a", "logs/a"] == world.left()
     await world.tick(0.02)
 
-    assert ["kept/a"] == world.keys()
+    assert ["kept/a"] == world.left()
     planned, verdict = await world.ledger(key="logs/a")
     assert ("", "old") == (planned.outcome, planned.rule_id)
     assert (Outcome.DELETED, Verb.CURRENT) == (verdict.outcome, verdict.verb)
@@ -47,11 +47,11 @@ async def test_what_existed_before_the_policy_is_deleted_by_the_walk() -> None:
     await world.policy("b", rule(expiration_days=2))
 
     await world.tick()
-    assert ["young"] == world.keys()
+    assert ["young"] == world.left()
     assert (await world.action("EXPIRATION_DAYS")).bootstrap_complete
     await world.tick(2.01)
 
-    assert [] == world.keys()
+    assert [] == world.left()
     assert (await world.ledger(key="old"))[0].stream.startswith("BOOTSTRAP:")
     assert (await world.ledger(key="young"))[0].stream.startswith("ORIGINAL:")
 
@@ -66,9 +66,9 @@ async def test_an_overwrite_resets_the_clock() -> None:
     world.lake.write("b", "a")
 
     await world.tick(1.0)
-    assert ["a"] == world.keys()
+    assert ["a"] == world.left()
     await world.tick(1.01)
-    assert [] == world.keys()
+    assert [] == world.left()
 
 
 async def test_a_tag_added_late_expires_at_the_objects_own_instant() -> None:
@@ -81,13 +81,13 @@ async def test_a_tag_added_late_expires_at_the_objects_own_instant() -> None:
     world.lake.tag("b", "a", {"tmp": "yes"})
 
     await world.tick(0.5)
-    assert ["a"] == world.keys()
+    assert ["a"] == world.left()
     (action,) = (await world.worker.compile()).actions
     (waiting,) = (await world.worker.resolver.pending.load(action)).items.values()
     assert ("a", round(0.5 * DAY_S * 1e9)) == (waiting.key, waiting.due_at_ns - world.clock.now_ns())
     await world.tick(0.51)
 
-    assert [] == world.keys()
+    assert [] == world.left()
     assert {} == (await world.worker.resolver.pending.load(action)).items
 
 
@@ -102,7 +102,7 @@ async def test_a_tag_added_after_the_instant_expires_at_once() -> None:
 
     await world.tick(0.02)
 
-    assert [] == world.keys()
+    assert [] == world.left()
 
 
 async def test_a_tag_taken_away_keeps_the_object() -> None:
@@ -116,7 +116,7 @@ async def test_a_tag_taken_away_keeps_the_object() -> None:
 
     await world.tick(2)
 
-    assert ["a"] == world.keys()
+    assert ["a"] == world.left()
 
 
 async def test_a_date_is_one_walk_at_its_time() -> None:
@@ -128,15 +128,15 @@ async def test_a_date_is_one_walk_at_its_time() -> None:
     world.lake.write("b", "x/a")
     tick = await world.tick()
     await world.tick(wait_days - 0.1)
-    assert ["x/a"] == world.keys()
+    assert ["x/a"] == world.left()
     assert Mode.SCAN_AT_DATE is (await world.action("EXPIRATION_DATE")).mode
     assert tick.wake_ns <= date_ns
 
     await world.tick(0.2)
-    assert [] == world.keys()
+    assert [] == world.left()
     world.lake.write("b", "x/b")
     await world.tick(1.01)
-    assert [] == world.keys()
+    assert [] == world.left()
 
 
 async def test_versions_markers_and_counts() -> None:
@@ -152,7 +152,7 @@ async def test_versions_markers_and_counts() -> None:
     await world.tick(1.01)
     assert [True] == [one.marker for one in world.lake.objects["b"]["a"]]
     await world.tick(1.5)
-    assert [] == world.keys()
+    assert [] == world.left()
 
 
 async def test_an_expired_marker_goes_when_its_last_version_goes() -> None:
@@ -170,7 +170,7 @@ async def test_an_expired_marker_goes_when_its_last_version_goes() -> None:
 
     await world.tick(0.02)
 
-    assert marker.marker and [] == world.keys()
+    assert marker.marker and [] == world.left()
 
 
 async def test_only_so_many_newer_noncurrent_versions_are_kept() -> None:
@@ -227,16 +227,16 @@ async def test_an_object_under_lock_is_skipped_and_counted_and_goes_with_a_later
     world.lake.write("b", "a")
     world.lake.hold("b", "a")
     await world.tick(1.01)
-    assert ["a"] == world.keys()
+    assert ["a"] == world.left()
     assert 1 == world.metrics.value(
         "lakebed_lifecycle_verdicts_total", bucket="b", kind="EXPIRATION_DAYS", outcome="SKIPPED_OBJECT_LOCK"
     )
     world.lake.hold("b", "a", False)
 
     await world.tick(2)
-    assert ["a"] == world.keys()
+    assert ["a"] == world.left()
     await world.tick(5)
-    assert [] == world.keys()
+    assert [] == world.left()
 
 
 async def test_a_changed_policy_takes_back_what_the_old_one_wanted() -> None:
@@ -252,12 +252,12 @@ async def test_a_changed_policy_takes_back_what_the_old_one_wanted() -> None:
 
     await world.tick(1.01)
 
-    assert ["x/a"] == world.keys()
+    assert ["x/a"] == world.left()
     after = (await world.state()).actions
     assert 3 == len(after)
     assert 1 == sum(1 for name, state in after.items() if name in before and not state.gone_since_ns)
     await world.tick(4.01)
-    assert [] == world.keys()
+    assert [] == world.left()
 
 
 async def test_a_removed_and_restored_rule_misses_nothing() -> None:
@@ -271,12 +271,12 @@ async def test_a_removed_and_restored_rule_misses_nothing() -> None:
     await world.tick(0.5)
     await world.policy("b", keep)
     await world.tick(2)
-    assert ["x/a"] == world.keys()
+    assert ["x/a"] == world.left()
 
     await world.policy("b", wanted, keep)
     await world.tick(0.1)
 
-    assert [] == world.keys()
+    assert [] == world.left()
 
 
 async def test_a_policy_that_does_not_parse_stops_only_its_own_bucket() -> None:
@@ -290,8 +290,8 @@ async def test_a_policy_that_does_not_parse_stops_only_its_own_bucket() -> None:
 
     await world.tick(1.01)
 
-    assert [] == world.keys("good")
-    assert ["a"] == world.keys("bad")
+    assert [] == world.left("good")
+    assert ["a"] == world.left("bad")
     assert "Rul" in (await world.state("bad")).problem
 
 
@@ -307,5 +307,5 @@ async def test_two_workers_do_no_harm_to_each_other() -> None:
     await world.tick(1.1)
     await other.tick()
 
-    assert [] == world.keys()
+    assert [] == world.left()
     assert 5 == len(world.lake.removed)
