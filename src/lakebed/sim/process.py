@@ -102,5 +102,7 @@ def drop(task: asyncio.Task[Any]) -> None:
             work.close()
         except BaseException:
             continue  # a `finally` that awaits, or meets the closed loop or the dead store
-        if inspect.getcoroutinestate(work) == inspect.CORO_CLOSED:  # type: ignore[arg-type]
+        if not inspect.iscoroutine(work):
+            return  # the loop's own closing of an abandoned generator
+        if inspect.getcoroutinestate(work) == inspect.CORO_CLOSED:
             return
