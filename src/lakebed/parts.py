@@ -31,6 +31,13 @@ class Part(msgspec.Struct, frozen=True):
 PARTS: tuple[Part, ...] = (
     Part("store", "the seam to object storage", settings="lakebed.store.settings:StoreSettings"),
     Part("pipeline", "Spark over everything", settings="lakebed.pipeline.settings:SparkSettings"),
+    Part("filer", "the metadata of a SeaweedFS store", settings="lakebed.filer.settings:FilerSettings"),
+    Part(
+        "lifecycle",
+        "expiration rules that really run",
+        settings="lakebed.lifecycle.settings:LifecycleSettings",
+        workers="lakebed.lifecycle.workers:workers",
+    ),
     Part("gateway", "HTTP in front of every part", settings="lakebed.gateway.settings:GatewaySettings"),
     Part("console", "web pages", component="lakebed.console.routes:component", active_active=False),
 )

@@ -25,6 +25,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("lakebed.cli.settings:settings", "settings", "Show every setting, its value and where it comes from."),
     ("lakebed.cli.serve:serve", "serve", "Run a gateway."),
     ("lakebed.cli.serve:work", "work", "Run the workers beside the gateway."),
+    ("lakebed.cli.lifecycle:app", "lifecycle", "Expiration rules that really run: put, dry-run, status, why."),
     ("lakebed.cli.sim:sim", "sim", "Run seeded simulations; replay one by its number."),
     ("lakebed.cli.bench:bench", "bench", "Measure a part beside the bare thing beneath it."),
 )

@@ -41,6 +41,7 @@ class BucketEndpoints(msgspec.Struct, frozen=True):
             "store.region": self.region,
             "store.access_key_id": self.access_key_id,
             "store.secret_access_key": self.secret_access_key,
+            "filer.grpc": self.filer_grpc,
         }
 
     def store_settings(self, prefix: str = "") -> StoreSettings:

@@ -5,7 +5,7 @@ Keeps versions where told to, writes every change to its own event log, and guar
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 
 import msgspec
 
@@ -82,7 +82,7 @@ class MemoryLake:
 
     # The seams.
 
-    async def read(self, after: Position, until_ns: int) -> AsyncIterator[Event]:
+    async def read(self, after: Position, until_ns: int) -> AsyncGenerator[Event, None]:
         if after.ts_ns < self.log_begins_ns:
             raise LostLog(f"the log begins at {self.log_begins_ns}, behind the cursor {after.ts_ns}")
         for event in list(self.log):
@@ -96,7 +96,7 @@ class MemoryLake:
             return Family(bucket, key, entries, upload_id, token=f"u/{upload_id}")
         return Family(bucket, key, self._entries(bucket, key), token=f"k/{key}")
 
-    async def walk(self, bucket: str, after: str = "") -> AsyncIterator[Family]:
+    async def walk(self, bucket: str, after: str = "") -> AsyncGenerator[Family, None]:
         tokens = [f"k/{key}" for key in self.objects.get(bucket, {})]
         tokens += [f"u/{name}" for name in self.uploads.get(bucket, {})]
         for token in sorted(tokens):

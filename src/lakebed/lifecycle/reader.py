@@ -7,6 +7,7 @@ is one batch of progress, and replaying it is harmless: every delete is guarded 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from itertools import takewhile
 
 import msgspec
@@ -79,25 +80,26 @@ class Reader:
         batch: list[tuple[Position, Work | None]] = []
         next_due_ns: int | None = None
         try:
-            async for event in self._source.read(cursor, safe_ns):
-                if event.position <= cursor:
-                    continue
-                work = self._work(snapshot, delay_ns, event)
-                if event.position.ts_ns > cutoff_ns:
-                    peeked += 1
-                    if work is not None or peeked >= PEEK_EVENTS:
-                        next_due_ns = _due(event.position.ts_ns, delay_ns, calendar)
-                        break
-                    continue
-                read += 1
-                batch.append((event.position, work))
-                worked += work is not None
-                if sum(w is not None for _, w in batch) >= self._settings.batch or len(batch) >= CHECKPOINT_EVENTS:
-                    await alive()
-                    cursor, answer = await self._settle(delay_ns, cursor, batch)
-                    batch = []
-                    if answer is not None:
-                        return self._ended(delay_ns, read, worked, answer)
+            async with aclosing(self._source.read(cursor, safe_ns)) as events:
+                async for event in events:
+                    if event.position <= cursor:
+                        continue
+                    work = self._work(snapshot, delay_ns, event)
+                    if event.position.ts_ns > cutoff_ns:
+                        peeked += 1
+                        if work is not None or peeked >= PEEK_EVENTS:
+                            next_due_ns = _due(event.position.ts_ns, delay_ns, calendar)
+                            break
+                        continue
+                    read += 1
+                    batch.append((event.position, work))
+                    worked += work is not None
+                    if self._full(batch):
+                        await alive()
+                        cursor, answer = await self._settle(delay_ns, cursor, batch)
+                        batch = []
+                        if answer is not None:
+                            return self._ended(delay_ns, read, worked, answer)
         except LostLog as error:
             await self._lost(error)
             raise
@@ -110,6 +112,9 @@ class Reader:
         if end > cursor and (end.ts_ns - cursor.ts_ns >= CHECKPOINT_NS):
             await self._advance(delay_ns, cursor, end)
         return Sweep(delay_ns, read, worked, next_due_ns)
+
+    def _full(self, batch: list[tuple[Position, Work | None]]) -> bool:
+        return sum(work is not None for _, work in batch) >= self._settings.batch or len(batch) >= CHECKPOINT_EVENTS
 
     def _work(self, snapshot: Snapshot, delay_ns: int | None, event: Event) -> Work | None:
         actions: list[CompiledAction]

@@ -6,7 +6,7 @@ Corrupt or Invalid "this one will never work" (it becomes a blocker), LostLog "e
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 import msgspec
@@ -51,7 +51,7 @@ class Event(msgspec.Struct, frozen=True):
 class EventSource(Protocol):
     """The store's log of changes, ordered by position."""
 
-    def read(self, after: Position, until_ns: int) -> AsyncIterator[Event]:
+    def read(self, after: Position, until_ns: int) -> AsyncGenerator[Event, None]:
         """Events strictly behind `after` and not later than `until_ns`; ends there, also when nothing happens.
 
         Raises LostLog when the log begins behind `after`, Unavailable when no endpoint answers. The caller may stop
@@ -78,7 +78,7 @@ class Lister(Protocol):
         Raises Unavailable, or Corrupt when an entry cannot be understood.
         """
 
-    def walk(self, bucket: str, after: str = "") -> AsyncIterator[Family]:
+    def walk(self, bucket: str, after: str = "") -> AsyncGenerator[Family, None]:
         """Every key and every upload of the bucket once, behind the token `after`. Not a snapshot."""
 
 

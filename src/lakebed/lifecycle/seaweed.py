@@ -6,7 +6,7 @@ A version is immutable, so removing it by its id through S3 needs no other condi
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from lakebed.clock import Clock
 from lakebed.errors import Denied, NotFound, Stale
@@ -81,13 +81,13 @@ class SeaweedLake:
         files = [file async for file in self._filer.entries(f"{directory}/{name}{VERSIONS}")] if pointer else []
         return Family(bucket, key, layout.versions_of(bucket, key, bare, pointer, files, now_ns), token=key)
 
-    async def walk(self, bucket: str, after: str = "") -> AsyncIterator[Family]:
+    async def walk(self, bucket: str, after: str = "") -> AsyncGenerator[Family, None]:
         await self._bucket(bucket)
         async for family in self._walk(bucket, "", after.split("/") if after else []):
             if family.entries:
                 yield family
 
-    async def _walk(self, bucket: str, folder: str, after: list[str]) -> AsyncIterator[Family]:
+    async def _walk(self, bucket: str, folder: str, after: list[str]) -> AsyncGenerator[Family, None]:
         """Depth first in the order of names; `after` is where to go on, part by part."""
         directory = f"{BUCKETS}/{bucket}/{folder}".rstrip("/")
         if len(after) > 1:
@@ -158,7 +158,7 @@ class SeaweedLake:
 
     # Events.
 
-    async def read(self, after: Position, until_ns: int) -> AsyncIterator[Event]:
+    async def read(self, after: Position, until_ns: int) -> AsyncGenerator[Event, None]:
         await self._check_log(after)
         whole = after.offset > 0
         last_ns, offset = -1, 0

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from lakebed.lifecycle.model import DAY_S, SECOND_NS, Calendar
 from lakebed.settings import Contradiction, Section, describe
 
 
 class LifecycleSettings(Section, frozen=True):
-    section = "lifecycle"
+    section: ClassVar[str] = "lifecycle"
 
-    filers: Annotated[
-        tuple[str, ...], describe("gRPC addresses of SeaweedFS filers, host:port; empty runs no worker")
-    ] = ()
     day_s: Annotated[float, describe("how long a day is; only tests change it")] = float(DAY_S)
     rounding: Annotated[
         Literal["exact", "midnight"], describe("due to the nanosecond, or at the next midnight UTC as on AWS")

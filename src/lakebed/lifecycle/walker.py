@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from itertools import takewhile
 
 import msgspec
@@ -50,16 +51,17 @@ class Walker:
         progress = await self._begin(bucket, snapshot)
         scanned = worked = 0
         batch: list[tuple[str, Work | None]] = []
-        async for family in self._lister.walk(bucket, progress.after):
-            scanned += 1
-            work = self._work(snapshot, family)
-            worked += work is not None
-            batch.append((family.token, work))
-            if len(batch) >= self._settings.batch:
-                await alive()
-                if (stuck := await self._settle(bucket, progress, batch)) is not None:
-                    return Walk(bucket, scanned, worked, blocked=stuck is Resolution.BLOCKED)
-                batch = []
+        async with aclosing(self._lister.walk(bucket, progress.after)) as families:
+            async for family in families:
+                scanned += 1
+                work = self._work(snapshot, family)
+                worked += work is not None
+                batch.append((family.token, work))
+                if len(batch) >= self._settings.batch:
+                    await alive()
+                    if (stuck := await self._settle(bucket, progress, batch)) is not None:
+                        return Walk(bucket, scanned, worked, blocked=stuck is Resolution.BLOCKED)
+                    batch = []
         await alive()
         if batch and (stuck := await self._settle(bucket, progress, batch)) is not None:
             return Walk(bucket, scanned, worked, blocked=stuck is Resolution.BLOCKED)

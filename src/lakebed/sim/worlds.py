@@ -26,6 +26,7 @@ WORLDS: tuple[Row, ...] = (
     Row("register", "many processes change one register", "lakebed.sim.store:register"),
     Row("lease", "many processes want one lease", "lakebed.sim.store:lease"),
     Row("boot", "many processes start on a fresh bucket", "lakebed.sim.store:boot"),
+    Row("lifecycle", "workers expire objects under a changing policy", "lakebed.sim.lifecycle:lifecycle"),
 )
 
 

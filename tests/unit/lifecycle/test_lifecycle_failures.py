@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
@@ -48,7 +48,7 @@ class Failing:
             raise self.deletes[entry.key]
         await self.inner.delete(entry, verb)
 
-    async def read(self, after: Position, until_ns: int) -> AsyncIterator[Event]:
+    async def read(self, after: Position, until_ns: int) -> AsyncGenerator[Event, None]:
         async for event in self.inner.read(after, until_ns):
             yield msgspec.structs.replace(event, unreadable="no") if event.key in self.unreadable else event
 
