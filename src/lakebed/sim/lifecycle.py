@@ -35,6 +35,8 @@ DAY_S = 20.0
 LIFE_S = 4 * DAY_S  # of clients and of faults
 REST_DAYS = 4  # afterwards, in calm: longer than any rule, shorter than a safety scan, which would hide what was missed
 CRASH = 0.004
+RACE = 0.3  # deletes that meet a client's write
+UNAVAILABLE = 0.08
 POLICY_WINDOW_S = 12.0  # how old the policy behind a delete can be: one slow look, one pause of its process
 SETTINGS = LifecycleSettings(
     day_s=DAY_S,
@@ -90,11 +92,22 @@ class FarLake:
 
     async def delete(self, entry: Entry, verb: Verb) -> None:
         await self._go("delete", entry.key)
+        self._race(entry)
         await self._lake.delete(entry, verb)
         self._world.step(self._process.node, "expire", entry.key, verb.value)
         await self._travel()
         if self._world.fault_rng.random() < self._world.faults.lost:
             raise Unavailable("the answer was lost")
+
+    def _race(self, entry: Entry) -> None:
+        """A client is quicker than the delete: it writes anew, or takes the tag away."""
+        dice = self._world.fault_rng.random() if self._world.faults.unavailable else 1.0  # nobody races in calm
+        if entry.key not in self._lake.objects.get(entry.bucket, {}) or dice > RACE:
+            return
+        if dice < RACE / 2 or not entry.tags:
+            self._lake.write(entry.bucket, entry.key, size=1)
+        else:
+            self._lake.tag(entry.bucket, entry.key, {})
 
     async def all(self) -> Sequence[Policy]:
         await self._go("policies", "")
@@ -173,7 +186,8 @@ async def keep_ticking(world: World, process: Process, lake: MemoryLake, until_n
 
 
 async def clients(world: World, lake: MemoryLake, judge: Judge, until_ns: int) -> None:
-    """Writes, overwrites, tags, deletes, and edits of the policy."""
+    """Writes, overwrites, tags, deletes; the policy is edited in the first half, so that no walk hides a late miss."""
+    half_ns = (world.clock.now_ns() + until_ns) // 2
     keys = [f"{letter}{number}" for letter in "ab" for number in range(4)]
     while world.clock.now_ns() < until_ns:
         await asyncio.sleep(world.rng.uniform(0.0, 4.0))
@@ -186,7 +200,7 @@ async def clients(world: World, lake: MemoryLake, judge: Judge, until_ns: int) -
             lake.tag(BUCKET, key, {"tmp": "1"} if world.rng.random() < 0.6 else {})
         elif dice < 0.85:
             lake.remove(BUCKET, key)
-        else:
+        elif world.clock.now_ns() < half_ns:
             await edit(world, lake, judge)
 
 
@@ -204,7 +218,7 @@ async def lifecycle(world: World) -> None:
     for number in range(3):
         lake.write(BUCKET, f"a{number}")
     await edit(world, lake, judge)
-    world.faults = msgspec.structs.replace(world.faults, crash=CRASH)
+    world.faults = msgspec.structs.replace(world.faults, crash=CRASH, unavailable=UNAVAILABLE)
     end_ns = world.clock.now_ns() + round(LIFE_S * 1e9)
     await asyncio.gather(
         clients(world, lake, judge, end_ns),
