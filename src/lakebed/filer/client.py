@@ -7,7 +7,7 @@ answer was lost raises OutcomeUnknown; conditional ones may simply be asked agai
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import grpc
@@ -96,7 +96,7 @@ class FilerClient:
 
     async def entries(
         self, directory: str, *, prefix: str = "", after: str = "", inclusive: bool = False, limit: int = PAGE
-    ) -> AsyncIterator[Entry]:
+    ) -> AsyncGenerator[Entry, None]:
         """Every entry of a folder, page by page. Not a snapshot: what appears meanwhile may be told or not."""
         while True:
             found = await self.page(directory, prefix=prefix, after=after, inclusive=inclusive, limit=limit)
@@ -106,8 +106,10 @@ class FilerClient:
                 return
             after, inclusive = found[-1].name, False
 
-    async def subscribe(self, prefixes: Sequence[str], *, since_ns: int, until_ns: int = 0) -> AsyncIterator[Event]:
-        """Changes under the prefixes after `since_ns`, in the order of the log; heartbeats come through.
+    async def subscribe(
+        self, prefixes: Sequence[str], *, since_ns: int, until_ns: int = 0
+    ) -> AsyncGenerator[Event, None]:
+        """Changes under the prefixes strictly after `since_ns`, in the order of the log; heartbeats come through.
 
         With `until_ns` it ends behind the last change not later than that, on a quiet cluster too; without, it goes
         on until the caller stops. Raises Unavailable when the stream breaks: go on from the last change seen, which
@@ -131,7 +133,9 @@ class FilerClient:
                 for event in wire.read_events(message):
                     if until_ns and event.ts_ns > until_ns:
                         return
-                    yield event
+                    # What is still in the server's memory is told again from `since_ns` on, what is on disk is not.
+                    if event.heartbeat or event.ts_ns > since_ns:
+                        yield event
         except grpc.aio.AioRpcError as error:
             self._failed(endpoint)
             raise _meaning(error, endpoint, ", ".join(prefixes)) from error

@@ -13,6 +13,7 @@ from lakebed.filer.model import Attributes, Chunk, Clause, Entry, Event, Mutatio
 
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024  # a file of a million chunks; larger answers are refused by the channel too
 EVENTS_MAX = 1_000_000  # in one message
+NUMBER_BYTES_MAX = 10  # 64 bits, seven in each
 SECOND_NS = 1_000_000_000
 _INT64 = 1 << 63
 
@@ -26,7 +27,8 @@ def fields(data: bytes) -> Iterator[tuple[int, Value]]:
     """Every field of a message in its order: numbers as unsigned, fixed ones too."""
     at, end = 0, len(data)
     while at < end:
-        tag, at = _varint(data, at)
+        # Most numbers are of one byte: read here, they cost a third.
+        tag, at = (data[at], at + 1) if data[at] < 0x80 else _varint(data, at)
         number, kind = tag >> 3, tag & 7
         if not 0 < number < 1 << 29:
             raise Corrupt(f"a message of the filer has a field number {number}")
@@ -35,7 +37,7 @@ def fields(data: bytes) -> Iterator[tuple[int, Value]]:
             yield number, value
             continue
         if kind == 2:
-            size, at = _varint(data, at)
+            size, at = (data[at], at + 1) if at < end and data[at] < 0x80 else _varint(data, at)
         elif kind in (1, 5):
             size = 8 if kind == 1 else 4
         else:
@@ -199,17 +201,17 @@ def _pair(data: bytes) -> tuple[str, bytes]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if at >= len(data):
-            raise Corrupt("a message of the filer ends inside a number")
-        byte = data[at]
+    value = shift = 0
+    for byte in data[at : at + NUMBER_BYTES_MAX]:
         at += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             if value >= 1 << 64:
                 break
             return value, at
+        shift += 7
+    if at >= len(data) and shift < 7 * NUMBER_BYTES_MAX:
+        raise Corrupt("a message of the filer ends inside a number")
     raise Corrupt("a number of the filer is too long")
 
 
