@@ -27,7 +27,10 @@ Reason = Annotated[str, Parameter(help="why; kept on record")]
 
 
 def _with(where: Where, work: Callable[[Any], Coroutine[Any, Any, R]]) -> R:
+    from lakebed import logs
     from lakebed.lifecycle.workers import opened
+
+    logs.configure("warning")
 
     async def run() -> R:
         async with opened(where.context("cli")) as site:

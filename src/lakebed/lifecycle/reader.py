@@ -11,7 +11,6 @@ from contextlib import aclosing
 from itertools import takewhile
 
 import msgspec
-import structlog
 
 from lakebed.lifecycle import cursors, troubles
 from lakebed.lifecycle.engine import CompiledAction, Snapshot
@@ -22,8 +21,9 @@ from lakebed.lifecycle.seams import Event, EventSource, LostLog
 from lakebed.lifecycle.settings import LifecycleSettings, ns
 from lakebed.lifecycle.shelf import Shelf, changed
 from lakebed.lifecycle.state import ReaderState, Stream
+from lakebed.logs import logger
 
-log = structlog.get_logger(__name__)
+log = logger("lifecycle")
 
 OFFSET_END = 1 << 62  # behind every event of its instant
 CHECKPOINT_EVENTS = 1000

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Sequence
 
 import msgspec
-import structlog
 
 from lakebed.clock import Clock
 from lakebed.errors import Corrupt, LakebedError
@@ -28,8 +27,9 @@ from lakebed.lifecycle.seams import Deleter, Event, Family, Lister, Policies
 from lakebed.lifecycle.settings import LifecycleSettings, ns
 from lakebed.lifecycle.shelf import Shelf, changed
 from lakebed.lifecycle.state import BucketState, LedgerRow, Stream, Troubles
+from lakebed.logs import logger
 
-log = structlog.get_logger(__name__)
+log = logger("lifecycle")
 
 
 class Work(msgspec.Struct, frozen=True):

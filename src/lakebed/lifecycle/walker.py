@@ -12,7 +12,6 @@ from contextlib import aclosing
 from itertools import takewhile
 
 import msgspec
-import structlog
 
 from lakebed.lifecycle import cursors, troubles
 from lakebed.lifecycle.decide import decide
@@ -24,8 +23,9 @@ from lakebed.lifecycle.seams import Family, Lister
 from lakebed.lifecycle.settings import LifecycleSettings, ns
 from lakebed.lifecycle.shelf import Shelf, changed
 from lakebed.lifecycle.state import ActionState, BucketState, Stream, WalkProgress
+from lakebed.logs import logger
 
-log = structlog.get_logger(__name__)
+log = logger("lifecycle")
 
 
 class Walk(msgspec.Struct, frozen=True):

@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
 import msgspec
-import structlog
 
 from lakebed.errors import Conflict, Corrupt, Fenced, Invalid, LakebedError, Unavailable
 from lakebed.lifecycle import paths, troubles
@@ -26,9 +25,10 @@ from lakebed.lifecycle.settings import LifecycleSettings, ns
 from lakebed.lifecycle.shelf import Shelf, changed
 from lakebed.lifecycle.state import ActionState, BucketState, Stream
 from lakebed.lifecycle.walker import Walk, Walker
+from lakebed.logs import logger
 from lakebed.store.lease import HeldByAnother, Lease
 
-log = structlog.get_logger(__name__)
+log = logger("lifecycle")
 
 RETRY_S = 60.0  # after a transport error, unless the policy poll comes first
 
@@ -237,7 +237,9 @@ class LifecycleWorker:
             lag_ns = now_ns - cursor.ts_ns
             gauge.labels(stream="predicate" if delay_ns is None else f"{delay_ns // 1_000_000_000}s").set(lag_ns / 1e9)
             verdict = judge_lag(lag_ns, self._settings.retention_ns)
-            for ref in snapshot.predicate_actions if delay_ns is None else snapshot.original_delay_groups[delay_ns]:
+            for ref in sorted(
+                snapshot.predicate_actions if delay_ns is None else snapshot.original_delay_groups[delay_ns]
+            ):
                 await self._apply_lag(ref, verdict, now_ns)
 
     async def _apply_lag(self, ref: ActionRef, verdict: Lag, now_ns: int) -> None:
