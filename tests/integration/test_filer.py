@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -120,6 +121,35 @@ async def test_a_bounded_pass_ends_on_a_quiet_cluster(filer: FilerClient, name: 
     assert [] == await changes(filer, name, quiet_ns)
     assert [] == await changes(filer, name, quiet_ns, until_ns=clock.now_ns() + 1_000_000_000)
     assert clock.monotonic_s() - began_s < DEADLINE_S
+
+
+async def test_a_follower_hears_of_an_object_as_it_appears(filer: FilerClient, boto: Any, name: str) -> None:
+    """A stream without an end tells while it goes on, ticks while nothing happens, and can be left at any time."""
+    ticks, heard = 0, ""
+    stream = filer.subscribe([f"/buckets/{name}/in/"], since_ns=SystemClock().now_ns(), tick_s=0.05)
+
+    async with asyncio.timeout(DEADLINE_S), aclosing(stream):
+        async for event in stream:
+            ticks += event.heartbeat
+            if ticks == 3 and not heard:
+                heard = "nothing"
+                await asyncio.to_thread(boto.put_object, Bucket=name, Key="out/b", Body=b"x")
+                await asyncio.to_thread(boto.put_object, Bucket=name, Key="in/a", Body=b"x")
+            if event.created and event.new and not event.new.is_directory:
+                heard = event.path
+                break
+
+    assert f"/buckets/{name}/in/a" == heard
+
+
+async def test_a_stream_that_falls_silent_is_given_up(weed: BucketEndpoints, name: str) -> None:
+    """Without even a heartbeat for long enough it is Unavailable, not waited for without end."""
+    clock = SystemClock()
+    async with FilerClient([weed.filer_grpc], clock=clock, ids=Ids(), idle_s=0.3) as filer:
+        with pytest.raises(Unavailable):
+            async with asyncio.timeout(DEADLINE_S):
+                async for event in filer.subscribe([f"/buckets/{name}/"], since_ns=clock.now_ns(), tick_s=0.1):
+                    assert event.heartbeat
 
 
 async def test_a_policy_put_by_a_client_is_in_the_bucket_entry(filer: FilerClient, boto: Any, name: str) -> None:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from contextlib import aclosing
+from typing import Any, Self, TypeVar
 
 import grpc
 import grpc.aio
 
 from lakebed.clock import Clock
 from lakebed.errors import Corrupt, Invalid, LakebedError, NotFound, OutcomeUnknown, Stale, Unavailable
-from lakebed.filer import wire
+from lakebed.filer import requests, wire
 from lakebed.filer.model import Entry, Event, Transaction
+from lakebed.filer.settings import FilerSettings
 from lakebed.ids import Ids
 
 SERVICE = "/filer_pb.SeaweedFiler/"
@@ -57,6 +59,17 @@ class FilerClient:
         self._failed_until_s: dict[str, float] = {}
         self._channels: dict[str, Any] = {}
 
+    @classmethod
+    def of(cls, settings: FilerSettings, *, clock: Clock, ids: Ids) -> Self:
+        """Raises Invalid when the settings name no filer."""
+        return cls(
+            settings.endpoints,
+            clock=clock,
+            ids=ids,
+            timeout_s=settings.timeout_s,
+            unhealthy_s=settings.unhealthy_s,
+        )
+
     async def close(self) -> None:
         channels, self._channels = list(self._channels.values()), {}
         for channel in channels:
@@ -72,7 +85,7 @@ class FilerClient:
 
     async def lookup(self, directory: str, name: str) -> Entry:
         """The entry as it is now. Raises NotFound."""
-        request = wire.lookup_request(directory, name)
+        request = requests.lookup(directory, name)
         answer = await self._ask("LookupDirectoryEntry", request, f"{directory}/{name}")
         entry = wire.read_lookup(answer)
         if entry is None:
@@ -83,7 +96,7 @@ class FilerClient:
         self, directory: str, *, prefix: str = "", after: str = "", inclusive: bool = False, limit: int = PAGE
     ) -> list[Entry]:
         """One page of a folder by name, strictly behind `after` unless inclusive; empty when nothing follows."""
-        request = wire.list_request(directory, prefix=prefix, after=after, inclusive=inclusive, limit=limit)
+        request = requests.list(directory, prefix=prefix, after=after, inclusive=inclusive, limit=limit)
 
         async def ask(endpoint: str) -> list[Entry]:
             call = self._stream(endpoint, "ListEntries", request, self._timeout_s)
@@ -107,16 +120,16 @@ class FilerClient:
             after, inclusive = found[-1].name, False
 
     async def subscribe(
-        self, prefixes: Sequence[str], *, since_ns: int, until_ns: int = 0
+        self, prefixes: Sequence[str], *, since_ns: int, until_ns: int = 0, tick_s: float = 0.0
     ) -> AsyncGenerator[Event, None]:
         """Changes under the prefixes strictly after `since_ns`, in the order of the log; heartbeats come through.
 
         With `until_ns` it ends behind the last change not later than that, on a quiet cluster too; without, it goes
-        on until the caller stops. Raises Unavailable when the stream breaks: go on from the last change seen, which
-        may be with another filer.
+        on until the caller stops. With `tick_s` a heartbeat is given whenever nothing came for so long. Raises
+        Unavailable when the stream breaks: go on from the last change seen, which may be with another filer.
         """
         endpoint = self._in_order()[0]
-        request = wire.subscribe_request(
+        request = requests.subscribe(
             f"lakebed-{self._ids.token()}",
             prefixes,
             since_ns=since_ns,
@@ -124,32 +137,49 @@ class FilerClient:
             client_id=1 + int(self._ids.token()[:7], 16),
             heartbeats=True,
         )
-        call = self._stream(endpoint, "SubscribeMetadata", request, None)
         try:
-            while True:
-                message = await asyncio.wait_for(call.read(), self._idle_s)
-                if message is grpc.aio.EOF:
-                    return
-                for event in wire.read_events(message):
-                    if until_ns and event.ts_ns > until_ns:
-                        return
-                    # What is still in the server's memory is told again from `since_ns` on, what is on disk is not.
-                    if event.heartbeat or event.ts_ns > since_ns:
-                        yield event
+            messages = self._messages(endpoint, request, tick_s or self._idle_s)
+            async with aclosing(messages):
+                async for message in messages:
+                    for event in wire.read_events(message):
+                        if until_ns and event.ts_ns > until_ns:
+                            return
+                        # What is in the server's memory is told again from `since_ns` on, what is on disk is not.
+                        if event.heartbeat or event.ts_ns > since_ns:
+                            yield event
         except grpc.aio.AioRpcError as error:
             self._failed(endpoint)
             raise _meaning(error, endpoint, ", ".join(prefixes)) from error
-        except TimeoutError as error:
-            self._failed(endpoint)
-            raise Unavailable(f"the filer at {endpoint} said nothing for {self._idle_s:.0f} s") from error
+
+    async def _messages(self, endpoint: str, request: bytes, wait_s: float) -> AsyncGenerator[bytes, None]:
+        """What the stream says; empty bytes, which are a heartbeat, when it said nothing for `wait_s`."""
+        call = self._stream(endpoint, "SubscribeMetadata", request, None)
+        silent_s = 0.0
+        reading = asyncio.ensure_future(call.read())
+        try:
+            while silent_s < self._idle_s:
+                done, _ = await asyncio.wait([reading], timeout=wait_s)
+                if not done:
+                    silent_s += wait_s
+                    yield b""
+                    continue
+                message = reading.result()
+                if message is grpc.aio.EOF:
+                    return
+                silent_s = 0.0
+                yield message
+                reading = asyncio.ensure_future(call.read())
         finally:
+            reading.cancel()
             call.cancel()
+        self._failed(endpoint)
+        raise Unavailable(f"the filer at {endpoint} said nothing for {self._idle_s:.0f} s")
 
     # Changing.
 
     async def delete(self, directory: str, name: str, *, recursive: bool = False) -> None:
         """Removes an entry and its bytes, whatever it is; nothing there is success. Not guarded."""
-        request = wire.delete_request(directory, name, delete_data=True, recursive=recursive)
+        request = requests.delete(directory, name, delete_data=True, recursive=recursive)
         try:
             error, _ = wire.read_outcome(await self._ask("DeleteEntry", request, f"{directory}/{name}", change=True))
         except NotFound:
@@ -159,7 +189,7 @@ class FilerClient:
 
     async def transact(self, transaction: Transaction) -> None:
         """All mutations or none, when the conditions hold. Raises Stale when one does not."""
-        request = wire.transaction_request(transaction)
+        request = requests.transaction(transaction)
         answer = await self._ask("ObjectTransaction", request, transaction.path, change=True)
         error, code = wire.read_outcome(answer)
         if code == PRECONDITION_FAILED:

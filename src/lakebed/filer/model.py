@@ -74,6 +74,13 @@ class Event(msgspec.Struct, frozen=True):
     def created(self) -> bool:
         return self.new is not None and self.old is None
 
+    @property
+    def path(self) -> str:
+        """Where the entry is now, or was before it was deleted; empty for a heartbeat."""
+        if self.new is not None:
+            return f"{self.new_parent or self.directory}/{self.new.name}"
+        return f"{self.directory}/{self.old.name}" if self.old is not None else ""
+
 
 class ConditionKind(IntEnum):
     """What a clause states about the entry; an old server knows fewer of them."""

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lakebed.errors import Corrupt
-from lakebed.filer import wire
+from lakebed.filer import requests, wire
 from lakebed.filer.model import (
     Attributes,
     Chunk,
@@ -73,13 +73,13 @@ def test_an_entry_of_the_server_is_understood() -> None:
     assert 1_794_780_597_000_000_000 == entry.attributes.mtime_ns == entry.attributes.crtime_ns
     assert {"Seaweed-X-Amz-ETag", "Seaweed-X-Amz-Owner"} == set(entry.extended)
     assert "lakebed" == entry.text("Seaweed-X-Amz-Owner")
-    assert GOLDEN == wire.write_entry(entry)  # with what was not understood
+    assert GOLDEN == requests.write_entry(entry)  # with what was not understood
 
 
 @given(entries)
 def test_what_is_written_is_read_back(entry: Entry) -> None:
     """Nothing is lost or invented between writing and reading."""
-    data = wire.write_entry(entry)
+    data = requests.write_entry(entry)
 
     assert data == (back := wire.read_entry(data)).raw
     assert entry == Entry(
@@ -102,7 +102,7 @@ def test_any_bytes_are_read_or_corrupt(data: bytes) -> None:
 @given(entries, st.data())
 def test_a_damaged_entry_is_read_or_corrupt(entry: Entry, data: st.DataObject) -> None:
     """A flipped bit or a cut anywhere gives an entry or Corrupt, and an event that says so."""
-    whole = wire.write_entry(entry)
+    whole = requests.write_entry(entry)
     at = data.draw(st.integers(0, len(whole)))
     cut = whole[:at]
     flipped = bytearray(whole or b"\0")
@@ -119,8 +119,8 @@ def test_a_damaged_entry_is_read_or_corrupt(entry: Entry, data: st.DataObject) -
 
 
 def _notification(entry: bytes) -> bytes:
-    inner = b"\x12" + wire._number_out(len(entry)) + entry
-    return b"\x12" + wire._number_out(len(inner)) + inner
+    inner = b"\x12" + requests._number_out(len(entry)) + entry
+    return b"\x12" + requests._number_out(len(inner)) + inner
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_hostile_bytes_are_corrupt(data: bytes) -> None:
 
 def test_batched_events_come_in_their_order() -> None:
     """The first event lies in the message itself, the others in its batch."""
-    one = field(1, b"/a") + _notification(wire.write_entry(Entry("x"))) + bytes([3 << 3, 1])
+    one = field(1, b"/a") + _notification(requests.write_entry(Entry("x"))) + bytes([3 << 3, 1])
     two = field(1, b"/b") + field(2, b"") + bytes([3 << 3, 2])
 
     found = wire.read_events(one + field(4, two))
@@ -183,7 +183,7 @@ def test_a_transaction_names_its_lock_conditions_and_changes() -> None:
         condition_path="/buckets/b/k.versions/v_1",
     )
 
-    found = list(wire.fields(wire.transaction_request(transaction)))
+    found = list(wire.fields(requests.transaction(transaction)))
 
     assert [1, 2, 3, 6, 7] == [number for number, _ in found]
     assert (7, b"s3.object.write:/buckets/b/k") == found[-1]
