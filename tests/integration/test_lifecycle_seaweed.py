@@ -12,20 +12,19 @@ import pytest_asyncio
 from lakebed.clock import SystemClock
 from lakebed.embedded.endpoints import BucketEndpoints
 from lakebed.errors import NotFound, Stale
+from lakebed.filer.client import FilerClient
 from lakebed.ids import Ids
 from lakebed.lifecycle import xml
 from lakebed.lifecycle.ledger import Ledger
 from lakebed.lifecycle.model import Mode, Outcome, Rule, Verb
 from lakebed.lifecycle.resolver import Seams
-from lakebed.lifecycle.seaweed import SeaweedLake
-from lakebed.lifecycle.seaweed_client import FilerClient
+from lakebed.lifecycle.seaweed_filer import SeaweedLake
 from lakebed.lifecycle.settings import LifecycleSettings
 from lakebed.lifecycle.shelf import Shelf
 from lakebed.lifecycle.worker import LifecycleWorker
 from lakebed.metrics import Metrics
 from lakebed.store.admin import client
 from lakebed.store.protocol import Store
-from lakebed.store.versions import VersionRemover
 
 DAY_S = 3.0
 DEADLINE_S = 20.0
@@ -43,7 +42,7 @@ class Site:
         self.s3: Any = client(weed.store_settings())
         self.s3.create_bucket(Bucket=self.name)
         filer = FilerClient([weed.filer_grpc], clock=self.clock, ids=self.ids)
-        self.lake = SeaweedLake(filer, VersionRemover(weed.store_settings()), self.clock)
+        self.lake = SeaweedLake(filer, self.clock, self.ids)
         self.shelf = Shelf(store, clock=self.clock, ids=self.ids, metrics=Metrics())
         self.seams = Seams(self.lake, self.lake, Only(self.lake, self.name))
         self.worker = LifecycleWorker(self.lake, self.seams, self.shelf, SETTINGS, node="test")

@@ -9,16 +9,14 @@ import msgspec
 
 from lakebed.context import Context, Worker
 from lakebed.errors import Invalid
+from lakebed.filer.client import FilerClient
 from lakebed.filer.settings import FilerSettings
 from lakebed.lifecycle.operator import Operator
 from lakebed.lifecycle.resolver import Seams
-from lakebed.lifecycle.seaweed import SeaweedLake
-from lakebed.lifecycle.seaweed_client import FilerClient
+from lakebed.lifecycle.seaweed_filer import SeaweedLake
 from lakebed.lifecycle.settings import LifecycleSettings
 from lakebed.lifecycle.shelf import Shelf
 from lakebed.lifecycle.worker import LifecycleWorker
-from lakebed.store.settings import StoreSettings
-from lakebed.store.versions import VersionRemover
 
 
 class Site(msgspec.Struct, frozen=True):
@@ -34,13 +32,19 @@ class Site(msgspec.Struct, frozen=True):
 @asynccontextmanager
 async def opened(context: Context) -> AsyncIterator[Site]:
     """Raises Invalid when no filer is named: rules run on SeaweedFS, through its filer."""
-    endpoints = context.settings.of(FilerSettings).endpoints
-    if not endpoints:
+    filers = context.settings.of(FilerSettings)
+    if not filers.endpoints:
         raise Invalid("no filer is named", hint="start a stack (lakebed up), or set filer.grpc to host:port")
     settings = context.settings.of(LifecycleSettings)
     shelf = Shelf(context.store, clock=context.clock, ids=context.ids, metrics=context.metrics)
-    filer = FilerClient(endpoints, clock=context.clock, ids=context.ids)
-    lake = SeaweedLake(filer, VersionRemover(context.settings.of(StoreSettings)), context.clock)
+    filer = FilerClient(
+        filers.endpoints,
+        clock=context.clock,
+        ids=context.ids,
+        timeout_s=filers.timeout_s,
+        unhealthy_s=filers.unhealthy_s,
+    )
+    lake = SeaweedLake(filer, context.clock, context.ids)
     worker = LifecycleWorker(lake, Seams(lake, lake, lake), shelf, settings, node=context.node)
     try:
         yield Site(settings, shelf, lake, worker, Operator(shelf))
