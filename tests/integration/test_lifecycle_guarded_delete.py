@@ -243,6 +243,19 @@ async def test_events_resume_behind_any_position(place: Place) -> None:
         assert events[number + 1 :] == await place.read(event.position)
 
 
+async def test_events_come_from_another_filer_when_one_is_gone(weed: BucketEndpoints, place: Place) -> None:
+    """One pass, one position, whichever filer tells."""
+    began = Position(place.clock.now_ns())
+    place.put("k")
+    filer = FilerClient(["127.0.0.1:1", weed.filer_grpc], clock=place.clock, ids=Ids(), timeout_s=1.0)
+    lake = SeaweedLake(filer, place.clock, Ids())
+
+    told = [event.key async for event in lake.read(began, place.clock.now_ns()) if event.bucket == place.name]
+
+    assert ["k"] == told
+    await lake.close()
+
+
 async def test_a_filer_that_is_not_there_is_a_transport_error(place: Place) -> None:
     """Nothing is decided without an answer."""
     place.put("k")

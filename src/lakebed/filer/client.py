@@ -138,7 +138,7 @@ class FilerClient:
             heartbeats=True,
         )
         try:
-            messages = self._messages(endpoint, request, tick_s or self._idle_s)
+            messages = self._messages(endpoint, request, tick_s)
             async with aclosing(messages):
                 async for message in messages:
                     for event in wire.read_events(message):
@@ -151,26 +151,32 @@ class FilerClient:
             self._failed(endpoint)
             raise _meaning(error, endpoint, ", ".join(prefixes)) from error
 
-    async def _messages(self, endpoint: str, request: bytes, wait_s: float) -> AsyncGenerator[bytes, None]:
-        """What the stream says; empty bytes, which are a heartbeat, when it said nothing for `wait_s`."""
+    async def _messages(self, endpoint: str, request: bytes, tick_s: float) -> AsyncGenerator[bytes, None]:
+        """What the stream says; with `tick_s`, empty bytes, which are a heartbeat, when it said nothing for so long."""
         call = self._stream(endpoint, "SubscribeMetadata", request, None)
-        silent_s = 0.0
-        reading = asyncio.ensure_future(call.read())
+        reading: asyncio.Future[Any] | None = None
+        heard_s = self._clock.monotonic_s()
         try:
-            while silent_s < self._idle_s:
-                done, _ = await asyncio.wait([reading], timeout=wait_s)
-                if not done:
-                    silent_s += wait_s
-                    yield b""
-                    continue
-                message = reading.result()
+            while self._clock.monotonic_s() - heard_s < self._idle_s:
+                if tick_s:
+                    # A read that is given up ends the stream, so it is kept and waited for again.
+                    reading = reading or asyncio.ensure_future(call.read())
+                    if not (await asyncio.wait([reading], timeout=tick_s))[0]:
+                        yield b""
+                        continue
+                    message, reading = reading.result(), None
+                else:
+                    async with asyncio.timeout(self._idle_s):
+                        message = await call.read()
                 if message is grpc.aio.EOF:
                     return
-                silent_s = 0.0
                 yield message
-                reading = asyncio.ensure_future(call.read())
+                heard_s = self._clock.monotonic_s()
+        except TimeoutError:
+            pass
         finally:
-            reading.cancel()
+            if reading is not None:
+                reading.cancel()
             call.cancel()
         self._failed(endpoint)
         raise Unavailable(f"the filer at {endpoint} said nothing for {self._idle_s:.0f} s")
