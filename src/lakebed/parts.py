@@ -36,6 +36,7 @@ PARTS: tuple[Part, ...] = (
         "lifecycle",
         "expiration rules that really run",
         settings="lakebed.lifecycle.settings:LifecycleSettings",
+        component="lakebed.lifecycle.routes:component",
         workers="lakebed.lifecycle.workers:workers",
     ),
     Part("gateway", "HTTP in front of every part", settings="lakebed.gateway.settings:GatewaySettings"),

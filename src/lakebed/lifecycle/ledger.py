@@ -24,12 +24,15 @@ _DECODER = msgspec.json.Decoder(LedgerRow)
 class Ledger:
     def __init__(self, store: Store, clock: Clock, ids: Ids) -> None:
         self._store, self._clock, self._ids = store, clock, ids
+        self._count = 0  # keeps segments of one instant in order
 
     async def append(self, rows: Sequence[LedgerRow]) -> None:
         """Stores the rows, one object per bucket. Raises what the store raises: without intents nothing is deleted."""
         for bucket, some in groupby(sorted(rows, key=lambda row: row.bucket), key=lambda row: row.bucket):
             data = b"".join(msgspec.json.encode(row) + b"\n" for row in some)
-            await self._store.create(ledger_segment(bucket, self._clock.now_ns(), self._ids.token()), data)
+            self._count += 1
+            name = f"{self._count:08d}-{self._ids.token()}"
+            await self._store.create(ledger_segment(bucket, self._clock.now_ns(), name), data)
 
     async def rows(self, bucket: str, *, key: str | None = None, after_ns: int = 0) -> AsyncIterator[LedgerRow]:
         """The bucket's rows in order of time; only those of `key` when given. Raises Corrupt."""
