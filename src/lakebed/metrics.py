@@ -139,6 +139,24 @@ TABLE: tuple[Metric, ...] = (
     Metric("lakebed_http_requests_total", "counter", "HTTP requests answered.", ("route", "method", "status")),
     Metric("lakebed_http_seconds", "histogram", "Time to answer an HTTP request.", ("route",)),
     Metric("lakebed_worker_restarts_total", "counter", "Workers started again after they failed.", ("worker",)),
+    # lifecycle
+    Metric(
+        "lakebed_lifecycle_verdicts_total",
+        "counter",
+        "Guarded deletes, by what became of them.",
+        ("bucket", "kind", "outcome"),
+    ),
+    Metric("lakebed_lifecycle_events_total", "counter", "Events read, once per sweep.", ("stream",)),
+    Metric("lakebed_lifecycle_scanned_total", "counter", "Keys and uploads looked at by walks.", ("bucket",)),
+    Metric("lakebed_lifecycle_watermark_lag_seconds", "gauge", "How far a cursor is behind its cutoff.", ("stream",)),
+    Metric("lakebed_lifecycle_blocked_streams", "gauge", "Blockers that wait for an operator.", ("stream_kind",)),
+    Metric("lakebed_lifecycle_pending_size", "gauge", "Exceptions that wait for their instant.", ("bucket", "action")),
+    Metric("lakebed_lifecycle_action_mode", "gauge", "1 for the mode an action is in.", ("bucket", "action", "mode")),
+    Metric(
+        "lakebed_lifecycle_degraded", "gauge", "1 for the reason of a degraded action.", ("bucket", "action", "reason")
+    ),
+    Metric("lakebed_lifecycle_quarantined_total", "counter", "Delete decisions an operator gave up.", ("stream_kind",)),
+    Metric("lakebed_lifecycle_lost_log_total", "counter", "Times the event log did not reach back to a cursor."),
     Metric("lakebed_build_info", "gauge", "1, labelled with the running version.", ("version",)),
 )
 

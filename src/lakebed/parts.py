@@ -51,6 +51,14 @@ PARTS: tuple[Part, ...] = (
         settings="lakebed.pipeline.flow_settings:FlowSettings",
         workers="lakebed.pipeline.workers:workers",
     ),
+    Part("filer", "the metadata of a SeaweedFS store", settings="lakebed.filer.settings:FilerSettings"),
+    Part(
+        "lifecycle",
+        "expiration rules that really run",
+        settings="lakebed.lifecycle.settings:LifecycleSettings",
+        component="lakebed.lifecycle.routes:component",
+        workers="lakebed.lifecycle.workers:workers",
+    ),
     Part("gateway", "HTTP in front of every part", settings="lakebed.gateway.settings:GatewaySettings"),
     Part("agent", "samples to batches to collectors, nothing lost", settings="lakebed.agent.settings:AgentSettings"),
     Part(

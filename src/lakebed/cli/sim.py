@@ -39,6 +39,7 @@ def sim(
     trace
         print every event of the seeds that held, too.
     """
+    logs.configure("error")  # what a part logs about simulated faults is not a finding
     if not 1 <= count <= COUNT_MAX or steps < 1:
         raise Invalid(f"--count is 1 to {COUNT_MAX} and --steps at least 1")
     logs.configure("critical")  # what goes wrong in a world is meant to; its trace tells it

@@ -42,6 +42,7 @@ class BucketEndpoints(msgspec.Struct, frozen=True):
             "store.access_key_id": self.access_key_id,
             "store.secret_access_key": self.secret_access_key,
             "reconciler.events": self.filer_grpc,
+            "filer.grpc": self.filer_grpc,
         }
 
     def store_settings(self, prefix: str = "") -> StoreSettings:

@@ -31,6 +31,7 @@ WORLDS: tuple[Row, ...] = (
     Row("log", "brokers, compactors, vacuum and operator on a few partitions", "lakebed.sim.log:log"),
     Row("boot", "many processes start on a fresh bucket", "lakebed.sim.store:boot"),
     Row("ticks", "replicas and dispatchers bring the same ticks to silver", "lakebed.sim.ticks:ticks"),
+    Row("lifecycle", "workers expire objects under a changing policy", "lakebed.sim.lifecycle:lifecycle"),
 )
 
 
