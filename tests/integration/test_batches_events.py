@@ -9,12 +9,13 @@ import pytest
 from batches_frames import frame_of, submit
 from lakebed.batches import acceptance, paths
 from lakebed.batches.acceptor import write_blob
-from lakebed.batches.events import EventFollower, events_of
+from lakebed.batches.events import EventFollower
 from lakebed.batches.model import write_record
 from lakebed.batches.reconciler import Reconciler
 from lakebed.clock import SystemClock
 from lakebed.embedded.endpoints import BucketEndpoints
-from lakebed.errors import Corrupt, Unavailable
+from lakebed.errors import Unavailable
+from lakebed.filer.client import FilerClient
 from lakebed.ids import Ids
 from lakebed.metrics import Metrics
 from lakebed.store.protocol import Store
@@ -24,8 +25,9 @@ from lakebed.store.settings import StoreSettings
 def follower(store: Store, address: str, root: str, listen_s: float = 6.0) -> EventFollower:
     clock, ids, metrics = SystemClock(), Ids(), Metrics()
     mender = Reconciler(store, overlap_s=900.0, concurrency=4, clock=clock, ids=ids, metrics=metrics)
+    filer = FilerClient([address], clock=clock, ids=ids)
     return EventFollower(
-        address, root, mender, store, clock=clock, ids=ids, metrics=metrics, listen_s=listen_s, grace_s=0.5
+        filer, root, mender, store, clock=clock, ids=ids, metrics=metrics, listen_s=listen_s, grace_s=0.5
     )
 
 
@@ -63,10 +65,3 @@ async def test_a_filer_that_is_not_there_is_unavailable(bucket: Store) -> None:
     """The hot path fails by itself; steady and cold paths do not need it."""
     with pytest.raises(Unavailable):
         await follower(bucket, "127.0.0.1:1", "/buckets/x/").listen()
-
-
-@pytest.mark.parametrize("data", [b"\x0a\x05ab", b"\x80", b"\xff" * 12, b"\x0b\x01"])
-def test_bytes_that_are_no_message_are_corrupt(data: bytes) -> None:
-    """A stream that lies about its lengths is refused, not believed."""
-    with pytest.raises(Corrupt):
-        list(events_of(data))

@@ -101,7 +101,6 @@ class ReconcilerSettings(Section, frozen=True):
     ] = 900.0
     audit_interval_s: Annotated[float, describe("how often all of accepted and quarantine is audited")] = 3600.0
     concurrency: Annotated[int, describe("batches being checked at once")] = 8
-    events: Annotated[str, describe("gRPC address of a filer whose object events are followed; empty: none")] = ""
     gc_interval_s: Annotated[float, describe("how often garbage is collected; 0: only by command")] = 0.0
     gc_horizon_s: Annotated[float, describe("age a blob must have before it may be garbage: the longest retry")] = (
         604800.0

@@ -12,6 +12,8 @@ from lakebed.batches.settings import ReconcilerSettings
 from lakebed.batches.sweeper import Sweeper
 from lakebed.context import Context, Worker
 from lakebed.errors import LakebedError
+from lakebed.filer.client import FilerClient
+from lakebed.filer.settings import FilerSettings
 from lakebed.logs import logger
 from lakebed.store.connect import connect
 from lakebed.store.protocol import Store
@@ -68,19 +70,20 @@ def workers(context: Context) -> Sequence[Worker]:
             lambda: mender.run(interval_s=settings.interval_s, audit_interval_s=settings.audit_interval_s),
         )
     ]
-    if settings.events:
-        made.append(Worker("batches-events", event_follower(context, mender, settings.events).run))
+    if (filer := context.settings.of(FilerSettings)).endpoints:
+        made.append(Worker("batches-events", event_follower(context, mender, filer).run))
     if settings.gc_interval_s:
         made.append(Worker("batches-gc", lambda: _sweep_forever(context, settings.gc_interval_s)))
     return made
 
 
-def event_follower(context: Context, mender: Reconciler, address: str) -> EventFollower:
+def event_follower(context: Context, mender: Reconciler, filer: FilerSettings) -> EventFollower:
     store = context.settings.of(StoreSettings)
     bucket = store.url.removeprefix("s3://").strip("/")
     root = f"/buckets/{bucket}/" + (f"{store.prefix.strip('/')}/" if store.prefix else "")
+    client = FilerClient.of(filer, clock=context.clock, ids=context.ids)
     return EventFollower(
-        address, root, mender, context.store, clock=context.clock, ids=context.ids, metrics=context.metrics
+        client, root, mender, context.store, clock=context.clock, ids=context.ids, metrics=context.metrics
     )
 
 

@@ -41,7 +41,6 @@ class BucketEndpoints(msgspec.Struct, frozen=True):
             "store.region": self.region,
             "store.access_key_id": self.access_key_id,
             "store.secret_access_key": self.secret_access_key,
-            "reconciler.events": self.filer_grpc,
             "filer.grpc": self.filer_grpc,
         }
 
