@@ -1,0 +1,322 @@
+"""`lakebed lifecycle`: rules, what they do, and what an operator decides."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from cyclopts import App, Parameter
+
+from lakebed.cli.output import Output, emit, say
+from lakebed.cli.where import Where, in_loop
+from lakebed.errors import Invalid, NotFound
+
+app = App(name="lifecycle", help="Expiration rules that really run.")
+rules = App(name="rules", help="The policies of buckets, as AWS writes them.")
+blockers = App(name="blockers", help="Streams that stand still until somebody decides.")
+app.command(rules)
+app.command(blockers)
+
+R = TypeVar("R")
+DryRunFlag = Annotated[bool, Parameter(name="--dry-run", negative="", help="only say what would be done")]
+Reason = Annotated[str, Parameter(help="why; kept on record")]
+
+
+def _with(where: Where, work: Callable[[Any], Coroutine[Any, Any, R]]) -> R:
+    from lakebed import logs
+    from lakebed.lifecycle.workers import opened
+
+    logs.configure("warning")
+
+    async def run() -> R:
+        async with opened(where.context("cli")) as site:
+            return await work(site)
+
+    return in_loop(run)
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    except OSError as error:
+        raise Invalid(f"{file} cannot be read: {error}") from error
+
+
+# Rules.
+
+
+@rules.command(name="ls")
+def rules_ls(*, where: Where = Where(), output: Output = "table") -> None:
+    """Every rule of every bucket."""
+    from lakebed.lifecycle.evaluate import action_kinds
+    from lakebed.lifecycle.hashing import rule_hash
+    from lakebed.lifecycle.policies import rules_of
+
+    async def work(site: Any) -> list[dict[str, Any]]:
+        return [
+            {
+                "bucket": policy.bucket,
+                "id": rule.rule_id,
+                "status": "Enabled" if rule.enabled else "Disabled",
+                "hash": rule_hash(rule),
+                "prefix": rule.prefix,
+                "actions": ",".join(kind.value for kind in action_kinds(rule)),
+            }
+            for policy in await site.lake.all()
+            for rule in rules_of(policy.text)
+        ]
+
+    emit(_with(where, work), output)
+
+
+@rules.command(name="get")
+def rules_get(bucket: str, *, where: Where = Where()) -> None:
+    """The policy of a bucket, byte for byte as it was put."""
+    sys.stdout.buffer.write(_with(where, lambda site: _policy(site, bucket)))
+    sys.stdout.flush()
+
+
+@rules.command(name="put")
+def rules_put(bucket: str, file: Path, *, dry_run: DryRunFlag = False, where: Where = Where()) -> None:
+    """Check a policy (XML, or the AWS CLI's JSON; - is stdin) and put it. Takes the same time for any bucket."""
+    from lakebed.lifecycle.policies import as_xml, rules_of
+
+    text = as_xml(_read(file))
+    count = len(rules_of(text))
+    if not dry_run:
+        _with(where, lambda site: site.lake.put(bucket, text))
+    say(f"{bucket}: {count} rules {'would be' if dry_run else ''} put".replace("  ", " "))
+
+
+@rules.command(name="rm")
+def rules_rm(bucket: str, *, reason: Reason, dry_run: DryRunFlag = False, where: Where = Where()) -> None:
+    """Remove a bucket's policy: nothing more is expired in it."""
+    if not dry_run:
+        _with(where, lambda site: site.lake.put(bucket, b""))
+    say(f"{bucket}: policy {'would be ' if dry_run else ''}removed ({reason})")
+
+
+@rules.command(name="diff")
+def rules_diff(bucket: str, file: Path, *, where: Where = Where()) -> int:
+    """How a policy differs from the one in force, rule by rule. Exit code 1 when it does."""
+    from lakebed.lifecycle import awsjson
+    from lakebed.lifecycle.policies import rules_of
+
+    wanted = awsjson.render(rules_of(_read(file), unique_ids=True)).decode().splitlines()
+    try:
+        known = awsjson.render(rules_of(_with(where, lambda site: _policy(site, bucket)))).decode().splitlines()
+    except NotFound:
+        known = []
+    lines = list(difflib.unified_diff(known, wanted, "in force", str(file), lineterm=""))
+    print("\n".join(lines)) if lines else say("no difference")
+    return 1 if lines else 0
+
+
+@rules.command(name="export")
+def rules_export(*, where: Where = Where()) -> None:
+    """Every policy as one JSON line each: {bucket, policy}."""
+
+    async def work(site: Any) -> list[dict[str, str]]:
+        return [{"bucket": one.bucket, "policy": one.text.decode()} for one in await site.lake.all()]
+
+    emit(_with(where, work), "jsonl")
+
+
+@rules.command(name="import")
+def rules_import(file: Path, *, dry_run: DryRunFlag = False, where: Where = Where()) -> None:
+    """Put every policy of an export. All are checked before the first is put."""
+    from lakebed.lifecycle.policies import as_xml
+
+    try:
+        lines = [msgspec.json.decode(line, type=dict[str, str]) for line in _read(file).splitlines() if line.strip()]
+        found = [(line["bucket"], as_xml(line["policy"].encode())) for line in lines]
+    except (msgspec.DecodeError, KeyError) as error:
+        raise Invalid(f"{file} is not an export: {error}") from error
+
+    async def work(site: Any) -> None:
+        for bucket, text in found:
+            await site.lake.put(bucket, text)
+
+    if not dry_run:
+        _with(where, work)
+    say(f"{len(found)} policies {'would be ' if dry_run else ''}put")
+
+
+async def _policy(site: Any, bucket: str) -> bytes:
+    policy = await site.lake.get(bucket)
+    if policy is None:
+        raise NotFound(f"{bucket} has no policy", hint=f"lakebed lifecycle rules put {bucket} FILE")
+    text: bytes = policy.text
+    return text
+
+
+# Looking.
+
+
+@app.command
+def status(bucket: str = "", *, where: Where = Where(), output: Output = "table") -> None:
+    """Mode, health and progress of every action."""
+    emit(_with(where, lambda site: site.operator.status(bucket)), output)
+
+
+@app.command(name="dry-run")
+def dry_run_command(
+    bucket: str,
+    *,
+    policy: Annotated[Path | None, Parameter(help="judge this policy instead of the one in force")] = None,
+    days_ahead: Annotated[float, Parameter(help="judge as if this many days had passed")] = 0.0,
+    where: Where = Where(),
+    output: Output = "table",
+) -> None:
+    """What a policy would delete now: how many, how many bytes, by which rule, with a sample. Changes nothing."""
+    from lakebed.lifecycle.dryrun import dry_run
+    from lakebed.lifecycle.policies import rules_of
+
+    async def work(site: Any) -> Any:
+        text = _read(policy) if policy else await _policy(site, bucket)
+        calendar = site.settings.calendar
+        now_ns = site.shelf.clock.now_ns() + round(days_ahead * calendar.day_ns)
+        return await dry_run(site.lake, bucket, rules_of(text, unique_ids=bool(policy)), now_ns, calendar)
+
+    emit(_with(where, work), output)
+
+
+@app.command
+def ledger(bucket: str, *, limit: int = 100, where: Where = Where(), output: Output = "table") -> None:
+    """The last verdicts on a bucket's objects."""
+    emit(_rows(where, bucket, None)[-limit:], output)
+
+
+@app.command
+def why(bucket: str, key: str, *, where: Where = Where(), output: Output = "table") -> None:
+    """Everything lifecycle ever decided about one key."""
+    found = _rows(where, bucket, key)
+    if not found:
+        raise NotFound(f"lifecycle never decided anything about {bucket}/{key}")
+    emit(found, output)
+
+
+def _rows(where: Where, bucket: str, key: str | None) -> list[dict[str, Any]]:
+    from lakebed.lifecycle.ledger import Ledger
+
+    async def work(site: Any) -> list[dict[str, Any]]:
+        book = Ledger(site.shelf.store, site.shelf.clock, site.shelf.ids)
+        return [
+            {
+                "at_ns": row.at_ns,
+                "key": row.key,
+                "version": row.version_id or row.upload_id,
+                "rule": row.rule_id or row.rule_hash,
+                "kind": row.kind.value,
+                "verb": row.verb,
+                "outcome": row.outcome or "planned",
+                "due_at_ns": row.due_at_ns,
+                "stream": row.stream,
+                "run": row.run,
+                "reason": row.reason,
+            }
+            async for row in book.rows(bucket, key=key)
+        ]
+
+    return _with(where, work)
+
+
+# Acting.
+
+
+@app.command
+def run(*, where: Where = Where(), output: Output = "table") -> None:
+    """One round of everything, now: walks, sweeps, drains."""
+
+    async def work(site: Any) -> Any:
+        return await site.worker.tick()
+
+    emit(_with(where, work), output)
+
+
+@app.command
+def pause(bucket: str, action: str = "", *, resume: bool = False, where: Where = Where()) -> None:
+    """Pause a bucket's actions, all or those whose name begins so; --resume lets them go on, from a new walk."""
+    names = _with(where, lambda site: site.operator.pause(bucket, action, paused=not resume))
+    say(f"{bucket}: {len(names)} actions {'go on' if resume else 'paused'}")
+
+
+@app.command
+def rebootstrap(bucket: str, *, where: Where = Where()) -> None:
+    """Have a bucket walked again as soon as a worker has time."""
+    _with(where, lambda site: site.operator.rebootstrap(bucket))
+    say(f"{bucket}: a walk is asked for")
+
+
+@app.command
+def cadence(bucket: str, action: str, days: float, *, where: Where = Where()) -> None:
+    """How often an action's safety scan runs, in days; 0 gives the default of its kind back."""
+
+    async def work(site: Any) -> list[str]:
+        every_ns = round(days * site.settings.calendar.day_ns)
+        names: list[str] = await site.operator.cadence(bucket, action, every_ns)
+        return names
+
+    say(f"{bucket}: {len(_with(where, work))} actions")
+
+
+@app.command
+def reseed(
+    *,
+    delay_days: Annotated[float | None, Parameter(help="the delay group to bring back to events")] = None,
+    predicate: Annotated[bool, Parameter(negative="", help="the predicate stream")] = False,
+    ack_lost_log: Annotated[bool, Parameter(negative="", help="admit that events are lost")] = False,
+    reason: Reason = "",
+    where: Where = Where(),
+) -> None:
+    """Bring demoted actions back to events, by a walk of their buckets. Siblings replay the same window, harmlessly."""
+
+    async def work(site: Any) -> list[str]:
+        snapshot = await site.worker.compile()
+        buckets: list[str]
+        if ack_lost_log:
+            buckets = await site.operator.acknowledge_lost_log(snapshot, reason=reason)
+        else:
+            delay_ns = None if delay_days is None else round(delay_days * site.settings.calendar.day_ns)
+            buckets = await site.operator.reseed(snapshot, delay_ns=delay_ns, predicate=predicate)
+        return buckets
+
+    say(f"will be walked and seeded: {', '.join(_with(where, work))}")
+
+
+@blockers.command(name="ls")
+def blockers_ls(*, stream: str = "", bucket: str = "", where: Where = Where(), output: Output = "table") -> None:
+    """Everything that stands still, and why."""
+    emit(_with(where, lambda site: site.operator.blockers(stream=stream.upper(), bucket=bucket)), output)
+
+
+@blockers.command(name="retry")
+def blockers_retry(ident: str, *, where: Where = Where()) -> int:
+    """Try it now. When it works the stream goes on; otherwise the blocker stays. Exit code 1 then."""
+
+    async def work(site: Any) -> Any:
+        return await site.operator.retry(ident, site.worker.resolver, await site.worker.compile())
+
+    answer = _with(where, work)
+    say(answer.value)
+    return 0 if answer.resolved else 1
+
+
+@blockers.command(name="resume")
+def blockers_resume(ident: str, *, where: Where = Where()) -> None:
+    """Take the blocker away and let the worker try again by itself."""
+    say(f"{_with(where, lambda site: site.operator.resume(ident)).key}: will be tried again")
+
+
+@blockers.command(name="quarantine")
+def blockers_quarantine(ident: str, *, reason: Reason, where: Where = Where()) -> None:
+    """Give this one delete decision up and let the stream pass it. On record, with the reason."""
+    import getpass
+
+    who = getpass.getuser()
+    lifted = _with(where, lambda site: site.operator.quarantine(ident, reason=reason, who=who))
+    say(f"{lifted.key}: given up")

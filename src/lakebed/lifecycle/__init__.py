@@ -1,0 +1,1 @@
+"""Lifecycle: expiration rules that really run, driven by events. See docs/parts/lifecycle.md."""

@@ -1,0 +1,151 @@
+"""All policies of all buckets, compiled: one lookup per event, whatever the number of rules.
+
+An action takes part in reader sweeps only when it is active: its bootstrap is complete and its mode is event_driven.
+Both are durable, and are written after the cursors it needs were seeded, so a snapshot compiled at any instant is safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+
+from lakebed.lifecycle.evaluate import action_kinds, delays, predicate_sensitive
+from lakebed.lifecycle.hashing import rule_hash
+from lakebed.lifecycle.index import PrefixTrie, TagIndex
+from lakebed.lifecycle.model import ActionKey, ActionKind, Calendar, Mode, Rule
+
+
+class ActionRef(msgspec.Struct, frozen=True, order=True):
+    """An action of a bucket. Two buckets with the same rule share its key, not its state."""
+
+    bucket: str
+    key: ActionKey
+
+    def __str__(self) -> str:
+        return f"{self.bucket}/{self.key}"
+
+
+class Activation(msgspec.Struct, frozen=True):
+    """What durable state says about an action when it is compiled."""
+
+    mode: Mode = Mode.DISABLED
+    bootstrap_complete: bool = False
+
+
+class CompiledAction(msgspec.Struct, frozen=True):
+    ref: ActionRef
+    rule: Rule
+    delays_ns: tuple[int, ...]
+    predicate_sensitive: bool
+    mode: Mode
+    active: bool
+
+    @property
+    def kind(self) -> ActionKind:
+        return self.ref.key.kind
+
+
+class BucketIndex:
+    """One bucket's actions, found by key and tags."""
+
+    def __init__(self, actions: Iterable[CompiledAction]) -> None:
+        self._trie: PrefixTrie[ActionRef] = PrefixTrie()
+        self._tags: TagIndex[ActionRef] = TagIndex()
+        for action in actions:
+            self._trie.add(action.rule.prefix, action.ref)
+            self._tags.add(action.rule.tags, action.ref)
+
+    def match(self, key: str, tags: Mapping[str, str] | None = None) -> list[ActionRef]:
+        found = self._trie.match(key)
+        return found if tags is None else self._tags.keep(found, tags)
+
+
+class Snapshot:
+    """One compiled state of all policies. Immutable; `snapshot_id` grows with every compile of one process."""
+
+    def __init__(self, snapshot_id: int, actions: Iterable[CompiledAction], calendar: Calendar) -> None:
+        self.snapshot_id, self.calendar = snapshot_id, calendar
+        self.actions: dict[ActionRef, CompiledAction] = {action.ref: action for action in actions}
+        self.original_delay_groups: dict[int, frozenset[ActionRef]] = {}
+        self.predicate_actions: frozenset[ActionRef] = frozenset()
+        self.date_actions: dict[ActionRef, int] = {}
+        by_bucket: dict[str, list[CompiledAction]] = {}
+        groups: dict[int, set[ActionRef]] = {}
+        predicate: set[ActionRef] = set()
+        for action in self.actions.values():
+            by_bucket.setdefault(action.ref.bucket, []).append(action)
+            if action.kind is ActionKind.EXPIRATION_DATE:
+                self.date_actions[action.ref] = action.rule.expiration_date_ns or 0
+            if not action.active:
+                continue
+            for delay_ns in action.delays_ns:
+                groups.setdefault(delay_ns, set()).add(action.ref)
+            if action.predicate_sensitive:
+                predicate.add(action.ref)
+        self.original_delay_groups = {delay: frozenset(refs) for delay, refs in sorted(groups.items())}
+        self.predicate_actions = frozenset(predicate)
+        self._indexes = {bucket: BucketIndex(found) for bucket, found in by_bucket.items()}
+
+    @property
+    def buckets(self) -> list[str]:
+        return sorted(self._indexes)
+
+    def of_bucket(self, bucket: str) -> list[CompiledAction]:
+        return [action for action in self.actions.values() if action.ref.bucket == bucket]
+
+    def match_path(self, bucket: str, key: str) -> list[CompiledAction]:
+        """Every enabled action whose prefix begins the key, active or not: for scans."""
+        return [self.actions[ref] for ref in self._match(bucket, key) if self.actions[ref].mode is not Mode.DISABLED]
+
+    def match_original(self, bucket: str, key: str, delay_ns: int) -> list[CompiledAction]:
+        group = self.original_delay_groups.get(delay_ns, frozenset())
+        return [self.actions[ref] for ref in self._match(bucket, key) if ref in group]
+
+    def match_predicate(self, bucket: str, key: str) -> list[CompiledAction]:
+        return [self.actions[ref] for ref in self._match(bucket, key) if ref in self.predicate_actions]
+
+    def _match(self, bucket: str, key: str) -> list[ActionRef]:
+        index = self._indexes.get(bucket)
+        return index.match(key) if index is not None else []
+
+
+def compile_policies(
+    policies: Mapping[str, tuple[Rule, ...]],
+    activation: Callable[[ActionRef], Activation],
+    calendar: Calendar,
+    *,
+    snapshot_id: int = 0,
+    versioned: Callable[[str], bool] = lambda _: False,
+) -> Snapshot:
+    """Expands every enabled rule into its actions. `activation` tells what is durable about each."""
+    compiled: dict[ActionRef, CompiledAction] = {}
+    for bucket, rules in policies.items():
+        for rule in rules:
+            if not rule.enabled:
+                continue
+            digest = rule_hash(rule)
+            for kind in action_kinds(rule):
+                ref = ActionRef(bucket, ActionKey(digest, kind))
+                known = activation(ref)
+                compiled[ref] = CompiledAction(
+                    ref=ref,
+                    rule=rule,
+                    delays_ns=delays(rule, kind, calendar),
+                    predicate_sensitive=needs_predicate(rule, kind, versioned(bucket)),
+                    mode=known.mode,
+                    active=known.bootstrap_complete and known.mode is Mode.EVENT_DRIVEN,
+                )
+    return Snapshot(snapshot_id, compiled.values(), calendar)
+
+
+def needs_predicate(rule: Rule, kind: ActionKind, versioned: bool) -> bool:
+    """Whether the action can come to apply without a new age: by tags or metadata, or, where versions exist, by the
+    removal of another version that leaves a delete marker alone.
+    """
+    return predicate_sensitive(rule) or (versioned and kind is ActionKind.EXPIRATION_DAYS)
+
+
+def action_keys(rules: Iterable[Rule]) -> frozenset[ActionKey]:
+    """What the policy wants done: a delete whose key is not here has lost its reason."""
+    return frozenset(ActionKey(rule_hash(rule), kind) for rule in rules if rule.enabled for kind in action_kinds(rule))

@@ -1,0 +1,221 @@
+"""A store with lifecycle's seams in memory: the twin for unit tests and simulation.
+
+Keeps versions where told to, writes every change to its own event log, and guards deletes by identity in one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+
+import msgspec
+
+from lakebed.clock import Clock
+from lakebed.errors import Denied, NotFound, Stale
+from lakebed.lifecycle.hashing import extended_hash
+from lakebed.lifecycle.model import Entry, Identity, Position, Verb
+from lakebed.lifecycle.seams import Event, Facts, Family, LostLog, Policy
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """One version, marker or upload."""
+
+    mtime_ns: int
+    size: int = 0
+    fid: str = ""
+    version_id: str = ""
+    tags: tuple[tuple[str, str], ...] = ()
+    marker: bool = False
+    locked: bool = False
+    superseded_ns: int | None = None
+
+    @property
+    def identity(self) -> Identity:
+        extended = {f"X-Amz-Tagging-{key}": value.encode() for key, value in self.tags}
+        return Identity(self.mtime_ns, self.size, self.fid, extended_hash(extended))
+
+    @property
+    def facts(self) -> Facts:
+        seen = self.identity
+        return Facts(seen.mtime_ns, seen.size, (seen.head_fid,), seen.extended_hash)
+
+
+class MemoryLake:
+    """Buckets, their objects (newest version first), uploads, policies and one log of events."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.objects: dict[str, dict[str, list[Stored]]] = {}
+        self.uploads: dict[str, dict[str, tuple[str, Stored]]] = {}
+        self.policies: dict[str, bytes] = {}
+        self.versioned: set[str] = set()
+        self.log: list[Event] = []
+        self.log_begins_ns = 0
+        self.removed: list[tuple[int, Entry, Verb]] = []
+        self._count = 0
+
+    # What clients of the store do.
+
+    def write(self, bucket: str, key: str, *, size: int = 1, tags: Mapping[str, str] | None = None) -> None:
+        self._add(bucket, key, Stored(self._now(), size, self._name("f"), tags=_tags(tags)))
+
+    def tag(self, bucket: str, key: str, tags: Mapping[str, str]) -> None:
+        old = self.objects[bucket][key][0]
+        new = msgspec.structs.replace(old, tags=_tags(tags))
+        self.objects[bucket][key][0] = new
+        self._note(bucket, key, old, new)
+
+    def hold(self, bucket: str, key: str, locked: bool = True) -> None:
+        self.objects[bucket][key][0] = msgspec.structs.replace(self.objects[bucket][key][0], locked=locked)
+
+    def remove(self, bucket: str, key: str) -> None:
+        """A plain DELETE: a marker where versions are kept."""
+        if bucket in self.versioned:
+            self._add(bucket, key, Stored(self._now(), marker=True))
+        else:
+            self._drop(bucket, key, self.objects[bucket][key][0])
+
+    def begin_upload(self, bucket: str, key: str) -> str:
+        name, made = self._name("u"), Stored(self._now())
+        self.uploads.setdefault(bucket, {})[name] = (key, made)
+        self._append(Event(self._place(), bucket, key, upload_id=name, new=made.facts))
+        return name
+
+    # The seams.
+
+    async def read(self, after: Position, until_ns: int) -> AsyncGenerator[Event, None]:
+        if after.ts_ns < self.log_begins_ns:
+            raise LostLog(f"the log begins at {self.log_begins_ns}, behind the cursor {after.ts_ns}")
+        for event in list(self.log):
+            if after < event.position and event.position.ts_ns <= until_ns:
+                yield event
+
+    async def look(self, bucket: str, key: str, upload_id: str = "") -> Family:
+        if upload_id:
+            found = self.uploads.get(bucket, {}).get(upload_id)
+            entries = () if found is None else (_upload(bucket, found[0], upload_id, found[1]),)
+            return Family(bucket, key, entries, upload_id, token=f"u/{upload_id}")
+        return Family(bucket, key, self._entries(bucket, key), token=f"k/{key}")
+
+    async def walk(self, bucket: str, after: str = "") -> AsyncGenerator[Family, None]:
+        tokens = [f"k/{key}" for key in self.objects.get(bucket, {})]
+        tokens += [f"u/{name}" for name in self.uploads.get(bucket, {})]
+        for token in sorted(tokens):
+            if token <= after:
+                continue
+            kind, _, name = token.partition("/")
+            if kind == "k":
+                family = await self.look(bucket, name)
+            else:
+                found = self.uploads.get(bucket, {}).get(name)
+                family = await self.look(bucket, found[0] if found else "", name)
+            if family.entries:
+                yield family
+
+    async def delete(self, entry: Entry, verb: Verb) -> None:
+        if entry.upload_id:
+            if entry.upload_id not in self.uploads.get(entry.bucket, {}):
+                raise NotFound("no such upload")
+            del self.uploads[entry.bucket][entry.upload_id]
+        else:
+            self._delete_object(entry, verb)
+        self.removed.append((self._now(), entry, verb))
+
+    async def all(self) -> Sequence[Policy]:
+        return [Policy(bucket, text, bucket in self.versioned) for bucket, text in sorted(self.policies.items())]
+
+    async def get(self, bucket: str) -> Policy | None:
+        text = self.policies.get(bucket)
+        return None if text is None else Policy(bucket, text, bucket in self.versioned)
+
+    async def put(self, bucket: str, text: bytes) -> None:
+        if text:
+            self.policies[bucket] = text
+        else:
+            self.policies.pop(bucket, None)
+        self._append(Event(self._place(), bucket, policy=True))
+
+    # Inside.
+
+    def _delete_object(self, entry: Entry, verb: Verb) -> None:
+        versions = self.objects.get(entry.bucket, {}).get(entry.key, [])
+        found = next((one for one in versions if one.version_id == entry.version_id), None)
+        if found is None:
+            raise NotFound("no such version")
+        if found.identity != entry.identity or (entry.latest and versions[0] is not found):
+            raise Stale("another identity stands there")
+        if found.locked:
+            raise Denied("object lock")
+        if verb is Verb.CURRENT and entry.bucket in self.versioned:
+            self._add(entry.bucket, entry.key, Stored(self._now(), marker=True))
+        else:
+            self._drop(entry.bucket, entry.key, found)
+
+    def _entries(self, bucket: str, key: str) -> tuple[Entry, ...]:
+        versions = self.objects.get(bucket, {}).get(key, [])
+        return tuple(
+            Entry(
+                bucket=bucket,
+                key=key,
+                identity=one.identity,
+                version_id=one.version_id,
+                tags=one.tags,
+                latest=place == 0,
+                marker=one.marker,
+                alone=len(versions) == 1,
+                noncurrent_since_ns=one.superseded_ns if place else None,
+                newer_noncurrent=max(0, place - 1),
+                locked=one.locked,
+            )
+            for place, one in enumerate(versions)
+        )
+
+    def _add(self, bucket: str, key: str, made: Stored) -> None:
+        versions = self.objects.setdefault(bucket, {}).setdefault(key, [])
+        if bucket in self.versioned:
+            made = msgspec.structs.replace(made, version_id=self._name("v"))
+            if versions:
+                versions[0] = msgspec.structs.replace(versions[0], superseded_ns=made.mtime_ns)
+            versions.insert(0, made)
+            self._note(bucket, key, None, made)
+        else:
+            old = versions[0] if versions else None
+            versions[:] = [made]
+            self._note(bucket, key, old, made)
+
+    def _drop(self, bucket: str, key: str, gone: Stored) -> None:
+        versions = self.objects[bucket][key]
+        was_latest = versions[0] is gone
+        versions.remove(gone)
+        if versions and was_latest:
+            versions[0] = msgspec.structs.replace(versions[0], superseded_ns=None)
+        if not versions:
+            del self.objects[bucket][key]
+        self._note(bucket, key, gone, None)
+
+    def _note(self, bucket: str, key: str, old: Stored | None, new: Stored | None) -> None:
+        version = (new or old or Stored(0)).version_id
+        before, after = old.facts if old else None, new.facts if new else None
+        self._append(Event(self._place(), bucket, key, version, old=before, new=after))
+
+    def _append(self, event: Event) -> None:
+        self.log.append(event)
+
+    def _place(self) -> Position:
+        last = self.log[-1].position if self.log else Position(0)
+        now_ns = max(self._clock.now_ns(), last.ts_ns)
+        return Position(now_ns, last.offset + 1 if now_ns == last.ts_ns else 0)
+
+    def _now(self) -> int:
+        return self._clock.now_ns()
+
+    def _name(self, kind: str) -> str:
+        self._count += 1
+        return f"{kind}{self._count:06d}"
+
+
+def _upload(bucket: str, key: str, upload_id: str, made: Stored) -> Entry:
+    return Entry(bucket=bucket, key=key, identity=made.identity, upload_id=upload_id)
+
+
+def _tags(tags: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((tags or {}).items()))

@@ -1,0 +1,41 @@
+"""Where lifecycle keeps its state, all of it under `lifecycle/v1/` of Lakebed's own bucket."""
+
+from __future__ import annotations
+
+from lakebed.lifecycle.engine import ActionRef
+
+ROOT = "lifecycle/v1/"
+READER = ROOT + "reader.json"
+TROUBLES = ROOT + "blockers.json"
+BUCKETS = ROOT + "buckets/"
+LEDGER = ROOT + "ledger/"
+READER_LEASE = ROOT + "leases/reader.json"
+
+
+def bucket_state(bucket: str) -> str:
+    return f"{BUCKETS}{bucket}/state.json"
+
+
+def pending_folder(ref: ActionRef) -> str:
+    return f"{BUCKETS}{ref.bucket}/pending/{ref.key.rule_hash}/{ref.key.kind.value}/"
+
+
+def pending_segment(ref: ActionRef, number: int, writer: str) -> str:
+    return f"{pending_folder(ref)}{number:012d}-{writer}.json"
+
+
+def ledger_folder(bucket: str) -> str:
+    return f"{LEDGER}{bucket}/"
+
+
+def ledger_segment(bucket: str, at_ns: int, name: str) -> str:
+    """Segments of a bucket sort by time."""
+    return f"{ledger_folder(bucket)}{at_ns:020d}-{name}.jsonl"
+
+
+def walk_lease(bucket: str) -> str:
+    return f"{ROOT}leases/walk/{bucket}.json"
+
+
+def drain_lease(ref: ActionRef) -> str:
+    return f"{ROOT}leases/drain/{ref.bucket}/{ref.key.rule_hash}-{ref.key.kind.value}.json"

@@ -1,0 +1,189 @@
+"""Deletes on SeaweedFS, each one conditional transaction of its filer: done while what was read still holds, or not.
+
+Where bytes are removed, the condition is the whole entry that holds them: content, tags, lock. Where only a delete
+marker is put, it is the pointer to the current version. The one thing that a condition on one entry cannot say of a
+noncurrent version is that it was not made current again in between; the pointer is read just before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+
+from lakebed.clock import Clock
+from lakebed.errors import Denied, NotFound, Stale
+from lakebed.filer import s3
+from lakebed.filer.client import FilerClient
+from lakebed.filer.model import Attributes, Clause, ConditionKind, Mutation, MutationKind, Transaction
+from lakebed.filer.model import Entry as FilerEntry
+from lakebed.ids import Ids
+from lakebed.lifecycle.model import Entry, Verb
+from lakebed.lifecycle.seaweed_view import identity_of
+
+ATTEMPTS = 3  # a condition may fail for what does not matter to us: then it is read and asked again
+SEEN_MAX = 4096  # entries remembered between being judged and being deleted
+_POINTER = (
+    s3.LATEST_ID,
+    s3.LATEST_FILE,
+    s3.LATEST_MTIME,
+    s3.LATEST_SIZE,
+    s3.LATEST_ETAG,
+    s3.LATEST_OWNER,
+    s3.LATEST_MARKER,
+    s3.NULL_IS_LATEST,
+)
+
+
+class SeaweedDeleter:
+    def __init__(self, filer: FilerClient, clock: Clock, ids: Ids) -> None:
+        self._filer, self._clock, self._ids = filer, clock, ids
+        self._seen: OrderedDict[str, FilerEntry] = OrderedDict()
+
+    def remember(self, bucket: str, key: str, entry: FilerEntry) -> None:
+        """An object as it was judged: its delete need not read it again, the condition proves that it is the same."""
+        self._seen[s3.object_path(bucket, key)] = entry
+        while len(self._seen) > SEEN_MAX:
+            self._seen.popitem(last=False)
+
+    async def delete(self, entry: Entry, verb: Verb, versioning: str) -> None:
+        for attempt in range(ATTEMPTS):
+            try:
+                if verb is Verb.ABORT_MPU:
+                    await self._abort(entry)
+                elif verb is Verb.CURRENT:
+                    await (self._mark(entry, versioning) if versioning else self._remove(entry))
+                elif verb is Verb.DELETE_MARKER:
+                    await self._remove_marker(entry)
+                else:
+                    await self._remove_version(entry)
+                return
+            except Stale as error:
+                # One that was found different by us is final; one that the filer refused is looked at again.
+                if error.current is not None or attempt + 1 == ATTEMPTS:
+                    raise
+
+    async def _abort(self, entry: Entry) -> None:
+        path = f"{s3.uploads_path(entry.bucket)}/{entry.upload_id}"
+        live = self._same(entry, await self._filer.lookup(*s3.split(path)))
+        await self._transact(path, _equal(live), _delete(path, recursive=True))
+
+    async def _remove(self, entry: Entry) -> None:
+        path = s3.object_path(entry.bucket, entry.key)
+        live = self._seen.pop(path, None)
+        if live is None or identity_of(live) != entry.identity:
+            live = self._same(entry, await self._filer.lookup(*s3.split(path)))
+        self._unlocked(entry, live)
+        await self._transact(path, _equal(live), _delete(path))
+
+    async def _remove_version(self, entry: Entry) -> None:
+        path, folder = _file_path(entry), s3.versions_path(entry.bucket, entry.key)
+        live, pointer = await asyncio.gather(self._filer.lookup(*s3.split(path)), self._maybe(folder))
+        self._same(entry, live)
+        self._unlocked(entry, live)
+        if s3.latest_file(pointer) == (live.name if path.startswith(f"{folder}/") else ""):
+            raise Stale(f"{entry.key} version {entry.version_id} became the current one", current=live)
+        await self._transact(s3.object_path(entry.bucket, entry.key), _equal(live), _delete(path), at=path)
+
+    async def _remove_marker(self, entry: Entry) -> None:
+        """The last thing left of a key: with the marker goes the folder of its versions."""
+        key, folder = s3.object_path(entry.bucket, entry.key), s3.versions_path(entry.bucket, entry.key)
+        pointer, bare, files = await asyncio.gather(
+            self._filer.lookup(*s3.split(folder)), self._maybe(key), self._filer.page(folder, limit=2)
+        )
+        if bare is not None and not bare.is_directory:
+            raise Stale(f"{entry.key} has an object beside its marker", current=bare)
+        if len(files) != 1:
+            raise (
+                Stale(f"{entry.key} has other versions beside its marker", current=pointer)
+                if files
+                else NotFound(f"{entry.key} has no versions")
+            )
+        live = self._same(entry, files[0])
+        self._unlocked(entry, live)
+        clear = Mutation(MutationKind.PATCH_EXTENDED, *s3.split(folder), delete_extended=_POINTER)
+        gone = _delete(f"{folder}/{live.name}")
+        await self._transact(key, _equal(pointer), clear, gone, _delete(folder), at=folder)
+
+    async def _mark(self, entry: Entry, versioning: str) -> None:
+        """A delete marker becomes the current version; where versioning is suspended, in the null version's place."""
+        path, folder = s3.object_path(entry.bucket, entry.key), s3.versions_path(entry.bucket, entry.key)
+        bare, pointer = await asyncio.gather(self._maybe(path), self._maybe(folder))
+        bare = None if bare is not None and bare.is_directory else bare
+        pointed = s3.latest_file(pointer)
+        live = await self._filer.lookup(folder, pointed) if pointed else bare
+        if live is None:
+            raise NotFound(f"{entry.key} has no current version")
+        self._same(entry, live)
+        self._unlocked(entry, live)
+        now_ns, suspended = self._clock.now_ns(), versioning == "Suspended"
+        version_id = s3.NULL if suspended else s3.new_version_id(now_ns, self._ids.token(), like=s3.version_id(live))
+        marker = _marker(version_id, now_ns)
+        changes = [
+            Mutation(MutationKind.PUT, folder, marker.name, marker),
+            Mutation(
+                MutationKind.PATCH_EXTENDED,
+                *s3.split(folder),
+                set_extended=_points_at(marker),
+                delete_extended=(s3.LATEST_ETAG, s3.LATEST_OWNER, s3.NULL_IS_LATEST),
+            ),
+        ]
+        if pointed:
+            since = {s3.NONCURRENT_SINCE: str(now_ns).encode()}
+            changes.append(Mutation(MutationKind.PATCH_EXTENDED, folder, pointed, set_extended=since))
+        if suspended and bare is not None:
+            await self._transact(path, _equal(bare), _delete(path), *changes)
+        elif pointer is not None:
+            await self._transact(path, _equal(pointer), *changes, at=folder)
+        else:
+            await self._transact(path, Clause(ConditionKind.NOT_EXISTS), *changes, at=folder)
+
+    def _same(self, entry: Entry, live: FilerEntry) -> FilerEntry:
+        if identity_of(live) != entry.identity:
+            raise Stale(f"{entry.key} is not what was judged", current=live)
+        return live
+
+    def _unlocked(self, entry: Entry, live: FilerEntry) -> None:
+        if s3.is_locked(live, self._clock.now_ns()):
+            raise Denied(f"{entry.key} is under object lock")
+
+    async def _maybe(self, path: str) -> FilerEntry | None:
+        try:
+            return await self._filer.lookup(*s3.split(path))
+        except NotFound:
+            return None
+
+    async def _transact(self, path: str, clause: Clause, *changes: Mutation, at: str = "") -> None:
+        await self._filer.transact(Transaction(path, (clause,), changes, condition_path=at))
+
+
+def _equal(live: FilerEntry) -> Clause:
+    return Clause(ConditionKind.ENTRY_EQUAL, expected=live.raw)
+
+
+def _delete(path: str, *, recursive: bool = False) -> Mutation:
+    return Mutation(MutationKind.DELETE, *s3.split(path), delete_data=True, recursive=recursive)
+
+
+def _file_path(entry: Entry) -> str:
+    if entry.version_id in ("", s3.NULL) and not entry.marker:
+        return s3.object_path(entry.bucket, entry.key)
+    return f"{s3.versions_path(entry.bucket, entry.key)}/{s3.VERSION_FILE}{entry.version_id}"
+
+
+def _marker(version_id: str, now_ns: int) -> FilerEntry:
+    second_ns = now_ns // 1_000_000_000 * 1_000_000_000
+    return FilerEntry(
+        f"{s3.VERSION_FILE}{version_id}",
+        attributes=Attributes(mtime_ns=second_ns, crtime_ns=second_ns, mode=s3.MARKER_MODE),
+        extended={s3.VERSION_ID: version_id.encode(), s3.DELETE_MARKER: b"true"},
+    )
+
+
+def _points_at(marker: FilerEntry) -> dict[str, bytes]:
+    return {
+        s3.LATEST_ID: marker.extended[s3.VERSION_ID],
+        s3.LATEST_FILE: marker.name.encode(),
+        s3.LATEST_MTIME: str(marker.attributes.mtime_ns // 1_000_000_000).encode(),
+        s3.LATEST_SIZE: b"0",
+        s3.LATEST_MARKER: b"true",
+    }

@@ -1,0 +1,231 @@
+"""A world of lifecycle: clients write, tag and overwrite, operators edit the policy, workers expire, all die at will.
+
+Two promises. Nothing is deleted that the policy keeps: every removal is judged, at its instant, by the policy and the
+object as they are then (a policy may be as old as the one read for that delete). And, once the faults are over,
+everything that is due is deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from lakebed.errors import LakebedError, Unavailable
+from lakebed.lifecycle import xml
+from lakebed.lifecycle.engine import action_keys
+from lakebed.lifecycle.evaluate import action_kinds, due_at
+from lakebed.lifecycle.memory import MemoryLake
+from lakebed.lifecycle.model import Entry, Position, Rule, Verb
+from lakebed.lifecycle.policies import rules_of
+from lakebed.lifecycle.resolver import Seams
+from lakebed.lifecycle.seams import Event, Family, Policy
+from lakebed.lifecycle.settings import LifecycleSettings
+from lakebed.lifecycle.shelf import Shelf
+from lakebed.lifecycle.worker import LifecycleWorker
+from lakebed.sim.faults import CALM
+from lakebed.sim.world import Process, World
+
+T = TypeVar("T")
+
+BUCKET = "b"
+DAY_S = 20.0
+LIFE_S = 4 * DAY_S  # of clients and of faults
+REST_DAYS = 4  # afterwards, in calm: longer than any rule, shorter than a safety scan, which would hide what was missed
+CRASH = 0.004
+RACE = 0.3  # deletes that meet a client's write
+UNAVAILABLE = 0.08
+POLICY_WINDOW_S = 12.0  # how old the policy behind a delete can be: one slow look, one pause of its process
+SETTINGS = LifecycleSettings(
+    day_s=DAY_S,
+    rounding="exact",
+    small_delay_s=0.5,
+    flush_lag_s=0.0,
+    lookback_s=DAY_S / 2,
+    poll_s=3.0,
+    policy_fresh_s=0.0,
+    lease_s=5.0,
+    batch=3,
+    retries_max=1000,
+    retry_age_s=10_000.0,
+)
+RULES = (
+    Rule("days", prefix="a", expiration_days=1),
+    Rule("longer", prefix="a", expiration_days=2),
+    Rule("tagged", prefix="", tags=(("tmp", "1"),), expiration_days=1),
+    Rule("big", prefix="b", size_greater_than=5, expiration_days=2),
+)
+
+
+class FarLake:
+    """One process's way to the lake: every call takes time, may fail, and is a place to die."""
+
+    def __init__(self, world: World, process: Process, lake: MemoryLake) -> None:
+        self._world, self._process, self._lake = world, process, lake
+
+    async def _travel(self) -> None:
+        await self._process.store._travel()  # the same awaits, crashes and pauses as at the store
+
+    async def _go(self, verb: str, key: str) -> None:
+        await self._travel()
+        if self._world.fault_rng.random() < self._world.faults.unavailable:
+            raise Unavailable(f"{verb} {key}: simulated")
+
+    async def read(self, after: Position, until_ns: int) -> AsyncGenerator[Event, None]:
+        await self._go("events", "")
+        async for event in self._lake.read(after, until_ns):
+            yield event
+
+    async def look(self, bucket: str, key: str, upload_id: str = "") -> Family:
+        await self._go("look", key)
+        found = await self._lake.look(bucket, key, upload_id)
+        await self._travel()
+        return found
+
+    async def walk(self, bucket: str, after: str = "") -> AsyncGenerator[Family, None]:
+        await self._go("walk", after)
+        async for family in self._lake.walk(bucket, after):
+            await self._travel()
+            yield family
+
+    async def delete(self, entry: Entry, verb: Verb) -> None:
+        await self._go("delete", entry.key)
+        self._race(entry)
+        await self._lake.delete(entry, verb)
+        self._world.step(self._process.node, "expire", entry.key, verb.value)
+        await self._travel()
+        if self._world.fault_rng.random() < self._world.faults.lost:
+            raise Unavailable("the answer was lost")
+
+    def _race(self, entry: Entry) -> None:
+        """A client is quicker than the delete: it writes anew, or takes the tag away."""
+        dice = self._world.fault_rng.random() if self._world.faults.unavailable else 1.0  # nobody races in calm
+        if entry.key not in self._lake.objects.get(entry.bucket, {}) or dice > RACE:
+            return
+        if dice < RACE / 2 or not entry.tags:
+            self._lake.write(entry.bucket, entry.key, size=1)
+        else:
+            self._lake.tag(entry.bucket, entry.key, {})
+
+    async def all(self) -> Sequence[Policy]:
+        await self._go("policies", "")
+        found = await self._lake.all()
+        await self._travel()
+        return found
+
+    async def get(self, bucket: str) -> Policy | None:
+        await self._go("policy", bucket)
+        found = await self._lake.get(bucket)
+        await self._travel()
+        return found
+
+    async def put(self, bucket: str, text: bytes) -> None:
+        await self._lake.put(bucket, text)
+
+
+class Judge:
+    """Looks at every removal: was it wanted by a policy in force now or a moment ago, and was it due?"""
+
+    def __init__(self, world: World, lake: MemoryLake) -> None:
+        self._world, self._lake = world, lake
+        self._seen = 0
+        self._policies: list[tuple[int, tuple[Rule, ...]]] = []
+        world.invariant("lifecycle", self.complaint)
+
+    def policy(self, rules: tuple[Rule, ...]) -> None:
+        self._policies.append((self._world.clock.now_ns(), rules))
+
+    def complaint(self) -> str | None:
+        for at_ns, entry, _ in self._lake.removed[self._seen :]:
+            self._seen += 1
+            if not any(self._wanted(rules, entry, at_ns) for rules in self._in_force(at_ns)):
+                return f"{entry.key} was deleted although every policy in force kept it"
+        return None
+
+    def _in_force(self, at_ns: int) -> list[tuple[Rule, ...]]:
+        since_ns = at_ns - round(POLICY_WINDOW_S * 1e9)
+        ends = [began for began, _ in self._policies[1:]] + [at_ns]
+        return [rules for (_, rules), end in zip(self._policies, ends, strict=True) if end >= since_ns]
+
+    def _wanted(self, rules: tuple[Rule, ...], entry: Entry, at_ns: int) -> bool:
+        return any(
+            (due := due_at(rule, kind, entry, SETTINGS.calendar)) is not None and due <= at_ns
+            for rule in rules
+            for kind in action_kinds(rule)
+        )
+
+    def due_and_there(self) -> list[str]:
+        """What should be gone by now under the policy in force."""
+        policy = self._lake.policies.get(BUCKET, b"")
+        now_ns, found = self._world.clock.now_ns(), []
+        for key in sorted(self._lake.objects.get(BUCKET, {})):
+            entries = self._lake._entries(BUCKET, key)
+            found += [key for entry in entries if self._wanted(rules_of(policy), entry, now_ns)]
+        return found
+
+
+def open_worker(world: World, process: Process, lake: MemoryLake) -> LifecycleWorker:
+    far = FarLake(world, process, lake)
+    shelf = Shelf(process.store, clock=process.clock, ids=process.ids, metrics=process.metrics)
+    return LifecycleWorker(far, Seams(far, far, far), shelf, SETTINGS, node=process.node)
+
+
+async def keep_ticking(world: World, process: Process, lake: MemoryLake, until_ns: int) -> None:
+    """A worker's life until an instant; what a round raises is what `run` would log."""
+    worker = open_worker(world, process, lake)
+    while process.clock.now_ns() < until_ns:
+        wait_s = 1.0
+        try:
+            tick = await worker.tick()
+            wait_s = min(SETTINGS.poll_s, max(0.2, (tick.wake_ns - process.clock.now_ns()) / 1e9))
+        except LakebedError:
+            pass
+        await process.clock.sleep(wait_s)
+
+
+async def clients(world: World, lake: MemoryLake, judge: Judge, until_ns: int) -> None:
+    """Writes, overwrites, tags, deletes; the policy is edited in the first half, so that no walk hides a late miss."""
+    half_ns = (world.clock.now_ns() + until_ns) // 2
+    keys = [f"{letter}{number}" for letter in "ab" for number in range(4)]
+    while world.clock.now_ns() < until_ns:
+        await asyncio.sleep(world.rng.uniform(0.0, 4.0))
+        key, dice = world.rng.choice(keys), world.rng.random()
+        there = key in lake.objects.get(BUCKET, {})
+        if dice < 0.5 or not there:
+            tags = {"tmp": "1"} if world.rng.random() < 0.2 else {}
+            lake.write(BUCKET, key, size=world.rng.randint(1, 9), tags=tags)
+        elif dice < 0.75:
+            lake.tag(BUCKET, key, {"tmp": "1"} if world.rng.random() < 0.6 else {})
+        elif dice < 0.85:
+            lake.remove(BUCKET, key)
+        elif world.clock.now_ns() < half_ns:
+            await edit(world, lake, judge)
+
+
+async def edit(world: World, lake: MemoryLake, judge: Judge) -> None:
+    rules = tuple(rule for rule in RULES if world.rng.random() < 0.6) or RULES[:1]
+    await lake.put(BUCKET, xml.render(rules))
+    judge.policy(rules)
+    assert action_keys(rules)
+
+
+async def lifecycle(world: World) -> None:
+    """Two workers, mortal; then calm, one worker, and everything due must go."""
+    lake = MemoryLake(world.clock)
+    judge = Judge(world, lake)
+    for number in range(3):
+        lake.write(BUCKET, f"a{number}")
+    await edit(world, lake, judge)
+    world.faults = msgspec.structs.replace(world.faults, crash=CRASH, unavailable=UNAVAILABLE)
+    end_ns = world.clock.now_ns() + round(LIFE_S * 1e9)
+    await asyncio.gather(
+        clients(world, lake, judge, end_ns),
+        *(world.keep(f"w{n}", lambda process: keep_ticking(world, process, lake, end_ns)) for n in range(2)),
+    )
+    world.heal(CALM)
+    rest_ns = world.clock.now_ns() + round(REST_DAYS * DAY_S * 1e9)
+    await world.keep("last", lambda process: keep_ticking(world, process, lake, rest_ns))
+    late = judge.due_and_there()
+    world.check(not late, f"lifecycle: {late} are due and still there after {REST_DAYS} calm days")

@@ -1,0 +1,303 @@
+"""Lifecycle on the real embedded bucket, with a day of three seconds: put a rule, and the object expires."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from lakebed.clock import SystemClock
+from lakebed.embedded.endpoints import BucketEndpoints
+from lakebed.errors import NotFound, Stale
+from lakebed.filer.client import FilerClient
+from lakebed.ids import Ids
+from lakebed.lifecycle import xml
+from lakebed.lifecycle.ledger import Ledger
+from lakebed.lifecycle.model import Degraded, Mode, Outcome, Rule, Verb
+from lakebed.lifecycle.operator import Operator
+from lakebed.lifecycle.resolver import Seams
+from lakebed.lifecycle.seaweed_filer import SeaweedLake
+from lakebed.lifecycle.settings import LifecycleSettings
+from lakebed.lifecycle.shelf import Shelf
+from lakebed.lifecycle.worker import LifecycleWorker
+from lakebed.metrics import Metrics
+from lakebed.store.admin import client
+from lakebed.store.protocol import Store
+
+DAY_S = 3.0
+DEADLINE_S = 20.0
+SETTINGS = LifecycleSettings(
+    day_s=DAY_S, rounding="exact", small_delay_s=0.2, flush_lag_s=0.1, lookback_s=3.0, poll_s=0.3, policy_fresh_s=0.0
+)
+
+
+class Site:
+    """One bucket of the embedded server with a worker on it, and boto3 as everybody else's client."""
+
+    def __init__(self, weed: BucketEndpoints, store: Store) -> None:
+        self.clock, self.ids, self.store = SystemClock(), Ids(), store
+        self.name = f"lc-{self.ids.token()}"
+        self.s3: Any = client(weed.store_settings())
+        self.s3.create_bucket(Bucket=self.name)
+        filer = FilerClient([weed.filer_grpc], clock=self.clock, ids=self.ids)
+        self.lake = SeaweedLake(filer, self.clock, self.ids)
+        self.shelf = Shelf(store, clock=self.clock, ids=self.ids, metrics=Metrics())
+        self.seams = Seams(self.lake, self.lake, Only(self.lake, self.name))
+        self.worker = LifecycleWorker(self.lake, self.seams, self.shelf, SETTINGS, node="test")
+
+    def worker_with(self, **changed: Any) -> LifecycleWorker:
+        settings = msgspec.structs.replace(SETTINGS, **changed)
+        return LifecycleWorker(self.lake, self.seams, self.shelf, settings, node="other")
+
+    async def rules(self, *rules: Rule) -> None:
+        await self.lake.put(self.name, xml.render(rules))
+
+    def put(self, key: str, **options: Any) -> None:
+        self.s3.put_object(Bucket=self.name, Key=key, Body=options.pop("Body", b"x"), **options)
+
+    def keys(self) -> list[str]:
+        return sorted(one["Key"] for one in self.s3.list_objects_v2(Bucket=self.name).get("Contents", []))
+
+    def versions(self) -> list[str]:
+        found = self.s3.list_object_versions(Bucket=self.name)
+        return [v["VersionId"] for v in found.get("Versions", [])] + ["marker" for _ in found.get("DeleteMarkers", [])]
+
+    async def until(self, holds: Callable[[], bool]) -> float:
+        """Ticks until it holds; returns after how many seconds."""
+        began = self.clock.monotonic_s()
+        while self.clock.monotonic_s() - began < DEADLINE_S:
+            await self.worker.tick()
+            if await asyncio.to_thread(holds):
+                return self.clock.monotonic_s() - began
+            await asyncio.sleep(0.1)
+        raise AssertionError(f"not within {DEADLINE_S} s: {self.keys()} {await self.shelf.troubles.read()}")
+
+    async def why(self, key: str) -> list[str]:
+        ledger = Ledger(self.store, self.clock, self.ids)
+        return [row.outcome async for row in ledger.rows(self.name, key=key)]
+
+
+class Only:
+    """The policies of one bucket alone: other tests share the server."""
+
+    def __init__(self, lake: SeaweedLake, bucket: str) -> None:
+        self._lake, self._bucket = lake, bucket
+        self.get: Callable[[str], Awaitable[Any]] = lake.get
+        self.put: Callable[[str, bytes], Awaitable[None]] = lake.put
+
+    async def all(self) -> list[Any]:
+        return [policy for policy in await self._lake.all() if policy.bucket == self._bucket]
+
+
+@pytest_asyncio.fixture
+async def site(weed: BucketEndpoints, bucket: Store) -> AsyncIterator[Site]:
+    made = await asyncio.to_thread(Site, weed, bucket)
+    yield made
+    await made.lake.close()
+
+
+async def test_an_object_expires_by_its_rule_and_the_ledger_says_why(site: Site) -> None:
+    """Put a rule, put objects: the one it names goes after its days, the other stays."""
+    await site.rules(Rule("tmp", prefix="tmp/", expiration_days=1))
+    await site.worker.tick()
+    site.put("tmp/a/b.txt")
+    site.put("kept.txt")
+
+    await asyncio.sleep(DAY_S / 3)
+    await site.worker.tick()
+    assert ["kept.txt", "tmp/a/b.txt"] == site.keys()
+    await site.until(lambda: site.keys() == ["kept.txt"])
+
+    assert ["", Outcome.DELETED] == await site.why("tmp/a/b.txt")
+    assert [] == await site.why("kept.txt")
+
+
+async def test_a_policy_put_with_boto3_is_enforced_and_reads_back_verbatim(site: Site) -> None:
+    """What an S3 client puts is what the worker runs; what Lakebed puts is what S3 gives back."""
+    site.put("old")
+    await asyncio.sleep(DAY_S * 1.4)
+    site.put("young")
+    policy = {"Rules": [{"ID": "all", "Status": "Enabled", "Filter": {"Prefix": ""}, "Expiration": {"Days": 1}}]}
+    site.s3.put_bucket_lifecycle_configuration(Bucket=site.name, LifecycleConfiguration=policy)
+
+    await site.worker.tick()
+    assert ["young"] == site.keys()
+    state = (await site.shelf.bucket(site.name).read()).value
+    assert [Mode.EVENT_DRIVEN] == [action.mode for action in state.actions.values()]
+    text = xml.render((Rule("mine", prefix="x", expiration_days=123),))
+    await site.lake.put(site.name, text)
+    read = await site.lake.get(site.name)
+    assert read is not None and text == read.text
+    assert 123 == site.s3.get_bucket_lifecycle_configuration(Bucket=site.name)["Rules"][0]["Expiration"]["Days"]
+
+
+async def test_tags_sizes_and_a_late_tag(site: Site) -> None:
+    """A tag put on later counts from the object's own age; sizes are strict."""
+    await site.rules(
+        Rule("t", prefix="t/", tags=(("tmp", "1"),), expiration_days=1),
+        Rule("s", prefix="s/", size_greater_than=5, expiration_days=1),
+    )
+    await site.worker.tick()
+    for key, body in (("t/late", b"x"), ("t/never", b"x"), ("s/big", b"123456"), ("s/small", b"12345")):
+        site.put(key, Body=body)
+    await asyncio.sleep(DAY_S * 1.2)
+    await site.worker.tick()
+    assert ["s/small", "t/late", "t/never"] == site.keys()
+    site.s3.put_object_tagging(Bucket=site.name, Key="t/late", Tagging={"TagSet": [{"Key": "tmp", "Value": "1"}]})
+
+    took_s = await site.until(lambda: site.keys() == ["s/small", "t/never"])
+
+    assert took_s < DAY_S
+
+
+async def test_versions_and_markers(site: Site) -> None:
+    """Current versions get a marker, noncurrent ones go, and the lone marker goes last."""
+    site.s3.put_bucket_versioning(Bucket=site.name, VersioningConfiguration={"Status": "Enabled"})
+    await site.rules(Rule("v", expiration_days=1, noncurrent_days=1))
+    await site.worker.tick()
+    site.put("a")
+
+    await site.until(lambda: "marker" in site.versions())
+    assert 2 == len(site.versions())
+    await site.until(lambda: site.versions() == ["marker"])
+    await site.until(lambda: site.versions() == [])
+
+
+async def test_an_upload_left_open_is_aborted(site: Site) -> None:
+    """After its days, and only under its prefix."""
+    await site.rules(Rule("u", prefix="in/", abort_days=1))
+    await site.worker.tick()
+    for key in ("in/a", "out/a"):
+        site.s3.create_multipart_upload(Bucket=site.name, Key=key)
+
+    def open_uploads() -> list[str]:
+        return [one["Key"] for one in site.s3.list_multipart_uploads(Bucket=site.name).get("Uploads", [])]
+
+    await site.until(lambda: open_uploads() == ["out/a"])
+
+
+async def test_a_delete_of_an_overwritten_object_does_nothing(site: Site) -> None:
+    """The store itself checks the identity: what was judged is what is deleted."""
+    site.put("a", Body=b"one")
+    (judged,) = (await site.lake.look(site.name, "a")).entries
+    site.put("a", Body=b"two")
+
+    with pytest.raises(Stale):
+        await site.lake.delete(judged, Verb.CURRENT)
+    assert b"two" == site.s3.get_object(Bucket=site.name, Key="a")["Body"].read()
+    (fresh,) = (await site.lake.look(site.name, "a")).entries
+    await site.lake.delete(fresh, Verb.CURRENT)
+    with pytest.raises(NotFound):
+        await site.lake.delete(fresh, Verb.CURRENT)
+
+
+async def test_a_walk_goes_on_behind_any_token(site: Site) -> None:
+    """Every key once, and from each token exactly the rest."""
+    site.s3.create_multipart_upload(Bucket=site.name, Key="up")
+    for key in ("a", "b/c", "b/d/e", "b/d/f", "b-x", "z"):
+        site.put(key)
+    families = [family async for family in site.lake.walk(site.name)]
+
+    assert ["a", "b-x", "b/c", "b/d/e", "b/d/f", "up", "z"] == sorted(family.key for family in families)
+    for place, family in enumerate(families):
+        rest = [one.token async for one in site.lake.walk(site.name, family.token)]
+        assert [one.token for one in families[place + 1 :]] == rest
+
+
+async def test_a_date_that_has_passed_takes_what_is_there_and_what_comes(site: Site) -> None:
+    """At once, and on the daily scan; other prefixes stay."""
+    site.put("x/a")
+    site.put("y/a")
+    await site.rules(Rule("d", prefix="x/", expiration_date_ns=18262 * 86_400 * 10**9))
+    await site.worker.tick()
+    assert ["y/a"] == site.keys()
+    site.put("x/later")
+
+    await site.until(lambda: site.keys() == ["y/a"])
+
+
+async def test_an_object_under_legal_hold_stays_until_it_is_let_go(site: Site, weed: BucketEndpoints) -> None:
+    """Never bypassed: skipped, with the verdict in the ledger; the next scan after the release takes it."""
+    site.name = f"lock-{site.ids.token()}"
+    site.seams = Seams(site.lake, site.lake, Only(site.lake, site.name))
+    site.worker = LifecycleWorker(site.lake, site.seams, site.shelf, SETTINGS, node="test")
+    site.s3.create_bucket(Bucket=site.name, ObjectLockEnabledForBucket=True)
+    await site.rules(Rule("n", noncurrent_days=1))
+    await site.worker.tick()
+    site.put("a", ObjectLockLegalHoldStatus="ON")
+    held = site.versions()[0]
+    site.put("a")
+    deadline = site.clock.monotonic_s() + DEADLINE_S
+    while Outcome.SKIPPED_OBJECT_LOCK not in await site.why("a") and site.clock.monotonic_s() < deadline:
+        await site.worker.tick()
+        await asyncio.sleep(0.2)
+    assert Outcome.SKIPPED_OBJECT_LOCK in await site.why("a")
+    assert held in site.versions()
+
+    site.s3.put_object_legal_hold(Bucket=site.name, Key="a", VersionId=held, LegalHold={"Status": "OFF"})
+    await Operator(site.shelf).rebootstrap(site.name)
+    await site.until(lambda: held not in site.versions())
+    assert 1 == len(site.versions())
+
+
+async def test_too_short_a_log_means_scans_alone(site: Site) -> None:
+    """The action says so, no event deletes anything, and a scan does."""
+    site.worker = site.worker_with(retention_s=2.0)
+    await site.rules(Rule("s", expiration_days=1))
+    await site.worker.tick()
+    (action,) = (await site.shelf.bucket(site.name).read()).value.actions.values()
+    assert (Mode.SCAN_ONLY, Degraded.RETENTION_BELOW_HORIZON) == (action.mode, action.degraded)
+    site.put("a")
+    await asyncio.sleep(DAY_S * 1.3)
+    await site.worker.tick()
+    assert ["a"] == site.keys()
+
+    await Operator(site.shelf).rebootstrap(site.name)
+    await site.worker.tick()
+    assert [] == site.keys()
+
+
+async def test_an_edit_takes_back_what_the_old_policy_wanted(site: Site) -> None:
+    """Shortly before an object is due its rule is given more days: it stays."""
+    await site.rules(Rule("e", expiration_days=1))
+    await site.worker.tick()
+    site.put("a")
+    await asyncio.sleep(DAY_S * 0.6)
+    await site.rules(Rule("e", expiration_days=100))
+
+    await asyncio.sleep(DAY_S)
+    await site.worker.tick()
+
+    assert ["a"] == site.keys()
+    assert [] == await site.why("a")
+
+
+async def test_putting_a_policy_takes_the_same_time_for_a_full_bucket(site: Site) -> None:
+    """Nothing is walked in the PUT: under a second with thousands of objects, ours and S3's own."""
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: site.put(f"k{number:05d}"), range(1500)))
+    began = site.clock.monotonic_s()
+    await site.rules(Rule("p", expiration_days=100))
+    took_s = site.clock.monotonic_s() - began
+
+    assert took_s < 1.0
+    await site.worker.tick()
+    (action,) = (await site.shelf.bucket(site.name).read()).value.actions.values()
+    assert action.bootstrap_complete
+
+
+async def test_a_restarted_worker_goes_on_where_the_last_stood(site: Site) -> None:
+    """Cursors and states are in the bucket: another worker needs no walk, and misses nothing."""
+    await site.rules(Rule("r", expiration_days=1))
+    await site.worker.tick()
+    site.put("a")
+    site.worker = site.worker_with()
+
+    tick = await site.worker.tick()
+    assert () == tick.walks
+    await site.until(lambda: site.keys() == [])

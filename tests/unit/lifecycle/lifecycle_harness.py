@@ -1,0 +1,69 @@
+"""A lifecycle worker over the in-memory twin and a manual clock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from lakebed.clock import ManualClock
+from lakebed.ids import Ids
+from lakebed.lifecycle import xml
+from lakebed.lifecycle.ledger import Ledger
+from lakebed.lifecycle.memory import MemoryLake
+from lakebed.lifecycle.model import Rule
+from lakebed.lifecycle.resolver import Seams
+from lakebed.lifecycle.settings import LifecycleSettings
+from lakebed.lifecycle.shelf import Shelf
+from lakebed.lifecycle.state import ActionState, BucketState, LedgerRow, ReaderState, Troubles
+from lakebed.lifecycle.worker import LifecycleWorker, Tick
+from lakebed.metrics import Metrics
+from lakebed.store.memory import MemoryStore
+
+DAY_S = 100.0
+QUICK = LifecycleSettings(
+    day_s=DAY_S, rounding="exact", small_delay_s=1.0, flush_lag_s=0.0, lookback_s=10.0, poll_s=5.0, policy_fresh_s=0.0
+)
+
+
+class Harness:
+    """`lake` is the store rules run on; `shelf` keeps lifecycle's own state."""
+
+    def __init__(self, **changed: Any) -> None:
+        self.clock = ManualClock()
+        self.store = MemoryStore(clock=self.clock)
+        self.metrics = Metrics()
+        self.shelf = Shelf(self.store, clock=self.clock, ids=Ids.seeded(1), metrics=self.metrics)
+        self.lake = MemoryLake(self.clock)
+        self.settings = msgspec.structs.replace(QUICK, **changed)
+        self.worker = self.new_worker(self.lake)
+
+    def new_worker(self, lake: Any) -> LifecycleWorker:
+        return LifecycleWorker(lake, Seams(lake, lake, lake), self.shelf, self.settings, node="test")
+
+    async def policy(self, bucket: str, *rules: Rule) -> None:
+        await self.lake.put(bucket, xml.render(rules) if rules else b"")
+
+    async def tick(self, days: float = 0.0) -> Tick:
+        """Time passes, then one round."""
+        await self.clock.advance(days * DAY_S)
+        return await self.worker.tick()
+
+    def left(self, bucket: str = "b") -> list[str]:
+        return sorted(self.lake.objects.get(bucket, {}))
+
+    async def state(self, bucket: str = "b") -> BucketState:
+        return (await self.shelf.bucket(bucket).read()).value
+
+    async def action(self, kind: str, bucket: str = "b") -> ActionState:
+        (found,) = [one for name, one in (await self.state(bucket)).actions.items() if name.endswith("/" + kind)]
+        return found
+
+    async def reader(self) -> ReaderState:
+        return (await self.shelf.reader.read()).value
+
+    async def troubles(self) -> Troubles:
+        return (await self.shelf.troubles.read()).value
+
+    async def ledger(self, bucket: str = "b", key: str | None = None) -> list[LedgerRow]:
+        return [row async for row in Ledger(self.store, self.clock, Ids()).rows(bucket, key=key)]

@@ -1,0 +1,383 @@
+"""What goes wrong: transport errors, broken entries, lost logs, lag, full exceptions; and what operators decide."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+import pytest
+from lifecycle_harness import DAY_S, Harness
+from lifecycle_makers import rule
+
+from lakebed.errors import Conflict, Corrupt, Invalid, LakebedError, NotFound, Unavailable
+from lakebed.lifecycle.cursors import advanced, seed
+from lakebed.lifecycle.engine import Activation, compile_policies
+from lakebed.lifecycle.model import Calendar, Degraded, Entry, Mode, Position, Resolution, StreamKind, Verb
+from lakebed.lifecycle.operator import Operator
+from lakebed.lifecycle.seams import Event, Family
+from lakebed.lifecycle.state import ReaderState, Stream, Troubles
+from lakebed.lifecycle.troubles import block, record_retry
+
+SECOND = 1_000_000_000
+DAY = round(DAY_S) * SECOND
+
+
+class Failing:
+    """The lake, with scripted failures of looks and deletes by key."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.looks: dict[str, LakebedError] = {}
+        self.deletes: dict[str, LakebedError] = {}
+        self.tried: list[str] = []
+        self.unreadable: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    async def look(self, bucket: str, key: str, upload_id: str = "") -> Family:
+        if key in self.looks:
+            raise self.looks[key]
+        found: Family = await self.inner.look(bucket, key, upload_id)
+        return found
+
+    async def delete(self, entry: Entry, verb: Verb) -> None:
+        self.tried.append(entry.key)
+        if entry.key in self.deletes:
+            raise self.deletes[entry.key]
+        await self.inner.delete(entry, verb)
+
+    async def read(self, after: Position, until_ns: int) -> AsyncGenerator[Event, None]:
+        async for event in self.inner.read(after, until_ns):
+            yield msgspec.structs.replace(event, unreadable="no") if event.key in self.unreadable else event
+
+
+def failing(**changed: Any) -> tuple[Harness, Failing]:
+    world = Harness(**changed)
+    store = Failing(world.lake)
+    world.worker = world.new_worker(store)
+    return world, store
+
+
+async def test_a_transport_error_holds_the_cursor_and_is_tried_again() -> None:
+    """Nothing is passed over: when the store is back, the same event is resolved, and its budget is gone."""
+    world, store = failing()
+    await world.policy("b", rule(expiration_days=1))
+    await world.tick()
+    world.lake.write("b", "a")
+    world.lake.write("b", "z")
+    store.deletes["a"] = Unavailable("down")
+
+    await world.tick(1.01)
+    before = (await world.reader()).originals
+    assert "a" in world.left()
+    assert 1 == len((await world.troubles()).budgets)
+    await world.tick(0.01)
+    assert before == (await world.reader()).originals
+    store.deletes.clear()
+    await world.tick(0.01)
+
+    assert [] == world.left()
+    assert {} == (await world.troubles()).budgets
+
+
+async def test_sustained_retries_become_a_blocker_and_other_groups_go_on() -> None:
+    """Past the budget the delay group stands still with a blocker; another group of the same bucket goes on."""
+    world, store = failing(retries_max=3)
+    await world.policy("b", rule(prefix="a", expiration_days=1), rule(prefix="z", expiration_days=2))
+    await world.tick()
+    world.lake.write("b", "a")
+    world.lake.write("b", "z")
+    store.deletes["a"] = Unavailable("down")
+    await world.tick(1.01)
+    for _ in range(3):
+        await world.tick(0.01)
+    (blocker,) = (await world.troubles()).blockers.values()
+    assert ("sustained RETRY_LATER", StreamKind.ORIGINAL, 3) == (blocker.reason, blocker.stream.kind, blocker.retries)
+    tried = len(store.tried)
+
+    await world.tick(1.01)
+
+    assert ["a"] == world.left()
+    assert tried + 1 == len(store.tried)  # z alone: the blocked event is not read again
+    assert {} == (await world.troubles()).budgets
+
+
+async def test_a_fatal_error_is_tried_five_times_and_then_blocks() -> None:
+    """The walker stops before the broken entry and refuses to go on until an operator decides; then it does."""
+    world, store = failing()
+    for key in ("a", "m", "z"):
+        world.lake.write("b", key)
+    await world.clock.advance(2 * DAY_S)
+    store.deletes["m"] = Corrupt("broken")
+    await world.policy("b", rule(expiration_days=1))
+
+    await world.tick()
+    assert 5 == store.tried.count("m")
+    (blocker,) = await Operator(world.shelf).blockers(stream="BOOTSTRAP", bucket="b")
+    state = await world.state()
+    assert state.walk is not None and "k/a" == state.walk.after
+    assert not state.actions
+    await world.tick(0.5)
+    assert 5 == store.tried.count("m")
+
+    store.deletes.clear()
+    await Operator(world.shelf).resume(blocker.blocker_id)
+    await world.tick()
+    assert [] == world.left()
+    assert (await world.action("EXPIRATION_DAYS")).bootstrap_complete
+
+
+async def test_a_live_entry_that_cannot_be_read_blocks_its_stream_with_the_reason() -> None:
+    """Errors, errors, then fatal: the blocker is there, and no stale budget is left beside it."""
+    world, store = failing()
+    await world.policy("b", rule(expiration_days=1))
+    await world.tick()
+    world.lake.write("b", "a")
+    store.looks["a"] = Unavailable("blip")
+    await world.tick(1.01)
+    await world.tick(0.01)
+    store.looks["a"] = Corrupt("attributes")
+
+    await world.tick(0.01)
+
+    found = await world.troubles()
+    assert ["attributes"] == [one.last_error for one in found.blockers.values()]
+    assert {} == found.budgets
+
+
+async def test_an_event_that_does_not_decode_blocks_its_streams_and_quarantine_passes_it() -> None:
+    """Only an operator with a reason may give it up; that is counted, and the stream goes on."""
+    world, store = failing()
+    await world.policy("b", rule(expiration_days=1))
+    await world.tick()
+    world.lake.write("b", "bad")
+    world.lake.write("b", "good")
+    store.unreadable.add("bad")
+    await world.tick(1.01)
+    assert ["bad"] == world.left()  # of one batch, all others are resolved; the cursor still stands before it
+    (blocker,) = await Operator(world.shelf).blockers()
+    operator = Operator(world.shelf)
+    with pytest.raises(Invalid):
+        await operator.quarantine(blocker.blocker_id, reason=" ", who="me")
+
+    await operator.quarantine(blocker.blocker_id[:6], reason="known bad", who="me")
+    world.lake.write("b", "later")
+    await world.tick(1.01)
+
+    assert ["bad"] == world.left()
+    assert 1 == world.metrics.value("lakebed_lifecycle_quarantined_total", stream_kind="ORIGINAL")
+    assert "known bad" in (await world.troubles()).quarantined[0]
+
+
+async def test_retry_by_an_operator_resolves_and_passes() -> None:
+    """A retry that fails leaves everything and counts; one that works takes the blocker away and moves the cursor."""
+    world, store = failing()
+    await world.policy("b", rule(expiration_days=1))
+    await world.tick()
+    world.lake.write("b", "a")
+    store.deletes["a"] = Corrupt("broken")
+    await world.tick(1.01)
+    operator, snapshot = Operator(world.shelf), await world.worker.compile()
+    (blocker,) = await operator.blockers()
+
+    assert Resolution.BLOCKED is await operator.retry(blocker.blocker_id, world.worker.resolver, snapshot)
+    (again,) = await operator.blockers()
+    assert again.retries > blocker.retries and again.first_seen_ns == blocker.first_seen_ns
+    store.deletes.clear()
+    assert Resolution.DONE is await operator.retry(blocker.blocker_id, world.worker.resolver, snapshot)
+
+    assert [] == await operator.blockers()
+    assert blocker.stream.position == (await world.reader()).originals[str(blocker.stream.delay_ns)]
+    with pytest.raises(NotFound):
+        await operator.resume(blocker.blocker_id)
+
+
+async def test_a_lost_log_degrades_to_scans_and_says_so_until_acknowledged() -> None:
+    """Never silently: LOST_LOG on every reader-driven action, scans go on, and acknowledging brings events back."""
+    world, _ = failing()
+    await world.policy("b", rule(expiration_days=1))
+    await world.tick()
+    world.lake.log_begins_ns = world.clock.now_ns() + SECOND
+    world.lake.write("b", "a")
+    await world.tick(0.5)
+    action = await world.action("EXPIRATION_DAYS")
+    assert (Mode.SCAN_ONLY, Degraded.LOST_LOG) == (action.mode, action.degraded)
+    await world.tick(7)
+    assert [] == world.left()
+
+    operator = Operator(world.shelf)
+    with pytest.raises(Invalid):
+        await operator.acknowledge_lost_log(await world.worker.compile(), reason="")
+    await operator.acknowledge_lost_log(await world.worker.compile(), reason="disk was replaced")
+    await world.tick(0.1)
+    action = await world.action("EXPIRATION_DAYS")
+    assert (Mode.EVENT_DRIVEN, Degraded.NONE) == (action.mode, action.degraded)
+    world.lake.write("b", "c")
+    await world.tick(1.01)
+    assert [] == world.left()
+    with pytest.raises(Conflict):
+        await operator.acknowledge_lost_log(await world.worker.compile(), reason="again")
+
+
+async def test_a_blocked_stream_near_the_end_of_the_log_is_demoted_and_reseeded() -> None:
+    """Lag at 0.95 of retention: scans take over; a reseed of the delay brings events back."""
+    world, store = failing(retention_s=10 * DAY_S)
+    await world.policy("b", rule(expiration_days=1))
+    await world.tick()
+    world.lake.write("b", "a")
+    store.deletes["a"] = Corrupt("broken")
+    await world.tick(1.01)
+    await world.tick(5)
+    assert Degraded.LAG_HIGH is (await world.action("EXPIRATION_DAYS")).degraded
+    assert Mode.EVENT_DRIVEN is (await world.action("EXPIRATION_DAYS")).mode
+    await world.tick(4)
+    assert Mode.SCAN_ONLY is (await world.action("EXPIRATION_DAYS")).mode
+
+    store.deletes.clear()
+    operator = Operator(world.shelf)
+    for blocker in await operator.blockers():
+        await operator.resume(blocker.blocker_id)
+    await world.tick(0.1)
+    assert Mode.SCAN_ONLY is (await world.action("EXPIRATION_DAYS")).mode
+    assert ["b"] == await operator.reseed(await world.worker.compile(), delay_ns=DAY)
+    await world.tick(0.1)
+
+    action = await world.action("EXPIRATION_DAYS")
+    assert (Mode.EVENT_DRIVEN, Degraded.NONE) == (action.mode, action.degraded)
+    assert [] == world.left()
+
+
+async def test_too_many_exceptions_demote_the_action_and_not_the_stream() -> None:
+    """The action goes on by scans; other rules' late tags are still seen."""
+    world, _ = failing(pending_max=2)
+    tmp, other = (("tmp", "1"),), (("other", "1"),)
+    await world.policy(
+        "b", rule(prefix="x", expiration_days=2, tags=tmp), rule(prefix="y", expiration_days=2, tags=other)
+    )
+    await world.tick()
+    for key in ("x1", "x2", "x3", "y1"):
+        world.lake.write("b", key)
+    await world.tick(1)
+    for key in ("x1", "x2", "x3"):
+        world.lake.tag("b", key, {"tmp": "1"})
+    world.lake.tag("b", "y1", {"other": "1"})
+
+    await world.tick(0.1)
+
+    modes = sorted((one.mode, one.degraded) for one in (await world.state()).actions.values())
+    assert [(Mode.EVENT_DRIVEN, Degraded.NONE), (Mode.SCAN_ONLY, Degraded.PENDING_FULL)] == modes
+    await world.tick(1)
+    assert "y1" not in world.left()
+    await world.tick(8)
+    assert [] == world.left()
+
+
+async def test_a_paused_action_does_nothing_and_catches_up_when_it_goes_on() -> None:
+    """What fell due while it was paused is found by the walk with which it begins again."""
+    world, _ = failing()
+    await world.policy("b", rule(expiration_days=1))
+    await world.tick()
+    operator = Operator(world.shelf)
+    await operator.pause("b")
+    world.lake.write("b", "a")
+    await world.tick(3)
+    assert ["a"] == world.left()
+    assert "OPERATOR_PAUSED" == (await operator.status("b"))[0]["degraded"]
+
+    await operator.pause("b", paused=False)
+    await world.tick(0.01)
+
+    assert [] == world.left()
+
+
+# Cursors: the regressions the design names.
+
+CALENDAR = Calendar(day_ns=DAY, rounding="exact", small_delay_ns=SECOND)
+AGED, TAGGED, DATED = rule(expiration_days=1), rule(expiration_days=3, tags=(("a", "b"),)), rule(expiration_date_ns=0)
+SNAPSHOT = compile_policies({"b": (AGED, TAGGED, DATED)}, lambda _: Activation(), CALENDAR)
+BY_DELAY = {action.delays_ns: ref for ref, action in SNAPSHOT.actions.items()}
+AGED_REF, TAGGED_REF, DATED_REF = BY_DELAY[(DAY,)], BY_DELAY[(3 * DAY,)], BY_DELAY[()]
+START = 100 * DAY
+
+
+def seeded(state: ReaderState, refs: list[Any], modes: dict[Any, Mode], **force: Any) -> ReaderState:
+    return seed(state, SNAPSHOT, refs, modes, START, lookback_ns=2 * DAY, **force)
+
+
+def test_seeding_uses_the_target_modes_and_not_what_is_stored() -> None:
+    """Only an action that will be event-driven moves a cursor; its floor is the larger of delay and lookback."""
+    found = seeded(ReaderState(), [AGED_REF, TAGGED_REF], {AGED_REF: Mode.EVENT_DRIVEN, TAGGED_REF: Mode.SCAN_ONLY})
+
+    assert {str(DAY): Position(START - 2 * DAY)} == found.originals
+    assert found.predicate is None
+    dated = seeded(ReaderState(), [DATED_REF], {DATED_REF: Mode.SCAN_AT_DATE})
+    assert ReaderState() == dated
+
+
+def test_a_predicate_action_pulls_the_predicate_cursor_back_too() -> None:
+    """To the lookback, whatever its delay; never forward."""
+    early = ReaderState(predicate=Position(5, 3))
+
+    found = seeded(ReaderState(predicate=Position(START)), [TAGGED_REF], {TAGGED_REF: Mode.EVENT_DRIVEN})
+    kept = seeded(early, [TAGGED_REF], {TAGGED_REF: Mode.EVENT_DRIVEN})
+
+    assert Position(START - 2 * DAY) == found.predicate
+    assert Position(START - 3 * DAY) == found.originals[str(3 * DAY)]
+    assert early.predicate == kept.predicate
+
+
+def test_equal_times_are_compared_by_offset() -> None:
+    """A cursor on an event of the floor's very instant is pulled back before it."""
+    floor = START - 2 * DAY
+
+    found = seeded(ReaderState(originals={str(DAY): Position(floor, 7)}), [AGED_REF], {AGED_REF: Mode.EVENT_DRIVEN})
+
+    assert Position(floor, -1) == found.originals[str(DAY)]
+
+
+def test_a_safety_scan_moves_no_cursor_and_a_forced_reseed_does() -> None:
+    """Nothing newly complete and nothing forced: cursors stay. Forced: the group and the predicates are seeded."""
+    known = ReaderState(originals={str(DAY): Position(START)}, predicate=Position(START))
+
+    assert known is seeded(known, [], {})
+    assert Position(START - 2 * DAY) == seeded(ReaderState(), [], {}, force_delays_ns=(DAY,)).originals[str(DAY)]
+    forced = seeded(known, [], {}, force_predicate=True)
+    assert (Position(START - 2 * DAY), known.originals) == (forced.predicate, forced.originals)
+
+
+def test_a_reader_does_not_undo_a_rewind() -> None:
+    """A cursor that was pulled back while a batch was under way stays there."""
+    rewound = ReaderState(originals={"5": Position(10)})
+
+    assert rewound is advanced(rewound, 5, Position(50), Position(60))
+    assert Position(60) == advanced(rewound, 5, Position(10), Position(60)).originals["5"]
+
+
+def test_blocking_the_same_place_again_keeps_when_it_was_first_seen() -> None:
+    """One record per place, with every try counted; other places have their own."""
+    one, other = (Stream(StreamKind.ORIGINAL, 5, Position(7, n)) for n in (0, 1))
+    known = block(Troubles(), one, bucket="b", key="k", now_ns=1, reason="r", error="e")
+    known = block(known, one, bucket="b", key="k", now_ns=9, reason="r", error="e2")
+    known = block(known, other, bucket="b", key="k", now_ns=9, reason="r", error="e")
+
+    first, second = known.blockers.values()
+    assert (1, 9, 2, "e2") == (first.first_seen_ns, first.last_retry_ns, first.retries, first.last_error)
+    assert 1 == second.retries
+
+
+def test_a_retry_budget_ends_by_count_or_by_age() -> None:
+    """Whichever comes first; the promotion takes the budget away in the same change."""
+    stream = Stream(StreamKind.PENDING, bucket="b", action="h/K", key="k")
+
+    def fail(known: Troubles, now: int) -> tuple[Troubles, Resolution]:
+        return record_retry(known, stream, bucket="b", key="k", now_ns=now, error="e", retries_max=3, age_max_ns=100)
+
+    known, answer = fail(Troubles(), 1)
+    known, answer = fail(known, 2)
+    assert Resolution.RETRY_LATER is answer
+    by_count, answer = fail(known, 3)
+    assert (Resolution.BLOCKED, {}) == (answer, by_count.budgets)
+    by_age, answer = fail(fail(Troubles(), 1)[0], 101)
+    assert (Resolution.BLOCKED, 1) == (answer, len(by_age.blockers))

@@ -1,0 +1,74 @@
+"""Lifecycle's JSON endpoints inside a gateway."""
+
+from __future__ import annotations
+
+import httpx2
+from lifecycle_harness import Harness
+from lifecycle_makers import rule
+
+from lakebed.clock import SystemClock
+from lakebed.context import Context
+from lakebed.errors import Corrupt
+from lakebed.gateway.app import Gateway, build
+from lakebed.ids import Ids
+from lakebed.lifecycle.model import StreamKind
+from lakebed.lifecycle.operator import Operator
+from lakebed.lifecycle.routes import component
+from lakebed.lifecycle.state import Stream
+from lakebed.lifecycle.troubles import block
+from lakebed.metrics import Metrics
+from lakebed.parts import sections
+from lakebed.settings import load
+from lakebed.store.authority import claim
+
+
+async def gateway(world: Harness) -> Gateway:
+    clock = SystemClock()
+    context = Context("node-1", load(sections()), world.store, clock, Ids(), Metrics())
+    await claim(context.store, expected="", clock=clock, ids=context.ids)
+    return build(context, [component(context)], authority="authority-1")
+
+
+def client(app: Gateway) -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://127.0.0.1")
+
+
+async def test_status_why_and_a_walk_on_demand() -> None:
+    """What the worker did is told, and what is asked for is done on its next round."""
+    world = Harness()
+    await world.policy("b", rule(rule_id="r", expiration_days=1))
+    await world.tick()
+    world.lake.write("b", "a")
+    await world.tick(1.01)
+    async with client(await gateway(world)) as ask:
+        (row,) = (await ask.get("/api/s3/buckets/b/lifecycle/status")).json()
+        why = (await ask.get("/api/s3/buckets/b/lifecycle/why", params={"key": "a"})).json()
+        walked = await ask.post("/api/s3/buckets/b/lifecycle/rebootstrap")
+        nothing = await ask.get("/api/s3/buckets/b/lifecycle/why")
+
+    assert ("event_driven", "complete", "r") == (row["mode"], row["bootstrap"], row["rule"])
+    assert [None, "DELETED"] == [one.get("outcome") for one in why]
+    assert (202, 400) == (walked.status_code, nothing.status_code)
+    assert (await world.state()).rescan
+    assert [True] == [walk.complete for walk in (await world.tick()).walks]
+
+
+async def test_blockers_are_told_and_decided() -> None:
+    """Quarantine needs its reason here too; health says that somebody is waited for."""
+    world = Harness()
+    stream = Stream(StreamKind.PREDICATE)
+    await world.shelf.troubles.change(
+        lambda known: (block(known, stream, bucket="b", key="k", now_ns=1, reason="r", error=str(Corrupt("x"))), None)
+    )
+    (blocker,) = await Operator(world.shelf).blockers()
+    where = f"/api/s3/lifecycle/blockers/{blocker.blocker_id}"
+    async with client(await gateway(world)) as ask:
+        told = (await ask.get("/api/s3/lifecycle/blockers")).json()
+        refused = await ask.post(where, json={"verb": "quarantine"})
+        unknown = await ask.post(where, json={"verb": "skip"})
+        done = await ask.post(where, json={"verb": "resume"})
+        gone = await ask.post(where, json={"verb": "resume"})
+
+    assert ["k"] == [one["key"] for one in told]
+    assert [400, 400, 200, 404] == [answer.status_code for answer in (refused, unknown, done, gone)]
+    assert [] == await Operator(world.shelf).blockers()
