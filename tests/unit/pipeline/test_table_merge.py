@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import UTC, date, datetime
+from decimal import Decimal
+
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,8 +36,28 @@ def test_the_last_of_each_key_stays(pairs: list[tuple[int, str]]) -> None:
     assert sorted(last.values()) == last_of_each(rows(pairs), ("id", "kind"))["at"].to_pylist()
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([date(2026, 1, n) for n in (1, 2)]),
+        pa.array([datetime(2026, 1, n, tzinfo=UTC) for n in (1, 2)], pa.timestamp("us", "UTC")),
+        pa.array([Decimal("1.50"), Decimal("2.50")], pa.decimal128(12, 2)),
+        pa.array(["é", ""]),
+        pa.array([1, 2], pa.int8()),
+    ],
+    ids=str,
+)
+def test_every_type_that_may_be_a_key_is_compared(values: pa.Array) -> None:
+    """What a manifest allows as a key can be merged by."""
+    held = pa.table({"key": values, "note": ["a", "b"]})
+
+    assert ["a"] == without(held, held.slice(1), ("key",))["note"].to_pylist()
+    turned = pa.concat_tables([held, held.slice(1), held.slice(0, 1)])
+    assert ["b", "a"] == last_of_each(turned, ("key",))["note"].to_pylist()
+
+
 def test_rows_older_than_a_column_have_null_there() -> None:
-    """Columns come in the table's order."""
+    """Columns come in the table's order, and as the table keeps them."""
     schema = pa.schema([("at", pa.int64()), ("more", pa.string()), ("id", pa.int64())])
 
     grown = fitted(rows([(7, "a")]), schema)

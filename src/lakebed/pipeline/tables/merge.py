@@ -47,11 +47,11 @@ def merging(spec: TableSpec, location: Location, load: Load, schema: Any) -> Cal
                     written = write_files(coming, spec, location, filesystem) if coming.num_rows else []
                     told.append(Merged(path, coming.num_rows, tuple(written)))
                     continue
-                held = pq.read_table(location.path(f"{spec.root}/{path}"), filesystem=filesystem, partitioning=None)
+                found = pq.read_table(location.path(f"{spec.root}/{path}"), filesystem=filesystem, partitioning=None)
+                held = fitted(found, schema)
                 rest = without(held, coming, spec.keys)
                 gone = held.num_rows - rest.num_rows
-                keep = gone and rest.num_rows
-                written = write_files(fitted(rest, schema), spec, location, filesystem) if keep else []
+                written = write_files(rest, spec, location, filesystem) if gone and rest.num_rows else []
                 told.append(Merged(path, gone, tuple(written)))
             yield pa.RecordBatch.from_arrays([pa.array([msgspec.json.encode(one).decode() for one in told])], ["file"])
 
@@ -78,11 +78,13 @@ def last_of_each(rows: Any, keys: Sequence[str]) -> Any:
 
 
 def fitted(rows: Any, schema: Any) -> Any:
-    """The rows with the schema's columns in its order; a column that they are older than is null."""
+    """The rows with the schema's columns in its order and representation; a column they are older than is null."""
     import pyarrow as pa
 
     arrays = [
-        rows.column(field.name) if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type)
+        rows.column(field.name).cast(field.type)
+        if field.name in rows.column_names
+        else pa.nulls(rows.num_rows, field.type)
         for field in schema
     ]
     return pa.Table.from_arrays(arrays, schema=schema)
