@@ -135,6 +135,9 @@ TABLE: tuple[Metric, ...] = (
     Metric("lakebed_ticks_queue_messages", "gauge", "Messages to silver.", ("state",)),
     Metric("lakebed_ticks_undispatched", "gauge", "Committed ticks without a finished silver job."),
     Metric("lakebed_ticks_lag_seconds", "gauge", "Age of the oldest of them."),
+    # pipeline
+    Metric("lakebed_silver_rows_total", "counter", "Rows that silver jobs read, by what became of them.", ("outcome",)),
+    Metric("lakebed_gold_tables_total", "counter", "Gold tables looked at.", ("outcome",)),
     # gateway
     Metric("lakebed_http_requests_total", "counter", "HTTP requests answered.", ("route", "method", "status")),
     Metric("lakebed_http_seconds", "histogram", "Time to answer an HTTP request.", ("route",)),

@@ -91,6 +91,10 @@ async def test_a_tick_goes_from_http_to_gold_once(context: Context) -> None:
     assert [True, True] == [made.repeated for made in again.gold]
     held = await asyncio.to_thread(_silver_rows, context)
     assert [1, 2] == held
+    outcomes = {
+        name: context.metrics.value("lakebed_silver_rows_total", outcome=name) for name in ("good", "quarantined")
+    }
+    assert {"good": 2.0, "quarantined": 1.0} == outcomes
 
 
 def _silver_rows(context: Context) -> list[int]:

@@ -80,9 +80,20 @@ class Flow:
         reports = silver.run(org_id, project_id, versions)
         tables = {contract.table: silver.table(contract, org_id, project_id) for contract in silver.contracts}
         made = gold.run(org_id, project_id, tables) if gold.models else []
+        self._count(reports, made)
         known = {contract.bronze for contract in silver.contracts}
         alone = tuple(sorted(name for name in versions if name not in known))
         return FlowReport(tuple(tick_ids), tuple(reports), tuple(made), alone)
+
+    def _count(self, silver: Sequence[SilverReport], gold: Sequence[GoldReport]) -> None:
+        rows = self._context.metrics.counter("lakebed_silver_rows_total")
+        for report in silver:
+            rows.labels(outcome="good").inc(report.good)
+            rows.labels(outcome="quarantined").inc(report.quarantined)
+            rows.labels(outcome="duplicate").inc(report.duplicates)
+        tables = self._context.metrics.counter("lakebed_gold_tables_total")
+        for made in gold:
+            tables.labels(outcome="unchanged" if made.repeated else "made").inc()
 
     def expire(self) -> dict[str, int]:
         """Removes bronze rows past their retention, in every project; gives how many, by table. Idempotent."""
