@@ -26,6 +26,7 @@ from lakebed.ticks.settings import TicksSettings
 RUNNING, DONE, FAILED = "running", "done", "failed"
 HEARTBEATS_PER_TIMEOUT = 3
 WINDOW_LEAST_S = 0.001  # less than this is not worth a sleep
+SETTLE_TRIES = 3
 RETRY_BASE_S = 2.0
 RETRY_CAP_S = 300.0
 
@@ -137,7 +138,8 @@ class Dispatcher:
         detail = msgspec.json.encode(result.detail, enc_hook=str).decode()
         for each in claimed:
             row = self._row(each.message, DONE, tries=int(each.row.fields["tries"]), detail=detail)
-            await self._dispatched.change(row, each.row)
+            if not await self._settled(row, each.row):
+                continue  # another has taken the tick over: its message is the other's to delete
             for received in each.held:
                 await self._queue.delete(received.receipt)
             self._ticks.labels(outcome=DONE).inc()
@@ -146,11 +148,27 @@ class Dispatcher:
         self._jobs.labels(outcome=FAILED).inc()
         for each in claimed:
             tries = int(each.row.fields["tries"])
-            await self._dispatched.change(self._row(each.message, FAILED, tries=tries, detail=why[:2000]), each.row)
+            await self._settled(self._row(each.message, FAILED, tries=tries, detail=why[:2000]), each.row)
             pause_s = self._context.ids.jitter_s(tries, base_s=RETRY_BASE_S, cap_s=RETRY_CAP_S)
             for received in each.held:
                 await self._queue.hide(received.receipt, round(pause_s))
             self._ticks.labels(outcome=FAILED).inc()
+
+    async def _settled(self, row: AuditRow, was: AuditRow) -> bool:
+        """Writes how a job ended. False when the row is another dispatcher's by now.
+
+        A heartbeat that was stopped half-way may have written the row unseen: it is still ours.
+        """
+        for _ in range(SETTLE_TRIES):
+            if await self._dispatched.change(row, was):
+                return True
+            found = await self._dispatched.get(row.tick)
+            if found is None or found.state == DONE:
+                return True  # done already, or cleared for a replay, which has a message of its own
+            if found.fields.get("by") != self._context.node:
+                return False
+            was = found
+        return False
 
     async def _beat(self, claimed: list[_Claimed]) -> None:
         """While a job runs, its messages stay hidden and its rows stay fresh, however long it takes."""

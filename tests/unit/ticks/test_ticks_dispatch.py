@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from lakebed.clock import ManualClock
@@ -131,6 +132,26 @@ async def test_a_long_job_keeps_its_messages_and_rows(fleet: Fleet) -> None:
     assert 1 == len(fleet.job.runs)
     row = await fleet.dispatched.get(TickId("o", "p", "t1"))
     assert row is not None and row.state == "done"
+
+
+async def test_a_heartbeat_that_was_cut_off_does_not_lose_the_tick(fleet: Fleet) -> None:
+    """It wrote the row and nobody saw its answer: the job's end is written over it, and only then the message goes."""
+    fleet.job.hangs = asyncio.Event()
+    await fleet.queue.send(message("t1"))
+    first = asyncio.create_task(fleet.first.round())
+    while not fleet.job.runs:
+        await fleet.clock.advance(0.01)
+    running = await fleet.dispatched.get(TickId("o", "p", "t1"))
+    assert running is not None
+    unseen = msgspec.structs.replace(running, attempt_id="unseen")
+    assert await fleet.dispatched.change(unseen, running)
+
+    fleet.job.hangs.set()
+    await first
+
+    row = await fleet.dispatched.get(TickId("o", "p", "t1"))
+    assert row is not None
+    assert ("done", 0) == (row.state, (await fleet.queue.depth()).in_flight)
 
 
 async def test_the_ticks_of_a_failed_job_are_dispatched_again(fleet: Fleet) -> None:
