@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint unit conformance sim integration spark bench lock clean
+.PHONY: help setup demo test lint unit conformance sim integration spark test-oxia bench lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ sim: setup ## seeded worlds with faults and crashes
 
 integration: setup ## real servers, real processes, kill -9
 	$(BIN)/pytest tests/integration
+
+test-oxia: setup ## the meta contract on a real Oxia server, where Go can build one
+	$(BIN)/python tests/oxia/run.py
 
 spark: setup ## real Spark
 	$(BIN)/pytest tests/spark

@@ -15,6 +15,7 @@
     ├── Overloaded          too much at once: wait `retry_after_s`, then retry
     │   └── Throttled       this client alone asks too much: wait `retry_after_s`, then retry slower
     ├── Unavailable         not now: wait `retry_after_s`, then retry
+    │   ├── TooEarly        another is doing the same right now: wait `retry_after_s`, then retry
     │   └── OutcomeUnknown  may have happened: read, compare, decide; never assume
     └── Corrupt             stored bytes are not what they claim: set aside, tell a person
 
@@ -116,6 +117,10 @@ class Unavailable(LakebedError):
     def __init__(self, message: str, *, retry_after_s: float = 1.0, hint: str = "", **detail: Any) -> None:
         super().__init__(message, hint=hint, **detail)
         self.retry_after_s = retry_after_s
+
+
+class TooEarly(Unavailable):
+    code = "too_early"
 
 
 class OutcomeUnknown(Unavailable):

@@ -11,6 +11,9 @@ from typing import Any
 
 import structlog
 
+# Until `configure` is called, words go to stderr too: stdout is for data.
+structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
+
 SECRET_NAMES = ("secret", "token", "password", "authorization", "api_key", "access_key")
 
 

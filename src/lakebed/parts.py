@@ -30,7 +30,27 @@ class Part(msgspec.Struct, frozen=True):
 
 PARTS: tuple[Part, ...] = (
     Part("store", "the seam to object storage", settings="lakebed.store.settings:StoreSettings"),
+    Part(
+        "queue",
+        "stateless ingest through a manifest in the bucket",
+        settings="lakebed.queue.settings:QueueSettings",
+        component="lakebed.queue.routes:component",
+        workers="lakebed.queue.workers:workers",
+    ),
+    Part(
+        "ticks",
+        "chunked uploads that become tables",
+        settings="lakebed.ticks.settings:TicksSettings",
+        component="lakebed.gateway.ticks:component",
+        workers="lakebed.gateway.ticks:workers",
+    ),
     Part("pipeline", "Spark over everything", settings="lakebed.pipeline.settings:SparkSettings"),
+    Part(
+        "flow",
+        "bronze, silver and gold",
+        settings="lakebed.pipeline.flow_settings:FlowSettings",
+        workers="lakebed.pipeline.workers:workers",
+    ),
     Part("filer", "the metadata of a SeaweedFS store", settings="lakebed.filer.settings:FilerSettings"),
     Part(
         "lifecycle",
@@ -40,6 +60,28 @@ PARTS: tuple[Part, ...] = (
         workers="lakebed.lifecycle.workers:workers",
     ),
     Part("gateway", "HTTP in front of every part", settings="lakebed.gateway.settings:GatewaySettings"),
+    Part("agent", "samples to batches to collectors, nothing lost", settings="lakebed.agent.settings:AgentSettings"),
+    Part(
+        "batches",
+        "active-active ingest of metric batches",
+        settings="lakebed.batches.settings:IngestSettings",
+        component="lakebed.batches.routes:component",
+        checks="lakebed.batches.checks:checks",
+    ),
+    Part(
+        "reconciler",
+        "repairs and garbage collection of batches",
+        settings="lakebed.batches.settings:ReconcilerSettings",
+        workers="lakebed.batches.workers:workers",
+    ),
+    Part("meta", "ordered keys the log coordinates through", settings="lakebed.meta.settings:MetaSettings"),
+    Part(
+        "log",
+        "a leaderless log: produce and consume",
+        settings="lakebed.log.settings:LogSettings",
+        component="lakebed.log.routes:component",
+        workers="lakebed.log.workers:workers",
+    ),
     Part("console", "web pages", component="lakebed.console.routes:component", active_active=False),
 )
 

@@ -20,6 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 BODY_MARK = "__lakebed_body_bytes_max__"
 OPERATION_MARK = "__lakebed_operation__"
+OWN_KEYS_MARK = "__lakebed_own_keys__"
 
 
 class Operation(msgspec.Struct, frozen=True):
@@ -55,6 +56,11 @@ def stopping(request: Request) -> asyncio.Event:
 def body_limit(bytes_max: int) -> Callable[[F], F]:
     """Marks a route whose body may be larger (a stream) or must be smaller than `gateway.body_bytes_max`."""
     return lambda endpoint: _mark(endpoint, BODY_MARK, bytes_max)
+
+
+def own_keys(endpoint: F) -> F:
+    """Marks a route that knows its callers by keys of its own: the gateway lets anybody through to it."""
+    return _mark(endpoint, OWN_KEYS_MARK, True)
 
 
 def operation(summary: str = "", *, body: Any = None, answer: Any = None, media_type: str = "") -> Callable[[F], F]:

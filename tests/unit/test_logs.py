@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import pytest
+import structlog
 
 from lakebed import logs
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    """Whoever logs after these tests does not write to their captured, closed stderr."""
+    yield
+    structlog.reset_defaults()
 
 
 def test_a_line_is_one_json_object_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,15 +24,16 @@ async def bench(stand: Stand) -> Sequence[Check]:
     store, clock, ids = context.store, context.clock, context.ids
     settings = stand.settings.of(StoreSettings)
     bare = open_bucket(settings)
+    under = f"{settings.prefix}/" if settings.prefix else ""  # our seam puts it there by itself
     root = f"bench/{ids.token()}"
     small, large = b"s" * KIB, b"l" * MIB
-    many, few = (400, 40) if stand.quick else (1500, 120)
+    many, few = (200, 20) if stand.quick else (1500, 120)
 
     async def bare_create(key: str, data: bytes) -> Any:
-        return await obstore.put_async(bare, key, data, mode="create")
+        return await obstore.put_async(bare, under + key, data, mode="create")
 
     async def bare_get(key: str) -> Any:
-        return bytes(await (await obstore.get_async(bare, key)).bytes_async())
+        return bytes(await (await obstore.get_async(bare, under + key)).bytes_async())
 
     def creates(verb: Callable[[str, bytes], Awaitable[Any]], count: int, data: bytes, lanes: int) -> Any:
         async def measured() -> float:

@@ -56,5 +56,5 @@ def _summary(outcome: Outcome, keep: Path | None) -> None:
         say(f"  BROKEN  {each.scenario}: {each.name}: {each.seen}")
     say("\nWhat to type next:")
     where = f" --dir {keep}" if keep else ""
-    for command in (f"lakebed up{where} --detach", *outcome.next):
+    for command in dict.fromkeys((f"lakebed up{where} --detach", *outcome.next)):
         say(f"  .venv/bin/{command}")

@@ -25,6 +25,14 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("lakebed.cli.settings:settings", "settings", "Show every setting, its value and where it comes from."),
     ("lakebed.cli.serve:serve", "serve", "Run a gateway."),
     ("lakebed.cli.serve:work", "work", "Run the workers beside the gateway."),
+    ("lakebed.cli.queue:app", "queue", "Queues: status, contents, dead letters."),
+    ("lakebed.cli.agent:app", "agent", "Collect samples into a disk queue and send them to collectors."),
+    ("lakebed.cli.batches:app", "batches", "Metric batches: frames, conflicts, repair, garbage, queries."),
+    ("lakebed.cli.bucket:app", "bucket", "What the bucket itself must be told."),
+    ("lakebed.cli.topics:app", "topics", "The log: list, describe, produce, consume, trim, fence, delete."),
+    ("lakebed.cli.meta:app", "meta", "Look into the ordered keys the log coordinates through."),
+    ("lakebed.cli.ticks:app", "ticks", "Ticks: upload Parquet files, see how they stand."),
+    ("lakebed.cli.silver:app", "silver", "Silver: dispatch, dead letters, replays."),
     ("lakebed.cli.lifecycle:app", "lifecycle", "Expiration rules that really run: put, dry-run, status, why."),
     ("lakebed.cli.sim:sim", "sim", "Run seeded simulations; replay one by its number."),
     ("lakebed.cli.bench:bench", "bench", "Measure a part beside the bare thing beneath it."),
@@ -41,7 +49,7 @@ def run(argv: Sequence[str]) -> int:
         result = app(list(argv), exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         say(f"error: {error}")
-        say("next:  lakebed --help")
+        say(f"next:  {' '.join(('lakebed', *(error.command_chain or ())))} --help")
         return exits.USAGE
     except LakebedError as error:
         say(f"error: {error.message}")

@@ -47,7 +47,8 @@ def _tabulate(stage: Stage, context: Context, listed: list[tuple[str, str, int]]
     )
     table.append(rows, Batch(APPLICATION, 1))
     again = table.append(rows, Batch(APPLICATION, 1))
-    upserted = table.upsert(rows.limit(3).selectExpr("folder", "key", "size + 1 as size"), Batch(APPLICATION, 2))
+    newer = [(folder, key, size + 1) for folder, key, size in listed[:3]]
+    upserted = table.upsert(spark.createDataFrame(newer, rows.schema), Batch(APPLICATION, 2))
     total = table.read().selectExpr("count(*)", "sum(size)").first()
     assert total is not None
     wanted = (len(listed), sum(size for _, _, size in listed) + min(3, len(listed)))

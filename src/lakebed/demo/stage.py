@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -64,19 +64,21 @@ class Stage:
         """A client's context on the same bucket, with metrics of its own."""
         return make_context(self.settings, role=role)
 
-    def process(self, name: str, arguments: Sequence[str]) -> Child:
+    def process(self, name: str, arguments: Sequence[str], *, env: Mapping[str, str] | None = None) -> Child:
         """Starts `python -m <arguments>` against the same bucket. It may be killed with `.kill()`, as by `kill -9`."""
         child = Child(name, self.folder / "demo" / f"{name}.log", clock=SystemClock())
-        child.start([sys.executable, "-m", *arguments], env={**os.environ, **self._environment})
+        child.start([sys.executable, "-m", *arguments], env={**os.environ, **self._environment, **(env or {})})
         self._children.append(child)
         return child
 
-    async def gateway(self, name: str, *, parts: Sequence[str] = ()) -> tuple[Child, str]:
+    async def gateway(
+        self, name: str, *, parts: Sequence[str] = (), env: Mapping[str, str] | None = None
+    ) -> tuple[Child, str]:
         """Starts one more gateway beside the stack's own, and waits until it answers. Returns it and its address."""
         chosen = ["--parts", ",".join(parts)] if parts else []
         with HeldPorts(Ids()) as held:
             url = f"http://{HOST}:{(port := held.take())}"
-            child = self.process(name, ["lakebed", "serve", "--port", str(port), *chosen])
+            child = self.process(name, ["lakebed", "serve", "--port", str(port), *chosen], env=env)
             await answers(f"{url}/healthz", child)
         return child, url
 

@@ -78,7 +78,7 @@ class Endpoints(msgspec.Struct, frozen=True):
 
     def as_settings(self) -> dict[str, str]:
         """The settings that make a command talk to this stack."""
-        return self.bucket.as_settings()
+        return stack_settings(Path(self.folder), self.bucket)
 
     def process(self, name: str) -> Process:
         for process in self.processes:
@@ -137,9 +137,14 @@ def environment(endpoints: Endpoints) -> dict[str, str]:
     }
 
 
+def stack_settings(folder: Path, bucket: BucketEndpoints) -> dict[str, str]:
+    """What everybody who belongs to the stack must agree on: its bucket, and its file of ordered keys."""
+    return {**bucket.as_settings(), "meta.path": str(folder / "meta.sqlite")}
+
+
 def child_environment(folder: Path, bucket: BucketEndpoints) -> dict[str, str]:
     """The environment of the gateway and the workers: ours, with the embedded bucket over whatever it said."""
-    told = {env_name(key): value for key, value in bucket.as_settings().items()}
+    told = {env_name(key): value for key, value in stack_settings(folder, bucket).items()}
     return {**os.environ, **told, "LAKEBED_DIR": str(folder)}
 
 

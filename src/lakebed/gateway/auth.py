@@ -15,10 +15,12 @@ import hashlib
 import hmac
 import ipaddress
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from starlette.routing import BaseRoute, Route
 from starlette.types import Scope
 
 from lakebed.auth import ANYBODY, Principal
@@ -26,6 +28,7 @@ from lakebed.errors import Denied, Invalid, Unauthenticated
 from lakebed.gateway.asked import Asked
 from lakebed.gateway.settings import GatewaySettings, KeySettings
 from lakebed.settings import Secret
+from lakebed.wire import OWN_KEYS_MARK
 
 PUBLIC_PATHS = frozenset({"/", "/health", "/healthz", "/console.css"})
 KEYS_MAX = 1000  # each request is compared with all of them, at about 0.2 µs a key
@@ -44,6 +47,7 @@ class Keyring:
     """The principals of one gateway."""
 
     def __init__(self, keys: tuple[KeySettings, ...]) -> None:
+        self._own_keys: list[Route] = []
         self._local: set[bytes | None] = {None}  # Host headers already found to be harmless
         self._known = tuple((_digest(key.secret.reveal().encode()), Principal(key.name, key.rights)) for key in keys)
 
@@ -57,6 +61,11 @@ class Keyring:
     def __len__(self) -> int:
         return len(self._known)
 
+    def register(self, routes: Iterable[BaseRoute]) -> None:
+        """Takes note of routes that know their callers by keys of their own."""
+        marked = [route for route in routes if isinstance(route, Route)]
+        self._own_keys += [route for route in marked if getattr(route.endpoint, OWN_KEYS_MARK, False)]
+
     def principal(self, scope: Scope, asked: Asked) -> Principal:
         """Raises Unauthenticated unless a known key is presented, none is configured or the path is public."""
         if not self._known:
@@ -66,11 +75,17 @@ class Keyring:
         found = self._find(presented) if presented is not None else None
         if found is not None:
             return found
-        if scope["path"] in PUBLIC_PATHS:
+        if scope["path"] in PUBLIC_PATHS or self._has_own_keys(scope):
             return NOBODY
         if presented is None:
             raise Unauthenticated("no key was sent", hint="send Authorization: Bearer <key>, or X-Api-Key: <key>")
         raise Unauthenticated("the key is not known here", hint="check the key, or ask the operator for one")
+
+    def _has_own_keys(self, scope: Scope) -> bool:
+        return any(
+            scope["method"] in (route.methods or ()) and route.path_regex.match(scope["path"])
+            for route in self._own_keys
+        )
 
     def _find(self, presented: bytes) -> Principal | None:
         digest = _digest(presented)

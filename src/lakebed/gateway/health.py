@@ -25,7 +25,7 @@ Check = Callable[[], Awaitable[Health]]
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What `/healthz` answers. `status` is the worst of its components."""
+    """What `/healthz` answers. `status` is the worst of its components; the last three are what a log's broker says."""
 
     status: str
     node: str
@@ -33,6 +33,9 @@ class Report(msgspec.Struct, frozen=True):
     authority: str
     started_at_ms: int
     components: dict[str, Health]
+    broker_id: str = ""
+    host: str = ""
+    port: int = 0
 
 
 class Examiner:
@@ -101,6 +104,8 @@ def routes(examiner: Examiner) -> list[BaseRoute]:
     async def health(request: Request) -> Response:
         """Asks every component: 200 when all can work, 503 when one is down."""
         report = await examiner.report()
+        host, port = request.scope.get("server") or ("", 0)
+        report = msgspec.structs.replace(report, broker_id=report.node, host=host, port=port or 0)
         return json_answer(report, 503 if report.status == "down" else 200, {"cache-control": "no-store"})
 
     return [Route("/healthz", health), Route("/health", health)]

@@ -10,6 +10,7 @@
 | Conflict, AlreadyExists, Stale, Fenced | 409 | read what stands, then decide |
 | Throttled | 429 | this client alone is too fast: wait Retry-After |
 | Overloaded, Unavailable, OutcomeUnknown | 503 | wait Retry-After, then retry (OutcomeUnknown: read first) |
+| TooEarly | 425 | another does the same right now: wait Retry-After, then retry |
 | Corrupt, anything else | 500 | tell a person, with the request id |
 
 A subclass that is not in the table answers as its nearest parent. Errors that are not Lakebed's own are answered with
@@ -50,6 +51,7 @@ STATUSES: dict[type[errors.LakebedError], int] = {
     errors.Overloaded: 503,
     errors.Throttled: 429,
     errors.Unavailable: 503,
+    errors.TooEarly: 425,
     errors.OutcomeUnknown: 503,
     errors.Corrupt: 500,
 }

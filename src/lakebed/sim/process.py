@@ -102,7 +102,5 @@ def drop(task: asyncio.Task[Any]) -> None:
             work.close()
         except BaseException:
             continue  # a `finally` that awaits, or meets the closed loop or the dead store
-        if not inspect.iscoroutine(work):
-            return  # the loop's own closing of an abandoned generator
-        if inspect.getcoroutinestate(work) == inspect.CORO_CLOSED:
-            return
+        if not inspect.iscoroutine(work) or inspect.getcoroutinestate(work) == inspect.CORO_CLOSED:
+            return  # what closes an async generator is no coroutine, and has no state to ask for

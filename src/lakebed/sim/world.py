@@ -15,6 +15,8 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+from structlog.testing import capture_logs
+
 from lakebed.sim.faults import Faults, attempt, immediate
 from lakebed.sim.loop import SimClock, SimLoop
 from lakebed.sim.process import Process, belongs_to_the_dead, belongs_to_the_stopped, drop
@@ -159,7 +161,8 @@ class World:
         try:
             task = self.loop.create_task(play())
             task.add_done_callback(lambda _: self.loop.stop())
-            self.loop.run_forever()
+            with capture_logs():  # what simulated processes say is no word of ours
+                self.loop.run_forever()
             if self._failure is None and not self.cut:
                 task.result()
         except Exception as error:  # of the script, or of the loop: nobody is left to go on, or there is no end

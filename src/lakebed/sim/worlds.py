@@ -24,8 +24,13 @@ class Row(msgspec.Struct, frozen=True):
 
 WORLDS: tuple[Row, ...] = (
     Row("register", "many processes change one register", "lakebed.sim.store:register"),
+    Row("batches", "agents, collectors, reconcilers and sweepers on one bucket", "lakebed.sim.batches:batches"),
+    Row("agent", "an agent killed again and again before failing collectors", "lakebed.sim.agent:agent"),
     Row("lease", "many processes want one lease", "lakebed.sim.store:lease"),
+    Row("queue", "ingestors and collectors on one queue, with poison, sweeps and fail-over", "lakebed.sim.queue:queue"),
+    Row("log", "brokers, compactors, vacuum and operator on a few partitions", "lakebed.sim.log:log"),
     Row("boot", "many processes start on a fresh bucket", "lakebed.sim.store:boot"),
+    Row("ticks", "replicas and dispatchers bring the same ticks to silver", "lakebed.sim.ticks:ticks"),
     Row("lifecycle", "workers expire objects under a changing policy", "lakebed.sim.lifecycle:lifecycle"),
 )
 

@@ -1,4 +1,4 @@
-"""What the data plane does not do: make a bucket. The only module that talks to S3 through boto3.
+"""What the data plane does not do: make a bucket, see what else may change it. Only this module uses boto3 for S3.
 
 Boto3 is synchronous and heavy to import, so calls run in a thread and the import waits until one is made.
 """
@@ -6,8 +6,11 @@ Boto3 is synchronous and heavy to import, so calls run in a thread and the impor
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
+
+import msgspec
 
 from lakebed.errors import Denied, Unavailable
 from lakebed.store.settings import StoreSettings
@@ -15,6 +18,7 @@ from lakebed.store.settings import StoreSettings
 PROBE_KEY = ".lakebed-probe"  # written, read and removed by `ensure_bucket`
 PROBE = b"?"  # not empty: a server may take an empty object before it can reach its disks
 TRY_TIMEOUT_S = 5.0
+MARKERS_MAX = 20  # delete markers named in one answer
 
 
 async def ensure_bucket(settings: StoreSettings) -> None:
@@ -70,3 +74,60 @@ def _ensure_bucket(settings: StoreSettings) -> None:
         raise Unavailable(f"bucket {bucket!r}: {error}") from error
     finally:
         s3.close()
+
+
+class LifecycleRule(msgspec.Struct, frozen=True):
+    """One rule as far as its reach and effect go. `expires`: it deletes objects, versions or markers."""
+
+    id: str
+    prefix: str
+    enabled: bool
+    expires: bool
+
+
+class BucketState(msgspec.Struct, frozen=True):
+    """What could take objects away behind our back."""
+
+    versioned: bool
+    rules: tuple[LifecycleRule, ...]
+    delete_markers: tuple[str, ...]  # the first few under the prefixes asked about
+
+
+async def bucket_state(settings: StoreSettings, prefixes: Sequence[str]) -> BucketState:
+    """Versioning, lifecycle rules and delete markers. Raises Denied or Unavailable when the bucket cannot be asked."""
+    return await asyncio.to_thread(_bucket_state, settings, prefixes)
+
+
+def _bucket_state(settings: StoreSettings, prefixes: Sequence[str]) -> BucketState:
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    bucket = settings.url.removeprefix("s3://").split("/", 1)[0]
+    s3 = client(settings)
+    try:
+        versioned = s3.get_bucket_versioning(Bucket=bucket).get("Status") in ("Enabled", "Suspended")
+        try:
+            rules = s3.get_bucket_lifecycle_configuration(Bucket=bucket).get("Rules", [])
+        except ClientError as error:
+            if error.response.get("Error", {}).get("Code") != "NoSuchLifecycleConfiguration":
+                raise
+            rules = []
+        markers: list[str] = []
+        for prefix in prefixes if versioned else ():
+            page = s3.list_object_versions(Bucket=bucket, Prefix=prefix, MaxKeys=1000)
+            markers += [found["Key"] for found in page.get("DeleteMarkers", []) if found.get("IsLatest")]
+        return BucketState(versioned, tuple(map(_rule, rules)), tuple(markers[:MARKERS_MAX]))
+    except ClientError as error:
+        code = error.response.get("Error", {}).get("Code", "")
+        kind = Denied if code == "AccessDenied" else Unavailable
+        raise kind(f"bucket {bucket!r}: {error}", hint="allow s3:GetBucketVersioning and the like") from error
+    except BotoCoreError as error:
+        raise Unavailable(f"bucket {bucket!r}: {error}") from error
+    finally:
+        s3.close()
+
+
+def _rule(rule: Any) -> LifecycleRule:
+    wanted = rule.get("Filter") or {}
+    prefix = wanted.get("Prefix") or (wanted.get("And") or {}).get("Prefix") or rule.get("Prefix") or ""
+    expires = bool({"Expiration", "NoncurrentVersionExpiration"} & set(rule))
+    return LifecycleRule(rule.get("ID", ""), prefix, rule.get("Status") == "Enabled", expires)

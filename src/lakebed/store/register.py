@@ -230,7 +230,7 @@ class Register(Generic[T]):
             envelope = _ENVELOPE.decode(stored.data)
             attempts = (envelope.attempt_id, *envelope.earlier)
             return Snapshot(self._decoder.decode(stored.data), envelope.epoch, stored.etag, attempts)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
             raise Corrupt(
                 f"{self._key!r} does not decode: {error}", hint="nothing was changed; look at the object", key=self._key
             ) from error

@@ -8,12 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest_gateway import Sample
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from lakebed.errors import Invalid
 from lakebed.gateway.app import Gateway
 from lakebed.gateway.auth import KEYS_MAX, Keyring, read_keys
 from lakebed.gateway.settings import GatewaySettings
 from lakebed.settings import Contradiction
+from lakebed.wire import own_keys
 
 Make = Callable[..., Gateway]
 Ask = Callable[..., Any]
@@ -199,3 +204,23 @@ def test_an_address_for_others_needs_keys() -> None:
 def test_settings_never_show_a_secret() -> None:
     """Not in their text form, not in the listing."""
     assert SECRET not in repr(GatewaySettings.of({"keys": KEYS}))
+
+
+async def test_a_route_with_keys_of_its_own_is_reached_without_the_gateways(ask: Ask, make: Make) -> None:
+    """The mark opens that route alone: its neighbours still demand a key."""
+
+    @own_keys
+    async def mine(request: Request) -> Response:
+        return Response(request.state.principal.name)
+
+    part = Sample(more=[Route("/mine/{thing}", mine)])
+
+    opened = await ask(make([part], keys=KEYS), "GET", "/mine/1", headers={"x-api-key": "an-org"})
+    closed = await ask(make([part], keys=KEYS), "GET", "/sample", headers={"x-api-key": "an-org"})
+    other_method = await ask(make([part], keys=KEYS), "POST", "/mine/1", headers={"x-api-key": "an-org"})
+
+    assert ((200, "nobody"), 401, 401) == (
+        (opened.status_code, opened.text),
+        closed.status_code,
+        other_method.status_code,
+    )

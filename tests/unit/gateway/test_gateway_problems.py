@@ -47,6 +47,7 @@ def test_every_kind_of_the_tree_has_a_status() -> None:
         (errors.Throttled, 429),
         (errors.Overloaded, 503),
         (errors.Unavailable, 503),
+        (errors.TooEarly, 425),
         (errors.OutcomeUnknown, 503),
         (errors.Corrupt, 500),
     ],

@@ -8,8 +8,8 @@ import pytest
 from lakebed.clock import ManualClock
 from lakebed.errors import Corrupt, Invalid, NotFound
 from lakebed.pipeline.tables import history
-from lakebed.pipeline.tables.log import Commit, apply, decode, encode, log_key, overlapping
-from lakebed.pipeline.tables.model import Batch, DataFile, Snapshot, TableSpec
+from lakebed.pipeline.tables.log import Commit, apply, change_of, decode, encode, grows, log_key, overlapping
+from lakebed.pipeline.tables.model import ONCE_WINDOW, Batch, Change, DataFile, Snapshot, TableSpec
 from lakebed.store.memory import MemoryStore
 
 SCHEMA = '{"type":"struct","fields":[{"name":"id","type":"long","nullable":false,"metadata":{}}]}'
@@ -34,7 +34,7 @@ def test_an_entry_says_what_it_was_given() -> None:
     """A table after its first entry has the schema, the files, their bounds and the batch."""
     state = apply(Snapshot(), 0, decode(entry(CREATED), "k"), "k")
 
-    assert Snapshot(0, SCHEMA, (), (ONE,), {"app": 1}, "id-1") == state
+    assert Snapshot(0, SCHEMA, (), (ONE,), {"app": 1}, "id-1", keys=SPEC.keys) == state
     assert state.rows == 3
 
 
@@ -139,3 +139,48 @@ def test_the_entry_is_json_lines_that_delta_readers_expect() -> None:
         "maxValues": {"id": 9},
         "nullCount": {},
     }
+
+
+def test_an_application_that_writes_once_is_known_by_the_version_it_made() -> None:
+    """Its place in the log can be found again, with what it changed."""
+    commit = Commit("MERGE", (TWO,), batch=Batch.once("tick-1"), rows_inserted=4, rows_replaced=2)
+    actions = decode(encode(commit, attempt_id="a", now_ms=1, version=7), "k")
+
+    after = apply(Snapshot(6, SCHEMA, (), (ONE,)), 7, actions, "k")
+
+    assert after.applied == {"once:tick-1": 7}
+    assert change_of(7, actions) == Change(7, "MERGE", False, ("once:tick-1",), 4, 2)
+
+
+def test_applications_that_wrote_once_are_forgotten_and_others_are_not() -> None:
+    """What is remembered of them is bounded, however many ticks there are."""
+    at = 256 * 50
+    before = Snapshot(at - 1, SCHEMA, applied={"once:old": at - ONCE_WINDOW, "once:new": at - 9, "silver": 3})
+
+    after = apply(before, at, decode(entry(Commit("WRITE", (ONE,))), "k"), "k")
+
+    assert after.applied == {"once:new": at - 9, "silver": 3}
+
+
+def test_a_schema_grows_by_new_names_only() -> None:
+    """Another type, a lost column or a name that differs in case is no growth."""
+
+    def schema(**types: str) -> str:
+        fields = [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in types.items()]
+        return msgspec.json.encode({"type": "struct", "fields": fields}).decode()
+
+    old = schema(id="long", note="string")
+
+    assert grows(old, old)
+    assert grows(old, schema(id="long", note="string", more="double"))
+    assert not grows(old, schema(id="long"))
+    assert not grows(old, schema(id="string", note="string"))
+    assert not grows(old, schema(id="long", note="string", NOTE="string"))
+
+
+def test_the_last_note_stays_until_the_next() -> None:
+    """Where rows come from is told by the version that brought them."""
+    noted = apply(Snapshot(0, SCHEMA), 1, decode(entry(Commit("WRITE", note="from a")), "k"), "k")
+    later = apply(noted, 2, decode(entry(Commit("WRITE")), "k"), "k")
+
+    assert (noted.note, later.note) == ("from a", "from a")

@@ -48,21 +48,24 @@ def writing(spec: TableSpec, location: Location) -> Callable[[Batches], Batches]
 
 
 def reading(
-    location: Location, root: str, columns: Sequence[str], partition_by: Sequence[str], *, with_file: bool = False
+    location: Location, root: str, types: dict[str, Any], partition_by: Sequence[str], *, with_file: bool = False
 ) -> Callable[[Batches], Batches]:
-    """The task that reads files: its input has columns `path` and `partition` (JSON), its output the table's rows."""
+    """The task that reads files: its input has columns `path` and `partition` (JSON), its output the table's rows.
+
+    `types` are the wanted columns' Arrow types: a file older than a column gives nulls for it.
+    """
 
     def read(batches: Batches) -> Batches:
         import pyarrow.parquet as pq
 
         filesystem = location.filesystem()
-        stored = [name for name in columns if name not in partition_by]
         for batch in batches:
             for path, partition in zip(batch["path"].to_pylist(), batch["partition"].to_pylist(), strict=True):
                 with pq.ParquetFile(location.path(f"{root}/{path}"), filesystem=filesystem) as file:
                     values = msgspec.json.decode(partition)
+                    stored = [name for name in types if name in file.schema_arrow.names and name not in partition_by]
                     for rows in file.iter_batches(batch_size=65_536, columns=stored):
-                        yield _with_values(rows, columns, values, path if with_file else None)
+                        yield _with_values(rows, types, values, path if with_file else None)
 
     return read
 
@@ -125,10 +128,15 @@ def _bounds(part: Any, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, 
     return low, high
 
 
+def shown(moment: datetime) -> str:
+    """A moment in UTC as it stands in a bound: microseconds, so that it sorts as text."""
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%f") + "Z"
+
+
 def _json(value: Any) -> Any:
     """A bound as Delta writes it; None for what has no faithful JSON form."""
     if isinstance(value, datetime):
-        return value.strftime("%Y-%m-%dT%H:%M:%S.%f") + "Z"  # µs, UTC: sorts as text
+        return shown(value)
     if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, float):
@@ -143,14 +151,18 @@ def _folder(value: str | None) -> str:
     return "__HIVE_DEFAULT_PARTITION__" if value is None else re.sub(r"[^A-Za-z0-9._-]", "_", value)[:64]
 
 
-def _with_values(rows: Any, columns: Sequence[str], values: dict[str, str | None], path: str | None) -> Any:
+def _with_values(rows: Any, types: dict[str, Any], values: dict[str, str | None], path: str | None) -> Any:
     import pyarrow as pa
 
-    arrays = [
-        rows.column(name) if name in rows.schema.names else pa.array([values.get(name)] * rows.num_rows, pa.string())
-        for name in columns
-    ]
-    names = list(columns)
+    def column(name: str, kind: Any) -> Any:
+        if name in rows.schema.names:
+            return rows.column(name)
+        return (
+            pa.array([values[name]] * rows.num_rows, pa.string()) if name in values else pa.nulls(rows.num_rows, kind)
+        )
+
+    arrays = [column(name, kind) for name, kind in types.items()]
+    names = list(types)
     if path is not None:
         arrays.append(pa.array([path] * rows.num_rows, pa.string()))
         names.append(FILE_COLUMN)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import msgspec
 
 from lakebed.errors import AlreadyExists, Corrupt, NotFound
-from lakebed.pipeline.tables.log import apply, decode, log_key
-from lakebed.pipeline.tables.model import Snapshot
+from lakebed.pipeline.tables.log import apply, change_of, decode, log_key
+from lakebed.pipeline.tables.model import Change, Snapshot
 from lakebed.store.protocol import Store
 
 KEEP_EVERY = 16  # versions between two kept snapshots: what a cold read replays at most
@@ -34,6 +34,12 @@ async def snapshot(store: Store, root: str, *, version: int | None = None, known
             return state
         state = apply(state, state.version + 1, decode(stored.data, key), key)
     return state
+
+
+async def change(store: Store, root: str, version: int) -> Change:
+    """What this version did. Raises NotFound."""
+    key = log_key(root, version)
+    return change_of(version, decode((await store.get(key)).data, key))
 
 
 async def keep(store: Store, root: str, state: Snapshot) -> None:

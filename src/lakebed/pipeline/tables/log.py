@@ -12,9 +12,12 @@ from typing import Any
 import msgspec
 
 from lakebed.errors import Corrupt, Invalid
-from lakebed.pipeline.tables.model import Batch, DataFile, Snapshot, TableSpec
+from lakebed.pipeline.tables.model import ONCE, ONCE_WINDOW, Batch, Change, DataFile, Snapshot, TableSpec
 
 READER_VERSION, WRITER_VERSION = 1, 2
+LOG_FOLDER = "_delta_log"
+KEYS = "lakebed.keys"  # in the table's configuration: the columns that make its rows unique
+ONCE_SWEEP = 256  # versions between two sweeps of applications that wrote once
 
 
 class Commit(msgspec.Struct, frozen=True):
@@ -27,32 +30,36 @@ class Commit(msgspec.Struct, frozen=True):
     spec: TableSpec | None = None  # given when the version sets (creates or changes) the table's schema
     table_id: str = ""
     data_change: bool = True
+    overwrites: bool = False
+    note: str = ""  # where the rows come from, for people and for the next run
+    rows_inserted: int = 0
+    rows_replaced: int = 0
 
 
 def log_key(root: str, version: int) -> str:
-    return f"{root}/_delta_log/{version:020d}.json"
+    return f"{root}/{LOG_FOLDER}/{version:020d}.json"
 
 
-def encode(commit: Commit, *, attempt_id: str, now_ms: int) -> bytes:
-    """The log entry. `attempt_id` makes the bytes ours alone."""
-    lines: list[dict[str, Any]] = [
-        {
-            "commitInfo": {
-                "timestamp": now_ms,
-                "operation": commit.operation,
-                "operationParameters": {},
-                "engineInfo": "lakebed",
-                "txnId": attempt_id,
-            }
-        }
-    ]
+def encode(commit: Commit, *, attempt_id: str, now_ms: int, version: int = 0) -> bytes:
+    """The log entry of this version. `attempt_id` makes the bytes ours alone."""
+    info: dict[str, Any] = {
+        "timestamp": now_ms,
+        "operation": commit.operation,
+        "operationParameters": {"mode": "Overwrite"} if commit.overwrites else {},
+        "operationMetrics": {
+            "numTargetRowsInserted": str(commit.rows_inserted),
+            "numTargetRowsUpdated": str(commit.rows_replaced),
+        },
+        "engineInfo": "lakebed",
+        "txnId": attempt_id,
+    }
+    lines: list[dict[str, Any]] = [{"commitInfo": info | ({"userMetadata": commit.note} if commit.note else {})}]
     if commit.spec is not None:
         lines.append({"protocol": {"minReaderVersion": READER_VERSION, "minWriterVersion": WRITER_VERSION}})
         lines.append({"metaData": _metadata(commit.spec, commit.table_id, now_ms)})
     if commit.batch is not None:
-        lines.append(
-            {"txn": {"appId": commit.batch.application, "version": commit.batch.number, "lastUpdated": now_ms}}
-        )
+        number = version if commit.batch.number is None else commit.batch.number
+        lines.append({"txn": {"appId": commit.batch.application, "version": number, "lastUpdated": now_ms}})
     lines += [{"remove": _remove(file, now_ms, commit.data_change)} for file in commit.removes]
     lines += [{"add": _add(file, now_ms, commit.data_change)} for file in commit.adds]
     return b"\n".join(msgspec.json.encode(line) for line in lines) + b"\n"
@@ -71,6 +78,7 @@ def apply(before: Snapshot, version: int, actions: Iterable[dict[str, Any]], whe
     files = {file.path: file for file in before.files}
     applied = dict(before.applied)
     schema_json, partition_by, table_id = before.schema_json, before.partition_by, before.table_id
+    keys, note = before.keys, before.note
     for action in actions:
         if protocol := action.get("protocol"):
             check_protocol(protocol, where)
@@ -78,13 +86,49 @@ def apply(before: Snapshot, version: int, actions: Iterable[dict[str, Any]], whe
             schema_json = metadata["schemaString"]
             partition_by = tuple(metadata.get("partitionColumns", ()))
             table_id = metadata["id"]
+            keys = tuple(filter(None, metadata.get("configuration", {}).get(KEYS, "").split(",")))
+        if info := action.get("commitInfo"):
+            note = info.get("userMetadata") or note
         if txn := action.get("txn"):
             applied[txn["appId"]] = txn["version"]
         if remove := action.get("remove"):
             files.pop(remove["path"], None)
         if add := action.get("add"):
             files[add["path"]] = file_of(add)
-    return Snapshot(version, schema_json, partition_by, tuple(files.values()), applied, table_id)
+    if version % ONCE_SWEEP == 0:
+        applied = {app: at for app, at in applied.items() if not app.startswith(ONCE) or at > version - ONCE_WINDOW}
+    return Snapshot(version, schema_json, partition_by, tuple(files.values()), applied, table_id, keys, note)
+
+
+def change_of(version: int, actions: Iterable[dict[str, Any]]) -> Change:
+    """What a log entry says that it did. Entries of other writers may say less."""
+    info: dict[str, Any] = {}
+    applications = []
+    for action in actions:
+        info = action.get("commitInfo", info)
+        if txn := action.get("txn"):
+            applications.append(txn["appId"])
+    metrics = info.get("operationMetrics") or {}
+    return Change(
+        version,
+        info.get("operation", ""),
+        (info.get("operationParameters") or {}).get("mode") == "Overwrite",
+        tuple(applications),
+        int(metrics.get("numTargetRowsInserted", 0)),
+        int(metrics.get("numTargetRowsUpdated", 0)),
+    )
+
+
+def fields_of(schema_json: str) -> dict[str, Any]:
+    """Each column's type, in order; nullability and comments aside."""
+    return {field["name"]: field["type"] for field in msgspec.json.decode(schema_json)["fields"]} if schema_json else {}
+
+
+def grows(old_json: str, new_json: str) -> bool:
+    """Whether the new schema is the old one, with columns added at most. Names that differ only in case clash."""
+    old, new = fields_of(old_json), fields_of(new_json)
+    distinct = len({name.casefold() for name in new}) == len(new)
+    return distinct and all(new.get(name) == kind for name, kind in old.items())
 
 
 def check_protocol(protocol: dict[str, Any], where: str) -> None:
@@ -126,7 +170,7 @@ def _metadata(spec: TableSpec, table_id: str, now_ms: int) -> dict[str, Any]:
         "format": {"provider": "parquet", "options": {}},
         "schemaString": spec.schema_json,
         "partitionColumns": list(spec.partition_by),
-        "configuration": {},
+        "configuration": {KEYS: ",".join(spec.keys)} if spec.keys else {},
         "createdTime": now_ms,
     }
 

@@ -8,6 +8,8 @@ import msgspec
 
 from lakebed.errors import Invalid
 
+ONCE = "once:"  # how an application that writes once is marked in the log
+ONCE_WINDOW = 10_000  # versions: a tick a minute for a week, half a megabyte in a kept snapshot
 NAME = re.compile(r"[a-z0-9][a-z0-9_.=-]{0,127}(/[a-z0-9][a-z0-9_.=-]{0,127}){0,7}", re.IGNORECASE)
 
 
@@ -55,7 +57,10 @@ class DataFile(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """A table at one version; -1 is a table that does not exist yet. `applied` is each application's last batch."""
+    """A table at one version; -1 is a table that does not exist yet. `applied` is each application's last batch.
+
+    `keys` are those its last spec named, `note` is what its last version says about where its rows come from.
+    """
 
     version: int = -1
     schema_json: str = ""
@@ -63,6 +68,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     files: tuple[DataFile, ...] = ()
     applied: dict[str, int] = {}
     table_id: str = ""
+    keys: tuple[str, ...] = ()
+    note: str = ""
 
     @property
     def rows(self) -> int:
@@ -70,10 +77,20 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """What makes a write idempotent: the application that writes, and which of its batches this is, counting up."""
+    """What makes a write idempotent: the application that writes, and which of its batches this is, counting up.
+
+    An application that writes once in its life has no number: the version it made stands in its place, so a repeat
+    finds that version and what it changed. Such applications are forgotten after ONCE_WINDOW further versions.
+    `after` is the batch that must be the last one applied (-1: none); another one there makes the write Stale.
+    """
 
     application: str
-    number: int
+    number: int | None
+    after: int | None = None
+
+    @classmethod
+    def once(cls, application: str) -> Batch:
+        return cls(f"{ONCE}{application}", None)
 
 
 class Committed(msgspec.Struct, frozen=True):
@@ -85,3 +102,15 @@ class Committed(msgspec.Struct, frozen=True):
     files_added: int = 0
     files_removed: int = 0
     repeated: bool = False
+    rows_removed: int = 0
+
+
+class Change(msgspec.Struct, frozen=True):
+    """What one version did: `overwrites` means that nothing older is left in the table."""
+
+    version: int
+    operation: str
+    overwrites: bool
+    applications: tuple[str, ...]
+    rows_inserted: int = 0
+    rows_replaced: int = 0

@@ -3,26 +3,31 @@
 Executors write Parquet first; the version becomes true when the driver creates the table's next log entry, only if
 absent. A writer that loses that race looks at what won: an append goes on behind it, everything else is planned again.
 A batch that was applied before changes nothing.
+
+A spec with more columns than the table has adds them, as nullable, in the version that first writes them. Any other
+difference is refused, except by a replace, which brings its own schema.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from datetime import datetime
 from typing import Any, TypeVar
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import StructType
 
 from lakebed.clock import Clock, now_ms
-from lakebed.errors import AlreadyExists, Invalid, Overloaded
+from lakebed.errors import AlreadyExists, Invalid, Overloaded, Stale
 from lakebed.ids import Ids
 from lakebed.pipeline.tables import files, history
 from lakebed.pipeline.tables.location import Location
-from lakebed.pipeline.tables.log import Commit, encode, log_key, overlapping
-from lakebed.pipeline.tables.model import Batch, Committed, DataFile, Snapshot, TableSpec
+from lakebed.pipeline.tables.log import Commit, encode, fields_of, grows, log_key, overlapping
+from lakebed.pipeline.tables.model import Batch, Change, Committed, DataFile, Snapshot, TableSpec
 from lakebed.store.protocol import Store
 
 RACES_MAX = 30  # commits that others may make before ours gives up as Overloaded
@@ -35,12 +40,21 @@ class Table:
     """A table of this spec on the bucket. Synchronous, as Spark is: call it from a thread of its own."""
 
     def __init__(
-        self, spark: SparkSession, spec: TableSpec, *, store: Store, location: Location, clock: Clock, ids: Ids
+        self,
+        spark: SparkSession,
+        spec: TableSpec,
+        *,
+        store: Store,
+        location: Location,
+        clock: Clock,
+        ids: Ids,
+        known: Snapshot | None = None,
     ) -> None:
+        """`known` is any earlier snapshot of the table: reading goes on from it."""
         self.spec = spec
         self._spark, self._store, self._location = spark, store, location
         self._clock, self._ids = clock, ids
-        self._known: Snapshot | None = None
+        self._known = known
 
     def snapshot(self, version: int | None = None) -> Snapshot:
         """The table at a version, or as it is now (version -1: not yet made). Raises NotFound for a missing version."""
@@ -65,6 +79,18 @@ class Table:
         old = {file.path for file in self.snapshot(after).files} if after >= 0 else set()
         return self._rows([file for file in state.files if file.path not in old], self._columns(state), state)
 
+    def changes(self, after: int, until: int) -> list[Change]:
+        """What each version after `after` up to `until` did, in order. Raises NotFound for a missing version."""
+
+        async def read() -> list[Change]:
+            return [await history.change(self._store, self.spec.root, n) for n in range(after + 1, until + 1)]
+
+        return _wait(read())
+
+    def applied(self, batch: Batch) -> Committed | None:
+        """What this batch did, if it was applied before."""
+        return self._repeated(batch)
+
     def append(self, rows: DataFrame, batch: Batch | None = None) -> Committed:
         """Adds the rows. With a batch, exactly once."""
         if done := self._repeated(batch):
@@ -72,22 +98,53 @@ class Table:
         written = self._write(rows)
         total = sum(file.rows for file in written)
         return self._commit(
-            lambda state: Commit("WRITE", adds=tuple(written), batch=batch),
+            lambda state: Commit("WRITE", adds=tuple(written), batch=batch, rows_inserted=total),
             lambda commit: Committed(0, total, 0, len(commit.adds)),
             batch,
             rebase=True,
         )
 
-    def replace(self, rows: DataFrame, batch: Batch | None = None) -> Committed:
-        """Makes these rows the whole table, with this spec's schema. With a batch, exactly once."""
-        if done := self._repeated(batch):
-            return done
-        written = self._write(rows)
+    def replace(
+        self,
+        rows: DataFrame,
+        batch: Batch | None = None,
+        *,
+        note: str = "",
+        unless: Callable[[Snapshot], bool] = lambda state: False,
+    ) -> Committed:
+        """Makes these rows the whole table, with this spec's schema. With a batch, exactly once.
+
+        `unless` looks at the table that would be replaced: when it says yes, nothing is changed (`repeated`).
+        """
+        return self._repeated(batch) or self.replace_by(self._write(rows), batch, note=note, unless=unless)
+
+    def replace_by(
+        self,
+        written: Sequence[DataFile],
+        batch: Batch | None = None,
+        *,
+        note: str = "",
+        unless: Callable[[Snapshot], bool] = lambda state: False,
+    ) -> Committed:
+        """The same with files that executors have written already, with this spec's columns."""
         total = sum(file.rows for file in written)
 
-        def plan(state: Snapshot) -> Commit:
-            changed = state.schema_json != self.spec.schema_json
-            return Commit("WRITE", tuple(written), state.files, batch, self.spec if changed else None, state.table_id)
+        def plan(state: Snapshot) -> Commit | None:
+            if unless(state):
+                return None
+            changed = state.schema_json != self.spec.schema_json or state.keys != self.spec.keys
+            return Commit(
+                "WRITE",
+                tuple(written),
+                state.files,
+                batch,
+                self.spec if changed else None,
+                state.table_id,
+                overwrites=True,
+                note=note,
+                rows_inserted=total,
+                rows_replaced=sum(file.rows for file in state.files),
+            )
 
         def result(commit: Commit) -> Committed:
             gone = sum(file.rows for file in commit.removes)
@@ -95,39 +152,104 @@ class Table:
 
         return self._commit(plan, result, batch, rebase=True)
 
-    def upsert(self, rows: DataFrame, batch: Batch | None = None) -> Committed:
+    def insert_files(
+        self, written: Sequence[DataFile], batch: Batch | None, *, bounds: tuple[Any, Any] | None
+    ) -> Committed | None:
+        """Adds files whose first keys lie within the bounds, if no file of the table may hold such a key.
+
+        None: one may, so nothing was committed; upsert the rows instead.
+        """
+        total = sum(file.rows for file in written)
+
+        def plan(state: Snapshot) -> Commit:
+            if bounds is None or self._candidates(state, bounds):
+                raise _Overlaps
+            return Commit("MERGE", tuple(written), batch=batch, rows_inserted=total)
+
+        try:
+            return self._commit(plan, lambda commit: Committed(0, total, 0, len(commit.adds)), batch, rebase=True)
+        except _Overlaps:
+            return None
+
+    def upsert(
+        self, rows: DataFrame, batch: Batch | None = None, *, bounds: tuple[Any, Any] | None = None
+    ) -> Committed:
         """Inserts rows with new keys and replaces rows whose keys are there. Keys must be unique in `rows`.
 
-        Only files that hold one of the keys are written again.
+        Only files that hold one of the keys are written again. `bounds` is the range of the first key in `rows`, where
+        the caller knows it: rows behind every file need no look at the table then.
         """
         if not self.spec.keys:
             raise Invalid(f"table {self.spec.name} has no keys to upsert by", hint="append, or give its spec keys")
-        rows = rows.cache()
+        kept = False
         try:
             for _ in range(RACES_MAX):
                 if done := self._repeated(batch):
                     return done
                 state = self.snapshot()
-                touched, replaced = self._touched(rows, state)
+                self._growing(state)
+                if not kept and self._candidates(state, bounds):
+                    rows, kept = rows.cache(), True  # read more than once from here on
+                touched, replaced = self._touched(rows, state, bounds)
                 written = self._write(self._merged(rows, touched, state))
                 inserted = sum(file.rows for file in written) - sum(file.rows for file in touched)
-                commit = Commit("MERGE", tuple(written), tuple(touched), batch)
+                commit = Commit(
+                    "MERGE",
+                    tuple(written),
+                    tuple(touched),
+                    batch,
+                    rows_inserted=inserted,
+                    rows_replaced=replaced,
+                )
                 result = Committed(0, inserted, replaced, len(written), len(touched))
                 try:
                     return self._commit(lambda _, commit=commit: commit, lambda _, r=result: r, batch, on=state)  # type: ignore[misc]
                 except _Raced:
                     continue
         finally:
-            rows.unpersist()
+            if kept:
+                rows.unpersist()
         raise Overloaded(f"table {self.spec.name} changed under an upsert {RACES_MAX} times")
 
-    def _touched(self, rows: DataFrame, state: Snapshot) -> tuple[list[DataFile], int]:
+    def remove_before(self, column: str, moment: datetime) -> Committed:
+        """Removes the rows whose timestamp in `column` is before the moment; rows without one stay.
+
+        Files that are old as a whole leave the log without being read; a file that is old in part is written again.
+        """
+        shown = files.shown(moment)
+        for _ in range(RACES_MAX):
+            state = self.snapshot()
+            touched = [file for file in state.files if str(file.low.get(column, "")) < shown]
+            if not touched:
+                return Committed(state.version, repeated=True)
+            mixed = [file for file in touched if file.nulls.get(column, 1) or str(file.high.get(column, "~")) >= shown]
+            rows = self._rows(mixed, self._columns(state), state)
+            kept = rows.filter(F.col(column).isNull() | (F.col(column) >= F.lit(moment)))
+            written = self._write(kept.select(*self.spec.columns).coalesce(max(1, len(mixed)))) if mixed else []
+            gone = sum(file.rows for file in touched) - sum(file.rows for file in written)
+            if not gone:
+                return Committed(state.version, repeated=True)
+            commit = Commit("DELETE", tuple(written), tuple(touched))
+            result = Committed(0, files_added=len(written), files_removed=len(touched), rows_removed=gone)
+            try:
+                return self._commit(lambda _, commit=commit: commit, lambda _, r=result: r, None, on=state)  # type: ignore[misc]
+            except _Raced:
+                continue
+        raise Overloaded(f"table {self.spec.name} changed under a delete {RACES_MAX} times")
+
+    def _candidates(self, state: Snapshot, bounds: tuple[Any, Any] | None) -> list[DataFile]:
+        """The files that may hold keys within the bounds of the first key."""
+        if bounds is None or not isinstance(bounds[0], (int, str)):
+            return list(state.files)
+        return overlapping(state.files, self.spec.keys[0], *bounds)
+
+    def _touched(self, rows: DataFrame, state: Snapshot, bounds: tuple[Any, Any] | None) -> tuple[list[DataFile], int]:
         """The files that hold any of the keys, and how many rows will be replaced."""
         keys = list(self.spec.keys)
-        candidates = list(state.files)
-        first = rows.agg(F.min(keys[0]), F.max(keys[0])).first() if candidates else None
-        if first is not None and first[0] is not None and isinstance(first[0], (int, str)):
-            candidates = overlapping(candidates, keys[0], first[0], first[1])
+        if bounds is None and state.files:
+            first = rows.agg(F.min(keys[0]), F.max(keys[0])).first()
+            bounds = None if first is None or first[0] is None else (first[0], first[1])
+        candidates = self._candidates(state, bounds)
         if not candidates:
             return [], 0
         held = self._rows(candidates, keys, state, with_file=True)
@@ -168,7 +290,8 @@ class Table:
     def _rows(
         self, chosen: Sequence[DataFile], columns: Sequence[str], state: Snapshot, *, with_file: bool = False
     ) -> DataFrame:
-        schema = StructType.fromJson(msgspec.json.decode(state.schema_json or self.spec.schema_json))
+        known = [self.spec.schema_json, *([state.schema_json] if state.schema_json else [])]
+        schema = {field.name: field for text in known for field in StructType.fromJson(msgspec.json.decode(text))}
         typed = [schema[name] for name in columns]
         stored = ", ".join(
             f"`{field.name}` {'string' if field.name in state.partition_by else field.dataType.simpleString()}"
@@ -177,7 +300,8 @@ class Table:
         listed = [(file.path, msgspec.json.encode(file.partition).decode()) for file in chosen]
         tasks = max(1, -(-len(listed) // FILES_PER_TASK))
         sources = self._spark.createDataFrame(listed, "path string, partition string").repartition(tasks)
-        task = files.reading(self._location, self.spec.root, list(columns), state.partition_by, with_file=with_file)
+        types = {field.name: to_arrow_type(field.dataType, timezone="UTC") for field in typed}
+        task = files.reading(self._location, self.spec.root, types, state.partition_by, with_file=with_file)
         rows = sources.mapInArrow(task, stored)
         casts = [F.col(field.name).cast(field.dataType).alias(field.name) for field in typed]
         return rows.select(*casts, *([files.FILE_COLUMN] if with_file else []))
@@ -187,16 +311,34 @@ class Table:
             return self.spec.columns
         return [field["name"] for field in msgspec.json.decode(state.schema_json)["fields"]]
 
-    def _repeated(self, batch: Batch | None) -> Committed | None:
-        """The answer for a batch that was applied before."""
-        state = self.snapshot()
-        if batch is None or state.applied.get(batch.application, -1) < batch.number:
+    def _growing(self, state: Snapshot) -> bool:
+        """Whether this spec adds columns. Raises Stale when it is not the table's schema and does not extend it."""
+        if state.version == -1 or fields_of(state.schema_json) == fields_of(self.spec.schema_json):
+            return False
+        if not grows(state.schema_json, self.spec.schema_json):
+            raise Stale(f"table {self.spec.name} has another schema at version {state.version} than its writer knows")
+        return len(fields_of(self.spec.schema_json)) > len(fields_of(state.schema_json))
+
+    def _repeated(self, batch: Batch | None, state: Snapshot | None = None) -> Committed | None:
+        """The answer for a batch that was applied before; for one that is written once, the first answer again."""
+        state = state or self.snapshot()
+        if batch is None:
             return None
-        return Committed(state.version, repeated=True)
+        at = state.applied.get(batch.application, -1)
+        if batch.number is not None and at >= batch.number:
+            return Committed(state.version, repeated=True)
+        if batch.after is not None and batch.after != at:
+            raise Stale(
+                f"{batch.application!r} has written batch {at} to {self.spec.name}, not {batch.after} as its last"
+            )
+        if batch.number is not None or at == -1:
+            return None
+        done = _wait(history.change(self._store, self.spec.root, at))
+        return Committed(at, done.rows_inserted, done.rows_replaced, repeated=True)
 
     def _commit(
         self,
-        plan: Callable[[Snapshot], Commit],
+        plan: Callable[[Snapshot], Commit | None],
         result: Callable[[Commit], Committed],
         batch: Batch | None,
         *,
@@ -207,12 +349,16 @@ class Table:
         attempt = self._ids.token()
         for _ in range(RACES_MAX):
             state = on or self.snapshot()
-            if batch is not None and state.applied.get(batch.application, -1) >= batch.number:
-                return Committed(state.version, repeated=True)
+            if done := self._repeated(batch, state):
+                return done
             commit = plan(state)
+            if commit is None:
+                return Committed(state.version, repeated=True)
             if state.version == -1:
                 commit = msgspec.structs.replace(commit, spec=self.spec, table_id=self._ids.uuid())
-            data = encode(commit, attempt_id=attempt, now_ms=now_ms(self._clock))
+            elif not commit.overwrites and self._growing(state):
+                commit = msgspec.structs.replace(commit, spec=self.spec, table_id=state.table_id)
+            data = encode(commit, attempt_id=attempt, now_ms=now_ms(self._clock), version=state.version + 1)
             try:
                 _wait(self._store.create(log_key(self.spec.root, state.version + 1), data))
             except AlreadyExists as error:
@@ -222,6 +368,10 @@ class Table:
             _wait(history.keep(self._store, self.spec.root, self.snapshot()))
             return msgspec.structs.replace(result(commit), version=state.version + 1)
         raise Overloaded(f"table {self.spec.name} was committed to by others {RACES_MAX} times")
+
+
+class _Overlaps(Exception):
+    """Files of the table may hold keys that are to be inserted."""
 
 
 class _Raced(Exception):

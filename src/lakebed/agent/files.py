@@ -1,0 +1,74 @@
+"""The few things the queue asks of a file system, each with the fsync that makes it last.
+
+A seam on purpose: the crash tests run the queue over one that stops at every step and forgets what was not synced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+BLOCK_BYTES = 4096  # what a small file really takes on common file systems
+
+
+class Files:
+    """`fsyncs` counts the synchronous writes, the cost that matters here."""
+
+    def __init__(self) -> None:
+        self.fsyncs = 0
+
+    def write(self, path: Path, data: bytes) -> None:
+        """Creates or truncates the file; on return its bytes (not yet its name) are on the disk."""
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            self._sync_write(fd, data)
+        finally:
+            os.close(fd)
+
+    def append(self, path: Path, data: bytes) -> None:
+        """Adds bytes at the end of the file and makes them last."""
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            self._sync_write(fd, data)
+        finally:
+            os.close(fd)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Atomic, and durable only after `sync_folder` of both folders."""
+        source.rename(target)
+
+    def unlink(self, path: Path) -> None:
+        """Gone, or was gone already. Durable only after `sync_folder`."""
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+
+    def make_folder(self, path: Path) -> None:
+        """The folder exists and its name is on the disk, also when an earlier call made it and could not sync."""
+        path.mkdir(mode=0o700, exist_ok=True)
+        self.sync_folder(path.parent)
+
+    def remove_folder(self, path: Path) -> None:
+        """Removes an empty folder; one that is not empty stays."""
+        with contextlib.suppress(OSError):
+            path.rmdir()
+
+    def sync_folder(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+            self.fsyncs += 1
+        finally:
+            os.close(fd)
+
+    def _sync_write(self, fd: int, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+        os.fsync(fd)
+        self.fsyncs += 1
+
+
+def disk_bytes(size_bytes: int) -> int:
+    """What a file of this size costs the disk: whole blocks."""
+    return max(1, -(-size_bytes // BLOCK_BYTES)) * BLOCK_BYTES

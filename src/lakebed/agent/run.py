@@ -1,0 +1,267 @@
+"""The agent whole: sources → batcher → disk queue → sender, and an orderly stop.
+
+At a stop nothing that was read is left in memory: sources end, the batcher flushes to the disk, the sender finishes
+what is under way within `stop_s`, and the rest waits on disk for the next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from lakebed import logs
+from lakebed.agent import paths
+from lakebed.agent.alerts import Alerts, read_alerts
+from lakebed.agent.batcher import Batcher, BatchLimits
+from lakebed.agent.model import Frame, QueueFull, Stored
+from lakebed.agent.order import Order, OrderLimits
+from lakebed.agent.sender import Sender
+from lakebed.agent.settings import AgentSettings
+from lakebed.agent.sources.host import HostSource
+from lakebed.agent.sources.listen import LOOPBACK, Listener, LoopbackServer, bind
+from lakebed.agent.sources.scrape import ScrapeSource
+from lakebed.agent.sources.stdin import StdinSource
+from lakebed.agent.spool import Spool, SpoolLimits
+from lakebed.agent.transport import HttpTransport
+from lakebed.agent.waiting import cancel, in_thread
+from lakebed.clock import Clock, now_ms
+from lakebed.errors import Overloaded, Unavailable
+from lakebed.frame.model import check_id
+from lakebed.ids import Ids
+from lakebed.metrics import Metrics
+
+RESTART_S = 1.0  # before a source that failed is started again
+DRAIN_POLL_S = 0.05
+
+
+class Agent:
+    """One run of an agent, from start to stop: a boot."""
+
+    def __init__(self, settings: AgentSettings, *, clock: Clock, ids: Ids, metrics: Metrics) -> None:
+        self._settings, self._clock, self._ids, self._metrics = settings, clock, ids, metrics
+        self._log = logs.logger("agent")
+        self.agent_id = check_id("agent_id", settings.agent_id or socket.gethostname())
+        self.boot_id = ids.uuid()
+        self._sources: list[asyncio.Task[None]] = []
+        self._stdin: StdinSource | None = None
+        self._server: LoopbackServer | None = None
+        self._served: asyncio.Task[None] | None = None
+        self._fsyncs = 0
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Runs until `stop` is set, or until standard input, as the only source, has ended and been sent.
+
+        Raises Unavailable when it had to leave something behind: samples that the disk would not take, or, at the end
+        of standard input, batches that no collector took within `drain_s` (those are safe on disk).
+        """
+        settings = self._settings
+        self._spool = await asyncio.to_thread(self._open)
+        try:
+            self._alerts = Alerts(settings.queue_dir / paths.ALERTS, metrics=self._metrics, now_ms=self._now_ms)
+            transport = HttpTransport(
+                token=settings.token.reveal(),
+                timeout_s=settings.request_timeout_s,
+                connect_timeout_s=settings.connect_timeout_s,
+                concurrency=settings.send_concurrency,
+            )
+            async with transport:
+                self._wire(transport)
+                await self._live(transport, stop)
+        finally:
+            self._spool.close()
+
+    def _open(self) -> Spool:
+        settings = self._settings
+        limits = SpoolLimits(settings.queue_bytes_max, settings.queue_batches_max, settings.when_full)
+        spool = Spool.open(
+            settings.queue_dir, agent_id=self.agent_id, boot_id=self.boot_id, limits=limits, now_ms=self._now_ms
+        )
+        self._metrics.counter("lakebed_agent_torn_total").inc(spool.torn)
+        return spool
+
+    def _wire(self, transport: HttpTransport) -> None:
+        settings = self._settings
+        self._batcher = Batcher(
+            self.agent_id,
+            self.boot_id,
+            BatchLimits(settings.batch_bytes, settings.batch_samples_max, settings.batch_interval_s),
+            self._store,
+            clock=self._clock,
+            metrics=self._metrics,
+            trouble=self._trouble,
+        )
+        order_limits = OrderLimits(
+            concurrency=settings.send_concurrency,
+            base_s=settings.backoff_base_s,
+            cap_s=settings.backoff_cap_s,
+            retry_after_max_s=settings.retry_after_max_s,
+            denied_s=settings.denied_retry_s,
+            hedge_share_max=settings.hedge_share_max,
+        )
+        self._sender = Sender(
+            self._spool,
+            Order(settings.collectors, order_limits, self._ids),
+            transport,
+            self._alerts,
+            hedge_after_s=settings.hedge_after_s,
+            concurrency=settings.send_concurrency,
+            clock=self._clock,
+            metrics=self._metrics,
+        )
+
+    async def _live(self, transport: HttpTransport, stop: asyncio.Event) -> None:
+        waiting, settings = self._spool.batches, self._settings
+        self._log.info("agent starts", agent_id=self.agent_id, boot_id=self.boot_id, waiting=waiting)
+        if not settings.collectors:
+            self._log.warning("no collectors: batches are only queued", setting="agent.collectors")
+        batching = asyncio.ensure_future(self._batcher.run())
+        sending = asyncio.ensure_future(self._sender.run())
+        stopped = asyncio.ensure_future(stop.wait())
+        try:
+            await self._start_sources(transport)
+        except BaseException:
+            await cancel([batching, sending, stopped])
+            raise
+        only_stdin = self._stdin is not None and len(self._sources) == 1 and self._server is None
+        ends = [batching, sending, stopped, *(self._sources if only_stdin else ())]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            await self._stop_sources()
+            await self._stop_batcher(batching)
+            if only_stdin and not stop.is_set() and not sending.done():
+                await self._drain(sending, stop)
+            self._sender.stop()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(settings.stop_s):
+                    await asyncio.shield(sending)
+        finally:
+            await cancel([batching, sending, stopped, *self._sources, *([self._served] if self._served else [])])
+        for ended in (batching, sending, *([self._sources[0]] if self._stdin is not None else [])):
+            if not ended.cancelled() and (error := ended.exception()):
+                raise error
+        self._log.info("agent stops", waiting=self._spool.batches, parked=self._spool.parked_batches)
+        if self._batcher.buffered:
+            raise Unavailable(f"{self._batcher.buffered} samples could not be put on disk before the stop and are lost")
+        if only_stdin and not stop.is_set() and self._spool.batches:
+            raise Unavailable(
+                f"{self._spool.batches} batches were not sent yet; they are safe in {settings.queue_dir}",
+                hint="run the agent again: it sends them first",
+            )
+
+    async def _start_sources(self, transport: HttpTransport) -> None:
+        settings, batcher, clock, metrics = self._settings, self._batcher, self._clock, self._metrics
+        if settings.otlp_port >= 0:
+            await self._listen()
+        if settings.stdin:
+            acks = _print_ack if settings.stdin_acks else None
+            self._stdin = StdinSource(
+                batcher, line_bytes_max=settings.line_bytes_max, clock=clock, metrics=metrics, acks=acks
+            )
+            self._sources.append(asyncio.ensure_future(self._stdin.run()))
+        for target in settings.scrape:
+            source = ScrapeSource(
+                target,
+                batcher,
+                transport,
+                bytes_max=settings.scrape_bytes_max,
+                samples_max=settings.scrape_samples_max,
+                clock=clock,
+                metrics=metrics,
+            )
+            self._sources.append(asyncio.ensure_future(self._again(source.run)))
+        if settings.host_interval_s:
+            host = HostSource(batcher, interval_s=settings.host_interval_s, clock=clock, metrics=metrics)
+            self._sources.append(asyncio.ensure_future(self._again(host.run)))
+
+    async def _listen(self) -> None:
+        settings = self._settings
+        listener = Listener(
+            self._batcher,
+            linger_s=settings.ack_linger_s,
+            bytes_max=settings.otlp_bytes_max,
+            points_max=settings.otlp_points_max,
+            clock=self._clock,
+            metrics=self._metrics,
+            health=self.health,
+        )
+        bound = bind(settings.otlp_port)
+        self._server = LoopbackServer(listener.app)
+        self._served = asyncio.ensure_future(self._server.serve(sockets=[bound]))
+        while not self._server.started and not self._served.done():
+            await self._clock.sleep(DRAIN_POLL_S)
+        self._log.info("listening", address=f"http://{LOOPBACK}:{bound.getsockname()[1]}", takes="OTLP/HTTP metrics")
+
+    async def _stop_sources(self) -> None:
+        if self._stdin is not None:
+            self._stdin.stop()
+        if self._server is not None:
+            self._server.should_exit = True
+        reading = [self._sources[0]] if self._stdin is not None else []
+        await cancel(task for task in self._sources if task not in reading)
+        ending = [*reading, *([self._served] if self._served else [])]
+        if ending:
+            await asyncio.wait(ending, timeout=self._settings.stop_s)
+
+    async def _stop_batcher(self, batching: asyncio.Task[None]) -> None:
+        self._batcher.stop()
+        await asyncio.wait([batching], timeout=self._settings.stop_s)
+
+    async def _drain(self, sending: asyncio.Task[None], stop: asyncio.Event) -> None:
+        until_s = self._clock.monotonic_s() + self._settings.drain_s
+        while (self._spool.batches or not self._sender.idle) and self._clock.monotonic_s() < until_s:
+            if stop.is_set() or sending.done() or not self._settings.collectors:
+                return
+            await self._clock.sleep(DRAIN_POLL_S)
+
+    async def _again(self, run: Callable[[], Awaitable[None]]) -> None:
+        """Keeps a source going: what it did not foresee is logged, and it is started again."""
+        while True:
+            try:
+                await run()
+            except Exception as error:
+                self._log.error("a source failed and is started again", error=repr(error))
+            await self._clock.sleep(RESTART_S)
+
+    async def _store(self, frames: Sequence[Frame]) -> Stored:
+        stored = await in_thread(lambda: self._spool.append(frames))
+        self._metrics.counter("lakebed_agent_fsyncs_total").inc(self._spool.files.fsyncs - self._fsyncs)
+        self._fsyncs = self._spool.files.fsyncs
+        if stored.dropped_batches:
+            what = f"{stored.dropped_batches} batches ({stored.dropped_samples} samples) were given up for newer ones"
+            self._alerts.on("queue_full", f"the queue is full: {what}")
+        else:
+            self._alerts.off("queue_full")
+        self._sender.wake()
+        return stored
+
+    def _trouble(self, error: Overloaded | Unavailable | None) -> None:
+        if error is None:
+            self._alerts.off("disk_trouble")
+        else:
+            self._alerts.on("queue_full" if isinstance(error, QueueFull) else "disk_trouble", error.message)
+
+    def health(self) -> dict[str, Any]:
+        spool = self._spool
+        alerts = [alert.kind for alert in read_alerts(self._settings.queue_dir / paths.ALERTS)]
+        return {
+            "status": "degraded" if alerts else "ok",
+            "agent_id": self.agent_id,
+            "boot_id": self.boot_id,
+            "buffered_samples": self._batcher.buffered,
+            "queue_batches": spool.batches,
+            "queue_bytes": spool.pending_bytes,
+            "parked_batches": spool.parked_batches,
+            "alerts": alerts,
+        }
+
+    def _now_ms(self) -> int:
+        return now_ms(self._clock)
+
+
+def _print_ack(line: bytes) -> None:
+    sys.stdout.buffer.write(line)
+    sys.stdout.buffer.flush()

@@ -1,0 +1,117 @@
+"""What a collector's answer means for a batch. Pure: an answer in, a verdict out.
+
+    200 with a collector's body   accepted      delete
+    409 identity_conflict         conflict      park, with both hashes
+    409 boot_quarantined          quarantined   park: an operator set this boot aside
+    400 413 415 422               rejected      park
+    401 403                       denied        keep, alert, retry slowly
+    408 429 5xx, other 409        busy          keep, retry after a while
+    anything else                 misrouted     keep, alert, retry slowly
+    no answer                     lost          keep, send again: a duplicate is answered with 200
+
+A 200 counts only with the body a collector gives: a proxy's welcome page must not delete data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+REJECTED = (400, 413, 415, 422)
+MESSAGE_CHARS_MAX = 500
+
+
+class Outcome(Enum):
+    ACCEPTED = "accepted"
+    DUPLICATE = "duplicate"
+    CONFLICT = "conflict"
+    QUARANTINED = "quarantined"
+    REJECTED = "rejected"
+    DENIED = "denied"
+    BUSY = "busy"
+    MISROUTED = "misrouted"
+    UNREACHED = "unreached"  # nothing was sent
+    LOST = "lost"  # sent, and no answer: it may have been accepted
+
+    @property
+    def final(self) -> bool:
+        """Whether asking another collector could change nothing."""
+        return self in FINAL
+
+
+FINAL = (Outcome.ACCEPTED, Outcome.DUPLICATE, Outcome.CONFLICT, Outcome.QUARANTINED, Outcome.REJECTED)
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What came back over HTTP. Header names are lower case."""
+
+    status: int
+    headers: Mapping[str, str] = {}
+    body: bytes = b""
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    outcome: Outcome
+    status: int = 0
+    message: str = ""
+    retry_after_s: float | None = None
+    accepted_frame_sha256: str = ""
+
+
+def judge(answer: Answer, *, frame_sha256: str, now_s: float) -> Verdict:
+    body, status = _json(answer.body), answer.status
+    message = _message(body, answer.body)
+    after_s = _retry_after_s(answer.headers.get("retry-after", ""), now_s)
+    if status == 200:
+        duplicate = body.get("duplicate")
+        if not isinstance(duplicate, bool) or body.get("frame_sha256", frame_sha256) != frame_sha256:
+            return Verdict(Outcome.MISROUTED, status, "a 200 that no collector gives: " + message, after_s)
+        return Verdict(Outcome.DUPLICATE if duplicate else Outcome.ACCEPTED, status)
+    if status == 409 and body.get("code") == "identity_conflict":
+        accepted = body.get("accepted_frame_sha256") or _detail(body).get("accepted_frame_sha256") or ""
+        if accepted == frame_sha256:  # it says that our own bytes were accepted: ask again rather than park
+            return Verdict(Outcome.BUSY, status, message, after_s)
+        return Verdict(Outcome.CONFLICT, status, message, accepted_frame_sha256=str(accepted))
+    if status == 409 and body.get("code") == "boot_quarantined":
+        return Verdict(Outcome.QUARANTINED, status, message)
+    if status in REJECTED:
+        return Verdict(Outcome.REJECTED, status, message)
+    if status in (401, 403):
+        return Verdict(Outcome.DENIED, status, message, after_s)
+    if status in (408, 409, 425, 429) or 500 <= status <= 599:
+        return Verdict(Outcome.BUSY, status, message, after_s)
+    return Verdict(Outcome.MISROUTED, status, message, after_s)
+
+
+def _json(data: bytes) -> dict[str, Any]:
+    try:
+        found = msgspec.json.decode(data)
+    except msgspec.DecodeError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _detail(body: dict[str, Any]) -> dict[str, Any]:
+    found = body.get("detail")
+    return found if isinstance(found, dict) else {}
+
+
+def _message(body: dict[str, Any], raw: bytes) -> str:
+    said = body.get("message") or body.get("title") or body.get("detail") or raw[:200].decode(errors="replace")
+    return str(said)[:MESSAGE_CHARS_MAX]
+
+
+def _retry_after_s(text: str, now_s: float) -> float | None:
+    """Seconds from now, from either form of the header; None when it is absent or senseless."""
+    if not text:
+        return None
+    if text.strip().isdecimal():
+        return float(text)
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - now_s)
+    except (ValueError, TypeError, OverflowError):
+        return None

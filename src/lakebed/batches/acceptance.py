@@ -1,0 +1,198 @@
+"""The decisions of acceptance, without I/O: what to write, and what the manifest that stands means for an upload.
+
+A batch is accepted when its manifest is created. All else here is a function of that manifest and the frame, so two
+collectors derive the same bytes and repeating is harmless.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Literal
+
+import msgspec
+
+from lakebed.batches import paths
+from lakebed.batches.model import (
+    ACCEPTED_SCHEMA,
+    CONFLICT_SCHEMA,
+    Accepted,
+    AcceptedByTime,
+    Answer,
+    BlobReference,
+    BlobSeen,
+    ConflictRecord,
+    IdentityConflict,
+    RollupWork,
+    write_record,
+)
+from lakebed.frame.model import FRAME_VERSION, WIRE_VERSION, Batch, Identity
+
+Verdict = Literal["accepted", "duplicate", "conflict"]
+
+
+class Submission(msgspec.Struct, frozen=True, eq=False):
+    """A validated frame on its way in."""
+
+    frame: bytes
+    batch: Batch
+    sha256: str
+
+    @property
+    def blob_key(self) -> str:
+        return paths.blob_key(self.sha256)
+
+
+class Write(msgspec.Struct, frozen=True):
+    """A create that is still to be made; the same key always carries the same bytes."""
+
+    key: str
+    data: bytes
+
+
+def submission(frame: bytes, batch: Batch) -> Submission:
+    return Submission(frame, batch, hashlib.sha256(frame).hexdigest())
+
+
+def manifest(submitted: Submission, *, at_ns: int, collector_id: str, attempt_id: str) -> Accepted:
+    return manifest_of(
+        submitted.batch.identity,
+        submitted.sha256,
+        len(submitted.frame),
+        at_ns=at_ns,
+        collector_id=collector_id,
+        attempt_id=attempt_id,
+    )
+
+
+def manifest_of(
+    identity: Identity, sha256: str, frame_bytes: int, *, at_ns: int, collector_id: str, attempt_id: str
+) -> Accepted:
+    return Accepted(
+        schema=ACCEPTED_SCHEMA,
+        agent_id=identity.agent_id,
+        boot_id=identity.boot_id,
+        seq_start=identity.seq_start,
+        seq_end=identity.seq_end,
+        frame_sha256=sha256,
+        frame_bytes=frame_bytes,
+        raw_blob_key=paths.blob_key(sha256),
+        accepted_at_unix_ns=at_ns,
+        collector_id=collector_id,
+        wire_version=WIRE_VERSION,
+        frame_version=FRAME_VERSION,
+        attempt_id=attempt_id,
+    )
+
+
+def judge(mine: Accepted, standing: Accepted) -> Verdict:
+    """What the manifest that stands means for this upload. Ours by attempt is ours, even if answered twice."""
+    if standing.frame_sha256 != mine.frame_sha256:
+        return "conflict"
+    return "accepted" if standing.attempt_id == mine.attempt_id and mine.attempt_id else "duplicate"
+
+
+def answer(standing: Accepted, *, duplicate: bool) -> Answer:
+    return Answer(
+        duplicate=duplicate,
+        agent_id=standing.agent_id,
+        boot_id=standing.boot_id,
+        seq_start=standing.seq_start,
+        seq_end=standing.seq_end,
+        frame_sha256=standing.frame_sha256,
+        accepted_at_unix_ns=standing.accepted_at_unix_ns,
+    )
+
+
+def conflict(standing: Accepted, submitted_sha256: str, *, at_ns: int, collector_id: str) -> ConflictRecord:
+    return ConflictRecord(
+        schema=CONFLICT_SCHEMA,
+        agent_id=standing.agent_id,
+        boot_id=standing.boot_id,
+        seq_start=standing.seq_start,
+        seq_end=standing.seq_end,
+        accepted_manifest_key=paths.accepted_key(standing.identity),
+        accepted_raw_blob_key=standing.raw_blob_key,
+        accepted_frame_sha256=standing.frame_sha256,
+        submitted_raw_blob_key=paths.blob_key(submitted_sha256),
+        submitted_frame_sha256=submitted_sha256,
+        observed_at_unix_ns=at_ns,
+        collector_id=collector_id,
+    )
+
+
+def refusal(record: ConflictRecord, *, quarantined: bool) -> IdentityConflict:
+    """The answer to a conflict: both hashes and keys, and whether the record of it is already stored."""
+    detail: dict[str, Any] = msgspec.to_builtins(record)
+    del detail["schema"]
+    return IdentityConflict(
+        f"batch {record.seq_start}-{record.seq_end} of this boot was accepted with other bytes",
+        hint="keep the batch, park it outside the retry order, and ask an operator: lakebed batches conflicts",
+        quarantined=quarantined,
+        quarantine_key=paths.quarantine_key(record.identity, record.submitted_frame_sha256),
+        **detail,
+    )
+
+
+class Span(msgspec.Struct, frozen=True):
+    """What the by-time index says of a batch's samples."""
+
+    samples: int
+    first_ns: int
+    last_ns: int
+
+
+def span_of(batch: Batch) -> Span:
+    times = batch.columns.times_ns
+    return Span(len(times), int(times[times.argmin()]), int(times[times.argmax()]))
+
+
+def by_time(accepted: Accepted, span: Span) -> Write:
+    entry = AcceptedByTime(
+        schema="lightmetrics.accepted_by_time.v1",
+        accepted_manifest_key=paths.accepted_key(accepted.identity),
+        frame_sha256=accepted.frame_sha256,
+        raw_blob_key=accepted.raw_blob_key,
+        frame_bytes=accepted.frame_bytes,
+        samples=span.samples,
+        accepted_at_unix_ns=accepted.accepted_at_unix_ns,
+        first_time_unix_ns=span.first_ns,
+        last_time_unix_ns=span.last_ns,
+    )
+    key = paths.accepted_by_time_key(accepted.identity, accepted.accepted_at_unix_ns)
+    return Write(key, write_record(entry))
+
+
+def by_blob(accepted: Accepted) -> Write:
+    entry = BlobReference(
+        "lightmetrics.blob_reference.v1", accepted.frame_sha256, paths.accepted_key(accepted.identity)
+    )
+    return Write(paths.accepted_by_blob_key(accepted.frame_sha256, accepted.identity), write_record(entry))
+
+
+def blob_seen(sha256: str, at_ns: int) -> Write:
+    entry = BlobSeen("lightmetrics.blob_seen.v1", sha256, paths.blob_key(sha256))
+    return Write(paths.blob_by_time_key(sha256, at_ns), write_record(entry))
+
+
+def quarantine_by_blob(record: ConflictRecord, sha256: str) -> Write:
+    referrer = paths.quarantine_key(record.identity, record.submitted_frame_sha256)
+    entry = BlobReference("lightmetrics.blob_reference.v1", sha256, referrer)
+    return Write(paths.quarantine_by_blob_key(sha256, record.identity), write_record(entry))
+
+
+def rollup_work(accepted: Accepted) -> Write:
+    entry = RollupWork(
+        "lightmetrics.rollup_work.v1",
+        paths.accepted_key(accepted.identity),
+        paths.accepted_by_time_key(accepted.identity, accepted.accepted_at_unix_ns),
+    )
+    return Write(paths.work_key(accepted.identity, accepted.accepted_at_unix_ns), write_record(entry))
+
+
+def derived(accepted: Accepted, span: Span) -> tuple[Write, ...]:
+    """Everything that follows from one acceptance, in the order in which a crash in between hurts least."""
+    return (
+        by_time(accepted, span),
+        by_blob(accepted),
+        blob_seen(accepted.frame_sha256, accepted.accepted_at_unix_ns),
+    )

@@ -1,0 +1,183 @@
+"""Every key of the part. Ids are hex of their UTF-8 bytes and sequence numbers fixed-width decimal, so keys sort as
+sequences do and no id can forge a path."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime, timedelta
+from urllib.parse import quote
+
+from lakebed.errors import Invalid
+from lakebed.frame.model import Identity, check_identity
+
+RAW_BLOBS = "raw-blobs/v1/"
+RAW_BLOBS_BY_TIME = "raw-blobs-by-time/v1/"
+ACCEPTED = "accepted/v1/"
+ACCEPTED_BY_TIME = "accepted-by-time/v1/"
+ACCEPTED_BY_BLOB = "accepted-by-blob/v1/"
+QUARANTINE = "quarantine/v1/identity-conflict/"
+QUARANTINE_BY_BLOB = "quarantine-by-blob/v1/"
+MANIFESTS = "manifests/v1/"
+ROLLUP = "rollup/v1/"
+INDEX = "index/v1/"
+
+# Beside the protocol's own: what operators decided, what is damaged, what waits for rollups, and two registers.
+RESOLUTIONS = "quarantine/v1/resolutions/"
+HELD_BOOTS = "quarantine/v1/held/"
+REPAIRS = "repairs/v1/raw-blob/"
+ROLLUP_WORK = "rollup-work/v1/"
+CHECKPOINT = "reconciler/v1/checkpoint.json"
+AUDIT = "reconciler/v1/audit.json"
+EVENTS = "reconciler/v1/events.json"
+GC_REPORTS = "gc/v1/reports/"
+
+SEQ_DIGITS = 20
+HOUR_NS = 3_600_000_000_000
+
+
+def blob_key(sha256: str) -> str:
+    return f"{RAW_BLOBS}sha256/{_fan(sha256)}.lmbatch"
+
+
+def sha256_of_blob(key: str) -> str:
+    """The hash a blob's key claims. Raises Invalid for any other key."""
+    sha256 = key.rsplit("/", 1)[-1].removesuffix(".lmbatch")
+    if len(sha256) != 64 or key != blob_key(sha256):
+        raise Invalid(f"{key!r} is not the key of a raw blob")
+    return sha256
+
+
+def accepted_key(identity: Identity) -> str:
+    return f"{ACCEPTED}{_place(identity)}.json"
+
+
+def accepted_boot(agent_id: str, boot_id: str) -> str:
+    return f"{ACCEPTED}{_boot(agent_id, boot_id)}/"
+
+
+def identity_of(key: str) -> Identity:
+    """The identity an accepted, by-blob or quarantine key speaks of. Raises Invalid for any other key."""
+    try:
+        agent, boot, seqs = next(
+            (a, b, s)
+            for a, b, s in zip(key.split("/"), key.split("/")[1:], key.split("/")[2:], strict=False)
+            if a.startswith("agent=") and b.startswith("boot=")
+        )
+        start, end = seqs.removesuffix(".json").split("-")
+        return check_identity(
+            Identity(
+                bytes.fromhex(agent.removeprefix("agent=")).decode(),
+                bytes.fromhex(boot.removeprefix("boot=")).decode(),
+                int(start),
+                int(end),
+            )
+        )
+    except (StopIteration, ValueError) as error:
+        raise Invalid(f"{key!r} names no batch") from error
+
+
+def manifest_id(identity: Identity, accepted_at_ns: int) -> str:
+    """The by-time name of an accepted manifest: sorts by acceptance, one for each identity, short for any id."""
+    return f"{accepted_at_ns:020d}-{hashlib.sha256(accepted_key(identity).encode()).hexdigest()[:32]}"
+
+
+def parse_by_time(key: str) -> tuple[str, int]:
+    """The manifest id and acceptance time in an accepted-by-time key. Raises Invalid for any other key."""
+    name = key.rsplit("/", 1)[-1].removesuffix(".json")
+    at, _, digest = name.partition("-")
+    if len(at) != SEQ_DIGITS or not at.isdigit() or len(digest) != 32:
+        raise Invalid(f"{key!r} is not an accepted-by-time key")
+    return name, int(at)
+
+
+def accepted_by_time_key(identity: Identity, accepted_at_ns: int) -> str:
+    return f"{ACCEPTED_BY_TIME}{hour_of(accepted_at_ns)}/{manifest_id(identity, accepted_at_ns)}.json"
+
+
+def accepted_by_blob(sha256: str) -> str:
+    return f"{ACCEPTED_BY_BLOB}sha256/{_fan(sha256)}/"
+
+
+def accepted_by_blob_key(sha256: str, identity: Identity) -> str:
+    return f"{accepted_by_blob(sha256)}{_place(identity)}.json"
+
+
+def blob_by_time_key(sha256: str, at_ns: int) -> str:
+    return f"{RAW_BLOBS_BY_TIME}{hour_of(at_ns)}/sha256={sha256}.json"
+
+
+def quarantine_key(identity: Identity, sha256: str) -> str:
+    return f"{QUARANTINE}{_place(identity)}/{sha256}.json"
+
+
+def quarantine_of(identity: Identity) -> str:
+    return f"{QUARANTINE}{_place(identity)}/"
+
+
+def quarantine_by_blob(sha256: str) -> str:
+    return f"{QUARANTINE_BY_BLOB}sha256/{_fan(sha256)}/"
+
+
+def quarantine_by_blob_key(sha256: str, identity: Identity) -> str:
+    return f"{quarantine_by_blob(sha256)}{_place(identity)}.json"
+
+
+def resolution_key(identity: Identity, sha256: str) -> str:
+    return f"{RESOLUTIONS}{_place(identity)}/{sha256}.json"
+
+
+def held_boot_key(agent_id: str, boot_id: str) -> str:
+    return f"{HELD_BOOTS}{_boot(agent_id, boot_id)}.json"
+
+
+def work_key(identity: Identity, accepted_at_ns: int) -> str:
+    """Where rollup and index work for one accepted batch is asked for."""
+    return f"{ROLLUP_WORK}{hour_of(accepted_at_ns)}/{manifest_id(identity, accepted_at_ns)}.json"
+
+
+def rollup_folder(window_s: int, hour: str, metric: str) -> str:
+    """Where chunks of one metric, hour and window lie; what is not plain in a metric's name is percent-encoded."""
+    return f"{ROLLUP}window={window_s}s/{hour}/metric={quote(metric, safe='')}/"
+
+
+def repair_key(identity: Identity) -> str:
+    return f"{REPAIRS}{_place(identity)}.json"
+
+
+def hour_of(at_ns: int) -> str:
+    return datetime.fromtimestamp(at_ns // 1_000_000_000, UTC).strftime("date=%Y-%m-%d/hour=%H")
+
+
+def day_ns(folder: str) -> int:
+    """The first instant of a `date=YYYY-MM-DD` folder. Raises Invalid for any other."""
+    try:
+        return int(datetime.strptime(folder, "date=%Y-%m-%d").replace(tzinfo=UTC).timestamp()) * 1_000_000_000
+    except ValueError as error:
+        raise Invalid(f"{folder!r} is not the folder of a day") from error
+
+
+def hours(from_ns: int, to_ns: int) -> list[str]:
+    """Every hour folder that [from_ns, to_ns] touches, in order."""
+    at = datetime.fromtimestamp(from_ns // HOUR_NS * 3600, UTC)
+    last = datetime.fromtimestamp(to_ns // 1_000_000_000, UTC)
+    found = []
+    while at <= last:
+        found.append(at.strftime("date=%Y-%m-%d/hour=%H"))
+        at += timedelta(hours=1)
+    return found
+
+
+def _fan(sha256: str) -> str:
+    return f"{sha256[:2]}/{sha256[2:4]}/{sha256}"
+
+
+def _boot(agent_id: str, boot_id: str) -> str:
+    return f"agent={agent_id.encode().hex()}/boot={boot_id.encode().hex()}"
+
+
+def _seqs(identity: Identity) -> str:
+    return f"{identity.seq_start:0{SEQ_DIGITS}d}-{identity.seq_end:0{SEQ_DIGITS}d}"
+
+
+def _place(identity: Identity) -> str:
+    return f"{_boot(identity.agent_id, identity.boot_id)}/{_seqs(identity)}"

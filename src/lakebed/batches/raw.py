@@ -1,0 +1,77 @@
+"""Reads accepted batches back from the bucket, checked against their hash, and finds them by hour of acceptance."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+
+from lakebed.batches import paths
+from lakebed.batches.model import Accepted, AcceptedByTime, read_record
+from lakebed.errors import Corrupt, Invalid, NotFound
+from lakebed.frame.codec import decode
+from lakebed.frame.model import Batch, Identity, Limits
+from lakebed.store.protocol import Store
+
+READS_MAX = 16  # reads under way at once for one caller
+CACHE_BYTES_MAX = 32 * 1024 * 1024  # decoded batches kept for the next query, by the size of their frames
+
+ANY_FRAME = Limits(frame_bytes=256 * 1024**2, body_bytes=1024**3, samples=50_000_000, series=10_000_000)
+
+
+class RawBatches:
+    """The accepted batches of a bucket. What was accepted under larger limits than today's is still read."""
+
+    def __init__(self, store: Store, *, cache_bytes_max: int = CACHE_BYTES_MAX) -> None:
+        self._store = store
+        self._cache: OrderedDict[str, tuple[int, Batch]] = OrderedDict()
+        self._cached_bytes, self._cache_bytes_max = 0, cache_bytes_max
+        self._gate = asyncio.Semaphore(READS_MAX)
+
+    async def manifest(self, identity: Identity) -> Accepted:
+        """The manifest of an accepted batch. Raises NotFound when it is not accepted, Corrupt."""
+        return read_record(await self._store.get(paths.accepted_key(identity)), Accepted)
+
+    async def batch(self, sha256: str) -> Batch:
+        """The batch in a blob, verified. Raises NotFound, or Corrupt when its bytes are not what their name says."""
+        if sha256 in self._cache:
+            self._cache.move_to_end(sha256)
+            return self._cache[sha256][1]
+        async with self._gate:
+            frame = (await self._store.get(paths.blob_key(sha256))).data
+        batch = verified(frame, sha256)
+        self._cache[sha256] = (len(frame), batch)
+        self._cached_bytes += len(frame)
+        while self._cached_bytes > self._cache_bytes_max:
+            self._cached_bytes -= self._cache.popitem(last=False)[1][0]
+        return batch
+
+    async def entry(self, key: str) -> AcceptedByTime | None:
+        """A by-time entry, or None when it went away since it was listed, or is damaged: it is derived."""
+        try:
+            async with self._gate:
+                return read_record(await self._store.get(key), AcceptedByTime)
+        except (NotFound, Corrupt):
+            return None
+
+    async def entries(self, from_ns: int, to_ns: int) -> AsyncIterator[tuple[str, str]]:
+        """Keys and manifest ids of the by-time index with acceptance in [from_ns, to_ns], in order of acceptance."""
+        for hour in paths.hours(from_ns, to_ns):
+            async for info in self._store.list(f"{paths.ACCEPTED_BY_TIME}{hour}/"):
+                try:
+                    manifest_id, at_ns = paths.parse_by_time(info.key)
+                except Invalid:
+                    continue  # not ours; the audit reports it
+                if from_ns <= at_ns <= to_ns:
+                    yield info.key, manifest_id
+
+
+def verified(frame: bytes, sha256: str) -> Batch:
+    """The batch in these bytes. Raises Corrupt unless they have this hash and are a frame."""
+    if hashlib.sha256(frame).hexdigest() != sha256:
+        raise Corrupt(f"blob {sha256} holds bytes with another hash", hint="lakebed batches reconcile --cold")
+    try:
+        return decode(frame, ANY_FRAME)
+    except Invalid as error:
+        raise Corrupt(f"blob {sha256} is not a frame: {error.message}") from error

@@ -1,0 +1,283 @@
+"""Repairs everything derived from accepted manifests. Idempotent: any number may run, crash and begin again.
+
+For each manifest: its blob exists and has its hash; it is in accepted-by-time, accepted-by-blob and raw-blobs-by-time;
+live state has seen it; rollup work is asked for when the index learnt of it late; damage is marked for a person.
+
+- hot: `mend` for each object event of accepted/v1/ (see `events.py`)
+- steady: `scan` over accepted-by-time, from a durable checkpoint less an overlap
+- cold: `audit` over all of accepted/v1/ and quarantine/v1/, resumable; its completion is the proof GC asks for
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+
+import msgspec
+
+from lakebed.batches import acceptance, paths
+from lakebed.batches.acceptance import Write
+from lakebed.batches.model import Accepted, ConflictRecord, Repair, read_record, write_record
+from lakebed.batches.raw import RawBatches, verified
+from lakebed.clock import Clock
+from lakebed.errors import AlreadyExists, Corrupt, Invalid, LakebedError, NotFound
+from lakebed.frame.model import Batch
+from lakebed.ids import Ids
+from lakebed.logs import logger
+from lakebed.metrics import Metrics
+from lakebed.store.protocol import Store
+from lakebed.store.register import Register
+
+SOUND_MAX = 100_000  # manifests remembered as sound, so that the overlap costs nothing twice
+GRACE_NS = 10_000_000_000  # twice the patience of derived writes
+SAVE_EVERY = 500  # manifests between two notes of an audit's progress
+
+log = logger("batches")
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """Acceptances up to here were reconciled by the steady scan."""
+
+    through_ns: int = 0
+
+
+class Audit(msgspec.Struct, frozen=True):
+    """The last completed audit, and how far the one under way has come."""
+
+    audited_through_ns: int = 0  # the start of the last audit that saw everything
+    completed_at_ns: int = 0
+    accepted: int = 0
+    quarantined: int = 0
+    running_since_ns: int = 0
+    cursor: str = ""  # last accepted key that the running audit has mended
+
+
+class Report(msgspec.Struct):
+    """What one pass did."""
+
+    path: str
+    checked: int = 0
+    repaired: dict[str, int] = {}
+
+    def add(self, repair: str) -> None:
+        self.repaired = self.repaired | {repair: self.repaired.get(repair, 0) + 1}
+
+
+Refresh = Callable[[Accepted, Batch], object]
+
+
+class Reconciler:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        overlap_s: float,
+        concurrency: int,
+        clock: Clock,
+        ids: Ids,
+        metrics: Metrics,
+        refresh: Refresh | None = None,
+    ) -> None:
+        self._store, self._clock, self._refresh = store, clock, refresh
+        self._raw = RawBatches(store, cache_bytes_max=0)
+        self._overlap_ns, self._concurrency = round(overlap_s * 1e9), concurrency
+        self._sound: OrderedDict[str, None] = OrderedDict()
+        self._checked = metrics.counter("lakebed_batches_reconciled_total")
+        self._repairs = metrics.counter("lakebed_batches_repairs_total")
+        self._lag = metrics.gauge("lakebed_batches_reconciler_lag_seconds")
+        self.checkpoint = Register(
+            store, paths.CHECKPOINT, Checkpoint, Checkpoint(), clock=clock, ids=ids, metrics=metrics, name="reconciler"
+        )
+        self.audits = Register(store, paths.AUDIT, Audit, Audit(), clock=clock, ids=ids, metrics=metrics, name="audit")
+
+    async def scan(self) -> Report:
+        """Steady path: mends what was accepted since the checkpoint, less the overlap, then moves the checkpoint."""
+        report = Report("steady")
+        now_ns = self._clock.now_ns()
+        since_ns = (await self.checkpoint.read()).value.through_ns - self._overlap_ns
+        first_ns = since_ns if since_ns > 0 else await self._first_ns(now_ns)
+
+        async def due() -> AsyncIterator[str]:
+            # The youngest are left to their winner, whose own derived writes may still be under way.
+            async for key, manifest_id in self._raw.entries(max(0, first_ns), now_ns - GRACE_NS):
+                entry = None if manifest_id in self._sound else await self._raw.entry(key)
+                if entry is not None:
+                    yield entry.accepted_manifest_key
+
+        await self._mend_all(due(), report)
+        await self.checkpoint.change(lambda at: (Checkpoint(now_ns) if at.through_ns < now_ns else at, None))
+        self._lag.set((self._clock.now_ns() - now_ns) / 1e9)
+        return report
+
+    async def audit(self) -> Report:
+        """Cold path: mends every accepted and quarantine manifest there is, from where an earlier audit was cut off."""
+        report = Report("cold")
+        now_ns = self._clock.now_ns()
+
+        def begin(audit: Audit) -> tuple[Audit, tuple[int, str]]:
+            if audit.running_since_ns:
+                return audit, (audit.running_since_ns, audit.cursor)
+            return msgspec.structs.replace(audit, running_since_ns=now_ns, cursor=""), (now_ns, "")
+
+        started_ns, cursor = await self.audits.change(begin)
+        await self._mend_all(self._accepted_after(cursor), report, started_ns)
+        accepted = report.checked
+        await self._mend_quarantine(report)
+
+        def complete(audit: Audit) -> tuple[Audit, None]:
+            if audit.audited_through_ns >= started_ns:
+                return audit, None
+            done = Audit(started_ns, self._clock.now_ns(), accepted, report.checked - accepted)
+            return done, None
+
+        await self.audits.change(complete)
+        return report
+
+    async def mend(self, key: str, report: Report) -> None:
+        """Makes everything derived from one accepted manifest true. Raises Unavailable; then nothing is lost."""
+        report.checked += 1
+        self._checked.labels(path=report.path).inc()
+        try:
+            accepted = read_record(await self._store.get(key), Accepted)
+            if paths.accepted_key(accepted.identity) != key:
+                raise Corrupt(f"{key!r} speaks of another batch")
+        except NotFound:
+            return  # an event or index entry of something that is not there: nothing to derive
+        except Corrupt as error:
+            log.error("an accepted manifest cannot be read", key=key, cause=error.message)
+            self._count(report, "damaged_manifest")
+            return
+        batch = await self._blob(key, accepted, report)
+        if batch is not None:
+            late = await self._ensure(acceptance.by_time(accepted, acceptance.span_of(batch)), "by_time", report)
+            if late:
+                await self._ensure(acceptance.rollup_work(accepted), "rollup_work", report)
+        await self._ensure(acceptance.by_blob(accepted), "by_blob", report)
+        seen = acceptance.blob_seen(accepted.frame_sha256, accepted.accepted_at_unix_ns)
+        await self._ensure(seen, "blob_by_time", report)
+        if batch is not None:
+            if self._refresh is not None:
+                self._refresh(accepted, batch)
+            self._remember(paths.manifest_id(accepted.identity, accepted.accepted_at_unix_ns))
+
+    async def _blob(self, key: str, accepted: Accepted, report: Report) -> Batch | None:
+        """The batch behind a manifest; None, marked for a person, when it is missing or not what was accepted."""
+        mark = paths.repair_key(accepted.identity)
+        try:
+            batch = verified((await self._store.get(accepted.raw_blob_key)).data, accepted.frame_sha256)
+            if batch.identity != accepted.identity:
+                raise Corrupt("the blob carries another identity than its manifest")
+        except (NotFound, Corrupt) as error:
+            problem = "missing" if isinstance(error, NotFound) else f"corrupt: {error.message}"
+            log.error("an accepted batch has no good blob", key=key, problem=problem)
+            record = Repair(
+                "lightmetrics.raw_blob_repair.v1", key, accepted.raw_blob_key, problem, self._clock.now_ns()
+            )
+            await self._ensure(Write(mark, write_record(record)), "marked_blob", report)
+            return None
+        if report.path == "cold" and await self._exists(mark):
+            await self._store.delete(mark)  # the blob is good again: the mark is derived, and no longer true
+            self._count(report, "unmarked_blob")
+        return batch
+
+    async def _mend_quarantine(self, report: Report) -> None:
+        async for info in self._store.list(paths.QUARANTINE):
+            report.checked += 1
+            try:
+                record = read_record(await self._store.get(info.key), ConflictRecord)
+            except (NotFound, Corrupt) as error:
+                log.error("a quarantine manifest cannot be read", key=info.key, cause=error.message)
+                self._count(report, "damaged_manifest")
+                continue
+            reference = acceptance.quarantine_by_blob(record, record.submitted_frame_sha256)
+            await self._ensure(reference, "quarantine_by_blob", report)
+
+    async def _mend_all(self, keys: AsyncIterator[str], report: Report, audit_ns: int = 0) -> None:
+        """Mends the keys, several at a time, in order; the audit's cursor moves only behind what is wholly mended."""
+        group: list[str] = []
+        since_save = 0
+        async for key in keys:
+            group.append(key)
+            if len(group) < self._concurrency:
+                continue
+            await asyncio.gather(*(self.mend(key, report) for key in group))
+            since_save += len(group)
+            if audit_ns and since_save >= SAVE_EVERY:
+                await self._save(audit_ns, group[-1])
+                since_save = 0
+            group = []
+        await asyncio.gather(*(self.mend(key, report) for key in group))
+
+    async def _save(self, started_ns: int, cursor: str) -> None:
+        def move(audit: Audit) -> tuple[Audit, None]:
+            if audit.running_since_ns != started_ns or _order(audit.cursor) >= _order(cursor):
+                return audit, None  # another has finished it, or is ahead of us
+            return msgspec.structs.replace(audit, cursor=cursor), None
+
+        await self.audits.change(move)
+
+    async def _accepted_after(self, cursor: str) -> AsyncIterator[str]:
+        """Every accepted key behind the cursor, by agent, boot and sequence."""
+        last = _order(cursor)
+        for agent in await self._store.children(paths.ACCEPTED):
+            for boot in await self._store.children(f"{paths.ACCEPTED}{agent}/"):
+                folder = f"{paths.ACCEPTED}{agent}/{boot}/"
+                if last and (agent, boot) < last[:2]:
+                    continue
+                here = bool(last) and (agent, boot) == last[:2]
+                async for info in self._store.list(folder, after=cursor if here else ""):
+                    yield info.key
+
+    async def _first_ns(self, now_ns: int) -> int:
+        """The beginning of the first day in the by-time index."""
+        for day in await self._store.children(paths.ACCEPTED_BY_TIME):
+            try:
+                return paths.day_ns(day)
+            except Invalid:
+                continue
+        return now_ns
+
+    async def _ensure(self, write: Write, repair: str, report: Report) -> bool:
+        """Writes what is missing; True when it was."""
+        if await self._exists(write.key):
+            return False
+        try:
+            await self._store.create(write.key, write.data)
+        except AlreadyExists:
+            return False
+        self._count(report, repair)
+        return True
+
+    async def _exists(self, key: str) -> bool:
+        try:
+            await self._store.head(key)
+        except NotFound:
+            return False
+        return True
+
+    def _count(self, report: Report, repair: str) -> None:
+        report.add(repair)
+        self._repairs.labels(repair=repair).inc()
+
+    def _remember(self, manifest_id: str) -> None:
+        self._sound[manifest_id] = None
+        if len(self._sound) > SOUND_MAX:
+            self._sound.popitem(last=False)
+
+    async def run(self, *, interval_s: float, audit_interval_s: float) -> None:
+        """Scans and audits until cancelled. The first audit comes at once: it is the recovery after a bad end."""
+        next_audit_s = self._clock.monotonic_s()
+        while True:
+            try:
+                await self.scan()
+                if self._clock.monotonic_s() >= next_audit_s:
+                    await self.audit()
+                    next_audit_s = self._clock.monotonic_s() + audit_interval_s
+            except LakebedError as error:
+                log.warning("reconciling was cut short", cause=error.message)
+            await self._clock.sleep(interval_s)
+
+
+def _order(key: str) -> tuple[str, ...]:
+    return tuple(key.removeprefix(paths.ACCEPTED).split("/")) if key else ()

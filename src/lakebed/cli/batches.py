@@ -1,0 +1,264 @@
+"""`lakebed batches`: look into frames, decide conflicts, repair, collect garbage, ask for values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import App, Parameter
+
+from lakebed.cli.output import Output, emit, say
+from lakebed.cli.where import Where, in_loop
+from lakebed.errors import Invalid
+
+if TYPE_CHECKING:
+    from lakebed.frame.model import Batch
+
+app = App(name="batches", help="Metric batches: frames, conflicts, repair, garbage, queries.")
+
+DryRun = Annotated[bool, Parameter(name="--dry-run", help="say what would be done, and do nothing", negative="")]
+Match = Annotated[list[str] | None, Parameter(help="label matcher such as host=web-1 or zone!~eu-.*; may be repeated")]
+
+
+@app.command
+def dump(
+    place: str,
+    /,
+    *,
+    limit: Annotated[int, Parameter(help="samples to show")] = 20,
+    where: Where = Where(),
+    output: Output = "json",
+) -> None:
+    """Show what is stored: a file, or a key of the bucket.
+
+    Parameters
+    ----------
+    place
+        an .lmbatch frame, an .lmrollup.zst chunk or a .spool segment; or a key below store.prefix, which may also be
+        an accepted manifest.
+    """
+    data = Path(place).read_bytes() if Path(place).is_file() else b""
+    manifest: dict[str, Any] = {}
+    if not data:
+        manifest, data = in_loop(lambda: _fetch(where, place))
+    if place.endswith(".lmrollup.zst"):
+        from lakebed.frame.rollup import decode_rollup
+
+        emit(decode_rollup(data).slice(0, limit).to_pylist(), output)
+    elif place.endswith(".spool"):
+        emit([_spooled(data, record) for record in _records(data)][:limit], output)
+    else:
+        emit(_frame(data, limit) | ({"manifest": manifest} if manifest else {}), output)
+
+
+async def _fetch(where: Where, key: str) -> tuple[dict[str, Any], bytes]:
+    import msgspec
+
+    from lakebed.batches import paths
+    from lakebed.batches.model import Accepted, read_record
+
+    store = where.context("dump").store
+    stored = await store.get(key)
+    if not key.startswith(paths.ACCEPTED):
+        return {}, stored.data
+    accepted = read_record(stored, Accepted)
+    return msgspec.to_builtins(accepted), (await store.get(accepted.raw_blob_key)).data
+
+
+def _frame(data: bytes, limit: int) -> dict[str, Any]:
+    import hashlib
+
+    from lakebed.batches.raw import ANY_FRAME
+    from lakebed.frame.codec import decode
+
+    about = {"frame_bytes": len(data), "frame_sha256": hashlib.sha256(data).hexdigest()}
+    return about | _shown(decode(data, ANY_FRAME), limit)
+
+
+def _records(data: bytes) -> list[Any]:
+    from lakebed.batches.segments import records
+
+    return list(records(data))
+
+
+def _spooled(data: bytes, record: Any) -> dict[str, Any]:
+    from lakebed.batches.segments import HEAD
+
+    start = record.offset + HEAD.size
+    about = {"offset": record.offset, "accepted_at_unix_ns": record.at_ns, "attempt_id": record.attempt_id}
+    return about | _frame(data[start : start + record.frame_bytes], 0)
+
+
+@app.command
+def conflicts(
+    conflict_id: str = "",
+    /,
+    *,
+    open: Annotated[bool, Parameter(help="only those not resolved yet", negative="")] = False,
+    limit: int = 100,
+    after: Annotated[str, Parameter(help="conflict id to go on behind")] = "",
+    where: Where = Where(),
+    output: Output = "table",
+) -> None:
+    """List identity conflicts with both hashes, or show one whole."""
+    from lakebed.batches.conflicts import ConflictDesk
+
+    context = where.context("conflicts")
+    desk = ConflictDesk(context.store, context.clock)
+    if conflict_id:
+        emit(in_loop(lambda: desk.show(conflict_id)), "json" if output == "table" else output)
+        return
+    found = in_loop(lambda: desk.list(limit=limit, after=after, open_only=open))
+    if output != "table":
+        emit(found, output)
+        return
+    emit(
+        [
+            {
+                "conflict": view.conflict_id,
+                "agent": view.record.agent_id,
+                "boot": view.record.boot_id,
+                "range": f"{view.record.seq_start}-{view.record.seq_end}",
+                "accepted": view.record.accepted_frame_sha256[:16],
+                "submitted": view.record.submitted_frame_sha256[:16],
+                "first_seen_ns": view.first_seen_unix_ns,
+                "resolved": view.resolution.action if view.resolution else "",
+            }
+            for view in found
+        ],
+        output,
+    )
+
+
+@app.command
+def resolve(
+    conflict_id: str,
+    /,
+    *,
+    action: Annotated[
+        Literal["accept-existing", "quarantine-boot"],
+        Parameter(help="the accepted manifest is the truth, or nothing more of this boot is accepted"),
+    ],
+    reason: Annotated[str, Parameter(help="why, for whoever asks later")],
+    dry_run: DryRun = False,
+    where: Where = Where(),
+    output: Output = "json",
+) -> None:
+    """Decide a conflict. The decision is recorded in the bucket with its reason and cannot be changed."""
+    import getpass
+
+    from lakebed.batches.conflicts import ConflictDesk
+
+    context = where.context("conflicts")
+    desk = ConflictDesk(context.store, context.clock)
+    if dry_run:
+        emit(in_loop(lambda: desk.show(conflict_id)), output)
+        say(f"would resolve it as {action}")
+        return
+    chosen: Any = action.replace("-", "_")
+    emit(in_loop(lambda: desk.resolve(conflict_id, chosen, reason, f"cli:{getpass.getuser()}")), output)
+
+
+@app.command
+def reconcile(
+    *,
+    cold: Annotated[bool, Parameter(help="audit all of accepted/v1/ and quarantine/v1/", negative="")] = False,
+    where: Where = Where(),
+    output: Output = "json",
+) -> None:
+    """Repair what is derived from accepted batches: once from the checkpoint, or everything with --cold."""
+    from lakebed.batches.workers import reconciler
+
+    role = reconciler(where.context("reconcile"))
+    report = in_loop(role.audit if cold else role.scan)
+    emit({"path": report.path, "checked": report.checked, "repaired": report.repaired}, output)
+
+
+@app.command
+def gc(
+    *,
+    dry_run: DryRun = False,
+    reason: Annotated[str, Parameter(help="why garbage is collected by hand; needed unless --dry-run")] = "",
+    source: Annotated[Literal["all", "by-time"], Parameter(help="where candidates come from")] = "all",
+    where: Where = Where(),
+    output: Output = "table",
+) -> None:
+    """Delete raw blobs that can never be accepted. A dry run lists each blob with its verdict and the reason."""
+    from lakebed.batches.workers import sweeper
+
+    if not dry_run and not reason.strip():
+        raise Invalid("gc deletes: say why", hint="add --reason TEXT, or --dry-run")
+    chosen: Any = source.replace("-", "_")
+    report = in_loop(lambda: sweeper(where.context("gc")).sweep(dry_run=dry_run, source=chosen))
+    if output == "table":
+        emit(report.rows, output, columns=("verdict", "age_s", "bytes", "key", "reason"))
+    else:
+        emit(report, output)
+    say(f"{'would have done' if dry_run else 'done'}: {report.counts or 'nothing'}{f' ({reason})' if reason else ''}")
+
+
+@app.command
+def query(
+    metric: str,
+    /,
+    *,
+    match: Match = None,
+    since_s: Annotated[float, Parameter(help="how far back to look")] = 3600.0,
+    latest: Annotated[bool, Parameter(help="only the newest point of each series", negative="")] = False,
+    where: Where = Where(),
+    output: Output = "json",
+) -> None:
+    """Ask for a metric's points, read from the bucket. A gateway answers the same at /v1/query/range and /latest."""
+    from lakebed.batches.live import Live
+    from lakebed.batches.matchers import Selector, parse
+    from lakebed.batches.query import Querier, QueryAnswer
+    from lakebed.batches.raw import RawBatches
+    from lakebed.batches.settings import IngestSettings
+
+    context = where.context("query")
+    settings = context.settings.of(IngestSettings)
+    querier = Querier(
+        Live(bytes_max=0, window_s=0.0, clock=context.clock, metrics=context.metrics),
+        RawBatches(context.store),
+        follower=None,
+        spool=None,
+        batches_max=settings.query_batches_max,
+        points_max=settings.query_points_max,
+        clock=context.clock,
+    )
+    selector = Selector(metric, [parse(text) for text in match or []])
+    now_ns = context.clock.now_ns()
+
+    async def ask() -> QueryAnswer:
+        if latest:
+            return await querier.latest(selector, lookback_s=since_s)
+        return await querier.range(selector, max(0, now_ns - round(since_s * 1e9)), now_ns)
+
+    emit(in_loop(ask), output)
+
+
+def _shown(batch: Batch, limit: int) -> dict[str, Any]:
+    columns, identity = batch.columns, batch.identity
+    rows = columns.rows() if columns.samples <= 100_000 else []
+    return {
+        "wire_version": batch.wire_version,
+        "frame_version": batch.frame_version,
+        "compression": batch.compression.name.lower(),
+        "agent_id": identity.agent_id,
+        "boot_id": identity.boot_id,
+        "seq_start": identity.seq_start,
+        "seq_end": identity.seq_end,
+        "series": len(columns.series_metric),
+        "strings": len(columns.strings),
+        "samples": [
+            {
+                "seq": identity.seq_start + number,
+                "metric": row.metric,
+                "labels": dict(row.labels),
+                "time_ns": row.time_ns,
+                "value": row.value,
+                "kind": row.kind.name.lower(),
+            }
+            for number, row in enumerate(rows[: max(0, limit)])
+        ],
+    }

@@ -1,0 +1,164 @@
+"""`lakebed silver`: how ticks reach silver: messages, dead letters, what was never dispatched, and replays."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from cyclopts import App, Parameter
+
+from lakebed.cli import exits
+from lakebed.cli.output import Output, emit, say
+from lakebed.cli.where import Where, in_loop
+from lakebed.context import Context
+from lakebed.errors import Corrupt
+from lakebed.ticks.adapters import open_audit, open_queue
+from lakebed.ticks.audit import COMMITTED, DISPATCHED
+from lakebed.ticks.auditor import Auditor, row_of
+from lakebed.ticks.model import TickId
+from lakebed.ticks.queue import Received
+
+app = App(name="silver", help="Silver: dispatch, dead letters, replays.")
+dlq = App(name="dlq", help="Dead letters: messages that silver could not work on.")
+app.command(dlq)
+
+Tick = Annotated[str, Parameter(help="the tick")]
+Org = Annotated[str, Parameter(help="its org, where the id alone is not enough")]
+Project = Annotated[str, Parameter(help="its project, where the id alone is not enough")]
+Reason = Annotated[str, Parameter(help="why; kept with what was done")]
+DryRun = Annotated[bool, Parameter(help="say what would happen, and do nothing", negative="")]
+
+
+def _auditor(context: Context) -> Auditor:
+    return Auditor(
+        context,
+        queue=open_queue(context),
+        committed=open_audit(context, COMMITTED),
+        dispatched=open_audit(context, DISPATCHED),
+    )
+
+
+@app.command
+def status(*, where: Where = Where(), output: Output = "table") -> None:
+    """Show how many messages wait, are in hand and are dead, and how far silver is behind."""
+    context = where.context("cli")
+
+    async def work() -> dict[str, Any]:
+        depth, behind = await open_queue(context).depth(), await _auditor(context).undispatched()
+        lag_s = round(max((each.age_s for each in behind), default=0.0), 1)
+        return {**msgspec.to_builtins(depth), "undispatched": len(behind), "lag_s": lag_s}
+
+    emit(in_loop(work), output)
+
+
+@app.command
+def show(*, tick: Tick, org: Org = "", project: Project = "", where: Where = Where(), output: Output = "yaml") -> None:
+    """Show both audit rows of a tick."""
+    context = where.context("cli")
+
+    async def work() -> dict[str, Any]:
+        of = await _auditor(context).find(tick, org_id=org, project_id=project)
+        tables = {name: await open_audit(context, name).get(of) for name in (COMMITTED, DISPATCHED)}
+        return {name: row_of(row) for name, row in tables.items()}
+
+    emit(in_loop(work), output)
+
+
+@app.command
+def replay(
+    *,
+    tick: Tick,
+    reason: Reason,
+    org: Org = "",
+    project: Project = "",
+    dry_run: DryRun = False,
+    where: Where = Where(),
+    output: Output = "table",
+) -> None:
+    """Run silver for a tick again: its row is cleared, then its message is sent."""
+    context = where.context("cli")
+
+    async def work() -> dict[str, str]:
+        auditor = _auditor(context)
+        of = await auditor.find(tick, org_id=org, project_id=project)
+        sent = "" if dry_run else await auditor.replay(of, reason)
+        return {**msgspec.to_builtins(of), "message_id": sent}
+
+    emit(in_loop(work), output)
+
+
+@app.command
+def audit(
+    *,
+    older_than_s: Annotated[float, Parameter(help="only ticks that were committed this long ago")] = 900.0,
+    resend: Annotated[bool, Parameter(help="send their messages again", negative="")] = False,
+    reason: Annotated[str, Parameter(help="why; needed with --resend")] = "",
+    where: Where = Where(),
+    output: Output = "table",
+) -> int:
+    """List ticks that are committed and not in silver; with --resend, enqueue them again. Exits 1 when there are any.
+
+    Sending a message again is harmless: a tick whose job is done, or runs, is not dispatched twice.
+    """
+    context = where.context("cli")
+
+    async def work() -> list[Any]:
+        auditor = _auditor(context)
+        found = list(await auditor.undispatched(older_than_s=older_than_s))
+        if resend and reason:
+            for each in found:
+                await auditor.resend(TickId(each.org_id, each.project_id, each.tick_id))
+        return found
+
+    if resend and not reason:
+        say("error: --resend needs --reason")
+        return exits.USAGE
+    found = in_loop(work)
+    emit(found, output)
+    if resend:
+        say(f"sent {len(found)} messages again: {reason}")
+        return exits.OK
+    return exits.FAILED if found else exits.OK
+
+
+@dlq.command(name="list")
+def list_dead(*, count: int = 100, where: Where = Where(), output: Output = "table") -> None:
+    """List dead letters."""
+    context = where.context("cli")
+    letters = in_loop(lambda: _letters(context, count))
+    emit(letters, output)
+
+
+@dlq.command
+def redrive(
+    *,
+    reason: Reason,
+    tick: Annotated[str, Parameter(help="only this tick's")] = "",
+    count: int = 100,
+    dry_run: DryRun = False,
+    where: Where = Where(),
+    output: Output = "table",
+) -> None:
+    """Send dead letters back into the queue, with their receives counted anew."""
+    context = where.context("cli")
+
+    async def work() -> int:
+        if dry_run:
+            return sum(not tick or row["tick_id"] == tick for row in await _letters(context, count))
+        return await open_queue(context).redrive(count, tick_id=tick)
+
+    moved = in_loop(work)
+    say(f"{'would send' if dry_run else 'sent'} {moved} back: {reason}")
+    emit({"redriven": moved}, output)
+
+
+async def _letters(context: Context, count: int) -> list[dict[str, Any]]:
+    return [_letter(letter) for letter in await open_queue(context).dead_letters(count)]
+
+
+def _letter(letter: Received) -> dict[str, Any]:
+    row = {"message_id": letter.message_id, "receives": letter.receive_count}
+    try:
+        return {**row, **msgspec.to_builtins(letter.message())}
+    except Corrupt as error:
+        return {**row, "tick_id": "", "error": error.message, "body": letter.body[:200]}

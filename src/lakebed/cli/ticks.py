@@ -1,0 +1,243 @@
+"""`lakebed ticks`: upload Parquet files as ticks, see how they stand, and give projects their secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from cyclopts import App, Parameter
+
+from lakebed.cli import exits
+from lakebed.cli.output import Output, emit, say
+from lakebed.cli.where import Where, in_loop
+from lakebed.clock import SystemClock
+from lakebed.errors import Invalid
+from lakebed.ids import Ids
+from lakebed.ticks.settings import TicksSettings
+
+app = App(name="ticks", help="Ticks: upload Parquet files, see how they stand.")
+
+Project = Annotated[str, Parameter(name=["--project", "-p"], help="the project")]
+Org = Annotated[str, Parameter(help="the org (default: ticks.org_id)")]
+Url = Annotated[str, Parameter(help="address of a gateway (default: the running stack's)")]
+DryRun = Annotated[bool, Parameter(help="say what would happen, and do nothing", negative="")]
+
+
+@app.command
+def push(
+    *paths: Path,
+    project: Project,
+    org: Org = "",
+    key: Annotated[tuple[str, ...], Parameter(help="primary key: COLUMN, or TABLE=COLUMN,COLUMN")] = (),
+    mode: Annotated[str, Parameter(help="delta (upsert by key) or full (replace)")] = "delta",
+    tick: Annotated[str, Parameter(help="the tick's id (default: the time and chance)")] = "",
+    url: Url = "",
+    dry_run: DryRun = False,
+    where: Where = Where(),
+    output: Output = "table",
+) -> int:
+    """Upload Parquet files as one tick and wait until it is committed.
+
+    Files called TABLE_seq=NNN.parquet are pages of one table. A folder with a _manifest.json of its own is sent as that
+    says. What is packed waits on disk until it is committed: `lakebed ticks resume` goes on after an interruption.
+
+    Parameters
+    ----------
+    paths
+        files, or folders of files.
+    """
+    from lakebed.ticks import packing
+    from lakebed.ticks.outbox import Waiting
+
+    if not paths:
+        raise Invalid("there is nothing to push", hint="name files or a folder")
+    now = datetime.fromtimestamp(SystemClock().now_ns() / 1e9, UTC)
+    if len(paths) == 1 and (paths[0] / packing.MANIFEST_FILE).is_file():
+        packed = packing.pack_as_told(paths[0], project_id=project)
+    else:
+        packed = packing.pack(
+            packing.find(paths),
+            project_id=project,
+            tick_id=tick or f"{now:%Y%m%dT%H%M%S}__{Ids().token()[:8]}",
+            dt=f"{now:%Y%m%d}",
+            keys=_keys(key),
+            mode=mode,
+        )
+    if dry_run:
+        emit(msgspec.json.decode(packed.manifest), "json" if output == "table" else output)
+        return exits.OK
+    outbox = _outbox(where)
+    outbox.put(Waiting(packed))
+    return _drain(where, org, url, output, sum(map(_size, packed.files.values())))
+
+
+@app.command
+def resume(*, org: Org = "", url: Url = "", where: Where = Where(), output: Output = "table") -> int:
+    """Send what waits on disk: ticks that were pushed and not committed yet."""
+    waiting = [each for each in _outbox(where).waiting() if each.state == "ready"]
+    if not waiting:
+        say("nothing waits")
+        return exits.OK
+    return _drain(where, org, url, output, sum(_size(file) for each in waiting for file in each.packed.files.values()))
+
+
+@app.command
+def outbox(*, where: Where = Where(), output: Output = "table") -> None:
+    """Show the ticks that wait on disk, and those that a person has to look at."""
+    rows = [
+        {
+            "tick_id": each.packed.tick_id,
+            "project_id": each.packed.project_id,
+            "state": each.state,
+            "parts": len(each.packed.files),
+            "tries": each.tries,
+            "error_class": each.error_class,
+            "message": each.message,
+        }
+        for each in _outbox(where).waiting()
+    ]
+    emit(rows, output)
+
+
+@app.command
+def discard(
+    tick: str,
+    *,
+    reason: Annotated[str, Parameter(help="why")],
+    dry_run: DryRun = False,
+    where: Where = Where(),
+) -> None:
+    """Forget a tick that waits on disk. Its files stay."""
+    if not any(each.packed.tick_id == tick for each in _outbox(where).waiting()):
+        raise Invalid(f"no tick {tick} waits", hint="lakebed ticks outbox")
+    if not dry_run:
+        _outbox(where).remove(tick)
+    say(f"{'would forget' if dry_run else 'forgot'} {tick}: {reason}")
+
+
+@app.command
+def status(*, project: Project, org: Org = "", where: Where = Where(), output: Output = "table") -> None:
+    """Show the latest ticks of a project."""
+    from lakebed.ticks.standing import project_status
+
+    context = where.context("cli")
+    found = in_loop(lambda: project_status(context, _org(where, org), project))
+    if output == "table":
+        say(f"{found.org_id}/{found.project_id}: {found.states or 'no ticks'}; owner: {found.owner or 'nobody'}")
+        emit(list(found.ticks), output)
+    else:
+        emit(found, output)
+
+
+@app.command
+def dump(key: str, /, *, where: Where = Where(), output: Output = "json") -> None:
+    """Decode one stored object of ticks: a state, a commit record, a queue shard, an audit row.
+
+    Parameters
+    ----------
+    key
+        its key in the bucket; secrets stay encrypted.
+    """
+    context = where.context("cli")
+
+    async def fetch() -> Any:
+        return msgspec.json.decode((await context.store.get(key)).data)
+
+    emit(in_loop(fetch), output)
+
+
+@app.command
+def secret(
+    *, project: Project, org: Org = "", dry_run: DryRun = False, where: Where = Where(), output: Output = "table"
+) -> None:
+    """Give a project a new secret and show it, this once. The old one is over at the latest half a minute later."""
+    from lakebed.ticks.adapters import open_vault
+
+    context, whose = where.context("cli"), _org(where, org)
+    if dry_run:
+        say(f"would give {whose}/{project} a new secret")
+        return
+    made = in_loop(lambda: open_vault(context).issue(whose, project))
+    emit({"org_id": whose, "project_id": project, "api_secret": made}, output)
+
+
+@app.command
+def key() -> None:
+    """Make a key for ticks.payload_key. Put it in front of the old ones, by a comma, to change keys."""
+    from cryptography.fernet import Fernet
+
+    print(Fernet.generate_key().decode())
+
+
+def _drain(where: Where, org: str, url: str, output: str, total_bytes: int) -> int:
+    from lakebed.ticks.uploader import Uploader, client
+
+    settings = where.settings().of(TicksSettings)
+    if not settings.api_secret:
+        raise Invalid("no secret was given", hint="set LAKEBED_TICKS_API_SECRET; lakebed ticks secret makes one")
+    outbox, address = _outbox(where), url or _gateway(where)
+
+    async def work() -> Any:
+        with _bar(total_bytes) as sent:
+            async with client(address, _org(where, org), settings.api_secret) as http:
+                uploader = Uploader(http, clock=SystemClock(), ids=Ids(), sent=sent)
+                return await uploader.drain(outbox)
+
+    done = in_loop(work)
+    if done:
+        emit(list(done.values()), output)
+    failed = [each for each in outbox.waiting() if each.state == "failed_manual"]
+    for each in failed:
+        say(f"{each.packed.tick_id} was refused ({each.error_class}): {each.message}")
+    return exits.FAILED if failed else exits.OK
+
+
+@contextmanager
+def _bar(total_bytes: int) -> Iterator[Any]:
+    """A progress bar on stderr, where a person sees it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("uploading"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("parts", total=total_bytes)
+        yield lambda size_bytes: progress.advance(task, size_bytes)
+
+
+def _keys(given: tuple[str, ...]) -> dict[str, list[str]]:
+    keys: dict[str, list[str]] = {}
+    for text in given:
+        table, _, columns = text.rpartition("=")
+        keys.setdefault(table, []).extend(columns.split(","))
+    return keys
+
+
+def _org(where: Where, org: str) -> str:
+    found = org or where.settings().of(TicksSettings).org_id
+    if not found:
+        raise Invalid("no org was given", hint="--org, or LAKEBED_TICKS_ORG_ID")
+    return found
+
+
+def _outbox(where: Where) -> Any:
+    from lakebed.ticks.outbox import Outbox
+
+    return Outbox(where.folder / "ticks-outbox")
+
+
+def _gateway(where: Where) -> str:
+    from lakebed.embedded.endpoints import find
+
+    found = find(where.folder).gateway
+    if not found:
+        raise Invalid("no gateway runs in this folder", hint="lakebed up, or --url")
+    return found
+
+
+def _size(file: str) -> int:
+    return Path(file).stat().st_size if Path(file).is_file() else 0

@@ -1,0 +1,345 @@
+"""`lakebed topics`: the log from the command line, in the manner of kcat and rpk."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from cyclopts import App, Parameter
+
+from lakebed.cli.output import Output, emit, say
+from lakebed.cli.where import Where, in_loop
+from lakebed.errors import Invalid, LakebedError
+
+if TYPE_CHECKING:
+    from lakebed.log.broker import Broker
+    from lakebed.log.model import TopicPartition
+
+R = TypeVar("R")
+
+app = App(name="topics", help="Topics of the log: list, describe, produce, consume, trim, delete.")
+
+LINES_MAX = 500  # lines of stdin that share one append
+Reason = Annotated[str, Parameter(help="why; kept with the partition and shown by describe")]
+DryRun = Annotated[bool, Parameter(help="only say what would happen", negative="")]
+
+
+@app.command(name="list")
+def list_topics(*, where: Where = Where(), output: Output = "table") -> None:
+    """Every topic with its partitions and records."""
+
+    async def rows(broker: Broker) -> list[dict[str, Any]]:
+        topics: dict[str, dict[str, Any]] = {}
+        for tp in await broker.steward.partitions():
+            seen = await broker.steward.describe(tp)
+            row = topics.setdefault(tp.topic, {"topic": tp.topic, "partitions": 0, "records": 0, "uncompacted": 0})
+            row["partitions"] += 1
+            row["records"] += seen.records
+            row["uncompacted"] += seen.uncompacted
+        return list(topics.values())
+
+    emit(_with(where, rows), output)
+
+
+@app.command
+def describe(topic: str, /, *, where: Where = Where(), output: Output = "table") -> None:
+    """A topic's partitions: state, offsets, what is not compacted yet."""
+
+    async def rows(broker: Broker) -> list[Any]:
+        found = await broker.steward.partitions(topic)
+        if not found:
+            raise Invalid(f"topic {topic} does not exist", hint="lakebed topics list")
+        return [await broker.steward.describe(tp) for tp in found]
+
+    emit(_with(where, rows), output)
+
+
+@app.command
+def produce(
+    topic: str,
+    /,
+    *,
+    partition: Annotated[int, Parameter(name=["--partition", "-p"])] = 0,
+    where: Where = Where(),
+    output: Output = "jsonl",
+) -> None:
+    """Appends each line of stdin as a record; says where they went."""
+
+    async def work(broker: Broker) -> dict[str, Any]:
+        from lakebed.log.columns import columns
+        from lakebed.log.control import Chunk
+        from lakebed.log.model import topic_partition
+
+        tp = topic_partition(topic, partition)
+        first = last = count = 0
+        for lines in _lines():
+            (outcome,) = await broker.produce([(tp, Chunk(columns(lines)))])
+            if isinstance(outcome, LakebedError):
+                raise outcome
+            first, last, count = first or outcome.start_offset, outcome.end_offset, count + outcome.count
+        return {"topic": topic, "partition": partition, "count": count, "start_offset": first, "end_offset": last}
+
+    emit(_with(where, work), output)
+
+
+@app.command
+def consume(
+    topic: str,
+    /,
+    *,
+    partition: Annotated[int, Parameter(name=["--partition", "-p"])] = 0,
+    offset: Annotated[
+        str, Parameter(name=["--offset", "-o"], help="a number, -N from the end, start, end, @MILLIS or an ISO time")
+    ] = "start",
+    count: Annotated[int, Parameter(name=["--count", "-c"], help="records to read; 0 for all")] = 0,
+    format: Annotated[
+        str,
+        Parameter(name=["--format", "-f"], help="%%s record, %%o offset, %%t topic, %%p partition, %%S size; or json"),
+    ] = "%s\\n",
+    follow: Annotated[bool, Parameter(help="wait for more at the end", negative="")] = False,
+    group: Annotated[str, Parameter(help="go on where this group stopped, and commit what was read")] = "",
+    where: Where = Where(),
+) -> None:
+    """Prints records to stdout, from an offset to the end."""
+
+    async def work(broker: Broker) -> None:
+        from lakebed.log.fetcher import Want
+        from lakebed.log.model import topic_partition
+        from lakebed.log.reader import Fetched
+
+        tp = topic_partition(topic, partition)
+        at = await _offset(broker, tp, offset, group)
+        left = count or sys.maxsize
+        while left > 0:
+            (found,) = await broker.consume(
+                [Want(tp, at, 1 << 20)], bytes_max=1 << 20, bytes_min=1, wait_s=30.0 if follow else 0.0
+            )
+            if not isinstance(found, Fetched):
+                raise found
+            if not found.count and not follow:
+                break
+            for record in (record for part in found.parts for record in part):
+                if left > 0:
+                    _print(format, tp, at, record)
+                    at, left = at + 1, left - 1
+            if group and found.count:
+                await broker.groups.commit(group, tp, at)
+        sys.stdout.flush()
+
+    _with(where, work)
+
+
+@app.command
+def report(*, where: Where = Where(), output: Output = "table") -> None:
+    """Groups and their lag in every topic, and what the log stores and would cost."""
+
+    async def work(broker: Broker) -> dict[str, Any]:
+        from lakebed.log.billing import storage_dollars_month
+
+        usage = await broker.store.measure()
+        topics = sorted({tp.topic for tp in await broker.steward.partitions()})
+        return {
+            "topics": len(topics),
+            "stored_bytes": usage.stored_bytes,
+            "stored_objects": usage.stored_objects,
+            "storage_dollars_month": round(storage_dollars_month(usage), 6),
+            "groups": [row for topic in topics for row in await broker.groups.progress(topic)],
+        }
+
+    emit(_with(where, work), output)
+
+
+@app.command
+def trim(
+    topic: str, /, *, before: str, reason: Reason, partition: int = 0, dry_run: DryRun = False, where: Where = Where()
+) -> None:
+    """Drops the records below an offset (or time); they are gone at once for readers."""
+
+    async def work(broker: Broker) -> None:
+        from lakebed.log.model import topic_partition
+
+        tp = topic_partition(topic, partition)
+        at = await _offset(broker, tp, before, "")
+        now = await broker.reader.control(tp)
+        say(f"{tp}: {max(0, at - now.log_start_offset)} records below {at} ({reason})")
+        if not dry_run:
+            await broker.steward.trim(tp, at)
+
+    _with(where, work)
+
+
+@app.command
+def fence(
+    topic: str, /, *, reason: Reason, partition: int = 0, dry_run: DryRun = False, where: Where = Where()
+) -> None:
+    """Refuses every append from now on, on every broker."""
+    _change(where, topic, partition, dry_run, "fenced", lambda broker, tp: broker.steward.fence(tp, reason=reason))
+
+
+@app.command
+def unfence(topic: str, /, *, partition: int = 0, dry_run: DryRun = False, where: Where = Where()) -> None:
+    """Takes appends again."""
+    _change(where, topic, partition, dry_run, "open", lambda broker, tp: broker.steward.unfence(tp))
+
+
+@app.command
+def delete(topic: str, /, *, reason: Reason, dry_run: DryRun = False, where: Where = Where()) -> None:
+    """Deletes a topic; the compactor and the vacuum free its space."""
+
+    async def work(broker: Broker) -> None:
+        found = await broker.steward.partitions(topic)
+        say(f"{topic}: {len(found)} partitions ({reason})")
+        if not dry_run:
+            await broker.steward.delete(topic, reason=reason)
+
+    _with(where, work)
+
+
+@app.command
+def vacuum(*, reason: Reason, dry_run: DryRun = False, where: Where = Where(), output: Output = "table") -> None:
+    """Deletes blobs that nothing refers to and that are past the horizon."""
+
+    async def work() -> Any:
+        from lakebed.log.workers import Workshop
+
+        shop = Workshop(where.context("cli"))
+        try:
+            return await shop.vacuum.sweep_once(dry_run=dry_run)
+        finally:
+            await shop.meta.close()
+
+    say(f"vacuum ({reason})")
+    emit(in_loop(work), output)
+
+
+@app.command
+def loadtest(
+    scenario: str = "steady",
+    /,
+    *,
+    out: Annotated[Path, Parameter(help="where run folders go")] = Path("loadtest-results"),
+    where: Where = Where(),
+    output: Output = "table",
+) -> None:
+    """Runs brokers and a hammer by a scenario; leaves a folder that tells everything about the run."""
+    from lakebed.bench.harness import Stand
+    from lakebed.bench.loadtest import run
+    from lakebed.cli.lend import lent
+
+    with lent(where) as settings:
+        stand = Stand(settings, False, say)
+        emit(in_loop(lambda: run(stand, scenario, out)), output)
+
+
+@app.command
+def dump(source: str, /, *, where: Where = Where(), output: Output = "json") -> None:
+    """Shows what a stored blob holds: a file, or a key of the bucket."""
+
+    from lakebed.log.dump import dumped
+
+    async def fetched() -> bytes:
+        return (await where.context("cli").store.get(source)).data
+
+    file = Path(source)
+    emit(dumped(file.read_bytes() if file.is_file() else in_loop(fetched)), output)
+
+
+@asynccontextmanager
+async def _broker(where: Where) -> AsyncIterator[Broker]:
+    from lakebed.log.broker import Broker
+
+    broker = Broker(where.context("cli"))
+    try:
+        yield broker
+    finally:
+        await broker.stop()
+
+
+def _with(where: Where, work: Callable[[Broker], Coroutine[Any, Any, R]]) -> R:
+    """Runs `work` on a broker of this command's own: no server is needed, only the bucket and its ordered keys."""
+
+    async def run() -> R:
+        async with _broker(where) as broker:
+            return await work(broker)
+
+    return in_loop(run)
+
+
+def _change(
+    where: Where, topic: str, partition: int, dry_run: bool, word: str, change: Callable[[Any, Any], Any]
+) -> None:
+    async def work(broker: Broker) -> None:
+        from lakebed.log.model import topic_partition
+
+        tp = topic_partition(topic, partition)
+        now = await broker.reader.control(tp)
+        say(f"{tp}: {now.log_state.lower()} → {word}")
+        if not dry_run:
+            await change(broker, tp)
+
+    _with(where, work)
+
+
+def _lines() -> Any:
+    held: list[bytes] = []
+    for line in sys.stdin.buffer:
+        held.append(line.rstrip(b"\n"))
+        if len(held) == LINES_MAX:
+            yield held
+            held = []
+    if held:
+        yield held
+
+
+async def _offset(broker: Broker, tp: TopicPartition, text: str, group: str) -> int:
+    """An offset as people write it: 17, -10 (from the end), start, end, @1760000000000, 2026-01-31T12:00:00Z."""
+    if group:
+        committed = await broker.groups.committed(group, tp)
+        if committed is not None:
+            return committed.offset
+    now = await broker.reader.control(tp)
+    if text == "start":
+        return now.log_start_offset
+    if text == "end":
+        return now.next_offset
+    if text.startswith("@") and text[1:].isdecimal():
+        return await broker.steward.offset_at(tp, int(text[1:]))
+    if text.removeprefix("-").isdecimal():
+        return int(text) if int(text) >= 0 else max(now.log_start_offset, now.next_offset + int(text))
+    from datetime import UTC, datetime
+
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise Invalid(f"{text!r} is no offset", hint="a number, -10, start, end, @MILLIS or an ISO time") from error
+    when = when if when.tzinfo else when.replace(tzinfo=UTC)
+    return await broker.steward.offset_at(tp, int(when.timestamp() * 1000))
+
+
+def _print(format: str, tp: TopicPartition, offset: int, record: bytes) -> None:
+    if format == "json":
+        import msgspec
+
+        from lakebed.log.contracts import shown
+
+        line = {"topic": tp.topic, "partition": tp.partition, "offset": offset, "record": shown(record)}
+        sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
+        return
+    fields = {
+        b"s": record,
+        b"o": b"%d" % offset,
+        b"t": tp.topic.encode(),
+        b"p": b"%d" % tp.partition,
+        b"S": b"%d" % len(record),
+        b"%": b"%",
+    }
+    out: list[bytes] = []
+    text = format.encode().replace(b"\\n", b"\n").replace(b"\\t", b"\t")
+    first, *rest = text.replace(b"%%", b"%\0").split(b"%")
+    out.append(first)
+    for piece in rest:
+        out += [b"%", piece[1:]] if piece[:1] == b"\0" else [fields.get(piece[:1], b"%" + piece[:1]), piece[1:]]
+    sys.stdout.buffer.write(b"".join(out))

@@ -1,0 +1,112 @@
+"""The log: two brokers, one of them killed under load; every acknowledged record is there once, compacted or not."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from lakebed.demo.stage import Stage
+from lakebed.log.history import Operation, Poll, Send, check
+from lakebed.log.workers import Workshop
+
+TITLE = "A log without a leader"
+NEXT = ("lakebed topics list",)
+
+TOPIC = "demo-log"
+PRODUCERS = 4
+ATTEMPTS_MAX = 120
+
+
+async def play(stage: Stage) -> None:
+    import httpx2
+
+    context = stage.context()
+    topic = f"{TOPIC}-{context.ids.token()[:6]}"
+    history: list[Operation] = []
+    each = stage.scaled(40)
+    child, second = await stage.gateway("broker-2", parts=["log"])
+    urls = [stage.gateway_url, second]
+    stage.tell(f"{PRODUCERS} producers send {each} records each to two brokers; one of them is killed on the way")
+    async with httpx2.AsyncClient(timeout=20.0) as client:
+        sending = [
+            asyncio.create_task(_produce(client, urls, topic, history, f"p{number}", each))
+            for number in range(PRODUCERS)
+        ]
+        await _until(lambda: len(history) > PRODUCERS * each // 3, sending, context.clock)
+        child.kill()
+        await asyncio.gather(*sending)
+        before = await _read(client, urls[0], topic)
+        shop = Workshop(context)
+        entries = await _compact(shop, topic)
+        compacted = await _read_bucket(shop, topic)
+        await shop.meta.close()
+    history.append(Poll("reader", topic, before, final=True))
+    anomalies = check(history)
+    sent = sum(isinstance(one, Send) and one.outcome == "ok" for one in history)
+    stage.check(
+        "every acknowledged record is there once, in order",
+        not anomalies and sent == PRODUCERS * each == len(before),
+        f"{len(before)} read, {sent} acknowledged, {len(anomalies)} anomalies",
+    )
+    stage.check(
+        "compaction changes nothing a reader sees",
+        [record for _, record in before] == compacted and entries > 0,
+        f"{len(compacted)} records read from {entries} compacted blobs and what is newer",
+    )
+
+
+async def _produce(client: Any, urls: list[str], topic: str, history: list[Operation], name: str, count: int) -> None:
+    """An idempotent producer: what was not answered is sent again, to the other broker."""
+    import httpx2
+
+    for number in range(count):
+        record = f"{name}-{number}"
+        part = {"topic": topic, "partition": 0, "records": [record], "producer_id": name, "sequence": number}
+        body = msgspec.json.encode({"topic_partitions": [part]})
+        for attempt in range(ATTEMPTS_MAX):
+            try:
+                answer = await client.post(f"{urls[(number + attempt) % 2]}/produce", content=body)
+                (result,) = answer.json()["results"]
+                if result["ok"]:
+                    history.append(Send(name, topic, record, "ok", result["start_offset"]))
+                    break
+            except (httpx2.HTTPError, KeyError, ValueError):
+                continue
+
+
+async def _read(client: Any, url: str, topic: str) -> list[tuple[int, str]]:
+    found: list[tuple[int, str]] = []
+    while True:
+        part = {"topic": topic, "partition": 0, "fetch_offset": len(found) + 1}
+        answer = await client.post(f"{url}/consume", content=msgspec.json.encode({"topic_partitions": [part]}))
+        (result,) = answer.json()["results"]
+        if not result.get("count"):
+            return found
+        found += enumerate(result["records"], result["start_offset"])
+
+
+async def _compact(shop: Workshop, topic: str) -> int:
+    """Compacts beside the stack's own compactor, whoever is first; gives how many compacted entries there are."""
+    entries = 0
+    async for tp in shop.records.partitions(topic):
+        await shop.compactor.compact_once(tp)
+        async for span in shop.records.all_spans(tp):
+            entries += span.entry.type == "COMPACTED"
+    return entries
+
+
+async def _read_bucket(shop: Workshop, topic: str) -> list[str]:
+    found: list[str] = []
+    async for tp in shop.records.partitions(topic):
+        end = (await shop.reader.control(tp)).sequence_counter
+        while len(found) < end:
+            read = await shop.reader.read(tp, len(found) + 1, bytes_max=1 << 20)
+            found += [record.decode() for part in read.parts for record in part]
+    return found
+
+
+async def _until(ready: Any, working: list[asyncio.Task[None]], clock: Any) -> None:
+    while not ready() and not all(task.done() for task in working):
+        await clock.sleep(0.02)

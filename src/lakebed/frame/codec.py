@@ -1,0 +1,280 @@
+"""Frames to bytes and back. `decode` trusts nothing: lengths, indexes, names and the checksum are checked.
+
+Bad bytes give Invalid and nothing else. No step on the way in loops over samples in Python: columns are views of the
+body's bytes, checked by whole-array comparisons; only the string dictionary is walked.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from itertools import pairwise
+from operator import lt
+from typing import Any, NamedTuple
+
+import google_crc32c
+import numpy as np
+
+from lakebed.errors import Invalid
+from lakebed.frame.layout import (
+    COMPRESSION_MASK,
+    CRC_AT,
+    HEADER,
+    MAGIC,
+    PREFIX,
+    PREFIX_BYTES,
+    body_bytes,
+    padded,
+)
+from lakebed.frame.model import (
+    FRAME_VERSION,
+    LIMITS,
+    WIRE_VERSION,
+    Batch,
+    Columns,
+    Compression,
+    Identity,
+    Kind,
+    Limits,
+    Sample,
+    check_identity,
+)
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+ZSTD_LEVEL = 1  # a collector pays for reading, an agent for writing: both want it cheap
+ZSTD_WINDOW_LOG_MAX = 23  # 8 MiB: what a decompressor may keep of the past
+
+_TIMES, _VALUES, _INDEX, _BYTE = np.dtype("<i8"), np.dtype("<f8"), np.dtype("<u4"), np.dtype("u1")
+
+
+def columns_of(samples: Iterable[Sample]) -> Columns:
+    """The samples as columns, in the order given. Raises Invalid for a sample no reader would take."""
+    series: dict[tuple[str, tuple[tuple[str, str], ...]], int] = {}
+    rows: list[tuple[int, float, int, int]] = []
+    for sample in samples:
+        key = (sample.metric, tuple(sorted(sample.labels.items(), key=_by_name)))
+        rows.append((sample.time_ns, sample.value, sample.kind, series.setdefault(key, len(series))))
+    try:
+        strings = sorted({s for metric, pairs in series for s in (metric, *(t for p in pairs for t in p))}, key=_utf8)
+        at = {text: index for index, text in enumerate(strings)}
+        times, values, kinds, indexes = zip(*rows, strict=True) if rows else ((), (), (), ())
+        lengths = [len(pairs) for _, pairs in series]
+        return Columns(
+            times_ns=np.array(times, _TIMES),
+            values=np.array(values, _VALUES),
+            kinds=np.array(kinds, _BYTE),
+            series=np.array(indexes, _INDEX),
+            series_metric=np.array([at[metric] for metric, _ in series], _INDEX),
+            label_offsets=np.cumsum([0, *lengths]).astype(_INDEX),
+            label_names=np.array([at[name] for _, pairs in series for name, _ in pairs], _INDEX),
+            label_values=np.array([at[value] for _, pairs in series for _, value in pairs], _INDEX),
+            strings=tuple(strings),
+        )
+    except (OverflowError, TypeError, ValueError) as error:
+        raise Invalid(f"a sample cannot be encoded: {error}") from error
+
+
+def encode(identity: Identity, columns: Columns, compression: Compression = Compression.ZSTD) -> bytes:
+    """The frame's bytes. The same arguments always give the same bytes on one version of the zstd library.
+
+    Raises Invalid when identity and columns do not fit together. Limits are the reader's business: see `decode`.
+    """
+    check_identity(identity)
+    if columns.samples != identity.samples:
+        raise Invalid(f"{columns.samples} samples do not fill the sequence range of {identity.samples}")
+    texts = [text.encode() for text in columns.strings]
+    offsets = np.cumsum([0, *map(len, texts)]).astype(_INDEX)
+    body = b"".join(
+        (
+            columns.times_ns.astype(_TIMES, copy=False).tobytes(),
+            columns.values.astype(_VALUES, copy=False).tobytes(),
+            columns.series.astype(_INDEX, copy=False).tobytes(),
+            columns.series_metric.astype(_INDEX, copy=False).tobytes(),
+            columns.label_offsets.astype(_INDEX, copy=False).tobytes(),
+            columns.label_names.astype(_INDEX, copy=False).tobytes(),
+            columns.label_values.astype(_INDEX, copy=False).tobytes(),
+            offsets.tobytes(),
+            columns.kinds.astype(_BYTE, copy=False).tobytes(),
+            *texts,
+        )
+    )
+    agent, boot = identity.agent_id.encode(), identity.boot_id.encode()
+    counts = (len(columns.series_metric), len(columns.label_names), len(texts), int(offsets[-1]))
+    header = HEADER.pack(identity.seq_start, identity.seq_end, columns.samples, *counts, len(agent), len(boot))
+    header = (header + agent + boot).ljust(padded(len(header) + len(agent) + len(boot)), b"\0")
+    stored = zstd.compress(body, level=ZSTD_LEVEL) if compression is Compression.ZSTD else body
+    sizes = (len(header), len(stored), len(body), 0)
+    prefix = PREFIX.pack(MAGIC, WIRE_VERSION, FRAME_VERSION, int(compression), *sizes, 0)[:CRC_AT]
+    crc = google_crc32c.extend(google_crc32c.extend(google_crc32c.value(prefix), header), stored)
+    return b"".join((prefix, crc.to_bytes(4, "little"), header, stored))
+
+
+class Envelope(NamedTuple):
+    """What a frame says of itself before its body is looked into; its checksum holds."""
+
+    identity: Identity
+    compression: Compression
+    counts: tuple[int, int, int, int, int]  # samples, series, labels, strings, string bytes
+    body_at: int
+
+
+def decode(data: bytes, limits: Limits = LIMITS) -> Batch:
+    """The batch in these bytes, validated whole. Raises Invalid, having used memory within the limits' bounds."""
+    return decode_body(data, unseal(data, limits), limits)
+
+
+def peek(data: bytes, limits: Limits = LIMITS) -> Identity:
+    """The identity alone, from a frame whose checksum holds; the body is not looked into."""
+    return unseal(data, limits).identity
+
+
+def decode_body(data: bytes, envelope: Envelope, limits: Limits = LIMITS) -> Batch:
+    """The rest of `decode`, for a frame that was unsealed first: to know whose it is before paying for its body."""
+    body: bytes | memoryview = memoryview(data)[envelope.body_at :]
+    if envelope.compression is Compression.ZSTD:
+        body = _decompress(body, body_bytes(*envelope.counts))
+    return Batch(envelope.identity, _columns(body, envelope.counts, limits), envelope.compression)
+
+
+def unseal(data: bytes, limits: Limits = LIMITS) -> Envelope:
+    """Everything up to the body, checked, and the checksum of the whole. Raises Invalid."""
+    if len(data) > limits.frame_bytes:
+        raise Invalid(f"frame of {len(data)} bytes is over the limit of {limits.frame_bytes}")
+    if len(data) < PREFIX_BYTES + HEADER.size:
+        raise Invalid(f"frame of {len(data)} bytes ends inside its header")
+    magic, wire, version, flags, header_len, stored_len, body_len, zero, crc = PREFIX.unpack_from(data)
+    if magic != MAGIC:
+        raise Invalid("these bytes are not an .lmbatch frame")
+    if wire != WIRE_VERSION or version != FRAME_VERSION:
+        raise Invalid(f"frame version {wire}.{version} is not known here", hint="upgrade the reader first")
+    if PREFIX_BYTES + header_len + stored_len != len(data) or header_len < HEADER.size:
+        raise Invalid(f"frame of {len(data)} bytes claims {PREFIX_BYTES}+{header_len}+{stored_len}")
+    if google_crc32c.extend(google_crc32c.value(data[:CRC_AT]), data[PREFIX_BYTES:]) != crc:
+        raise Invalid("frame checksum does not match: the bytes were damaged on the way")
+    if flags & ~COMPRESSION_MASK or zero or flags & COMPRESSION_MASK not in (0, 1):
+        raise Invalid(f"frame flags {flags:#06x} are not known here")
+    start, end, *counts, agent_len, boot_len = HEADER.unpack_from(data, PREFIX_BYTES)
+    at = PREFIX_BYTES + HEADER.size
+    if header_len != padded(HEADER.size + agent_len + boot_len):
+        raise Invalid(f"header of {header_len} bytes does not fit ids of {agent_len} and {boot_len} bytes")
+    identity = check_identity(
+        Identity(_text(data[at : at + agent_len]), _text(data[at + agent_len : at + agent_len + boot_len]), start, end)
+    )
+    samples, series, labels, strings, string_bytes = counts
+    if any(data[at + agent_len + boot_len : PREFIX_BYTES + header_len]):
+        raise Invalid("header padding is not zero")
+    if samples != identity.samples:
+        raise Invalid(f"{samples} samples do not fill the sequence range of {identity.samples}")
+    if samples > limits.samples or series > limits.series or strings > limits.strings:
+        raise Invalid(f"{samples} samples, {series} series, {strings} strings: over {limits}")
+    if body_len != body_bytes(samples, series, labels, strings, string_bytes) or body_len > limits.body_bytes:
+        raise Invalid(f"body of {body_len} bytes is not what its counts say, or over {limits.body_bytes}")
+    compression = Compression(flags & COMPRESSION_MASK)
+    if compression is Compression.NONE and stored_len != body_len:
+        raise Invalid(f"body of {stored_len} bytes claims to be {body_len}")
+    return Envelope(identity, compression, (samples, series, labels, strings, string_bytes), PREFIX_BYTES + header_len)
+
+
+def _decompress(data: bytes | memoryview, size: int) -> bytes:
+    """Exactly `size` bytes out of one zstd frame; never more is produced, whatever the frame declares."""
+    stream = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: ZSTD_WINDOW_LOG_MAX})
+    try:
+        out = stream.decompress(data, max_length=size + 1)
+    except zstd.ZstdError as error:
+        raise Invalid(f"body does not decompress: {error}") from error
+    if len(out) != size or not stream.eof or stream.unused_data:
+        raise Invalid(f"body does not decompress to its {size} bytes")
+    return out
+
+
+def _columns(body: bytes | memoryview, counts: tuple[int, int, int, int, int], limits: Limits) -> Columns:
+    samples, series, labels, strings, string_bytes = counts
+    # Few numpy calls: each costs about as much as checking a thousand entries.
+    times = np.frombuffer(body, _TIMES, samples)
+    values = np.frombuffer(body, _VALUES, samples, 8 * samples)
+    words = samples + 2 * series + 1 + 2 * labels + strings + 1
+    table = np.frombuffer(body, _INDEX, words, 16 * samples)
+    at = samples + series
+    index, metric, offsets = table[:samples], table[samples:at], table[at : at + series + 1]
+    at += series + 1
+    pairs = table[at : at + 2 * labels]
+    names, label_values = pairs[:labels], pairs[labels:]
+    string_offsets = table[at + 2 * labels :]
+    at = 16 * samples + 4 * words
+    kinds = np.frombuffer(body, _BYTE, samples, at)
+    if times[times.argmin()] < 0:
+        raise Invalid("a sample lies before 1970")
+    _below("series", index, series)
+    _below("kind", kinds, len(Kind))
+    _below("metric", metric, strings)
+    _below("label", pairs, strings)
+    label_counts = _spans("labels", offsets, labels)
+    if _largest(label_counts) > limits.labels_per_series:
+        raise Invalid(f"{_largest(label_counts)} labels in a series, over the limit of {limits.labels_per_series}")
+    sizes = _spans("strings", string_offsets, string_bytes)
+    texts = _strings(bytes(body[at + samples :]), string_offsets)
+    if labels:
+        _check_labels(names, offsets, sizes[label_values], limits)
+    named = sizes[metric] if not labels else np.concatenate((sizes[metric], sizes[names]))
+    if _largest(named) > limits.name_bytes or not named.all():
+        raise Invalid(f"a name is empty or longer than {limits.name_bytes} bytes")
+    return Columns(times, values, kinds, index, metric, offsets, names, label_values, texts)
+
+
+def _check_labels(names: Any, offsets: Any, value_sizes: Any, limits: Limits) -> None:
+    """Names ascend strictly inside each series: a step down is allowed only where a series begins."""
+    begins = np.zeros(len(names) + 1, bool)
+    begins[offsets] = True
+    if not ((names[1:] > names[:-1]) | begins[1:-1]).all():
+        raise Invalid("labels of a series are not in ascending order of their names, each once")
+    if _largest(value_sizes) > limits.label_value_bytes:
+        raise Invalid(f"a label's value is longer than {limits.label_value_bytes} bytes")
+
+
+def _strings(data: bytes, offsets: Any) -> tuple[str, ...]:
+    bounds = offsets.tolist()
+    raw = [data[start:end] for start, end in pairwise(bounds)]
+    if not all(map(lt, raw, raw[1:])):
+        raise Invalid("strings are not in ascending order, each once")
+    if data.isascii():
+        text = data.decode("ascii")
+        return tuple([text[start:end] for start, end in pairwise(bounds)])
+    try:
+        return tuple([text.decode() for text in raw])
+    except UnicodeDecodeError as error:
+        raise Invalid("a string is not UTF-8") from error
+
+
+def _below(what: str, column: Any, bound: int) -> None:
+    if len(column) and _largest(column) >= bound:
+        raise Invalid(f"a {what} index is {_largest(column)}, of {bound}")
+
+
+def _largest(column: Any) -> int:
+    return int(np.maximum.reduce(column, initial=0))
+
+
+def _spans(what: str, offsets: Any, total: int) -> Any:
+    """The length of each entry between offsets that must cover `total` in order."""
+    if offsets[0] != 0 or offsets[-1] != total or not (offsets[1:] >= offsets[:-1]).all():
+        raise Invalid(f"offsets of {what} do not cover their {total} entries in order")
+    return offsets[1:] - offsets[:-1]
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise Invalid("an id is not UTF-8") from error
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode()
+
+
+def _by_name(pair: tuple[str, str]) -> bytes:
+    return pair[0].encode()

@@ -1,0 +1,122 @@
+"""Where ticks and the Spark pipeline meet: the seams of one, filled by the other.
+
+`ticks.pipeline = "twin"` runs without Spark on the twins, for tests and for looking around on a small machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from lakebed.context import Component, Context, Worker
+from lakebed.pipeline.flow_settings import FlowSettings
+from lakebed.ticks.adapters import open_audit, open_queue, open_vault
+from lakebed.ticks.audit import COMMITTED
+from lakebed.ticks.model import BronzeResult, BronzeTick, SilverResult, SilverTick
+from lakebed.ticks.routes import TicksRoutes
+from lakebed.ticks.settings import TicksSettings
+from lakebed.ticks.twins import TwinBronze, TwinSilverJob
+from lakebed.ticks.workers import workers as tick_workers
+
+if TYPE_CHECKING:
+    from lakebed.pipeline.flow import Flow
+
+
+def component(context: Context) -> Component:
+    seams: dict[str, Any] = {
+        "vault": open_vault(context),
+        "queue": open_queue(context),
+        "committed": open_audit(context, COMMITTED),
+    }
+    if context.settings.of(TicksSettings).pipeline == "twin":
+        return TicksRoutes(context, bronze=TwinBronze(context), **seams)
+    flow = SparkFlow(context)
+    if not context.settings.of(FlowSettings).warm:
+        return TicksRoutes(context, bronze=SparkBronze(flow), **seams)
+    return WarmTicks(context, flow=flow, bronze=SparkBronze(flow), **seams)
+
+
+def workers(context: Context) -> Sequence[Worker]:
+    twin = context.settings.of(TicksSettings).pipeline == "twin"
+    return tick_workers(context, TwinSilverJob(context) if twin else SparkSilver(SparkFlow(context)))
+
+
+class WarmTicks(TicksRoutes):
+    """Starts Spark in the background while the gateway already answers, where `pipeline.warm` asks for it."""
+
+    def __init__(self, context: Context, *, flow: SparkFlow, **seams: Any) -> None:
+        super().__init__(context, **seams)
+        self._flow = flow
+        self._warming: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await super().start()
+        self._warming = asyncio.create_task(self._flow.warm())
+
+    async def stop(self) -> None:
+        if self._warming is not None:
+            self._warming.cancel()
+        await super().stop()
+
+
+class SparkFlow:
+    """The pipeline of this process, made on first use: a command that writes no table loads no Spark."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._opened: Any = None
+        self._opening = asyncio.Lock()
+
+    async def open(self) -> Flow:
+        async with self._opening:
+            if self._opened is None:
+                self._opened = await asyncio.to_thread(self._make)
+            opened: Flow = self._opened
+            return opened
+
+    async def warm(self) -> None:
+        await asyncio.to_thread((await self.open()).warm)
+
+    def _make(self) -> Flow:
+        from lakebed.pipeline.flow import Flow
+
+        return Flow(self._context)
+
+
+class SparkBronze:
+    """Bronze on Spark, in threads. Until the session is there, a finalize waits for it."""
+
+    def __init__(self, flow: SparkFlow) -> None:
+        self._flow = flow
+
+    async def commit(self, tick: BronzeTick) -> BronzeResult:
+        from lakebed.pipeline.bronze import Tick
+
+        flow = await self._flow.open()
+        asked = Tick(tick.org_id, tick.project_id, tick.tick_id, tick.tables, tick.keys)
+        done = await asyncio.to_thread(lambda: flow.bronze.commit(asked))
+        return BronzeResult(
+            sum(table.rows_inserted for table in done),
+            sum(table.rows_replaced for table in done),
+            {table.name: table.version for table in done},
+        )
+
+
+class SparkSilver:
+    """Silver and gold on Spark, in threads: each bronze table at the latest version that the ticks of the job name."""
+
+    def __init__(self, flow: SparkFlow) -> None:
+        self._flow = flow
+
+    async def run(self, org_id: str, project_id: str, ticks: Sequence[SilverTick]) -> SilverResult:
+        flow = await self._flow.open()
+        versions: dict[str, int] = {}
+        for tick in ticks:
+            for table, version in tick.versions.items():
+                versions[table] = max(version, versions.get(table, -1))
+        names = [tick.tick_id for tick in ticks]
+        report = await asyncio.to_thread(flow.run_silver, org_id, project_id, names, versions)
+        return SilverResult(msgspec.to_builtins(report))

@@ -1,0 +1,165 @@
+"""The batching producer: what many requests bring goes into few blobs.
+
+Chunks are buffered until a blob is full or its first chunk has waited long enough; then one flight carries them off.
+Several flights travel at once; the writer's lanes keep each partition in order. Everything buffered or in flight is
+counted, and what would exceed the limit is refused at once with BackPressureRejected, having changed nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from lakebed.clock import Clock
+from lakebed.errors import LakebedError, Unavailable
+from lakebed.log.control import Chunk
+from lakebed.log.model import BackPressureRejected, TopicPartition
+from lakebed.log.settings import LogSettings
+from lakebed.log.writer import Group, Outcome, Writer
+from lakebed.metrics import Metrics
+
+CHUNK_OVERHEAD_BYTES = 64  # so that a flood of tiny chunks is counted too
+
+
+class _Waiting:
+    def __init__(self, chunk: Chunk, done: asyncio.Future[Outcome]) -> None:
+        self.chunk, self.done = chunk, done
+
+
+class _Buffer:
+    def __init__(self) -> None:
+        self.groups: dict[TopicPartition, list[_Waiting]] = {}
+        self.size = 0
+
+
+class _Slot:
+    """A place among the flights, given back once."""
+
+    def __init__(self, slots: asyncio.Semaphore) -> None:
+        self._slots: asyncio.Semaphore | None = slots
+
+    def leave(self) -> None:
+        if self._slots is not None:
+            self._slots.release()
+            self._slots = None
+
+
+class BatchingProducer:
+    """`landed` is told of every append, so that the tail cache and long polls see it at once."""
+
+    def __init__(
+        self,
+        writer: Writer,
+        settings: LogSettings,
+        *,
+        clock: Clock,
+        metrics: Metrics,
+        landed: Callable[[TopicPartition, int, Chunk], None] = lambda *_: None,
+    ) -> None:
+        self._writer, self._settings, self._clock, self._landed = writer, settings, clock, landed
+        self._buffer = _Buffer()
+        self._due: asyncio.Task[None] | None = None
+        self._flights: set[asyncio.Task[None]] = set()
+        self._slots = asyncio.Semaphore(settings.flights_max)
+        self._held = 0
+        self._closed = False
+        self._queued = metrics.gauge("lakebed_log_buffered_bytes")
+        self._flushes = metrics.counter("lakebed_log_flushes_total")
+        self._refused = metrics.counter("lakebed_log_refused_total")
+
+    @property
+    def held_bytes(self) -> int:
+        """What is buffered or on its way."""
+        return self._held
+
+    async def append_shared(self, groups: Sequence[tuple[TopicPartition, Chunk]]) -> list[Outcome]:
+        """Appends each chunk to its partition; gives their outcomes in order. Raises nothing."""
+        return list(await asyncio.gather(*[self._add(tp, chunk) for tp, chunk in groups]))
+
+    def _add(self, tp: TopicPartition, chunk: Chunk) -> asyncio.Future[Outcome]:
+        done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        size = chunk.records.size + chunk.records.count * 4 + CHUNK_OVERHEAD_BYTES
+        if self._closed:
+            done.set_result(Unavailable("this broker is stopping"))
+        elif self._held + size > self._settings.buffer_max_bytes:
+            self._refused.inc()
+            done.set_result(
+                BackPressureRejected(
+                    f"{self._held} bytes are waiting to be written; {size} more would exceed log.buffer_max_bytes",
+                    retry_after_s=0.5,
+                    hint="retry later, or send to another broker",
+                )
+            )
+        else:
+            self._hold(size)
+            self._buffer.groups.setdefault(tp, []).append(_Waiting(chunk, done))
+            self._buffer.size += size
+            if self._buffer.size >= self._settings.batch_max_bytes:
+                self._flush()
+            elif self._due is None:
+                self._due = asyncio.create_task(self._flush_when_due())
+        return done
+
+    async def drain(self) -> None:
+        """Refuses what comes from now on, and waits for everything that was taken."""
+        self._closed = True
+        self._flush()
+        while self._flights:
+            await asyncio.wait(list(self._flights))
+        await self._writer.drain()
+
+    async def _flush_when_due(self) -> None:
+        await self._clock.sleep(self._settings.batch_max_delay_ms / 1000)
+        await self._slots.acquire()  # while every slot is taken, more goes into this blob
+        self._due = None
+        self._flush(by_time=True)
+
+    def _flush(self, *, by_time: bool = False) -> None:
+        """Sends off what is buffered, in a flight of its own."""
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+        full, self._buffer = self._buffer, _Buffer()
+        if full.groups:
+            flight = asyncio.create_task(self._fly(full, by_time))
+            self._flights.add(flight)
+            flight.add_done_callback(self._flights.discard)
+        elif by_time:
+            self._slots.release()
+
+    async def _fly(self, full: _Buffer, by_time: bool) -> None:
+        """One blob and its commits. A full blob gives its slot away once it is uploaded, so the bucket never idles;
+        one that was cut by time keeps it to the end, so that more gathers behind slow commits."""
+        groups = list(full.groups.items())
+        slot = _Slot(self._slots)
+        if not by_time:
+            await self._slots.acquire()
+        try:
+            self._flushes.inc()
+            outcomes = await self._writer.append_shared(
+                [Group(tp, tuple(waiting.chunk for waiting in group)) for tp, group in groups],
+                uploaded=slot.leave if not by_time else lambda: None,
+            )
+        except LakebedError as error:
+            outcomes = [[error] * len(group) for _, group in groups]
+        except BaseException:
+            for _, group in groups:
+                for waiting in group:
+                    waiting.done.cancel()
+            raise
+        finally:
+            slot.leave()
+            self._hold(-full.size)
+        for (tp, group), of_group in zip(groups, outcomes, strict=True):
+            self._tell(tp, group, of_group)
+
+    def _tell(self, tp: TopicPartition, group: Sequence[_Waiting], outcomes: Sequence[Outcome]) -> None:
+        for waiting, outcome in zip(group, outcomes, strict=True):
+            if not isinstance(outcome, LakebedError) and not outcome.duplicate:
+                self._landed(tp, outcome.start_offset, waiting.chunk)
+            if not waiting.done.done():  # its caller may be gone; the append stands
+                waiting.done.set_result(outcome)
+
+    def _hold(self, size: int) -> None:
+        self._held += size
+        self._queued.set(self._held)

@@ -1,0 +1,136 @@
+"""The tail cache: what this broker has just appended, ready for its consumers. Opportunistic: it may miss, never lie.
+
+A partition's records are kept as the columns they came in, in runs without gaps; another broker's append leaves a gap,
+and whoever wants those records goes to the reader. The oldest chunks of all partitions are dropped first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+
+from lakebed.log.columns import Columns
+from lakebed.log.model import TopicPartition
+from lakebed.log.reader import Fetched
+from lakebed.metrics import Metrics
+
+UNKNOWN = -1  # a high watermark that nobody has seen: an empty log has 0
+
+
+class _Tail:
+    def __init__(self) -> None:
+        self.starts: list[int] = []
+        self.chunks: list[Columns] = []
+        self.high_watermark = UNKNOWN
+        self.log_start_offset = 1
+        self.changed = asyncio.Event()
+
+    def add(self, start: int, records: Columns) -> bool:
+        at = bisect_right(self.starts, start)
+        if at and self.starts[at - 1] == start:
+            return False  # known already
+        self.starts.insert(at, start)
+        self.chunks.insert(at, records)
+        return True
+
+    def drop(self, start: int) -> int:
+        at = bisect_right(self.starts, start) - 1
+        if at < 0 or self.starts[at] != start:
+            return 0
+        size = self.chunks[at].size
+        del self.starts[at], self.chunks[at]
+        return size
+
+
+class TailCache:
+    def __init__(self, bytes_max: int, *, metrics: Metrics) -> None:
+        self._bytes_max, self._bytes = bytes_max, 0
+        self._tails: dict[TopicPartition, _Tail] = {}
+        self._age: deque[tuple[TopicPartition, int]] = deque()
+        self._hits = metrics.counter("lakebed_log_cache_reads_total").labels(outcome="hit")
+        self._waits = metrics.counter("lakebed_log_cache_reads_total").labels(outcome="at_end")
+        self._misses = metrics.counter("lakebed_log_cache_reads_total").labels(outcome="miss")
+        self._size = metrics.gauge("lakebed_log_cache_bytes")
+
+    def add(self, tp: TopicPartition, start_offset: int, records: Columns) -> None:
+        """Records that stand in the log from `start_offset` on. Wakes whoever waits for them."""
+        tail = self._tail(tp)
+        if not tail.add(start_offset, records):
+            return
+        self._age.append((tp, start_offset))
+        self._bytes += records.size
+        self.saw(tp, start_offset + records.count - 1)
+        while self._bytes > self._bytes_max and self._age:
+            old, start = self._age.popleft()
+            self._bytes -= self._tail(old).drop(start)
+        self._size.set(self._bytes)
+
+    def saw(self, tp: TopicPartition, high_watermark: int, log_start_offset: int = 0) -> None:
+        """What is known of the log's ends, from wherever."""
+        tail = self._tail(tp)
+        tail.log_start_offset = max(tail.log_start_offset, log_start_offset)
+        if high_watermark > tail.high_watermark:
+            tail.high_watermark = high_watermark
+            tail.changed.set()
+            tail.changed = asyncio.Event()
+
+    def read(self, tp: TopicPartition, offset: int, bytes_max: int) -> Fetched | None:
+        """Records from `offset` on, or none of them when it is the known end; None when the reader must be asked."""
+        tail = self._tails.get(tp)
+        if tail is None or offset < tail.log_start_offset or offset > tail.high_watermark + 1:
+            self._misses.inc()
+            return None
+        if offset == tail.high_watermark + 1:
+            self._waits.inc()
+            return Fetched(offset, offset, tail.high_watermark, tail.log_start_offset)
+        parts, behind = _run(tail, offset, bytes_max)
+        if not parts:
+            self._misses.inc()
+            return None
+        self._hits.inc()
+        return Fetched(offset, behind, tail.high_watermark, tail.log_start_offset, tuple(parts))
+
+    def end(self, tp: TopicPartition) -> int:
+        """The last offset that is known to exist, or UNKNOWN."""
+        tail = self._tails.get(tp)
+        return tail.high_watermark if tail is not None else UNKNOWN
+
+    def changes(self, tps: Sequence[TopicPartition]) -> list[asyncio.Event]:
+        """Events that are set when the known end of one of these partitions moves."""
+        return [self._tail(tp).changed for tp in tps]
+
+    def forget(self, tp: TopicPartition) -> None:
+        """What is known may be wrong: the log was deleted or trimmed."""
+        tail = self._tails.pop(tp, None)
+        if tail is not None:
+            self._bytes -= sum(chunk.size for chunk in tail.chunks)
+            tail.changed.set()
+
+    def _tail(self, tp: TopicPartition) -> _Tail:
+        found = self._tails.get(tp)
+        if found is None:
+            found = self._tails[tp] = _Tail()
+        return found
+
+
+def _run(tail: _Tail, offset: int, bytes_max: int) -> tuple[list[Columns], int]:
+    parts: list[Columns] = []
+    left = bytes_max
+    at = bisect_right(tail.starts, offset) - 1
+    while 0 <= at < len(tail.chunks):
+        records = tail.chunks[at]
+        first = offset - tail.starts[at]
+        if not 0 <= first < records.count:
+            break
+        fitting = records.fitting(first, left) or (0 if parts else 1)
+        if fitting == 0:
+            break
+        part = records.slice(first, first + fitting)
+        parts.append(part)
+        offset, left = offset + fitting, left - part.size
+        if first + fitting < records.count or left <= 0:
+            break
+        at += 1
+    return parts, offset

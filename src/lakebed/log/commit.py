@@ -1,0 +1,148 @@
+"""The commit of one append to one partition: swaps the control record until the append stands in it.
+
+An append keeps its id through all attempts, so a swap whose answer was lost is recognised by reading: it stands in
+pending, or its index entry stands where it would have gone. Only where a compaction has merged that place away is the
+outcome unknown, and said to be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+
+from lakebed.errors import LakebedError, OutcomeUnknown, Overloaded, Stale
+from lakebed.log import blob, control, paths
+from lakebed.log.control import BlobTooOld, Chunk, Fresh, Verdict
+from lakebed.log.lane import Lane
+from lakebed.log.model import Control, LogFenced, Pending, TopicPartition
+from lakebed.log.records import SWAPS_MAX, Records, Versioned
+from lakebed.metrics import Metrics
+
+
+class Written(msgspec.Struct, frozen=True):
+    """A group's records in the bucket, not committed yet."""
+
+    chunks: tuple[Chunk, ...]
+    append_id: str
+    data_key: str
+    place: blob.Slice
+    created_at_ms: int
+
+
+class NotFresh(Exception):
+    """Some of the chunks must not be appended; nothing was."""
+
+    def __init__(self, verdicts: Sequence[Verdict]) -> None:
+        super().__init__("not every chunk is fresh")
+        self.verdicts = verdicts
+
+
+class Committer:
+    """Works inside a turn of the lane, which it leaves knowing the control record, or knowing nothing."""
+
+    def __init__(self, records: Records, *, metrics: Metrics) -> None:
+        self._records = records
+        self._lost_swaps = metrics.counter("lakebed_log_lost_swaps_total")
+
+    async def append(self, lane: Lane, written: Written) -> Pending:
+        """Raises NotFresh, BlobTooOld, LogFenced, Overloaded after too many lost swaps, or OutcomeUnknown."""
+        doubts: list[Pending] = []
+        try:
+            for attempt in range(SWAPS_MAX):
+                fresh = lane.known is None
+                known = lane.known or await self._read(lane)
+                landed = await self._landed(lane.tp, known.value, written, doubts)
+                if landed is not None:
+                    return landed
+                verdicts = control.judge(known.value, written.chunks)
+                if not all(isinstance(verdict, Fresh) for verdict in verdicts):
+                    if fresh:
+                        raise NotFresh(verdicts)
+                    lane.forget()  # only believed on a fresh read
+                    continue
+                after = _after(lane.tp, known.value, written)
+                await self._materialised(lane, known.value)
+                try:
+                    lane.known = await self._records.swap(lane.tp, paths.control(lane.tp), after, known.version)
+                except (Stale, OutcomeUnknown):
+                    self._lost_swaps.inc()
+                    lane.forget()
+                    if after.pending is not None:
+                        doubts.append(after.pending)  # a client below may have retried: Stale is no proof either
+                    if attempt:
+                        await self._records.pause(attempt)
+                    continue
+                assert after.pending is not None
+                task = asyncio.create_task(self._records.materialise(lane.tp, after))
+                task.add_done_callback(_observed)
+                lane.materialising = (after.pending.append_id, task)
+                return after.pending
+        except (LogFenced, BlobTooOld):
+            lane.forget()
+            raise  # read from a control record in which this append can no longer land
+        except LakebedError as error:
+            lane.forget()
+            if doubts:
+                raise OutcomeUnknown(f"an append to {lane.tp} may have happened: {error.message}") from error
+            raise
+        raise Overloaded(f"the control record of {lane.tp} changed under us {SWAPS_MAX} times")
+
+    async def settle(self, lane: Lane) -> None:
+        """Clears pending once it is in the index."""
+        known = lane.known
+        if known is None or known.value.pending is None:
+            return
+        await self._materialised(lane, known.value)
+        lane.known = await self._records.swap(
+            lane.tp, paths.control(lane.tp), control.cleared(known.value), known.version
+        )
+
+    async def _read(self, lane: Lane) -> Versioned[Control]:
+        lane.known = await self._records.control(lane.tp)
+        return lane.known
+
+    async def _materialised(self, lane: Lane, known: Control) -> None:
+        """Returns once the pending append, ours or another's, is in the index."""
+        under_way, lane.materialising = lane.materialising, None
+        if known.pending is None:
+            return
+        if under_way is not None and under_way[0] == known.pending.append_id:
+            await under_way[1]
+        else:
+            await self._records.materialise(lane.tp, known)
+
+    async def _landed(
+        self, tp: TopicPartition, now: Control, written: Written, doubts: Sequence[Pending]
+    ) -> Pending | None:
+        """Our own append, when an earlier attempt whose answer was lost has gone through."""
+        if now.pending is not None and now.pending.append_id == written.append_id:
+            return now.pending
+        for doubt in doubts:
+            if now.sequence_counter < doubt.end_offset:
+                continue
+            for found in await self._records.spans(tp, doubt.end_offset, limit=1):
+                if found.end_offset == doubt.end_offset and found.entry == doubt.entry():
+                    return doubt
+                if found.entry.type == "COMPACTED" and found.covers(doubt.end_offset):
+                    raise OutcomeUnknown(f"an append to {tp} may have happened; a compaction has passed over its place")
+        return None
+
+
+def _after(tp: TopicPartition, known: Control, written: Written) -> Control:
+    return control.append(
+        known,
+        written.chunks,
+        tp=tp,
+        append_id=written.append_id,
+        data_key=written.data_key,
+        place=written.place,
+        created_at_ms=written.created_at_ms,
+    )
+
+
+def _observed(task: asyncio.Task[None]) -> None:
+    """Its failure is met by whoever awaits it, or made good by whoever comes next."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,205 @@
+"""The log's values. The JSON of a struct here is what is stored: names and meanings are the format's."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+import msgspec
+
+from lakebed.errors import Conflict, Fenced, Invalid, NotFound, Overloaded
+
+ENCODING = "bytes-batch-v1"
+FIRST_OFFSET = 1  # offsets count from 1; sequence_counter is the last one given out
+PARTITION_MAX = 99_999
+TOPIC = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+TOPICS_RESERVED = frozenset({"wal-shared", "vacuum"})  # folders of ours beside the topics
+
+
+class BackPressureRejected(Overloaded):
+    code = "back_pressure"
+
+
+class LogFenced(Fenced):
+    code = "log_fenced"
+
+
+class LogDeleted(LogFenced):
+    code = "log_deleted"
+
+
+class UnknownTopicPartition(NotFound):
+    code = "unknown_topic_partition"
+
+
+class OffsetOutOfRange(Conflict):
+    code = "offset_out_of_range"
+
+
+class OutOfOrderSequence(Conflict):
+    code = "out_of_order_sequence"
+
+
+class TopicPartition(msgspec.Struct, frozen=True, order=True):
+    """One log. Everything in meta that belongs to it is routed by `partition_key`."""
+
+    topic: str
+    partition: int
+
+    @property
+    def partition_key(self) -> str:
+        return f"{self.topic}:{self.partition}"
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.partition}"
+
+
+def topic_partition(topic: str, partition: int) -> TopicPartition:
+    """Checked from outside: raises Invalid for a name that is no key segment, or a number out of range."""
+    check_topic(topic)
+    if not 0 <= partition <= PARTITION_MAX:
+        raise Invalid(f"partition must be 0 to {PARTITION_MAX}, not {partition}")
+    return TopicPartition(topic, partition)
+
+
+def check_topic(topic: str) -> str:
+    if not TOPIC.fullmatch(topic) or topic in TOPICS_RESERVED:
+        raise Invalid(
+            f"topic {topic[:80]!r} is not a topic name",
+            hint="a letter or digit, then letters, digits, '.', '_' and '-', 200 at most",
+        )
+    return topic
+
+
+class Pending(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An append that is committed and may not be in the index yet."""
+
+    append_id: str
+    start_offset: int
+    end_offset: int
+    msg_count: int
+    entry_type: Literal["WAL"]
+    data_key: str
+    encoding: str
+    created_at_ms: int
+    byte_offset: int | None = None
+    byte_length: int | None = None
+
+    def entry(self) -> IndexEntry:
+        return IndexEntry(
+            type=self.entry_type,
+            msg_count=self.msg_count,
+            data_key=self.data_key,
+            encoding=self.encoding,
+            created_at_ms=self.created_at_ms,
+            byte_offset=self.byte_offset,
+            byte_length=self.byte_length,
+        )
+
+
+class Mark(msgspec.Struct, frozen=True, array_like=True):
+    """One batch of an idempotent producer: its sequence number and where it went."""
+
+    sequence: int
+    start_offset: int
+    end_offset: int
+
+
+class Control(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The truth about one partition. Everything below `pending` is beyond the seed and left out while unused.
+
+    `vacuum_before_ms` refuses commits of blobs made at or before it: the vacuum has looked, and may delete them.
+    `producers` are the last batches of idempotent producers, the longest unused producer first.
+    """
+
+    log_state: Literal["OPEN", "FENCED", "DELETED"]
+    sequence_counter: int
+    pending: Pending | None
+    log_start_offset: int = FIRST_OFFSET
+    vacuum_before_ms: int = 0
+    producers: dict[str, list[Mark]] = {}
+    changed_at_ms: int = 0
+    reason: str = ""
+
+    @property
+    def next_offset(self) -> int:
+        return self.sequence_counter + 1
+
+
+class IndexEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where the records [end - msg_count + 1, end] are; `end` is in the key."""
+
+    type: Literal["WAL", "COMPACTED"]
+    msg_count: int
+    data_key: str
+    encoding: str
+    created_at_ms: int
+    byte_offset: int | None = None
+    byte_length: int | None = None
+    last_append_at_ms: int = 0  # compacted: when the last of its records was appended
+
+    @property
+    def appended_at_ms(self) -> int:
+        return self.last_append_at_ms or self.created_at_ms
+
+
+class Span(msgspec.Struct, frozen=True):
+    """An index entry together with the offsets it covers."""
+
+    start_offset: int
+    end_offset: int
+    entry: IndexEntry
+
+    def covers(self, offset: int) -> bool:
+        return self.start_offset <= offset <= self.end_offset
+
+
+class Cursor(msgspec.Struct, frozen=True):
+    """The first offset that has not been compacted."""
+
+    offset: int
+
+
+class Compaction(msgspec.Struct, frozen=True):
+    """A compaction under way; whoever finds it finishes it. `tail_start_offset`: where the last source entry starts."""
+
+    compaction_id: str
+    state: Literal["WRITING_COMPACTED_INDEX", "DELETING_OLD", "UPDATING_CURSOR"]
+    start_offset: int
+    end_offset: int
+    msg_count: int
+    data_key: str
+    encoding: str
+    created_at_ms: int
+    tail_start_offset: int = 0
+    last_append_at_ms: int = 0
+
+    def entry(self) -> IndexEntry:
+        return IndexEntry(
+            type="COMPACTED",
+            msg_count=self.msg_count,
+            data_key=self.data_key,
+            encoding=self.encoding,
+            created_at_ms=self.created_at_ms,
+            last_append_at_ms=self.last_append_at_ms,
+        )
+
+
+class Claim(msgspec.Struct, frozen=True):
+    compactor_id: str
+    claimed_at_ms: int
+
+
+class Committed(msgspec.Struct, frozen=True):
+    """How far a consumer group has come: the next offset it wants."""
+
+    offset: int
+    committed_at_ms: int
+    note: str = ""
+
+
+class TopicConfig(msgspec.Struct, frozen=True):
+    """What is kept of a topic; 0 keeps everything."""
+
+    retention_s: float = 0.0
+    retention_bytes: int = 0

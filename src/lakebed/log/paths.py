@@ -1,0 +1,103 @@
+"""Every key of the log, in meta and in the bucket. Nothing else spells one."""
+
+from __future__ import annotations
+
+import msgspec
+
+from lakebed.errors import Corrupt
+from lakebed.log.model import TopicPartition
+
+ROOT = "llog/"
+SHARED = f"{ROOT}wal-shared/"
+LAST_OFFSET = 10**20 - 1
+
+
+def folder(tp: TopicPartition) -> str:
+    return f"{ROOT}{tp.topic}/partitions/{tp.partition}/"
+
+
+def control(tp: TopicPartition) -> str:
+    return f"{folder(tp)}meta/control"
+
+
+def cursor(tp: TopicPartition) -> str:
+    return f"{folder(tp)}meta/compaction-cursor"
+
+
+def compaction(tp: TopicPartition) -> str:
+    return f"{folder(tp)}meta/compaction"
+
+
+def claim(tp: TopicPartition) -> str:
+    return f"{folder(tp)}meta/compactor-claim"
+
+
+def index_folder(tp: TopicPartition) -> str:
+    return f"{folder(tp)}index/"
+
+
+def index(tp: TopicPartition, end_offset: int) -> str:
+    return f"{index_folder(tp)}{end_offset:020d}"
+
+
+def index_offset(key: str) -> int:
+    try:
+        return int(key.rsplit("/", 1)[-1])
+    except ValueError as error:
+        raise Corrupt(f"{key!r} is not an index key") from error
+
+
+def config(topic: str) -> str:
+    return f"{ROOT}{topic}/config"
+
+
+def group_folder(topic: str, group: str) -> str:
+    return f"{ROOT}{topic}/groups/{group}/"
+
+
+def groups_folder(topic: str) -> str:
+    return f"{ROOT}{topic}/groups/"
+
+
+def group_offset(tp: TopicPartition, group: str) -> str:
+    return f"{group_folder(tp.topic, group)}{tp.partition}"
+
+
+def shared_blob(id: str) -> str:
+    return f"{SHARED}{id}"
+
+
+def data_folder(tp: TopicPartition) -> str:
+    """Compacted blobs, and the WAL blobs of older data."""
+    return f"{folder(tp)}data/"
+
+
+def compacted_blob(tp: TopicPartition, id: str) -> str:
+    return f"{data_folder(tp)}compacted/{id}"
+
+
+def owner_of(key: str) -> TopicPartition | None:
+    """The partition a key lies under, or None for one that lies under none (a group's, a topic's own)."""
+    segments = key.split("/")
+    if len(segments) < 5 or segments[0] != "llog" or segments[2] != "partitions" or not segments[3].isdecimal():
+        return None
+    return TopicPartition(segments[1], int(segments[3]))
+
+
+class Uris(msgspec.Struct, frozen=True):
+    """Stored references are full URIs; `root` is the store's own, ending in '/'."""
+
+    root: str
+
+    def uri(self, key: str) -> str:
+        return self.root + key
+
+    def key(self, uri: str) -> str:
+        if not uri.startswith(self.root):
+            raise Corrupt(f"{uri!r} is not under {self.root!r}", hint="store.url or store.prefix has changed")
+        return uri[len(self.root) :]
+
+
+def uris(url: str, prefix: str = "") -> Uris:
+    base = url.rstrip("/") + "/" if "://" in url else f"{url.rstrip(':')}://"
+    return Uris(f"{base}{prefix.strip('/')}/" if prefix.strip("/") else base)

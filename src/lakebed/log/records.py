@@ -1,0 +1,137 @@
+"""The log's records in meta, typed: read, create, swap. Everything that changes a partition goes through here."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Generic, TypeVar
+
+import msgspec
+
+from lakebed.clock import Clock
+from lakebed.errors import AlreadyExists, Corrupt, NotFound, OutcomeUnknown, Overloaded, Stale
+from lakebed.ids import Ids
+from lakebed.log import paths
+from lakebed.log.model import Control, IndexEntry, Span, TopicPartition, UnknownTopicPartition
+from lakebed.meta.model import ABSENT, Entry, prefix_end
+from lakebed.meta.protocol import Meta
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+SWAPS_MAX = 30  # lost compare-and-swaps before a change is given up as Overloaded
+SWAP_BASE_S, SWAP_CAP_S = 0.005, 0.5
+PAGE = 512  # index entries read at once
+
+
+class Versioned(msgspec.Struct, Generic[T], frozen=True):
+    value: T
+    version: str
+
+
+class Records:
+    """Typed access to one meta store."""
+
+    def __init__(self, meta: Meta, *, clock: Clock, ids: Ids) -> None:
+        self.meta, self._clock, self._ids = meta, clock, ids
+
+    async def control(self, tp: TopicPartition) -> Versioned[Control]:
+        """Raises UnknownTopicPartition for one that nobody has initialised."""
+        found = await self.find(tp, paths.control(tp), Control)
+        if found is None:
+            raise UnknownTopicPartition(f"{tp} does not exist", hint="a first produce creates it")
+        return found
+
+    async def find(self, tp: TopicPartition, key: str, kind: type[T]) -> Versioned[T] | None:
+        try:
+            return decoded(await self.meta.get(key, partition_key=tp.partition_key), kind)
+        except NotFound:
+            return None
+
+    async def create(self, tp: TopicPartition, key: str, value: T) -> Versioned[T]:
+        """Raises AlreadyExists when it stands already."""
+        put = await self.meta.put(key, msgspec.json.encode(value), expected=ABSENT, partition_key=tp.partition_key)
+        return Versioned(value, put.version)
+
+    async def swap(self, tp: TopicPartition, key: str, value: T, version: str) -> Versioned[T]:
+        """Raises Stale when another value stands there."""
+        put = await self.meta.put(key, msgspec.json.encode(value), expected=version, partition_key=tp.partition_key)
+        return Versioned(value, put.version)
+
+    async def change(self, tp: TopicPartition, decide: Callable[[Control], Control]) -> Versioned[Control]:
+        """Changes the control record by a pure decision, again and again until it sticks."""
+        for attempt in range(SWAPS_MAX):
+            found = await self.control(tp)
+            after = decide(found.value)
+            if after is found.value:
+                return found
+            try:
+                return await self.swap(tp, paths.control(tp), after, found.version)
+            except (Stale, OutcomeUnknown):
+                await self.pause(attempt)
+        raise Overloaded(f"the control record of {tp} changed under us {SWAPS_MAX} times")
+
+    async def pause(self, attempt: int) -> None:
+        await self._clock.sleep(self._ids.jitter_s(attempt, base_s=SWAP_BASE_S, cap_s=SWAP_CAP_S))
+
+    async def materialise(self, tp: TopicPartition, control: Control) -> None:
+        """Puts the pending append into the index, unless something is there: then it, or a compaction of it, is."""
+        if control.pending is None:
+            return
+        key = paths.index(tp, control.pending.end_offset)
+        try:
+            await self.create(tp, key, control.pending.entry())
+        except AlreadyExists:
+            return
+
+    async def spans(self, tp: TopicPartition, offset: int, *, limit: int) -> list[Span]:
+        """The index entries that end at `offset` or above, at most `limit`."""
+        entries = await self.meta.range(
+            paths.index(tp, offset), prefix_end(paths.index_folder(tp)), limit=limit, partition_key=tp.partition_key
+        )
+        return [span(entry) for entry in entries]
+
+    async def all_spans(self, tp: TopicPartition, offset: int = 0) -> AsyncIterator[Span]:
+        while True:
+            page = await self.spans(tp, offset, limit=PAGE)
+            for found in page:
+                yield found
+            if len(page) < PAGE:
+                return
+            offset = page[-1].end_offset + 1
+
+    async def partitions(self, topic: str = "") -> AsyncIterator[TopicPartition]:
+        """Every partition that has anything in meta, found by skipping from one to the next."""
+        prefix = f"{paths.ROOT}{topic}/partitions/" if topic else paths.ROOT
+        start, end = prefix, prefix_end(prefix)
+        while True:
+            found = await self.meta.range(start, end, limit=1)
+            if not found:
+                return
+            tp = paths.owner_of(found[0].key)
+            if tp is not None:
+                yield tp
+                start = prefix_end(paths.folder(tp))
+            else:
+                start = _behind(found[0].key)
+
+
+def _behind(key: str) -> str:
+    """Where to look on behind a key that belongs to a topic, not to a partition."""
+    segments = key.split("/")
+    if len(segments) > 3 and segments[2] == "groups":
+        return prefix_end(paths.groups_folder(segments[1]))
+    return key + "\0"
+
+
+def decoded(entry: Entry, kind: type[T]) -> Versioned[T]:
+    try:
+        return Versioned(msgspec.json.decode(entry.value, type=kind), entry.version)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise Corrupt(
+            f"{entry.key!r} does not decode: {error}", hint="nothing was changed; look at the entry", key=entry.key
+        ) from error
+
+
+def span(entry: Entry) -> Span:
+    value = decoded(entry, IndexEntry).value
+    end_offset = paths.index_offset(entry.key)
+    return Span(end_offset - value.msg_count + 1, end_offset, value)

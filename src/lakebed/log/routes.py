@@ -1,0 +1,233 @@
+"""The log's HTTP surface: produce, consume, topics, groups. Thin: decode, ask a role, answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from lakebed.context import Context, Health
+from lakebed.errors import Invalid
+from lakebed.log import contracts, frame
+from lakebed.log.broker import Broker
+from lakebed.log.contracts import ConsumeRequest, ProduceRequest
+from lakebed.log.control import Chunk
+from lakebed.log.fetcher import Want
+from lakebed.log.model import TopicConfig, TopicPartition, check_topic, topic_partition
+from lakebed.log.reader import Fetched
+from lakebed.meta.protocol import Meta
+from lakebed.wire import decode_json, json_answer, operation
+
+PARTITION_BYTES = 1024 * 1024  # what one partition gives when a consume does not say
+
+
+class Reason(msgspec.Struct, frozen=True):
+    reason: Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class Trim(msgspec.Struct, frozen=True):
+    before_offset: int
+
+
+class CommitPartition(msgspec.Struct, frozen=True):
+    topic: str
+    partition: int
+    offset: int
+    note: str = ""
+
+
+class CommitRequest(msgspec.Struct, frozen=True):
+    topic_partitions: Annotated[list[CommitPartition], msgspec.Meta(min_length=1)]
+
+
+class LogRoutes:
+    """The log inside a gateway."""
+
+    name = "log"
+
+    def __init__(self, context: Context, meta: Meta | None = None) -> None:
+        self.broker = Broker(context, meta)
+        self._node = context.node
+        roles = self.broker.settings.roles
+        reads = [
+            Route("/consume", self._consume, methods=["POST"]),
+            Route("/topics", self._topics),
+            Route("/topics/{topic}", self._topic),
+            Route("/topics/{topic}/partitions/{partition:int}", self._partition),
+            Route("/topics/{topic}/partitions/{partition:int}/offset", self._offset),
+            Route("/topics/{topic}/groups", self._progress),
+            Route("/topics/{topic}/groups/{group}", self._progress),
+        ]
+        writes = [
+            Route("/produce", self._produce, methods=["POST"]),
+            Route("/topics/{topic}", self._delete, methods=["DELETE"]),
+            Route("/topics/{topic}/config", self._configure, methods=["PUT"]),
+            Route("/topics/{topic}/partitions/{partition:int}/fence", self._fence, methods=["POST"]),
+            Route("/topics/{topic}/partitions/{partition:int}/unfence", self._unfence, methods=["POST"]),
+            Route("/topics/{topic}/partitions/{partition:int}/trim", self._trim, methods=["POST"]),
+            Route("/groups/{group}/commit", self._commit, methods=["POST"]),
+        ]
+        self.reads: Sequence[BaseRoute] = reads if roles in ("both", "read") else ()
+        self.writes: Sequence[BaseRoute] = writes if roles in ("both", "write") else ()
+
+    async def start(self) -> None:
+        return None
+
+    async def stop(self) -> None:
+        await self.broker.stop()
+
+    async def health(self) -> Health:
+        held = self.broker.producer.held_bytes
+        full = held > self.broker.settings.buffer_max_bytes * 0.9
+        detail = f"roles {self.broker.settings.roles}, {held} bytes buffered"
+        return Health("degraded" if full else "ok", detail)
+
+    @operation("Append records to topic-partitions", body=ProduceRequest, answer=contracts.Answer)
+    async def _produce(self, request: Request) -> Response:
+        """Answers 200, 409 or 503 with a result for each batch; 400 changes nothing."""
+        body = await request.body()
+        limit = self.broker.settings.record_max_bytes
+        if request.headers.get("content-type", "").startswith(frame.MEDIA_TYPE):
+            asked = [
+                contracts.chunk_of(part.topic, part.partition, records, part.producer_id, part.sequence, limit)
+                for part, records in frame.decode(body)
+            ]
+        else:
+            wanted = decode_json(body, ProduceRequest).topic_partitions
+            asked = [contracts.to_chunk(part, limit) for part in wanted]
+        self._check(request, "produce", asked)
+        outcomes = await self.broker.produce(asked)
+        results = [contracts.produced(tp, outcome) for (tp, _), outcome in zip(asked, outcomes, strict=True)]
+        return json_answer(contracts.answer(results), contracts.status(results))
+
+    @operation("Read records from topic-partitions", body=ConsumeRequest, answer=contracts.Answer)
+    async def _consume(self, request: Request) -> Response:
+        """Waits up to max_wait_ms for min_bytes. Binary when the Accept header asks for it."""
+        asked = decode_json(await request.body(), ConsumeRequest)
+        settings = self.broker.settings
+        bytes_max = min(asked.max_bytes or settings.max_bytes, settings.max_bytes)
+        wants = [
+            Want(
+                topic_partition(part.topic, part.partition),
+                part.fetch_offset,
+                min(part.partition_max_bytes or PARTITION_BYTES, bytes_max),
+            )
+            for part in asked.topic_partitions
+        ]
+        self._check(request, "consume", [(want.tp, None) for want in wants])
+        found = await self.broker.consume(
+            wants,
+            bytes_max=bytes_max,
+            bytes_min=min(asked.min_bytes, bytes_max),
+            wait_s=min(asked.max_wait_ms, settings.max_wait_ms) / 1000,
+        )
+        as_json = frame.MEDIA_TYPE not in request.headers.get("accept", "")
+        results = [contracts.consumed(want.tp, each, as_json=as_json) for want, each in zip(wants, found, strict=True)]
+        answer, status = contracts.answer(results), contracts.status(results)
+        if as_json:
+            return json_answer(answer, status)
+        parts = [each.parts if isinstance(each, Fetched) else () for each in found]
+        return Response(frame.encode_grouped(answer, parts), status, media_type=frame.MEDIA_TYPE)
+
+    async def _topics(self, request: Request) -> Response:
+        """Every topic with its partitions."""
+        request.state.principal.demand("log:read")
+        topics: dict[str, list[int]] = {}
+        for tp in await self.broker.steward.partitions():
+            topics.setdefault(tp.topic, []).append(tp.partition)
+        return json_answer({"topics": [{"topic": topic, "partitions": found} for topic, found in topics.items()]})
+
+    async def _topic(self, request: Request) -> Response:
+        """A topic's partitions and how much is in them."""
+        topic = self._topic_of(request, "read")
+        tps = await self.broker.steward.partitions(topic)
+        rows = [await self.broker.steward.describe(tp) for tp in tps]
+        config = await self.broker.steward.config(topic)
+        return json_answer({"topic": topic, "partitions": rows, "config": config}, 200 if rows else 404)
+
+    async def _partition(self, request: Request) -> Response:
+        return json_answer(await self.broker.steward.describe(self._tp(request, "read")))
+
+    async def _offset(self, request: Request) -> Response:
+        """The first offset appended at `at_ms` or later."""
+        tp = self._tp(request, "read")
+        try:
+            at_ms = int(request.query_params["at_ms"])
+        except (KeyError, ValueError) as error:
+            raise Invalid("at_ms must be a time in milliseconds") from error
+        return json_answer({"offset": await self.broker.steward.offset_at(tp, at_ms)})
+
+    async def _progress(self, request: Request) -> Response:
+        """Committed offsets and lag, of one group or of all."""
+        topic = self._topic_of(request, "read")
+        rows = await self.broker.groups.progress(topic, request.path_params.get("group", ""))
+        return json_answer({"groups": rows})
+
+    @operation("Commit a group's offsets", body=CommitRequest)
+    async def _commit(self, request: Request) -> Response:
+        asked = decode_json(await request.body(), CommitRequest).topic_partitions
+        tps = [topic_partition(part.topic, part.partition) for part in asked]
+        self._check(request, "consume", [(tp, None) for tp in tps])
+        group = request.path_params["group"]
+        rows: list[Any] = []
+        for tp, part in zip(tps, asked, strict=True):
+            made = await self.broker.groups.commit(group, tp, part.offset, note=part.note)
+            rows.append({"topic": tp.topic, "partition": tp.partition, "offset": made.offset})
+        return json_answer({"group": group, "committed": rows})
+
+    @operation("Refuse every append from now on", body=Reason)
+    async def _fence(self, request: Request) -> Response:
+        tp = self._tp(request, "admin")
+        reason = decode_json(await request.body(), Reason).reason
+        return json_answer(await self.broker.steward.fence(tp, reason=reason))
+
+    @operation("Take appends again")
+    async def _unfence(self, request: Request) -> Response:
+        return json_answer(await self.broker.steward.unfence(self._tp(request, "admin")))
+
+    @operation("Drop the records below an offset", body=Trim)
+    async def _trim(self, request: Request) -> Response:
+        tp = self._tp(request, "admin")
+        before = decode_json(await request.body(), Trim).before_offset
+        after = await self.broker.steward.trim(tp, before)
+        self.broker.cache.forget(tp)
+        return json_answer(after)
+
+    @operation("Delete a topic", body=Reason)
+    async def _delete(self, request: Request) -> Response:
+        topic = self._topic_of(request, "admin")
+        reason = decode_json(await request.body(), Reason).reason
+        tps = await self.broker.steward.delete(topic, reason=reason)
+        for tp in tps:
+            self.broker.cache.forget(tp)
+        return json_answer({"topic": topic, "deleted": [tp.partition for tp in tps]})
+
+    @operation("Set what is kept of a topic", body=TopicConfig)
+    async def _configure(self, request: Request) -> Response:
+        topic = self._topic_of(request, "admin")
+        config = decode_json(await request.body(), TopicConfig)
+        await self.broker.steward.configure(topic, config)
+        return json_answer(config)
+
+    def _check(self, request: Request, verb: str, asked: Sequence[tuple[TopicPartition, Chunk | None]]) -> None:
+        limit = self.broker.settings.request_max_partitions
+        if len(asked) > limit:
+            raise Invalid(f"{len(asked)} topic-partitions in one request; {limit} is the limit")
+        for topic in {tp.topic for tp, _ in asked}:
+            request.state.principal.demand(f"log:{verb}:{topic}")
+
+    def _topic_of(self, request: Request, verb: str) -> str:
+        topic = check_topic(request.path_params["topic"])
+        request.state.principal.demand(f"log:{verb}:{topic}")
+        return topic
+
+    def _tp(self, request: Request, verb: str) -> TopicPartition:
+        return topic_partition(self._topic_of(request, verb), request.path_params["partition"])
+
+
+def component(context: Context) -> LogRoutes:
+    return LogRoutes(context)

@@ -1,0 +1,129 @@
+"""The compactor as a service: discovers partitions, claims them one by one, and works through them for ever.
+
+A claim is an ephemeral entry, so it falls when its process does. It only keeps compactors out of each other's way;
+what makes a compaction safe is `meta/compaction`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import msgspec
+
+from lakebed.clock import Clock, now_ms
+from lakebed.errors import AlreadyExists, Fenced, LakebedError
+from lakebed.ids import Ids
+from lakebed.log import paths
+from lakebed.log.compactor import Compactor
+from lakebed.log.housekeeper import Housekeeper
+from lakebed.log.model import Claim, TopicPartition, UnknownTopicPartition
+from lakebed.log.records import Records
+from lakebed.log.settings import LogSettings
+from lakebed.logs import logger
+from lakebed.meta.model import ABSENT, Entry
+from lakebed.meta.protocol import Session
+from lakebed.metrics import Metrics
+
+ROUNDS_MAX = 16  # compactions of one partition under one claim, before others get their turn
+
+log = logger("log")
+
+
+class Schedule:
+    """One per process. `node` names its claims."""
+
+    def __init__(
+        self,
+        records: Records,
+        compactor: Compactor,
+        housekeeper: Housekeeper,
+        settings: LogSettings,
+        *,
+        node: str,
+        clock: Clock,
+        ids: Ids,
+        metrics: Metrics,
+    ) -> None:
+        self._records, self._compactor, self._housekeeper = records, compactor, housekeeper
+        self._settings, self._node, self._clock, self._ids = settings, node, clock, ids
+        self._known: set[TopicPartition] = set()
+        self._lags: dict[TopicPartition, int] = {}
+        self._session: Session | None = None
+        self._known_gauge = metrics.gauge("lakebed_log_known_partitions")
+        self._lag_gauge = metrics.gauge("lakebed_log_compaction_lag_records")
+
+    async def run(self) -> None:
+        """Until cancelled. A failing partition is logged and tried again in the next pass."""
+        try:
+            while True:
+                await self.pass_once()
+                await self._clock.sleep(self._settings.compact_every_s)
+        finally:
+            if self._session is not None:
+                await self._session.close()
+
+    async def pass_once(self) -> dict[TopicPartition, str]:
+        """Every known partition once, in random order, at most `compact_workers` at a time."""
+        await self._discover()
+        order = sorted(self._known, key=lambda _: self._ids.uniform(0, 1))
+        slots = asyncio.Semaphore(self._settings.compact_workers)
+        results: dict[TopicPartition, str] = {}
+
+        async def one(tp: TopicPartition) -> None:
+            async with slots:
+                results[tp] = await self._attempt(tp)
+
+        await asyncio.gather(*map(one, order))
+        return results
+
+    async def _discover(self) -> None:
+        async for tp in self._records.partitions():
+            self._known.add(tp)
+        self._known_gauge.set(len(self._known))
+
+    async def _attempt(self, tp: TopicPartition) -> str:
+        try:
+            claim = await self._claim(tp)
+            if claim is None:
+                return "busy"
+            try:
+                return await self._work(tp)
+            finally:
+                with suppress(LakebedError):  # expiry releases it as well; by then it may be another's
+                    await self._records.meta.delete(
+                        paths.claim(tp), expected=claim.version, partition_key=tp.partition_key
+                    )
+        except UnknownTopicPartition:
+            self._known.discard(tp)  # deleted and buried
+            self._lags.pop(tp, None)
+            return "gone"
+        except LakebedError as error:
+            log.warning("compaction failed", partition=str(tp), code=error.code, error=error.message)
+            return error.code
+
+    async def _work(self, tp: TopicPartition) -> str:
+        await self._housekeeper.keep_once(tp)
+        done = "idle"
+        for _ in range(ROUNDS_MAX):
+            outcome = await self._compactor.compact_once(tp)
+            if outcome == "idle" or self._session is None or not self._session.alive:
+                break
+            done = outcome
+        self._lags[tp] = await self._compactor.lag(tp)
+        self._lag_gauge.set(sum(self._lags.values()))
+        return done
+
+    async def _claim(self, tp: TopicPartition) -> Entry | None:
+        if self._session is None or not self._session.alive:
+            self._session = await self._records.meta.open_session(timeout_s=self._settings.claim_s)
+        claim = msgspec.json.encode(Claim(self._node, now_ms(self._clock)))
+        try:
+            return await self._records.meta.put(
+                paths.claim(tp), claim, expected=ABSENT, session=self._session, partition_key=tp.partition_key
+            )
+        except AlreadyExists:
+            return None
+        except Fenced:
+            self._session = None  # expired while we were busy: a new one next time
+            return None

@@ -1,0 +1,83 @@
+"""The tail cache shared by the brokers of one host, as files in a folder: a write broker's tail for read brokers.
+
+A file holds the columns of one append; its name says which offsets. Files appear whole (written aside, then renamed),
+and the oldest are removed when the folder grows past its limit. Like the cache in memory it may miss, never lie: what
+is not there, or not readable, comes from the bucket.
+"""
+
+from __future__ import annotations
+
+import struct
+from contextlib import suppress
+from pathlib import Path
+
+from lakebed.errors import Invalid
+from lakebed.log.columns import WIDTH, Columns, checked
+from lakebed.log.model import TopicPartition
+
+PREFIX = struct.Struct("<4sI")
+MAGIC = b"LLT1"
+FILES_MAX = 4096  # per partition; looked through in one listing
+PRUNE_EVERY = 64  # appends between two looks at how large the folder has become
+
+
+class SharedTail:
+    """The folder at `root`. `bytes_max` bounds what one process leaves behind in it."""
+
+    def __init__(self, root: Path, *, bytes_max: int, node: str) -> None:
+        self._root, self._bytes_max, self._node = root, bytes_max, node
+        self._written = 0
+        self._seen: dict[TopicPartition, set[str]] = {}
+
+    def put(self, tp: TopicPartition, start_offset: int, records: Columns) -> None:
+        """Publishes an append. A full disk or a missing folder only costs others a hit."""
+        folder = self._folder(tp)
+        name = f"{start_offset:020d}-{records.count}"
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            part = folder / f".{name}.{self._node}"
+            part.write_bytes(b"".join([PREFIX.pack(MAGIC, records.count), records.lengths, records.payload]))
+            part.rename(folder / name)
+            self._seen.setdefault(tp, set()).add(name)
+        self._written += 1
+        if self._written % PRUNE_EVERY == 0:
+            self._prune()
+
+    def news(self, tp: TopicPartition) -> list[tuple[int, Columns]]:
+        """Appends that other processes have published since the last look, lowest offset first."""
+        try:
+            names = sorted(file.name for file in self._folder(tp).iterdir() if not file.name.startswith("."))
+        except OSError:
+            return []
+        seen = self._seen.get(tp, set())
+        found: list[tuple[int, Columns]] = []
+        for name in [name for name in names[-FILES_MAX:] if name not in seen]:
+            records = self._read(tp, name)
+            if records is not None:
+                found.append((int(name.partition("-")[0]), records))
+        self._seen[tp] = set(names)
+        return found
+
+    def _read(self, tp: TopicPartition, name: str) -> Columns | None:
+        try:
+            data = (self._folder(tp) / name).read_bytes()
+            magic, count = PREFIX.unpack_from(data)
+            at = PREFIX.size + count * WIDTH
+            if magic != MAGIC or name != f"{int(name.partition('-')[0]):020d}-{count}":
+                return None
+            return checked(count, memoryview(data)[PREFIX.size : at], memoryview(data)[at:])
+        except (OSError, ValueError, struct.error, Invalid):
+            return None
+
+    def _prune(self) -> None:
+        with suppress(OSError):
+            files = [(file.stat(), file) for file in self._root.glob("*/*/*") if file.is_file()]
+            size = sum(stat.st_size for stat, _ in files)
+            for stat, file in sorted(files, key=lambda pair: pair[0].st_mtime_ns):
+                if size <= self._bytes_max:
+                    break
+                file.unlink(missing_ok=True)
+                size -= stat.st_size
+
+    def _folder(self, tp: TopicPartition) -> Path:
+        return self._root / tp.topic / str(tp.partition)

@@ -1,0 +1,117 @@
+"""The steward: what operators do to topics. Fence, trim, delete, find an offset by time, describe."""
+
+from __future__ import annotations
+
+import msgspec
+
+from lakebed.clock import Clock, now_ms
+from lakebed.errors import NotFound
+from lakebed.log import control, paths
+from lakebed.log.groups import Groups
+from lakebed.log.model import Control, Cursor, TopicConfig, TopicPartition, UnknownTopicPartition, check_topic
+from lakebed.log.reader import BlobGone, Reader
+from lakebed.log.records import Records, decoded
+
+LOOKS_MAX = 4
+
+
+class Described(msgspec.Struct, frozen=True):
+    topic: str
+    partition: int
+    log_state: str
+    log_start_offset: int
+    high_watermark: int
+    records: int
+    uncompacted: int
+    pending: bool
+    producers: int
+    reason: str = ""
+
+
+class Steward:
+    def __init__(self, records: Records, reader: Reader, groups: Groups, *, clock: Clock) -> None:
+        self._records, self._reader, self._groups, self._clock = records, reader, groups, clock
+
+    async def partitions(self, topic: str = "") -> list[TopicPartition]:
+        """Every partition that exists, of one topic or of all."""
+        found = [tp async for tp in self._records.partitions(check_topic(topic) if topic else "")]
+        return sorted([tp for tp in found if await self._exists(tp)])
+
+    async def describe(self, tp: TopicPartition) -> Described:
+        now = (await self._records.control(tp)).value
+        cursor = await self._records.find(tp, paths.cursor(tp), Cursor)
+        compacted_to = max(cursor.value.offset if cursor else 1, now.log_start_offset)
+        return Described(
+            topic=tp.topic,
+            partition=tp.partition,
+            log_state=now.log_state,
+            log_start_offset=now.log_start_offset,
+            high_watermark=now.sequence_counter,
+            records=now.next_offset - now.log_start_offset,
+            uncompacted=max(0, now.next_offset - compacted_to),
+            pending=now.pending is not None,
+            producers=len(now.producers),
+            reason=now.reason,
+        )
+
+    async def fence(self, tp: TopicPartition, *, reason: str) -> Control:
+        """From now on every append is refused, by every broker. Atomic: no append commits after this returns."""
+        at = now_ms(self._clock)
+        return (await self._records.change(tp, lambda now: control.fenced(now, tp, reason=reason, now_ms=at))).value
+
+    async def unfence(self, tp: TopicPartition) -> Control:
+        at = now_ms(self._clock)
+        return (await self._records.change(tp, lambda now: control.unfenced(now, tp, now_ms=at))).value
+
+    async def trim(self, tp: TopicPartition, before_offset: int) -> Control:
+        """Records below the offset are gone at once for readers; the compactor's next pass frees their space."""
+        return (await self._records.change(tp, lambda now: control.trimmed(now, tp, before_offset))).value
+
+    async def delete(self, topic: str, *, reason: str) -> list[TopicPartition]:
+        """Deletes every partition of the topic. A produce opens it again, behind the old offsets. Idempotent."""
+        tps = await self.partitions(topic)
+        if not tps:
+            raise UnknownTopicPartition(f"topic {topic} does not exist")
+        at = now_ms(self._clock)
+        for tp in tps:
+            await self._records.change(tp, lambda now: control.deleted(now, reason=reason, now_ms=at))
+        await self._groups.forget(topic)
+        await self._records.meta.delete(paths.config(topic), partition_key=topic)
+        return tps
+
+    async def config(self, topic: str) -> TopicConfig | None:
+        try:
+            return decoded(await self._records.meta.get(paths.config(topic), partition_key=topic), TopicConfig).value
+        except NotFound:
+            return None
+
+    async def configure(self, topic: str, config: TopicConfig) -> None:
+        check_topic(topic)
+        await self._records.meta.put(paths.config(topic), msgspec.json.encode(config), partition_key=topic)
+
+    async def offset_at(self, tp: TopicPartition, at_ms: int) -> int:
+        """The first offset appended at that time or later; the end of the log when there is none."""
+        for _ in range(LOOKS_MAX):
+            try:
+                return await self._offset_at(tp, at_ms)
+            except BlobGone:
+                continue  # compacted or trimmed meanwhile
+        return (await self._records.control(tp)).value.next_offset
+
+    async def _offset_at(self, tp: TopicPartition, at_ms: int) -> int:
+        now = (await self._records.control(tp)).value
+        async for span in self._records.all_spans(tp, now.log_start_offset):
+            if span.entry.appended_at_ms < at_ms:
+                continue
+            if span.entry.type == "WAL":
+                return max(span.start_offset, now.log_start_offset)
+            first = (await self._reader.batch(span)).first_at(at_ms)
+            if first is not None:
+                return max(span.start_offset + first, now.log_start_offset)
+        if now.pending is not None and now.pending.created_at_ms >= at_ms:
+            return now.pending.start_offset
+        return now.next_offset
+
+    async def _exists(self, tp: TopicPartition) -> bool:
+        found = await self._records.find(tp, paths.control(tp), Control)
+        return found is not None and found.value.log_state != "DELETED"

@@ -1,0 +1,104 @@
+"""The vacuum: deletes blobs that nothing refers to and nothing can come to refer to.
+
+Four steps in this order make it safe beside writers and compactors, however slow they are:
+
+1. candidates: objects that are older than the horizon (by twice its margin for clocks that differ);
+2. every partition's control record is told `vacuum_before_ms`: from there on no commit of an older blob succeeds, and
+   no older compaction overwrites the index. The swap also shows what was pending at that instant;
+3. then, and only then, references are collected: pending, compaction under way, index;
+4. candidates without a reference are deleted.
+
+A partition that is created meanwhile gets only blobs that are named after it: too young to be candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from lakebed.clock import Clock, now_ms
+from lakebed.log import control, paths
+from lakebed.log.model import Compaction, Control, Span, TopicPartition, UnknownTopicPartition
+from lakebed.log.paths import Uris
+from lakebed.log.records import Records
+from lakebed.metrics import Metrics
+from lakebed.store.protocol import Store
+
+CANDIDATES_MAX = 100_000  # per pass; the next pass goes on
+
+
+class Vacuumed(msgspec.Struct, frozen=True):
+    """What one pass saw and did. `orphans` are what it deleted, or would have (dry run)."""
+
+    partitions: int
+    candidates: int
+    orphans: list[str]
+    orphan_bytes: int
+
+
+class Vacuum:
+    def __init__(
+        self, store: Store, records: Records, uris: Uris, *, horizon_s: float, clock: Clock, metrics: Metrics
+    ) -> None:
+        self._store, self._records, self._uris = store, records, uris
+        self._horizon_ms, self._clock = round(horizon_s * 1000), clock
+        self._swept = metrics.counter("lakebed_log_swept_total").labels(reason="vacuumed")
+
+    async def sweep_once(self, *, dry_run: bool = False) -> Vacuumed:
+        before_ms = now_ms(self._clock) - self._horizon_ms
+        candidates: dict[str, int] = {}
+        async for info in self._store.list(paths.ROOT):
+            if info.modified_ms < before_ms - self._horizon_ms // 2:  # a writer's clock may be ahead of the store's
+                candidates[info.key] = info.size
+            if len(candidates) >= CANDIDATES_MAX:
+                break
+        if not candidates:
+            return Vacuumed(0, 0, [], 0)
+        tps = [tp async for tp in self._records.partitions()]
+        referred: set[str] = set()
+        for tp in tps:
+            now = await self._announce(tp, before_ms) if not dry_run else await self._look(tp)
+            referred |= await self._references(tp, now, dry_run)
+        orphans = sorted(candidates.keys() - referred)
+        if not dry_run:
+            for key in orphans:
+                await self._store.delete(key)
+                self._swept.inc()
+        return Vacuumed(len(tps), len(candidates), orphans, sum(candidates[key] for key in orphans))
+
+    async def _announce(self, tp: TopicPartition, before_ms: int) -> Control | None:
+        try:
+            return (await self._records.change(tp, lambda now: control.vacuumed(now, before_ms))).value
+        except UnknownTopicPartition:
+            return None  # leftovers of a buried topic: the housekeeper's
+
+    async def _look(self, tp: TopicPartition) -> Control | None:
+        found = await self._records.find(tp, paths.control(tp), Control)
+        return found.value if found is not None else None
+
+    async def _references(self, tp: TopicPartition, now: Control | None, dry_run: bool) -> set[str]:
+        """The control first, then the compaction, then the index: what moves on, moves towards what is read later."""
+        found: set[str] = set()
+        if now is not None and now.pending is not None:
+            found.add(self._uris.key(now.pending.data_key))
+        under_way = await self._records.find(tp, paths.compaction(tp), Compaction)
+        if under_way is not None:
+            found.add(self._uris.key(under_way.value.data_key))
+        spans = [span async for span in self._records.all_spans(tp)]
+        shadowed = [] if dry_run else shadows(spans)
+        for span in shadowed:
+            await self._records.meta.delete(paths.index(tp, span.end_offset), partition_key=tp.partition_key)
+        return found | {self._uris.key(span.entry.data_key) for span in spans if span not in shadowed}
+
+
+def shadows(spans: Sequence[Span]) -> list[Span]:
+    """WAL entries inside a compacted range: put there too late by a slow writer, or not deleted yet."""
+    found: list[Span] = []
+    start, end = 0, 0
+    for span in reversed(spans):
+        if span.entry.type == "COMPACTED":
+            start, end = span.start_offset, span.end_offset
+        elif start <= span.start_offset and span.end_offset < end:
+            found.append(span)
+    return found

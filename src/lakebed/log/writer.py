@@ -1,0 +1,229 @@
+"""The writer: one shared blob for many partitions, then each partition commits on its own.
+
+The one conditional write is the swap of `meta/control`: it gives out the offsets and names the blob. An append is
+acknowledged there. The index entry follows, and pending is cleared when nobody waits to append; a crash in between
+leaves a pending append that the next one to come, writer or compactor, puts into the index.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+
+import msgspec
+
+from lakebed.clock import Clock, now_ms
+from lakebed.errors import AlreadyExists, LakebedError, Unavailable
+from lakebed.ids import Ids
+from lakebed.log import blob, codec, control, paths
+from lakebed.log.commit import Committer, NotFresh, Written
+from lakebed.log.control import BlobTooOld, Chunk, Duplicate, Fresh, Refused, Verdict
+from lakebed.log.lane import Lane, Ticket
+from lakebed.log.model import FIRST_OFFSET, Control, Cursor, LogDeleted, Mark, Pending, TopicPartition
+from lakebed.log.paths import Uris
+from lakebed.log.records import Records, Versioned
+from lakebed.metrics import Metrics
+from lakebed.store.protocol import Store
+
+SETTLE_S = 0.05  # a lane that has been quiet for so long clears its pending append
+REWRITES_MAX = 3  # times one append writes its records again, because of duplicates in it or a blob grown old
+
+
+class Group(msgspec.Struct, frozen=True):
+    """What one append brings to one partition."""
+
+    tp: TopicPartition
+    chunks: tuple[Chunk, ...]
+
+
+class Appended(msgspec.Struct, frozen=True):
+    """Where a chunk's records are. `duplicate` when an earlier attempt had already appended them."""
+
+    start_offset: int
+    end_offset: int
+    count: int
+    index_key: str
+    wal_uri: str
+    duplicate: bool = False
+
+
+Outcome = Appended | LakebedError
+
+
+class Writer:
+    """Appends to any partition. One per process, so that its lanes see every append of the process."""
+
+    def __init__(self, store: Store, records: Records, uris: Uris, *, clock: Clock, ids: Ids, metrics: Metrics) -> None:
+        self._store, self._records, self._uris = store, records, uris
+        self._clock, self._ids = clock, ids
+        self._lanes: dict[TopicPartition, Lane] = {}
+        self._committer = Committer(records, metrics=metrics)
+        self._settling: dict[Lane, asyncio.Task[None]] = {}
+        self._blobs = metrics.counter("lakebed_log_blobs_total")
+        self._blob_bytes = metrics.counter("lakebed_log_blob_bytes_total")
+        self._appends = metrics.counter("lakebed_log_appends_total")
+
+    async def append_shared(
+        self, groups: Sequence[Group], *, uploaded: Callable[[], None] = lambda: None
+    ) -> list[list[Outcome]]:
+        """Appends every group, all in one blob. Gives an outcome for each chunk of each group; raises nothing.
+
+        Each partition succeeds or fails on its own. Groups of one partition commit in the order of these calls.
+        `uploaded` is called when the blob is in the bucket and only commits are left.
+        """
+        tickets = [self._lane(group.tp).ticket() for group in groups]
+        try:
+            await self._initialise([group.tp for group in groups])
+            written = await self._write(groups)
+            uploaded()
+            return list(await asyncio.gather(*map(self._commit, tickets, written)))
+        except LakebedError as error:
+            return [[error] * len(group.chunks) for group in groups]
+        finally:
+            for ticket in tickets:
+                ticket.leave()
+
+    async def ensure(self, tp: TopicPartition) -> Versioned[Control]:
+        """Creates the partition where it does not exist, and opens it again where it was deleted. Idempotent."""
+        found = await self._records.find(tp, paths.control(tp), Control)
+        if found is None:
+            try:
+                found = await self._records.create(tp, paths.control(tp), control.opened(now_ms(self._clock)))
+            except AlreadyExists:
+                found = await self._records.control(tp)
+            with suppress(AlreadyExists):
+                await self._records.create(tp, paths.cursor(tp), Cursor(FIRST_OFFSET))
+        if found.value.log_state == "DELETED":
+            found = await self._records.change(
+                tp, lambda now: control.reopened(now, now_ms(self._clock)) if now.log_state == "DELETED" else now
+            )
+        return found
+
+    async def drain(self) -> None:
+        """Puts the pending appends of this process into the index, and clears them."""
+        for lane, task in list(self._settling.items()):
+            task.cancel()
+            await asyncio.wait([task])
+            await self._settle(lane)
+
+    def _lane(self, tp: TopicPartition) -> Lane:
+        return self._lanes.setdefault(tp, Lane(tp))
+
+    async def _initialise(self, tps: Sequence[TopicPartition]) -> None:
+        """Before a blob is named: so no blob is older than the control record of a partition it is for."""
+
+        async def one(lane: Lane) -> None:
+            found = await self.ensure(lane.tp)
+            lane.known = lane.known or found  # another turn may know more by now
+
+        await asyncio.gather(*[one(self._lane(tp)) for tp in tps if self._lane(tp).known is None])
+
+    async def _write(self, groups: Sequence[Group]) -> list[Written]:
+        made_at_ms = now_ms(self._clock)
+        bodies = [
+            blob.Body(
+                group.tp,
+                sum(chunk.records.count for chunk in group.chunks),
+                codec.encode(
+                    [chunk.records for chunk in group.chunks],
+                    [codec.Segment(sum(chunk.records.count for chunk in group.chunks), made_at_ms)],
+                ),
+            )
+            for group in groups
+        ]
+        data, places = blob.encode(bodies, made_at_ms)
+        key = paths.shared_blob(self._ids.uuid())
+        await self._store.create(key, data)
+        self._blobs.inc()
+        self._blob_bytes.inc(len(data))
+        uri = self._uris.uri(key)
+        return [
+            Written(group.chunks, self._ids.uuid(), uri, place, made_at_ms)
+            for group, place in zip(groups, places, strict=True)
+        ]
+
+    async def _commit(self, ticket: Ticket, written: Written) -> list[Outcome]:
+        lane = ticket.lane
+        try:
+            await ticket.turn()
+            outcomes = await self._place(lane, written)
+        except LakebedError as error:
+            outcomes = [error] * len(written.chunks)
+        finally:
+            ticket.leave()
+        if lane.materialising is not None and not lane.waiting:
+            self._settle_later(lane)
+        return outcomes
+
+    async def _place(self, lane: Lane, written: Written) -> list[Outcome]:
+        """One turn. Records are written again without what turned out to be duplicates, or when the blob grew old."""
+        for _ in range(REWRITES_MAX):
+            try:
+                pending = await self._committer.append(lane, written)
+            except BlobTooOld:
+                written = (await self._write([Group(lane.tp, written.chunks)]))[0]
+                continue
+            except LogDeleted:
+                lane.known = await self.ensure(lane.tp)  # somebody else deleted it; this append opens it again
+                continue
+            except NotFresh as found:
+                return await self._around(lane, written, found.verdicts)
+            self._appends.inc()
+            return [*_appended(lane.tp, written.chunks, pending)]
+        raise Unavailable(f"{lane.tp} was deleted or vacuumed {REWRITES_MAX} times during one append")
+
+    async def _around(self, lane: Lane, written: Written, verdicts: Sequence[Verdict]) -> list[Outcome]:
+        """Appends what is fresh, and answers the rest from what is known of it."""
+        fresh = tuple(c for c, verdict in zip(written.chunks, verdicts, strict=True) if isinstance(verdict, Fresh))
+        placed: list[Outcome] = []
+        if fresh:
+            placed = await self._place(lane, (await self._write([Group(lane.tp, fresh)]))[0])
+        answers: list[Outcome] = []
+        for verdict in verdicts:
+            if isinstance(verdict, Fresh):
+                answers.append(placed.pop(0))
+            elif isinstance(verdict, Refused):
+                answers.append(verdict.error)
+            elif isinstance(verdict, Duplicate):
+                answers.append(_duplicate(lane.tp, verdict.mark))
+            else:
+                answers.append(answers[verdict.index])
+        return answers
+
+    def _settle_later(self, lane: Lane) -> None:
+        """An append that follows soon takes the place of pending by itself; only a quiet lane is cleared."""
+        if lane in self._settling:
+            return
+        task = asyncio.create_task(self._settle_when_quiet(lane))
+        self._settling[lane] = task
+        task.add_done_callback(lambda _: self._settling.pop(lane, None))
+
+    async def _settle_when_quiet(self, lane: Lane) -> None:
+        await self._clock.sleep(SETTLE_S)
+        await self._settle(lane)
+
+    async def _settle(self, lane: Lane) -> None:
+        """Nobody waits to append: clears pending. Whatever fails here, the next one to come does."""
+        ticket = lane.ticket()
+        try:
+            await ticket.turn()
+            if lane.waiting == 1:
+                await self._committer.settle(lane)
+        except LakebedError:
+            lane.forget()
+        finally:
+            ticket.leave()
+
+
+def _appended(tp: TopicPartition, chunks: Sequence[Chunk], pending: Pending) -> Iterator[Appended]:
+    start = pending.start_offset
+    for chunk in chunks:
+        end = start + chunk.records.count - 1
+        yield Appended(start, end, chunk.records.count, paths.index(tp, pending.end_offset), pending.data_key)
+        start = end + 1
+
+
+def _duplicate(tp: TopicPartition, mark: Mark) -> Appended:
+    count = mark.end_offset - mark.start_offset + 1
+    return Appended(mark.start_offset, mark.end_offset, count, paths.index(tp, mark.end_offset), "", duplicate=True)

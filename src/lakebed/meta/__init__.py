@@ -1,0 +1,1 @@
+"""The small ordered key-value seam that the log coordinates through."""

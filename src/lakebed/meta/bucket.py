@@ -1,0 +1,218 @@
+"""The meta seam on object storage alone: any number of processes on any number of hosts, no other server.
+
+Each group of keys (a partition key) is one head object changed by compare-and-swap, with its older entries in
+immutable leaves; see docs/decisions/004-meta-on-the-bucket.md. Requests that the store cannot answer raise
+Unavailable with nothing changed, or OutcomeUnknown. A change whose answer was lost is recognised, even when others
+have changed the group since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from lakebed.clock import Clock, now_ms
+from lakebed.errors import Fenced, NotFound, Unavailable
+from lakebed.ids import Ids
+from lakebed.meta import bucket_shard
+from lakebed.meta.bucket_group import Group
+from lakebed.meta.bucket_leaves import LeafCache
+from lakebed.meta.bucket_model import Head, Paths, decode_head
+from lakebed.meta.bucket_sessions import Sessions
+from lakebed.meta.bucket_shard import Known
+from lakebed.meta.model import Entry, check_key, check_limit, check_value, prefix_end
+from lakebed.meta.protocol import Session
+from lakebed.meta.session import HeartbeatSession
+from lakebed.meta.settings import MetaSettings
+from lakebed.metrics import Metrics
+from lakebed.store.model import ObjectInfo
+from lakebed.store.protocol import Store
+
+GROUPS_MAX = 4096  # groups kept open in a process; another instance of one is slower, never wrong
+SCANNED_MAX = 16  # groups a scan over all of them reads at once
+HORIZON_S = 600.0  # age of an unreferenced leaf before it goes: readers of older heads may still want it
+NAMES_MAX = 100_000  # groups whose partition key is remembered; forgetting them costs a read each
+SKEW_S = 1.0  # how far clocks may differ
+
+
+def connect(settings: MetaSettings, *, store: Store, clock: Clock, ids: Ids, metrics: Metrics) -> BucketMeta:
+    return BucketMeta(store, settings.prefix, clock=clock, ids=ids, metrics=metrics)
+
+
+class BucketMeta:
+    """The meta store below the folder `prefix` of the store."""
+
+    def __init__(
+        self,
+        store: Store,
+        prefix: str,
+        *,
+        clock: Clock,
+        ids: Ids,
+        metrics: Metrics,
+        horizon_s: float = HORIZON_S,
+        skew_s: float = SKEW_S,
+    ) -> None:
+        self._store, self._clock, self._ids, self._metrics = store, clock, ids, metrics
+        self._horizon_s = horizon_s
+        self._paths = Paths(prefix.strip("/"))
+        self._cache = LeafCache()
+        self._liveness = Sessions(store, self._paths, clock=clock, ids=ids, metrics=metrics, skew_s=skew_s)
+        self._groups: OrderedDict[str, Group] = OrderedDict()
+        self._partition_keys: dict[str, str] = {}
+        self._open: list[HeartbeatSession] = []
+        self._closed = False
+        self._requests = metrics.counter("lakebed_meta_requests_total")
+
+    async def get(self, key: str, *, partition_key: str = "") -> Entry:
+        check_key(key)
+        found = await self._group("get", partition_key).answer(lambda head, known: bucket_shard.find(head, key, known))
+        if found is None:
+            raise NotFound(f"no meta entry at {key!r}")
+        return found
+
+    async def put(
+        self,
+        key: str,
+        value: bytes,
+        *,
+        expected: str | None = None,
+        session: Session | None = None,
+        partition_key: str = "",
+    ) -> Entry:
+        value = bytes(check_value(check_key(key), value))
+        group = self._group("put", partition_key)
+        owner = session.id if session is not None else ""
+        if owner and not await self._liveness.lives(owner):
+            raise Fenced(f"session {owner} has ended, so {key!r} was not put")
+        return await group.change(lambda head, known: bucket_shard.put(head, key, value, expected, owner, known))
+
+    async def delete(self, key: str, *, expected: str | None = None, partition_key: str = "") -> None:
+        check_key(key)
+        await self._group("delete", partition_key).change(
+            lambda head, known: bucket_shard.delete(head, key, expected, known)
+        )
+
+    async def ceiling(self, key: str, *, prefix: str, partition_key: str = "") -> Entry | None:
+        start, end = max(key, prefix), prefix_end(prefix)
+        found = await self._group("ceiling", partition_key).answer(
+            lambda head, known: bucket_shard.scan(head, known, start=start, end=end, limit=1)
+        )
+        return found[0] if found else None
+
+    async def range(self, start: str, end: str, *, limit: int, partition_key: str = "") -> Sequence[Entry]:
+        check_limit(limit)
+        if not partition_key:
+            self._count("range")
+            return await self._range_of_all(start, end, limit)
+        return await self._group("range", partition_key).answer(
+            lambda head, known: bucket_shard.scan(head, known, start=start, end=end, limit=limit)
+        )
+
+    async def delete_range(self, start: str, end: str, *, partition_key: str = "") -> None:
+        await self._group("delete_range", partition_key).change(
+            lambda head, known: bucket_shard.delete_range(head, start, end, known)
+        )
+
+    async def open_session(self, *, timeout_s: float) -> Session:
+        self._count("session")
+        session = await self._liveness.open(timeout_s)
+        self._open = [open for open in self._open if open.alive] + [session]
+        return session
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        for session in self._open:
+            await session.close()
+        self._closed = True
+
+    async def sweep(self) -> int:
+        """Removes leaves and sessions that nothing refers to any more. Gives how many objects went."""
+        self._count("sweep")
+        swept = await self._liveness.sweep(now_ms(self._clock) - round(self._horizon_s * 1000))
+        for partition_key in await self.groups():
+            swept += await self._group("sweep", partition_key).sweep()
+        return swept
+
+    async def orphans(self) -> list[str]:
+        """The leaves that a sweep would remove now."""
+        return [key for group in await self.groups() for key in await self._group("sweep", group).orphans()]
+
+    async def head(self, partition_key: str) -> Head:
+        """A group's head as it is stored, to be looked at."""
+        return await self._group("head", partition_key).head()
+
+    async def groups(self) -> list[str]:
+        """The partition keys of all groups that were ever written, sorted: one list, and one read per unknown one."""
+        self._count("groups")
+        heads = await self._heads()
+        known = [await self._partition_key(head) for head in heads]
+        return sorted(key for key in known if key is not None)
+
+    async def _range_of_all(self, start: str, end: str, limit: int) -> Sequence[Entry]:
+        """Group by group; what has been found so far bounds what the next groups are asked for.
+
+        One list tells which heads have changed since they were last read; only those are read again.
+        """
+        found: list[Entry] = []
+        heads = await self._heads()
+        for at in range(0, len(heads), SCANNED_MAX):
+            before = found[-1].key if len(found) == limit else end
+            scan = partial(bucket_shard.scan, start=start, end=before, limit=limit)
+            some = await asyncio.gather(*(self._scan_head(info, scan) for info in heads[at : at + SCANNED_MAX]))
+            found = sorted([*found, *(entry for entries in some for entry in entries)], key=lambda entry: entry.key)
+            found = found[:limit]
+        return found
+
+    async def _scan_head(self, info: ObjectInfo, scan: Callable[[Head, Known], list[Entry]]) -> list[Entry]:
+        partition_key = await self._partition_key(info)
+        return [] if partition_key is None else await self._named(partition_key).answer(scan, etag=info.etag)
+
+    async def _heads(self) -> list[ObjectInfo]:
+        return [info async for info in self._store.list(self._paths.heads)]
+
+    async def _partition_key(self, head: ObjectInfo) -> str | None:
+        """Whose head this is. Read from it once: names of long partition keys cannot be turned back."""
+        name = self._paths.group(head.key)
+        if name not in self._partition_keys:
+            try:
+                stored = await self._store.get(head.key)
+            except NotFound:
+                return None
+            if len(self._partition_keys) >= NAMES_MAX:
+                self._partition_keys.clear()
+            key = decode_head(stored.data, head.key).partition_key
+            self._partition_keys[name] = key
+            self._named(key).saw(stored)
+        return self._partition_keys[name]
+
+    def _group(self, verb: str, partition_key: str) -> Group:
+        self._count(verb)
+        return self._named(partition_key)
+
+    def _named(self, partition_key: str) -> Group:
+        group = self._groups.get(partition_key)
+        if group is None:
+            group = self._groups[partition_key] = Group(
+                self._store,
+                self._paths,
+                partition_key,
+                sessions=self._liveness,
+                cache=self._cache,
+                clock=self._clock,
+                ids=self._ids,
+                metrics=self._metrics,
+                horizon_s=self._horizon_s,
+            )
+            if len(self._groups) > GROUPS_MAX:
+                self._groups.popitem(last=False)
+        self._groups.move_to_end(partition_key)
+        return group
+
+    def _count(self, verb: str) -> None:
+        if self._closed:
+            raise Unavailable("this meta client is closed")
+        self._requests.labels(verb=verb).inc()

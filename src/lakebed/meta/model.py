@@ -1,0 +1,51 @@
+"""What the meta seam speaks in: an entry, and the rules for keys and values."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from lakebed.errors import Invalid
+
+KEY_BYTES_MAX = 1024  # as the store's, because the bucket backend keeps entries as objects
+VALUE_BYTES_MAX = 512 * 1024  # coordination records are small; data belongs into the bucket
+RANGE_LIMIT_MAX = 10_000  # entries one range scan may give
+UNSAFE = re.compile(r"(^|/)\.{0,2}(/|$)|[\x00-\x1f\x7f\\]")
+ABSENT = ""  # as `expected`: the key must not exist
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A value as it was at one instant. `version` is opaque, never repeats at its key, and is handed to `expected`."""
+
+    key: str
+    value: bytes
+    version: str
+
+
+def check_key(key: str) -> str:
+    """Returns the key, or raises Invalid for one that some backend would change or refuse."""
+    if not key or (len(key) * 4 > KEY_BYTES_MAX and len(key.encode()) > KEY_BYTES_MAX):
+        raise Invalid(f"meta key {key[:80]!r} is empty or longer than {KEY_BYTES_MAX} bytes")
+    if UNSAFE.search(key):
+        raise Invalid(f"meta key {key!r} has an empty or dotted segment, a backslash or a control character")
+    return key
+
+
+def check_value(key: str, value: bytes) -> bytes:
+    if len(value) > VALUE_BYTES_MAX:
+        raise Invalid(f"the value of {key!r} has {len(value)} bytes; {VALUE_BYTES_MAX} is the limit")
+    return value
+
+
+def check_limit(limit: int) -> int:
+    if not 0 < limit <= RANGE_LIMIT_MAX:
+        raise Invalid(f"a range scan's limit is 1 to {RANGE_LIMIT_MAX}, not {limit}")
+    return limit
+
+
+def prefix_end(prefix: str) -> str:
+    """The first key behind every key that starts with `prefix`, which ends in '/'."""
+    if not prefix.endswith("/"):
+        raise Invalid(f"prefix {prefix!r} does not end in '/'")
+    return prefix[:-1] + "0"  # '0' follows '/' in ASCII

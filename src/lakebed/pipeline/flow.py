@@ -1,0 +1,133 @@
+"""Bronze, silver and gold of this process, on its one Spark session: what the wiring gives to the parts.
+
+The session is opened on first use, and everything here blocks: call it in a thread from a loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from pyspark.sql import SparkSession
+
+from lakebed.context import Context
+from lakebed.errors import NotFound
+from lakebed.pipeline.bronze import Bronze, table_name
+from lakebed.pipeline.contract import Contract, read_contracts
+from lakebed.pipeline.flow_settings import FlowSettings
+from lakebed.pipeline.gold import Gold, GoldReport, Model, in_order, read_models
+from lakebed.pipeline.session import open_session, warm
+from lakebed.pipeline.settings import SparkSettings
+from lakebed.pipeline.silver_job import Silver, SilverReport
+from lakebed.pipeline.tables import vacuum
+from lakebed.pipeline.tables.location import Location
+from lakebed.store.protocol import Store
+from lakebed.store.settings import StoreSettings
+
+LAYERS = ("bronze", "silver", "quarantine", "gold")
+R = TypeVar("R")
+
+
+class FlowReport(msgspec.Struct, frozen=True):
+    """What a job did. Tables without a contract stay in bronze and are named here, so that nobody wonders."""
+
+    ticks: tuple[str, ...]
+    silver: tuple[SilverReport, ...] = ()
+    gold: tuple[GoldReport, ...] = ()
+    without_contract: tuple[str, ...] = ()
+
+
+class Flow:
+    """Contracts and models are read once, at the start: a mistake in them stops a process before it takes a tick."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._settings = context.settings.of(FlowSettings)
+        self._lock = threading.Lock()
+        self._built: tuple[Bronze, Silver, Gold] | None = None
+        self._contracts: list[Contract] = _read(self._settings.contracts_folder, read_contracts)
+        self._models: list[Model] = _read(self._settings.gold_folder, read_models)
+        in_order(self._models, {contract.table for contract in self._contracts})
+
+    def warm(self) -> None:
+        """Starts Spark in the background; returns at once."""
+        warm(self._context.settings.of(SparkSettings))
+
+    @property
+    def bronze(self) -> Bronze:
+        return self._open()[0]
+
+    @property
+    def silver(self) -> Silver:
+        return self._open()[1]
+
+    @property
+    def gold(self) -> Gold:
+        return self._open()[2]
+
+    def run_silver(
+        self, org_id: str, project_id: str, tick_ids: Sequence[str], versions: Mapping[str, int]
+    ) -> FlowReport:
+        """Brings these ticks to silver and gold, reading each bronze table at exactly its version. Idempotent.
+
+        Ticks that an earlier job has brought along already (its version was later) are found done.
+        """
+        _, silver, gold = self._open()
+        reports = silver.run(org_id, project_id, versions)
+        tables = {contract.table: silver.table(contract, org_id, project_id) for contract in silver.contracts}
+        made = gold.run(org_id, project_id, tables) if gold.models else []
+        known = {contract.bronze for contract in silver.contracts}
+        alone = tuple(sorted(name for name in versions if name not in known))
+        return FlowReport(tuple(tick_ids), tuple(reports), tuple(made), alone)
+
+    def expire(self) -> dict[str, int]:
+        """Removes bronze rows past their retention, in every project; gives how many, by table. Idempotent."""
+        removed: dict[str, int] = {}
+        for org, project in asyncio.run(_projects(self._context.store, "bronze")):
+            gone = self.bronze.expire(org, project, days=self._settings.bronze_retention_days)
+            removed |= {f"{org}/{project}/{table}": rows for table, rows in gone.items() if rows}
+        return removed
+
+    def _open(self) -> tuple[Bronze, Silver, Gold]:
+        with self._lock:
+            if self._built is None:
+                self._built = self._build(open_session(self._context.settings.of(SparkSettings)))
+            return self._built
+
+    def _build(self, spark: SparkSession) -> tuple[Bronze, Silver, Gold]:
+        store, clock, ids = self._context.store, self._context.clock, self._context.ids
+        location = Location.of(self._context.settings.of(StoreSettings))
+        return (
+            Bronze(spark, store=store, location=location, clock=clock, ids=ids, drift=self._settings.bronze_drift),
+            Silver(spark, self._contracts, store=store, location=location, clock=clock, ids=ids),
+            Gold(spark, self._models, store=store, location=location, clock=clock, ids=ids),
+        )
+
+
+async def sweep(context: Context) -> dict[str, int]:
+    """Deletes the files that no kept version of any table refers to; gives how many, by table. Needs no Spark."""
+    swept: dict[str, int] = {}
+    for layer in LAYERS:
+        for org, project in await _projects(context.store, layer):
+            for table in await context.store.children(f"tables/{layer}/{org}/{project}/"):
+                name = table_name(layer, org, project, table)
+                gone = await vacuum.sweep(context.store, f"tables/{name}", clock=context.clock)
+                swept |= {name: gone} if gone else {}
+    return swept
+
+
+async def _projects(store: Store, layer: str) -> list[tuple[str, str]]:
+    orgs = await store.children(f"tables/{layer}/")
+    return [(org, project) for org in orgs for project in await store.children(f"tables/{layer}/{org}/")]
+
+
+def _read(folder: Path | None, reader: Callable[[Path], list[R]]) -> list[R]:
+    if folder is None:
+        return []
+    if not folder.is_dir():
+        raise NotFound(f"there is no folder {folder}", hint="pipeline.contracts and pipeline.gold name folders")
+    return reader(folder)

@@ -1,0 +1,139 @@
+"""What may be appended to the producer manifest, and what may leave it. Pure: manifest in, manifest and answer out.
+
+Three rules make an append happen once, and only while its data exists:
+
+- An ingestor numbers its batches. The manifest remembers the last number of each ingestor, so an append that is tried
+  again after a lost answer is recognised, even when its batch has long been collected and removed.
+- Batches are stored in a folder named by the manifest's generation. A batch of an older generation than the last two is
+  refused (`Outlived`): the sweep may have removed it, and the ingestor stores it again under a fresh name.
+- An ingestor's number is forgotten only together with its generation, so a forgotten number always meets that refusal.
+
+No clock decides any of this: generations are raised at a pace, but compared by number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
+
+from lakebed.errors import Overloaded
+from lakebed.queue.errors import Outlived
+from lakebed.queue.model import Append, Durable, Pending, ProducerManifest, Session
+
+GENERATIONS_KEPT = 2  # the current one and the one before it: a stalled ingestor has at least one whole horizon
+SESSIONS_MAX = 10_000  # ingestors seen within two generations; a broker counts as one
+
+
+def complete(manifest: ProducerManifest) -> ProducerManifest:
+    """The manifest with a sequence for every location; one in the seed's plain form gets them in order.
+
+    Deterministic, so that readers agree on them before anybody has written them down.
+    """
+    bare = [location for location in manifest.pending if location not in manifest.entries]
+    if not bare:
+        return manifest
+    entries = dict(manifest.entries)
+    for sequence, location in enumerate(bare, manifest.next_sequence):
+        entries[location] = Pending(sequence)
+    return replace(manifest, entries=entries, next_sequence=manifest.next_sequence + len(bare))
+
+
+def append(
+    manifest: ProducerManifest, batches: Sequence[Append], *, now_ms: int, pending_max: int
+) -> tuple[ProducerManifest, list[Durable]]:
+    """Appends the batches of one ingestor, in order; those it appended before are only answered again.
+
+    Raises Outlived when a batch's generation is over, Overloaded when the queue is full; then nothing is appended.
+    """
+    manifest = complete(manifest)
+    ingestor = batches[0].ingestor
+    session = manifest.sessions.get(ingestor)
+    last = session.counter if session else 0
+    fresh = [batch for batch in batches if batch.counter > last]
+    if fresh:
+        _admit(manifest, fresh, known=session is not None, pending_max=pending_max)
+    first = manifest.next_sequence
+    answers = [_answered(batch, session) for batch in batches if session and batch.counter <= last]
+    answers += [Durable(batch.location, first + index) for index, batch in enumerate(fresh)]
+    if not fresh:
+        return manifest, answers
+    pending = {
+        batch.location: Pending(first + index, batch.size_bytes, batch.count, now_ms)
+        for index, batch in enumerate(fresh)
+    }
+    generation = max(session.generation if session else 0, *[batch.generation for batch in fresh])
+    newest = Session(fresh[-1].counter, generation, first + len(fresh) - 1)
+    after = replace(
+        manifest,
+        pending=(*manifest.pending, *pending),
+        entries=manifest.entries | pending,
+        next_sequence=first + len(fresh),
+        sessions=manifest.sessions | {ingestor: newest},
+    )
+    return after, answers
+
+
+def remove(manifest: ProducerManifest, locations: Iterable[str]) -> tuple[ProducerManifest, int]:
+    """Takes finished locations out of `pending`. Answers the number of the clean-up that the consumer side records."""
+    manifest = complete(manifest)
+    gone = set(locations).intersection(manifest.pending)
+    if not gone:
+        return manifest, manifest.cleanups
+    after = replace(
+        manifest,
+        pending=tuple(location for location in manifest.pending if location not in gone),
+        entries={location: entry for location, entry in manifest.entries.items() if location not in gone},
+        cleanups=manifest.cleanups + 1,
+    )
+    return after, after.cleanups
+
+
+def age(manifest: ProducerManifest, *, now_ms: int, horizon_ms: int) -> tuple[ProducerManifest, ProducerManifest]:
+    """Raises the generation when the current one is a horizon old, forgetting the ingestors of those that are over."""
+    if now_ms - manifest.generation_at_ms < horizon_ms:
+        return manifest, manifest
+    generation = manifest.generation + 1
+    after = replace(
+        manifest,
+        generation=generation,
+        generation_at_ms=now_ms,
+        sessions={
+            ingestor: session
+            for ingestor, session in manifest.sessions.items()
+            if not is_over(session.generation, generation)
+        },
+    )
+    return after, after
+
+
+def is_over(generation: int, current: int) -> bool:
+    """Whether batches of this generation are refused, and so whether unreferenced ones may be swept."""
+    return generation <= current - GENERATIONS_KEPT
+
+
+def _admit(manifest: ProducerManifest, fresh: Sequence[Append], *, known: bool, pending_max: int) -> None:
+    for batch in fresh:
+        if is_over(batch.generation, manifest.generation):
+            raise Outlived(
+                f"{batch.location!r} was stored in generation {batch.generation}, now is {manifest.generation}",
+                hint="store the batch again under a fresh name",
+                generation=manifest.generation,
+            )
+    if len(manifest.pending) + len(fresh) > pending_max:
+        raise Overloaded(
+            f"{len(manifest.pending)} batches are waiting, the limit is {pending_max}",
+            retry_after_s=5.0,
+            hint="start a collector, or raise queue.pending_max",
+        )
+    if not known and len(manifest.sessions) >= SESSIONS_MAX:
+        raise Overloaded(
+            f"{SESSIONS_MAX} ingestors appended within the horizon",
+            retry_after_s=60.0,
+            hint="share one through a broker",
+        )
+
+
+def _answered(batch: Append, session: Session) -> Durable:
+    """An append that stands already. One call's batches have neighbouring sequences, so the last one tells them all."""
+    return Durable(batch.location, session.sequence - (session.counter - batch.counter))

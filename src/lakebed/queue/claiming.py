@@ -1,0 +1,213 @@
+"""Who holds which batch, and what may happen to it next. Pure: consumer manifest in, manifest and answer out.
+
+    pending ──claim──▶ claimed ──ack──▶ done ──clean-up──▶ gone
+                        │  ▲  └─bury──▶ done (dead) ──────▶ dead letter
+                        └──┘ release, rejection, take-over of a stale claim (a new epoch)
+
+A claim has its own epoch. An ack, a heartbeat or a rejection under an epoch that no longer holds is Fenced, so a
+collector that slept through its timeout cannot finish what another has taken over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+import msgspec
+from msgspec.structs import replace
+
+from lakebed.errors import Fenced
+from lakebed.queue.model import Claim, Claimed, ConsumerManifest, Done, ProducerManifest, Trouble
+
+SETTLED_MAX = 1000  # epochs of acks kept after clean-up, to answer an ack whose first answer was lost
+REASON_CHARS_MAX = 500
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """How claims are given: to whom, until when, how many, and whether several collectors may work at once."""
+
+    collector: str
+    timeout_ms: int
+    batches_max: int
+    bytes_max: int
+    parallel: bool
+    silences_max: int
+
+
+class Outdated(msgspec.Struct, frozen=True):
+    """The producer manifest was read before a clean-up that the consumer manifest already records: read it again."""
+
+
+def claim(
+    consumer: ConsumerManifest, producer: ProducerManifest, rules: Rules, *, held: Collection[str], now_ms: int
+) -> tuple[ConsumerManifest, list[Claimed] | Outdated]:
+    """Claims the next batches in order: unclaimed ones, stale ones, and own ones not in `held` (a lost answer).
+
+    Unless `parallel`, a batch that another collector holds freshly blocks everything behind it, and taking over one
+    claim of a stale collector voids all of its claims: that keeps ingest order, also through a fail-over.
+    """
+    if producer.cleanups < consumer.cleanups:
+        return consumer, Outdated()
+    taken: list[Claimed] = []
+    size_bytes = 0
+    not_ours = {*consumer.done, *held}
+    for location in producer.pending:
+        if location in not_ours:
+            continue
+        heartbeat_ms = consumer.claimed.get(location)
+        holder = consumer.claims.get(location, _SEED_CLAIM)
+        another = heartbeat_ms is not None and holder.collector != rules.collector
+        if another and now_ms - (heartbeat_ms or 0) <= rules.timeout_ms:
+            if rules.parallel:
+                continue
+            break
+        known = producer.entries[location]
+        size_bytes += known.size_bytes
+        if taken and (len(taken) >= rules.batches_max or size_bytes > rules.bytes_max):
+            break
+        taken.append(
+            Claimed(
+                location,
+                known.sequence,
+                consumer.next_epoch + len(taken),
+                known.size_bytes,
+                known.enqueued_ms,
+                takeover=another,
+                trouble=consumer.troubles.get(location),
+            )
+        )
+    if not taken:
+        return consumer, []
+    if taken[0].takeover:
+        taken[0] = replace(taken[0], trouble=_blamed(taken[0].trouble, rules.silences_max, now_ms))
+    # The write is there anyway, so it is a heartbeat for what we hold: our claims go stale together or not at all.
+    ours = [location for location, claim in consumer.claims.items() if claim.collector == rules.collector]
+    if not rules.parallel:
+        late = {consumer.claims.get(one.location, _SEED_CLAIM).collector for one in taken if one.takeover}
+        consumer = _unclaim(consumer, {place for place, claim in consumer.claims.items() if claim.collector in late})
+    after = replace(
+        consumer,
+        claimed=consumer.claimed | dict.fromkeys([*ours, *[one.location for one in taken]], now_ms),
+        claims=consumer.claims
+        | {one.location: Claim(rules.collector, one.epoch, one.sequence, now_ms) for one in taken},
+        troubles=consumer.troubles | {one.location: one.trouble for one in taken if one.trouble},
+        next_epoch=consumer.next_epoch + len(taken),
+    )
+    return after, taken
+
+
+def heartbeat(
+    consumer: ConsumerManifest, held: Mapping[str, int], *, now_ms: int
+) -> tuple[ConsumerManifest, frozenset[str]]:
+    """Refreshes the claims in `held` (location → epoch). Answers those that are no longer ours."""
+    ours = {location for location, epoch in held.items() if _epoch(consumer, location) == epoch}
+    lost = frozenset(
+        location
+        for location, epoch in held.items()
+        if location not in ours and not _is_finished(consumer, location, epoch)
+    )
+    if not ours:
+        return consumer, lost
+    return replace(consumer, claimed=consumer.claimed | dict.fromkeys(ours, now_ms)), lost
+
+
+def ack(consumer: ConsumerManifest, claimed: Claimed, *, now_ms: int) -> tuple[ConsumerManifest, int]:
+    """Marks a claimed batch as done. Idempotent; raises Fenced when the claim is another's by now.
+
+    Answers how many done batches now wait for a clean-up.
+    """
+    if not _is_finished(consumer, claimed.location, claimed.epoch):
+        _demand(consumer, claimed)
+        consumer = _finish(consumer, claimed.location, Done(claimed.epoch, now_ms))
+    return consumer, len(consumer.done)
+
+
+def bury(consumer: ConsumerManifest, claimed: Claimed, *, now_ms: int) -> tuple[ConsumerManifest, None]:
+    """Marks a claimed batch as done and dead, after its dead letter was written. Idempotent; raises Fenced."""
+    if _is_finished(consumer, claimed.location, claimed.epoch):
+        return consumer, None
+    _demand(consumer, claimed)
+    return _finish(consumer, claimed.location, Done(claimed.epoch, now_ms, dead=True)), None
+
+
+def reject(
+    consumer: ConsumerManifest, claimed: Claimed, reason: str, *, now_ms: int, rejections_max: int
+) -> tuple[ConsumerManifest, Trouble]:
+    """Counts a rejection; the claim stays. With the last one the batch is to be buried, whoever claims it."""
+    _demand(consumer, claimed)
+    before = consumer.troubles.get(claimed.location)
+    count = (before.count if before else 0) + 1
+    silences = before.silences if before else 0
+    trouble = Trouble(count, reason[:REASON_CHARS_MAX], now_ms, count >= rejections_max, silences)
+    return replace(consumer, troubles=consumer.troubles | {claimed.location: trouble}), trouble
+
+
+def release(consumer: ConsumerManifest, held: Mapping[str, int]) -> tuple[ConsumerManifest, None]:
+    """Gives claims back, so that others need not wait for them to go stale. Those of others are left alone."""
+    ours = {location for location, epoch in held.items() if _epoch(consumer, location) == epoch}
+    if not ours:
+        return consumer, None
+    return _unclaim(consumer, ours), None
+
+
+def trim(consumer: ConsumerManifest, locations: Iterable[str], cleanups: int) -> tuple[ConsumerManifest, None]:
+    """Forgets done batches that have left the producer manifest in the clean-up of that number."""
+    gone = set(locations).intersection(consumer.done)
+    if not gone and cleanups <= consumer.cleanups:
+        return consumer, None
+    epochs = [done.epoch for location, done in consumer.finished.items() if location in gone]
+    after = replace(
+        consumer,
+        done=tuple(location for location in consumer.done if location not in gone),
+        finished={location: done for location, done in consumer.finished.items() if location not in gone},
+        troubles={location: trouble for location, trouble in consumer.troubles.items() if location not in gone},
+        cleanups=max(cleanups, consumer.cleanups),
+        settled=(*consumer.settled, *epochs)[-SETTLED_MAX:],
+    )
+    return after, None
+
+
+_SEED_CLAIM = Claim()  # a claim in the seed's plain form says when, but not by whom
+
+
+def _blamed(before: Trouble | None, silences_max: int, now_ms: int) -> Trouble:
+    """The first batch of a silent collector is the one it may have died of; after enough of them it is set aside."""
+    trouble = before or Trouble(0, "", now_ms)
+    silences = trouble.silences + 1
+    if trouble.bury or silences < silences_max:
+        return replace(trouble, silences=silences)
+    return replace(trouble, silences=silences, bury=True, reason=f"{silences} collectors went silent with it in hand")
+
+
+def _epoch(consumer: ConsumerManifest, location: str) -> int | None:
+    claim = consumer.claims.get(location)
+    return claim.epoch if claim and location in consumer.claimed else None
+
+
+def _is_finished(consumer: ConsumerManifest, location: str, epoch: int) -> bool:
+    """Whether this very claim was acked or buried, even when its clean-up has happened since."""
+    done = consumer.finished.get(location)
+    return (done is not None and done.epoch == epoch) or epoch in consumer.settled
+
+
+def _demand(consumer: ConsumerManifest, claimed: Claimed) -> None:
+    if _epoch(consumer, claimed.location) != claimed.epoch:
+        holder = consumer.claims.get(claimed.location)
+        raise Fenced(
+            f"{claimed.location!r} is no longer held under epoch {claimed.epoch}",
+            hint="another collector took it over, or it is done: drop this batch",
+            holder=holder.collector if holder else "",
+            epoch=holder.epoch if holder else 0,
+        )
+
+
+def _finish(consumer: ConsumerManifest, location: str, done: Done) -> ConsumerManifest:
+    after = _unclaim(consumer, {location})
+    return replace(after, done=(*after.done, location), finished=after.finished | {location: done})
+
+
+def _unclaim(consumer: ConsumerManifest, locations: Collection[str]) -> ConsumerManifest:
+    return replace(
+        consumer,
+        claimed={location: at for location, at in consumer.claimed.items() if location not in locations},
+        claims={location: claim for location, claim in consumer.claims.items() if location not in locations},
+    )

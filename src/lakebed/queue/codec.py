@@ -1,0 +1,170 @@
+"""Batches as bytes: the binary form `LBQ1`, and the seed's JSON form. Both are read; settings say which is written.
+
+`LBQ1` is a 20-byte header, a body and a checksum of all that, little-endian. The body holds, one after the other, the
+end offset of every key, the end offset of every value (u32 each), all keys, all values: lengths come first, so decoding
+is slicing. The body may be compressed with zstd, and is decompressed only up to the size the header promises, which is
+itself bounded. See docs/formats/queue-batch.md.
+
+Nothing here copies a whole batch more than once: at a mebibyte, a copy costs more than the checksum.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Sequence
+from functools import partial
+from itertools import accumulate, chain
+from typing import Literal
+
+import google_crc32c
+import msgspec
+
+from lakebed.errors import Corrupt, Invalid
+from lakebed.queue.model import KeyValueEntry
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+MAGIC = b"LBQ1"
+BINARY_VERSION = 1
+CONTENT_TYPE = "application/vnd.lakebed.queue-batch"
+ENTRY_OVERHEAD_BYTES = 8  # two end offsets
+RAW_BYTES_MAX = 1 << 30  # no batch is larger than this, whatever the settings say: offsets are 32 bits
+PLAIN, ZSTD = 0, 1
+LEVEL = 1
+SAMPLE_BYTES = 16 * 1024
+SAMPLE_GAIN = 0.9  # `auto` compresses when the sample shrinks to less than this
+
+APART_BYTES = 4 * 1024 * 1024  # larger batches are coded in a thread, so that an event loop is never held up for long
+SINGLY_BYTES = 256  # values of this size and more are checksummed one by one; smaller ones are joined first
+
+_HEADER = struct.Struct("<4sBBHIII")  # magic, version, compression, flags, entries, raw bytes, stored bytes
+_CRC = struct.Struct("<I")
+_RESIDUE = 0x48674BC7  # CRC-32C of any bytes that are followed by their own CRC-32C
+OVERHEAD_BYTES = _HEADER.size + _CRC.size
+
+_JSON = msgspec.json.Decoder(list[KeyValueEntry])
+
+
+def size_of(entries: Sequence[KeyValueEntry]) -> int:
+    """What these entries add to a batch, uncompressed."""
+    return sum([len(entry.key) + len(entry.value) for entry in entries]) + ENTRY_OVERHEAD_BYTES * len(entries)
+
+
+def encode(
+    entries: Sequence[KeyValueEntry],
+    *,
+    form: Literal["binary", "json"] = "binary",
+    compression: Literal["auto", "zstd", "none"] = "auto",
+) -> bytes:
+    """The batch as bytes, entries in the order given. Raises Invalid when it is empty or beyond all bounds."""
+    if not entries:
+        raise Invalid("a batch has at least one entry")
+    if form == "json":
+        return msgspec.json.encode(entries)
+    count = len(entries)
+    keys = [entry.key for entry in entries]
+    values = [entry.value for entry in entries]
+    key_ends = list(accumulate(map(len, keys)))
+    value_ends = list(accumulate(map(len, values)))
+    raw_bytes = 2 * 4 * count + key_ends[-1] + value_ends[-1]
+    if raw_bytes > RAW_BYTES_MAX:
+        raise Invalid(f"a batch of {raw_bytes} bytes is larger than {RAW_BYTES_MAX}")
+    offsets = struct.pack(f"<{2 * count}I", *key_ends, *value_ends)
+    how = ZSTD if compression == "zstd" or (compression == "auto" and _shrinks(values)) else PLAIN
+    head_of = partial(_HEADER.pack, MAGIC, BINARY_VERSION, how, 0, count, raw_bytes)
+    if how == ZSTD:
+        body = zstd.compress(b"".join(chain((offsets,), keys, values)), level=LEVEL)
+        return _sealed((head_of(len(body)), body))
+    if value_ends[-1] < SINGLY_BYTES * count:
+        values = [b"".join(values)]
+    return _sealed((head_of(raw_bytes), offsets, b"".join(keys), *values))
+
+
+def decode(data: bytes, *, bytes_max: int = RAW_BYTES_MAX) -> list[KeyValueEntry]:
+    """The entries of a batch in either form. Raises Corrupt for anything else, using bounded memory."""
+    if data[:1] == b"[":
+        return _decode_json(data, bytes_max)
+    count, body, start, end = _body(data, bytes_max)
+    ends = struct.unpack_from(f"<{2 * count}I", body, start)
+    key_ends, value_ends = ends[:count], ends[count:]
+    keys_at = start + 8 * count
+    values_at = keys_at + key_ends[-1]
+    if list(key_ends) != sorted(key_ends) or list(value_ends) != sorted(value_ends):
+        raise Corrupt("batch: offsets go backwards")
+    if values_at + value_ends[-1] != end:
+        raise Corrupt("batch: offsets do not end where the body ends")
+    keys = [keys_at, *[keys_at + end for end in key_ends]]
+    values = [values_at, *[values_at + end for end in value_ends]]
+    return [
+        KeyValueEntry(body[key:key_end], body[value:value_end])
+        for key, key_end, value, value_end in zip(keys, keys[1:], values, values[1:], strict=False)
+    ]
+
+
+def _body(data: bytes, bytes_max: int) -> tuple[int, bytes, int, int]:
+    """The number of entries, and the bytes that hold the uncompressed body, from where to where."""
+    if len(data) < OVERHEAD_BYTES or data[:4] != MAGIC:
+        raise Corrupt("batch: neither LBQ1 nor a JSON array", hint="lakebed queue dump shows its first bytes")
+    if google_crc32c.value(data) != _RESIDUE:
+        raise Corrupt("batch: the checksum does not match")
+    _, version, how, flags, count, raw_bytes, stored_bytes = _HEADER.unpack_from(data)
+    start, end = _HEADER.size, len(data) - _CRC.size
+    if version != BINARY_VERSION or flags:
+        raise Corrupt(f"batch: version {version} with flags {flags} is not known; this Lakebed reads {BINARY_VERSION}")
+    if raw_bytes > min(bytes_max, RAW_BYTES_MAX):
+        raise Corrupt(f"batch: {raw_bytes} bytes are more than the {bytes_max} that are read", bytes=raw_bytes)
+    if stored_bytes != end - start:
+        raise Corrupt(f"batch: {end - start} bytes of body where the header says {stored_bytes}")
+    if not count or raw_bytes < 8 * count:
+        raise Corrupt(f"batch: {count} entries cannot stand in {raw_bytes} bytes")
+    if how == ZSTD:
+        return count, _inflate(memoryview(data)[start:end], raw_bytes), 0, raw_bytes
+    if how != PLAIN:
+        raise Corrupt(f"batch: compression {how} is not known")
+    if stored_bytes != raw_bytes:
+        raise Corrupt(f"batch: the body has {stored_bytes} bytes where the header says {raw_bytes}")
+    return count, data, start, end
+
+
+def _inflate(body: memoryview, raw_bytes: int) -> bytes:
+    """Decompresses one frame, never holding more than one byte beyond what was promised."""
+    frame = zstd.ZstdDecompressor()
+    try:
+        raw = frame.decompress(body, max_length=raw_bytes + 1)
+    except zstd.ZstdError as error:
+        raise Corrupt(f"batch: the body does not decompress: {error}") from error
+    if len(raw) != raw_bytes or not frame.eof or frame.unused_data:
+        raise Corrupt(f"batch: the body is not exactly one frame of {raw_bytes} bytes")
+    return raw
+
+
+def _decode_json(data: bytes, bytes_max: int) -> list[KeyValueEntry]:
+    if len(data) > bytes_max * 2:
+        raise Corrupt(f"batch: {len(data)} bytes of JSON are more than is read")
+    try:
+        entries = _JSON.decode(data)
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+        raise Corrupt(f"batch: not a JSON array of entries: {error}") from error
+    if not entries:
+        raise Corrupt("batch: an empty JSON array")
+    return entries
+
+
+def _sealed(parts: Sequence[bytes]) -> bytes:
+    crc = 0
+    for part in parts:
+        crc = google_crc32c.extend(crc, part)
+    return b"".join((*parts, _CRC.pack(crc)))
+
+
+def _shrinks(values: list[bytes]) -> bool:
+    sample = bytearray()
+    for value in values:
+        sample += value[: SAMPLE_BYTES - len(sample)]
+        if len(sample) >= SAMPLE_BYTES:
+            break
+    return len(zstd.compress(bytes(sample), level=LEVEL)) < SAMPLE_GAIN * len(sample)

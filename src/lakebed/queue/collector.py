@@ -1,0 +1,307 @@
+"""The collector: claims batches in order, reads them, hands them out, and keeps its claims alive until they are acked.
+
+It claims several at once and reads ahead, so a batch costs a fraction of a manifest write. Before a batch is handed
+out its claim is known to be fresh; if the collector was asleep for too long, it asks the manifest first.
+A batch that is missing or does not decode becomes a dead letter and never holds up the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
+
+from msgspec.structs import replace
+
+from lakebed.clock import Clock, now_ms
+from lakebed.errors import Corrupt, Fenced, LakebedError, NotFound
+from lakebed.ids import Ids
+from lakebed.logs import logger
+from lakebed.metrics import Metrics
+from lakebed.queue import codec
+from lakebed.queue.claiming import Outdated
+from lakebed.queue.cleaner import Cleaner
+from lakebed.queue.consumer import Consumer
+from lakebed.queue.dead_letters import DeadLetters
+from lakebed.queue.errors import Closed
+from lakebed.queue.model import Claimed, CollectedBatch, KeyValueEntry, ProducerManifest, Trouble
+from lakebed.queue.producer import Producer
+from lakebed.queue.settings import QueueSettings
+from lakebed.queue.sweeper import Sweeper
+from lakebed.store.protocol import Store
+
+HEARTBEATS_PER_TIMEOUT = 3
+FRESH_SHARE = 2 / 3  # of the timeout: what we call fresh ourselves; the rest is room for clocks that differ
+
+log = logger("queue")
+
+
+class _Held:
+    """A claim of ours: confirmed at a moment of our own clock, its data being read, handed out or not yet."""
+
+    def __init__(self, claimed: Claimed, confirmed_s: float) -> None:
+        self.claimed = claimed
+        self.confirmed_s = confirmed_s
+        self.reading: asyncio.Task[list[KeyValueEntry]] | None = None
+        self.out = False
+
+
+class Collector:
+    def __init__(
+        self,
+        settings: QueueSettings,
+        store: Store,
+        clock: Clock,
+        *,
+        ids: Ids | None = None,
+        metrics: Metrics | None = None,
+        producer: Producer | None = None,
+        consumer: Consumer | None = None,
+        name: str = "",
+    ) -> None:
+        ids, metrics = ids or Ids(), metrics or Metrics()
+        self._settings, self._store, self._clock = settings, store, clock
+        self._producer = producer or Producer(settings, store, clock, ids=ids, metrics=metrics)
+        self._consumer = consumer or Consumer(settings, store, clock, ids=ids, metrics=metrics)
+        self._dead_letters = DeadLetters(
+            settings, store, clock, ids=ids, metrics=metrics, producer=self._producer, consumer=self._consumer
+        )
+        self._cleaner = Cleaner(store, self._producer, self._consumer, metrics)
+        self._sweeper = Sweeper(settings, store, self._producer, self._dead_letters, metrics)
+        self._sweep_due_s = 0.0
+        self.id = f"{name or 'collector'}-{ids.token()}"
+        self._held: dict[str, _Held] = {}
+        self._ahead: ProducerManifest | None = None  # what was read and not yet exhausted
+        self._turn = asyncio.Lock()
+        self._heart: asyncio.Task[None] | None = None
+        self._cleaning: asyncio.Task[None] | None = None
+        self._closed = False
+        self._claims = metrics.counter("lakebed_queue_claims_total")
+        self._takeovers = metrics.counter("lakebed_queue_takeovers_total")
+        self._fenced = metrics.counter("lakebed_queue_fenced_total")
+        self._acked = metrics.counter("lakebed_queue_acked_total")
+        self._rejections = metrics.counter("lakebed_queue_rejections_total")
+        self._waited = metrics.histogram("lakebed_queue_wait_seconds")
+
+    async def next_batch(self) -> CollectedBatch | None:
+        """The next batch in ingest order, held until it is acked, or None when there is none to have now.
+
+        Raises Unavailable (claims are kept, try again) or Corrupt when a manifest does not decode.
+        """
+        async with self._turn:
+            while not self._closed:
+                waiting = [held for held in self._held.values() if not held.out]
+                if not waiting:
+                    if not await self._claim():
+                        return None
+                    continue
+                held = min(waiting, key=lambda held: held.claimed.sequence)
+                batch = await self._read(held)
+                if batch is not None and await self._still_ours(held):
+                    held.out, held.reading = True, None
+                    return batch
+        raise Closed("the collector is closed")
+
+    async def batches(self, *, idle_s: float = 0.1) -> AsyncIterator[CollectedBatch]:
+        """Every batch, as it comes, until the collector is closed. Ack each one."""
+        while not self._closed:
+            batch = await self.next_batch()
+            if batch is None:
+                await self._clock.sleep(idle_s)
+            else:
+                yield batch
+
+    async def ack(self, batch: CollectedBatch) -> None:
+        """Confirms that the batch is fully processed: it will not be delivered again. Idempotent.
+
+        Raises Fenced when another collector took it over; drop it then. After Unavailable, ack again.
+        """
+        await self.ack_all([batch])
+
+    async def ack_all(self, batches: list[CollectedBatch]) -> None:
+        """Acks several batches in one write. Raises Fenced when any was taken over; the others are acked."""
+        outcomes = await asyncio.gather(
+            *[self._consumer.ack(batch.claimed) for batch in batches], return_exceptions=True
+        )
+        done = 0
+        for batch, outcome in zip(batches, outcomes, strict=True):
+            if isinstance(outcome, int):
+                done = max(done, outcome)
+                self._acked.inc()
+                self._forget(batch.claimed)
+            elif isinstance(outcome, Fenced):
+                self._fenced.inc()
+                self._forget(batch.claimed)
+        if done >= self._settings.done_cleanup_threshold and (self._cleaning is None or self._cleaning.done()):
+            self._cleaning = asyncio.create_task(self._clean())
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def reject(self, batch: CollectedBatch, reason: str) -> bool:
+        """Says that the batch could not be processed. It is delivered again, next; after too many rejections it
+        becomes a dead letter, and the answer is True. Raises Fenced when another collector took it over. When the
+        store cannot be reached it is delivered again all the same, though this rejection may not have been counted.
+        """
+        try:
+            trouble = await self._consumer.reject(batch.claimed, reason)
+            self._rejections.inc()
+            if trouble.bury:
+                self._doom(batch.claimed, trouble)
+                await self._dead_letters.bury(batch.claimed, trouble)
+                self._forget(batch.claimed)
+                return True
+        except Fenced:
+            self._fenced.inc()
+            self._forget(batch.claimed)
+            raise
+        finally:
+            held = self._held.get(batch.location)
+            if held is not None and held.claimed.epoch == batch.claimed.epoch:
+                held.out = False
+        return False
+
+    async def heartbeat(self) -> None:
+        """Refreshes every claim now. The background does it at a third of the timeout."""
+        at_s = self._clock.monotonic_s()
+        epochs = {location: held.claimed.epoch for location, held in self._held.items()}
+        lost = await self._consumer.heartbeat(epochs)
+        for location, epoch in epochs.items():
+            held = self._held.get(location)
+            if held is None or held.claimed.epoch != epoch:
+                continue
+            if location in lost:
+                self._fenced.inc()
+                self._forget(held.claimed)
+            else:
+                held.confirmed_s = at_s
+
+    async def close(self) -> None:
+        """Stops the heartbeat and gives back what is not acked, so that others need not wait. Idempotent."""
+        self._closed = True
+        for task in (self._heart, *[held.reading for held in self._held.values()]):
+            if task is not None:
+                task.cancel()
+        if self._cleaning is not None:
+            await self._cleaning
+        epochs = {location: held.claimed.epoch for location, held in self._held.items()}
+        self._held.clear()
+        if epochs:
+            await self._consumer.release(epochs)
+
+    async def _claim(self) -> bool:
+        """Claims what comes next: first from what was read before, then from a fresh read."""
+        self._start_heart()
+        for fresh in (False, True):
+            if fresh:
+                self._ahead = await self._producer.read()
+            if self._ahead is None or not self._ahead.pending:
+                continue
+            at_s = self._clock.monotonic_s()
+            claimed = await self._consumer.claim(self._ahead, self.id, frozenset(self._held))
+            if isinstance(claimed, Outdated) or not claimed:
+                self._ahead = None
+                continue
+            for one in claimed:
+                self._hold(one, at_s)
+            return True
+        return False
+
+    def _hold(self, claimed: Claimed, at_s: float) -> None:
+        held = self._held[claimed.location] = _Held(claimed, at_s)
+        held.reading = self._fetching(claimed.location)
+        self._claims.inc()
+        if claimed.takeover:
+            self._takeovers.inc()
+            log.warning("took over a stale claim", location=claimed.location, sequence=claimed.sequence)
+
+    def _fetching(self, location: str) -> asyncio.Task[list[KeyValueEntry]]:
+        reading = asyncio.create_task(self._fetch(location))
+        reading.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may ask for it
+        return reading
+
+    async def _fetch(self, location: str) -> list[KeyValueEntry]:
+        data = (await self._store.get(location)).data
+        decode = partial(codec.decode, data, bytes_max=self._settings.batch_bytes_max)
+        return await asyncio.to_thread(decode) if len(data) > codec.APART_BYTES else decode()
+
+    async def _read(self, held: _Held) -> CollectedBatch | None:
+        """The batch of a claim, or None when it was buried instead, or is no longer ours."""
+        claimed = held.claimed
+        if claimed.trouble is not None and claimed.trouble.bury:
+            await self._bury(held)
+            return None
+        if held.reading is None:
+            held.reading = self._fetching(claimed.location)
+        try:
+            return CollectedBatch(await asyncio.shield(held.reading), claimed)
+        except (NotFound, Corrupt) as error:
+            await self._bury(held, f"{error.code}: {error.message}")
+            return None
+        except LakebedError:
+            held.reading = None  # the next call reads again
+            raise
+        except asyncio.CancelledError:
+            if self._closed:
+                raise Closed("the collector is closed") from None
+            raise
+
+    async def _bury(self, held: _Held, reason: str = "") -> None:
+        """The decision is written down first, so that whoever comes after a crash buries it too."""
+        trouble = held.claimed.trouble
+        try:
+            if trouble is None or not trouble.bury:
+                trouble = await self._consumer.reject(held.claimed, reason, last=True)
+                self._doom(held.claimed, trouble)
+            await self._dead_letters.bury(held.claimed, trouble)
+            log.error("a batch became a dead letter", location=held.claimed.location, reason=trouble.reason)
+        except Fenced:
+            self._fenced.inc()  # missing because another finished it, or simply another's now
+        self._forget(held.claimed)
+
+    def _doom(self, claimed: Claimed, trouble: Trouble) -> None:
+        """From the decision on it is buried, by the next call if not by this one, and never handed out again."""
+        held = self._held.get(claimed.location)
+        if held is not None and held.claimed.epoch == claimed.epoch:
+            held.claimed = replace(held.claimed, trouble=trouble)
+
+    async def _still_ours(self, held: _Held) -> bool:
+        """Whether the claim is fresh; asks the manifest when we cannot know."""
+        fresh_s = self._settings.heartbeat_timeout_s * FRESH_SHARE
+        for _ in range(2):
+            if self._held.get(held.claimed.location) is not held:
+                return False
+            if self._clock.monotonic_s() - held.confirmed_s < fresh_s:
+                self._waited.observe(max(0.0, (now_ms(self._clock) - held.claimed.enqueued_ms) / 1000))
+                return True
+            await self.heartbeat()
+        return False
+
+    def _forget(self, claimed: Claimed) -> None:
+        held = self._held.get(claimed.location)
+        if held is not None and held.claimed.epoch == claimed.epoch:
+            del self._held[claimed.location]
+
+    def _start_heart(self) -> None:
+        if self._heart is None:
+            self._heart = asyncio.create_task(self._beat())
+
+    async def _beat(self) -> None:
+        while True:
+            await self._clock.sleep(self._settings.heartbeat_timeout_s / HEARTBEATS_PER_TIMEOUT)
+            if not self._held:
+                continue
+            try:
+                await self.heartbeat()
+            except LakebedError as error:
+                log.warning("a heartbeat failed; the next one comes in time", error=error.message)
+
+    async def _clean(self) -> None:
+        """Clean-up, and once a horizon a sweep: a queue stays tidy even where no worker runs."""
+        try:
+            await self._cleaner.clean()
+            if self._clock.monotonic_s() >= self._sweep_due_s:
+                self._sweep_due_s = self._clock.monotonic_s() + self._settings.horizon_s
+                await self._sweeper.sweep()
+        except LakebedError as error:
+            log.warning("a clean-up was broken off; the next one repairs it", error=error.message)

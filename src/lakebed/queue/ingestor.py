@@ -1,0 +1,275 @@
+"""The ingestor: accepts entries, gathers them into batches, stores each batch and appends its location to the queue.
+
+Batches are stored several at a time and appended strictly in the order their entries came. Entries are durable when
+their batch is stored *and* its location is in the producer manifest; only then does a watcher say so. An ingestor
+that dies loses only entries that no watcher had called durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from functools import partial
+from typing import Any
+
+from lakebed.clock import Clock
+from lakebed.errors import OutcomeUnknown, Overloaded, TooLarge, Unavailable, Unprocessable
+from lakebed.ids import Ids
+from lakebed.logs import logger
+from lakebed.metrics import Metrics
+from lakebed.queue import codec, paths
+from lakebed.queue.errors import Closed, Outlived
+from lakebed.queue.model import Append, Durable, KeyValueEntry
+from lakebed.queue.producer import Producer
+from lakebed.queue.settings import QueueSettings
+from lakebed.queue.watcher import WriteWatcher
+from lakebed.store.protocol import Store
+
+RETRY_BASE_S = 0.05
+RETRY_CAP_S = 2.0
+STORED_AGAIN_MAX = 5  # times that a batch is stored again because its generation was over
+LATER = (Unavailable, Overloaded)  # what another attempt may mend
+
+log = logger("queue")
+
+
+class _Batch:
+    """Entries on their way: gathering, then sealed (with a counter), stored, and finally durable or failed."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.entries: list[KeyValueEntry] = []
+        self.size_bytes = 0
+        self.due = False
+        self.timer: asyncio.Task[None] | None = None
+        self.counter = 0
+        self.deadline_s = 0.0
+        self.doubtful = False  # an append of it was answered neither yes nor no
+        self.stored: asyncio.Future[Append] = loop.create_future()
+        self.outcome: asyncio.Future[Durable] = loop.create_future()
+        self.outcome.add_done_callback(_seen)
+
+
+class Ingestor:
+    """`producer` is shared by the ingestors of one process, so that their appends are grouped; alone it has its own."""
+
+    def __init__(
+        self,
+        settings: QueueSettings,
+        store: Store,
+        clock: Clock,
+        *,
+        ids: Ids | None = None,
+        metrics: Metrics | None = None,
+        producer: Producer | None = None,
+    ) -> None:
+        self._settings, self._store, self._clock = settings, store, clock
+        self._ids = ids or Ids()
+        metrics = metrics or Metrics()
+        self._producer = producer or Producer(settings, store, clock, ids=self._ids, metrics=metrics)
+        self.id = self._ids.token()
+        self._gathering: _Batch | None = None
+        self._line: deque[_Batch] = deque()  # sealed batches, oldest first, until durable or failed
+        self._unstored = 0  # sealed batches that are not stored yet
+        self._counter = 0
+        self._unflushed_bytes = 0
+        self._moved = asyncio.Event()
+        self._closed = False
+        self._appender: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._entries_total = metrics.counter("lakebed_queue_entries_total")
+        self._bytes_total = metrics.counter("lakebed_queue_bytes_total")
+        self._batches_total = metrics.counter("lakebed_queue_batches_total")
+        self._failures_total = metrics.counter("lakebed_queue_flush_failures_total")
+        self._seconds = metrics.histogram("lakebed_queue_flush_seconds")
+
+    @property
+    def unflushed_bytes(self) -> int:
+        return self._unflushed_bytes
+
+    async def ingest(self, entries: Sequence[KeyValueEntry]) -> WriteWatcher:
+        """Takes entries in; they stay in order. Waits while more than `max_unflushed_bytes` is not durable.
+
+        Raises Invalid (TooLarge, Closed) for input that can never be taken; nothing of it is taken then.
+        """
+        size_bytes = self._check(entries)
+        while self._unflushed_bytes > self._settings.max_unflushed_bytes:
+            self._seal()
+            self._moved.clear()
+            await self._moved.wait()
+        if self._closed:
+            raise Closed("the ingestor is closed")
+        batch = self._gathering
+        if batch is None:
+            batch = self._gathering = _Batch()
+            batch.timer = self._spawn(self._flush_when_due(batch))
+        batch.entries.extend(entries)
+        batch.size_bytes += size_bytes
+        self._unflushed_bytes += size_bytes
+        if batch.size_bytes > self._settings.flush_size_bytes:
+            self._seal()
+        return WriteWatcher(batch.outcome)
+
+    async def flush(self) -> None:
+        """Flushes what is gathered and waits until all that was taken in is durable or has failed."""
+        self._seal()
+        while self._line and self._appender is not None:
+            await asyncio.shield(self._appender)
+
+    async def close(self) -> None:
+        """Flushes and terminates. Idempotent."""
+        self._closed = True
+        self._moved.set()
+        await self.flush()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _check(self, entries: Sequence[KeyValueEntry]) -> int:
+        if self._closed:
+            raise Closed("the ingestor is closed")
+        if not entries:
+            raise Unprocessable("there are no entries", hint="send at least one entry")
+        if len(entries) > self._settings.entries_max:
+            raise TooLarge(f"{len(entries)} entries at once, the limit is {self._settings.entries_max}")
+        sizes = [len(entry.key) + len(entry.value) for entry in entries]
+        if (largest := max(sizes)) > self._settings.entry_bytes_max:
+            raise TooLarge(f"an entry of {largest} bytes, the limit is {self._settings.entry_bytes_max}")
+        size_bytes = sum(sizes) + codec.ENTRY_OVERHEAD_BYTES * len(sizes)
+        if size_bytes > self._settings.ingest_bytes_max:
+            raise TooLarge(f"{size_bytes} bytes at once, the limit is {self._settings.ingest_bytes_max}")
+        return size_bytes
+
+    async def _flush_when_due(self, batch: _Batch) -> None:
+        await self._clock.sleep(self._settings.flush_interval_s)
+        batch.due = True
+        self._seal_if_due()
+
+    def _seal_if_due(self) -> None:
+        """A due batch goes on gathering while enough others wait to be stored: a slow store gets larger batches."""
+        if self._gathering is not None and self._gathering.due and self._unstored < self._settings.uploads_max:
+            self._seal()
+
+    def _seal(self) -> None:
+        batch, self._gathering = self._gathering, None
+        if batch is None:
+            return
+        if batch.timer is not None:
+            batch.timer.cancel()
+        self._counter += 1
+        batch.counter = self._counter
+        batch.deadline_s = self._clock.monotonic_s() + self._settings.flush_timeout_s
+        self._line.append(batch)
+        self._unstored += 1
+        self._spawn(self._upload(batch))
+        if self._appender is None or self._appender.done():
+            self._appender = asyncio.create_task(self._append_in_order())
+
+    async def _upload(self, batch: _Batch) -> None:
+        try:
+            async with self._producer.slots:
+                batch.stored.set_result(await self._store_batch(batch))
+        except Exception as error:
+            batch.stored.set_exception(error)
+        self._unstored -= 1
+        self._seal_if_due()
+
+    async def _store_batch(self, batch: _Batch) -> Append:
+        """Stores the batch under a fresh name in the current generation. Safe to repeat: the name is its own."""
+        encode = partial(
+            codec.encode, batch.entries, form=self._settings.batch_format, compression=self._settings.compression
+        )
+        data = await asyncio.to_thread(encode) if batch.size_bytes > codec.APART_BYTES else encode()
+        uuid, attempt = self._ids.uuid(), 0
+        while True:
+            try:
+                generation = await self._producer.generation()
+                location = paths.batch(self._settings.data_path_prefix, generation, uuid, self._settings.batch_format)
+                await self._store.create(location, data)
+                return Append(self.id, batch.counter, generation, location, len(data), len(batch.entries))
+            except LATER as error:
+                attempt += 1
+                await self._pause(batch, attempt, error)
+
+    async def _append_in_order(self) -> None:
+        while self._line:
+            head = self._line[0]
+            await asyncio.wait([head.stored])
+            if error := head.stored.exception():
+                self._finish([head], error)
+                continue
+            ready = [head]
+            for batch in list(self._line)[1:]:
+                if not batch.stored.done() or batch.stored.exception():
+                    break
+                ready.append(batch)
+            await self._append(ready)
+
+    async def _append(self, ready: list[_Batch]) -> None:
+        try:
+            self._finish(ready, await self._append_until_known(ready))
+        except Exception as error:
+            if ready[0].doubtful and not isinstance(error, OutcomeUnknown):
+                error = OutcomeUnknown(f"the batch may or may not be enqueued; the last attempt failed: {error}")
+            self._finish(ready, error)
+
+    async def _append_until_known(self, ready: list[_Batch]) -> list[Durable]:
+        """Appends, trying again while that can help: recognised by their counters, they are enqueued once."""
+        attempt = again = 0
+        while True:
+            try:
+                return await self._producer.append([batch.stored.result() for batch in ready])
+            except Outlived:
+                again += 1
+                if ready[0].doubtful or again > STORED_AGAIN_MAX:
+                    raise
+                log.warning("batches outlived their generation and are stored again", batches=len(ready))
+                await self._store_again(ready)
+            except LATER as error:
+                for batch in ready:
+                    batch.doubtful |= isinstance(error, OutcomeUnknown)
+                attempt += 1
+                await self._pause(ready[0], attempt, error)
+
+    async def _store_again(self, ready: list[_Batch]) -> None:
+        await self._producer.read()
+        for batch in ready:
+            again = await self._store_batch(batch)
+            batch.stored = asyncio.get_running_loop().create_future()
+            batch.stored.set_result(again)
+
+    async def _pause(self, batch: _Batch, attempt: int, error: Unavailable | Overloaded) -> None:
+        """Waits before another attempt, or raises the error when the batch's time is over."""
+        if self._clock.monotonic_s() >= batch.deadline_s:
+            raise error
+        await self._clock.sleep(self._ids.jitter_s(attempt, base_s=RETRY_BASE_S, cap_s=RETRY_CAP_S))
+
+    def _finish(self, batches: list[_Batch], outcome: list[Durable] | BaseException) -> None:
+        """Leaves the batches behind for good: a counter that was given up is never appended again."""
+        for index, batch in enumerate(batches):
+            assert self._line.popleft() is batch
+            self._unflushed_bytes -= batch.size_bytes
+            if isinstance(outcome, BaseException):
+                self._failures_total.inc()
+                log.error("a batch could not be made durable", entries=len(batch.entries), error=str(outcome))
+                batch.outcome.set_exception(outcome)
+            else:
+                batch.outcome.set_result(outcome[index])
+                self._batches_total.inc()
+                self._entries_total.inc(len(batch.entries))
+                self._bytes_total.inc(batch.size_bytes)
+                self._seconds.observe(self._clock.monotonic_s() - batch.deadline_s + self._settings.flush_timeout_s)
+        self._moved.set()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _seen(outcome: asyncio.Future[Durable]) -> None:
+    """A failed batch nobody waits for is logged by us, not reported by the loop."""
+    if not outcome.cancelled():
+        outcome.exception()

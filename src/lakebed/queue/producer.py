@@ -1,0 +1,87 @@
+"""The queue's producing side: one producer manifest, shared by all ingestors of a process.
+
+Appends that are asked for while a write is under way go into the next one together, so many ingestors cost one
+replace. Ingestors that share a `Producer` never conflict with each other, and take turns at storing their batches
+(`slots`): more of them do not press the store harder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from lakebed.clock import Clock, now_ms
+from lakebed.ids import Ids
+from lakebed.metrics import Metrics
+from lakebed.queue import appending
+from lakebed.queue.model import Append, Durable, ProducerManifest
+from lakebed.queue.settings import QueueSettings
+from lakebed.store.protocol import Store
+from lakebed.store.register import Register
+
+REGISTER = "queue_producer"
+
+
+class Producer:
+    def __init__(self, settings: QueueSettings, store: Store, clock: Clock, *, ids: Ids, metrics: Metrics) -> None:
+        self._settings, self._clock = settings, clock
+        self._register = Register(
+            store,
+            settings.manifest_path,
+            ProducerManifest,
+            ProducerManifest(),
+            clock=clock,
+            ids=ids,
+            metrics=metrics,
+            name=REGISTER,
+        )
+        self.slots = asyncio.Semaphore(settings.uploads_max)
+        self._generation = 0
+        self._generation_until_s = 0.0
+
+    async def append(self, batches: Sequence[Append]) -> list[Durable]:
+        """Appends stored batches of one ingestor, in order; the one conditional write that accepts them.
+
+        Idempotent by the ingestor's counters. Raises Outlived, Overloaded, or what the register raises.
+        """
+        durable, generation = await self._register.change(lambda manifest: self._append(manifest, batches))
+        self._know(generation)
+        return durable
+
+    def _append(
+        self, manifest: ProducerManifest, batches: Sequence[Append]
+    ) -> tuple[ProducerManifest, tuple[list[Durable], int]]:
+        after, durable = appending.append(
+            manifest, batches, now_ms=now_ms(self._clock), pending_max=self._settings.pending_max
+        )
+        return after, (durable, after.generation)
+
+    async def generation(self) -> int:
+        """The generation to store a new batch in: what was last seen, read again before it can be over."""
+        if self._clock.monotonic_s() >= self._generation_until_s:
+            await self.read()
+        return self._generation
+
+    async def read(self) -> ProducerManifest:
+        """The manifest as it is now, every location with its sequence."""
+        manifest = appending.complete((await self._register.read()).value)
+        self._know(manifest.generation)
+        return manifest
+
+    async def remove(self, locations: Iterable[str]) -> int:
+        """Takes done locations out of `pending`; answers the clean-up's number."""
+        gone = frozenset(locations)
+        return await self._register.change(lambda manifest: appending.remove(manifest, gone))
+
+    async def age(self) -> ProducerManifest:
+        """Raises the generation when it is due; the manifest after that, from which the sweep goes on."""
+        horizon_ms = round(self._settings.horizon_s * 1000)
+        manifest = await self._register.change(
+            lambda manifest: appending.age(manifest, now_ms=now_ms(self._clock), horizon_ms=horizon_ms)
+        )
+        self._know(manifest.generation)
+        return manifest
+
+    def _know(self, generation: int) -> None:
+        self._generation = generation
+        self._generation_until_s = self._clock.monotonic_s() + self._settings.horizon_s / 2

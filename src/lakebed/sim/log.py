@@ -1,0 +1,273 @@
+"""The world of the log: brokers, compactors, a vacuum and an operator on a few partitions, all of them mortal.
+
+After every step, every committed record must be readable where it was acknowledged, with its bytes: the index, the
+control record and the bucket together must resolve each offset to the same record for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from lakebed.errors import Conflict, Fenced, OutcomeUnknown, Overloaded, Unavailable
+from lakebed.log import codec, paths, resolve
+from lakebed.log.broker import Broker
+from lakebed.log.columns import columns
+from lakebed.log.control import Chunk, Stamp
+from lakebed.log.model import Control, IndexEntry, OffsetOutOfRange, Span, TopicPartition, UnknownTopicPartition
+from lakebed.log.settings import LogSettings
+from lakebed.log.workers import Workshop
+from lakebed.log.writer import Appended
+from lakebed.meta.memory import MemoryState
+from lakebed.meta.model import prefix_end
+from lakebed.settings import Settings
+from lakebed.sim.faults import CALM
+from lakebed.sim.history import History
+from lakebed.sim.meta import FaultyMeta
+from lakebed.sim.world import Process, World
+
+CRASH = 0.002
+HORIZON_S = 1.5  # short: a slow writer is overtaken by the vacuum now and then
+SKEW_S = 0.5
+SETTINGS = LogSettings(
+    batch_max_delay_ms=5.0,
+    flights_max=2,
+    poll_s=0.1,
+    compact_min_entries=2,
+    compact_max_entries=6,
+    claim_s=3.0,
+    vacuum_horizon_s=HORIZON_S,
+)
+
+
+class Watch:
+    """Every offset's record as it first became true; asked after each step whether it still is."""
+
+    def __init__(self, world: World, state: MemoryState, tps: list[TopicPartition]) -> None:
+        self.history = History()
+        self.truth: dict[TopicPartition, dict[int, bytes]] = {tp: {} for tp in tps}
+        self._world, self._state, self._tps = world, state, tps
+        self._uris = paths.uris("s3://lakebed")
+        self._seen: tuple[int, int] = (-1, -1)
+        self._controls: dict[TopicPartition, Control] = {}
+        self._batches: dict[tuple[str, int], codec.Batch] = {}
+        world.invariant("log", self.complaint)
+
+    def complaint(self) -> str | None:
+        at = (self._state.version + len(self._state.keys) * 1_000_003, len(self._world.store._objects))
+        if at == self._seen:
+            return None
+        self._seen = at
+        for tp in self._tps:
+            wrong = self._partition(tp)
+            if wrong:
+                return f"{tp}: {wrong}"
+        return None
+
+    def control(self, tp: TopicPartition) -> Control | None:
+        entry = self._state.entries.get(paths.control(tp))
+        return msgspec.json.decode(entry.value, type=Control) if entry is not None else None
+
+    def spans(self, tp: TopicPartition) -> list[Span]:
+        folder = paths.index_folder(tp)
+        found: list[Span] = []
+        for key in self._state.between(folder, prefix_end(folder)):
+            entry = msgspec.json.decode(self._state.entries[key].value, type=IndexEntry)
+            end = paths.index_offset(key)
+            found.append(Span(end - entry.msg_count + 1, end, entry))
+        return found
+
+    def _partition(self, tp: TopicPartition) -> str | None:
+        now = self.control(tp)
+        if now is None:
+            return None
+        before = self._controls.get(tp)
+        self._controls[tp] = now
+        if before is not None and now.sequence_counter < before.sequence_counter:
+            return "the sequence counter went back"
+        if before is not None and now.log_start_offset < before.log_start_offset:
+            return "the start of the log went back"
+        closed = before is not None and before.log_state == now.log_state != "OPEN"
+        if before is not None and closed and now.sequence_counter != before.sequence_counter:
+            return f"an append was taken while {now.log_state}"
+        return self._readable(tp, now)
+
+    def _readable(self, tp: TopicPartition, now: Control) -> str | None:
+        """Walks the whole log as a reader would, avoiding blobs that are gone."""
+        truth, spans = self.truth[tp], self.spans(tp)
+        offset = now.log_start_offset
+        avoid: set[str] = set()
+        while offset <= now.sequence_counter:
+            found, _ = resolve.chain(offset, spans, now, avoid=frozenset(avoid))
+            if not found:
+                return f"offset {offset} is committed and cannot be read"
+            batch = self._batch(found[0])
+            if batch is None:
+                avoid.add(found[0].entry.data_key)
+                continue
+            for at, record in enumerate(batch.records, found[0].start_offset):
+                if truth.setdefault(at, record) != record:
+                    return f"offset {at} was {truth[at]!r} and is {record!r}"
+            offset = found[0].end_offset + 1
+        return None
+
+    def _batch(self, span: Span) -> codec.Batch | None:
+        key = self._uris.key(span.entry.data_key)
+        stored = self._world.peek(key)
+        if stored is None:
+            return None
+        at = (key, span.entry.byte_offset or 0)
+        if at not in self._batches:
+            end = len(stored.data) if span.entry.byte_length is None else at[1] + span.entry.byte_length
+            self._batches[at] = codec.decode(stored.data[at[1] : end])
+        return self._batches[at]
+
+    def acknowledged(self, tp: TopicPartition, record: bytes, outcome: Appended) -> None:
+        self._world.check(
+            self.truth[tp].get(outcome.start_offset) == record,
+            f"log: {tp} {outcome.start_offset} was acknowledged for {record!r}, and is "
+            f"{self.truth[tp].get(outcome.start_offset)!r}",
+        )
+
+    def verdict(self) -> None:
+        self.complaint()
+        applied = [f"{tp}:{record.decode()}" for tp, truth in self.truth.items() for record in truth.values()]
+        wrong = self.history.judge(applied)
+        self._world.check(wrong is None, f"log: {wrong}")
+        for tp in self._tps:
+            offsets = sorted(self.truth[tp])
+            self._world.check(offsets == list(range(1, len(offsets) + 1)), f"log: {tp} has gaps: {offsets}")
+
+
+def settings() -> Settings:
+    return Settings({LogSettings: SETTINGS}, {})
+
+
+async def log(world: World, workshop: Callable[..., Workshop] = Workshop) -> None:
+    """Brokers append to, read, compact, trim, fence and vacuum a few partitions at once, and die doing so."""
+    rng = world.rng
+    state = MemoryState()
+    tps = [TopicPartition("t", number) for number in range(rng.randint(1, 2))]
+    watch = Watch(world, state, tps)
+    world.faults = msgspec.structs.replace(world.faults, crash=CRASH, slow=0.03)
+    appends = rng.randint(3, 6)
+
+    async def produce(process: Process, broker: Broker, name: str, stamped: bool) -> None:
+        sequence = dict.fromkeys(tps, 0)
+        for number in range(appends):
+            tp = rng.choice(tps)
+            record = f"{name}-{number}".encode()
+            stamp = Stamp(name, sequence[tp]) if stamped else None
+            change = watch.history.asked(f"{tp}:{record.decode()}")
+            for _ in range(8):
+                (outcome,) = await broker.produce([(tp, Chunk(columns([record]), stamp))])
+                if isinstance(outcome, Appended):
+                    watch.acknowledged(tp, record, outcome)
+                    watch.history.acknowledged(change)
+                    sequence[tp] += 1
+                    break
+                if isinstance(outcome, OutcomeUnknown) or not isinstance(
+                    outcome, (Unavailable, Overloaded, Fenced, Conflict)
+                ):
+                    if not stamped:
+                        break  # only a stamped record may be sent again
+                elif not stamped:
+                    watch.history.refused(change)
+                    break
+                await process.clock.sleep(rng.uniform(0.0, 1.0))
+            else:
+                return  # a producer that cannot get through must not go on under the same id
+            await process.clock.sleep(rng.choice((0.0, 0.01, 0.5)))
+
+    async def consume(process: Process, broker: Broker) -> None:
+        for _ in range(appends):
+            tp = rng.choice(tps)
+            offset = rng.randint(1, 8)
+            try:
+                found = await broker.reader.read(tp, offset, bytes_max=rng.choice((1, 20, 10_000)))
+            except (UnknownTopicPartition, OffsetOutOfRange, Unavailable):
+                await process.clock.sleep(0.3)
+                continue
+            read = [record for part in found.parts for record in part]
+            truth = [watch.truth[tp].get(at) for at in range(offset, found.next_offset)]
+            world.check(read == truth, f"log: a reader of {tp} from {offset} got {read}, not {truth}")
+            await process.clock.sleep(rng.uniform(0.0, 1.0))
+
+    async def broker_life(process: Process) -> None:
+        broker = Broker(process.context(settings()), FaultyMeta(process, state))
+        await asyncio.gather(
+            *(produce(process, broker, f"{process.node}-{n}", stamped=n % 2 == 0) for n in range(rng.randint(1, 3))),
+            consume(process, broker),
+        )
+        await broker.producer.drain()
+
+    async def worker_life(process: Process) -> None:
+        shop = workshop(process.context(settings()), FaultyMeta(process, state))
+        for _ in range(rng.randint(3, 8)):
+            try:
+                if rng.random() < 0.3:
+                    await shop.vacuum.sweep_once()
+                else:
+                    tp = rng.choice(tps)
+                    await shop.housekeeper.keep_once(tp)
+                    await shop.compactor.compact_once(tp)
+            except (Unavailable, Overloaded, Conflict, UnknownTopicPartition):
+                pass
+            await process.clock.sleep(rng.uniform(0.0, 2.0))
+
+    async def operator_life(process: Process) -> None:
+        broker = Broker(process.context(settings()), FaultyMeta(process, state))
+        for _ in range(rng.randint(0, 4)):
+            await process.clock.sleep(rng.uniform(0.0, 3.0))
+            tp = rng.choice(tps)
+            try:
+                await _operate(rng.random(), broker, tp, watch)
+            except (Unavailable, Overloaded, Conflict, UnknownTopicPartition, Fenced):
+                continue
+
+    brokers, workers = rng.randint(1, 3), rng.randint(1, 2)
+    await asyncio.gather(
+        *(world.keep(f"b{n}", broker_life, skew_s=rng.uniform(-SKEW_S, SKEW_S)) for n in range(brokers)),
+        *(world.keep(f"w{n}", worker_life, skew_s=rng.uniform(-SKEW_S, SKEW_S)) for n in range(workers)),
+        world.keep("o", operator_life),
+    )
+    await _rest(world, state, watch, tps)
+
+
+async def _operate(dice: float, broker: Broker, tp: TopicPartition, watch: Watch) -> None:
+    if dice < 0.4:
+        now = watch.control(tp)
+        await broker.steward.trim(tp, 1 + int(dice * 2.5 * (now.sequence_counter if now else 0)))
+    elif dice < 0.7:
+        await broker.steward.fence(tp, reason="world")
+        await broker.steward.unfence(tp)
+    else:
+        await broker.steward.unfence(tp)
+
+
+async def _rest(world: World, state: MemoryState, watch: Watch, tps: list[TopicPartition]) -> None:
+    """When faults are over, everything is readable, and what nothing refers to is vacuumed."""
+    await asyncio.sleep(world.faults.late_s)
+    watch.verdict()
+    world.heal(CALM)
+    keeper = world.process("keeper")
+
+    async def tidy() -> None:
+        shop = Workshop(keeper.context(settings()), FaultyMeta(keeper, state))
+        for _ in range(4):
+            for tp in tps:
+                try:
+                    await shop.housekeeper.keep_once(tp)
+                    await shop.compactor.compact_once(tp)
+                except UnknownTopicPartition:
+                    continue
+            await keeper.clock.sleep(HORIZON_S * 2 + 2 * SKEW_S)
+            await shop.vacuum.sweep_once()
+
+    await keeper.spawn(tidy())
+    watch.verdict()
+    referred = {span.entry.data_key for tp in tps for span in watch.spans(tp)}
+    stored = {f"s3://lakebed/{info.key}" for info in world.keys(paths.ROOT)}
+    world.check(stored <= referred, f"log: leaked {sorted(stored - referred)}")

@@ -1,0 +1,322 @@
+"""The queue's world: ingestors and collectors that stand still, fail and die on one queue that a keeper tidies.
+
+A collector's process applies each batch to a table that remembers the batch's sequence, as an exactly-once consumer
+does. Asked after every step: what was called durable is still there until it is applied or a dead letter. Asked at
+each delivery: the claim is the manifest's own. Asked at the end: everything durable is in the table, once, in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from lakebed.errors import Fenced, LakebedError, NotFound, OutcomeUnknown, Overloaded, Unavailable
+from lakebed.queue import paths
+from lakebed.queue.collector import Collector
+from lakebed.queue.ingestor import Ingestor
+from lakebed.queue.model import Append, CollectedBatch, ConsumerManifest, Durable, KeyValueEntry, ProducerManifest
+from lakebed.queue.queue import Queue
+from lakebed.queue.settings import QueueSettings
+from lakebed.sim.faults import CALM
+from lakebed.sim.world import Process, World
+
+CRASH = 0.003  # per await at the store
+SLOW, SLOW_S = 0.02, 12.0  # some operations take longer than a claim lasts
+READS = frozenset({"get", "get_range", "head", "list", "children", "boot"})
+TIMEOUT_S = 6.0
+SKEW_S = 0.5
+PATIENCE_S = 600.0  # virtual seconds in which a healed world must come to rest
+POISON = b"poison"
+
+_PRODUCER = msgspec.json.Decoder(ProducerManifest)
+_CONSUMER = msgspec.json.Decoder(ConsumerManifest)
+
+
+class Table:
+    """What the consumers have made of the queue, and what producers were told."""
+
+    def __init__(self, world: World, settings: QueueSettings) -> None:
+        self._world, self._settings = world, settings
+        self.asked: dict[str, tuple[str, int]] = {}  # entry → its ingestor, and its place there
+        self.durable: dict[str, str] = {}  # entry → location
+        self.refused: set[str] = set()  # entries whose caller was told that they are not in the queue
+        self.poison: set[str] = set()  # locations that can only become dead letters
+        self.applied: dict[int, tuple[str, list[str]]] = {}  # sequence → location and entries, in order of applying
+        self.acks: set[str] = set()
+        self.epochs: dict[str, int] = {}  # location → the newest claim under which it was delivered
+        world.invariant("queue", self.complaint)
+
+    def producer(self) -> ProducerManifest:
+        stored = self._world.peek(self._settings.manifest_path)
+        return _PRODUCER.decode(stored.data) if stored else ProducerManifest()
+
+    def consumer(self) -> ConsumerManifest:
+        stored = self._world.peek(paths.consumer_manifest(self._settings.manifest_path))
+        return _CONSUMER.decode(stored.data) if stored else ConsumerManifest()
+
+    def dead(self) -> set[str]:
+        found = set()
+        for info in self._world.keys(paths.dead_folder(self._settings.manifest_path)):
+            stored = self._world.peek(info.key)
+            assert stored is not None
+            found.add(msgspec.json.decode(stored.data)["location"])
+        return found
+
+    def complaint(self) -> str | None:
+        if self._world.trace[-1][3] in READS:
+            return None
+        producer, consumer = self.producer(), self.consumer()
+        dead = self.dead()
+        finished = {location for location, _ in self.applied.values()} | dead
+        if dead & self.acks:
+            return f"{min(dead & self.acks)} was acked, and is a dead letter"
+        if len(set(producer.pending)) != len(producer.pending):
+            return "a location is pending twice"
+        for location in producer.pending:
+            if location not in consumer.done and self._world.peek(location) is None:
+                return f"{location} is pending and its data is gone"
+        for entry, location in self.durable.items():
+            if location not in finished and location not in producer.pending:
+                return f"{entry} was called durable, but {location} is neither pending nor finished"
+        return None
+
+    def acked(self, batch: CollectedBatch) -> None:
+        newest = self.epochs[batch.location]
+        self._world.check(newest == batch.claimed.epoch, f"{batch.location} was acked by a collector that had lost it")
+        self.acks.add(batch.location)
+
+    def delivered(self, collector: Collector, batch: CollectedBatch) -> None:
+        self._world.check(batch.location not in self.acks, f"{batch.location} was acked, and is delivered again")
+        self.epochs[batch.location] = max(batch.claimed.epoch, self.epochs.get(batch.location, 0))
+        claim = self.consumer().claims.get(batch.location)
+        self._world.check(
+            claim is not None and claim.epoch == batch.claimed.epoch,
+            f"{collector.id} was given {batch.location} while {claim.collector if claim else 'nobody'} holds it",
+        )
+
+    def apply(self, batch: CollectedBatch, *, ordered: bool) -> None:
+        """The consumer's transaction: the entries and the sequence together, or nothing when it has them."""
+        if batch.sequence in self.applied:
+            same = self.applied[batch.sequence][0] == batch.location
+            self._world.check(same, f"sequence {batch.sequence} names two batches")
+            return
+        newest = max(self.applied, default=0)
+        self._world.check(
+            not ordered or batch.sequence > newest, f"sequence {batch.sequence} is applied first after {newest}"
+        )
+        self.applied[batch.sequence] = (batch.location, [entry.key.decode() for entry in batch.entries])
+
+    def verdict(self) -> None:
+        dead = self.dead()
+        applied = [entry for _, (_, entries) in sorted(self.applied.items()) for entry in entries]
+        self._world.check(len(set(applied)) == len(applied), "an entry is applied twice")
+        missing = {entry for entry, location in self.durable.items() if location not in dead} - set(applied)
+        self._world.check(not missing, f"durable and never applied: {sorted(missing)[:5]}")
+        self._world.check(self.poison <= dead, "a batch that nobody can read is neither delivered nor a dead letter")
+        self._world.check(not self.refused & set(applied), "an entry is applied though its caller was told it was not")
+        last: dict[str, int] = {}
+        for entry in applied:
+            ingestor, place = self.asked[entry]
+            self._world.check(last.get(ingestor, -1) < place, f"{entry} is out of its ingestor's order")
+            last[ingestor] = place
+
+
+async def queue(world: World) -> None:
+    rng = world.rng
+    ordered = rng.random() < 0.75
+    settings = QueueSettings(
+        flush_interval_s=0.05,
+        flush_size_bytes=100,
+        flush_timeout_s=rng.choice((5.0, 60.0)),
+        max_unflushed_bytes=400,
+        uploads_max=rng.randint(1, 3),
+        heartbeat_timeout_s=TIMEOUT_S,
+        done_cleanup_threshold=rng.randint(1, 4),
+        prefetch_batches=rng.randint(1, 3),
+        rejections_max=2,
+        silences_max=rng.choice((3, 20)),
+        horizon_s=rng.choice((0.5, 3.0, 60.0)),
+        parallel=not ordered,
+        batch_format=rng.choice(("binary", "json")),
+    )
+    table = Table(world, settings)
+    world.faults = msgspec.structs.replace(world.faults, crash=CRASH, slow=SLOW, slow_s=SLOW_S)
+    producing = [world.keep(f"ingest{n}", lambda process: _produce(world, process, settings, table)) for n in range(2)]
+    consuming = [
+        asyncio.ensure_future(
+            world.keep(
+                f"collect{n}",
+                lambda process: _consume(world, process, settings, table, ordered=ordered),
+                skew_s=rng.uniform(-SKEW_S, SKEW_S),
+            )
+        )
+        for n in range(2)
+    ]
+    keeping = asyncio.ensure_future(world.keep("keeper", lambda process: _keep(process, settings)))
+    stalling = asyncio.ensure_future(_stall(world))
+    await asyncio.gather(*producing)
+    stalling.cancel()
+    world.heal(CALM)
+    await _rest(world, table)
+    for task in (*consuming, keeping):
+        task.cancel()
+    table.verdict()
+
+
+async def _stall(world: World) -> None:
+    """Now and then a process stands still, for longer than a claim lasts."""
+    while True:
+        await asyncio.sleep(world.rng.uniform(0.2, 4.0))
+        alive = [process for process in world.processes if process.alive]
+        world.pause(world.rng.choice(alive), world.rng.uniform(0.5, 2 * TIMEOUT_S))
+
+
+async def crash(world: World, victim: str, at_await: int) -> bool:
+    """One ingestor, one collector and a keeper without faults; the victim dies at that await and starts again.
+
+    Answers whether the victim lived long enough to reach it.
+    """
+    settings = QueueSettings(
+        flush_interval_s=0.05,
+        heartbeat_timeout_s=TIMEOUT_S,
+        done_cleanup_threshold=2,
+        prefetch_batches=2,
+        horizon_s=0.5,
+    )
+    table = Table(world, settings)
+    world.faults = CALM
+    reached = False
+
+    def alive(name: str, body: Any) -> asyncio.Future[None]:
+        async def lives() -> None:
+            nonlocal reached
+            process = world.process(name, crash_at_await=at_await if name == victim else 0)
+            if not await process.spawn(body(process)):
+                reached = True
+                await world.keep(name, body, down_s=0.5)
+
+        return asyncio.ensure_future(lives())
+
+    ingest = alive("ingest", lambda process: _produce(world, process, settings, table))
+    others = [
+        alive("collect", lambda process: _consume(world, process, settings, table, ordered=True)),
+        alive("keeper", lambda process: _keep(process, settings)),
+    ]
+    await ingest
+    await _rest(world, table)
+    for task in others:
+        task.cancel()
+    table.verdict()
+    return reached
+
+
+async def _rest(world: World, table: Table) -> None:
+    """Without faults, everything pending is finished within a while: nothing is stuck behind the dead."""
+    deadline_s = world.loop.time() + PATIENCE_S
+    while world.loop.time() < deadline_s:
+        done = table.consumer().done
+        if all(location in done for location in table.producer().pending):
+            return
+        await asyncio.sleep(1.0)
+    world.check(False, f"still pending after {PATIENCE_S:.0f} s: {table.producer().pending[:3]}")
+
+
+def _open(process: Process, settings: QueueSettings) -> Queue:
+    return Queue("default", settings, process.store, process.clock, ids=process.ids, metrics=process.metrics)
+
+
+async def _produce(world: World, process: Process, settings: QueueSettings, table: Table) -> None:
+    rng, queue = world.rng, _open(process, settings)
+
+    async def one(number: int, ingestor: Ingestor) -> None:
+        place = 0
+        watching: list[Any] = []
+        for _ in range(rng.randint(1, 4)):
+            names = [f"{process.node}-{number}-{place + n}" for n in range(rng.randint(1, 3))]
+            for name in names:
+                table.asked[name] = (ingestor.id, place)
+                place += 1
+            watcher = await ingestor.ingest([KeyValueEntry(name.encode(), b"v" * rng.randint(0, 60)) for name in names])
+            watching.append(asyncio.ensure_future(_watch(table, names, watcher)))
+            await process.clock.sleep(rng.choice((0.0, 0.04, 0.2, 2.0)))
+        await asyncio.gather(*watching)
+        await ingestor.close()
+
+    await asyncio.gather(*(one(number, queue.ingestor()) for number in range(rng.randint(1, 2))))
+    if rng.random() < 0.4:
+        await _poison(process, settings, queue, table)
+
+
+async def _watch(table: Table, names: list[str], watcher: Any) -> None:
+    try:
+        durable = await watcher.await_durable()
+    except OutcomeUnknown:
+        return
+    except (Unavailable, Overloaded):
+        table.refused.update(names)
+        return
+    for name in names:
+        table.durable[name] = durable.location
+
+
+async def _poison(process: Process, settings: QueueSettings, queue: Queue, table: Table) -> None:
+    """A batch that no one can read, enqueued like any other."""
+    try:
+        generation = await queue.producer.generation()
+        location = paths.batch(settings.data_path_prefix, generation, process.ids.uuid(), "binary")
+        await process.store.create(location, b"LBQ1 and then nothing that makes sense")
+        answered: list[Durable] = await queue.producer.append(
+            [Append(f"poison-{process.node}", 1, generation, location, 38, 1)]
+        )
+    except LakebedError:
+        return
+    table.poison.add(answered[0].location)
+
+
+async def _consume(world: World, process: Process, settings: QueueSettings, table: Table, *, ordered: bool) -> None:
+    rng, queue = world.rng, _open(process, settings)
+    collector = queue.collector(process.node)
+    while True:
+        try:
+            batch = await collector.next_batch()
+        except (Unavailable, Overloaded):
+            await process.clock.sleep(0.2)
+            continue
+        if batch is None:
+            await process.clock.sleep(0.3)
+            continue
+        table.delivered(collector, batch)
+        await process.clock.sleep(rng.choice((0.0, 0.0, 0.1, TIMEOUT_S * 1.5)))
+        try:
+            if rng.random() < 0.05:
+                await collector.reject(batch, "the dice say no")
+                continue
+            table.apply(batch, ordered=ordered)
+            await _ack(process, collector, batch)
+            table.acked(batch)
+        except Fenced:
+            continue
+        except (Unavailable, Overloaded):
+            await process.clock.sleep(0.2)
+
+
+async def _ack(process: Process, collector: Collector, batch: CollectedBatch) -> None:
+    for _ in range(100):
+        try:
+            return await collector.ack(batch)
+        except (Unavailable, Overloaded):
+            await process.clock.sleep(0.2)
+    raise Fenced("given up")
+
+
+async def _keep(process: Process, settings: QueueSettings) -> None:
+    queue = _open(process, settings)
+    while True:
+        try:
+            await queue.cleaner.clean()
+            await queue.sweeper.sweep()
+        except (Unavailable, Overloaded, NotFound):
+            pass
+        await process.clock.sleep(0.7)

@@ -1,0 +1,195 @@
+"""A world of ticks: replicas that die and stall take parts and finalizes of the same ticks, dispatchers bring them on.
+
+Whatever happens: a commit record never changes, every answer to a tick is the same, bronze has each tick's rows once,
+and when faults are over every tick is committed and reaches silver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from functools import cache
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lakebed.errors import LakebedError
+from lakebed.settings import Settings
+from lakebed.sim.faults import CALM
+from lakebed.sim.world import Process, World
+from lakebed.ticks import paths
+from lakebed.ticks.adapters import open_audit, open_queue
+from lakebed.ticks.audit import COMMITTED, DISPATCHED
+from lakebed.ticks.auditor import Auditor
+from lakebed.ticks.dispatcher import Dispatcher
+from lakebed.ticks.finalizer import Finalizer
+from lakebed.ticks.model import Result, TickId
+from lakebed.ticks.ownership import Ownership
+from lakebed.ticks.receiver import Receiver
+from lakebed.ticks.settings import TicksSettings
+from lakebed.ticks.twins import TwinBronze, TwinSilverJob
+
+CRASH = 0.01
+PAUSE = 0.01
+LEASE_S = 10.0
+PATIENCE_S = 120.0
+SETTINGS = TicksSettings(
+    lease_s=LEASE_S, idle_ttl_s=5.0, visibility_timeout_s=30, batch_window_s=0.5, queue_shards=2, receives_max=1000
+)
+
+
+@cache
+def part(first: int, rows: int) -> bytes:
+    out = io.BytesIO()
+    pq.write_table(pa.table({"id": pa.array(range(first, first + rows), pa.int64())}), out)
+    return out.getvalue()
+
+
+class Tick:
+    """A tick of two parts; neighbours share half of their keys, so that some rows are replaced."""
+
+    def __init__(self, org_id: str, number: int) -> None:
+        self.id = TickId(org_id, "p", f"t{number}")
+        self.parts = {1: part(number * 3, 3), 2: part(number * 3 + 3, 3)}
+        listed = [
+            {"file_seq": seq, "sha256": hashlib.sha256(data).hexdigest(), "rows": 3, "bytes": len(data)}
+            for seq, data in self.parts.items()
+        ]
+        table = {
+            "name": "rows",
+            "mode": "delta",
+            "primary_keys": ["id"],
+            "row_count": 6,
+            "schema": [{"name": "id", "type": "long"}],
+            "parquets": listed,
+        }
+        self.manifest = msgspec.json.encode({"dt": "20261115", "tables": [table]})
+
+
+class Watch:
+    def __init__(self, world: World, ticks: list[Tick]) -> None:
+        self._world, self._ticks = world, ticks
+        self._records: dict[str, bytes] = {}
+        self.results: dict[TickId, Result] = {}
+        world.invariant("ticks", self.complaint)
+
+    def complaint(self) -> str | None:
+        for tick in self._ticks:
+            key = paths.commit(tick.id)
+            stored = self._world.peek(key)
+            if stored is not None and self._records.setdefault(key, stored.data) != stored.data:
+                return f"the commit record of {tick.id.path} changed"
+            if stored is None and (key in self._records or tick.id in self.results):
+                return f"{tick.id.path} was answered or committed, and has no commit record"
+        return None
+
+    def answered(self, tick: Tick, result: Result) -> None:
+        first = self.results.setdefault(tick.id, result)
+        self._world.check(first == result, f"ticks: {tick.id.path} was answered {first}, then {result}")
+        counted = result.rows_inserted + result.rows_replaced
+        self._world.check(counted == 6, f"ticks: {counted} of 6 rows were counted")
+
+
+class Replica:
+    """The roles of one process, without HTTP."""
+
+    def __init__(self, process: Process) -> None:
+        self.context = process.context(Settings({TicksSettings: SETTINGS}, {}))
+        queue, self.dispatched = open_queue(self.context), open_audit(self.context, DISPATCHED)
+        committed = open_audit(self.context, COMMITTED)
+        self.ownership = Ownership(self.context)
+        self.receiver = Receiver(self.context)
+        self.finalizer = Finalizer(
+            self.context, bronze=TwinBronze(self.context), queue=queue, committed=committed, ownership=self.ownership
+        )
+        self.dispatcher = Dispatcher(
+            self.context, queue=queue, dispatched=self.dispatched, job=TwinSilverJob(self.context)
+        )
+        self.auditor = Auditor(self.context, queue=queue, committed=committed, dispatched=self.dispatched)
+
+    async def send(self, tick: Tick) -> Result:
+        for seq, data in tick.parts.items():
+
+            async def chunks(data: bytes = data) -> AsyncIterator[bytes]:
+                yield data[:100]
+                yield data[100:]
+
+            await self.receiver.put(tick.id, seq, hashlib.sha256(data).hexdigest(), chunks())
+        return await self.finalizer.finalize(tick.id, tick.manifest)
+
+
+async def ticks(world: World) -> None:
+    """Two or three replicas, one or two orgs, a few ticks: agents send each to any replica until it is committed."""
+    rng = world.rng
+    orgs = ["a", "b"][: rng.randint(1, 2)]
+    made = [Tick(org, number) for org in orgs for number in range(rng.randint(1, 2))]
+    watch = Watch(world, made)
+    world.faults = msgspec.structs.replace(world.faults, crash=CRASH, pause=PAUSE)
+
+    async def agent(process: Process, replica: Replica, mine: list[Tick]) -> None:
+        for tick in mine:
+            for _ in range(rng.randint(1, 4)):
+                try:
+                    async with asyncio.timeout(PATIENCE_S):
+                        watch.answered(tick, await replica.send(tick))
+                    break
+                except (LakebedError, TimeoutError):
+                    await process.clock.sleep(rng.uniform(0.0, LEASE_S))
+
+    async def body(process: Process) -> None:
+        replica = Replica(process)
+        replica.ownership.start()
+        agents = [agent(process, replica, rng.sample(made, len(made))) for _ in range(rng.randint(1, 2))]
+        await asyncio.gather(*agents, dispatch(process, replica, rng.randint(0, 3)))
+        await replica.ownership.stop()
+
+    async def dispatch(process: Process, replica: Replica, rounds: int) -> None:
+        for _ in range(rounds):
+            with suppress(LakebedError):
+                await replica.dispatcher.round()
+            await process.clock.sleep(rng.uniform(0.0, 5.0))
+
+    await asyncio.gather(*(world.keep(f"r{number}", body) for number in range(rng.randint(2, 3))))
+    await asyncio.sleep(world.faults.late_s)
+    world.heal(CALM)
+    await _come_to_rest(world, watch, made)
+
+
+async def _come_to_rest(world: World, watch: Watch, made: list[Tick]) -> None:
+    """Faults are over: the agents' retries commit every tick, and the dispatcher brings each into silver."""
+    last = world.process("last")
+    replica = Replica(last)
+
+    async def finish() -> None:
+        replica.ownership.start()
+        for tick in made:
+            while True:
+                try:
+                    watch.answered(tick, await replica.send(tick))
+                    break
+                except LakebedError:
+                    await last.clock.sleep(1.0)
+        while await replica.auditor.undispatched():
+            await replica.dispatcher.round()
+            await last.clock.sleep(1.0)
+        for org in {tick.id.org_id for tick in made}:
+            await _judge(world, watch, replica, org)
+        await replica.ownership.stop()
+
+    ended = last.spawn(finish())
+    await asyncio.sleep(600.0)
+    world.check(ended.done(), "ticks: a tick did not come to rest when faults were over")
+
+
+async def _judge(world: World, watch: Watch, replica: Replica, org: str) -> None:
+    rows = (await TwinBronze(replica.context).register(org, "p").read()).value.rows["rows"]
+    results = [result for tick, result in watch.results.items() if tick.org_id == org]
+    inserted = sum(result.rows_inserted for result in results)
+    world.check(len(rows) == inserted, f"ticks: {inserted} rows were counted as inserted, {len(rows)} are there")
+    silver = (await TwinSilverJob(replica.context).register(org, "p").read()).value
+    ran, wanted = {tick for run in silver.runs for tick in run}, {result.tick_id for result in results}
+    world.check(ran == wanted, f"ticks: {sorted(wanted)} were committed, silver has {sorted(ran)}")

@@ -1,0 +1,113 @@
+"""Finds committed ticks that silver never finished, sends them again, and replays one on a person's word."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from lakebed.clock import now_ms
+from lakebed.context import Context
+from lakebed.errors import Conflict, NotFound
+from lakebed.ticks import paths
+from lakebed.ticks.audit import AuditRow, AuditTable
+from lakebed.ticks.dispatcher import DONE
+from lakebed.ticks.finalizer import decode, iso, message_of
+from lakebed.ticks.model import CommitRecord, Message, TickId
+from lakebed.ticks.queue import TickQueue
+from lakebed.ticks.settings import TicksSettings
+
+RAN_MAX = 100_000  # committed rows that one round looks at
+
+
+class Undispatched(msgspec.Struct, frozen=True):
+    """A committed tick without a finished job. `state` is how its dispatch stands; empty for none at all."""
+
+    org_id: str
+    project_id: str
+    tick_id: str
+    committed_at: str
+    age_s: float
+    state: str
+
+
+class Auditor:
+    def __init__(self, context: Context, *, queue: TickQueue, committed: AuditTable, dispatched: AuditTable) -> None:
+        self._context, self._clock = context, context.clock
+        self._settings = context.settings.of(TicksSettings)
+        self._queue, self._committed, self._dispatched = queue, committed, dispatched
+        self._messages = context.metrics.gauge("lakebed_ticks_queue_messages")
+        self._undispatched = context.metrics.gauge("lakebed_ticks_undispatched")
+        self._lag = context.metrics.gauge("lakebed_ticks_lag_seconds")
+
+    async def run(self) -> None:
+        while True:
+            await self.measure()
+            await self._clock.sleep(self._settings.lag_interval_s)
+
+    async def measure(self) -> None:
+        """Sets the gauges: messages, committed ticks without a finished job, and the age of the oldest."""
+        depth = await self._queue.depth()
+        for state in ("waiting", "in_flight", "dead"):
+            self._messages.labels(state=state).set(getattr(depth, state))
+        found = await self.undispatched()
+        self._undispatched.set(len(found))
+        self._lag.set(max((each.age_s for each in found), default=0.0))
+
+    async def undispatched(self, *, older_than_s: float = 0.0) -> Sequence[Undispatched]:
+        """Every committed tick without a finished job, oldest first."""
+        found: list[Undispatched] = []
+        seen = 0
+        async for row in self._committed.rows():
+            seen += 1
+            if seen > RAN_MAX:
+                break
+            age_s = (now_ms(self._clock) - row.at_ms) / 1000
+            if age_s < older_than_s:
+                continue
+            dispatched = await self._dispatched.get(row.tick)
+            if dispatched is None or dispatched.state != DONE:
+                state = dispatched.state if dispatched else ""
+                committed_at = str(row.fields.get("committed_at", ""))
+                found.append(Undispatched(row.org_id, row.project_id, row.tick_id, committed_at, age_s, state))
+        return sorted(found, key=lambda each: -each.age_s)
+
+    async def resend(self, tick: TickId) -> str:
+        """Sends the message of a committed tick again; a tick whose job is done is only dropped by the dispatcher."""
+        return await self._queue.send(await self._message(tick))
+
+    async def replay(self, tick: TickId, reason: str) -> str:
+        """Runs silver for this tick again: its row is cleared, then its message is sent. The reason is kept."""
+        message = await self._message(tick)
+        note = {"at": iso(now_ms(self._clock)), "by": self._context.node, "reason": reason}
+        key = f"{paths.ROOT}/replays/{tick.path}/{now_ms(self._clock)}-{self._context.ids.token()}.json"
+        await self._context.store.create(key, msgspec.json.encode(note))
+        await self._dispatched.clear(tick)
+        return await self._queue.send(message)
+
+    async def find(self, tick_id: str, *, org_id: str = "", project_id: str = "") -> TickId:
+        """The committed tick with this id. Raises NotFound, and Conflict when more than one org or project has it."""
+        if org_id and project_id:
+            return paths.tick_id(org_id, project_id, tick_id)
+        found = [
+            row.tick
+            async for row in self._committed.rows()
+            if row.tick_id == tick_id and org_id in ("", row.org_id) and project_id in ("", row.project_id)
+        ]
+        if not found:
+            raise NotFound(f"no committed tick {tick_id}", hint="name --org and --project: old rows are gone")
+        if len(found) > 1:
+            raise Conflict(f"{len(found)} projects have a tick {tick_id}", hint="name --org and --project")
+        return found[0]
+
+    async def _message(self, tick: TickId) -> Message:
+        emitted_at = iso(now_ms(self._clock))
+        record: CommitRecord = decode(await self._context.store.get(paths.commit(tick)))
+        return message_of(record, emitted_at)
+
+
+def row_of(row: AuditRow | None) -> dict[str, str | int]:
+    """A row flattened for people."""
+    if row is None:
+        return {}
+    return {"tick_id": row.tick_id, "state": row.state, "at": iso(row.at_ms), **row.fields}

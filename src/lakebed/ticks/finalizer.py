@@ -1,0 +1,227 @@
+"""Commits a tick, synchronously: parts verified → bronze → commit record → message → audit → answer cached.
+
+The tick is true when its commit record is created. Each step repeats harmlessly, so a process that dies between two of
+them, or a step that fails, is mended by the agent's next try: it goes through the same steps, finds what is done and
+does the rest. Only one finalize of an org runs in a replica, only one replica owns a project.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from lakebed.clock import now_ms
+from lakebed.context import Context
+from lakebed.errors import AlreadyExists, Corrupt, Fenced, NotFound, TooEarly, Unavailable, Unprocessable
+from lakebed.store.model import StoredObject
+from lakebed.store.register import Register
+from lakebed.tick_manifest import BadManifest
+from lakebed.ticks import footer, manifest, paths, tick
+from lakebed.ticks.audit import AuditRow, AuditTable
+from lakebed.ticks.errors import PartsDiffer
+from lakebed.ticks.model import (
+    COMMIT_SCHEMA,
+    BronzeResult,
+    BronzeTick,
+    CommitRecord,
+    Failure,
+    Message,
+    Result,
+    TickId,
+    TickState,
+    etag_of,
+)
+from lakebed.ticks.ownership import Ownership
+from lakebed.ticks.queue import TickQueue
+from lakebed.ticks.receiver import register_of
+from lakebed.ticks.seams import Bronze
+from lakebed.ticks.settings import TicksSettings
+from lakebed.ticks.turns import Turns
+
+
+class Finalizer:
+    def __init__(
+        self, context: Context, *, bronze: Bronze, queue: TickQueue, committed: AuditTable, ownership: Ownership
+    ) -> None:
+        self._context, self._clock = context, context.clock
+        self._settings = context.settings.of(TicksSettings)
+        self._bronze, self._queue, self._committed, self._ownership = bronze, queue, committed, ownership
+        self._turns = Turns(self._settings.waiting_max)
+        self._under_way: set[TickId] = set()
+        self._results = context.metrics.counter("lakebed_ticks_finalized_total")
+        self._seconds = context.metrics.histogram("lakebed_ticks_finalize_seconds")
+        self._rows = context.metrics.counter("lakebed_ticks_rows_total")
+
+    async def finalize(self, of: TickId, body: bytes) -> Result:
+        """Commits the tick, or gives the answer it was given before.
+
+        Raises PartsDiffer (409), BadManifest (422), TooEarly (425) while another finalize runs, and Unavailable or
+        Overloaded when it is worth trying again.
+        """
+        cached = (await register_of(self._context, of).read()).value.result
+        if cached is not None:
+            self._results.labels(outcome="cached").inc()
+            return cached
+        if of in self._under_way:
+            raise TooEarly("this tick is being finalized", retry_after_s=self._settings.retry_after_s)
+        self._under_way.add(of)
+        began_s = self._clock.monotonic_s()
+        try:
+            async with self._turns.of(of.org_id), self._ownership.of(of.org_id, of.project_id) as epoch:
+                result = await self._commit(of, body, epoch)
+        except Fenced as error:
+            raise Unavailable("another replica took this project over", hint="finalize again") from error
+        finally:
+            self._under_way.discard(of)
+        self._results.labels(outcome="committed").inc()
+        self._seconds.observe(self._clock.monotonic_s() - began_s)
+        return result
+
+    async def _commit(self, of: TickId, body: bytes, epoch: int) -> Result:
+        register = register_of(self._context, of)
+        seen = (await register.read()).value
+        if seen.result is not None:
+            return seen.result
+        record = await self._recorded(of)
+        if record is None:
+            try:
+                verified, said = await self._verify(of, seen, body, register, epoch)
+            except BadManifest as error:
+                await self._fail(register, error, epoch)
+                raise
+            await register.change(
+                lambda now: tick.begin(now, seen, said, epoch=epoch, now_ms=now_ms(self._clock)), epoch=epoch
+            )
+            record = await self._record(of, verified, body, await self._write(verified, register, epoch))
+        await self._queue.send(self._message(record))
+        await self._committed.create(self._row(record))
+        result = Result(
+            of.tick_id, "committed", record.bronze.rows_inserted, record.bronze.rows_replaced, record.committed_at
+        )
+        return await register.change(lambda now: tick.finish(now, of, result, now_ms=now_ms(self._clock)), epoch=epoch)
+
+    async def _verify(
+        self, of: TickId, seen: TickState, body: bytes, register: Register[TickState], epoch: int
+    ) -> tuple[BronzeTick, Any]:
+        """The tick as bronze takes it: every listed part is there, is Parquet, and has the rows and columns it says."""
+        found = manifest.decode(body, of)
+        manifest.compare(found, seen.parts)
+        gone: list[int] = []
+        for table in found.tables:
+            for listed in table.parquets:
+                try:
+                    part = seen.parts[str(listed.file_seq)]
+                    footer.check(await footer.read(self._context.store, part), listed, table)
+                except NotFound:
+                    gone.append(listed.file_seq)
+        for seq in gone:
+            lost = seen.parts[str(seq)]
+            await register.change(
+                lambda now, seq=seq, lost=lost: tick.forget(now, seq, lost, now_ms=now_ms(self._clock)),  # type: ignore[misc]
+                epoch=epoch,
+            )
+        if gone:
+            raise PartsDiffer(missing=gone)
+        keys = {int(seq): part.key for seq, part in seen.parts.items()}
+        verified = BronzeTick(of.org_id, of.project_id, of.tick_id, found.dt or self._day(), found.tables, keys, epoch)
+        return verified, msgspec.json.decode(body)
+
+    async def _write(self, verified: BronzeTick, register: Register[TickState], epoch: int) -> BronzeResult:
+        try:
+            return await self._bronze.commit(verified)
+        except BadManifest as error:
+            await self._fail(register, error, epoch)
+            raise
+        except Unprocessable as error:
+            refused = BadManifest("rows_refused", error.message, hint=error.hint)
+            await self._fail(register, refused, epoch)
+            raise refused from error
+
+    async def _fail(self, register: Register[TickState], error: BadManifest, epoch: int) -> None:
+        self._results.labels(outcome="refused").inc()
+        failure = Failure(error.detail["error_class"], error.message)
+        await register.change(lambda now: tick.fail(now, failure, now_ms=now_ms(self._clock)), epoch=epoch)
+
+    async def _recorded(self, of: TickId) -> CommitRecord | None:
+        try:
+            return decode(await self._context.store.get(paths.commit(of)))
+        except NotFound:
+            return None
+
+    async def _record(self, of: TickId, verified: BronzeTick, body: bytes, done: BronzeResult) -> CommitRecord:
+        """Creates the commit record: from here on the tick is committed. The first record stands."""
+        at_ms = now_ms(self._clock)
+        modes = {table.mode for table in verified.tables}
+        record = CommitRecord(
+            schema=COMMIT_SCHEMA,
+            org_id=of.org_id,
+            project_id=of.project_id,
+            tick_id=of.tick_id,
+            dt=verified.dt,
+            mode=modes.pop() if len(modes) == 1 else "mixed",
+            manifest_sha256=hashlib.sha256(body).hexdigest(),
+            parts={str(part.file_seq): part.sha256 for table in verified.tables for part in table.parquets},
+            bronze=done,
+            committed_at=iso(at_ms),
+            committed_at_ms=at_ms,
+            attempt_id=self._context.ids.token(),
+        )
+        try:
+            await self._context.store.create(paths.commit(of), msgspec.json.encode(record))
+        except AlreadyExists as error:
+            return decode(error.current)
+        self._rows.labels(change="inserted").inc(done.rows_inserted)
+        self._rows.labels(change="replaced").inc(done.rows_replaced)
+        return record
+
+    def _day(self) -> str:
+        return iso(now_ms(self._clock))[:10].replace("-", "")
+
+    def _message(self, record: CommitRecord) -> Message:
+        return message_of(record, iso(now_ms(self._clock)))
+
+    def _row(self, record: CommitRecord) -> AuditRow:
+        return AuditRow(
+            org_id=record.org_id,
+            project_id=record.project_id,
+            tick_id=record.tick_id,
+            state="committed",
+            attempt_id=self._context.ids.token(),
+            at_ms=record.committed_at_ms,
+            expires_at_s=round(now_ms(self._clock) / 1000 + self._settings.audit_ttl_s),
+            fields={
+                "mode": record.mode,
+                "dt": record.dt,
+                "committed_at": record.committed_at,
+                "rows_inserted": record.bronze.rows_inserted,
+                "rows_replaced": record.bronze.rows_replaced,
+                "bronze_db_etag": etag_of(record.bronze.versions),
+            },
+        )
+
+
+def message_of(record: CommitRecord, emitted_at: str) -> Message:
+    return Message(
+        org_id=record.org_id,
+        project_id=record.project_id,
+        tick_id=record.tick_id,
+        mode=record.mode,
+        dt=record.dt,
+        bronze_db_key=paths.bronze(record.org_id, record.project_id),
+        bronze_db_etag=etag_of(record.bronze.versions),
+        emitted_at=emitted_at,
+    )
+
+
+def decode(stored: StoredObject) -> CommitRecord:
+    try:
+        return msgspec.json.decode(stored.data, type=CommitRecord)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise Corrupt(f"{stored.key!r} does not decode: {error}", key=stored.key) from error
+
+
+def iso(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

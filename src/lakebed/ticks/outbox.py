@@ -1,0 +1,66 @@
+"""The agent's queue on disk: one small file for each tick that is to be sent. It survives a crash at any moment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from lakebed.errors import Corrupt
+from lakebed.ticks import paths
+from lakebed.ticks.packing import Packed
+
+SUFFIX = ".tick.json"
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """A tick on its way. One that was refused for good is `failed_manual`: a person decides about it."""
+
+    packed: Packed
+    state: Literal["ready", "failed_manual"] = "ready"
+    tries: int = 0
+    error_class: str = ""
+    message: str = ""
+    schema: str = "lakebed.tick-outbox.v1"
+
+
+class Outbox:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def put(self, waiting: Waiting) -> None:
+        """Adds or changes a tick; on disk when it returns."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        file = self._file(waiting.packed.tick_id)
+        half = file.with_suffix(".half")
+        with half.open("wb") as out:
+            out.write(msgspec.json.encode(waiting))
+            out.flush()
+            os.fsync(out.fileno())
+        half.replace(file)
+        self._sync()
+
+    def remove(self, tick_id: str) -> None:
+        self._file(tick_id).unlink(missing_ok=True)
+        self._sync()
+
+    def waiting(self) -> Iterator[Waiting]:
+        """Every tick, oldest first. Raises Corrupt for a file that is none."""
+        for file in sorted(self._folder.glob(f"*{SUFFIX}")):
+            try:
+                yield msgspec.json.decode(file.read_bytes(), type=Waiting)
+            except (msgspec.DecodeError, msgspec.ValidationError) as error:
+                raise Corrupt(f"{file} does not decode: {error}", hint="move it away, and push again") from error
+
+    def _file(self, tick_id: str) -> Path:
+        return self._folder / f"{paths.check_name('tick', tick_id)}{SUFFIX}"
+
+    def _sync(self) -> None:
+        handle = os.open(self._folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,131 @@
+"""Makes a tick of Parquet files: numbers them, hashes them, and writes the manifest that says what they hold."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lakebed.errors import Invalid
+from lakebed.tick_manifest import VERSION, read_manifest, type_of
+
+MANIFEST_FILE = "_manifest.json"
+FILES_MAX = 10_000
+CHUNK_BYTES = 1024 * 1024
+PAGED = re.compile(r"(?P<stem>.+?)_seq=(?P<seq>\d+)\.parquet")
+
+
+class Packed(msgspec.Struct, frozen=True):
+    """A tick ready to be sent: the manifest's own bytes, and where each part lies."""
+
+    tick_id: str
+    project_id: str
+    manifest: str
+    files: dict[int, str]
+
+
+def find(where: Sequence[Path]) -> list[Path]:
+    """The Parquet files that are named, or lie in the folders that are. Raises Invalid when there are none."""
+    found = [file for path in where for file in (sorted(path.rglob("*.parquet")) if path.is_dir() else [path])]
+    if not found or len(found) > FILES_MAX:
+        raise Invalid(f"{len(found)} Parquet files: from 1 to {FILES_MAX} can be one tick")
+    if missing := [file for file in found if not file.is_file()]:
+        raise Invalid(f"{missing[0]} is no file")
+    return found
+
+
+def pack(
+    files: Sequence[Path],
+    *,
+    project_id: str,
+    tick_id: str,
+    dt: str,
+    keys: Mapping[str, Sequence[str]],
+    mode: str = "delta",
+) -> Packed:
+    """A tick of these files. `<table>_seq=NNN.parquet` are pages of one table, any other file is a table of its own.
+
+    `keys` gives the primary keys by table; "" is for every table not named. Raises Invalid or BadManifest.
+    """
+    tables: dict[str, dict[str, Any]] = {}
+    numbered = dict(enumerate(files))
+    for seq, file in numbered.items():
+        paged = PAGED.fullmatch(file.name)
+        name = paged["stem"] if paged else file.stem
+        metadata, schema = _read(file)
+        table = tables.setdefault(
+            name,
+            {
+                "name": name,
+                "mode": mode,
+                "schema": _columns(file, schema),
+                "primary_keys": list(keys.get(name, keys.get("", ()))),
+                "row_count": 0,
+                "parquets": [],
+            },
+        )
+        table["row_count"] += metadata.num_rows
+        table["parquets"].append(
+            {
+                "file_seq": seq,
+                "sha256": sha256_of(file),
+                "rows": metadata.num_rows,
+                "bytes": file.stat().st_size,
+                "file": file.name,
+            }
+        )
+    said = {
+        "schema_version": VERSION,
+        "tick_id": tick_id,
+        "project_id": project_id,
+        "dt": dt,
+        "tables": list(tables.values()),
+    }
+    body = msgspec.json.encode(said)
+    read_manifest(body)  # what the service would refuse is refused here, before anything is sent
+    return Packed(tick_id, project_id, body.decode(), {seq: str(file.resolve()) for seq, file in numbered.items()})
+
+
+def pack_as_told(folder: Path, *, project_id: str) -> Packed:
+    """The tick that the folder's own manifest describes, word for word; its parts are found by their file names."""
+    body = (folder / MANIFEST_FILE).read_bytes()
+    manifest = read_manifest(body)
+    if manifest.project_id not in ("", project_id) or not manifest.tick_id:
+        raise Invalid(f"{folder / MANIFEST_FILE} is of another project, or names no tick")
+    files: dict[int, str] = {}
+    for part in manifest.parts:
+        file = (folder / part.file).resolve()
+        if not part.file or not file.is_relative_to(folder.resolve()) or not file.is_file():
+            raise Invalid(f"part {part.file_seq}: there is no file {part.file!r} in {folder}")
+        files[part.file_seq] = str(file)
+    return Packed(manifest.tick_id, project_id, body.decode(), files)
+
+
+def sha256_of(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as source:
+        while chunk := source.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _read(file: Path) -> tuple[Any, Any]:
+    try:
+        with pq.ParquetFile(file) as opened:
+            return opened.metadata, opened.schema_arrow
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise Invalid(f"{file} is no Parquet file: {error}") from error
+
+
+def _columns(file: Path, schema: Any) -> list[dict[str, str]]:
+    columns = [{"name": field.name, "type": type_of(field.type) or ""} for field in schema]
+    for field, column in zip(schema, columns, strict=True):
+        if column["type"] in ("", "null"):
+            raise Invalid(f"{file}: column {field.name!r} is {field.type}, which no manifest can say")
+    return columns

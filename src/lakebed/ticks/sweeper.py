@@ -1,0 +1,85 @@
+"""Clears away: uploads that were abandoned, parts that are in bronze, parts that no tick knows, old states and rows.
+
+A part is only deleted when its tick's register does not name it: the register is changed first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lakebed.clock import now_ms
+from lakebed.context import Context
+from lakebed.errors import LakebedError
+from lakebed.logs import logger
+from lakebed.ticks import paths, tick
+from lakebed.ticks.audit import AuditTable
+from lakebed.ticks.model import TickId, TickState
+from lakebed.ticks.receiver import register_of
+from lakebed.ticks.settings import TicksSettings
+
+log = logger("ticks")
+
+
+class Sweeper:
+    def __init__(self, context: Context, *, audits: Sequence[AuditTable] = ()) -> None:
+        self._context, self._clock = context, context.clock
+        self._settings = context.settings.of(TicksSettings)
+        self._audits = audits
+        self._expired = context.metrics.counter("lakebed_ticks_expired_total")
+        self._swept = context.metrics.counter("lakebed_ticks_swept_total")
+
+    async def run(self) -> None:
+        while True:
+            await self.round()
+            await self._clock.sleep(self._settings.sweep_interval_s)
+
+    async def round(self) -> None:
+        """One round over every tick; one that fails is logged and does not hold up the others."""
+        async for info in self._context.store.list(f"{paths.ROOT}/state/"):
+            of = _tick_of(info.key, f"{paths.ROOT}/state/")
+            try:
+                await self._keep(of)
+            except LakebedError as error:
+                log.warning("a tick could not be swept", tick=of.path, error=error.message)
+        await self._sweep_orphans()
+        for table in self._audits:
+            await table.sweep()
+
+    async def _keep(self, of: TickId) -> None:
+        now, settings = now_ms(self._clock), self._settings
+        register = register_of(self._context, of)
+        expired = await register.change(
+            lambda state: tick.expire(state, before_ms=now - round(settings.upload_ttl_s * 1000), now_ms=now)
+        )
+        if expired:
+            self._expired.inc()
+        state = (await register.read()).value
+        age_s = (now - state.updated_at_ms) / 1000
+        if state.state in ("committed", "failed") and age_s >= settings.state_retention_s:
+            # A commit record stays: a finalize that comes this late still finds its answer there.
+            await self._context.store.delete(paths.state(of))
+
+    async def _sweep_orphans(self) -> None:
+        known: tuple[TickId | None, TickState] = (None, TickState())
+        async for info in self._context.store.list(f"{paths.ROOT}/parts/"):
+            of = _tick_of(info.key.rpartition("/")[0], f"{paths.ROOT}/parts/")
+            if known[0] != of:
+                known = (of, (await register_of(self._context, of).read()).value)
+            why = self._why(known[1], info.key, info.modified_ms)
+            if why:
+                await self._context.store.delete(info.key)
+                self._swept.labels(why=why).inc()
+
+    def _why(self, state: TickState, key: str, modified_ms: int) -> str:
+        """Why this part may go; empty when it may not."""
+        now = now_ms(self._clock)
+        if state.state == "committed":
+            return "committed" if now - state.committed_at_ms >= self._settings.parts_retention_s * 1000 else ""
+        if any(part.key == key for part in state.parts.values()):
+            return ""
+        return "orphan" if now - modified_ms >= self._settings.orphan_s * 1000 else ""
+
+
+def _tick_of(key: str, below: str) -> TickId:
+    org_id, project_id, name = key.removeprefix(below).split("/")
+    return TickId(org_id, project_id, name.removesuffix(".json"))

@@ -1,0 +1,126 @@
+"""What may happen to a tick, and what it is afterwards. Pure: state in, state and answer out.
+
+uploading → finalizing → committed
+    ↑           ↓
+    └──────── failed      (a part that is put or dropped opens it again)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from lakebed.errors import Conflict, TooEarly, Unprocessable
+from lakebed.tick_manifest import BadManifest
+from lakebed.ticks.errors import PartDiffers
+from lakebed.ticks.model import Failure, Part, Result, TickId, TickState
+
+EXPIRED = "expired"
+
+
+def receive(
+    now: TickState, tick: TickId, seq: int, part: Part, *, now_ms: int, parts_max: int
+) -> tuple[TickState, bool]:
+    """Adds a part; False when the same one is there already. Raises PartDiffers, Conflict, TooEarly, Unprocessable."""
+    held = now.parts.get(str(seq))
+    if held is not None:
+        same_or_raise(held, seq, part.sha256)
+        return now, False
+    _open(now, f"part {seq} was not added")
+    if len(now.parts) >= parts_max:
+        raise Unprocessable(f"a tick has at most {parts_max} parts", hint="make larger parts, or another tick")
+    parts = {**now.parts, str(seq): part}
+    return _reopened(now, tick, parts, now_ms), True
+
+
+def same_or_raise(held: Part, seq: int, sha256: str) -> None:
+    if held.sha256 != sha256:
+        raise PartDiffers(
+            f"part {seq} is there with another hash", hint="DELETE it first, then PUT again", held_sha256=held.sha256
+        )
+
+
+def drop(now: TickState, tick: TickId, seq: int, *, now_ms: int) -> tuple[TickState, Part | None]:
+    """Takes a part out; None when it is not there. Raises Conflict or TooEarly once a finalize has begun."""
+    held = now.parts.get(str(seq))
+    if held is None:
+        return now, None
+    _open(now, f"part {seq} was not deleted")
+    parts = {name: part for name, part in now.parts.items() if name != str(seq)}
+    return _reopened(now, tick, parts, now_ms), held
+
+
+def begin(now: TickState, seen: TickState, manifest: Any, *, epoch: int, now_ms: int) -> tuple[TickState, None]:
+    """Pins the manifest that was checked against `seen`. Raises TooEarly when the tick has moved on since."""
+    if now.state == "committed" or now.parts != seen.parts:
+        raise TooEarly("the tick changed while it was checked", hint="finalize again")
+    if now.state == "finalizing" and now.manifest != manifest:
+        raise BadManifest("other_manifest", "a finalize with another manifest has begun", hint="finalize with that one")
+    after = msgspec.structs.replace(
+        now, state="finalizing", manifest=manifest, finalizing_epoch=epoch, failure=None, updated_at_ms=now_ms
+    )
+    return after, None
+
+
+def finish(now: TickState, tick: TickId, result: Result, *, now_ms: int) -> tuple[TickState, Result]:
+    """Caches the answer. The first one stays."""
+    if now.result is not None:
+        return now, now.result
+    after = msgspec.structs.replace(
+        now,
+        org_id=tick.org_id,
+        project_id=tick.project_id,
+        tick_id=tick.tick_id,
+        state="committed",
+        result=result,
+        failure=None,
+        updated_at_ms=now_ms,
+        committed_at_ms=now_ms,
+    )
+    return after, result
+
+
+def fail(now: TickState, failure: Failure, *, now_ms: int) -> tuple[TickState, None]:
+    if now.state == "committed" or not now.exists:
+        return now, None
+    after = msgspec.structs.replace(now, state="failed", failure=failure, manifest=None, updated_at_ms=now_ms)
+    return after, None
+
+
+def forget(now: TickState, seq: int, part: Part, *, now_ms: int) -> tuple[TickState, None]:
+    """Takes out a part whose bytes are gone, so that it can be put again."""
+    if now.parts.get(str(seq)) != part or now.state == "committed":
+        return now, None
+    parts = {name: each for name, each in now.parts.items() if name != str(seq)}
+    return msgspec.structs.replace(now, parts=parts, state="uploading", manifest=None, updated_at_ms=now_ms), None
+
+
+def expire(now: TickState, *, before_ms: int, now_ms: int) -> tuple[TickState, bool]:
+    """Gives up an upload that nothing touched since `before_ms`; its parts may be swept then."""
+    if now.state not in ("uploading", "failed") or now.updated_at_ms >= before_ms or not now.parts:
+        return now, False
+    failure = Failure(EXPIRED, "nothing was uploaded for too long")
+    return msgspec.structs.replace(now, state="failed", failure=failure, parts={}, updated_at_ms=now_ms), True
+
+
+def _open(now: TickState, what: str) -> None:
+    if now.state == "committed":
+        raise Conflict(f"the tick is committed: {what}", hint="start another tick")
+    if now.state == "finalizing":
+        raise TooEarly(f"the tick is being finalized: {what}", hint="finalize again, then look", retry_after_s=2.0)
+
+
+def _reopened(now: TickState, tick: TickId, parts: dict[str, Part], now_ms: int) -> TickState:
+    return msgspec.structs.replace(
+        now,
+        org_id=tick.org_id,
+        project_id=tick.project_id,
+        tick_id=tick.tick_id,
+        state="uploading",
+        parts=parts,
+        failure=None,
+        manifest=None,
+        created_at_ms=now.created_at_ms or now_ms,
+        updated_at_ms=now_ms,
+    )

@@ -1,0 +1,67 @@
+"""The hot path: a manifest created by anybody is mended as the filer tells of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from batches_frames import frame_of, submit
+from lakebed.batches import acceptance, paths
+from lakebed.batches.acceptor import write_blob
+from lakebed.batches.events import EventFollower
+from lakebed.batches.model import write_record
+from lakebed.batches.reconciler import Reconciler
+from lakebed.clock import SystemClock
+from lakebed.embedded.endpoints import BucketEndpoints
+from lakebed.errors import Unavailable
+from lakebed.filer.client import FilerClient
+from lakebed.ids import Ids
+from lakebed.metrics import Metrics
+from lakebed.store.protocol import Store
+from lakebed.store.settings import StoreSettings
+
+
+def follower(store: Store, address: str, root: str, listen_s: float = 6.0) -> EventFollower:
+    clock, ids, metrics = SystemClock(), Ids(), Metrics()
+    mender = Reconciler(store, overlap_s=900.0, concurrency=4, clock=clock, ids=ids, metrics=metrics)
+    filer = FilerClient([address], clock=clock, ids=ids)
+    return EventFollower(
+        filer, root, mender, store, clock=clock, ids=ids, metrics=metrics, listen_s=listen_s, grace_s=0.5
+    )
+
+
+async def accept(store: Store, frame: bytes) -> None:
+    submitted = submit(frame)
+    await write_blob(store, submitted)
+    at_ns = SystemClock().now_ns()
+    accepted = acceptance.manifest(submitted, at_ns=at_ns, collector_id="dead", attempt_id="x")
+    await store.create(paths.accepted_key(accepted.identity), write_record(accepted))
+
+
+async def test_an_acceptance_is_indexed_from_its_event_and_the_place_is_kept(
+    bucket: Store, bucket_settings: StoreSettings, weed: BucketEndpoints
+) -> None:
+    """Without an audit or a scan the index entries appear; a later follower goes on where the first one stopped."""
+    root = f"/buckets/{weed.bucket}/{bucket_settings.prefix}/"
+    listening = asyncio.create_task(follower(bucket, weed.filer_grpc, root).listen())
+    await asyncio.sleep(0.5)  # the subscription begins now
+    for n in range(3):
+        await accept(bucket, frame_of(n * 10, n * 10 + 9))
+    async with asyncio.timeout(20):
+        while len([info async for info in bucket.list(paths.ACCEPTED_BY_TIME)]) < 3:
+            await asyncio.sleep(0.05)
+    report = await listening
+    await accept(bucket, frame_of(50, 59))
+
+    later = await follower(bucket, weed.filer_grpc, root, listen_s=2.0).listen()
+
+    assert (report.checked, report.repaired["by_time"]) == (3, 3)
+    assert later.checked <= 2
+    assert later.repaired == {"by_time": 1, "rollup_work": 1, "by_blob": 1, "blob_by_time": 1}
+
+
+async def test_a_filer_that_is_not_there_is_unavailable(bucket: Store) -> None:
+    """The hot path fails by itself; steady and cold paths do not need it."""
+    with pytest.raises(Unavailable):
+        await follower(bucket, "127.0.0.1:1", "/buckets/x/").listen()

@@ -1,0 +1,197 @@
+"""Real collectors on the real bucket: racing, killed with -9 at every step, and nothing acknowledged is ever lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx2
+import msgspec
+import pytest
+
+from batches_frames import frame_of, submit
+from batches_gateway import collector
+from lakebed.batches import paths
+from lakebed.batches.model import Accepted, read_record
+from lakebed.batches.raw import verified
+from lakebed.batches.reconciler import Reconciler
+from lakebed.clock import SystemClock
+from lakebed.frame.model import ID_BYTES_MAX, SEQ_MAX
+from lakebed.ids import Ids
+from lakebed.metrics import Metrics
+from lakebed.settings import env_name
+from lakebed.store.protocol import Store
+from lakebed.store.settings import StoreSettings
+
+CRASH_POINTS = 11  # before and behind each of the two creates and the three derived writes, and one past the end
+DEADLINE_S = 90.0
+TESTS = Path(__file__).parent.parent
+
+
+def environment(settings: StoreSettings, **more: object) -> dict[str, str]:
+    layer = {"gateway.prove": "never", **settings.as_layer(), **more}
+    return {**os.environ, **{env_name(key): str(value) for key, value in layer.items()}}
+
+
+@asynccontextmanager
+async def served(settings: StoreSettings, **more: object) -> AsyncIterator[tuple[Process, httpx2.AsyncClient]]:
+    command = [sys.executable, "-m", "lakebed", "serve", "--port", "0", "--parts", "batches", "--log", "error"]
+    process = await asyncio.create_subprocess_exec(*command, env=environment(settings, **more), stdout=PIPE)
+    assert process.stdout is not None
+    try:
+        line = await asyncio.wait_for(process.stdout.readline(), DEADLINE_S)
+        url = msgspec.json.decode(line)["url"]
+        async with httpx2.AsyncClient(base_url=url, timeout=DEADLINE_S) as client:
+            yield process, client
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def accepted(store: Store) -> list[Accepted]:
+    found = [read_record(await store.get(info.key), Accepted) async for info in store.list(paths.ACCEPTED)]
+    for manifest in found:
+        verified((await store.get(manifest.raw_blob_key)).data, manifest.frame_sha256)
+    return found
+
+
+def reconciler(store: Store) -> Reconciler:
+    return Reconciler(store, overlap_s=900.0, concurrency=4, clock=SystemClock(), ids=Ids(), metrics=Metrics())
+
+
+async def test_a_collector_killed_at_every_step_loses_and_doubles_nothing(
+    bucket: Store, bucket_settings: StoreSettings
+) -> None:
+    """kill -9 before and behind each request: a 200 that was heard stands, and the agent's retry ends in one truth."""
+    crashing = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(TESTS / "batches_crashing.py"),
+        str(CRASH_POINTS),
+        env=environment(bucket_settings) | {"PYTHONPATH": f"{TESTS.parent / 'src'}:{TESTS}"},
+        stdout=PIPE,
+    )
+    output, _ = await asyncio.wait_for(crashing.communicate(), DEADLINE_S)
+    said = output.decode().splitlines()
+    before = {manifest.agent_id for manifest in await accepted(bucket)}
+
+    async with collector(bucket) as (client, _):
+        answers = {
+            point: await client.post("/v1/batches", content=frame_of(agent=f"agent-{point}"))
+            for point in range(1, CRASH_POINTS + 1)
+        }
+    report = await reconciler(bucket).audit()
+    again = await reconciler(bucket).audit()
+
+    assert sum(line.endswith("killed") for line in said) == CRASH_POINTS - 1
+    assert {200} == {answer.status_code for answer in answers.values()}
+    for point, answer in answers.items():
+        assert answer.json()["duplicate"] == (f"agent-{point}" in before), point
+        if f"{point} answered False" in said:
+            assert f"agent-{point}" in before, point
+    assert {f"agent-{point}" for point in range(4, CRASH_POINTS + 1)} == before
+    assert len(await accepted(bucket)) == CRASH_POINTS
+    assert (again.checked, again.repaired) == (CRASH_POINTS, {})
+    assert report.repaired["by_time"] >= 1
+
+
+async def test_racing_collectors_have_one_winner_per_identity(bucket: Store, bucket_settings: StoreSettings) -> None:
+    """Two processes, the same batch to both at once: one accepts, one says duplicate; other bytes are a conflict."""
+    async with served(bucket_settings) as (_, one), served(bucket_settings) as (_, other):
+        for number in range(3):
+            start = number * 10
+            same = await asyncio.gather(
+                *(client.post("/v1/batches", content=frame_of(start, start + 9)) for client in (one, other))
+            )
+            assert [answer.status_code for answer in same] == [200, 200]
+            assert sorted(answer.json()["duplicate"] for answer in same) == [False, True]
+        for number in range(3, 5):
+            start = number * 10
+            frames = [frame_of(start, start + 9, value=float(n)) for n in range(2)]
+            mixed = await asyncio.gather(
+                one.post("/v1/batches", content=frames[0]), other.post("/v1/batches", content=frames[1])
+            )
+            assert sorted(answer.status_code for answer in mixed) == [200, 409]
+            lost = next(answer.json() for answer in mixed if answer.status_code == 409)
+            won = next(answer.json() for answer in mixed if answer.status_code == 200)
+            assert won["frame_sha256"] == lost["accepted_frame_sha256"]
+            assert lost["quarantined"]
+
+    assert len(await accepted(bucket)) == 5
+
+
+async def test_batches_survive_a_collector_killed_under_load(bucket: Store, bucket_settings: StoreSettings) -> None:
+    """One of two collectors is killed in the middle; agents go on at the other, and every 200 ever heard is true."""
+    acknowledged: set[str] = set()
+    async with served(bucket_settings) as (victim, one), served(bucket_settings) as (_, other):
+
+        async def agent(name: str) -> None:
+            clients = [one, other]
+            for number in range(6):
+                frame = frame_of(number * 10, number * 10 + 9, agent=name)
+                for attempt in range(20):
+                    try:
+                        answer = await clients[(attempt + number) % 2].post("/v1/batches", content=frame)
+                    except httpx2.HTTPError:
+                        await asyncio.sleep(0.05)
+                        continue
+                    if answer.status_code == 200:
+                        acknowledged.add(submit(frame).sha256)
+                        break
+                else:
+                    pytest.fail("a batch was never taken")
+
+        async def kill() -> None:
+            while len(acknowledged) < 10:
+                await asyncio.sleep(0.01)
+            victim.kill()
+
+        await asyncio.gather(kill(), *(agent(f"agent-{n}") for n in range(6)))
+
+    await reconciler(bucket).audit()
+    found = await accepted(bucket)
+    assert len(acknowledged) == 36
+    assert acknowledged == {manifest.frame_sha256 for manifest in found}
+    assert 36 == len(found) == len([info async for info in bucket.list(paths.ACCEPTED_BY_TIME)])
+
+
+async def test_a_spool_is_recovered_after_kill_9_and_lands(
+    bucket: Store, bucket_settings: StoreSettings, tmp_path: Path
+) -> None:
+    """Acknowledged on disk, killed before landing: the next process deduplicates, lands, and the bucket has it once."""
+    spool = {"ingest.acceptance": "local_spool", "ingest.spool_dir": str(tmp_path)}
+    async with served(bucket_settings, **spool, **{"ingest.object_landing_interval_ms": 3_600_000}) as (first, client):
+        answers = [await client.post("/v1/batches", content=frame_of(n * 10, n * 10 + 9)) for n in range(5)]
+        first.kill()
+        await first.wait()
+    before = await accepted(bucket)
+
+    async with served(bucket_settings, **spool, **{"ingest.object_landing_interval_ms": 50}) as (_, client):
+        again = await client.post("/v1/batches", content=frame_of())
+        async with asyncio.timeout(DEADLINE_S):
+            while len(await accepted(bucket)) < 5 or list(tmp_path.glob("*.spool")):
+                await asyncio.sleep(0.05)
+
+    assert before == []
+    assert [answer.status_code for answer in answers] == [200] * 5
+    assert again.json()["duplicate"]
+    assert {answer.json()["frame_sha256"] for answer in answers} == {m.frame_sha256 for m in await accepted(bucket)}
+
+
+async def test_the_longest_identity_fits_every_key(bucket: Store) -> None:
+    """The longest ids and the last sequence number go through acceptance, conflict, audit and query."""
+    ids = {"agent": "a" * ID_BYTES_MAX, "boot": "b" * ID_BYTES_MAX}
+    async with collector(bucket) as (client, part):
+        first = await client.post("/v1/batches", content=frame_of(SEQ_MAX, SEQ_MAX, at_ns=1, **ids))
+        other = await client.post("/v1/batches", content=frame_of(SEQ_MAX, SEQ_MAX, at_ns=2, **ids))
+        (view,) = await part.desk.list()
+    report = await reconciler(bucket).audit()
+
+    assert [first.status_code, other.status_code] == [200, 409]
+    assert view.record.seq_end == SEQ_MAX
+    assert report.checked == 2

@@ -1,0 +1,50 @@
+"""`lakebed bench`, as a script runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from lakebed.settings import env_name
+from lakebed.store.settings import StoreSettings
+
+
+def test_bench_store_prints_its_checks_and_ends_in_time(bucket_settings: StoreSettings, tmp_path: Path) -> None:
+    """The quick bench ends in 45 seconds and prints named checks with value, unit, bar and verdict as JSON."""
+    env = {env_name(key): str(value) for key, value in bucket_settings.as_layer().items()}
+    began = time.monotonic()
+
+    ran = subprocess.run(
+        [sys.executable, "-m", "lakebed", "bench", "store", "--quick", "-o", "json"],
+        env={**os.environ, **env},
+        cwd=tmp_path,
+        capture_output=True,
+        timeout=90,
+    )
+
+    assert time.monotonic() - began < 45
+    report = json.loads(ran.stdout)
+    assert "store" == report["name"]
+    assert all({"name", "value", "unit", "bar", "pass"} <= set(check) for check in report["checks"])
+    barred = [check for check in report["checks"] if check["bar"] is not None]
+    assert len(barred) >= 3
+    assert (0 if all(check["pass"] for check in barred) else 1) == ran.returncode
+
+
+def test_an_unknown_bench_is_refused_with_the_known_ones(bucket_settings: StoreSettings, tmp_path: Path) -> None:
+    """A name that is no bench ends with Invalid and the list of names."""
+    env = {env_name(key): str(value) for key, value in bucket_settings.as_layer().items()}
+
+    ran = subprocess.run(
+        [sys.executable, "-m", "lakebed", "bench", "stoer"],
+        env={**os.environ, **env},
+        cwd=tmp_path,
+        capture_output=True,
+    )
+
+    assert 3 == ran.returncode
+    assert b"store" in ran.stderr

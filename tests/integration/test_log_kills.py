@@ -1,0 +1,210 @@
+"""Brokers and compactors as real processes on a real bucket, killed with -9 under load: the history stays clean."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from httpx2 import AsyncClient, HTTPError
+
+from lakebed.clock import SystemClock
+from lakebed.context import make_context
+from lakebed.embedded.child import Child
+from lakebed.embedded.ports import HOST, HeldPorts
+from lakebed.ids import Ids
+from lakebed.log.history import Operation, Poll, Send, check
+from lakebed.log.workers import Workshop
+from lakebed.parts import sections
+from lakebed.settings import env_name, load
+from lakebed.store.settings import StoreSettings
+
+PARTITIONS = (0, 1)
+LOAD_S = 8.0
+
+
+def settings_of(store: StoreSettings, folder: Path) -> dict[str, str]:
+    return {
+        "store.url": store.url,
+        "store.prefix": store.prefix,
+        "store.endpoint": store.endpoint,
+        "store.access_key_id": store.access_key_id.reveal(),
+        "store.secret_access_key": store.secret_access_key.reveal(),
+        "meta.path": str(folder / "meta.sqlite"),
+        "log.compact_every_s": "0.3",
+        "log.compact_min_entries": "4",
+        "log.claim_s": "1.5",
+        "log.vacuum_every_s": "1.0",
+        "log.vacuum_horizon_s": "2.0",
+        "log.batch_max_delay_ms": "5",
+    }
+
+
+class Crew:
+    """Processes of one log, each of which can be killed and started again under its name."""
+
+    def __init__(self, folder: Path, settings: dict[str, str]) -> None:
+        self.folder, self.settings = folder, settings
+        self.children: dict[str, Child] = {}
+        self.urls: dict[str, str] = {}
+
+    async def start(self, name: str, command: str, port: int) -> None:
+        child = Child(name, self.folder / f"{name}.log", clock=SystemClock())
+        env = {**os.environ, **{env_name(key): value for key, value in self.settings.items() if value}}
+        arguments = ["lakebed", command, "--parts", "log", "--port", str(port), "--log", "warning"]
+        child.start([sys.executable, "-m", *arguments], env=env)
+        self.children[name] = child
+        self.urls[name] = f"http://{HOST}:{port}"
+
+    async def ready(self, name: str) -> None:
+        deadline = time.monotonic() + 60
+        async with AsyncClient(timeout=2.0) as client:
+            while time.monotonic() < deadline and self.children[name].running():
+                try:
+                    if (await client.get(f"{self.urls[name]}/healthz")).status_code == 200:
+                        return
+                except HTTPError:
+                    pass
+                await asyncio.sleep(0.1)
+        raise AssertionError(self.children[name].tail())
+
+
+@asynccontextmanager
+async def crew_of(folder: Path, settings: dict[str, str]) -> AsyncIterator[tuple[Crew, list[int]]]:
+    crew = Crew(folder, settings)
+    async with AsyncExitStack() as stack:
+        held = stack.enter_context(HeldPorts(Ids()))
+        try:
+            yield crew, [held.take() for _ in range(4)]
+        finally:
+            for child in crew.children.values():
+                await child.stop(grace_s=0.0)
+
+
+async def produce(client: AsyncClient, url: str, asked: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """What a client may believe afterwards: ok, fail (nothing was appended) or info."""
+    try:
+        answer = await client.post(f"{url}/produce", content=msgspec.json.encode({"topic_partitions": [asked]}))
+        result = answer.json()["results"][0]
+    except (HTTPError, KeyError, ValueError):
+        return "info", {}
+    if result["ok"]:
+        return "ok", result
+    sure = result["error_type"] in ("LogFenced", "BackPressureRejected", "OutOfOrderSequence")
+    return ("fail" if sure else "info"), result
+
+
+@pytest.mark.timeout(150)
+async def test_killed_brokers_and_compactors_leave_a_clean_history(
+    bucket_settings: StoreSettings, tmp_path: Path
+) -> None:
+    """Every acknowledged record is read once at its offset, in order, whoever was killed while it was written."""
+    history: list[Operation] = []
+    settings = settings_of(bucket_settings, tmp_path)
+    async with crew_of(tmp_path, settings) as (crew, ports):
+        for name, command, port in zip(
+            ("b0", "b1", "w0", "w1"), ("serve", "serve", "work", "work"), ports, strict=True
+        ):
+            await crew.start(name, command, port)
+        for name in ("b0", "b1"):
+            await crew.ready(name)
+        ends = time.monotonic() + LOAD_S
+        await asyncio.gather(
+            *(produce_for(crew, history, f"c{n}", ends, stamped=n % 2 == 0) for n in range(6)),
+            *(consume_for(crew, history, f"r{n}", ends) for n in range(2)),
+            kill_for(crew, ports, ends),
+        )
+        await crew.ready("b0")
+        await final_read(crew, history)
+        for name in ("w0", "w1"):
+            crew.children[name].kill()
+
+    acknowledged = [one for one in history if isinstance(one, Send) and one.outcome == "ok"]
+    assert len(acknowledged) > 50
+    assert check(history) == []
+    await nothing_referenced_is_missing(settings)
+
+
+async def produce_for(crew: Crew, history: list[Operation], name: str, ends: float, *, stamped: bool) -> None:
+    sequence = dict.fromkeys(PARTITIONS, 0)
+    number = 0
+    async with AsyncClient(timeout=15.0) as client:
+        while time.monotonic() < ends:
+            partition, number = PARTITIONS[number % 2], number + 1
+            record = f"{name}-{number}"
+            asked: dict[str, Any] = {"topic": "t", "partition": partition, "records": [record]}
+            if stamped:
+                asked |= {"producer_id": name, "sequence": sequence[partition]}
+            outcome, result = await produce(client, crew.urls[f"b{number % 2}"], asked)
+            for attempt in range(60):
+                if outcome == "ok" or not stamped:
+                    break
+                await asyncio.sleep(0.25)
+                outcome, result = await produce(client, crew.urls[f"b{attempt % 2}"], asked)
+            assert not stamped or outcome == "ok", f"{record} never got through: {result}"
+            sequence[partition] += 1
+            offset = result.get("start_offset") if outcome == "ok" else None
+            history.append(Send(name, f"t/{partition}", record, outcome, offset))  # type: ignore[arg-type]
+
+
+async def consume_for(crew: Crew, history: list[Operation], name: str, ends: float) -> None:
+    at = dict.fromkeys(PARTITIONS, 1)
+    async with AsyncClient(timeout=15.0) as client:
+        while time.monotonic() < ends:
+            for partition in PARTITIONS:
+                found = await fetch(client, crew.urls[name.replace("r", "b")], partition, at[partition])
+                if found:
+                    history.append(Poll(name, f"t/{partition}", found))
+                    at[partition] = found[-1][0] + 1
+
+
+async def fetch(client: AsyncClient, url: str, partition: int, offset: int) -> list[tuple[int, str]]:
+    asked = {"topic_partitions": [{"topic": "t", "partition": partition, "fetch_offset": offset}], "max_wait_ms": 100}
+    try:
+        answer = await client.post(f"{url}/consume", content=msgspec.json.encode(asked))
+        (result,) = answer.json()["results"]
+    except (HTTPError, KeyError, ValueError):
+        return []
+    return list(enumerate(result["records"], offset)) if result["ok"] else []
+
+
+async def kill_for(crew: Crew, ports: list[int], ends: float) -> None:
+    """Brokers and compactors in turn, each started again at once."""
+    victims = [("b0", "serve", ports[0]), ("w0", "work", ports[2]), ("b1", "serve", ports[1]), ("w1", "work", ports[3])]
+    number = 0
+    while time.monotonic() < ends:
+        await asyncio.sleep(1.2)
+        name, command, port = victims[number % len(victims)]
+        number += 1
+        crew.children[name].kill()
+        await crew.children[name].wait(5.0)
+        await crew.start(name, command, port)
+
+
+async def final_read(crew: Crew, history: list[Operation]) -> None:
+    async with AsyncClient(timeout=15.0) as client:
+        for partition in PARTITIONS:
+            offset = 1
+            while found := await fetch(client, crew.urls["b0"], partition, offset):
+                history.append(Poll("final", f"t/{partition}", found, final=True))
+                offset = found[-1][0] + 1
+
+
+async def nothing_referenced_is_missing(settings: dict[str, str]) -> None:
+    """Every blob that control, compaction or index name is in the bucket."""
+    env = {env_name(key): value for key, value in settings.items() if value}
+    shop = Workshop(make_context(load(sections(), env=env), role="test"))
+    compacted = 0
+    async for tp in shop.records.partitions():
+        async for span in shop.records.all_spans(tp):
+            compacted += span.entry.type == "COMPACTED"
+            assert (await shop.reader.batch(span)).records.count == span.entry.msg_count
+    assert compacted > 0
+    await shop.meta.close()

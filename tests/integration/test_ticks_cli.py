@@ -1,0 +1,116 @@
+"""`lakebed ticks` and `lakebed silver` as people type them, against a real gateway on the real bucket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lakebed.settings import env_name
+from lakebed.store.settings import StoreSettings
+from ticks_kit import ORG, PAYLOAD_KEY, PROJECT, parquet
+
+DEADLINE_S = 60.0
+SETTINGS = {
+    "ticks.payload_key": PAYLOAD_KEY, "ticks.pipeline": "twin", "ticks.org_id": ORG, "gateway.prove": "never",
+    "ticks.batch_window_s": 0.2, "ticks.poll_s": 0.1,
+}  # fmt: skip
+
+
+class Shell:
+    def __init__(self, folder: Path, settings: StoreSettings) -> None:
+        self.folder = folder
+        layer = {**settings.as_layer(), **SETTINGS}
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("LAKEBED_")}
+        self.env = {**clean, **{env_name(key): str(value) for key, value in layer.items()}}
+        self.env["PYTHONPATH"] = os.pathsep.join(sys.path)
+        self._servers: list[asyncio.subprocess.Process] = []
+
+    async def run(self, *arguments: str, code: int = 0) -> Any:
+        """The command's data on stdout; fails unless it ends with the code."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "lakebed", *arguments, "-o", "json",
+            env=self.env, cwd=self.folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        out, errors = await asyncio.wait_for(process.communicate(), DEADLINE_S)
+        assert code == process.returncode, errors.decode()[-2000:]
+        return json.loads(out) if out.strip() else None
+
+    async def serve(self, command: str) -> str:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "lakebed", command, "--parts", "ticks",
+            env=self.env, cwd=self.folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+        )  # fmt: skip
+        self._servers.append(process)
+        assert process.stdout is not None
+        line = await asyncio.wait_for(process.stdout.readline(), DEADLINE_S)
+        url: str = json.loads(line)["url"]
+        return url
+
+    async def clear(self) -> None:
+        for process in self._servers:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+
+@pytest.fixture
+async def shell(tmp_path: Path, bucket_settings: StoreSettings) -> AsyncIterator[Shell]:
+    made = Shell(tmp_path, bucket_settings)
+    yield made
+    await made.clear()
+
+
+async def test_a_person_pushes_files_and_follows_them_to_silver(shell: Shell) -> None:
+    """secret, push, status, audit, dispatch, replay: one way through, each command's answer as data."""
+    data = shell.folder / "data"
+    data.mkdir()
+    for seq in (1, 2):
+        (data / f"orders_seq={seq:03d}.parquet").write_bytes(parquet([seq * 10, seq * 10 + 1]))
+    url = await shell.serve("serve")
+    shell.env["LAKEBED_TICKS_API_SECRET"] = (await shell.run("ticks", "secret", "--project", PROJECT))["api_secret"]
+
+    push = ("ticks", "push", "data", "--project", PROJECT, "--key", "id", "--url", url)
+    planned = await shell.run(*push, "--dry-run")
+    (pushed,) = await shell.run(*push)
+    status = await shell.run("ticks", "status", "--project", PROJECT)
+    behind = await shell.run("silver", "audit", "--older-than-s", "0", code=1)
+    await shell.serve("work")
+    async with asyncio.timeout(DEADLINE_S):
+        while (told := await shell.run("silver", "status"))["undispatched"]:
+            await asyncio.sleep(0.1)
+    shown = await shell.run("silver", "show", "--tick", pushed["tick_id"])
+    replayed = await shell.run("silver", "replay", "--tick", pushed["tick_id"], "--reason", "to see it")
+
+    assert ("orders", 4) == (planned["tables"][0]["name"], planned["tables"][0]["row_count"])
+    assert ("committed", 4, 0) == (pushed["status"], pushed["rows_inserted"], pushed["rows_replaced"])
+    assert {"committed": 1} == status["states"]
+    assert [pushed["tick_id"]] == [row["tick_id"] for row in behind]
+    assert (0, "done") == (told["dead"], shown["silver_dispatched"]["state"])
+    assert (ORG, pushed["tick_id"]) == (replayed["org_id"], replayed["tick_id"])
+
+
+async def test_what_is_refused_stays_in_the_outbox_with_its_reason(shell: Shell) -> None:
+    """A tick that can never be committed ends with 1 and waits for a person; discarding it needs a reason."""
+    (shell.folder / "orders.parquet").write_bytes(parquet([1]))
+    url = await shell.serve("serve")
+    shell.env["LAKEBED_TICKS_API_SECRET"] = (await shell.run("ticks", "secret", "--project", PROJECT))["api_secret"]
+    push = ("ticks", "push", "orders.parquet", "--project", PROJECT, "--key", "id", "--url", url, "--tick", "t1")
+    await shell.run(*push)
+    folder = shell.folder / "own"
+    folder.mkdir()
+    (folder / "orders.parquet").write_bytes(parquet([1]))
+    said = await shell.run(*push[:-1], "t2", "--dry-run")
+    said["tables"][0]["row_count"] = said["tables"][0]["parquets"][0]["rows"] = 2
+    (folder / "_manifest.json").write_text(json.dumps(said))
+
+    await shell.run("ticks", "push", "own", "--project", PROJECT, "--url", url, code=1)
+    (left,) = await shell.run("ticks", "outbox")
+
+    assert ("t2", "failed_manual", "row_count_mismatch") == (left["tick_id"], left["state"], left["error_class"])

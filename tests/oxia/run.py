@@ -1,0 +1,129 @@
+"""`make test-oxia`: obtains an Oxia server by its Go module's name, starts it on loopback, runs meta's contract on it.
+
+Ends with 0 and says SKIPPED where there is no Go, or where no known version of the module can be had. With
+LAKEBED_OXIA_REQUIRED set these are failures. OXIA_BINARY names a server that is there already.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+MODULE = "github.com/oxia-db/oxia"
+VERSIONS = ("v0.14.4", "v0.14.0")  # later ones keep the server in modules that cannot be built from outside
+ONE_WRITER = ("v0.14.0",)  # takes an offset and appends to its log in two steps: two writers break a shard for good
+BUILD_S = 900.0
+READY_S = 30.0
+STOP_S = 10.0
+SHARDS = 16
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def main() -> int:
+    binary, version = Path(os.environ.get("OXIA_BINARY", "")), "given"
+    if not binary.is_file():
+        go = shutil.which("go")
+        if go is None:
+            return skipped("there is no Go on this machine to build the server with")
+        built = obtained(go)
+        if built is None:
+            return skipped(f"none of {', '.join(VERSIONS)} of {MODULE} could be built")
+        binary, version = built
+    with tempfile.TemporaryDirectory(prefix="lakebed-oxia-") as data:
+        return tested(binary, version, Path(data))
+
+
+def skipped(why: str) -> int:
+    required = bool(os.environ.get("LAKEBED_OXIA_REQUIRED"))
+    print(f"test-oxia: {'FAILED' if required else 'SKIPPED'}: {why}", file=sys.stderr)
+    return 1 if required else 0
+
+
+def obtained(go: str) -> tuple[Path, str] | None:
+    """The server's binary and version, from an earlier run or built now."""
+    for version in VERSIONS:
+        binary = Path(sys.prefix) / "oxia" / f"oxia-{version}"
+        if binary.is_file() or built(go, version, binary):
+            return binary, version
+    return None
+
+
+def built(go: str, version: str, binary: Path) -> bool:
+    """Builds it as the dependency of an empty module: needs nothing of the module's repository but that version."""
+    print(f"test-oxia: building {MODULE} {version} (minutes, once)", file=sys.stderr)
+    binary.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="lakebed-oxia-build-") as folder:
+        Path(folder, "go.mod").write_text(f"module lakebed.local/oxia\n\ngo 1.25\n\nrequire {MODULE} {version}\n")
+        made = Path(folder, "oxia")
+        command = [go, "build", "-mod=mod", "-buildvcs=false", "-p=2", "-o", str(made), f"{MODULE}/cmd"]
+        try:
+            run = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=BUILD_S, check=False)
+        except subprocess.TimeoutExpired:
+            print(f"test-oxia: {version}: not built within {BUILD_S:g} s", file=sys.stderr)
+            return False
+        if run.returncode != 0:
+            print(f"test-oxia: {version}: {' '.join(run.stderr.split())[-300:]}", file=sys.stderr)
+            return False
+        shutil.copy2(made, binary.with_suffix(".new"))
+        binary.with_suffix(".new").replace(binary)
+    return True
+
+
+def tested(binary: Path, version: str, data: Path) -> int:
+    public, metrics = (f"127.0.0.1:{port}" for port in free_ports(2))
+    command = [str(binary), "standalone", "-p", public, "-m", metrics, "-s", str(SHARDS)]
+    command += ["--data-dir", str(data / "db"), "--wal-dir", str(data / "wal")]
+    with Path(data, "server.log").open("wb") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        if not ready(public, server):
+            print(Path(data, "server.log").read_text(errors="replace")[-2000:], file=sys.stderr)
+            return 1
+        env = {**os.environ, "LAKEBED_TEST_OXIA": public}
+        if version in ONE_WRITER:
+            print(f"test-oxia: {version} breaks under concurrent writers, so changes take turns", file=sys.stderr)
+            env["LAKEBED_TEST_OXIA_ONE_WRITER"] = "1"
+        tests = [str(ROOT / "tests" / "conformance" / "test_meta.py"), str(ROOT / "tests" / "oxia")]
+        return subprocess.run([sys.executable, "-m", "pytest", *tests, "-k", "oxia"], env=env, check=False).returncode
+    finally:
+        stop(server)
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def ready(address: str, server: subprocess.Popen[bytes]) -> bool:
+    host, port = address.split(":")
+    deadline = time.monotonic() + READY_S
+    while time.monotonic() < deadline and server.poll() is None:
+        try:
+            socket.create_connection((host, int(port)), timeout=1.0).close()
+        except OSError:
+            time.sleep(0.1)
+        else:
+            return True
+    return False
+
+
+def stop(server: subprocess.Popen[bytes]) -> None:
+    server.terminate()
+    try:
+        server.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

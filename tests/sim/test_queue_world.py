@@ -1,0 +1,145 @@
+"""The queue under faults and crashes; and queues with known bugs, to show that the simulator sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from lakebed.queue import appending, claiming, cleaner, collector, sweeper
+from lakebed.queue.model import ConsumerManifest, ProducerManifest
+from lakebed.sim.queue import crash, queue
+from lakebed.sim.world import InvariantBroken, World
+from lakebed.sim.worlds import play
+
+SEEDS = 60
+SEEDS_TO_CATCH = 250  # a bug that this many seeds do not show would not be caught by running the lane either
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, 20))
+def test_nothing_durable_is_lost_doubled_or_out_of_order(first: int) -> None:
+    """Whatever fails or dies: durable means delivered, applied once, in order; only one holds a batch at a time."""
+    for seed in range(first, first + 20):
+        assert not play("queue", seed).cut
+
+
+@pytest.mark.parametrize("victim", ["ingest", "collect", "keeper"])
+def test_a_crash_at_any_await_harms_nothing(victim: str) -> None:
+    """Each role is killed at every await at the store that it comes to, one world for each."""
+    awaits = 0
+    for at_await in range(1, 45):
+        reached: list[bool] = []
+
+        async def script(world: World, at_await: int = at_await, reached: list[bool] = reached) -> None:
+            reached.append(await crash(world, victim, at_await))
+
+        world = World(at_await, name="queue")
+        world.run(script)
+        awaits += reached[0]
+
+    assert awaits >= 10
+
+
+def forgets_counters(patch: pytest.MonkeyPatch) -> None:
+    """An append that is tried again is taken for a new one unless it is still pending."""
+    real = appending.append
+
+    def append(manifest: ProducerManifest, batches: Any, **options: Any) -> Any:
+        after, answers = real(msgspec.structs.replace(manifest, sessions={}), batches, **options)
+        return after, answers
+
+    patch.setattr(appending, "append", append)
+
+
+def forgets_generations(patch: pytest.MonkeyPatch) -> None:
+    """Batches that the sweep may have removed are still enqueued."""
+    patch.setattr(appending, "is_over", lambda generation, current: False)
+
+
+def sweeps_too_early(patch: pytest.MonkeyPatch) -> None:
+    """The sweep takes what can still be enqueued."""
+    patch.setattr(sweeper, "is_over", lambda generation, current: True)
+
+
+def acks_for_anybody(patch: pytest.MonkeyPatch) -> None:
+    """A late collector acks, rejects and buries what another holds."""
+    patch.setattr(claiming, "_demand", lambda consumer, claimed: None)
+
+
+def ignores_clean_ups(patch: pytest.MonkeyPatch) -> None:
+    """A manifest that was read before a clean-up is believed after it."""
+    real = claiming.trim
+
+    def trim(consumer: ConsumerManifest, locations: Any, cleanups: int) -> Any:
+        return real(consumer, locations, 0)
+
+    patch.setattr(claiming, "trim", trim)
+
+
+def trusts_its_memory(patch: pytest.MonkeyPatch) -> None:
+    """A collector that slept hands out what it had read ahead."""
+    patch.setattr(collector, "FRESH_SHARE", 1e9)
+
+
+def takes_what_is_fresh(patch: pytest.MonkeyPatch) -> None:
+    """A claim is taken over whenever one likes."""
+    real = claiming.claim
+
+    def claim(consumer: Any, producer: Any, rules: Any, **options: Any) -> Any:
+        return real(consumer, producer, msgspec.structs.replace(rules, timeout_ms=-1), **options)
+
+    patch.setattr(claiming, "claim", claim)
+
+
+def deletes_first(patch: pytest.MonkeyPatch) -> None:
+    """Clean-up takes claimed batches for done ones."""
+    real = cleaner.Cleaner.clean
+
+    async def clean(self: cleaner.Cleaner) -> int:
+        manifest = await self._consumer.read()
+        await cleaner.delete_all(self._store, list(manifest.claimed))
+        return await real(self)
+
+    patch.setattr(cleaner.Cleaner, "clean", clean)
+
+
+def forgets_order(patch: pytest.MonkeyPatch) -> None:
+    """Pending is appended to at the front."""
+    real = appending.append
+
+    def append(manifest: ProducerManifest, batches: Any, **options: Any) -> Any:
+        after, answers = real(manifest, batches, **options)
+        known = len(manifest.pending)
+        return msgspec.structs.replace(after, pending=after.pending[known:] + after.pending[:known]), answers
+
+    patch.setattr(appending, "append", append)
+
+
+BUGS: list[Callable[[pytest.MonkeyPatch], None]] = [
+    forgets_counters,
+    forgets_generations,
+    sweeps_too_early,
+    acks_for_anybody,
+    ignores_clean_ups,
+    trusts_its_memory,
+    takes_what_is_fresh,
+    deletes_first,
+    forgets_order,
+]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_a_broken_queue_is_caught(bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each bug that this queue could have is seen within a small number of seeds."""
+    bug(monkeypatch)
+
+    def caught(seed: int) -> bool:
+        try:
+            World(seed, name="queue").run(queue)
+        except InvariantBroken:
+            return True
+        return False
+
+    assert any(caught(seed) for seed in range(SEEDS_TO_CATCH))

@@ -1,0 +1,189 @@
+"""Bronze on the real bucket: exact counts, once per tick, and nothing at all of a tick that is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+from ticks_yard import Yard, parquet, table
+
+from lakebed.errors import Unavailable
+from lakebed.pipeline.bronze import TableDone, Tick
+from lakebed.store.protocol import Store
+from lakebed.store.settings import StoreSettings
+from lakebed.tick_manifest import BadManifest, Column, Part
+
+TWO_DAYS_S = 2 * 86_400.0
+
+
+@pytest.fixture
+def yard(spark: SparkSession, bucket: Store, bucket_settings: StoreSettings) -> Yard:
+    return Yard(spark, bucket, bucket_settings)
+
+
+def counts(done: TableDone) -> tuple[int, int, int]:
+    return done.rows_inserted, done.rows_replaced, done.duplicates
+
+
+def test_rows_are_upserted_by_key_and_counted_exactly(yard: Yard) -> None:
+    """New keys are inserted, known ones replaced, and of a key that comes twice in a tick the last row stays."""
+    first = yard.tick("t1", table(parquet(id=[1, 2, 3], note=["a", "b", "c"])))
+    second = yard.tick(
+        "t2",
+        table(
+            parquet(id=[3, 4, 4], note=["x", "early", "late"]),
+            parquet(id=[5, 3], note=["e", "last"]),
+        ),
+    )
+
+    [one] = yard.bronze().commit(first)
+    [two] = yard.bronze().commit(second)
+
+    assert (3, 0, 0) == counts(one)
+    assert (2, 1, 2) == counts(two)
+    assert [(1, "a"), (2, "b"), (3, "last"), (4, "late"), (5, "e")] == yard.rows()
+
+
+def test_every_column_is_kept_with_its_lineage(yard: Yard) -> None:
+    """A row says which tick, org, project and part it came from, and when."""
+    moment = datetime(2026, 11, 15, 12, tzinfo=UTC)
+    body = parquet(
+        id=pa.array(["k"]),
+        at=pa.array([moment], pa.timestamp("ns", "UTC")),
+        price=pa.array([None], pa.decimal128(12, 2)),
+        colour=pa.array(["red"]).dictionary_encode(),
+    )
+
+    yard.bronze().commit(yard.tick("t1", table(body, first_seq=7)))
+
+    row = yard.bronze().table("acme", "p1", "orders").read().collect()[0].asDict()
+    assert ("k", None, "red") == (row["id"], row["price"], row["colour"])
+    assert row["at"].astimezone(UTC) == moment
+    lineage = ("t1", "acme", "p1", 7)
+    assert lineage == (row["_tick_id"], row["_org_id"], row["_project_id"], row["_file_seq"])
+    assert row["_ingested_at"] is not None
+
+
+def test_a_full_table_replaces_everything(yard: Yard) -> None:
+    """After a full tick nothing older is read; an empty one empties the table."""
+    yard.bronze().commit(yard.tick("t1", table(parquet(id=[1, 2], note=["a", "b"]))))
+
+    [full] = yard.bronze().commit(yard.tick("t2", table(parquet(id=[2, 9], note=["B", "n"]), mode="full")))
+    empty = parquet(id=pa.array([], pa.int64()), note=pa.array([], pa.string()))
+    [none] = yard.bronze().commit(yard.tick("t3", table(empty, mode="full")))
+
+    assert (2, 2, 0) == counts(full)
+    assert (0, 2, 0) == counts(none)
+    assert [] == yard.rows()
+
+
+def test_a_repeated_tick_changes_nothing_and_answers_as_the_first_time(yard: Yard) -> None:
+    """Whoever repeats it and whatever was committed since: same counts, same versions."""
+    tick = yard.tick("t1", table(parquet(id=[1, 2, 2], note=["a", "b", "c"])))
+    [first] = yard.bronze().commit(tick)
+    yard.bronze().commit(yard.tick("t2", table(parquet(id=[2], note=["newer"]))))
+
+    [again] = yard.bronze().commit(tick)
+
+    assert again.repeated
+    assert (first.version, *counts(first)) == (again.version, *counts(again))
+    assert [(1, "a"), (2, "newer")] == yard.rows()
+
+
+class Failing:
+    """A store that dies before the second table's log entry is created."""
+
+    def __init__(self, store: Store, word: str) -> None:
+        self._store, self._word = store, word
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def create(self, key: str, data: bytes) -> Any:
+        if self._word in key:
+            raise Unavailable("injected")
+        return await self._store.create(key, data)
+
+
+def test_a_tick_that_was_half_done_goes_on_where_it_stopped(yard: Yard, bucket: Store) -> None:
+    """The first table has the tick once, the second gets it on the retry, and the counts are the true ones."""
+    tick = yard.tick(
+        "t1",
+        table(parquet(id=[1, 2], note=["a", "b"])),
+        table(parquet(id=[7], note=["s"]), name="stock", first_seq=5),
+    )
+    broken: Any = Failing(bucket, "stock/_delta_log")
+    with pytest.raises(Unavailable):
+        yard.bronze(store=broken).commit(tick)
+
+    orders, stock = yard.bronze().commit(tick)
+
+    assert (orders.repeated, stock.repeated) == (True, False)
+    assert ((2, 0, 0), (1, 0, 0)) == (counts(orders), counts(stock))
+    assert (0, 0) == (yard.versions("orders"), yard.versions("stock"))
+
+
+GOOD = parquet(id=[1, 2], note=["a", "b"])
+SCHEMA = (Column("id", "long"), Column("note", "string"))
+ONE_BAD_PART: list[tuple[str, bytes, dict[str, Any]]] = [
+    ("not_parquet", b"these are no rows", {"schema": SCHEMA}),
+    ("not_parquet", GOOD[: len(GOOD) // 2], {"schema": SCHEMA}),
+    ("row_count_mismatch", GOOD, {"parquets": (Part(9, "0" * 64, 3, len(GOOD)),), "row_count": 3}),
+    ("missing_column", parquet(id=[1]), {"schema": SCHEMA}),
+    ("unknown_column", parquet(id=[1], note=["a"], more=[1]), {"schema": SCHEMA}),
+    ("wrong_type", parquet(id=["1"], note=["a"]), {"schema": SCHEMA}),
+    ("null_key", parquet(id=pa.array([1, None], pa.int64()), note=["a", "b"]), {}),
+]
+
+
+@pytest.mark.parametrize("case", range(len(ONE_BAD_PART)))
+def test_one_bad_part_is_named_and_nothing_is_committed(yard: Yard, case: int) -> None:
+    """A part that is not what the manifest says is refused by its number; no table of the tick is written."""
+    error_class, body, changed = ONE_BAD_PART[case]
+    good, bad = table(GOOD), table(body, name="stock", first_seq=9, **changed)
+
+    with pytest.raises(BadManifest) as refused:
+        yard.bronze().commit(yard.tick("t1", good, bad))
+
+    assert (error_class, "stock", 9) == tuple(refused.value.detail[k] for k in ("error_class", "table", "file_seq"))
+    assert [] == yard.bronze().names("acme", "p1")
+
+
+def test_new_columns_follow_the_policy(yard: Yard) -> None:
+    """Evolve adds them as nullable, freeze refuses, discard leaves them out and says so; a type never changes."""
+    yard.bronze().commit(yard.tick("t1", table(parquet(id=[1], note=["a"]))))
+
+    def wider(name: str, key: int) -> Tick:
+        return yard.tick(name, table(parquet(id=[key], note=["w"], more=[1.5])))
+
+    with pytest.raises(BadManifest, match="frozen"):
+        yard.bronze("freeze").commit(wider("t2", 2))
+    [discarded] = yard.bronze("discard").commit(wider("t3", 3))
+    [evolved] = yard.bronze().commit(wider("t4", 4))
+    [narrow] = yard.bronze().commit(yard.tick("t5", table(parquet(id=[1], note=["again"]))))
+    with pytest.raises(BadManifest) as conflict:
+        yard.bronze().commit(yard.tick("t6", table(parquet(id=[6], note=[6]))))
+
+    assert (("more",), ("more",)) == (discarded.discarded, evolved.added)
+    assert (0, 1, 0) == counts(narrow)
+    assert [(1, "again", None), (3, "w", None), (4, "w", 1.5)] == sorted(
+        yard.rows(columns=("id", "note", "more")), key=lambda row: row[0]
+    )
+    assert conflict.value.detail["error_class"] == "schema_conflict"
+
+
+def test_rows_past_their_retention_go_and_others_stay(yard: Yard) -> None:
+    """A file with old and new rows is written again without the old, and a second run finds nothing."""
+    yard.bronze().commit(yard.tick("t1", table(parquet(id=[1, 2], note=["a", "b"]))))
+    asyncio.run(yard.clock.advance(TWO_DAYS_S))
+    yard.bronze().commit(yard.tick("t2", table(parquet(id=[2], note=["new"]))))
+
+    first = yard.bronze().expire("acme", "p1", days=1)
+    again = yard.bronze().expire("acme", "p1", days=1)
+
+    assert ({"orders": 1}, {"orders": 0}) == (first, again)
+    assert [(2, "new")] == yard.rows()

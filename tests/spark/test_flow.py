@@ -1,0 +1,99 @@
+"""The whole way through the wiring: parts over HTTP, a finalize that writes bronze, a dispatcher that runs silver."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import Any
+
+import httpx2
+import msgspec
+import pytest
+from pyspark.sql import SparkSession
+from ticks_yard import parquet, table
+
+from lakebed.clock import SystemClock
+from lakebed.context import Context
+from lakebed.gateway.app import build
+from lakebed.gateway.ticks import SparkFlow, SparkSilver, component
+from lakebed.ids import Ids
+from lakebed.metrics import Metrics
+from lakebed.parts import sections
+from lakebed.pipeline.flow import Flow
+from lakebed.pipeline.settings import SparkSettings
+from lakebed.settings import load
+from lakebed.store.protocol import Store
+from lakebed.store.settings import StoreSettings
+from lakebed.ticks.adapters import open_audit, open_queue, open_vault
+from lakebed.ticks.audit import DISPATCHED
+from lakebed.ticks.dispatcher import Dispatcher
+
+PAYLOAD_KEY = "0123456789abcdef0123456789abcdef0123456789A="
+
+
+@pytest.fixture
+def context(
+    spark: SparkSession, spark_settings: SparkSettings, bucket: Store, bucket_settings: StoreSettings
+) -> Context:
+    flags: dict[str, Any] = {"ticks.payload_key": PAYLOAD_KEY, "ticks.batch_window_s": 0.1, "ticks.poll_s": 0.05}
+    flags |= {"pipeline.contracts": "examples", "pipeline.gold": "examples"}
+    settings = load(sections(), flags=flags | spark_settings.as_layer() | bucket_settings.as_layer())
+    return Context("node-1", settings, bucket, SystemClock(), Ids(), Metrics())
+
+
+def orders(**columns: Any) -> bytes:
+    return parquet(
+        order_id=columns["ids"],
+        customer_id=[1] * len(columns["ids"]),
+        amount=columns["amounts"],
+        status=["paid"] * len(columns["ids"]),
+        updated_at=["2026-11-15 12:00:00"] * len(columns["ids"]),
+    )
+
+
+async def test_a_tick_goes_from_http_to_gold_once(context: Context) -> None:
+    """Finalize answers exact counts; a null key is a 422 with its class; silver runs once."""
+    ticks = component(context)
+    await ticks.start()
+    secret = await open_vault(context).issue("acme", "p1")
+    transport = httpx2.ASGITransport(app=build(context, [ticks]))
+    client = httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=100.0)
+
+    async def send(tick: str, body: bytes, **changed: Any) -> httpx2.Response:
+        head = {"x-api-key": "acme", "x-api-secret": secret}
+        path = f"/v1/projects/p1/ticks/{tick}"
+        sha256 = hashlib.sha256(body).hexdigest()
+        put = await client.put(f"{path}/parts/0", content=body, headers={**head, "x-sha256": sha256})
+        assert put.status_code == 202, put.text
+        told, _ = table(body, primary_keys=("order_id",))
+        said = msgspec.to_builtins(told) | changed
+        manifest = {"tick_id": tick, "project_id": "p1", "dt": "20261115", "tables": [said]}
+        return await client.post(f"{path}/finalize", content=msgspec.json.encode(manifest), headers=head)
+
+    good = await send("t1", orders(ids=[1, 2, 3], amounts=["1.00", "2.50", "oops"]))
+    keyless = parquet(order_id=[None, 4], note=["a", "b"])
+    bad = await send("t2", keyless)
+    dispatcher = Dispatcher(
+        context,
+        queue=open_queue(context),
+        dispatched=open_audit(context, DISPATCHED),
+        job=SparkSilver(SparkFlow(context)),
+    )
+    rounds = [await dispatcher.round(), await dispatcher.round()]
+    await ticks.stop()
+
+    assert (200, 3, 0) == (good.status_code, good.json()["rows_inserted"], good.json()["rows_replaced"])
+    assert bad.status_code == 422, bad.text
+    assert bad.json()["error_class"]
+    assert rounds == [1, 0]
+    again = await asyncio.to_thread(Flow(context).run_silver, "acme", "p1", ["t1"], {"orders": 0})
+    assert again.silver == ()
+    assert [True, True] == [made.repeated for made in again.gold]
+    held = await asyncio.to_thread(_silver_rows, context)
+    assert [1, 2] == held
+
+
+def _silver_rows(context: Context) -> list[int]:
+    flow = Flow(context)
+    contract = next(one for one in flow.silver.contracts if one.table == "orders")
+    return sorted(row["order_id"] for row in flow.silver.table(contract, "acme", "p1").read().collect())

@@ -1,0 +1,280 @@
+"""Silver and gold: each transform on a handful of rows, then the whole way on the real bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from ticks_yard import Yard, parquet, table
+
+from lakebed.errors import Stale, Unavailable
+from lakebed.ids import Ids
+from lakebed.pipeline import silver
+from lakebed.pipeline.contract import BadContract, Contract, read_contract, read_contracts
+from lakebed.pipeline.flow_settings import FlowSettings
+from lakebed.pipeline.gold import Gold, read_models
+from lakebed.pipeline.silver_job import Silver, SilverReport
+from lakebed.store.protocol import Store
+from lakebed.store.settings import StoreSettings
+from lakebed.tick_manifest import BadManifest
+
+CONTRACT = """
+table: orders
+keys: [id]
+order_by: [at]
+columns:
+  id: {type: long, required: true}
+  total: {type: "decimal(6,2)", from: amount}
+  at: {type: integer}
+checks:
+  total_not_negative: total >= 0
+"""
+
+
+@pytest.fixture
+def yard(spark: SparkSession, bucket: Store, bucket_settings: StoreSettings) -> Yard:
+    return Yard(spark, bucket, bucket_settings)
+
+
+def contract(**changed: str) -> Contract:
+    text = CONTRACT
+    for old, new in changed.items():
+        text = text.replace({"drift": "keys: [id]", "check": "total >= 0"}[old], new)
+    return read_contract(text, "orders.yaml")
+
+
+def bronze_rows(spark: SparkSession, columns: str, *rows: tuple[Any, ...]) -> DataFrame:
+    lineage = "_tick_id string, _org_id string, _project_id string, _file_seq int, _ingested_at timestamp"
+    told = [(*row, "t1", "acme", "p1", 0, None) for row in rows]
+    return spark.createDataFrame(told, f"{columns}, {lineage}")
+
+
+def reasons(rows: DataFrame, one: Contract) -> list[list[str]]:
+    types = {name: column.type for name, column in one.columns.items()}
+    return [row["_reasons"] for row in silver.checked(silver.cast(rows, one, types), one).collect()]
+
+
+def test_a_value_that_cannot_be_read_is_a_reason_and_never_a_null(spark: SparkSession) -> None:
+    """Text that is no number, numbers that do not fit, digits that would be lost: each row says why."""
+    rows = bronze_rows(
+        spark,
+        "id string, amount string, at double",
+        ("1", "10.50", 7.0),
+        ("x", "10.50", 7.0),
+        (None, "10.505", 7.5),
+        ("4", "99999.00", None),
+        ("5", "-1", 1e12),
+    )
+
+    assert [
+        [],
+        ["id: cannot be read as long"],
+        [
+            "id: required, and null",
+            "total: would be changed by reading it as decimal(6,2)",
+            "at: would be changed by reading it as integer",
+        ],
+        ["total: cannot be read as decimal(6,2)"],
+        ["at: cannot be read as integer", "check total_not_negative"],
+    ] == reasons(rows, contract())
+
+
+def test_a_column_that_bronze_lacks_is_null_or_a_reason(spark: SparkSession) -> None:
+    """Only a required one keeps a row out."""
+    rows = bronze_rows(spark, "amount string", ("1.00",))
+
+    assert [["id: required, and bronze has no id"]] == reasons(rows, contract())
+
+
+@pytest.mark.parametrize(
+    ("check", "told"), [("total >=", "PARSE"), ("nothing > 0", "nothing"), ("total + 1", "not true")]
+)
+def test_a_check_that_is_no_question_is_refused(spark: SparkSession, check: str, told: str) -> None:
+    """A contract's SQL is wrong as a contract, not as a crash in the middle of a job."""
+    rows = bronze_rows(spark, "id long, amount string, at int", (1, "1.00", 1))
+
+    with pytest.raises(BadContract, match=told):
+        reasons(rows, contract(check=f'"{check}"'))
+
+
+def test_the_latest_row_of_a_key_stays(spark: SparkSession) -> None:
+    """By the contract's order first, and never an older row over a newer one that silver has."""
+    shape = "id long, total int, at int, _ingested_at timestamp, _tick_id string"
+    rows = spark.createDataFrame(
+        [(1, 10, 5, None, "a"), (1, 11, 9, None, "a"), (2, 20, 1, None, "a"), (3, 30, 4, None, "b")], shape
+    )
+    held = spark.createDataFrame([(2, 0, 8, None, "z"), (3, 0, 4, None, "z"), (4, 0, 1, None, "z")], shape)
+
+    alone = silver.latest(rows, contract()).select("id", "total").collect()
+    beside = silver.latest(rows, contract(), held).select("id", "total").collect()
+
+    assert [(1, 11), (2, 20), (3, 30)] == sorted(tuple(row) for row in alone)
+    assert [(1, 11), (3, 30)] == sorted(tuple(row) for row in beside)
+
+
+def test_drift_follows_the_contract(spark: SparkSession) -> None:
+    """A column nobody asked for is refused, left out with a record, or kept."""
+    rows = bronze_rows(spark, "id long, amount string, at int, extra string", (1, "1.00", 1, "e"))
+
+    assert ("extra",) == silver.fitted(contract(), rows.schema).discarded
+    assert ("extra",) == silver.fitted(contract(drift="keys: [id]\ndrift: evolve"), rows.schema).added
+    with pytest.raises(BadManifest, match="frozen"):
+        silver.fitted(contract(drift="keys: [id]\ndrift: freeze"), rows.schema)
+
+
+class Mill:
+    """Commits ticks of orders to bronze and runs silver on them."""
+
+    def __init__(self, yard: Yard, one: Contract) -> None:
+        self.yard, self.contract = yard, one
+        self.silver = self.made(yard.store)
+
+    def made(self, store: Store) -> Silver:
+        y = self.yard
+        return Silver(y.spark, [self.contract], store=store, location=y.location, clock=y.clock, ids=Ids())
+
+    def tick(self, name: str, *rows: tuple[Any, ...], mode: str = "delta") -> int:
+        ids, amounts, ats = (list(column) for column in zip(*rows, strict=True))
+        body = parquet(id=ids, amount=amounts, at=pa.array(ats, pa.int32()))
+        [done] = self.yard.bronze().commit(self.yard.tick(name, table(body, mode=mode)))
+        return done.version
+
+    def run(self, version: int) -> list[SilverReport]:
+        return self.silver.run("acme", "p1", {"orders": version, "other": 3})
+
+    def held(self) -> list[tuple[Any, ...]]:
+        rows = self.silver.table(self.contract, "acme", "p1").read(columns=["id", "total", "at"]).collect()
+        return sorted(tuple(row) for row in rows)
+
+    def aside(self) -> list[tuple[str, list[str]]]:
+        rows = self.silver.quarantine(self.contract, "acme", "p1").read().collect()
+        return sorted((row["_tick_id"], row["_reasons"]) for row in rows)
+
+
+@pytest.fixture
+def mill(yard: Yard) -> Mill:
+    return Mill(yard, contract())
+
+
+def balance(report: SilverReport) -> tuple[int, int, int, int]:
+    assert report.rows_in == report.good + report.quarantined + report.duplicates
+    return report.rows_in, report.good, report.quarantined, report.duplicates
+
+
+def test_silver_goes_from_version_to_version_and_accounts_for_every_row(mill: Mill) -> None:
+    """Exactly the pinned version is read, each row is good, quarantined or duplicate, and a repeat finds nothing."""
+    first = mill.tick("t1", (1, "1.00", 5), (2, "2.00", 5), (3, "bad", 5))
+    second = mill.tick("t2", (1, "9.00", 4), (2, "8.00", 6), (4, "-1", 1), (5, "5.00", 1))
+    third = mill.tick("t3", (6, "6.00", 1))
+
+    one = mill.run(first)
+    held_at_first = mill.held()
+    two = mill.run(second)
+    again = mill.run(second) + mill.run(first)
+
+    assert [(3, 2, 1, 0)] == [balance(report) for report in one]
+    assert [(1, Decimal("1.00"), 5), (2, Decimal("2.00"), 5)] == held_at_first
+    assert [(4, 2, 1, 1)] == [balance(report) for report in two]
+    assert [] == again
+    assert [(1, Decimal("1.00"), 5), (2, Decimal("8.00"), 6), (5, Decimal("5.00"), 1)] == mill.held()
+    assert [("t1", ["total: cannot be read as decimal(6,2)"]), ("t2", ["check total_not_negative"])] == mill.aside()
+    assert third == second + 1
+
+
+def test_a_full_tick_makes_silver_anew(mill: Mill) -> None:
+    """Rows that a full tick does not have are gone from silver too."""
+    mill.run(mill.tick("t1", (1, "1.00", 5), (2, "2.00", 5)))
+    mill.tick("t2", (2, "3.00", 1), mode="full")
+
+    [report] = mill.run(mill.tick("t3", (7, "7.00", 1)))
+
+    assert (2, 2, 0, 0) == balance(report)
+    assert [(2, Decimal("3.00"), 1), (7, Decimal("7.00"), 1)] == mill.held()
+
+
+class Failing:
+    """A store on which no log entry of silver can be created."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def create(self, key: str, data: bytes) -> Any:
+        if "tables/silver" in key and "_delta_log" in key:
+            raise Unavailable("injected")
+        return await self._store.create(key, data)
+
+
+def test_a_job_that_died_between_its_two_writes_doubles_nothing(mill: Mill, bucket: Store) -> None:
+    """The half-done step is finished at its own version before newer rows are looked at."""
+    first = mill.tick("t1", (1, "1.00", 5), (2, "bad", 5))
+    broken: Any = Failing(bucket)
+    with pytest.raises(Unavailable):
+        mill.made(broken).run("acme", "p1", {"orders": first})
+    second = mill.tick("t2", (3, "bad", 5))
+
+    reports = mill.run(second)
+
+    assert [(2, 1, 1, 0), (1, 0, 1, 0)] == [balance(report) for report in reports]
+    assert ["t1", "t2"] == [tick for tick, _ in mill.aside()]
+    assert [(1, Decimal("1.00"), 5)] == mill.held()
+
+
+def test_a_batch_out_of_turn_is_stale(yard: Yard, mill: Mill) -> None:
+    """A job that planned on another last version than the table has must look again."""
+    from lakebed.pipeline.tables.model import Batch
+
+    mill.run(mill.tick("t1", (1, "1.00", 5)))
+    held = mill.silver.table(mill.contract, "acme", "p1")
+
+    with pytest.raises(Stale):
+        held.append(held.read(), Batch("silver", 5, after=3))
+
+
+def test_the_examples_go_from_bronze_to_gold_and_other_engines_read_it(yard: Yard) -> None:
+    """Two tables, two models in order; a repeat makes no version; DuckDB and delta-rs see the same numbers."""
+    import deltalake
+    import duckdb
+
+    settings = FlowSettings(contracts="examples", gold="examples")
+    assert settings.contracts_folder and settings.gold_folder
+    parts: dict[str, Any] = {"store": yard.store, "location": yard.location, "clock": yard.clock, "ids": Ids()}
+    flow = Silver(yard.spark, read_contracts(settings.contracts_folder), **parts)
+    gold = Gold(yard.spark, read_models(settings.gold_folder), **parts)
+    customers = parquet(customer_id=[1, 2], name=["Ada", "Bo"], country=["PT", "BR"], vip=[True, False])
+    at = pa.array([1, 2, 3, 4], pa.timestamp("us", "UTC"))
+    orders = parquet(
+        order_id=[10, 11, 12, 13],
+        customer_id=[1, 1, 2, 2],
+        amount=["10.00", "5.50", "7.25", "-3"],
+        status=["paid", "cancelled", "open", "open"],
+        updated_at=at,
+    )
+    tick = yard.tick(
+        "t1",
+        table(customers, name="customers", primary_keys=("customer_id",)),
+        table(orders, name="orders", first_seq=1, primary_keys=("order_id",)),
+    )
+    versions = {done.name: done.version for done in yard.bronze().commit(tick)}
+    opened: Callable[[], Any] = lambda: {c.table: flow.table(c, "acme", "p1") for c in flow.contracts}  # noqa: E731
+
+    reports = flow.run("acme", "p1", versions)
+    made = gold.run("acme", "p1", opened())
+    again = gold.run("acme", "p1", opened())
+
+    assert {"customers": (2, 2, 0, 0), "orders": (4, 3, 1, 0)} == {r.table: balance(r) for r in reports}
+    assert ["spent_by_customer", "spent_by_country"] == [report.table for report in made]
+    assert [False, False, True, True] == [report.repeated for report in (*made, *again)]
+    uri = yard.location.uri("tables/gold/acme/p1/spent_by_country")
+    spent = deltalake.DeltaTable(uri, storage_options=yard.location.storage_options()).to_pyarrow_table()
+    assert [("BR", 1, Decimal("7.25")), ("PT", 1, Decimal("10.00"))] == duckdb.sql(
+        "select country, orders, spent from spent order by country"
+    ).fetchall()
+    assert spent.num_rows == flow.table(flow.contracts[0], "acme", "p1").read().filter(F.col("vip").isNotNull()).count()

@@ -1,0 +1,189 @@
+"""Acceptance on this disk: durable before the answer, deduplicated, served, landed, and recovered from any end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from batches_frames import START_NS, frame_of, submit
+from batches_gateway import collector
+from lakebed.batches import paths
+from lakebed.batches.model import Accepted, read_record
+from lakebed.batches.segments import Segments, pack
+from lakebed.clock import SystemClock
+from lakebed.errors import Conflict, Unavailable
+from lakebed.store.memory import MemoryStore
+from lakebed.store.model import ObjectInfo
+
+WINDOW = f"metric=cpu&from={START_NS}&to={START_NS + 10**9}"
+
+
+class Switched(MemoryStore):
+    """A bucket that can be out of reach."""
+
+    down = True
+
+    async def create(self, key: str, data: bytes) -> ObjectInfo:
+        if self.down:
+            raise Unavailable("down")
+        return await super().create(key, data)
+
+
+@pytest.fixture
+def store() -> Switched:
+    return Switched(clock=SystemClock())
+
+
+def spooling(folder: Path) -> dict[str, object]:
+    return {"acceptance": "local_spool", "spool_dir": folder, "object_landing_interval_ms": 3_600_000}
+
+
+async def test_batches_are_accepted_and_served_while_the_bucket_is_down(store: Switched, tmp_path: Path) -> None:
+    """The spool is the acceptance point: answers, duplicates, conflicts and private queries need no bucket."""
+    async with collector(store, **spooling(tmp_path), live_bytes_max=0) as (client, _):
+        new = await client.post("/v1/batches", content=frame_of())
+        again = await client.post("/v1/batches", content=frame_of())
+        other = await client.post("/v1/batches", content=frame_of(value=2.0))
+        found = (await client.get(f"/v1/query/range?{WINDOW}")).json()
+
+    assert [(a.status_code, a.json()["duplicate"]) for a in (new, again)] == [(200, False), (200, True)]
+    assert (other.status_code, other.json()["quarantined"]) == (409, False)
+    assert found["sources"] == {"live": 0, "spool": 1, "raw": 0}
+    assert sum(len(series["points"]) for series in found["series"]) == 10
+
+
+async def test_spooled_batches_land_when_the_bucket_is_back_and_the_disk_is_freed(
+    store: Switched, tmp_path: Path
+) -> None:
+    """Landing creates the blob and the manifest the spool promised, then removes its segment."""
+    async with collector(store, **spooling(tmp_path)) as (client, part):
+        answers = [(await client.post("/v1/batches", content=frame_of(n, n + 9))).json() for n in (0, 10, 20)]
+        assert part._lander is not None
+        with pytest.raises(Unavailable):
+            await part._lander.land()
+        store.down = False
+        landed = await part._lander.land()
+        duplicate = (await client.post("/v1/batches", content=frame_of())).json()["duplicate"]
+
+    assert landed == 3
+    assert list(tmp_path.glob("*.spool")) == []
+    assert duplicate
+    manifests = [read_record(await store.get(i.key), Accepted) async for i in store.list(paths.ACCEPTED)]
+    assert {a["accepted_at_unix_ns"] for a in answers} == {m.accepted_at_unix_ns for m in manifests}
+    for manifest in manifests:
+        assert (await store.get(manifest.raw_blob_key)).data
+
+
+async def test_what_was_acknowledged_is_there_after_a_crash_and_lands_once(store: Switched, tmp_path: Path) -> None:
+    """A collector that ends without a word leaves its spool; the next one serves, deduplicates and lands it."""
+    async with collector(store, **spooling(tmp_path / "a")) as (client, _):
+        for start in (0, 10):
+            await client.post("/v1/batches", content=frame_of(start, start + 9))
+        copy = tmp_path / "b"
+        copy.mkdir()
+        for path in (tmp_path / "a").glob("*.spool"):
+            (copy / path.name).write_bytes(path.read_bytes() + pack(frame_of(20, 29), 1, "torn")[:-3])
+
+    store.down = False
+    async with collector(store, **spooling(copy)) as (client, part):
+        duplicate = (await client.post("/v1/batches", content=frame_of())).json()["duplicate"]
+        found = (await client.get(f"/v1/query/range?{WINDOW}")).json()
+        assert part._lander is not None
+        landed = await part._lander.land()
+        second = await part._lander.land()
+
+    assert duplicate
+    assert sum(len(series["points"]) for series in found["series"]) == 20
+    assert (landed, second) == (2, 0)
+    assert len([info async for info in store.list(paths.ACCEPTED)]) == 2
+
+
+async def test_a_batch_that_meets_another_in_the_bucket_is_quarantined_when_it_lands(
+    store: Switched, tmp_path: Path
+) -> None:
+    """The bucket has the last word; the spooled bytes are kept under quarantine, not lost."""
+    store.down = False
+    async with collector(store) as (client, _):
+        await client.post("/v1/batches", content=frame_of())
+    mine = submit(frame_of(value=2.0))
+    async with collector(store, **spooling(tmp_path)) as (client, part):
+        await client.post("/v1/batches", content=mine.frame)
+        assert part._lander is not None
+        await part._lander.land()
+
+    assert (await store.get(mine.blob_key)).data == mine.frame
+    assert len([info async for info in store.list(paths.QUARANTINE)]) == 1
+
+
+async def test_a_full_spool_refuses_with_a_wait(store: Switched, tmp_path: Path) -> None:
+    """The disk has a limit with a name; over it agents wait."""
+    async with collector(store, **spooling(tmp_path), spool_bytes_max=600) as (client, _):
+        answers = [await client.post("/v1/batches", content=frame_of(n, n + 9)) for n in (0, 10, 20)]
+
+    assert sorted({answer.status_code for answer in answers}) == [200, 503]
+    assert "retry-after" in answers[-1].headers
+
+
+async def test_many_uploads_share_an_fsync(store: Switched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fifty uploads at once are durable after far fewer syncs than uploads."""
+    syncs = 0
+    real = os.fsync
+
+    def counted(handle: int) -> None:
+        nonlocal syncs
+        syncs += 1
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", counted)
+    async with collector(store, **spooling(tmp_path)) as (_, part):
+        await asyncio.gather(*(part.acceptor.accept(submit(frame_of(n * 10, n * 10 + 9))) for n in range(50)))
+
+    assert syncs < 10
+
+
+def test_a_spool_has_one_owner(tmp_path: Path) -> None:
+    """A second collector on the same folder is refused."""
+    first = Segments(tmp_path)
+
+    with pytest.raises(Conflict):
+        Segments(tmp_path)
+
+    first.close()
+    Segments(tmp_path).close()
+
+
+def test_damage_inside_a_segment_costs_only_what_it_hit(tmp_path: Path) -> None:
+    """Records behind a damaged one are recovered, and the damaged file is kept for a person."""
+    segments = Segments(tmp_path)
+    records = [pack(frame_of(n, n + 9), n, f"a{n}") for n in (0, 10, 20)]
+    number, start = segments.append(records)
+    segments.close()
+    path = segments.path(number)
+    data = bytearray(path.read_bytes())
+    data[start + len(records[0]) + 60] ^= 0xFF
+    path.write_bytes(bytes(data))
+
+    again = Segments(tmp_path)
+    found = [record.at_ns for record, _ in again.recover(number)]
+    again.remove(number)
+
+    assert found == [0, 20]
+    assert [path.with_suffix(".damaged").name] == [p.name for p in tmp_path.glob("*.damaged")]
+    again.close()
+
+
+@pytest.mark.parametrize("cut", range(0, 200, 7))
+def test_a_tail_torn_anywhere_is_cut_off(tmp_path: Path, cut: int) -> None:
+    """Whatever of the last record reached the disk, the ones before it are whole."""
+    whole, torn = pack(frame_of(), 1, "a"), pack(frame_of(10, 19), 2, "b")
+    (tmp_path / f"{1:020d}.spool").write_bytes(whole + torn[:cut])
+
+    segments = Segments(tmp_path)
+    found = [frame for _, frame in segments.recover(1)]
+
+    assert [frame_of()] == found
+    assert len(whole) == segments.path(1).stat().st_size
+    segments.close()

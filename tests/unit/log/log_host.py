@@ -1,0 +1,79 @@
+"""A broker and a workshop on one memory store and one memory meta, with a clock that moves only when told to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lakebed.clock import ManualClock
+from lakebed.context import Context
+from lakebed.ids import Ids
+from lakebed.log.broker import Broker
+from lakebed.log.columns import columns
+from lakebed.log.control import Chunk, Stamp
+from lakebed.log.model import TopicPartition
+from lakebed.log.settings import LogSettings
+from lakebed.log.workers import Workshop
+from lakebed.log.writer import Group
+from lakebed.meta.memory import MemoryMeta, MemoryState
+from lakebed.metrics import Metrics
+from lakebed.settings import Settings
+from lakebed.store.memory import MemoryStore
+
+TP = TopicPartition("orders", 0)
+
+
+class Host:
+    """One host: its bucket and meta, and as many brokers and workshops on them as a test wants."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.store = MemoryStore(clock=self.clock)
+        self.state = MemoryState()
+        self.tp = TP
+        self._seed = 0
+
+    def context(self, **settings: Any) -> Context:
+        self._seed += 1
+        section = LogSettings(**{"compact_min_entries": 2, "vacuum_horizon_s": 100.0, **settings})
+        return Context(
+            f"node-{self._seed}",
+            Settings({LogSettings: section}, {}),
+            self.store,
+            self.clock,
+            Ids.seeded(self._seed),
+            Metrics(),
+        )
+
+    def meta(self) -> MemoryMeta:
+        return MemoryMeta(self.state, clock=self.clock, ids=Ids.seeded(f"meta-{self._seed}"))
+
+    def broker(self, **settings: Any) -> Broker:
+        return Broker(self.context(**settings), self.meta())
+
+    def workshop(self, **settings: Any) -> Workshop:
+        return Workshop(self.context(**settings), self.meta())
+
+    async def append(self, broker: Broker, *records: bytes, tp: TopicPartition = TP, stamp: Stamp | None = None) -> Any:
+        """One append, one index entry; settled before it returns."""
+        ((outcome,),) = await broker.writer.append_shared([Group(tp, (Chunk(columns(records), stamp),))])
+        await broker.writer.drain()
+        return outcome
+
+    async def read(self, broker: Broker, offset: int, tp: TopicPartition = TP, bytes_max: int = 1 << 20) -> list[bytes]:
+        found = await broker.reader.read(tp, offset, bytes_max=bytes_max)
+        return [record for part in found.parts for record in part]
+
+    async def read_all(self, broker: Broker, tp: TopicPartition = TP) -> list[bytes]:
+        now = await broker.reader.control(tp)
+        offset, found = now.log_start_offset, []
+        while offset <= now.sequence_counter:
+            more = await self.read(broker, offset, tp)
+            found += more
+            offset += len(more)
+        return found
+
+    def meta_keys(self, part: str = "") -> list[str]:
+        return [key for key in self.state.keys if part in key]
+
+    async def objects(self, prefix: str = "llog/") -> list[str]:
+        return [info.key async for info in self.store.list(prefix)]

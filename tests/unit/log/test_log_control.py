@@ -1,0 +1,135 @@
+"""What may happen to a partition."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from lakebed.log import control
+from lakebed.log.blob import Slice
+from lakebed.log.columns import columns
+from lakebed.log.control import PRODUCERS_MAX, BlobTooOld, Chunk, Duplicate, Fresh, Refused, Repeat, Stamp
+from lakebed.log.model import Control, LogDeleted, LogFenced, OffsetOutOfRange, TopicPartition
+
+TP = TopicPartition("orders", 0)
+OPEN = control.opened(5)
+
+
+def append(now: Control, *chunks: Chunk, created_at_ms: int = 10) -> Control:
+    return control.append(
+        control.cleared(now),
+        chunks,
+        tp=TP,
+        append_id="a",
+        data_key="s3://b/llog/wal-shared/x",
+        place=Slice(100, 50),
+        created_at_ms=created_at_ms,
+    )
+
+
+def stamped(sequence: int, producer: str = "p", count: int = 1) -> Chunk:
+    return Chunk(columns([b"x"] * count), Stamp(producer, sequence))
+
+
+def test_the_stored_record_has_the_seeds_fields() -> None:
+    """An untouched control record has exactly log_state, sequence_counter and pending; pending names its slice."""
+    stored = msgspec.json.decode(msgspec.json.encode(append(Control("OPEN", 0, None), Chunk(columns([b"a", b"b"])))))
+
+    assert {"log_state", "sequence_counter", "pending"} == set(stored)
+    assert stored["sequence_counter"] == 2
+    assert stored["pending"] == {
+        "append_id": "a",
+        "start_offset": 1,
+        "end_offset": 2,
+        "msg_count": 2,
+        "entry_type": "WAL",
+        "data_key": "s3://b/llog/wal-shared/x",
+        "encoding": "bytes-batch-v1",
+        "byte_offset": 100,
+        "byte_length": 50,
+        "created_at_ms": 10,
+    }
+
+
+def test_offsets_follow_each_other_without_gaps() -> None:
+    """The next append begins where the last one ended."""
+    first = append(OPEN, Chunk(columns([b"a", b"b"])))
+    second = append(first, Chunk(columns([b"c"])), Chunk(columns([b"d", b"e"])))
+
+    assert first.pending and (first.pending.start_offset, first.pending.end_offset) == (1, 2)
+    assert second.pending and (second.pending.start_offset, second.pending.end_offset) == (3, 5)
+
+
+def test_fenced_and_deleted_logs_take_no_append() -> None:
+    """FENCED refuses until unfenced; DELETED refuses for ever, and its offsets are not given out again."""
+    full = control.cleared(append(OPEN, Chunk(columns([b"a"] * 3))))
+    fenced = control.fenced(full, TP, reason="move", now_ms=9)
+    dead = control.deleted(full, reason="gone", now_ms=9)
+
+    with pytest.raises(LogFenced, match="move"):
+        append(fenced, Chunk(columns([b"b"])))
+    with pytest.raises(LogDeleted):
+        append(dead, Chunk(columns([b"b"])))
+    with pytest.raises(LogDeleted):
+        control.unfenced(dead, TP, now_ms=9)
+    assert append(control.unfenced(fenced, TP, now_ms=9), Chunk(columns([b"b"]))).sequence_counter == 4
+    again = append(control.reopened(dead, 9), Chunk(columns([b"b"])))
+    assert (again.log_start_offset, again.sequence_counter) == (4, 4)
+
+
+def test_a_batch_is_fresh_once_and_a_duplicate_afterwards() -> None:
+    """The last five batches of a producer are recognised with their offsets; gaps and strangers are refused."""
+    now = OPEN
+    for sequence in range(7):
+        now = append(now, stamped(sequence, count=2))
+
+    verdicts = control.judge(now, [stamped(6), stamped(2), stamped(1), stamped(8), stamped(7), stamped(7)])
+
+    duplicate, remembered, forgotten, gap, fresh, repeat = verdicts
+    assert isinstance(duplicate, Duplicate) and (duplicate.mark.start_offset, duplicate.mark.end_offset) == (13, 14)
+    assert isinstance(remembered, Duplicate)
+    assert isinstance(forgotten, Refused) and isinstance(gap, Refused)
+    assert isinstance(fresh, Fresh) and repeat == Repeat(4)
+    (stranger,) = control.judge(now, [stamped(3, "other")])
+    assert isinstance(stranger, Refused)
+
+
+def test_the_longest_unused_producer_is_forgotten_first() -> None:
+    """The record stays bounded, and whoever was forgotten cannot append twice by accident."""
+    now = OPEN
+    for number in range(PRODUCERS_MAX):
+        now = append(now, stamped(0, f"p{number}"))
+    now = append(now, stamped(1, "p0"))
+
+    now = append(now, stamped(0, "new"))
+
+    assert len(now.producers) == PRODUCERS_MAX
+    assert "p0" in now.producers and "p1" not in now.producers
+    (verdict,) = control.judge(now, [stamped(1, "p1")])
+    assert isinstance(verdict, Refused)
+
+
+def test_a_blob_that_the_vacuum_may_have_taken_is_not_committed() -> None:
+    """After the vacuum has announced itself, older blobs are refused and younger ones are taken."""
+    now = control.vacuumed(OPEN, 10)
+
+    with pytest.raises(BlobTooOld):
+        append(now, Chunk(columns([b"a"])), created_at_ms=10)
+    assert append(now, Chunk(columns([b"a"])), created_at_ms=11).sequence_counter == 1
+    assert control.vacuumed(now, 9) is now
+
+
+def test_trim_goes_forward_only_and_not_past_the_end() -> None:
+    """The start never moves back; a reader below it, or past the end, is out of range."""
+    full = append(OPEN, Chunk(columns([b"a"] * 5)))
+    trimmed = control.trimmed(full, TP, 4)
+
+    assert control.trimmed(trimmed, TP, 2) is trimmed
+    assert control.trimmed(full, TP, 6).log_start_offset == 6
+    with pytest.raises(OffsetOutOfRange):
+        control.trimmed(full, TP, 7)
+    for offset in (0, 3, 7):
+        with pytest.raises(OffsetOutOfRange):
+            control.demand_readable(trimmed, TP, offset)
+    for offset in (4, 5, 6):
+        control.demand_readable(trimmed, TP, offset)

@@ -1,0 +1,260 @@
+"""The HTTP contracts: requests, answers and statuses of produce and consume, and what each malformed request gets."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+from httpx2 import ASGITransport, AsyncClient
+from log_host import TP, Host
+
+from lakebed.context import Context
+from lakebed.gateway.app import build
+from lakebed.log import frame
+from lakebed.log.columns import Columns, columns
+from lakebed.log.contracts import Answer
+from lakebed.log.model import BackPressureRejected
+from lakebed.log.routes import LogRoutes
+
+
+class Server:
+    def __init__(self, host: Host, client: AsyncClient, routes: LogRoutes) -> None:
+        self.host, self.client, self.routes = host, client, routes
+
+    async def post(self, path: str, body: Any, **headers: str) -> Any:
+        data = body if isinstance(body, bytes) else msgspec.json.encode(body)
+        asking = asyncio.ensure_future(self.client.post(path, content=data, headers=headers))
+        for _ in range(20):
+            await self.host.clock.advance(0.02)
+            if asking.done():
+                break
+        return await asking
+
+    async def produce(self, *records: Any, topic: str = "orders", partition: int = 0, **more: Any) -> Any:
+        return await self.post(
+            "/produce",
+            {"topic_partitions": [{"topic": topic, "partition": partition, "records": list(records), **more}]},
+        )
+
+    async def consume(self, offset: int, **more: Any) -> Any:
+        asked = {"topic": "orders", "partition": 0, "fetch_offset": offset}
+        return await self.post("/consume", {"topic_partitions": [asked], **more})
+
+
+@pytest.fixture
+async def server(host: Host) -> AsyncIterator[Server]:
+    context: Context = host.context(batch_max_delay_ms=1.0)
+    routes = LogRoutes(context, host.meta())
+    app = build(context, [routes])
+    async with AsyncClient(transport=ASGITransport(app=app), base_url="http://log") as client:
+        yield Server(host, client, routes)
+
+
+async def test_produce_answers_as_the_seed_says(server: Server) -> None:
+    """One result per topic-partition with offsets, index key and blob; counts of successes and errors."""
+    answer = await server.produce("alpha", {"base64": "AAE="})
+
+    assert answer.status_code == 200
+    body = answer.json()
+    (result,) = body.pop("results")
+    wal_uri = result.pop("wal_uri")
+    assert body == {"success_count": 1, "error_count": 0}
+    assert result == {
+        "topic": "orders",
+        "partition": 0,
+        "ok": True,
+        "start_offset": 1,
+        "end_offset": 2,
+        "count": 2,
+        "index_key": "llog/orders/partitions/0/index/00000000000000000002",
+    }
+    assert wal_uri.startswith("s3://lakebed/llog/wal-shared/")
+
+
+async def test_consume_gives_text_as_text_and_bytes_as_base64(server: Server) -> None:
+    """Records come back in the form produce takes, with where to go on."""
+    await server.produce("grün", {"base64": base64.b64encode(b"\xff\x00").decode()})
+
+    answer = await server.consume(1)
+
+    (result,) = answer.json()["results"]
+    assert answer.status_code == 200
+    assert result["records"] == ["grün", {"base64": "/wA="}]
+    assert tuple(result[key] for key in ("start_offset", "next_offset", "high_watermark", "count")) == (1, 3, 2, 2)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"not json",
+        b"\xff\xfe",
+        b"[]",
+        {},
+        {"topic_partitions": []},
+        {"topic_partitions": {}},
+        {"topic_partitions": [{"topic": "t", "partition": 0, "records": []}]},
+        {"topic_partitions": [{"topic": "t", "partition": 0}]},
+        {"topic_partitions": [{"topic": "", "partition": 0, "records": ["a"]}]},
+        {"topic_partitions": [{"topic": 5, "partition": 0, "records": ["a"]}]},
+        {"topic_partitions": [{"topic": "a/b", "partition": 0, "records": ["a"]}]},
+        {"topic_partitions": [{"topic": "..", "partition": 0, "records": ["a"]}]},
+        {"topic_partitions": [{"topic": "wal-shared", "partition": 0, "records": ["a"]}]},
+        {"topic_partitions": [{"topic": "t", "partition": -1, "records": ["a"]}]},
+        {"topic_partitions": [{"topic": "t", "partition": "0", "records": ["a"]}]},
+        {"topic_partitions": [{"topic": "t", "partition": 10**9, "records": ["a"]}]},
+        {"topic_partitions": [{"topic": "t", "partition": 0, "records": [5]}]},
+        {"topic_partitions": [{"topic": "t", "partition": 0, "records": [{"base64": "!!!"}]}]},
+        {"topic_partitions": [{"topic": "t", "partition": 0, "records": [{"base64": "AAE=", "x": 1}]}]},
+        {"topic_partitions": [{"topic": "t", "partition": 0, "records": ["a"], "producer_id": "p"}]},
+        {"topic_partitions": [{"topic": "t", "partition": 0, "records": ["a"], "producer_id": "p", "sequence": -1}]},
+        {
+            "topic_partitions": [
+                {"topic": "t", "partition": 0, "records": ["a"]},
+                {"topic": "t", "partition": -1, "records": ["a"]},
+            ]
+        },
+    ],
+)
+async def test_a_malformed_produce_is_400_and_changes_nothing(server: Server, body: Any) -> None:
+    """Also when only one of several batches is malformed."""
+    answer = await server.post("/produce", body)
+
+    assert answer.status_code == 400 and answer.json()["code"] == "invalid"
+    assert server.host.state.keys == [] and await server.host.objects() == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"nope",
+        {"topic_partitions": []},
+        {"topic_partitions": [{"topic": "orders", "partition": 0}]},
+        {"topic_partitions": [{"topic": "orders", "partition": 0, "fetch_offset": -1}]},
+        {"topic_partitions": [{"topic": "orders", "partition": 0, "fetch_offset": 1, "partition_max_bytes": 0}]},
+        {"topic_partitions": [{"topic": "orders", "partition": 0, "fetch_offset": 1}], "max_wait_ms": -1},
+        {"topic_partitions": [{"topic": "orders", "partition": 0, "fetch_offset": 1}], "max_bytes": 0},
+    ],
+)
+async def test_a_malformed_consume_is_400(server: Server, body: Any) -> None:
+    """Every field that cannot be is named by the answer."""
+    assert (await server.post("/consume", body)).status_code == 400
+
+
+async def test_unknown_partitions_and_offsets_out_of_range_are_typed_results(server: Server) -> None:
+    """409 with ok false and the error's name; nothing is created by reading."""
+    unknown = await server.consume(1)
+    assert server.host.state.keys == []
+    await server.produce("a")
+    beyond, below = await server.consume(5), await server.consume(0)
+
+    assert [answer.status_code for answer in (unknown, beyond, below)] == [409, 409, 409]
+    assert unknown.json()["results"][0]["error_type"] == "UnknownTopicPartition"
+    for answer in (beyond, below):
+        (result,) = answer.json()["results"]
+        assert (result["ok"], result["error_type"]) == (False, "OffsetOutOfRange")
+        assert (result["log_start_offset"], result["high_watermark"]) == (1, 1)
+
+
+async def test_statuses_follow_the_outcomes(server: Server) -> None:
+    """200 all good, 409 mixed or failed, 503 only when every batch met back pressure; unknown paths 404."""
+    await server.produce("a")
+    await server.routes.broker.steward.fence(TP, reason="stop")
+    mixed = await server.post(
+        "/produce",
+        {
+            "topic_partitions": [
+                {"topic": "orders", "partition": 0, "records": ["b"]},
+                {"topic": "orders", "partition": 1, "records": ["c"]},
+            ]
+        },
+    )
+    failed = await server.produce("b")
+    server.routes.broker.producer._held = server.routes.broker.settings.buffer_max_bytes
+    refused = await server.produce("b", partition=1)
+
+    assert [answer.status_code for answer in (mixed, failed, refused)] == [409, 409, 503]
+    assert [result["ok"] for result in mixed.json()["results"]] == [False, True]
+    assert mixed.json()["results"][0]["error_type"] == "LogFenced" and mixed.json()["error_count"] == 1
+    assert refused.json()["results"][0]["error_type"] == BackPressureRejected.__name__
+    assert (await server.client.get("/nowhere")).status_code == 404
+
+
+async def test_the_binary_content_type_carries_columns_both_ways(server: Server) -> None:
+    """A frame produced is consumed as a frame, byte for byte; a broken frame is 400."""
+    records = columns([b"a", b"", b"\xff" * 300])
+    header = {"topic_partitions": [{"topic": "orders", "partition": 0, "count": 3, "payload_bytes": records.size}]}
+    body = frame.encode(header, [records])
+
+    produced = await server.post("/produce", body, **{"content-type": frame.MEDIA_TYPE})
+    asked = {"topic_partitions": [{"topic": "orders", "partition": 0, "fetch_offset": 2}]}
+    consumed = await server.post("/consume", asked, accept=frame.MEDIA_TYPE)
+    broken = await server.post("/produce", body[:-1], **{"content-type": frame.MEDIA_TYPE})
+
+    assert (produced.status_code, consumed.status_code, broken.status_code) == (200, 200, 400)
+    answer, at = frame.decode_header(consumed.content, Answer)
+    (result,) = answer.results
+    assert (result["count"], result["next_offset"], result["payload_bytes"]) == (2, 4, 300)
+    rest = consumed.content[at:]
+    assert list(Columns(2, rest[:8], rest[8:])) == [b"", b"\xff" * 300]
+
+
+async def test_a_retried_produce_is_answered_with_its_first_offsets(server: Server) -> None:
+    """Over HTTP too: duplicate true, same offsets, one record in the log."""
+    first = await server.produce("a", producer_id="p", sequence=0)
+    again = await server.produce("a", producer_id="p", sequence=0)
+    gap = await server.produce("b", producer_id="p", sequence=2)
+
+    assert again.json()["results"][0]["duplicate"] is True
+    assert first.json()["results"][0]["start_offset"] == again.json()["results"][0]["start_offset"] == 1
+    assert (gap.status_code, gap.json()["results"][0]["error_type"]) == (409, "OutOfOrderSequence")
+
+
+async def test_operators_routes(server: Server) -> None:
+    """Describe, fence, trim, seek by time, groups and delete, each over HTTP."""
+    await server.produce(*"abcde")
+    client = server.client
+
+    assert (await client.get("/topics")).json() == {"topics": [{"topic": "orders", "partitions": [0]}]}
+    assert (await client.get("/topics/orders/partitions/0")).json()["records"] == 5
+    assert (await client.get("/topics/orders/partitions/0/offset", params={"at_ms": "0"})).json() == {"offset": 1}
+    assert (await client.get("/topics/orders/partitions/0/offset")).status_code == 400
+    commit = {"topic_partitions": [{"topic": "orders", "partition": 0, "offset": 3}]}
+    assert (await server.post("/groups/g/commit", commit)).status_code == 200
+    assert (await client.get("/topics/orders/groups/g")).json()["groups"][0]["lag"] == 3
+    assert (await server.post("/topics/orders/partitions/0/fence", {})).status_code == 400
+    assert (await server.post("/topics/orders/partitions/0/fence", {"reason": "x"})).json()["log_state"] == "FENCED"
+    assert (await server.post("/topics/orders/partitions/0/unfence", b"")).json()["log_state"] == "OPEN"
+    assert (await server.post("/topics/orders/partitions/0/trim", {"before_offset": 4})).status_code == 200
+    assert (await server.consume(3)).json()["results"][0]["error_type"] == "OffsetOutOfRange"
+    assert (await server.consume(4)).json()["results"][0]["records"] == ["d", "e"]
+    deleted = await client.request("DELETE", "/topics/orders", content=b'{"reason":"done"}')
+    assert deleted.json() == {"topic": "orders", "deleted": [0]}
+    assert (await client.get("/topics")).json() == {"topics": []}
+
+
+async def test_roles_decide_what_a_broker_answers(host: Host) -> None:
+    """A write broker does not consume, a read broker does not produce."""
+    for role, missing in (("write", "/consume"), ("read", "/produce")):
+        context = host.context(roles=role)
+        app = build(context, [LogRoutes(context, host.meta())])
+        async with AsyncClient(transport=ASGITransport(app=app), base_url="http://log") as client:
+            assert (await client.post(missing, content=b"{}")).status_code == 404
+
+
+async def test_health_and_metrics_say_what_the_seed_asks_for(server: Server) -> None:
+    """Broker id, address and start; metrics as JSON to who asks for it, as Prometheus text on their own path."""
+    await server.produce("a")
+
+    health = (await server.client.get("/health")).json()
+    numbers = (await server.client.get("/metrics", headers={"accept": "application/json"})).json()
+    text = (await server.client.get("/metrics/prometheus")).text
+
+    assert {"status", "broker_id", "host", "port", "started_at_ms"} <= set(health)
+    assert health["status"] == "ok" or health["components"]["log"]["status"] == "ok"
+    assert {"labels": {"op": "put"}, "value": 1.0} in numbers["lakebed_log_s3_requests_total"]
+    assert numbers["lakebed_log_blobs_total"] == 1.0
+    assert "lakebed_log_s3_request_cost_dollars 5e-06" in text

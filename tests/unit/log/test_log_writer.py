@@ -1,0 +1,232 @@
+"""The writer and the batching producer: order, recovery, idempotence, back pressure."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+from log_host import TP, Host
+
+from lakebed.clock import settle
+from lakebed.errors import OutcomeUnknown, Unavailable
+from lakebed.log import paths
+from lakebed.log.blob import decode_header
+from lakebed.log.columns import columns
+from lakebed.log.control import Chunk, Stamp
+from lakebed.log.model import BackPressureRejected, LogFenced, OutOfOrderSequence, TopicPartition
+from lakebed.log.writer import Appended, Group
+
+OTHER = TopicPartition("clicks", 3)
+
+
+async def test_one_blob_carries_many_partitions_and_each_commits_on_its_own(host: Host) -> None:
+    """append_shared writes one object; control, index and cursor of each partition follow the seed's keys."""
+    broker = host.broker()
+
+    outcomes = await broker.writer.append_shared(
+        [Group(TP, (Chunk(columns([b"a", b"b"])),)), Group(OTHER, (Chunk(columns([b"c"])),))]
+    )
+    await broker.writer.drain()
+
+    ((first,), (second,)) = outcomes
+    assert isinstance(first, Appended) and isinstance(second, Appended)
+    assert (
+        first.index_key,
+        first.start_offset,
+        first.end_offset,
+    ) == ("llog/orders/partitions/0/index/00000000000000000002", 1, 2)
+    (key,) = await host.objects()
+    assert first.wal_uri == second.wal_uri == f"s3://lakebed/{key}" and key.startswith("llog/wal-shared/")
+    header, _ = decode_header((await host.store.get(key)).data)
+    assert [part.topic for part in header.partitions] == ["orders", "clicks"]
+    assert host.meta_keys("orders") == [
+        "llog/orders/partitions/0/index/00000000000000000002",
+        "llog/orders/partitions/0/meta/compaction-cursor",
+        "llog/orders/partitions/0/meta/control",
+    ]
+    index = msgspec.json.decode(host.state.entries[first.index_key].value)
+    assert {"type", "msg_count", "data_key", "encoding", "byte_offset", "byte_length", "created_at_ms"} == set(index)
+    control = msgspec.json.decode(host.state.entries[paths.control(TP)].value)
+    assert (control["sequence_counter"], control["pending"]) == (2, None)
+
+
+async def test_a_crash_after_the_commit_is_recovered_by_the_next_writer(host: Host) -> None:
+    """A pending append is readable at once, and in the index before the next one takes its place."""
+    dying, heir = host.broker(), host.broker()
+    dying.records.materialise = _never  # type: ignore[assignment]
+    await dying.writer.append_shared([Group(TP, (Chunk(columns([b"a", b"b"])),))])
+
+    assert host.meta_keys("/index/") == []
+    assert await host.read(heir, 2) == [b"b"]
+    await host.append(heir, b"c")
+
+    assert await host.read_all(heir) == [b"a", b"b", b"c"]
+    assert len(host.meta_keys("/index/")) == 2
+
+
+async def test_a_lost_answer_to_the_commit_is_not_appended_twice(host: Host) -> None:
+    """The swap was done, its answer lost: the writer finds its own append and acknowledges it once."""
+    broker = host.broker()
+    await host.append(broker, b"a")
+    put, lost = broker.meta.put, []
+
+    async def losing(key: str, value: bytes, **options: object) -> object:
+        done = await put(key, value, **options)  # type: ignore[arg-type]
+        if key.endswith("/control") and not lost:
+            lost.append(key)
+            raise OutcomeUnknown("lost")
+        return done
+
+    broker.meta.put = losing  # type: ignore[assignment, method-assign]
+    outcome = await host.append(broker, b"b")
+
+    assert lost and isinstance(outcome, Appended) and outcome.start_offset == 2
+    assert await host.read_all(broker) == [b"a", b"b"]
+
+
+async def test_a_failed_blob_fails_its_groups_and_changes_no_log(host: Host) -> None:
+    """Nothing is committed without its bytes in the bucket."""
+    broker = host.broker()
+    await host.append(broker, b"a")
+    create = host.store.create
+
+    async def failing(key: str, data: bytes) -> object:
+        raise Unavailable("no bucket")
+
+    host.store.create = failing  # type: ignore[assignment, method-assign]
+    outcome = await host.append(broker, b"b")
+    host.store.create = create  # type: ignore[method-assign]
+
+    assert isinstance(outcome, Unavailable)
+    assert await host.read_all(broker) == [b"a"]
+    assert isinstance(await host.append(broker, b"c"), Appended)
+
+
+async def test_two_brokers_interleave_without_gaps_or_loss(host: Host) -> None:
+    """Appends of two processes to one partition all get their own offsets."""
+    one, two = host.broker(), host.broker()
+
+    async def many(broker: object, name: str) -> list[Appended]:
+        return [await host.append(broker, f"{name}{n}".encode()) for n in range(10)]  # type: ignore[arg-type]
+
+    working = asyncio.gather(many(one, "a"), many(two, "b"))
+    while not working.done():
+        await host.clock.advance(0.1)
+    outcomes = [outcome for some in working.result() for outcome in some]
+
+    assert list(range(1, 21)) == sorted(outcome.start_offset for outcome in outcomes)
+    found = await host.read_all(one)
+    for outcome, name in zip(outcomes, [f"{who}{n}".encode() for who in "ab" for n in range(10)], strict=True):
+        assert found[outcome.start_offset - 1] == name
+
+
+async def test_blobs_travel_together_while_each_partition_stays_ordered(host: Host) -> None:
+    """The second blob arrives first, and its records still come second."""
+    broker = host.broker(batch_max_bytes=1)
+    gates: list[asyncio.Event] = []
+    create = host.store.create
+
+    async def gated(key: str, data: bytes) -> object:
+        gate = asyncio.Event()
+        gates.append(gate)
+        await gate.wait()
+        return await create(key, data)
+
+    host.store.create = gated  # type: ignore[assignment, method-assign]
+    first = asyncio.ensure_future(broker.produce([(TP, Chunk(columns([b"a"])))]))
+    second = asyncio.ensure_future(broker.produce([(TP, Chunk(columns([b"b"])))]))
+    await settle()
+    assert len(gates) == 2
+    gates[1].set()
+    await settle()
+    assert not second.done()
+    gates[0].set()
+
+    (one,), (two,) = await first, await second
+    assert isinstance(one, Appended) and isinstance(two, Appended)
+    assert (one.start_offset, two.start_offset) == (1, 2)
+
+
+async def test_a_retried_batch_is_appended_once_wherever_it_is_retried(host: Host) -> None:
+    """The same producer and sequence, on the same broker, on another, and merged with fresh batches."""
+    one, two = host.broker(), host.broker()
+    stamp = Stamp("p", 0)
+    first = await host.append(one, b"a", stamp=stamp)
+    again = await host.append(one, b"a", stamp=stamp)
+    elsewhere = await host.append(two, b"a", stamp=stamp)
+    ((merged, plain, gap),) = await two.writer.append_shared(
+        [
+            Group(
+                TP,
+                (
+                    Chunk(columns([b"a"]), stamp),
+                    Chunk(columns([b"b"])),
+                    Chunk(columns([b"z"]), Stamp("p", 5)),
+                ),
+            )
+        ]
+    )
+    await two.writer.drain()
+
+    assert [(outcome.start_offset, outcome.duplicate) for outcome in (first, again, elsewhere, merged)] == [
+        (1, False),
+        (1, True),
+        (1, True),
+        (1, True),
+    ]
+    assert isinstance(plain, Appended) and plain.start_offset == 2
+    assert isinstance(gap, OutOfOrderSequence)
+    assert await host.read_all(one) == [b"a", b"b"]
+
+
+async def test_fencing_refuses_appends_of_every_broker(host: Host) -> None:
+    """A broker that knew the log as open learns of the fence at its next append."""
+    one, two = host.broker(), host.broker()
+    await host.append(one, b"a")
+    await two.steward.fence(TP, reason="maintenance")
+
+    refused = await host.append(one, b"b")
+    await two.steward.unfence(TP)
+    taken = await host.append(one, b"c")
+
+    assert isinstance(refused, LogFenced)
+    assert isinstance(taken, Appended) and taken.start_offset == 2
+
+
+async def test_requests_are_coalesced_and_waiters_fanned_out(host: Host) -> None:
+    """What arrives within the delay shares one blob; everybody gets their own offsets."""
+    broker = host.broker(batch_max_delay_ms=10.0)
+    asked = [asyncio.ensure_future(broker.produce([(TP, Chunk(columns([b"%d" % n, b"x"])))])) for n in range(5)]
+    await host.clock.advance(0.009)
+    assert not any(one.done() for one in asked)
+    await host.clock.advance(0.002)
+
+    outcomes = [(await one)[0] for one in asked]
+
+    assert [(outcome.start_offset, outcome.end_offset) for outcome in outcomes if isinstance(outcome, Appended)] == [
+        (1, 2),
+        (3, 4),
+        (5, 6),
+        (7, 8),
+        (9, 10),
+    ]
+    assert len(await host.objects()) == 1
+
+
+async def test_too_much_at_once_is_refused_with_nothing_changed(host: Host) -> None:
+    """The buffer is bounded: what does not fit is rejected at once, what was taken is appended."""
+    broker = host.broker(buffer_max_bytes=2000, batch_max_bytes=2000, record_max_bytes=2000)
+    taken = asyncio.ensure_future(broker.produce([(TP, Chunk(columns([b"x" * 1500])))]))
+    await settle()
+
+    (refused,) = await broker.produce([(TP, Chunk(columns([b"y" * 1500])))])
+    await host.clock.advance(0.1)
+
+    assert isinstance(refused, BackPressureRejected)
+    assert isinstance((await taken)[0], Appended)
+    assert await host.read_all(broker) == [b"x" * 1500]
+    assert broker.producer.held_bytes == 0
+
+
+async def _never(*_: object) -> None:
+    await asyncio.get_running_loop().create_future()

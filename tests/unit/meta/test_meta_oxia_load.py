@@ -1,0 +1,46 @@
+"""What is said where the Oxia client is not installed."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from lakebed.clock import ManualClock
+from lakebed.errors import Invalid
+from lakebed.ids import Ids
+from lakebed.meta.connect import connect
+from lakebed.meta.settings import MetaSettings
+from lakebed.metrics import Metrics
+from lakebed.store.memory import MemoryStore
+
+
+def test_without_the_client_the_extra_to_install_is_named(
+    monkeypatch: pytest.MonkeyPatch, manual_clock: ManualClock
+) -> None:
+    """Choosing the backend without its package is told at once, with what to type."""
+    monkeypatch.setitem(sys.modules, "oxia", None)
+
+    with pytest.raises(Invalid) as told:
+        connect(
+            MetaSettings.of({"backend": "oxia"}),
+            store=MemoryStore(clock=manual_clock),
+            clock=manual_clock,
+            ids=Ids(),
+            metrics=Metrics(),
+        )
+
+    assert "lakebed[oxia]" in told.value.hint
+
+
+def test_the_bucket_backend_is_chosen_by_its_name(manual_clock: ManualClock) -> None:
+    """Settings alone decide which store the log coordinates through."""
+    made = connect(
+        MetaSettings.of({"backend": "bucket"}),
+        store=MemoryStore(clock=manual_clock),
+        clock=manual_clock,
+        ids=Ids(),
+        metrics=Metrics(),
+    )
+
+    assert type(made).__name__ == "BucketMeta"

@@ -1,0 +1,87 @@
+"""Contracts: what is understood, and what is said about each mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lakebed.pipeline.contract import BadContract, read_contract, read_contracts
+from lakebed.pipeline.flow_settings import FlowSettings
+
+GOOD = """
+table: orders
+keys: [id]
+order_by: [at]
+columns:
+  id: {type: long, required: true}
+  total: {type: "decimal(12,2)", from: amount}
+  at: timestamp
+checks:
+  total_not_negative: total >= 0
+"""
+
+
+def test_a_good_contract_is_understood() -> None:
+    """Short and long forms of a column mean the same; what is not said has its default."""
+    contract = read_contract(GOOD, "orders.yaml")
+
+    assert ("orders", "discard", ("id",)) == (contract.bronze, contract.drift, contract.keys)
+    assert ("amount", "at") == (contract.source_of("total"), contract.source_of("at"))
+    assert contract.columns["id"].required and not contract.columns["at"].required
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("table: orders", "table: ../orders", "no table name"),
+        ("keys: [id]", "keys: []", "at least one column"),
+        ("keys: [id]", "keys: [nr]", "'nr' is none of its columns"),
+        ("keys: [id]", "keys: [at]", "must be required"),
+        ("keys: [id]", "keys: [id]\nkeys: [at]", "comes twice"),
+        ("order_by: [at]", "order_by: [when]", "order_by: 'when'"),
+        ("order_by: [at]", "drift: ignore", "Invalid enum value"),
+        ("order_by: [at]", "colour: red", "unknown field `colour`"),
+        ("at: timestamp", "at: moment", "there is no type 'moment'"),
+        ("at: timestamp", "_at: timestamp", "no column name"),
+        ("at: timestamp", "at: timestamp\n  AT: date", "differ only in case"),
+        ("at: timestamp", "at: {type: date, require: true}", "unknown field `require`"),
+        ("total_not_negative", "Total > 0", "no name for a check"),
+        ("total >= 0", "''", "is empty"),
+        ("table: orders", "table: [", "no YAML"),
+        ("table: orders", "table: !!python/object/apply:os.system [ls]", "no YAML"),
+    ],
+)
+def test_a_mistake_is_told_with_its_file_and_place(old: str, new: str, told: str) -> None:
+    """Nothing is guessed: each mistake is named."""
+    with pytest.raises(BadContract) as refused:
+        read_contract(GOOD.replace(old, new), "orders.yaml")
+
+    assert refused.value.message.startswith("orders.yaml")
+    assert told in refused.value.message
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    """Nothing but BadContract ever comes out of reading."""
+    with pytest.raises(BadContract):
+        read_contract(text, "x.yaml")
+
+
+def test_two_contracts_of_one_table_are_refused(tmp_path: Path) -> None:
+    """A table has one truth about its rows."""
+    (tmp_path / "a.yaml").write_text(GOOD)
+    (tmp_path / "b.yaml").write_text(GOOD)
+
+    with pytest.raises(BadContract, match=r"b\.yaml: another contract"):
+        read_contracts(tmp_path)
+
+
+def test_the_examples_are_good() -> None:
+    """What Lakebed ships can be read."""
+    folder = FlowSettings(contracts="examples").contracts_folder
+    assert folder is not None
+
+    assert ["customers", "orders"] == [contract.table for contract in read_contracts(folder)]

@@ -1,0 +1,55 @@
+"""A queue in memory, on a clock that moves when told to."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import count
+from typing import Any
+
+import pytest
+
+from lakebed.clock import ManualClock
+from lakebed.ids import Ids
+from lakebed.metrics import Metrics
+from lakebed.queue.queue import Queue
+from lakebed.queue.settings import QueueSettings
+from lakebed.store.memory import MemoryStore
+
+Run = Callable[[Awaitable[Any]], Awaitable[Any]]
+
+
+@pytest.fixture
+def memory(manual_clock: ManualClock) -> MemoryStore:
+    return MemoryStore(clock=manual_clock)
+
+
+@pytest.fixture
+def open_queue(memory: MemoryStore, manual_clock: ManualClock, metrics: Metrics) -> Callable[..., Queue]:
+    """Opens the queue as a process of its own would: sharing nothing but the store."""
+
+    processes = count()
+
+    def opened(name: str = "default", *, store: Any = None, **changes: Any) -> Queue:
+        settings = QueueSettings(**changes)
+        return Queue(
+            name, settings, store or memory, manual_clock, ids=Ids.seeded(f"{name}-{next(processes)}"), metrics=metrics
+        )
+
+    return opened
+
+
+@pytest.fixture
+async def running(manual_clock: ManualClock) -> AsyncIterator[Run]:
+    """Runs work to its end while time passes."""
+    import asyncio
+
+    async def run(work: Awaitable[Any]) -> Any:
+        task = asyncio.ensure_future(work)
+        for _ in range(2000):
+            if task.done():
+                return task.result()
+            await manual_clock.advance(0.05)
+        task.cancel()
+        raise AssertionError("it did not end within 100 s")
+
+    yield run

@@ -1,0 +1,259 @@
+"""From a committed tick to silver: grouped, dispatched once, again after a failure, a dead letter at last; replayed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from lakebed.clock import ManualClock
+from lakebed.context import Context
+from lakebed.errors import Conflict, NotFound, Unavailable
+from lakebed.store.memory import MemoryStore
+from lakebed.ticks.adapters import open_audit, open_queue
+from lakebed.ticks.audit import COMMITTED, DISPATCHED
+from lakebed.ticks.auditor import Auditor
+from lakebed.ticks.dispatcher import Dispatcher
+from lakebed.ticks.model import Message, SilverResult, SilverTick, TickId
+from ticks_kit import ORG, PROJECT, Service, context_of
+
+
+class Job:
+    """Silver that remembers its runs, and fails or hangs as told."""
+
+    def __init__(self) -> None:
+        self.runs: list[tuple[str, str, list[str]]] = []
+        self.fails = 0
+        self.hangs: asyncio.Event | None = None
+
+    async def run(self, org_id: str, project_id: str, ticks: Sequence[SilverTick]) -> SilverResult:
+        self.runs.append((org_id, project_id, [tick.tick_id for tick in ticks]))
+        if self.hangs is not None:
+            await self.hangs.wait()
+        if self.fails:
+            self.fails -= 1
+            raise Unavailable("no executor is free")
+        return SilverResult({"rows": 7})
+
+
+class Fleet:
+    """One queue and one set of rows, with as many dispatchers as wanted, on a clock that moves when told."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock, self.store, self.job = clock, MemoryStore(clock=clock), Job()
+        self.context = self.node("node-1")
+        self.queue = open_queue(self.context)
+        self.dispatched = open_audit(self.context, DISPATCHED)
+        self.first = self.dispatcher(self.context)
+
+    def node(self, name: str) -> Context:
+        return context_of(
+            self.store, clock=self.clock, node=name, seed=hash(name), visibility_timeout_s=60, batch_window_s=0.01
+        )
+
+    def dispatcher(self, context: Context) -> Dispatcher:
+        return Dispatcher(context, queue=open_queue(context), dispatched=open_audit(context, DISPATCHED), job=self.job)
+
+    async def round(self, dispatcher: Dispatcher | None = None) -> int:
+        going = asyncio.create_task((dispatcher or self.first).round())
+        while not going.done():
+            await self.clock.advance(0.01)
+        return await going
+
+
+@pytest.fixture
+def fleet(manual_clock: ManualClock) -> Fleet:
+    return Fleet(manual_clock)
+
+
+def message(tick: str, project: str = "p", org: str = "o") -> Message:
+    return Message(org, project, tick, "delta", "20261115", "k", "orders=3,lines=12", "2026-11-15T12:00:00Z")
+
+
+async def test_messages_of_a_project_become_one_job(fleet: Fleet) -> None:
+    """Grouped by org and project, each with its list of ticks and their versions."""
+    for tick, project in (("t1", "p"), ("t2", "q"), ("t3", "p")):
+        await fleet.queue.send(message(tick, project))
+
+    await fleet.round()
+
+    assert [("o", "p", ["t1", "t3"]), ("o", "q", ["t2"])] == sorted(fleet.job.runs)
+    row = await fleet.dispatched.get(TickId("o", "p", "t1"))
+    assert row is not None
+    assert ("done", '{"rows":7}') == (row.state, row.fields["detail"])
+    assert {"orders": 3, "lines": 12} == message("t1").versions
+    assert (0, 0, 0) == ((d := await fleet.queue.depth()).waiting, d.in_flight, d.dead)
+
+
+async def test_a_duplicate_message_starts_no_second_job(fleet: Fleet) -> None:
+    """In one batch or later: the row that was created before the job stops it."""
+    for _ in range(2):
+        await fleet.queue.send(message("t1"))
+    await fleet.round()
+    await fleet.queue.send(message("t1"))
+    await fleet.round()
+
+    assert [("o", "p", ["t1"])] == fleet.job.runs
+    assert 0 == (await fleet.queue.depth()).in_flight
+
+
+async def test_the_row_is_there_before_the_job_starts(fleet: Fleet) -> None:
+    """Another dispatcher with a duplicate finds it while the job runs, and leaves it alone."""
+    fleet.job.hangs = asyncio.Event()
+    await fleet.queue.send(message("t1"))
+    first = asyncio.create_task(fleet.first.round())
+    while not fleet.job.runs:
+        await fleet.clock.advance(0.01)
+    running = await fleet.dispatched.get(TickId("o", "p", "t1"))
+
+    await fleet.queue.send(message("t1"))
+    await fleet.round(fleet.dispatcher(fleet.node("node-2")))
+    fleet.job.hangs.set()
+    await first
+
+    assert running is not None and running.state == "running"
+    assert 1 == len(fleet.job.runs)
+
+
+async def test_a_long_job_keeps_its_messages_and_rows(fleet: Fleet) -> None:
+    """Longer than the visibility timeout: it is still its own, and nobody starts it again."""
+    fleet.job.hangs = asyncio.Event()
+    other = fleet.dispatcher(fleet.node("node-2"))
+    await fleet.queue.send(message("t1"))
+    first = asyncio.create_task(fleet.first.round())
+    for _ in range(10):
+        await fleet.clock.advance(21.0)
+        assert 0 == await other.round()
+    fleet.job.hangs.set()
+    await first
+
+    assert 1 == len(fleet.job.runs)
+    row = await fleet.dispatched.get(TickId("o", "p", "t1"))
+    assert row is not None and row.state == "done"
+
+
+async def test_the_ticks_of_a_failed_job_are_dispatched_again(fleet: Fleet) -> None:
+    """The row says failed until then; the second try is done."""
+    fleet.job.fails = 1
+    await fleet.queue.send(message("t1"))
+    await fleet.round()
+    failed = await fleet.dispatched.get(TickId("o", "p", "t1"))
+
+    await fleet.clock.advance(61.0)
+    await fleet.round()
+
+    done = await fleet.dispatched.get(TickId("o", "p", "t1"))
+    assert failed is not None and done is not None
+    assert ("failed", "no executor is free", "done", 2) == (
+        failed.state, failed.fields["detail"], done.state, done.fields["tries"],
+    )  # fmt: skip
+
+
+async def test_a_job_whose_dispatcher_died_is_taken_over(fleet: Fleet) -> None:
+    """Its message comes back, its row has gone silent: another runs the ticks."""
+    fleet.job.hangs = asyncio.Event()
+    await fleet.queue.send(message("t1"))
+    dying = asyncio.create_task(fleet.first.round())
+    while not fleet.job.runs:
+        await fleet.clock.advance(0.01)
+    dying.cancel()
+    await asyncio.gather(dying, return_exceptions=True)
+    fleet.job.hangs = None
+
+    await fleet.clock.advance(61.0)
+    await fleet.round(fleet.dispatcher(fleet.node("node-2")))
+
+    row = await fleet.dispatched.get(TickId("o", "p", "t1"))
+    assert row is not None
+    assert (2, "done") == (len(fleet.job.runs), row.state)
+
+
+async def test_a_job_that_always_fails_ends_as_a_dead_letter(fleet: Fleet) -> None:
+    """Five tries, then the queue keeps it apart; a redrive starts over."""
+    fleet.job.fails = 5
+    await fleet.queue.send(message("t1"))
+    for _ in range(7):
+        await fleet.round()
+        await fleet.clock.advance(301.0)
+
+    dead = [letter.message().tick_id for letter in await fleet.queue.dead_letters()]
+    await fleet.queue.redrive()
+    await fleet.round()
+
+    assert (["t1"], 6) == (dead, len(fleet.job.runs))
+    assert 0 == (await fleet.queue.depth()).dead
+
+
+async def test_a_message_that_cannot_be_read_does_not_stop_the_others(fleet: Fleet) -> None:
+    """It comes back until it is a dead letter."""
+    await fleet.queue.send(message("bad"))
+    key = next(info.key for info in [i async for i in fleet.store.list("ticks/v1/queue/")])
+    stored = await fleet.store.get(key)
+    await fleet.store.replace(key, stored.data.replace(b'\\"schema_version\\":\\"1.0\\"', b'\\"x\\":1'), stored.etag)
+    queue = open_queue(fleet.node("node-3"))
+    await queue.send(message("good", "another"))
+
+    await fleet.round(fleet.dispatcher(fleet.node("node-4")))
+
+    assert [("o", "another", ["good"])] == [run for run in fleet.job.runs if run[2] == ["good"]]
+
+
+async def committed(clock: ManualClock) -> tuple[Service, Auditor, Fleet]:
+    fleet = Fleet(clock)
+    service = Service(fleet.node("service"))
+    await service.issue()
+    assert 200 == (await service.finalize(await service.upload())).status_code
+    auditor = Auditor(
+        fleet.context, queue=fleet.queue, committed=open_audit(fleet.context, COMMITTED), dispatched=fleet.dispatched
+    )
+    return service, auditor, fleet
+
+
+async def test_a_committed_tick_whose_message_was_lost_is_found_and_sent_again(manual_clock: ManualClock) -> None:
+    """The queue is purged; the audit lists what silver never got, its age is the lag, and re-enqueuing brings it in."""
+    _, auditor, fleet = await committed(manual_clock)
+    for received in await fleet.queue.receive(10):
+        await fleet.queue.delete(received.receipt)
+    await manual_clock.advance(1000.0)
+
+    found = await auditor.undispatched(older_than_s=900)
+    await auditor.measure()
+    lag_s = fleet.context.metrics.value("lakebed_ticks_lag_seconds")
+    await auditor.resend(TickId(ORG, PROJECT, found[0].tick_id))
+    await fleet.round()
+    await auditor.measure()
+
+    assert 1 == len(found)
+    assert lag_s >= 1000
+    assert [(ORG, PROJECT, [found[0].tick_id])] == fleet.job.runs
+    assert 0 == fleet.context.metrics.value("lakebed_ticks_undispatched")
+
+
+async def test_a_replay_runs_silver_again_for_a_done_tick(manual_clock: ManualClock) -> None:
+    """Its row is cleared first, its message is sent from the commit record, and the reason is kept."""
+    _, auditor, fleet = await committed(manual_clock)
+    await fleet.round()
+    tick = await auditor.find((await auditor.find("20261115T120000__abc")).tick_id)
+
+    await auditor.replay(tick, "a rule was wrong")
+    await fleet.round()
+
+    assert 2 == len(fleet.job.runs)
+    notes = [(await fleet.store.get(info.key)).data async for info in fleet.store.list("ticks/v1/replays/")]
+    assert len(notes) == 1 and b"a rule was wrong" in notes[0]
+
+
+async def test_a_tick_id_that_is_not_alone_must_be_named_in_full(manual_clock: ManualClock) -> None:
+    """Two orgs may use one id: a replay never guesses."""
+    service, auditor, _ = await committed(manual_clock)
+    await service.issue("rival", PROJECT)
+    await service.finalize(await service.upload(org="rival"), org="rival")
+
+    with pytest.raises(Conflict):
+        await auditor.find("20261115T120000__abc")
+    with pytest.raises(NotFound):
+        await auditor.find("another")
+    assert TickId("rival", PROJECT, "20261115T120000__abc") == await auditor.find(
+        "20261115T120000__abc", org_id="rival"
+    )

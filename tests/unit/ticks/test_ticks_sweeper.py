@@ -1,0 +1,80 @@
+"""What is cleared away and what is not: abandoned uploads, parts in bronze, orphans, old states."""
+
+from __future__ import annotations
+
+import pytest
+
+from lakebed.clock import ManualClock
+from lakebed.ticks.model import TickId
+from lakebed.ticks.receiver import register_of
+from lakebed.ticks.sweeper import Sweeper
+from ticks_kit import ORG, PROJECT, TICK, Service, context_of, parquet
+
+DAY_S = 86_400.0
+OF = TickId(ORG, PROJECT, TICK)
+
+
+@pytest.fixture
+async def service(manual_clock: ManualClock) -> Service:
+    made = Service(context_of(clock=manual_clock))
+    await made.issue()
+    return made
+
+
+async def parts(service: Service) -> list[str]:
+    return [info.key async for info in service.context.store.list("ticks/v1/parts/")]
+
+
+async def test_an_abandoned_upload_expires_and_can_be_begun_again(service: Service, manual_clock: ManualClock) -> None:
+    """After its time the parts are gone and the state says why; a new PUT opens the tick again."""
+    said = await service.upload()
+    sweeper = Sweeper(service.context)
+    await manual_clock.advance(6 * DAY_S)
+    await sweeper.round()
+    kept = await parts(service)
+    await manual_clock.advance(2 * DAY_S)
+
+    await sweeper.round()
+    state = (await register_of(service.context, OF).read()).value
+    gone = await parts(service)
+    lost = await service.finalize(said)
+    await service.upload()
+    again = await service.finalize(said)
+
+    assert (2, []) == (len(kept), gone)
+    assert ("failed", "expired") == (state.state, state.failure and state.failure.error_class)
+    assert (409, [1, 2], 200) == (lost.status_code, lost.json()["missing"], again.status_code)
+
+
+async def test_parts_of_a_committed_tick_go_and_its_answer_stays(service: Service, manual_clock: ManualClock) -> None:
+    """A day after the commit the parts are only in bronze; a month later the answer still comes."""
+    said = await service.upload()
+    first = await service.finalize(said)
+    sweeper = Sweeper(service.context)
+    await sweeper.round()
+    kept = await parts(service)
+
+    await manual_clock.advance(1.1 * DAY_S)
+    await sweeper.round()
+    gone = await parts(service)
+    await manual_clock.advance(31 * DAY_S)
+    await sweeper.round()
+    states = [info.key async for info in service.context.store.list("ticks/v1/state/")]
+
+    assert (2, [], []) == (len(kept), gone, states)
+    assert first.json() == (await service.finalize(said)).json()
+
+
+async def test_only_orphans_older_than_any_upload_are_swept(service: Service, manual_clock: ManualClock) -> None:
+    """Bytes that a slow writer has not registered yet stay; those of a dead one go; named parts always stay."""
+    await service.put(1, parquet([1]))
+    await service.context.store.create("ticks/v1/parts/acme/p-1/other/000001-a-b.parquet", b"half a tick")
+    sweeper = Sweeper(service.context)
+    await sweeper.round()
+    young = await parts(service)
+
+    await manual_clock.advance(DAY_S)
+    await sweeper.round()
+
+    assert (2, 1) == (len(young), len(await parts(service)))
+    assert 1 == service.context.metrics.value("lakebed_ticks_swept_total", why="orphan")
