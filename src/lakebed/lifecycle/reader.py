@@ -76,7 +76,7 @@ class Reader:
         safe_ns = now_ns - ns(self._settings.flush_lag_s)
         wanted_ns = now_ns - calendar.small_delay_ns if delay_ns is None else calendar.cutoff(now_ns, delay_ns)
         cutoff_ns = min(wanted_ns, safe_ns)
-        read, worked, peeked = 0, 0, 0
+        read = worked = waiting = peeked = 0
         batch: list[tuple[Position, Work | None]] = []
         next_due_ns: int | None = None
         try:
@@ -93,11 +93,11 @@ class Reader:
                         continue
                     read += 1
                     batch.append((event.position, work))
-                    worked += work is not None
-                    if self._full(batch):
+                    worked, waiting = worked + (work is not None), waiting + (work is not None)
+                    if waiting >= self._settings.batch or len(batch) >= CHECKPOINT_EVENTS:
                         await alive()
                         cursor, answer = await self._settle(delay_ns, cursor, batch)
-                        batch = []
+                        batch, waiting = [], 0
                         if answer is not None:
                             return self._ended(delay_ns, read, worked, answer)
         except LostLog as error:
@@ -112,9 +112,6 @@ class Reader:
         if end > cursor and (end.ts_ns - cursor.ts_ns >= CHECKPOINT_NS):
             await self._advance(delay_ns, cursor, end)
         return Sweep(delay_ns, read, worked, next_due_ns)
-
-    def _full(self, batch: list[tuple[Position, Work | None]]) -> bool:
-        return sum(work is not None for _, work in batch) >= self._settings.batch or len(batch) >= CHECKPOINT_EVENTS
 
     def _work(self, snapshot: Snapshot, delay_ns: int | None, event: Event) -> Work | None:
         actions: list[CompiledAction]

@@ -17,9 +17,10 @@ from lakebed.ids import Ids
 from lakebed.lifecycle import troubles
 from lakebed.lifecycle.decide import Decision, Deletion, decide
 from lakebed.lifecycle.engine import ActionRef, CompiledAction
-from lakebed.lifecycle.guard import guard, outcome_of, resolution_of
+from lakebed.lifecycle.evaluate import evaluate
+from lakebed.lifecycle.guard import guard, outcome_of, resolution_of, same_entry
 from lakebed.lifecycle.ledger import Ledger
-from lakebed.lifecycle.model import Degraded, Mode, Outcome, Resolution, Rule
+from lakebed.lifecycle.model import Degraded, Entry, Mode, Outcome, Resolution, Rule
 from lakebed.lifecycle.pace import Pace
 from lakebed.lifecycle.pending import Pending, PendingFull
 from lakebed.lifecycle.policies import rules_of
@@ -42,6 +43,12 @@ class Work(msgspec.Struct, frozen=True):
     upload_id: str = ""
     event: Event | None = None
     unreadable: str = ""
+    family: Family | None = None  # as a listing showed it, where that is all a delete's condition needs
+
+
+def stands_alone(entry: Entry) -> bool:
+    """Whether its identity says everything that matters about it: an object without versions."""
+    return not entry.version_id and not entry.upload_id
 
 
 class Seams(msgspec.Struct, frozen=True):
@@ -90,6 +97,8 @@ class Resolver:
     async def _look(self, work: Work) -> Family | LakebedError:
         if work.unreadable:
             return Corrupt(f"the event cannot be read: {work.unreadable}")
+        if work.family is not None:
+            return work.family
         async with self._slots:
             try:
                 return await self._seams.lister.look(work.bucket, work.key, work.upload_id)
@@ -126,26 +135,50 @@ class Resolver:
         return answer
 
     async def _delete_with_tries(self, deletion: Deletion) -> tuple[Outcome, str]:
+        """Deletes; a fatal error is tried a few times. So is another identity that is due all the same: a tag that no
+        rule asks for makes one, and its event would be of interest to nobody.
+        """
         outcome, reason = Outcome.FATAL_EVENT_ERROR, ""
         for _ in range(troubles.FATAL_TRIES):
             async with self._slots:
                 outcome, reason = await self._delete(deletion)
-            if outcome is not Outcome.FATAL_EVENT_ERROR:
+            if outcome is Outcome.STALE_IDENTITY:
+                found = await self._due_again(deletion)
+                if not isinstance(found, Deletion):
+                    return found, reason
+                deletion, outcome = found, Outcome.TRANSPORT_ERROR
+            elif outcome is not Outcome.FATAL_EVENT_ERROR:
                 break
         return outcome, reason
 
+    async def _due_again(self, deletion: Deletion) -> Deletion | Outcome:
+        """The same entry as it is now, when the same action still wants the same; otherwise what that means."""
+        wanted, action = deletion.entry, deletion.action
+        try:
+            family = await self._seams.lister.look(wanted.bucket, wanted.key, wanted.upload_id)
+        except LakebedError as error:
+            return outcome_of(error)
+        entry = next((one for one in family.entries if same_entry(one, wanted)), None)
+        if entry is None:
+            return Outcome.NOT_FOUND
+        verb = evaluate(action.rule, action.kind, entry, self._clock.now_ns(), self._settings.calendar)
+        if verb is not deletion.verb:
+            return Outcome.STALE_IDENTITY
+        return msgspec.structs.replace(deletion, entry=entry)
+
     async def _delete(self, deletion: Deletion) -> tuple[Outcome, str]:
-        """One guarded delete: everything is read again, and the store itself checks the identity once more."""
+        """One guarded delete: the policy is read again, and what the store's own check of the identity does not cover
+        (which version is current, how many are left) is looked at again.
+        """
         entry, action = deletion.entry, deletion.action
         try:
             await self._pace.wait()
-            live = await self._seams.lister.look(entry.bucket, entry.key, entry.upload_id)
             refused = guard(
                 entry,
                 deletion.verb,
                 action.ref.key,
                 action.rule,
-                live=live.entries,
+                live=await self._live(entry),
                 policy=await self._policy(entry.bucket),
                 now_ns=self._clock.now_ns(),
                 calendar=self._settings.calendar,
@@ -156,6 +189,11 @@ class Resolver:
         except LakebedError as error:
             return outcome_of(error), error.message
         return Outcome.DELETED, ""
+
+    async def _live(self, entry: Entry) -> tuple[Entry, ...]:
+        if stands_alone(entry):
+            return (entry,)
+        return (await self._seams.lister.look(entry.bucket, entry.key, entry.upload_id)).entries
 
     async def _policy(self, bucket: str) -> tuple[Rule, ...]:
         """The policy in force; at most `policy_fresh_s` old, since no store states it in the delete itself."""

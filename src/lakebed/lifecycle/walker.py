@@ -18,7 +18,7 @@ from lakebed.lifecycle.decide import decide
 from lakebed.lifecycle.engine import CompiledAction, Snapshot
 from lakebed.lifecycle.model import ActionKind, Degraded, Mode, Resolution, StreamKind
 from lakebed.lifecycle.modes import decide_mode, safety_scan_every
-from lakebed.lifecycle.resolver import Resolver, Work
+from lakebed.lifecycle.resolver import Resolver, Work, stands_alone
 from lakebed.lifecycle.seams import Family, Lister
 from lakebed.lifecycle.settings import LifecycleSettings, ns
 from lakebed.lifecycle.shelf import Shelf, changed
@@ -99,7 +99,8 @@ class Walker:
         if not actions or not self._may_be_due(snapshot, actions, family, now_ns):
             return None
         stream = Stream(StreamKind.BOOTSTRAP, bucket=family.bucket, key=family.key, upload_id=family.upload_id)
-        return Work(stream, family.bucket, family.key, actions, family.upload_id)
+        listed = family if all(stands_alone(entry) for entry in family.entries) else None
+        return Work(stream, family.bucket, family.key, actions, family.upload_id, family=listed)
 
     def _may_be_due(self, snapshot: Snapshot, actions: tuple[CompiledAction, ...], family: Family, now_ns: int) -> bool:
         """Saves the live look for what the listing already shows to be not due."""

@@ -66,7 +66,7 @@ class LifecycleWorker:
     async def tick(self) -> Tick:
         """One round of everything."""
         snapshot = await self.compile()
-        walks = [walk for bucket in snapshot.buckets if (walk := await self._walk(bucket, snapshot)) is not None]
+        walks = [walk for bucket in snapshot.buckets if (walk := await self.walk(bucket, snapshot)) is not None]
         if any(walk.complete for walk in walks):
             snapshot = await self.compile()
         sweeps = await self._sweep(snapshot)
@@ -154,7 +154,8 @@ class LifecycleWorker:
         known = (await register.read()).value
         return known if reconcile(known) is known else await register.change(changed(reconcile))
 
-    async def _walk(self, bucket: str, snapshot: Snapshot) -> Walk | None:
+    async def walk(self, bucket: str, snapshot: Snapshot) -> Walk | None:
+        """Walks the bucket when it needs it and nobody else does; None otherwise."""
         state = (await self._shelf.bucket(bucket).read()).value
         if not self._needs_walk(state, snapshot, bucket):
             return None

@@ -36,7 +36,7 @@ LIFE_S = 4 * DAY_S  # of clients and of faults
 REST_DAYS = 4  # afterwards, in calm: longer than any rule, shorter than a safety scan, which would hide what was missed
 CRASH = 0.004
 RACE = 0.3  # deletes that meet a client's write
-UNAVAILABLE = 0.08
+REFUSED = 0.3  # looks and deletes that the lake refuses while faults last
 POLICY_WINDOW_S = 12.0  # how old the policy behind a delete can be: one slow look, one pause of its process
 SETTINGS = LifecycleSettings(
     day_s=DAY_S,
@@ -70,7 +70,10 @@ class FarLake:
 
     async def _go(self, verb: str, key: str) -> None:
         await self._travel()
-        if self._world.fault_rng.random() < self._world.faults.unavailable:
+        chance = self._world.faults.unavailable
+        if chance and verb in ("look", "delete"):
+            chance = REFUSED
+        if self._world.fault_rng.random() < chance:
             raise Unavailable(f"{verb} {key}: simulated")
 
     async def read(self, after: Position, until_ns: int) -> AsyncGenerator[Event, None]:
@@ -216,9 +219,10 @@ async def lifecycle(world: World) -> None:
     lake = MemoryLake(world.clock)
     judge = Judge(world, lake)
     for number in range(3):
-        lake.write(BUCKET, f"a{number}")
+        lake.write(BUCKET, f"a-old{number}")  # due when the first policy comes: only a walk can find them
+    await asyncio.sleep(2.1 * DAY_S)
     await edit(world, lake, judge)
-    world.faults = msgspec.structs.replace(world.faults, crash=CRASH, unavailable=UNAVAILABLE)
+    world.faults = msgspec.structs.replace(world.faults, crash=CRASH)
     end_ns = world.clock.now_ns() + round(LIFE_S * 1e9)
     await asyncio.gather(
         clients(world, lake, judge, end_ns),

@@ -292,6 +292,26 @@ async def test_a_paused_action_does_nothing_and_catches_up_when_it_goes_on() -> 
     assert [] == world.left()
 
 
+async def test_a_tag_that_no_rule_asks_for_does_not_save_an_object() -> None:
+    """It changes the identity between judging and deleting, and its event interests nobody: judged again at once."""
+    world, store = failing()
+    await world.policy("b", rule(expiration_days=1))
+    await world.tick()
+    world.lake.write("b", "a")
+    delete = store.delete
+
+    async def late(entry: Entry, verb: Verb) -> None:
+        if not store.tried:
+            world.lake.tag("b", "a", {"unrelated": "1"})
+        await delete(entry, verb)
+
+    store.delete = late  # type: ignore[method-assign]
+    await world.tick(1.01)
+
+    assert ["a", "a"] == store.tried
+    assert [] == world.left()
+
+
 # Cursors: the regressions the design names.
 
 CALENDAR = Calendar(day_ns=DAY, rounding="exact", small_delay_ns=SECOND)

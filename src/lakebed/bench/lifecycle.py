@@ -1,0 +1,164 @@
+"""`lakebed bench lifecycle`: events routed, deletes beside bare S3 deletes, walks, and rounds that do not grow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import Any
+
+import msgspec
+import obstore
+
+from lakebed.bench.harness import Check, Contender, Stand, at_least, at_most, rate, rounds_of, told
+from lakebed.lifecycle import xml
+from lakebed.lifecycle.engine import Activation, Snapshot, compile_policies
+from lakebed.lifecycle.model import Calendar, Mode, Rule
+from lakebed.lifecycle.resolver import Seams
+from lakebed.lifecycle.settings import LifecycleSettings
+from lakebed.lifecycle.worker import LifecycleWorker
+from lakebed.lifecycle.workers import Site, opened
+from lakebed.store.admin import client
+from lakebed.store.bucket import open_bucket
+from lakebed.store.settings import StoreSettings
+
+DELETES_BAR = 0.6  # ours ÷ bare
+STEADY_BAR = 1.5  # a round on a bucket ten times as large ÷ a round on the small one
+RULES_BAR = 1.5  # routing with ten times the rules ÷ without
+CONCURRENCY = 16
+SETTINGS = LifecycleSettings(
+    day_s=1.0, rounding="exact", small_delay_s=0.1, flush_lag_s=0.1, lookback_s=1.0, concurrency=CONCURRENCY
+)
+
+
+class Only:
+    """One bucket's policy: a round of the bench is not a round of everything."""
+
+    def __init__(self, lake: Any, bucket: str) -> None:
+        self._lake, self._bucket = lake, bucket
+        self.get, self.put = lake.get, lake.put
+
+    async def all(self) -> Sequence[Any]:
+        found = await self._lake.get(self._bucket)
+        return [] if found is None else [found]
+
+
+async def bench(stand: Stand) -> Sequence[Check]:
+    context = stand.context()
+    clock = context.clock
+    count, events = (400, 20_000) if stand.quick else (2000, 100_000)
+    rounds = 3 if stand.quick else 5
+
+    stand.tell(f"{events} events through 100 buckets × 5 rules, and through ten times as many rules")
+    few, many = _compiled(5), _compiled(50)
+    routed = [await rate(clock, events, lambda: _route(few, events)) for _ in range(rounds)]
+    crowded = [await rate(clock, events, lambda: _route(many, events)) for _ in range(rounds)]
+
+    async with opened(context) as site:
+        stand.tell(f"{count} due objects deleted by a walk, and by bare S3 deletes, {CONCURRENCY} at once")
+        ours, bare = [], []
+        for _ in range(rounds):
+            ours.append(await _expire(stand, site, count))
+            bare.append(await _delete(stand, site, count))
+        stand.tell(f"walks and rounds over {count // 2} and {count * 5} objects that are kept")
+        walked, (small_s, large_s) = await _steady(stand, site, (count // 2, count * 5))
+    return [
+        told("events routed, 500 rules", routed, "events/s"),
+        at_most("routing time, 5,000 rules beside 500", routed, crowded, RULES_BAR),
+        told("deletes, by rules", ours, "objects/s"),
+        told("deletes, bare S3", bare, "objects/s"),
+        at_least("deletes, ours beside bare", ours, bare, DELETES_BAR),
+        told("bootstrap walk", [walked], "objects/s"),
+        told(f"a round, {count // 2} objects", small_s, "s"),
+        told(f"a round, {count * 5} objects", large_s, "s"),
+        at_most("a round, ten times the objects", large_s, small_s, STEADY_BAR),
+    ]
+
+
+def _compiled(rules: int) -> Snapshot:
+    ready, days = Activation(Mode.EVENT_DRIVEN, True), (1, 1, 7, 7, 30)
+    policies = {
+        f"b{n}": tuple(Rule(prefix=f"p{i:03d}/", expiration_days=days[i % 5]) for i in range(rules)) for n in range(100)
+    }
+    return compile_policies(policies, lambda _: ready, Calendar())
+
+
+async def _route(snapshot: Snapshot, events: int) -> None:
+    """Each event once per delay group, as the reader does."""
+    for number in range(events):
+        bucket, key = f"b{number % 100}", f"p{number % 5:03d}/key-{number}"
+        for delay_ns in snapshot.original_delay_groups:
+            snapshot.match_original(bucket, key, delay_ns)
+
+
+@asynccontextmanager
+async def _bucket(stand: Stand, count: int) -> AsyncIterator[tuple[str, Any]]:
+    """A bucket of its own, filled."""
+    settings = stand.settings.of(StoreSettings)
+    name = f"bench-{stand.context().ids.token()}"
+    s3 = client(settings)
+    await asyncio.to_thread(s3.create_bucket, Bucket=name)
+    store = open_bucket(msgspec.structs.replace(settings, url=f"s3://{name}", prefix=""))
+    await _all(count, lambda number: obstore.put_async(store, f"d/{number:06d}", b"x" * 64))
+    yield name, store
+
+
+async def _all(count: int, work: Any) -> None:
+    slots = asyncio.Semaphore(CONCURRENCY)
+
+    async def one(number: int) -> None:
+        async with slots:
+            await work(number)
+
+    await asyncio.gather(*(one(number) for number in range(count)))
+
+
+def _worker(site: Site, name: str) -> LifecycleWorker:
+    seams = Seams(site.lake, site.lake, Only(site.lake, name))
+    return LifecycleWorker(site.lake, seams, site.shelf, SETTINGS, node="bench")
+
+
+async def _expire(stand: Stand, site: Site, count: int) -> float:
+    async with _bucket(stand, count) as (name, _):
+        await site.shelf.clock.sleep(SETTINGS.day_s + 1.0)
+        await site.lake.put(name, xml.render((Rule("all", expiration_days=1),)))
+        worker = _worker(site, name)
+        snapshot = await worker.compile()
+        made = await rate(site.shelf.clock, count, lambda: worker.walk(name, snapshot))
+        left = [family async for family in site.lake.walk(name)]
+        assert not left, f"{len(left)} objects are still there"
+        await site.lake.put(name, b"")
+        return made
+
+
+async def _delete(stand: Stand, site: Site, count: int) -> float:
+    async with _bucket(stand, count) as (_, store):
+        return await rate(
+            site.shelf.clock, count, lambda: _all(count, lambda number: obstore.delete_async(store, f"d/{number:06d}"))
+        )
+
+
+async def _steady(stand: Stand, site: Site, counts: Sequence[int]) -> tuple[float, list[list[float]]]:
+    """The rate of the last first walk, and how long rounds take afterwards, bucket by bucket in turn."""
+    clock, walked = site.shelf.clock, 0.0
+    async with AsyncExitStack() as stack:
+        workers: dict[str, LifecycleWorker] = {}
+        for count in counts:
+            name, _ = await stack.enter_async_context(_bucket(stand, count))
+            await site.lake.put(name, xml.render((Rule("kept", expiration_days=1000),)))
+            workers[name] = worker = _worker(site, name)
+            snapshot = await worker.compile()
+            walked = await rate(clock, count, partial(worker.walk, name, snapshot))
+            await worker.tick()
+
+        def contender(worker: LifecycleWorker) -> Contender:
+            async def measured() -> float:
+                return 1.0 / await rate(clock, 1, worker.tick)
+
+            return measured
+
+        seen = await rounds_of(15, {name: contender(worker) for name, worker in workers.items()})
+        for name in workers:
+            await site.lake.put(name, b"")
+        return walked, [seen[name] for name in workers]
