@@ -176,7 +176,7 @@ async def _come_to_rest(world: World, watch: Watch, made: list[Tick]) -> None:
         while await replica.auditor.undispatched():
             await replica.dispatcher.round()
             await last.clock.sleep(1.0)
-        for org in {tick.id.org_id for tick in made}:
+        for org in sorted({tick.id.org_id for tick in made}):
             await _judge(world, watch, replica, org)
         await replica.ownership.stop()
 
