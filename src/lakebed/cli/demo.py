@@ -26,8 +26,10 @@ def demo(
     output: Output = "table",
 ) -> int:
     """Run every part once on a stack of its own, with faults, and prove the totals. Exits 0 only if all held."""
+    from lakebed import logs
     from lakebed.demo.run import run
 
+    logs.configure("error")  # what happens is told in the demo's own words
     folder = keep or Path(tempfile.mkdtemp(prefix="lakebed-demo-"))
     try:
         outcome = in_loop(lambda: run(folder, scale=scale, seed=seed, only=only, tell=say, tell_stack=_tell))

@@ -19,7 +19,7 @@ from lakebed.parts import sections
 from lakebed.settings import load
 
 # Each is lakebed.demo.<name> with TITLE, NEXT and play(stage); they are played in this order.
-SCENARIOS: tuple[str, ...] = ("store", "agents", "queue", "log", "pipeline", "ticks")
+SCENARIOS: tuple[str, ...] = ("store", "agents", "queue", "log", "lifecycle", "pipeline", "ticks")
 
 
 class Outcome(msgspec.Struct, frozen=True):
