@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
 from typing import Any
 
 import structlog
-
-# Until `configure` is called, words go to stderr too: stdout is for data.
-structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
 
 SECRET_NAMES = ("secret", "token", "password", "authorization", "api_key", "access_key")
 
@@ -32,9 +30,26 @@ def configure(level: str = "info", *, as_json: bool | None = None) -> None:
             last,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        logger_factory=_Stderr,
         cache_logger_on_first_use=True,
     )
+
+
+class _Stderr:
+    """Writes to whatever stderr is now. A stderr that is closed or gone never breaks the work that is logged."""
+
+    def __init__(self, *_: Any) -> None:
+        return None
+
+    def msg(self, message: str) -> None:
+        with suppress(OSError, ValueError):
+            print(message, file=sys.stderr, flush=True)
+
+    debug = info = warning = error = critical = exception = msg
+
+
+# Until `configure` is called, words go to stderr too: stdout is for data.
+structlog.configure(logger_factory=_Stderr)
 
 
 def logger(name: str) -> Any:

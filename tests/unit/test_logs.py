@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator
 
@@ -48,3 +49,27 @@ def test_a_terminal_gets_readable_lines(capsys: pytest.CaptureFixture[str]) -> N
     text = capsys.readouterr().err
     assert "stored" in text
     assert not text.startswith("{")
+
+
+def test_a_closed_stderr_never_breaks_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A logger that outlives its stderr says nothing, and raises nothing."""
+    logs.configure("info", as_json=True)
+    logger = logs.logger("queue")
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr("sys.stderr", closed)
+
+    logger.error("nobody hears this")
+
+
+def test_words_go_to_the_stderr_of_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A logger made before stderr was replaced writes to the new one."""
+    logs.configure("info", as_json=True)
+    logger = logs.logger("queue")
+    logger.info("first")
+    heard = io.StringIO()
+    monkeypatch.setattr("sys.stderr", heard)
+
+    logger.info("second")
+
+    assert "second" in heard.getvalue()
