@@ -51,7 +51,7 @@ bench: setup ## every bench, as ratios to the bare thing beneath
 	$(BIN)/lakebed bench all --quick
 
 lock: setup ## pin every dependency again, without download addresses
-	$(BIN)/pip-compile --quiet --extra dev --extra oxia --strip-extras --no-header --no-annotate --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --allow-unsafe --output-file requirements.lock pyproject.toml
+	$(BIN)/pip-compile --quiet --extra dev --extra oxia --strip-extras --no-header --no-annotate --no-emit-options --allow-unsafe --output-file requirements.lock pyproject.toml
 
 clean: ## remove what make made
 	rm -rf $(VENV) .mypy_cache .ruff_cache build dist
