@@ -33,13 +33,13 @@ unit: setup ## memory store, manual clock, no sockets, no Spark
 	$(BIN)/pytest tests/unit -n 2
 
 conformance: setup ## one contract, run on every backend
-	$(BIN)/pytest tests/conformance
+	$(BIN)/pytest tests/conformance -n 2 --dist loadfile
 
 sim: setup ## seeded worlds with faults and crashes
 	$(BIN)/pytest tests/sim -n 2
 
 integration: setup ## real servers, real processes, kill -9
-	$(BIN)/pytest tests/integration
+	$(BIN)/pytest tests/integration -n 2 --dist loadfile
 
 test-oxia: setup ## the meta contract on a real Oxia server, where Go can build one
 	$(BIN)/python tests/oxia/run.py
