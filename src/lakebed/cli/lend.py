@@ -29,6 +29,6 @@ def lent(where: Where) -> Iterator[Settings]:
         endpoints = asyncio.run(weed.start())
         try:
             say(f"a bucket of its own, ready in {clock.monotonic_s() - began:.1f} s")
-            yield where.settings(stack=endpoints.store_settings().as_layer())
+            yield where.settings(stack=endpoints.as_settings())
         finally:
             asyncio.run(weed.stop(grace_s=0.0))
