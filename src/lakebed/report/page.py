@@ -69,9 +69,9 @@ class Report:
 
     def table(self, headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Report:
         """Numbers are set to the right. Rows over ROWS_MAX are counted, not shown."""
-        right = [isinstance(value, int | float) for value in (rows[0] if rows else ())]
-        right += [False] * (len(headers) - len(right))
-        head = tag("tr", *(tag("th", escape(h), class_="r" if r else None) for h, r in zip(headers, right, strict=False)))
+        numbers = {at for row in rows[:1] for at, value in enumerate(row) if isinstance(value, int | float)}
+        heads = [tag("th", escape(name), class_="r" if at in numbers else None) for at, name in enumerate(headers)]
+        head = tag("tr", *heads)
         body = [tag("tr", *map(_td, row)) for row in rows[:ROWS_MAX]]
         self._parts.append(tag("div", tag("table", tag("thead", head), tag("tbody", *body)), class_="wide"))
         if len(rows) > ROWS_MAX:
