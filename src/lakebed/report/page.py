@@ -49,8 +49,18 @@ class Report:
         self._parts.append(tag("div", *tiles, class_="facts"))
         return self
 
-    def lines(self, title: str, series: Sequence[Line], *, unit: str = "", x_unit: str = "s") -> Report:
-        return self._plot(title, plots.lines(series, title=title, unit=unit, x_unit=x_unit), _names(series))
+    def lines(
+        self,
+        title: str,
+        series: Sequence[Line],
+        *,
+        unit: str = "",
+        x_unit: str = "s",
+        marks: Sequence[tuple[float, str]] = (),
+    ) -> Report:
+        """Lines over x; `marks` are instants worth a dashed line, with words that show when pointed at."""
+        drawn = plots.lines(series, title=title, unit=unit, x_unit=x_unit, marks=marks)
+        return self._plot(title, drawn, _names(series))
 
     def stacked(self, title: str, series: Sequence[Line], *, unit: str = "", x_unit: str = "s") -> Report:
         return self._plot(title, plots.stacked(series, title=title, unit=unit, x_unit=x_unit), _names(series))
@@ -66,6 +76,15 @@ class Report:
         note = " · ".join(f"{name} {short(quantile(ordered, share))}" for share, name in SHARES) if ordered else ""
         note = f"{len(ordered):,} measured · {note} {unit}" if ordered else ""
         return self._plot(title, plots.histogram(ordered, title=title, unit=unit), (), note)
+
+    def buckets(self, title: str, counted: Sequence[tuple[float, float]], *, unit: str = "s") -> Report:
+        """A metric's histogram: (upper bound, how many fell into that bucket). Empty ends are cut off."""
+        filled = [at for at, (_, count) in enumerate(counted) if count]
+        shown = counted[filled[0] : filled[-1] + 1] if filled else ()
+        values = {f"≤ {short(bound)}" if isfinite(bound) else "more": count for bound, count in shown}
+        all_of_them = sum(count for _, count in shown)
+        note = f"{all_of_them:,.0f} measured, {unit}" if shown else ""
+        return self._plot(title, plots.bars(list(values.items()), title=title, unit=""), (), note)
 
     def table(self, headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Report:
         """Numbers are set to the right. Rows over ROWS_MAX are counted, not shown."""

@@ -14,12 +14,15 @@ LEFT, RIGHT, TOP, BOTTOM = 58.0, 14.0, 12.0, 36.0
 POINTS_MAX = 600  # of one line: more than pixels is waste
 LINES_MAX = 8  # as many as there are colours that are told apart
 BARS_MAX = 40
+MARKS_MAX = 40
 BINS = 40
 NAME_MAX = 14
 
 
-def lines(series: Sequence[Line], *, title: str, unit: str, x_unit: str) -> str:
-    """Lines over a shared x axis, from zero (or below it)."""
+def lines(
+    series: Sequence[Line], *, title: str, unit: str, x_unit: str, marks: Sequence[tuple[float, str]] = ()
+) -> str:
+    """Lines over a shared x axis, from zero (or below it). Marks are instants that a dashed line shows."""
     shown = [(line.name, finite(line.points)) for line in series[:LINES_MAX]]
     points = [point for _, each in shown for point in each]
     if not points:
@@ -28,6 +31,7 @@ def lines(series: Sequence[Line], *, title: str, unit: str, x_unit: str) -> str:
     across = fit(min(xs), max(xs), LEFT, WIDTH - RIGHT, widen=False)
     up = fit(min(0.0, *ys), max(*ys, 0.0), HEIGHT - BOTTOM, TOP)
     drawn = [_path(name, number, each, across, up, unit) for number, (name, each) in enumerate(shown)]
+    drawn += [_mark(across.at(x), words) for x, words in marks[:MARKS_MAX] if across.low <= x <= across.high]
     return frame(title, _grid(across, up, unit, x_unit) + "".join(drawn))
 
 
@@ -108,8 +112,8 @@ def histogram(values: Sequence[float], *, title: str, unit: str) -> str:
     ]
     for name, share in (("p50", 0.5), ("p99", 0.99)):
         at = across.at(quantile(ordered, share))
-        drawn.append(tag("line", x1=at, x2=at, y1=TOP + 6, y2=HEIGHT - BOTTOM, class_="mark"))
         words = f"{name} {short(quantile(ordered, share))} {unit}"
+        drawn.append(_mark(at, words))
         end = at > WIDTH * 0.8
         drawn.append(label(words, at + (-4 if end else 4), TOP + 12, class_="e n" if end else "s n"))
     return frame(title, _grid(across, up, "", unit) + "".join(drawn))
@@ -147,6 +151,10 @@ def _path(name: str, number: int, points: Sequence[tuple[float, float]], across:
         x, y = places.split(",")
         return tag("circle", tag("title", escape(about)), cx=x, cy=y, r=4, class_=f"b c{number}")
     return tag("polyline", tag("title", escape(about)), points=places, class_=f"l c{number}")
+
+
+def _mark(at: float, words: str) -> str:
+    return tag("line", tag("title", escape(words)), x1=at, x2=at, y1=TOP + 6, y2=HEIGHT - BOTTOM, class_="mark")
 
 
 def _place(point: tuple[float, float], across: Scale, up: Scale) -> str:
