@@ -34,6 +34,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("lakebed.cli.ticks:app", "ticks", "Ticks: upload Parquet files, see how they stand."),
     ("lakebed.cli.silver:app", "silver", "Silver: dispatch, dead letters, replays."),
     ("lakebed.cli.lifecycle:app", "lifecycle", "Expiration rules that really run: put, dry-run, status, why."),
+    ("lakebed.cli.dashboards:app", "dashboards", "Grafana dashboards and Prometheus alert rules."),
     ("lakebed.cli.sim:sim", "sim", "Run seeded simulations; replay one by its number."),
     ("lakebed.cli.bench:bench", "bench", "Measure a part beside the bare thing beneath it."),
 )
