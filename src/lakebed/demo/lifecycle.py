@@ -58,6 +58,7 @@ async def play(stage: Stage) -> None:
 
 async def _expire(stage: Stage, context: Context, worker: LifecycleWorker, s3: Any, bucket: str, store: Store) -> None:
     count = stage.scaled(20)
+    stage.expect("objects expired", count + 1)
     stage.tell(f"{count} objects under a rule of one day, which is {DAY_S:.0f} s here, and two that no rule names")
     for number in range(count):
         await asyncio.to_thread(s3.put_object, Bucket=bucket, Key=f"tmp/{number:04d}", Body=b"x")
