@@ -85,10 +85,15 @@ def rules_put(bucket: str, file: Path, *, dry_run: DryRunFlag = False, where: Wh
     """Check a policy (XML, or the AWS CLI's JSON; - is stdin) and put it. Takes the same time for any bucket."""
     from lakebed.lifecycle.policies import as_xml, rules_of
 
-    text = as_xml(_read(file))
-    count = len(rules_of(text))
-    if not dry_run:
-        _with(where, lambda site: site.lake.put(bucket, text))
+    read = _read(file)
+
+    async def work(site: Any) -> int:
+        text = as_xml(read, bucket=bucket, home=site.shelf.home)
+        if not dry_run:
+            await site.lake.put(bucket, text)
+        return len(rules_of(text))
+
+    count = _with(where, work)
     say(f"{bucket}: {count} rules {'would be' if dry_run else ''} put".replace("  ", " "))
 
 
@@ -133,16 +138,16 @@ def rules_import(file: Path, *, dry_run: DryRunFlag = False, where: Where = Wher
 
     try:
         lines = [msgspec.json.decode(line, type=dict[str, str]) for line in _read(file).splitlines() if line.strip()]
-        found = [(line["bucket"], as_xml(line["policy"].encode())) for line in lines]
+        found = [(line["bucket"], line["policy"].encode()) for line in lines]
     except (msgspec.DecodeError, KeyError) as error:
         raise Invalid(f"{file} is not an export: {error}") from error
 
     async def work(site: Any) -> None:
-        for bucket, text in found:
+        checked = [(bucket, as_xml(text, bucket=bucket, home=site.shelf.home)) for bucket, text in found]
+        for bucket, text in () if dry_run else checked:
             await site.lake.put(bucket, text)
 
-    if not dry_run:
-        _with(where, work)
+    _with(where, work)
     say(f"{len(found)} policies {'would be ' if dry_run else ''}put")
 
 
