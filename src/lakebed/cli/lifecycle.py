@@ -52,25 +52,9 @@ def _read(file: Path) -> bytes:
 @rules.command(name="ls")
 def rules_ls(*, where: Where = Where(), output: Output = "table") -> None:
     """Every rule of every bucket."""
-    from lakebed.lifecycle.evaluate import action_kinds
-    from lakebed.lifecycle.hashing import rule_hash
-    from lakebed.lifecycle.policies import rules_of
+    from lakebed.views.lifecycle import rules as all_rules
 
-    async def work(site: Any) -> list[dict[str, Any]]:
-        return [
-            {
-                "bucket": policy.bucket,
-                "id": rule.rule_id,
-                "status": "Enabled" if rule.enabled else "Disabled",
-                "hash": rule_hash(rule),
-                "prefix": rule.prefix,
-                "actions": ",".join(kind.value for kind in action_kinds(rule)),
-            }
-            for policy in await site.lake.all()
-            for rule in rules_of(policy.text)
-        ]
-
-    emit(_with(where, work), output)
+    emit(_with(where, all_rules), output)
 
 
 @rules.command(name="get")
@@ -152,11 +136,9 @@ def rules_import(file: Path, *, dry_run: DryRunFlag = False, where: Where = Wher
 
 
 async def _policy(site: Any, bucket: str) -> bytes:
-    policy = await site.lake.get(bucket)
-    if policy is None:
-        raise NotFound(f"{bucket} has no policy", hint=f"lakebed lifecycle rules put {bucket} FILE")
-    text: bytes = policy.text
-    return text
+    from lakebed.views.lifecycle import policy
+
+    return await policy(site, bucket)
 
 
 # Looking.
@@ -178,16 +160,18 @@ def dry_run_command(
     output: Output = "table",
 ) -> None:
     """What a policy would delete now: how many, how many bytes, by which rule, with a sample. Changes nothing."""
-    from lakebed.lifecycle.dryrun import dry_run
-    from lakebed.lifecycle.policies import rules_of
+    from lakebed.views.lifecycle import preview
 
-    async def work(site: Any) -> Any:
-        text = _read(policy) if policy else await _policy(site, bucket)
-        calendar = site.settings.calendar
-        now_ns = site.shelf.clock.now_ns() + round(days_ahead * calendar.day_ns)
-        return await dry_run(site.lake, bucket, rules_of(text, unique_ids=bool(policy)), now_ns, calendar)
+    text = _read(policy) if policy else None
+    emit(_with(where, lambda site: preview(site, bucket, text, days_ahead=days_ahead)), output)
 
-    emit(_with(where, work), output)
+
+@app.command
+def streams(*, where: Where = Where(), output: Output = "table") -> None:
+    """Where each cursor of the event stream is, and how far behind."""
+    from lakebed.views.lifecycle import streams as told
+
+    emit(in_loop(lambda: told(where.context("cli"))), output)
 
 
 @app.command
@@ -207,25 +191,11 @@ def why(bucket: str, key: str, *, where: Where = Where(), output: Output = "tabl
 
 def _rows(where: Where, bucket: str, key: str | None) -> list[dict[str, Any]]:
     from lakebed.lifecycle.ledger import Ledger
+    from lakebed.views.lifecycle import told
 
     async def work(site: Any) -> list[dict[str, Any]]:
         book = Ledger(site.shelf.store, site.shelf.clock, site.shelf.ids)
-        return [
-            {
-                "at_ns": row.at_ns,
-                "key": row.key,
-                "version": row.version_id or row.upload_id,
-                "rule": row.rule_id or row.rule_hash,
-                "kind": row.kind.value,
-                "verb": row.verb,
-                "outcome": row.outcome or "planned",
-                "due_at_ns": row.due_at_ns,
-                "stream": row.stream,
-                "run": row.run,
-                "reason": row.reason,
-            }
-            async for row in book.rows(bucket, key=key)
-        ]
+        return [told(row) async for row in book.rows(bucket, key=key)]
 
     return _with(where, work)
 
