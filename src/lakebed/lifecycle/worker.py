@@ -15,6 +15,7 @@ from lakebed.errors import Conflict, Corrupt, Fenced, Invalid, LakebedError, Una
 from lakebed.lifecycle import paths, troubles
 from lakebed.lifecycle.drainer import Drainer
 from lakebed.lifecycle.engine import ActionRef, Activation, Snapshot, action_keys, compile_policies
+from lakebed.lifecycle.home import Home
 from lakebed.lifecycle.model import ActionKind, Degraded, Mode, Rule, StreamKind
 from lakebed.lifecycle.modes import Lag, decide_mode, judge_lag
 from lakebed.lifecycle.policies import rules_of
@@ -43,10 +44,10 @@ class Tick(msgspec.Struct, frozen=True):
 
 class LifecycleWorker:
     def __init__(
-        self, source: EventSource, seams: Seams, shelf: Shelf, settings: LifecycleSettings, *, node: str
+        self, source: EventSource, seams: Seams, shelf: Shelf, settings: LifecycleSettings, *, node: str, home: Home
     ) -> None:
         self._source, self._seams, self._shelf, self._settings, self._node = source, seams, shelf, settings, node
-        self.resolver = Resolver(seams, shelf, settings, run=node)
+        self.resolver = Resolver(seams, shelf, settings, run=node, home=home)
         self._reader = Reader(source, self.resolver, shelf, settings)
         self._walker = Walker(seams.lister, self.resolver, shelf, settings)
         self._drainer = Drainer(self.resolver, shelf, settings)
@@ -125,7 +126,7 @@ class LifecycleWorker:
         wanted: set[str] = set()
         try:
             rules = rules_of(policy.text)
-            self._shelf.home.check(policy.bucket, rules)
+            self.resolver.home.check(policy.bucket, rules)
             wanted = {str(key) for key in action_keys(rules)}
         except Invalid as error:
             problem = error.message
