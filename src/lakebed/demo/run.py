@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +17,7 @@ from lakebed.embedded.stack import Event, Stack
 from lakebed.errors import Invalid, LakebedError
 from lakebed.ids import Ids
 from lakebed.parts import sections
-from lakebed.settings import load
+from lakebed.settings import env_name, load
 
 # Each is lakebed.demo.<name> with TITLE, NEXT and play(stage); they are played in this order.
 SCENARIOS: tuple[str, ...] = ("store", "agents", "queue", "log", "lifecycle", "pipeline", "ticks")
@@ -48,6 +49,8 @@ async def run(
     if unknown:
         raise Invalid(f"no scenario is named {', '.join(unknown)}", hint=f"scenarios: {', '.join(SCENARIOS)}")
     clock = SystemClock()
+    # Scenarios start the Spark they need; two more in the stack's own processes would only take its cores.
+    os.environ.setdefault(env_name("pipeline.warm"), "false")
     stack = Stack(folder, clock=clock, ids=Ids(), tell=tell_stack)
     endpoints = await stack.start()
     watching = asyncio.create_task(stack.watch())
