@@ -148,5 +148,6 @@ class SparkSilver:
             for table, version in tick.versions.items():
                 versions[table] = max(version, versions.get(table, -1))
         names = [tick.tick_id for tick in ticks]
-        report = await asyncio.to_thread(flow.run_silver, org_id, project_id, names, versions)
+        anew = {table for tick in ticks if tick.replay for table in tick.versions}
+        report = await asyncio.to_thread(flow.run_silver, org_id, project_id, names, versions, anew=anew)
         return SilverResult(msgspec.to_builtins(report))
