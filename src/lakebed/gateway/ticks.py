@@ -44,9 +44,9 @@ def component(context: Context) -> Component:
 
 def workers(context: Context) -> Sequence[Worker]:
     if context.settings.of(TicksSettings).pipeline == "twin":
-        return tick_workers(context, TwinSilverJob(context))
+        return tick_workers(context, TwinSilverJob(context), TwinBronze(context))
     flow = SparkFlow(context)
-    dispatcher, *others = tick_workers(context, SparkSilver(flow))
+    dispatcher, *others = tick_workers(context, SparkSilver(flow), SparkBronze(flow))
     return [flow.warming(dispatcher), *others]
 
 
