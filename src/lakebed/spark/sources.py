@@ -113,7 +113,25 @@ class Batches(Source):
         return "lakebed.batches"
 
 
-SOURCES: tuple[type[Source], ...] = (Batches,)
+class Topic(Source):
+    feed_place = "lakebed.log.feed:open_feed"
+    own = ("topic", "start", "end")
+
+    @classmethod
+    def name(cls) -> str:
+        return "lakebed.topic"
+
+
+class Queue(Source):
+    feed_place = "lakebed.queue.feed:open_feed"
+    own = ("queue", "start", "end")
+
+    @classmethod
+    def name(cls) -> str:
+        return "lakebed.queue"
+
+
+SOURCES: tuple[type[Source], ...] = (Batches, Topic, Queue)
 
 
 class Reader(DataSourceReader):  # type: ignore[misc]
