@@ -88,6 +88,8 @@ TABLE: tuple[Metric, ...] = (
     Metric("lakebed_agent_torn_total", "counter", "Unfinished files of a crash that were cut off at the start."),
     Metric("lakebed_agent_fsyncs_total", "counter", "Synchronous writes of the disk queue."),
     Metric("lakebed_agent_alerts_total", "counter", "Alerts raised.", ("kind",)),
+    Metric("lakebed_agent_ticks_total", "counter", "Ticks that ended: committed, or for a person.", ("outcome",)),
+    Metric("lakebed_agent_waiting_ticks", "gauge", "Ticks in the agent's outbox.", ("project", "state")),
     Metric("lakebed_agent_alert_on", "gauge", "1 while the alert lasts.", ("kind",)),
     # meta
     Metric("lakebed_meta_requests_total", "counter", "Calls to the meta store.", ("verb",)),
