@@ -88,6 +88,8 @@ TABLE: tuple[Metric, ...] = (
     Metric("lakebed_agent_torn_total", "counter", "Unfinished files of a crash that were cut off at the start."),
     Metric("lakebed_agent_fsyncs_total", "counter", "Synchronous writes of the disk queue."),
     Metric("lakebed_agent_alerts_total", "counter", "Alerts raised.", ("kind",)),
+    Metric("lakebed_agent_ticks_total", "counter", "Ticks that ended: committed, or for a person.", ("outcome",)),
+    Metric("lakebed_agent_waiting_ticks", "gauge", "Ticks in the agent's outbox.", ("project", "state")),
     Metric("lakebed_agent_alert_on", "gauge", "1 while the alert lasts.", ("kind",)),
     # meta
     Metric("lakebed_meta_requests_total", "counter", "Calls to the meta store.", ("verb",)),
@@ -127,6 +129,7 @@ TABLE: tuple[Metric, ...] = (
     Metric("lakebed_ticks_finalize_seconds", "histogram", "Time to commit a tick, waiting for its turn included."),
     Metric("lakebed_ticks_rows_total", "counter", "Rows that ticks changed in bronze.", ("change",)),
     Metric("lakebed_ticks_warm_projects", "gauge", "Projects that this replica owns."),
+    Metric("lakebed_ticks_finished_total", "counter", "Abandoned finalizes that the sweeper finished."),
     Metric("lakebed_ticks_expired_total", "counter", "Uploads that were given up after their time."),
     Metric("lakebed_ticks_swept_total", "counter", "Stored parts that were swept.", ("why",)),
     Metric("lakebed_ticks_dispatched_total", "counter", "Ticks handed to silver jobs.", ("outcome",)),

@@ -11,6 +11,7 @@ from lakebed.demo.stage import Stage
 from lakebed.filer.client import FilerClient
 from lakebed.filer.settings import FilerSettings
 from lakebed.lifecycle import xml
+from lakebed.lifecycle.home import Home
 from lakebed.lifecycle.ledger import Ledger
 from lakebed.lifecycle.model import Outcome, Rule
 from lakebed.lifecycle.resolver import Seams
@@ -47,8 +48,9 @@ async def play(stage: Stage) -> None:
     filer = FilerClient.of(stage.settings.of(FilerSettings), clock=context.clock, ids=context.ids)
     lake = SeaweedLake(filer, context.clock, context.ids)
     try:
+        home = Home.of(stage.settings.of(StoreSettings))
         shelf = Shelf(store, clock=context.clock, ids=context.ids, metrics=context.metrics)
-        worker = LifecycleWorker(lake, Seams(lake, lake, lake), shelf, SETTINGS, node=context.node)
+        worker = LifecycleWorker(lake, Seams(lake, lake, lake), shelf, SETTINGS, node=context.node, home=home)
         await lake.put(bucket, xml.render(RULES))
         await worker.tick()
         await _expire(stage, context, worker, s3, bucket, store)
