@@ -15,6 +15,7 @@ from lakebed.errors import Conflict, Corrupt, Fenced, Invalid, LakebedError, Una
 from lakebed.lifecycle import paths, troubles
 from lakebed.lifecycle.drainer import Drainer
 from lakebed.lifecycle.engine import ActionRef, Activation, Snapshot, action_keys, compile_policies
+from lakebed.lifecycle.gauges import Gauges
 from lakebed.lifecycle.home import Home
 from lakebed.lifecycle.ledger_table import Mover
 from lakebed.lifecycle.model import ActionKind, Degraded, Mode, Rule, StreamKind
@@ -53,6 +54,7 @@ class LifecycleWorker:
         self._walker = Walker(seams.lister, self.resolver, shelf, settings)
         self._drainer = Drainer(self.resolver, shelf, settings)
         self._mover = Mover(shelf)
+        self._gauges = Gauges(shelf.metrics)
         self._snapshots = 0
         self._folded_ns = shelf.clock.now_ns()
 
@@ -74,6 +76,8 @@ class LifecycleWorker:
         if any(walk.complete for walk in walks):
             snapshot = await self.compile()
         sweeps = await self._sweep(snapshot)
+        self._gauges.sweeps(sweeps)
+        self._gauges.troubles((await self._shelf.troubles.read()).value)
         wakes = await self._drain(snapshot)
         wakes += [sweep.next_due_ns for sweep in sweeps if sweep.next_due_ns is not None]
         wakes += await self._next_scans(snapshot)
@@ -95,6 +99,7 @@ class LifecycleWorker:
                 rules[policy.bucket] = rules_of(policy.text)
             if policy.versioned:
                 versioned.add(policy.bucket)
+        self._gauges.states(states)
         by_ref = {
             ActionRef(bucket, key): rule
             for bucket, some in rules.items()
