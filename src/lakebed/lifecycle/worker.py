@@ -30,6 +30,7 @@ from lakebed.lifecycle.state import ActionState, BucketState, Stream
 from lakebed.lifecycle.walker import Walk, Walker
 from lakebed.logs import logger
 from lakebed.store.lease import HeldByAnother, Lease
+from lakebed.traces import traced
 
 log = logger("lifecycle")
 
@@ -69,6 +70,7 @@ class LifecycleWorker:
                 log.warning("lifecycle_tick_failed", error=error.message, kind=error.code)
             await self._shelf.clock.sleep(max(wait_s, 0.05))
 
+    @traced("lifecycle tick")
     async def tick(self) -> Tick:
         """One round of everything."""
         snapshot = await self.compile()

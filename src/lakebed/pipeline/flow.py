@@ -27,6 +27,7 @@ from lakebed.pipeline.tables import vacuum
 from lakebed.pipeline.tables.location import Location
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
+from lakebed.traces import traced
 
 LAYERS = ("bronze", "silver", "quarantine", "gold")
 R = TypeVar("R")
@@ -69,6 +70,7 @@ class Flow:
     def gold(self) -> Gold:
         return self._open()[2]
 
+    @traced("silver job")
     def run_silver(
         self,
         org_id: str,
@@ -92,6 +94,7 @@ class Flow:
         alone = tuple(sorted(name for name in versions if name not in known))
         return FlowReport(tuple(tick_ids), tuple(reports), tuple(made), alone)
 
+    @traced("silver rebuild")
     def rebuild(self, org_id: str, project_id: str, tables: Collection[str] = ()) -> FlowReport:
         """Makes silver (these tables of it, or all) and gold anew, from bronze as it is now. Idempotent."""
         known = {contract.table: contract.bronze for contract in self._contracts}
