@@ -17,6 +17,7 @@ from lakebed.errors import NotFound, Stale
 from lakebed.filer.client import FilerClient
 from lakebed.ids import Ids
 from lakebed.lifecycle import xml
+from lakebed.lifecycle.home import Home
 from lakebed.lifecycle.ledger import Ledger
 from lakebed.lifecycle.model import Degraded, Mode, Outcome, Rule, Verb
 from lakebed.lifecycle.operator import Operator
@@ -46,7 +47,9 @@ class Site:
         self.s3.create_bucket(Bucket=self.name)
         filer = FilerClient([weed.filer_grpc], clock=self.clock, ids=self.ids)
         self.lake = SeaweedLake(filer, self.clock, self.ids)
-        self.shelf = Shelf(store, clock=self.clock, ids=self.ids, metrics=Metrics())
+        self.shelf = Shelf(
+            store, home=Home.of(weed.store_settings()), clock=self.clock, ids=self.ids, metrics=Metrics()
+        )
         self.seams = Seams(self.lake, self.lake, Only(self.lake, self.name))
         self.worker = LifecycleWorker(self.lake, self.seams, self.shelf, SETTINGS, node="test")
 

@@ -52,25 +52,9 @@ def _read(file: Path) -> bytes:
 @rules.command(name="ls")
 def rules_ls(*, where: Where = Where(), output: Output = "table") -> None:
     """Every rule of every bucket."""
-    from lakebed.lifecycle.evaluate import action_kinds
-    from lakebed.lifecycle.hashing import rule_hash
-    from lakebed.lifecycle.policies import rules_of
+    from lakebed.views.lifecycle import rules as all_rules
 
-    async def work(site: Any) -> list[dict[str, Any]]:
-        return [
-            {
-                "bucket": policy.bucket,
-                "id": rule.rule_id,
-                "status": "Enabled" if rule.enabled else "Disabled",
-                "hash": rule_hash(rule),
-                "prefix": rule.prefix,
-                "actions": ",".join(kind.value for kind in action_kinds(rule)),
-            }
-            for policy in await site.lake.all()
-            for rule in rules_of(policy.text)
-        ]
-
-    emit(_with(where, work), output)
+    emit(_with(where, all_rules), output)
 
 
 @rules.command(name="get")
@@ -85,10 +69,15 @@ def rules_put(bucket: str, file: Path, *, dry_run: DryRunFlag = False, where: Wh
     """Check a policy (XML, or the AWS CLI's JSON; - is stdin) and put it. Takes the same time for any bucket."""
     from lakebed.lifecycle.policies import as_xml, rules_of
 
-    text = as_xml(_read(file))
-    count = len(rules_of(text))
-    if not dry_run:
-        _with(where, lambda site: site.lake.put(bucket, text))
+    read = _read(file)
+
+    async def work(site: Any) -> int:
+        text = as_xml(read, bucket=bucket, home=site.shelf.home)
+        if not dry_run:
+            await site.lake.put(bucket, text)
+        return len(rules_of(text))
+
+    count = _with(where, work)
     say(f"{bucket}: {count} rules {'would be' if dry_run else ''} put".replace("  ", " "))
 
 
@@ -133,25 +122,23 @@ def rules_import(file: Path, *, dry_run: DryRunFlag = False, where: Where = Wher
 
     try:
         lines = [msgspec.json.decode(line, type=dict[str, str]) for line in _read(file).splitlines() if line.strip()]
-        found = [(line["bucket"], as_xml(line["policy"].encode())) for line in lines]
+        found = [(line["bucket"], line["policy"].encode()) for line in lines]
     except (msgspec.DecodeError, KeyError) as error:
         raise Invalid(f"{file} is not an export: {error}") from error
 
     async def work(site: Any) -> None:
-        for bucket, text in found:
+        checked = [(bucket, as_xml(text, bucket=bucket, home=site.shelf.home)) for bucket, text in found]
+        for bucket, text in () if dry_run else checked:
             await site.lake.put(bucket, text)
 
-    if not dry_run:
-        _with(where, work)
+    _with(where, work)
     say(f"{len(found)} policies {'would be ' if dry_run else ''}put")
 
 
 async def _policy(site: Any, bucket: str) -> bytes:
-    policy = await site.lake.get(bucket)
-    if policy is None:
-        raise NotFound(f"{bucket} has no policy", hint=f"lakebed lifecycle rules put {bucket} FILE")
-    text: bytes = policy.text
-    return text
+    from lakebed.views.lifecycle import policy
+
+    return await policy(site, bucket)
 
 
 # Looking.
@@ -173,16 +160,18 @@ def dry_run_command(
     output: Output = "table",
 ) -> None:
     """What a policy would delete now: how many, how many bytes, by which rule, with a sample. Changes nothing."""
-    from lakebed.lifecycle.dryrun import dry_run
-    from lakebed.lifecycle.policies import rules_of
+    from lakebed.views.lifecycle import preview
 
-    async def work(site: Any) -> Any:
-        text = _read(policy) if policy else await _policy(site, bucket)
-        calendar = site.settings.calendar
-        now_ns = site.shelf.clock.now_ns() + round(days_ahead * calendar.day_ns)
-        return await dry_run(site.lake, bucket, rules_of(text, unique_ids=bool(policy)), now_ns, calendar)
+    text = _read(policy) if policy else None
+    emit(_with(where, lambda site: preview(site, bucket, text, days_ahead=days_ahead)), output)
 
-    emit(_with(where, work), output)
+
+@app.command
+def streams(*, where: Where = Where(), output: Output = "table") -> None:
+    """Where each cursor of the event stream is, and how far behind."""
+    from lakebed.views.lifecycle import streams as told
+
+    emit(in_loop(lambda: told(where.context("cli"))), output)
 
 
 @app.command
@@ -202,25 +191,11 @@ def why(bucket: str, key: str, *, where: Where = Where(), output: Output = "tabl
 
 def _rows(where: Where, bucket: str, key: str | None) -> list[dict[str, Any]]:
     from lakebed.lifecycle.ledger import Ledger
+    from lakebed.views.lifecycle import told
 
     async def work(site: Any) -> list[dict[str, Any]]:
         book = Ledger(site.shelf.store, site.shelf.clock, site.shelf.ids)
-        return [
-            {
-                "at_ns": row.at_ns,
-                "key": row.key,
-                "version": row.version_id or row.upload_id,
-                "rule": row.rule_id or row.rule_hash,
-                "kind": row.kind.value,
-                "verb": row.verb,
-                "outcome": row.outcome or "planned",
-                "due_at_ns": row.due_at_ns,
-                "stream": row.stream,
-                "run": row.run,
-                "reason": row.reason,
-            }
-            async for row in book.rows(bucket, key=key)
-        ]
+        return [told(row) async for row in book.rows(bucket, key=key)]
 
     return _with(where, work)
 

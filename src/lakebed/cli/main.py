@@ -33,7 +33,9 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("lakebed.cli.meta:app", "meta", "Look into the ordered keys the log coordinates through."),
     ("lakebed.cli.ticks:app", "ticks", "Ticks: upload Parquet files, see how they stand."),
     ("lakebed.cli.silver:app", "silver", "Silver: dispatch, dead letters, replays."),
+    ("lakebed.cli.tables:app", "tables", "Tables: list, schema and versions, sample rows."),
     ("lakebed.cli.lifecycle:app", "lifecycle", "Expiration rules that really run: put, dry-run, status, why."),
+    ("lakebed.cli.trail:trail", "trail", "What operators did by hand: who, when, why, and how it ended."),
     ("lakebed.cli.sim:sim", "sim", "Run seeded simulations; replay one by its number."),
     ("lakebed.cli.bench:bench", "bench", "Measure a part beside the bare thing beneath it."),
 )

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 TITLE = "Spark and tables, without jars"
 NEXT = ("lakebed env",)
 
+AFTER = ("agents", "queue", "log")  # what they left is what is tabulated
+
 APPLICATION = "demo"
 
 

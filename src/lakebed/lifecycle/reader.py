@@ -115,14 +115,15 @@ class Reader:
 
     def _work(self, snapshot: Snapshot, delay_ns: int | None, event: Event) -> Work | None:
         actions: list[CompiledAction]
+        versioned = event.bucket in snapshot.versioned
         if delay_ns is None:
             stream = Stream(StreamKind.PREDICATE, position=event.position)
             actions = snapshot.match_predicate(event.bucket, event.key)
-            wanted = sweeps_predicate(event)
+            wanted = sweeps_predicate(event, versioned=versioned)
         else:
             stream = Stream(StreamKind.ORIGINAL, delay_ns, event.position)
             actions = snapshot.match_original(event.bucket, event.key, delay_ns)
-            wanted = sweeps_original(event)
+            wanted = sweeps_original(event, versioned=versioned)
         if event.unreadable:
             known = event.bucket in snapshot.buckets or not event.bucket
             return Work(stream, event.bucket, event.key, (), unreadable=event.unreadable) if known else None

@@ -32,6 +32,8 @@ from lakebed.logs import logger
 
 log = logger("lifecycle")
 
+_RESERVED = "a key that Lakebed itself keeps: no rule takes it"
+
 
 class Work(msgspec.Struct, frozen=True):
     """Something of a stream to be resolved: a key (or upload) and the actions it may concern."""
@@ -180,11 +182,12 @@ class Resolver:
                 action.rule,
                 live=await self._live(entry),
                 policy=await self._policy(entry.bucket),
+                home=self._shelf.home,
                 now_ns=self._clock.now_ns(),
                 calendar=self._settings.calendar,
             )
             if refused is not None:
-                return refused, ""
+                return refused, _RESERVED if refused is Outcome.SKIPPED_RESERVED else ""
             await self._seams.deleter.delete(entry, deletion.verb)
         except LakebedError as error:
             return outcome_of(error), error.message

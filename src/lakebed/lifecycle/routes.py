@@ -17,8 +17,8 @@ from lakebed.context import Context, Health
 from lakebed.errors import Invalid
 from lakebed.lifecycle.ledger import Ledger
 from lakebed.lifecycle.operator import Operator
-from lakebed.lifecycle.shelf import Shelf
 from lakebed.lifecycle.state import Blocker, LedgerRow
+from lakebed.lifecycle.workers import shelf_of
 from lakebed.wire import decode_json, json_answer, operation
 
 READ, OPERATE = "lifecycle:read", "lifecycle:operate"
@@ -37,7 +37,7 @@ class LifecycleRoutes:
     name = "lifecycle"
 
     def __init__(self, context: Context) -> None:
-        self._shelf = Shelf(context.store, clock=context.clock, ids=context.ids, metrics=context.metrics)
+        self._shelf = shelf_of(context)
         self._operator = Operator(self._shelf)
         self._ledger = Ledger(context.store, context.clock, context.ids)
         self.reads: Sequence[BaseRoute] = (

@@ -124,7 +124,9 @@ class LifecycleWorker:
         problem = ""
         wanted: set[str] = set()
         try:
-            wanted = {str(key) for key in action_keys(rules_of(policy.text))}
+            rules = rules_of(policy.text)
+            self._shelf.home.check(policy.bucket, rules)
+            wanted = {str(key) for key in action_keys(rules)}
         except Invalid as error:
             problem = error.message
         now_ns, grace_ns = self._shelf.clock.now_ns(), ns(self._settings.grace_s)

@@ -11,12 +11,14 @@ from lakebed.context import Context, Worker
 from lakebed.errors import Invalid
 from lakebed.filer.client import FilerClient
 from lakebed.filer.settings import FilerSettings
+from lakebed.lifecycle.home import Home
 from lakebed.lifecycle.operator import Operator
 from lakebed.lifecycle.resolver import Seams
 from lakebed.lifecycle.seaweed_filer import SeaweedLake
 from lakebed.lifecycle.settings import LifecycleSettings
 from lakebed.lifecycle.shelf import Shelf
 from lakebed.lifecycle.worker import LifecycleWorker
+from lakebed.store.settings import StoreSettings
 
 
 class Site(msgspec.Struct, frozen=True):
@@ -29,6 +31,11 @@ class Site(msgspec.Struct, frozen=True):
     operator: Operator
 
 
+def shelf_of(context: Context) -> Shelf:
+    home = Home.of(context.settings.of(StoreSettings), context.settings.of(LifecycleSettings).shared)
+    return Shelf(context.store, home=home, clock=context.clock, ids=context.ids, metrics=context.metrics)
+
+
 @asynccontextmanager
 async def opened(context: Context) -> AsyncIterator[Site]:
     """Raises Invalid when no filer is named: rules run on SeaweedFS, through its filer."""
@@ -36,7 +43,7 @@ async def opened(context: Context) -> AsyncIterator[Site]:
     if not filers.endpoints:
         raise Invalid("no filer is named", hint="start a stack (lakebed up), or set filer.grpc to host:port")
     settings = context.settings.of(LifecycleSettings)
-    shelf = Shelf(context.store, clock=context.clock, ids=context.ids, metrics=context.metrics)
+    shelf = shelf_of(context)
     filer = FilerClient(
         filers.endpoints,
         clock=context.clock,

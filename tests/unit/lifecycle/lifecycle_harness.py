@@ -9,6 +9,7 @@ import msgspec
 from lakebed.clock import ManualClock
 from lakebed.ids import Ids
 from lakebed.lifecycle import xml
+from lakebed.lifecycle.home import Home
 from lakebed.lifecycle.ledger import Ledger
 from lakebed.lifecycle.memory import MemoryLake
 from lakebed.lifecycle.model import Rule
@@ -21,6 +22,7 @@ from lakebed.metrics import Metrics
 from lakebed.store.memory import MemoryStore
 
 DAY_S = 100.0
+HOME = Home("lakebed", "own/")
 QUICK = LifecycleSettings(
     day_s=DAY_S, rounding="exact", small_delay_s=1.0, flush_lag_s=0.0, lookback_s=10.0, poll_s=5.0, policy_fresh_s=0.0
 )
@@ -33,7 +35,7 @@ class Harness:
         self.clock = ManualClock()
         self.store = MemoryStore(clock=self.clock)
         self.metrics = Metrics()
-        self.shelf = Shelf(self.store, clock=self.clock, ids=Ids.seeded(1), metrics=self.metrics)
+        self.shelf = Shelf(self.store, home=HOME, clock=self.clock, ids=Ids.seeded(1), metrics=self.metrics)
         self.lake = MemoryLake(self.clock)
         self.settings = msgspec.structs.replace(QUICK, **changed)
         self.worker = self.new_worker(self.lake)
