@@ -270,7 +270,7 @@ def test_a_job_that_died_between_its_two_writes_doubles_nothing(mill: Mill, buck
 
 def test_a_batch_out_of_turn_is_stale(yard: Yard, mill: Mill) -> None:
     """A job that planned on another last version than the table has must look again."""
-    from lakebed.pipeline.tables.model import Batch
+    from lakebed.delta.model import Batch
 
     mill.run(mill.tick("t1", (1, "1.00", 5)))
     held = mill.silver.table(mill.contract, "acme", "p1")

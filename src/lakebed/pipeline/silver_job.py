@@ -20,6 +20,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from lakebed.clock import Clock
+from lakebed.delta.log import fields_of
+from lakebed.delta.model import ONCE, Batch, Committed, Snapshot, TableSpec
 from lakebed.errors import Corrupt, Overloaded, Stale, Unavailable
 from lakebed.ids import Ids
 from lakebed.pipeline import silver, silver_anew
@@ -27,8 +29,6 @@ from lakebed.pipeline.bronze import LINEAGE, Bronze, schema_of, table_name
 from lakebed.pipeline.bronze_parts import line_of
 from lakebed.pipeline.contract import BadContract, Contract
 from lakebed.pipeline.tables.location import Location
-from lakebed.pipeline.tables.log import fields_of
-from lakebed.pipeline.tables.model import ONCE, Batch, Committed, Snapshot, TableSpec
 from lakebed.pipeline.tables.table import Table
 from lakebed.store.protocol import Store
 
