@@ -14,7 +14,7 @@ class BronzeSettings(Section, frozen=True):
 
     run_every_s: Annotated[float, describe("pause between two runs in `lakebed work`; 0: only by command")] = 0.0
     samples: Annotated[bool, describe("whether accepted batches come into bronze")] = True
-    topics: Annotated[str, describe("folder of the contracts of topics, *.yaml; empty: no topic comes into bronze")] = (
+    topics: Annotated[str, describe("folder of the topics' contracts, *.yaml; empty: no topic comes into bronze")] = (
         ""
     )
     step_objects: Annotated[int, describe("objects that one commit takes at most")] = 2_000

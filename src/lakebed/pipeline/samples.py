@@ -74,7 +74,7 @@ class Samples:
             found_bad = {problem.id for problem in problems} - bad
             bad |= found_bad
             if found_bad and any(work.doubled for work in planned.works):
-                continue  # numbers of a batch that cannot be read are not in the table: whoever brings them is no double
+                continue  # the numbers of what cannot be read are not in the table: who else brings them is no double
             self.aside.put(problems)
             written = [file for one in told for file in one.files]
             note = planning.note_of(reached, planning.unnumbered([work.piece for work in planned.works], bad))
