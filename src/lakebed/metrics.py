@@ -129,6 +129,7 @@ TABLE: tuple[Metric, ...] = (
     Metric("lakebed_ticks_finalize_seconds", "histogram", "Time to commit a tick, waiting for its turn included."),
     Metric("lakebed_ticks_rows_total", "counter", "Rows that ticks changed in bronze.", ("change",)),
     Metric("lakebed_ticks_warm_projects", "gauge", "Projects that this replica owns."),
+    Metric("lakebed_ticks_finished_total", "counter", "Abandoned finalizes that the sweeper finished."),
     Metric("lakebed_ticks_expired_total", "counter", "Uploads that were given up after their time."),
     Metric("lakebed_ticks_swept_total", "counter", "Stored parts that were swept.", ("why",)),
     Metric("lakebed_ticks_dispatched_total", "counter", "Ticks handed to silver jobs.", ("outcome",)),

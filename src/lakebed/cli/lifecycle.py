@@ -72,7 +72,7 @@ def rules_put(bucket: str, file: Path, *, dry_run: DryRunFlag = False, where: Wh
     read = _read(file)
 
     async def work(site: Any) -> int:
-        text = as_xml(read, bucket=bucket, home=site.shelf.home)
+        text = as_xml(read, bucket=bucket, home=site.home)
         if not dry_run:
             await site.lake.put(bucket, text)
         return len(rules_of(text))
@@ -127,7 +127,7 @@ def rules_import(file: Path, *, dry_run: DryRunFlag = False, where: Where = Wher
         raise Invalid(f"{file} is not an export: {error}") from error
 
     async def work(site: Any) -> None:
-        checked = [(bucket, as_xml(text, bucket=bucket, home=site.shelf.home)) for bucket, text in found]
+        checked = [(bucket, as_xml(text, bucket=bucket, home=site.home)) for bucket, text in found]
         for bucket, text in () if dry_run else checked:
             await site.lake.put(bucket, text)
 

@@ -36,6 +36,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("lakebed.cli.tables:app", "tables", "Tables: list, schema and versions, sample rows."),
     ("lakebed.cli.lifecycle:app", "lifecycle", "Expiration rules that really run: put, dry-run, status, why."),
     ("lakebed.cli.trail:trail", "trail", "What operators did by hand: who, when, why, and how it ended."),
+    ("lakebed.cli.dashboards:app", "dashboards", "Grafana dashboards and Prometheus alert rules."),
     ("lakebed.cli.sim:sim", "sim", "Run seeded simulations; replay one by its number."),
     ("lakebed.cli.bench:bench", "bench", "Measure a part beside the bare thing beneath it."),
 )

@@ -9,6 +9,8 @@ READER = ROOT + "reader.json"
 TROUBLES = ROOT + "blockers.json"
 BUCKETS = ROOT + "buckets/"
 LEDGER = ROOT + "ledger/"
+FOLD = ROOT + "ledger-fold.json"
+FOLD_LEASE = ROOT + "leases/fold.json"
 READER_LEASE = ROOT + "leases/reader.json"
 
 

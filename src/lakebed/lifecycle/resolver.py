@@ -19,6 +19,7 @@ from lakebed.lifecycle.decide import Decision, Deletion, decide
 from lakebed.lifecycle.engine import ActionRef, CompiledAction
 from lakebed.lifecycle.evaluate import evaluate
 from lakebed.lifecycle.guard import guard, outcome_of, resolution_of, same_entry
+from lakebed.lifecycle.home import Home
 from lakebed.lifecycle.ledger import Ledger
 from lakebed.lifecycle.model import Degraded, Entry, Mode, Outcome, Resolution, Rule
 from lakebed.lifecycle.pace import Pace
@@ -62,8 +63,9 @@ class Seams(msgspec.Struct, frozen=True):
 
 
 class Resolver:
-    def __init__(self, seams: Seams, shelf: Shelf, settings: LifecycleSettings, *, run: str) -> None:
-        self._seams, self._shelf, self._settings, self._run = seams, shelf, settings, run
+    def __init__(self, seams: Seams, shelf: Shelf, settings: LifecycleSettings, *, run: str, home: Home) -> None:
+        """`home` is what no rule may reach; `run` names this life in the ledger."""
+        self._seams, self._shelf, self._settings, self._run, self.home = seams, shelf, settings, run, home
         self._clock: Clock = shelf.clock
         self._ids: Ids = shelf.ids
         self._ledger = Ledger(shelf.store, shelf.clock, shelf.ids)
@@ -182,7 +184,7 @@ class Resolver:
                 action.rule,
                 live=await self._live(entry),
                 policy=await self._policy(entry.bucket),
-                home=self._shelf.home,
+                home=self.home,
                 now_ns=self._clock.now_ns(),
                 calendar=self._settings.calendar,
             )

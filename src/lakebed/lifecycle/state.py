@@ -138,6 +138,17 @@ class PendingItem(msgspec.Struct, frozen=True):
         return f"{self.upload_id}\x00{self.version_id}\x00{self.key}"
 
 
+class Fold(msgspec.Struct, frozen=True):
+    """Ledger segments that are being moved into the table. `number` names the move: it is committed once.
+
+    The plan stands until its segments are gone, so a move that was cut off is finished, never begun a second time.
+    """
+
+    version: int = 1
+    number: int = 0
+    segments: tuple[str, ...] = ()
+
+
 class LedgerRow(msgspec.Struct, frozen=True, omit_defaults=True):
     """One verdict, or the intent written before it (outcome empty)."""
 

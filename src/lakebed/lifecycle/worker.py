@@ -15,6 +15,8 @@ from lakebed.errors import Conflict, Corrupt, Fenced, Invalid, LakebedError, Una
 from lakebed.lifecycle import paths, troubles
 from lakebed.lifecycle.drainer import Drainer
 from lakebed.lifecycle.engine import ActionRef, Activation, Snapshot, action_keys, compile_policies
+from lakebed.lifecycle.home import Home
+from lakebed.lifecycle.ledger_table import Mover
 from lakebed.lifecycle.model import ActionKind, Degraded, Mode, Rule, StreamKind
 from lakebed.lifecycle.modes import Lag, decide_mode, judge_lag
 from lakebed.lifecycle.policies import rules_of
@@ -43,14 +45,16 @@ class Tick(msgspec.Struct, frozen=True):
 
 class LifecycleWorker:
     def __init__(
-        self, source: EventSource, seams: Seams, shelf: Shelf, settings: LifecycleSettings, *, node: str
+        self, source: EventSource, seams: Seams, shelf: Shelf, settings: LifecycleSettings, *, node: str, home: Home
     ) -> None:
         self._source, self._seams, self._shelf, self._settings, self._node = source, seams, shelf, settings, node
-        self.resolver = Resolver(seams, shelf, settings, run=node)
+        self.resolver = Resolver(seams, shelf, settings, run=node, home=home)
         self._reader = Reader(source, self.resolver, shelf, settings)
         self._walker = Walker(seams.lister, self.resolver, shelf, settings)
         self._drainer = Drainer(self.resolver, shelf, settings)
+        self._mover = Mover(shelf)
         self._snapshots = 0
+        self._folded_ns = shelf.clock.now_ns()
 
     async def run(self) -> None:
         """Ticks until cancelled. What fails is logged and tried again: the state it left is always good."""
@@ -73,6 +77,7 @@ class LifecycleWorker:
         wakes = await self._drain(snapshot)
         wakes += [sweep.next_due_ns for sweep in sweeps if sweep.next_due_ns is not None]
         wakes += await self._next_scans(snapshot)
+        await self._fold()
         now_ns = self._shelf.clock.now_ns()
         stuck = any(not walk.complete and not walk.blocked for walk in walks) or any(s.halted for s in sweeps)
         wakes += [now_ns + ns(min(RETRY_S, self._settings.poll_s) if stuck else self._settings.poll_s)]
@@ -125,7 +130,7 @@ class LifecycleWorker:
         wanted: set[str] = set()
         try:
             rules = rules_of(policy.text)
-            self._shelf.home.check(policy.bucket, rules)
+            self.resolver.home.check(policy.bucket, rules)
             wanted = {str(key) for key in action_keys(rules)}
         except Invalid as error:
             problem = error.message
@@ -287,6 +292,21 @@ class LifecycleWorker:
                 next_ns = None if next_ns is None else max(next_ns, self._shelf.clock.now_ns() + ns(1.0))
             wakes += [next_ns] if next_ns is not None else []
         return wakes
+
+    async def _fold(self) -> None:
+        """Moves the ledger into its table, now and then; what fails is logged and tried again, and hides no row."""
+        now_ns = self._shelf.clock.now_ns()
+        if not self._settings.fold_s or now_ns - self._folded_ns < ns(self._settings.fold_s):
+            return
+        self._folded_ns = now_ns
+        async with AsyncExitStack() as stack:
+            try:
+                await self._hold(paths.FOLD_LEASE, stack)
+                await self._mover.run()
+            except (HeldByAnother, Fenced):
+                return
+            except LakebedError as error:
+                log.warning("lifecycle_fold_failed", error=error.message)
 
     async def _hold(self, key: str, stack: AsyncExitStack) -> Callable[[], Awaitable[None]]:
         """Takes the lease until the stack closes; gives what keeps it while working."""

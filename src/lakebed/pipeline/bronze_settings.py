@@ -14,9 +14,7 @@ class BronzeSettings(Section, frozen=True):
 
     run_every_s: Annotated[float, describe("pause between two runs in `lakebed work`; 0: only by command")] = 0.0
     samples: Annotated[bool, describe("whether accepted batches come into bronze")] = True
-    topics: Annotated[str, describe("folder of the topics' contracts, *.yaml; empty: no topic comes into bronze")] = (
-        ""
-    )
+    topics: Annotated[str, describe("folder of the topics' contracts, *.yaml; empty: no topic comes into bronze")] = ""
     step_objects: Annotated[int, describe("objects that one commit takes at most")] = 2_000
     step_rows: Annotated[int, describe("rows that one commit takes at most")] = 20_000_000
     step_bytes: Annotated[int, describe("stored bytes that one commit takes at most")] = 512 * 1024 * 1024

@@ -17,6 +17,7 @@ Reading is strict: a word that is not known is an error that names the file and 
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -59,6 +60,11 @@ class Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def bronze(self) -> str:
         return self.source or self.table
+
+    @property
+    def digest(self) -> str:
+        """What silver remembers it was made by: any change of the contract gives another."""
+        return f"contract {hashlib.sha256(msgspec.json.encode(self)).hexdigest()}"
 
     def source_of(self, column: str) -> str:
         return self.columns[column].source or column

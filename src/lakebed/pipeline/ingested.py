@@ -10,9 +10,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from lakebed.context import Context
+from lakebed.delta.model import TableSpec
 from lakebed.pipeline.samples_task import Problem
 from lakebed.pipeline.tables.location import Location
-from lakebed.pipeline.tables.model import TableSpec
 from lakebed.pipeline.tables.table import Table
 from lakebed.store.settings import StoreSettings
 

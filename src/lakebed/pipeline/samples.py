@@ -19,6 +19,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from lakebed.context import Context
+from lakebed.delta.log import decode, log_key, overlapping
+from lakebed.delta.model import Batch, Snapshot, TableSpec
 from lakebed.errors import Overloaded, Stale
 from lakebed.feed import Feed, Limit, Offset, Piece, Wanted, ahead
 from lakebed.pipeline import samples_plan as planning
@@ -27,8 +29,6 @@ from lakebed.pipeline.samples_plan import Step, StepNote, Work
 from lakebed.pipeline.samples_task import Told, ingesting
 from lakebed.pipeline.tables.files import shown
 from lakebed.pipeline.tables.location import Location
-from lakebed.pipeline.tables.log import decode, log_key, overlapping
-from lakebed.pipeline.tables.model import Batch, Snapshot, TableSpec
 from lakebed.pipeline.tables.table import Table
 from lakebed.spark.feeds import open_feed
 from lakebed.spark.pruning import shared_out

@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
+from lakebed.delta.model import DataFile, TableSpec
 from lakebed.feed import Piece, Wanted
 from lakebed.pipeline.samples_plan import Range, Work
 from lakebed.pipeline.tables import files
 from lakebed.pipeline.tables.location import Location
-from lakebed.pipeline.tables.model import DataFile, TableSpec
 from lakebed.settings import Settings
 from lakebed.spark.feeds import open_feed
 from lakebed.spark.rows import reads

@@ -190,8 +190,8 @@ class Judge:
 
 def open_worker(world: World, process: Process, lake: MemoryLake, settings: LifecycleSettings) -> LifecycleWorker:
     far = FarLake(world, process, lake)
-    shelf = Shelf(process.store, home=HOME, clock=process.clock, ids=process.ids, metrics=process.metrics)
-    return LifecycleWorker(far, Seams(far, far, far), shelf, settings, node=process.node)
+    shelf = Shelf(process.store, clock=process.clock, ids=process.ids, metrics=process.metrics)
+    return LifecycleWorker(far, Seams(far, far, far), shelf, settings, node=process.node, home=HOME)
 
 
 async def keep_ticking(

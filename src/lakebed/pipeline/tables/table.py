@@ -22,12 +22,13 @@ from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 from pyspark.sql.types import StructType
 
 from lakebed.clock import Clock, now_ms
+from lakebed.delta import history
+from lakebed.delta.log import Commit, Raced, encode, fields_of, grows, log_key, overlapping
+from lakebed.delta.model import Batch, Change, Committed, DataFile, Snapshot, TableSpec
 from lakebed.errors import AlreadyExists, Invalid, Overloaded, Stale
 from lakebed.ids import Ids
-from lakebed.pipeline.tables import files, history, merge, upkeep
+from lakebed.pipeline.tables import files, merge, upkeep
 from lakebed.pipeline.tables.location import Location
-from lakebed.pipeline.tables.log import Commit, Raced, encode, fields_of, grows, log_key, overlapping
-from lakebed.pipeline.tables.model import Batch, Change, Committed, DataFile, Snapshot, TableSpec
 from lakebed.store.protocol import Store
 
 RACES_MAX = 30  # commits that others may make before ours gives up as Overloaded

@@ -15,11 +15,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from lakebed.delta.log import Commit, Raced
+from lakebed.delta.model import Committed, DataFile, Snapshot, TableSpec
 from lakebed.errors import Invalid, Overloaded
 from lakebed.pipeline.tables import files, merge
 from lakebed.pipeline.tables.location import Location
-from lakebed.pipeline.tables.log import Commit, Raced
-from lakebed.pipeline.tables.model import Committed, DataFile, Snapshot, TableSpec
 
 if TYPE_CHECKING:
     from lakebed.pipeline.tables.table import Table
