@@ -140,6 +140,12 @@ TABLE: tuple[Metric, ...] = (
     Metric("lakebed_ticks_lag_seconds", "gauge", "Age of the oldest of them."),
     # pipeline
     Metric("lakebed_silver_rows_total", "counter", "Rows that silver jobs read, by what became of them.", ("outcome",)),
+    Metric("lakebed_bronze_rows_total", "counter", "Rows that runs into bronze read.", ("table", "outcome")),
+    Metric("lakebed_bronze_unreadable_total", "counter", "Objects that could not be read.", ("table",)),
+    Metric("lakebed_bronze_behind", "gauge", "Records that wait for the next run into bronze.", ("table",)),
+    Metric("lakebed_bronze_lag_seconds", "gauge", "Age of the oldest batch that waits for bronze.", ("table",)),
+    Metric("lakebed_bronze_run_seconds", "histogram", "Time of a run into bronze."),
+    Metric("lakebed_tables_files_joined_total", "counter", "Small files that compaction joined.", ("table",)),
     Metric("lakebed_gold_tables_total", "counter", "Gold tables looked at.", ("outcome",)),
     # gateway
     Metric("lakebed_http_requests_total", "counter", "HTTP requests answered.", ("route", "method", "status")),

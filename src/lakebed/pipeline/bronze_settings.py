@@ -22,16 +22,19 @@ class BronzeSettings(Section, frozen=True):
         900.0
     )
     retention_days: Annotated[int, describe("samples and records are removed after so many days; 0 keeps them")] = 0
-    upkeep_every_s: Annotated[float, describe("pause between two rounds of compaction, retention and vacuum")] = 3600.0
+    upkeep_every_s: Annotated[
+        float, describe("pause between two rounds of compaction, retention and vacuum; 0 never")
+    ] = 3600.0
     file_bytes: Annotated[int, describe("small files are joined into files of about this size")] = 64 * 1024 * 1024
     keep_versions_s: Annotated[float, describe("how long an older version of a table stays readable")] = 7 * 86_400.0
 
     def check(self) -> None:
-        for name in ("step_objects", "step_rows", "step_bytes", "overlap_s", "upkeep_every_s", "file_bytes"):
+        for name in ("step_objects", "step_rows", "step_bytes", "overlap_s", "file_bytes"):
             if getattr(self, name) <= 0:
                 raise Contradiction(f"bronze.{name}", f"bronze.{name}", "must be above zero")
-        if self.run_every_s < 0 or self.retention_days < 0:
-            raise Contradiction("bronze.run_every_s", "bronze.retention_days", "neither can be below zero")
+        for name in ("run_every_s", "retention_days", "upkeep_every_s"):
+            if getattr(self, name) < 0:
+                raise Contradiction(f"bronze.{name}", f"bronze.{name}", "cannot be below zero")
 
     @property
     def limit(self) -> Limit:
