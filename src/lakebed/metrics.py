@@ -140,6 +140,7 @@ TABLE: tuple[Metric, ...] = (
     Metric("lakebed_ticks_lag_seconds", "gauge", "Age of the oldest of them."),
     # pipeline
     Metric("lakebed_silver_rows_total", "counter", "Rows that silver jobs read, by what became of them.", ("outcome",)),
+    Metric("lakebed_lineage_events_total", "counter", "OpenLineage events of jobs.", ("outcome",)),
     Metric("lakebed_gold_tables_total", "counter", "Gold tables looked at.", ("outcome",)),
     # gateway
     Metric("lakebed_http_requests_total", "counter", "HTTP requests answered.", ("route", "method", "status")),
