@@ -146,6 +146,7 @@ TABLE: tuple[Metric, ...] = (
     Metric("lakebed_bronze_lag_seconds", "gauge", "Age of the oldest batch that waits for bronze.", ("table",)),
     Metric("lakebed_bronze_run_seconds", "histogram", "Time of a run into bronze."),
     Metric("lakebed_tables_files_joined_total", "counter", "Small files that compaction joined.", ("table",)),
+    Metric("lakebed_lineage_events_total", "counter", "OpenLineage events of jobs.", ("outcome",)),
     Metric("lakebed_gold_tables_total", "counter", "Gold tables looked at.", ("outcome",)),
     # gateway
     Metric("lakebed_http_requests_total", "counter", "HTTP requests answered.", ("route", "method", "status")),
