@@ -22,12 +22,20 @@ Offset = dict[str, int]
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """What one read fetches. `key` names it to people; `told` is for its feed alone. Zero: not known yet."""
+    """What one read fetches. `key` names it to people; `told` is for its feed alone. Zero: not known yet.
+
+    `id` is what a table remembers it by. Where rows are numbered by whoever sent them, `series` says who, and the
+    numbers are those from `first` to `last`.
+    """
 
     key: str
     rows: int = 0
     size_bytes: int = 0
     told: bytes = b""
+    id: str = ""
+    series: str = ""
+    first: int = 0
+    last: int = -1
 
 
 class Limit(msgspec.Struct, frozen=True):
@@ -89,6 +97,9 @@ class Feed(Protocol):
 
     async def pieces(self, start: Offset, end: Offset, wanted: Wanted) -> list[Piece]:
         """What lies behind `start`, up to and including `end`, less what cannot be wanted. The same again each time."""
+
+    async def described(self, piece: Piece) -> Piece:
+        """The piece with everything known; one that cannot be described stays as it is, and fails when loaded."""
 
     async def load(self, piece: Piece, columns: Sequence[str], wanted: Wanted) -> Any:
         """The piece's rows with these columns, or None when none of it is wanted.

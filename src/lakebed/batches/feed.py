@@ -78,20 +78,22 @@ class BatchesFeed:
         # A batch may carry a time ahead of our clock: without a pause to settle, everything that is indexed counts.
         until_ns = min(now_ns - self._settle_ns if self._settle_ns else FOREVER_NS, self._end_ns - 1)
         last_ns = start["through_ns"]
+        # Notes first: a batch whose note stands now is in the index that is listed next.
+        notes = [(paths.parse_by_time(note.key)[1], note.modified_ms) async for note in self._notes(FOREVER_NS)]
         if until_ns > last_ns:
             async for piece in self._fitting(self._indexed(last_ns + 1, until_ns), limit):
                 last_ns = max(last_ns, paths.parse_by_time(piece.key)[1])
-        notes = [note async for note in self._notes(start) if note.modified_ms > start["late_ms"]]
-        return {"through_ns": last_ns, "late_ms": max([start["late_ms"], *[note.modified_ms for note in notes]])}
+        late_ms = max((modified_ms for at_ns, modified_ms in notes if at_ns <= last_ns), default=0)
+        return {"through_ns": last_ns, "late_ms": max(start["late_ms"], late_ms)}
 
     async def pieces(self, start: Offset, end: Offset, wanted: Wanted) -> list[Piece]:
         from_ns = max(start["through_ns"] + 1, _ns(wanted.low.get("accepted_at"), 0))
         to_ns = min(end["through_ns"], _ns(wanted.high.get("accepted_at"), FOREVER_NS - 1000) + 999)
         found = [piece async for piece in self._indexed(from_ns, to_ns)]
-        for note in [note async for note in self._notes(start) if note.modified_ms <= end["late_ms"]]:
-            if note.modified_ms > start["late_ms"]:
+        for note in [note async for note in self._notes(start["through_ns"])]:
+            if start["late_ms"] < note.modified_ms <= end["late_ms"]:
                 work = read_record(await self._store.get(note.key), RollupWork)
-                found.append(Piece(work.accepted_by_time_key))
+                found.append(_piece(work.accepted_by_time_key))
         return found
 
     async def load(self, piece: Piece, columns: Sequence[str], wanted: Wanted) -> Any:
@@ -110,14 +112,26 @@ class BatchesFeed:
         return read_record(await self._store.get(piece.key), AcceptedByTime)
 
     async def described(self, piece: Piece) -> Piece:
-        """The piece with its rows and bytes; one whose entry cannot be read stays as it is, and fails when loaded."""
         if piece.told:
             return piece
         try:
             entry = await self.entry(piece)
         except (Corrupt, NotFound):
             return piece
-        return Piece(piece.key, entry.samples, entry.frame_bytes, msgspec.json.encode(entry))
+        try:
+            identity = paths.identity_of(entry.accepted_manifest_key)
+        except Invalid:
+            return piece
+        return Piece(
+            piece.key,
+            entry.samples,
+            entry.frame_bytes,
+            msgspec.json.encode(entry),
+            piece.id,
+            f"{identity.agent_id}\0{identity.boot_id}",
+            identity.seq_start,
+            identity.seq_end,
+        )
 
     def _rows(self, batch: Batch, named: tuple[str, int], columns: Sequence[str]) -> Any:
         import pyarrow as pa
@@ -151,20 +165,20 @@ class BatchesFeed:
                     continue
                 async for info in self._store.list(f"{paths.ACCEPTED_BY_TIME}{day}/{hour}/"):
                     try:
-                        _, at_ns = paths.parse_by_time(info.key)
+                        manifest_id, at_ns = paths.parse_by_time(info.key)
                     except Invalid:
                         continue
                     if from_ns <= at_ns <= to_ns:
-                        yield Piece(info.key)
+                        yield Piece(info.key, id=manifest_id)
 
-    async def _notes(self, start: Offset) -> AsyncIterator[ObjectInfo]:
-        """The reconciler's notes of batches that `start` has passed."""
+    async def _notes(self, through_ns: int) -> AsyncIterator[ObjectInfo]:
+        """The reconciler's notes of batches accepted up to then."""
         async for info in self._store.list(paths.ROLLUP_WORK):
             try:
                 _, at_ns = paths.parse_by_time(info.key)
             except Invalid:
                 continue
-            if self._start_ns <= at_ns <= start["through_ns"] and at_ns < self._end_ns:
+            if self._start_ns <= at_ns <= through_ns and at_ns < self._end_ns:
                 yield info
 
     async def _fitting(self, listed: AsyncIterator[Piece], limit: Limit) -> AsyncIterator[Piece]:
@@ -183,6 +197,10 @@ class BatchesFeed:
         if limit.by_content:
             held[:] = [piece async for piece in ahead(held, self.described)]
         return within(held, limit)
+
+
+def _piece(key: str) -> Piece:
+    return Piece(key, id=paths.parse_by_time(key)[0])
 
 
 def moment_ns(text: str) -> int:

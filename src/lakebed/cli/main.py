@@ -32,6 +32,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("lakebed.cli.topics:app", "topics", "The log: list, describe, produce, consume, trim, fence, delete."),
     ("lakebed.cli.meta:app", "meta", "Look into the ordered keys the log coordinates through."),
     ("lakebed.cli.ticks:app", "ticks", "Ticks: upload Parquet files, see how they stand."),
+    ("lakebed.cli.pipeline:app", "pipeline", "Batches and topics into bronze; compaction and vacuum of tables."),
     ("lakebed.cli.silver:app", "silver", "Silver: dispatch, dead letters, replays."),
     ("lakebed.cli.tables:app", "tables", "Tables: list, schema and versions, sample rows."),
     ("lakebed.cli.lifecycle:app", "lifecycle", "Expiration rules that really run: put, dry-run, status, why."),

@@ -39,7 +39,7 @@ ALERTS: tuple[Alert, ...] = (
         "15m",
         "ticket",
         "One answer in a hundred of a route takes longer than 10 seconds.",
-        "The store is slow, the machine is too small, or one route does too much. Long polls and finalizes may be long.",
+        "The store is slow, the machine too small, or one route does too much. Long polls and finalizes may be long.",
         ("compare with lakebed_store_requests_total and the store's own latency", "start another gateway"),
     ),
     Alert(
@@ -76,7 +76,7 @@ ALERTS: tuple[Alert, ...] = (
         "The bucket refuses our credentials.",
         "A key was rotated or a policy changed.",
         (
-            "lakebed bucket policy: what each role must be allowed",
+            "lakebed bucket policy --collector ARN --gc ARN: what each role must be allowed",
             "put the new key into store.access_key_id and restart, one process after the other",
         ),
     ),
@@ -94,7 +94,8 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "BatchesFailing",
         "batches",
-        'sum(rate(lakebed_batches_uploads_total{outcome="failed"}[5m])) / sum(rate(lakebed_batches_uploads_total[5m])) > 0.05',
+        'sum(rate(lakebed_batches_uploads_total{outcome="failed"}[5m]))'
+        " / sum(rate(lakebed_batches_uploads_total[5m])) > 0.05",
         "5m",
         "page",
         "Collectors cannot accept batches.",
@@ -108,11 +109,11 @@ ALERTS: tuple[Alert, ...] = (
         "0m",
         "ticket",
         "Other bytes were sent under an accepted identity.",
-        "Two agents share an identity (a cloned machine, a restored disk), or an agent has a bug. Nothing was overwritten.",
+        "Two agents share an identity (a clone, a restored disk), or an agent has a bug. Nothing was overwritten.",
         (
             "lakebed batches conflicts",
             "give the clone its own agent_id",
-            "resolve: lakebed batches conflicts resolve --reason …",
+            "lakebed batches resolve CONFLICT --action accept-existing --reason …",
         ),
     ),
     Alert(
@@ -133,7 +134,7 @@ ALERTS: tuple[Alert, ...] = (
         "page",
         "Batches acknowledged from a local spool do not reach the bucket.",
         "They are safe on that machine's disk and nowhere else.",
-        ("lakebed doctor on that machine", "do not remove its disk before the spool is empty"),
+        ("lakebed doctor: on that machine", "do not remove its disk before the spool is empty"),
     ),
     Alert(
         "AgentDropping",
@@ -143,7 +144,7 @@ ALERTS: tuple[Alert, ...] = (
         "page",
         "An agent gave up samples because its queue was full.",
         "The outage lasted longer than its disk allowed. These samples are lost, and counted.",
-        ("bring a collector back", "raise agent.queue_bytes_max", "lakebed agent status"),
+        ("bring a collector back", "raise agent.queue_bytes_max", "lakebed agent queue"),
     ),
     Alert(
         "AgentParked",
@@ -163,7 +164,7 @@ ALERTS: tuple[Alert, ...] = (
         "ticket",
         "An agent's disk queue has been long for half an hour.",
         "Its collectors are away, slow or refuse it.",
-        ("lakebed agent status", "max by (kind) (lakebed_agent_alert_on) names the reason"),
+        ("lakebed agent queue", "max by (kind) (lakebed_agent_alert_on) names the reason"),
     ),
     Alert(
         "QueueBehind",
@@ -183,7 +184,7 @@ ALERTS: tuple[Alert, ...] = (
         "ticket",
         "Batches were set aside because no consumer could process them.",
         "They are kept until somebody decides.",
-        ("lakebed queue dlq list", "lakebed queue dlq replay ID", "lakebed queue dlq discard ID --reason …"),
+        ("lakebed queue dlq list", "lakebed queue dlq replay ID --reason …", "lakebed queue dlq discard ID --reason …"),
     ),
     Alert(
         "QueueNotDurable",
@@ -248,7 +249,8 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "SilverQuarantines",
         "pipeline",
-        'sum(rate(lakebed_silver_rows_total{outcome="quarantined"}[1h])) / sum(rate(lakebed_silver_rows_total[1h])) > 0.05',
+        'sum(rate(lakebed_silver_rows_total{outcome="quarantined"}[1h]))'
+        " / sum(rate(lakebed_silver_rows_total[1h])) > 0.05",
         "30m",
         "ticket",
         "More than one row in twenty fails its contract.",
@@ -263,7 +265,7 @@ ALERTS: tuple[Alert, ...] = (
         "page",
         "A delete failed for good, and its stream waits for an operator.",
         "Nothing behind the blocker is deleted, so nothing is deleted wrongly.",
-        ("lakebed lifecycle blockers", "mend the cause, then retry; or quarantine that one object with a reason"),
+        ("lakebed lifecycle blockers ls", "mend the cause, then retry; or quarantine that one object with a reason"),
     ),
     Alert(
         "LifecycleBehind",

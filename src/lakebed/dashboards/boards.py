@@ -1,6 +1,6 @@
 """From the table of metrics to panels: a board per part shows every metric of that part, an overview shows the flow.
 
-A counter is shown as a rate, a gauge as the largest over processes, a histogram as its percentiles; labels become lines.
+A counter is shown as a rate, a gauge as the largest over processes, a histogram as its percentiles; labels are lines.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from lakebed.delta.log import apply, change_of, decode, log_key
-from lakebed.delta.model import Change, Snapshot
+from lakebed.delta.log import apply, change_of, decode, file_of, log_key
+from lakebed.delta.model import Change, DataFile, Snapshot
 from lakebed.errors import AlreadyExists, Corrupt, NotFound
 from lakebed.store.protocol import Store
 
@@ -40,6 +40,23 @@ async def change(store: Store, root: str, version: int) -> Change:
     """What this version did. Raises NotFound."""
     key = log_key(root, version)
     return change_of(version, decode((await store.get(key)).data, key))
+
+
+async def brought(store: Store, root: str, after: int, until: int) -> list[DataFile]:
+    """The files that these versions brought, less those whose rows they took away again. Raises NotFound.
+
+    A file that was only joined with others (no change of data) still counts: it is read where it was.
+    """
+    found: dict[str, DataFile] = {}
+    for version in range(after + 1, until + 1):
+        key = log_key(root, version)
+        for action in decode((await store.get(key)).data, key):
+            add, remove = action.get("add"), action.get("remove")
+            if add and add.get("dataChange", True):
+                found[add["path"]] = file_of(add)
+            if remove and remove.get("dataChange", True):
+                found.pop(remove["path"], None)
+    return list(found.values())
 
 
 async def keep(store: Store, root: str, state: Snapshot) -> None:

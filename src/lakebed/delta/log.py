@@ -20,6 +20,10 @@ KEYS = "lakebed.keys"  # in the table's configuration: the columns that make its
 ONCE_SWEEP = 256  # versions between two sweeps of applications that wrote once
 
 
+class Raced(Exception):
+    """Another version was committed on the snapshot that this one was planned on."""
+
+
 class Commit(msgspec.Struct, frozen=True):
     """What one version changes."""
 

@@ -124,6 +124,9 @@ class TopicFeed:
             found += mine
         return found
 
+    async def described(self, piece: Piece) -> Piece:
+        return piece
+
     async def load(self, piece: Piece, columns: Sequence[str], wanted: Wanted) -> Any:
         import pyarrow as pa
 

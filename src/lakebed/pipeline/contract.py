@@ -72,12 +72,21 @@ class Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def read_contract(text: bytes | str, where: str) -> Contract:
     """The contract in this YAML. Raises BadContract, naming `where` and what is wrong there."""
+    return contract_of(read_yaml(text, where), where)
+
+
+def read_yaml(text: bytes | str, where: str) -> Any:
+    """What stands in the file, before anybody has asked what it means. Raises BadContract."""
     if len(text) > CONTRACT_BYTES_MAX:
         raise BadContract(f"{where}: a contract has at most {CONTRACT_BYTES_MAX} bytes")
     try:
-        found = yaml.load(text, Loader=_Strict)
+        return yaml.load(text, Loader=_Strict)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise BadContract(f"{where} is no YAML: {error}") from error
+
+
+def contract_of(found: Any, where: str) -> Contract:
+    """The contract that this is. Raises BadContract."""
     if isinstance(found, dict) and isinstance(found.get("columns"), dict):
         columns = {name: {"type": kind} if isinstance(kind, str) else kind for name, kind in found["columns"].items()}
         found = {**found, "columns": columns}

@@ -28,10 +28,10 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StringType, StructField, StructType
 
-from lakebed.context import Context, make_context
 from lakebed.errors import Invalid
 from lakebed.feed import Feed, Limit, Offset, Piece, Wanted
 from lakebed.settings import Settings
+from lakebed.spark.feeds import open_feed
 from lakebed.spark.options import Asked, asked
 from lakebed.spark.pruning import capped, shared_out, wanted_by
 from lakebed.spark.rows import KEY, PROBLEM, batches
@@ -53,7 +53,6 @@ class Task(InputPartition):  # type: ignore[misc]
 class Source(DataSource):  # type: ignore[misc]
     """Options are checked when a read is defined, before anything runs."""
 
-    feed_place = ""
     own: tuple[str, ...] = ()
     batch_defaults: dict[str, str] = {}
     settings: Settings | None = None
@@ -84,13 +83,8 @@ class Source(DataSource):  # type: ignore[misc]
     def feed(self, *, streaming: bool = False) -> Feed:
         """The part's feed, opened in this process."""
         own = self.asked.own if streaming else {**self.batch_defaults, **self.asked.own}
-        module, _, name = self.feed_place.partition(":")
-        opened: Feed = getattr(import_module(module), name)(self._context(), own)
-        return opened
-
-    def _context(self) -> Context:
         assert self.settings is not None
-        return make_context(self.settings, role="spark")
+        return open_feed(self.name(), self.settings, own)
 
     def _checked(self, schema: StructType) -> StructType:
         """The schema a user gave: any of the columns, with their own types."""
@@ -104,7 +98,6 @@ class Source(DataSource):  # type: ignore[misc]
 
 
 class Batches(Source):
-    feed_place = "lakebed.batches.feed:open_feed"
     own = ("start", "end", "settle_s")
     batch_defaults = {"settle_s": "0"}
 
@@ -114,7 +107,6 @@ class Batches(Source):
 
 
 class Topic(Source):
-    feed_place = "lakebed.log.feed:open_feed"
     own = ("topic", "start", "end")
 
     @classmethod
@@ -123,7 +115,6 @@ class Topic(Source):
 
 
 class Queue(Source):
-    feed_place = "lakebed.queue.feed:open_feed"
     own = ("queue", "start", "end")
 
     @classmethod
