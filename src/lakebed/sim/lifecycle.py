@@ -94,6 +94,10 @@ class FarLake:
         async for event in self._lake.read(after, until_ns):
             yield event
 
+    async def begins_ns(self) -> int:
+        await self._go("log", "")
+        return await self._lake.begins_ns()
+
     async def look(self, bucket: str, key: str, upload_id: str = "") -> Family:
         await self._go("look", key)
         found = await self._lake.look(bucket, key, upload_id)

@@ -84,7 +84,8 @@ async def preview(site: Site, bucket: str, text: bytes | None = None, *, days_ah
     known = text if text is not None else await policy(site, bucket)
     calendar = site.settings.calendar
     now_ns = site.shelf.clock.now_ns() + round(days_ahead * calendar.day_ns)
-    return await dry_run(site.lake, bucket, rules_of(known, unique_ids=text is not None), now_ns, calendar)
+    checked = rules_of(known, unique_ids=text is not None)
+    return await dry_run(site.lake, bucket, checked, now_ns, calendar, home=site.home)
 
 
 async def policy(site: Site, bucket: str) -> bytes:
