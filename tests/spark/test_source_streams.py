@@ -62,7 +62,7 @@ class Sink:
     def drain(self, rows: DataFrame, checkpoint: Path) -> None:
         query = rows.writeStream.foreachBatch(self.write).option("checkpointLocation", str(checkpoint))
         started = query.trigger(availableNow=True).start()
-        assert started.awaitTermination(100)
+        assert started.awaitTermination(300)
         if failed := started.exception():
             raise failed
 
