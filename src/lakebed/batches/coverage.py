@@ -21,7 +21,7 @@ from lakebed.frame.index import decode_index
 from lakebed.store.protocol import Store
 
 CACHE_BYTES_MAX = 32 * 1024 * 1024  # manifests and index chunks kept, by the size of their objects
-WORK_MAX = 10_000  # batches that wait out of order before the rest is left for the next time
+LATE_MAX = 10_000  # batches out of order that are looked at in one go; the rest waits for the next
 
 
 class Covered:
@@ -86,17 +86,23 @@ class Coverage:
         found: tuple[Any, Any] = await self._cached(key, decode_index)
         return found
 
-    async def work(self) -> list[str]:
-        """Manifest ids of batches that wait out of order."""
-        found = []
+    async def late(self, state: RollupState) -> tuple[list[str], int]:
+        """Manifest ids that came out of order: noted since the notes that were looked at, or set aside. With them the
+        time at which the newest of the notes was stored. Notes are others' too, so they are left where they are."""
+        found, newest_ms = [], 0
         async for info in self._store.list(paths.ROLLUP_WORK):
+            newest_ms = max(newest_ms, info.modified_ms)
+            if info.modified_ms >= state.notes_ms:
+                found.append(info.key)
+        async for info in self._store.list(paths.ROLLER_ASIDE):
+            found.append(info.key)
+        ids = set()
+        for key in found[:LATE_MAX]:
             try:
-                found.append(paths.parse_by_time(info.key)[0])
+                ids.add(paths.parse_by_time(key)[0])
             except Invalid:
-                continue
-            if len(found) >= WORK_MAX:
-                break
-        return found
+                continue  # not ours
+        return sorted(ids), newest_ms if len(found) <= LATE_MAX else 0
 
     async def waiting(self, covered: Covered, ids: Iterable[str]) -> list[str]:
         """Of batches that wait out of order, those that are in no generation yet."""

@@ -43,11 +43,12 @@ class Generation(msgspec.Struct, frozen=True):
 
 class RollupState(msgspec.Struct, frozen=True):
     """What is rolled up. Every batch that the index by time showed with acceptance before `settled_ns` is in a
-    committed generation, or rollup work is asked for it; later ones are, if a recent generation lists them."""
+    committed generation, is set aside or has a note of being late; later ones are in one if a recent one lists them."""
 
     committed: int = 0
     settled_ns: int = 0
     through_ns: int = 0  # acceptances up to here were looked at
+    notes_ms: int = 0  # notes of late batches that were stored before were looked at
     windows_s: tuple[int, ...] = ()
     abandoned: tuple[int, ...] = ()
     recent: tuple[Generation, ...] = ()  # committed ones that may cover batches accepted since settled_ns
@@ -65,6 +66,15 @@ class Plan(msgspec.Struct, frozen=True):
     generation: Generation
     windows_s: tuple[int, ...]
     covers: tuple[str, ...]  # manifest ids, sorted; their places are the numbers of the batches
+
+
+class Aside(msgspec.Struct, frozen=True):
+    """A batch that could not be read when its generation was made. It is tried again by every run."""
+
+    schema: Literal["lightmetrics.rollup_aside.v1"]
+    manifest_id: str
+    key: str
+    problem: str
 
 
 class RollupManifest(msgspec.Struct, frozen=True):
@@ -113,12 +123,14 @@ def abandon(state: RollupState) -> RollupState:
     return msgspec.structs.replace(state, abandoned=gone, pending=None)
 
 
-def advance(state: RollupState, through_ns: int, overlap_ns: int) -> RollupState:
-    """Everything indexed up to `through_ns` was taken: what lies further back than the overlap is settled."""
+def advance(state: RollupState, through_ns: int, notes_ms: int, overlap_ns: int) -> RollupState:
+    """Everything indexed up to `through_ns` was taken, and every note stored up to `notes_ms`: what lies further back
+    than the overlap is settled."""
     settled_ns = max(state.settled_ns, through_ns - overlap_ns)
     return msgspec.structs.replace(
         state,
         through_ns=max(state.through_ns, through_ns),
         settled_ns=settled_ns,
+        notes_ms=max(state.notes_ms, notes_ms - overlap_ns // 1_000_000),
         recent=tuple(each for each in state.recent if each.last_at_ns >= settled_ns),
     )

@@ -34,6 +34,7 @@ ROLLER = "roller/v1/"
 ROLLER_STATE = f"{ROLLER}state.json"
 ROLLER_LEASE = f"{ROLLER}lease.json"
 ROLLER_PLANS = f"{ROLLER}plans/"
+ROLLER_ASIDE = f"{ROLLER}aside/"
 
 SEQ_DIGITS = 20
 SEGMENT_BYTES_MAX = 200  # of a metric's folder: SeaweedFS takes 255 bytes a segment
@@ -183,10 +184,9 @@ def by_time_of(manifest_id: str) -> str:
     return f"{ACCEPTED_BY_TIME}{hour_of(at_ns)}/{manifest_id}.json"
 
 
-def work_of(manifest_id: str) -> str:
-    """Where rollup work for this manifest id is asked for. Raises Invalid for anything else."""
-    _, at_ns = parse_by_time(manifest_id)
-    return f"{ROLLUP_WORK}{hour_of(at_ns)}/{manifest_id}.json"
+def aside_key(manifest_id: str) -> str:
+    """Where a batch is noted that could not be rolled up."""
+    return f"{ROLLER_ASIDE}{manifest_id}.json"
 
 
 def repair_key(identity: Identity) -> str:

@@ -1,8 +1,8 @@
 """Rolls accepted batches up, as the only one who does: plans a generation, has an engine make it, commits it.
 
 1. lease        one owner, with an epoch that fences the late
-2. plan         the index by time since what is settled, and what waits out of order, less what is covered
-3. read         the engine reads every batch; what is unreadable is set aside as rollup work, and the rest goes on
+2. plan         the index by time since what is settled, and what came out of order, less what is covered
+3. read         the engine reads every batch; what is unreadable is set aside, and the rest goes on
 4. begin        the generation stands in the state, under the epoch, before its first chunk
 5. write        chunks, index chunks and the manifest: created only if absent, the same from whoever makes them
 6. commit       one conditional write, under the epoch: all chunks of the generation count from now on
@@ -22,8 +22,8 @@ import msgspec
 
 from lakebed.batches import generations, paths
 from lakebed.batches.coverage import Coverage, Covered
-from lakebed.batches.generations import Generation, Plan, RollupManifest, RollupState
-from lakebed.batches.model import RollupWork, read_record, write_record
+from lakebed.batches.generations import Aside, Generation, Plan, RollupManifest, RollupState
+from lakebed.batches.model import read_record, write_record
 from lakebed.batches.raw import RawBatches
 from lakebed.clock import Clock
 from lakebed.errors import AlreadyExists, Conflict, Invalid, LakebedError, Unavailable
@@ -47,7 +47,7 @@ class Unreadable(msgspec.Struct, frozen=True):
 
 
 class RollupReport(msgspec.Struct):
-    """What one run did. `late` batches waited out of order, `skipped` ones were covered already."""
+    """What one run did. `late` batches came out of order, `skipped` ones were covered already."""
 
     generations: int = 0
     batches: int = 0
@@ -66,8 +66,9 @@ class RollupReport(msgspec.Struct):
 class _Planned(msgspec.Struct, frozen=True):
     covers: tuple[str, ...]
     through_ns: int
+    notes_ms: int = 0
     late: frozenset[str] = frozenset()
-    done: tuple[str, ...] = ()  # work that is covered already
+    done: tuple[str, ...] = ()  # what came out of order and is covered already
     resumed: Generation | None = None
     more: bool = False
 
@@ -166,10 +167,9 @@ class Roller:
             if planned.covers:
                 aside |= await self._one(state, planned, epoch, report)
             else:
-                through_ns = planned.through_ns
-                await self._change(lambda at, to=through_ns: self._advanced(at, to), epoch)  # type: ignore[misc]
+                await self._change(lambda at, by=planned: self._advanced(at, by), epoch)  # type: ignore[misc]
             for manifest_id in planned.done:
-                await self._store.delete(paths.work_of(manifest_id))
+                await self._store.delete(paths.aside_key(manifest_id))
             if planned.resumed is None and not planned.more:
                 break
         self._aside.set(len(report.unreadable))
@@ -197,6 +197,8 @@ class Roller:
             covered = Covered(state, covered.ids | await self._all_covered(state))
         now_ns = self._clock.now_ns()
         since_ns = 0 if cold else state.settled_ns
+        # Notes first: a batch whose note is found later is looked for again by the next run.
+        noted, notes_ms = await self._coverage.late(state)
         tail: list[str] = []
         async for _, manifest_id in self._raw.entries(since_ns or await self._raw.first_ns(now_ns), now_ns):
             if manifest_id in covered.ids:
@@ -207,11 +209,10 @@ class Roller:
                 break
         more, taken = len(tail) > self._batches_max, tail[: self._batches_max]
         through_ns = paths.parse_by_time(taken[-1])[1] if more else now_ns
-        work = [] if cold else await self._coverage.work()
-        waiting = await self._coverage.waiting(covered, work)
+        waiting = await self._coverage.waiting(covered, noted)
         late = frozenset(waiting) - aside - set(tail)
-        done = tuple(sorted(set(work) - set(waiting)))
-        return _Planned(tuple(sorted({*taken, *late})), through_ns, late=late, done=done, more=more)
+        done = tuple(sorted(set(noted) - set(waiting)))
+        return _Planned(tuple(sorted({*taken, *late})), through_ns, notes_ms, late=late, done=done, more=more)
 
     async def _all_covered(self, state: RollupState) -> set[str]:
         found: set[str] = set()
@@ -238,7 +239,7 @@ class Roller:
         if planned.resumed is not None and (mine is None or mine.digest != planned.resumed.digest):
             await self._abandon(epoch, report)
         elif mine is None:
-            await self._change(lambda at: self._advanced(at, planned.through_ns), epoch)
+            await self._change(lambda at: self._advanced(at, planned), epoch)
         else:
             generation = planned.resumed or mine
             plan = Plan("lightmetrics.rollup_plan.v1", generation, windows_s, names)
@@ -256,11 +257,11 @@ class Roller:
         except Conflict:
             await self._abandon(epoch, report)
             return
-        await self._change(lambda at: self._advanced(generations.commit(at, generation), planned.through_ns), epoch)
+        await self._change(lambda at: self._advanced(generations.commit(at, generation), planned), epoch)
         self._count(report, good, stored, planned)
         for each in good:
             if each.manifest_id in planned.late or planned.resumed is not None:
-                await self._store.delete(paths.work_of(each.manifest_id))
+                await self._store.delete(paths.aside_key(each.manifest_id))
 
     async def _sweep_plans(self, state: RollupState) -> None:
         """Removes plans whose numbers are decided; what is under way, whoever began it, has a later number."""
@@ -269,13 +270,11 @@ class Roller:
                 await self._store.delete(info.key)
 
     async def _set_aside(self, bad: list[Told], report: RollupReport) -> None:
-        """Asks for the work again, so that a batch that is mended is rolled up, and a query knows what is missing."""
+        """Notes what could not be read, so that a mended batch is rolled up and a query knows what is missing."""
         for each in bad:
-            key = paths.by_time_of(each.manifest_id)
-            entry = await self._raw.entry(key)
-            work = RollupWork("lightmetrics.rollup_work.v1", entry.accepted_manifest_key if entry else "", key)
-            with suppress(AlreadyExists):  # asked for already
-                await self._store.create(paths.work_of(each.manifest_id), write_record(work))
+            note = Aside("lightmetrics.rollup_aside.v1", each.manifest_id, each.key, each.problem)
+            with suppress(AlreadyExists):  # noted with another problem
+                await self._store.create(paths.aside_key(each.manifest_id), write_record(note))
             report.unreadable = [*report.unreadable, Unreadable(each.key, each.problem)]
 
     async def _abandon(self, epoch: int, report: RollupReport) -> None:
@@ -292,8 +291,8 @@ class Roller:
     async def _change(self, decide: Callable[[RollupState], RollupState], epoch: int) -> None:
         await self.state.change(lambda state: (decide(state), None), epoch=epoch)
 
-    def _advanced(self, state: RollupState, through_ns: int) -> RollupState:
-        return generations.advance(state, through_ns, self._overlap_ns)
+    def _advanced(self, state: RollupState, planned: _Planned) -> RollupState:
+        return generations.advance(state, planned.through_ns, planned.notes_ms, self._overlap_ns)
 
     def _count(self, report: RollupReport, good: list[Told], stored: list[StoredChunk], planned: _Planned) -> None:
         rollups = [each for each in stored if each.window_s]

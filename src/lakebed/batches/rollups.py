@@ -20,7 +20,7 @@ from lakebed.clock import Clock
 from lakebed.errors import Invalid, NotFound
 from lakebed.frame.model import Batch
 from lakebed.frame.rollup import decode_rollup, rows_in
-from lakebed.frame.series import row_keys
+from lakebed.frame.series_keys import row_keys
 from lakebed.frame.sketch import check_quantiles, quantile
 from lakebed.frame.windows import SECOND_NS, Rows, joined, merged, rows_of
 from lakebed.store.protocol import Store

@@ -155,7 +155,8 @@ class Sources:
                 found.append(manifest_id)
         if covered.state.committed:  # otherwise nothing was passed by yet
             seen = set(found)
-            late = await self.coverage.waiting(covered, [w for w in await self.coverage.work() if w not in seen])
+            noted, _ = await self.coverage.late(covered.state)
+            late = await self.coverage.waiting(covered, [each for each in noted if each not in seen])
             found += late[:room]
             return found, len(late) > room
         return found, False

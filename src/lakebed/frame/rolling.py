@@ -20,7 +20,7 @@ from lakebed.errors import Invalid
 from lakebed.frame.index import series_schema
 from lakebed.frame.model import Batch
 from lakebed.frame.rollup import encode_rollup, rows_in, table_of
-from lakebed.frame.series import series_keys, split_keys
+from lakebed.frame.series_keys import series_keys, split_keys
 from lakebed.frame.windows import SECOND_NS, Rows, merged, rows_of
 
 HOUR_S = 3600

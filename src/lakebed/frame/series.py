@@ -1,93 +1,129 @@
-"""A series as one string, for grouping without a loop: metric, agent, then names and values of labels.
+"""The series table of a frame: which metric and labels each series has, checked whole before it is believed.
 
-Parts are joined by U+001F, which is escaped inside them, so two series have one key only if they are one series; labels
-come in the order of their names, as frames keep them. Imports pyarrow when called.
+An agent sends nearly the same samples' names again and again. A reader that keeps the tables it has checked pays for
+one only when it changes, and its batches share the strings in memory.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections import OrderedDict
+from itertools import pairwise
+from operator import lt
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from lakebed.frame.model import Batch
+from lakebed.errors import Invalid
+from lakebed.frame.model import Limits
 
-SEPARATOR, ESCAPE = "\x1f", "\x1e"
+KEPT_TABLES = 256
+KEPT_BYTES_MAX = 64 * 1024  # a larger table is checked each time: few agents have one, and all kept stay in bounds
 
-
-def series_keys(batch: Batch) -> Any:
-    """The key of each series of the batch, as an Arrow array of strings."""
-    import pyarrow as pa
-
-    columns = batch.columns
-    texts = escaped(pa.array([*columns.strings, batch.identity.agent_id], pa.string()))
-    agents = np.full(len(columns.series_metric), len(columns.strings))
-    label_offsets = columns.label_offsets.astype(np.int64)
-    return _keys(texts, [columns.series_metric, agents], label_offsets, columns.label_names, columns.label_values)
+_INDEX = np.dtype("<u4")
 
 
-def row_keys(agents: Any, labels: Any) -> Any:
-    """A key of each row of a chunk, whose metric goes without saying: agent and labels."""
-    import pyarrow as pa
-
-    names, values = labels.keys, labels.items
-    offsets = labels.offsets.to_numpy().astype(np.int64)
-    texts = escaped(pa.concat_arrays([agents, names, values]))
-    at = np.arange(len(names))
-    return _keys(texts, [np.arange(len(agents))], offsets, len(agents) + at, len(agents) + len(names) + at)
+class SeriesTable(NamedTuple):
+    metric: Any
+    offsets: Any
+    names: Any
+    values: Any
+    strings: tuple[str, ...]
 
 
-def _keys(texts: Any, heads: list[Any], label_offsets: Any, names: Any, values: Any) -> Any:
-    """Joins texts by their numbers: first the heads of each series, then its labels, name by value."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
+class Counts(NamedTuple):
+    series: int
+    labels: int
+    strings: int
+    string_bytes: int
 
-    count, width = len(label_offsets) - 1, len(heads)
-    first, last = int(label_offsets[0]), int(label_offsets[-1])
-    offsets = (label_offsets - first) * 2 + width * np.arange(count + 1)
-    items = np.empty(int(offsets[-1]), np.int64)
-    for place, head in enumerate(heads):
-        items[offsets[:-1] + place] = head
-    at = np.repeat(width * np.arange(1, count + 1), np.diff(label_offsets)) + 2 * np.arange(last - first)
-    items[at], items[at + 1] = names[first:last], values[first:last]
-    parts = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), texts.take(pa.array(items)))
-    return pc.binary_join(parts, SEPARATOR)
+    @property
+    def words(self) -> int:
+        return 2 * self.series + 1 + 2 * self.labels + self.strings + 1
 
 
-def split_keys(keys: Any) -> tuple[Any, Any, Any]:
-    """Of each key: metric, agent and labels, as Arrow arrays."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
+class KnownTables:
+    """The tables that one reader has checked lately, by their bytes. All under one set of limits."""
 
-    parts = pc.split_pattern(keys, SEPARATOR)
-    if isinstance(parts, pa.ChunkedArray):
-        parts = parts.combine_chunks()
-    texts, offsets = unescaped(parts.flatten()), parts.offsets.to_numpy().astype(np.int64)
-    begins = offsets[:-1] - offsets[0]
-    label_offsets = (offsets - offsets[0] - 2 * np.arange(len(offsets))) // 2
-    series_of_label = np.repeat(np.arange(len(keys)), np.diff(label_offsets))
-    at = 2 * series_of_label + 2 + 2 * np.arange(int(label_offsets[-1]))
-    labels = pa.MapArray.from_arrays(
-        pa.array(label_offsets.astype(np.int32)), texts.take(pa.array(at)), texts.take(pa.array(at + 1))
-    )
-    return texts.take(pa.array(begins)), texts.take(pa.array(begins + 1)), labels
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._known: OrderedDict[tuple[Counts, bytes, bytes], SeriesTable] = OrderedDict()
 
-
-def escaped(texts: Any) -> Any:
-    import pyarrow.compute as pc
-
-    return pc.replace_substring(
-        pc.replace_substring(texts, pattern=ESCAPE, replacement=ESCAPE + "a"),
-        pattern=SEPARATOR,
-        replacement=ESCAPE + "b",
-    )
+    def table(self, words: bytes, texts: bytes, counts: Counts) -> SeriesTable:
+        """As `read_table`, under this reader's limits."""
+        key = (counts, words, texts)
+        found = self._known.get(key)
+        if found is None:
+            found = read_table(words, texts, counts, self._limits)
+            if len(words) + len(texts) <= KEPT_BYTES_MAX:
+                self._known[key] = found
+                if len(self._known) > KEPT_TABLES:
+                    self._known.popitem(last=False)
+        else:
+            self._known.move_to_end(key)
+        return found
 
 
-def unescaped(texts: Any) -> Any:
-    import pyarrow.compute as pc
+def read_table(words: bytes, texts: bytes, counts: Counts, limits: Limits) -> SeriesTable:
+    """The table in these bytes. Raises Invalid for one that points outside itself, is out of order or over a limit."""
+    series, labels, strings, string_bytes = counts
+    # Few numpy calls: each costs about as much as checking a thousand entries.
+    table = np.frombuffer(words, _INDEX, counts.words)
+    metric, offsets = table[:series], table[series : 2 * series + 1]
+    at = 2 * series + 1
+    pairs = table[at : at + 2 * labels]
+    names, values = pairs[:labels], pairs[labels:]
+    below("metric", metric, strings)
+    below("label", pairs, strings)
+    label_counts = _spans("labels", offsets, labels)
+    if _largest(label_counts) > limits.labels_per_series:
+        raise Invalid(f"{_largest(label_counts)} labels in a series, over the limit of {limits.labels_per_series}")
+    string_offsets = table[at + 2 * labels :]
+    sizes = _spans("strings", string_offsets, string_bytes)
+    read = _strings(texts, string_offsets)
+    if labels:
+        _check_labels(names, offsets, sizes[values], limits)
+    named = sizes[metric] if not labels else np.concatenate((sizes[metric], sizes[names]))
+    if _largest(named) > limits.name_bytes or not named.all():
+        raise Invalid(f"a name is empty or longer than {limits.name_bytes} bytes")
+    return SeriesTable(metric, offsets, names, values, read)
 
-    return pc.replace_substring(
-        pc.replace_substring(texts, pattern=ESCAPE + "b", replacement=SEPARATOR),
-        pattern=ESCAPE + "a",
-        replacement=ESCAPE,
-    )
+
+def below(what: str, column: Any, bound: int) -> None:
+    """Raises Invalid unless every index is below `bound`."""
+    if len(column) and _largest(column) >= bound:
+        raise Invalid(f"a {what} index is {_largest(column)}, of {bound}")
+
+
+def _check_labels(names: Any, offsets: Any, value_sizes: Any, limits: Limits) -> None:
+    """Names ascend strictly inside each series: a step down is allowed only where a series begins."""
+    begins = np.zeros(len(names) + 1, bool)
+    begins[offsets] = True
+    if not ((names[1:] > names[:-1]) | begins[1:-1]).all():
+        raise Invalid("labels of a series are not in ascending order of their names, each once")
+    if _largest(value_sizes) > limits.label_value_bytes:
+        raise Invalid(f"a label's value is longer than {limits.label_value_bytes} bytes")
+
+
+def _strings(data: bytes, offsets: Any) -> tuple[str, ...]:
+    bounds = offsets.tolist()
+    raw = [data[start:end] for start, end in pairwise(bounds)]
+    if not all(map(lt, raw, raw[1:])):
+        raise Invalid("strings are not in ascending order, each once")
+    if data.isascii():
+        text = data.decode("ascii")
+        return tuple([text[start:end] for start, end in pairwise(bounds)])
+    try:
+        return tuple([text.decode() for text in raw])
+    except UnicodeDecodeError as error:
+        raise Invalid("a string is not UTF-8") from error
+
+
+def _largest(column: Any) -> int:
+    return int(np.maximum.reduce(column, initial=0))
+
+
+def _spans(what: str, offsets: Any, total: int) -> Any:
+    """The length of each entry between offsets that must cover `total` in order."""
+    if offsets[0] != 0 or offsets[-1] != total or not (offsets[1:] >= offsets[:-1]).all():
+        raise Invalid(f"offsets of {what} do not cover their {total} entries in order")
+    return offsets[1:] - offsets[:-1]

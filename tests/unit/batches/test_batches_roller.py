@@ -150,7 +150,7 @@ async def test_a_crash_anywhere_counts_nothing_twice(manual_clock: ManualClock) 
         assert (0, 0) == (report.abandoned, sources["raw"])
         state = read_record(await store.get(paths.ROLLER_STATE), RollupState)
         assert (2, None) == (state.committed, state.pending)
-        assert [] == await keys(store, paths.ROLLUP_WORK)
+        assert [] == await keys(store, paths.ROLLER_ASIDE)
         assert [] == await keys(store, paths.ROLLER_PLANS)
     assert point > 40
 
