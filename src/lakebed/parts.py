@@ -51,6 +51,12 @@ PARTS: tuple[Part, ...] = (
         settings="lakebed.pipeline.flow_settings:FlowSettings",
         workers="lakebed.pipeline.workers:workers",
     ),
+    Part(
+        "audit",
+        "proofs over everything in the bucket",
+        settings="lakebed.pipeline.audit.settings:AuditSettings",
+        component="lakebed.pipeline.audit.routes:component",
+    ),
     Part("filer", "the metadata of a SeaweedFS store", settings="lakebed.filer.settings:FilerSettings"),
     Part(
         "lifecycle",
