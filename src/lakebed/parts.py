@@ -57,6 +57,12 @@ PARTS: tuple[Part, ...] = (
         settings="lakebed.pipeline.audit.settings:AuditSettings",
         component="lakebed.pipeline.audit.routes:component",
     ),
+    Part(
+        "bronze",
+        "batches and topics as tables",
+        settings="lakebed.pipeline.bronze_settings:BronzeSettings",
+        workers="lakebed.pipeline.bronze_workers:workers",
+    ),
     Part("filer", "the metadata of a SeaweedFS store", settings="lakebed.filer.settings:FilerSettings"),
     Part(
         "lifecycle",

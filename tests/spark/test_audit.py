@@ -13,11 +13,11 @@ from pyspark.sql import functions as F
 from batches_frames import frame_of, submit
 from lakebed.batches import acceptance, paths
 from lakebed.batches.acceptor import write_blob
+from lakebed.delta.model import TableSpec
 from lakebed.frame.model import Identity
 from lakebed.pipeline.audit import keys
 from lakebed.pipeline.audit.shelf import last_audit
 from lakebed.pipeline.tables.location import Location
-from lakebed.pipeline.tables.model import TableSpec
 from lakebed.pipeline.tables.table import Table
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings

@@ -90,6 +90,22 @@ def _spooled(data: bytes, record: Any) -> dict[str, Any]:
 
 
 @app.command
+def agents(*, where: Where = Where(), output: Output = "table") -> None:
+    """Every agent, by its newest accepted batches; those heard last first."""
+    from lakebed.views.batches import RecentBatches
+
+    emit(in_loop(lambda: RecentBatches.of(where.context("agents")).agents()), output)
+
+
+@app.command
+def recent(*, limit: int = 50, where: Where = Where(), output: Output = "table") -> None:
+    """The newest accepted batches, newest first."""
+    from lakebed.views.batches import NEWEST_MAX, RecentBatches
+
+    emit(in_loop(lambda: RecentBatches.of(where.context("recent")).newest(min(limit, NEWEST_MAX))), output)
+
+
+@app.command
 def conflicts(
     conflict_id: str = "",
     /,

@@ -17,8 +17,8 @@ from lakebed.queue import paths
 from lakebed.queue.dumping import dump as dump_bytes
 from lakebed.queue.dumping import shown
 from lakebed.queue.model import KeyValueEntry
-from lakebed.queue.queue import Queue, names
-from lakebed.queue.settings import QueueSettings
+from lakebed.queue.queue import Queue
+from lakebed.views import queue as views
 
 app = App(name="queue", help="Queues: status, contents, dead letters.")
 dlq = App(name="dlq", help="Dead letters: batches that could not be processed.")
@@ -38,13 +38,13 @@ def _open(where: Where, name: str) -> Queue:
 @app.command
 def status(*, queue: Name = "", where: Where = Where(), output: Output = "table") -> None:
     """Show how each queue stands: waiting, claimed, done, dead, and the oldest of each."""
+    emit(in_loop(lambda: views.statuses(where.context("cli"), queue)), output)
 
-    async def work() -> list[dict[str, Any]]:
-        context = where.context("cli")
-        found = [queue] if queue else await names(context.store, context.settings.of(QueueSettings))
-        return [(await Queue.of(context, name).status()).row() for name in found]
 
-    emit(in_loop(work), output)
+@app.command
+def waiting(*, queue: Name = paths.DEFAULT, count: int = 60, where: Where = Where(), output: Output = "table") -> None:
+    """Show the batches that are not done: their age, who holds them and what was wrong with them."""
+    emit(in_loop(lambda: views.waiting(where.context("cli"), queue, limit=min(count, BATCHES_MAX))), output)
 
 
 @app.command
@@ -60,23 +60,8 @@ def peek(
     entries
         entries of each batch to show.
     """
-
-    async def work() -> list[dict[str, Any]]:
-        opened = _open(where, queue)
-        rows: list[dict[str, Any]] = []
-        async for location, pending, holder in opened.waiting():
-            if len(rows) >= min(count, BATCHES_MAX):
-                break
-            row = {"sequence": pending.sequence, "location": location, "bytes": pending.size_bytes, "held_by": holder}
-            try:
-                told = dump_bytes(location, (await opened.store.get(location)).data)
-                row |= {"entries": told["count"], "first": told["entries"][:entries]}
-            except LakebedError as error:
-                row |= {"entries": None, "first": [f"{error.code}: {error.message}"]}
-            rows.append(row)
-        return rows
-
-    emit(in_loop(work), output)
+    most = min(count, BATCHES_MAX)
+    emit(in_loop(lambda: views.peek(where.context("cli"), queue, count=most, entries=entries)), output)
 
 
 @app.command

@@ -10,13 +10,13 @@ from cyclopts import App, Parameter
 from lakebed.cli import exits
 from lakebed.cli.output import Output, emit, say
 from lakebed.cli.where import Where, in_loop
-from lakebed.context import Context
-from lakebed.errors import Corrupt
 from lakebed.ticks.adapters import open_audit, open_queue
 from lakebed.ticks.audit import COMMITTED, DISPATCHED
-from lakebed.ticks.auditor import Auditor, row_of
+from lakebed.ticks.auditor import row_of
 from lakebed.ticks.model import TickId
-from lakebed.ticks.queue import Received
+from lakebed.views.ticks import auditor as _auditor
+from lakebed.views.ticks import letters as _letters
+from lakebed.views.ticks import silver_status
 
 app = App(name="silver", help="Silver: dispatch, dead letters, replays.")
 dlq = App(name="dlq", help="Dead letters: messages that silver could not work on.")
@@ -29,26 +29,11 @@ Reason = Annotated[str, Parameter(help="why; kept with what was done")]
 DryRun = Annotated[bool, Parameter(help="say what would happen, and do nothing", negative="")]
 
 
-def _auditor(context: Context) -> Auditor:
-    return Auditor(
-        context,
-        queue=open_queue(context),
-        committed=open_audit(context, COMMITTED),
-        dispatched=open_audit(context, DISPATCHED),
-    )
-
-
 @app.command
 def status(*, where: Where = Where(), output: Output = "table") -> None:
     """Show how many messages wait, are in hand and are dead, and how far silver is behind."""
     context = where.context("cli")
-
-    async def work() -> dict[str, Any]:
-        depth, behind = await open_queue(context).depth(), await _auditor(context).undispatched()
-        lag_s = round(max((each.age_s for each in behind), default=0.0), 1)
-        return {**msgspec.to_builtins(depth), "undispatched": len(behind), "lag_s": lag_s}
-
-    emit(in_loop(work), output)
+    emit(in_loop(lambda: silver_status(context)), output)
 
 
 @app.command
@@ -75,7 +60,10 @@ def replay(
     where: Where = Where(),
     output: Output = "table",
 ) -> None:
-    """Run silver for a tick again: its row is cleared, then its message is sent."""
+    """Run silver for a tick again: its row is cleared, then its message is sent.
+
+    The silver tables of its bronze tables are computed again as a whole, whether or not silver has passed the tick.
+    """
     context = where.context("cli")
 
     async def work() -> dict[str, str]:
@@ -85,6 +73,32 @@ def replay(
         return {**msgspec.to_builtins(of), "message_id": sent}
 
     emit(in_loop(work), output)
+
+
+@app.command
+def rebuild(
+    *,
+    org: Annotated[str, Parameter(help="the org")],
+    project: Annotated[str, Parameter(name=["--project", "-p"], help="the project")],
+    reason: Reason,
+    table: Annotated[tuple[str, ...], Parameter(help="a silver table; several, or none for all")] = (),
+    dry_run: DryRun = False,
+    where: Where = Where(),
+    output: Output = "table",
+) -> None:
+    """Make silver and gold of a project anew from bronze, by the contracts as they are now. Runs Spark here.
+
+    A job that meets a changed contract does this by itself; here it is done at once.
+    """
+    from lakebed.pipeline.flow import Flow
+
+    flow = Flow(where.context("cli"))
+    if dry_run:
+        say(f"would make {', '.join(table) or 'every silver table'} of {org}/{project} anew: {reason}")
+        return
+    report = flow.rebuild(org, project, table)
+    say(f"made anew: {reason}; gold: {len(report.gold)} tables")
+    emit(msgspec.to_builtins(report.silver), output)
 
 
 @app.command
@@ -150,15 +164,3 @@ def redrive(
     moved = in_loop(work)
     say(f"{'would send' if dry_run else 'sent'} {moved} back: {reason}")
     emit({"redriven": moved}, output)
-
-
-async def _letters(context: Context, count: int) -> list[dict[str, Any]]:
-    return [_letter(letter) for letter in await open_queue(context).dead_letters(count)]
-
-
-def _letter(letter: Received) -> dict[str, Any]:
-    row = {"message_id": letter.message_id, "receives": letter.receive_count}
-    try:
-        return {**row, **msgspec.to_builtins(letter.message())}
-    except Corrupt as error:
-        return {**row, "tick_id": "", "error": error.message, "body": letter.body[:200]}

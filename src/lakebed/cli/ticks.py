@@ -133,6 +133,35 @@ def status(*, project: Project, org: Org = "", where: Where = Where(), output: O
         emit(found, output)
 
 
+@app.command(name="ls")
+def list_projects(
+    *,
+    project: Annotated[str, Parameter(name=["--project", "-p"], help="only this project")] = "",
+    org: Annotated[str, Parameter(help="only this org")] = "",
+    where: Where = Where(),
+    output: Output = "table",
+) -> None:
+    """Show every project with its latest ticks."""
+    from lakebed.views.ticks import standing
+
+    context = where.context("cli")
+    found = in_loop(lambda: standing(context, org, project))
+    rows = [
+        {"org": one.org_id, "project": one.project_id, **msgspec.to_builtins(t)} for one in found for t in one.ticks
+    ]
+    emit(rows if output == "table" else found, output)
+
+
+@app.command
+def show(tick: str, /, *, project: Project, org: Org = "", where: Where = Where(), output: Output = "yaml") -> None:
+    """Show a tick's way from its parts to gold."""
+    from lakebed.ticks.paths import tick_id
+    from lakebed.views.ticks import view
+
+    context = where.context("cli")
+    emit(in_loop(lambda: view(context, tick_id(_org(where, org), project, tick))), output)
+
+
 @app.command
 def dump(key: str, /, *, where: Where = Where(), output: Output = "json") -> None:
     """Decode one stored object of ticks: a state, a commit record, a queue shard, an audit row.

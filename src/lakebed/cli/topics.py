@@ -30,31 +30,41 @@ DryRun = Annotated[bool, Parameter(help="only say what would happen", negative="
 @app.command(name="list")
 def list_topics(*, where: Where = Where(), output: Output = "table") -> None:
     """Every topic with its partitions and records."""
+    from lakebed.views.log import topics
 
-    async def rows(broker: Broker) -> list[dict[str, Any]]:
-        topics: dict[str, dict[str, Any]] = {}
-        for tp in await broker.steward.partitions():
-            seen = await broker.steward.describe(tp)
-            row = topics.setdefault(tp.topic, {"topic": tp.topic, "partitions": 0, "records": 0, "uncompacted": 0})
-            row["partitions"] += 1
-            row["records"] += seen.records
-            row["uncompacted"] += seen.uncompacted
-        return list(topics.values())
-
-    emit(_with(where, rows), output)
+    emit(_with(where, lambda broker: topics(broker.steward)), output)
 
 
 @app.command
 def describe(topic: str, /, *, where: Where = Where(), output: Output = "table") -> None:
     """A topic's partitions: state, offsets, what is not compacted yet."""
+    from lakebed.views.log import partitions
 
-    async def rows(broker: Broker) -> list[Any]:
-        found = await broker.steward.partitions(topic)
-        if not found:
-            raise Invalid(f"topic {topic} does not exist", hint="lakebed topics list")
-        return [await broker.steward.describe(tp) for tp in found]
+    emit(_with(where, lambda broker: partitions(broker.steward, topic)), output)
 
-    emit(_with(where, rows), output)
+
+@app.command
+def segments(
+    topic: str,
+    /,
+    *,
+    partition: Annotated[int, Parameter(name=["--partition", "-p"])] = 0,
+    where: Where = Where(),
+    output: Output = "table",
+) -> None:
+    """Where a partition's records lie: shared WAL blobs and compacted ones, the first and the last of them."""
+
+    async def work() -> Any:
+        from lakebed.views.log import LogWindow
+
+        window = LogWindow(where.context("cli"))
+        try:
+            return await window.segments(topic, partition)
+        finally:
+            await window.close()
+
+    found = in_loop(work)
+    emit(found.segments if output == "table" else found, output)
 
 
 @app.command
@@ -137,17 +147,9 @@ def report(*, where: Where = Where(), output: Output = "table") -> None:
     """Groups and their lag in every topic, and what the log stores and would cost."""
 
     async def work(broker: Broker) -> dict[str, Any]:
-        from lakebed.log.billing import storage_dollars_month
+        from lakebed.views.log import report as told
 
-        usage = await broker.store.measure()
-        topics = sorted({tp.topic for tp in await broker.steward.partitions()})
-        return {
-            "topics": len(topics),
-            "stored_bytes": usage.stored_bytes,
-            "stored_objects": usage.stored_objects,
-            "storage_dollars_month": round(storage_dollars_month(usage), 6),
-            "groups": [row for topic in topics for row in await broker.groups.progress(topic)],
-        }
+        return await told(broker.steward, broker.groups, await broker.store.measure())
 
     emit(_with(where, work), output)
 

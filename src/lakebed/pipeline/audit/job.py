@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from lakebed.context import Context
+from lakebed.delta.model import TableSpec
 from lakebed.errors import Unavailable
 from lakebed.pipeline.audit import findings, keys, paths, reading
 from lakebed.pipeline.audit.model import (
@@ -38,7 +39,6 @@ from lakebed.pipeline.audit.settings import AuditSettings
 from lakebed.pipeline.audit.shelf import last_register
 from lakebed.pipeline.listing import Listing, cause, list_bucket
 from lakebed.pipeline.tables.location import Location
-from lakebed.pipeline.tables.model import TableSpec
 from lakebed.pipeline.tables.table import Table
 from lakebed.store.settings import StoreSettings
 

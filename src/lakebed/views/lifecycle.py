@@ -1,0 +1,129 @@
+"""Lifecycle as people look at it: rules and actions, how far each stream has come, what stands still, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from lakebed.context import Context
+from lakebed.errors import NotFound
+from lakebed.lifecycle.dryrun import DryRun, dry_run
+from lakebed.lifecycle.evaluate import action_kinds
+from lakebed.lifecycle.hashing import rule_hash
+from lakebed.lifecycle.ledger import Ledger
+from lakebed.lifecycle.operator import Operator
+from lakebed.lifecycle.policies import rules_of
+from lakebed.lifecycle.settings import LifecycleSettings
+from lakebed.lifecycle.state import LedgerRow
+from lakebed.lifecycle.workers import Site, opened, shelf_of
+
+ROWS_MAX = 500
+LEDGER_SHOWN = 50
+
+
+class StreamRow(msgspec.Struct, frozen=True):
+    """A cursor of the shared reader: `behind_s` is how far it is from what is due for it now."""
+
+    stream: str
+    delay_s: float
+    at_ns: int
+    behind_s: float
+
+
+async def status(context: Context, bucket: str = "") -> list[dict[str, Any]]:
+    """Mode, health and progress of every action."""
+    return (await Operator(shelf_of(context)).status(bucket))[:ROWS_MAX]
+
+
+async def streams(context: Context) -> list[StreamRow]:
+    """Where each cursor is, and how far behind the instant its delay allows."""
+    state = (await shelf_of(context).reader.read()).value
+    calendar = context.settings.of(LifecycleSettings).calendar
+    now_ns = context.clock.now_ns() - calendar.small_delay_ns
+    rows = [
+        StreamRow(
+            f"delay {int(delay) / calendar.day_ns:g} d", int(delay) / 1e9, at.ts_ns, _s(now_ns - int(delay) - at.ts_ns)
+        )
+        for delay, at in sorted(state.originals.items(), key=lambda pair: int(pair[0]))
+    ]
+    if state.predicate is not None:
+        rows.append(StreamRow("predicates", 0.0, state.predicate.ts_ns, _s(now_ns - state.predicate.ts_ns)))
+    return rows
+
+
+async def blockers(context: Context, *, stream: str = "", bucket: str = "") -> list[Any]:
+    """Everything that stands still, and why."""
+    found = await Operator(shelf_of(context)).blockers(stream=stream, bucket=bucket)
+    return list(found[:ROWS_MAX])
+
+
+async def rules(site: Site) -> list[dict[str, Any]]:
+    """Every rule of every bucket."""
+    return [
+        {
+            "bucket": policy.bucket,
+            "id": rule.rule_id,
+            "status": "Enabled" if rule.enabled else "Disabled",
+            "hash": rule_hash(rule),
+            "prefix": rule.prefix,
+            "actions": ",".join(kind.value for kind in action_kinds(rule)),
+        }
+        for policy in await site.lake.all()
+        for rule in rules_of(policy.text)
+    ]
+
+
+async def all_rules(context: Context) -> list[dict[str, Any]]:
+    async with opened(context) as site:
+        return (await rules(site))[:ROWS_MAX]
+
+
+async def preview(site: Site, bucket: str, text: bytes | None = None, *, days_ahead: float = 0.0) -> DryRun:
+    """What a policy would delete: the one in force, or this text. Changes nothing."""
+    known = text if text is not None else await policy(site, bucket)
+    calendar = site.settings.calendar
+    now_ns = site.shelf.clock.now_ns() + round(days_ahead * calendar.day_ns)
+    checked = rules_of(known, unique_ids=text is not None)
+    return await dry_run(site.lake, bucket, checked, now_ns, calendar, home=site.home)
+
+
+async def policy(site: Site, bucket: str) -> bytes:
+    """The policy in force. Raises NotFound."""
+    found = await site.lake.get(bucket)
+    if found is None:
+        raise NotFound(f"{bucket} has no policy", hint=f"lakebed lifecycle rules put {bucket} FILE")
+    return bytes(found.text)
+
+
+async def ledger(
+    context: Context, bucket: str, key: str | None = None, *, limit: int = LEDGER_SHOWN
+) -> list[dict[str, Any]]:
+    """The last verdicts on a bucket's objects, or everything that was ever decided about one key."""
+    book = Ledger(context.store, context.clock, context.ids)
+    found: list[dict[str, Any]] = []
+    async for row in book.rows(bucket, key=key):
+        found.append(told(row))
+        if len(found) > 4 * ROWS_MAX:
+            del found[: 2 * ROWS_MAX]
+    return found[-limit:]
+
+
+def told(row: LedgerRow) -> dict[str, Any]:
+    return {
+        "at_ns": row.at_ns,
+        "key": row.key,
+        "version": row.version_id or row.upload_id,
+        "rule": row.rule_id or row.rule_hash,
+        "kind": row.kind.value,
+        "verb": row.verb,
+        "outcome": row.outcome or "planned",
+        "due_at_ns": row.due_at_ns,
+        "stream": row.stream,
+        "run": row.run,
+        "reason": row.reason,
+    }
+
+
+def _s(ns: int) -> float:
+    return round(max(0.0, ns / 1e9), 1)

@@ -1,0 +1,120 @@
+"""Queues as people look at them: how each stands, what waits in it and in whose hands, and its dead letters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from lakebed.clock import now_ms
+from lakebed.context import Context
+from lakebed.errors import LakebedError, NotFound
+from lakebed.queue import codec
+from lakebed.queue.dumping import dump
+from lakebed.queue.model import DeadLetter, QueueStatus
+from lakebed.queue.queue import Queue, names
+from lakebed.queue.settings import QueueSettings
+from lakebed.views.payload import Payload, payload
+
+QUEUES_MAX = 100
+WAITING_MAX = 60
+LETTERS_MAX = 50
+ENTRIES_MAX = 20
+BATCH_BYTES_MAX = 32 * 1024 * 1024  # a larger batch is not opened to be looked at
+
+
+class WaitingRow(msgspec.Struct, frozen=True):
+    """A batch that is not done. `held_by` is empty while nobody has claimed it."""
+
+    sequence: int
+    location: str
+    bytes: int
+    entries: int
+    age_s: float
+    held_by: str
+    claimed_s: float | None
+    rejections: int
+    trouble: str
+
+
+class EntryRow(msgspec.Struct, frozen=True):
+    key: Payload
+    value: Payload
+
+
+class BatchPage(msgspec.Struct, frozen=True):
+    location: str
+    entries: int
+    shown: list[EntryRow]
+
+
+async def statuses(context: Context, queue: str = "") -> list[QueueStatus]:
+    """How each queue stands, or one of them."""
+    found = [queue] if queue else await names(context.store, context.settings.of(QueueSettings))
+    return [await Queue.of(context, name).status() for name in found[:QUEUES_MAX]]
+
+
+async def waiting(context: Context, name: str, *, limit: int = WAITING_MAX) -> list[WaitingRow]:
+    """The next batches in order, without claiming or opening them."""
+    queue, now = Queue.of(context, name), now_ms(context.clock)
+    consumer = await queue.consumer.read()
+    rows: list[WaitingRow] = []
+    async for location, pending, holder in queue.waiting():
+        claim, trouble = consumer.claims.get(location), consumer.troubles.get(location)
+        rows.append(
+            WaitingRow(
+                sequence=pending.sequence,
+                location=location,
+                bytes=pending.size_bytes,
+                entries=pending.count,
+                age_s=max(0.0, (now - pending.enqueued_ms) / 1000) if pending.enqueued_ms else 0.0,
+                held_by=holder,
+                claimed_s=max(0.0, (now - claim.since_ms) / 1000) if claim and holder else None,
+                rejections=trouble.count if trouble else 0,
+                trouble=trouble.reason if trouble else "",
+            )
+        )
+        if len(rows) >= limit:
+            break
+    return rows
+
+
+async def peek(context: Context, name: str, *, count: int, entries: int) -> list[dict[str, Any]]:
+    """The next batches with their first entries, without claiming them."""
+    queue = Queue.of(context, name)
+    rows: list[dict[str, Any]] = []
+    async for location, pending, holder in queue.waiting():
+        if len(rows) >= count:
+            break
+        row = {"sequence": pending.sequence, "location": location, "bytes": pending.size_bytes, "held_by": holder}
+        try:
+            told = dump(location, (await queue.store.get(location)).data)
+            row |= {"entries": told["count"], "first": told["entries"][:entries]}
+        except LakebedError as error:
+            row |= {"entries": None, "first": [f"{error.code}: {error.message}"]}
+        rows.append(row)
+    return rows
+
+
+async def letters(context: Context, name: str, *, limit: int = LETTERS_MAX) -> list[DeadLetter]:
+    """Dead letters, oldest first."""
+    found: list[DeadLetter] = []
+    async for letter in Queue.of(context, name).dead_letters.letters():
+        found.append(letter)
+        if len(found) >= limit:
+            break
+    return found
+
+
+async def batch(context: Context, name: str, location: str) -> BatchPage:
+    """The first entries of one batch that waits or is a dead letter. Raises NotFound, Corrupt."""
+    queue = Queue.of(context, name)
+    known = {place async for place, _, _ in queue.waiting()} | {
+        letter.location for letter in await letters(context, name)
+    }
+    if location not in known:
+        raise NotFound(f"no batch of {name} lies at {location[:200]!r}", hint="it may be done by now")
+    stored = await queue.store.get(location)
+    found = codec.decode(stored.data, bytes_max=BATCH_BYTES_MAX)
+    shown = [EntryRow(payload(entry.key), payload(entry.value)) for entry in found[:ENTRIES_MAX]]
+    return BatchPage(location, len(found), shown)
