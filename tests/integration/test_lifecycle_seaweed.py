@@ -17,6 +17,7 @@ from lakebed.errors import NotFound, Stale
 from lakebed.filer.client import FilerClient
 from lakebed.ids import Ids
 from lakebed.lifecycle import xml
+from lakebed.lifecycle.home import Home
 from lakebed.lifecycle.ledger import Ledger
 from lakebed.lifecycle.model import Degraded, Mode, Outcome, Rule, Verb
 from lakebed.lifecycle.operator import Operator
@@ -46,13 +47,15 @@ class Site:
         self.s3.create_bucket(Bucket=self.name)
         filer = FilerClient([weed.filer_grpc], clock=self.clock, ids=self.ids)
         self.lake = SeaweedLake(filer, self.clock, self.ids)
-        self.shelf = Shelf(store, clock=self.clock, ids=self.ids, metrics=Metrics())
+        self.shelf = Shelf(
+            store, home=Home.of(weed.store_settings()), clock=self.clock, ids=self.ids, metrics=Metrics()
+        )
         self.seams = Seams(self.lake, self.lake, Only(self.lake, self.name))
-        self.worker = LifecycleWorker(self.lake, self.seams, self.shelf, SETTINGS, node="test")
+        self.worker = LifecycleWorker(self.lake, self.seams, self.shelf, SETTINGS, node="test", home=self.home)
 
     def worker_with(self, **changed: Any) -> LifecycleWorker:
         settings = msgspec.structs.replace(SETTINGS, **changed)
-        return LifecycleWorker(self.lake, self.seams, self.shelf, settings, node="other")
+        return LifecycleWorker(self.lake, self.seams, self.shelf, settings, node="other", home=self.home)
 
     async def rules(self, *rules: Rule) -> None:
         await self.lake.put(self.name, xml.render(rules))
@@ -225,7 +228,7 @@ async def test_an_object_under_legal_hold_stays_until_it_is_let_go(site: Site, w
     """Never bypassed: skipped, with the verdict in the ledger; the next scan after the release takes it."""
     site.name = f"lock-{site.ids.token()}"
     site.seams = Seams(site.lake, site.lake, Only(site.lake, site.name))
-    site.worker = LifecycleWorker(site.lake, site.seams, site.shelf, SETTINGS, node="test")
+    site.worker = LifecycleWorker(site.lake, site.seams, site.shelf, SETTINGS, node="test", home=site.home)
     site.s3.create_bucket(Bucket=site.name, ObjectLockEnabledForBucket=True)
     await site.rules(Rule("n", noncurrent_days=1))
     await site.worker.tick()

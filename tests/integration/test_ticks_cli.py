@@ -55,6 +55,17 @@ class Shell:
         url: str = json.loads(line)["url"]
         return url
 
+    async def agent(self, url: str, *, dies_at: str = "") -> asyncio.subprocess.Process:
+        """A real agent that uploads the folder `drop` as ticks."""
+        folder = {"folder": "drop", "project_id": PROJECT, "keys": {"": ["id"]}, "urls": [url], "interval_s": 0.1}
+        env = {**self.env, "LAKEBED_AGENT_TICKS": json.dumps([folder]), "DIES_AT": dies_at}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, str(Path(__file__).parent / "ticks_dying.py"), "agent", "run", "--agent-id", "a",
+            env=env, cwd=self.folder, stdout=asyncio.subprocess.DEVNULL, stderr=(self.folder / "log").open("ab"),
+        )  # fmt: skip
+        self._servers.append(process)
+        return process
+
     async def clear(self) -> None:
         for process in self._servers:
             if process.returncode is None:
@@ -113,6 +124,35 @@ async def test_an_agent_killed_in_its_upload_goes_on_where_it_was(shell: Shell, 
 
     assert ({"uploading": 1}, 6) == (uploaded["states"], resumed["rows_inserted"])
     assert [] == await shell.run("ticks", "outbox")
+
+
+@pytest.mark.parametrize("step", ["after_sending_a_part", "after_sending_all_parts", "after_delivering"])
+async def test_a_killed_agent_uploads_its_folders_once(shell: Shell, step: str) -> None:
+    """kill -9 in the parts, before the finalize, and after the commit: the next run of the agent does the rest."""
+    drop = shell.folder / "drop"
+    for tick in ("t-1", "t-2"):
+        (drop / tick).mkdir(parents=True)
+        for seq in (1, 2, 3):
+            (drop / tick / f"orders_seq={seq:03d}.parquet").write_bytes(parquet([seq * 10, seq * 10 + 1], tick))
+        (drop / tick / "_ready").touch()
+    url = await shell.serve("serve")
+    shell.env["LAKEBED_TICKS_API_SECRET"] = (await shell.run("ticks", "secret", "--project", PROJECT))["api_secret"]
+
+    killed = await asyncio.wait_for((await shell.agent(url, dies_at=step)).wait(), DEADLINE_S)
+    left = sorted(each.name for each in drop.iterdir())
+    heir = await shell.agent(url)
+    async with asyncio.timeout(DEADLINE_S):
+        while any(not each.name.startswith(".") for each in drop.iterdir()):
+            assert heir.returncode is None, (shell.folder / "log").read_text()[-2000:]
+            await asyncio.sleep(0.1)
+    heir.send_signal(signal.SIGTERM)
+    stopped = await asyncio.wait_for(heir.wait(), DEADLINE_S)
+    status = await shell.run("ticks", "status", "--project", PROJECT)
+
+    assert (-signal.SIGKILL, ["t-1", "t-2"], 0) == (killed, left, stopped)
+    assert {"committed": 2} == status["states"]
+    rows = {each["tick_id"]: (each["rows_inserted"], each["rows_replaced"]) for each in status["ticks"]}
+    assert {"t-1": (6, 0), "t-2": (0, 6)} == rows
 
 
 async def test_what_is_refused_stays_in_the_outbox_with_its_reason(shell: Shell) -> None:

@@ -25,6 +25,7 @@ STEPS: dict[str, tuple[type, str]] = {
     "before_job": (TwinSilverJob, "run"),
     "after_sending_a_part": (Uploader, "_put"),
     "after_sending_all_parts": (Uploader, "_put_all"),
+    "after_delivering": (Uploader, "deliver"),
 }
 
 

@@ -22,6 +22,8 @@ KINDS = {
     "misrouted": "what answers at a collector's address is not a collector",
     "queue_full": "the queue is full",
     "disk_trouble": "the queue's disk refuses writes",
+    "tick_refused": "a tick will never be taken as it is; see lakebed agent ticks list",
+    "ticks_stuck": "ticks wait, and the service does not take them now",
 }
 PARKED_KINDS = (
     "identity_conflict",

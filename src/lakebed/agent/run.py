@@ -29,6 +29,7 @@ from lakebed.agent.spool import Spool, SpoolLimits
 from lakebed.agent.transport import HttpTransport
 from lakebed.agent.waiting import cancel, in_thread
 from lakebed.clock import Clock, now_ms
+from lakebed.context import Worker
 from lakebed.errors import Overloaded, Unavailable
 from lakebed.frame.model import check_id
 from lakebed.ids import Ids
@@ -51,6 +52,18 @@ class Agent:
         self._server: LoopbackServer | None = None
         self._served: asyncio.Task[None] | None = None
         self._fsyncs = 0
+        self._beside: list[Worker] = []
+
+    def beside(self, worker: Worker) -> None:
+        """Has this run as long as the agent does; one that fails is started again."""
+        self._beside.append(worker)
+
+    def alert(self, kind: str, message: str | None) -> None:
+        """Raises an alert, or ends it; for what runs beside."""
+        if message is None:
+            self._alerts.off(kind)
+        else:
+            self._alerts.on(kind, message)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Runs until `stop` is set, or until standard input, as the only source, has ended and been sent.
@@ -176,6 +189,7 @@ class Agent:
         if settings.host_interval_s:
             host = HostSource(batcher, interval_s=settings.host_interval_s, clock=clock, metrics=metrics)
             self._sources.append(asyncio.ensure_future(self._again(host.run)))
+        self._sources += [asyncio.ensure_future(self._again(worker.run)) for worker in self._beside]
 
     async def _listen(self) -> None:
         settings = self._settings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
@@ -21,6 +21,24 @@ class ScrapeTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     labels: dict[str, str] = {}
     interval_s: float = 15.0
     timeout_s: float = 10.0
+
+
+class TickFolder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One folder whose subfolders are uploaded as ticks of a project, each once it holds `_manifest.json` or `_ready`.
+
+    `keys` are primary keys by table, "" for all others; both they and `mode` are for folders without a manifest.
+    `org_id` and `api_secret` are those of `ticks` unless given, `urls` the collectors.
+    """
+
+    folder: Path
+    project_id: str
+    org_id: str = ""
+    api_secret: Secret = Secret("")
+    urls: tuple[str, ...] = ()
+    keys: dict[str, tuple[str, ...]] = {}
+    mode: Literal["delta", "full"] = "delta"
+    keep: bool = False
+    interval_s: float = 5.0
 
 
 class AgentSettings(Section, frozen=True):
@@ -63,11 +81,15 @@ class AgentSettings(Section, frozen=True):
     otlp_points_max: Annotated[int, describe("most data points of one OTLP request")] = 50_000
     host_interval_s: Annotated[float, describe("how often host metrics are read; 0: never")] = 0.0
 
+    ticks: Annotated[tuple[TickFolder, ...], describe("folders whose subfolders are uploaded as ticks")] = ()
+    ticks_parallel: Annotated[int, describe("parts of one tick that are sent at once")] = 4
+
     stop_s: Annotated[float, describe("time to finish sends under way at a stop")] = 5.0
     drain_s: Annotated[float, describe("time to send what is queued after standard input ended")] = 60.0
 
     def check(self) -> None:
-        for url in (*self.collectors, *(target.url for target in self.scrape)):
+        addresses = (*(target.url for target in self.scrape), *(url for each in self.ticks for url in each.urls))
+        for url in (*self.collectors, *addresses):
             if not url.startswith(("http://", "https://")):
                 raise Contradiction("agent.collectors", "agent.scrape", f"{url!r} is not an http(s) address")
         if not 1 <= self.batch_bytes <= BATCH_BYTES_MAX:
@@ -80,5 +102,9 @@ class AgentSettings(Section, frozen=True):
             raise Contradiction("agent.batch_interval_s", "agent.hedge_after_s", "times are not negative")
         if not 1 <= self.send_concurrency <= 64:
             raise Contradiction("agent.send_concurrency", "agent.send_concurrency", "must be 1 to 64")
+        if not 1 <= self.ticks_parallel <= 64 or any(each.interval_s < 0.1 for each in self.ticks):
+            raise Contradiction("agent.ticks", "agent.ticks_parallel", "intervals from 0.1 s, 1 to 64 parts at once")
+        if len({each.folder for each in self.ticks}) != len(self.ticks):
+            raise Contradiction("agent.ticks", "agent.ticks", "a folder is one project's")
         if any(target.interval_s < 0.1 or target.timeout_s <= 0 for target in self.scrape):
             raise Contradiction("agent.scrape", "agent.scrape", "a target's interval_s is at least 0.1")

@@ -9,12 +9,16 @@ import msgspec
 from cyclopts import App, Parameter
 
 from lakebed.agent.settings import AgentSettings
+from lakebed.cli.agent_ticks import app as ticks_app
+from lakebed.cli.agent_ticks import courier
 from lakebed.cli.output import Output, emit, say
 from lakebed.cli.where import Where, in_loop
 from lakebed.clock import SystemClock, now_ms
 from lakebed.errors import Invalid, NotFound
+from lakebed.ticks.settings import TicksSettings
 
-app = App(name="agent", help="Collect samples into a disk queue and send them to collectors.")
+app = App(name="agent", help="Collect samples into a disk queue and send them to collectors; upload ticks.")
+app.command(ticks_app)
 
 LISTED_MAX = 1000  # batches `queue --batches` shows
 
@@ -48,9 +52,10 @@ def run(
     if not settings.collectors and (url := _stack_gateway(where)):
         say(f"sending to the running stack's gateway, {url}")
         settings = msgspec.structs.replace(settings, collectors=(url,))
-    if not (settings.stdin or settings.scrape or settings.host_interval_s or settings.otlp_port >= 0):
+    sources = (settings.stdin, settings.scrape, settings.host_interval_s, settings.ticks, settings.otlp_port >= 0)
+    if not any(sources):
         say("no source is set: only what is queued already will be sent (see --stdin, --scrape, --otlp-port)")
-    in_loop(lambda: _run(settings))
+    in_loop(lambda: _run(settings, where.settings().of(TicksSettings)))
 
 
 @app.command
@@ -126,9 +131,10 @@ def retry(
     say(f"{'would return' if dry_run else 'returned'} {len(chosen)} batches")
 
 
-async def _run(settings: AgentSettings) -> None:
+async def _run(settings: AgentSettings, ticks: TicksSettings) -> None:
     import asyncio
     import signal
+    from contextlib import AsyncExitStack
 
     from lakebed import logs
     from lakebed.agent.run import Agent
@@ -139,7 +145,12 @@ async def _run(settings: AgentSettings) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await Agent(settings, clock=SystemClock(), ids=Ids(), metrics=Metrics()).run(stop)
+    clock, ids, metrics = SystemClock(), Ids(), Metrics()
+    agent = Agent(settings, clock=clock, ids=ids, metrics=metrics)
+    async with AsyncExitStack() as opened:
+        for each in settings.ticks:
+            agent.beside(await opened.enter_async_context(courier(each, settings, ticks, agent, clock, ids, metrics)))
+        await agent.run(stop)
 
 
 def _stack_gateway(where: Where) -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import uvloop
+
 from lakebed.bench.harness import Report, Stand
 from lakebed.bench.run import BENCHES, run
 from lakebed.cli import exits
 from lakebed.cli.lend import lent
 from lakebed.cli.output import Output, emit, say
-from lakebed.cli.where import Where, in_loop
+from lakebed.cli.where import Where
 
 
 def bench(name: str, /, *, quick: bool = False, where: Where = Where(), output: Output = "table") -> int:
@@ -25,7 +29,8 @@ def bench(name: str, /, *, quick: bool = False, where: Where = Where(), output: 
         for each in BENCHES if name == "all" else (name,):
             say(f"bench {each}{' (quick)' if quick else ''}")
             stand = Stand(settings, quick, lambda line: say(f"  {line}"))
-            report = in_loop(lambda each=each, stand=stand: run(each, stand))  # type: ignore[misc]
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # the loop that servers run on
+                report = runner.run(run(each, stand))
             held = held and report.held
             _show(report, output)
     return exits.OK if held else exits.FAILED

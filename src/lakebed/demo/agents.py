@@ -27,7 +27,7 @@ TITLE = "Agents and collectors, killed on both sides"
 NEXT = ("lakebed agent run --host-interval-s 5", "lakebed batches conflicts", "lakebed batches gc --dry-run")
 
 AGENTS = 24
-SAMPLES = 600  # of each agent
+SAMPLES = 1200  # of each agent
 DEADLINE_S = 120.0
 UPLOAD = "/v1/batches"
 CLONE = "boot-of-a-clone"
@@ -41,15 +41,17 @@ async def play(stage: Stage) -> None:
     async with httpx2.AsyncClient(timeout=30.0) as client:
         ours, standing = await _plant_conflict(client, stage, folder)
     arguments = ["lakebed.demo.fleet", str(folder), str(AGENTS), str(samples), url, stage.gateway_url]
+    stage.fault("a clone has other bytes accepted under an identity that an agent is about to send")
+    stage.expect("samples accepted", AGENTS * samples)
     stage.tell(f"{AGENTS} agents send {samples} samples each to two collectors")
     fleet = stage.process("fleet", arguments)
     await _until(context, folder, samples // 5, fleet)
     fleet.kill()
-    stage.tell("all agents were killed with -9 and started again")
+    stage.fault("all agents were killed with -9, and are started again")
     fleet = stage.process("fleet-again", arguments)
     await _until(context, folder, samples // 2, fleet)
     second.kill()
-    stage.tell("one of the two collectors was killed with -9")
+    stage.fault("one of the two collectors was killed with -9")
     code = await exited(fleet, DEADLINE_S)
     stage.check("the agents sent everything and ended", code == 0, f"exit code {code}")
     await _count(stage, context, folder, samples)
@@ -106,6 +108,8 @@ async def _count(stage: Stage, context: Context, folder: Path, samples: int) -> 
     wanted = {float(n) for n in range(samples)}
     found = [{value for _, value in values} for values in seen.values()]
     lost, kept = sum(len(wanted - each) for each in found), sum(map(len, found))
+    stage.counted("samples", "sent by the agents", AGENTS * samples)
+    stage.counted("samples", "in accepted batches", kept)
     stage.check("no sample is lost", lost == 0, f"{kept} of {AGENTS * samples} samples in {batches} accepted batches")
     stage.check("every manifest's blob is the batch it names", mismatched == 0, f"{mismatched} of {batches} differ")
     doubled = sum(count - 1 for values in seen.values() for count in values.values())

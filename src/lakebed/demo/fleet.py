@@ -21,6 +21,7 @@ from lakebed.agent.spool import Spool, SpoolLimits
 from lakebed.agent.transport import HttpTransport
 from lakebed.agent.waiting import cancel, in_thread
 from lakebed.clock import SystemClock, now_ms
+from lakebed.demo.numbers import counting
 from lakebed.frame.model import Kind, Sample
 from lakebed.ids import Ids
 from lakebed.metrics import Metrics
@@ -36,9 +37,15 @@ class FleetAgent:
     """One agent: the parts of `lakebed agent run` with a source that counts."""
 
     def __init__(
-        self, folder: Path, agent_id: str, total: int, collectors: list[str], transport: HttpTransport
+        self,
+        folder: Path,
+        agent_id: str,
+        total: int,
+        collectors: list[str],
+        transport: HttpTransport,
+        metrics: Metrics,
     ) -> None:
-        clock, ids, metrics = SystemClock(), Ids(), Metrics()
+        clock, ids = SystemClock(), Ids()
         self._clock, self._total, self._progress = clock, total, folder / "progress"
         boot_id = ids.uuid()
         self.spool = Spool.open(
@@ -90,16 +97,18 @@ class FleetAgent:
         return Sample("demo_count", self._clock.now_ns(), float(number), Kind.GAUGE, {"shard": str(number % 4)})
 
 
-async def run(folder: Path, agents: int, samples: int, collectors: list[str]) -> None:
+async def run(folder: Path, agents: int, samples: int, collectors: list[str], metrics: Metrics) -> None:
     async with HttpTransport(timeout_s=10, connect_timeout_s=2, concurrency=agents) as transport:
         fleet = []
         for number in range(agents):
             agent_id = f"{folder.name}-{number:02d}"
             (folder / agent_id).mkdir(parents=True, exist_ok=True)
-            fleet.append(FleetAgent(folder / agent_id, agent_id, samples, collectors, transport))
+            fleet.append(FleetAgent(folder / agent_id, agent_id, samples, collectors, transport, metrics))
         await asyncio.gather(*(agent.run() for agent in fleet))
 
 
 if __name__ == "__main__":
     logs.configure("error")
-    asyncio.run(run(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]))
+    numbers = Metrics()
+    work = run(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:], numbers)
+    asyncio.run(counting(numbers, SystemClock(), work))

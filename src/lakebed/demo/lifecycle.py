@@ -11,6 +11,7 @@ from lakebed.demo.stage import Stage
 from lakebed.filer.client import FilerClient
 from lakebed.filer.settings import FilerSettings
 from lakebed.lifecycle import xml
+from lakebed.lifecycle.home import Home
 from lakebed.lifecycle.ledger import Ledger
 from lakebed.lifecycle.model import Outcome, Rule
 from lakebed.lifecycle.resolver import Seams
@@ -47,8 +48,9 @@ async def play(stage: Stage) -> None:
     filer = FilerClient.of(stage.settings.of(FilerSettings), clock=context.clock, ids=context.ids)
     lake = SeaweedLake(filer, context.clock, context.ids)
     try:
+        home = Home.of(stage.settings.of(StoreSettings))
         shelf = Shelf(store, clock=context.clock, ids=context.ids, metrics=context.metrics)
-        worker = LifecycleWorker(lake, Seams(lake, lake, lake), shelf, SETTINGS, node=context.node)
+        worker = LifecycleWorker(lake, Seams(lake, lake, lake), shelf, SETTINGS, node=context.node, home=home)
         await lake.put(bucket, xml.render(RULES))
         await worker.tick()
         await _expire(stage, context, worker, s3, bucket, store)
@@ -58,6 +60,7 @@ async def play(stage: Stage) -> None:
 
 async def _expire(stage: Stage, context: Context, worker: LifecycleWorker, s3: Any, bucket: str, store: Store) -> None:
     count = stage.scaled(20)
+    stage.expect("objects expired", count + 1)
     stage.tell(f"{count} objects under a rule of one day, which is {DAY_S:.0f} s here, and two that no rule names")
     for number in range(count):
         await asyncio.to_thread(s3.put_object, Bucket=bucket, Key=f"tmp/{number:04d}", Body=b"x")

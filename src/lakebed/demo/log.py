@@ -25,9 +25,10 @@ async def play(stage: Stage) -> None:
     context = stage.context()
     topic = f"{TOPIC}-{context.ids.token()[:6]}"
     history: list[Operation] = []
-    each = stage.scaled(40)
+    each = stage.scaled(120)
     child, second = await stage.gateway("broker-2", parts=["log"])
     urls = [stage.gateway_url, second]
+    stage.expect("log records", PRODUCERS * each)
     stage.tell(f"{PRODUCERS} producers send {each} records each to two brokers; one of them is killed on the way")
     async with httpx2.AsyncClient(timeout=20.0) as client:
         sending = [
@@ -36,6 +37,7 @@ async def play(stage: Stage) -> None:
         ]
         await _until(lambda: len(history) > PRODUCERS * each // 3, sending, context.clock)
         child.kill()
+        stage.fault("one of the two brokers was killed with -9")
         await asyncio.gather(*sending)
         before = await _read(client, urls[0], topic)
         shop = Workshop(context)
@@ -45,6 +47,9 @@ async def play(stage: Stage) -> None:
     history.append(Poll("reader", topic, before, final=True))
     anomalies = check(history)
     sent = sum(isinstance(one, Send) and one.outcome == "ok" for one in history)
+    stage.counted("log records", "acknowledged", sent)
+    stage.counted("log records", "read from the broker", len(before))
+    stage.counted("log records", "read after compaction", len(compacted))
     stage.check(
         "every acknowledged record is there once, in order",
         not anomalies and sent == PRODUCERS * each == len(before),

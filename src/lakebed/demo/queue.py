@@ -14,6 +14,7 @@ from collections.abc import Callable
 import msgspec
 
 from lakebed.context import Context, make_context
+from lakebed.demo.numbers import counting
 from lakebed.demo.stage import Stage, exited
 from lakebed.embedded.child import Child
 from lakebed.errors import AlreadyExists, Fenced, Unavailable
@@ -49,26 +50,31 @@ def open_queue(context: Context, name: str) -> Queue:
 async def play(stage: Stage) -> None:
     context = stage.context()
     name, table = f"demo-{context.ids.token()[:8]}", f"demo/{context.ids.token()}/applied"
-    each = stage.scaled(60)
+    each = stage.scaled(150)
+    stage.expect("queue entries", 2 * each)
     arguments = ["lakebed.demo.queue"]
     producers = [stage.process(f"producer-{n}", [*arguments, "produce", name, f"p{n}", str(each)]) for n in range(2)]
     victim = stage.process("producer-victim", [*arguments, "produce", name, "victim", "1000000"])
     first = stage.process("collector-first", [*arguments, "collect", name, "first", table])
     await _until(context, lambda: len(durable(victim)) >= 10, "the victim never got going")
     victim.kill()
+    stage.fault("a producer was killed with -9")
     await _until_applied(context, table, 5)
     first.kill()
-    stage.tell("a producer and the collector were killed with -9; another collector takes over")
+    stage.fault("the collector was killed with -9; another takes over")
     heir = stage.process("collector-heir", [*arguments, "collect", name, "heir", table])
     codes = [await exited(producer, DEADLINE_S) for producer in producers]
     await _through_the_broker(stage, name)
     await _poison(context, name)
+    stage.fault("a batch that no consumer can process was enqueued")
     promised = [entry for producer in (*producers, victim) for entry in durable(producer)] + ["broker-0", "broker-1"]
     await _until_empty(context, name)
     await heir.stop(grace_s=5.0)
     applied = await read_table(context, table)
     found = [entry for batch in applied for entry in batch.entries]
     lost = set(promised) - set(found)
+    stage.counted("queue entries", "promised durable", len(promised))
+    stage.counted("queue entries", "of them applied", len(set(promised) & set(found)))
     stage.check("producers that lived finished", codes == [0, 0], f"exit codes {codes}")
     stage.check("every durable entry was applied", not lost, f"{len(promised)} promised, {len(lost)} lost")
     stage.check("none was applied twice", len(set(found)) == len(found), f"{len(found)} applied")
@@ -209,7 +215,6 @@ async def apply(context: Context, batch: CollectedBatch, who: str, table: str) -
 if __name__ == "__main__":
     role, queue_name, whose, rest = sys.argv[1:]
     process = make_context(load(sections(), env=os.environ), role=whose)
-    if role == "produce":
-        asyncio.run(produce(process, queue_name, whose, int(rest)))
-    else:
-        asyncio.run(collect(process, queue_name, whose, rest))
+    given = (process, queue_name, whose)
+    work = produce(*given, int(rest)) if role == "produce" else collect(*given, rest)
+    asyncio.run(counting(process.metrics, process.clock, work))

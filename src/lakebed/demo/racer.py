@@ -9,6 +9,7 @@ import sys
 import msgspec
 
 from lakebed.context import Context, make_context
+from lakebed.demo.numbers import counting
 from lakebed.parts import sections
 from lakebed.settings import load
 from lakebed.store.lease import Lease
@@ -66,4 +67,5 @@ async def hold(context: Context, key: str, name: str) -> None:
 if __name__ == "__main__":
     role, where, who, *rest = sys.argv[1:]
     process = make_context(load(sections(), env=os.environ), role=who)
-    asyncio.run(count(process, where, who, int(rest[0])) if role == "count" else hold(process, where, who))
+    work = count(process, where, who, int(rest[0])) if role == "count" else hold(process, where, who)
+    asyncio.run(counting(process.metrics, process.clock, work))

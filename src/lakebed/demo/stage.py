@@ -6,15 +6,19 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from lakebed.clock import SystemClock
 from lakebed.context import Context, make_context
+from lakebed.demo import numbers
+from lakebed.demo.numbers import Observer
 from lakebed.embedded.child import Child
 from lakebed.embedded.ports import HOST, HeldPorts
 from lakebed.errors import Unavailable
 from lakebed.ids import Ids
+from lakebed.metrics import Metrics
 from lakebed.settings import Settings
 
 READY_S = 60.0
@@ -29,7 +33,43 @@ class Proven(msgspec.Struct, frozen=True):
     seen: str
 
 
+class Fault(msgspec.Struct, frozen=True):
+    """Something that was broken on purpose, and when."""
+
+    scenario: str
+    what: str
+    at_s: float
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """How many of a thing were there after a step. All steps of a thing must have seen the same number."""
+
+    thing: str
+    step: str
+    count: int
+
+
+class Record:
+    """What all scenarios write down, in the order it happened."""
+
+    def __init__(self) -> None:
+        self.proven: list[Proven] = []
+        self.faults: list[Fault] = []
+        self.counted: list[Counted] = []
+        self.expected: dict[str, float] = {}
+
+
+class Told(msgspec.Struct, frozen=True):
+    """A line for the person who watches."""
+
+    scenario: str
+    kind: Literal["begin", "line", "fault", "held", "broken", "end"]
+    line: str
+
+
 class Stage:
+    """One scenario's view of the stack. `of(name)` gives the next scenario its own on the same record."""
+
     def __init__(
         self,
         *,
@@ -39,36 +79,78 @@ class Stage:
         gateway_url: str,
         scale: float,
         seed: int,
-        tell: Callable[[str], None],
+        tell: Callable[[Told], None],
+        observer: Observer | None = None,
+        record: Record | None = None,
+        scenario: str = "",
     ) -> None:
         self.folder, self.settings, self.gateway_url = folder, settings, gateway_url
-        self.scale, self.seed = scale, seed
-        self.proven: list[Proven] = []
-        self.scenario = ""
+        self.scale, self.seed, self.scenario = scale, seed, scenario
+        self.observer = observer or Observer(SystemClock())
+        self.record = record or Record()
         self._environment, self._tell = environment, tell
         self._children: list[Child] = []
 
+    def of(self, scenario: str) -> Stage:
+        return Stage(
+            folder=self.folder,
+            settings=self.settings,
+            environment=self._environment,
+            gateway_url=self.gateway_url,
+            scale=self.scale,
+            seed=self.seed,
+            tell=self._tell,
+            observer=self.observer,
+            record=self.record,
+            scenario=scenario,
+        )
+
     def tell(self, line: str) -> None:
         """One line for the person who watches."""
-        self._tell(line)
+        self.say("line", line)
+
+    def say(self, kind: Literal["begin", "line", "fault", "held", "broken", "end"], line: str) -> None:
+        self._tell(Told(self.scenario, kind, line))
 
     def check(self, name: str, held: bool, seen: str) -> None:
         """Records an invariant; the demo fails at its end when one did not hold."""
-        self.proven.append(Proven(self.scenario, name, held, seen))
-        self._tell(f"{'✓' if held else '✗'} {name}: {seen}")
+        self.record.proven.append(Proven(self.scenario, name, held, seen))
+        self.say("held" if held else "broken", f"{name}: {seen}")
+
+    def fault(self, what: str) -> None:
+        """Says that something was broken on purpose just now; the plots mark the instant."""
+        self.record.faults.append(Fault(self.scenario, what, self.observer.now_s()))
+        self.say("fault", what)
+
+    def counted(self, thing: str, step: str, count: int) -> None:
+        """How many of `thing` there are after `step`; at the end all steps of it must agree."""
+        self.record.counted.append(Counted(thing, step, count))
+
+    def expect(self, flow: str, count: float) -> None:
+        """How far a bar of the live view has to go (see live.FLOWS)."""
+        self.record.expected[flow] = self.record.expected.get(flow, 0.0) + count
 
     def scaled(self, count: int) -> int:
         return max(1, round(count * self.scale))
 
     def context(self, role: str = "demo") -> Context:
         """A client's context on the same bucket, with metrics of its own."""
-        return make_context(self.settings, role=role)
+        made = make_context(self.settings, role=role)
+        self.watch(made.metrics)
+        return made
+
+    def watch(self, metrics: Metrics) -> None:
+        """Lets the live view and the report count what this registry counts."""
+        self.observer.watch(metrics)
 
     def process(self, name: str, arguments: Sequence[str], *, env: Mapping[str, str] | None = None) -> Child:
         """Starts `python -m <arguments>` against the same bucket. It may be killed with `.kill()`, as by `kill -9`."""
         child = Child(name, self.folder / "demo" / f"{name}.log", clock=SystemClock())
-        child.start([sys.executable, "-m", *arguments], env={**os.environ, **self._environment, **(env or {})})
+        kept = self.folder / "demo" / f"{name}.numbers"
+        told = {**os.environ, **self._environment, numbers.ENV: str(kept), **(env or {})}
+        child.start([sys.executable, "-m", *arguments], env=told)
         self._children.append(child)
+        self.observer.watch(kept)
         return child
 
     async def gateway(
@@ -80,10 +162,11 @@ class Stage:
             url = f"http://{HOST}:{(port := held.take())}"
             child = self.process(name, ["lakebed", "serve", "--port", str(port), *chosen], env=env)
             await answers(f"{url}/healthz", child)
+        self.observer.watch(url)
         return child, url
 
     async def clear(self) -> None:
-        """Ends every process that the scenarios started."""
+        """Ends every process that the scenario started."""
         for child in self._children:
             await child.stop(grace_s=2.0)
         self._children.clear()

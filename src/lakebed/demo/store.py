@@ -52,7 +52,7 @@ async def _take_over(stage: Stage, context: Context) -> None:
     owner = stage.process("owner", ["lakebed.demo.racer", "hold", key, "owner"])
     first = await _said_held(owner, context)
     owner.kill()
-    stage.tell(f"the owner (epoch {first}) was killed with -9; another waits for its lease to run out")
+    stage.fault(f"the owner of a lease (epoch {first}) was killed with -9; another waits for it to run out")
     heir = Lease(
         context.store,
         key,

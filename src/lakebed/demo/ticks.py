@@ -47,12 +47,14 @@ async def play(stage: Stage) -> None:
         "ticks.batch_window_s": 0.5,
     }
     context = make_context(load(sections(), stack=layer, flags=flags), role="demo")
+    stage.watch(context.metrics)
     stage.tell("a gateway starts, and Spark behind it")
     env = {env_name(key): str(value) for key, value in {**flags, "pipeline.warm": "true"}.items()}
     _, url = await stage.gateway("ticks-gateway", parts=("ticks",), env=env)
     secret = Secret(await open_vault(context).issue(ORG, PROJECT))
     folder = stage.folder / "demo" / "tick"
     orders, bad = _write(folder, stage.scaled(20_000))
+    stage.expect("tick rows in bronze", orders + CUSTOMERS)
     packed = packing.pack(
         packing.find([folder]),
         project_id=PROJECT,
@@ -73,6 +75,7 @@ async def _upload(stage: Stage, context: Context, url: str, secret: Secret, pack
         sent = await http.put(
             f"{address}/parts/{wrong}", content=other, headers={"x-sha256": hashlib.sha256(other).hexdigest()}
         )
+        stage.fault("a part was replaced by other bytes on its way")
         refused = await http.post(f"{address}/finalize", content=packed.manifest.encode())
         told = refused.json()
         named = refused.status_code == 409 and told["mismatched_sha"] == [wrong]
@@ -84,6 +87,8 @@ async def _upload(stage: Stage, context: Context, url: str, secret: Secret, pack
         began_s = context.clock.monotonic_s()
         result = await uploader.upload(packed, resume=True)
         took_s = context.clock.monotonic_s() - began_s
+        stage.counted("tick rows", "in the agent's files", rows)
+        stage.counted("tick rows", "in bronze", result.rows_inserted)
         stage.check(
             "exactly that is sent again, and it commits",
             (result.rows_inserted, result.rows_replaced) == (rows, 0),
@@ -100,7 +105,7 @@ async def _silver(stage: Stage, context: Context, packed: Packed, good: int, bad
     queue, dispatched = open_queue(context), open_audit(context, DISPATCHED)
     auditor = Auditor(context, queue=queue, committed=open_audit(context, "bronze_committed"), dispatched=dispatched)
     await auditor.resend(tick)
-    stage.tell("the message to silver is in the queue twice; the dispatcher runs")
+    stage.fault("the message to silver was put into the queue twice")
     flow = SparkFlow(context)
     dispatcher = Dispatcher(context, queue=queue, dispatched=dispatched, job=SparkSilver(flow))
     messages = await dispatcher.round()
@@ -117,9 +122,14 @@ def _read(stage: Stage, context: Context, flow: Any, good: int, bad: int) -> Non
     contract = next(each for each in silver.contracts if each.table == "orders")
     kept = silver.table(contract, ORG, PROJECT).read().count()
     aside = silver.quarantine(contract, ORG, PROJECT).read().count()
+    stage.counted("order rows", "in the agent's files", good + bad)
+    stage.counted("order rows", "in silver and quarantine", kept + aside)
     stage.check("good and quarantined rows add up", (kept, aside) == (good, bad), f"{kept} good, {aside} set aside")
     engine, rows = _beside(context)
     spark = flow.gold.table(ORG, PROJECT, "spent_by_country").read().collect()
+    standing = silver.table(contract, ORG, PROJECT).read().where("status <> 'cancelled'").count()
+    stage.counted("orders that stand", "in silver", standing)
+    stage.counted("orders that stand", "counted in gold", sum(row["orders"] for row in spark))
     mine = sorted((row["country"], row["orders"], row["spent"]) for row in spark)
     stage.check(
         "gold reads the same in another engine", bool(rows) and rows == mine, f"{engine}, {len(rows)} countries"

@@ -13,7 +13,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
@@ -25,6 +25,7 @@ from lakebed.logs import logger
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that it is they who close
+CORKED_BYTES_MAX = 64 * 1024  # a larger answer is sent as it is written, so that a slow reader holds it back
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 log = logger("gateway")
@@ -103,6 +104,35 @@ class _Server(uvicorn.Server):
         yield  # ours are set by `listen`; uvicorn's would raise the signal again after the drain
 
 
+class _Corked:
+    """A transport that sends what is written in one turn of the loop together: an answer is one packet, not two."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+
+    def write(self, data: bytes) -> None:
+        if not self._held:
+            self._loop.call_soon(self._send)
+        self._held.append(data)
+        self._held_bytes += len(data)
+        if self._held_bytes > CORKED_BYTES_MAX:
+            self._send()
+
+    def close(self) -> None:
+        self._send()
+        self._transport.close()
+
+    def _send(self) -> None:
+        if self._held:
+            held, self._held, self._held_bytes = self._held, [], 0
+            self._transport.write(held[0] if len(held) == 1 else b"".join(held))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class _ImpatientProtocol(HttpToolsProtocol):
     """Closes a connection that does not finish the head of its next request in time."""
 
@@ -112,6 +142,7 @@ class _ImpatientProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.transport = cast(asyncio.Transport, _Corked(transport, self.loop))
         self._head_timer = self.loop.call_later(self.head_timeout_s, transport.close)
 
     def data_received(self, data: bytes) -> None:

@@ -64,8 +64,14 @@ class BucketIndex:
 class Snapshot:
     """One compiled state of all policies. Immutable; `snapshot_id` grows with every compile of one process."""
 
-    def __init__(self, snapshot_id: int, actions: Iterable[CompiledAction], calendar: Calendar) -> None:
-        self.snapshot_id, self.calendar = snapshot_id, calendar
+    def __init__(
+        self,
+        snapshot_id: int,
+        actions: Iterable[CompiledAction],
+        calendar: Calendar,
+        versioned: frozenset[str] = frozenset(),
+    ) -> None:
+        self.snapshot_id, self.calendar, self.versioned = snapshot_id, calendar, versioned
         self.actions: dict[ActionRef, CompiledAction] = {action.ref: action for action in actions}
         self.original_delay_groups: dict[int, frozenset[ActionRef]] = {}
         self.predicate_actions: frozenset[ActionRef] = frozenset()
@@ -136,7 +142,7 @@ def compile_policies(
                     mode=known.mode,
                     active=known.bootstrap_complete and known.mode is Mode.EVENT_DRIVEN,
                 )
-    return Snapshot(snapshot_id, compiled.values(), calendar)
+    return Snapshot(snapshot_id, compiled.values(), calendar, frozenset(filter(versioned, policies)))
 
 
 def needs_predicate(rule: Rule, kind: ActionKind, versioned: bool) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from lakebed.errors import Corrupt, Denied, Invalid, LakebedError, NotFound, Stale, Unavailable
 from lakebed.lifecycle.engine import action_keys
 from lakebed.lifecycle.evaluate import evaluate
+from lakebed.lifecycle.home import Home
 from lakebed.lifecycle.model import ActionKey, Calendar, Entry, Outcome, Resolution, Rule, Verb
 
 
@@ -25,9 +26,12 @@ def guard(
     *,
     live: Iterable[Entry],
     policy: Iterable[Rule],
+    home: Home,
     now_ns: int,
     calendar: Calendar,
 ) -> Outcome | None:
+    if home.holds(wanted.bucket, wanted.key):
+        return Outcome.SKIPPED_RESERVED
     current = next((entry for entry in live if same_entry(entry, wanted)), None)
     if current is None:
         return Outcome.NOT_FOUND
@@ -60,6 +64,7 @@ _RESOLUTIONS = {
     Outcome.STALE_POLICY: Resolution.NOOP_RESOLVED,
     Outcome.NO_LONGER_ELIGIBLE: Resolution.NOOP_RESOLVED,
     Outcome.SKIPPED_OBJECT_LOCK: Resolution.NOOP_RESOLVED,
+    Outcome.SKIPPED_RESERVED: Resolution.NOOP_RESOLVED,
     Outcome.TRANSPORT_ERROR: Resolution.RETRY_LATER,
     Outcome.FATAL_EVENT_ERROR: Resolution.BLOCKED,
 }

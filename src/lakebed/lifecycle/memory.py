@@ -1,6 +1,7 @@
 """A store with lifecycle's seams in memory: the twin for unit tests and simulation.
 
 Keeps versions where told to, writes every change to its own event log, and guards deletes by identity in one step.
+Where versioning is suspended, or was switched on late, the null version takes part as on S3.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from lakebed.errors import Denied, NotFound, Stale
 from lakebed.lifecycle.hashing import extended_hash
 from lakebed.lifecycle.model import Entry, Identity, Position, Verb
 from lakebed.lifecycle.seams import Event, Facts, Family, LostLog, Policy
+
+NULL = "null"
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -48,6 +51,7 @@ class MemoryLake:
         self.uploads: dict[str, dict[str, tuple[str, Stored]]] = {}
         self.policies: dict[str, bytes] = {}
         self.versioned: set[str] = set()
+        self.suspended: set[str] = set()
         self.log: list[Event] = []
         self.log_begins_ns = 0
         self.removed: list[tuple[int, Entry, Verb]] = []
@@ -69,7 +73,7 @@ class MemoryLake:
 
     def remove(self, bucket: str, key: str) -> None:
         """A plain DELETE: a marker where versions are kept."""
-        if bucket in self.versioned:
+        if self._keeps(bucket):
             self._add(bucket, key, Stored(self._now(), marker=True))
         else:
             self._drop(bucket, key, self.objects[bucket][key][0])
@@ -88,6 +92,9 @@ class MemoryLake:
         for event in list(self.log):
             if after < event.position and event.position.ts_ns <= until_ns:
                 yield event
+
+    async def begins_ns(self) -> int:
+        return self.log_begins_ns
 
     async def look(self, bucket: str, key: str, upload_id: str = "") -> Family:
         if upload_id:
@@ -116,16 +123,18 @@ class MemoryLake:
             if entry.upload_id not in self.uploads.get(entry.bucket, {}):
                 raise NotFound("no such upload")
             del self.uploads[entry.bucket][entry.upload_id]
-        else:
-            self._delete_object(entry, verb)
-        self.removed.append((self._now(), entry, verb))
+            self.removed.append((self._now(), entry, verb))
+            return
+        live = [one for one in self._entries(entry.bucket, entry.key) if one.version_id == entry.version_id]
+        self._delete_object(entry, verb)
+        self.removed.append((self._now(), live[0], verb))
 
     async def all(self) -> Sequence[Policy]:
-        return [Policy(bucket, text, bucket in self.versioned) for bucket, text in sorted(self.policies.items())]
+        return [Policy(bucket, text, self._keeps(bucket)) for bucket, text in sorted(self.policies.items())]
 
     async def get(self, bucket: str) -> Policy | None:
         text = self.policies.get(bucket)
-        return None if text is None else Policy(bucket, text, bucket in self.versioned)
+        return None if text is None else Policy(bucket, text, self._keeps(bucket))
 
     async def put(self, bucket: str, text: bytes) -> None:
         if text:
@@ -138,14 +147,14 @@ class MemoryLake:
 
     def _delete_object(self, entry: Entry, verb: Verb) -> None:
         versions = self.objects.get(entry.bucket, {}).get(entry.key, [])
-        found = next((one for one in versions if one.version_id == entry.version_id), None)
+        found = next((one for one in versions if self._shown_id(entry.bucket, one) == entry.version_id), None)
         if found is None:
             raise NotFound("no such version")
         if found.identity != entry.identity or (entry.latest and versions[0] is not found):
             raise Stale("another identity stands there")
         if found.locked:
             raise Denied("object lock")
-        if verb is Verb.CURRENT and entry.bucket in self.versioned:
+        if verb is Verb.CURRENT and self._keeps(entry.bucket):
             self._add(entry.bucket, entry.key, Stored(self._now(), marker=True))
         else:
             self._drop(entry.bucket, entry.key, found)
@@ -157,7 +166,7 @@ class MemoryLake:
                 bucket=bucket,
                 key=key,
                 identity=one.identity,
-                version_id=one.version_id,
+                version_id=self._shown_id(bucket, one),
                 tags=one.tags,
                 latest=place == 0,
                 marker=one.marker,
@@ -171,16 +180,28 @@ class MemoryLake:
 
     def _add(self, bucket: str, key: str, made: Stored) -> None:
         versions = self.objects.setdefault(bucket, {}).setdefault(key, [])
-        if bucket in self.versioned:
-            made = msgspec.structs.replace(made, version_id=self._name("v"))
+        if self._keeps(bucket):
+            suspended = bucket in self.suspended
+            made = msgspec.structs.replace(made, version_id=NULL if suspended else self._name("v"))
+            null = next((one for one in versions if self._shown_id(bucket, one) == NULL), None) if suspended else None
+            if null is not None:
+                versions.remove(null)
             if versions:
-                versions[0] = msgspec.structs.replace(versions[0], superseded_ns=made.mtime_ns)
+                since_ns = versions[0].superseded_ns or made.mtime_ns
+                versions[0] = msgspec.structs.replace(versions[0], superseded_ns=since_ns)
             versions.insert(0, made)
-            self._note(bucket, key, None, made)
+            self._note(bucket, key, null, made)
         else:
             old = versions[0] if versions else None
             versions[:] = [made]
             self._note(bucket, key, old, made)
+
+    def _keeps(self, bucket: str) -> bool:
+        return bucket in self.versioned or bucket in self.suspended
+
+    def _shown_id(self, bucket: str, one: Stored) -> str:
+        """What was written before versions were kept is the null version since."""
+        return one.version_id or (NULL if self._keeps(bucket) else "")
 
     def _drop(self, bucket: str, key: str, gone: Stored) -> None:
         versions = self.objects[bucket][key]

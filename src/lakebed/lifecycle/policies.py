@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lakebed.lifecycle import awsjson, xml
+from lakebed.lifecycle.home import Home
 from lakebed.lifecycle.model import Rule
 
 
@@ -15,7 +16,11 @@ def rules_of(text: bytes, *, unique_ids: bool = False) -> tuple[Rule, ...]:
     return parse(body, unique_ids=unique_ids)
 
 
-def as_xml(text: bytes) -> bytes:
-    """What an S3 store keeps: XML verbatim, JSON rendered. Raises Invalid for what AWS would refuse."""
+def as_xml(text: bytes, *, bucket: str, home: Home) -> bytes:
+    """What an S3 store keeps: XML verbatim, JSON rendered.
+
+    Raises Invalid for what AWS would refuse, ReachesHome for a rule that could take Lakebed's own keys.
+    """
     rules = rules_of(text, unique_ids=True)
+    home.check(bucket, rules)
     return text if text.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"<" else xml.render(rules)

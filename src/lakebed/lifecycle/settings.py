@@ -28,9 +28,15 @@ class LifecycleSettings(Section, frozen=True):
     retries_max: Annotated[int, describe("consecutive retries of one place before it becomes a blocker")] = 30
     retry_age_s: Annotated[float, describe("age of the first retry after which it becomes a blocker")] = 4 * 3600.0
     lease_s: Annotated[float, describe("how long a silent worker keeps its streams")] = 30.0
+    fold_s: Annotated[float, describe("time between two moves of the ledger into its table; 0 is never")] = 300.0
+    shared_prefixes: Annotated[
+        str, describe("prefixes of Lakebed's own bucket that rules may touch, comma between; empty: none")
+    ] = ""
     grace_s: Annotated[float, describe("how long the state of a removed rule is kept")] = 7.0 * DAY_S
 
     def check(self) -> None:
+        if any(not part.strip() for part in self.shared_prefixes.split(",")) and self.shared_prefixes:
+            raise Contradiction("lifecycle.shared_prefixes", "lifecycle.shared_prefixes", "a prefix in it is empty")
         for name in ("day_s", "poll_s", "lease_s"):
             if getattr(self, name) <= 0:
                 raise Contradiction(f"lifecycle.{name}", f"lifecycle.{name}", "it must be more than 0")
@@ -41,6 +47,10 @@ class LifecycleSettings(Section, frozen=True):
     @property
     def calendar(self) -> Calendar:
         return Calendar(ns(self.day_s), self.rounding, ns(self.small_delay_s))
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        return tuple(one.strip() for one in self.shared_prefixes.split(",") if one.strip())
 
     @property
     def retention_ns(self) -> int | None:

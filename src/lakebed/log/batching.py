@@ -74,7 +74,8 @@ class BatchingProducer:
 
     async def append_shared(self, groups: Sequence[tuple[TopicPartition, Chunk]]) -> list[Outcome]:
         """Appends each chunk to its partition; gives their outcomes in order. Raises nothing."""
-        return list(await asyncio.gather(*[self._add(tp, chunk) for tp, chunk in groups]))
+        waiting = [self._add(tp, chunk) for tp, chunk in groups]
+        return [await done for done in waiting]
 
     def _add(self, tp: TopicPartition, chunk: Chunk) -> asyncio.Future[Outcome]:
         done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()

@@ -13,11 +13,9 @@ import msgspec
 from lakebed.log import paths
 from lakebed.metrics import Metrics
 from lakebed.store.model import ObjectInfo, StoredObject
+from lakebed.store.prices import DOLLARS_PER_GET, DOLLARS_PER_GIB_MONTH, DOLLARS_PER_PUT_OR_LIST
 from lakebed.store.protocol import Store
 
-DOLLARS_PER_PUT_OR_LIST = 0.005 / 1000
-DOLLARS_PER_GET = 0.0004 / 1000
-DOLLARS_PER_GIB_MONTH = 0.023
 LIST_PAGE = 1000  # one LIST request gives this many keys
 OPS = ("put", "list", "get", "range_get")
 

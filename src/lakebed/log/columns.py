@@ -24,7 +24,7 @@ assert sys.byteorder == "little", "the lengths column is read in place, and is l
 WIDTH = 4  # bytes per length
 
 
-class Columns(msgspec.Struct, frozen=True):
+class Columns(msgspec.Struct, frozen=True, gc=False):
     """`count` records: `lengths` holds a little-endian u32 for each, `payload` their bytes in order."""
 
     count: int

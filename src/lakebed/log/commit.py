@@ -15,13 +15,13 @@ import msgspec
 from lakebed.errors import LakebedError, OutcomeUnknown, Overloaded, Stale
 from lakebed.log import blob, control, paths
 from lakebed.log.control import BlobTooOld, Chunk, Fresh, Verdict
-from lakebed.log.lane import Lane
+from lakebed.log.lane import Lane, Materialising
 from lakebed.log.model import Control, LogFenced, Pending, TopicPartition
 from lakebed.log.records import SWAPS_MAX, Records, Versioned
 from lakebed.metrics import Metrics
 
 
-class Written(msgspec.Struct, frozen=True):
+class Written(msgspec.Struct, frozen=True, gc=False):
     """A group's records in the bucket, not committed yet."""
 
     chunks: tuple[Chunk, ...]
@@ -29,6 +29,9 @@ class Written(msgspec.Struct, frozen=True):
     data_key: str
     place: blob.Slice
     created_at_ms: int
+
+
+Doubts = Sequence[Pending]  # appends of which an attempt does not know whether they happened
 
 
 class NotFresh(Exception):
@@ -46,9 +49,48 @@ class Committer:
         self._records = records
         self._lost_swaps = metrics.counter("lakebed_log_lost_swaps_total")
 
-    async def append(self, lane: Lane, written: Written) -> Pending:
+    async def append_all(self, turns: Sequence[tuple[Lane, Written]]) -> list[Pending | Doubts]:
+        """One attempt for many partitions together, with two calls to meta for all of them.
+
+        Gives each append, or what the attempt leaves in doubt: whoever gets that goes on with `append`.
+        """
+        await _arrived([lane.materialising[1] for lane, _ in turns if lane.materialising is not None])
+        planned = [_planned(lane, written) for lane, written in turns]
+        swaps = [
+            (lane.tp, after, lane.known.version)
+            for (lane, _), after in zip(turns, planned, strict=True)
+            if after is not None and lane.known is not None
+        ]
+        swapped = iter(await self._records.swap_all(swaps) if swaps else ())
+        outcomes: list[Pending | Doubts] = []
+        made: list[Lane] = []
+        for (lane, _), after in zip(turns, planned, strict=True):
+            put = next(swapped) if after is not None else None
+            if after is None or after.pending is None or put is None:
+                outcomes.append(())
+            elif isinstance(put, LakebedError):
+                self._lost_swaps.inc()
+                lane.forget()
+                outcomes.append((after.pending,) if isinstance(put, Stale | OutcomeUnknown) else ())
+            else:
+                lane.known = put
+                made.append(lane)
+                outcomes.append(after.pending)
+        self._materialise_later(made)
+        return outcomes
+
+    def _materialise_later(self, lanes: Sequence[Lane]) -> None:
+        known = [(lane, lane.known.value) for lane in lanes if lane.known is not None]
+        task = asyncio.create_task(self._records.materialise_all([(lane.tp, now) for lane, now in known]))
+        task.add_done_callback(_observed)
+        for lane, now in known:
+            assert now.pending is not None
+            lane.appends += 1
+            lane.materialising = (now.pending.append_id, task)
+
+    async def append(self, lane: Lane, written: Written, doubts: Doubts = ()) -> Pending:
         """Raises NotFresh, BlobTooOld, LogFenced, Overloaded after too many lost swaps, or OutcomeUnknown."""
-        doubts: list[Pending] = []
+        doubts = list(doubts)
         try:
             for attempt in range(SWAPS_MAX):
                 fresh = lane.known is None
@@ -75,9 +117,7 @@ class Committer:
                         await self._records.pause(attempt)
                     continue
                 assert after.pending is not None
-                task = asyncio.create_task(self._records.materialise(lane.tp, after))
-                task.add_done_callback(_observed)
-                lane.materialising = (after.pending.append_id, task)
+                self._materialise_later([lane])
                 return after.pending
         except (LogFenced, BlobTooOld):
             lane.forget()
@@ -89,15 +129,20 @@ class Committer:
             raise
         raise Overloaded(f"the control record of {lane.tp} changed under us {SWAPS_MAX} times")
 
-    async def settle(self, lane: Lane) -> None:
-        """Clears pending once it is in the index."""
-        known = lane.known
-        if known is None or known.value.pending is None:
-            return
-        await self._materialised(lane, known.value)
-        lane.known = await self._records.swap(
-            lane.tp, paths.control(lane.tp), control.cleared(known.value), known.version
-        )
+    async def settle(self, lanes: Sequence[Lane]) -> None:
+        """Clears pending where it is in the index. What cannot be cleared is left to the next one to come."""
+        await _arrived([lane.materialising[1] for lane in lanes if lane.materialising is not None])
+        swaps: list[tuple[Lane, Control, str]] = []
+        for lane in lanes:
+            known = lane.known
+            if known is not None and known.value.pending is not None and _in_index(lane, known.value):
+                swaps.append((lane, control.cleared(known.value), known.version))
+        made = await self._records.swap_all([(lane.tp, after, version) for lane, after, version in swaps])
+        for (lane, _, _), put in zip(swaps, made, strict=True):
+            if isinstance(put, LakebedError):
+                lane.forget()
+            else:
+                lane.known, lane.materialising = put, None
 
     async def _read(self, lane: Lane) -> Versioned[Control]:
         lane.known = await self._records.control(lane.tp)
@@ -109,9 +154,10 @@ class Committer:
         if known.pending is None:
             return
         if under_way is not None and under_way[0] == known.pending.append_id:
-            await under_way[1]
-        else:
-            await self._records.materialise(lane.tp, known)
+            await _arrived([under_way[1]])
+            if _here(under_way[1], lane.tp):
+                return
+        await self._records.materialise(lane.tp, known)
 
     async def _landed(
         self, tp: TopicPartition, now: Control, written: Written, doubts: Sequence[Pending]
@@ -142,7 +188,40 @@ def _after(tp: TopicPartition, known: Control, written: Written) -> Control:
     )
 
 
-def _observed(task: asyncio.Task[None]) -> None:
+def _planned(lane: Lane, written: Written) -> Control | None:
+    """The control record after the append; None where it is not known, not fresh, refused, or not yet in the index."""
+    if lane.known is None:
+        return None
+    now = lane.known.value
+    if now.pending is not None and not _in_index(lane, now):
+        return None
+    if not all(isinstance(verdict, Fresh) for verdict in control.judge(now, written.chunks)):
+        return None
+    try:
+        return _after(lane.tp, now, written)
+    except (LogFenced, BlobTooOld):
+        return None
+
+
+def _in_index(lane: Lane, now: Control) -> bool:
+    """Whether the pending append is known to be in the index."""
+    assert now.pending is not None
+    under_way = lane.materialising
+    return under_way is not None and under_way[0] == now.pending.append_id and _here(under_way[1], lane.tp)
+
+
+def _here(task: Materialising, tp: TopicPartition) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None and tp not in task.result()
+
+
+async def _arrived(tasks: Sequence[Materialising]) -> None:
+    """Waits without taking part: who is cancelled here cancels nothing that others wait for."""
+    waiting = {task for task in tasks if not task.done()}
+    if waiting:
+        await asyncio.wait(waiting)
+
+
+def _observed(task: Materialising) -> None:
     """Its failure is met by whoever awaits it, or made good by whoever comes next."""
     if not task.cancelled():
         task.exception()

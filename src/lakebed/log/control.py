@@ -35,21 +35,21 @@ class BlobTooOld(Conflict):
     code = "blob_too_old"
 
 
-class Stamp(msgspec.Struct, frozen=True):
+class Stamp(msgspec.Struct, frozen=True, gc=False):
     """Which batch of which producer this is. Sequences count 0, 1, 2 … per producer and partition."""
 
     producer_id: str
     sequence: int
 
 
-class Chunk(msgspec.Struct, frozen=True):
+class Chunk(msgspec.Struct, frozen=True, gc=False):
     """Records that came together and are answered together."""
 
     records: Columns
     stamp: Stamp | None = None
 
 
-class Fresh(msgspec.Struct, frozen=True):
+class Fresh(msgspec.Struct, frozen=True, gc=False):
     """To be appended."""
 
 

@@ -7,16 +7,22 @@ ordered. What is known of the control record after a turn is kept: an uncontende
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
+from lakebed.errors import LakebedError
 from lakebed.log.model import Control, TopicPartition
 from lakebed.log.records import Versioned
+
+# Index entries of several partitions on their way; the result names those that did not arrive.
+Materialising = asyncio.Task[dict[TopicPartition, LakebedError]]
 
 
 class Lane:
     def __init__(self, tp: TopicPartition) -> None:
         self.tp = tp
         self.known: Versioned[Control] | None = None
-        self.materialising: tuple[str, asyncio.Task[None]] | None = None  # whose index entry is on its way
+        self.materialising: tuple[str, Materialising] | None = None  # whose index entry is on its way
+        self.appends = 0
         self.waiting = 0
         self._tail: asyncio.Future[None] | None = None
 
@@ -38,6 +44,11 @@ class Ticket:
     def __init__(self, lane: Lane, before: asyncio.Future[None] | None, done: asyncio.Future[None]) -> None:
         self.lane, self._before, self._done = lane, before, done
 
+    @property
+    def ready(self) -> bool:
+        """Whether everybody before has left."""
+        return self._before is None or self._before.done()
+
     async def turn(self) -> None:
         if self._before is not None and not self._before.done():
             await asyncio.wait([self._before])
@@ -51,3 +62,9 @@ class Ticket:
             return
         self.lane.waiting -= 1
         self._done.set_result(None)
+
+
+async def any_turn(tickets: Iterable[Ticket]) -> None:
+    """Returns when one of them is ready."""
+    before = [ticket._before for ticket in tickets if ticket._before is not None]
+    await asyncio.wait(before, return_when=asyncio.FIRST_COMPLETED)

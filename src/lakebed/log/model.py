@@ -71,7 +71,7 @@ def check_topic(topic: str) -> str:
     return topic
 
 
-class Pending(msgspec.Struct, frozen=True, omit_defaults=True):
+class Pending(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """An append that is committed and may not be in the index yet."""
 
     append_id: str
@@ -97,7 +97,7 @@ class Pending(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
 
-class Mark(msgspec.Struct, frozen=True, array_like=True):
+class Mark(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One batch of an idempotent producer: its sequence number and where it went."""
 
     sequence: int
@@ -126,7 +126,7 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.sequence_counter + 1
 
 
-class IndexEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+class IndexEntry(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Where the records [end - msg_count + 1, end] are; `end` is in the key."""
 
     type: Literal["WAL", "COMPACTED"]
@@ -143,7 +143,7 @@ class IndexEntry(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.last_append_at_ms or self.created_at_ms
 
 
-class Span(msgspec.Struct, frozen=True):
+class Span(msgspec.Struct, frozen=True, gc=False):
     """An index entry together with the offsets it covers."""
 
     start_offset: int

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
 
 from lakebed.clock import Clock
-from lakebed.errors import AlreadyExists, Corrupt, NotFound, OutcomeUnknown, Overloaded, Stale
+from lakebed.errors import AlreadyExists, Corrupt, LakebedError, NotFound, OutcomeUnknown, Overloaded, Stale
 from lakebed.ids import Ids
 from lakebed.log import paths
 from lakebed.log.model import Control, IndexEntry, Span, TopicPartition, UnknownTopicPartition
-from lakebed.meta.model import ABSENT, Entry, prefix_end
+from lakebed.meta.model import ABSENT, Entry, Put, prefix_end
 from lakebed.meta.protocol import Meta
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -22,7 +22,7 @@ SWAP_BASE_S, SWAP_CAP_S = 0.005, 0.5
 PAGE = 512  # index entries read at once
 
 
-class Versioned(msgspec.Struct, Generic[T], frozen=True):
+class Versioned(msgspec.Struct, Generic[T], frozen=True, gc=False):
     value: T
     version: str
 
@@ -72,15 +72,52 @@ class Records:
     async def pause(self, attempt: int) -> None:
         await self._clock.sleep(self._ids.jitter_s(attempt, base_s=SWAP_BASE_S, cap_s=SWAP_CAP_S))
 
+    async def swap_all(
+        self, changes: Sequence[tuple[TopicPartition, Control, str]]
+    ) -> list[Versioned[Control] | LakebedError]:
+        """Swaps several control records, each on its own; one call to meta for all of them."""
+        puts = [
+            Put(paths.control(tp), msgspec.json.encode(after), version, tp.partition_key)
+            for tp, after, version in changes
+        ]
+        made = await self._put_all(puts)
+        return [
+            put if isinstance(put, LakebedError) else Versioned(after, put.version)
+            for (_, after, _), put in zip(changes, made, strict=True)
+        ]
+
     async def materialise(self, tp: TopicPartition, control: Control) -> None:
         """Puts the pending append into the index, unless something is there: then it, or a compaction of it, is."""
-        if control.pending is None:
-            return
-        key = paths.index(tp, control.pending.end_offset)
+        for error in (await self.materialise_all([(tp, control)])).values():
+            raise error
+
+    async def materialise_all(
+        self, found: Sequence[tuple[TopicPartition, Control]]
+    ) -> dict[TopicPartition, LakebedError]:
+        """`materialise` for several partitions at once; gives those where it failed."""
+        tps = [tp for tp, control in found if control.pending is not None]
+        puts = [
+            Put(
+                paths.index(tp, control.pending.end_offset),
+                msgspec.json.encode(control.pending.entry()),
+                ABSENT,
+                tp.partition_key,
+            )
+            for tp, control in found
+            if control.pending is not None
+        ]
+        made = await self._put_all(puts) if puts else []
+        return {
+            tp: put
+            for tp, put in zip(tps, made, strict=True)
+            if isinstance(put, LakebedError) and not isinstance(put, AlreadyExists)
+        }
+
+    async def _put_all(self, puts: Sequence[Put]) -> list[Entry | LakebedError]:
         try:
-            await self.create(tp, key, control.pending.entry())
-        except AlreadyExists:
-            return
+            return await self.meta.put_all(puts)
+        except LakebedError as error:
+            return [error] * len(puts)
 
     async def spans(self, tp: TopicPartition, offset: int, *, limit: int) -> list[Span]:
         """The index entries that end at `offset` or above, at most `limit`."""

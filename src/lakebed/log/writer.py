@@ -17,27 +17,27 @@ from lakebed.clock import Clock, now_ms
 from lakebed.errors import AlreadyExists, LakebedError, Unavailable
 from lakebed.ids import Ids
 from lakebed.log import blob, codec, control, paths
-from lakebed.log.commit import Committer, NotFresh, Written
+from lakebed.log.commit import Committer, Doubts, NotFresh, Written
 from lakebed.log.control import BlobTooOld, Chunk, Duplicate, Fresh, Refused, Verdict
-from lakebed.log.lane import Lane, Ticket
+from lakebed.log.lane import Lane, Ticket, any_turn
 from lakebed.log.model import FIRST_OFFSET, Control, Cursor, LogDeleted, Mark, Pending, TopicPartition
 from lakebed.log.paths import Uris
 from lakebed.log.records import Records, Versioned
 from lakebed.metrics import Metrics
 from lakebed.store.protocol import Store
 
-SETTLE_S = 0.05  # a lane that has been quiet for so long clears its pending append
+SETTLE_S = 0.05  # a lane in which nothing happens for so long clears its pending append
 REWRITES_MAX = 3  # times one append writes its records again, because of duplicates in it or a blob grown old
 
 
-class Group(msgspec.Struct, frozen=True):
+class Group(msgspec.Struct, frozen=True, gc=False):
     """What one append brings to one partition."""
 
     tp: TopicPartition
     chunks: tuple[Chunk, ...]
 
 
-class Appended(msgspec.Struct, frozen=True):
+class Appended(msgspec.Struct, frozen=True, gc=False):
     """Where a chunk's records are. `duplicate` when an earlier attempt had already appended them."""
 
     start_offset: int
@@ -59,7 +59,8 @@ class Writer:
         self._clock, self._ids = clock, ids
         self._lanes: dict[TopicPartition, Lane] = {}
         self._committer = Committer(records, metrics=metrics)
-        self._settling: dict[Lane, asyncio.Task[None]] = {}
+        self._unsettled: dict[Lane, int] = {}  # lanes to be cleared when quiet → how many appends were last seen there
+        self._settler: asyncio.Task[None] | None = None
         self._blobs = metrics.counter("lakebed_log_blobs_total")
         self._blob_bytes = metrics.counter("lakebed_log_blob_bytes_total")
         self._appends = metrics.counter("lakebed_log_appends_total")
@@ -77,7 +78,7 @@ class Writer:
             await self._initialise([group.tp for group in groups])
             written = await self._write(groups)
             uploaded()
-            return list(await asyncio.gather(*map(self._commit, tickets, written)))
+            return await self._commit_all(tickets, written)
         except LakebedError as error:
             return [[error] * len(group.chunks) for group in groups]
         finally:
@@ -102,10 +103,10 @@ class Writer:
 
     async def drain(self) -> None:
         """Puts the pending appends of this process into the index, and clears them."""
-        for lane, task in list(self._settling.items()):
-            task.cancel()
-            await asyncio.wait([task])
-            await self._settle(lane)
+        if self._settler is not None:
+            self._settler.cancel()
+            await asyncio.wait([self._settler])
+        await self._settle(list(self._unsettled))
 
     def _lane(self, tp: TopicPartition) -> Lane:
         return self._lanes.setdefault(tp, Lane(tp))
@@ -133,36 +134,65 @@ class Writer:
             for group in groups
         ]
         data, places = blob.encode(bodies, made_at_ms)
-        key = paths.shared_blob(self._ids.uuid())
+        name = self._ids.uuid()
+        key = paths.shared_blob(name)
         await self._store.create(key, data)
         self._blobs.inc()
         self._blob_bytes.inc(len(data))
         uri = self._uris.uri(key)
         return [
-            Written(group.chunks, self._ids.uuid(), uri, place, made_at_ms)
-            for group, place in zip(groups, places, strict=True)
+            Written(group.chunks, f"{name}-{number}", uri, place, made_at_ms)
+            for number, (group, place) in enumerate(zip(groups, places, strict=True))
         ]
 
-    async def _commit(self, ticket: Ticket, written: Written) -> list[Outcome]:
-        lane = ticket.lane
+    async def _commit_all(self, tickets: Sequence[Ticket], written: Sequence[Written]) -> list[list[Outcome]]:
+        """Commits every partition when its turn has come: those whose turn comes together, in one attempt."""
+        outcomes: dict[int, list[Outcome]] = {}
+        hard: dict[int, asyncio.Task[list[Outcome]]] = {}
+        waiting = dict(enumerate(tickets))
         try:
-            await ticket.turn()
-            outcomes = await self._place(lane, written)
-        except LakebedError as error:
-            outcomes = [error] * len(written.chunks)
+            while waiting:
+                turns = [number for number, ticket in waiting.items() if ticket.ready]
+                if not turns:
+                    await any_turn(waiting.values())
+                    continue
+                found = await self._committer.append_all([(waiting[n].lane, written[n]) for n in turns])
+                for number, pending in zip(turns, found, strict=True):
+                    ticket = waiting.pop(number)
+                    if isinstance(pending, Pending):
+                        self._appends.inc()
+                        outcomes[number] = [*_appended(ticket.lane.tp, written[number].chunks, pending)]
+                        self._leave(ticket)
+                    else:
+                        hard[number] = asyncio.create_task(self._commit(ticket, written[number], pending))
+            for number, task in hard.items():
+                outcomes[number] = await task
         finally:
-            ticket.leave()
-        if lane.materialising is not None and not lane.waiting:
-            self._settle_later(lane)
-        return outcomes
+            for task in hard.values():
+                task.cancel()
+        return [outcomes[number] for number in range(len(tickets))]
 
-    async def _place(self, lane: Lane, written: Written) -> list[Outcome]:
+    async def _commit(self, ticket: Ticket, written: Written, doubts: Doubts) -> list[Outcome]:
+        """A turn in which a first attempt did not succeed."""
+        try:
+            return await self._place(ticket.lane, written, doubts)
+        except LakebedError as error:
+            return [error] * len(written.chunks)
+        finally:
+            self._leave(ticket)
+
+    def _leave(self, ticket: Ticket) -> None:
+        ticket.leave()
+        if ticket.lane.materialising is not None and not ticket.lane.waiting:
+            self._settle_later(ticket.lane)
+
+    async def _place(self, lane: Lane, written: Written, doubts: Doubts = ()) -> list[Outcome]:
         """One turn. Records are written again without what turned out to be duplicates, or when the blob grew old."""
         for _ in range(REWRITES_MAX):
             try:
-                pending = await self._committer.append(lane, written)
+                pending = await self._committer.append(lane, written, doubts)
             except BlobTooOld:
-                written = (await self._write([Group(lane.tp, written.chunks)]))[0]
+                written, doubts = (await self._write([Group(lane.tp, written.chunks)]))[0], ()
                 continue
             except LogDeleted:
                 lane.known = await self.ensure(lane.tp)  # somebody else deleted it; this append opens it again
@@ -193,27 +223,29 @@ class Writer:
 
     def _settle_later(self, lane: Lane) -> None:
         """An append that follows soon takes the place of pending by itself; only a quiet lane is cleared."""
-        if lane in self._settling:
-            return
-        task = asyncio.create_task(self._settle_when_quiet(lane))
-        self._settling[lane] = task
-        task.add_done_callback(lambda _: self._settling.pop(lane, None))
+        self._unsettled.setdefault(lane, -1)
+        if self._settler is None or self._settler.done():
+            self._settler = asyncio.create_task(self._settle_quiet())
 
-    async def _settle_when_quiet(self, lane: Lane) -> None:
-        await self._clock.sleep(SETTLE_S)
-        await self._settle(lane)
+    async def _settle_quiet(self) -> None:
+        """Clears lanes in which nothing happened between two looks, together, until none is left."""
+        while self._unsettled:
+            await self._clock.sleep(SETTLE_S)
+            quiet = [lane for lane, seen in self._unsettled.items() if lane.appends == seen]
+            self._unsettled = {lane: lane.appends for lane in self._unsettled}
+            await self._settle(quiet)
 
-    async def _settle(self, lane: Lane) -> None:
-        """Nobody waits to append: clears pending. Whatever fails here, the next one to come does."""
-        ticket = lane.ticket()
+    async def _settle(self, lanes: Sequence[Lane]) -> None:
+        """Where nobody waits to append, clears pending. Whatever fails here, the next one to come does."""
+        for lane in lanes:
+            self._unsettled.pop(lane, None)
+        tickets = [lane.ticket() for lane in lanes if not lane.waiting]
         try:
-            await ticket.turn()
-            if lane.waiting == 1:
-                await self._committer.settle(lane)
-        except LakebedError:
-            lane.forget()
+            if tickets:
+                await self._committer.settle([ticket.lane for ticket in tickets])
         finally:
-            ticket.leave()
+            for ticket in tickets:
+                ticket.leave()
 
 
 def _appended(tp: TopicPartition, chunks: Sequence[Chunk], pending: Pending) -> Iterator[Appended]:

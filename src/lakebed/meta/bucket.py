@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from lakebed.clock import Clock, now_ms
-from lakebed.errors import Fenced, NotFound, Unavailable
+from lakebed.errors import Fenced, LakebedError, NotFound, Unavailable
 from lakebed.ids import Ids
 from lakebed.meta import bucket_shard
 from lakebed.meta.bucket_group import Group
@@ -22,7 +22,8 @@ from lakebed.meta.bucket_leaves import LeafCache
 from lakebed.meta.bucket_model import Head, Paths, decode_head
 from lakebed.meta.bucket_sessions import Sessions
 from lakebed.meta.bucket_shard import Known
-from lakebed.meta.model import Entry, check_key, check_limit, check_value, prefix_end
+from lakebed.meta.each import put_each
+from lakebed.meta.model import Entry, Put, check_key, check_limit, check_value, prefix_end
 from lakebed.meta.protocol import Session
 from lakebed.meta.session import HeartbeatSession
 from lakebed.meta.settings import MetaSettings
@@ -88,6 +89,9 @@ class BucketMeta:
         if owner and not await self._liveness.lives(owner):
             raise Fenced(f"session {owner} has ended, so {key!r} was not put")
         return await group.change(lambda head, known: bucket_shard.put(head, key, value, expected, owner, known))
+
+    async def put_all(self, puts: Sequence[Put]) -> list[Entry | LakebedError]:
+        return await put_each(self, puts)
 
     async def delete(self, key: str, *, expected: str | None = None, partition_key: str = "") -> None:
         check_key(key)

@@ -10,9 +10,10 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 from lakebed.clock import Clock, now_ms
-from lakebed.errors import AlreadyExists, Fenced, NotFound, Stale, Unavailable
+from lakebed.errors import AlreadyExists, Fenced, LakebedError, NotFound, Stale, Unavailable
 from lakebed.ids import Ids
-from lakebed.meta.model import ABSENT, Entry, check_key, check_limit, check_value, prefix_end
+from lakebed.meta.each import put_each
+from lakebed.meta.model import ABSENT, Entry, Put, check_key, check_limit, check_value, prefix_end
 from lakebed.meta.protocol import Session
 from lakebed.meta.session import HeartbeatSession
 
@@ -86,6 +87,9 @@ class MemoryMeta:
         if session is not None and session.id not in state.sessions:
             raise Fenced(f"session {session.id} has ended, so {key!r} was not put")
         return state.store(key, value, session.id if session is not None else None)
+
+    async def put_all(self, puts: Sequence[Put]) -> list[Entry | LakebedError]:
+        return await put_each(self, puts)
 
     async def delete(self, key: str, *, expected: str | None = None, partition_key: str = "") -> None:
         state = self._now()

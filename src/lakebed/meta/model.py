@@ -15,12 +15,21 @@ UNSAFE = re.compile(r"(^|/)\.{0,2}(/|$)|[\x00-\x1f\x7f\\]")
 ABSENT = ""  # as `expected`: the key must not exist
 
 
-class Entry(msgspec.Struct, frozen=True):
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """A value as it was at one instant. `version` is opaque, never repeats at its key, and is handed to `expected`."""
 
     key: str
     value: bytes
     version: str
+
+
+class Put(msgspec.Struct, frozen=True, gc=False):
+    """One of several puts that are asked for together."""
+
+    key: str
+    value: bytes
+    expected: str | None = None
+    partition_key: str = ""
 
 
 def check_key(key: str) -> str:

@@ -29,7 +29,8 @@ from lakebed.errors import (
     Unavailable,
 )
 from lakebed.ids import Ids
-from lakebed.meta.model import ABSENT, Entry, check_key, check_limit, check_value, prefix_end
+from lakebed.meta.each import put_each
+from lakebed.meta.model import ABSENT, Entry, Put, check_key, check_limit, check_value, prefix_end
 from lakebed.meta.oxia_order import Piece, is_whole_folder, pieces
 from lakebed.meta.oxia_session import OxiaSession, Replaced, open_client
 from lakebed.meta.protocol import Session
@@ -131,6 +132,9 @@ class OxiaMeta:
             return Entry(key, value, str(made.version_id()))
 
         return await self._ask("put", run, writes=True)
+
+    async def put_all(self, puts: Sequence[Put]) -> list[Entry | LakebedError]:
+        return await put_each(self, puts)
 
     async def delete(self, key: str, *, expected: str | None = None, partition_key: str = "") -> None:
         check_key(key)

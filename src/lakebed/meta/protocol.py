@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from lakebed.meta.model import Entry
+from lakebed.errors import LakebedError
+from lakebed.meta.model import Entry, Put
 
 
 class Session(Protocol):
@@ -56,6 +57,12 @@ class Meta(Protocol):
         a version only over exactly that one, else Stale. Both carry the Entry that stands there in `current` (None
         when the key is gone). With `session` the entry is ephemeral; Fenced when that session has ended. A put
         without `session` over an ephemeral entry makes it a lasting one.
+        """
+
+    async def put_all(self, puts: Sequence[Put]) -> list[Entry | LakebedError]:
+        """Makes each put as `put` does, and each on its own: gives the new entry or the error of each, in their order.
+
+        One call for what would be many; nothing is atomic over them. Raises only what concerns them all.
         """
 
     async def delete(self, key: str, *, expected: str | None = None, partition_key: str = "") -> None:

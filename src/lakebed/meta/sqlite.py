@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar, cast
 from lakebed.clock import Clock, now_ms
 from lakebed.errors import Corrupt, LakebedError, OutcomeUnknown, Overloaded, Unavailable
 from lakebed.ids import Ids
-from lakebed.meta.model import Entry, check_key, check_limit, check_value, prefix_end
+from lakebed.meta.model import Entry, Put, check_key, check_limit, check_value, prefix_end
 from lakebed.meta.protocol import Session
 from lakebed.meta.session import HeartbeatSession
 from lakebed.meta.statements import SCHEMA, SCHEMA_VERSION, Statements
@@ -87,6 +87,11 @@ class SqliteMeta:
             "put", lambda sql: sql.put(key, value, expected, owner, now_ms(self._clock)), writes=True
         )
 
+    async def put_all(self, puts: Sequence[Put]) -> list[Entry | LakebedError]:
+        for put in puts:
+            check_value(check_key(put.key), put.value)
+        return await self._ask("put", lambda sql: sql.put_all(puts, now_ms(self._clock)), writes=True, count=len(puts))
+
     async def delete(self, key: str, *, expected: str | None = None, partition_key: str = "") -> None:
         check_key(key)
         await self._ask("delete", lambda sql: sql.delete(key, expected, now_ms(self._clock)), writes=True)
@@ -131,7 +136,7 @@ class SqliteMeta:
             self._calls.put(None)
             await asyncio.to_thread(self._thread.join)
 
-    async def _ask(self, verb: str, run: Callable[[Statements], R], *, writes: bool = False) -> R:
+    async def _ask(self, verb: str, run: Callable[[Statements], R], *, writes: bool = False, count: int = 1) -> R:
         if self._closed:
             raise Unavailable("this meta client is closed")
         if self._calls.qsize() >= WAITING_MAX:
@@ -139,7 +144,7 @@ class SqliteMeta:
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="lakebed-meta", daemon=True)
             self._thread.start()
-        self._requests[verb].inc()
+        self._requests[verb].inc(count)
         call = _Call(run, writes, asyncio.get_running_loop().create_future())
         self._calls.put(call)
         return cast(R, await call.done)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-from lakebed.errors import AlreadyExists, Fenced, NotFound, Stale
-from lakebed.meta.model import ABSENT, Entry
+from lakebed.errors import AlreadyExists, Fenced, LakebedError, NotFound, Stale
+from lakebed.meta.model import ABSENT, Entry, Put
 
 SCHEMA_VERSION = 1
 SCHEMA = """
@@ -62,6 +62,16 @@ class Statements:
         elif self._sql(SWAP, (value, version, session, key, _number(expected))).rowcount != 1:
             raise Stale(f"meta entry {key!r} has changed or is gone", current=self.find(key, now_ms))
         return Entry(key, value, str(version))
+
+    def put_all(self, puts: Sequence[Put], now_ms: int) -> list[Entry | LakebedError]:
+        """Each put on its own. One statement each: SQLite takes twice as long over one statement with many rows."""
+        made: list[Entry | LakebedError] = []
+        for put in puts:
+            try:
+                made.append(self.put(put.key, put.value, put.expected, None, now_ms))
+            except LakebedError as error:
+                made.append(error)
+        return made
 
     def finish(self) -> None:
         """At the end of a transaction: the versions it gave out are never given out again."""

@@ -1,8 +1,9 @@
-"""A world of lifecycle: clients write, tag and overwrite, operators edit the policy, workers expire, all die at will.
+"""Worlds of lifecycle: clients write, tag and overwrite, operators edit the policy, workers expire, all die at will.
 
-Two promises. Nothing is deleted that the policy keeps: every removal is judged, at its instant, by the policy and the
-object as they are then (a policy may be as old as the one read for that delete). And, once the faults are over,
-everything that is due is deleted.
+Three promises. Nothing is deleted that the policy keeps: every removal is judged, at its instant, by the policy and the
+object as they are then (a policy may be as old as the one read for that delete). Nothing of Lakebed's own is deleted,
+whatever a policy says. And, once the faults are over, everything that is due is deleted.
+One world has plain buckets, one has versions, switched on and suspended while it runs.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from lakebed.errors import LakebedError, Unavailable
 from lakebed.lifecycle import xml
 from lakebed.lifecycle.engine import action_keys
 from lakebed.lifecycle.evaluate import action_kinds, due_at
+from lakebed.lifecycle.home import Home
 from lakebed.lifecycle.memory import MemoryLake
 from lakebed.lifecycle.model import Entry, Position, Rule, Verb
 from lakebed.lifecycle.policies import rules_of
@@ -31,10 +33,13 @@ from lakebed.sim.world import Process, World
 T = TypeVar("T")
 
 BUCKET = "b"
+HOME = Home("lakebed", "own/")
 DAY_S = 20.0
 LIFE_S = 4 * DAY_S  # of clients and of faults
-REST_DAYS = 4  # afterwards, in calm: longer than any rule, shorter than a safety scan, which would hide what was missed
+REST_DAYS = 2.5  # afterwards, in calm: longer than any rule; all ends before a safety scan, which would hide a miss
+PATIENCE_S = 15.0  # what became due at the very end has gone after as many polls
 CRASH = 0.004
+OLD = 8  # objects from before the first policy
 RACE = 0.3  # deletes that meet a client's write
 REFUSED = 0.3  # looks and deletes that the lake refuses while faults last
 POLICY_WINDOW_S = 12.0  # how old the policy behind a delete can be: one slow look, one pause of its process
@@ -56,6 +61,14 @@ RULES = (
     Rule("longer", prefix="a", expiration_days=2),
     Rule("tagged", prefix="", tags=(("tmp", "1"),), expiration_days=1),
     Rule("big", prefix="b", size_greater_than=5, expiration_days=2),
+    Rule("uploads", abort_days=1),
+)
+VERSION_RULES = (
+    *RULES,
+    Rule("old versions", prefix="a", noncurrent_days=1),
+    Rule("few versions", prefix="b", newer_noncurrent=1),
+    Rule("both", noncurrent_days=1, newer_noncurrent=1),
+    Rule("markers", expired_delete_marker=True),
 )
 
 
@@ -80,6 +93,10 @@ class FarLake:
         await self._go("events", "")
         async for event in self._lake.read(after, until_ns):
             yield event
+
+    async def begins_ns(self) -> int:
+        await self._go("log", "")
+        return await self._lake.begins_ns()
 
     async def look(self, bucket: str, key: str, upload_id: str = "") -> Family:
         await self._go("look", key)
@@ -143,6 +160,8 @@ class Judge:
     def complaint(self) -> str | None:
         for at_ns, entry, _ in self._lake.removed[self._seen :]:
             self._seen += 1
+            if HOME.holds(entry.bucket, entry.key):
+                return f"{entry.key} was deleted although it is Lakebed's own"
             if not any(self._wanted(rules, entry, at_ns) for rules in self._in_force(at_ns)):
                 return f"{entry.key} was deleted although every policy in force kept it"
         return None
@@ -163,39 +182,45 @@ class Judge:
         """What should be gone by now under the policy in force."""
         policy = self._lake.policies.get(BUCKET, b"")
         now_ns, found = self._world.clock.now_ns(), []
-        for key in sorted(self._lake.objects.get(BUCKET, {})):
-            entries = self._lake._entries(BUCKET, key)
-            found += [key for entry in entries if self._wanted(rules_of(policy), entry, now_ns)]
+        shown = {key: self._lake._entries(BUCKET, key) for key in sorted(self._lake.objects.get(BUCKET, {}))}
+        shown |= {
+            f"{key}?upload={name}": (Entry(BUCKET, key, made.identity, upload_id=name),)
+            for name, (key, made) in sorted(self._lake.uploads.get(BUCKET, {}).items())
+        }
+        for key, entries in shown.items():
+            found += [f"{key} {entry.version_id}" for entry in entries if self._wanted(rules_of(policy), entry, now_ns)]
         return found
 
 
-def open_worker(world: World, process: Process, lake: MemoryLake) -> LifecycleWorker:
+def open_worker(world: World, process: Process, lake: MemoryLake, settings: LifecycleSettings) -> LifecycleWorker:
     far = FarLake(world, process, lake)
     shelf = Shelf(process.store, clock=process.clock, ids=process.ids, metrics=process.metrics)
-    return LifecycleWorker(far, Seams(far, far, far), shelf, SETTINGS, node=process.node)
+    return LifecycleWorker(far, Seams(far, far, far), shelf, settings, node=process.node, home=HOME)
 
 
-async def keep_ticking(world: World, process: Process, lake: MemoryLake, until_ns: int) -> None:
+async def keep_ticking(
+    world: World, process: Process, lake: MemoryLake, until_ns: int, settings: LifecycleSettings = SETTINGS
+) -> None:
     """A worker's life until an instant; what a round raises is what `run` would log."""
-    worker = open_worker(world, process, lake)
+    worker = open_worker(world, process, lake, settings)
     while process.clock.now_ns() < until_ns:
         wait_s = 1.0
         try:
             tick = await worker.tick()
-            wait_s = min(SETTINGS.poll_s, max(0.2, (tick.wake_ns - process.clock.now_ns()) / 1e9))
+            wait_s = min(settings.poll_s, max(0.2, (tick.wake_ns - process.clock.now_ns()) / 1e9))
         except LakebedError:
             pass
         await process.clock.sleep(wait_s)
 
 
-async def clients(world: World, lake: MemoryLake, judge: Judge, until_ns: int) -> None:
+async def clients(world: World, lake: MemoryLake, judge: Judge, until_ns: int, rules: tuple[Rule, ...] = RULES) -> None:
     """Writes, overwrites, tags, deletes; the policy is edited in the first half, so that no walk hides a late miss."""
     half_ns = (world.clock.now_ns() + until_ns) // 2
     keys = [f"{letter}{number}" for letter in "ab" for number in range(4)]
     while world.clock.now_ns() < until_ns:
         await asyncio.sleep(world.rng.uniform(0.0, 4.0))
         key, dice = world.rng.choice(keys), world.rng.random()
-        there = key in lake.objects.get(BUCKET, {})
+        there = key in lake.objects.get(BUCKET, {}) and not lake.objects[BUCKET][key][0].marker
         if dice < 0.5 or not there:
             tags = {"tmp": "1"} if world.rng.random() < 0.2 else {}
             lake.write(BUCKET, key, size=world.rng.randint(1, 9), tags=tags)
@@ -203,33 +228,60 @@ async def clients(world: World, lake: MemoryLake, judge: Judge, until_ns: int) -
             lake.tag(BUCKET, key, {"tmp": "1"} if world.rng.random() < 0.6 else {})
         elif dice < 0.85:
             lake.remove(BUCKET, key)
+        elif dice < 0.9:
+            lake.begin_upload(BUCKET, key)
         elif world.clock.now_ns() < half_ns:
-            await edit(world, lake, judge)
+            await edit(world, lake, judge, rules)
+            if rules is VERSION_RULES:
+                switch(world, lake)
 
 
-async def edit(world: World, lake: MemoryLake, judge: Judge) -> None:
-    rules = tuple(rule for rule in RULES if world.rng.random() < 0.6) or RULES[:1]
+async def edit(world: World, lake: MemoryLake, judge: Judge, choice: tuple[Rule, ...] = RULES) -> None:
+    rules = tuple(rule for rule in choice if world.rng.random() < 0.6) or choice[:1]
     await lake.put(BUCKET, xml.render(rules))
     judge.policy(rules)
     assert action_keys(rules)
 
 
+def switch(world: World, lake: MemoryLake) -> None:
+    """Versions are kept, or no more from now on; never again not at all."""
+    on, off = (lake.versioned, lake.suspended) if world.rng.random() < 0.5 else (lake.suspended, lake.versioned)
+    on.add(BUCKET)
+    off.discard(BUCKET)
+
+
 async def lifecycle(world: World) -> None:
     """Two workers, mortal; then calm, one worker, and everything due must go."""
-    lake = MemoryLake(world.clock)
+    await live(world, MemoryLake(world.clock), RULES)
+
+
+async def versions(world: World) -> None:
+    """The same where versions are kept, suspended and kept again; some objects are older than that."""
+    await live(world, MemoryLake(world.clock), VERSION_RULES)
+
+
+async def live(world: World, lake: MemoryLake, rules: tuple[Rule, ...]) -> None:
     judge = Judge(world, lake)
-    for number in range(3):
+    for number in range(OLD):
         lake.write(BUCKET, f"a-old{number}")  # due when the first policy comes: only a walk can find them
+    if rules is VERSION_RULES:
+        switch(world, lake)
+    lake.write(HOME.bucket, f"{HOME.folder}accepted")
+    await lake.put(HOME.bucket, xml.render((Rule("everything", expiration_days=1),)))  # as S3 itself would let it
     await asyncio.sleep(2.1 * DAY_S)
-    await edit(world, lake, judge)
+    await edit(world, lake, judge, rules)
     world.faults = msgspec.structs.replace(world.faults, crash=CRASH)
     end_ns = world.clock.now_ns() + round(LIFE_S * 1e9)
     await asyncio.gather(
-        clients(world, lake, judge, end_ns),
+        clients(world, lake, judge, end_ns, rules),
         *(world.keep(f"w{n}", lambda process: keep_ticking(world, process, lake, end_ns)) for n in range(2)),
     )
     world.heal(CALM)
     rest_ns = world.clock.now_ns() + round(REST_DAYS * DAY_S * 1e9)
     await world.keep("last", lambda process: keep_ticking(world, process, lake, rest_ns))
-    late = judge.due_and_there()
+    due = set(judge.due_and_there())
+    late_ns = world.clock.now_ns() + round(PATIENCE_S * 1e9)
+    if due:
+        await world.keep("late", lambda process: keep_ticking(world, process, lake, late_ns))
+    late = sorted(due & set(judge.due_and_there()))
     world.check(not late, f"lifecycle: {late} are due and still there after {REST_DAYS} calm days")

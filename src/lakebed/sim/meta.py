@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from lakebed.errors import LakebedError
+from lakebed.meta.each import put_each
 from lakebed.meta.memory import MemoryMeta, MemoryState
-from lakebed.meta.model import Entry
+from lakebed.meta.model import Entry, Put
 from lakebed.meta.protocol import Session
 from lakebed.sim.world import Process
 
@@ -33,6 +35,9 @@ class FaultyMeta:
         return await self._faulty._write(
             "m.put", key, partial(self._inner.put, key, value, expected=expected, session=session)
         )
+
+    async def put_all(self, puts: Sequence[Put]) -> list[Entry | LakebedError]:
+        return await put_each(self, puts)
 
     async def delete(self, key: str, *, expected: str | None = None, partition_key: str = "") -> None:
         await self._faulty._write("m.delete", key, partial(self._inner.delete, key, expected=expected))

@@ -32,6 +32,7 @@ WORLDS: tuple[Row, ...] = (
     Row("boot", "many processes start on a fresh bucket", "lakebed.sim.store:boot"),
     Row("ticks", "replicas and dispatchers bring the same ticks to silver", "lakebed.sim.ticks:ticks"),
     Row("lifecycle", "workers expire objects under a changing policy", "lakebed.sim.lifecycle:lifecycle"),
+    Row("versions", "workers expire versions, kept and suspended", "lakebed.sim.lifecycle:versions"),
 )
 
 

@@ -1,4 +1,4 @@
-"""What the data plane does not do: make a bucket, see what else may change it. Only this module uses boto3 for S3.
+"""What the data plane does not do: make a bucket, see what may change it. Only here are boto3 clients for S3 made.
 
 Boto3 is synchronous and heavy to import, so calls run in a thread and the import waits until one is made.
 """
@@ -29,8 +29,8 @@ async def ensure_bucket(settings: StoreSettings) -> None:
     await asyncio.to_thread(_ensure_bucket, settings)
 
 
-def client(settings: StoreSettings) -> Any:
-    """A boto3 S3 client for these settings, which asks once and does not wait long."""
+def client(settings: StoreSettings, *, attempts: int = 1) -> Any:
+    """A boto3 S3 client for these settings, which asks once (or so many times) and does not wait long."""
     import boto3
     from botocore.config import Config
 
@@ -45,8 +45,8 @@ def client(settings: StoreSettings) -> Any:
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
             connect_timeout=settings.connect_timeout_s,
-            read_timeout=TRY_TIMEOUT_S,
-            retries={"total_max_attempts": 1},
+            read_timeout=TRY_TIMEOUT_S if attempts == 1 else settings.timeout_s,
+            retries={"total_max_attempts": attempts, "mode": "standard"},
             s3={"addressing_style": "path"},
         ),
     )

@@ -61,10 +61,11 @@ class Finalizer:
         Raises PartsDiffer (409), BadManifest (422), TooEarly (425) while another finalize runs, and Unavailable or
         Overloaded when it is worth trying again.
         """
-        cached = (await register_of(self._context, of).read()).value.result
-        if cached is not None:
+        held = (await register_of(self._context, of).read()).value
+        if held.result is not None:
+            tick.repeated_or_raise(held, manifest.said(body))
             self._results.labels(outcome="cached").inc()
-            return cached
+            return held.result
         if of in self._under_way:
             raise TooEarly("this tick is being finalized", retry_after_s=self._settings.retry_after_s)
         self._under_way.add(of)
@@ -86,6 +87,8 @@ class Finalizer:
         if seen.result is not None:
             return seen.result
         record = await self._recorded(of)
+        if record is not None and seen.manifest is None and not manifest.lists(manifest.decode(body, of), record.parts):
+            raise tick.other_manifest()
         if record is None:
             try:
                 verified, said = await self._verify(of, seen, body, register, epoch)

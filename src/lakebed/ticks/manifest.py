@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
+
+import msgspec
 
 from lakebed.errors import Invalid
 from lakebed.tick_manifest import SHA256, BadManifest, Manifest, read_manifest
@@ -17,6 +20,19 @@ def decode(body: bytes, tick: TickId) -> Manifest:
         if getattr(found, name) not in ("", getattr(tick, name)):
             raise BadManifest("wrong_tick", f"the manifest has another {name} than the address")
     return found
+
+
+def said(body: bytes) -> Any:
+    """The manifest as it was said, to compare with another time; None for what is no JSON."""
+    try:
+        return msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        return None
+
+
+def lists(manifest: Manifest, parts: Mapping[str, str]) -> bool:
+    """Whether the manifest has exactly these parts, each with its hash."""
+    return parts == {str(part.file_seq): part.sha256 for part in manifest.parts}
 
 
 def compare(manifest: Manifest, parts: Mapping[str, Part]) -> None:

@@ -24,7 +24,11 @@ class Waiting(msgspec.Struct, frozen=True):
     tries: int = 0
     error_class: str = ""
     message: str = ""
+    folder: str = ""  # the folder that it was found in by an agent; empty for a tick that a person pushed
     schema: str = "lakebed.tick-outbox.v1"
+
+    def refused(self, error_class: str, message: str) -> Waiting:
+        return msgspec.structs.replace(self, state="failed_manual", error_class=error_class, message=message)
 
 
 class Outbox:
@@ -42,6 +46,10 @@ class Outbox:
             os.fsync(out.fileno())
         half.replace(file)
         self._sync()
+
+    def has(self, tick_id: str) -> bool:
+        """Whether the tick is here. Raises Invalid when it is no tick's name."""
+        return self._file(tick_id).is_file()
 
     def remove(self, tick_id: str) -> None:
         self._file(tick_id).unlink(missing_ok=True)

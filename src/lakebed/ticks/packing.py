@@ -16,6 +16,7 @@ from lakebed.errors import Invalid
 from lakebed.tick_manifest import VERSION, read_manifest, type_of
 
 MANIFEST_FILE = "_manifest.json"
+READY_FILE = "_ready"
 FILES_MAX = 10_000
 CHUNK_BYTES = 1024 * 1024
 PAGED = re.compile(r"(?P<stem>.+?)_seq=(?P<seq>\d+)\.parquet")
@@ -28,6 +29,13 @@ class Packed(msgspec.Struct, frozen=True):
     project_id: str
     manifest: str
     files: dict[int, str]
+
+
+def is_ready(folder: Path) -> bool:
+    """Whether whoever fills this folder has said that it is whole."""
+    if folder.name.startswith(".") or not folder.is_dir():
+        return False
+    return any((folder / name).is_file() for name in (MANIFEST_FILE, READY_FILE))
 
 
 def find(where: Sequence[Path]) -> list[Path]:

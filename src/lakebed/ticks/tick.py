@@ -59,11 +59,22 @@ def begin(now: TickState, seen: TickState, manifest: Any, *, epoch: int, now_ms:
     if now.state == "committed" or now.parts != seen.parts:
         raise TooEarly("the tick changed while it was checked", hint="finalize again")
     if now.manifest is not None and now.manifest != manifest:
-        raise BadManifest("other_manifest", "a finalize with another manifest has begun", hint="finalize with that one")
+        raise other_manifest()
     after = msgspec.structs.replace(
         now, state="finalizing", manifest=manifest, finalizing_epoch=epoch, failure=None, updated_at_ms=now_ms
     )
     return after, None
+
+
+def repeated_or_raise(now: TickState, manifest: Any) -> None:
+    """Raises BadManifest when a committed tick is finalized with another manifest: its rows are not in bronze."""
+    if now.manifest is not None and now.manifest != manifest:
+        raise other_manifest()
+
+
+def other_manifest() -> BadManifest:
+    told = "this tick was finalized with another manifest"
+    return BadManifest("other_manifest", told, hint="finalize with that one, or start another tick")
 
 
 def finish(now: TickState, tick: TickId, result: Result, *, now_ms: int) -> tuple[TickState, Result]:

@@ -50,34 +50,33 @@ class Uploader:
         clock: Clock,
         ids: Ids,
         parallel: int = PARALLEL,
+        tries_max: int = TRIES_MAX,
         sent: Callable[[int], None] = lambda size_bytes: None,
     ) -> None:
         self._http, self._clock, self._ids, self._sent = http, clock, ids, sent
-        self._lanes = asyncio.Semaphore(parallel)
+        self._lanes, self._tries_max = asyncio.Semaphore(parallel), tries_max
 
     async def drain(self, outbox: Outbox) -> dict[str, Result]:
         """Sends every ready tick of the outbox, oldest first; one that is refused for good is marked and left."""
         done: dict[str, Result] = {}
         for waiting in list(outbox.waiting()):
-            if waiting.state != "ready":
-                continue
-            tick_id = waiting.packed.tick_id
-            outbox.put(msgspec.structs.replace(waiting, tries=waiting.tries + 1))
-            try:
-                done[tick_id] = await self.upload(waiting.packed, resume=waiting.tries > 0)
-            except FailedManual as error:
-                outbox.put(
-                    Waiting(
-                        waiting.packed,
-                        "failed_manual",
-                        waiting.tries + 1,
-                        str(error.detail.get("error_class", "")),
-                        error.message,
-                    )
-                )
-                continue
-            outbox.remove(tick_id)
+            if waiting.state == "ready" and (result := await self.deliver(outbox, waiting)) is not None:
+                done[waiting.packed.tick_id] = result
+                outbox.remove(waiting.packed.tick_id)
         return done
+
+    async def deliver(self, outbox: Outbox, waiting: Waiting) -> Result | None:
+        """Sends one tick that waits; None when it is refused for good, which is marked. It stays in the outbox.
+
+        That it is under way is on disk before its first byte is sent: a tick that was begun is resumed, not begun anew.
+        """
+        begun = msgspec.structs.replace(waiting, tries=waiting.tries + 1)
+        outbox.put(begun)
+        try:
+            return await self.upload(waiting.packed, resume=waiting.tries > 0)
+        except FailedManual as error:
+            outbox.put(begun.refused(str(error.detail.get("error_class", "")), error.message))
+            return None
 
     async def upload(self, packed: Packed, *, resume: bool = False) -> Result:
         """Sends one tick until it is committed. Raises FailedManual, Denied, Invalid; Unavailable after many tries."""
@@ -117,7 +116,7 @@ class Uploader:
     async def _try(self, method: str, path: str, *, content: Callable[[], Any] | None = None, **more: Any) -> Any:
         """One request, tried again while that makes sense. A body is made anew for every try."""
         why = ""
-        for tries in range(TRIES_MAX):
+        for tries in range(self._tries_max):
             pause_s = self._ids.jitter_s(tries, base_s=PAUSE_BASE_S, cap_s=PAUSE_CAP_S)
             try:
                 answer = await self._http.request(method, path, content=content() if content else None, **more)
@@ -129,7 +128,9 @@ class Uploader:
                 why = f"{answer.status_code} {_message(answer)}"
                 pause_s = max(pause_s, min(PAUSE_CAP_S, float(answer.headers.get("retry-after", "0") or 0)))
             await self._clock.sleep(pause_s)
-        raise Unavailable(f"{method} {path} failed {TRIES_MAX} times: {why}", hint="it stays in the outbox: resume")
+        raise Unavailable(
+            f"{method} {path} failed {self._tries_max} times: {why}", hint="it stays in the outbox: resume"
+        )
 
 
 def _again(method: str, answer: httpx2.Response) -> bool:

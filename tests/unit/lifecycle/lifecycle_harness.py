@@ -9,6 +9,7 @@ import msgspec
 from lakebed.clock import ManualClock
 from lakebed.ids import Ids
 from lakebed.lifecycle import xml
+from lakebed.lifecycle.home import Home
 from lakebed.lifecycle.ledger import Ledger
 from lakebed.lifecycle.memory import MemoryLake
 from lakebed.lifecycle.model import Rule
@@ -21,6 +22,7 @@ from lakebed.metrics import Metrics
 from lakebed.store.memory import MemoryStore
 
 DAY_S = 100.0
+HOME = Home("lakebed", "own/")
 QUICK = LifecycleSettings(
     day_s=DAY_S, rounding="exact", small_delay_s=1.0, flush_lag_s=0.0, lookback_s=10.0, poll_s=5.0, policy_fresh_s=0.0
 )
@@ -39,7 +41,7 @@ class Harness:
         self.worker = self.new_worker(self.lake)
 
     def new_worker(self, lake: Any) -> LifecycleWorker:
-        return LifecycleWorker(lake, Seams(lake, lake, lake), self.shelf, self.settings, node="test")
+        return LifecycleWorker(lake, Seams(lake, lake, lake), self.shelf, self.settings, node="test", home=HOME)
 
     async def policy(self, bucket: str, *rules: Rule) -> None:
         await self.lake.put(bucket, xml.render(rules) if rules else b"")

@@ -9,6 +9,7 @@ from lakebed.lifecycle.engine import ActionRef, Activation, action_keys, compile
 from lakebed.lifecycle.events import Meaning, meaning
 from lakebed.lifecycle.guard import guard, resolution_of
 from lakebed.lifecycle.hashing import rule_hash
+from lakebed.lifecycle.home import Home
 from lakebed.lifecycle.index import PrefixTrie, TagIndex
 from lakebed.lifecycle.model import ActionKey, ActionKind, Degraded, Mode, Outcome, Position, Resolution, Rule, Verb
 from lakebed.lifecycle.modes import Lag, decide_mode, judge_lag, safety_scan_every
@@ -199,7 +200,7 @@ def test_the_guard_refuses_in_the_designs_order() -> None:
     def ask(live: object, policy: tuple[Rule, ...] = (one,), now: int = T0 + DAY) -> Outcome | None:
         found = () if live is None else (live,)
         return guard(
-            wanted, Verb.CURRENT, key, one, live=found, policy=policy, now_ns=now, calendar=EXACT  # type: ignore[arg-type]
+            wanted, Verb.CURRENT, key, one, live=found, policy=policy, home=Home("lakebed"), now_ns=now, calendar=EXACT  # type: ignore[arg-type]
         )  # fmt: skip
 
     assert Outcome.NOT_FOUND is ask(None)

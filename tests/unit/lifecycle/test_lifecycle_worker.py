@@ -173,6 +173,43 @@ async def test_an_expired_marker_goes_when_its_last_version_goes() -> None:
     assert marker.marker and [] == world.left()
 
 
+async def test_the_end_of_a_version_from_before_versioning_leaves_no_marker_behind() -> None:
+    """The null version goes without an id in its event; the marker that is alone then goes too, by that event."""
+    world = Harness()
+    world.lake.write("b", "a")
+    world.lake.versioned.add("b")
+    await world.policy("b", rule(expiration_days=1, noncurrent_days=1))
+    await world.tick()
+
+    await world.tick(1.1)
+    assert [True, False] == [one.marker for one in world.lake.objects["b"]["a"]]
+    await world.tick(1.1)
+    await world.tick(0.1)
+
+    assert [] == world.left()
+
+
+async def test_where_versioning_is_suspended_the_marker_takes_the_null_versions_place() -> None:
+    """The current null version is replaced by a null marker, an older version stays until its own rule takes it."""
+    world = Harness()
+    world.lake.versioned.add("b")
+    world.lake.write("b", "a")
+    world.lake.versioned.discard("b")
+    world.lake.suspended.add("b")
+    world.lake.write("b", "a")
+    await world.policy("b", rule(expiration_days=1), rule(noncurrent_days=3))
+    await world.tick()
+
+    await world.tick(1.1)
+    assert [("null", True), ("v000002", False)] == [
+        (one.version_id, one.marker) for one in world.lake.objects["b"]["a"]
+    ]
+    await world.tick(2.1)
+    await world.tick(0.1)
+
+    assert [] == world.left()
+
+
 async def test_only_so_many_newer_noncurrent_versions_are_kept() -> None:
     """Two are kept beside the current one, whatever their age."""
     world = Harness()

@@ -13,7 +13,7 @@ from lakebed.clock import SystemClock
 from lakebed.errors import Denied, Invalid, Unavailable
 from lakebed.ids import Ids
 from lakebed.tick_manifest import BadManifest
-from lakebed.ticks import packing, uploader
+from lakebed.ticks import packing
 from lakebed.ticks.outbox import Outbox, Waiting
 from lakebed.ticks.packing import Packed
 from lakebed.ticks.uploader import Uploader
@@ -163,7 +163,7 @@ async def test_what_is_not_committed_stays_on_disk(
     service: Service, packed: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A service that is gone costs nothing but time; later the same tick is resumed."""
-    monkeypatch.setattr(uploader, "TRIES_MAX", 3)
+
     outbox, wire = Outbox(tmp_path / "outbox"), Wire(service.app)
     outbox.put(Waiting(packed))
     wire.bend = lambda request: None

@@ -1,0 +1,119 @@
+"""A bucket page by page, for tasks that run apart from our loop: current objects, or every version.
+
+Synchronous, through boto3: a page becomes columns at once, and no more than one page is ever held. What is created
+while a walk is under way may or may not be seen; what stood before it and stays is seen exactly once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from lakebed.errors import Denied, LakebedError, NotFound, Unavailable
+from lakebed.store import admin
+from lakebed.store.settings import StoreSettings
+
+PAGE_KEYS = 1000  # S3's own limit
+FOLDERS_MAX = 1000  # folders that one look names; a folder with more is walked as one
+
+
+class Page(msgspec.Struct, frozen=True):
+    """One page, as columns of equal length. A delete marker has no size and no etag; without versions, no version."""
+
+    key: list[str]
+    size_bytes: list[int | None]
+    modified_ns: list[int]
+    etag: list[str | None]
+    version_id: list[str | None]
+    is_latest: list[bool]
+    is_delete_marker: list[bool]
+
+
+class Pages:
+    """The pages of the bucket that the settings name. Keys are given below `store.prefix`, as the store gives them."""
+
+    def __init__(self, settings: StoreSettings, *, versions: bool = False) -> None:
+        self._settings, self._versions = settings, versions
+        self._bucket = settings.url.removeprefix("s3://").split("/", 1)[0]
+        self._root = f"{settings.prefix.strip('/')}/" if settings.prefix else ""
+        self._s3 = admin.client(settings, attempts=settings.retries + 1)
+
+    def close(self) -> None:
+        self._s3.close()
+
+    def versioned(self) -> bool:
+        """Whether the bucket keeps, or has ever kept, versions."""
+        answer = self._ask(self._s3.get_bucket_versioning, Bucket=self._bucket)
+        return answer.get("Status") in ("Enabled", "Suspended")
+
+    def folders(self, prefix: str) -> list[str] | None:
+        """The folders directly below a folder, as prefixes; None when there are more than FOLDERS_MAX."""
+        answer = self._list(prefix, {}, Delimiter="/", MaxKeys=FOLDERS_MAX)
+        found = [each["Prefix"].removeprefix(self._root) for each in answer.get("CommonPrefixes", [])]
+        # Objects count against the page too: a page that is cut short may hide folders.
+        return None if answer.get("IsTruncated") else found
+
+    def walk(self, prefix: str, *, deep: bool = True) -> Iterator[Page]:
+        """Everything under a prefix; not `deep`: only what lies directly in it."""
+        more: dict[str, Any] = {} if deep else {"Delimiter": "/"}
+        place: dict[str, Any] = {}
+        while True:
+            answer = self._list(prefix, place, MaxKeys=PAGE_KEYS, **more)
+            if page := self._page(answer):
+                yield page
+            if not answer.get("IsTruncated"):
+                return
+            place = self._next(answer)
+
+    def _list(self, prefix: str, place: dict[str, Any], **more: Any) -> Any:
+        call = self._s3.list_object_versions if self._versions else self._s3.list_objects_v2
+        return self._ask(call, Bucket=self._bucket, Prefix=self._root + prefix, **place, **more)
+
+    def _next(self, answer: Any) -> dict[str, Any]:
+        if not self._versions:
+            return {"ContinuationToken": answer["NextContinuationToken"]}
+        place = {"KeyMarker": answer["NextKeyMarker"]}
+        return place | ({"VersionIdMarker": mark} if (mark := answer.get("NextVersionIdMarker")) else {})
+
+    def _page(self, answer: Any) -> Page | None:
+        found = answer.get("Versions" if self._versions else "Contents", [])
+        markers = answer.get("DeleteMarkers", [])
+        if not found and not markers:
+            return None
+        every = [*found, *markers]
+        cut = len(self._root)
+        return Page(
+            key=[each["Key"][cut:] for each in every],
+            size_bytes=[*(each["Size"] for each in found), *(None for _ in markers)],
+            modified_ns=[_ns(each["LastModified"]) for each in every],
+            etag=[*(each.get("ETag") for each in found), *(None for _ in markers)],
+            version_id=[each.get("VersionId") for each in every],
+            is_latest=[each.get("IsLatest", True) for each in every],
+            is_delete_marker=[*(False for _ in found), *(True for _ in markers)],
+        )
+
+    def _ask(self, call: Any, **arguments: Any) -> Any:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            return call(**arguments)
+        except ClientError as error:
+            kind = KINDS.get(error.response.get("Error", {}).get("Code", ""), Unavailable)
+            raise kind(f"bucket {self._bucket!r}: {error}") from error
+        except BotoCoreError as error:
+            raise Unavailable(f"bucket {self._bucket!r}: {error}") from error
+
+
+KINDS: dict[str, type[LakebedError]] = {
+    "AccessDenied": Denied,
+    "InvalidAccessKeyId": Denied,
+    "SignatureDoesNotMatch": Denied,
+    "NoSuchBucket": NotFound,
+}
+
+
+def _ns(moment: datetime) -> int:
+    return round(moment.timestamp() * 1_000_000) * 1000
