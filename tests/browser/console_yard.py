@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from lakebed.ids import Ids
 from lakebed.lifecycle.ledger import Ledger
 from lakebed.lifecycle.model import ActionKind, Degraded, Identity, Mode, Position, StreamKind
 from lakebed.lifecycle.state import ActionState, Blocker, BucketState, LedgerRow, ReaderState, Stream, Troubles
+from lakebed.lifecycle.workers import shelf_of
 from lakebed.log.workers import Workshop
 from lakebed.metrics import Metrics
 from lakebed.parts import sections
@@ -43,7 +44,6 @@ from lakebed.ticks.adapters import open_audit, open_queue, open_vault
 from lakebed.ticks.audit import DISPATCHED
 from lakebed.ticks.dispatcher import Dispatcher
 from lakebed.ticks.twins import TwinSilverJob
-from lakebed.views.lifecycle import shelf_of
 
 DEADLINE_S = 60.0
 HOSTILE = '</pre><script>window.__hacked=1</script><img src=x onerror="window.__hacked=2">\'"><svg onload=alert(1)>'
@@ -100,10 +100,8 @@ class Wire:
 
 
 def _end(one: socket.socket) -> None:
-    try:
+    with suppress(OSError):
         one.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass
     one.close()
 
 
@@ -218,10 +216,9 @@ class Yard:
         async with await self._client() as client:
             for number in range(14):
                 parts = [
-                    {"topic": "orders", "partition": n, "records": [json.dumps({"order": number * 40 + m, "total": m * 1.5,
-                     "customer": {"id": m, "city": "Basel"}}) for m in range(20 + n * 7)]}
+                    {"topic": "orders", "partition": n, "records": [_order(number * 40 + m) for m in range(20 + n * 7)]}
                     for n in range(3)
-                ]  # fmt: skip
+                ]
                 assert (await client.post("/produce", json={"topic_partitions": parts})).status_code == 200
                 if number == 8:
                     await self._compact()
@@ -320,6 +317,10 @@ class Yard:
             uri = location.uri(f"tables/{layer}/{ORG}/{PROJECT}/{table}")
             for _ in range(2):
                 write_deltalake(uri, data, mode="append", storage_options=location.storage_options())
+
+
+def _order(number: int) -> str:
+    return json.dumps({"order": number, "total": number * 1.5, "customer": {"id": number % 7, "city": "Basel"}})
 
 
 def _known() -> set[str]:

@@ -9,12 +9,9 @@ import threading
 import time
 from pathlib import Path
 
-from playwright.sync_api import Browser, sync_playwright
-
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-
 from chromium import LAUNCH, found_browser
 from console_yard import Yard, yard_on
+from playwright.sync_api import Browser, sync_playwright
 
 from lakebed.clock import SystemClock
 from lakebed.console.pages import PAGES

@@ -14,11 +14,10 @@ import msgspec
 from lakebed.batches.conflicts import ConflictDesk
 from lakebed.console.looker import Looker
 from lakebed.lifecycle.operator import Operator
-from lakebed.lifecycle.workers import opened
+from lakebed.lifecycle.workers import opened, shelf_of
 from lakebed.queue.queue import Queue
 from lakebed.ticks import paths as tick_paths
 from lakebed.ticks.adapters import open_queue
-from lakebed.views import lifecycle
 
 Fields = dict[str, str]
 FIELD_CHARS_MAX = 1024
@@ -107,7 +106,7 @@ async def _doctor(look: Looker, fields: Fields, who: str, reason: str) -> str:
 
 
 def _operator(look: Looker) -> Operator:
-    return Operator(lifecycle.shelf_of(look.context))
+    return Operator(shelf_of(look.context))
 
 
 ACTIONS: dict[str, Action] = {
