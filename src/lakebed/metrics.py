@@ -155,6 +155,7 @@ TABLE: tuple[Metric, ...] = (
     # gateway
     Metric("lakebed_http_requests_total", "counter", "HTTP requests answered.", ("route", "method", "status")),
     Metric("lakebed_http_seconds", "histogram", "Time to answer an HTTP request.", ("route",)),
+    Metric("lakebed_trace_spans_total", "counter", "Spans of traces, by what became of them.", ("outcome",)),
     Metric("lakebed_worker_restarts_total", "counter", "Workers started again after they failed.", ("worker",)),
     # lifecycle
     Metric(

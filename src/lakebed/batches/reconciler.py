@@ -28,6 +28,7 @@ from lakebed.logs import logger
 from lakebed.metrics import Metrics
 from lakebed.store.protocol import Store
 from lakebed.store.register import Register
+from lakebed.traces import traced
 
 SOUND_MAX = 100_000  # manifests remembered as sound, so that the overlap costs nothing twice
 GRACE_NS = 10_000_000_000  # twice the patience of derived writes
@@ -91,6 +92,7 @@ class Reconciler:
         )
         self.audits = Register(store, paths.AUDIT, Audit, Audit(), clock=clock, ids=ids, metrics=metrics, name="audit")
 
+    @traced("batches scan")
     async def scan(self) -> Report:
         """Steady path: mends what was accepted since the checkpoint, less the overlap, then moves the checkpoint."""
         report = Report("steady")
@@ -110,6 +112,7 @@ class Reconciler:
         self._lag.set((self._clock.now_ns() - now_ns) / 1e9)
         return report
 
+    @traced("batches audit")
     async def audit(self) -> Report:
         """Cold path: mends every accepted and quarantine manifest there is, from where an earlier audit was cut off."""
         report = Report("cold")

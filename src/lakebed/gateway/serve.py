@@ -17,6 +17,7 @@ from lakebed.gateway.settings import GatewaySettings
 from lakebed.logs import logger
 from lakebed.parts import components
 from lakebed.settings import Settings
+from lakebed.traces.start import tracing
 
 log = logger("gateway")
 
@@ -59,5 +60,6 @@ async def _serve(settings: Settings, parts: Sequence[str], ready: Callable[[Read
         log.info("serving", url=said.url, node=said.node, authority=said.authority, parts=said.parts)
         ready(said)
 
-    await listen(app, bound, gateway, ready=begin)
+    with tracing("gateway", context.node, os.environ, clock=context.clock, ids=context.ids, metrics=context.metrics):
+        await listen(app, bound, gateway, ready=begin)
     log.info("stopped", node=said.node)
