@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint unit conformance sim integration spark test-oxia bench lock clean
+.PHONY: help setup demo test lint unit conformance sim integration spark docs test-oxia bench lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ integration: setup ## real servers, real processes, kill -9
 
 test-oxia: setup ## the meta contract on a real Oxia server, where Go can build one
 	$(BIN)/python tests/oxia/run.py
+
+docs: setup ## make the reference pages, the dashboards and the alert rules again
+	$(BIN)/python -m lakebed.reference .
 
 spark: setup ## real Spark
 	$(BIN)/pytest tests/spark

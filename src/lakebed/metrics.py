@@ -129,6 +129,7 @@ TABLE: tuple[Metric, ...] = (
     Metric("lakebed_ticks_finalize_seconds", "histogram", "Time to commit a tick, waiting for its turn included."),
     Metric("lakebed_ticks_rows_total", "counter", "Rows that ticks changed in bronze.", ("change",)),
     Metric("lakebed_ticks_warm_projects", "gauge", "Projects that this replica owns."),
+    Metric("lakebed_ticks_finished_total", "counter", "Abandoned finalizes that the sweeper finished."),
     Metric("lakebed_ticks_expired_total", "counter", "Uploads that were given up after their time."),
     Metric("lakebed_ticks_swept_total", "counter", "Stored parts that were swept.", ("why",)),
     Metric("lakebed_ticks_dispatched_total", "counter", "Ticks handed to silver jobs.", ("outcome",)),
@@ -139,6 +140,12 @@ TABLE: tuple[Metric, ...] = (
     Metric("lakebed_ticks_lag_seconds", "gauge", "Age of the oldest of them."),
     # pipeline
     Metric("lakebed_silver_rows_total", "counter", "Rows that silver jobs read, by what became of them.", ("outcome",)),
+    Metric("lakebed_bronze_rows_total", "counter", "Rows that runs into bronze read.", ("table", "outcome")),
+    Metric("lakebed_bronze_unreadable_total", "counter", "Objects that could not be read.", ("table",)),
+    Metric("lakebed_bronze_behind", "gauge", "Records that wait for the next run into bronze.", ("table",)),
+    Metric("lakebed_bronze_lag_seconds", "gauge", "Age of the oldest batch that waits for bronze.", ("table",)),
+    Metric("lakebed_bronze_run_seconds", "histogram", "Time of a run into bronze."),
+    Metric("lakebed_tables_files_joined_total", "counter", "Small files that compaction joined.", ("table",)),
     Metric("lakebed_gold_tables_total", "counter", "Gold tables looked at.", ("outcome",)),
     # gateway
     Metric("lakebed_http_requests_total", "counter", "HTTP requests answered.", ("route", "method", "status")),
@@ -151,16 +158,34 @@ TABLE: tuple[Metric, ...] = (
         "Guarded deletes, by what became of them.",
         ("bucket", "kind", "outcome"),
     ),
+    Metric("lakebed_lifecycle_evaluated_total", "counter", "Entries held against an action.", ("bucket", "action")),
+    Metric("lakebed_lifecycle_expired_total", "counter", "What an action deleted.", ("bucket", "action")),
+    Metric("lakebed_lifecycle_skipped_object_lock_total", "counter", "Due, but locked.", ("bucket", "action")),
+    Metric(
+        "lakebed_lifecycle_errors_total", "counter", "Deletes that failed, by outcome.", ("bucket", "action", "kind")
+    ),
+    Metric("lakebed_lifecycle_delete_seconds", "histogram", "Time of one delete at the store."),
+    Metric("lakebed_lifecycle_delete_saturation", "gauge", "Part of the deletes allowed at once that is under way."),
     Metric("lakebed_lifecycle_events_total", "counter", "Events read, once per sweep.", ("stream",)),
     Metric("lakebed_lifecycle_scanned_total", "counter", "Keys and uploads looked at by walks.", ("bucket",)),
     Metric("lakebed_lifecycle_watermark_lag_seconds", "gauge", "How far a cursor is behind its cutoff.", ("stream",)),
-    Metric("lakebed_lifecycle_blocked_streams", "gauge", "Blockers that wait for an operator.", ("stream_kind",)),
+    Metric("lakebed_lifecycle_predicate_lag_seconds", "gauge", "How far the predicate cursor is behind now."),
+    Metric("lakebed_lifecycle_lag_warning", "gauge", "1 when a cursor nears the end of the log.", ("stream",)),
+    Metric("lakebed_lifecycle_log_retention_seconds", "gauge", "How far back the event log reaches; 0 is for ever."),
+    Metric(
+        "lakebed_lifecycle_blocked_streams", "gauge", "Blockers that wait for an operator.", ("stream_kind", "bucket")
+    ),
     Metric("lakebed_lifecycle_pending_size", "gauge", "Exceptions that wait for their instant.", ("bucket", "action")),
     Metric("lakebed_lifecycle_action_mode", "gauge", "1 for the mode an action is in.", ("bucket", "action", "mode")),
     Metric(
         "lakebed_lifecycle_degraded", "gauge", "1 for the reason of a degraded action.", ("bucket", "action", "reason")
     ),
-    Metric("lakebed_lifecycle_quarantined_total", "counter", "Delete decisions an operator gave up.", ("stream_kind",)),
+    Metric(
+        "lakebed_lifecycle_quarantined_total",
+        "counter",
+        "Delete decisions an operator gave up.",
+        ("stream_kind", "bucket"),
+    ),
     Metric("lakebed_lifecycle_lost_log_total", "counter", "Times the event log did not reach back to a cursor."),
     Metric("lakebed_build_info", "gauge", "1, labelled with the running version.", ("version",)),
 )

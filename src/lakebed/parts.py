@@ -51,6 +51,12 @@ PARTS: tuple[Part, ...] = (
         settings="lakebed.pipeline.flow_settings:FlowSettings",
         workers="lakebed.pipeline.workers:workers",
     ),
+    Part(
+        "bronze",
+        "batches and topics as tables",
+        settings="lakebed.pipeline.bronze_settings:BronzeSettings",
+        workers="lakebed.pipeline.bronze_workers:workers",
+    ),
     Part("filer", "the metadata of a SeaweedFS store", settings="lakebed.filer.settings:FilerSettings"),
     Part(
         "lifecycle",

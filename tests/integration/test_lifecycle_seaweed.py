@@ -51,11 +51,11 @@ class Site:
             store, home=Home.of(weed.store_settings()), clock=self.clock, ids=self.ids, metrics=Metrics()
         )
         self.seams = Seams(self.lake, self.lake, Only(self.lake, self.name))
-        self.worker = LifecycleWorker(self.lake, self.seams, self.shelf, SETTINGS, node="test")
+        self.worker = LifecycleWorker(self.lake, self.seams, self.shelf, SETTINGS, node="test", home=self.home)
 
     def worker_with(self, **changed: Any) -> LifecycleWorker:
         settings = msgspec.structs.replace(SETTINGS, **changed)
-        return LifecycleWorker(self.lake, self.seams, self.shelf, settings, node="other")
+        return LifecycleWorker(self.lake, self.seams, self.shelf, settings, node="other", home=self.home)
 
     async def rules(self, *rules: Rule) -> None:
         await self.lake.put(self.name, xml.render(rules))
@@ -228,7 +228,7 @@ async def test_an_object_under_legal_hold_stays_until_it_is_let_go(site: Site, w
     """Never bypassed: skipped, with the verdict in the ledger; the next scan after the release takes it."""
     site.name = f"lock-{site.ids.token()}"
     site.seams = Seams(site.lake, site.lake, Only(site.lake, site.name))
-    site.worker = LifecycleWorker(site.lake, site.seams, site.shelf, SETTINGS, node="test")
+    site.worker = LifecycleWorker(site.lake, site.seams, site.shelf, SETTINGS, node="test", home=site.home)
     site.s3.create_bucket(Bucket=site.name, ObjectLockEnabledForBucket=True)
     await site.rules(Rule("n", noncurrent_days=1))
     await site.worker.tick()

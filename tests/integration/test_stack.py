@@ -228,7 +228,7 @@ async def test_gives_up_in_words_when_a_child_keeps_dying(start: Starter, tmp_pa
 
 def lakebed(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith(("LAKEBED_", "AWS_"))}
-    env["PYTHONPATH"] = os.pathsep.join(sys.path)
+    env |= {"PYTHONPATH": os.pathsep.join(sys.path), "LAKEBED_PIPELINE_WARM": "false"}
     return subprocess.run(
         [sys.executable, "-m", "lakebed", *argv], cwd=cwd, env=env, capture_output=True, text=True, timeout=100
     )

@@ -10,7 +10,7 @@ import httpx2
 import msgspec
 import pytest
 from pyspark.sql import SparkSession
-from ticks_yard import parquet, table
+from ticks_yard import Yard, parquet, table
 
 from lakebed.clock import SystemClock
 from lakebed.context import Context
@@ -21,13 +21,17 @@ from lakebed.metrics import Metrics
 from lakebed.parts import sections
 from lakebed.pipeline.flow import Flow
 from lakebed.pipeline.settings import SparkSettings
+from lakebed.pipeline.workers import workers
 from lakebed.settings import load
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
 from lakebed.ticks.adapters import open_audit, open_queue, open_vault
-from lakebed.ticks.audit import DISPATCHED
+from lakebed.ticks.audit import COMMITTED, DISPATCHED
+from lakebed.ticks.auditor import Auditor
 from lakebed.ticks.dispatcher import Dispatcher
+from lakebed.ticks.model import TickId
 
+DAY_S = 86_400.0
 PAYLOAD_KEY = "0123456789abcdef0123456789abcdef0123456789A="
 
 
@@ -39,6 +43,11 @@ def context(
     flags |= {"pipeline.contracts": "examples", "pipeline.gold": "examples"}
     settings = load(sections(), flags=flags | spark_settings.as_layer() | bucket_settings.as_layer())
     return Context("node-1", settings, bucket, SystemClock(), Ids(), Metrics())
+
+
+@pytest.fixture
+def yard(spark: SparkSession, bucket: Store, bucket_settings: StoreSettings) -> Yard:
+    return Yard(spark, bucket, bucket_settings)
 
 
 def orders(**columns: Any) -> bytes:
@@ -80,12 +89,20 @@ async def test_a_tick_goes_from_http_to_gold_once(context: Context) -> None:
         job=SparkSilver(SparkFlow(context)),
     )
     rounds = [await dispatcher.round(), await dispatcher.round()]
+    of, audits = TickId("acme", "p1", "t1"), {name: open_audit(context, name) for name in (COMMITTED, DISPATCHED)}
+    auditor = Auditor(context, queue=open_queue(context), committed=audits[COMMITTED], dispatched=audits[DISPATCHED])
+    await auditor.replay(of, "to see it")
+    rounds.append(await dispatcher.round())
+    replayed = await audits[DISPATCHED].get(of)
     await ticks.stop()
 
     assert (200, 3, 0) == (good.status_code, good.json()["rows_inserted"], good.json()["rows_replaced"])
     assert bad.status_code == 422, bad.text
     assert bad.json()["error_class"]
-    assert rounds == [1, 0]
+    assert rounds == [1, 0, 1]
+    assert replayed is not None
+    (made,) = msgspec.json.decode(str(replayed.fields["detail"]))["silver"]
+    assert ("orders", True, 3, 2, 1) == tuple(made[key] for key in ("table", "anew", "rows_in", "good", "quarantined"))
     again = await asyncio.to_thread(Flow(context).run_silver, "acme", "p1", ["t1"], {"orders": 0})
     assert again.silver == ()
     assert [True, True] == [made.repeated for made in again.gold]
@@ -94,7 +111,35 @@ async def test_a_tick_goes_from_http_to_gold_once(context: Context) -> None:
     outcomes = {
         name: context.metrics.value("lakebed_silver_rows_total", outcome=name) for name in ("good", "quarantined")
     }
-    assert {"good": 2.0, "quarantined": 1.0} == outcomes
+    assert {"good": 4.0, "quarantined": 2.0} == outcomes, "once, and once more by the replay"
+
+
+async def test_old_rows_and_their_files_go_by_themselves(context: Context, yard: Yard) -> None:
+    """The daily worker removes rows past 365 days, then files that no kept version needs; young rows stay."""
+
+    def commit(tick: str, body: bytes) -> None:
+        yard.bronze().commit(yard.tick(tick, table(body)))
+
+    await asyncio.to_thread(commit, "t1", parquet(id=[1, 2], note=["a", "b"]))
+    await yard.clock.advance(1_000 * DAY_S)  # past the bucket's own clock too, whose times the sweep goes by
+    await asyncio.to_thread(commit, "t2", parquet(id=[2], note=["new"]))
+    before = await _files(yard)
+    (worker,) = workers(msgspec.structs.replace(context, clock=yard.clock))
+    task = asyncio.create_task(worker.run())
+
+    async with asyncio.timeout(100):
+        while await _files(yard) > 1:
+            await yard.clock.advance(DAY_S)
+            await asyncio.sleep(0.2)
+            assert not task.done(), task
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+    assert (3, [(2, "new")]) == (before, await asyncio.to_thread(yard.rows))
+
+
+async def _files(yard: Yard) -> int:
+    return len([info.key async for info in yard.store.list("tables/bronze/") if info.key.endswith(".parquet")])
 
 
 def _silver_rows(context: Context) -> list[int]:

@@ -197,6 +197,47 @@ def test_a_full_tick_makes_silver_anew(mill: Mill) -> None:
     assert [(2, Decimal("3.00"), 1), (7, Decimal("7.00"), 1)] == mill.held()
 
 
+def test_a_replay_of_a_passed_tick_computes_it_again_with_the_same_result(mill: Mill) -> None:
+    """Also what bronze has forgotten: a row that a late tick overwrote, and one that was set aside and replaced."""
+    first = mill.tick("t1", (1, "1.00", 5), (2, "2.00", 5), (3, "bad", 5))
+    second = mill.tick("t2", (1, "9.00", 4), (3, "3.00", 6), (4, "-1", 1))
+    mill.run(first), mill.run(second)
+    held, aside = mill.held(), mill.aside()
+    before = mill.silver.table(mill.contract, "acme", "p1").snapshot().version
+
+    [once] = mill.silver.run("acme", "p1", {"orders": first}, anew={"orders"})
+    [twice] = mill.silver.run("acme", "p1", {"orders": first}, anew={"orders"})
+
+    assert (held, aside) == (mill.held(), mill.aside())
+    assert (True, second, before + 1, before + 2) == (
+        once.anew,
+        once.bronze_version,
+        once.silver_version,
+        twice.silver_version,
+    )
+    assert balance(once) == balance(twice) == (5, 3, 1, 1)
+    assert [] == mill.run(second)
+
+
+def test_a_changed_contract_makes_silver_anew(yard: Yard, mill: Mill) -> None:
+    """Another type, another check, a new column: old rows are what the contract says now, or set aside with why."""
+    first = mill.tick("t1", (1, "1.00", 5), (2, "7.00", 5), (3, "bad", 5))
+    mill.run(first)
+    text = CONTRACT.replace("decimal(6,2)", "decimal(8,3)").replace("total >= 0", "total < 5")
+    changed = Mill(yard, read_contract(text.replace("  at: {type: integer}", "  at: {type: long}"), "orders.yaml"))
+
+    [report] = changed.run(mill.tick("t2", (4, "4.125", 1)))
+    again = changed.run(report.bronze_version)
+
+    assert (4, 2, 2, 0) == balance(report)
+    assert (True, []) == (report.anew, again)
+    assert [(1, Decimal("1.000"), 5), (4, Decimal("4.125"), 1)] == changed.held()
+    assert [
+        ("t1", ["check total_not_negative"]),
+        ("t1", ["total: cannot be read as decimal(8,3)"]),
+    ] == changed.aside()
+
+
 class Failing:
     """A store on which no log entry of silver can be created."""
 
@@ -229,7 +270,7 @@ def test_a_job_that_died_between_its_two_writes_doubles_nothing(mill: Mill, buck
 
 def test_a_batch_out_of_turn_is_stale(yard: Yard, mill: Mill) -> None:
     """A job that planned on another last version than the table has must look again."""
-    from lakebed.pipeline.tables.model import Batch
+    from lakebed.delta.model import Batch
 
     mill.run(mill.tick("t1", (1, "1.00", 5)))
     held = mill.silver.table(mill.contract, "acme", "p1")

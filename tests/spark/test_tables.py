@@ -10,10 +10,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from lakebed.clock import SystemClock
+from lakebed.delta.model import Batch, TableSpec
 from lakebed.errors import Invalid, NotFound
 from lakebed.ids import Ids
 from lakebed.pipeline.tables.location import Location
-from lakebed.pipeline.tables.model import Batch, TableSpec
 from lakebed.pipeline.tables.table import Table
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings

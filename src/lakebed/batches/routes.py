@@ -34,6 +34,7 @@ from lakebed.batches.spool import Spool
 from lakebed.context import Component, Context, Health
 from lakebed.errors import Invalid, LakebedError, Overloaded, Unprocessable, UnsupportedEncoding
 from lakebed.frame.codec import decode_body, unseal
+from lakebed.frame.series import KnownTables
 from lakebed.logs import logger
 from lakebed.wire import body_limit, decode_json, json_answer, operation
 
@@ -57,6 +58,7 @@ class Batches:
         settings = context.settings.of(IngestSettings)
         store, clock, ids, metrics = context.store, context.clock, context.ids, context.metrics
         self._settings, self._limits, self._clock = settings, settings.limits(), clock
+        self._tables = KnownTables(self._limits)
         collector_id = settings.collector_id or context.node
         self.live = Live(
             bytes_max=settings.live_bytes_max, window_s=settings.live_window_s, clock=clock, metrics=metrics
@@ -225,7 +227,7 @@ class Batches:
             raise BadFrame(error.message, hint="send one .lmbatch frame as the whole body") from error
         request.state.principal.demand(f"batches:write:{envelope.identity.agent_id}")
         try:
-            batch = decode_body(frame, envelope, self._limits)
+            batch = decode_body(frame, envelope, self._limits, self._tables)
         except Invalid as error:
             raise Unprocessable(error.message, hint=error.hint) from error
         self.held.check(batch.identity)

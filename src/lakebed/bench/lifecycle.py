@@ -116,7 +116,7 @@ async def _all(count: int, work: Any) -> None:
 
 def _worker(site: Site, name: str) -> LifecycleWorker:
     seams = Seams(site.lake, site.lake, Only(site.lake, name))
-    return LifecycleWorker(site.lake, seams, site.shelf, SETTINGS, node="bench")
+    return LifecycleWorker(site.lake, seams, site.shelf, SETTINGS, node="bench", home=site.home)
 
 
 async def _expire(stand: Stand, site: Site, count: int) -> float:

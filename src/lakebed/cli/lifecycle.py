@@ -6,7 +6,7 @@ import difflib
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from cyclopts import App, Parameter
@@ -72,7 +72,7 @@ def rules_put(bucket: str, file: Path, *, dry_run: DryRunFlag = False, where: Wh
     read = _read(file)
 
     async def work(site: Any) -> int:
-        text = as_xml(read, bucket=bucket, home=site.shelf.home)
+        text = as_xml(read, bucket=bucket, home=site.home)
         if not dry_run:
             await site.lake.put(bucket, text)
         return len(rules_of(text))
@@ -127,7 +127,7 @@ def rules_import(file: Path, *, dry_run: DryRunFlag = False, where: Where = Wher
         raise Invalid(f"{file} is not an export: {error}") from error
 
     async def work(site: Any) -> None:
-        checked = [(bucket, as_xml(text, bucket=bucket, home=site.shelf.home)) for bucket, text in found]
+        checked = [(bucket, as_xml(text, bucket=bucket, home=site.home)) for bucket, text in found]
         for bucket, text in () if dry_run else checked:
             await site.lake.put(bucket, text)
 
@@ -154,16 +154,46 @@ def status(bucket: str = "", *, where: Where = Where(), output: Output = "table"
 def dry_run_command(
     bucket: str,
     *,
-    policy: Annotated[Path | None, Parameter(help="judge this policy instead of the one in force")] = None,
+    policy: Annotated[
+        Path | None, Parameter(name=["--rules", "--policy"], help="judge this policy instead of the one in force")
+    ] = None,
     days_ahead: Annotated[float, Parameter(help="judge as if this many days had passed")] = 0.0,
+    engine: Annotated[
+        Literal["walk", "spark"], Parameter(help="walk the bucket here, or list and judge it with Spark")
+    ] = "walk",
+    inventory: Annotated[
+        str, Parameter(help="judge an S3 Inventory report instead of a listing: its manifest.json, s3://… or a file")
+    ] = "",
+    keep: Annotated[
+        bool, Parameter(negative="", help="keep what Spark finds as a table, for `lakebed lifecycle apply`")
+    ] = False,
     where: Where = Where(),
     output: Output = "table",
 ) -> None:
-    """What a policy would delete now: how many, how many bytes, by which rule, with a sample. Changes nothing."""
+    """What a policy would delete now: how many, how many bytes, by which rule, with a sample. Deletes nothing."""
     from lakebed.views.lifecycle import preview
 
     text = _read(policy) if policy else None
-    emit(_with(where, lambda site: preview(site, bucket, text, days_ahead=days_ahead)), output)
+    if engine == "walk" and not inventory and not keep:
+        emit(_with(where, lambda site: preview(site, bucket, text, days_ahead=days_ahead)), output)
+        return
+    from lakebed.views.lifecycle_scan import scan
+
+    known = text if text is not None else _with(where, lambda site: _policy(site, bucket))
+    told = scan(where.context("cli"), bucket, known, days_ahead=days_ahead, inventory=inventory, keep=keep)
+    emit(told, output)
+
+
+@app.command(name="apply")
+def apply_candidates(bucket: str, *, reason: Reason, dry_run: DryRunFlag = False, where: Where = Where()) -> None:
+    """Delete what the last kept scan found, each looked at anew and guarded as always; what no rule wants now stays."""
+    from lakebed.views.lifecycle_scan import apply, found
+
+    if dry_run:
+        say(f"{bucket}: {_with(where, lambda site: found(site, bucket))} candidates would be looked at")
+        return
+    done = _with(where, lambda site: apply(site, bucket))
+    say(f"{bucket}: {done.keys} keys, {done.deleted} deleted, {done.passed} passed, {done.held} held ({reason})")
 
 
 @app.command
@@ -184,9 +214,16 @@ def ledger(bucket: str, *, limit: int = 100, where: Where = Where(), output: Out
 def why(bucket: str, key: str, *, where: Where = Where(), output: Output = "table") -> None:
     """Everything lifecycle ever decided about one key."""
     found = _rows(where, bucket, key)
+    if not found and _with(where, lambda site: _is_home(site, bucket, key)):
+        raise NotFound(f"{bucket}/{key} is a key of Lakebed's own: no rule ever takes it")
     if not found:
         raise NotFound(f"lifecycle never decided anything about {bucket}/{key}")
     emit(found, output)
+
+
+async def _is_home(site: Any, bucket: str, key: str) -> bool:
+    held: bool = site.home.holds(bucket, key)
+    return held
 
 
 def _rows(where: Where, bucket: str, key: str | None) -> list[dict[str, Any]]:
@@ -221,9 +258,14 @@ def pause(bucket: str, action: str = "", *, resume: bool = False, where: Where =
 
 
 @app.command
-def rebootstrap(bucket: str, *, where: Where = Where()) -> None:
-    """Have a bucket walked again as soon as a worker has time."""
-    _with(where, lambda site: site.operator.rebootstrap(bucket))
+def rebootstrap(bucket: str, action: str = "", *, where: Where = Where()) -> None:
+    """Have a bucket walked now and its actions begun anew: all, or those whose name begins so."""
+
+    async def work(site: Any) -> None:
+        await site.operator.rebootstrap(bucket, action)
+        await site.operator.wake("cli")
+
+    _with(where, work)
     say(f"{bucket}: a walk is asked for")
 
 

@@ -32,10 +32,12 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("lakebed.cli.topics:app", "topics", "The log: list, describe, produce, consume, trim, fence, delete."),
     ("lakebed.cli.meta:app", "meta", "Look into the ordered keys the log coordinates through."),
     ("lakebed.cli.ticks:app", "ticks", "Ticks: upload Parquet files, see how they stand."),
+    ("lakebed.cli.pipeline:app", "pipeline", "Batches and topics into bronze; compaction and vacuum of tables."),
     ("lakebed.cli.silver:app", "silver", "Silver: dispatch, dead letters, replays."),
     ("lakebed.cli.tables:app", "tables", "Tables: list, schema and versions, sample rows."),
     ("lakebed.cli.lifecycle:app", "lifecycle", "Expiration rules that really run: put, dry-run, status, why."),
     ("lakebed.cli.trail:trail", "trail", "What operators did by hand: who, when, why, and how it ended."),
+    ("lakebed.cli.dashboards:app", "dashboards", "Grafana dashboards and Prometheus alert rules."),
     ("lakebed.cli.sim:sim", "sim", "Run seeded simulations; replay one by its number."),
     ("lakebed.cli.bench:bench", "bench", "Measure a part beside the bare thing beneath it."),
 )

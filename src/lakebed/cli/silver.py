@@ -60,7 +60,10 @@ def replay(
     where: Where = Where(),
     output: Output = "table",
 ) -> None:
-    """Run silver for a tick again: its row is cleared, then its message is sent."""
+    """Run silver for a tick again: its row is cleared, then its message is sent.
+
+    The silver tables of its bronze tables are computed again as a whole, whether or not silver has passed the tick.
+    """
     context = where.context("cli")
 
     async def work() -> dict[str, str]:
@@ -70,6 +73,32 @@ def replay(
         return {**msgspec.to_builtins(of), "message_id": sent}
 
     emit(in_loop(work), output)
+
+
+@app.command
+def rebuild(
+    *,
+    org: Annotated[str, Parameter(help="the org")],
+    project: Annotated[str, Parameter(name=["--project", "-p"], help="the project")],
+    reason: Reason,
+    table: Annotated[tuple[str, ...], Parameter(help="a silver table; several, or none for all")] = (),
+    dry_run: DryRun = False,
+    where: Where = Where(),
+    output: Output = "table",
+) -> None:
+    """Make silver and gold of a project anew from bronze, by the contracts as they are now. Runs Spark here.
+
+    A job that meets a changed contract does this by itself; here it is done at once.
+    """
+    from lakebed.pipeline.flow import Flow
+
+    flow = Flow(where.context("cli"))
+    if dry_run:
+        say(f"would make {', '.join(table) or 'every silver table'} of {org}/{project} anew: {reason}")
+        return
+    report = flow.rebuild(org, project, table)
+    say(f"made anew: {reason}; gold: {len(report.gold)} tables")
+    emit(msgspec.to_builtins(report.silver), output)
 
 
 @app.command

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lakebed.demo.live import FLOWS
 from lakebed.demo.numbers import Observer, Reading, buckets, by, rates, total
 from lakebed.demo.run import Outcome
+from lakebed.demo.stage import Counted
 from lakebed.report import Line, Report, Verdict
 from lakebed.report.page import Cell
 from lakebed.store import prices
@@ -47,16 +50,15 @@ def account(outcome: Outcome, observer: Observer, *, scale: float, seed: int) ->
     last = observer.last
     requests = by(last, "lakebed_store_requests_total", "verb")
     page = Report("Lakebed demo", f"seed {seed}, scale {scale:g}, {outcome.total_s:.0f} s on this machine")
-    page.section("What was proven").facts(
+    page.section("Totals", "How many of each thing there were after each step, read back from the bucket.").facts(
         {
             "invariants held": f"{held} of {len(outcome.proven)}",
             "faults injected": len(outcome.faults),
-            "samples accepted": int(total(last, "lakebed_batches_samples_total")),
             "requests to the store": int(sum(requests.values())),
             "what S3 would charge": f"${prices.dollars(requests):.4f}",
         }
     )
-    page.verdicts([Verdict(each.name, each.held, each.seen, each.scenario) for each in outcome.proven])
+    page.table(["thing", "step", "count"], [[each.thing, each.step, each.count] for each in by_thing(outcome.counted)])
     page.section("What was broken on purpose").table(
         ["at", "part", "fault"], [[f"{each.at_s:.1f} s", each.scenario, each.what] for each in outcome.faults]
     )
@@ -67,12 +69,26 @@ def account(outcome: Outcome, observer: Observer, *, scale: float, seed: int) ->
     _lag(page, observer)
     _requests(page, observer, requests)
     page.section("How long it took").bars("Scenarios", outcome.seconds, unit="s")
+    page.section("Every invariant").verdicts(
+        [
+            Verdict(each.name, each.held, each.seen, each.scenario)
+            for each in sorted(outcome.proven, key=lambda each: each.held)
+        ]
+    )
     return page.section("What to type next").code("\n".join(outcome.next))
+
+
+def by_thing(counted: Sequence[Counted]) -> list[Counted]:
+    """The steps of one thing beside each other, things in the order in which they were first seen."""
+    first = {each.thing: at for at, each in reversed(list(enumerate(counted)))}
+    return sorted(counted, key=lambda each: first[each.thing])
 
 
 def _throughput(page: Report, outcome: Outcome, observer: Observer) -> None:
     marks = [(fault.at_s, fault.what) for fault in outcome.faults]
-    page.section("Throughput", "Each dashed line is a fault.")
+    page.section(
+        "Throughput", "Each dashed line is a fault. What a killed process counted in its last half second is not here."
+    )
     for flow in FLOWS[:3]:
         moved = rates(observer.totals(flow.metric, **flow.labels))
         page.lines(flow.name, [Line(flow.name, tuple(moved))], unit="per second", marks=marks)

@@ -27,7 +27,7 @@ TITLE = "Agents and collectors, killed on both sides"
 NEXT = ("lakebed agent run --host-interval-s 5", "lakebed batches conflicts", "lakebed batches gc --dry-run")
 
 AGENTS = 24
-SAMPLES = 600  # of each agent
+SAMPLES = 1200  # of each agent
 DEADLINE_S = 120.0
 UPLOAD = "/v1/batches"
 CLONE = "boot-of-a-clone"

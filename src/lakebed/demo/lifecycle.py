@@ -49,8 +49,8 @@ async def play(stage: Stage) -> None:
     lake = SeaweedLake(filer, context.clock, context.ids)
     try:
         home = Home.of(stage.settings.of(StoreSettings))
-        shelf = Shelf(store, home=home, clock=context.clock, ids=context.ids, metrics=context.metrics)
-        worker = LifecycleWorker(lake, Seams(lake, lake, lake), shelf, SETTINGS, node=context.node)
+        shelf = Shelf(store, clock=context.clock, ids=context.ids, metrics=context.metrics)
+        worker = LifecycleWorker(lake, Seams(lake, lake, lake), shelf, SETTINGS, node=context.node, home=home)
         await lake.put(bucket, xml.render(RULES))
         await worker.tick()
         await _expire(stage, context, worker, s3, bucket, store)

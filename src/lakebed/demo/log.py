@@ -25,7 +25,7 @@ async def play(stage: Stage) -> None:
     context = stage.context()
     topic = f"{TOPIC}-{context.ids.token()[:6]}"
     history: list[Operation] = []
-    each = stage.scaled(40)
+    each = stage.scaled(120)
     child, second = await stage.gateway("broker-2", parts=["log"])
     urls = [stage.gateway_url, second]
     stage.expect("log records", PRODUCERS * each)

@@ -29,9 +29,9 @@ async def play(stage: Stage) -> None:
 
 
 def _tabulate(stage: Stage, context: Context, listed: list[tuple[str, str, int]]) -> None:
+    from lakebed.delta.model import Batch, TableSpec
     from lakebed.pipeline.session import open_session
     from lakebed.pipeline.tables.location import Location
-    from lakebed.pipeline.tables.model import Batch, TableSpec
     from lakebed.pipeline.tables.table import Table
 
     began = context.clock.monotonic_s()

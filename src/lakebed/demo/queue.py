@@ -50,7 +50,7 @@ def open_queue(context: Context, name: str) -> Queue:
 async def play(stage: Stage) -> None:
     context = stage.context()
     name, table = f"demo-{context.ids.token()[:8]}", f"demo/{context.ids.token()}/applied"
-    each = stage.scaled(60)
+    each = stage.scaled(150)
     stage.expect("queue entries", 2 * each)
     arguments = ["lakebed.demo.queue"]
     producers = [stage.process(f"producer-{n}", [*arguments, "produce", name, f"p{n}", str(each)]) for n in range(2)]

@@ -6,6 +6,7 @@ A scenario is lakebed.demo.<name> with TITLE, NEXT and play(stage); one that nee
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -22,7 +23,7 @@ from lakebed.embedded.stack import Event, Stack
 from lakebed.errors import Invalid, LakebedError
 from lakebed.ids import Ids
 from lakebed.parts import sections
-from lakebed.settings import load
+from lakebed.settings import env_name, load
 
 # The order in which they are begun, as lanes get free. What moves first comes first, what takes longest second.
 SCENARIOS: tuple[str, ...] = ("agents", "ticks", "store", "queue", "log", "lifecycle", "pipeline")
@@ -66,6 +67,8 @@ async def run(
     if not scale > 0:
         raise Invalid(f"a scale of {scale:g} leaves nothing to do", hint="--scale 0.2 is quick")
     clock = SystemClock()
+    # Scenarios start the Spark they need; two more in the stack's own processes would only take its cores.
+    os.environ.setdefault(env_name("pipeline.warm"), "false")
     stack = Stack(folder, clock=clock, ids=Ids(), tell=tell_stack)
     endpoints = await stack.start()
     beside = [asyncio.create_task(stack.watch()), asyncio.create_task(observer.run())]

@@ -97,6 +97,11 @@ def is_versions_folder(entry: Entry) -> bool:
     return entry.is_directory and entry.name.endswith(VERSIONS) and len(entry.name) > len(VERSIONS)
 
 
+def is_folder_object(entry: Entry) -> bool:
+    """Whether a folder is itself an object, put with a key that ends in a slash: then it says of which kind."""
+    return entry.is_directory and bool(entry.attributes.mime)
+
+
 def version_id(entry: Entry) -> str:
     """The id of a version file; empty or "null" for an object that lies at its key."""
     known = entry.text(VERSION_ID)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from itertools import pairwise
-from operator import lt
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import google_crc32c
 import numpy as np
@@ -39,6 +37,7 @@ from lakebed.frame.model import (
     Sample,
     check_identity,
 )
+from lakebed.frame.series import Counts, KnownTables, below, read_table
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -132,12 +131,17 @@ def peek(data: bytes, limits: Limits = LIMITS) -> Identity:
     return unseal(data, limits).identity
 
 
-def decode_body(data: bytes, envelope: Envelope, limits: Limits = LIMITS) -> Batch:
-    """The rest of `decode`, for a frame that was unsealed first: to know whose it is before paying for its body."""
+def decode_body(data: bytes, envelope: Envelope, limits: Limits = LIMITS, known: KnownTables | None = None) -> Batch:
+    """The rest of `decode`, for a frame that was unsealed first: to know whose it is before paying for its body.
+
+    `known` are tables of names that this reader has already checked, under the same limits.
+    """
     body: bytes | memoryview = memoryview(data)[envelope.body_at :]
     if envelope.compression is Compression.ZSTD:
         body = _decompress(body, body_bytes(*envelope.counts))
-    return Batch(envelope.identity, _columns(body, envelope.counts, limits), envelope.compression)
+    samples, *counts = envelope.counts
+    columns = _columns(body, samples, Counts(*counts), limits, known)
+    return Batch(envelope.identity, columns, envelope.compression)
 
 
 def unseal(data: bytes, limits: Limits = LIMITS) -> Envelope:
@@ -191,78 +195,21 @@ def _decompress(data: bytes | memoryview, size: int) -> bytes:
     return out
 
 
-def _columns(body: bytes | memoryview, counts: tuple[int, int, int, int, int], limits: Limits) -> Columns:
-    samples, series, labels, strings, string_bytes = counts
-    # Few numpy calls: each costs about as much as checking a thousand entries.
+def _columns(
+    body: bytes | memoryview, samples: int, counts: Counts, limits: Limits, known: KnownTables | None
+) -> Columns:
+    words_at, kinds_at = 20 * samples, 20 * samples + 4 * counts.words
     times = np.frombuffer(body, _TIMES, samples)
     values = np.frombuffer(body, _VALUES, samples, 8 * samples)
-    words = samples + 2 * series + 1 + 2 * labels + strings + 1
-    table = np.frombuffer(body, _INDEX, words, 16 * samples)
-    at = samples + series
-    index, metric, offsets = table[:samples], table[samples:at], table[at : at + series + 1]
-    at += series + 1
-    pairs = table[at : at + 2 * labels]
-    names, label_values = pairs[:labels], pairs[labels:]
-    string_offsets = table[at + 2 * labels :]
-    at = 16 * samples + 4 * words
-    kinds = np.frombuffer(body, _BYTE, samples, at)
+    index = np.frombuffer(body, _INDEX, samples, 16 * samples)
+    kinds = np.frombuffer(body, _BYTE, samples, kinds_at)
     if times[times.argmin()] < 0:
         raise Invalid("a sample lies before 1970")
-    _below("series", index, series)
-    _below("kind", kinds, len(Kind))
-    _below("metric", metric, strings)
-    _below("label", pairs, strings)
-    label_counts = _spans("labels", offsets, labels)
-    if _largest(label_counts) > limits.labels_per_series:
-        raise Invalid(f"{_largest(label_counts)} labels in a series, over the limit of {limits.labels_per_series}")
-    sizes = _spans("strings", string_offsets, string_bytes)
-    texts = _strings(bytes(body[at + samples :]), string_offsets)
-    if labels:
-        _check_labels(names, offsets, sizes[label_values], limits)
-    named = sizes[metric] if not labels else np.concatenate((sizes[metric], sizes[names]))
-    if _largest(named) > limits.name_bytes or not named.all():
-        raise Invalid(f"a name is empty or longer than {limits.name_bytes} bytes")
-    return Columns(times, values, kinds, index, metric, offsets, names, label_values, texts)
-
-
-def _check_labels(names: Any, offsets: Any, value_sizes: Any, limits: Limits) -> None:
-    """Names ascend strictly inside each series: a step down is allowed only where a series begins."""
-    begins = np.zeros(len(names) + 1, bool)
-    begins[offsets] = True
-    if not ((names[1:] > names[:-1]) | begins[1:-1]).all():
-        raise Invalid("labels of a series are not in ascending order of their names, each once")
-    if _largest(value_sizes) > limits.label_value_bytes:
-        raise Invalid(f"a label's value is longer than {limits.label_value_bytes} bytes")
-
-
-def _strings(data: bytes, offsets: Any) -> tuple[str, ...]:
-    bounds = offsets.tolist()
-    raw = [data[start:end] for start, end in pairwise(bounds)]
-    if not all(map(lt, raw, raw[1:])):
-        raise Invalid("strings are not in ascending order, each once")
-    if data.isascii():
-        text = data.decode("ascii")
-        return tuple([text[start:end] for start, end in pairwise(bounds)])
-    try:
-        return tuple([text.decode() for text in raw])
-    except UnicodeDecodeError as error:
-        raise Invalid("a string is not UTF-8") from error
-
-
-def _below(what: str, column: Any, bound: int) -> None:
-    if len(column) and _largest(column) >= bound:
-        raise Invalid(f"a {what} index is {_largest(column)}, of {bound}")
-
-
-def _largest(column: Any) -> int:
-    return int(np.maximum.reduce(column, initial=0))
-
-
-def _spans(what: str, offsets: Any, total: int) -> Any:
-    """The length of each entry between offsets that must cover `total` in order."""
-    if offsets[0] != 0 or offsets[-1] != total or not (offsets[1:] >= offsets[:-1]).all():
-        raise Invalid(f"offsets of {what} do not cover their {total} entries in order")
-    return offsets[1:] - offsets[:-1]
+    below("series", index, counts.series)
+    below("kind", kinds, len(Kind))
+    words, texts = bytes(body[words_at:kinds_at]), bytes(body[kinds_at + samples :])
+    table = known.table(words, texts, counts) if known is not None else read_table(words, texts, counts, limits)
+    return Columns(times, values, kinds, index, *table)
 
 
 def _text(data: bytes) -> str:

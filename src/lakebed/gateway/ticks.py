@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from lakebed.context import Component, Context, Worker
+from lakebed.context import Component, Context, Health, Worker
+from lakebed.errors import LakebedError
+from lakebed.logs import logger
 from lakebed.pipeline.flow_settings import FlowSettings
+from lakebed.store.settings import StoreSettings
 from lakebed.ticks.adapters import open_audit, open_queue, open_vault
 from lakebed.ticks.audit import COMMITTED
 from lakebed.ticks.model import BronzeResult, BronzeTick, SilverResult, SilverTick
@@ -24,6 +27,8 @@ from lakebed.ticks.workers import workers as tick_workers
 if TYPE_CHECKING:
     from lakebed.pipeline.flow import Flow
 
+log = logger("pipeline")
+
 
 def component(context: Context) -> Component:
     seams: dict[str, Any] = {
@@ -34,18 +39,19 @@ def component(context: Context) -> Component:
     if context.settings.of(TicksSettings).pipeline == "twin":
         return TicksRoutes(context, bronze=TwinBronze(context), **seams)
     flow = SparkFlow(context)
-    if not context.settings.of(FlowSettings).warm:
-        return TicksRoutes(context, bronze=SparkBronze(flow), **seams)
     return WarmTicks(context, flow=flow, bronze=SparkBronze(flow), **seams)
 
 
 def workers(context: Context) -> Sequence[Worker]:
-    twin = context.settings.of(TicksSettings).pipeline == "twin"
-    return tick_workers(context, TwinSilverJob(context) if twin else SparkSilver(SparkFlow(context)))
+    if context.settings.of(TicksSettings).pipeline == "twin":
+        return tick_workers(context, TwinSilverJob(context), TwinBronze(context))
+    flow = SparkFlow(context)
+    dispatcher, *others = tick_workers(context, SparkSilver(flow), SparkBronze(flow))
+    return [flow.warming(dispatcher), *others]
 
 
 class WarmTicks(TicksRoutes):
-    """Starts Spark in the background while the gateway already answers, where `pipeline.warm` asks for it."""
+    """Starts Spark in the background while the gateway already answers, and says in its health how far that is."""
 
     def __init__(self, context: Context, *, flow: SparkFlow, **seams: Any) -> None:
         super().__init__(context, **seams)
@@ -60,6 +66,10 @@ class WarmTicks(TicksRoutes):
         if self._warming is not None:
             self._warming.cancel()
         await super().stop()
+
+    async def health(self) -> Health:
+        found = await super().health()
+        return msgspec.structs.replace(found, detail=f"{found.detail}; Spark: {self._flow.state}")
 
 
 class SparkFlow:
@@ -77,8 +87,28 @@ class SparkFlow:
             opened: Flow = self._opened
             return opened
 
+    @property
+    def state(self) -> str:
+        from sys import modules
+
+        session = modules.get("lakebed.pipeline.session")  # asking loads no Spark
+        return str(session.state()) if session else "off"
+
     async def warm(self) -> None:
-        await asyncio.to_thread((await self.open()).warm)
+        """Starts the session in the background, where the settings want that and the store can hold tables."""
+        wanted = self._context.settings.of(FlowSettings).warm
+        if wanted and self._context.settings.of(StoreSettings).url.startswith("s3://"):
+            try:
+                await asyncio.to_thread((await self.open()).warm)
+            except LakebedError as error:  # the first job says it again
+                log.warning("Spark is not warmed", error=error.message, hint=error.hint)
+
+    def warming(self, worker: Worker) -> Worker:
+        async def run() -> None:
+            await self.warm()
+            await worker.run()
+
+        return Worker(worker.name, run)
 
     def _make(self) -> Flow:
         from lakebed.pipeline.flow import Flow
@@ -118,5 +148,6 @@ class SparkSilver:
             for table, version in tick.versions.items():
                 versions[table] = max(version, versions.get(table, -1))
         names = [tick.tick_id for tick in ticks]
-        report = await asyncio.to_thread(flow.run_silver, org_id, project_id, names, versions)
+        anew = {table for tick in ticks if tick.replay for table in tick.versions}
+        report = await asyncio.to_thread(flow.run_silver, org_id, project_id, names, versions, anew=anew)
         return SilverResult(msgspec.to_builtins(report))

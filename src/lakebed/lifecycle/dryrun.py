@@ -6,9 +6,10 @@ from contextlib import aclosing
 
 import msgspec
 
+from lakebed.lifecycle.candidates import ready
 from lakebed.lifecycle.decide import decide
-from lakebed.lifecycle.engine import Activation, compile_policies
-from lakebed.lifecycle.model import Calendar, Mode, Rule, StreamKind
+from lakebed.lifecycle.home import Home
+from lakebed.lifecycle.model import Calendar, Rule, StreamKind
 from lakebed.lifecycle.seams import Lister
 
 SAMPLE_MAX = 20
@@ -28,6 +29,11 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class DryRun(msgspec.Struct, frozen=True):
+    """How many and how much. `undecided` may go too: what they depend on (tags) the source does not show.
+
+    `complete` is False when the walk stopped at its limit: a larger bucket is judged over a listing, by Spark.
+    """
+
     bucket: str
     scanned: int
     count: int
@@ -35,22 +41,44 @@ class DryRun(msgspec.Struct, frozen=True):
     locked: int
     by_action: dict[str, int]
     sample: list[Wanted]
+    reserved: int = 0
+    undecided: int = 0
+    undecided_bytes: int = 0
+    complete: bool = True
+    source: str = "walk"
 
 
 async def dry_run(
-    lister: Lister, bucket: str, rules: tuple[Rule, ...], now_ns: int, calendar: Calendar, *, sample: int = SAMPLE_MAX
+    lister: Lister,
+    bucket: str,
+    rules: tuple[Rule, ...],
+    now_ns: int,
+    calendar: Calendar,
+    *,
+    sample: int = SAMPLE_MAX,
+    home: Home | None = None,
+    keys_max: int = 0,
 ) -> DryRun:
-    """What would be deleted at `now_ns`, which may lie ahead: the bucket is taken as it is now."""
-    ready = Activation(Mode.EVENT_DRIVEN, True)
-    snapshot = compile_policies({bucket: rules}, lambda _: ready, calendar)
-    scanned = count = size = locked = 0
+    """What would be deleted at `now_ns`, which may lie ahead: the bucket is taken as it is now.
+
+    `keys_max` ends the walk behind so many keys; 0 is no limit.
+    """
+    snapshot = ready(bucket, rules, calendar)
+    scanned = count = size = locked = reserved = 0
+    complete = True
     by_action: dict[str, int] = {}
     shown: list[Wanted] = []
     async with aclosing(lister.walk(bucket)) as families:
         async for family in families:
+            if keys_max and scanned >= keys_max:
+                complete = False
+                break
             scanned += 1
             actions = snapshot.match_path(bucket, family.key)
             for one in decide(StreamKind.BOOTSTRAP, actions, family, now_ns, calendar).deletions:
+                if home is not None and home.holds(bucket, one.entry.key):
+                    reserved += 1
+                    continue
                 if one.entry.locked:
                     locked += 1
                     continue
@@ -71,4 +99,4 @@ async def dry_run(
                             one.entry.upload_id,
                         )
                     )
-    return DryRun(bucket, scanned, count, size, locked, by_action, shown)
+    return DryRun(bucket, scanned, count, size, locked, by_action, shown, reserved, complete=complete)

@@ -1,7 +1,8 @@
 """The deletion ledger: every verdict and the intent before it, so that a missing object can always be explained.
 
 Intents are written before the first delete of a batch, verdicts after the last: an object that is gone has at least an
-intent. Rows are immutable JSON lines under the bucket's name, in order of time.
+intent. Rows are immutable JSON lines under the bucket's name, in order of time; now and then they are moved into a
+table (`ledger_table.py`), and are found here wherever they are.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ from itertools import groupby
 import msgspec
 
 from lakebed.clock import Clock
-from lakebed.errors import Corrupt
+from lakebed.errors import NotFound
 from lakebed.ids import Ids
-from lakebed.lifecycle.paths import ledger_folder, ledger_segment
+from lakebed.lifecycle.ledger_table import LedgerTable, decode
+from lakebed.lifecycle.paths import LEDGER, ledger_folder, ledger_segment
 from lakebed.lifecycle.state import LedgerRow
 from lakebed.store.protocol import Store
-
-_DECODER = msgspec.json.Decoder(LedgerRow)
 
 
 class Ledger:
     def __init__(self, store: Store, clock: Clock, ids: Ids) -> None:
         self._store, self._clock, self._ids = store, clock, ids
+        self._table = LedgerTable(store, clock=clock, ids=ids)
         self._count = 0  # keeps segments of one instant in order
 
     async def append(self, rows: Sequence[LedgerRow]) -> None:
@@ -35,17 +36,29 @@ class Ledger:
             await self._store.create(ledger_segment(bucket, self._clock.now_ns(), name), data)
 
     async def rows(self, bucket: str, *, key: str | None = None, after_ns: int = 0) -> AsyncIterator[LedgerRow]:
-        """The bucket's rows in order of time; only those of `key` when given. Raises Corrupt."""
-        async for info in self._store.list(ledger_folder(bucket)):
-            if int(info.key.rsplit("/", 1)[1][:20]) < after_ns:
+        """The bucket's rows, those of the table first, each part in order of time. Raises Corrupt.
+
+        Segments are listed before the table is read, so a move meanwhile hides nothing and doubles nothing.
+        """
+        segments = [info.key async for info in self._store.list(ledger_folder(bucket))]
+        moved: set[str] = set()
+        async for segment, row in self._table.rows(bucket, key=key, after_ns=after_ns):
+            moved.add(segment)
+            yield row
+        late: set[str] = set()
+        for segment in segments:
+            name = segment.removeprefix(LEDGER)
+            if name in moved or int(segment.rsplit("/", 1)[1][:20]) < after_ns:
                 continue
-            for row in decode((await self._store.get(info.key)).data, info.key):
+            try:
+                found = decode((await self._store.get(segment)).data, segment)
+            except NotFound:  # moved since we listed it
+                late.add(name)
+                continue
+            for row in found:
                 if key is None or row.key == key:
                     yield row
-
-
-def decode(data: bytes, name: str) -> list[LedgerRow]:
-    try:
-        return [_DECODER.decode(line) for line in data.splitlines() if line]
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt(f"{name!r} does not decode: {error}") from error
+        if late:
+            async for segment, row in self._table.rows(bucket, key=key, after_ns=after_ns):
+                if segment in late:
+                    yield row

@@ -93,6 +93,9 @@ class MemoryLake:
             if after < event.position and event.position.ts_ns <= until_ns:
                 yield event
 
+    async def begins_ns(self) -> int:
+        return self.log_begins_ns
+
     async def look(self, bucket: str, key: str, upload_id: str = "") -> Family:
         if upload_id:
             found = self.uploads.get(bucket, {}).get(upload_id)

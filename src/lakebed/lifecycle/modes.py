@@ -46,12 +46,26 @@ class Lag(StrEnum):
     DEMOTE = "demote"  # and go on by scans alone until an operator reseeds
 
 
-def judge_lag(lag_ns: int, retention_ns: int | None) -> Lag:
-    if retention_ns is None or lag_ns < retention_ns * LAG_WARN:
+def judge_lag(lag_ns: int, retention_ns: int | None, delay_ns: int = 0) -> Lag:
+    """`lag_ns` is how far the cursor is behind now. A sweep of a delay is behind by that delay when all is well, so
+    what counts is how much of the rest of the log it has used up.
+    """
+    if retention_ns is None:
         return Lag.HEALTHY
-    if lag_ns < retention_ns * LAG_FORCE_SCAN:
+    behind_ns, room_ns = max(0, lag_ns - delay_ns), max(1, retention_ns - delay_ns)
+    if behind_ns < room_ns * LAG_WARN:
+        return Lag.HEALTHY
+    if behind_ns < room_ns * LAG_FORCE_SCAN:
         return Lag.WARN
-    return Lag.FORCE_SCAN if lag_ns < retention_ns * LAG_DEMOTE else Lag.DEMOTE
+    return Lag.FORCE_SCAN if behind_ns < room_ns * LAG_DEMOTE else Lag.DEMOTE
+
+
+def known_retention(said_ns: int | None, begins_ns: int, now_ns: int) -> int | None:
+    """How long the log keeps events: what the settings say, or less when the log itself shows less."""
+    if not begins_ns:
+        return said_ns
+    seen_ns = max(0, now_ns - begins_ns)
+    return seen_ns if said_ns is None else min(said_ns, seen_ns)
 
 
 def safety_scan_every(rule: Rule, kind: ActionKind, calendar: Calendar) -> int:

@@ -12,27 +12,36 @@ import msgspec
 
 from lakebed.errors import Conflict, Invalid, NotFound
 from lakebed.lifecycle import cursors, troubles
-from lakebed.lifecycle.engine import CompiledAction, Snapshot
-from lakebed.lifecycle.model import Degraded, Mode, Position, Resolution, StreamKind
+from lakebed.lifecycle.engine import ActionRef, CompiledAction, Snapshot
+from lakebed.lifecycle.model import ActionKey, ActionKind, Degraded, Mode, Position, Resolution, StreamKind
+from lakebed.lifecycle.pending import Pending
 from lakebed.lifecycle.resolver import Resolver, Work
 from lakebed.lifecycle.shelf import Shelf, changed
-from lakebed.lifecycle.state import ActionState, Blocker, BucketState, ReaderState, Troubles
+from lakebed.lifecycle.state import ActionState, Blocker, BucketState, ReaderState, Troubles, Wake, walk_place
+
+SKIPS_MAX = 1000  # keys of one bucket that walks pass by
 
 
 class Operator:
     def __init__(self, shelf: Shelf) -> None:
         self._shelf = shelf
+        self._pending = Pending(shelf.store, shelf.ids)
 
     # Looking.
 
     async def status(self, bucket: str = "") -> list[dict[str, Any]]:
-        """One row per action: mode, degraded reason, bootstrap, the next scan."""
+        """One row per action: mode, degraded reason, bootstrap, the next scan, lag, exceptions, blockers."""
         rows: list[dict[str, Any]] = []
+        reader, held = (await self._shelf.reader.read()).value, (await self._shelf.troubles.read()).value
         for name in [bucket] if bucket else await self._shelf.buckets():
             state = (await self._shelf.bucket(name).read()).value
             if state.problem:
                 rows.append({"bucket": name, "action": "", "mode": "invalid policy", "why": state.problem})
-            rows += [_row(name, key, action, state) for key, action in sorted(state.actions.items())]
+            for key, action in sorted(state.actions.items()):
+                pending = len((await self._pending.load(_ref(name, key))).items)
+                row = _row(name, key, action, state)
+                row |= {"pending": pending, "blockers": _blocked(held, name, key, action)}
+                rows.append(row | {"lag_s": _lag_s(reader, action, self._shelf.clock.now_ns())})
         return rows
 
     async def blockers(self, *, stream: str = "", bucket: str = "") -> list[Blocker]:
@@ -52,8 +61,6 @@ class Operator:
         (answer,) = await resolver.settle([_again(blocker, snapshot)])
         if answer.resolved:
             await self._pass(blocker)
-            if blocker.stream.kind is StreamKind.PENDING:
-                await self._tombstone(blocker, resolver, snapshot)
             await self._lift(blocker)
         return answer
 
@@ -62,25 +69,29 @@ class Operator:
         return await self._shelf.troubles.change(lambda known: troubles.lift(known, ident))
 
     async def quarantine(self, ident: str, *, reason: str, who: str) -> Blocker:
-        """Gives the delete decision up: the cursor passes it. Needs a reason; counted and kept on record."""
+        """Gives the delete decision up: its stream passes it. Needs a reason; counted and kept on record.
+
+        A walk passes the key by from now on, until the bucket is bootstrapped anew.
+        """
         blocker = troubles.find((await self._shelf.troubles.read()).value, ident)
         if not reason.strip():
             raise Invalid("a quarantine needs a reason", hint="--reason says why this delete decision is given up")
         if blocker.stream.kind is StreamKind.BOOTSTRAP:
-            raise Conflict(
-                "a walk has no cursor to pass a key with", hint="mend the object or its rule, then blockers resume"
-            )
+            await self._skip(blocker, reason)
         await self._pass(blocker)
         now_ns = self._shelf.clock.now_ns()
         lifted = await self._shelf.troubles.change(
             lambda known: troubles.quarantine(known, blocker.blocker_id, reason, who, now_ns)
         )
         counter = self._shelf.metrics.counter("lakebed_lifecycle_quarantined_total")
-        counter.labels(stream_kind=blocker.stream.kind.value).inc()
+        counter.labels(stream_kind=blocker.stream.kind.value, bucket=blocker.bucket).inc()
         return lifted
 
     async def _pass(self, blocker: Blocker) -> None:
         stream = blocker.stream
+        if stream.kind is StreamKind.PENDING:
+            place = f"{stream.upload_id}\x00{stream.version_id}\x00{stream.key}"
+            await self._pending.remove(_ref(stream.bucket, stream.action), [place])
         if stream.kind not in (StreamKind.ORIGINAL, StreamKind.PREDICATE):
             return
         delay_ns = stream.delay_ns if stream.kind is StreamKind.ORIGINAL else None
@@ -91,11 +102,20 @@ class Operator:
 
         await self._shelf.reader.change(changed(past))
 
-    async def _tombstone(self, blocker: Blocker, resolver: Resolver, snapshot: Snapshot) -> None:
-        for ref in snapshot.actions:
-            if ref.bucket == blocker.bucket and str(ref.key) == blocker.stream.action:
-                stream = blocker.stream
-                await resolver.pending.remove(ref, [f"{stream.upload_id}\x00{stream.version_id}\x00{stream.key}"])
+    async def _skip(self, blocker: Blocker, reason: str) -> None:
+        if not blocker.key:
+            raise Conflict(
+                "the whole listing cannot be read: there is no key to pass by",
+                hint="mend what the reason names, then blockers resume",
+            )
+        place = walk_place(blocker.key, blocker.stream.upload_id)
+
+        def skip(state: BucketState) -> BucketState:
+            if len(state.skips) >= SKIPS_MAX and place not in state.skips:
+                raise Conflict(f"{len(state.skips)} keys of {blocker.bucket} are passed by already, the most allowed")
+            return msgspec.structs.replace(state, skips={**state.skips, place: reason})
+
+        await self._shelf.bucket(blocker.bucket).change(changed(skip))
 
     async def _lift(self, blocker: Blocker) -> None:
         def lift(known: Troubles) -> Troubles:
@@ -118,9 +138,29 @@ class Operator:
 
         return await self._each(bucket, action, change)
 
-    async def rebootstrap(self, bucket: str) -> None:
-        """A walk of the bucket as soon as a worker has time."""
-        await self._shelf.bucket(bucket).change(changed(lambda state: msgspec.structs.replace(state, rescan=True)))
+    async def rebootstrap(self, bucket: str, action: str = "") -> None:
+        """A walk of the bucket as soon as a worker has time, from which its actions (all, or those whose name begins
+        so) begin anew: cursors are seeded again, and nothing is passed by any more. A demoted action stays demoted.
+        """
+
+        def anew(state: BucketState) -> BucketState:
+            actions = {
+                name: msgspec.structs.replace(one, bootstrap_complete=False)
+                if name.startswith(action) and one.mode is not Mode.SCAN_ONLY
+                else one
+                for name, one in state.actions.items()
+            }
+            return msgspec.structs.replace(state, rescan=True, actions=actions, skips={})
+
+        await self._shelf.bucket(bucket).change(changed(anew))
+
+    async def wake(self, who: str = "") -> int:
+        """Asks every worker for a round now. Gives the count it set."""
+
+        def more(known: Wake) -> Wake:
+            return Wake(count=known.count + 1, who=who)
+
+        return (await self._shelf.wake.change(changed(more))).count
 
     async def cadence(self, bucket: str, action: str, every_ns: int) -> list[str]:
         """An own cadence of safety scans; 0 gives the kind's back."""
@@ -195,6 +235,32 @@ def _forcing(delays: set[int], predicate: bool) -> Any:
     return ask
 
 
+def _ref(bucket: str, action: str) -> ActionRef:
+    rule_hash, _, kind = action.partition("/")
+    return ActionRef(bucket, ActionKey(rule_hash, ActionKind(kind)))
+
+
+def _lag_s(reader: ReaderState, action: ActionState, now_ns: int) -> float:
+    """How far the slowest of the action's sweeps is behind what is due for it; 0 for one that no sweep reaches."""
+    if action.mode is not Mode.EVENT_DRIVEN or not action.bootstrap_complete:
+        return 0.0
+    behind = [now_ns - delay - at.ts_ns for delay in action.delays_ns if (at := reader.cursor(delay)) is not None]
+    if action.predicate and reader.predicate is not None:
+        behind.append(now_ns - reader.predicate.ts_ns)
+    return round(max(0, *behind, 0) / 1e9, 3)
+
+
+def _blocked(held: Troubles, bucket: str, name: str, action: ActionState) -> int:
+    """Blockers that keep this action from going on."""
+    return sum(
+        (one.stream.kind is StreamKind.BOOTSTRAP and one.bucket == bucket)
+        or (one.stream.kind is StreamKind.PENDING and (one.stream.bucket, one.stream.action) == (bucket, name))
+        or (one.stream.kind is StreamKind.ORIGINAL and one.stream.delay_ns in action.delays_ns)
+        or (one.stream.kind is StreamKind.PREDICATE and action.predicate)
+        for one in held.blockers.values()
+    )
+
+
 def _again(blocker: Blocker, snapshot: Snapshot) -> Work:
     """The blocked thing as work, for the actions that concern it now."""
     stream = blocker.stream
@@ -219,6 +285,7 @@ def _row(bucket: str, key: str, action: ActionState, state: BucketState) -> dict
         "mode": mode.value,
         "degraded": why.value,
         "bootstrap": "complete" if action.bootstrap_complete else ("walking" if state.walk else "waiting"),
+        "scanned": state.walk.scanned if state.walk else 0,
         "last_scan_ns": action.last_scan_ns,
         "next_scan_ns": action.next_scan_ns,
         "gone": bool(action.gone_since_ns),

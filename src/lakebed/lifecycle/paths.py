@@ -7,8 +7,11 @@ from lakebed.lifecycle.engine import ActionRef
 ROOT = "lifecycle/v1/"
 READER = ROOT + "reader.json"
 TROUBLES = ROOT + "blockers.json"
+WAKE = ROOT + "wake.json"
 BUCKETS = ROOT + "buckets/"
 LEDGER = ROOT + "ledger/"
+FOLD = ROOT + "ledger-fold.json"
+FOLD_LEASE = ROOT + "leases/fold.json"
 READER_LEASE = ROOT + "leases/reader.json"
 
 

@@ -15,6 +15,7 @@ import msgspec
 from lakebed.lifecycle import cursors, troubles
 from lakebed.lifecycle.engine import CompiledAction, Snapshot
 from lakebed.lifecycle.events import sweeps_original, sweeps_predicate
+from lakebed.lifecycle.gauges import stream_name
 from lakebed.lifecycle.model import Calendar, Position, Resolution, StreamKind
 from lakebed.lifecycle.resolver import Resolver, Work
 from lakebed.lifecycle.seams import Event, EventSource, LostLog
@@ -51,6 +52,7 @@ class Reader:
 
     def __init__(self, source: EventSource, resolver: Resolver, shelf: Shelf, settings: LifecycleSettings) -> None:
         self._source, self._resolver, self._shelf, self._settings = source, resolver, shelf, settings
+        self._events = shelf.metrics.counter("lakebed_lifecycle_events_total")
 
     async def run(self, snapshot: Snapshot, alive: Callable[[], Awaitable[None]]) -> list[Sweep]:
         """One pass over all streams. Raises LostLog when the log no longer reaches back to a cursor."""
@@ -63,6 +65,7 @@ class Reader:
                 sweeps.append(Sweep(delay_ns, blocked=True))
                 continue
             sweep = await self._sweep(snapshot, delay_ns, alive)
+            self._events.labels(stream=stream_name(delay_ns)).inc(sweep.read)
             sweeps.append(sweep)
             if sweep.halted:
                 break

@@ -18,9 +18,11 @@ from lakebed.lifecycle import troubles
 from lakebed.lifecycle.decide import Decision, Deletion, decide
 from lakebed.lifecycle.engine import ActionRef, CompiledAction
 from lakebed.lifecycle.evaluate import evaluate
+from lakebed.lifecycle.gauges import Gauges
 from lakebed.lifecycle.guard import guard, outcome_of, resolution_of, same_entry
+from lakebed.lifecycle.home import Home
 from lakebed.lifecycle.ledger import Ledger
-from lakebed.lifecycle.model import Degraded, Entry, Mode, Outcome, Resolution, Rule
+from lakebed.lifecycle.model import Degraded, Entry, Mode, Outcome, Resolution, Rule, Verb
 from lakebed.lifecycle.pace import Pace
 from lakebed.lifecycle.pending import Pending, PendingFull
 from lakebed.lifecycle.policies import rules_of
@@ -62,8 +64,9 @@ class Seams(msgspec.Struct, frozen=True):
 
 
 class Resolver:
-    def __init__(self, seams: Seams, shelf: Shelf, settings: LifecycleSettings, *, run: str) -> None:
-        self._seams, self._shelf, self._settings, self._run = seams, shelf, settings, run
+    def __init__(self, seams: Seams, shelf: Shelf, settings: LifecycleSettings, *, run: str, home: Home) -> None:
+        """`home` is what no rule may reach; `run` names this life in the ledger."""
+        self._seams, self._shelf, self._settings, self._run, self.home = seams, shelf, settings, run, home
         self._clock: Clock = shelf.clock
         self._ids: Ids = shelf.ids
         self._ledger = Ledger(shelf.store, shelf.clock, shelf.ids)
@@ -71,7 +74,8 @@ class Resolver:
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._pace = Pace(settings.deletes_per_s, shelf.clock)
         self._policies: dict[str, tuple[float, tuple[Rule, ...]]] = {}
-        self._verdicts = shelf.metrics.counter("lakebed_lifecycle_verdicts_total")
+        self._gauges = Gauges(shelf.metrics)
+        self._under_way = 0
 
     async def settle(self, works: Sequence[Work]) -> list[Resolution]:
         """One resolution per work, in order. Raises only what the store of our own state raises."""
@@ -111,6 +115,8 @@ class Resolver:
         if isinstance(found, LakebedError):
             return Decision()
         calendar, now_ns = self._settings.calendar, self._clock.now_ns()
+        for action in work.actions:
+            self._gauges.evaluated(action.ref, len(found.entries))
         return decide(work.stream.kind, work.actions, found, now_ns, calendar, work.event)
 
     async def _resolve(
@@ -129,7 +135,7 @@ class Resolver:
         for deletion in decision.deletions:
             outcome, reason = await self._delete_with_tries(deletion)
             rows.append(self._row(work, deletion, outcome, reason))
-            self._count(deletion, outcome)
+            self._gauges.verdict(deletion.action.ref, outcome)
             if not resolution_of(outcome).resolved:
                 return await self._failed(work, outcome, reason, deletion.action.ref.key.rule_hash)
             if outcome is Outcome.DELETED:
@@ -182,16 +188,27 @@ class Resolver:
                 action.rule,
                 live=await self._live(entry),
                 policy=await self._policy(entry.bucket),
-                home=self._shelf.home,
+                home=self.home,
                 now_ns=self._clock.now_ns(),
                 calendar=self._settings.calendar,
             )
             if refused is not None:
                 return refused, _RESERVED if refused is Outcome.SKIPPED_RESERVED else ""
-            await self._seams.deleter.delete(entry, deletion.verb)
+            await self._dispatch(entry, deletion.verb)
         except LakebedError as error:
             return outcome_of(error), error.message
         return Outcome.DELETED, ""
+
+    async def _dispatch(self, entry: Entry, verb: Verb) -> None:
+        self._under_way += 1
+        self._gauges.saturation(self._under_way / self._settings.concurrency)
+        began_s = self._clock.monotonic_s()
+        try:
+            await self._seams.deleter.delete(entry, verb)
+        finally:
+            self._under_way -= 1
+            self._gauges.saturation(self._under_way / self._settings.concurrency)
+            self._gauges.took(self._clock.monotonic_s() - began_s)
 
     async def _live(self, entry: Entry) -> tuple[Entry, ...]:
         if stands_alone(entry):
@@ -282,7 +299,3 @@ class Resolver:
             outcome=outcome.value if outcome else "",
             reason=reason,
         )
-
-    def _count(self, deletion: Deletion, outcome: Outcome) -> None:
-        ref = deletion.action.ref
-        self._verdicts.labels(bucket=ref.bucket, kind=ref.key.kind.value, outcome=outcome.value).inc()

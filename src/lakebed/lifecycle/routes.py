@@ -1,6 +1,7 @@
 """Lifecycle's JSON endpoints: status, blockers, why; and what an operator may ask of the workers.
 
-They work on lifecycle's state alone, so a gateway needs no filer; workers take what was asked up on their next round.
+Most work on lifecycle's state alone, so a gateway needs no filer; workers take what was asked up on their next round,
+which they begin at once. A dry run and the retry of a blocker look at the store itself, and need one.
 """
 
 from __future__ import annotations
@@ -14,40 +15,52 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from lakebed.context import Context, Health
-from lakebed.errors import Invalid
+from lakebed.errors import Invalid, NotFound
+from lakebed.lifecycle.dryrun import DryRun, dry_run
 from lakebed.lifecycle.ledger import Ledger
 from lakebed.lifecycle.operator import Operator
+from lakebed.lifecycle.policies import rules_of
 from lakebed.lifecycle.state import Blocker, LedgerRow
-from lakebed.lifecycle.workers import shelf_of
+from lakebed.lifecycle.workers import opened, shelf_of
 from lakebed.wire import decode_json, json_answer, operation
 
 READ, OPERATE = "lifecycle:read", "lifecycle:operate"
 BUCKET = "/api/s3/buckets/{bucket}/lifecycle"
 WHY_ROWS_MAX = 1000
+DRY_RUN_KEYS_MAX = 100_000  # walked within one request; a larger bucket is judged over a listing
 
 
 class Decision(msgspec.Struct, frozen=True):
     """What is to become of a blocker."""
 
-    verb: str  # resume | quarantine
+    verb: str  # retry | resume | quarantine
     reason: str = ""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What became of a retry; anything but DONE and NOOP_RESOLVED leaves the blocker."""
+
+    blocker_id: str
+    resolution: str
 
 
 class LifecycleRoutes:
     name = "lifecycle"
 
     def __init__(self, context: Context) -> None:
-        self._shelf = shelf_of(context)
+        self._context, self._shelf = context, shelf_of(context)
         self._operator = Operator(self._shelf)
         self._ledger = Ledger(context.store, context.clock, context.ids)
         self.reads: Sequence[BaseRoute] = (
+            Route("/api/s3/lifecycle/status", self._status_of_all),
             Route(f"{BUCKET}/status", self._status),
             Route(f"{BUCKET}/why", self._why),
             Route("/api/s3/lifecycle/blockers", self._blockers),
         )
         self.writes: Sequence[BaseRoute] = (
+            Route(f"{BUCKET}/dry-run", self._dry_run, methods=["POST"]),
             Route(f"{BUCKET}/run", self._run, methods=["POST"]),
-            Route(f"{BUCKET}/rebootstrap", self._run, methods=["POST"]),
+            Route(f"{BUCKET}/rebootstrap", self._rebootstrap, methods=["POST"]),
             Route("/api/s3/lifecycle/blockers/{ident}", self._decide, methods=["POST"]),
         )
 
@@ -84,23 +97,73 @@ class LifecycleRoutes:
         request.state.principal.demand(f"{READ}:*")
         return json_answer(await self._operator.blockers(bucket=request.query_params.get("bucket", "")))
 
-    @operation("Have the bucket walked as soon as a worker has time", answer=dict[str, str])
+    @operation("Mode, health and progress of every action of every bucket", answer=list[dict[str, Any]])
+    async def _status_of_all(self, request: Request) -> Response:
+        request.state.principal.demand(f"{READ}:*")
+        return json_answer(await self._operator.status())
+
+    @operation("What a policy (the body, or the one in force) would delete: ?days_ahead=, ?keys_max=", answer=DryRun)
+    async def _dry_run(self, request: Request) -> Response:
+        bucket, text = _bucket(request, READ), await request.body()
+        ahead = _number(request, "days_ahead", 0.0)
+        async with opened(self._context) as site:
+            if not text:
+                policy = await site.lake.get(bucket)
+                if policy is None:
+                    raise NotFound(f"{bucket} has no policy", hint="send one as the body")
+                text = policy.text
+            calendar = site.settings.calendar
+            now_ns = self._context.clock.now_ns() + round(ahead * calendar.day_ns)
+            keys_max = int(_number(request, "keys_max", DRY_RUN_KEYS_MAX))
+            told = await dry_run(
+                site.lake, bucket, rules_of(text), now_ns, calendar, home=site.home, keys_max=max(1, keys_max)
+            )
+        return json_answer(told)
+
+    @operation("Have the workers begin a round now", answer=dict[str, Any])
     async def _run(self, request: Request) -> Response:
         bucket = _bucket(request, OPERATE)
-        await self._operator.rebootstrap(bucket)
-        return json_answer({"bucket": bucket, "asked": "walk"}, 202)
+        count = await self._operator.wake(_name(request))
+        return json_answer({"bucket": bucket, "asked": "round", "count": count}, 202)
 
-    @operation("Resume or quarantine a blocker", body=Decision, answer=Blocker)
+    @operation("Have the bucket walked and its actions begun anew: all, or those of ?rule_hash=", answer=dict[str, Any])
+    async def _rebootstrap(self, request: Request) -> Response:
+        bucket = _bucket(request, OPERATE)
+        await self._operator.rebootstrap(bucket, request.query_params.get("rule_hash", ""))
+        count = await self._operator.wake(_name(request))
+        return json_answer({"bucket": bucket, "asked": "walk", "count": count}, 202)
+
+    @operation("Retry, resume or quarantine a blocker", body=Decision, answer=Blocker)
     async def _decide(self, request: Request) -> Response:
-        principal = request.state.principal
-        principal.demand(f"{OPERATE}:*")
+        request.state.principal.demand(f"{OPERATE}:*")
         asked, ident = decode_json(await request.body(), Decision), request.path_params["ident"]
+        if asked.verb == "retry":
+            return json_answer(await self._retry(ident))
         if asked.verb == "resume":
             return json_answer(await self._operator.resume(ident))
         if asked.verb == "quarantine":
-            who = str(getattr(principal, "name", ""))
-            return json_answer(await self._operator.quarantine(ident, reason=asked.reason, who=who))
-        raise Invalid(f"unknown verb {asked.verb!r}", hint="resume, or quarantine with a reason")
+            return json_answer(await self._operator.quarantine(ident, reason=asked.reason, who=_name(request)))
+        raise Invalid(f"unknown verb {asked.verb!r}", hint="retry, resume, or quarantine with a reason")
+
+    async def _retry(self, ident: str) -> Answer:
+        async with opened(self._context) as site:
+            answer = await site.operator.retry(ident, site.worker.resolver, await site.worker.compile())
+        return Answer(ident, answer.value)
+
+
+def _name(request: Request) -> str:
+    return str(getattr(request.state.principal, "name", ""))
+
+
+def _number(request: Request, name: str, default: float) -> float:
+    said = request.query_params.get(name, "")
+    try:
+        value = float(said) if said else default
+    except ValueError:
+        raise Invalid(f"{name} is {said[:40]!r}, which is no number") from None
+    if not 0 <= value < 1e9:
+        raise Invalid(f"{name} is {said[:40]!r}: it must not be negative, nor beyond all measure")
+    return value
 
 
 def _bucket(request: Request, right: str) -> str:

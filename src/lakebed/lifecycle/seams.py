@@ -58,15 +58,22 @@ class EventSource(Protocol):
         iterating at any time.
         """
 
+    async def begins_ns(self) -> int:
+        """How far back the log reaches: 0 while nothing was ever removed from it. Raises Unavailable."""
+
 
 class Family(msgspec.Struct, frozen=True):
-    """All that there is of one key (newest version first), or one upload. `token` says where a walk goes on."""
+    """All that there is of one key (newest version first), or one upload. `token` says where a walk goes on.
+
+    `unreadable` says why it could not be understood: such a key holds a walk instead of being passed over.
+    """
 
     bucket: str
     key: str
     entries: tuple[Entry, ...]
     upload_id: str = ""
     token: str = ""
+    unreadable: str = ""
 
 
 class Lister(Protocol):

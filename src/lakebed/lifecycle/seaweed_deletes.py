@@ -50,6 +50,8 @@ class SeaweedDeleter:
             try:
                 if verb is Verb.ABORT_MPU:
                     await self._abort(entry)
+                elif entry.key.endswith("/"):
+                    await self._remove_folder(entry)
                 elif verb is Verb.CURRENT:
                     await (self._mark(entry, versioning) if versioning else self._remove(entry))
                 elif verb is Verb.DELETE_MARKER:
@@ -66,6 +68,16 @@ class SeaweedDeleter:
         path = f"{s3.uploads_path(entry.bucket)}/{entry.upload_id}"
         live = self._same(entry, await self._filer.lookup(*s3.split(path)))
         await self._transact(path, _equal(live), _delete(path, recursive=True))
+
+    async def _remove_folder(self, entry: Entry) -> None:
+        """A folder that is an object goes only while it is empty: the filer removes no more than that."""
+        path = s3.object_path(entry.bucket, entry.key.rstrip("/"))
+        live, held = await asyncio.gather(self._filer.lookup(*s3.split(path)), self._filer.page(path, limit=1))
+        self._same(entry, live)
+        self._unlocked(entry, live)
+        if held:
+            raise NotFound(f"{entry.key} holds other objects: it is no object of its own now")
+        await self._transact(path, _equal(live), _delete(path))
 
     async def _remove(self, entry: Entry) -> None:
         path = s3.object_path(entry.bucket, entry.key)

@@ -9,7 +9,7 @@ from contextlib import aclosing
 import msgspec
 
 from lakebed.clock import Clock
-from lakebed.errors import NotFound, Unavailable
+from lakebed.errors import Corrupt, NotFound, Unavailable
 from lakebed.filer import s3
 from lakebed.filer.client import FilerClient
 from lakebed.filer.model import Clause, ConditionKind, Mutation, MutationKind, Transaction
@@ -81,6 +81,8 @@ class SeaweedLake:
             found = await self._maybe(f"{s3.uploads_path(bucket)}/{upload_id}")
             entries = () if found is None else (layout.upload_of(bucket, found),)
             return Family(bucket, key, entries, upload_id, token=f"{s3.UPLOADS}/{upload_id}")
+        if key.endswith("/"):
+            return await self._folder(bucket, key)
         try:
             versioning = await self._versioning(bucket)
         except NotFound:
@@ -93,11 +95,19 @@ class SeaweedLake:
         self._deleter.remember(bucket, key, bare)
         return Family(bucket, key, (layout.object_of(bucket, key, bare, self._clock.now_ns()),), token=key)
 
+    async def _folder(self, bucket: str, key: str) -> Family:
+        """An object whose key ends in a slash is a folder of the filer. While it holds others it is kept."""
+        path = s3.object_path(bucket, key.rstrip("/"))
+        found = await self._maybe(path)
+        if found is None or not s3.is_folder_object(found) or await self._filer.page(path, limit=1):
+            return Family(bucket, key, (), token=key.rstrip("/"))
+        return Family(bucket, key, (layout.object_of(bucket, key, found, self._clock.now_ns()),), token=key.rstrip("/"))
+
     async def walk(self, bucket: str, after: str = "") -> AsyncGenerator[Family, None]:
         await self._bucket(bucket)
         async with aclosing(self._walk(bucket, "", after.split("/") if after else [])) as families:
             async for family in families:
-                if family.entries:
+                if family.entries or family.unreadable:
                     yield family
 
     async def _walk(self, bucket: str, folder: str, after: list[str]) -> AsyncGenerator[Family, None]:
@@ -106,19 +116,32 @@ class SeaweedLake:
         if len(after) > 1:
             async for family in self._walk(bucket, f"{folder}{after[0]}/", after[1:]):
                 yield family
+            parent = await self._maybe(f"{directory}/{after[0]}")
+            if parent is not None and s3.is_folder_object(parent):
+                yield await self.look(bucket, f"{folder}{after[0]}/")
         async for entry in self._filer.entries(directory, after=after[0] if after else ""):
             path = folder + entry.name
             if folder == f"{s3.UPLOADS}/":
                 if entry.is_directory and entry.text(s3.UPLOAD_KEY):
                     upload = layout.upload_of(bucket, entry)
                     yield Family(bucket, upload.key, (upload,), entry.name, token=path)
-            elif not entry.is_directory:
-                yield await self._listed(bucket, path, entry)
-            elif s3.is_versions_folder(entry):
-                yield await self._listed_versions(bucket, path)
+            elif not entry.is_directory or s3.is_versions_folder(entry):
+                yield await self._told(bucket, path, entry)
             else:
                 async for family in self._walk(bucket, f"{path}/", []):
                     yield family
+                if s3.is_folder_object(entry):  # behind what it holds, which goes first
+                    yield await self.look(bucket, f"{path}/")
+
+    async def _told(self, bucket: str, path: str, entry: FilerEntry) -> Family:
+        """What is listed at a path; what cannot be understood is told too, with the reason."""
+        try:
+            if s3.is_versions_folder(entry):
+                return await self._listed_versions(bucket, path)
+            return await self._listed(bucket, path, entry)
+        except Corrupt as error:
+            key = path.removesuffix(s3.VERSIONS) if s3.is_versions_folder(entry) else path
+            return Family(bucket, key, (), token=path, unreadable=error.message)
 
     async def _listed(self, bucket: str, key: str, entry: FilerEntry) -> Family:
         if await self._versioning(bucket):
@@ -183,12 +206,15 @@ class SeaweedLake:
                     if position > after:
                         yield msgspec.structs.replace(event, position=position)
 
-    async def _check_log(self, after: Position) -> None:
-        """Raises LostLog when the files of the log that the cursor still needs are gone."""
+    async def begins_ns(self) -> int:
         folder = await self._maybe(f"{LOG_PARENT}/{LOG}")
         if folder is None:  # nothing was ever written to disk: all of it is in memory
-            return
-        begins_ns = s3.log_begins_ns(folder.attributes.crtime_ns, await self._first_file_ns())
+            return 0
+        return s3.log_begins_ns(folder.attributes.crtime_ns, await self._first_file_ns())
+
+    async def _check_log(self, after: Position) -> None:
+        """Raises LostLog when the files of the log that the cursor still needs are gone."""
+        begins_ns = await self.begins_ns()
         if after.ts_ns < begins_ns:
             raise LostLog(f"the filer's log begins at {begins_ns}, the cursor stands at {after.ts_ns}")
 

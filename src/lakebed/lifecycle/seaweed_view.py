@@ -104,6 +104,8 @@ def place_of(directory: str, entry: FilerEntry) -> Place | None:
     if folder == s3.UPLOADS:
         key = entry.text(s3.UPLOAD_KEY)
         return Place(bucket, key, upload_id=entry.name) if entry.is_directory and key else None
+    if s3.is_folder_object(entry) and not s3.is_versions_folder(entry):
+        return Place(bucket, f"{folder}/{entry.name}/" if folder else f"{entry.name}/")
     if entry.is_directory or folder.startswith(f"{s3.UPLOADS}/"):
         return None
     if folder.endswith(s3.VERSIONS) and entry.name.startswith(s3.VERSION_FILE):

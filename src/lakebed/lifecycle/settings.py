@@ -28,6 +28,7 @@ class LifecycleSettings(Section, frozen=True):
     retries_max: Annotated[int, describe("consecutive retries of one place before it becomes a blocker")] = 30
     retry_age_s: Annotated[float, describe("age of the first retry after which it becomes a blocker")] = 4 * 3600.0
     lease_s: Annotated[float, describe("how long a silent worker keeps its streams")] = 30.0
+    fold_s: Annotated[float, describe("time between two moves of the ledger into its table; 0 is never")] = 300.0
     shared_prefixes: Annotated[
         str, describe("prefixes of Lakebed's own bucket that rules may touch, comma between; empty: none")
     ] = ""

@@ -1,4 +1,4 @@
-"""Lifecycle's registers in one place: per bucket, the reader's, and the troubles. Opened once, kept."""
+"""Lifecycle's registers in one place: buckets, the reader, the troubles, the ledger's moves. Opened once, kept."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import TypeVar
 from lakebed.clock import Clock
 from lakebed.ids import Ids
 from lakebed.lifecycle import paths
-from lakebed.lifecycle.home import Home
-from lakebed.lifecycle.state import BucketState, ReaderState, Troubles
+from lakebed.lifecycle.state import BucketState, Fold, ReaderState, Troubles, Wake
 from lakebed.metrics import Metrics
 from lakebed.store.protocol import Store
 from lakebed.store.register import Register
@@ -18,11 +17,12 @@ R = TypeVar("R")
 
 
 class Shelf:
-    def __init__(self, store: Store, *, home: Home, clock: Clock, ids: Ids, metrics: Metrics) -> None:
-        """`home` is where `store` lies: what no rule may reach."""
-        self.store, self.home, self.clock, self.ids, self.metrics = store, home, clock, ids, metrics
+    def __init__(self, store: Store, *, clock: Clock, ids: Ids, metrics: Metrics) -> None:
+        self.store, self.clock, self.ids, self.metrics = store, clock, ids, metrics
         self.reader: Register[ReaderState] = self._open(paths.READER, ReaderState, ReaderState(), "lifecycle_reader")
         self.troubles: Register[Troubles] = self._open(paths.TROUBLES, Troubles, Troubles(), "lifecycle_troubles")
+        self.fold: Register[Fold] = self._open(paths.FOLD, Fold, Fold(), "lifecycle_fold")
+        self.wake: Register[Wake] = self._open(paths.WAKE, Wake, Wake(), "lifecycle_wake")
         self._buckets: dict[str, Register[BucketState]] = {}
 
     def bucket(self, name: str) -> Register[BucketState]:

@@ -25,6 +25,8 @@ class ActionState(msgspec.Struct, frozen=True):
     next_scan_ns: int = 0
     cadence_ns: int = 0  # an operator's own cadence; 0 is the kind's
     paused: bool = False
+    delays_ns: tuple[int, ...] = ()  # the sweeps that reach it, as compiled when it was last walked
+    predicate: bool = False
     gone_since_ns: int = 0  # left the policy; forgotten after a grace, so that edit and revert keep progress
 
 
@@ -34,6 +36,7 @@ class WalkProgress(msgspec.Struct, frozen=True):
     snapshot: str
     started_at_ns: int
     after: str = ""
+    scanned: int = 0
     force_delays_ns: tuple[int, ...] = ()
     force_predicate: bool = False
 
@@ -46,12 +49,26 @@ class BucketState(msgspec.Struct, frozen=True):
     force_delays_ns: tuple[int, ...] = ()
     force_predicate: bool = False
     problem: str = ""  # why the bucket's policy could not be compiled
+    skips: dict[str, str] = {}  # what walks pass by, quarantined by an operator, and why
 
     def action(self, key: ActionKey) -> ActionState | None:
         return self.actions.get(str(key))
 
     def having(self, key: ActionKey, state: ActionState) -> BucketState:
         return msgspec.structs.replace(self, actions={**self.actions, str(key): state})
+
+
+class Wake(msgspec.Struct, frozen=True):
+    """Asks workers for a round now: each that sees another count than it knew begins one."""
+
+    version: int = 1
+    count: int = 0
+    who: str = ""
+
+
+def walk_place(key: str, upload_id: str) -> str:
+    """How a walk's key, or an upload, is named among what it passes by."""
+    return f"{upload_id}\x00{key}" if upload_id else key
 
 
 class ReaderState(msgspec.Struct, frozen=True):
@@ -136,6 +153,17 @@ class PendingItem(msgspec.Struct, frozen=True):
     @property
     def id(self) -> str:
         return f"{self.upload_id}\x00{self.version_id}\x00{self.key}"
+
+
+class Fold(msgspec.Struct, frozen=True):
+    """Ledger segments that are being moved into the table. `number` names the move: it is committed once.
+
+    The plan stands until its segments are gone, so a move that was cut off is finished, never begun a second time.
+    """
+
+    version: int = 1
+    number: int = 0
+    segments: tuple[str, ...] = ()
 
 
 class LedgerRow(msgspec.Struct, frozen=True, omit_defaults=True):

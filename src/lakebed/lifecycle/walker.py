@@ -22,7 +22,7 @@ from lakebed.lifecycle.resolver import Resolver, Work, stands_alone
 from lakebed.lifecycle.seams import Family, Lister
 from lakebed.lifecycle.settings import LifecycleSettings, ns
 from lakebed.lifecycle.shelf import Shelf, changed
-from lakebed.lifecycle.state import ActionState, BucketState, Stream, WalkProgress
+from lakebed.lifecycle.state import ActionState, BucketState, Stream, WalkProgress, walk_place
 from lakebed.logs import logger
 
 log = logger("lifecycle")
@@ -43,18 +43,23 @@ class Walker:
         self._lister, self._resolver, self._shelf, self._settings = lister, resolver, shelf, settings
         self._scanned = shelf.metrics.counter("lakebed_lifecycle_scanned_total")
 
-    async def run(self, bucket: str, snapshot: Snapshot, alive: Callable[[], Awaitable[None]]) -> Walk:
-        """Walks the bucket, from where an earlier walk for the same actions stopped. Stands still at a blocker."""
+    async def run(
+        self, bucket: str, snapshot: Snapshot, alive: Callable[[], Awaitable[None]], retention_ns: int | None = None
+    ) -> Walk:
+        """Walks the bucket, from where an earlier walk for the same actions stopped. Stands still at a blocker.
+
+        `retention_ns` is how long the event log keeps events: it decides the modes at the end.
+        """
         held = (await self._shelf.troubles.read()).value
         if troubles.blocks(held, StreamKind.BOOTSTRAP, bucket=bucket):
             return Walk(bucket, blocked=True)
-        progress = await self._begin(bucket, snapshot)
+        progress, skips = await self._begin(bucket, snapshot)
         scanned = worked = 0
         batch: list[tuple[str, Work | None]] = []
         async with aclosing(self._lister.walk(bucket, progress.after)) as families:
             async for family in families:
                 scanned += 1
-                work = self._work(snapshot, family)
+                work = None if walk_place(family.key, family.upload_id) in skips else self._work(snapshot, family)
                 worked += work is not None
                 batch.append((family.token, work))
                 if len(batch) >= self._settings.batch:
@@ -66,15 +71,15 @@ class Walker:
         if batch and (stuck := await self._settle(bucket, progress, batch)) is not None:
             return Walk(bucket, scanned, worked, blocked=stuck is Resolution.BLOCKED)
         self._scanned.labels(bucket=bucket).inc(scanned)
-        await self._complete(bucket, snapshot)
+        await self._complete(bucket, snapshot, retention_ns)
         return Walk(bucket, scanned, worked, complete=True)
 
-    async def _begin(self, bucket: str, snapshot: Snapshot) -> WalkProgress:
+    async def _begin(self, bucket: str, snapshot: Snapshot) -> tuple[WalkProgress, dict[str, str]]:
         wanted, now_ns = snapshot_digest(snapshot, bucket), self._shelf.clock.now_ns()
 
-        def begin(state: BucketState) -> tuple[BucketState, WalkProgress]:
+        def begin(state: BucketState) -> tuple[BucketState, tuple[WalkProgress, dict[str, str]]]:
             if state.walk is not None and state.walk.snapshot == wanted and not state.rescan:
-                return state, state.walk
+                return state, (state.walk, state.skips)
             earlier = state.walk or WalkProgress("", 0)
             progress = WalkProgress(
                 snapshot=wanted,
@@ -85,12 +90,15 @@ class Walker:
             after = msgspec.structs.replace(
                 state, walk=progress, rescan=False, force_delays_ns=(), force_predicate=False
             )
-            return after, progress
+            return after, (progress, state.skips)
 
         return await self._shelf.bucket(bucket).change(begin)
 
     def _work(self, snapshot: Snapshot, family: Family) -> Work | None:
         now_ns = self._shelf.clock.now_ns()
+        stream = Stream(StreamKind.BOOTSTRAP, bucket=family.bucket, key=family.key, upload_id=family.upload_id)
+        if family.unreadable and snapshot.match_path(family.bucket, family.key):
+            return Work(stream, family.bucket, family.key, (), family.upload_id, unreadable=family.unreadable)
         actions = tuple(
             action
             for action in snapshot.match_path(family.bucket, family.key)
@@ -98,7 +106,6 @@ class Walker:
         )
         if not actions or not self._may_be_due(snapshot, actions, family, now_ns):
             return None
-        stream = Stream(StreamKind.BOOTSTRAP, bucket=family.bucket, key=family.key, upload_id=family.upload_id)
         listed = family if all(stands_alone(entry) for entry in family.entries) else None
         return Work(stream, family.bucket, family.key, actions, family.upload_id, family=listed)
 
@@ -114,26 +121,27 @@ class Walker:
         judged = [(token, next(answers) if work is not None else Resolution.NOOP_RESOLVED) for token, work in batch]
         passed = [token for token, _ in takewhile(lambda one: one[1].resolved, judged)]
         if passed:
-            await self._checkpoint(bucket, progress, passed[-1])
+            await self._checkpoint(bucket, progress, passed[-1], len(passed))
         return next((answer for _, answer in judged if not answer.resolved), None)
 
-    async def _checkpoint(self, bucket: str, progress: WalkProgress, after: str) -> None:
+    async def _checkpoint(self, bucket: str, progress: WalkProgress, after: str, passed: int) -> None:
         def move(state: BucketState) -> BucketState:
             walk = state.walk
             if walk is None or (walk.snapshot, walk.started_at_ns) != (progress.snapshot, progress.started_at_ns):
                 return state  # another walk has begun: this one's progress is not its
-            return msgspec.structs.replace(state, walk=msgspec.structs.replace(walk, after=after))
+            moved = msgspec.structs.replace(walk, after=after, scanned=walk.scanned + passed)
+            return msgspec.structs.replace(state, walk=moved)
 
         await self._shelf.bucket(bucket).change(changed(move))
 
-    async def _complete(self, bucket: str, snapshot: Snapshot) -> None:
+    async def _complete(self, bucket: str, snapshot: Snapshot, retention_ns: int | None) -> None:
         state = (await self._shelf.bucket(bucket).read()).value
         walk = state.walk
         if walk is None or walk.snapshot != snapshot_digest(snapshot, bucket):
             return  # somebody else completed it, or began another
         lost = (await self._shelf.reader.read()).value.lost_log_since_ns > 0
         actions = snapshot.of_bucket(bucket)
-        targets = {action.ref: self._target(action, state, lost) for action in actions}
+        targets = {action.ref: self._target(action, state, lost, retention_ns) for action in actions}
         fresh = [
             action.ref
             for action in actions
@@ -168,13 +176,15 @@ class Walker:
         await self._shelf.bucket(bucket).change(changed(finish))
         log.info("lifecycle_walked", bucket=bucket, activated=[str(ref.key) for ref in fresh])
 
-    def _target(self, action: CompiledAction, state: BucketState, lost: bool) -> tuple[Mode, Degraded]:
+    def _target(
+        self, action: CompiledAction, state: BucketState, lost: bool, retention_ns: int | None
+    ) -> tuple[Mode, Degraded]:
         known = state.action(action.ref.key) or ActionState()
         mode, why = decide_mode(
             action.rule,
             action.kind,
             self._settings.calendar,
-            retention_ns=self._settings.retention_ns,
+            retention_ns=retention_ns,
             lookback_ns=ns(self._settings.lookback_s),
             paused=known.paused,
             lost_log=lost,
@@ -216,6 +226,8 @@ class Walker:
             bootstrap_completed_at_ns=now_ns,
             last_scan_ns=walk.started_at_ns,
             next_scan_ns=next_ns,
+            delays_ns=action.delays_ns,
+            predicate=action.predicate_sensitive,
             gone_since_ns=0,
         )
 

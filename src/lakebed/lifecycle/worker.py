@@ -15,8 +15,11 @@ from lakebed.errors import Conflict, Corrupt, Fenced, Invalid, LakebedError, Una
 from lakebed.lifecycle import paths, troubles
 from lakebed.lifecycle.drainer import Drainer
 from lakebed.lifecycle.engine import ActionRef, Activation, Snapshot, action_keys, compile_policies
+from lakebed.lifecycle.gauges import Gauges
+from lakebed.lifecycle.home import Home
+from lakebed.lifecycle.ledger_table import Mover
 from lakebed.lifecycle.model import ActionKind, Degraded, Mode, Rule, StreamKind
-from lakebed.lifecycle.modes import Lag, decide_mode, judge_lag
+from lakebed.lifecycle.modes import decide_mode
 from lakebed.lifecycle.policies import rules_of
 from lakebed.lifecycle.reader import Reader, Sweep
 from lakebed.lifecycle.resolver import Resolver, Seams
@@ -25,11 +28,13 @@ from lakebed.lifecycle.settings import LifecycleSettings, ns
 from lakebed.lifecycle.shelf import Shelf, changed
 from lakebed.lifecycle.state import ActionState, BucketState, Stream
 from lakebed.lifecycle.walker import Walk, Walker
+from lakebed.lifecycle.watch import Watch
 from lakebed.logs import logger
 from lakebed.store.lease import HeldByAnother, Lease
 
 log = logger("lifecycle")
 
+NAP_S = 5.0  # how soon a worker at rest notices that a round is asked for
 RETRY_S = 60.0  # after a transport error, unless the policy poll comes first
 
 
@@ -43,14 +48,19 @@ class Tick(msgspec.Struct, frozen=True):
 
 class LifecycleWorker:
     def __init__(
-        self, source: EventSource, seams: Seams, shelf: Shelf, settings: LifecycleSettings, *, node: str
+        self, source: EventSource, seams: Seams, shelf: Shelf, settings: LifecycleSettings, *, node: str, home: Home
     ) -> None:
         self._source, self._seams, self._shelf, self._settings, self._node = source, seams, shelf, settings, node
-        self.resolver = Resolver(seams, shelf, settings, run=node)
+        self.resolver = Resolver(seams, shelf, settings, run=node, home=home)
         self._reader = Reader(source, self.resolver, shelf, settings)
         self._walker = Walker(seams.lister, self.resolver, shelf, settings)
         self._drainer = Drainer(self.resolver, shelf, settings)
+        self._mover = Mover(shelf)
+        self._gauges = Gauges(shelf.metrics)
+        self._watch = Watch(source, self.resolver, shelf, settings, self._gauges)
         self._snapshots = 0
+        self._wakes = 0
+        self._folded_ns = shelf.clock.now_ns()
 
     async def run(self) -> None:
         """Ticks until cancelled. What fails is logged and tried again: the state it left is always good."""
@@ -61,10 +71,26 @@ class LifecycleWorker:
                 wait_s = min(wait_s, max(0.0, (tick.wake_ns - self._shelf.clock.now_ns()) / 1e9))
             except LakebedError as error:
                 log.warning("lifecycle_tick_failed", error=error.message, kind=error.code)
-            await self._shelf.clock.sleep(max(wait_s, 0.05))
+            await self._rest(max(wait_s, 0.05))
+
+    async def _rest(self, wait_s: float) -> None:
+        """Sleeps, in naps, so that a round an operator asks for does not wait for the next due instant."""
+        until_s = self._shelf.clock.monotonic_s() + wait_s
+        while (left_s := until_s - self._shelf.clock.monotonic_s()) > 0:
+            await self._shelf.clock.sleep(min(left_s, NAP_S))
+            if left_s <= NAP_S:
+                return
+            try:
+                count = (await self._shelf.wake.read()).value.count
+            except LakebedError:
+                continue
+            if count != self._wakes:
+                self._wakes = count
+                return
 
     async def tick(self) -> Tick:
         """One round of everything."""
+        await self._watch.probe()
         snapshot = await self.compile()
         walks = [walk for bucket in snapshot.buckets if (walk := await self.walk(bucket, snapshot)) is not None]
         if any(walk.complete for walk in walks):
@@ -73,6 +99,8 @@ class LifecycleWorker:
         wakes = await self._drain(snapshot)
         wakes += [sweep.next_due_ns for sweep in sweeps if sweep.next_due_ns is not None]
         wakes += await self._next_scans(snapshot)
+        await self._fold()
+        await self._show()
         now_ns = self._shelf.clock.now_ns()
         stuck = any(not walk.complete and not walk.blocked for walk in walks) or any(s.halted for s in sweeps)
         wakes += [now_ns + ns(min(RETRY_S, self._settings.poll_s) if stuck else self._settings.poll_s)]
@@ -108,7 +136,7 @@ class LifecycleWorker:
                 by_ref[ref],
                 ref.key.kind,
                 self._settings.calendar,
-                retention_ns=self._settings.retention_ns,
+                retention_ns=self._watch.retention_ns,
                 lookback_ns=ns(self._settings.lookback_s),
                 lost_log=lost,
             )
@@ -125,7 +153,7 @@ class LifecycleWorker:
         wanted: set[str] = set()
         try:
             rules = rules_of(policy.text)
-            self._shelf.home.check(policy.bucket, rules)
+            self.resolver.home.check(policy.bucket, rules)
             wanted = {str(key) for key in action_keys(rules)}
         except Invalid as error:
             problem = error.message
@@ -164,7 +192,7 @@ class LifecycleWorker:
         async with AsyncExitStack() as stack:
             try:
                 alive = await self._hold(paths.walk_lease(bucket), stack)
-                return await self._walker.run(bucket, snapshot, alive)
+                return await self._walker.run(bucket, snapshot, alive, self._watch.retention_ns)
             except (HeldByAnother, Fenced):
                 return None
             except (Corrupt, Invalid) as error:  # this bucket stands still and says so; the others go on
@@ -219,7 +247,7 @@ class LifecycleWorker:
             except Unavailable as error:
                 log.warning("lifecycle_read_failed", error=error.message)
                 return [Sweep(None, halted=True)]
-            await self._judge_lag(snapshot)
+            await self._watch.judge(snapshot)
             return sweeps
 
     async def _lose_log(self, snapshot: Snapshot, error: LostLog) -> None:
@@ -229,46 +257,6 @@ class LifecycleWorker:
         for action in snapshot.actions.values():
             if action.kind is not ActionKind.EXPIRATION_DATE:
                 await self.resolver.demote(action.ref, Degraded.LOST_LOG, error.message)
-
-    async def _judge_lag(self, snapshot: Snapshot) -> None:
-        state, now_ns = (await self._shelf.reader.read()).value, self._shelf.clock.now_ns()
-        gauge = self._shelf.metrics.gauge("lakebed_lifecycle_watermark_lag_seconds")
-        for delay_ns in [*snapshot.original_delay_groups, *([None] if snapshot.predicate_actions else [])]:
-            cursor = state.cursor(delay_ns)
-            if cursor is None:
-                continue
-            lag_ns = now_ns - cursor.ts_ns
-            gauge.labels(stream="predicate" if delay_ns is None else f"{delay_ns // 1_000_000_000}s").set(lag_ns / 1e9)
-            verdict = judge_lag(lag_ns, self._settings.retention_ns)
-            for ref in sorted(
-                snapshot.predicate_actions if delay_ns is None else snapshot.original_delay_groups[delay_ns]
-            ):
-                await self._apply_lag(ref, verdict, now_ns)
-
-    async def _apply_lag(self, ref: ActionRef, verdict: Lag, now_ns: int) -> None:
-        if verdict is Lag.DEMOTE:
-            return await self.resolver.demote(ref, Degraded.LAG_HIGH, "the cursor nears the end of the log")
-
-        def mark(state: BucketState) -> BucketState:
-            known = state.action(ref.key)
-            if known is None or known.mode is not Mode.EVENT_DRIVEN:
-                return state
-            high = verdict is not Lag.HEALTHY
-            if high == (known.degraded is Degraded.LAG_HIGH) and verdict is not Lag.FORCE_SCAN:
-                return state
-            after = msgspec.structs.replace(
-                known,
-                degraded=Degraded.LAG_HIGH if high else Degraded.NONE,
-                degraded_since_ns=(known.degraded_since_ns or now_ns) if high else 0,
-                next_scan_ns=min(known.next_scan_ns, now_ns) if verdict is Lag.FORCE_SCAN else known.next_scan_ns,
-            )
-            return state if after == known else state.having(ref.key, after)
-
-        register = self._shelf.bucket(ref.bucket)
-        known = (await register.read()).value
-        if mark(known) is not known:
-            await register.change(changed(mark))
-        return None
 
     async def _drain(self, snapshot: Snapshot) -> list[int]:
         wakes: list[int] = []
@@ -287,6 +275,27 @@ class LifecycleWorker:
                 next_ns = None if next_ns is None else max(next_ns, self._shelf.clock.now_ns() + ns(1.0))
             wakes += [next_ns] if next_ns is not None else []
         return wakes
+
+    async def _show(self) -> None:
+        """Sets the gauges to what is durable, as any worker would."""
+        self._gauges.blockers((await self._shelf.troubles.read()).value)
+        for bucket in await self._shelf.buckets():
+            self._gauges.actions(bucket, (await self._shelf.bucket(bucket).read()).value)
+
+    async def _fold(self) -> None:
+        """Moves the ledger into its table, now and then; what fails is logged and tried again, and hides no row."""
+        now_ns = self._shelf.clock.now_ns()
+        if not self._settings.fold_s or now_ns - self._folded_ns < ns(self._settings.fold_s):
+            return
+        self._folded_ns = now_ns
+        async with AsyncExitStack() as stack:
+            try:
+                await self._hold(paths.FOLD_LEASE, stack)
+                await self._mover.run()
+            except (HeldByAnother, Fenced):
+                return
+            except LakebedError as error:
+                log.warning("lifecycle_fold_failed", error=error.message)
 
     async def _hold(self, key: str, stack: AsyncExitStack) -> Callable[[], Awaitable[None]]:
         """Takes the lease until the stack closes; gives what keeps it while working."""

@@ -29,11 +29,15 @@ class Site(msgspec.Struct, frozen=True):
     lake: SeaweedLake
     worker: LifecycleWorker
     operator: Operator
+    home: Home
 
 
 def shelf_of(context: Context) -> Shelf:
-    home = Home.of(context.settings.of(StoreSettings), context.settings.of(LifecycleSettings).shared)
-    return Shelf(context.store, home=home, clock=context.clock, ids=context.ids, metrics=context.metrics)
+    return Shelf(context.store, clock=context.clock, ids=context.ids, metrics=context.metrics)
+
+
+def home_of(context: Context) -> Home:
+    return Home.of(context.settings.of(StoreSettings), context.settings.of(LifecycleSettings).shared)
 
 
 @asynccontextmanager
@@ -43,7 +47,7 @@ async def opened(context: Context) -> AsyncIterator[Site]:
     if not filers.endpoints:
         raise Invalid("no filer is named", hint="start a stack (lakebed up), or set filer.grpc to host:port")
     settings = context.settings.of(LifecycleSettings)
-    shelf = shelf_of(context)
+    home, shelf = home_of(context), shelf_of(context)
     filer = FilerClient(
         filers.endpoints,
         clock=context.clock,
@@ -52,9 +56,9 @@ async def opened(context: Context) -> AsyncIterator[Site]:
         unhealthy_s=filers.unhealthy_s,
     )
     lake = SeaweedLake(filer, context.clock, context.ids)
-    worker = LifecycleWorker(lake, Seams(lake, lake, lake), shelf, settings, node=context.node)
+    worker = LifecycleWorker(lake, Seams(lake, lake, lake), shelf, settings, node=context.node, home=home)
     try:
-        yield Site(settings, shelf, lake, worker, Operator(shelf))
+        yield Site(settings, shelf, lake, worker, Operator(shelf), home)
     finally:
         await lake.close()
 

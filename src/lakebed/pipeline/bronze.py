@@ -23,6 +23,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from lakebed.clock import Clock
+from lakebed.delta.log import LOG_FOLDER, fields_of
+from lakebed.delta.model import Batch, Committed, Snapshot, TableSpec
 from lakebed.errors import NotFound, Overloaded, Stale, Unavailable
 from lakebed.ids import Ids
 from lakebed.pipeline import bronze_parts as parts
@@ -30,8 +32,6 @@ from lakebed.pipeline.bronze_parts import FILE_SEQ, INGESTED_AT, ROW, Asked, Dra
 from lakebed.pipeline.drift import Drift, Fit, fit
 from lakebed.pipeline.tables import merge
 from lakebed.pipeline.tables.location import Location
-from lakebed.pipeline.tables.log import LOG_FOLDER, fields_of
-from lakebed.pipeline.tables.model import Batch, Committed, Snapshot, TableSpec
 from lakebed.pipeline.tables.table import Table
 from lakebed.store.protocol import Store
 from lakebed.tick_manifest import BadManifest, TickTable

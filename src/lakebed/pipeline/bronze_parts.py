@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
+from lakebed.delta.log import fields_of
+from lakebed.delta.model import DataFile, TableSpec
 from lakebed.pipeline.tables.files import Batches, write_files
 from lakebed.pipeline.tables.location import Location
-from lakebed.pipeline.tables.log import fields_of
 from lakebed.pipeline.tables.merge import last_of_each
-from lakebed.pipeline.tables.model import DataFile, TableSpec
 from lakebed.tick_manifest import DECIMAL, BadManifest, Column, type_of
 
 PART_BYTES_MAX = 512 * 1024 * 1024  # of one part, held in an executor's memory

@@ -17,6 +17,7 @@ Reading is strict: a word that is not known is an error that names the file and 
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -60,18 +61,32 @@ class Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def bronze(self) -> str:
         return self.source or self.table
 
+    @property
+    def digest(self) -> str:
+        """What silver remembers it was made by: any change of the contract gives another."""
+        return f"contract {hashlib.sha256(msgspec.json.encode(self)).hexdigest()}"
+
     def source_of(self, column: str) -> str:
         return self.columns[column].source or column
 
 
 def read_contract(text: bytes | str, where: str) -> Contract:
     """The contract in this YAML. Raises BadContract, naming `where` and what is wrong there."""
+    return contract_of(read_yaml(text, where), where)
+
+
+def read_yaml(text: bytes | str, where: str) -> Any:
+    """What stands in the file, before anybody has asked what it means. Raises BadContract."""
     if len(text) > CONTRACT_BYTES_MAX:
         raise BadContract(f"{where}: a contract has at most {CONTRACT_BYTES_MAX} bytes")
     try:
-        found = yaml.load(text, Loader=_Strict)
+        return yaml.load(text, Loader=_Strict)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise BadContract(f"{where} is no YAML: {error}") from error
+
+
+def contract_of(found: Any, where: str) -> Contract:
+    """The contract that this is. Raises BadContract."""
     if isinstance(found, dict) and isinstance(found.get("columns"), dict):
         columns = {name: {"type": kind} if isinstance(kind, str) else kind for name, kind in found["columns"].items()}
         found = {**found, "columns": columns}

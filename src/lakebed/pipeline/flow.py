@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -70,20 +70,37 @@ class Flow:
         return self._open()[2]
 
     def run_silver(
-        self, org_id: str, project_id: str, tick_ids: Sequence[str], versions: Mapping[str, int]
+        self,
+        org_id: str,
+        project_id: str,
+        tick_ids: Sequence[str],
+        versions: Mapping[str, int],
+        *,
+        anew: Collection[str] = (),
     ) -> FlowReport:
         """Brings these ticks to silver and gold, reading each bronze table at exactly its version. Idempotent.
 
-        Ticks that an earlier job has brought along already (its version was later) are found done.
+        Ticks that an earlier job has brought along already (its version was later) are found done; what is made of the
+        bronze tables in `anew` is computed again as a whole.
         """
         _, silver, gold = self._open()
-        reports = silver.run(org_id, project_id, versions)
+        reports = silver.run(org_id, project_id, versions, anew=anew)
         tables = {contract.table: silver.table(contract, org_id, project_id) for contract in silver.contracts}
         made = gold.run(org_id, project_id, tables) if gold.models else []
         self._count(reports, made)
         known = {contract.bronze for contract in silver.contracts}
         alone = tuple(sorted(name for name in versions if name not in known))
         return FlowReport(tuple(tick_ids), tuple(reports), tuple(made), alone)
+
+    def rebuild(self, org_id: str, project_id: str, tables: Collection[str] = ()) -> FlowReport:
+        """Makes silver (these tables of it, or all) and gold anew, from bronze as it is now. Idempotent."""
+        known = {contract.table: contract.bronze for contract in self._contracts}
+        if unknown := [name for name in tables if name not in known]:
+            raise NotFound(f"no contract makes a silver table {unknown[0]!r}", hint=f"there are: {', '.join(known)}")
+        wanted = {known[name] for name in tables} if tables else set(known.values())
+        held = set(self.bronze.names(org_id, project_id)) & wanted
+        versions = {name: self.bronze.table(org_id, project_id, name).snapshot().version for name in sorted(held)}
+        return self.run_silver(org_id, project_id, (), versions, anew=held)
 
     def _count(self, silver: Sequence[SilverReport], gold: Sequence[GoldReport]) -> None:
         rows = self._context.metrics.counter("lakebed_silver_rows_total")

@@ -20,12 +20,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType
 
 from lakebed.clock import Clock
+from lakebed.delta.model import Snapshot, TableSpec
 from lakebed.errors import Invalid, Unavailable
 from lakebed.ids import Ids
 from lakebed.pipeline.bronze import table_name
 from lakebed.pipeline.bronze_parts import line_of
 from lakebed.pipeline.tables.location import Location
-from lakebed.pipeline.tables.model import Snapshot, TableSpec
 from lakebed.pipeline.tables.table import Table
 from lakebed.store.protocol import Store
 

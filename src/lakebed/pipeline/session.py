@@ -1,7 +1,7 @@
 """The Spark session, built here and nowhere else: one per process, kept warm, started in the background if wished.
 
     warm(settings)                 # returns at once; a thread starts Java and Spark
-    …                              # something else
+    …                              # something else; `state()` says how far it is
     spark = open_session(settings) # waits for the rest of the start
 
 Spark allows one session configuration per process: asking again with other settings is a Conflict, not a surprise.
@@ -15,17 +15,21 @@ import threading
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from importlib.resources import files
-from typing import Any
+from typing import Any, Literal
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from lakebed.errors import Conflict, LakebedError, Unavailable
+from lakebed.logs import logger
 from lakebed.pipeline.java import find_java
 from lakebed.pipeline.settings import SparkSettings
 
 APP = "lakebed"
 
+State = Literal["off", "starting", "ready", "failed"]
+
+log = logger("pipeline")
 _lock = threading.Lock()
 _started: tuple[SparkSettings, Future[SparkSession]] | None = None
 
@@ -47,6 +51,17 @@ def open_session(settings: SparkSettings) -> SparkSession:
         raise Unavailable(
             f"Spark did not start within {settings.start_timeout_s:.0f} s", hint="raise spark.start_timeout_s"
         ) from None
+
+
+def state() -> State:
+    """How far this process's session is, without waiting: a start that failed is tried again at the next use."""
+    with _lock:
+        if _started is None:
+            return "off"
+        future = _started[1]
+    if not future.done():
+        return "starting"
+    return "ready" if future.exception() is None else "failed"
 
 
 def close_session() -> None:
@@ -108,11 +123,14 @@ def _start(settings: SparkSettings) -> Future[SparkSession]:
 def _run(settings: SparkSettings, future: Future[SparkSession]) -> None:
     try:
         future.set_result(_connect(settings) if settings.remote else _launch(settings))
+        log.info("Spark is ready", master=settings.remote or settings.master)
     except LakebedError as error:
+        log.warning("Spark did not start", error=error.message, hint=error.hint)
         future.set_exception(error)
     except BaseException as error:
         unavailable = Unavailable(f"Spark did not start: {_first_line(error)}", hint=_hint(settings, error))
         unavailable.__cause__ = error
+        log.warning("Spark did not start", error=unavailable.message, hint=unavailable.hint)
         future.set_exception(unavailable)
 
 

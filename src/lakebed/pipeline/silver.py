@@ -50,7 +50,12 @@ def fitted(contract: Contract, bronze: StructType) -> Fit:
     return fit(contract.table, mine, {**mine, **more}, contract.drift)
 
 
-def cast(rows: DataFrame, contract: Contract, columns: Mapping[str, str]) -> DataFrame:
+def cast(
+    rows: DataFrame,
+    contract: Contract,
+    columns: Mapping[str, str],
+    lineage: Sequence[str] = (*KEPT_LINEAGE, FILE_SEQ),
+) -> DataFrame:
     """The contract's columns, lineage, the row as it came (`_row`) and what is wrong with it (`_reasons`)."""
     have = {field.name: field.dataType for field in rows.schema.fields}
     values: list[Column] = []
@@ -72,8 +77,7 @@ def cast(rows: DataFrame, contract: Contract, columns: Mapping[str, str]) -> Dat
             reasons.append(_when(raw.isNull(), f"{name}: required, and null"))
     return rows.select(
         *values,
-        *KEPT_LINEAGE,
-        FILE_SEQ,
+        *lineage,
         F.to_json(F.struct(*[F.col(name) for name in have]), {"ignoreNullFields": "false"}).alias("_row"),
         F.array_compact(F.array(*reasons)).alias(REASONS),
     )

@@ -3,12 +3,16 @@
 Silver remembers the last bronze version in its own commits. A step reads bronze between that version and the wanted
 one, quarantines first and writes silver after, each under the same batch number; a job that died between the two is
 finished at exactly the version it was at before anything newer is looked at. So no row is quarantined or counted twice.
+
+Silver also remembers the contract it was made by, in the note of its commits. A job that meets another contract, or is
+told to, makes silver and quarantine anew from bronze and from what only they still know: the same rows in, so the same
+rows out, however often.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 from pyspark.errors import PySparkException
@@ -16,15 +20,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from lakebed.clock import Clock
+from lakebed.delta.log import fields_of
+from lakebed.delta.model import ONCE, Batch, Committed, Snapshot, TableSpec
 from lakebed.errors import Corrupt, Overloaded, Stale, Unavailable
 from lakebed.ids import Ids
-from lakebed.pipeline import silver
+from lakebed.pipeline import silver, silver_anew
 from lakebed.pipeline.bronze import LINEAGE, Bronze, schema_of, table_name
 from lakebed.pipeline.bronze_parts import line_of
 from lakebed.pipeline.contract import BadContract, Contract
 from lakebed.pipeline.tables.location import Location
-from lakebed.pipeline.tables.log import fields_of
-from lakebed.pipeline.tables.model import ONCE, Batch, Committed, TableSpec
 from lakebed.pipeline.tables.table import Table
 from lakebed.store.protocol import Store
 
@@ -48,6 +52,7 @@ class SilverReport(msgspec.Struct, frozen=True):
     duplicates: int
     discarded: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
+    anew: bool = False
 
 
 class Silver:
@@ -69,9 +74,12 @@ class Silver:
         self._bronze = Bronze(spark, store=store, location=location, clock=clock, ids=ids)
         self._turns: dict[tuple[str, str], threading.Lock] = {}
 
-    def run(self, org_id: str, project_id: str, versions: Mapping[str, int]) -> list[SilverReport]:
+    def run(
+        self, org_id: str, project_id: str, versions: Mapping[str, int], *, anew: Collection[str] = ()
+    ) -> list[SilverReport]:
         """Brings every contract's table to the given versions of the bronze tables; what is there already is skipped.
 
+        Tables whose contract has changed, and those of the bronze tables in `anew`, are made again as a whole.
         Raises BadManifest where a contract's drift policy refuses, Unavailable or Overloaded when worth trying again.
         """
         turn = self._turns.setdefault((org_id, project_id), threading.Lock())
@@ -81,7 +89,9 @@ class Silver:
                     report
                     for contract in self.contracts
                     if contract.bronze in versions
-                    for report in self._bring(contract, org_id, project_id, versions[contract.bronze])
+                    for report in self._bring(
+                        contract, org_id, project_id, versions[contract.bronze], anew=contract.bronze in anew
+                    )
                 ]
             except PySparkException as error:
                 told = f"Spark could not run silver of {org_id}/{project_id}: {line_of(error)}"
@@ -98,12 +108,15 @@ class Silver:
         )
         return self._of(spec)
 
-    def _bring(self, contract: Contract, org_id: str, project_id: str, until: int) -> list[SilverReport]:
+    def _bring(self, contract: Contract, org_id: str, project_id: str, until: int, *, anew: bool) -> list[SilverReport]:
         reports: list[SilverReport] = []
         for _ in range(RACES_MAX):
-            written = self.table(contract, org_id, project_id).snapshot().applied.get(APPLICATION, -1)
+            state = self.table(contract, org_id, project_id).snapshot()
+            written = state.applied.get(APPLICATION, -1)
             aside = self.quarantine(contract, org_id, project_id).snapshot().applied.get(APPLICATION, -1)
             try:
+                if written >= 0 and (anew or state.note != contract.digest):
+                    return [self._anew(contract, org_id, project_id, written, aside, max(until, written, aside))]
                 if aside > written:
                     reports.append(self._step(contract, org_id, project_id, written, aside, aside))
                     written = aside
@@ -140,6 +153,43 @@ class Silver:
             contract.table, after, until, done.version, total, kept, bad, total - bad - kept, fit.discarded, fit.added
         )
 
+    def _anew(
+        self, contract: Contract, org_id: str, project_id: str, written: int, aside: int, at: int
+    ) -> SilverReport:
+        """Makes both tables again at this version, with the contract's own columns. Raises Stale when raced."""
+        bronze = self._bronze.table(org_id, project_id, contract.bronze)
+        rows = bronze.read(at)
+        fit = silver.fitted(contract, rows.schema)
+        aside_table = self.quarantine(contract, org_id, project_id)
+        recomputed = silver.cast(rows, contract, fit.columns).cache()
+        held = self.table(contract, org_id, project_id).read()
+        more = silver_anew.only_in_silver(held, recomputed, contract, fit.columns)
+        both = recomputed.unionByName(silver.cast(more, contract, fit.columns))
+        prepared = silver.checked(both, contract).cache()
+        try:
+            total, bad = self._count(prepared)
+            kept_aside = silver_anew.still_aside(aside_table.read(), recomputed, bronze.spec.keys)
+            now_aside = silver.quarantined(prepared, at).unionByName(kept_aside)
+            self._replace(aside_table, now_aside, aside, at, contract)
+            target = self._open("silver", contract, org_id, project_id, fit.columns)
+            good = silver.latest(silver.good(prepared, list(fit.columns)), contract)
+            done = self._replace(target, good, written, at, contract)
+        finally:
+            prepared.unpersist()
+            recomputed.unpersist()
+        kept = done.rows_inserted
+        return SilverReport(
+            contract.table, -1, at, done.version, total, kept, bad, total - bad - kept, fit.discarded, fit.added, True
+        )
+
+    def _replace(self, table: Table, rows: DataFrame, was: int, at: int, contract: Contract) -> Committed:
+        """Replaces a table that is at batch `was`; at the same version again there is no new batch to name."""
+        batch = Batch(APPLICATION, at, after=was) if at > was else None
+        done = table.replace(rows, batch, note=contract.digest, unless=_moved(was))
+        if done.repeated:
+            raise Stale(f"{table.spec.name} was written by another job meanwhile")
+        return done
+
     def _count(self, prepared: DataFrame) -> tuple[int, int]:
         counted = prepared.agg(F.count("*"), F.count(F.when(F.size(silver.REASONS) > 0, 1))).first()
         return (counted[0], counted[1]) if counted else (0, 0)
@@ -159,7 +209,7 @@ class Silver:
     ) -> Committed:
         batch = Batch(APPLICATION, until, after=after)
         if whole:
-            return target.replace(silver.latest(rows, contract), batch)
+            return target.replace(silver.latest(rows, contract), batch, note=contract.digest)
         return target.upsert(silver.latest(rows, contract, target.read()), batch)
 
     def _target(self, contract: Contract, org_id: str, project_id: str, columns: Mapping[str, str]) -> Table:
@@ -181,3 +231,7 @@ class Silver:
 
     def _of(self, spec: TableSpec) -> Table:
         return Table(self._spark, spec, store=self._store, location=self._location, clock=self._clock, ids=self._ids)
+
+
+def _moved(was: int) -> Callable[[Snapshot], bool]:
+    return lambda state: state.applied.get(APPLICATION, -1) != was

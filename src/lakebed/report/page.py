@@ -103,7 +103,7 @@ class Report:
             tag(
                 "tr",
                 tag("td", "✓ held" if each.held else "✗ broken", class_="held" if each.held else "broken"),
-                tag("td", escape(each.group)),
+                tag("td", escape(each.group), class_="group"),
                 tag("td", escape(each.name)),
                 tag("td", escape(each.seen[:CELL_MAX])),
             )

@@ -94,6 +94,10 @@ class FarLake:
         async for event in self._lake.read(after, until_ns):
             yield event
 
+    async def begins_ns(self) -> int:
+        await self._go("log", "")
+        return await self._lake.begins_ns()
+
     async def look(self, bucket: str, key: str, upload_id: str = "") -> Family:
         await self._go("look", key)
         found = await self._lake.look(bucket, key, upload_id)
@@ -190,8 +194,8 @@ class Judge:
 
 def open_worker(world: World, process: Process, lake: MemoryLake, settings: LifecycleSettings) -> LifecycleWorker:
     far = FarLake(world, process, lake)
-    shelf = Shelf(process.store, home=HOME, clock=process.clock, ids=process.ids, metrics=process.metrics)
-    return LifecycleWorker(far, Seams(far, far, far), shelf, settings, node=process.node)
+    shelf = Shelf(process.store, clock=process.clock, ids=process.ids, metrics=process.metrics)
+    return LifecycleWorker(far, Seams(far, far, far), shelf, settings, node=process.node, home=HOME)
 
 
 async def keep_ticking(

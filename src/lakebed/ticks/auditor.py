@@ -82,14 +82,16 @@ class Auditor:
         return await self._queue.send(await self._message(tick))
 
     async def replay(self, tick: TickId, reason: str) -> str:
-        """Runs silver for this tick again: its row is cleared, then its message is sent. The reason is kept."""
+        """Runs silver for this tick again: its row is cleared, then its message is sent, as a replay: the job computes
+        what it has computed before. The reason is kept.
+        """
         message = await self._message(tick)
         note = {"at": iso(now_ms(self._clock)), "by": self._context.node, "reason": reason}
         key = f"{paths.ROOT}/replays/{tick.path}/{now_ms(self._clock)}-{self._context.ids.token()}.json"
         await self._context.store.create(key, msgspec.json.encode(note))
         await self._dispatched.clear(tick)
         self._done.discard(tick)
-        return await self._queue.send(message)
+        return await self._queue.send(msgspec.structs.replace(message, replay=True))
 
     async def find(self, tick_id: str, *, org_id: str = "", project_id: str = "") -> TickId:
         """The committed tick with this id. Raises NotFound, and Conflict when more than one org or project has it."""

@@ -117,7 +117,10 @@ class Dispatcher:
         return _Claimed(message, row, held) if await self._dispatched.change(row, was) else None
 
     async def _run(self, project: tuple[str, str], claimed: list[_Claimed]) -> None:
-        ticks = [SilverTick(c.message.tick_id, c.message.dt, c.message.mode, c.message.versions) for c in claimed]
+        ticks = [
+            SilverTick(each.tick_id, each.dt, each.mode, each.versions, each.replay is True)
+            for each in (one.message for one in claimed)
+        ]
         beating = asyncio.create_task(self._beat(claimed))
         began_s = self._clock.monotonic_s()
         try:

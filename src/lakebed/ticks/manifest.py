@@ -30,6 +30,11 @@ def said(body: bytes) -> Any:
         return None
 
 
+def lists(manifest: Manifest, parts: Mapping[str, str]) -> bool:
+    """Whether the manifest has exactly these parts, each with its hash."""
+    return parts == {str(part.file_seq): part.sha256 for part in manifest.parts}
+
+
 def compare(manifest: Manifest, parts: Mapping[str, Part]) -> None:
     """Raises PartsDiffer unless exactly the listed parts were uploaded, each with its hash."""
     wanted = {part.file_seq: part.sha256 for part in manifest.parts}

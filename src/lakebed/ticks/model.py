@@ -117,7 +117,8 @@ class Message(msgspec.Struct, frozen=True):
     """To silver: this tick is in bronze. The seed's body, version 1.0.
 
     `bronze_db_key` is the folder of the project's bronze tables and `bronze_db_etag` their committed versions, written
-    `table=version` and joined by commas, where the seed has a zip's key and etag.
+    `table=version` and joined by commas, where the seed has a zip's key and etag. `replay` is there, and true, only in
+    the message of a replay.
     """
 
     org_id: str
@@ -129,6 +130,7 @@ class Message(msgspec.Struct, frozen=True):
     bronze_db_etag: str
     emitted_at: str
     schema_version: str = MESSAGE_SCHEMA
+    replay: bool | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def tick(self) -> TickId:
@@ -145,12 +147,13 @@ def etag_of(versions: dict[str, int]) -> str:
 
 
 class SilverTick(msgspec.Struct, frozen=True):
-    """One tick of a silver job, with the bronze version of each of its tables."""
+    """One tick of a silver job, with the bronze version of each of its tables. A replay is computed again."""
 
     tick_id: str
     dt: str
     mode: str
     versions: dict[str, int]
+    replay: bool = False
 
 
 class SilverResult(msgspec.Struct, frozen=True):

@@ -24,5 +24,7 @@ class SilverJob(Protocol):
     async def run(self, org_id: str, project_id: str, ticks: Sequence[SilverTick]) -> SilverResult:
         """Brings exactly these ticks into silver, reading bronze at the versions given. Idempotent by tick.
 
+        What a tick with `replay` made is computed again, with the same result unless the contract has changed.
+
         Raises any LakebedError when it failed: all its ticks are dispatched again.
         """

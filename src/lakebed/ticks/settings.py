@@ -44,6 +44,7 @@ class TicksSettings(Section, frozen=True):
     jobs_max: Annotated[int, describe("silver jobs that one dispatcher runs at once")] = 2
     audit_ttl_s: Annotated[float, describe("audit rows are kept for so long")] = 30 * DAY_S
     upload_ttl_s: Annotated[float, describe("an upload that nothing touched for so long is given up")] = 7 * DAY_S
+    finalizing_s: Annotated[float, describe("a finalize that nobody has come back to for so long is finished")] = 900.0
     parts_retention_s: Annotated[float, describe("parts of a committed tick are kept for so long")] = DAY_S
     state_retention_s: Annotated[float, describe("states of finished ticks are kept for so long")] = 30 * DAY_S
     orphan_s: Annotated[float, describe("a stored part that no tick knows may be swept after so long")] = DAY_S / 4

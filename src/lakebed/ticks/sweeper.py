@@ -1,11 +1,16 @@
 """Clears away: uploads that were abandoned, parts that are in bronze, parts that no tick knows, old states and rows.
 
 A part is only deleted when its tick's register does not name it: the register is changed first.
+A finalize that was begun and abandoned is not cleared away but finished: its rows may be in bronze, and its manifest
+and parts are in the bucket, so it needs nobody who comes again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
 
 from lakebed.clock import now_ms
 from lakebed.context import Context
@@ -23,11 +28,20 @@ log = logger("ticks")
 
 
 class Sweeper:
-    def __init__(self, context: Context, *, audits: Sequence[AuditTable] = ()) -> None:
+    """`finish` finalizes a tick with the manifest that is pinned in its state."""
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        audits: Sequence[AuditTable] = (),
+        finish: Callable[[TickId, bytes], Awaitable[Any]] | None = None,
+    ) -> None:
         self._context, self._clock = context, context.clock
         self._settings = context.settings.of(TicksSettings)
-        self._audits = audits
+        self._audits, self._finish = audits, finish
         self._settled: dict[str, str] = {}  # states that only wait for their retention, by etag
+        self._finished = context.metrics.counter("lakebed_ticks_finished_total")
         self._expired = context.metrics.counter("lakebed_ticks_expired_total")
         self._swept = context.metrics.counter("lakebed_ticks_swept_total")
 
@@ -42,9 +56,8 @@ class Sweeper:
         async for info in self._context.store.list(f"{paths.ROOT}/state/"):
             age_s = (now_ms(self._clock) - info.modified_ms) / 1000
             settled = self._settled.get(info.key) == info.etag
-            if age_s < (
-                settings.state_retention_s if settled else min(settings.upload_ttl_s, settings.state_retention_s)
-            ):
+            least_s = min(settings.finalizing_s, settings.upload_ttl_s, settings.state_retention_s)
+            if age_s < (settings.state_retention_s if settled else least_s):
                 continue  # too young for anything to happen to it: not even read
             of = _tick_of(info.key, f"{paths.ROOT}/state/")
             try:
@@ -60,13 +73,18 @@ class Sweeper:
         """Expires or removes one tick's state. True when nothing will happen to it before its retention is over."""
         now, settings = now_ms(self._clock), self._settings
         register = register_of(self._context, of)
+        state = (await register.read()).value
+        abandoned = state.state == "finalizing" and now - state.updated_at_ms >= settings.finalizing_s * 1000
+        if abandoned and self._finish is not None:
+            await self._finish(of, msgspec.json.encode(state.manifest))
+            self._finished.inc()
+            return False
         expired = await register.change(
             lambda state: tick.expire(state, before_ms=now - round(settings.upload_ttl_s * 1000), now_ms=now)
         )
         if expired:
             self._expired.inc()
             return False
-        state = (await register.read()).value
         if state.state not in ("committed", "failed"):
             return False
         if now - state.updated_at_ms >= settings.state_retention_s * 1000:

@@ -9,17 +9,30 @@ from lakebed.ticks.adapters import open_audit, open_queue
 from lakebed.ticks.audit import COMMITTED, DISPATCHED
 from lakebed.ticks.auditor import Auditor
 from lakebed.ticks.dispatcher import Dispatcher
-from lakebed.ticks.seams import SilverJob
+from lakebed.ticks.finalizer import Finalizer
+from lakebed.ticks.ownership import Ownership
+from lakebed.ticks.seams import Bronze, SilverJob
 from lakebed.ticks.sweeper import Sweeper
 
 
-def workers(context: Context, job: SilverJob) -> Sequence[Worker]:
+def workers(context: Context, job: SilverJob, bronze: Bronze) -> Sequence[Worker]:
     queue = open_queue(context)
     committed, dispatched = open_audit(context, COMMITTED), open_audit(context, DISPATCHED)
     dispatcher = Dispatcher(context, queue=queue, dispatched=dispatched, job=job)
     auditor = Auditor(context, queue=queue, committed=committed, dispatched=dispatched)
+    ownership = Ownership(context)
+    finalizer = Finalizer(context, bronze=bronze, queue=queue, committed=committed, ownership=ownership)
+    sweeper = Sweeper(context, audits=(committed, dispatched), finish=finalizer.finalize)
+
+    async def sweep() -> None:
+        ownership.start()  # keeps the lease of a project whose tick is being finished
+        try:
+            await sweeper.run()
+        finally:
+            await ownership.stop()
+
     return [
         Worker("ticks-dispatcher", dispatcher.run),
-        Worker("ticks-sweeper", Sweeper(context, audits=(committed, dispatched)).run),
+        Worker("ticks-sweeper", sweep),
         Worker("ticks-auditor", auditor.run),
     ]

@@ -15,9 +15,8 @@ from lakebed.lifecycle.ledger import Ledger
 from lakebed.lifecycle.operator import Operator
 from lakebed.lifecycle.policies import rules_of
 from lakebed.lifecycle.settings import LifecycleSettings
-from lakebed.lifecycle.shelf import Shelf
 from lakebed.lifecycle.state import LedgerRow
-from lakebed.lifecycle.workers import Site, opened
+from lakebed.lifecycle.workers import Site, opened, shelf_of
 
 ROWS_MAX = 500
 LEDGER_SHOWN = 50
@@ -30,10 +29,6 @@ class StreamRow(msgspec.Struct, frozen=True):
     delay_s: float
     at_ns: int
     behind_s: float
-
-
-def shelf_of(context: Context) -> Shelf:
-    return Shelf(context.store, clock=context.clock, ids=context.ids, metrics=context.metrics)
 
 
 async def status(context: Context, bucket: str = "") -> list[dict[str, Any]]:
@@ -89,7 +84,8 @@ async def preview(site: Site, bucket: str, text: bytes | None = None, *, days_ah
     known = text if text is not None else await policy(site, bucket)
     calendar = site.settings.calendar
     now_ns = site.shelf.clock.now_ns() + round(days_ahead * calendar.day_ns)
-    return await dry_run(site.lake, bucket, rules_of(known, unique_ids=text is not None), now_ns, calendar)
+    checked = rules_of(known, unique_ids=text is not None)
+    return await dry_run(site.lake, bucket, checked, now_ns, calendar, home=site.home)
 
 
 async def policy(site: Site, bucket: str) -> bytes:

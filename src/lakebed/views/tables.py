@@ -10,10 +10,10 @@ from urllib.parse import unquote
 import msgspec
 
 from lakebed.context import Context
+from lakebed.delta import history
+from lakebed.delta.log import LOG_FOLDER, change_of, decode, fields_of, log_key
+from lakebed.delta.model import NAME, DataFile, Snapshot
 from lakebed.errors import Corrupt, NotFound
-from lakebed.pipeline.tables import history
-from lakebed.pipeline.tables.log import LOG_FOLDER, change_of, decode, fields_of, log_key
-from lakebed.pipeline.tables.model import NAME, DataFile, Snapshot
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
 

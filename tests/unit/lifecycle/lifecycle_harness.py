@@ -35,13 +35,13 @@ class Harness:
         self.clock = ManualClock()
         self.store = MemoryStore(clock=self.clock)
         self.metrics = Metrics()
-        self.shelf = Shelf(self.store, home=HOME, clock=self.clock, ids=Ids.seeded(1), metrics=self.metrics)
+        self.shelf = Shelf(self.store, clock=self.clock, ids=Ids.seeded(1), metrics=self.metrics)
         self.lake = MemoryLake(self.clock)
         self.settings = msgspec.structs.replace(QUICK, **changed)
         self.worker = self.new_worker(self.lake)
 
     def new_worker(self, lake: Any) -> LifecycleWorker:
-        return LifecycleWorker(lake, Seams(lake, lake, lake), self.shelf, self.settings, node="test")
+        return LifecycleWorker(lake, Seams(lake, lake, lake), self.shelf, self.settings, node="test", home=HOME)
 
     async def policy(self, bucket: str, *rules: Rule) -> None:
         await self.lake.put(bucket, xml.render(rules) if rules else b"")

@@ -167,7 +167,7 @@ async def test_an_event_that_does_not_decode_blocks_its_streams_and_quarantine_p
     await world.tick(1.01)
 
     assert ["bad"] == world.left()
-    assert 1 == world.metrics.value("lakebed_lifecycle_quarantined_total", stream_kind="ORIGINAL")
+    assert 1 == world.metrics.value("lakebed_lifecycle_quarantined_total", stream_kind="ORIGINAL", bucket="b")
     assert "known bad" in (await world.troubles()).quarantined[0]
 
 

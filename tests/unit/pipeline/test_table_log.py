@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from lakebed.clock import ManualClock
+from lakebed.delta import history
+from lakebed.delta.log import Commit, apply, change_of, decode, encode, grows, log_key, overlapping
+from lakebed.delta.model import ONCE_WINDOW, Batch, Change, DataFile, Snapshot, TableSpec
 from lakebed.errors import Corrupt, Invalid, NotFound
-from lakebed.pipeline.tables import history
-from lakebed.pipeline.tables.log import Commit, apply, change_of, decode, encode, grows, log_key, overlapping
-from lakebed.pipeline.tables.model import ONCE_WINDOW, Batch, Change, DataFile, Snapshot, TableSpec
 from lakebed.store.memory import MemoryStore
 
 SCHEMA = '{"type":"struct","fields":[{"name":"id","type":"long","nullable":false,"metadata":{}}]}'

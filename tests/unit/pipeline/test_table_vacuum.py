@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from lakebed.clock import ManualClock
+from lakebed.delta.log import Commit, encode, log_key
+from lakebed.delta.model import DataFile, TableSpec
 from lakebed.errors import Invalid
-from lakebed.pipeline.tables.log import Commit, encode, log_key
-from lakebed.pipeline.tables.model import DataFile, TableSpec
 from lakebed.pipeline.tables.vacuum import sweep, sweepable
 from lakebed.store.memory import MemoryStore
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from lakebed.clock import ManualClock
+from lakebed.ticks.adapters import open_audit, open_queue
+from lakebed.ticks.audit import COMMITTED
 from lakebed.ticks.model import TickId
 from lakebed.ticks.receiver import register_of
 from lakebed.ticks.sweeper import Sweeper
-from ticks_kit import ORG, PROJECT, TICK, Service, context_of, parquet
+from lakebed.ticks.twins import TwinSilverJob
+from lakebed.ticks.workers import workers
+from ticks_kit import ORG, PROJECT, TICK, Service, context_of, manifest, parquet
 
 DAY_S = 86_400.0
 OF = TickId(ORG, PROJECT, TICK)
@@ -78,3 +84,51 @@ async def test_only_orphans_older_than_any_upload_are_swept(service: Service, ma
 
     assert (2, 1) == (len(young), len(await parts(service)))
     assert 1 == service.context.metrics.value("lakebed_ticks_swept_total", why="orphan")
+
+
+@pytest.mark.parametrize("step", ["bronze", "queue", "committed"])
+async def test_a_finalize_that_nobody_comes_back_to_is_finished(
+    service: Service, manual_clock: ManualClock, step: str
+) -> None:
+    """Bronze was written, or the record was, and the agent is gone: the sweeper's loop commits it, once."""
+    seam = {"bronze": service.bronze, "queue": service.queue, "committed": service.committed}[step]
+    seam.before = {"send": 1, "create": 1}
+    seam.after = {"commit": 1}
+    said = await service.upload()
+    assert 503 == (await service.finalize(said)).status_code
+    seam.before.clear()
+    sweep = next(each for each in workers(service.context, TwinSilverJob(service.context), service.bronze)
+                 if each.name == "ticks-sweeper")  # fmt: skip
+    task = asyncio.create_task(sweep.run())
+
+    await manual_clock.advance(600.0)
+    young = (await register_of(service.context, OF).read()).value.state
+    await manual_clock.advance(900.0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    state = (await register_of(service.context, OF).read()).value
+    late = await service.finalize(said)
+
+    assert ("finalizing", "committed") == (young, state.state)
+    assert (200, 5, 5) == (late.status_code, late.json()["rows_inserted"], len(await service.rows()))
+    assert 1 == service.context.metrics.value("lakebed_ticks_finished_total")
+    assert await open_audit(service.context, COMMITTED).get(OF) is not None
+    assert 1 <= (await open_queue(service.context).depth()).waiting
+
+
+async def test_a_late_finalize_with_other_parts_is_refused_when_only_the_record_is_left(
+    service: Service, manual_clock: ManualClock
+) -> None:
+    """A month later: the same parts get their answer, others are told that this tick was another."""
+    said = await service.upload()
+    first = await service.finalize(said)
+    await manual_clock.advance(32 * DAY_S)
+    await Sweeper(service.context).round()
+    other = {1: parquet([9]), 2: parquet([8])}
+    for seq, data in other.items():
+        await service.put(seq, data)
+
+    refused = await service.finalize(manifest(other, {1: 1, 2: 1}))
+
+    assert (422, "other_manifest") == (refused.status_code, refused.json()["error_class"])
+    assert first.json() == (await service.finalize(said)).json()

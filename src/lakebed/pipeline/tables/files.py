@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
+from lakebed.delta.model import DataFile, TableSpec
 from lakebed.pipeline.tables.location import Location
-from lakebed.pipeline.tables.model import DataFile, TableSpec
 
 ROWS_PER_FILE_MAX = 2_000_000
 BYTES_PER_FILE_MAX = 128 * 1024 * 1024  # of Arrow memory, before Parquet makes it smaller

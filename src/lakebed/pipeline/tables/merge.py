@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
+from lakebed.delta.model import DataFile, TableSpec
 from lakebed.pipeline.tables.files import Batches, write_files
 from lakebed.pipeline.tables.location import Location
-from lakebed.pipeline.tables.model import DataFile, TableSpec
 
 ROWS_MAX = 500_000  # of what comes, in each task's memory
 FILES_MAX = 256  # of the table, each read by one task

@@ -22,12 +22,13 @@ from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 from pyspark.sql.types import StructType
 
 from lakebed.clock import Clock, now_ms
+from lakebed.delta import history
+from lakebed.delta.log import Commit, Raced, encode, fields_of, grows, log_key, overlapping
+from lakebed.delta.model import Batch, Change, Committed, DataFile, Snapshot, TableSpec
 from lakebed.errors import AlreadyExists, Invalid, Overloaded, Stale
 from lakebed.ids import Ids
-from lakebed.pipeline.tables import files, history, merge
+from lakebed.pipeline.tables import files, merge, upkeep
 from lakebed.pipeline.tables.location import Location
-from lakebed.pipeline.tables.log import Commit, encode, fields_of, grows, log_key, overlapping
-from lakebed.pipeline.tables.model import Batch, Change, Committed, DataFile, Snapshot, TableSpec
 from lakebed.store.protocol import Store
 
 RACES_MAX = 30  # commits that others may make before ours gives up as Overloaded
@@ -52,7 +53,7 @@ class Table:
     ) -> None:
         """`known` is any earlier snapshot of the table: reading goes on from it."""
         self.spec = spec
-        self._spark, self._store, self._location = spark, store, location
+        self.spark, self._store, self.location = spark, store, location
         self._clock, self._ids = clock, ids
         self._known = known
 
@@ -66,18 +67,19 @@ class Table:
     def read(self, version: int | None = None, *, columns: Sequence[str] = ()) -> DataFrame:
         """The rows at a version, or as they are now. A table that does not exist yet is empty."""
         state = self.snapshot(version)
-        return self._rows(state.files, columns or self._columns(state), state)
+        return self.rows_of(state.files, columns or self.columns_of(state), state)
 
     def added(self, after: int, until: int) -> DataFrame:
-        """The rows of the files that are in version `until` and were not in version `after`.
+        """The rows of the files that versions after `after`, up to `until`, brought and that were not replaced since.
 
-        For a table that is only appended to, these are exactly the rows added between the two.
+        For a table that is only appended to, these are exactly the rows added between the two: compaction moves rows to
+        other files, and brings none.
         """
         if after > until:
             raise Invalid(f"{self.spec.name}: version {after} is not before {until}")
         state = self.snapshot(until)
-        old = {file.path for file in self.snapshot(after).files} if after >= 0 else set()
-        return self._rows([file for file in state.files if file.path not in old], self._columns(state), state)
+        brought = _wait(history.brought(self._store, self.spec.root, after, until))
+        return self.rows_of(brought, self.columns_of(state), state)
 
     def changes(self, after: int, until: int) -> list[Change]:
         """What each version after `after` up to `until` did, in order. Raises NotFound for a missing version."""
@@ -93,16 +95,13 @@ class Table:
 
     def append(self, rows: DataFrame, batch: Batch | None = None) -> Committed:
         """Adds the rows. With a batch, exactly once."""
-        if done := self._repeated(batch):
-            return done
-        written = self._write(rows)
+        return self._repeated(batch) or self.append_files(self.write(rows), batch)
+
+    def append_files(self, written: Sequence[DataFile], batch: Batch | None = None, *, note: str = "") -> Committed:
+        """The same with files that executors have written already, with this spec's columns."""
         total = sum(file.rows for file in written)
-        return self._commit(
-            lambda state: Commit("WRITE", adds=tuple(written), batch=batch, rows_inserted=total),
-            lambda commit: Committed(0, total, 0, len(commit.adds)),
-            batch,
-            rebase=True,
-        )
+        commit = Commit("WRITE", adds=tuple(written), batch=batch, rows_inserted=total, note=note)
+        return self.commit(lambda _: commit, lambda _: Committed(0, total, 0, len(written)), batch, rebase=True)
 
     def replace(
         self,
@@ -116,7 +115,7 @@ class Table:
 
         `unless` looks at the table that would be replaced: when it says yes, nothing is changed (`repeated`).
         """
-        return self._repeated(batch) or self.replace_by(self._write(rows), batch, note=note, unless=unless)
+        return self._repeated(batch) or self.replace_by(self.write(rows), batch, note=note, unless=unless)
 
     def replace_by(
         self,
@@ -141,7 +140,7 @@ class Table:
             gone = sum(file.rows for file in commit.removes)
             return Committed(0, total, gone, len(commit.adds), len(commit.removes))
 
-        return self._commit(plan, result, batch, rebase=True)
+        return self.commit(plan, result, batch, rebase=True)
 
     def insert_files(
         self, written: Sequence[DataFile], batch: Batch | None, *, bounds: tuple[Any, Any] | None
@@ -158,7 +157,7 @@ class Table:
             return Commit("MERGE", tuple(written), batch=batch, rows_inserted=total)
 
         try:
-            return self._commit(plan, lambda commit: Committed(0, total, 0, len(commit.adds)), batch, rebase=True)
+            return self.commit(plan, lambda commit: Committed(0, total, 0, len(commit.adds)), batch, rebase=True)
         except _Overlaps:
             return None
 
@@ -182,14 +181,14 @@ class Table:
                 if not kept and self._candidates(state, bounds):
                     rows, kept = rows.cache(), True  # read more than once from here on
                 touched, replaced = self._touched(rows, state, bounds)
-                written = self._write(self._merged(rows, touched, state))
+                written = self.write(self._merged(rows, touched, state))
                 inserted = sum(file.rows for file in written) - sum(file.rows for file in touched)
                 commit = Commit("MERGE", tuple(written), tuple(touched), batch)
                 commit = msgspec.structs.replace(commit, rows_inserted=inserted, rows_replaced=replaced)
                 result = Committed(0, inserted, replaced, len(written), len(touched))
                 try:
-                    return self._commit_on(state, commit, result, batch)
-                except _Raced:
+                    return self.commit_on(state, commit, result, batch)
+                except Raced:
                     continue
         finally:
             if kept:
@@ -208,8 +207,8 @@ class Table:
             candidates = {file.path: file for file in self._candidates(state, bounds)}
             if len(candidates) > merge.FILES_MAX or state.partition_by:
                 return None
-            asked = self._spark.createDataFrame([(path,) for path in (merge.COMING, *candidates)], "path string")
-            task = merge.merging(self.spec, self._location, load, types)
+            asked = self.spark.createDataFrame([(path,) for path in (merge.COMING, *candidates)], "path string")
+            task = merge.merging(self.spec, self.location, load, types)
             rows = asked.mapInArrow(task, files.WRITTEN).collect()
             told = [msgspec.json.decode(row["file"], type=merge.Merged) for row in rows]
             coming = sum(one.rows for one in told if one.path == merge.COMING)
@@ -220,8 +219,8 @@ class Table:
             commit = msgspec.structs.replace(commit, rows_inserted=coming - replaced, rows_replaced=replaced)
             result = Committed(0, coming - replaced, replaced, len(written), len(touched))
             try:
-                return self._commit_on(state, commit, result, batch)
-            except _Raced:
+                return self.commit_on(state, commit, result, batch)
+            except Raced:
                 continue
         raise Overloaded(f"table {self.spec.name} changed under a merge {RACES_MAX} times")
 
@@ -230,26 +229,14 @@ class Table:
 
         Files that are old as a whole leave the log without being read; a file that is old in part is written again.
         """
-        shown = files.shown(moment)
-        for _ in range(RACES_MAX):
-            state = self.snapshot()
-            touched = [file for file in state.files if str(file.low.get(column, "")) < shown]
-            if not touched:
-                return Committed(state.version, repeated=True)
-            mixed = [file for file in touched if file.nulls.get(column, 1) or str(file.high.get(column, "~")) >= shown]
-            rows = self._rows(mixed, self._columns(state), state)
-            kept = rows.filter(F.col(column).isNull() | (F.col(column) >= F.lit(moment)))
-            written = self._write(kept.select(*self.spec.columns).coalesce(max(1, len(mixed)))) if mixed else []
-            gone = sum(file.rows for file in touched) - sum(file.rows for file in written)
-            if not gone:
-                return Committed(state.version, repeated=True)
-            commit = Commit("DELETE", tuple(written), tuple(touched))
-            result = Committed(0, files_added=len(written), files_removed=len(touched), rows_removed=gone)
-            try:
-                return self._commit_on(state, commit, result, None)
-            except _Raced:
-                continue
-        raise Overloaded(f"table {self.spec.name} changed under a delete {RACES_MAX} times")
+        return upkeep.remove_before(self, column, moment)
+
+    def compact(self, *, file_bytes: int = upkeep.FILE_BYTES, dry_run: bool = False) -> Committed:
+        """Joins small files into files of about `file_bytes`. Rows stay as they are, and so do older versions.
+
+        Gives what was, or with `dry_run` would be, done; `repeated` when there is nothing to join.
+        """
+        return upkeep.compact(self, file_bytes=file_bytes, dry_run=dry_run)
 
     def _candidates(self, state: Snapshot, bounds: tuple[Any, Any] | None) -> list[DataFile]:
         """The files that may hold keys within the bounds of the first key."""
@@ -266,7 +253,7 @@ class Table:
         candidates = self._candidates(state, bounds)
         if not candidates:
             return [], 0
-        held = self._rows(candidates, keys, state, with_file=True)
+        held = self.rows_of(candidates, keys, state, with_file=True)
         hits = held.join(rows.select(*keys), on=keys, how="left_semi").groupBy(files.FILE_COLUMN).count().collect()
         by_path = {file.path: file for file in candidates}
         return [by_path[hit[files.FILE_COLUMN]] for hit in hits], sum(hit["count"] for hit in hits)
@@ -275,12 +262,13 @@ class Table:
         ours = self._checked(rows)
         if not touched:
             return ours
-        kept = self._rows(touched, self.spec.columns, state)
+        kept = self.rows_of(touched, self.spec.columns, state)
         kept = kept.join(rows.select(*self.spec.keys), on=list(self.spec.keys), how="left_anti")
         return kept.select(*self.spec.columns).unionByName(ours).coalesce(max(1, len(touched)))
 
-    def _write(self, rows: DataFrame) -> list[DataFile]:
-        task = files.writing(self.spec, self._location)
+    def write(self, rows: DataFrame) -> list[DataFile]:
+        """Files with these rows, which nothing refers to until they are committed."""
+        task = files.writing(self.spec, self.location)
         return [
             msgspec.json.decode(row["file"], type=DataFile)
             for row in self._checked(rows).mapInArrow(task, files.WRITTEN).collect()
@@ -301,7 +289,7 @@ class Table:
             raise Invalid(f"rows do not fit table {self.spec.name}: {'; '.join(wrong[:5])}")
         return rows.select(*self.spec.columns)
 
-    def _rows(
+    def rows_of(
         self, chosen: Sequence[DataFile], columns: Sequence[str], state: Snapshot, *, with_file: bool = False
     ) -> DataFrame:
         known = [self.spec.schema_json, *([state.schema_json] if state.schema_json else [])]
@@ -313,14 +301,14 @@ class Table:
         ) + (f", `{files.FILE_COLUMN}` string" if with_file else "")
         listed = [(file.path, msgspec.json.encode(file.partition).decode()) for file in chosen]
         tasks = max(1, -(-len(listed) // FILES_PER_TASK))
-        sources = self._spark.createDataFrame(listed, "path string, partition string").repartition(tasks)
+        sources = self.spark.createDataFrame(listed, "path string, partition string").repartition(tasks)
         types = {field.name: to_arrow_type(field.dataType, timezone="UTC") for field in typed}
-        task = files.reading(self._location, self.spec.root, types, state.partition_by, with_file=with_file)
+        task = files.reading(self.location, self.spec.root, types, state.partition_by, with_file=with_file)
         rows = sources.mapInArrow(task, stored)
         casts = [F.col(field.name).cast(field.dataType).alias(field.name) for field in typed]
         return rows.select(*casts, *([files.FILE_COLUMN] if with_file else []))
 
-    def _columns(self, state: Snapshot) -> list[str]:
+    def columns_of(self, state: Snapshot) -> list[str]:
         if not state.schema_json:
             return self.spec.columns
         return [field["name"] for field in msgspec.json.decode(state.schema_json)["fields"]]
@@ -350,11 +338,11 @@ class Table:
         done = _wait(history.change(self._store, self.spec.root, at))
         return Committed(at, done.rows_inserted, done.rows_replaced, repeated=True)
 
-    def _commit_on(self, state: Snapshot, commit: Commit, result: Committed, batch: Batch | None) -> Committed:
-        """Creates the entry that was planned on this very state. Raises _Raced."""
-        return self._commit(lambda _: commit, lambda _: result, batch, on=state)
+    def commit_on(self, state: Snapshot, commit: Commit, result: Committed, batch: Batch | None) -> Committed:
+        """Creates the entry that was planned on this very state. Raises Raced."""
+        return self.commit(lambda _: commit, lambda _: result, batch, on=state)
 
-    def _commit(
+    def commit(
         self,
         plan: Callable[[Snapshot], Commit | None],
         result: Callable[[Commit], Committed],
@@ -363,7 +351,7 @@ class Table:
         rebase: bool = False,
         on: Snapshot | None = None,
     ) -> Committed:
-        """Creates the next log entry. Loses a race: with `rebase` plans again on what won, otherwise raises _Raced."""
+        """Creates the next log entry. Loses a race: with `rebase` plans again on what won, otherwise raises Raced."""
         attempt = self._ids.token()
         for _ in range(RACES_MAX):
             state = on or self.snapshot()
@@ -381,7 +369,7 @@ class Table:
                 _wait(self._store.create(log_key(self.spec.root, state.version + 1), data))
             except AlreadyExists as error:
                 if not rebase:
-                    raise _Raced from error
+                    raise Raced from error
                 continue
             _wait(history.keep(self._store, self.spec.root, self.snapshot()))
             return msgspec.structs.replace(result(commit), version=state.version + 1)
@@ -390,10 +378,6 @@ class Table:
 
 class _Overlaps(Exception):
     """Files of the table may hold keys that are to be inserted."""
-
-
-class _Raced(Exception):
-    """Another version was committed on the snapshot that this one was planned on."""
 
 
 def _wait(work: Coroutine[Any, Any, R]) -> R:

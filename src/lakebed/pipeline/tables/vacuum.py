@@ -10,9 +10,9 @@ from __future__ import annotations
 from urllib.parse import unquote
 
 from lakebed.clock import Clock, now_ms
+from lakebed.delta import history
+from lakebed.delta.log import decode, log_key
 from lakebed.errors import Invalid
-from lakebed.pipeline.tables import history
-from lakebed.pipeline.tables.log import decode, log_key
 from lakebed.store.protocol import Store
 
 KEEP_S_MIN = 3600.0  # longer than any job between its first file and its commit

@@ -1,0 +1,239 @@
+"""Accepted batches for whoever reads them in bulk: found through accepted-by-time, read from their blobs, verified.
+
+Offsets are acceptance times: `through_ns`, up to which everything indexed was given, and `late_ms`, up to which the
+reconciler's notes of batches that were indexed late were looked through. A step ends `settle_s` before now, so that the
+index has caught up with acceptance; what still comes later has such a note, and is given then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from lakebed.batches import paths
+from lakebed.batches.model import AcceptedByTime, RollupWork, read_record
+from lakebed.batches.raw import verified
+from lakebed.context import Context
+from lakebed.errors import Corrupt, Invalid, NotFound
+from lakebed.feed import Limit, Offset, Piece, Wanted, ahead, within
+from lakebed.frame import arrow
+from lakebed.frame.model import Batch
+from lakebed.store.model import ObjectInfo
+from lakebed.store.protocol import Store
+
+SETTLE_S = 10.0  # twice the patience of a collector's derived writes
+FOREVER_NS = 2**63 - 1
+CHUNK = 256  # entries whose contents are read at once to see how many fit a limit
+
+
+def open_feed(context: Context, options: Mapping[str, str]) -> BatchesFeed:
+    """`start` and `end` (acceptance; ISO 8601 or nanoseconds; end exclusive) and `settle_s`."""
+    start, end = options.get("start", ""), options.get("end", "")
+    return BatchesFeed(
+        context.store,
+        now_ns=context.clock.now_ns,
+        start_ns=moment_ns(start) if start else 0,
+        end_ns=moment_ns(end) if end else FOREVER_NS,
+        settle_s=float(options.get("settle_s", SETTLE_S)),
+    )
+
+
+class BatchesFeed:
+    def __init__(
+        self, store: Store, *, now_ns: Any, start_ns: int = 0, end_ns: int = FOREVER_NS, settle_s: float = SETTLE_S
+    ) -> None:
+        if start_ns >= end_ns:
+            raise Invalid(f"nothing was accepted from {start_ns} to before {end_ns}", hint="start must be before end")
+        self._store, self._now_ns = store, now_ns
+        self._start_ns, self._end_ns, self._settle_ns = start_ns, end_ns, round(settle_s * 1e9)
+
+    def schema(self) -> Any:
+        import pyarrow as pa
+
+        return pa.schema(
+            [
+                pa.field("agent_id", pa.string()),
+                pa.field("boot_id", pa.string()),
+                pa.field("seq", pa.int64()),
+                pa.field("batch_id", pa.string()),
+                pa.field("accepted_at", pa.timestamp("us", "UTC")),
+                pa.field("metric", pa.string()),
+                pa.field("labels", pa.map_(pa.string(), pa.string())),
+                pa.field("time", pa.timestamp("us", "UTC")),
+                pa.field("time_ns", pa.int64()),
+                pa.field("value", pa.float64()),
+                pa.field("kind", pa.string()),
+            ]
+        )
+
+    async def begin(self) -> Offset:
+        return {"through_ns": self._start_ns - 1, "late_ms": 0}
+
+    async def reach(self, start: Offset, limit: Limit) -> Offset:
+        """With a limit, up to the last batch that fits it: batches of one instant stay together."""
+        now_ns = self._now_ns()
+        # A batch may carry a time ahead of our clock: without a pause to settle, everything that is indexed counts.
+        until_ns = min(now_ns - self._settle_ns if self._settle_ns else FOREVER_NS, self._end_ns - 1)
+        last_ns = start["through_ns"]
+        # Notes first: a batch whose note stands now is in the index that is listed next.
+        notes = [(paths.parse_by_time(note.key)[1], note.modified_ms) async for note in self._notes(FOREVER_NS)]
+        if until_ns > last_ns:
+            async for piece in self._fitting(self._indexed(last_ns + 1, until_ns), limit):
+                last_ns = max(last_ns, paths.parse_by_time(piece.key)[1])
+        late_ms = max((modified_ms for at_ns, modified_ms in notes if at_ns <= last_ns), default=0)
+        return {"through_ns": last_ns, "late_ms": max(start["late_ms"], late_ms)}
+
+    async def pieces(self, start: Offset, end: Offset, wanted: Wanted) -> list[Piece]:
+        from_ns = max(start["through_ns"] + 1, _ns(wanted.low.get("accepted_at"), 0))
+        to_ns = min(end["through_ns"], _ns(wanted.high.get("accepted_at"), FOREVER_NS - 1000) + 999)
+        found = [piece async for piece in self._indexed(from_ns, to_ns)]
+        for note in [note async for note in self._notes(start["through_ns"])]:
+            if start["late_ms"] < note.modified_ms <= end["late_ms"]:
+                work = read_record(await self._store.get(note.key), RollupWork)
+                found.append(_piece(work.accepted_by_time_key))
+        return found
+
+    async def load(self, piece: Piece, columns: Sequence[str], wanted: Wanted) -> Any:
+        entry = await self.entry(piece)
+        if not _wanted(entry, wanted):
+            return None
+        batch = verified((await self._store.get(entry.raw_blob_key)).data, entry.frame_sha256)
+        if paths.accepted_key(batch.identity) != entry.accepted_manifest_key:
+            raise Corrupt(f"blob {entry.frame_sha256} carries another identity than its manifest")
+        return self._rows(batch, paths.parse_by_time(piece.key), columns)
+
+    async def entry(self, piece: Piece) -> AcceptedByTime:
+        """What the index says of the piece's batch. Raises NotFound or Corrupt."""
+        if piece.told:
+            return msgspec.json.decode(piece.told, type=AcceptedByTime)
+        return read_record(await self._store.get(piece.key), AcceptedByTime)
+
+    async def described(self, piece: Piece) -> Piece:
+        if piece.told:
+            return piece
+        try:
+            entry = await self.entry(piece)
+        except (Corrupt, NotFound):
+            return piece
+        try:
+            identity = paths.identity_of(entry.accepted_manifest_key)
+        except Invalid:
+            return piece
+        return Piece(
+            piece.key,
+            entry.samples,
+            entry.frame_bytes,
+            msgspec.json.encode(entry),
+            piece.id,
+            f"{identity.agent_id}\0{identity.boot_id}",
+            identity.seq_start,
+            identity.seq_end,
+        )
+
+    def _rows(self, batch: Batch, named: tuple[str, int], columns: Sequence[str]) -> Any:
+        import pyarrow as pa
+
+        schema = self.schema()
+        batch_id, accepted_ns = named
+        made = {"kind": "kind_name"}
+        arrays = []
+        for name in columns:
+            if name == "batch_id":
+                arrays.append(pa.repeat(batch_id, batch.columns.samples))
+            elif name == "accepted_at":
+                moment = pa.scalar(accepted_ns // 1000, pa.timestamp("us", "UTC"))
+                arrays.append(pa.repeat(moment, batch.columns.samples))
+            else:
+                arrays.append(arrow.column(batch, made.get(name, name)))
+        return pa.record_batch(arrays, schema=pa.schema([schema.field(name) for name in columns]))
+
+    async def _indexed(self, from_ns: int, to_ns: int) -> AsyncIterator[Piece]:
+        """Entries of the index with acceptance in [from_ns, to_ns], in order; only the hours there are are listed."""
+        for day in await self._store.children(paths.ACCEPTED_BY_TIME):
+            try:
+                day_ns = paths.day_ns(day)
+            except Invalid:
+                continue  # not ours; the audit reports it
+            if day_ns > to_ns or day_ns + 24 * paths.HOUR_NS <= from_ns:
+                continue
+            for hour in await self._store.children(f"{paths.ACCEPTED_BY_TIME}{day}/"):
+                hour_ns = day_ns + int(hour.removeprefix("hour=")) * paths.HOUR_NS
+                if hour_ns > to_ns or hour_ns + paths.HOUR_NS <= from_ns:
+                    continue
+                async for info in self._store.list(f"{paths.ACCEPTED_BY_TIME}{day}/{hour}/"):
+                    try:
+                        manifest_id, at_ns = paths.parse_by_time(info.key)
+                    except Invalid:
+                        continue
+                    if from_ns <= at_ns <= to_ns:
+                        yield Piece(info.key, id=manifest_id)
+
+    async def _notes(self, through_ns: int) -> AsyncIterator[ObjectInfo]:
+        """The reconciler's notes of batches accepted up to then."""
+        async for info in self._store.list(paths.ROLLUP_WORK):
+            try:
+                _, at_ns = paths.parse_by_time(info.key)
+            except Invalid:
+                continue
+            if self._start_ns <= at_ns <= through_ns and at_ns < self._end_ns:
+                yield info
+
+    async def _fitting(self, listed: AsyncIterator[Piece], limit: Limit) -> AsyncIterator[Piece]:
+        held: list[Piece] = []
+        async for piece in listed:
+            if not limit:
+                yield piece
+                continue
+            held.append(piece)
+            if len(held) % CHUNK == 0 and len(await self._first(held, limit)) < len(held):
+                break
+        for piece in await self._first(held, limit):
+            yield piece
+
+    async def _first(self, held: list[Piece], limit: Limit) -> list[Piece]:
+        if limit.by_content:
+            held[:] = [piece async for piece in ahead(held, self.described)]
+        return within(held, limit)
+
+
+def _piece(key: str) -> Piece:
+    return Piece(key, id=paths.parse_by_time(key)[0])
+
+
+def moment_ns(text: str) -> int:
+    """A moment as nanoseconds: a number of them, or ISO 8601 (UTC unless it says otherwise). Raises Invalid."""
+    if text.isdigit():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise Invalid(f"{text!r} is no moment", hint="2026-11-15T12:00:00Z, or nanoseconds since 1970") from error
+    return _ns(moment if moment.tzinfo else moment.replace(tzinfo=UTC), 0)
+
+
+def _wanted(entry: AcceptedByTime, wanted: Wanted) -> bool:
+    """By what the index says of a batch: whose it is, and from when to when its samples are."""
+    identity = paths.identity_of(entry.accepted_manifest_key)
+    first_ns, last_ns = entry.first_time_unix_ns, entry.last_time_unix_ns
+    return (
+        wanted.takes("agent_id", identity.agent_id)
+        and wanted.takes("boot_id", identity.boot_id)
+        and wanted.may_hold("seq", identity.seq_start, identity.seq_end)
+        and wanted.may_hold("time_ns", first_ns, last_ns)
+        and wanted.may_hold("time", _moment(first_ns), _moment(last_ns))
+    )
+
+
+def _ns(moment: datetime | None, otherwise: int) -> int:
+    """Exactly, to the microsecond: a float would lose what tells neighbours apart."""
+    if moment is None:
+        return otherwise
+    since = moment - datetime(1970, 1, 1, tzinfo=UTC)
+    return ((since.days * 86400 + since.seconds) * 1_000_000 + since.microseconds) * 1000
+
+
+def _moment(at_ns: int) -> datetime:
+    return datetime.fromtimestamp(at_ns // 1_000_000_000, UTC).replace(microsecond=at_ns // 1000 % 1_000_000)

@@ -1,0 +1,76 @@
+"""`lakebed pipeline`: batches and topics into bronze, and the upkeep of tables."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from cyclopts import App, Parameter
+
+from lakebed.cli import exits
+from lakebed.cli.output import Output, emit, say
+from lakebed.cli.where import Where, in_loop
+
+app = App(name="pipeline", help="Batches and topics into bronze; compaction and vacuum of tables.")
+
+Table = Annotated[str, Parameter(help="only this table, as `lakebed tables ls` names it")]
+DryRun = Annotated[bool, Parameter(help="say what would happen, and do nothing", negative="")]
+
+COLUMNS = ("table", "version", "steps", "objects", "rows_in", "good", "quarantined", "duplicates", "lag_s", "behind")
+
+
+@app.command
+def run(
+    *,
+    follow: Annotated[bool, Parameter(help="go on until Ctrl-C or SIGTERM", negative="")] = False,
+    every_s: Annotated[float, Parameter(help="pause between two runs with --follow")] = 5.0,
+    where: Where = Where(),
+    output: Output = "table",
+) -> int:
+    """Bring what was accepted, and what topics with a contract have gained, into bronze.
+
+    Exits 1 when something could not be read or broke its contract: it is set aside, and the rest is in the table.
+    """
+    from lakebed.pipeline.ingested import IngestReport
+    from lakebed.pipeline.ingestion import Ingestion
+
+    context = where.context("pipeline")
+    ingestion = Ingestion(context)
+    say("Spark starts")
+    sound = True
+
+    def told(report: IngestReport) -> None:
+        say(f"{report.table} version {report.version}: {report.good} rows of {report.objects} objects")
+
+    while True:
+        reports = ingestion.run(told)
+        sound = sound and all(report.sound for report in reports)
+        if not follow or any(report.steps for report in reports):
+            emit([_row(report) for report in reports], "jsonl" if follow and output == "json" else output)
+        for report in reports:
+            for key in report.unreadable:
+                say(f"set aside: {key}")
+        if not follow:
+            return exits.OK if sound else exits.FAILED
+        in_loop(lambda: context.clock.sleep(every_s))
+
+
+@app.command
+def compact(*, table: Table = "", dry_run: DryRun = False, where: Where = Where(), output: Output = "table") -> None:
+    """Join the small files of tables. Rows stay as they are; older versions stay readable until vacuum."""
+    from lakebed.pipeline.upkeep import Upkeep
+
+    emit(Upkeep(where.context("pipeline")).compact(table, dry_run=dry_run), output)
+
+
+@app.command
+def vacuum(*, table: Table = "", dry_run: DryRun = False, where: Where = Where(), output: Output = "table") -> None:
+    """Delete the files that no version of the last `bronze.keep_versions_s` refers to."""
+    from lakebed.pipeline.upkeep import Upkeep
+
+    emit(Upkeep(where.context("pipeline")).vacuum(table, dry_run=dry_run), output)
+
+
+def _row(report: msgspec.Struct) -> dict[str, object]:
+    plain = dict(msgspec.to_builtins(report))
+    return {name: plain[name] for name in (*COLUMNS, "unreadable", "through")}

@@ -1,0 +1,105 @@
+"""A small table without Spark: Parquet through the store seam, committed like every other table.
+
+For what a part writes by itself, some megabytes at a time. Any Delta reader reads it; Spark's writers may write beside.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from lakebed.clock import Clock, now_ms
+from lakebed.delta import history
+from lakebed.delta.log import Commit, encode, log_key
+from lakebed.delta.model import DataFile, Snapshot, TableSpec
+from lakebed.errors import AlreadyExists, Overloaded
+from lakebed.ids import Ids
+from lakebed.store.protocol import Store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+RACES_MAX = 30  # commits that others may make before ours gives up
+BOUND_CHARS_MAX = 256  # a longer text has no bound: cut it would be wrong, whole it would be dead weight
+
+
+class PlainTable:
+    def __init__(self, store: Store, spec: TableSpec, *, clock: Clock, ids: Ids) -> None:
+        self.spec, self._store, self._clock, self._ids = spec, store, clock, ids
+        self._known: Snapshot | None = None
+
+    async def snapshot(self) -> Snapshot:
+        """The table as it is now; version -1 when it was never written."""
+        self._known = await history.snapshot(self._store, self.spec.root, known=self._known)
+        return self._known
+
+    async def write(self, rows: pa.Table) -> DataFile:
+        """Stores the rows as one file under a fresh name. An orphan until a commit names it."""
+        data = _parquet(rows)
+        path = f"part-{self._ids.uuid()}.parquet"
+        await self._store.create(f"{self.spec.root}/{path}", data)
+        measured = dict.fromkeys((*self.spec.keys, *self.spec.stats))
+        low, high = _bounds(rows, list(measured))
+        nulls = {name: rows.column(name).null_count for name in measured}
+        return DataFile(path, len(data), rows.num_rows, {}, low, high, nulls)
+
+    async def read(self, file: DataFile, *, where: Any = None) -> pa.Table:
+        """The rows of one file; `where` is an expression of pyarrow. Raises NotFound when a sweep was quicker."""
+        data = (await self._store.get(f"{self.spec.root}/{file.path}")).data
+        return _rows(data, where)
+
+    async def commit(self, plan: Callable[[Snapshot], Commit | None]) -> Snapshot:
+        """Creates the next version as planned on the last; plans again on what won a race. None changes nothing."""
+        attempt = self._ids.token()
+        for _ in range(RACES_MAX):
+            state = await self.snapshot()
+            planned = plan(state)
+            if planned is None:
+                return state
+            if state.version == -1:
+                planned = msgspec.structs.replace(planned, spec=self.spec, table_id=self._ids.uuid())
+            number = state.version + 1
+            data = encode(planned, attempt_id=attempt, now_ms=now_ms(self._clock), version=number)
+            try:
+                await self._store.create(log_key(self.spec.root, number), data)
+            except AlreadyExists:
+                continue
+            after = await self.snapshot()
+            await history.keep(self._store, self.spec.root, after)
+            return after
+        raise Overloaded(f"table {self.spec.name} was committed to by others {RACES_MAX} times")
+
+
+def schema_json(columns: Sequence[tuple[str, str]]) -> str:
+    """The schema string of nullable columns, each a name and a type of Delta's."""
+    fields = [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in columns]
+    return msgspec.json.encode({"type": "struct", "fields": fields}).decode()
+
+
+def _parquet(rows: pa.Table) -> bytes:
+    import pyarrow.parquet as pq
+
+    sink = io.BytesIO()
+    pq.write_table(rows, sink, compression="zstd", coerce_timestamps="us")
+    return sink.getvalue()
+
+
+def _rows(data: bytes, where: Any) -> pa.Table:
+    import pyarrow.parquet as pq
+
+    return pq.read_table(io.BytesIO(data), filters=where)
+
+
+def _bounds(rows: pa.Table, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    import pyarrow.compute as pc
+
+    low: dict[str, Any] = {}
+    high: dict[str, Any] = {}
+    for name in names:
+        ends = pc.min_max(rows.column(name)).as_py()
+        if isinstance(ends["min"], (int, str)) and all(len(str(end)) <= BOUND_CHARS_MAX for end in ends.values()):
+            low[name], high[name] = ends["min"], ends["max"]
+    return low, high

@@ -1,0 +1,94 @@
+"""What lifecycle shows in numbers, set in one place: the names and labels are those of the metrics table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from lakebed.lifecycle.engine import ActionRef
+from lakebed.lifecycle.model import Degraded, Mode, Outcome, StreamKind
+from lakebed.lifecycle.state import BucketState, Troubles
+from lakebed.metrics import Metrics
+
+PREFIX = "lakebed_lifecycle_"
+_ERRORS = (Outcome.TRANSPORT_ERROR, Outcome.FATAL_EVENT_ERROR)
+
+
+def stream_name(delay_ns: int | None) -> str:
+    """How a sweep is called wherever numbers are shown."""
+    return "predicate" if delay_ns is None else f"{delay_ns / 1_000_000_000:g}s"
+
+
+class Gauges:
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._blocked: set[tuple[str, str]] = set()
+        self._shown: dict[str, set[str]] = {}
+
+    # Deletes.
+
+    def evaluated(self, ref: ActionRef, entries: int) -> None:
+        self._count("evaluated_total", ref).inc(entries)
+
+    def verdict(self, ref: ActionRef, outcome: Outcome) -> None:
+        verdicts = self._metrics.counter(f"{PREFIX}verdicts_total")
+        verdicts.labels(bucket=ref.bucket, kind=ref.key.kind.value, outcome=outcome.value).inc()
+        if outcome is Outcome.DELETED:
+            self._count("expired_total", ref).inc()
+        elif outcome is Outcome.SKIPPED_OBJECT_LOCK:
+            self._count("skipped_object_lock_total", ref).inc()
+        elif outcome in _ERRORS:
+            errors = self._metrics.counter(f"{PREFIX}errors_total")
+            errors.labels(bucket=ref.bucket, action=str(ref.key), kind=outcome.value).inc()
+
+    def saturation(self, part: float) -> None:
+        self._metrics.gauge(f"{PREFIX}delete_saturation").set(part)
+
+    def took(self, seconds: float) -> None:
+        self._metrics.histogram(f"{PREFIX}delete_seconds").observe(seconds)
+
+    # Streams.
+
+    def lag(self, delay_ns: int | None, lag_ns: int, *, high: bool) -> None:
+        name = stream_name(delay_ns)
+        behind_s = max(0, lag_ns - (delay_ns or 0)) / 1e9
+        self._metrics.gauge(f"{PREFIX}watermark_lag_seconds").labels(stream=name).set(behind_s)
+        self._metrics.gauge(f"{PREFIX}lag_warning").labels(stream=name).set(high)
+        if delay_ns is None:
+            self._metrics.gauge(f"{PREFIX}predicate_lag_seconds").set(behind_s)
+
+    def retention(self, retention_ns: int | None) -> None:
+        self._metrics.gauge(f"{PREFIX}log_retention_seconds").set((retention_ns or 0) / 1e9)
+
+    def blockers(self, troubles: Troubles) -> None:
+        """One sample per kind and bucket that has or had blockers, and one per kind when there are none."""
+        found = Counter((one.stream.kind.value, one.bucket) for one in troubles.blockers.values())
+        self._blocked |= set(found) | {(kind.value, "") for kind in StreamKind}
+        gauge = self._metrics.gauge(f"{PREFIX}blocked_streams")
+        for kind, bucket in self._blocked:
+            gauge.labels(stream_kind=kind, bucket=bucket).set(found[(kind, bucket)])
+
+    # Actions.
+
+    def actions(self, bucket: str, state: BucketState) -> None:
+        """1 for the mode and the reason an action has, 0 for the others; an action that is gone has none."""
+        modes = self._metrics.gauge(f"{PREFIX}action_mode")
+        reasons = self._metrics.gauge(f"{PREFIX}degraded")
+        for name, action in state.actions.items():
+            mode = Mode.DISABLED if action.paused else action.mode
+            reason = Degraded.OPERATOR_PAUSED if action.paused else action.degraded
+            for one in Mode:
+                modes.labels(bucket=bucket, action=name, mode=one.value).set(one is mode)
+            for why in Degraded:
+                if why is not Degraded.NONE:
+                    reasons.labels(bucket=bucket, action=name, reason=why.value).set(why is reason)
+        for name in self._shown.get(bucket, set()) - set(state.actions):
+            for one in Mode:
+                modes.remove(bucket, name, one.value)
+            for why in Degraded:
+                if why is not Degraded.NONE:
+                    reasons.remove(bucket, name, why.value)
+        self._shown[bucket] = set(state.actions)
+
+    def _count(self, name: str, ref: ActionRef) -> Any:
+        return self._metrics.counter(f"{PREFIX}{name}").labels(bucket=ref.bucket, action=str(ref.key))

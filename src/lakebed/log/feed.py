@@ -1,0 +1,241 @@
+"""A topic for whoever reads it in bulk: offsets of the log are the feed's, one for each partition.
+
+Planning asks meta and gives slices of blobs; reading fetches those ranges, and needs meta only when a compaction has
+moved the records meanwhile. What was trimmed before it was read is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from lakebed.context import Context
+from lakebed.errors import Invalid, NotFound
+from lakebed.feed import Limit, Offset, Piece, Wanted, within
+from lakebed.log import resolve
+from lakebed.log.codec import Batch
+from lakebed.log.model import Control, OffsetOutOfRange, Span, TopicPartition, check_topic
+from lakebed.log.paths import LAST_OFFSET, Uris, uris
+from lakebed.log.reader import BlobGone, Reader
+from lakebed.log.records import PAGE, Records
+from lakebed.meta.connect import connect
+from lakebed.meta.settings import MetaSettings
+from lakebed.store.settings import StoreSettings
+
+MOVES_MAX = 4  # compactions that may overtake one read
+
+
+class Place(msgspec.Struct, frozen=True):
+    """The records [first, last] of a partition, and the stored batch they are in."""
+
+    tp: TopicPartition
+    first: int
+    last: int
+    span: Span
+
+
+def open_feed(context: Context, options: Mapping[str, str]) -> TopicFeed:
+    """`topic`; `start` and `end` (offsets: of all partitions, or JSON by partition; end exclusive)."""
+    if "topic" not in options:
+        raise Invalid("option topic is missing", hint='.option("topic", "orders")')
+    meta = connect(
+        context.settings.of(MetaSettings),
+        store=context.store,
+        clock=context.clock,
+        ids=context.ids,
+        metrics=context.metrics,
+    )
+    where = context.settings.of(StoreSettings)
+    known = uris(where.url, where.prefix)
+    records = Records(meta, clock=context.clock, ids=context.ids)
+    reader = Reader(context.store, records, known, metrics=context.metrics, bodies_bytes=0)
+    bounds = [_bounds(name, options.get(name, "")) for name in ("start", "end")]
+    return TopicFeed(check_topic(options["topic"]), records, reader, known, start=bounds[0], end=bounds[1])
+
+
+class TopicFeed:
+    def __init__(self, topic: str, records: Records, reader: Reader, uris: Uris, *, start: Offset, end: Offset) -> None:
+        """`start` and `end` by partition, "" standing for all others."""
+        self._topic, self._records, self._reader, self._uris = topic, records, reader, uris
+        self._start, self._end = start, end
+
+    def schema(self) -> Any:
+        import pyarrow as pa
+
+        return pa.schema(
+            [
+                pa.field("topic", pa.string()),
+                pa.field("partition", pa.int32()),
+                pa.field("offset", pa.int64()),
+                pa.field("time", pa.timestamp("us", "UTC")),
+                pa.field("key", pa.binary()),
+                pa.field("value", pa.binary()),
+            ]
+        )
+
+    async def begin(self) -> Offset:
+        return {str(n): _of(self._start, n, control.log_start_offset) - 1 for n, control in await self._controls()}
+
+    async def reach(self, start: Offset, limit: Limit) -> Offset:
+        """A limit of rows is met exactly: records can be counted without being read."""
+        before: Offset = {}
+        ends: Offset = {}
+        for n, control in await self._controls():
+            before[str(n)] = self._from(start, n, control) - 1
+            wanted = min(control.sequence_counter, _of(self._end, n, control.next_offset) - 1)
+            ends[str(n)] = max(wanted, before[str(n)])
+        kept = {n: at for n, at in start.items() if n not in ends}  # deleted since: it has no more
+        if not limit:
+            return {**kept, **ends}
+        pieces = await self._planned(start, ends, Wanted(), limit)
+        pieces.sort(key=lambda piece: _place(piece).span.entry.created_at_ms)  # the oldest appends first
+        reached = {n: min(ends[n], before[n]) for n in ends} | kept
+        rows = 0
+        for piece in within(pieces, limit):
+            place = _place(piece)
+            last = place.last if not limit.rows else min(place.last, place.first + limit.rows - rows - 1)
+            reached[str(place.tp.partition)] = max(reached[str(place.tp.partition)], last)
+            rows += last - place.first + 1
+        return reached
+
+    async def pieces(self, start: Offset, end: Offset, wanted: Wanted) -> list[Piece]:
+        return await self._planned(start, end, wanted, Limit())
+
+    async def _planned(self, start: Offset, end: Offset, wanted: Wanted, limit: Limit) -> list[Piece]:
+        """Of each partition no more than the limit could ever take."""
+        found: list[Piece] = []
+        for n, control in await self._controls():
+            first, last = self._from(start, n, control), end.get(str(n), 0)
+            first = max(first, wanted.low.get("offset", first))
+            last = min(last, wanted.high.get("offset", last))
+            if first > last or not wanted.takes("partition", n):
+                continue
+            tp = TopicPartition(self._topic, n)
+            mine: list[Piece] = []
+            async for span in self._spans(tp, first, last, control):
+                if "time" in wanted.low and span.entry.appended_at_ms < wanted.low["time"].timestamp() * 1000 - 1:
+                    continue
+                mine.append(self._piece(tp, span, first, last))
+                if limit and len(within(mine, limit)) < len(mine):
+                    break
+            found += mine
+        return found
+
+    async def described(self, piece: Piece) -> Piece:
+        return piece
+
+    async def load(self, piece: Piece, columns: Sequence[str], wanted: Wanted) -> Any:
+        import pyarrow as pa
+
+        place = _place(piece)
+        batches = [self._rows(place, span, batch, columns) for span, batch in await self._batches(place)]
+        if len(batches) == 1:
+            return batches[0]
+        return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+
+    async def high_watermark(self) -> Offset:
+        """The last offset of each partition."""
+        return {str(n): control.sequence_counter for n, control in await self._controls()}
+
+    async def _batches(self, place: Place) -> list[tuple[Span, Batch]]:
+        try:
+            return [(place.span, await self._reader.batch(place.span))]
+        except BlobGone as gone:
+            avoid = {gone.data_key}
+        for _ in range(MOVES_MAX):
+            try:
+                spans = await self._moved(place, frozenset(avoid))
+                return [(span, await self._reader.batch(span)) for span in spans]
+            except BlobGone as gone:
+                avoid.add(gone.data_key)
+            except OffsetOutOfRange as error:
+                raise NotFound(f"{place.tp}: trimmed before it was read: {error.message}") from error
+        raise NotFound(f"{place.tp}: records {place.first} to {place.last} are not in the bucket")
+
+    async def _moved(self, place: Place, avoid: frozenset[str]) -> list[Span]:
+        """Where the records are now."""
+        spans: list[Span] = []
+        at = place.first
+        while at <= place.last:
+            _, more = await self._reader.plan(place.tp, at, LAST_OFFSET, avoid)
+            if not more:
+                break
+            spans += more
+            at = more[-1].end_offset + 1
+        return [span for span in spans if span.start_offset <= place.last]
+
+    def _rows(self, place: Place, span: Span, batch: Batch, columns: Sequence[str]) -> Any:
+        import pyarrow as pa
+
+        count, schema = batch.records.count, self.schema()
+        lengths = np.frombuffer(batch.records.lengths, "<u4").astype(np.int64)
+        offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+        appended_ms = np.repeat(
+            np.array([segment.created_at_ms for segment in batch.segments], np.int64),
+            [segment.count for segment in batch.segments],
+        )
+        made = {
+            "topic": lambda: pa.repeat(self._topic, count),
+            "partition": lambda: pa.repeat(pa.scalar(place.tp.partition, pa.int32()), count),
+            "offset": lambda: pa.array(np.arange(span.start_offset, span.end_offset + 1, dtype=np.int64)),
+            "time": lambda: pa.array(appended_ms * 1000).cast(pa.timestamp("us", "UTC")),
+            "key": lambda: pa.nulls(count, pa.binary()),
+            "value": lambda: pa.Array.from_buffers(
+                pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(batch.records.payload)]
+            ),
+        }
+        rows = pa.record_batch([made[name]() for name in columns], schema=pa.schema([schema.field(n) for n in columns]))
+        first, last = max(place.first, span.start_offset), min(place.last, span.end_offset)
+        return rows.slice(first - span.start_offset, last - first + 1)
+
+    async def _controls(self) -> list[tuple[int, Control]]:
+        found: list[tuple[int, Control]] = []
+        async for tp in self._records.partitions(self._topic):
+            control = (await self._records.control(tp)).value
+            if control.log_state != "DELETED":
+                found.append((tp.partition, control))
+        return sorted(found, key=lambda one: one[0])
+
+    async def _spans(self, tp: TopicPartition, first: int, last: int, control: Control) -> AsyncIterator[Span]:
+        """What holds [first, last], page by page of the index."""
+        at = first
+        while at <= last:
+            found, behind = resolve.chain(at, await self._records.spans(tp, at, limit=PAGE), control)
+            if not found:  # hidden behind entries that a compaction left over: the reader knows its way around them
+                _, found = await self._reader.plan(tp, at, LAST_OFFSET)
+                behind = found[-1].end_offset + 1 if found else last + 1
+            for span in found:
+                if span.start_offset <= last:
+                    yield span
+            at = behind
+
+    def _from(self, start: Offset, partition: int, control: Control) -> int:
+        """The first offset behind `start` that is still there; a partition that `start` does not know is read whole."""
+        known = start.get(str(partition), _of(self._start, partition, control.log_start_offset) - 1)
+        return max(known + 1, control.log_start_offset)
+
+    def _piece(self, tp: TopicPartition, span: Span, first: int, last: int) -> Piece:
+        first, last = max(first, span.start_offset), min(last, span.end_offset)
+        told = msgspec.json.encode(Place(tp, first, last, span))
+        key = f"{self._uris.key(span.entry.data_key)} ({tp} {first}-{last})"
+        return Piece(key, last - first + 1, span.entry.byte_length or 0, told)
+
+
+def _place(piece: Piece) -> Place:
+    return msgspec.json.decode(piece.told, type=Place)
+
+
+def _bounds(name: str, text: str) -> Offset:
+    if not text:
+        return {}
+    try:
+        return {"": int(text)} if text.isdigit() else msgspec.json.decode(text, type=dict[str, int])
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise Invalid(f"option {name}: {text!r} is neither an offset nor offsets by partition") from error
+
+
+def _of(bounds: Offset, partition: int, otherwise: int) -> int:
+    return bounds.get(str(partition), bounds.get("", otherwise))

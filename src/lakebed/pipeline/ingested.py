@@ -1,0 +1,86 @@
+"""What every run into bronze shares: its report, and where objects go that cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import msgspec
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from lakebed.context import Context
+from lakebed.delta.model import TableSpec
+from lakebed.pipeline.samples_task import Problem
+from lakebed.pipeline.tables.location import Location
+from lakebed.pipeline.tables.table import Table
+from lakebed.store.settings import StoreSettings
+
+OBJECTS = "key string, id string, problem string, rows long, seen_at timestamp"
+
+
+class IngestReport(msgspec.Struct, frozen=True):
+    """A run, or a step of one: rows_in = good + quarantined + duplicates.
+
+    `unreadable` are the objects that were set aside whole; `lag_s` and `behind` are what is left waiting.
+    """
+
+    table: str
+    version: int = -1
+    steps: int = 1
+    objects: int = 0
+    rows_in: int = 0
+    good: int = 0
+    quarantined: int = 0
+    duplicates: int = 0
+    unreadable: tuple[str, ...] = ()
+    through: str = ""
+    lag_s: float = 0.0
+    behind: int = 0
+
+    def plus(self, later: IngestReport) -> IngestReport:
+        return msgspec.structs.replace(
+            later,
+            steps=self.steps + later.steps,
+            objects=self.objects + later.objects,
+            rows_in=self.rows_in + later.rows_in,
+            good=self.good + later.good,
+            quarantined=self.quarantined + later.quarantined,
+            duplicates=self.duplicates + later.duplicates,
+            unreadable=(*self.unreadable, *later.unreadable),
+        )
+
+    @property
+    def sound(self) -> bool:
+        return not self.unreadable and not self.quarantined
+
+
+def cores_of(spark: SparkSession) -> int:
+    """How many tasks run at once; through Spark Connect only the number after a shuffle is known."""
+    try:
+        return int(spark.sparkContext.defaultParallelism)
+    except PySparkException:
+        return int(spark.conf.get("spark.sql.shuffle.partitions"))
+
+
+class Aside:
+    """A quarantine of objects, by key: putting one twice is putting it once."""
+
+    def __init__(self, spark: SparkSession, context: Context, name: str) -> None:
+        self._spark, self._clock = spark, context.clock
+        schema = spark.createDataFrame([], OBJECTS).schema.json()
+        self.table = Table(
+            spark,
+            TableSpec(name, schema, keys=("key",)),
+            store=context.store,
+            location=Location.of(context.settings.of(StoreSettings)),
+            clock=context.clock,
+            ids=context.ids,
+        )
+
+    def put(self, problems: Sequence[Problem]) -> None:
+        if not problems:
+            return
+        now = datetime.fromtimestamp(self._clock.now_ns() / 1e9, UTC)
+        found = {one.key: (one.key, one.id, one.problem, one.rows, now) for one in problems}
+        self.table.upsert(self._spark.createDataFrame(list(found.values()), OBJECTS))

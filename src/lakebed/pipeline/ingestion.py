@@ -1,0 +1,90 @@
+"""A run into bronze: batches, then every topic that has a contract, step by step until nothing is left.
+
+Each step is a commit of its own, so a run may be killed anywhere and the next one goes on. Synchronous: call it in a
+thread from a loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from pyspark.errors import PySparkException
+
+from lakebed.context import Context
+from lakebed.errors import NotFound, Unavailable
+from lakebed.feed import Limit
+from lakebed.pipeline.bronze_parts import line_of
+from lakebed.pipeline.bronze_settings import BronzeSettings
+from lakebed.pipeline.ingested import IngestReport
+from lakebed.pipeline.samples import NAME, Samples
+from lakebed.pipeline.session import open_session
+from lakebed.pipeline.settings import SparkSettings
+from lakebed.pipeline.topics import FOLDER, Topic
+from lakebed.pipeline.topics_decode import TopicContract, read_topic_contracts
+
+STEPS_MAX = 10_000  # of one table in one run
+
+
+class Ingestion:
+    """Contracts are read once, at the start: a mistake in them stops a process before it takes a record."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._settings = context.settings.of(BronzeSettings)
+        self._contracts = _contracts(self._settings.topics_folder)
+
+    def run(self, told: Callable[[IngestReport], None] = lambda report: None) -> list[IngestReport]:
+        """Takes everything that is there now; a report for each table, `told` after each step.
+
+        Raises Unavailable when Spark or the store fails: what was committed stays, and the next run goes on.
+        """
+        began_s = self._context.clock.monotonic_s()
+        spark = open_session(self._context.settings.of(SparkSettings))
+        reports: list[IngestReport] = []
+        try:
+            if self._settings.samples:
+                samples = Samples(spark, self._context, overlap_s=self._settings.overlap_s)
+                reports.append(self._drain(NAME, samples.step, told))
+            for made in self._contracts:
+                name = f"{FOLDER}/{made.contract.table}"
+                reports.append(self._drain(name, Topic(spark, self._context, made).step, told))
+        except PySparkException as error:
+            raise Unavailable(f"Spark could not finish the run: {line_of(error)}", retry_after_s=5.0) from error
+        self._context.metrics.histogram("lakebed_bronze_run_seconds").observe(
+            self._context.clock.monotonic_s() - began_s
+        )
+        return reports
+
+    def _drain(
+        self, name: str, step: Callable[[Limit], IngestReport | None], told: Callable[[IngestReport], None]
+    ) -> IngestReport:
+        total = IngestReport(name, steps=0)
+        for _ in range(STEPS_MAX):
+            report = step(self._settings.limit)
+            if report is None:
+                total = msgspec.structs.replace(total, lag_s=0.0, behind=0)
+                break
+            told(report)
+            total = total.plus(report)
+        self._count(total)
+        return total
+
+    def _count(self, report: IngestReport) -> None:
+        metrics = self._context.metrics
+        rows = metrics.counter("lakebed_bronze_rows_total")
+        counts = {"good": report.good, "quarantined": report.quarantined, "duplicate": report.duplicates}
+        for outcome, count in counts.items():
+            rows.labels(table=report.table, outcome=outcome).inc(count)
+        metrics.counter("lakebed_bronze_unreadable_total").labels(table=report.table).inc(len(report.unreadable))
+        metrics.gauge("lakebed_bronze_behind").labels(table=report.table).set(report.behind)
+        metrics.gauge("lakebed_bronze_lag_seconds").labels(table=report.table).set(report.lag_s)
+
+
+def _contracts(folder: Path | None) -> list[TopicContract]:
+    if folder is None:
+        return []
+    if not folder.is_dir():
+        raise NotFound(f"there is no folder {folder}", hint="bronze.topics names the folder of the topics' contracts")
+    return read_topic_contracts(folder)

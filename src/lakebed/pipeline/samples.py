@@ -1,0 +1,184 @@
+"""Bronze of batches: every accepted sample once in the table `batches/samples`.
+
+    list what was accepted → leave out what is there → executors read and write → one commit: files, offset and batches
+
+The commit is the one conditional write. Whatever dies before it leaves files that nothing refers to; whatever comes
+after it finds the offset and the batches in the table. Two runs at once: one commits, the other looks again.
+Batches that cannot be read are upserted into `batches/quarantine` by their key, before the commit that passes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from lakebed.context import Context
+from lakebed.delta.log import decode, log_key, overlapping
+from lakebed.delta.model import Batch, Snapshot, TableSpec
+from lakebed.errors import Overloaded, Stale
+from lakebed.feed import Feed, Limit, Offset, Piece, Wanted, ahead
+from lakebed.pipeline import samples_plan as planning
+from lakebed.pipeline.ingested import Aside, IngestReport, cores_of
+from lakebed.pipeline.samples_plan import Step, StepNote, Work
+from lakebed.pipeline.samples_task import Told, ingesting
+from lakebed.pipeline.tables.files import shown
+from lakebed.pipeline.tables.location import Location
+from lakebed.pipeline.tables.table import Table
+from lakebed.spark.feeds import open_feed
+from lakebed.spark.pruning import shared_out
+from lakebed.store.settings import StoreSettings
+
+SOURCE = "lakebed.batches"
+NAME, QUARANTINE = "batches/samples", "batches/quarantine"
+OPTIONS = {"settle_s": "0"}  # the overlap does what the pause does for others
+OVERLAP_S = 900.0  # as far as the reconciler looks back: lost events, clock skew, retries, crashes
+RACES_MAX = 30
+BYTES_PER_TASK = 8 * 1024 * 1024  # of frames
+TASKS_PER_CORE = 2
+
+
+class Samples:
+    """Synchronous, as Spark is: call it from a thread of its own."""
+
+    def __init__(self, spark: SparkSession, context: Context, *, overlap_s: float = OVERLAP_S) -> None:
+        self._spark, self._context, self._overlap_s = spark, context, overlap_s
+        self._location = Location.of(context.settings.of(StoreSettings))
+        self._feed: Feed = open_feed(SOURCE, context, OPTIONS)
+        schema = from_arrow_schema(self._feed.schema()).json()
+        self._spec = TableSpec(NAME, schema, stats=("accepted_at", "time", "time_ns", "agent_id"))
+        self.table = self._open(self._spec)
+        self.aside = Aside(spark, context, QUARANTINE)
+
+    def step(self, limit: Limit) -> IngestReport | None:
+        """Takes up to `limit` of what is new into the table, exactly once. None when nothing is new.
+
+        Raises Overloaded when others keep committing first.
+        """
+        bad: set[str] = set()
+        for _ in range(RACES_MAX):
+            state = self.table.snapshot()
+            number = state.applied.get(SOURCE, -1)
+            known = self._known(state)
+            offset = known[0].offset if known else asyncio.run(self._feed.begin())
+            planned, reached = asyncio.run(self._plan(offset, known, state, limit, bad))
+            if not planned.works:
+                return None
+            told = self._run(planned.works)
+            problems = [problem for one in told for problem in one.problems]
+            found_bad = {problem.id for problem in problems} - bad
+            bad |= found_bad
+            if found_bad and any(work.doubled for work in planned.works):
+                continue  # the numbers of what cannot be read are not in the table: who else brings them is no double
+            self.aside.put(problems)
+            written = [file for one in told for file in one.files]
+            note = planning.note_of(reached, planning.unnumbered([work.piece for work in planned.works], bad))
+            try:
+                done = self.table.append_files(
+                    written, Batch(SOURCE, number + 1, after=number), note=msgspec.json.encode(note).decode()
+                )
+            except Stale:
+                continue
+            if done.repeated:  # the same step of another run: it may have taken other batches
+                continue
+            return self._report(done.version, planned, told)
+        raise Overloaded(f"others committed to {NAME} first {RACES_MAX} times")
+
+    async def _plan(
+        self, offset: Offset, known: Sequence[StepNote], state: Snapshot, limit: Limit, bad: set[str]
+    ) -> tuple[Step, Offset]:
+        reached = await self._feed.reach(offset, Limit(objects=limit.objects))
+        listed = await self._feed.pieces(planning.looked_back(offset, self._overlap_s), reached, Wanted())
+        seen = {taken.id for note in known for taken in note.batches}
+        fresh = [piece for piece in listed if piece.id not in seen]
+        fresh = [piece async for piece in ahead(fresh, self._feed.described)]
+        fresh = await asyncio.to_thread(self._not_there, fresh, offset, state)
+        step = planning.plan(planning.unnumbered(fresh, bad), known, limit)
+        if step.cut:  # what is left lies behind the last batch taken, or within the overlap before it
+            taken_ns = [int(work.piece.id.split("-")[0]) for work in step.works]
+            reached = {"through_ns": max(offset["through_ns"], *taken_ns), "late_ms": offset["late_ms"]}
+        return step, reached
+
+    def _not_there(self, fresh: list[Piece], offset: Offset, state: Snapshot) -> list[Piece]:
+        """Of batches older than the overlap (the reconciler found them late), those that the table does not hold."""
+        old_ns = offset["through_ns"] - round(self._overlap_s * 1e9)
+        late = {piece.id for piece in fresh if int(piece.id.split("-")[0]) <= old_ns}
+        if not late or not state.files:
+            return fresh
+        when = [shown(datetime.fromtimestamp(int(id.split("-")[0]) / 1e9, UTC)) for id in late]
+        files = overlapping(state.files, "accepted_at", min(when)[:23], max(when)[:23] + "~")  # to the millisecond
+        rows = self.table.rows_of(files, ["batch_id"], state)
+        held = {row["batch_id"] for row in rows.filter(rows.batch_id.isin(sorted(late))).distinct().collect()}
+        return [piece for piece in fresh if piece.id not in held]
+
+    def _run(self, works: Sequence[Work]) -> list[Told]:
+        total = sum(work.piece.size_bytes for work in works)
+        cores = cores_of(self._spark)
+        tasks = max(1, min(TASKS_PER_CORE * cores, -(-total // BYTES_PER_TASK)))
+        by_id = {work.piece.id: work for work in works}
+        shares = shared_out([work.piece for work in works], tasks)
+        asked = [(msgspec.json.encode([by_id[piece.id] for piece in share]).decode(),) for share in shares]
+        frame = self._spark.createDataFrame(asked, "works string").coalesce(1)
+        frame = frame.repartition(len(asked)) if len(asked) > 1 else frame
+        task = ingesting(SOURCE, self._context.settings, OPTIONS, self._spec, self._location)
+        return [msgspec.json.decode(row["told"], type=Told) for row in frame.mapInArrow(task, "told string").collect()]
+
+    def _known(self, state: Snapshot) -> list[StepNote]:
+        """The notes of the last steps, newest first, back to where the overlap ends."""
+
+        async def read() -> list[StepNote]:
+            found: list[StepNote] = []
+            version = state.version
+            while version >= 0:
+                key = log_key(self._spec.root, version)
+                note = note_in(decode((await self._context.store.get(key)).data, key))
+                if note is not None:
+                    found.append(note)
+                    if note.offset["through_ns"] < found[0].offset["through_ns"] - 2 * self._overlap_s * 1e9:
+                        break
+                version -= 1
+            return found
+
+        return asyncio.run(read())
+
+    def _report(self, version: int, step: Step, told: Sequence[Told]) -> IngestReport:
+        good = sum(one.rows for one in told)
+        doubled = sum(one.doubled for one in told)
+        problems = [problem for one in told for problem in one.problems]
+        quarantined = sum(problem.rows for problem in problems)
+        newest_ns = max(int(work.piece.id.split("-")[0]) for work in step.works)
+        return IngestReport(
+            table=NAME,
+            version=version,
+            objects=len(step.works),
+            rows_in=good + doubled + quarantined,
+            good=good,
+            quarantined=quarantined,
+            duplicates=doubled,
+            unreadable=tuple(problem.key for problem in problems),
+            through=datetime.fromtimestamp(newest_ns / 1e9, UTC).isoformat(),
+            lag_s=max(0.0, round((self._context.clock.now_ns() - newest_ns) / 1e9, 3)) if step.cut else 0.0,
+        )
+
+    def _open(self, spec: TableSpec) -> Table:
+        context = self._context
+        return Table(
+            self._spark, spec, store=context.store, location=self._location, clock=context.clock, ids=context.ids
+        )
+
+
+def note_in(actions: Sequence[dict[str, Any]]) -> StepNote | None:
+    """The step's note in a log entry; None in one of compaction, retention or somebody else."""
+    for action in actions:
+        text = action.get("commitInfo", {}).get("userMetadata")
+        if text:
+            try:
+                return msgspec.json.decode(text, type=StepNote)
+            except (msgspec.DecodeError, msgspec.ValidationError):
+                return None
+    return None

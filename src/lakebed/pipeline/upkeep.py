@@ -1,0 +1,141 @@
+"""Compaction, retention and vacuum of tables, planned from their logs: without Spark while nothing is due."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+from pyspark.sql import SparkSession
+
+from lakebed.context import Context
+from lakebed.delta import history
+from lakebed.delta.model import Snapshot, TableSpec
+from lakebed.errors import Invalid
+from lakebed.pipeline.bronze_settings import BronzeSettings
+from lakebed.pipeline.samples import NAME, QUARANTINE
+from lakebed.pipeline.session import open_session
+from lakebed.pipeline.settings import SparkSettings
+from lakebed.pipeline.tables import upkeep, vacuum
+from lakebed.pipeline.tables.location import Location
+from lakebed.pipeline.tables.table import Table
+from lakebed.pipeline.topics import FOLDER, QUARANTINE_FOLDER
+from lakebed.store.protocol import Store
+from lakebed.store.settings import StoreSettings
+
+TICK_LAYERS = ("bronze", "silver", "quarantine", "gold")  # tables/<layer>/<org>/<project>/<table>
+JOINED_LAYERS = ("bronze",)  # of those: silver and gold are few files, written whole or by key
+AGED_BY = {"batches": "accepted_at", "topics": "_time"}  # the column that retention counts from
+
+
+class Upkept(msgspec.Struct, frozen=True):
+    """What was done to a table, or would be."""
+
+    table: str
+    files_joined: int = 0
+    files_made: int = 0
+    rows_removed: int = 0
+    files_swept: int = 0
+    bytes_swept: int = 0
+
+
+class Upkeep:
+    """Synchronous where Spark is needed: call it in a thread from a loop."""
+
+    def __init__(self, context: Context, spark: Callable[[], SparkSession] | None = None) -> None:
+        self._context = context
+        self._settings = context.settings.of(BronzeSettings)
+        self._spark = spark or (lambda: open_session(context.settings.of(SparkSettings)))
+
+    def compact(self, only: str = "", *, dry_run: bool = False) -> list[Upkept]:
+        """Joins small files of the tables that are appended to. Older versions stay readable until vacuum."""
+        done = []
+        for name in self._chosen(only, joined=True):
+            state = self._state(name)
+            planned = [] if state.partition_by else upkeep.groups(state.files, self._settings.file_bytes)
+            if not planned:
+                continue
+            if dry_run:
+                done.append(Upkept(name, sum(len(group) for group in planned), len(planned)))
+                continue
+            result = self._table(name, state).compact(file_bytes=self._settings.file_bytes)
+            self._context.metrics.counter("lakebed_tables_files_joined_total").labels(table=name).inc(
+                result.files_removed
+            )
+            done.append(Upkept(name, result.files_removed, result.files_added))
+        return done
+
+    def expire(self) -> list[Upkept]:
+        """Removes samples and records past their retention, if there is one."""
+        done = []
+        if self._settings.retention_days:
+            moment = datetime.fromtimestamp(self._context.clock.now_ns() / 1e9, UTC)
+            moment -= timedelta(days=self._settings.retention_days)
+            for name in self._chosen("", joined=True):
+                column = AGED_BY.get(name.split("/")[0])
+                if column is not None:
+                    result = self._table(name, self._state(name)).remove_before(column, moment)
+                    if result.rows_removed:
+                        done.append(Upkept(name, rows_removed=result.rows_removed))
+        return done
+
+    def vacuum(self, only: str = "", *, dry_run: bool = False) -> list[Upkept]:
+        """Deletes the files that no kept version of a table refers to. Needs no Spark."""
+        return asyncio.run(self._vacuum(only, dry_run))
+
+    async def _vacuum(self, only: str, dry_run: bool) -> list[Upkept]:
+        store, clock = self._context.store, self._context.clock
+        done = []
+        for name in _only(await names(store), only):
+            root, keep_s = f"tables/{name}", self._settings.keep_versions_s
+            keys = await vacuum.sweepable(store, root, clock=clock, keep_s=keep_s)
+            size = sum([(await store.head(key)).size for key in keys])
+            if keys and not dry_run:
+                await vacuum.sweep(store, root, clock=clock, keep_s=keep_s)
+            if keys:
+                done.append(Upkept(name, files_swept=len(keys), bytes_swept=size))
+        return done
+
+    def _chosen(self, only: str, *, joined: bool) -> list[str]:
+        found = _only(asyncio.run(names(self._context.store)), only)
+        apart = (QUARANTINE_FOLDER, *(set(TICK_LAYERS) - set(JOINED_LAYERS)))
+        return [name for name in found if not joined or (name != QUARANTINE and name.split("/")[0] not in apart)]
+
+    def _state(self, name: str) -> Snapshot:
+        return asyncio.run(history.snapshot(self._context.store, f"tables/{name}"))
+
+    def _table(self, name: str, state: Snapshot) -> Table:
+        """The table as its own log describes it: bounds are kept for the columns that have them."""
+        bounded = {column for file in state.files for column in file.low}
+        spec = TableSpec(name, state.schema_json, keys=state.keys)
+        stats = tuple(column for column in spec.columns if column in bounded)
+        context = self._context
+        return Table(
+            self._spark(),
+            msgspec.structs.replace(spec, stats=stats),
+            store=context.store,
+            location=Location.of(context.settings.of(StoreSettings)),
+            clock=context.clock,
+            ids=context.ids,
+            known=state,
+        )
+
+
+async def names(store: Store) -> list[str]:
+    """Every table there is, by its log."""
+    found = [NAME, QUARANTINE]
+    for folder in (FOLDER, QUARANTINE_FOLDER):
+        found += [f"{folder}/{name}" for name in await store.children(f"tables/{folder}/")]
+    for layer in TICK_LAYERS:
+        for org in await store.children(f"tables/{layer}/"):
+            for project in await store.children(f"tables/{layer}/{org}/"):
+                tables = await store.children(f"tables/{layer}/{org}/{project}/")
+                found += [f"{layer}/{org}/{project}/{table}" for table in tables]
+    return [name for name in found if "_delta_log" in await store.children(f"tables/{name}/")]
+
+
+def _only(found: list[str], only: str) -> list[str]:
+    if only and only not in found:
+        raise Invalid(f"there is no table {only!r}", hint="lakebed tables ls shows them")
+    return [name for name in found if not only or name == only]

@@ -1,0 +1,126 @@
+"""Bronze of batches, through real Spark on the real bucket: every accepted sample once, whatever happens."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from batches_yard import BatchesYard
+from pyspark.sql import SparkSession
+
+from lakebed.context import Context, make_context
+from lakebed.feed import Limit
+from lakebed.parts import sections
+from lakebed.pipeline.ingested import IngestReport
+from lakebed.pipeline.samples import Samples
+from lakebed.settings import load
+from lakebed.store.protocol import Store
+from lakebed.store.settings import StoreSettings
+
+
+@pytest.fixture
+def context(bucket_settings: StoreSettings) -> Context:
+    return make_context(load(sections(), stack=bucket_settings.as_layer()), role="test")
+
+
+@pytest.fixture
+def yard(bucket: Store) -> BatchesYard:
+    return BatchesYard(bucket)
+
+
+@pytest.fixture
+def samples(spark: SparkSession, context: Context) -> Samples:
+    return Samples(spark, context)
+
+
+def drained(samples: Samples, limit: Limit = Limit(objects=100)) -> IngestReport | None:
+    total: IngestReport | None = None
+    for _ in range(20):
+        step = samples.step(limit)
+        if step is None:
+            return total
+        total = total.plus(step) if total else step
+    raise AssertionError("twenty steps were not enough")
+
+
+def seqs(samples: Samples) -> list[tuple[str, int]]:
+    rows = samples.table.read(columns=["agent_id", "seq"]).collect()
+    return sorted((row["agent_id"], row["seq"]) for row in rows)
+
+
+def numbers(count: int, agent: str = "agent-a") -> list[tuple[str, int]]:
+    return [(agent, n) for n in range(count)]
+
+
+def test_every_accepted_sample_is_in_the_table_once(samples: Samples, yard: BatchesYard) -> None:
+    """Steps of any size give the same table; a run that finds nothing new changes nothing."""
+    for n in range(5):
+        yard.accept(n * 10, n * 10 + 9, at_s=n * 0.5)
+
+    report = drained(samples, Limit(objects=2))
+
+    assert report is not None
+    assert (3, 5, 50, 50, 0, 0) == (
+        report.steps,
+        report.objects,
+        report.rows_in,
+        report.good,
+        report.quarantined,
+        report.duplicates,
+    )
+    assert numbers(50) == seqs(samples)
+    assert samples.step(Limit()) is None
+    assert 2 == samples.table.snapshot().version
+    row = samples.table.read().filter("seq = 7").first()
+    assert row is not None
+    assert (row["metric"], row["value"], row["labels"], row["kind"]) == (
+        "cpu",
+        7.5,
+        {"host": "h3", "zone": "z"},
+        "gauge",
+    )
+
+
+def test_late_batches_come_in_whenever_they_are_indexed(samples: Samples, yard: BatchesYard) -> None:
+    """Within the overlap the index is looked through again; beyond it the reconciler's note brings them."""
+    yard.accept(100, 109, at_s=10_000)
+    drained(samples)
+    yard.accept(0, 9, at_s=9_500)  # within the overlap, indexed after its neighbour
+    yard.accept(10, 19, at_s=0, noted=True)  # hours late
+
+    report = drained(samples)
+
+    assert report is not None
+    assert 20 == report.good
+    assert [*numbers(20), *((("agent-a", n)) for n in range(100, 110))] == seqs(samples)
+    assert samples.step(Limit()) is None
+
+
+def test_what_cannot_be_read_is_set_aside_once_and_the_rest_goes_on(samples: Samples, yard: BatchesYard) -> None:
+    """in = good + quarantined + duplicates, the object's key and the reason are rows of the quarantine."""
+    yard.accept(0, 9)
+    key = yard.damage(yard.accept(10, 19, at_s=1))
+    yard.accept(5, 14, at_s=2)  # numbers that were there, and some that were lost with the damaged batch
+
+    report = drained(samples)
+
+    assert report is not None
+    assert (30, 15, 10, 5) == (report.rows_in, report.good, report.quarantined, report.duplicates)
+    assert (key,) == report.unreadable
+    aside = samples.aside.table.read().collect()
+    assert [(key, 10)] == [(row["key"], row["rows"]) for row in aside]
+    assert "another hash" in aside[0]["problem"]
+    assert numbers(15) == seqs(samples)
+    assert samples.step(Limit()) is None
+
+
+def test_two_runs_at_once_take_every_batch_once(spark: SparkSession, context: Context, yard: BatchesYard) -> None:
+    """Whoever commits second looks again and finds it done."""
+    for n in range(6):
+        yard.accept(n * 10, n * 10 + 9, at_s=n * 0.1)
+
+    with ThreadPoolExecutor(2) as pool:
+        reports = list(pool.map(lambda _: drained(Samples(spark, context), Limit(objects=2)), range(2)))
+
+    assert 60 == sum(report.good for report in reports if report)
+    assert numbers(60) == seqs(Samples(spark, context))

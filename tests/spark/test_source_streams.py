@@ -1,0 +1,152 @@
+"""The sources as streams, and those of the log and the queue, through real Spark on the real bucket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from batches_yard import BatchesYard
+from log_yard import LogYard
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import lakebed.spark
+from lakebed.context import Context, make_context
+from lakebed.delta.model import Batch, TableSpec
+from lakebed.parts import sections
+from lakebed.pipeline.tables.location import Location
+from lakebed.pipeline.tables.table import Table
+from lakebed.queue.model import KeyValueEntry
+from lakebed.queue.queue import Queue
+from lakebed.settings import load
+from lakebed.store.protocol import Store
+from lakebed.store.settings import StoreSettings
+
+
+@pytest.fixture
+def context(bucket_settings: StoreSettings, tmp_path: Path) -> Context:
+    layer = {**bucket_settings.as_layer(), "meta.path": str(tmp_path / "meta.sqlite"), "log.compact_min_entries": 2}
+    return make_context(load(sections(), stack=layer), role="test")
+
+
+@pytest.fixture
+def registered(spark: SparkSession, context: Context) -> Iterator[SparkSession]:
+    lakebed.spark.register(spark, context.settings)
+    yield spark
+
+
+class Sink:
+    """A table as a stream's end: each micro-batch is a commit that carries its number. It can be told to die."""
+
+    def __init__(self, spark: SparkSession, context: Context, columns: str) -> None:
+        self.sizes: list[int] = []
+        self.dies_after_commit = False
+        self.table = Table(
+            spark,
+            TableSpec("streamed/rows", spark.createDataFrame([], columns).schema.json()),
+            store=context.store,
+            location=Location.of(context.settings.of(StoreSettings)),
+            clock=context.clock,
+            ids=context.ids,
+        )
+
+    def write(self, rows: DataFrame, number: int) -> None:
+        done = self.table.append(rows.select(*self.table.spec.columns), Batch("stream", number))
+        self.sizes.append(-1 if done.repeated else done.rows_inserted)
+        if self.dies_after_commit:
+            raise RuntimeError("died after its commit, before its checkpoint")
+
+    def drain(self, rows: DataFrame, checkpoint: Path) -> None:
+        query = rows.writeStream.foreachBatch(self.write).option("checkpointLocation", str(checkpoint))
+        started = query.trigger(availableNow=True).start()
+        assert started.awaitTermination(100)
+        if failed := started.exception():
+            raise failed
+
+    def seqs(self, column: str = "seq") -> list[int]:
+        return sorted(row[column] for row in self.table.read().collect())
+
+
+def test_available_now_drains_within_the_rate_and_stops(
+    registered: SparkSession, context: Context, bucket: Store, tmp_path: Path
+) -> None:
+    """Micro-batches keep the limit; a sink that dies between its commit and the checkpoint gets nothing twice."""
+    yard = BatchesYard(bucket)
+    for n in range(5):
+        yard.accept(n * 10, n * 10 + 9, at_s=n)
+    rows = registered.readStream.format("lakebed.batches").options(settle_s=0, max_objects=2, columns="seq").load()
+    sink = Sink(registered, context, "seq long")
+
+    sink.drain(rows, tmp_path / "checkpoint")
+    assert [20, 20, 10] == sink.sizes
+    yard.accept(50, 59, at_s=60)
+    sink.dies_after_commit = True
+    with pytest.raises(Exception, match="died after its commit"):
+        sink.drain(rows, tmp_path / "checkpoint")
+    sink.dies_after_commit = False
+    sink.drain(rows, tmp_path / "checkpoint")
+
+    assert [20, 20, 10, 10, -1] == sink.sizes
+    assert list(range(60)) == sink.seqs()
+
+
+def test_a_topic_reads_by_offset_in_batch_and_as_a_stream(
+    registered: SparkSession, context: Context, tmp_path: Path
+) -> None:
+    """Topic, partition, offset, time and value, over WAL and compacted blobs; filters and ranges prune; streams go on."""
+    yard = LogYard(context)
+    for n in range(3):
+        yard.append("events", *(b"e%d" % (n * 3 + i) for i in range(3)))
+    yard.append("events", b"other", partition=2)
+    rows = registered.read.format("lakebed.topic").options(topic="events").load()
+
+    found = rows.orderBy("partition", "offset").collect()
+    assert [(0, n + 1, b"e%d" % n) for n in range(9)] + [(2, 1, b"other")] == [
+        (row["partition"], row["offset"], bytes(row["value"])) for row in found
+    ]
+    assert {("events", None)} == {(row["topic"], row["key"]) for row in found}
+    assert rows.filter("time > timestamp'2026-01-01' AND partition = 2").count() == 1
+    assert rows.filter((F.col("offset") > 3) & (F.col("offset") <= 5)).count() == 2
+    bounded = registered.read.format("lakebed.topic").options(topic="events", start='{"0": 8, "2": 2}').load()
+    assert [8, 9] == sorted(row["offset"] for row in bounded.collect())
+    stream = registered.readStream.format("lakebed.topic").options(topic="events", max_rows=4).load()
+    sink = Sink(registered, context, "partition int, offset bigint")
+    sink.drain(stream, tmp_path / "checkpoint")
+    yard.compact("events")
+    yard.append("events", b"late", partition=7)
+    sink.drain(stream, tmp_path / "checkpoint")
+
+    assert max(sink.sizes) <= 4
+    assert 11 == sum(sink.sizes)
+    assert [(0, n) for n in range(1, 10)] + [(2, 1), (7, 1)] == sorted(tuple(r) for r in sink.table.read().collect())
+
+
+def test_a_queue_reads_by_sequence(registered: SparkSession, context: Context, tmp_path: Path) -> None:
+    """Entries with their sequence and place, in batch and as a stream; nothing is claimed."""
+
+    async def put(count: int) -> None:
+        queue = Queue.of(context, "work")
+        ingestor = queue.ingestor()
+        for n in range(count):
+            watcher = await ingestor.ingest([KeyValueEntry(b"k", b"v%d-%d" % (n, i)) for i in range(2)])
+            await ingestor.flush()
+            await watcher.await_durable()
+        await ingestor.close()
+
+    asyncio.run(put(3))
+    rows = registered.read.format("lakebed.queue").options(queue="work").load()
+    stream = registered.readStream.format("lakebed.queue").options(queue="work", max_objects=2).load()
+    sink = Sink(registered, context, "sequence bigint, index int")
+
+    sink.drain(stream, tmp_path / "checkpoint")
+    found: list[Any] = rows.orderBy("sequence", "index").collect()
+
+    assert [(n + 1, i, b"v%d-%d" % (n, i)) for n in range(3) for i in range(2)] == [
+        (row["sequence"], row["index"], bytes(row["value"])) for row in found
+    ]
+    assert rows.filter("sequence = 2").count() == 2
+    assert [4, 2] == sink.sizes
+    assert 0 == asyncio.run(Queue.of(context, "work").status()).claimed

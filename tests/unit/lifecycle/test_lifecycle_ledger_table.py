@@ -1,0 +1,151 @@
+"""The ledger's move into its table: every row once, wherever it is, whatever dies on the way."""
+
+from __future__ import annotations
+
+import pytest
+from lifecycle_harness import Harness
+from lifecycle_makers import rule
+
+from lakebed.errors import Corrupt, Unavailable
+from lakebed.ids import Ids
+from lakebed.lifecycle import ledger_table, paths
+from lakebed.lifecycle.ledger_table import LedgerTable, Mover
+from lakebed.lifecycle.state import Fold
+from lakebed.store.memory import MemoryStore
+
+
+async def lived(count: int = 3) -> Harness:
+    """A worker that expired so many objects of each of two buckets."""
+    world = Harness()
+    for bucket in ("b", "c"):
+        await world.policy(bucket, rule(rule_id="r", expiration_days=1))
+        for number in range(count):
+            world.lake.write(bucket, f"k{number}")
+    await world.tick(1.01)
+    return world
+
+
+async def segments(world: Harness) -> list[str]:
+    return [info.key for b in "bc" async for info in world.store.list(paths.ledger_folder(b))]
+
+
+async def test_rows_are_the_same_before_and_after_they_were_moved() -> None:
+    """All fields, by bucket and by key; intents stay intents."""
+    world = await lived()
+    before = {b: await world.ledger(b) for b in "bc"}
+    one = await world.ledger("b", "k1")
+
+    assert 4 == await Mover(world.shelf).run()
+
+    assert [] == await segments(world)
+    for bucket, rows in before.items():
+        assert sorted(rows, key=str) == sorted(await world.ledger(bucket), key=str)
+    assert one == await world.ledger("b", "k1")
+    assert ["", "DELETED"] == [row.outcome for row in one]
+    assert 0 == await Mover(world.shelf).run()
+
+
+async def test_new_rows_join_the_moved_ones_and_small_files_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking about a key finds its whole past; files do not pile up."""
+    monkeypatch.setattr(ledger_table, "FILES_MAX", 3)
+    world = await lived(1)
+    for _ in range(5):
+        await Mover(world.shelf).run()
+        world.lake.write("b", "k0")
+        await world.tick(1.01)
+
+    told = [row.outcome for row in await world.ledger("b", "k0")]
+    table = LedgerTable(world.store, clock=world.clock, ids=Ids())
+
+    assert ["", "DELETED"] * 6 == told
+    assert 3 >= len((await table._table.snapshot()).files)
+
+
+class Dying(MemoryStore):
+    """Fails at its k-th change."""
+
+    def arm(self, at: int) -> None:
+        self.left = at
+
+    def _step(self) -> None:
+        self.left = getattr(self, "left", 1 << 30) - 1
+        if self.left == 0:
+            raise Unavailable("died here")
+
+    async def create(self, key: str, data: bytes) -> object:  # type: ignore[override]
+        self._step()
+        return await super().create(key, data)
+
+    async def replace(self, key: str, data: bytes, etag: str) -> object:  # type: ignore[override]
+        self._step()
+        return await super().replace(key, data, etag)
+
+    async def delete(self, key: str) -> None:
+        self._step()
+        await super().delete(key)
+
+
+async def test_a_move_may_die_at_every_change_and_every_row_is_there_once() -> None:
+    """Before the plan, the file, the commit, each delete, the end: the next move finishes it."""
+    deaths = 0
+    for at in range(1, 20):
+        world = await lived(2)
+        dying = Dying(clock=world.clock)
+        for key in [info.key for b in "bc" async for info in world.store.list(paths.ledger_folder(b))]:
+            await dying.create(key, (await world.store.get(key)).data)
+        world.store = dying
+        world.shelf = type(world.shelf)(dying, clock=world.clock, ids=Ids(), metrics=world.metrics)
+        whole = sorted(await world.ledger("b"), key=str)
+        dying.arm(at)
+        try:
+            await Mover(world.shelf).run()
+        except Unavailable:
+            deaths += 1
+            assert whole == sorted(await world.ledger("b"), key=str)
+            await Mover(world.shelf).run()
+        assert whole == sorted(await world.ledger("b"), key=str)
+        assert () == (await world.shelf.fold.read()).value.segments
+
+    assert 8 <= deaths < 19
+
+
+async def test_a_plan_that_was_committed_is_not_committed_again() -> None:
+    """Its segments, met again after a crash, are only deleted."""
+    world = await lived()
+    names = tuple(await segments(world))
+    kept = {name: (await world.store.get(name)).data for name in names}
+    await Mover(world.shelf).run()
+    whole = sorted(await world.ledger("b"), key=str)
+    for name, data in kept.items():
+        await world.store.create(name, data)
+    await world.shelf.fold.change(lambda known: (Fold(number=known.number, segments=names), None))
+
+    assert whole == sorted(await world.ledger("b"), key=str)
+    await Mover(world.shelf).run()
+
+    assert whole == sorted(await world.ledger("b"), key=str)
+
+
+async def test_a_damaged_segment_is_named_and_stops_only_the_move() -> None:
+    """The worker goes on; the segment stays where an operator finds it."""
+    world = await lived()
+    await world.store.create(paths.ledger_segment("b", 1, "x"), b"{}\nno\n")
+
+    with pytest.raises(Corrupt, match=r"ledger/b/0+1-x"):
+        await Mover(world.shelf).run()
+    world.lake.write("b", "later")
+    await world.tick(10)
+
+    assert [] == world.left()
+
+
+async def test_the_worker_moves_the_ledger_by_itself() -> None:
+    """After the time that `fold_s` says."""
+    world = Harness(fold_s=50.0)
+    await world.policy("b", rule(expiration_days=1))
+    world.lake.write("b", "a")
+    await world.tick(1.01)
+    await world.tick(0.6)
+
+    assert [] == await segments(world)
+    assert ["", "DELETED"] == [row.outcome for row in await world.ledger()]
