@@ -30,6 +30,7 @@ from lakebed.ids import Ids
 from lakebed.pipeline import bronze_parts as parts
 from lakebed.pipeline.bronze_parts import FILE_SEQ, INGESTED_AT, ROW, Asked, Draft, Seen, line_of
 from lakebed.pipeline.drift import Drift, Fit, fit
+from lakebed.pipeline.session import parallelism
 from lakebed.pipeline.tables import merge
 from lakebed.pipeline.tables.location import Location
 from lakebed.pipeline.tables.table import Table
@@ -269,7 +270,7 @@ class Bronze:
 
         listed = pa.table({"asked": [msgspec.json.encode(one).decode() for one in asked]})
         frame: DataFrame = self._spark.createDataFrame(listed)
-        tasks = min(len(asked), self._spark.sparkContext.defaultParallelism)
+        tasks = min(len(asked), parallelism(self._spark))
         return frame.coalesce(1) if tasks == 1 else frame.repartition(tasks)
 
     def _name(self, tick: Tick, table: TickTable) -> str:
