@@ -4,11 +4,7 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 
 .DEFAULT_GOAL := help
-<<<<<<< HEAD
-.PHONY: help setup demo test lint unit conformance sim integration spark test-oxia test-cluster bench lock clean
-=======
-.PHONY: help setup demo test lint unit conformance sim integration spark docs test-oxia bench lock clean
->>>>>>> main
+.PHONY: help setup demo test lint unit conformance sim integration spark docs test-oxia test-cluster bench lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

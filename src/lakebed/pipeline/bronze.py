@@ -36,6 +36,7 @@ from lakebed.pipeline.tables.location import Location
 from lakebed.pipeline.tables.table import Table
 from lakebed.store.protocol import Store
 from lakebed.tick_manifest import BadManifest, TickTable
+from lakebed.traces import traced
 
 LINEAGE = {
     "_tick_id": "string",
@@ -99,6 +100,7 @@ class Bronze:
         self._clock, self._ids, self._drift = clock, ids, drift
         self._known: dict[str, Snapshot] = {}
 
+    @traced("bronze commit")
     def commit(self, tick: Tick) -> list[TableDone]:
         """Writes the tick's rows, exactly once. A repeat gives the first answer again.
 

@@ -29,6 +29,7 @@ from lakebed.pipeline.tables.location import Location
 from lakebed.pipeline.tables.table import Table
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
+from lakebed.traces import traced
 
 LAYERS = ("bronze", "silver", "quarantine", "gold")
 R = TypeVar("R")
@@ -72,6 +73,7 @@ class Flow:
     def gold(self) -> Gold:
         return self._open()[2]
 
+    @traced("silver job")
     def run_silver(
         self,
         org_id: str,
@@ -127,6 +129,7 @@ class Flow:
                 run.wrote(_key("bronze", *whose, table.name), version=table.version, rows=rows)
             return done
 
+    @traced("silver rebuild")
     def rebuild(self, org_id: str, project_id: str, tables: Collection[str] = ()) -> FlowReport:
         """Makes silver (these tables of it, or all) and gold anew, from bronze as it is now. Idempotent."""
         known = {contract.table: contract.bronze for contract in self._contracts}
