@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import msgspec
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from lakebed.context import Context
 from lakebed.delta.model import TableSpec
 from lakebed.pipeline.samples_task import Problem
+from lakebed.pipeline.session import parallelism
 from lakebed.pipeline.tables.location import Location
 from lakebed.pipeline.tables.table import Table
 from lakebed.store.settings import StoreSettings
@@ -57,10 +57,7 @@ class IngestReport(msgspec.Struct, frozen=True):
 
 def cores_of(spark: SparkSession) -> int:
     """How many tasks run at once; through Spark Connect only the number after a shuffle is known."""
-    try:
-        return int(spark.sparkContext.defaultParallelism)
-    except PySparkException:
-        return int(spark.conf.get("spark.sql.shuffle.partitions"))
+    return parallelism(spark)
 
 
 class Aside:

@@ -18,6 +18,7 @@ from lakebed.feed import Limit
 from lakebed.pipeline.bronze_parts import line_of
 from lakebed.pipeline.bronze_settings import BronzeSettings
 from lakebed.pipeline.ingested import IngestReport
+from lakebed.pipeline.lineage import lineage_of
 from lakebed.pipeline.samples import NAME, Samples
 from lakebed.pipeline.session import open_session
 from lakebed.pipeline.settings import SparkSettings
@@ -46,10 +47,10 @@ class Ingestion:
         try:
             if self._settings.samples:
                 samples = Samples(spark, self._context, overlap_s=self._settings.overlap_s)
-                reports.append(self._drain(NAME, samples.step, told))
+                reports.append(self._drain(NAME, "accepted/v1", samples.step, told))
             for made in self._contracts:
                 name = f"{FOLDER}/{made.contract.table}"
-                reports.append(self._drain(name, Topic(spark, self._context, made).step, told))
+                reports.append(self._drain(name, f"llog/{made.topic}", Topic(spark, self._context, made).step, told))
         except PySparkException as error:
             raise Unavailable(f"Spark could not finish the run: {line_of(error)}", retry_after_s=5.0) from error
         self._context.metrics.histogram("lakebed_bronze_run_seconds").observe(
@@ -58,16 +59,23 @@ class Ingestion:
         return reports
 
     def _drain(
-        self, name: str, step: Callable[[Limit], IngestReport | None], told: Callable[[IngestReport], None]
+        self,
+        name: str,
+        source: str,
+        step: Callable[[Limit], IngestReport | None],
+        told: Callable[[IngestReport], None],
     ) -> IngestReport:
         total = IngestReport(name, steps=0)
-        for _ in range(STEPS_MAX):
-            report = step(self._settings.limit)
-            if report is None:
-                total = msgspec.structs.replace(total, lag_s=0.0, behind=0)
-                break
-            told(report)
-            total = total.plus(report)
+        with lineage_of(self._context).job(f"bronze/{name}", polls=True) as run:
+            for _ in range(STEPS_MAX):
+                report = step(self._settings.limit)
+                if report is None:
+                    total = msgspec.structs.replace(total, lag_s=0.0, behind=0)
+                    break
+                told(report)
+                total = total.plus(report)
+                run.read(source, rows=total.rows_in)
+                run.wrote(f"tables/{name}", version=report.version, rows=total.good)
         self._count(total)
         return total
 

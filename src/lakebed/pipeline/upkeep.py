@@ -14,6 +14,7 @@ from lakebed.delta import history
 from lakebed.delta.model import Snapshot, TableSpec
 from lakebed.errors import Invalid
 from lakebed.pipeline.bronze_settings import BronzeSettings
+from lakebed.pipeline.lineage import Dataset, lineage_of
 from lakebed.pipeline.samples import NAME, QUARANTINE
 from lakebed.pipeline.session import open_session
 from lakebed.pipeline.settings import SparkSettings
@@ -59,7 +60,9 @@ class Upkeep:
             if dry_run:
                 done.append(Upkept(name, sum(len(group) for group in planned), len(planned)))
                 continue
-            result = self._table(name, state).compact(file_bytes=self._settings.file_bytes)
+            with lineage_of(self._context).job(f"compact/{name}", inputs=[Dataset(f"tables/{name}")]) as run:
+                result = self._table(name, state).compact(file_bytes=self._settings.file_bytes)
+                run.wrote(f"tables/{name}", version=result.version)
             self._context.metrics.counter("lakebed_tables_files_joined_total").labels(table=name).inc(
                 result.files_removed
             )
@@ -75,7 +78,10 @@ class Upkeep:
             for name in self._chosen("", joined=True):
                 column = AGED_BY.get(name.split("/")[0])
                 if column is not None:
-                    result = self._table(name, self._state(name)).remove_before(column, moment)
+                    with lineage_of(self._context).job(f"retention/{name}", polls=True) as run:
+                        result = self._table(name, self._state(name)).remove_before(column, moment)
+                        if result.rows_removed:
+                            run.wrote(f"tables/{name}", version=result.version)
                     if result.rows_removed:
                         done.append(Upkept(name, rows_removed=result.rows_removed))
         return done
