@@ -23,6 +23,7 @@ COLUMNS = ("table", "version", "steps", "objects", "rows_in", "good", "quarantin
 def run(
     *,
     follow: Annotated[bool, Parameter(help="go on until Ctrl-C or SIGTERM", negative="")] = False,
+    retry: Annotated[bool, Parameter(help="read again what was set aside before", negative="")] = False,
     every_s: Annotated[float, Parameter(help="pause between two runs with --follow")] = 5.0,
     where: Where = Where(),
     output: Output = "table",
@@ -43,7 +44,7 @@ def run(
         say(f"{report.table} version {report.version}: {report.good} rows of {report.objects} objects")
 
     while True:
-        reports = ingestion.run(told)
+        reports = ingestion.run(told, retry=retry)
         sound = sound and all(report.sound for report in reports)
         if not follow or any(report.steps for report in reports):
             emit([_row(report) for report in reports], "jsonl" if follow and output == "json" else output)

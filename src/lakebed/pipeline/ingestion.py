@@ -34,10 +34,14 @@ class Ingestion:
         self._context = context
         self._settings = context.settings.of(BronzeSettings)
         self._contracts = _contracts(self._settings.topics_folder)
+        self._samples: Samples | None = None
 
-    def run(self, told: Callable[[IngestReport], None] = lambda report: None) -> list[IngestReport]:
+    def run(
+        self, told: Callable[[IngestReport], None] = lambda report: None, *, retry: bool = False
+    ) -> list[IngestReport]:
         """Takes everything that is there now; a report for each table, `told` after each step.
 
+        With `retry`, batches that were set aside before are read again, and come in if they can be.
         Raises Unavailable when Spark or the store fails: what was committed stays, and the next run goes on.
         """
         began_s = self._context.clock.monotonic_s()
@@ -45,8 +49,11 @@ class Ingestion:
         reports: list[IngestReport] = []
         try:
             if self._settings.samples:
-                samples = Samples(spark, self._context, overlap_s=self._settings.overlap_s)
-                reports.append(self._drain(NAME, samples.step, told))
+                samples = self._samples or Samples(spark, self._context, overlap_s=self._settings.overlap_s)
+                self._samples = samples  # it remembers the notes that it has read
+                again = samples.retry(self._settings.limit) if retry else None
+                report = self._drain(NAME, samples.step, told)
+                reports.append(again.plus(report) if again else report)
             for made in self._contracts:
                 name = f"{FOLDER}/{made.contract.table}"
                 reports.append(self._drain(name, Topic(spark, self._context, made).step, told))
