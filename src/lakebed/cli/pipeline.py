@@ -8,6 +8,7 @@ import msgspec
 from cyclopts import App, Parameter
 
 from lakebed.cli import exits
+from lakebed.cli.jobs import spark_progress
 from lakebed.cli.output import Output, emit, say
 from lakebed.cli.where import Where, in_loop
 
@@ -44,7 +45,8 @@ def run(
         say(f"{report.table} version {report.version}: {report.good} rows of {report.objects} objects")
 
     while True:
-        reports = ingestion.run(told, retry=retry)
+        with spark_progress("bronze"):
+            reports = ingestion.run(told, retry=retry)
         sound = sound and all(report.sound for report in reports)
         if not follow or any(report.steps for report in reports):
             emit([_row(report) for report in reports], "jsonl" if follow and output == "json" else output)
@@ -61,7 +63,9 @@ def compact(*, table: Table = "", dry_run: DryRun = False, where: Where = Where(
     """Join the small files of tables. Rows stay as they are; older versions stay readable until vacuum."""
     from lakebed.pipeline.upkeep import Upkeep
 
-    emit(Upkeep(where.context("pipeline")).compact(table, dry_run=dry_run), output)
+    with spark_progress("compaction"):
+        done = Upkeep(where.context("pipeline")).compact(table, dry_run=dry_run)
+    emit(done, output)
 
 
 @app.command

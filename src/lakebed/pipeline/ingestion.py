@@ -18,6 +18,7 @@ from lakebed.feed import Limit
 from lakebed.pipeline.bronze_parts import line_of
 from lakebed.pipeline.bronze_settings import BronzeSettings
 from lakebed.pipeline.ingested import IngestReport
+from lakebed.pipeline.lineage import Dataset, lineage_of
 from lakebed.pipeline.samples import NAME, Samples
 from lakebed.pipeline.session import open_session
 from lakebed.pipeline.settings import SparkSettings
@@ -35,6 +36,7 @@ class Ingestion:
         self._settings = context.settings.of(BronzeSettings)
         self._contracts = _contracts(self._settings.topics_folder)
         self._samples: Samples | None = None
+        self._lineage = lineage_of(context)
 
     def run(
         self, told: Callable[[IngestReport], None] = lambda report: None, *, retry: bool = False
@@ -51,12 +53,19 @@ class Ingestion:
             if self._settings.samples:
                 samples = self._samples or Samples(spark, self._context, overlap_s=self._settings.overlap_s)
                 self._samples = samples  # it remembers the notes that it has read
-                again = samples.retry(self._settings.limit) if retry else None
-                report = self._drain(NAME, samples.step, told)
-                reports.append(again.plus(report) if again else report)
+                with self._lineage.job(f"bronze/{NAME}", inputs=[Dataset("accepted/v1")]) as job:
+                    again = samples.retry(self._settings.limit) if retry else None
+                    report = self._drain(NAME, samples.step, told)
+                    report = again.plus(report) if again else report
+                    job.wrote(f"tables/{NAME}", version=samples.table.snapshot().version, rows=report.good)
+                reports.append(report)
             for made in self._contracts:
                 name = f"{FOLDER}/{made.contract.table}"
-                reports.append(self._drain(name, Topic(spark, self._context, made).step, told))
+                topic = Topic(spark, self._context, made)
+                with self._lineage.job(f"bronze/{name}", inputs=[Dataset(f"llog/{made.topic}")]) as job:
+                    report = self._drain(name, topic.step, told)
+                    job.wrote(f"tables/{name}", version=topic.table.snapshot().version, rows=report.good)
+                reports.append(report)
         except PySparkException as error:
             raise Unavailable(f"Spark could not finish the run: {line_of(error)}", retry_after_s=5.0) from error
         self._context.metrics.histogram("lakebed_bronze_run_seconds").observe(
