@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import msgspec
@@ -50,6 +51,7 @@ def run(
         sound = sound and all(report.sound for report in reports)
         if not follow or any(report.steps for report in reports):
             emit([_row(report) for report in reports], "jsonl" if follow and output == "json" else output)
+            sys.stdout.flush()
         for report in reports:
             for key in report.unreadable:
                 say(f"set aside: {key}")
