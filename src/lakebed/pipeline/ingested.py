@@ -42,6 +42,8 @@ class IngestReport(msgspec.Struct, frozen=True):
     def plus(self, later: IngestReport) -> IngestReport:
         return msgspec.structs.replace(
             later,
+            version=max(self.version, later.version),
+            through=later.through or self.through,
             steps=self.steps + later.steps,
             objects=self.objects + later.objects,
             rows_in=self.rows_in + later.rows_in,
