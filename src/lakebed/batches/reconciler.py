@@ -28,6 +28,7 @@ from lakebed.logs import logger
 from lakebed.metrics import Metrics
 from lakebed.store.protocol import Store
 from lakebed.store.register import Register
+from lakebed.traces import traced
 
 SOUND_MAX = 100_000  # manifests remembered as sound, so that the overlap costs nothing twice
 GRACE_NS = 10_000_000_000  # twice the patience of derived writes
@@ -91,6 +92,7 @@ class Reconciler:
         )
         self.audits = Register(store, paths.AUDIT, Audit, Audit(), clock=clock, ids=ids, metrics=metrics, name="audit")
 
+    @traced("batches scan")
     async def scan(self) -> Report:
         """Steady path: mends what was accepted since the checkpoint, less the overlap, then moves the checkpoint."""
         report = Report("steady")
@@ -110,6 +112,7 @@ class Reconciler:
         self._lag.set((self._clock.now_ns() - now_ns) / 1e9)
         return report
 
+    @traced("batches audit")
     async def audit(self) -> Report:
         """Cold path: mends every accepted and quarantine manifest there is, from where an earlier audit was cut off."""
         report = Report("cold")
@@ -178,22 +181,26 @@ class Reconciler:
             )
             await self._ensure(Write(mark, write_record(record)), "marked_blob", report)
             return None
-        if report.path == "cold" and await self._exists(mark):
+        if report.path in ("cold", "audit") and await self._exists(mark):
             await self._store.delete(mark)  # the blob is good again: the mark is derived, and no longer true
             self._count(report, "unmarked_blob")
         return batch
 
+    async def mend_conflict(self, key: str, report: Report) -> None:
+        """Makes everything derived from one quarantine manifest true."""
+        report.checked += 1
+        try:
+            record = read_record(await self._store.get(key), ConflictRecord)
+        except (NotFound, Corrupt) as error:
+            log.error("a quarantine manifest cannot be read", key=key, cause=error.message)
+            self._count(report, "damaged_manifest")
+            return
+        reference = acceptance.quarantine_by_blob(record, record.submitted_frame_sha256)
+        await self._ensure(reference, "quarantine_by_blob", report)
+
     async def _mend_quarantine(self, report: Report) -> None:
         async for info in self._store.list(paths.QUARANTINE):
-            report.checked += 1
-            try:
-                record = read_record(await self._store.get(info.key), ConflictRecord)
-            except (NotFound, Corrupt) as error:
-                log.error("a quarantine manifest cannot be read", key=info.key, cause=error.message)
-                self._count(report, "damaged_manifest")
-                continue
-            reference = acceptance.quarantine_by_blob(record, record.submitted_frame_sha256)
-            await self._ensure(reference, "quarantine_by_blob", report)
+            await self.mend_conflict(info.key, report)
 
     async def _mend_all(self, keys: AsyncIterator[str], report: Report, audit_ns: int = 0) -> None:
         """Mends the keys, several at a time, in order; the audit's cursor moves only behind what is wholly mended."""

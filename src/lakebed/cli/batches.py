@@ -179,14 +179,23 @@ def resolve(
 def reconcile(
     *,
     cold: Annotated[bool, Parameter(help="audit all of accepted/v1/ and quarantine/v1/", negative="")] = False,
+    findings: Annotated[bool, Parameter(help="mend what the last `lakebed audit` found", negative="")] = False,
     where: Where = Where(),
     output: Output = "json",
 ) -> None:
     """Repair what is derived from accepted batches: once from the checkpoint, or everything with --cold."""
-    from lakebed.batches.workers import reconciler
+    from lakebed.batches.workers import mender, reconciler
 
-    role = reconciler(where.context("reconcile"))
-    report = in_loop(role.audit if cold else role.scan)
+    context = where.context("reconcile")
+    role = reconciler(context)
+    if findings:
+        done = in_loop(mender(context, role).mend)
+        if done is None:
+            say("nothing to do: there is no audit whose findings are not mended")
+            return
+        report = done
+    else:
+        report = in_loop(role.audit if cold else role.scan)
     emit({"path": report.path, "checked": report.checked, "repaired": report.repaired}, output)
 
 
@@ -195,7 +204,7 @@ def gc(
     *,
     dry_run: DryRun = False,
     reason: Annotated[str, Parameter(help="why garbage is collected by hand; needed unless --dry-run")] = "",
-    source: Annotated[Literal["all", "by-time"], Parameter(help="where candidates come from")] = "all",
+    source: Annotated[Literal["all", "by-time", "audit"], Parameter(help="where candidates come from")] = "all",
     where: Where = Where(),
     output: Output = "table",
 ) -> None:
