@@ -81,3 +81,6 @@ def vacuum(*, table: Table = "", dry_run: DryRun = False, where: Where = Where()
 def _row(report: msgspec.Struct) -> dict[str, object]:
     plain = dict(msgspec.to_builtins(report))
     return {name: plain[name] for name in (*COLUMNS, "unreadable", "through")}
+
+
+app.command("lakebed.cli.rollup:rollup", name="rollup")
