@@ -52,6 +52,12 @@ PARTS: tuple[Part, ...] = (
         workers="lakebed.pipeline.workers:workers",
     ),
     Part(
+        "audit",
+        "proofs over everything in the bucket",
+        settings="lakebed.pipeline.audit.settings:AuditSettings",
+        component="lakebed.pipeline.audit.routes:component",
+    ),
+    Part(
         "bronze",
         "batches and topics as tables",
         settings="lakebed.pipeline.bronze_settings:BronzeSettings",

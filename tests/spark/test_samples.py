@@ -17,6 +17,8 @@ from lakebed.settings import load
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
 
+pytestmark = pytest.mark.timeout(600)
+
 
 @pytest.fixture
 def context(bucket_settings: StoreSettings) -> Context:

@@ -18,6 +18,8 @@ from lakebed.settings import Settings, load
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
 
+pytestmark = pytest.mark.timeout(600)
+
 ACCEPTED = datetime.fromtimestamp(ACCEPTED_NS / 1e9, UTC)
 
 

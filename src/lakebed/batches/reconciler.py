@@ -21,13 +21,14 @@ from lakebed.batches.acceptance import Write
 from lakebed.batches.model import Accepted, ConflictRecord, Repair, read_record, write_record
 from lakebed.batches.raw import RawBatches, verified
 from lakebed.clock import Clock
-from lakebed.errors import AlreadyExists, Corrupt, Invalid, LakebedError, NotFound
+from lakebed.errors import AlreadyExists, Corrupt, LakebedError, NotFound
 from lakebed.frame.model import Batch
 from lakebed.ids import Ids
 from lakebed.logs import logger
 from lakebed.metrics import Metrics
 from lakebed.store.protocol import Store
 from lakebed.store.register import Register
+from lakebed.traces import traced
 
 SOUND_MAX = 100_000  # manifests remembered as sound, so that the overlap costs nothing twice
 GRACE_NS = 10_000_000_000  # twice the patience of derived writes
@@ -91,12 +92,13 @@ class Reconciler:
         )
         self.audits = Register(store, paths.AUDIT, Audit, Audit(), clock=clock, ids=ids, metrics=metrics, name="audit")
 
+    @traced("batches scan")
     async def scan(self) -> Report:
         """Steady path: mends what was accepted since the checkpoint, less the overlap, then moves the checkpoint."""
         report = Report("steady")
         now_ns = self._clock.now_ns()
         since_ns = (await self.checkpoint.read()).value.through_ns - self._overlap_ns
-        first_ns = since_ns if since_ns > 0 else await self._first_ns(now_ns)
+        first_ns = since_ns if since_ns > 0 else await self._raw.first_ns(now_ns)
 
         async def due() -> AsyncIterator[str]:
             # The youngest are left to their winner, whose own derived writes may still be under way.
@@ -110,6 +112,7 @@ class Reconciler:
         self._lag.set((self._clock.now_ns() - now_ns) / 1e9)
         return report
 
+    @traced("batches audit")
     async def audit(self) -> Report:
         """Cold path: mends every accepted and quarantine manifest there is, from where an earlier audit was cut off."""
         report = Report("cold")
@@ -150,9 +153,11 @@ class Reconciler:
             return
         batch = await self._blob(key, accepted, report)
         if batch is not None:
-            late = await self._ensure(acceptance.by_time(accepted, acceptance.span_of(batch)), "by_time", report)
-            if late:
+            entry = acceptance.by_time(accepted, acceptance.span_of(batch))
+            if not await self._exists(entry.key):
+                # Work first: an entry that came late without it would never be rolled up.
                 await self._ensure(acceptance.rollup_work(accepted), "rollup_work", report)
+                await self._ensure(entry, "by_time", report)
         await self._ensure(acceptance.by_blob(accepted), "by_blob", report)
         seen = acceptance.blob_seen(accepted.frame_sha256, accepted.accepted_at_unix_ns)
         await self._ensure(seen, "blob_by_time", report)
@@ -176,22 +181,26 @@ class Reconciler:
             )
             await self._ensure(Write(mark, write_record(record)), "marked_blob", report)
             return None
-        if report.path == "cold" and await self._exists(mark):
+        if report.path in ("cold", "audit") and await self._exists(mark):
             await self._store.delete(mark)  # the blob is good again: the mark is derived, and no longer true
             self._count(report, "unmarked_blob")
         return batch
 
+    async def mend_conflict(self, key: str, report: Report) -> None:
+        """Makes everything derived from one quarantine manifest true."""
+        report.checked += 1
+        try:
+            record = read_record(await self._store.get(key), ConflictRecord)
+        except (NotFound, Corrupt) as error:
+            log.error("a quarantine manifest cannot be read", key=key, cause=error.message)
+            self._count(report, "damaged_manifest")
+            return
+        reference = acceptance.quarantine_by_blob(record, record.submitted_frame_sha256)
+        await self._ensure(reference, "quarantine_by_blob", report)
+
     async def _mend_quarantine(self, report: Report) -> None:
         async for info in self._store.list(paths.QUARANTINE):
-            report.checked += 1
-            try:
-                record = read_record(await self._store.get(info.key), ConflictRecord)
-            except (NotFound, Corrupt) as error:
-                log.error("a quarantine manifest cannot be read", key=info.key, cause=error.message)
-                self._count(report, "damaged_manifest")
-                continue
-            reference = acceptance.quarantine_by_blob(record, record.submitted_frame_sha256)
-            await self._ensure(reference, "quarantine_by_blob", report)
+            await self.mend_conflict(info.key, report)
 
     async def _mend_all(self, keys: AsyncIterator[str], report: Report, audit_ns: int = 0) -> None:
         """Mends the keys, several at a time, in order; the audit's cursor moves only behind what is wholly mended."""
@@ -228,15 +237,6 @@ class Reconciler:
                 here = bool(last) and (agent, boot) == last[:2]
                 async for info in self._store.list(folder, after=cursor if here else ""):
                     yield info.key
-
-    async def _first_ns(self, now_ns: int) -> int:
-        """The beginning of the first day in the by-time index."""
-        for day in await self._store.children(paths.ACCEPTED_BY_TIME):
-            try:
-                return paths.day_ns(day)
-            except Invalid:
-                continue
-        return now_ns
 
     async def _ensure(self, write: Write, repair: str, report: Report) -> bool:
         """Writes what is missing; True when it was."""

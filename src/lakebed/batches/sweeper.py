@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from lakebed.batches import acceptance, paths
+from lakebed.batches.findings import FindingsMender
 from lakebed.batches.garbage import Evidence, Judgement, judge
 from lakebed.batches.model import Accepted, read_record, write_record
 from lakebed.batches.raw import verified
@@ -23,6 +24,7 @@ from lakebed.logs import logger
 from lakebed.metrics import Metrics
 from lakebed.store.model import ObjectInfo
 from lakebed.store.protocol import Store
+from lakebed.traces import traced
 
 ROWS_MAX = 10_000  # judgements one report lists; the counts go on
 
@@ -65,17 +67,29 @@ class Sweeper:
         self._store, self._reconciler = store, reconciler
         self._horizon_ns, self._undecided, self._name = round(horizon_s * 1e9), undecided, name
         self._clock, self._ids = clock, ids
+        self._findings = FindingsMender(store, reconciler, clock=clock, ids=ids, metrics=metrics)
         self._blobs = metrics.counter("lakebed_batches_gc_blobs_total")
 
-    async def sweep(self, *, dry_run: bool, source: Literal["all", "by_time"] = "all") -> GcReport:
-        """Judges blobs and deletes or finishes those it may. Audits first unless a dry run: absence needs the proof."""
-        if not dry_run:
+    @traced("batches gc")
+    async def sweep(self, *, dry_run: bool, source: Literal["all", "by_time", "audit"] = "all") -> GcReport:
+        """Judges blobs and deletes or finishes those it may. Audits first unless a dry run: absence needs the proof.
+
+        From `audit` come the candidates of the last audit over a listing, and the proof with them, once its work is
+        done. They are only looked at sooner: each is judged like any other.
+        """
+        if not dry_run and source == "audit":
+            await self._findings.mend()
+        elif not dry_run:
             await self._reconciler.audit()
         audited_ns = (await self._reconciler.audits.read()).value.audited_through_ns
         now_ns = self._clock.now_ns()
         counts: dict[str, int] = {}
         rows: list[BlobRow] = []
-        blobs = self._store.list(paths.RAW_BLOBS) if source == "all" else self._by_time(now_ns, dry_run)
+        blobs = {
+            "all": lambda: self._store.list(paths.RAW_BLOBS),
+            "by_time": lambda: self._by_time(now_ns, dry_run),
+            "audit": self._candidates,
+        }[source]()
         async for info in blobs:
             judgement = await self._one(info, now_ns, audited_ns, dry_run)
             counts[judgement.verdict] = counts.get(judgement.verdict, 0) + 1
@@ -165,6 +179,17 @@ class Sweeper:
                 except NotFound:
                     if not dry_run:
                         await self._store.delete(entry.key)  # the blob is gone: the entry has nothing to say
+
+    async def _candidates(self) -> AsyncIterator[ObjectInfo]:
+        """What the last audit found that nothing refers to."""
+        audit = await self._findings.work()
+        if audit is None:
+            return
+        async for key in self._findings.keys(audit, "judge"):
+            try:
+                yield await self._store.head(key)
+            except NotFound:
+                continue  # swept already
 
     async def _any(self, prefix: str) -> int:
         async for _ in self._store.list(prefix):

@@ -1,4 +1,4 @@
-"""The roles that run beside the gateway: the reconciler, its event follower, and the sweeper."""
+"""The roles that run beside the gateway: the reconciler, its followers of events and of findings, the sweeper."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from lakebed.batches.events import EventFollower
+from lakebed.batches.findings import FindingsMender
 from lakebed.batches.reconciler import Reconciler
 from lakebed.batches.settings import ReconcilerSettings
 from lakebed.batches.sweeper import Sweeper
@@ -32,6 +33,10 @@ def reconciler(context: Context) -> Reconciler:
         ids=context.ids,
         metrics=context.metrics,
     )
+
+
+def mender(context: Context, reconciler: Reconciler) -> FindingsMender:
+    return FindingsMender(context.store, reconciler, clock=context.clock, ids=context.ids, metrics=context.metrics)
 
 
 def sweeper(context: Context) -> Sweeper:
@@ -63,28 +68,39 @@ def sweeper_store(context: Context) -> Store:
 
 def workers(context: Context) -> Sequence[Worker]:
     settings = context.settings.of(ReconcilerSettings)
-    mender = reconciler(context)
+    role = reconciler(context)
     made = [
         Worker(
             "batches-reconciler",
-            lambda: mender.run(interval_s=settings.interval_s, audit_interval_s=settings.audit_interval_s),
-        )
+            lambda: role.run(interval_s=settings.interval_s, audit_interval_s=settings.audit_interval_s),
+        ),
+        Worker("batches-findings", lambda: _mend_forever(context, mender(context, role), settings.interval_s)),
     ]
     if (filer := context.settings.of(FilerSettings)).endpoints:
-        made.append(Worker("batches-events", event_follower(context, mender, filer).run))
+        made.append(Worker("batches-events", event_follower(context, role, filer).run))
     if settings.gc_interval_s:
         made.append(Worker("batches-gc", lambda: _sweep_forever(context, settings.gc_interval_s)))
     return made
 
 
-def event_follower(context: Context, mender: Reconciler, filer: FilerSettings) -> EventFollower:
+def event_follower(context: Context, role: Reconciler, filer: FilerSettings) -> EventFollower:
     store = context.settings.of(StoreSettings)
     bucket = store.url.removeprefix("s3://").strip("/")
     root = f"/buckets/{bucket}/" + (f"{store.prefix.strip('/')}/" if store.prefix else "")
     client = FilerClient.of(filer, clock=context.clock, ids=context.ids)
     return EventFollower(
-        client, root, mender, context.store, clock=context.clock, ids=context.ids, metrics=context.metrics
+        client, root, role, context.store, clock=context.clock, ids=context.ids, metrics=context.metrics
     )
+
+
+async def _mend_forever(context: Context, role: FindingsMender, interval_s: float) -> None:
+    while True:
+        await context.clock.sleep(interval_s)
+        try:
+            if (report := await role.mend()) is not None:
+                log.info("mended an audit's findings", checked=report.checked, repaired=report.repaired)
+        except LakebedError as error:
+            log.warning("mending an audit's findings was cut short", cause=error.message)
 
 
 async def _sweep_forever(context: Context, interval_s: float) -> None:

@@ -18,6 +18,7 @@ from lakebed.gateway.settings import GatewaySettings
 from lakebed.logs import logger
 from lakebed.parts import components
 from lakebed.settings import Settings
+from lakebed.traces.start import tracing
 
 # Requests leave few cycles behind, so looking for them every 700 allocations, as Python does, was a tenth of the CPU.
 GC_THRESHOLDS = (20_000, 20, 50)
@@ -65,5 +66,6 @@ async def _serve(settings: Settings, parts: Sequence[str], ready: Callable[[Read
         log.info("serving", url=said.url, node=said.node, authority=said.authority, parts=said.parts)
         ready(said)
 
-    await listen(app, bound, gateway, ready=begin)
+    with tracing("gateway", context.node, os.environ, clock=context.clock, ids=context.ids, metrics=context.metrics):
+        await listen(app, bound, gateway, ready=begin)
     log.info("stopped", node=said.node)

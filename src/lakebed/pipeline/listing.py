@@ -19,14 +19,16 @@ import msgspec
 from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from lakebed.clock import Clock
 from lakebed.errors import Invalid, Unavailable
-from lakebed.store.pages import Page, Pages
+from lakebed.store.reader import Page, Reader
 from lakebed.store.settings import StoreSettings
 
 FOLDERS_WANTED = 128  # folders that tasks share out among themselves: enough that none waits long for the last
 LOOKS_MAX = 256  # requests that planning may make
+TOPS_MAX = 1000
 TASKS_MIN = 8  # a task waits for the bucket more than it works
 LISTING = (
     "key string, size_bytes bigint, modified_ns bigint, etag string, version_id string, "
@@ -47,6 +49,8 @@ class Listing(msgspec.Struct, frozen=True):
     began_ns: int
     source: str
     objects: int
+    size_bytes: int = 0
+    tops: dict[str, int] = {}  # objects under each folder of the first level, for up to TOPS_MAX of them
 
     def close(self) -> None:
         """Gives the kept rows up."""
@@ -76,12 +80,12 @@ def list_bucket(
     if not settings.url.startswith("s3://"):
         raise Invalid(f"a listing is taken of S3, not of {settings.url!r}", hint="set store.url to s3://…")
     began_ns = clock.now_ns()
-    pages = Pages(settings)
+    reader = Reader(settings)
     try:
-        every = pages.versioned() if versions is None else versions
-        folders = plan(pages.folders, prefix)
+        every = reader.versioned() if versions is None else versions
+        folders = plan(reader.folders, prefix)
     finally:
-        pages.close()
+        reader.close()
     asked = spark.createDataFrame([(each.prefix, each.deep) for each in folders], "prefix string, deep boolean")
     spread = tasks or max(TASKS_MIN, int(spark.conf.get("spark.sql.shuffle.partitions") or 0))
     rows = asked.repartition(min(len(folders), spread)).mapInArrow(walking(settings, versions=every), LISTING)
@@ -91,11 +95,24 @@ def list_bucket(
 def kept(rows: DataFrame, began_ns: int, source: str) -> Listing:
     """The listing of these rows, taken now and kept on disk. Raises Unavailable when a task could not do its share."""
     held = rows.persist(StorageLevel.DISK_ONLY)
+    top = F.substring_index("key", "/", 1).alias("top")
+    sums = (F.count("*").alias("objects"), F.sum("size_bytes").alias("size_bytes"))
     try:
-        return Listing(held, began_ns, source, held.count())
+        counted = held.groupBy(top).agg(*sums).toLocalIterator()
+        return _listing(held, began_ns, source, counted)
     except PySparkException as error:
         held.unpersist()
         raise Unavailable(f"the listing was not completed: {cause(error)}") from error
+
+
+def _listing(rows: DataFrame, began_ns: int, source: str, counted: Iterator[Any]) -> Listing:
+    objects = size_bytes = 0
+    tops: dict[str, int] = {}
+    for row in counted:
+        objects, size_bytes = objects + row["objects"], size_bytes + (row["size_bytes"] or 0)
+        if len(tops) < TOPS_MAX:
+            tops[row["top"]] = row["objects"]
+    return Listing(rows, began_ns, source, objects, size_bytes, dict(sorted(tops.items())))
 
 
 def plan(folders: Callable[[str], list[str] | None], prefix: str = "", *, wanted: int = FOLDERS_WANTED) -> list[Folder]:
@@ -122,14 +139,14 @@ def walking(settings: StoreSettings, *, versions: bool) -> Callable[[Batches], B
     """The task that walks its folders, a record batch a page."""
 
     def walk(batches: Batches) -> Batches:
-        pages = Pages(settings, versions=versions)
+        reader = Reader(settings, versions=versions)
         try:
             for batch in batches:
                 for prefix, deep in zip(batch["prefix"].to_pylist(), batch["deep"].to_pylist(), strict=True):
-                    for page in pages.walk(prefix, deep=deep):
+                    for page in reader.walk(prefix, deep=deep):
                         yield arrow(page)
         finally:
-            pages.close()
+            reader.close()
 
     return walk
 

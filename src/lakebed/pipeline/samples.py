@@ -46,12 +46,14 @@ TASKS_PER_CORE = 2
 class Samples:
     """Synchronous, as Spark is: call it from a thread of its own."""
 
-    def __init__(self, spark: SparkSession, context: Context, *, overlap_s: float = OVERLAP_S) -> None:
+    def __init__(
+        self, spark: SparkSession, context: Context, *, overlap_s: float = OVERLAP_S, name: str = NAME
+    ) -> None:
         self._spark, self._context, self._overlap_s = spark, context, overlap_s
         self._location = Location.of(context.settings.of(StoreSettings))
         self._feed: Feed = open_feed(SOURCE, context, OPTIONS)
         schema = from_arrow_schema(self._feed.schema()).json()
-        self._spec = TableSpec(NAME, schema, stats=("accepted_at", "time", "time_ns", "agent_id"))
+        self._spec = TableSpec(name, schema, stats=("accepted_at", "time", "time_ns", "agent_id"))
         self.table = self._open(self._spec)
         self.aside = Aside(spark, context, QUARANTINE)
 
@@ -87,7 +89,7 @@ class Samples:
             if done.repeated:  # the same step of another run: it may have taken other batches
                 continue
             return self._report(done.version, planned, told)
-        raise Overloaded(f"others committed to {NAME} first {RACES_MAX} times")
+        raise Overloaded(f"others committed to {self._spec.name} first {RACES_MAX} times")
 
     async def _plan(
         self, offset: Offset, known: Sequence[StepNote], state: Snapshot, limit: Limit, bad: set[str]
@@ -153,7 +155,7 @@ class Samples:
         quarantined = sum(problem.rows for problem in problems)
         newest_ns = max(int(work.piece.id.split("-")[0]) for work in step.works)
         return IngestReport(
-            table=NAME,
+            table=self._spec.name,
             version=version,
             objects=len(step.works),
             rows_in=good + doubled + quarantined,

@@ -1,7 +1,8 @@
-"""A bucket page by page, for tasks that run apart from our loop: current objects, or every version.
+"""A bucket read by tasks that run apart from our loop: listed page by page, versions too, and object by object.
 
 Synchronous, through boto3: a page becomes columns at once, and no more than one page is ever held. What is created
-while a walk is under way may or may not be seen; what stood before it and stays is seen exactly once.
+while a walk is under way may or may not be seen; what stood before it and stays is seen exactly once. Nothing here
+writes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from lakebed.errors import Denied, LakebedError, NotFound, Unavailable
+from lakebed.errors import Corrupt, Denied, LakebedError, NotFound, Unavailable
 from lakebed.store import admin
 from lakebed.store.settings import StoreSettings
 
@@ -32,8 +33,8 @@ class Page(msgspec.Struct, frozen=True):
     is_delete_marker: list[bool]
 
 
-class Pages:
-    """The pages of the bucket that the settings name. Keys are given below `store.prefix`, as the store gives them."""
+class Reader:
+    """Reads the bucket that the settings name. Keys are those below `store.prefix`, as the store gives them."""
 
     def __init__(self, settings: StoreSettings, *, versions: bool = False) -> None:
         self._settings, self._versions = settings, versions
@@ -67,6 +68,14 @@ class Pages:
             if not answer.get("IsTruncated"):
                 return
             place = self._next(answer)
+
+    def get(self, key: str, *, bytes_max: int) -> bytes:
+        """The object, whole. Raises NotFound, or Corrupt when it is larger than it can be."""
+        answer = self._ask(self._s3.get_object, Bucket=self._bucket, Key=self._root + key)
+        if answer["ContentLength"] > bytes_max:
+            answer["Body"].close()
+            raise Corrupt(f"{key!r} has {answer['ContentLength']} bytes, more than {bytes_max}")
+        return bytes(self._ask(answer["Body"].read))
 
     def _list(self, prefix: str, place: dict[str, Any], **more: Any) -> Any:
         call = self._s3.list_object_versions if self._versions else self._s3.list_objects_v2
@@ -112,6 +121,8 @@ KINDS: dict[str, type[LakebedError]] = {
     "InvalidAccessKeyId": Denied,
     "SignatureDoesNotMatch": Denied,
     "NoSuchBucket": NotFound,
+    "NoSuchKey": NotFound,
+    "404": NotFound,
 }
 
 

@@ -1,0 +1,234 @@
+"""The audit: one listing, everything joined against it, and what came of it stored.
+
+    findings   → table audit/findings, replaced whole         bytes first
+    work       → audit/v1/<id>/work/…jsonl                    bytes first
+    the record → audit/v1/<id>/audit.json, created if absent  the one conditional write
+    the last   → audit/v1/last.json, a register               derived
+
+An audit that dies leaves files that nothing refers to. The driver holds counts and the first findings, never the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+from pyspark import StorageLevel
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from lakebed.context import Context
+from lakebed.delta.model import TableSpec
+from lakebed.errors import Unavailable
+from lakebed.pipeline.audit import findings, keys, paths, reading
+from lakebed.pipeline.audit.model import (
+    AUDIT_SCHEMA,
+    FINDINGS_SHOWN,
+    AuditRecord,
+    Conservation,
+    Finding,
+    Last,
+    Proof,
+    Total,
+    WorkFile,
+)
+from lakebed.pipeline.audit.settings import AuditSettings
+from lakebed.pipeline.audit.shelf import last_register
+from lakebed.pipeline.listing import Listing, cause, list_bucket
+from lakebed.pipeline.tables.location import Location
+from lakebed.pipeline.tables.table import Table
+from lakebed.store.settings import StoreSettings
+
+WORK_LINES = 5_000  # of one file
+WORK_MAX = 1_000_000  # lines of one audit; what is more is left to the reconciler's own audit
+MANIFESTS_PER_TASK = 200  # below, a task costs more to start than to run
+TASKS = 8  # that read objects: they wait for the bucket more than they work
+INVENTORY_MARGIN_NS = 86_400_000_000_000  # a report may lack what was written within a day before it
+WORK = "do string, key string, finding string"
+
+Batches = Iterator[Any]
+
+
+class Auditor:
+    """Audits the batches of one bucket. Synchronous, as Spark is: call it from a thread of its own."""
+
+    def __init__(self, spark: SparkSession, context: Context) -> None:
+        self._spark, self._context = spark, context
+        self._settings = context.settings.of(AuditSettings)
+        self._bucket = context.settings.of(StoreSettings)
+        self._held: list[DataFrame] = []
+
+    def run(self, *, horizon_s: float, listing: Listing | None = None, verify: bool = False) -> AuditRecord:
+        """One audit, whole, from a listing taken now or one that is given. `verify` reads every manifest and blob.
+
+        Blobs that nothing refers to and that are older than `horizon_s` become candidates of garbage collection.
+
+        What is wrong in the bucket is in the record; this raises only when the audit could not be made.
+        """
+        taken = listing or list_bucket(self._spark, self._bucket, clock=self._context.clock)
+        try:
+            return self._audit(taken, verify, round(horizon_s * 1e9))
+        except PySparkException as error:
+            raise Unavailable(f"the audit was not completed: {cause(error)}") from error
+        finally:
+            for frame in self._held:
+                frame.unpersist()
+            self._held.clear()
+            if listing is None:
+                taken.close()
+
+    def _audit(self, taken: Listing, verify: bool, horizon_ns: int) -> AuditRecord:
+        through_ns = self._through_ns(taken)
+        audit_id = paths.audit_id(taken.began_ns, self._context.ids.token())
+        manifests = self._manifests(taken.rows, through_ns, verify)
+        hashes = findings.hashes(manifests, taken.rows, self._verified(taken.rows) if verify else None)
+        found = self._keep(
+            findings.of_identities(manifests, through_ns)
+            .unionByName(findings.of_hashes(hashes, before_ns=through_ns, ripe_ns=through_ns - horizon_ns))
+            .unionByName(findings.of_strangers(taken.rows))
+        )
+        totals = self._totals(found)
+        self._tabulate(found, audit_id, totals)
+        work, left = self._work(found, audit_id) if totals else ((), 0)
+        shown, hidden = self._shown(found, totals)
+        record = AuditRecord(
+            schema=AUDIT_SCHEMA,
+            audit_id=audit_id,
+            began_at_unix_ns=taken.began_ns,
+            completed_at_unix_ns=self._context.clock.now_ns(),
+            source=taken.source,
+            verified=verify,
+            ok=not any(total.wrong for total in totals),
+            objects=taken.objects,
+            size_bytes=taken.size_bytes,
+            prefixes=taken.tops,
+            totals=totals,
+            findings=shown,
+            findings_left_out=hidden,
+            proof=self._proof(taken, through_ns, left),
+            work=work,
+            work_left_out=left,
+            conservation=Conservation(),
+        )
+        self._publish(record)
+        return record
+
+    def _through_ns(self, taken: Listing) -> int:
+        """What was written up to here is judged: later ones may be half done, or listed in part."""
+        if taken.source == "inventory":
+            return taken.began_ns - INVENTORY_MARGIN_NS
+        return taken.began_ns - round(self._settings.grace_s * 1e9)
+
+    def _manifests(self, listing: DataFrame, through_ns: int, verify: bool) -> DataFrame:
+        found = self._keep(findings.identities(listing, through_ns))
+        asked = (findings.every if verify else findings.doubtful)(found)
+        tasks = min(TASKS, -(-asked.count() // MANIFESTS_PER_TASK))
+        if not tasks:  # the listing says it all
+            return self._keep(findings.told(found, self._spark.createDataFrame([], reading.MANIFESTS)))
+        read = asked.repartition(tasks).mapInArrow(reading.reading_manifests(self._bucket), reading.MANIFESTS)
+        return self._keep(findings.told(found, read))
+
+    def _verified(self, listing: DataFrame) -> DataFrame:
+        blobs = keys.objects(listing, ("raw_blob",)).select("key", "sha256").repartition(TASKS)
+        samples = blobs.mapInArrow(reading.reading_samples(self._bucket), reading.SAMPLES)
+        said = (F.first("problem").alias("problem"), F.first("place").alias("place"))
+        return self._keep(samples.groupBy("sha256").agg(*said))
+
+    def _totals(self, found: DataFrame) -> tuple[Total, ...]:
+        rows = (
+            found.groupBy("finding", "kind").agg(F.count("*").alias("n"), F.sum("size_bytes").alias("size")).collect()
+        )
+        made = [
+            Total(row["finding"], row["kind"], row["n"], row["size"] or 0, is_wrong(row["finding"], row["kind"]))
+            for row in rows
+        ]
+        return tuple(sorted(made, key=lambda total: (not total.wrong, total.finding, total.kind)))
+
+    def _tabulate(self, found: DataFrame, audit_id: str, totals: tuple[Total, ...]) -> None:
+        table = Table(
+            self._spark,
+            TableSpec(paths.FINDINGS_TABLE, found.schema.json()),
+            store=self._context.store,
+            location=Location.of(self._bucket),
+            clock=self._context.clock,
+            ids=self._context.ids,
+        )
+        if totals:
+            table.replace(found, note=audit_id)
+        else:
+            table.replace_by([], note=audit_id)
+
+    def _work(self, found: DataFrame, audit_id: str) -> tuple[tuple[WorkFile, ...], int]:
+        """Writes what is to be done, from the executors, and gives the files and how many lines were left out."""
+        wanted = self._keep(findings.work(found).limit(WORK_MAX))
+        count = wanted.count()
+        left = max(0, findings.work(found).count() - count) if count >= WORK_MAX else 0
+        if not count:
+            return (), 0
+        spread = wanted.repartition(max(1, -(-count // (WORK_LINES * 4))), "do")
+        task = writing(Location.of(self._bucket), paths.work_folder(audit_id))
+        rows = spread.sortWithinPartitions("do", "key").mapInArrow(task, "file string").collect()
+        files = [msgspec.json.decode(row["file"], type=WorkFile) for row in rows]
+        return tuple(sorted(files, key=lambda file: (file.do, file.key))), left
+
+    def _shown(self, found: DataFrame, totals: tuple[Total, ...]) -> tuple[tuple[Finding, ...], int]:
+        rows = found.orderBy("finding", "kind", "key").limit(FINDINGS_SHOWN).collect() if totals else []
+        return tuple(Finding(**row.asDict()) for row in rows), sum(total.objects for total in totals) - len(rows)
+
+    def _proof(self, taken: Listing, through_ns: int, left: int) -> Proof:
+        counted = keys.standing(taken.rows).agg(
+            F.count_if(F.col("key").startswith("accepted/v1/")),
+            F.count_if(F.col("key").startswith("quarantine/v1/identity-conflict/")),
+        )
+        accepted, quarantined = counted.first() or (0, 0)
+        return Proof(through_ns, taken.source, accepted, quarantined, whole=left == 0)
+
+    def _publish(self, record: AuditRecord) -> None:
+        async def publish() -> None:
+            await self._context.store.create(paths.record_key(record.audit_id), msgspec.json.encode(record))
+            last = Last(record.audit_id, record.completed_at_unix_ns, record.ok)
+            await last_register(self._context).change(lambda at: (at if at.audit_id > last.audit_id else last, None))
+
+        asyncio.run(publish())
+
+    def _keep(self, frame: DataFrame) -> DataFrame:
+        held = frame.persist(StorageLevel.DISK_ONLY)
+        self._held.append(held)
+        return held
+
+
+def is_wrong(finding: str, kind: str) -> bool:
+    """Whether a finding makes the audit fail. Orphaned blobs are expected, and so are index entries of swept ones."""
+    return finding != "orphaned"
+
+
+def writing(location: Location, folder: str) -> Callable[[Batches], Batches]:
+    """The task that writes lines of work into files of its own and describes them."""
+
+    def write(batches: Batches) -> Batches:
+        import uuid
+
+        import pyarrow as pa
+
+        filesystem = location.filesystem()
+        waiting: dict[str, list[bytes]] = {}
+
+        def flush(do: str) -> str:
+            key = f"{folder}{do}-{uuid.uuid4()}.jsonl"
+            with filesystem.open_output_stream(location.path(key)) as sink:
+                sink.write(b"\n".join(waiting[do]) + b"\n")
+            return msgspec.json.encode(WorkFile(key, do, len(waiting.pop(do)))).decode()
+
+        for batch in batches:
+            done = []
+            for line in batch.to_pylist():
+                waiting.setdefault(line["do"], []).append(msgspec.json.encode(line))
+                if len(waiting[line["do"]]) >= WORK_LINES:
+                    done.append(flush(line["do"]))
+            yield pa.record_batch([pa.array(done, pa.string())], names=["file"])
+        yield pa.record_batch([pa.array([flush(do) for do in list(waiting)], pa.string())], names=["file"])
+
+    return write

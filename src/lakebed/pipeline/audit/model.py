@@ -1,0 +1,130 @@
+"""What an audit says, as it is stored and as it is served: docs/formats/audit.md.
+
+A finding is one object that is missing, corrupt, orphaned, unindexed or foreign. A total is how many of one sort there
+are, and how many bytes they hold. Work is what the reconciler or the sweeper does about it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Sort = Literal["missing", "corrupt", "orphaned", "unindexed", "foreign"]
+Deed = Literal["mend", "mend_quarantine", "judge"]
+
+AUDIT_SCHEMA: Literal["lakebed.audit.v1"] = "lakebed.audit.v1"
+LOSSES_SHOWN = 1000  # rows of conservation that are wrong and are listed in the record; all are in the table
+FINDINGS_SHOWN = 1000  # likewise of findings
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """`key` is the object that is missing or wrong, `referrer` the manifest that speaks of it."""
+
+    finding: str
+    kind: str
+    key: str
+    referrer: str = ""
+    size_bytes: int | None = None
+    modified_ns: int | None = None
+    reason: str = ""
+
+
+class Total(msgspec.Struct, frozen=True):
+    """`size_bytes` adds up what is known of their sizes. `wrong`: these make the audit fail."""
+
+    finding: str
+    kind: str
+    objects: int
+    size_bytes: int
+    wrong: bool
+
+
+class WorkFile(msgspec.Struct, frozen=True):
+    """A file of work, one JSON line each: `do`, `key`, `finding`."""
+
+    key: str
+    do: str
+    lines: int
+
+
+class Proof(msgspec.Struct, frozen=True):
+    """What garbage collection asks for: everything accepted and quarantined up to here was seen by this audit.
+
+    It holds when the work of this audit is done. `through_ns` is before the listing began, by the grace of its source.
+    """
+
+    through_ns: int
+    source: str
+    accepted: int
+    quarantined: int
+    whole: bool  # nothing had to be left out
+
+
+class Conserved(msgspec.Struct, frozen=True):
+    """One agent and hour: how many samples each stage has, and what was lost, doubled or changed on the way to it."""
+
+    agent_id: str
+    hour: str
+    sent: int = 0
+    accepted: int = 0
+    bronze: int | None = None
+    rollup: int | None = None
+    lost: dict[str, int] = {}
+    doubled: dict[str, int] = {}
+    changed: dict[str, int] = {}
+    explained: int = 0
+    checksum: str = ""
+
+    @property
+    def wrong(self) -> bool:
+        return any(sum(named.values()) for named in (self.lost, self.doubled, self.changed))
+
+
+class Conservation(msgspec.Struct, frozen=True):
+    """Samples of all agents and hours by stage, and every (agent, hour) in which they do not agree."""
+
+    checked: bool = False
+    agents: int = 0
+    hours: int = 0
+    stages: dict[str, int] = {}
+    lost: dict[str, int] = {}
+    doubled: dict[str, int] = {}
+    changed: dict[str, int] = {}
+    explained: int = 0
+    rows: tuple[Conserved, ...] = ()
+    rows_left_out: int = 0
+
+    @property
+    def wrong(self) -> bool:
+        return any(sum(named.values()) for named in (self.lost, self.doubled, self.changed))
+
+
+class AuditRecord(msgspec.Struct, frozen=True):
+    """One audit, whole. `ok` is false when something is wrong; orphans that wait for their horizon are not wrong."""
+
+    schema: Literal["lakebed.audit.v1"]
+    audit_id: str
+    began_at_unix_ns: int
+    completed_at_unix_ns: int
+    source: str
+    verified: bool
+    ok: bool
+    objects: int
+    size_bytes: int
+    prefixes: dict[str, int]
+    totals: tuple[Total, ...]
+    findings: tuple[Finding, ...]
+    findings_left_out: int
+    proof: Proof
+    work: tuple[WorkFile, ...]
+    work_left_out: int
+    conservation: Conservation
+
+
+class Last(msgspec.Struct, frozen=True):
+    """The register that names the last completed audit; empty: there was none yet."""
+
+    audit_id: str = ""
+    completed_at_unix_ns: int = 0
+    ok: bool = True

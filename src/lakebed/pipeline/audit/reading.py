@@ -1,0 +1,149 @@
+"""What executors read of an audit's doubtful objects: manifests, and frames checked against their hash.
+
+Whatever is wrong with an object becomes the `problem` of its row, with its key: the job goes on. Only a store that does
+not answer ends it, because an audit that could not look must not say that nothing is there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+
+from lakebed.errors import Corrupt, Invalid, NotFound
+from lakebed.frame.arrow import record_batch, schema
+from lakebed.frame.codec import decode
+from lakebed.frame.model import Limits
+from lakebed.store.reader import Reader
+from lakebed.store.settings import StoreSettings
+
+READS_AT_ONCE = 8  # of one task
+MANIFEST_BYTES_MAX = 64 * 1024
+FRAME_BYTES_MAX = 256 * 1024**2
+# What was accepted under larger limits than today's is still read.
+ANY_FRAME = Limits(frame_bytes=FRAME_BYTES_MAX, body_bytes=1024**3, samples=50_000_000, series=10_000_000)
+SCHEMA = "lightmetrics.accepted_batch.v1"
+
+MANIFESTS = "digest string, key string, read_sha256 string, read_at_ns bigint, frame_bytes bigint, problem string"
+SAMPLES = (
+    "sha256 string, problem string, place string, agent_id string, boot_id string, seq bigint, metric string, "
+    "labels map<string,string>, time_ns bigint, value double, kind int"
+)
+
+Batches = Iterator[Any]
+
+
+class ManifestFields(msgspec.Struct, frozen=True):
+    """An accepted manifest, as far as an audit needs it."""
+
+    schema: str
+    agent_id: str
+    boot_id: str
+    seq_start: int
+    seq_end: int
+    frame_sha256: str
+    frame_bytes: int
+    raw_blob_key: str
+    accepted_at_unix_ns: int
+
+
+def reading_manifests(settings: StoreSettings) -> Callable[[Batches], Batches]:
+    """The task from `digest` and `key` to MANIFESTS."""
+
+    def read(batches: Batches) -> Batches:
+        import pyarrow as pa
+
+        reader = Reader(settings)
+        names = [column.split()[0] for column in MANIFESTS.split(",")]
+        with ThreadPoolExecutor(READS_AT_ONCE) as pool:
+            for batch in batches:
+                if not (keys := batch["key"].to_pylist()):
+                    continue
+                rows = list(pool.map(lambda key: _manifest(reader, key), keys))
+                kinds = (pa.string(), pa.int64(), pa.int64(), pa.string())
+                columns = [pa.array(column, kind) for column, kind in zip(zip(*rows, strict=True), kinds, strict=True)]
+                yield pa.record_batch([batch["digest"], batch["key"], *columns], names=names)
+        reader.close()
+
+    return read
+
+
+def reading_samples(settings: StoreSettings) -> Callable[[Batches], Batches]:
+    """The task from `key` and `sha256` of blobs to SAMPLES: the samples of a good frame, one row for a bad one."""
+
+    def read(batches: Batches) -> Batches:
+        reader = Reader(settings)
+        with ThreadPoolExecutor(READS_AT_ONCE) as pool:
+            for batch in batches:
+                blobs = list(zip(batch["key"].to_pylist(), batch["sha256"].to_pylist(), strict=True))
+                for at in range(0, len(blobs), READS_AT_ONCE):  # frames are held for a few blobs, never for all
+                    yield from pool.map(lambda blob: _samples(reader, *blob), blobs[at : at + READS_AT_ONCE])
+        reader.close()
+
+    return read
+
+
+def _manifest(reader: Reader, key: str) -> tuple[str | None, int | None, int | None, str | None]:
+    try:
+        data = reader.get(key, bytes_max=MANIFEST_BYTES_MAX)
+    except NotFound:
+        return None, None, None, "gone since it was listed"
+    except Corrupt as error:
+        return None, None, None, error.message
+    try:
+        found = msgspec.json.decode(data, type=ManifestFields)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        return None, None, None, _unread(data, error)
+    if found.schema != SCHEMA:
+        return None, None, None, f"schema {found.schema[:80]!r} is not known here"
+    if f"accepted/v1/{place_of(found.agent_id, found.boot_id, found.seq_start, found.seq_end)}.json" != key:
+        return None, None, None, "speaks of another batch"
+    return found.frame_sha256, found.accepted_at_unix_ns, found.frame_bytes, None
+
+
+def _unread(data: bytes, error: Exception) -> str:
+    """Why a manifest cannot be read: a later schema may well have other fields, and says so first."""
+    try:
+        named = msgspec.json.decode(data, type=dict).get("schema")
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError):
+        return f"does not decode: {error}"
+    return f"schema {str(named)[:80]!r} is not known here" if named != SCHEMA else f"does not decode: {error}"
+
+
+def _samples(reader: Reader, key: str, sha256: str) -> Any:
+    try:
+        frame = reader.get(key, bytes_max=FRAME_BYTES_MAX)
+        if (seen := hashlib.sha256(frame).hexdigest()) != sha256:
+            raise Corrupt(f"holds bytes with another hash, {seen}")
+        return _rows(sha256, decode(frame, ANY_FRAME))
+    except NotFound:
+        return _problem(sha256, "gone since it was listed")
+    except (Corrupt, Invalid) as error:
+        return _problem(sha256, error.message)
+
+
+def _rows(sha256: str, batch: Any) -> Any:
+    import pyarrow as pa
+
+    rows, count, named = record_batch(batch), batch.columns.samples, batch.identity
+    place = place_of(named.agent_id, named.boot_id, named.seq_start, named.seq_end)
+    arrays = [pa.repeat(sha256, count), pa.nulls(count, pa.string()), pa.repeat(place, count)]
+    arrays += [rows[name].cast(pa.int32()) if name == "kind" else rows[name] for name in schema().names]
+    return pa.record_batch(arrays, names=["sha256", "problem", "place", *schema().names])
+
+
+def _problem(sha256: str, problem: str) -> Any:
+    import pyarrow as pa
+
+    kinds = {field.name: pa.int32() if field.name == "kind" else field.type for field in schema()}
+    arrays = [pa.array([sha256]), pa.array([problem]), pa.nulls(1, pa.string())]
+    arrays += [pa.nulls(1, kind) for kind in kinds.values()]
+    return pa.record_batch(arrays, names=["sha256", "problem", "place", *kinds])
+
+
+def place_of(agent_id: str, boot_id: str, seq_start: int, seq_end: int) -> str:
+    """Where a batch is in every key that names it."""
+    return f"agent={agent_id.encode().hex()}/boot={boot_id.encode().hex()}/{seq_start:020d}-{seq_end:020d}"

@@ -1,0 +1,43 @@
+"""`GET /v1/audit`: the last audit, as it is stored. Stable: docs/formats/audit.md. Needs no Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from lakebed.context import Component, Context, Health
+from lakebed.pipeline.audit.model import AuditRecord
+from lakebed.pipeline.audit.shelf import last_audit
+from lakebed.wire import json_answer, operation
+
+READ = "audit:read"
+
+
+class Audits:
+    name = "audit"
+    writes: Sequence[BaseRoute] = ()
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self.reads: Sequence[BaseRoute] = (Route("/v1/audit", self._last),)
+
+    async def start(self) -> None:
+        return None
+
+    async def stop(self) -> None:
+        return None
+
+    async def health(self) -> Health:
+        return Health("ok")
+
+    @operation("The last completed audit; 404 when there was none yet.", answer=AuditRecord)
+    async def _last(self, request: Request) -> Response:
+        request.state.principal.demand(READ)
+        return json_answer(await last_audit(self._context))
+
+
+def component(context: Context) -> Component:
+    return Audits(context)

@@ -1,0 +1,37 @@
+"""Stored audits, read back. Needs no Spark."""
+
+from __future__ import annotations
+
+import msgspec
+
+from lakebed.context import Context
+from lakebed.errors import Corrupt, NotFound
+from lakebed.pipeline.audit import paths
+from lakebed.pipeline.audit.model import AuditRecord, Last
+from lakebed.store.register import Register
+
+
+def last_register(context: Context) -> Register[Last]:
+    return Register(
+        context.store,
+        paths.LAST,
+        Last,
+        Last(),
+        clock=context.clock,
+        ids=context.ids,
+        metrics=context.metrics,
+        name="last_audit",
+    )
+
+
+async def last_audit(context: Context) -> AuditRecord:
+    """The last audit that was completed. Raises NotFound when there was none yet."""
+    last = (await last_register(context).read()).value
+    if not last.audit_id:
+        raise NotFound("no audit was made yet", hint="lakebed audit")
+    key = paths.record_key(last.audit_id)
+    stored = await context.store.get(key)
+    try:
+        return msgspec.json.decode(stored.data, type=AuditRecord)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise Corrupt(f"{key!r} does not decode: {error}", key=key) from error

@@ -1,0 +1,140 @@
+"""Accepted batches in a real bucket for the tests of audits, and ways to damage what is stored."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from pyspark.sql import SparkSession
+
+from batches_frames import frame_of, submit
+from lakebed.batches import acceptance, paths
+from lakebed.batches.acceptor import write_blob
+from lakebed.batches.findings import FindingsMender
+from lakebed.batches.model import Accepted, write_record
+from lakebed.batches.reconciler import Reconciler
+from lakebed.batches.sweeper import Sweeper
+from lakebed.clock import SystemClock
+from lakebed.context import Context
+from lakebed.ids import Ids
+from lakebed.metrics import Metrics
+from lakebed.parts import sections
+from lakebed.pipeline.audit.job import Auditor
+from lakebed.pipeline.audit.model import AuditRecord
+from lakebed.settings import load
+from lakebed.store.protocol import Store
+from lakebed.store.settings import StoreSettings
+
+DAY_NS = 86_400_000_000_000
+
+
+class AuditYard:
+    def __init__(self, spark: SparkSession, store: Store, settings: StoreSettings) -> None:
+        flags = {"audit.grace_s": 0.0} | settings.as_layer()
+        self.context = Context("audit-test", load(sections(), flags=flags), store, SystemClock(), Ids(), Metrics())
+        self.spark, self.store, self.settings = spark, store, settings
+
+    def accept(self, frame: bytes, *, derived: Sequence[str] = ("by_time", "by_blob", "seen")) -> Accepted:
+        """Accepts a frame as a collector does, which then writes only some of what is derived."""
+
+        async def accept() -> Accepted:
+            submitted = submit(frame)
+            await write_blob(self.store, submitted)
+            accepted = acceptance.manifest(
+                submitted, at_ns=self.context.clock.now_ns(), collector_id="c", attempt_id=self.context.ids.token()
+            )
+            await self.store.create(paths.accepted_key(accepted.identity), write_record(accepted))
+            writes = dict(
+                zip(
+                    ("by_time", "by_blob", "seen"),
+                    acceptance.derived(accepted, acceptance.span_of(submitted.batch)),
+                    strict=True,
+                )
+            )
+            for name in derived:
+                await self.store.create(writes[name].key, writes[name].data)
+            return accepted
+
+        return asyncio.run(accept())
+
+    def fleet(self, agents: int = 2, batches: int = 3) -> list[Accepted]:
+        return [
+            self.accept(frame_of(n * 10, n * 10 + 9, agent=f"agent-{agent}"))
+            for agent in range(agents)
+            for n in range(batches)
+        ]
+
+    def conflict(self, accepted: Accepted, frame: bytes, *, referred: bool = True) -> str:
+        """Other bytes under an accepted identity, recorded as a collector does."""
+
+        async def conflict() -> str:
+            submitted = submit(frame)
+            await write_blob(self.store, submitted)
+            record = acceptance.conflict(
+                accepted, submitted.sha256, at_ns=self.context.clock.now_ns(), collector_id="c"
+            )
+            key = paths.quarantine_key(record.identity, submitted.sha256)
+            await self.store.create(key, write_record(record))
+            if referred:
+                write = acceptance.quarantine_by_blob(record, submitted.sha256)
+                await self.store.create(write.key, write.data)
+            return key
+
+        return asyncio.run(conflict())
+
+    def overwrite(self, key: str, data: bytes) -> None:
+        """What nobody may do, and disks and people do all the same."""
+
+        async def overwrite() -> None:
+            await self.store.delete(key)
+            await self.store.create(key, data)
+
+        asyncio.run(overwrite())
+
+    def delete(self, key: str) -> None:
+        asyncio.run(self.store.delete(key))
+
+    def read(self, key: str) -> bytes:
+        async def read() -> bytes:
+            return (await self.store.get(key)).data
+
+        return asyncio.run(read())
+
+    def keys(self, prefix: str = "") -> set[str]:
+        async def keys() -> set[str]:
+            return {info.key async for info in self.store.list(prefix)}
+
+        return asyncio.run(keys())
+
+    def audit(self, *, verify: bool = False, horizon_s: float = 0.0) -> AuditRecord:
+        return Auditor(self.spark, self.context).run(verify=verify, horizon_s=horizon_s)
+
+    def reconciler(self) -> Reconciler:
+        return Reconciler(
+            self.store,
+            overlap_s=900.0,
+            concurrency=4,
+            clock=self.context.clock,
+            ids=self.context.ids,
+            metrics=self.context.metrics,
+        )
+
+    def mender(self) -> FindingsMender:
+        parts = {"clock": self.context.clock, "ids": self.context.ids, "metrics": self.context.metrics}
+        return FindingsMender(self.store, self.reconciler(), **parts)  # type: ignore[arg-type]
+
+    def sweeper(self, horizon_s: float = 0.0) -> Sweeper:
+        return Sweeper(
+            self.store,
+            self.reconciler(),
+            horizon_s=horizon_s,
+            undecided="keep",
+            name="gc",
+            clock=self.context.clock,
+            ids=self.context.ids,
+            metrics=self.context.metrics,
+        )
+
+
+def found(record: AuditRecord) -> set[tuple[str, str, str]]:
+    return {(each.finding, each.kind, each.key) for each in record.findings}

@@ -1,0 +1,274 @@
+"""Audits as joins: every kind of damage is named with its key, and mended as the reconciler would."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from audit_yard import AuditYard, found
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from batches_frames import frame_of, submit
+from lakebed.batches import acceptance, paths
+from lakebed.batches.acceptor import write_blob
+from lakebed.delta.model import TableSpec
+from lakebed.frame.model import Identity
+from lakebed.pipeline.audit import keys
+from lakebed.pipeline.audit.shelf import last_audit
+from lakebed.pipeline.tables.location import Location
+from lakebed.pipeline.tables.table import Table
+from lakebed.store.protocol import Store
+from lakebed.store.settings import StoreSettings
+
+
+@pytest.fixture
+def yard(spark: SparkSession, bucket: Store, bucket_settings: StoreSettings) -> AuditYard:
+    return AuditYard(spark, bucket, bucket_settings)
+
+
+@pytest.mark.parametrize("at_ns", [1_760_000_399_999_999_999, 1_760_000_400_000_000_000])
+def test_the_layout_in_spark_is_the_layout_of_batches(spark: SparkSession, at_ns: int) -> None:
+    """Every key that batches writes is built and taken apart alike on both sides, also at the edge of an hour."""
+    identity, sha256 = Identity("agent ü/1", "boot-1", 7, 2**63 - 1), "ab12" * 16
+    place = paths.accepted_key(identity).removeprefix(paths.ACCEPTED).removesuffix(".json")
+    row = spark.createDataFrame([(place, sha256, at_ns)], "place string, sha256 string, at_ns bigint")
+    accepted = keys.accepted_key(F.col("place"))
+
+    built = row.select(
+        accepted,
+        keys.by_time_key(accepted, F.col("at_ns")),
+        keys.by_blob_key(F.col("sha256"), F.col("place")),
+        keys.by_blob_key(F.col("sha256"), F.col("place"), of="quarantine"),
+        keys.blob_key(F.col("sha256")),
+        keys.blob_by_time_key(F.col("sha256"), keys.hour(F.col("at_ns"))),
+    ).first()
+
+    wanted = [
+        paths.accepted_key(identity),
+        paths.accepted_by_time_key(identity, at_ns),
+        paths.accepted_by_blob_key(sha256, identity),
+        paths.quarantine_by_blob_key(sha256, identity),
+        paths.blob_key(sha256),
+        paths.blob_by_time_key(sha256, at_ns),
+    ]
+    assert wanted == list(built or ())
+    every = [*wanted, paths.quarantine_key(identity, sha256), paths.repair_key(identity)]
+    listing = spark.createDataFrame([(key, 1, 1, True, False) for key in every], LISTED)
+    rows = {row["kind"]: row for row in keys.objects(listing, tuple(keys.LAYOUT)).collect()}
+    assert set(keys.LAYOUT) == set(rows)
+    assert {"accepted", "accepted_by_blob", "quarantine", "quarantine_by_blob", "repair"} == {
+        kind for kind, found in rows.items() if found["place"] == place
+    }
+    assert {sha256, None} == {found["sha256"] for found in rows.values()}
+    assert {paths.hour_of(at_ns), None} == {found["hour"] for found in rows.values()}
+    assert rows["accepted_by_time"]["at_ns"] == at_ns
+    assert rows["accepted"]["digest"] == rows["accepted_by_time"]["digest"] == rows["repair"]["digest"]
+    assert keys.foreign(listing).count() == 0
+
+
+LISTED = "key string, size_bytes bigint, modified_ns bigint, is_latest boolean, is_delete_marker boolean"
+
+
+def test_a_sound_bucket_has_no_findings_and_nothing_of_it_is_read(yard: AuditYard) -> None:
+    """The listing alone says so: no manifest and no blob is fetched."""
+    yard.fleet()
+
+    record = yard.audit()
+
+    assert (record.ok, record.totals, record.work) == (True, (), ())
+    assert (record.proof.accepted, record.proof.whole) == (6, True)
+    assert record == asyncio.run(last_audit(yard.context))
+
+
+def test_every_kind_of_damage_is_named_with_its_key_and_size(yard: AuditYard, spark: SparkSession) -> None:
+    """Missing, corrupt, unindexed, orphaned and foreign, in one audit, in the record and in the table."""
+    good, lost, empty, unindexed = yard.fleet(agents=1, batches=4)
+    yard.delete(lost.raw_blob_key)
+    yard.overwrite(empty.raw_blob_key, b"")
+    for key in (
+        paths.accepted_by_time_key(unindexed.identity, unindexed.accepted_at_unix_ns),
+        paths.accepted_by_blob_key(unindexed.frame_sha256, unindexed.identity),
+        paths.blob_by_time_key(unindexed.frame_sha256, unindexed.accepted_at_unix_ns),
+    ):
+        yard.delete(key)
+    orphan = submit(frame_of(900, 909, agent="nobody"))
+    asyncio.run(write_blob(yard.store, orphan))
+    conflict = yard.conflict(good, frame_of(0, 9, agent="agent-0", value=5.0), referred=False)
+    yard.overwrite("accepted/v1/readme.txt", b"hello")
+
+    record = yard.audit()
+
+    assert not record.ok
+    reference = paths.quarantine_by_blob_key(conflict.rsplit("/", 1)[-1].removesuffix(".json"), good.identity)
+    assert {
+        ("missing", "raw_blob", lost.raw_blob_key),
+        ("corrupt", "raw_blob", empty.raw_blob_key),
+        (
+            "unindexed",
+            "accepted_by_time",
+            paths.accepted_by_time_key(unindexed.identity, unindexed.accepted_at_unix_ns),
+        ),
+        ("unindexed", "accepted_by_blob", paths.accepted_by_blob_key(unindexed.frame_sha256, unindexed.identity)),
+        (
+            "unindexed",
+            "raw_blob_by_time",
+            paths.blob_by_time_key(unindexed.frame_sha256, unindexed.accepted_at_unix_ns),
+        ),
+        ("unindexed", "quarantine_by_blob", reference),
+        ("orphaned", "raw_blob", orphan.blob_key),
+        ("orphaned", "raw_blob_by_time", paths.blob_by_time_key(lost.frame_sha256, lost.accepted_at_unix_ns)),
+        ("foreign", "unknown", "accepted/v1/readme.txt"),
+    } == found(record)
+    totals = {(total.finding, total.kind): (total.objects, total.size_bytes, total.wrong) for total in record.totals}
+    assert totals["orphaned", "raw_blob"] == (1, len(orphan.frame), False)
+    assert totals["unindexed", "accepted_by_time"] == (1, unindexed.frame_bytes, True)
+    parts = {"store": yard.store, "clock": yard.context.clock, "ids": yard.context.ids}
+    table = Table(spark, TableSpec("audit/findings", '{"fields":[]}'), location=Location.of(yard.settings), **parts)  # type: ignore[arg-type]
+    assert found(record) == {(row["finding"], row["kind"], row["key"]) for row in table.read().collect()}
+
+
+def test_findings_are_what_the_reconciler_would_mend(yard: AuditYard) -> None:
+    """On the same bucket, the objects that an audit misses are exactly those that a cold reconciliation creates."""
+    for n, derived in enumerate(
+        [(), ("by_time",), ("by_blob",), ("seen",), ("by_time", "seen"), ("by_time", "by_blob")]
+    ):
+        yard.accept(frame_of(n * 10, n * 10 + 9), derived=derived)
+    whole = yard.accept(frame_of(100, 109))
+    yard.conflict(whole, frame_of(100, 109, value=3.0), referred=False)
+    gone = yard.accept(frame_of(200, 209), derived=())
+    yard.delete(gone.raw_blob_key)
+    changed = yard.accept(frame_of(300, 309), derived=("by_time",))
+    yard.overwrite(changed.raw_blob_key, frame_of(300, 309, value=9.0))
+
+    record = yard.audit(verify=True)
+    before = yard.keys()
+    asyncio.run(yard.reconciler().audit())
+
+    created = yard.keys() - before - {paths.AUDIT}
+    # Beside the missing entries, the reconciler marks bad blobs and asks for rollups of what was indexed late.
+    marks = {paths.repair_key(batch.identity) for batch in (gone, changed)}
+    work = {key.replace(paths.ACCEPTED_BY_TIME, paths.ROLLUP_WORK) for key in created if "accepted-by-time" in key}
+    missing = {each.key for each in record.findings if each.finding == "unindexed"}
+    assert missing == created - marks - work
+    assert marks <= created
+    bad = {(each.finding, each.key) for each in record.findings if each.kind == "raw_blob"}
+    assert {("missing", gone.raw_blob_key), ("corrupt", changed.raw_blob_key)} == bad
+    assert {total for total in yard.audit(verify=True).totals if total.finding == "unindexed"} == set()
+
+
+def test_the_reconciler_takes_the_findings_as_work(yard: AuditYard) -> None:
+    """What is mended from an audit's files is what a cold pass would mend; done once, and it proves the audit."""
+    yard.fleet(agents=1, batches=2)
+    late = yard.accept(frame_of(70, 79), derived=())
+    yard.conflict(late, frame_of(70, 79, value=3.0), referred=False)
+    record = yard.audit()
+    mender = yard.mender()
+
+    report = asyncio.run(mender.mend())
+
+    assert report is not None
+    assert report.repaired == {
+        "by_time": 1, "by_blob": 1, "blob_by_time": 1, "rollup_work": 1, "quarantine_by_blob": 1,
+    }  # fmt: skip
+    assert asyncio.run(yard.mender().mend()) is None
+    proven = asyncio.run(yard.reconciler().audits.read()).value
+    assert (proven.audited_through_ns, proven.accepted) == (record.proof.through_ns, 3)
+    assert yard.audit().ok
+
+
+def test_candidates_of_garbage_come_with_the_proof_and_are_judged_again(yard: AuditYard) -> None:
+    """A blob whose identity was accepted with other bytes goes; one that was accepted since the listing stays."""
+    accepted = yard.accept(frame_of(0, 9))
+    loser = submit(frame_of(0, 9, value=7.0))
+    slow = submit(frame_of(10, 19))
+    for submitted in (loser, slow):
+        asyncio.run(write_blob(yard.store, submitted))
+    record = yard.audit()
+    assert {(file.do, file.lines) for file in record.work} == {("judge", 2)}
+    yard.accept(slow.frame)  # the slow writer comes after the audit
+
+    report = asyncio.run(yard.sweeper().sweep(dry_run=False, source="audit"))
+
+    assert {"delete": 1, "keep": 1} == report.counts
+    assert {accepted.raw_blob_key, slow.blob_key} == yard.keys(paths.RAW_BLOBS)
+
+
+def test_without_the_work_done_no_candidate_is_deleted(yard: AuditYard) -> None:
+    """The four conditions stay the last wall: a blob that passed the horizon after the proof is kept."""
+    yard.accept(frame_of(0, 9))
+    loser = submit(frame_of(0, 9, value=7.0))
+    asyncio.run(write_blob(yard.store, loser))
+    yard.audit(horizon_s=0.0)
+
+    report = asyncio.run(yard.sweeper(horizon_s=3600.0).sweep(dry_run=False, source="audit"))
+
+    assert {"keep": 1} == report.counts
+    assert loser.blob_key in yard.keys(paths.RAW_BLOBS)
+
+
+def test_what_cannot_be_read_is_set_aside_with_its_key_and_the_rest_is_audited(yard: AuditYard) -> None:
+    """Other bytes, half-written ones, a later format, in blobs and in manifests: the job goes on, the audit fails."""
+    good, hashed, cut, torn, later = yard.fleet(agents=1, batches=5)
+    frame = yard.read(hashed.raw_blob_key)
+    yard.overwrite(hashed.raw_blob_key, frame[:-1] + bytes([frame[-1] ^ 1]))
+    yard.overwrite(cut.raw_blob_key, yard.read(cut.raw_blob_key)[:-7])
+    version = bytearray(frame_of(500, 509))
+    version[9] = 99
+    blob_to_come = later_accepted(yard, bytes(version))
+    yard.overwrite(paths.accepted_key(torn.identity), b'{"schema": "lightmetrics.accepted_batch.v1", "agent_id"')
+    to_come = json.dumps({"schema": "lightmetrics.accepted_batch.v2", "who": "x"}).encode()
+    yard.overwrite(paths.accepted_key(later.identity), to_come)
+
+    record = yard.audit(verify=True)
+
+    says = {each.key: each.reason for each in record.findings if each.finding == "corrupt"}
+    assert {
+        hashed.raw_blob_key: "another hash",
+        cut.raw_blob_key: "another hash",
+        blob_to_come: "not known here",
+        paths.accepted_key(torn.identity): "does not decode",
+        paths.accepted_key(later.identity): "v2' is not known here",
+    }.keys() == says.keys()
+    assert "another hash" in says[hashed.raw_blob_key]
+    assert "not known here" in says[blob_to_come]
+    assert "does not decode" in says[paths.accepted_key(torn.identity)]
+    assert "v2' is not known here" in says[paths.accepted_key(later.identity)]
+    assert not record.ok
+    # What an unreadable manifest refers to is unknown: its blob is no orphan.
+    assert not {good.raw_blob_key, torn.raw_blob_key, later.raw_blob_key} & {each.key for each in record.findings}
+
+
+def later_accepted(yard: AuditYard, frame: bytes) -> str:
+    """A batch that a newer collector accepted: its manifest is today's, its frame is not."""
+    import hashlib
+
+    from lakebed.batches.model import write_record
+
+    sha256, identity = hashlib.sha256(frame).hexdigest(), Identity("agent-a", "boot-1", 500, 509)
+    made = acceptance.manifest_of(
+        identity, sha256, len(frame), at_ns=yard.context.clock.now_ns(), collector_id="c", attempt_id="a"
+    )
+    for key, data in ((paths.blob_key(sha256), frame), (paths.accepted_key(identity), write_record(made))):
+        yard.overwrite(key, data)
+    for write in (acceptance.by_blob(made), acceptance.blob_seen(sha256, made.accepted_at_unix_ns)):
+        yard.overwrite(write.key, write.data)
+    return paths.blob_key(sha256)
+
+
+def test_what_is_younger_than_the_grace_is_not_judged(yard: AuditYard) -> None:
+    """A collector between its manifest and its index entries is not damage."""
+    yard.accept(frame_of(), derived=())
+    flags = {"audit.grace_s": 3600.0} | yard.settings.as_layer()
+    import msgspec
+
+    from lakebed.parts import sections
+    from lakebed.pipeline.audit.job import Auditor
+    from lakebed.settings import load
+
+    patient = msgspec.structs.replace(yard.context, settings=load(sections(), flags=flags))
+
+    record = Auditor(yard.spark, patient).run(horizon_s=0.0)
+
+    assert (record.ok, record.findings) == (True, ())
