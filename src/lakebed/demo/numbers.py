@@ -130,6 +130,10 @@ class Observer:
             for at_s, reading in self.readings
         ]
 
+    def moving_s(self) -> float:
+        """When anything was first counted: the first bar moved then. 0 when nothing ever was."""
+        return next((at_s for at_s, reading in self.readings if total(reading, "lakebed_store_requests_total")), 0.0)
+
     async def _ask(self, client: httpx2.AsyncClient, url: str) -> None:
         with suppress(httpx2.HTTPError, msgspec.DecodeError):  # killed on purpose, or busy
             answer = await client.get(f"{url}/metrics")
