@@ -34,6 +34,5 @@ def commands(page: str) -> list[str]:
             match = re.search(r"(?:^|[\s$(\"])((?:\.venv/bin/)?lakebed [a-z].*)$", line)
             if match and not re.search("[─│┬▶]", line):  # a drawing is not a command
                 shown = re.split(r" {2,}|\s#", match[1])[0]  # what it does stands further right
-                shown = re.sub(r"\s*\[[^\]]*\]", "", shown)  # what may be left out
-                found.append(re.sub(r'\)"?$', "", shown))  # the end of "$(lakebed env)"
+                found.append(re.sub(r'\)"?$', "", re.sub(r"\s*\[[^\]]*\]", "", shown)))
     return found
