@@ -17,6 +17,7 @@ NEXT = ("lakebed topics list",)
 TOPIC = "demo-log"
 PRODUCERS = 4
 ATTEMPTS_MAX = 120
+LEAST = 20  # of each producer: fewer appends than that are not worth a compaction, at any scale
 
 
 async def play(stage: Stage) -> None:
@@ -25,7 +26,7 @@ async def play(stage: Stage) -> None:
     context = stage.context()
     topic = f"{TOPIC}-{context.ids.token()[:6]}"
     history: list[Operation] = []
-    each = stage.scaled(120)
+    each = max(LEAST, stage.scaled(120))
     child, second = await stage.gateway("broker-2", parts=["log"])
     urls = [stage.gateway_url, second]
     stage.expect("log records", PRODUCERS * each)
