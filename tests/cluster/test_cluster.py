@@ -16,8 +16,13 @@ SPARK_LANE = Path(__file__).parents[1] / "spark"
 DEADLINE_S = 500.0  # each lane's tests take a minute on two idle cores
 
 # Jobs of each kind from end to end: finalize → bronze → silver → replay → gold over HTTP, retention, a table that is
-# replaced, and the progress of a job while it runs.
+# replaced, the progress of a job while it runs; sources, batches and topics into bronze, the audit.
 JOBS = (
+    "test_samples.py::test_every_accepted_sample_is_in_the_table_once",
+    "test_topics_bronze.py::test_records_become_rows_or_have_a_reason",
+    "test_source_batches.py::test_every_sample_comes_back_in_every_column",
+    "test_source_streams.py::test_available_now_drains_within_the_rate_and_stops",
+    "test_audit.py::test_every_kind_of_damage_is_named_with_its_key_and_size",
     "test_flow.py",
     "test_bronze.py::test_a_full_table_replaces_everything",
     "test_progress.py::test_the_tasks_of_a_running_job_are_counted_up_to_the_end",
