@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import msgspec
@@ -24,6 +25,7 @@ COLUMNS = ("table", "version", "steps", "objects", "rows_in", "good", "quarantin
 def run(
     *,
     follow: Annotated[bool, Parameter(help="go on until Ctrl-C or SIGTERM", negative="")] = False,
+    retry: Annotated[bool, Parameter(help="read again what was set aside before", negative="")] = False,
     every_s: Annotated[float, Parameter(help="pause between two runs with --follow")] = 5.0,
     where: Where = Where(),
     output: Output = "table",
@@ -45,10 +47,11 @@ def run(
 
     while True:
         with spark_progress("bronze"):
-            reports = ingestion.run(told)
+            reports = ingestion.run(told, retry=retry)
         sound = sound and all(report.sound for report in reports)
         if not follow or any(report.steps for report in reports):
             emit([_row(report) for report in reports], "jsonl" if follow and output == "json" else output)
+            sys.stdout.flush()
         for report in reports:
             for key in report.unreadable:
                 say(f"set aside: {key}")
@@ -62,9 +65,8 @@ def compact(*, table: Table = "", dry_run: DryRun = False, where: Where = Where(
     """Join the small files of tables. Rows stay as they are; older versions stay readable until vacuum."""
     from lakebed.pipeline.upkeep import Upkeep
 
-    upkeep = Upkeep(where.context("pipeline"))
-    with spark_progress("compact"):
-        done = upkeep.compact(table, dry_run=dry_run)
+    with spark_progress("compaction"):
+        done = Upkeep(where.context("pipeline")).compact(table, dry_run=dry_run)
     emit(done, output)
 
 
@@ -79,3 +81,6 @@ def vacuum(*, table: Table = "", dry_run: DryRun = False, where: Where = Where()
 def _row(report: msgspec.Struct) -> dict[str, object]:
     plain = dict(msgspec.to_builtins(report))
     return {name: plain[name] for name in (*COLUMNS, "unreadable", "through")}
+
+
+app.command("lakebed.cli.rollup:rollup", name="rollup")
