@@ -8,6 +8,7 @@ import msgspec
 from cyclopts import Parameter
 
 from lakebed.cli import exits
+from lakebed.cli.jobs import spark_progress
 from lakebed.cli.output import Output, emit, say
 from lakebed.cli.where import Where, in_loop
 
@@ -31,7 +32,8 @@ def rollup(
     from lakebed.gateway.rollups import roller
 
     flags = {"rollup.engine": engine} if engine else None
-    report = in_loop(lambda: roller(where.context("rollup", flags)).run(cold=cold))
+    with spark_progress("rollup"):
+        report = in_loop(lambda: roller(where.context("rollup", flags)).run(cold=cold))
     emit(msgspec.to_builtins(report), output)
     for each in report.unreadable:
         say(f"set aside: {each.key} ({each.problem})")

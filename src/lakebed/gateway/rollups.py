@@ -29,9 +29,17 @@ def roller(context: Context) -> Roller:
 
 def spark_job(context: Context) -> Job:
     """Spark is loaded here, and started with the first batch."""
+    from lakebed.pipeline.lineage import lineage_of
     from lakebed.pipeline.rollups import SparkJob
 
-    return SparkJob(context.settings, context.store, reading=read_groups, storing=store_chunks, indexing=store_index)
+    return SparkJob(
+        context.settings,
+        context.store,
+        reading=read_groups,
+        storing=store_chunks,
+        indexing=store_index,
+        lineage=lineage_of(context),
+    )
 
 
 def workers(context: Context) -> Sequence[Worker]:

@@ -39,6 +39,7 @@ from lakebed.pipeline.audit.model import (
 )
 from lakebed.pipeline.audit.settings import AuditSettings
 from lakebed.pipeline.audit.shelf import last_register
+from lakebed.pipeline.lineage import Dataset, lineage_of
 from lakebed.pipeline.listing import Listing, cause, list_bucket
 from lakebed.pipeline.tables.location import Location
 from lakebed.pipeline.tables.table import Table
@@ -81,8 +82,12 @@ class Auditor:
         What is wrong in the bucket is in the record; this raises only when the audit could not be made.
         """
         taken = listing or list_bucket(self._spark, self._bucket, clock=self._context.clock)
+        read = [Dataset("accepted/v1"), Dataset("raw-blobs/v1")]
         try:
-            return self._audit(taken, verify, round(horizon_s * 1e9), dropped)
+            with lineage_of(self._context).job("audit", inputs=read) as run:
+                record = self._audit(taken, verify, round(horizon_s * 1e9), dropped)
+                run.wrote("tables/audit/findings", rows=sum(total.objects for total in record.totals))
+                return record
         except PySparkException as error:
             raise Unavailable(f"the audit was not completed: {cause(error)}") from error
         finally:
