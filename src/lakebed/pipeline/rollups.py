@@ -53,8 +53,9 @@ class SparkJob:
         reading: Reading,
         storing: Storing,
         indexing: Indexing,
+        spark: SparkSession | None = None,
     ) -> None:
-        self._settings, self._store = settings, store
+        self._settings, self._store, self._given = settings, store, spark
         self._reading, self._storing, self._indexing = reading, storing, indexing
         self._frame: DataFrame | None = None
         self._told: list[Told] = []
@@ -104,7 +105,7 @@ class SparkJob:
         return stored, series
 
     def _spark(self) -> SparkSession:
-        return open_session(self._settings.of(SparkSettings))
+        return self._given or open_session(self._settings.of(SparkSettings))
 
     def _kept(self) -> DataFrame:
         assert self._frame is not None
