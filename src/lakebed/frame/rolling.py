@@ -20,7 +20,8 @@ import numpy as np
 from lakebed.errors import Invalid
 from lakebed.frame.index import series_schema
 from lakebed.frame.model import Batch
-from lakebed.frame.rollup import encode_rollup, rows_in, table_of
+from lakebed.frame.packed import pack
+from lakebed.frame.rollup import rows_in, table_of
 from lakebed.frame.series_keys import series_keys, split_keys
 from lakebed.frame.windows import SECOND_NS, Rows, merged, rows_of
 
@@ -152,7 +153,7 @@ def chunks(table: Any, windows_s: Sequence[int]) -> Iterator[Chunk]:
                     part=part,
                     rows=len(some),
                     samples=int(some.counts.sum()),
-                    data=encode_rollup(table_of(some, agents, labels)),
+                    data=pack(table_of(some, agents, labels)),
                 )
 
 

@@ -31,6 +31,7 @@ def roller(context: Context, job: Job | None = None) -> Roller:
 
 def spark_job(context: Context, spark: Any = None) -> Job:
     """The engine on Spark, loaded here; on the session of this process, started with the first batch, or on `spark`."""
+    from lakebed.pipeline.lineage import lineage_of
     from lakebed.pipeline.rollups import SparkJob
 
     return SparkJob(
@@ -39,6 +40,7 @@ def spark_job(context: Context, spark: Any = None) -> Job:
         reading=read_groups,
         storing=store_chunks,
         indexing=store_index,
+        lineage=lineage_of(context),
         spark=spark,
     )
 
