@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from lakebed.context import Context
 from lakebed.demo.bronze import prove_bronze
+from lakebed.demo.rollups import prove_rollups
 from lakebed.demo.stage import Stage
 from lakebed.pipeline.settings import SparkSettings
 from lakebed.store.settings import StoreSettings
@@ -60,6 +61,7 @@ def _tabulate(stage: Stage, context: Context, listed: list[tuple[str, str, int]]
     stage.check("totals agree", tuple(total) == wanted, f"{tuple(total)}")
     _read_elsewhere(stage, table, wanted[0])
     prove_bronze(stage, context, spark)
+    prove_rollups(stage, context, spark)
 
 
 def _read_elsewhere(stage: Stage, table: Table, wanted: int) -> None:
