@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint unit conformance sim integration spark docs test-oxia bench lock clean
+.PHONY: help setup demo test lint unit conformance sim integration spark docs test-oxia test-cluster bench lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ docs: setup ## make the reference pages, the dashboards and the alert rules agai
 
 spark: setup ## real Spark
 	$(BIN)/pytest tests/spark
+
+test-cluster: setup ## the Spark lane's jobs on a standalone cluster and through Spark Connect
+	$(BIN)/pytest tests/cluster
 
 bench: setup ## every bench, as ratios to the bare thing beneath
 	$(BIN)/lakebed bench all --quick

@@ -69,6 +69,10 @@ TABLE: tuple[Metric, ...] = (
     Metric("lakebed_batches_reconciled_total", "counter", "Accepted manifests checked by the reconciler.", ("path",)),
     Metric("lakebed_batches_repairs_total", "counter", "Derived records the reconciler had to mend.", ("repair",)),
     Metric("lakebed_batches_reconciler_lag_seconds", "gauge", "Age of the reconciler's checkpoint."),
+    Metric("lakebed_rollup_samples_total", "counter", "Samples rolled up."),
+    Metric("lakebed_rollup_chunks_total", "counter", "Rollup chunks stored."),
+    Metric("lakebed_rollup_unreadable_batches", "gauge", "Accepted batches that the last rollup had to set aside."),
+    Metric("lakebed_rollup_lag_seconds", "gauge", "Age of the newest acceptance that rollups looked at."),
     Metric("lakebed_batches_gc_blobs_total", "counter", "Raw blobs judged by garbage collection.", ("verdict",)),
     # agent
     Metric("lakebed_agent_samples_total", "counter", "Samples numbered and put into the disk queue."),
@@ -146,10 +150,12 @@ TABLE: tuple[Metric, ...] = (
     Metric("lakebed_bronze_lag_seconds", "gauge", "Age of the oldest batch that waits for bronze.", ("table",)),
     Metric("lakebed_bronze_run_seconds", "histogram", "Time of a run into bronze."),
     Metric("lakebed_tables_files_joined_total", "counter", "Small files that compaction joined.", ("table",)),
+    Metric("lakebed_lineage_events_total", "counter", "OpenLineage events of jobs.", ("outcome",)),
     Metric("lakebed_gold_tables_total", "counter", "Gold tables looked at.", ("outcome",)),
     # gateway
     Metric("lakebed_http_requests_total", "counter", "HTTP requests answered.", ("route", "method", "status")),
     Metric("lakebed_http_seconds", "histogram", "Time to answer an HTTP request.", ("route",)),
+    Metric("lakebed_trace_spans_total", "counter", "Spans of traces, by what became of them.", ("outcome",)),
     Metric("lakebed_worker_restarts_total", "counter", "Workers started again after they failed.", ("worker",)),
     # lifecycle
     Metric(

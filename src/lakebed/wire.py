@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 from starlette.requests import Request
@@ -17,6 +17,7 @@ from lakebed.errors import Invalid
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
+Buffer = bytes | memoryview
 
 BODY_MARK = "__lakebed_body_bytes_max__"
 OPERATION_MARK = "__lakebed_operation__"
@@ -32,7 +33,19 @@ class Operation(msgspec.Struct, frozen=True):
     media_type: str = "application/json"
 
 
-def decode_json(body: bytes, kind: type[T]) -> T:
+async def whole_body(request: Request) -> Buffer:
+    """The body, in one piece. A large one already lies in one, and is not copied."""
+    parts: list[Any] = [part async for part in request.stream() if part]
+    if len(parts) == 1:
+        return cast(Buffer, parts[0])
+    if parts and all(isinstance(part, memoryview) and part.obj is parts[0].obj for part in parts):
+        whole = memoryview(parts[0].obj).toreadonly()
+        if sum(map(len, parts)) == len(whole):
+            return whole
+    return b"".join(parts)
+
+
+def decode_json(body: Buffer, kind: type[T]) -> T:
     """The JSON value as a `kind`. Raises Invalid naming the path of the field that is wrong."""
     try:
         return msgspec.json.decode(body, type=kind)

@@ -1,7 +1,8 @@
-"""One warm Spark session for the whole lane."""
+"""One warm Spark session for the whole lane: local, or where LAKEBED_SPARK_* says (the cluster lane does that)."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -9,8 +10,13 @@ from pyspark.sql import SparkSession
 
 from lakebed.pipeline.session import close_session, open_session
 from lakebed.pipeline.settings import SparkSettings
+from lakebed.settings import load
 
-SPARK = SparkSettings(master="local[2]", shuffle_partitions=2, quick=True)
+GIVEN = {name: value for name, value in os.environ.items() if name.startswith("LAKEBED_SPARK_")}
+LOCAL = {} if "LAKEBED_SPARK_REMOTE" in GIVEN else {"spark.master": "local[2]"}
+SPARK = load([SparkSettings], stack={**LOCAL, "spark.shuffle_partitions": 2, "spark.quick": True}, env=GIVEN).of(
+    SparkSettings
+)
 
 
 @pytest.fixture(scope="session")

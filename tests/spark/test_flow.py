@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Iterator
 from typing import Any
 
 import httpx2
@@ -20,6 +21,7 @@ from lakebed.ids import Ids
 from lakebed.metrics import Metrics
 from lakebed.parts import sections
 from lakebed.pipeline.flow import Flow
+from lakebed.pipeline.lineage import lineage_of
 from lakebed.pipeline.settings import SparkSettings
 from lakebed.pipeline.workers import workers
 from lakebed.settings import load
@@ -30,17 +32,30 @@ from lakebed.ticks.audit import COMMITTED, DISPATCHED
 from lakebed.ticks.auditor import Auditor
 from lakebed.ticks.dispatcher import Dispatcher
 from lakebed.ticks.model import TickId
+from lineage_receiver import Receiver, check, receiving
 
 DAY_S = 86_400.0
+END_OF_SILVER = ("COMPLETE", "silver/acme/p1")
 PAYLOAD_KEY = "0123456789abcdef0123456789abcdef0123456789A="
 
 
 @pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with receiving() as made:
+        yield made
+
+
+@pytest.fixture
 def context(
-    spark: SparkSession, spark_settings: SparkSettings, bucket: Store, bucket_settings: StoreSettings
+    spark: SparkSession,
+    spark_settings: SparkSettings,
+    bucket: Store,
+    bucket_settings: StoreSettings,
+    receiver: Receiver,
 ) -> Context:
     flags: dict[str, Any] = {"ticks.payload_key": PAYLOAD_KEY, "ticks.batch_window_s": 0.1, "ticks.poll_s": 0.05}
     flags |= {"pipeline.contracts": "examples", "pipeline.gold": "examples"}
+    flags |= {"pipeline.lineage": {"url": receiver.url}}
     settings = load(sections(), flags=flags | spark_settings.as_layer() | bucket_settings.as_layer())
     return Context("node-1", settings, bucket, SystemClock(), Ids(), Metrics())
 
@@ -60,8 +75,8 @@ def orders(**columns: Any) -> bytes:
     )
 
 
-async def test_a_tick_goes_from_http_to_gold_once(context: Context) -> None:
-    """Finalize answers exact counts; a null key is a 422 with its class; silver runs once."""
+async def test_a_tick_goes_from_http_to_gold_once(context: Context, receiver: Receiver) -> None:
+    """Finalize answers exact counts; a null key is a 422 with its class; silver runs once; each job tells lineage."""
     ticks = component(context)
     await ticks.start()
     secret = await open_vault(context).issue("acme", "p1")
@@ -112,6 +127,27 @@ async def test_a_tick_goes_from_http_to_gold_once(context: Context) -> None:
         name: context.metrics.value("lakebed_silver_rows_total", outcome=name) for name in ("good", "quarantined")
     }
     assert {"good": 4.0, "quarantined": 2.0} == outcomes, "once, and once more by the replay"
+    await asyncio.to_thread(_check_lineage, context, receiver)
+
+
+def _check_lineage(context: Context, receiver: Receiver) -> None:
+    mouth = lineage_of(context)._mouth
+    assert mouth is not None
+    assert mouth.flush()
+    for event in receiver.events:
+        check(event)
+    ends = {(kind, name) for kind, name in receiver.told() if kind != "START"}
+    assert {
+        ("COMPLETE", "bronze/acme/p1"),
+        ("FAIL", "bronze/acme/p1"),
+        ("COMPLETE", "silver/acme/p1"),
+        ("COMPLETE", "gold/acme/p1"),
+    } == ends
+    first = next(event for event in receiver.events if (event["eventType"], event["job"]["name"]) == END_OF_SILVER)
+    assert ["tables/bronze/acme/p1/orders"] == [each["name"].partition("/")[2] for each in first["inputs"]]
+    names = ["tables/silver/acme/p1/orders", "tables/quarantine/acme/p1/orders"]
+    assert names == [each["name"].partition("/")[2] for each in first["outputs"]]
+    assert [2, 1] == [each["outputFacets"]["outputStatistics"]["rowCount"] for each in first["outputs"]]
 
 
 async def test_old_rows_and_their_files_go_by_themselves(context: Context, yard: Yard) -> None:

@@ -18,6 +18,8 @@ from lakebed.pipeline.topics_decode import read_topic_contract
 from lakebed.settings import load
 from lakebed.store.settings import StoreSettings
 
+pytestmark = pytest.mark.timeout(600)
+
 JSON = """
 table: orders
 keys: [id]

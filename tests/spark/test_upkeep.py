@@ -21,6 +21,8 @@ from lakebed.settings import load
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
 
+pytestmark = pytest.mark.timeout(600)
+
 KEEP_S = 7200.0
 
 

@@ -15,6 +15,7 @@ import httpx2
 
 from lakebed.agent.verdict import Answer
 from lakebed.errors import Invalid, OutcomeUnknown, Unavailable
+from lakebed.traces import outgoing, span
 
 ANSWER_BYTES_MAX = 64 * 1024  # a collector's answers are small
 BATCHES_PATH = "/v1/batches"
@@ -38,7 +39,10 @@ class HttpTransport:
         )
 
     async def post(self, url: str, frame: bytes) -> Answer:
-        headers = {**self._headers, "content-type": FRAME_TYPE}
+        with span("agent send", "client", url=url):
+            return await self._post(url, frame, {**self._headers, **outgoing(), "content-type": FRAME_TYPE})
+
+    async def _post(self, url: str, frame: bytes, headers: dict[str, str]) -> Answer:
         try:
             async with (
                 asyncio.timeout(self._timeout_s),

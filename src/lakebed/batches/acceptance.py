@@ -7,6 +7,7 @@ collectors derive the same bytes and repeating is harmless.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
@@ -189,9 +190,18 @@ def rollup_work(accepted: Accepted) -> Write:
     return Write(paths.work_key(accepted.identity, accepted.accepted_at_unix_ns), write_record(entry))
 
 
-def derived(accepted: Accepted, span: Span) -> tuple[Write, ...]:
-    """Everything that follows from one acceptance, in the order in which a crash in between hurts least."""
+LATE_NS = 60_000_000_000  # an entry written later than this asks for rollup work: far inside the roller's overlap
+
+
+def derived(accepted: Accepted, span: Span, now_ns: Callable[[], int] | None = None) -> tuple[Write, ...]:
+    """Everything that follows from one acceptance, in the order in which a crash in between hurts least.
+
+    `now_ns` tells when it is written. Long after the acceptance, a reader of the index by time may have passed its
+    hour: then rollup work is asked for first.
+    """
+    late = now_ns is not None and now_ns() - accepted.accepted_at_unix_ns > LATE_NS
     return (
+        *([rollup_work(accepted)] if late else []),
         by_time(accepted, span),
         by_blob(accepted),
         blob_seen(accepted.frame_sha256, accepted.accepted_at_unix_ns),

@@ -136,7 +136,9 @@ class Acceptor:
         if verdict == "accepted":
             self._samples.inc(submitted.batch.columns.samples)
             self._won(standing, submitted)
-            self._aftermath.put(partial(acceptance.derived, standing, acceptance.span_of(submitted.batch)))
+            self._aftermath.put(
+                partial(acceptance.derived, standing, acceptance.span_of(submitted.batch), self._clock.now_ns)
+            )
         return acceptance.answer(standing, duplicate=verdict == "duplicate")
 
     async def _create_manifest(self, mine: Accepted) -> Accepted:

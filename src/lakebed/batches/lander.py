@@ -78,7 +78,9 @@ class Lander:
             await store_conflict(self._store, record)
             log.error("a spooled batch met another one in the bucket", quarantined=record.submitted_raw_blob_key)
         else:
-            self._aftermath.put(partial(acceptance.derived, standing, acceptance.span_of(submitted.batch)))
+            self._aftermath.put(
+                partial(acceptance.derived, standing, acceptance.span_of(submitted.batch), self._clock.now_ns)
+            )
         self._outcomes.labels(outcome=verdict).inc()
         self._spool.landed(spooled.accepted.identity)
 

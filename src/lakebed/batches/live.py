@@ -61,6 +61,12 @@ class Live:
         for identity, (_, _, batch) in self._held.items():
             yield identity, batch
 
+    def accepted(self) -> Iterator[tuple[str, Batch]]:
+        """Each batch held, with its name in the index by time."""
+        self._evict()
+        for identity, (at_ns, _, batch) in self._held.items():
+            yield paths.manifest_id(identity, at_ns), batch
+
     def _evict(self) -> None:
         horizon_ns = self._clock.now_ns() - self._window_ns
         while self._held:

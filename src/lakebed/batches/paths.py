@@ -30,8 +30,15 @@ CHECKPOINT = "reconciler/v1/checkpoint.json"
 AUDIT = "reconciler/v1/audit.json"
 EVENTS = "reconciler/v1/events.json"
 GC_REPORTS = "gc/v1/reports/"
+ROLLER = "roller/v1/"
+ROLLER_STATE = f"{ROLLER}state.json"
+ROLLER_LEASE = f"{ROLLER}lease.json"
+ROLLER_PLANS = f"{ROLLER}plans/"
+ROLLER_ASIDE = f"{ROLLER}aside/"
 
 SEQ_DIGITS = 20
+SEGMENT_BYTES_MAX = 200  # of a metric's folder: SeaweedFS takes 255 bytes a segment
+GENERATION_DIGITS = 12
 HOUR_NS = 3_600_000_000_000
 
 
@@ -137,7 +144,49 @@ def work_key(identity: Identity, accepted_at_ns: int) -> str:
 
 def rollup_folder(window_s: int, hour: str, metric: str) -> str:
     """Where chunks of one metric, hour and window lie; what is not plain in a metric's name is percent-encoded."""
-    return f"{ROLLUP}window={window_s}s/{hour}/metric={quote(metric, safe='')}/"
+    name = quote(metric, safe="")
+    if len(name) > SEGMENT_BYTES_MAX:  # the '!' is never plain, so no other metric has this name
+        name = f"{name[:120]}!{hashlib.sha256(metric.encode()).hexdigest()[:32]}"
+    return f"{ROLLUP}window={window_s}s/{hour}/metric={name}/"
+
+
+def rollup_key(window_s: int, hour_ns: int, metric: str, generation_id: str, part: int) -> str:
+    return f"{rollup_folder(window_s, hour_of(hour_ns), metric)}{generation_id}-{part:03d}.lmrollup.zst"
+
+
+def index_folder(hour: str) -> str:
+    return f"{INDEX}{hour}/"
+
+
+def index_key(hour_ns: int, generation_id: str, part: int) -> str:
+    return f"{index_folder(hour_of(hour_ns))}{generation_id}-{part:03d}.lmindex.zst"
+
+
+def sequence_of_chunk(key: str) -> int:
+    """The number of the generation that a rollup or index chunk belongs to. Raises Invalid for any other key."""
+    sequence, _, rest = key.rsplit("/", 1)[-1].partition("-")
+    if len(sequence) != GENERATION_DIGITS or not sequence.isdigit() or not rest.endswith(".zst"):
+        raise Invalid(f"{key!r} is not the key of a chunk")
+    return int(sequence)
+
+
+def rollup_manifest_key(generation_id: str, last_at_ns: int) -> str:
+    return f"{MANIFESTS}{hour_of(last_at_ns)}/{generation_id}.json"
+
+
+def plan_key(generation_id: str) -> str:
+    return f"{ROLLER_PLANS}{generation_id}.json"
+
+
+def by_time_of(manifest_id: str) -> str:
+    """The accepted-by-time key of a manifest id. Raises Invalid for anything else."""
+    _, at_ns = parse_by_time(manifest_id)
+    return f"{ACCEPTED_BY_TIME}{hour_of(at_ns)}/{manifest_id}.json"
+
+
+def aside_key(manifest_id: str) -> str:
+    """Where a batch is noted that could not be rolled up."""
+    return f"{ROLLER_ASIDE}{manifest_id}.json"
 
 
 def repair_key(identity: Identity) -> str:

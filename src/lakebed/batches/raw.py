@@ -55,6 +55,15 @@ class RawBatches:
         except (NotFound, Corrupt):
             return None
 
+    async def first_ns(self, now_ns: int) -> int:
+        """The beginning of the first day in the by-time index; `now_ns` when there is none."""
+        for day in await self._store.children(paths.ACCEPTED_BY_TIME):
+            try:
+                return paths.day_ns(day)
+            except Invalid:
+                continue
+        return now_ns
+
     async def entries(self, from_ns: int, to_ns: int) -> AsyncIterator[tuple[str, str]]:
         """Keys and manifest ids of the by-time index with acceptance in [from_ns, to_ns], in order of acceptance."""
         for hour in paths.hours(from_ns, to_ns):

@@ -21,13 +21,14 @@ from lakebed.batches.acceptance import Write
 from lakebed.batches.model import Accepted, ConflictRecord, Repair, read_record, write_record
 from lakebed.batches.raw import RawBatches, verified
 from lakebed.clock import Clock
-from lakebed.errors import AlreadyExists, Corrupt, Invalid, LakebedError, NotFound
+from lakebed.errors import AlreadyExists, Corrupt, LakebedError, NotFound
 from lakebed.frame.model import Batch
 from lakebed.ids import Ids
 from lakebed.logs import logger
 from lakebed.metrics import Metrics
 from lakebed.store.protocol import Store
 from lakebed.store.register import Register
+from lakebed.traces import traced
 
 SOUND_MAX = 100_000  # manifests remembered as sound, so that the overlap costs nothing twice
 GRACE_NS = 10_000_000_000  # twice the patience of derived writes
@@ -91,12 +92,13 @@ class Reconciler:
         )
         self.audits = Register(store, paths.AUDIT, Audit, Audit(), clock=clock, ids=ids, metrics=metrics, name="audit")
 
+    @traced("batches scan")
     async def scan(self) -> Report:
         """Steady path: mends what was accepted since the checkpoint, less the overlap, then moves the checkpoint."""
         report = Report("steady")
         now_ns = self._clock.now_ns()
         since_ns = (await self.checkpoint.read()).value.through_ns - self._overlap_ns
-        first_ns = since_ns if since_ns > 0 else await self._first_ns(now_ns)
+        first_ns = since_ns if since_ns > 0 else await self._raw.first_ns(now_ns)
 
         async def due() -> AsyncIterator[str]:
             # The youngest are left to their winner, whose own derived writes may still be under way.
@@ -110,6 +112,7 @@ class Reconciler:
         self._lag.set((self._clock.now_ns() - now_ns) / 1e9)
         return report
 
+    @traced("batches audit")
     async def audit(self) -> Report:
         """Cold path: mends every accepted and quarantine manifest there is, from where an earlier audit was cut off."""
         report = Report("cold")
@@ -150,9 +153,11 @@ class Reconciler:
             return
         batch = await self._blob(key, accepted, report)
         if batch is not None:
-            late = await self._ensure(acceptance.by_time(accepted, acceptance.span_of(batch)), "by_time", report)
-            if late:
+            entry = acceptance.by_time(accepted, acceptance.span_of(batch))
+            if not await self._exists(entry.key):
+                # Work first: an entry that came late without it would never be rolled up.
                 await self._ensure(acceptance.rollup_work(accepted), "rollup_work", report)
+                await self._ensure(entry, "by_time", report)
         await self._ensure(acceptance.by_blob(accepted), "by_blob", report)
         seen = acceptance.blob_seen(accepted.frame_sha256, accepted.accepted_at_unix_ns)
         await self._ensure(seen, "blob_by_time", report)
@@ -232,15 +237,6 @@ class Reconciler:
                 here = bool(last) and (agent, boot) == last[:2]
                 async for info in self._store.list(folder, after=cursor if here else ""):
                     yield info.key
-
-    async def _first_ns(self, now_ns: int) -> int:
-        """The beginning of the first day in the by-time index."""
-        for day in await self._store.children(paths.ACCEPTED_BY_TIME):
-            try:
-                return paths.day_ns(day)
-            except Invalid:
-                continue
-        return now_ns
 
     async def _ensure(self, write: Write, repair: str, report: Report) -> bool:
         """Writes what is missing; True when it was."""

@@ -21,6 +21,7 @@ from lakebed.batches import acceptance
 from lakebed.batches.acceptor import Acceptor
 from lakebed.batches.aftermath import Aftermath
 from lakebed.batches.conflicts import ConflictDesk, ConflictView, HeldBoots
+from lakebed.batches.coverage import Coverage
 from lakebed.batches.follower import Follower
 from lakebed.batches.lander import Lander
 from lakebed.batches.live import Live
@@ -30,6 +31,7 @@ from lakebed.batches.query import Querier, QueryAnswer
 from lakebed.batches.raw import RawBatches
 from lakebed.batches.rollups import Rollups
 from lakebed.batches.settings import IngestSettings
+from lakebed.batches.sources import Sources
 from lakebed.batches.spool import Spool
 from lakebed.context import Component, Context, Health
 from lakebed.errors import Invalid, LakebedError, Overloaded, Unprocessable, UnsupportedEncoding
@@ -122,16 +124,17 @@ class Batches:
             ids=ids,
             metrics=metrics,
         )
-        self.rollups = Rollups(store)
-        self.querier = Querier(
+        sources = Sources(
             self.live,
             raw,
+            Coverage(store, raw),
             follower=self.follower if settings.query_collector else None,
             spool=self.spool,
             batches_max=settings.query_batches_max,
-            points_max=settings.query_points_max,
             clock=clock,
         )
+        self.rollups = Rollups(store, sources, clock)
+        self.querier = Querier(sources, points_max=settings.query_points_max, clock=clock)
 
     @property
     def reads(self) -> Sequence[BaseRoute]:
@@ -149,7 +152,8 @@ class Batches:
             to_ns = _time_ns(request, "to", now_ns)
             window_s = int(_number(request, "window_s", 0))
             if window_s:
-                return json_answer(await self.rollups.range(_selector(request), window_s, from_ns, to_ns))
+                asked = _quantiles(request)
+                return json_answer(await self.rollups.range(_selector(request), window_s, from_ns, to_ns, asked))
             late_s = _number(request, "late_s", 3600.0)
             return json_answer(await self.querier.range(_selector(request), from_ns, to_ns, late_s=late_s))
 
@@ -296,6 +300,14 @@ def _number(request: Request, name: str, default: float) -> float:
     if not 0 <= value <= 1e9:
         raise Invalid(f"{name}={text[:40]!r} is out of range")
     return value
+
+
+def _quantiles(request: Request) -> list[float]:
+    asked: Any = request.query_params
+    try:
+        return [float(text) for text in asked.getlist("q")]
+    except ValueError as error:
+        raise Invalid("a quantile is not a number", hint="q=0.99, as often as wanted") from error
 
 
 def _time_ns(request: Request, name: str, default: int) -> int:

@@ -24,6 +24,7 @@ from lakebed.logs import logger
 from lakebed.metrics import Metrics
 from lakebed.store.model import ObjectInfo
 from lakebed.store.protocol import Store
+from lakebed.traces import traced
 
 ROWS_MAX = 10_000  # judgements one report lists; the counts go on
 
@@ -69,6 +70,7 @@ class Sweeper:
         self._findings = FindingsMender(store, reconciler, clock=clock, ids=ids, metrics=metrics)
         self._blobs = metrics.counter("lakebed_batches_gc_blobs_total")
 
+    @traced("batches gc")
     async def sweep(self, *, dry_run: bool, source: Literal["all", "by_time", "audit"] = "all") -> GcReport:
         """Judges blobs and deletes or finishes those it may. Audits first unless a dry run: absence needs the proof.
 

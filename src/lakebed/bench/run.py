@@ -8,7 +8,7 @@ from lakebed.bench.harness import Bench, Report, Stand
 from lakebed.clock import SystemClock
 from lakebed.errors import Invalid
 
-BENCHES: tuple[str, ...] = ("store", "gateway", "batches", "agent", "queue", "log", "ticks", "lifecycle")
+BENCHES: tuple[str, ...] = ("store", "gateway", "batches", "agent", "queue", "log", "ticks", "lifecycle", "pipeline")
 
 
 async def run(name: str, stand: Stand) -> Report:

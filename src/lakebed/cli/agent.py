@@ -133,13 +133,16 @@ def retry(
 
 async def _run(settings: AgentSettings, ticks: TicksSettings) -> None:
     import asyncio
+    import os
     import signal
+    import socket
     from contextlib import AsyncExitStack
 
     from lakebed import logs
     from lakebed.agent.run import Agent
     from lakebed.ids import Ids
     from lakebed.metrics import Metrics
+    from lakebed.traces.start import tracing
 
     logs.configure()
     stop = asyncio.Event()
@@ -148,6 +151,8 @@ async def _run(settings: AgentSettings, ticks: TicksSettings) -> None:
     clock, ids, metrics = SystemClock(), Ids(), Metrics()
     agent = Agent(settings, clock=clock, ids=ids, metrics=metrics)
     async with AsyncExitStack() as opened:
+        node = settings.agent_id or socket.gethostname()
+        opened.enter_context(tracing("agent", node, os.environ, clock=clock, ids=ids, metrics=metrics))
         for each in settings.ticks:
             agent.beside(await opened.enter_async_context(courier(each, settings, ticks, agent, clock, ids, metrics)))
         await agent.run(stop)

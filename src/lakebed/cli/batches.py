@@ -230,36 +230,51 @@ def query(
     match: Match = None,
     since_s: Annotated[float, Parameter(help="how far back to look")] = 3600.0,
     latest: Annotated[bool, Parameter(help="only the newest point of each series", negative="")] = False,
+    window_s: Annotated[int, Parameter(help="a row for each window of so many seconds, from rollups and samples")] = 0,
+    q: Annotated[list[float] | None, Parameter(help="quantile such as 0.99, with --window-s; may be repeated")] = None,
     where: Where = Where(),
     output: Output = "json",
 ) -> None:
-    """Ask for a metric's points, read from the bucket. A gateway answers the same at /v1/query/range and /latest."""
+    """Ask for a metric's points or windows, read from the bucket. A gateway answers the same at /v1/query/range."""
+    from lakebed.batches.coverage import Coverage
     from lakebed.batches.live import Live
     from lakebed.batches.matchers import Selector, parse
     from lakebed.batches.query import Querier, QueryAnswer
     from lakebed.batches.raw import RawBatches
+    from lakebed.batches.rollups import RollupAnswer, Rollups
     from lakebed.batches.settings import IngestSettings
+    from lakebed.batches.sources import Sources
 
+    if q and not window_s:
+        raise Invalid("quantiles are of windows", hint="add --window-s SECONDS")
     context = where.context("query")
-    settings = context.settings.of(IngestSettings)
-    querier = Querier(
-        Live(bytes_max=0, window_s=0.0, clock=context.clock, metrics=context.metrics),
-        RawBatches(context.store),
+    settings, clock, raw = context.settings.of(IngestSettings), context.clock, RawBatches(context.store)
+    sources = Sources(
+        Live(bytes_max=0, window_s=0.0, clock=clock, metrics=context.metrics),
+        raw,
+        Coverage(context.store, raw),
         follower=None,
         spool=None,
         batches_max=settings.query_batches_max,
-        points_max=settings.query_points_max,
-        clock=context.clock,
+        clock=clock,
     )
     selector = Selector(metric, [parse(text) for text in match or []])
-    now_ns = context.clock.now_ns()
+    now_ns = clock.now_ns()
+    from_ns = max(0, now_ns - round(since_s * 1e9))
 
-    async def ask() -> QueryAnswer:
+    async def ask() -> QueryAnswer | RollupAnswer:
+        if window_s:
+            return await Rollups(context.store, sources, clock).range(selector, window_s, from_ns, now_ns, q or ())
+        querier = Querier(sources, points_max=settings.query_points_max, clock=clock)
         if latest:
             return await querier.latest(selector, lookback_s=since_s)
-        return await querier.range(selector, max(0, now_ns - round(since_s * 1e9)), now_ns)
+        return await querier.range(selector, from_ns, now_ns)
 
-    emit(in_loop(ask), output)
+    answer = in_loop(ask)
+    if isinstance(answer, RollupAnswer):
+        resolution = f"rollups of {answer.resolution_s} s" if answer.resolution_s else "samples alone"
+        say(f"from {resolution}: {', '.join(f'{n} {name}' for name, n in answer.sources.items() if n) or 'nothing'}")
+    emit(answer, output)
 
 
 def _shown(batch: Batch, limit: int) -> dict[str, Any]:

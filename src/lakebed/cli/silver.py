@@ -8,6 +8,7 @@ import msgspec
 from cyclopts import App, Parameter
 
 from lakebed.cli import exits
+from lakebed.cli.jobs import spark_progress
 from lakebed.cli.output import Output, emit, say
 from lakebed.cli.where import Where, in_loop
 from lakebed.ticks.adapters import open_audit, open_queue
@@ -96,7 +97,8 @@ def rebuild(
     if dry_run:
         say(f"would make {', '.join(table) or 'every silver table'} of {org}/{project} anew: {reason}")
         return
-    report = flow.rebuild(org, project, table)
+    with spark_progress("silver"):
+        report = flow.rebuild(org, project, table)
     say(f"made anew: {reason}; gold: {len(report.gold)} tables")
     emit(msgspec.to_builtins(report.silver), output)
 

@@ -78,7 +78,7 @@ def build(
     limits = Limits(settings, context.clock)
     _register(app, _served(components, settings), limits)
     _register(app, [*health.routes(examiner), *numbers.routes(context.metrics), *docs.routes(), _description()], limits)
-    keyring = Keyring.of(settings)
+    keyring = app.state.keyring = Keyring.of(settings, context.clock)
     keyring.register(app.routes)
     app.middleware_stack = Door(
         Switchboard(app.routes, AsyncExitStackMiddleware(app.router)),

@@ -6,7 +6,7 @@ from starlette.types import Scope
 
 
 class Asked:
-    __slots__ = ("api_key", "authorization", "chunked", "host", "length", "origin", "request_id")
+    __slots__ = ("api_key", "authorization", "chunked", "cookie", "host", "length", "origin", "request_id", "token")
 
     def __init__(self, scope: Scope) -> None:
         self.authorization: bytes | None = None
@@ -15,6 +15,8 @@ class Asked:
         self.request_id: bytes | None = None
         self.host: bytes | None = None
         self.origin: bytes | None = None
+        self.cookie: bytes | None = None
+        self.token: bytes | None = None
         self.chunked = False
         for name, value in scope["headers"]:
             if name == b"host":
@@ -31,3 +33,7 @@ class Asked:
                 self.chunked = True
             elif name == b"origin":
                 self.origin = value
+            elif name == b"cookie":
+                self.cookie = value
+            elif name == b"x-csrf-token":
+                self.token = value

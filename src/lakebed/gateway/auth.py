@@ -1,8 +1,8 @@
 """Who is asking: API keys and agent tokens from the settings and a file.
 
-A key is presented as `Authorization: Bearer …` or `X-Api-Key: …`; to read, also as the password of `Basic`, so that a
-browser can open the pages. Only hashes are kept; a presented key is hashed and compared with every one of them in
-constant time. No secret is ever logged or put into an answer.
+A key is presented as `Authorization: Bearer …` or `X-Api-Key: …`; to read, also as the password of `Basic`. A browser
+that signed in with a key presents a session instead (`gateway/sessions.py`). Only hashes are kept; a presented key is
+hashed and compared with every one of them in constant time. No secret is ever logged or put into an answer.
 
 Where no key is configured (the settings allow that on loopback alone) everybody is ANYBODY, except a web page: a
 browser that was sent here by another site's name or another site's script is refused.
@@ -24,13 +24,15 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Scope
 
 from lakebed.auth import ANYBODY, Principal
+from lakebed.clock import Clock, SystemClock, now_ms
 from lakebed.errors import Denied, Invalid, Unauthenticated
+from lakebed.gateway import sessions
 from lakebed.gateway.asked import Asked
 from lakebed.gateway.settings import GatewaySettings, KeySettings
 from lakebed.settings import Secret
 from lakebed.wire import OWN_KEYS_MARK
 
-PUBLIC_PATHS = frozenset({"/", "/health", "/healthz", "/console.css"})
+PUBLIC_PATHS = frozenset({"/health", "/healthz"})
 KEYS_MAX = 1000  # each request is compared with all of them, at about 0.2 µs a key
 SECRET_CHARS_MIN = 16  # 64 bits when it is random hex
 PRESENTED_BYTES_MAX = 4096
@@ -46,17 +48,18 @@ class _KeysFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Keyring:
     """The principals of one gateway."""
 
-    def __init__(self, keys: tuple[KeySettings, ...]) -> None:
+    def __init__(self, keys: tuple[KeySettings, ...], clock: Clock = SystemClock()) -> None:
+        self._clock = clock
         self._own_keys: list[Route] = []
         self._local: set[bytes | None] = {None}  # Host headers already found to be harmless
         self._known = tuple((_digest(key.secret.reveal().encode()), Principal(key.name, key.rights)) for key in keys)
 
     @classmethod
-    def of(cls, settings: GatewaySettings) -> Keyring:
+    def of(cls, settings: GatewaySettings, clock: Clock = SystemClock()) -> Keyring:
         """Raises Invalid, without showing a secret, when a key or the keys' file cannot be used."""
         keys = settings.keys + (read_keys(settings.keys_file) if settings.keys_file else ())
         _check(keys)
-        return cls(keys)
+        return cls(keys, clock)
 
     def __len__(self) -> int:
         return len(self._known)
@@ -73,6 +76,8 @@ class Keyring:
             return ANYBODY
         presented = _presented(scope["method"], asked)
         found = self._find(presented) if presented is not None else None
+        if found is None and presented is None and asked.cookie is not None:
+            found = self._signed_in(scope, asked)
         if found is not None:
             return found
         if scope["path"] in PUBLIC_PATHS or self._has_own_keys(scope):
@@ -80,6 +85,28 @@ class Keyring:
         if presented is None:
             raise Unauthenticated("no key was sent", hint="send Authorization: Bearer <key>, or X-Api-Key: <key>")
         raise Unauthenticated("the key is not known here", hint="check the key, or ask the operator for one")
+
+    def sign_in(self, secret: str, nonce: str) -> str:
+        """The session of a key, for a cookie. Raises Unauthenticated when the key is not known."""
+        found = self._find(secret.encode()) if len(secret) <= PRESENTED_BYTES_MAX else None
+        if found is None:
+            raise Unauthenticated("the key is not known here", hint="check the key, or ask the operator for one")
+        return sessions.issue(found.name, _digest(secret.encode()), now_s=now_ms(self._clock) // 1000, nonce=nonce)
+
+    def _signed_in(self, scope: Scope, asked: Asked) -> Principal | None:
+        """Whose session it is. A write without the page's token, or from another origin, is nobody's."""
+        value = sessions.cookie_in(asked.cookie)
+        claimed = sessions.read(value) if value else None
+        if claimed is None or claimed.expires_s * 1000 <= now_ms(self._clock):
+            return None
+        if scope["method"] not in sessions.SAFE:
+            token = (asked.token or b"").decode("latin-1")
+            if not hmac.compare_digest(token.encode(), sessions.token_of(value).encode()) or not same_origin(asked):
+                return None
+        for known, principal in self._known:
+            if principal.name == claimed.name and claimed.is_sealed_by(known):
+                return principal
+        return None
 
     def _has_own_keys(self, scope: Scope) -> bool:
         return any(
@@ -104,8 +131,13 @@ class Keyring:
                 )
             if len(self._local) < LOCAL_NAMES_MAX:
                 self._local.add(asked.host)
-        if asked.origin is not None and asked.origin.partition(b"://")[2] != asked.host:
+        if not same_origin(asked):
             raise Denied("a page of another site may not ask here", hint="configure gateway.keys and send one")
+
+
+def same_origin(asked: Asked) -> bool:
+    """Whether no other site's page sent this: a browser names the origin of whatever is not a plain visit."""
+    return asked.origin is None or asked.origin.partition(b"://")[2] == asked.host
 
 
 def read_keys(file: Path) -> tuple[KeySettings, ...]:

@@ -15,6 +15,7 @@ import structlog
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from lakebed import traces
 from lakebed.clock import Clock
 from lakebed.errors import OutcomeUnknown, Overloaded, Unavailable
 from lakebed.gateway.asked import Asked
@@ -46,6 +47,20 @@ class Door:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)  # lifespan; a websocket finds no route and is closed
+        if not traces.installed():
+            await self._answer(scope, receive, send)
+            return None
+        with traces.span(scope["method"], "server", parent=_parent(scope)) as span:
+            status = await self._answer(scope, receive, send)
+            if span is not None:
+                route = getattr(scope.get("route"), "path", NO_ROUTE)
+                span.name = f"{scope['method']} {route}"
+                span.set(http__request__method=scope["method"], http__route=route, http__response__status_code=status)
+                span.error = "server error" if status >= 500 else ""
+        return None
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> int:
+        """One request; gives the status it was answered with."""
         started_s = self._clock.monotonic_s()
         asked = Asked(scope)
         request_id = asked.request_id
@@ -78,6 +93,7 @@ class Door:
             await self._refuse(error, named, scope, body, answer)
         finally:
             self._count(scope, answer.status, self._clock.monotonic_s() - started_s)
+        return answer.status
 
     async def _refuse(self, error: Exception, request_id: str, scope: Scope, body: Body, answer: _Answer) -> None:
         told = problem(error, request_id, scope)
@@ -123,6 +139,11 @@ class _Answer:
             self.status = message["status"]
             message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._request_id)]
         await self._send(message)
+
+
+def _parent(scope: Scope) -> str:
+    """The caller's traceparent, as it came."""
+    return next((value.decode("latin-1") for name, value in scope["headers"] if name == b"traceparent"), "")
 
 
 def _shown(scope: Scope) -> str:

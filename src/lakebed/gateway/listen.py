@@ -20,6 +20,7 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from lakebed.errors import Unavailable
+from lakebed.gateway.large_body import LargeBody, large_body
 from lakebed.gateway.settings import GatewaySettings
 from lakebed.logs import logger
 
@@ -139,6 +140,7 @@ class _ImpatientProtocol(HttpToolsProtocol):
     head_timeout_s: float
     _in_head = True
     _head_timer: asyncio.TimerHandle | None = None
+    _large: LargeBody | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -147,6 +149,9 @@ class _ImpatientProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        if self._large is not None and not self.transport.is_closing():
+            self._large.take_over(self.transport)
+            self._large = None
         if not self._in_head:
             self._forget_head()
         elif self._head_timer is None:
@@ -159,6 +164,17 @@ class _ImpatientProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         super().on_headers_complete()
+        self._large = large_body(self)
+
+    def on_body(self, body: bytes) -> None:
+        if self._large is None:
+            super().on_body(body)
+        else:
+            self._large.take(body)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._large = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_head()

@@ -127,7 +127,7 @@ class SparkBronze:
 
         flow = await self._flow.open()
         asked = Tick(tick.org_id, tick.project_id, tick.tick_id, tick.tables, tick.keys)
-        done = await asyncio.to_thread(lambda: flow.bronze.commit(asked))
+        done = await asyncio.to_thread(flow.commit, asked)
         return BronzeResult(
             sum(table.rows_inserted for table in done),
             sum(table.rows_replaced for table in done),

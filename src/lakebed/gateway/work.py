@@ -22,6 +22,7 @@ from lakebed.gateway.settings import GatewaySettings
 from lakebed.logs import logger
 from lakebed.parts import workers
 from lakebed.settings import Settings
+from lakebed.traces.start import tracing
 
 PAUSE_BASE_S = 0.5
 PAUSE_CAP_S = 30.0
@@ -136,5 +137,6 @@ async def _work(settings: Settings, parts: Sequence[str], ready: Callable[[Ready
         log.info("working", url=said.url, node=said.node, authority=said.authority, workers=said.parts)
         ready(said)
 
-    await listen(app, bound, gateway, ready=begin)
+    with tracing("work", context.node, os.environ, clock=context.clock, ids=context.ids, metrics=context.metrics):
+        await listen(app, bound, gateway, ready=begin)
     log.info("stopped", node=said.node)

@@ -10,7 +10,6 @@ from lakebed.lifecycle.model import Degraded, Mode, Outcome, StreamKind
 from lakebed.lifecycle.state import BucketState, Troubles
 from lakebed.metrics import Metrics
 
-PREFIX = "lakebed_lifecycle_"
 _ERRORS = (Outcome.TRANSPORT_ERROR, Outcome.FATAL_EVENT_ERROR)
 
 
@@ -28,43 +27,43 @@ class Gauges:
     # Deletes.
 
     def evaluated(self, ref: ActionRef, entries: int) -> None:
-        self._count("evaluated_total", ref).inc(entries)
+        self._count("lakebed_lifecycle_evaluated_total", ref).inc(entries)
 
     def verdict(self, ref: ActionRef, outcome: Outcome) -> None:
-        verdicts = self._metrics.counter(f"{PREFIX}verdicts_total")
+        verdicts = self._metrics.counter("lakebed_lifecycle_verdicts_total")
         verdicts.labels(bucket=ref.bucket, kind=ref.key.kind.value, outcome=outcome.value).inc()
         if outcome is Outcome.DELETED:
-            self._count("expired_total", ref).inc()
+            self._count("lakebed_lifecycle_expired_total", ref).inc()
         elif outcome is Outcome.SKIPPED_OBJECT_LOCK:
-            self._count("skipped_object_lock_total", ref).inc()
+            self._count("lakebed_lifecycle_skipped_object_lock_total", ref).inc()
         elif outcome in _ERRORS:
-            errors = self._metrics.counter(f"{PREFIX}errors_total")
+            errors = self._metrics.counter("lakebed_lifecycle_errors_total")
             errors.labels(bucket=ref.bucket, action=str(ref.key), kind=outcome.value).inc()
 
     def saturation(self, part: float) -> None:
-        self._metrics.gauge(f"{PREFIX}delete_saturation").set(part)
+        self._metrics.gauge("lakebed_lifecycle_delete_saturation").set(part)
 
     def took(self, seconds: float) -> None:
-        self._metrics.histogram(f"{PREFIX}delete_seconds").observe(seconds)
+        self._metrics.histogram("lakebed_lifecycle_delete_seconds").observe(seconds)
 
     # Streams.
 
     def lag(self, delay_ns: int | None, lag_ns: int, *, high: bool) -> None:
         name = stream_name(delay_ns)
         behind_s = max(0, lag_ns - (delay_ns or 0)) / 1e9
-        self._metrics.gauge(f"{PREFIX}watermark_lag_seconds").labels(stream=name).set(behind_s)
-        self._metrics.gauge(f"{PREFIX}lag_warning").labels(stream=name).set(high)
+        self._metrics.gauge("lakebed_lifecycle_watermark_lag_seconds").labels(stream=name).set(behind_s)
+        self._metrics.gauge("lakebed_lifecycle_lag_warning").labels(stream=name).set(high)
         if delay_ns is None:
-            self._metrics.gauge(f"{PREFIX}predicate_lag_seconds").set(behind_s)
+            self._metrics.gauge("lakebed_lifecycle_predicate_lag_seconds").set(behind_s)
 
     def retention(self, retention_ns: int | None) -> None:
-        self._metrics.gauge(f"{PREFIX}log_retention_seconds").set((retention_ns or 0) / 1e9)
+        self._metrics.gauge("lakebed_lifecycle_log_retention_seconds").set((retention_ns or 0) / 1e9)
 
     def blockers(self, troubles: Troubles) -> None:
         """One sample per kind and bucket that has or had blockers, and one per kind when there are none."""
         found = Counter((one.stream.kind.value, one.bucket) for one in troubles.blockers.values())
         self._blocked |= set(found) | {(kind.value, "") for kind in StreamKind}
-        gauge = self._metrics.gauge(f"{PREFIX}blocked_streams")
+        gauge = self._metrics.gauge("lakebed_lifecycle_blocked_streams")
         for kind, bucket in self._blocked:
             gauge.labels(stream_kind=kind, bucket=bucket).set(found[(kind, bucket)])
 
@@ -72,8 +71,8 @@ class Gauges:
 
     def actions(self, bucket: str, state: BucketState) -> None:
         """1 for the mode and the reason an action has, 0 for the others; an action that is gone has none."""
-        modes = self._metrics.gauge(f"{PREFIX}action_mode")
-        reasons = self._metrics.gauge(f"{PREFIX}degraded")
+        modes = self._metrics.gauge("lakebed_lifecycle_action_mode")
+        reasons = self._metrics.gauge("lakebed_lifecycle_degraded")
         for name, action in state.actions.items():
             mode = Mode.DISABLED if action.paused else action.mode
             reason = Degraded.OPERATOR_PAUSED if action.paused else action.degraded
@@ -91,4 +90,4 @@ class Gauges:
         self._shown[bucket] = set(state.actions)
 
     def _count(self, name: str, ref: ActionRef) -> Any:
-        return self._metrics.counter(f"{PREFIX}{name}").labels(bucket=ref.bucket, action=str(ref.key))
+        return self._metrics.counter(name).labels(bucket=ref.bucket, action=str(ref.key))

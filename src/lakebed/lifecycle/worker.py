@@ -31,6 +31,7 @@ from lakebed.lifecycle.walker import Walk, Walker
 from lakebed.lifecycle.watch import Watch
 from lakebed.logs import logger
 from lakebed.store.lease import HeldByAnother, Lease
+from lakebed.traces import traced
 
 log = logger("lifecycle")
 
@@ -88,6 +89,7 @@ class LifecycleWorker:
                 self._wakes = count
                 return
 
+    @traced("lifecycle tick")
     async def tick(self) -> Tick:
         """One round of everything."""
         await self._watch.probe()

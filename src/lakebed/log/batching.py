@@ -19,6 +19,7 @@ from lakebed.log.writer import Group, Outcome, Writer
 from lakebed.metrics import Metrics
 
 CHUNK_OVERHEAD_BYTES = 64  # so that a flood of tiny chunks is counted too
+GROUP_OVERHEAD_BYTES = 256  # a partition's place in the blob's header, and its batch's own
 
 
 class _Waiting:
@@ -29,7 +30,15 @@ class _Waiting:
 class _Buffer:
     def __init__(self) -> None:
         self.groups: dict[TopicPartition, list[_Waiting]] = {}
-        self.size = 0
+        self.size = self.held = 0
+
+    def grown(self, tp: TopicPartition, size: int) -> int:
+        """How large the blob would be with this much more."""
+        return self.size + size + (0 if tp in self.groups else GROUP_OVERHEAD_BYTES)
+
+    def add(self, tp: TopicPartition, size: int, waiting: _Waiting) -> None:
+        self.size, self.held = self.grown(tp, size), self.held + size
+        self.groups.setdefault(tp, []).append(waiting)
 
 
 class _Slot:
@@ -93,8 +102,9 @@ class BatchingProducer:
             )
         else:
             self._hold(size)
-            self._buffer.groups.setdefault(tp, []).append(_Waiting(chunk, done))
-            self._buffer.size += size
+            if self._buffer.groups and self._buffer.grown(tp, size) > self._settings.batch_max_bytes:
+                self._flush()
+            self._buffer.add(tp, size, _Waiting(chunk, done))
             if self._buffer.size >= self._settings.batch_max_bytes:
                 self._flush()
             elif self._due is None:
@@ -150,7 +160,7 @@ class BatchingProducer:
             raise
         finally:
             slot.leave()
-            self._hold(-full.size)
+            self._hold(-full.held)
         for (tp, group), of_group in zip(groups, outcomes, strict=True):
             self._tell(tp, group, of_group)
 

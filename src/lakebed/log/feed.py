@@ -91,13 +91,16 @@ class TopicFeed:
         if not limit:
             return {**kept, **ends}
         pieces = await self._planned(start, ends, Wanted(), limit)
-        pieces.sort(key=lambda piece: _place(piece).span.entry.created_at_ms)  # the oldest appends first
+        pieces.sort(key=lambda piece: _place(piece).span.entry.appended_at_ms)  # the oldest appends first
         reached = {n: min(ends[n], before[n]) for n in ends} | kept
-        rows = 0
-        for piece in within(pieces, limit):
+        objects = rows = size_bytes = 0
+        for piece in pieces:
             place = _place(piece)
-            last = place.last if not limit.rows else min(place.last, place.first + limit.rows - rows - 1)
-            reached[str(place.tp.partition)] = max(reached[str(place.tp.partition)], last)
+            last = min(place.last, place.first + limit.rows - rows - 1) if limit.rows else place.last
+            objects, size_bytes = objects + 1, size_bytes + piece.size_bytes
+            if last < place.first or (objects > 1 and limit.exceeded(objects, 0, size_bytes)):
+                break
+            reached[str(place.tp.partition)] = last
             rows += last - place.first + 1
         return reached
 

@@ -20,7 +20,7 @@ from lakebed.log.fetcher import Want
 from lakebed.log.model import TopicConfig, TopicPartition, check_topic, topic_partition
 from lakebed.log.reader import Fetched
 from lakebed.meta.protocol import Meta
-from lakebed.wire import decode_json, json_answer, operation
+from lakebed.wire import decode_json, json_answer, operation, whole_body
 
 PARTITION_BYTES = 1024 * 1024  # what one partition gives when a consume does not say
 
@@ -89,7 +89,7 @@ class LogRoutes:
     @operation("Append records to topic-partitions", body=ProduceRequest, answer=contracts.Answer)
     async def _produce(self, request: Request) -> Response:
         """Answers 200, 409 or 503 with a result for each batch; 400 changes nothing."""
-        body = await request.body()
+        body = await whole_body(request)
         limit = self.broker.settings.record_max_bytes
         if request.headers.get("content-type", "").startswith(frame.MEDIA_TYPE):
             asked = [

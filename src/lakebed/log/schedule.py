@@ -24,6 +24,7 @@ from lakebed.logs import logger
 from lakebed.meta.model import ABSENT, Entry
 from lakebed.meta.protocol import Session
 from lakebed.metrics import Metrics
+from lakebed.traces import traced
 
 ROUNDS_MAX = 16  # compactions of one partition under one claim, before others get their turn
 
@@ -63,6 +64,7 @@ class Schedule:
             if self._session is not None:
                 await self._session.close()
 
+    @traced("log compaction pass")
     async def pass_once(self) -> dict[TopicPartition, str]:
         """Every known partition once, in random order, at most `compact_workers` at a time."""
         await self._discover()

@@ -24,6 +24,7 @@ from lakebed.log.paths import Uris
 from lakebed.log.records import Records
 from lakebed.metrics import Metrics
 from lakebed.store.protocol import Store
+from lakebed.traces import traced
 
 CANDIDATES_MAX = 100_000  # per pass; the next pass goes on
 
@@ -45,6 +46,7 @@ class Vacuum:
         self._horizon_ms, self._clock = round(horizon_s * 1000), clock
         self._swept = metrics.counter("lakebed_log_swept_total").labels(reason="vacuumed")
 
+    @traced("log vacuum")
     async def sweep_once(self, *, dry_run: bool = False) -> Vacuumed:
         before_ms = now_ms(self._clock) - self._horizon_ms
         candidates: dict[str, int] = {}

@@ -30,11 +30,13 @@ from lakebed.ids import Ids
 from lakebed.pipeline import bronze_parts as parts
 from lakebed.pipeline.bronze_parts import FILE_SEQ, INGESTED_AT, ROW, Asked, Draft, Seen, line_of
 from lakebed.pipeline.drift import Drift, Fit, fit
+from lakebed.pipeline.session import parallelism
 from lakebed.pipeline.tables import merge
 from lakebed.pipeline.tables.location import Location
 from lakebed.pipeline.tables.table import Table
 from lakebed.store.protocol import Store
 from lakebed.tick_manifest import BadManifest, TickTable
+from lakebed.traces import traced
 
 LINEAGE = {
     "_tick_id": "string",
@@ -98,6 +100,7 @@ class Bronze:
         self._clock, self._ids, self._drift = clock, ids, drift
         self._known: dict[str, Snapshot] = {}
 
+    @traced("bronze commit")
     def commit(self, tick: Tick) -> list[TableDone]:
         """Writes the tick's rows, exactly once. A repeat gives the first answer again.
 
@@ -267,7 +270,7 @@ class Bronze:
 
         listed = pa.table({"asked": [msgspec.json.encode(one).decode() for one in asked]})
         frame: DataFrame = self._spark.createDataFrame(listed)
-        tasks = min(len(asked), self._spark.sparkContext.defaultParallelism)
+        tasks = min(len(asked), parallelism(self._spark))
         return frame.coalesce(1) if tasks == 1 else frame.repartition(tasks)
 
     def _name(self, tick: Tick, table: TickTable) -> str:

@@ -16,17 +16,20 @@ from pyspark.sql import SparkSession
 
 from lakebed.context import Context
 from lakebed.errors import NotFound
-from lakebed.pipeline.bronze import Bronze, table_name
+from lakebed.pipeline.bronze import Bronze, TableDone, Tick, table_name
 from lakebed.pipeline.contract import Contract, read_contracts
 from lakebed.pipeline.flow_settings import FlowSettings
 from lakebed.pipeline.gold import Gold, GoldReport, Model, in_order, read_models
+from lakebed.pipeline.lineage import Dataset, lineage_of
 from lakebed.pipeline.session import open_session, warm
 from lakebed.pipeline.settings import SparkSettings
 from lakebed.pipeline.silver_job import Silver, SilverReport
 from lakebed.pipeline.tables import vacuum
 from lakebed.pipeline.tables.location import Location
+from lakebed.pipeline.tables.table import Table
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
+from lakebed.traces import traced
 
 LAYERS = ("bronze", "silver", "quarantine", "gold")
 R = TypeVar("R")
@@ -47,6 +50,7 @@ class Flow:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._settings = context.settings.of(FlowSettings)
+        self._lineage = lineage_of(context)
         self._lock = threading.Lock()
         self._built: tuple[Bronze, Silver, Gold] | None = None
         self._contracts: list[Contract] = _read(self._settings.contracts_folder, read_contracts)
@@ -69,6 +73,7 @@ class Flow:
     def gold(self) -> Gold:
         return self._open()[2]
 
+    @traced("silver job")
     def run_silver(
         self,
         org_id: str,
@@ -84,14 +89,47 @@ class Flow:
         bronze tables in `anew` is computed again as a whole.
         """
         _, silver, gold = self._open()
-        reports = silver.run(org_id, project_id, versions, anew=anew)
+        read = [Dataset(_key("bronze", org_id, project_id, name), version) for name, version in versions.items()]
+        with self._lineage.job(f"silver/{org_id}/{project_id}", inputs=read) as run:
+            reports = silver.run(org_id, project_id, versions, anew=anew)
+            for report in reports:
+                at = (org_id, project_id, report.table)
+                run.wrote(_key("silver", *at), version=report.silver_version, rows=report.good)
+                run.wrote(_key("quarantine", *at), rows=report.quarantined)
         tables = {contract.table: silver.table(contract, org_id, project_id) for contract in silver.contracts}
-        made = gold.run(org_id, project_id, tables) if gold.models else []
+        made = self._gold(gold, org_id, project_id, tables) if gold.models else []
         self._count(reports, made)
         known = {contract.bronze for contract in silver.contracts}
         alone = tuple(sorted(name for name in versions if name not in known))
         return FlowReport(tuple(tick_ids), tuple(reports), tuple(made), alone)
 
+    def _gold(self, gold: Gold, org_id: str, project_id: str, tables: Mapping[str, Table]) -> list[GoldReport]:
+        with self._lineage.job(f"gold/{org_id}/{project_id}") as run:
+            made = gold.run(org_id, project_id, tables)
+            names = {model.name for model in gold.models}
+            for report in made:
+                for source, version in report.sources.items():
+                    layer = "gold" if source in names else "silver"
+                    run.read(_key(layer, org_id, project_id, source), version=version)
+                run.wrote(_key("gold", org_id, project_id, report.table), version=report.version, rows=report.rows)
+            return made
+
+    def commit(self, tick: Tick) -> list[TableDone]:
+        """Writes a tick's rows to bronze, exactly once: see Bronze.commit."""
+        whose = (tick.org_id, tick.project_id)
+        parts = Dataset(
+            f"ticks/v1/parts/{tick.org_id}/{tick.project_id}/{tick.tick_id}",
+            rows=sum(table.row_count for table in tick.tables),
+            size_bytes=sum(part.size for table in tick.tables for part in table.parquets),
+        )
+        with self._lineage.job("/".join(("bronze", *whose)), inputs=[parts]) as run:
+            done = self.bronze.commit(tick)
+            for table in done:
+                rows = table.rows_inserted + table.rows_replaced
+                run.wrote(_key("bronze", *whose, table.name), version=table.version, rows=rows)
+            return done
+
+    @traced("silver rebuild")
     def rebuild(self, org_id: str, project_id: str, tables: Collection[str] = ()) -> FlowReport:
         """Makes silver (these tables of it, or all) and gold anew, from bronze as it is now. Idempotent."""
         known = {contract.table: contract.bronze for contract in self._contracts}
@@ -116,7 +154,10 @@ class Flow:
         """Removes bronze rows past their retention, in every project; gives how many, by table. Idempotent."""
         removed: dict[str, int] = {}
         for org, project in asyncio.run(_projects(self._context.store, "bronze")):
-            gone = self.bronze.expire(org, project, days=self._settings.bronze_retention_days)
+            with self._lineage.job(f"retention/bronze/{org}/{project}", polls=True) as run:
+                gone = self.bronze.expire(org, project, days=self._settings.bronze_retention_days)
+                for table in (name for name, rows in gone.items() if rows):
+                    run.wrote(_key("bronze", org, project, table))
             removed |= {f"{org}/{project}/{table}": rows for table, rows in gone.items() if rows}
         return removed
 
@@ -134,6 +175,10 @@ class Flow:
             Silver(spark, self._contracts, store=store, location=location, clock=clock, ids=ids),
             Gold(spark, self._models, store=store, location=location, clock=clock, ids=ids),
         )
+
+
+def _key(layer: str, org_id: str, project_id: str, name: str) -> str:
+    return f"tables/{table_name(layer, org_id, project_id, name)}"
 
 
 async def sweep(context: Context) -> dict[str, int]:

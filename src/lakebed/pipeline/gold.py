@@ -28,6 +28,7 @@ from lakebed.pipeline.bronze_parts import line_of
 from lakebed.pipeline.tables.location import Location
 from lakebed.pipeline.tables.table import Table
 from lakebed.store.protocol import Store
+from lakebed.traces import traced
 
 MODELS_MAX = 500
 SQL_BYTES_MAX = 256 * 1024
@@ -112,6 +113,7 @@ class Gold:
         self._spark, self._store, self._location = spark, store, location
         self._clock, self._ids = clock, ids
 
+    @traced("gold models")
     def run(self, org_id: str, project_id: str, silver: Mapping[str, Table]) -> list[GoldReport]:
         """Makes every model from silver as it is now. Idempotent; tables without news are left alone."""
         known = dict(silver)

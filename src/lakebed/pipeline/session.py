@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.utils import is_remote
 
 from lakebed.errors import Conflict, LakebedError, Unavailable
 from lakebed.logs import logger
@@ -62,6 +63,20 @@ def state() -> State:
     if not future.done():
         return "starting"
     return "ready" if future.exception() is None else "failed"
+
+
+def current() -> SparkSession | None:
+    """This process's session if it is ready; never waits."""
+    with _lock:
+        future = _started[1] if _started else None
+    return future.result() if future is not None and future.done() and future.exception() is None else None
+
+
+def parallelism(spark: SparkSession) -> int:
+    """Tasks that run at once. A Connect client cannot ask its server: the partitions of a shuffle stand for it."""
+    if is_remote():
+        return int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
+    return int(spark.sparkContext.defaultParallelism)
 
 
 def close_session() -> None:
@@ -140,7 +155,8 @@ def _launch(settings: SparkSettings) -> SparkSession:
     java = find_java()
     # Read by Spark's launcher scripts and by the Python workers, which inherit them.
     os.environ["JAVA_HOME"] = str(java.home)
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["PYSPARK_PYTHON"] = settings.conf.get("spark.pyspark.python", sys.executable)  # may be a cluster's own
     builder: Any = SparkSession.builder
     for key, value in configuration(settings).items():
         builder = builder.config(key, value)

@@ -9,6 +9,7 @@ from lakebed.errors import LakebedError
 from lakebed.logs import logger
 from lakebed.queue.queue import Queue, names
 from lakebed.queue.settings import QueueSettings
+from lakebed.traces import traced
 
 log = logger("queue")
 
@@ -30,6 +31,7 @@ class Keeper:
             await self.round()
             await self._context.clock.sleep(self._settings.sweep_interval_s)
 
+    @traced("queue round")
     async def round(self) -> None:
         """One round over all queues; a queue that fails is logged and does not hold up the others."""
         for name in await names(self._context.store, self._settings):

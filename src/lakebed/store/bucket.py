@@ -28,6 +28,7 @@ from lakebed.ids import Ids
 from lakebed.metrics import Metrics
 from lakebed.store.model import ObjectInfo, StoredObject, check_key, check_prefix
 from lakebed.store.settings import StoreSettings
+from lakebed.traces import span
 
 DOUBTS_MAX = 6  # a doubtful conditional write is decided or given up as OutcomeUnknown after this many looks
 DOUBT_BASE_S = 0.05
@@ -177,8 +178,13 @@ class BucketStore:
         await self._clock.sleep(self._ids.jitter_s(doubt, base_s=DOUBT_BASE_S, cap_s=DOUBT_CAP_S))
 
     async def _call(self, verb: str, key: str, call: Callable[[], Awaitable[Any]], *, counted: bool = True) -> Any:
-        if counted:
-            self._requests[verb].inc()
+        if not counted:  # the rest of an answer that was counted
+            return await self._mapped(verb, key, call)
+        self._requests[verb].inc()
+        with span(f"store {verb}", "client", key=key):
+            return await self._mapped(verb, key, call)
+
+    async def _mapped(self, verb: str, key: str, call: Callable[[], Awaitable[Any]]) -> Any:
         try:
             return await call()
         except Exception as error:

@@ -22,6 +22,7 @@ from lakebed.ticks.model import Message, SilverResult, SilverTick, TickId
 from lakebed.ticks.queue import Received, TickQueue
 from lakebed.ticks.seams import SilverJob
 from lakebed.ticks.settings import TicksSettings
+from lakebed.traces import traced
 
 RUNNING, DONE, FAILED = "running", "done", "failed"
 HEARTBEATS_PER_TIMEOUT = 3
@@ -53,6 +54,7 @@ class Dispatcher:
             if not await self.round():
                 await self._clock.sleep(self._settings.poll_s)
 
+    @traced("ticks dispatch")
     async def round(self) -> int:
         """Takes what waits, up to a batch or a window, and dispatches it. Returns how many messages there were."""
         batch = await self._gather()

@@ -21,6 +21,7 @@ from lakebed.ticks.audit import AuditTable
 from lakebed.ticks.model import TickId, TickState
 from lakebed.ticks.receiver import register_of
 from lakebed.ticks.settings import TicksSettings
+from lakebed.traces import traced
 
 REMEMBERED_MAX = 200_000
 
@@ -50,6 +51,7 @@ class Sweeper:
             await self.round()
             await self._clock.sleep(self._settings.sweep_interval_s)
 
+    @traced("ticks sweep")
     async def round(self) -> None:
         """One round over every tick; one that fails is logged and does not hold up the others."""
         settings = self._settings

@@ -17,8 +17,11 @@ Ask = Callable[..., Any]
 ELSEWHERE = re.compile(r"""(?:https?:)?//[a-z0-9.-]+\.[a-z]+|url\(\s*(?!['"]?(?:data:|#))""", re.I)
 
 
+CONSOLE = [f"/console/assets/any/{name}" for name in ("console.css", "console.js", "theme.js", "uplot.css")]
+
+
 @pytest.mark.parametrize(
-    "path", ["/docs", "/docs/start.js", f"/docs/{SWAGGER_VERSION}/swagger-ui.css", "/", "/console.css"]
+    "path", ["/docs", "/docs/start.js", f"/docs/{SWAGGER_VERSION}/swagger-ui.css", "/", "/log", *CONSOLE]
 )
 async def test_no_page_refers_to_another_host(make: Make, ask: Ask, path: str) -> None:
     """Pages, scripts and styles of ours name no host and load nothing by address."""

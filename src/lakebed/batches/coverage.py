@@ -1,0 +1,145 @@
+"""Reads what the roller has covered: which chunks count, which batches are in them, and where samples lie.
+
+A look is a snapshot. Chunks and batches of generations that are committed later do not count in it, so a batch is taken
+from rollups or from its blob, and never from both.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import msgspec
+
+from lakebed.batches import paths
+from lakebed.batches.generations import Generation, RollupManifest, RollupState
+from lakebed.batches.model import read_record
+from lakebed.batches.raw import RawBatches
+from lakebed.errors import Corrupt, Invalid, NotFound
+from lakebed.frame.index import decode_index
+from lakebed.store.protocol import Store
+
+CACHE_BYTES_MAX = 32 * 1024 * 1024  # manifests and index chunks kept, by the size of their objects
+LATE_MAX = 10_000  # batches out of order that are looked at in one go; the rest waits for the next
+
+
+class Covered:
+    """What was covered at one instant. `ids` are the manifest ids that recent generations cover."""
+
+    def __init__(self, state: RollupState, ids: frozenset[str]) -> None:
+        self.state, self.ids = state, ids
+
+    def holds(self, manifest_id: str) -> bool | None:
+        """Whether this batch is rolled up; None when it was accepted so long ago that only the index can tell."""
+        if manifest_id in self.ids:
+            return True
+        return None if paths.parse_by_time(manifest_id)[1] < self.state.settled_ns else False
+
+
+class Coverage:
+    def __init__(self, store: Store, raw: RawBatches) -> None:
+        self._store, self._raw = store, raw
+        self._cache: OrderedDict[str, tuple[int, Any]] = OrderedDict()
+        self._cached_bytes = 0
+
+    async def look(self) -> Covered:
+        """The state as it is now, with the batches of its recent generations. Raises Corrupt."""
+        try:
+            stored = await self._store.get(paths.ROLLER_STATE)
+        except NotFound:
+            return Covered(RollupState(), frozenset())
+        return await self.covered(read_record(stored, RollupState))
+
+    async def covered(self, state: RollupState) -> Covered:
+        ids: set[str] = set()
+        for each in state.recent:
+            ids.update((await self.manifest(each)).covers)
+        return Covered(state, frozenset(ids))
+
+    async def manifest(self, of: Generation) -> RollupManifest:
+        """The manifest of a committed generation. Raises Corrupt when it is missing or damaged: it never goes."""
+        try:
+            found: RollupManifest = await self._cached(
+                of.manifest_key, lambda data: msgspec.json.decode(data, type=RollupManifest)
+            )
+            return found
+        except (NotFound, msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Corrupt(
+                f"the manifest of rollup generation {of.id} cannot be read: {error}",
+                hint="without it batches could count twice; restore it from a version or a copy",
+                key=of.manifest_key,
+            ) from error
+
+    async def chunks(self, covered: Covered, folder: str) -> AsyncIterator[str]:
+        """Keys of the chunks in a folder that count."""
+        async for info in self._store.list(folder):
+            try:
+                sequence = paths.sequence_of_chunk(info.key)
+            except Invalid:
+                continue  # not ours
+            if covered.state.counts(sequence):
+                yield info.key
+
+    async def index_chunk(self, key: str) -> tuple[Any, Any]:
+        """(batches, series) of an index chunk. Raises Invalid for a damaged one."""
+        found: tuple[Any, Any] = await self._cached(key, decode_index)
+        return found
+
+    async def late(self, state: RollupState) -> tuple[list[str], int]:
+        """Manifest ids that came out of order: noted since the notes that were looked at, or set aside. With them the
+        time at which the newest of the notes was stored. Notes are others' too, so they are left where they are."""
+        found, newest_ms = [], 0
+        async for info in self._store.list(paths.ROLLUP_WORK):
+            newest_ms = max(newest_ms, info.modified_ms)
+            if info.modified_ms >= state.notes_ms:
+                found.append(info.key)
+        async for info in self._store.list(paths.ROLLER_ASIDE):
+            found.append(info.key)
+        ids = set()
+        for key in found[:LATE_MAX]:
+            try:
+                ids.add(paths.parse_by_time(key)[0])
+            except Invalid:
+                continue  # not ours
+        return sorted(ids), newest_ms if len(found) <= LATE_MAX else 0
+
+    async def waiting(self, covered: Covered, ids: Iterable[str]) -> list[str]:
+        """Of batches that wait out of order, those that are in no generation yet."""
+        found = []
+        for manifest_id in ids:
+            known = covered.holds(manifest_id)
+            if known is None:
+                known = await self.indexed(covered, manifest_id)
+            if not known:
+                found.append(manifest_id)
+        return found
+
+    async def indexed(self, covered: Covered, manifest_id: str) -> bool:
+        """Whether an index chunk lists this batch, in the hour of its first sample: exact, for any age."""
+        entry = await self._raw.entry(paths.by_time_of(manifest_id))
+        if entry is None:
+            return False
+        folder = paths.index_folder(paths.hour_of(entry.first_time_unix_ns))
+        async for key in self.chunks(covered, folder):
+            try:
+                batches, _ = await self.index_chunk(key)
+            except (Invalid, NotFound) as error:
+                # Taking it as not covered would count the batch twice.
+                raise Corrupt(f"index chunk {key!r} cannot be read: {error.message}", key=key) from error
+            if manifest_id in batches["manifest_id"].to_pylist():
+                return True
+        return False
+
+    async def _cached(self, key: str, decode: Any) -> Any:
+        """A stored object that never changes, decoded."""
+        if key in self._cache:
+            self._cache.move_to_end(key)
+            return self._cache[key][1]
+        data = (await self._store.get(key)).data
+        value = decode(data)
+        self._cache[key] = (len(data), value)
+        self._cached_bytes += len(data)
+        while self._cached_bytes > CACHE_BYTES_MAX:
+            self._cached_bytes -= self._cache.popitem(last=False)[1][0]
+        return value

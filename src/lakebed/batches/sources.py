@@ -1,0 +1,234 @@
+"""Where a query's samples come from: live state, the local spool and raw batches, each batch offered once.
+
+What rollups cover needs no search: for points, the index names the blobs that hold a series; for windows, the chunks
+hold the sums. Only what was accepted since, and what waits out of order, is looked for in the index by time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Protocol
+
+import msgspec
+
+from lakebed.batches import paths
+from lakebed.batches.coverage import Coverage, Covered
+from lakebed.batches.follower import Follower
+from lakebed.batches.live import Live
+from lakebed.batches.matchers import Selector
+from lakebed.batches.raw import RawBatches
+from lakebed.clock import Clock
+from lakebed.errors import Corrupt, Invalid, NotFound
+from lakebed.frame.model import Batch, Identity
+
+SKEW_NS = 300_000_000_000  # how far an agent's clock may run ahead of its collector's
+READ_AHEAD = 16  # objects being read at once by one query
+
+
+class SpoolView(Protocol):
+    """What a query needs of the local spool."""
+
+    def unlanded(self) -> AsyncIterator[tuple[Identity, Batch]]: ...
+
+
+class Reading(msgspec.Struct):
+    """How reading went: batches by source, and what is missing."""
+
+    sources: dict[str, int] = {}
+    missing: list[str] = []
+    damaged: int = 0
+    damaged_chunks: int = 0
+    seen: set[Identity] = set()
+
+    def why(self) -> list[str]:
+        told = list(self.missing)
+        if self.damaged:
+            told.append(f"{self.damaged} accepted batches cannot be read: see repairs")
+        if self.damaged_chunks:
+            told.append(f"{self.damaged_chunks} rollup or index chunks cannot be read")
+        return told
+
+
+Take = Callable[[Batch], None]
+
+
+class Sources:
+    def __init__(
+        self,
+        live: Live,
+        raw: RawBatches,
+        coverage: Coverage,
+        *,
+        follower: Follower | None,
+        spool: SpoolView | None,
+        batches_max: int,
+        clock: Clock,
+    ) -> None:
+        self._live, self._raw, self.coverage = live, raw, coverage
+        self._follower, self._spool = follower, spool
+        self._batches_max, self._clock = batches_max, clock
+
+    async def points(self, take: Take, selector: Selector, from_ns: int, to_ns: int, through_ns: int) -> Reading:
+        """Offers every batch that may hold points of the range; those accepted after `through_ns` if they are at hand.
+
+        Raises Corrupt when it cannot be told what is covered.
+        """
+        reading = self._begin()
+        for _, batch in self._live.batches():
+            self._offer(reading, take, "live", batch)
+        await self._take_spool(reading, take, frozenset())
+        if self._all_live(reading, from_ns):
+            return reading
+        covered = await self.coverage.look()
+        indexed = await self._indexed(reading, covered, selector, from_ns, to_ns)
+        tail, full = await self._tail(covered, from_ns, through_ns, len(indexed))
+        if full:
+            reading.missing.append(f"more than {self._batches_max} raw batches lie in the range")
+        blobs = [self._take_blob(reading, take, sha256) for sha256 in indexed]
+        entries = [self._take_entry(reading, take, manifest_id, from_ns, to_ns) for manifest_id in tail]
+        await several([*blobs, *entries])
+        return reading
+
+    async def uncovered(self, take: Take, covered: Covered, from_ns: int, to_ns: int, through_ns: int) -> Reading:
+        """Offers every batch that is in no rollup of this snapshot, and may hold samples of the range."""
+        reading = self._begin()
+        tail, full = await self._tail(covered, from_ns, through_ns, 0)
+        waiting = set(tail)
+        for manifest_id, batch in self._live.accepted():
+            # Accepted long ago and not waiting: the roller has seen it.
+            if manifest_id in waiting or covered.holds(manifest_id) is False:
+                self._offer(reading, take, "live", batch)
+        await self._take_spool(reading, take, frozenset(_digest(each) for each in covered.ids))
+        if full:
+            reading.missing.append(f"more than {self._batches_max} raw batches are in no rollup yet")
+        await several([self._take_entry(reading, take, each, from_ns, to_ns) for each in tail])
+        return reading
+
+    def _begin(self) -> Reading:
+        reading = Reading(sources={"live": 0, "spool": 0, "raw": 0})
+        if self._follower is None:
+            reading.missing.append("this is not the query collector")
+        elif not self._follower.is_fresh():
+            reading.missing.append("the query collector has not caught up")
+        return reading
+
+    def _all_live(self, reading: Reading, from_ns: int) -> bool:
+        """Whether live state holds everything that was accepted since shortly before the range."""
+        if reading.missing or self._follower is None or self._live.evicted_through_ns >= from_ns - SKEW_NS:
+            return False
+        return from_ns - SKEW_NS >= self._clock.now_ns() - self._follower.window_ns
+
+    def _offer(self, reading: Reading, take: Take, source: str, batch: Batch) -> None:
+        if batch.identity in reading.seen:
+            return
+        reading.seen.add(batch.identity)
+        reading.sources[source] += 1
+        take(batch)
+
+    async def _take_spool(self, reading: Reading, take: Take, landed: frozenset[str]) -> None:
+        if self._spool is None:
+            return
+        async for identity, batch in self._spool.unlanded():
+            if reading.sources["spool"] >= self._batches_max:
+                reading.missing.append(f"more than {self._batches_max} batches are not landed yet")
+                return
+            if _digest(paths.manifest_id(identity, 0)) not in landed:
+                self._offer(reading, take, "spool", batch)
+
+    async def _tail(self, covered: Covered, from_ns: int, through_ns: int, taken: int) -> tuple[list[str], bool]:
+        """Manifest ids that are in no generation: accepted since what is settled, or waiting out of order.
+
+        Told with whether there were more than a query may read. What live state holds is left out of the count.
+        """
+        since_ns = max(0, from_ns - SKEW_NS, covered.state.settled_ns)
+        found: list[str] = []
+        room = self._batches_max - taken
+        if since_ns <= through_ns:
+            async for _, manifest_id in self._raw.entries(since_ns, through_ns):
+                if manifest_id in covered.ids:
+                    continue
+                if not self._live.holds(manifest_id):
+                    room -= 1
+                if room < 0:
+                    return found, True
+                found.append(manifest_id)
+        if covered.state.committed:  # otherwise nothing was passed by yet
+            seen = set(found)
+            noted, _ = await self.coverage.late(covered.state)
+            late = await self.coverage.waiting(covered, [each for each in noted if each not in seen])
+            found += late[:room]
+            return found, len(late) > room
+        return found, False
+
+    async def _indexed(
+        self, reading: Reading, covered: Covered, selector: Selector, from_ns: int, to_ns: int
+    ) -> list[str]:
+        """Hashes of the blobs that the index names for the selected series. Empty where nothing is rolled up."""
+        found: dict[str, str] = {}
+        for hour in paths.hours(from_ns, to_ns - 1) if covered.state.committed else ():
+            async for key in self.coverage.chunks(covered, paths.index_folder(hour)):
+                try:
+                    batches, series = await self.coverage.index_chunk(key)
+                except (Invalid, NotFound):
+                    reading.damaged_chunks += 1
+                    continue
+                found |= _selected(selector, batches, series, from_ns, to_ns)
+            if len(found) > self._batches_max:
+                reading.missing.append(f"more than {self._batches_max} raw batches lie in the range")
+                break
+        held = [sha256 for manifest_id, sha256 in found.items() if not self._live.holds(manifest_id)]
+        return held[: self._batches_max]
+
+    async def _take_entry(self, reading: Reading, take: Take, manifest_id: str, from_ns: int, to_ns: int) -> None:
+        if self._live.holds(manifest_id):
+            return
+        entry = await self._raw.entry(paths.by_time_of(manifest_id))
+        if entry is None or entry.last_time_unix_ns < from_ns or entry.first_time_unix_ns >= to_ns:
+            return
+        await self._take_blob(reading, take, entry.frame_sha256)
+
+    async def _take_blob(self, reading: Reading, take: Take, sha256: str) -> None:
+        try:
+            batch = await self._raw.batch(sha256)
+        except (NotFound, Corrupt):
+            reading.damaged += 1
+            return
+        self._offer(reading, take, "raw", batch)
+
+
+def _selected(selector: Selector, batches: Any, series: Any, from_ns: int, to_ns: int) -> dict[str, str]:
+    """Of an index chunk: manifest id and hash of the batches that hold a selected series inside the range."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    of_metric = series.filter(pc.equal(series["metric"], selector.metric))
+    numbers: set[int] = set()
+    for row in of_metric.to_pylist():
+        if selector.takes({"agent_id": row["agent_id"], **dict(row["labels"])}):
+            numbers.update(row["batches"])
+    listed = batches.take(pa.array(sorted(numbers), pa.int64())).to_pylist()
+    return {
+        row["manifest_id"]: row["frame_sha256"]
+        for row in listed
+        if row["last_ns"] >= from_ns and row["first_ns"] < to_ns
+    }
+
+
+def _digest(manifest_id: str) -> str:
+    """What a manifest id says of the identity alone."""
+    return manifest_id.partition("-")[2]
+
+
+async def several(work: list[Coroutine[Any, Any, None]]) -> None:
+    """Runs all of it, a few at a time; the first error is raised after what was under way has ended."""
+    gate = asyncio.Semaphore(READ_AHEAD)
+
+    async def one(coroutine: Coroutine[Any, Any, None]) -> None:
+        async with gate:
+            await coroutine
+
+    results = await asyncio.gather(*(one(each) for each in work), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result

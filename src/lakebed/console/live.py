@@ -1,0 +1,134 @@
+"""Numbers that move: one sampler for all viewers, fed from the metrics registry, sent as server-sent events.
+
+It runs only while somebody looks, keeps a few minutes, and reads just the metrics it shows. Rates are of this gateway;
+levels (what waits, how far behind) are of the whole lake, from the samples that the pages share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from lakebed.clock import Clock, now_ms
+from lakebed.errors import Overloaded
+from lakebed.metrics import Metrics
+
+VIEWERS_MAX = 32
+EVERY_S = 1.0
+KEPT = 240  # samples, so four minutes
+WAITING_MAX = 8  # samples a slow viewer may be behind before it misses some
+
+# name → (sample of the registry, label, its values that count; none: all of them)
+RATES: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "batches_samples": ("lakebed_batches_samples_total", "", ()),
+    "batches_accepted": ("lakebed_batches_uploads_total", "outcome", ("accepted",)),
+    "batches_duplicate": ("lakebed_batches_uploads_total", "outcome", ("duplicate",)),
+    "batches_conflict": ("lakebed_batches_uploads_total", "outcome", ("conflict",)),
+    "log_in": ("lakebed_log_records_total", "direction", ("in",)),
+    "log_out": ("lakebed_log_records_total", "direction", ("out",)),
+    "log_in_bytes": ("lakebed_log_record_bytes_total", "direction", ("in",)),
+    "queue_entries": ("lakebed_queue_entries_total", "", ()),
+    "queue_batches": ("lakebed_queue_batches_total", "", ()),
+    "ticks_parts": ("lakebed_ticks_parts_total", "", ()),
+    "ticks_rows": ("lakebed_ticks_rows_total", "", ()),
+    "ticks_finalized": ("lakebed_ticks_finalized_total", "", ()),
+    "store_requests": ("lakebed_store_requests_total", "", ()),
+    "store_failures": ("lakebed_store_failures_total", "", ()),
+    "store_in_bytes": ("lakebed_store_bytes_total", "direction", ("in",)),
+    "store_out_bytes": ("lakebed_store_bytes_total", "direction", ("out",)),
+    "http_requests": ("lakebed_http_requests_total", "", ()),
+    "http_errors": ("lakebed_http_requests_total", "status", ("500", "502", "503", "504")),
+}
+NAMES = sorted({name for name, _, _ in RATES.values()})
+
+Levels = Callable[[], dict[str, float | None]]
+
+
+class Sample(msgspec.Struct, frozen=True):
+    at_ms: int
+    rates: dict[str, float]
+    levels: dict[str, float | None]
+    totals: dict[str, float]
+
+
+class Live:
+    def __init__(self, metrics: Metrics, clock: Clock, levels: Levels) -> None:
+        self._metrics, self._clock, self._levels = metrics, clock, levels
+        self._kept: deque[Sample] = deque(maxlen=KEPT)
+        self._viewers: set[asyncio.Queue[Sample]] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._before: tuple[float, dict[str, float]] | None = None
+
+    @property
+    def viewers(self) -> int:
+        return len(self._viewers)
+
+    def now(self) -> Sample:
+        """The last sample, or totals alone when nobody has looked yet."""
+        if self._kept:
+            return self._kept[-1]
+        return Sample(now_ms(self._clock), dict.fromkeys(RATES, 0.0), self._levels(), totals(self._metrics))
+
+    @asynccontextmanager
+    async def watch(self) -> AsyncIterator[tuple[list[Sample], asyncio.Queue[Sample]]]:
+        """What was kept, and a queue of what comes. Raises Overloaded when too many look."""
+        if len(self._viewers) >= VIEWERS_MAX:
+            raise Overloaded(f"{VIEWERS_MAX} pages are already live", retry_after_s=10.0, hint="the page still reloads")
+        mine: asyncio.Queue[Sample] = asyncio.Queue(WAITING_MAX)
+        self._viewers.add(mine)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+        try:
+            yield list(self._kept), mine
+        finally:
+            self._viewers.discard(mine)
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        """Ends with its last viewer; the next one starts it again, with a fresh interval."""
+        self._before = None
+        while self._viewers:
+            sample = self.take()
+            if sample is not None:
+                self._kept.append(sample)
+                for viewer in self._viewers:
+                    if not viewer.full():
+                        viewer.put_nowait(sample)
+            await self._clock.sleep(EVERY_S)
+
+    def take(self) -> Sample | None:
+        """One sample; None for the first, which has nothing to compare with."""
+        at_s, counted = self._clock.monotonic_s(), totals(self._metrics)
+        before, self._before = self._before, (at_s, counted)
+        if before is None or at_s <= before[0]:
+            return None
+        took_s = at_s - before[0]
+        rates = {name: round(max(0.0, counted[name] - before[1][name]) / took_s, 3) for name in RATES}
+        return Sample(now_ms(self._clock), rates, self._levels(), counted)
+
+
+def totals(metrics: Metrics) -> dict[str, float]:
+    """Each counter since this process started."""
+    counted: dict[tuple[str, str, str], float] = {}
+    for family in metrics.registry.restricted_registry(NAMES).collect():
+        for sample in family.samples:
+            for label, value in [("", ""), *sample.labels.items()]:
+                key = (sample.name, label, value)
+                counted[key] = counted.get(key, 0.0) + sample.value
+    return {
+        shown: sum(counted.get((name, label, value), 0.0) for value in values or ("",))
+        for shown, (name, label, values) in RATES.items()
+    }
+
+
+def event(kind: str, data: object) -> bytes:
+    """One server-sent event; JSON has no line breaks, so nothing in it can end the event."""
+    return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode(data) + b"\n\n"

@@ -1,0 +1,206 @@
+// The console's own script: live numbers, charts, quiet reloading, dialogs. Everything shown is set as text, never as markup.
+"use strict";
+(() => {
+  const REFRESH_MS = 1000 * Number(document.body.dataset.refreshS || 4);
+  const RETRY_MS = 3000;
+  const banner = document.getElementById("banner");
+  const dialog = document.getElementById("ask");
+  const charts = new Map();
+  let history = [];
+
+  // Numbers, written as the server writes them.
+  const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+  const plain = (value) => Number(value).toLocaleString("en-US", { maximumFractionDigits: 1 });
+  const forms = {
+    short(value) {
+      const size = Math.abs(value);
+      if (size >= 1e9) return (value / 1e9).toFixed(1) + "G";
+      if (size >= 1e6) return (value / 1e6).toFixed(1) + "M";
+      if (size >= 1e4) return (value / 1e3).toFixed(1) + "k";
+      return plain(value);
+    },
+    size(value) {
+      let unit = 0;
+      while (value >= 1024 && unit < units.length - 1) { value /= 1024; unit += 1; }
+      return (unit ? value.toFixed(1) : Math.round(value)) + " " + units[unit];
+    },
+    age(value) {
+      if (value < 1) return Math.round(value * 1000) + " ms";
+      if (value < 10) return value.toFixed(1) + " s";
+      if (value < 120) return Math.round(value) + " s";
+      if (value < 7200) return Math.round(value / 60) + " min";
+      if (value < 172800) return Math.round(value / 3600) + " h";
+      return Math.round(value / 86400) + " d";
+    },
+  };
+  const lookup = (sample, key) => {
+    const [kind, name] = key.split(".");
+    const from = kind === "rate" ? sample.rates : kind === "level" ? sample.levels : sample.totals;
+    return from ? from[name] : undefined;
+  };
+  const show = (sample) => {
+    for (const place of document.querySelectorAll("[data-live]")) {
+      const value = lookup(sample, place.dataset.live);
+      if (value === undefined) continue;
+      place.textContent = value === null ? "–" : forms[place.dataset.form || "short"](value);
+    }
+    for (const edge of document.querySelectorAll("[data-moves]")) {
+      edge.classList.toggle("moves", (lookup(sample, edge.dataset.moves) || 0) > 0);
+    }
+  };
+
+  // Charts.
+  const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const columns = (keys) => [
+    history.map((sample) => sample.at_ms / 1000),
+    ...keys.map((key) => history.map((sample) => lookup(sample, key) ?? null)),
+  ];
+  const makeChart = (place) => {
+    const wanted = place.dataset.series.split(",").map((text) => text.split("|"));
+    const form = forms[place.dataset.form || "short"];
+    const inks = ["--one", "--two", "--three", "--four"];
+    const axis = { stroke: color("--faint"), grid: { stroke: color("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
+    place.replaceChildren();
+    const plot = new uPlot({
+      width: Math.max(200, place.clientWidth), height: 160,
+      cursor: { y: false, points: { size: 6 } },
+      scales: { y: { range: (u, low, high) => [0, Math.max(high * 1.15, 1)] } },
+      axes: [
+        { ...axis, space: 70, values: (u, ticks) => ticks.map((at) => new Date(at * 1000).toISOString().slice(11, 19)) },
+        { ...axis, size: 52, space: 34, values: (u, ticks) => ticks.map((tick) => form(tick)) },
+      ],
+      series: [
+        { label: "UTC", value: (u, at) => (at ? new Date(at * 1000).toISOString().slice(11, 19) : "–") },
+        ...wanted.map(([, label], n) => ({
+          label, stroke: color(inks[n % 4]), width: 2, points: { show: false },
+          fill: n === 0 ? color(inks[0]) + "1c" : undefined,
+          value: (u, value) => (value == null ? "–" : form(value)),
+        })),
+      ],
+    }, columns(wanted.map(([key]) => key)), place);
+    charts.set(place, { plot, keys: wanted.map(([key]) => key) });
+  };
+  const drawCharts = () => {
+    for (const [place, { plot }] of charts) {
+      if (!place.isConnected) { plot.destroy(); charts.delete(place); }
+    }
+    for (const place of document.querySelectorAll(".chart")) {
+      if (!charts.has(place)) makeChart(place);
+      else charts.get(place).plot.setData(columns(charts.get(place).keys));
+    }
+  };
+  const redrawCharts = () => {
+    for (const { plot } of charts.values()) plot.destroy();
+    charts.clear();
+    drawCharts();
+  };
+  let resizing = 0;
+  addEventListener("resize", () => { clearTimeout(resizing); resizing = setTimeout(redrawCharts, 150); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawCharts);
+
+  // Live numbers: the browser reconnects by itself, except after a refusal.
+  const listen = () => {
+    const source = new EventSource("/live");
+    source.addEventListener("history", (message) => {
+      history = JSON.parse(message.data);
+      if (history.length) show(history[history.length - 1]);
+      drawCharts();
+    });
+    source.addEventListener("sample", (message) => {
+      const sample = JSON.parse(message.data);
+      history.push(sample);
+      if (history.length > 240) history.shift();
+      show(sample);
+      drawCharts();
+      document.documentElement.dataset.live = String(sample.at_ms);
+    });
+    source.onerror = () => {
+      if (source.readyState === EventSource.CLOSED) setTimeout(listen, RETRY_MS);
+    };
+  };
+
+  // What could not be reached, said once and taken back by itself.
+  const say = (text) => {
+    banner.querySelector("strong").textContent = text;
+    banner.hidden = !text;
+  };
+
+  // The page reloads its own inside, unless somebody is in the middle of something.
+  const page = () => document.getElementById("page");
+  const busy = () => {
+    const at = document.activeElement;
+    const typing = at && at.matches("input, textarea, select");
+    const marked = getSelection() && !getSelection().isCollapsed;
+    return document.hidden || dialog.open || typing || marked;
+  };
+  let asking = false;
+  const refresh = async (force) => {
+    if (asking || (!force && busy())) return;
+    asking = true;
+    try {
+      await htmx.ajax("GET", location.pathname + location.search, { target: "#page", select: "#page", swap: "morph:outerHTML" });
+    } catch {
+      say("The gateway does not answer. Trying again.");
+    } finally {
+      asking = false;
+    }
+  };
+  setInterval(refresh, REFRESH_MS);
+  document.addEventListener("visibilitychange", () => refresh());
+  if (window.Idiomorph) {
+    Idiomorph.defaults.callbacks.beforeNodeMorphed = (old) => !(old.classList && old.classList.contains("chart"));
+    Idiomorph.defaults.callbacks.beforeAttributeUpdated = (name, old) => !(name === "open" && old.matches("details"));
+  }
+  document.addEventListener("htmx:sendError", () => say("The gateway does not answer. Trying again."));
+  document.addEventListener("htmx:beforeSwap", (swap) => {
+    const { xhr, target } = swap.detail;
+    const html = (xhr.getResponseHeader("content-type") || "").startsWith("text/html");
+    if (xhr.status === 401 || xhr.responseURL.includes("/login")) {
+      swap.detail.shouldSwap = false;
+      location.assign("/login?next=" + encodeURIComponent(location.pathname + location.search));
+    } else if (html && (target.id === "ask-body" || target.id === "page")) {
+      swap.detail.shouldSwap = true;
+      swap.detail.isError = false;
+      say("");
+    } else if (xhr.status >= 400) {
+      let told = "";
+      try { told = JSON.parse(xhr.responseText).message; } catch { told = ""; }
+      say(told || "The gateway answered " + xhr.status + ". Trying again.");
+    }
+  });
+  document.addEventListener("htmx:afterSwap", (swap) => {
+    if (swap.detail.target.id === "ask-body" && !dialog.open) dialog.showModal();
+    if (history.length) show(history[history.length - 1]);
+    drawCharts();
+  });
+  document.body.addEventListener("lakebed-changed", () => refresh(true));
+
+  // Buttons.
+  document.addEventListener("click", async (click) => {
+    const button = click.target.closest("[data-do]");
+    if (!button) return;
+    if (button.dataset.do === "close") dialog.close();
+    if (button.dataset.do === "theme") {
+      const dark = color("color-scheme") === "dark" || getComputedStyle(document.documentElement).colorScheme === "dark";
+      document.documentElement.dataset.theme = dark ? "light" : "dark";
+      try { localStorage.setItem("lakebed-theme", document.documentElement.dataset.theme); } catch { /* forbidden */ }
+      redrawCharts();
+    }
+    if (button.dataset.do === "copy") {
+      const text = document.getElementById(button.dataset.from).textContent;
+      try {
+        await navigator.clipboard.writeText(text);
+        button.textContent = "Copied";
+      } catch {
+        getSelection().selectAllChildren(document.getElementById(button.dataset.from));
+        button.textContent = "Selected";
+      }
+      setTimeout(() => { button.textContent = "Copy"; }, 1500);
+    }
+  });
+
+  if (document.querySelector("main[data-page]")) {
+    drawCharts();
+    listen();
+  }
+})();

@@ -1,0 +1,74 @@
+"""`make screenshots`: every page, light, dark and on a phone, from a real gateway with a little of everything in it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from chromium import LAUNCH, found_browser
+from console_yard import Yard, yard_on
+from playwright.sync_api import Browser, sync_playwright
+
+from lakebed.clock import SystemClock
+from lakebed.console.pages import PAGES
+from lakebed.embedded.weed import Weed
+from lakebed.ids import Ids
+
+OUT = Path(__file__).parents[2] / "docs/screenshots"
+WIDE, PHONE = {"width": 1280, "height": 860}, {"width": 390, "height": 844}
+MOVING_S = 12.0  # how long numbers move before the pictures are taken
+
+
+def main(names: list[str]) -> None:
+    browser_path = found_browser()
+    if not browser_path:
+        raise SystemExit("no browser is found: install chromium, or set LAKEBED_TEST_BROWSER")
+    out = Path(names.pop(0)) if names and "/" in names[0] else OUT
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        server = Weed(Path(folder) / "weed", clock=SystemClock(), ids=Ids())
+        asyncio.run(server.start())
+        try:
+            with yard_on(server.endpoints, Path(folder)) as yard, sync_playwright() as playwright:
+                yard.seed()
+                browser = playwright.chromium.launch(executable_path=browser_path, args=LAUNCH)
+                shoot(browser, yard, out, names)
+                browser.close()
+        finally:
+            asyncio.run(server.stop(grace_s=0.0))
+
+
+def shoot(browser: Browser, yard: Yard, out: Path, names: list[str]) -> None:
+    done = threading.Event()
+    threading.Thread(target=_send, args=(yard, done), daemon=True).start()
+    watching = browser.new_page()
+    watching.goto(f"{yard.url}/")  # keeps the sampler running, so that every chart has a past
+    time.sleep(MOVING_S)
+    for look, theme, size in (("light", "light", WIDE), ("dark", "dark", WIDE), ("phone", "light", PHONE)):
+        context = browser.new_context(viewport=size, color_scheme=theme, device_scale_factor=1)  # type: ignore[arg-type]
+        for page in PAGES:
+            if names and page.name not in names:
+                continue
+            tab = context.new_page()
+            tab.goto(f"{yard.url}{page.path}")
+            tab.wait_for_selector("html[data-live]", state="attached")
+            tab.wait_for_timeout(600)
+            tab.screenshot(path=out / f"{page.name}-{look}.png", full_page=True)
+            tab.close()
+        context.close()
+    done.set()
+
+
+def _send(yard: Yard, done: threading.Event) -> None:
+    number = 1
+    while not done.wait(0.4):
+        yard.send(number)
+        number += 1
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,83 @@
+"""The Spark lane's own tests, unchanged, with their jobs on a standalone cluster and through Spark Connect."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from spark_cluster import Cluster, Processes, conf, start_connect
+
+SPARK_LANE = Path(__file__).parents[1] / "spark"
+DEADLINE_S = 500.0  # each lane's tests take a minute on two idle cores
+
+# Jobs of each kind from end to end: finalize → bronze → silver → replay → gold over HTTP, retention, a table that is
+# replaced, and the progress of a job while it runs.
+JOBS = (
+    "test_flow.py",
+    "test_bronze.py::test_a_full_table_replaces_everything",
+    "test_progress.py::test_the_tasks_of_a_running_job_are_counted_up_to_the_end",
+)
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+    made = Processes(tmp_path_factory.mktemp("spark"))
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture(scope="module")
+def cluster(processes: Processes) -> Cluster:
+    return Cluster(processes)
+
+
+def run_jobs(**settings: str) -> str:
+    """Runs the Spark lane's tests in a process of their own, as these settings have it; gives its words."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("LAKEBED_", "SPARK_"))}
+    env |= {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        **{f"LAKEBED_SPARK_{key}": value for key, value in settings.items()},
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:xdist",
+        "-o",
+        f"timeout={DEADLINE_S:.0f}",
+        *[str(SPARK_LANE / job) for job in JOBS],
+    ]
+    ran = subprocess.run(
+        command, env=env, cwd=SPARK_LANE.parents[1], capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    assert ran.returncode == 0, (ran.stdout + ran.stderr)[-6000:]
+    return ran.stdout
+
+
+@pytest.mark.timeout(600)
+def test_the_same_jobs_run_on_a_standalone_cluster(cluster: Cluster) -> None:
+    """Every job passes its own test, and both workers have run it."""
+    said = run_jobs(MASTER=cluster.master, CONF=json.dumps(conf()))
+
+    (app,) = cluster.state()["completedapps"]
+    assert " passed" in said
+    assert "lakebed" == app["name"]
+
+
+@pytest.mark.timeout(600)
+def test_the_same_jobs_run_through_spark_connect(cluster: Cluster, processes: Processes) -> None:
+    """With spark.remote alone: no Java in the client, the jobs on the cluster's workers."""
+    address = start_connect(processes, cluster.master)
+
+    said = run_jobs(REMOTE=address)
+
+    assert " passed" in said
+    assert ["connect"] == [app["name"] for app in cluster.state()["activeapps"]]

@@ -1,0 +1,113 @@
+"""Accepted batches, a roller without Spark, and windows computed by hand: what rollups are held against."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from lakebed.batches import acceptance, paths
+from lakebed.batches.coverage import Coverage
+from lakebed.batches.live import Live
+from lakebed.batches.matchers import Selector
+from lakebed.batches.model import Accepted, write_record
+from lakebed.batches.raw import RawBatches
+from lakebed.batches.roller import Roller
+from lakebed.batches.rolling import LocalJob
+from lakebed.batches.rollups import Bucket, RollupAnswer, Rollups
+from lakebed.batches.sources import Sources
+from lakebed.clock import Clock
+from lakebed.frame.codec import columns_of, decode, encode
+from lakebed.frame.model import Identity, Sample
+from lakebed.frame.work import Job
+from lakebed.ids import Ids
+from lakebed.metrics import Metrics
+from lakebed.store.protocol import Store
+
+WINDOWS_S = (60, 300, 3600)
+
+
+def frame(agent: str, start: int, samples: list[Sample], boot: str = "boot-1") -> bytes:
+    return encode(Identity(agent, boot, start, start + len(samples) - 1), columns_of(samples))
+
+
+async def accept(store: Store, data: bytes, at_ns: int, *, indexed: bool = True, late: bool = False) -> Accepted:
+    """What a collector leaves of an accepted batch; without its index entries when it died, with work when late."""
+    submitted = acceptance.submission(data, decode(data))
+    await store.create(submitted.blob_key, data)
+    accepted = acceptance.manifest(submitted, at_ns=at_ns, collector_id="c", attempt_id="a")
+    await store.create(paths.accepted_key(accepted.identity), write_record(accepted))
+    if indexed:
+        now = (lambda: at_ns + 2 * acceptance.LATE_NS) if late else None
+        for write in acceptance.derived(accepted, acceptance.span_of(submitted.batch), now):
+            await store.create(write.key, write.data)
+    return accepted
+
+
+def make_roller(store: Store, clock: Clock, *, job: Job | None = None, owner: str = "roller", **more: Any) -> Roller:
+    told = {"windows_s": WINDOWS_S, "overlap_s": 900.0, "batches_max": 1000, "lease_s": 60.0} | more
+    return Roller(store, job or LocalJob(store), owner=owner, clock=clock, ids=Ids(), metrics=Metrics(), **told)
+
+
+def make_sources(store: Store, clock: Clock, batches_max: int = 2_000) -> Sources:
+    raw = RawBatches(store)
+    return Sources(
+        Live(bytes_max=0, window_s=0.0, clock=clock, metrics=Metrics()),
+        raw,
+        Coverage(store, raw),
+        follower=None,
+        spool=None,
+        batches_max=batches_max,
+        clock=clock,
+    )
+
+
+async def ask(
+    store: Store, clock: Clock, metric: str, window_s: int, from_ns: int, to_ns: int, q: Iterable[float] = ()
+) -> RollupAnswer:
+    return await Rollups(store, make_sources(store, clock), clock).range(
+        Selector(metric), window_s, from_ns, to_ns, list(q)
+    )
+
+
+Series = tuple[tuple[str, str], ...]
+
+
+def by_hand(samples: Iterable[tuple[str, Sample]], metric: str, window_s: int) -> dict[Series, dict[int, Any]]:
+    """(agent, sample) to windows by series, one sample at a time, in plain Python."""
+    found: dict[Series, dict[int, list[Sample]]] = {}
+    for agent, sample in samples:
+        if sample.metric == metric:
+            key = tuple(sorted({"agent_id": agent, **sample.labels}.items()))
+            start = sample.time_ns // (window_s * 10**9) * (window_s * 10**9)
+            found.setdefault(key, {}).setdefault(start, []).append(sample)
+    return {key: {start: _window(start, held) for start, held in windows.items()} for key, windows in found.items()}
+
+
+def _window(start: int, held: list[Sample]) -> tuple[Any, ...]:
+    numbers = [sample for sample in held if not math.isnan(sample.value)]
+    if not numbers:
+        return (start, len(held), 0.0, None, None, -1, None, len(held))
+    values = [sample.value for sample in numbers]
+    last = max((sample.time_ns, sample.value) for sample in numbers)
+    return (start, len(held), added(values), min(values), max(values), *last, len(held) - len(numbers))
+
+
+def added(values: list[float]) -> float | None:
+    """The exact sum, rounded once; a value of 2^960 or beyond is infinite, and both infinities are no number."""
+    far = {math.copysign(math.inf, value) for value in values if abs(value) >= 2.0**960}
+    if far:
+        return far.pop() if len(far) == 1 else None
+    return math.fsum(values)
+
+
+def shown(answer: RollupAnswer) -> dict[Series, dict[int, Any]]:
+    return {
+        tuple(sorted(series.labels.items())): {bucket.start_ns: plain(bucket) for bucket in series.buckets}
+        for series in answer.series
+    }
+
+
+def plain(bucket: Bucket) -> tuple[Any, ...]:
+    told = (bucket.start_ns, bucket.count, bucket.sum, bucket.min, bucket.max, bucket.last_ns, bucket.last)
+    return tuple(None if isinstance(each, float) and math.isnan(each) else each for each in (*told, bucket.nan_count))

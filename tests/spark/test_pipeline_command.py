@@ -1,0 +1,151 @@
+"""`lakebed pipeline` as real processes on the real bucket: killed with -9 at two points, it ends where it should."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from batches_yard import BatchesYard
+
+from lakebed.cli import exits
+from lakebed.settings import env_name
+from lakebed.store.protocol import Store
+from lakebed.store.settings import StoreSettings
+
+DEADLINE_S = 150.0
+pytestmark = pytest.mark.timeout(600)
+
+CONTRACT = "table: orders\nkeys: [id]\ncolumns:\n  id: {type: long, required: true}\n"
+
+
+class Command:
+    """Starts `lakebed …` in a folder of its own, with the bucket in its environment."""
+
+    def __init__(self, settings: StoreSettings, folder: Path) -> None:
+        self.folder = folder
+        layer = {**settings.as_layer(), "spark.quick": "true", "spark.master": "local[2]", "bronze.step_objects": 2}
+        self._env = {**os.environ, **{env_name(key): str(value) for key, value in layer.items()}}
+
+    def start(self, *line: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "lakebed", *line],
+            cwd=self.folder,
+            env=self._env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *line: str, stdin: str = "") -> tuple[int, Any, str]:
+        process = self.start(*line)
+        out, err = process.communicate(stdin, timeout=DEADLINE_S)
+        return process.returncode, json.loads(out) if out.strip() else None, err
+
+    def kill_when(self, happened: Callable[[], bool], *line: str) -> None:
+        process = self.start(*line)
+        deadline = time.monotonic() + DEADLINE_S
+        while not happened():
+            assert time.monotonic() < deadline, "it never came so far"
+            assert process.poll() is None, process.communicate()[1][-2000:]
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=60)
+
+
+@pytest.fixture
+def command(bucket_settings: StoreSettings, tmp_path: Path) -> Command:
+    return Command(bucket_settings, tmp_path)
+
+
+def keys(bucket: Store, prefix: str) -> list[str]:
+    async def listed() -> list[str]:
+        return [info.key async for info in bucket.list(prefix)]
+
+    return asyncio.run(listed())
+
+
+def test_killed_anywhere_the_next_run_ends_with_every_sample_once(command: Command, bucket: Store) -> None:
+    """kill -9 when the first file is written and when the first commit stands: totals are exact, nothing is doubled."""
+    yard = BatchesYard(bucket)
+    for n in range(9):
+        yard.accept(n * 10, n * 10 + 9, at_s=n)
+    root = "tables/batches/samples/"
+
+    command.kill_when(lambda: any(key.endswith(".parquet") for key in keys(bucket, root)), "pipeline", "run")
+    command.kill_when(lambda: bool(keys(bucket, f"{root}_delta_log/")), "pipeline", "run")
+    code, reports, _ = command.run("pipeline", "run", "-o", "json")
+    again, rest, _ = command.run("pipeline", "run", "-o", "json")
+
+    assert (exits.OK, exits.OK) == (code, again)
+    (report,) = [each for each in reports if each["table"] == "batches/samples"]
+    assert report["rows_in"] == report["good"] <= 90
+    assert [0] == [each["rows_in"] for each in rest]
+    entries = keys(bucket, f"{root}_delta_log/")
+    assert 5 == len(entries)  # nine batches, two a commit
+    assert 90 == sum(_rows(bucket, key) for key in entries)
+
+
+def test_a_run_reports_what_it_set_aside_and_ends_non_zero(command: Command, bucket: Store) -> None:
+    """A damaged batch is named on stderr and in the report, the rest is in the table; dry runs change nothing."""
+    yard = BatchesYard(bucket)
+    for n in range(4):
+        yard.accept(n * 10, n * 10 + 9, at_s=n)
+    damaged = yard.damage(yard.accept(40, 49, at_s=4))
+    topics = command.folder / "topics"
+    topics.mkdir()
+    (topics / "orders.yaml").write_text(CONTRACT)
+    (command.folder / "lakebed.toml").write_text('[bronze]\ntopics = "topics"\n')
+    command.run("topics", "produce", "orders", stdin='{"id": 1}\nnonsense\n')
+
+    code, reports, words = command.run("pipeline", "run", "-o", "json")
+    _, planned, _ = command.run("pipeline", "compact", "--dry-run", "-o", "json")
+    _, swept, _ = command.run("pipeline", "vacuum", "--dry-run", "-o", "json")
+
+    assert code == exits.FAILED
+    by_table = {each["table"]: each for each in reports}
+    samples, orders = by_table["batches/samples"], by_table["topics/orders"]
+    assert (50, 40, 10, 0) == tuple(samples[name] for name in ("rows_in", "good", "quarantined", "duplicates"))
+    assert [damaged] == samples["unreadable"]
+    assert f"set aside: {damaged}" in words
+    assert (2, 1, 1, 0) == tuple(orders[name] for name in ("rows_in", "good", "quarantined", "behind"))
+    assert [("batches/samples", 2)] == [(each["table"], each["files_joined"]) for each in planned]
+    assert [] == swept
+
+
+def test_following_takes_what_comes_later_until_it_is_told_to_stop(command: Command, bucket: Store) -> None:
+    """Each run that found something is told as a line; Ctrl-C ends it."""
+    yard = BatchesYard(bucket)
+    yard.accept(0, 9)
+    process = command.start("pipeline", "run", "--follow", "--every-s", "0.2", "-o", "jsonl")
+
+    for number in (1, 2):
+        deadline = time.monotonic() + DEADLINE_S
+        while len(keys(bucket, "tables/batches/samples/_delta_log/")) < number:
+            assert time.monotonic() < deadline, "it never came so far"
+            assert process.poll() is None, process.communicate()[1][-2000:]
+            time.sleep(0.1)
+        if number == 1:
+            yard.accept(10, 14, at_s=1)
+    assert process.stdout is not None
+    told = [json.loads(process.stdout.readline())["good"] for _ in range(2)]
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=DEADLINE_S)
+
+    assert ([10, 5], exits.INTERRUPTED) == (told, process.returncode)
+
+
+def _rows(bucket: Store, key: str) -> int:
+    lines = asyncio.run(bucket.get(key)).data.splitlines()
+    adds = [json.loads(line)["add"] for line in lines if b'"add"' in line[:10]]
+    return sum(json.loads(add["stats"])["numRecords"] for add in adds)
