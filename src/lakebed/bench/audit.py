@@ -24,7 +24,7 @@ from lakebed.frame.model import Identity
 from lakebed.pipeline.settings import SparkSettings
 
 MANIFESTS = 1_000_000
-MANIFESTS_QUICK = 100_000
+MANIFESTS_QUICK = 20_000
 DAMAGED = 10  # batches of each sort of damage
 DRIVER_BAR_BYTES = 256 * 1024 * 1024  # that Python may grow by in the driver: it holds counts, never keys
 START_NS = 1_760_000_000_000_000_000

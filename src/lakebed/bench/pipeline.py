@@ -19,6 +19,7 @@ import numpy as np
 
 from lakebed.batches import acceptance, paths
 from lakebed.batches.model import ACCEPTED_SCHEMA, Accepted, write_record
+from lakebed.bench.audit import audit
 from lakebed.bench.harness import Check, Stand, at_least, at_most, rounds_of, told
 from lakebed.context import Context
 from lakebed.errors import Corrupt
@@ -121,7 +122,7 @@ async def _bronze(stand: Stand, context: Context, fleet: Fleet, folder: Path) ->
 
 # What is measured, in order, on one fleet and one session: each gives its checks.
 Part = Callable[[Stand, Context, Fleet, Path], Awaitable[list[Check]]]
-PARTS: tuple[Part, ...] = (_bronze,)
+PARTS: tuple[Part, ...] = (_bronze, audit)
 
 
 class BronzeRuns:
