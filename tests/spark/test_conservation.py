@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -21,6 +22,7 @@ from lakebed.pipeline.audit.model import AuditRecord, Conserved
 from lakebed.pipeline.samples import Samples
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
+from rollup_kit import make_roller
 
 HOUR = paths.hour_of(START_NS)
 
@@ -52,16 +54,17 @@ def named(found: dict[str, int]) -> dict[str, int]:
 
 
 def test_what_is_whole_is_conserved_and_every_stage_is_told(yard: AuditYard) -> None:
-    """Sent, accepted and bronze agree; batches that bronze has not come to wait, and are not lost."""
+    """Sent, accepted, bronze and the roller's own chunks agree; batches that neither has come to are not lost."""
     yard.fleet(agents=2, batches=3)
     to_bronze(yard)
+    asyncio.run(make_roller(yard.store, yard.context.clock).run())
     yard.accept(frame_of(30, 39, agent="agent-0"))
 
     record = yard.audit(verify=True)
 
     kept = record.conservation
     assert (record.ok, kept.rows, kept.wrong) == (True, (), False)
-    assert kept.stages == {"sent": 70, "accepted": 70, "bronze": 60}
+    assert kept.stages == {"sent": 70, "accepted": 70, "bronze": 60, "rollup": 60, "rollup_due": 60}
     assert kept.waiting == 10
 
 
