@@ -21,6 +21,8 @@ from lakebed.pipeline.tables.table import Table
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
 
+pytestmark = pytest.mark.timeout(600)  # an audit is many Spark jobs: slow where many share two cores
+
 
 @pytest.fixture
 def yard(spark: SparkSession, bucket: Store, bucket_settings: StoreSettings) -> AuditYard:

@@ -16,6 +16,8 @@ from lakebed.settings import env_name
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
 
+pytestmark = pytest.mark.timeout(600)  # an audit is many Spark jobs: slow where many share two cores
+
 
 def test_the_command_names_what_is_wrong_and_exits_non_zero(
     spark: SparkSession,

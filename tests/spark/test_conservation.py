@@ -27,6 +27,9 @@ from rollup_kit import make_roller
 HOUR = paths.hour_of(START_NS)
 
 
+pytestmark = pytest.mark.timeout(600)  # an audit is many Spark jobs: slow where many share two cores
+
+
 @pytest.fixture
 def yard(spark: SparkSession, bucket: Store, bucket_settings: StoreSettings) -> AuditYard:
     return AuditYard(spark, bucket, bucket_settings)
