@@ -19,6 +19,7 @@ import numpy as np
 
 from lakebed.batches import acceptance, paths
 from lakebed.batches.model import ACCEPTED_SCHEMA, Accepted, write_record
+from lakebed.bench.audit import audit
 from lakebed.bench.harness import Check, Stand, at_least, at_most, rounds_of, told
 from lakebed.bench.rollups import rollups
 from lakebed.context import Context
@@ -126,7 +127,7 @@ async def _rollups(stand: Stand, context: Context, fleet: Fleet, folder: Path) -
 
 # What is measured, in order, on one fleet and one session: each gives its checks.
 Part = Callable[[Stand, Context, Fleet, Path], Awaitable[list[Check]]]
-PARTS: tuple[Part, ...] = (_bronze, _rollups)
+PARTS: tuple[Part, ...] = (_bronze, _rollups, audit)
 
 
 class BronzeRuns:
