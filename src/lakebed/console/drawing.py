@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from lakebed.views.log import Segments
+from lakebed.views.tables import TableRow
 from lakebed.views.ticks import Stage
 
 WIDTH = 1000.0
@@ -19,6 +20,9 @@ class Bar(msgspec.Struct, frozen=True):
     kind: str
     title: str
     offset: int
+
+
+LAYERS = ("bronze", "silver", "gold", "quarantine")  # as data flows; others behind them
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -41,6 +45,15 @@ def bars(found: Segments) -> list[Bar]:
             Bar(round(min(x, WIDTH - LEAST), 2), round(min(w, WIDTH - x), 2), kind, title, segment.start_offset)
         )
     return drawn
+
+
+def layers(rows: Sequence[TableRow]) -> list[tuple[str, list[TableRow]]]:
+    """Tables by layer, the layers in the order data flows through them."""
+    found: dict[str, list[TableRow]] = {}
+    for row in rows:
+        found.setdefault(row.layer, []).append(row)
+    rank = {name: number for number, name in enumerate(LAYERS)}
+    return sorted(found.items(), key=lambda pair: (rank.get(pair[0], len(LAYERS)), pair[0]))
 
 
 def steps(stages: Sequence[Stage]) -> list[Step]:
