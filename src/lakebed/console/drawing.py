@@ -37,13 +37,11 @@ def bars(found: Segments) -> list[Bar]:
     drawn: list[Bar] = []
     for segment in found.segments:
         start = max(segment.start_offset, begin)
-        x = (start - begin) * scale
-        w = max(LEAST, (segment.end_offset + 1 - start) * scale)
+        x = round(min((start - begin) * scale, WIDTH - LEAST), 2)
+        w = round(min(max(LEAST, (segment.end_offset + 1 - start) * scale), WIDTH - x), 2)
         kind = "compacted" if segment.type == "COMPACTED" else "wal"
         title = f"{kind} {segment.start_offset}–{segment.end_offset}: {segment.records} records, {segment.data_key}"
-        drawn.append(
-            Bar(round(min(x, WIDTH - LEAST), 2), round(min(w, WIDTH - x), 2), kind, title, segment.start_offset)
-        )
+        drawn.append(Bar(x, w, kind, title, segment.start_offset))
     return drawn
 
 
