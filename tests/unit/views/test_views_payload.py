@@ -13,7 +13,7 @@ from lakebed.views.payload import CHARS_MAX, HEX_BYTES, payload
     ("data", "kind", "text"),
     [
         (b"hello", "text", "hello"),
-        (b'{"a":1}', "json", '{\n  "a": 1\n}'),
+        (b'{"a":1}', "json", '{"a":1}'),
         (b'{"a":', "text", '{"a":'),
         ("größe".encode(), "text", "größe"),
         (b"\xff\x00", "binary", "ff 00"),
