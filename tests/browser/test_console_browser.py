@@ -139,7 +139,7 @@ def test_a_hostile_key_is_text_in_a_dialog_too(tab: Tab, yard: Yard) -> None:
     page = tab.go("/lifecycle")
     row = page.get_by_role("row").filter(has_text="inbox/").first
     row.get_by_role("button", name="Quarantine").click()
-    expect(page.locator("dialog#ask")).to_contain_text("blocker")
+    expect(page.locator("dialog#ask")).to_contain_text(HOSTILE_KEY)
     page.keyboard.press("Escape")
     page.goto(f"{yard.url}/console/ask/queue.discard?queue={HOSTILE_KEY.replace('#', '')}&letter=x")
     assert page.evaluate("() => window.__hacked") is None
