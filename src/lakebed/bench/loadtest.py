@@ -21,9 +21,10 @@ from typing import Any
 import msgspec
 
 from lakebed.bench import routing
+from lakebed.bench.brokers import process
 from lakebed.bench.hammer import Connection, Request
 from lakebed.bench.harness import Stand
-from lakebed.bench.log import frames_of, process
+from lakebed.bench.log import frames_of
 from lakebed.bench.routing import Manifest, Route, Selection
 from lakebed.errors import Invalid
 from lakebed.log.broker import Broker
