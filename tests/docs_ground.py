@@ -31,6 +31,8 @@ def commands(page: str) -> list[str]:
     found = []
     for block in re.findall(r"```(?:\w*)\n(.*?)```", page, flags=re.S):
         for line in block.replace("\\\n", " ").splitlines():
-            if match := re.search(r"(?:^|[\s$(\"])((?:\.venv/bin/)?lakebed [a-z].*)$", line):
-                found.append(match[1].rstrip(')"'))
+            match = re.search(r"(?:^|[\s$(\"])((?:\.venv/bin/)?lakebed [a-z].*)$", line)
+            if match and not re.search("[─│┬▶]", line):  # a drawing is not a command
+                shown = re.split(r" {2,}|\s#", match[1])[0]  # what it does stands further right
+                found.append(re.sub(r"\s*\[[^\]]*\]", "", shown).rstrip(')"'))
     return found

@@ -86,6 +86,12 @@ PARTS: tuple[Part, ...] = (
         settings="lakebed.batches.settings:ReconcilerSettings",
         workers="lakebed.batches.workers:workers",
     ),
+    Part(
+        "rollups",
+        "what samples come to in windows of time",
+        settings="lakebed.batches.settings:RollupSettings",
+        workers="lakebed.gateway.rollups:workers",
+    ),
     Part("meta", "ordered keys the log coordinates through", settings="lakebed.meta.settings:MetaSettings"),
     Part(
         "log",

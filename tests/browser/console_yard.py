@@ -106,11 +106,13 @@ def _end(one: socket.socket) -> None:
 
 
 class Yard:
-    def __init__(self, weed: BucketEndpoints, folder: Path, *, keys: list[dict[str, Any]] | None = None) -> None:
+    def __init__(
+        self, weed: BucketEndpoints, folder: Path, *, keys: list[dict[str, Any]] | None = None, prefix: str = ""
+    ) -> None:
         host, port = weed.s3.removeprefix("http://").split(":")
         self.wire = Wire((host, int(port)))
         self.folder = folder
-        self.prefix = f"yard-{Ids().token()}"
+        self.prefix = prefix or f"yard-{Ids().token()}"
         told = {
             **weed.as_settings(),
             "store.prefix": self.prefix,

@@ -70,6 +70,22 @@ def test_a_job_is_told_from_start_to_end() -> None:
     assert {("/api/v1/lineage", "Bearer k3y")} == set(receiver.requests)
 
 
+def test_a_job_that_polls_is_told_only_when_it_did_something() -> None:
+    """An idle round says nothing; one that wrote, and one that failed, say both their events, in order."""
+    with receiving() as receiver:
+        context = context_of(**{"pipeline.lineage": {"url": receiver.url, "namespace": "polls"}})
+        with lineage_of(context).job("idle", polls=True):
+            pass
+        with lineage_of(context).job("busy", polls=True) as run:
+            run.wrote("tables/x", version=1)
+        with pytest.raises(OSError), lineage_of(context).job("broken", polls=True):
+            raise OSError("gone")
+        said(context)
+
+    told = [("START", "busy"), ("COMPLETE", "busy"), ("START", "broken"), ("FAIL", "broken")]
+    assert told == receiver.told()
+
+
 def test_a_receiver_that_refuses_or_is_gone_fails_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """500, nobody there, a full queue: the job goes on, and the events are counted."""
     with receiving() as receiver:

@@ -65,6 +65,9 @@ class BatchesYard:
         asyncio.run(store_all())
         return accepted
 
+    def frame(self, accepted: Accepted) -> bytes:
+        return asyncio.run(self.store.get(accepted.raw_blob_key)).data
+
     def damage(self, accepted: Accepted, data: bytes = b"half of a fra") -> str:
         """Puts other bytes in the blob's place; gives the key by which it is reported."""
 

@@ -119,8 +119,30 @@ def test_a_run_reports_what_it_set_aside_and_ends_non_zero(command: Command, buc
     assert [damaged] == samples["unreadable"]
     assert f"set aside: {damaged}" in words
     assert (2, 1, 1, 0) == tuple(orders[name] for name in ("rows_in", "good", "quarantined", "behind"))
-    assert [("batches/samples", 3)] == [(each["table"], each["files_joined"]) for each in planned]
+    assert [("batches/samples", 2)] == [(each["table"], each["files_joined"]) for each in planned]
     assert [] == swept
+
+
+def test_following_takes_what_comes_later_until_it_is_told_to_stop(command: Command, bucket: Store) -> None:
+    """Each run that found something is told as a line; Ctrl-C ends it."""
+    yard = BatchesYard(bucket)
+    yard.accept(0, 9)
+    process = command.start("pipeline", "run", "--follow", "--every-s", "0.2", "-o", "jsonl")
+
+    for number in (1, 2):
+        deadline = time.monotonic() + DEADLINE_S
+        while len(keys(bucket, "tables/batches/samples/_delta_log/")) < number:
+            assert time.monotonic() < deadline, "it never came so far"
+            assert process.poll() is None, process.communicate()[1][-2000:]
+            time.sleep(0.1)
+        if number == 1:
+            yard.accept(10, 14, at_s=1)
+    assert process.stdout is not None
+    told = [json.loads(process.stdout.readline())["good"] for _ in range(2)]
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=DEADLINE_S)
+
+    assert ([10, 5], exits.INTERRUPTED) == (told, process.returncode)
 
 
 def _rows(bucket: Store, key: str) -> int:

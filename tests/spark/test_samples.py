@@ -113,6 +113,26 @@ def test_what_cannot_be_read_is_set_aside_once_and_the_rest_goes_on(samples: Sam
     assert [(key, 10)] == [(row["key"], row["rows"]) for row in aside]
     assert "another hash" in aside[0]["problem"]
     assert numbers(15) == seqs(samples)
+
+
+def test_what_was_set_aside_comes_in_when_it_is_mended(samples: Samples, yard: BatchesYard) -> None:
+    """A retry reads it again: mended batches leave the quarantine for the table, once, the others stay."""
+    mended = yard.accept(0, 9)
+    frame = yard.frame(mended)
+    lost = yard.damage(yard.accept(10, 19, at_s=1))
+    yard.damage(mended)
+    drained(samples)
+    yard.damage(mended, frame)
+
+    report = samples.retry(Limit())
+    again = samples.retry(Limit())
+
+    assert report is not None
+    assert again is not None
+    assert (20, 10, 10) == (report.rows_in, report.good, report.quarantined)
+    assert (0, (lost,)) == (again.good, again.unreadable)
+    assert numbers(10) == seqs(samples)
+    assert [lost] == [row["key"] for row in samples.aside.table.read().collect()]
     assert samples.step(Limit()) is None
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -127,3 +129,19 @@ def test_no_plan_shows_a_secret(source: Any, yard: BatchesYard, settings: Settin
     assert where.secret_access_key.reveal()
     assert where.secret_access_key.reveal() not in plan
     assert where.access_key_id.reveal() not in plan
+
+
+def test_an_unbound_source_finds_the_bucket_as_a_command_does(
+    spark: SparkSession, yard: BatchesYard, settings: Settings, tmp_path: Path
+) -> None:
+    """Importing the module registers with the active session; a settings file, named by an option, says the rest."""
+    yard.accept(0, 9)
+    where = settings.of(StoreSettings).as_layer()
+    lines = [f'{key.removeprefix("store.")} = "{value}"' for key, value in where.items() if key != "store.prefix"]
+    (tmp_path / "lakebed.toml").write_text("[store]\n" + "\n".join(lines) + "\n")
+    importlib.reload(lakebed.spark)
+
+    read = spark.read.format("lakebed.batches").option("config", str(tmp_path / "lakebed.toml"))
+
+    assert 10 == read.option("store.prefix", where["store.prefix"]).load().count()
+    assert 0 == read.option("store.prefix", "elsewhere").load().count()

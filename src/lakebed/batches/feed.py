@@ -30,7 +30,10 @@ CHUNK = 256  # entries whose contents are read at once to see how many fit a lim
 
 
 def open_feed(context: Context, options: Mapping[str, str]) -> BatchesFeed:
-    """`start` and `end` (acceptance; ISO 8601 or nanoseconds; end exclusive) and `settle_s`."""
+    """`start` and `end` (acceptance; ISO 8601 or nanoseconds; end exclusive) and `settle_s`.
+
+    A negative `settle_s` is for those who read once: everything that is indexed, whatever the clocks say.
+    """
     start, end = options.get("start", ""), options.get("end", "")
     return BatchesFeed(
         context.store,
@@ -75,8 +78,8 @@ class BatchesFeed:
     async def reach(self, start: Offset, limit: Limit) -> Offset:
         """With a limit, up to the last batch that fits it: batches of one instant stay together."""
         now_ns = self._now_ns()
-        # A batch may carry a time ahead of our clock: without a pause to settle, everything that is indexed counts.
-        until_ns = min(now_ns - self._settle_ns if self._settle_ns else FOREVER_NS, self._end_ns - 1)
+        # A collector's clock may be ahead: an offset beyond now would pass over what others accept meanwhile.
+        until_ns = min(now_ns - self._settle_ns if self._settle_ns >= 0 else FOREVER_NS, self._end_ns - 1)
         last_ns = start["through_ns"]
         # Notes first: a batch whose note stands now is in the index that is listed next.
         notes = [(paths.parse_by_time(note.key)[1], note.modified_ms) async for note in self._notes(FOREVER_NS)]

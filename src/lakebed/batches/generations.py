@@ -20,6 +20,7 @@ from lakebed.batches import paths
 from lakebed.errors import Conflict, Overloaded
 from lakebed.frame.work import StoredChunk
 
+MAKER = 1  # counts up when chunks of the same batches come out with other keys or bytes
 ABANDONED_MAX = 1_000  # numbers kept in the state; each took a crash and a changed input
 RECENT_MAX = 2_000  # generations whose batches lie in the overlap
 
@@ -93,7 +94,7 @@ def generation(state: RollupState, covers: Iterable[str], windows_s: tuple[int, 
     """The next generation, of these manifest ids. The same batches have the same digest, in any order."""
     listed = sorted(covers)
     at = [paths.parse_by_time(name)[1] for name in listed]
-    digest = hashlib.sha256("\n".join([repr(windows_s), *listed]).encode()).hexdigest()[:32]
+    digest = hashlib.sha256("\n".join([repr((MAKER, windows_s)), *listed]).encode()).hexdigest()[:32]
     return Generation(max(state.committed, *state.abandoned, 0) + 1, digest, min(at), max(at))
 
 

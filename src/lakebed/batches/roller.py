@@ -162,7 +162,7 @@ class Roller:
         report, aside = RollupReport(), set[str]()
         await self._change(msgspec.structs.replace, epoch)  # whoever came before this epoch is fenced from here on
         for _ in range(GENERATIONS_MAX):
-            state = await self._now()
+            state, abandoned = await self._now(), report.abandoned
             planned = await self._plan(state, cold, aside, report)
             if planned.covers:
                 aside |= await self._one(state, planned, epoch, report)
@@ -170,7 +170,7 @@ class Roller:
                 await self._change(lambda at, by=planned: self._advanced(at, by), epoch)  # type: ignore[misc]
             for manifest_id in planned.done:
                 await self._store.delete(paths.aside_key(manifest_id))
-            if planned.resumed is None and not planned.more:
+            if planned.resumed is None and not planned.more and report.abandoned == abandoned:
                 break
         self._aside.set(len(report.unreadable))
         state = (await self.state.read()).value

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
+from lakebed.batches.acceptance import LATE_NS
 from lakebed.frame.model import Limits
+from lakebed.frame.rolling import check_windows
 from lakebed.settings import Contradiction, Secret, Section, describe
 
 
@@ -125,3 +127,34 @@ class ReconcilerSettings(Section, frozen=True):
             raise Contradiction(
                 "reconciler.gc_horizon_s", "reconciler.overlap_s", "garbage would be judged before it is reconciled"
             )
+
+
+class RollupSettings(Section, frozen=True):
+    section: ClassVar[str] = "rollup"
+
+    windows_s: Annotated[
+        tuple[int, ...], describe("windows of rollups, each made of whole smaller ones; fixed by the first run")
+    ] = (60, 300, 3600)
+    engine: Annotated[
+        Literal["spark", "local"], describe("who reads and adds up: Spark, or this process on a small machine")
+    ] = "spark"
+    interval_s: Annotated[float, describe("pause between two runs in `lakebed work`; 0: only by command")] = 0.0
+    overlap_s: Annotated[float, describe("how far back each run looks again for batches that were indexed late")] = (
+        900.0
+    )
+    batches_max: Annotated[int, describe("batches rolled up together, in one generation of chunks")] = 10_000
+    lease_s: Annotated[float, describe("how long the one who rolls up may be silent before another takes over")] = 60.0
+
+    def check(self) -> None:
+        check_windows(self.windows_s)
+        if self.overlap_s * 1e9 < 2 * LATE_NS:
+            raise Contradiction(
+                "rollup.overlap_s",
+                "rollup.overlap_s",
+                f"a late batch is noted only {LATE_NS / 1e9:g} s after acceptance",
+            )
+        for name in ("batches_max", "lease_s"):
+            if getattr(self, name) < 1:
+                raise Contradiction(f"rollup.{name}", f"rollup.{name}", "must be at least 1")
+        if self.interval_s < 0:
+            raise Contradiction("rollup.interval_s", "rollup.interval_s", "cannot be below zero")

@@ -28,6 +28,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("lakebed.cli.queue:app", "queue", "Queues: status, contents, dead letters."),
     ("lakebed.cli.agent:app", "agent", "Collect samples into a disk queue and send them to collectors."),
     ("lakebed.cli.batches:app", "batches", "Metric batches: frames, conflicts, repair, garbage, queries."),
+    ("lakebed.cli.audit:audit", "audit", "Join everything against one listing of the bucket; say what does not agree."),
     ("lakebed.cli.bucket:app", "bucket", "What the bucket itself must be told."),
     ("lakebed.cli.topics:app", "topics", "The log: list, describe, produce, consume, trim, fence, delete."),
     ("lakebed.cli.meta:app", "meta", "Look into the ordered keys the log coordinates through."),

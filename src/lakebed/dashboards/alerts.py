@@ -204,7 +204,7 @@ ALERTS: tuple[Alert, ...] = (
         "page",
         "A broker refuses records because too much waits.",
         "The store takes less than is produced.",
-        ("start another broker", "lakebed_log_buffered_bytes against log.buffered_bytes_max"),
+        ("start another broker", "lakebed_log_buffered_bytes against log.buffer_max_bytes"),
     ),
     Alert(
         "LogNotCompacting",

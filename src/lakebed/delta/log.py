@@ -16,6 +16,7 @@ from lakebed.errors import Corrupt, Invalid
 
 READER_VERSION, WRITER_VERSION = 1, 2
 LOG_FOLDER = "_delta_log"
+BOUNDS = "lakebed.bounds"  # a file's tag that holds what is known of its columns' ranges
 KEYS = "lakebed.keys"  # in the table's configuration: the columns that make its rows unique
 ONCE_SWEEP = 256  # versions between two sweeps of applications that wrote once
 
@@ -147,6 +148,8 @@ def check_protocol(protocol: dict[str, Any], where: str) -> None:
 
 def file_of(add: dict[str, Any]) -> DataFile:
     stats = msgspec.json.decode(add["stats"]) if add.get("stats") else {}
+    ours = (add.get("tags") or {}).get(BOUNDS)
+    stats |= msgspec.json.decode(ours) if ours else {}
     return DataFile(
         path=add["path"],
         size=add["size"],
@@ -180,15 +183,18 @@ def _metadata(spec: TableSpec, table_id: str, now_ms: int) -> dict[str, Any]:
 
 
 def _add(file: DataFile, now_ms: int, data_change: bool) -> dict[str, Any]:
-    stats = {"numRecords": file.rows, "minValues": file.low, "maxValues": file.high, "nullCount": file.nulls}
+    """Ranges of some columns go into a tag of ours: a dataset of delta-rs takes a column without a range, beside others
+    that have one, for a column without values, and then finds nothing in it.
+    """
+    bounds = {"minValues": file.low, "maxValues": file.high, "nullCount": file.nulls}
     return {
         "path": file.path,
         "partitionValues": file.partition,
         "size": file.size,
         "modificationTime": now_ms,
         "dataChange": data_change,
-        "stats": msgspec.json.encode(stats).decode(),
-    }
+        "stats": msgspec.json.encode({"numRecords": file.rows}).decode(),
+    } | ({"tags": {BOUNDS: msgspec.json.encode(bounds).decode()}} if any(bounds.values()) else {})
 
 
 def _remove(file: DataFile, now_ms: int, data_change: bool) -> dict[str, Any]:

@@ -1,23 +1,30 @@
-"""Rules that really run: what they name goes when it is due, what they do not stays, and the ledger says why."""
+"""Rules that really run: what they name goes when it is due, what they do not stays, and the ledger says why.
+
+One object is made undeletable on purpose: its stream stands still and says so, until an operator decides.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 from typing import Any
 
 from lakebed.clock import SystemClock
 from lakebed.context import Context
 from lakebed.demo.stage import Stage
+from lakebed.errors import Corrupt
 from lakebed.filer.client import FilerClient
 from lakebed.filer.settings import FilerSettings
 from lakebed.lifecycle import xml
 from lakebed.lifecycle.home import Home
 from lakebed.lifecycle.ledger import Ledger
-from lakebed.lifecycle.model import Outcome, Rule
+from lakebed.lifecycle.model import Entry, Outcome, Resolution, Rule, Verb
+from lakebed.lifecycle.operator import Operator
 from lakebed.lifecycle.resolver import Seams
 from lakebed.lifecycle.seaweed_filer import SeaweedLake
 from lakebed.lifecycle.settings import LifecycleSettings
 from lakebed.lifecycle.shelf import Shelf
+from lakebed.lifecycle.state import Blocker
 from lakebed.lifecycle.worker import LifecycleWorker
 from lakebed.store.admin import client
 from lakebed.store.prefixed import PrefixedStore
@@ -28,6 +35,7 @@ TITLE = "Lifecycle: expiration, driven by events"
 NEXT = ("lakebed lifecycle status",)
 
 DAY_S = 2.0
+POISON = "tmp/undeletable"
 DEADLINE_S = 40.0
 RULES = (
     Rule("tmp", prefix="tmp/", expiration_days=1),
@@ -50,10 +58,12 @@ async def play(stage: Stage) -> None:
     try:
         home = Home.of(stage.settings.of(StoreSettings))
         shelf = Shelf(store, clock=context.clock, ids=context.ids, metrics=context.metrics)
-        worker = LifecycleWorker(lake, Seams(lake, lake, lake), shelf, SETTINGS, node=context.node, home=home)
+        seams = Seams(lake, Undeletable(lake, POISON), lake)
+        worker = LifecycleWorker(lake, seams, shelf, SETTINGS, node=context.node, home=home)
         await lake.put(bucket, xml.render(RULES))
         await worker.tick()
         await _expire(stage, context, worker, s3, bucket, store)
+        await _block(stage, context, worker, s3, bucket, shelf)
     finally:
         await lake.close()
 
@@ -79,12 +89,50 @@ async def _expire(stage: Stage, context: Context, worker: LifecycleWorker, s3: A
     stage.check("the ledger says why", Outcome.DELETED in told, " → ".join(filter(None, map(str, told))))
 
 
+class Undeletable:
+    """The store, with one object whose delete always fails for good."""
+
+    def __init__(self, lake: SeaweedLake, key: str) -> None:
+        self._lake, self._key = lake, key
+
+    async def delete(self, entry: Entry, verb: Verb) -> None:
+        if entry.key == self._key:
+            raise Corrupt(f"{entry.key}: a fault put here by the demo")
+        await self._lake.delete(entry, verb)
+
+
+async def _block(stage: Stage, context: Context, worker: LifecycleWorker, s3: Any, bucket: str, shelf: Shelf) -> None:
+    operator = Operator(shelf)
+    await asyncio.to_thread(s3.put_object, Bucket=bucket, Key=POISON, Body=b"x")
+    held: list[Blocker] = []
+
+    async def blocked() -> bool:
+        held[:] = await operator.blockers(bucket=bucket)
+        return bool(held)
+
+    await _until(worker, context, blocked)
+    await asyncio.to_thread(s3.put_object, Bucket=bucket, Key="tmp/behind", Body=b"x")
+    stage.check("what cannot be deleted holds its stream", bool(held), held[0].last_error if held else "no blocker")
+    if not held:
+        return
+    ident = held[0].blocker_id
+    answer = await operator.retry(ident, worker.resolver, await worker.compile())
+    stage.check("a retry that fails leaves it", answer is Resolution.BLOCKED, f"blockers retry {ident}: {answer.value}")
+    await operator.quarantine(ident, reason="an object of the demo, not worth waiting for", who="demo")
+    took = await _until(worker, context, lambda: _keys(s3, bucket) == ["kept", POISON])
+    stage.check(
+        "quarantined with a reason, the stream goes on",
+        took is not None and not await operator.blockers(bucket=bucket),
+        f"what came behind it went after {took or 0:.1f} s; {POISON} is left, on record",
+    )
+
+
 async def _until(worker: LifecycleWorker, context: Context, holds: Any) -> float | None:
     """Lets the worker look until it holds; after how many seconds, or None when it never did."""
     began = context.clock.monotonic_s()
     while (passed := context.clock.monotonic_s() - began) < DEADLINE_S:
         await worker.tick()
-        if await asyncio.to_thread(holds):
+        if await (holds() if inspect.iscoroutinefunction(holds) else asyncio.to_thread(holds)):
             return passed
         await context.clock.sleep(0.1)
     return None

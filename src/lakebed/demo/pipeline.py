@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from lakebed.context import Context
+from lakebed.demo.bronze import prove_bronze
 from lakebed.demo.stage import Stage
 from lakebed.pipeline.settings import SparkSettings
 from lakebed.store.settings import StoreSettings
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from lakebed.pipeline.tables.table import Table
 
 TITLE = "Spark and tables, without jars"
-NEXT = ("lakebed env",)
+NEXT = ("lakebed env", "lakebed pipeline run")
 
 AFTER = ("agents", "queue", "log")  # what they left is what is tabulated
 
@@ -58,6 +59,7 @@ def _tabulate(stage: Stage, context: Context, listed: list[tuple[str, str, int]]
     stage.check("an upsert replaces by key", upserted.rows_replaced == min(3, len(listed)), f"{total[1]} bytes in all")
     stage.check("totals agree", tuple(total) == wanted, f"{tuple(total)}")
     _read_elsewhere(stage, table, wanted[0])
+    prove_bronze(stage, context, spark)
 
 
 def _read_elsewhere(stage: Stage, table: Table, wanted: int) -> None:

@@ -50,8 +50,30 @@ def unpack(what: str, data: bytes, count: int, bytes_max: int = CHUNK_BYTES_MAX)
 
 def check_schema(what: str, table: Any, wanted: Any) -> None:
     """Raises Invalid unless the table has exactly these columns, without nulls where none may be."""
+    import pyarrow as pa
+
     if not table.schema.equals(wanted):
         raise Invalid(f"{what} has other columns than {wanted.names}")
     for field in wanted:
         if not field.nullable and table[field.name].null_count:
             raise Invalid(f"{what} has nulls in {field.name}")
+        if pa.types.is_list(field.type) and table[field.name].combine_chunks().flatten().null_count:
+            raise Invalid(f"{what} has nulls inside {field.name}")
+
+
+def ipc_bytes(table: Any) -> bytes:
+    """A table on its way between tasks."""
+    import pyarrow as pa
+
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
+        writer.write_table(table.combine_chunks())
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def ipc_table(data: bytes) -> Any:
+    import pyarrow as pa
+
+    return pa.ipc.open_stream(data).read_all()

@@ -96,6 +96,18 @@ def partials(batches: Sequence[tuple[int, Batch]], windows_s: Sequence[int]) -> 
     return pa.concat_tables([_row_table(rows, names, metrics, wide), _note_table(notes, names, metrics, wide)])
 
 
+def split(table: Any) -> Iterator[tuple[int, str, Any]]:
+    """Partials by span and metric: what must come together to be made into chunks."""
+    metrics = table["metric"].combine_chunks().dictionary_encode()
+    names = metrics.dictionary.to_pylist()
+    codes, spans = metrics.indices.to_numpy(), table["span"].to_numpy()
+    order = np.lexsort((spans, codes))
+    edges = np.flatnonzero((np.diff(codes[order], prepend=-1) != 0) | (np.diff(spans[order], prepend=-1) != 0))
+    in_order = table.take(order)
+    for begin, end in zip(edges.tolist(), [*edges[1:].tolist(), len(order)], strict=True):
+        yield int(spans[order[begin]]), names[codes[order[begin]]], in_order.slice(begin, end - begin)
+
+
 class Chunk(msgspec.Struct, frozen=True):
     """A rollup chunk, ready to be stored. `part` numbers the chunks of one window, hour and metric."""
 

@@ -154,9 +154,9 @@ class Flow:
         """Removes bronze rows past their retention, in every project; gives how many, by table. Idempotent."""
         removed: dict[str, int] = {}
         for org, project in asyncio.run(_projects(self._context.store, "bronze")):
-            with self._lineage.job(f"bronze-retention/{org}/{project}") as run:
+            with self._lineage.job(f"retention/bronze/{org}/{project}", polls=True) as run:
                 gone = self.bronze.expire(org, project, days=self._settings.bronze_retention_days)
-                for table in gone:
+                for table in (name for name, rows in gone.items() if rows):
                     run.wrote(_key("bronze", org, project, table))
             removed |= {f"{org}/{project}/{table}": rows for table, rows in gone.items() if rows}
         return removed

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import msgspec
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from lakebed.context import Context
 from lakebed.delta.model import TableSpec
+from lakebed.feed import Piece
 from lakebed.pipeline.samples_task import Problem
+from lakebed.pipeline.session import parallelism
 from lakebed.pipeline.tables.location import Location
 from lakebed.pipeline.tables.table import Table
 from lakebed.store.settings import StoreSettings
@@ -41,6 +42,8 @@ class IngestReport(msgspec.Struct, frozen=True):
     def plus(self, later: IngestReport) -> IngestReport:
         return msgspec.structs.replace(
             later,
+            version=max(self.version, later.version),
+            through=later.through or self.through,
             steps=self.steps + later.steps,
             objects=self.objects + later.objects,
             rows_in=self.rows_in + later.rows_in,
@@ -57,10 +60,7 @@ class IngestReport(msgspec.Struct, frozen=True):
 
 def cores_of(spark: SparkSession) -> int:
     """How many tasks run at once; through Spark Connect only the number after a shuffle is known."""
-    try:
-        return int(spark.sparkContext.defaultParallelism)
-    except PySparkException:
-        return int(spark.conf.get("spark.sql.shuffle.partitions"))
+    return parallelism(spark)
 
 
 class Aside:
@@ -84,3 +84,13 @@ class Aside:
         now = datetime.fromtimestamp(self._clock.now_ns() / 1e9, UTC)
         found = {one.key: (one.key, one.id, one.problem, one.rows, now) for one in problems}
         self.table.upsert(self._spark.createDataFrame(list(found.values()), OBJECTS))
+
+    def pieces(self) -> list[Piece]:
+        """What is aside, to be read again."""
+        return [Piece(row["key"], id=row["id"]) for row in self.table.read(columns=["key", "id"]).collect()]
+
+    def remove(self, keys: Sequence[str]) -> None:
+        """Takes objects out of the quarantine. Idempotent."""
+        if keys:
+            rows = self.table.read()
+            self.table.replace(rows.filter(~rows.key.isin(list(keys))))

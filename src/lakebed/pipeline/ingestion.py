@@ -18,6 +18,7 @@ from lakebed.feed import Limit
 from lakebed.pipeline.bronze_parts import line_of
 from lakebed.pipeline.bronze_settings import BronzeSettings
 from lakebed.pipeline.ingested import IngestReport
+from lakebed.pipeline.lineage import Run, lineage_of
 from lakebed.pipeline.samples import NAME, Samples
 from lakebed.pipeline.session import open_session
 from lakebed.pipeline.settings import SparkSettings
@@ -34,10 +35,15 @@ class Ingestion:
         self._context = context
         self._settings = context.settings.of(BronzeSettings)
         self._contracts = _contracts(self._settings.topics_folder)
+        self._samples: Samples | None = None
+        self._lineage = lineage_of(context)
 
-    def run(self, told: Callable[[IngestReport], None] = lambda report: None) -> list[IngestReport]:
+    def run(
+        self, told: Callable[[IngestReport], None] = lambda report: None, *, retry: bool = False
+    ) -> list[IngestReport]:
         """Takes everything that is there now; a report for each table, `told` after each step.
 
+        With `retry`, batches that were set aside before are read again, and come in if they can be.
         Raises Unavailable when Spark or the store fails: what was committed stays, and the next run goes on.
         """
         began_s = self._context.clock.monotonic_s()
@@ -45,11 +51,21 @@ class Ingestion:
         reports: list[IngestReport] = []
         try:
             if self._settings.samples:
-                samples = Samples(spark, self._context, overlap_s=self._settings.overlap_s)
-                reports.append(self._drain(NAME, samples.step, told))
+                samples = self._samples or Samples(spark, self._context, overlap_s=self._settings.overlap_s)
+                self._samples = samples  # it remembers the notes that it has read
+                with self._lineage.job(f"bronze/{NAME}", polls=True) as job:
+                    again = samples.retry(self._settings.limit) if retry else None
+                    report = self._drain(NAME, samples.step, told)
+                    report = again.plus(report) if again else report
+                    _trace(job, "accepted/v1", report)
+                reports.append(report)
             for made in self._contracts:
                 name = f"{FOLDER}/{made.contract.table}"
-                reports.append(self._drain(name, Topic(spark, self._context, made).step, told))
+                topic = Topic(spark, self._context, made)
+                with self._lineage.job(f"bronze/{name}", polls=True) as job:
+                    report = self._drain(name, topic.step, told)
+                    _trace(job, f"llog/{made.topic}", report)
+                reports.append(report)
         except PySparkException as error:
             raise Unavailable(f"Spark could not finish the run: {line_of(error)}", retry_after_s=5.0) from error
         self._context.metrics.histogram("lakebed_bronze_run_seconds").observe(
@@ -80,6 +96,13 @@ class Ingestion:
         metrics.counter("lakebed_bronze_unreadable_total").labels(table=report.table).inc(len(report.unreadable))
         metrics.gauge("lakebed_bronze_behind").labels(table=report.table).set(report.behind)
         metrics.gauge("lakebed_bronze_lag_seconds").labels(table=report.table).set(report.lag_s)
+
+
+def _trace(job: Run, source: str, report: IngestReport) -> None:
+    """Tells lineage what a run moved; one that found nothing is not worth telling."""
+    if report.steps:
+        job.read(source, rows=report.rows_in)
+        job.wrote(f"tables/{report.table}", version=report.version, rows=report.good)
 
 
 def _contracts(folder: Path | None) -> list[TopicContract]:

@@ -77,20 +77,29 @@ class Lineage:
         self._clock, self._ids = clock, ids
 
     @contextmanager
-    def job(self, name: str, *, inputs: Sequence[Dataset] = (), outputs: Sequence[Dataset] = ()) -> Iterator[Run]:
-        """Tells START, then COMPLETE, or FAIL with the error that goes on to the caller."""
+    def job(
+        self, name: str, *, inputs: Sequence[Dataset] = (), outputs: Sequence[Dataset] = (), polls: bool = False
+    ) -> Iterator[Run]:
+        """Tells START, then COMPLETE, or FAIL with the error that goes on to the caller.
+
+        A job that `polls` is told of when it is over, and only if it read, wrote or failed: most runs find nothing.
+        """
+        if self._mouth is None:
+            yield Run(inputs, outputs)
+            return
         run, run_id = Run(inputs, outputs), self._ids.uuid()
-        self._tell("START", name, run_id, run)
+        start = self._event("START", name, run_id, run)
+        if not polls:
+            self._mouth.say(start)
         try:
             yield run
         except BaseException as error:
-            self._tell("FAIL", name, run_id, run, error)
+            self._mouth.say(*([start] if polls else []), self._event("FAIL", name, run_id, run, error))
             raise
-        self._tell("COMPLETE", name, run_id, run)
+        if not polls or run.inputs or run.outputs:
+            self._mouth.say(*([start] if polls else []), self._event("COMPLETE", name, run_id, run))
 
-    def _tell(self, kind: str, name: str, run_id: str, run: Run, error: BaseException | None = None) -> None:
-        if self._mouth is None:
-            return
+    def _event(self, kind: str, name: str, run_id: str, run: Run, error: BaseException | None = None) -> bytes:
         facets: dict[str, Any] = {"processing_engine": _facet("1-1-1/ProcessingEngineRunFacet", **ENGINE)}
         if error is not None:
             told = f"{type(error).__name__}: {error}"[:MESSAGE_MAX]
@@ -110,7 +119,7 @@ class Lineage:
             "producer": PRODUCER,
             "schemaURL": SCHEMA,
         }
-        self._mouth.say(msgspec.json.encode(event))
+        return msgspec.json.encode(event)
 
     def _dataset(self, each: Dataset, *, output: bool) -> dict[str, Any]:
         told: dict[str, Any] = {"namespace": self._place, "name": "/".join(filter(None, (self._prefix, each.key)))}
@@ -138,11 +147,12 @@ class Mouth:
         threading.Thread(target=self._speak, name="lineage", daemon=True).start()
         atexit.register(self.flush)
 
-    def say(self, event: bytes) -> None:
-        try:
-            self._events.put_nowait(event)
-        except queue.Full:
-            self._count.labels(outcome="dropped").inc()
+    def say(self, *events: bytes) -> None:
+        for event in events:
+            try:
+                self._events.put_nowait(event)
+            except queue.Full:
+                self._count.labels(outcome="dropped").inc()
 
     def flush(self, timeout_s: float = FLUSH_S) -> bool:
         """Waits until all is sent or given up; False when the time was over first."""

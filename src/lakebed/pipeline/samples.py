@@ -10,7 +10,7 @@ Batches that cannot be read are upserted into `batches/quarantine` by their key,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -38,9 +38,13 @@ SOURCE = "lakebed.batches"
 NAME, QUARANTINE = "batches/samples", "batches/quarantine"
 OPTIONS = {"settle_s": "0"}  # the overlap does what the pause does for others
 OVERLAP_S = 900.0  # as far as the reconciler looks back: lost events, clock skew, retries, crashes
+FOREVER = {"through_ns": 2**63 - 1}
 RACES_MAX = 30
 BYTES_PER_TASK = 8 * 1024 * 1024  # of frames
 TASKS_PER_CORE = 2
+
+
+Plan = Callable[[Offset, Sequence[StepNote], Snapshot, Limit, set[str]], Coroutine[Any, Any, tuple[Step, Offset]]]
 
 
 class Samples:
@@ -56,19 +60,36 @@ class Samples:
         self._spec = TableSpec(name, schema, stats=("accepted_at", "time", "time_ns", "agent_id"))
         self.table = self._open(self._spec)
         self.aside = Aside(spark, context, QUARANTINE)
+        self._notes: dict[int, StepNote | None] = {}  # by version: a log entry never changes
 
     def step(self, limit: Limit) -> IngestReport | None:
         """Takes up to `limit` of what is new into the table, exactly once. None when nothing is new.
 
         Raises Overloaded when others keep committing first.
         """
+        return self._taken(self._plan, limit)
+
+    def retry(self, limit: Limit) -> IngestReport | None:
+        """Takes what was set aside and can be read now; the rest stays aside. None when there is nothing aside.
+
+        A batch that is in the table and still aside (a run died between the two) only leaves the quarantine.
+        """
+        aside = self.aside.pieces()
+        if not aside:
+            return None
+        report = self._taken(lambda *asked: self._plan_again(aside, *asked), limit)
+        still = set(report.unreadable) if report else set()
+        self.aside.remove([piece.key for piece in aside if piece.key not in still])
+        return report
+
+    def _taken(self, plan: Plan, limit: Limit) -> IngestReport | None:
         bad: set[str] = set()
         for _ in range(RACES_MAX):
             state = self.table.snapshot()
             number = state.applied.get(SOURCE, -1)
             known = self._known(state)
             offset = known[0].offset if known else asyncio.run(self._feed.begin())
-            planned, reached = asyncio.run(self._plan(offset, known, state, limit, bad))
+            planned, reached = asyncio.run(plan(offset, known, state, limit, bad))
             if not planned.works:
                 return None
             told = self._run(planned.works)
@@ -106,6 +127,22 @@ class Samples:
             reached = {"through_ns": max(offset["through_ns"], *taken_ns), "late_ms": offset["late_ms"]}
         return step, reached
 
+    async def _plan_again(
+        self,
+        aside: Sequence[Piece],
+        offset: Offset,
+        known: Sequence[StepNote],
+        state: Snapshot,
+        limit: Limit,
+        bad: set[str],
+    ) -> tuple[Step, Offset]:
+        """Batches that were set aside: the notes know them, so the table itself is asked whether it holds them."""
+        again = {piece.id for piece in aside}
+        notes = [planning.without(note, again) for note in known]
+        fresh = [piece async for piece in ahead(aside, self._feed.described)]
+        fresh = await asyncio.to_thread(self._not_there, fresh, FOREVER, state)
+        return planning.plan(planning.unnumbered(fresh, bad), notes, msgspec.structs.replace(limit, objects=0)), offset
+
     def _not_there(self, fresh: list[Piece], offset: Offset, state: Snapshot) -> list[Piece]:
         """Of batches older than the overlap (the reconciler found them late), those that the table does not hold."""
         old_ns = offset["through_ns"] - round(self._overlap_s * 1e9)
@@ -137,13 +174,16 @@ class Samples:
             found: list[StepNote] = []
             version = state.version
             while version >= 0:
-                key = log_key(self._spec.root, version)
-                note = note_in(decode((await self._context.store.get(key)).data, key))
+                if version not in self._notes:
+                    key = log_key(self._spec.root, version)
+                    self._notes[version] = note_in(decode((await self._context.store.get(key)).data, key))
+                note = self._notes[version]
                 if note is not None:
                     found.append(note)
                     if note.offset["through_ns"] < found[0].offset["through_ns"] - 2 * self._overlap_s * 1e9:
                         break
                 version -= 1
+            self._notes = {at: note for at, note in self._notes.items() if at >= version}
             return found
 
         return asyncio.run(read())

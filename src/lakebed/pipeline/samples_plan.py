@@ -70,6 +70,11 @@ def unnumbered(pieces: Sequence[Piece], bad: set[str]) -> list[Piece]:
     ]
 
 
+def without(note: StepNote, ids: set[str]) -> StepNote:
+    """The note as if it had not taken these batches."""
+    return msgspec.structs.replace(note, batches=tuple(taken for taken in note.batches if taken.id not in ids))
+
+
 class Numbers:
     """Which numbers of each series are taken. Batches of one agent follow each other, so ranges are few."""
 

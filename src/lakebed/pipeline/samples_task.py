@@ -67,7 +67,8 @@ def _ingested(feed: Any, works: Sequence[Work], spec: TableSpec, location: Locat
     size = rows = doubled = 0
 
     def flushed() -> Told:
-        written = files.write_files(pa.Table.from_batches(held), spec, location, filesystem) if rows else []
+        table = pa.Table.from_batches(held) if rows else None
+        written = files.write_files(table, spec, location, filesystem, dense=True) if table else []
         return Told(tuple(written), tuple(problems), rows, doubled)
 
     for read in reads(feed, [work.piece for work in works], spec.columns, Wanted()):

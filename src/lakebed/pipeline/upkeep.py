@@ -14,6 +14,7 @@ from lakebed.delta import history
 from lakebed.delta.model import Snapshot, TableSpec
 from lakebed.errors import Invalid
 from lakebed.pipeline.bronze_settings import BronzeSettings
+from lakebed.pipeline.lineage import Dataset, lineage_of
 from lakebed.pipeline.samples import NAME, QUARANTINE
 from lakebed.pipeline.session import open_session
 from lakebed.pipeline.settings import SparkSettings
@@ -46,6 +47,7 @@ class Upkeep:
     def __init__(self, context: Context, spark: Callable[[], SparkSession] | None = None) -> None:
         self._context = context
         self._settings = context.settings.of(BronzeSettings)
+        self._lineage = lineage_of(context)
         self._spark = spark or (lambda: open_session(context.settings.of(SparkSettings)))
 
     def compact(self, only: str = "", *, dry_run: bool = False) -> list[Upkept]:
@@ -59,7 +61,9 @@ class Upkeep:
             if dry_run:
                 done.append(Upkept(name, sum(len(group) for group in planned), len(planned)))
                 continue
-            result = self._table(name, state).compact(file_bytes=self._settings.file_bytes)
+            with self._lineage.job(f"compaction/{name}", inputs=[Dataset(f"tables/{name}", state.version)]) as job:
+                result = self._table(name, state).compact(file_bytes=self._settings.file_bytes)
+                job.wrote(f"tables/{name}", version=result.version)
             self._context.metrics.counter("lakebed_tables_files_joined_total").labels(table=name).inc(
                 result.files_removed
             )
@@ -75,7 +79,10 @@ class Upkeep:
             for name in self._chosen("", joined=True):
                 column = AGED_BY.get(name.split("/")[0])
                 if column is not None:
-                    result = self._table(name, self._state(name)).remove_before(column, moment)
+                    with self._lineage.job(f"retention/{name}", polls=True) as job:
+                        result = self._table(name, self._state(name)).remove_before(column, moment)
+                        if result.rows_removed:
+                            job.wrote(f"tables/{name}", version=result.version)
                     if result.rows_removed:
                         done.append(Upkept(name, rows_removed=result.rows_removed))
         return done

@@ -99,7 +99,7 @@ class Source(DataSource):  # type: ignore[misc]
 
 class Batches(Source):
     own = ("start", "end", "settle_s")
-    batch_defaults = {"settle_s": "0"}
+    batch_defaults = {"settle_s": "-1"}
 
     @classmethod
     def name(cls) -> str:

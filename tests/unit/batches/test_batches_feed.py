@@ -89,7 +89,7 @@ async def test_batches_of_one_instant_stay_together(yard: Yard) -> None:
     keys = {await yard.accept(n, START_NS) for n in range(3)}
     later = await yard.accept(3, START_NS + 1)
 
-    first, second = await given(yard.feed(settle_s=0.0), Limit(objects=1), 2)
+    first, second = await given(yard.feed(settle_s=-1.0), Limit(objects=1), 2)
 
     assert (keys, [later]) == (set(first), second)
 
@@ -102,10 +102,23 @@ async def test_the_youngest_settle_first(yard: Yard) -> None:
     assert [[old]] == await given(yard.feed(settle_s=10.0), Limit(), 1)
 
 
+async def test_a_clock_that_is_ahead_makes_nobody_pass_over_others(yard: Yard) -> None:
+    """An offset never lies beyond now: a batch from the future waits, and what is accepted until then is given."""
+    await yard.accept(9, yard.clock.now_ns() + HOUR_NS)
+    feed = yard.feed(settle_s=0.0)
+    at = await feed.reach(await feed.begin(), Limit())
+    normal = await yard.accept(0, yard.clock.now_ns() + 1)
+    await yard.clock.advance(1)
+
+    end = await feed.reach(at, Limit())
+
+    assert [normal] == [piece.key for piece in await feed.pieces(at, end, Wanted())]
+
+
 async def test_a_batch_that_was_indexed_late_is_given_by_its_note(yard: Yard) -> None:
     """The reconciler's note brings a batch to readers who have passed its place; to others the index brings it."""
     first = await yard.accept(5, START_NS + HOUR_NS)
-    feed = yard.feed(settle_s=0.0)
+    feed = yard.feed(settle_s=-1.0)
     passed = await feed.reach(await feed.begin(), Limit())
     late = await yard.accept(1, START_NS, noted=True)
 
@@ -121,7 +134,7 @@ async def test_objects_that_cannot_matter_are_not_opened(yard: Yard) -> None:
     kept = await yard.accept(0, START_NS)
     for n, agent in ((1, "a"), (0, "other")):
         await yard.accept(n, START_NS + HOUR_NS, agent=agent)
-    feed = yard.feed(settle_s=0.0)
+    feed = yard.feed(settle_s=-1.0)
     start = await feed.begin()
     end = await feed.reach(start, Limit())
 
@@ -141,7 +154,7 @@ async def test_objects_that_cannot_matter_are_not_opened(yard: Yard) -> None:
 async def test_damage_comes_back_as_a_problem_with_its_key(yard: Yard, damage: str) -> None:
     """A missing blob, half a blob, other bytes and a later format stop nobody."""
     bad, good = await yard.accept(0, START_NS), await yard.accept(1, START_NS + 1)
-    feed = yard.feed(settle_s=0.0)
+    feed = yard.feed(settle_s=-1.0)
     blob = (await feed.entry(Piece(bad))).raw_blob_key
     data = (await yard.store.get(blob)).data
     await yard.store.delete(blob)

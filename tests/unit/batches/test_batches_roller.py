@@ -96,7 +96,7 @@ batches = st.lists(
 
 
 @given(batches=batches, window_s=st.sampled_from([60, 300, 3600, 7200, 7]))
-@settings(max_examples=40, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=30, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 async def test_chunks_late_chunks_and_samples_answer_as_samples_alone(
     batches: list[tuple[str, list[Sample], int, bool]], window_s: int
 ) -> None:

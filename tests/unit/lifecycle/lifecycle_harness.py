@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
 
 from lakebed.clock import ManualClock
+from lakebed.errors import LakebedError
 from lakebed.ids import Ids
 from lakebed.lifecycle import xml
 from lakebed.lifecycle.home import Home
 from lakebed.lifecycle.ledger import Ledger
 from lakebed.lifecycle.memory import MemoryLake
-from lakebed.lifecycle.model import Rule
+from lakebed.lifecycle.model import Entry, Position, Rule, Verb
 from lakebed.lifecycle.resolver import Seams
+from lakebed.lifecycle.seams import Event, Family
 from lakebed.lifecycle.settings import LifecycleSettings
 from lakebed.lifecycle.shelf import Shelf
 from lakebed.lifecycle.state import ActionState, BucketState, LedgerRow, ReaderState, Troubles
@@ -69,3 +72,46 @@ class Harness:
 
     async def ledger(self, bucket: str = "b", key: str | None = None) -> list[LedgerRow]:
         return [row async for row in Ledger(self.store, self.clock, Ids()).rows(bucket, key=key)]
+
+
+class Failing:
+    """The lake, with scripted failures of looks and deletes by key."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.looks: dict[str, LakebedError] = {}
+        self.deletes: dict[str, LakebedError] = {}
+        self.tried: list[str] = []
+        self.unreadable: set[str] = set()
+        self.damaged: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    async def look(self, bucket: str, key: str, upload_id: str = "") -> Family:
+        if key in self.looks:
+            raise self.looks[key]
+        found: Family = await self.inner.look(bucket, key, upload_id)
+        return found
+
+    async def delete(self, entry: Entry, verb: Verb) -> None:
+        self.tried.append(entry.key)
+        if entry.key in self.deletes:
+            raise self.deletes[entry.key]
+        await self.inner.delete(entry, verb)
+
+    async def walk(self, bucket: str, after: str = "") -> AsyncGenerator[Family, None]:
+        async for family in self.inner.walk(bucket, after):
+            damaged = family.key in self.damaged
+            yield msgspec.structs.replace(family, entries=(), unreadable="no entry") if damaged else family
+
+    async def read(self, after: Position, until_ns: int) -> AsyncGenerator[Event, None]:
+        async for event in self.inner.read(after, until_ns):
+            yield msgspec.structs.replace(event, unreadable="no") if event.key in self.unreadable else event
+
+
+def failing(**changed: Any) -> tuple[Harness, Failing]:
+    world = Harness(**changed)
+    store = Failing(world.lake)
+    world.worker = world.new_worker(store)
+    return world, store

@@ -2,62 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from typing import Any
 
-import msgspec
 import pytest
-from lifecycle_harness import DAY_S, Harness
+from lifecycle_harness import DAY_S, failing
 from lifecycle_makers import rule
 
-from lakebed.errors import Conflict, Corrupt, Invalid, LakebedError, NotFound, Unavailable
+from lakebed.errors import Conflict, Corrupt, Invalid, NotFound, Unavailable
 from lakebed.lifecycle.cursors import advanced, seed
 from lakebed.lifecycle.engine import Activation, compile_policies
 from lakebed.lifecycle.model import Calendar, Degraded, Entry, Mode, Position, Resolution, StreamKind, Verb
 from lakebed.lifecycle.operator import Operator
-from lakebed.lifecycle.seams import Event, Family
 from lakebed.lifecycle.state import ReaderState, Stream, Troubles
 from lakebed.lifecycle.troubles import block, record_retry
 
 SECOND = 1_000_000_000
 DAY = round(DAY_S) * SECOND
-
-
-class Failing:
-    """The lake, with scripted failures of looks and deletes by key."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-        self.looks: dict[str, LakebedError] = {}
-        self.deletes: dict[str, LakebedError] = {}
-        self.tried: list[str] = []
-        self.unreadable: set[str] = set()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    async def look(self, bucket: str, key: str, upload_id: str = "") -> Family:
-        if key in self.looks:
-            raise self.looks[key]
-        found: Family = await self.inner.look(bucket, key, upload_id)
-        return found
-
-    async def delete(self, entry: Entry, verb: Verb) -> None:
-        self.tried.append(entry.key)
-        if entry.key in self.deletes:
-            raise self.deletes[entry.key]
-        await self.inner.delete(entry, verb)
-
-    async def read(self, after: Position, until_ns: int) -> AsyncGenerator[Event, None]:
-        async for event in self.inner.read(after, until_ns):
-            yield msgspec.structs.replace(event, unreadable="no") if event.key in self.unreadable else event
-
-
-def failing(**changed: Any) -> tuple[Harness, Failing]:
-    world = Harness(**changed)
-    store = Failing(world.lake)
-    world.worker = world.new_worker(store)
-    return world, store
 
 
 async def test_a_transport_error_holds_the_cursor_and_is_tried_again() -> None:

@@ -129,12 +129,12 @@ def test_a_spec_names_only_columns_it_has() -> None:
 
 
 def test_the_entry_is_json_lines_that_delta_readers_expect() -> None:
-    """One action a line; stats are JSON inside JSON."""
+    """One action a line; stats are JSON inside JSON, and ranges of some columns alone stand in a tag."""
     lines = [msgspec.json.decode(line) for line in entry(CREATED).splitlines()]
 
     assert [next(iter(line)) for line in lines] == ["commitInfo", "protocol", "metaData", "txn", "add"]
-    assert msgspec.json.decode(lines[-1]["add"]["stats"]) == {
-        "numRecords": 3,
+    assert msgspec.json.decode(lines[-1]["add"]["stats"]) == {"numRecords": 3}
+    assert msgspec.json.decode(lines[-1]["add"]["tags"]["lakebed.bounds"]) == {
         "minValues": {"id": 1},
         "maxValues": {"id": 9},
         "nullCount": {},

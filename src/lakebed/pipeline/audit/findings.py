@@ -277,6 +277,19 @@ def of_strangers(listing: DataFrame) -> DataFrame:
     )
 
 
+def verified(prints: DataFrame) -> DataFrame:
+    """What reading the blobs said: sha256, problem, place."""
+    said = (F.first("problem").alias("problem"), F.first("place").alias("place"))
+    return prints.groupBy("sha256").agg(*said)
+
+
+def of_problems(problems: DataFrame) -> DataFrame:
+    """Rollup chunks and manifests that cannot be read: key, problem."""
+    row = F.struct(F.lit(None).cast("bigint").alias("size_bytes"), F.lit(None).cast("bigint").alias("modified_ns"))
+    bad = _made("corrupt", "rollup", F.col("key"), "", row, F.col("problem"))
+    return problems.filter(F.col("problem") != GONE).select(bad.alias("f")).select("f.*")
+
+
 def work(found: DataFrame) -> DataFrame:
     """What is to be done about the findings: a manifest is mended once, however much is wrong with it."""
     conflicts = (F.col("kind") == "quarantine_by_blob") & (F.col("finding") == "unindexed")

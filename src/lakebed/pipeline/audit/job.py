@@ -11,7 +11,7 @@ An audit that dies leaves files that nothing refers to. The driver holds counts 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -24,6 +24,8 @@ from lakebed.context import Context
 from lakebed.delta.model import TableSpec
 from lakebed.errors import Unavailable
 from lakebed.pipeline.audit import findings, keys, paths, reading
+from lakebed.pipeline.audit.conservation import prints
+from lakebed.pipeline.audit.conserver import Conserver, Dropped
 from lakebed.pipeline.audit.model import (
     AUDIT_SCHEMA,
     FINDINGS_SHOWN,
@@ -61,8 +63,18 @@ class Auditor:
         self._bucket = context.settings.of(StoreSettings)
         self._held: list[DataFrame] = []
 
-    def run(self, *, horizon_s: float, listing: Listing | None = None, verify: bool = False) -> AuditRecord:
-        """One audit, whole, from a listing taken now or one that is given. `verify` reads every manifest and blob.
+    def run(
+        self,
+        *,
+        horizon_s: float,
+        listing: Listing | None = None,
+        verify: bool = False,
+        dropped: Sequence[Dropped] = (),
+    ) -> AuditRecord:
+        """One audit, whole, from a listing taken now or one that is given.
+
+        `verify` reads every manifest and blob, and compares all stages sample by sample; `dropped` are the numbers
+        that agents say they gave up.
 
         Blobs that nothing refers to and that are older than `horizon_s` become candidates of garbage collection.
 
@@ -70,7 +82,7 @@ class Auditor:
         """
         taken = listing or list_bucket(self._spark, self._bucket, clock=self._context.clock)
         try:
-            return self._audit(taken, verify, round(horizon_s * 1e9))
+            return self._audit(taken, verify, round(horizon_s * 1e9), dropped)
         except PySparkException as error:
             raise Unavailable(f"the audit was not completed: {cause(error)}") from error
         finally:
@@ -80,16 +92,26 @@ class Auditor:
             if listing is None:
                 taken.close()
 
-    def _audit(self, taken: Listing, verify: bool, horizon_ns: int) -> AuditRecord:
+    def _audit(self, taken: Listing, verify: bool, horizon_ns: int, dropped: Sequence[Dropped]) -> AuditRecord:
         through_ns = self._through_ns(taken)
         audit_id = paths.audit_id(taken.began_ns, self._context.ids.token())
         manifests = self._manifests(taken.rows, through_ns, verify)
-        hashes = findings.hashes(manifests, taken.rows, self._verified(taken.rows) if verify else None)
-        found = self._keep(
+        fingerprints = self._prints(taken.rows) if verify else None
+        conserver = Conserver(self._spark, self._context, self._keep)
+        kept = Conservation()
+        read = None
+        if fingerprints is not None:
+            kept = conserver.run(manifests, fingerprints, taken.rows, through_ns, dropped)
+            read = findings.verified(fingerprints)
+        hashes = findings.hashes(manifests, taken.rows, read)
+        found = (
             findings.of_identities(manifests, through_ns)
             .unionByName(findings.of_hashes(hashes, before_ns=through_ns, ripe_ns=through_ns - horizon_ns))
             .unionByName(findings.of_strangers(taken.rows))
         )
+        if conserver.problems is not None:
+            found = found.unionByName(findings.of_problems(conserver.problems))
+        found = self._keep(found)
         totals = self._totals(found)
         self._tabulate(found, audit_id, totals)
         work, left = self._work(found, audit_id) if totals else ((), 0)
@@ -101,7 +123,7 @@ class Auditor:
             completed_at_unix_ns=self._context.clock.now_ns(),
             source=taken.source,
             verified=verify,
-            ok=not any(total.wrong for total in totals),
+            ok=not any(total.wrong for total in totals) and not kept.wrong,
             objects=taken.objects,
             size_bytes=taken.size_bytes,
             prefixes=taken.tops,
@@ -111,7 +133,7 @@ class Auditor:
             proof=self._proof(taken, through_ns, left),
             work=work,
             work_left_out=left,
-            conservation=Conservation(),
+            conservation=kept,
         )
         self._publish(record)
         return record
@@ -131,11 +153,10 @@ class Auditor:
         read = asked.repartition(tasks).mapInArrow(reading.reading_manifests(self._bucket), reading.MANIFESTS)
         return self._keep(findings.told(found, read))
 
-    def _verified(self, listing: DataFrame) -> DataFrame:
+    def _prints(self, listing: DataFrame) -> DataFrame:
+        """The fingerprints of every blob: the one time that they are read."""
         blobs = keys.objects(listing, ("raw_blob",)).select("key", "sha256").repartition(TASKS)
-        samples = blobs.mapInArrow(reading.reading_samples(self._bucket), reading.SAMPLES)
-        said = (F.first("problem").alias("problem"), F.first("place").alias("place"))
-        return self._keep(samples.groupBy("sha256").agg(*said))
+        return self._keep(prints(blobs.mapInArrow(reading.reading_samples(self._bucket), reading.SAMPLES)))
 
     def _totals(self, found: DataFrame) -> tuple[Total, ...]:
         rows = (

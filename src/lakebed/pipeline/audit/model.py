@@ -73,8 +73,9 @@ class Conserved(msgspec.Struct, frozen=True):
     lost: dict[str, int] = {}
     doubled: dict[str, int] = {}
     changed: dict[str, int] = {}
-    explained: int = 0
-    checksum: str = ""
+    waiting: int = 0  # accepted, and bronze has not come to them yet
+    explained: int = 0  # an agent says that it gave them up
+    checksum: str = ""  # of the accepted samples, order-independent: two sums in hex
 
     @property
     def wrong(self) -> bool:
@@ -88,6 +89,7 @@ class Conservation(msgspec.Struct, frozen=True):
     agents: int = 0
     hours: int = 0
     stages: dict[str, int] = {}
+    waiting: int = 0
     lost: dict[str, int] = {}
     doubled: dict[str, int] = {}
     changed: dict[str, int] = {}

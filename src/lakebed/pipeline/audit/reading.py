@@ -17,6 +17,7 @@ from lakebed.errors import Corrupt, Invalid, NotFound
 from lakebed.frame.arrow import record_batch, schema
 from lakebed.frame.codec import decode
 from lakebed.frame.model import Limits
+from lakebed.frame.rollup import decode_rollup
 from lakebed.store.reader import Reader
 from lakebed.store.settings import StoreSettings
 
@@ -32,6 +33,11 @@ SAMPLES = (
     "sha256 string, problem string, place string, agent_id string, boot_id string, seq bigint, metric string, "
     "labels map<string,string>, time_ns bigint, value double, kind int"
 )
+ROLLUPS = (
+    "key string, problem string, agent_id string, hour string, rollup bigint, total double, least double, "
+    "greatest double"
+)
+COVERS = "key string, problem string, manifest_id string"
 
 Batches = Iterator[Any]
 
@@ -147,3 +153,75 @@ def _problem(sha256: str, problem: str) -> Any:
 def place_of(agent_id: str, boot_id: str, seq_start: int, seq_end: int) -> str:
     """Where a batch is in every key that names it."""
     return f"agent={agent_id.encode().hex()}/boot={boot_id.encode().hex()}/{seq_start:020d}-{seq_end:020d}"
+
+
+def reading_rollups(settings: StoreSettings) -> Callable[[Batches], Batches]:
+    """The task from `key` of rollup chunks to ROLLUPS: what a chunk counts of each agent, or its problem."""
+    return _reading(settings, _rollup)
+
+
+def reading_covers(settings: StoreSettings) -> Callable[[Batches], Batches]:
+    """The task from `key` of rollup manifests to COVERS: the batches that a generation is made from, or its problem."""
+    return _reading(settings, _covers)
+
+
+class RollupCovers(msgspec.Struct, frozen=True):
+    schema: str
+    covers: tuple[str, ...]
+
+
+def _reading(settings: StoreSettings, one: Callable[[Reader, str], Any]) -> Callable[[Batches], Batches]:
+    def read(batches: Batches) -> Batches:
+        reader = Reader(settings)
+        with ThreadPoolExecutor(READS_AT_ONCE) as pool:
+            for batch in batches:
+                found = batch["key"].to_pylist()
+                for at in range(0, len(found), READS_AT_ONCE):
+                    yield from pool.map(lambda key: one(reader, key), found[at : at + READS_AT_ONCE])
+        reader.close()
+
+    return read
+
+
+def _rollup(reader: Reader, key: str) -> Any:
+    import pyarrow as pa
+
+    kinds = [pa.string(), pa.string(), pa.string(), pa.string(), pa.int64(), *[pa.float64()] * 3]
+    names = [column.split()[0] for column in ROLLUPS.split(",")]
+    try:
+        table = decode_rollup(reader.get(key, bytes_max=FRAME_BYTES_MAX))
+    except NotFound:
+        return _bad(names, kinds, key, "gone since it was listed")
+    except (Corrupt, Invalid) as error:
+        return _bad(names, kinds, key, error.message)
+    sums = table.group_by("agent_id").aggregate([("count", "sum"), ("sum", "sum"), ("min", "min"), ("max", "max")])
+    count = sums.num_rows
+    hour = "/".join(key.split("/")[3:5])
+    columns = [pa.repeat(key, count), pa.nulls(count, pa.string()), sums["agent_id"], pa.repeat(hour, count)]
+    columns += [sums["count_sum"], sums["sum_sum"], sums["min_min"], sums["max_max"]]
+    flat = [column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column for column in columns]
+    return pa.record_batch([column.cast(kind) for column, kind in zip(flat, kinds, strict=True)], names=names)
+
+
+def _covers(reader: Reader, key: str) -> Any:
+    import pyarrow as pa
+
+    names, kinds = ["key", "problem", "manifest_id"], [pa.string()] * 3
+    try:
+        data = reader.get(key, bytes_max=FRAME_BYTES_MAX)
+        covers = msgspec.json.decode(data, type=RollupCovers).covers
+    except NotFound:
+        return _bad(names, kinds, key, "gone since it was listed")
+    except (Corrupt, msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        return _bad(names, kinds, key, f"does not decode: {error}")
+    count = len(covers)
+    arrays = [pa.repeat(key, count), pa.nulls(count, pa.string()), pa.array(list(covers), pa.string())]
+    return pa.record_batch(arrays, names=names)
+
+
+def _bad(names: list[str], kinds: list[Any], key: str, problem: str) -> Any:
+    import pyarrow as pa
+
+    values = {"key": key, "problem": problem}
+    arrays = [pa.array([values.get(name)], kind) for name, kind in zip(names, kinds, strict=True)]
+    return pa.record_batch(arrays, names=names)

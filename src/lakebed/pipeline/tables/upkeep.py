@@ -106,7 +106,7 @@ def joining(spec: TableSpec, location: Location, schema: Any) -> Callable[[files
                     )
                     for path in paths
                 ]
-                written = files.write_files(pa.concat_tables(parts), spec, location, filesystem)
+                written = files.write_files(pa.concat_tables(parts), spec, location, filesystem, dense=True)
                 told = msgspec.json.encode(Joined(paths, tuple(written))).decode()
                 yield pa.RecordBatch.from_arrays([pa.array([told])], ["file"])
 

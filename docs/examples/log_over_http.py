@@ -1,0 +1,26 @@
+"""The log through a gateway: python docs/examples/log_over_http.py"""
+
+from __future__ import annotations
+
+import httpx2
+
+from lakebed.cli.where import Where
+from lakebed.embedded.endpoints import find
+
+gateway = find(Where().folder).gateway
+
+with httpx2.Client(base_url=gateway, timeout=20.0) as client:
+    batch = {
+        "topic": "example-log",
+        "partition": 0,
+        "records": ["one", "two"],
+        "producer_id": "example",
+        "sequence": 0,  # the same producer and sequence again is appended once
+    }
+    for _ in range(2):
+        (produced,) = client.post("/produce", json={"topic_partitions": [batch]}).json()["results"]
+    print("first offset:", produced["start_offset"])
+
+    wanted = {"topic": "example-log", "partition": 0, "fetch_offset": produced["start_offset"]}
+    (read,) = client.post("/consume", json={"topic_partitions": [wanted]}).json()["results"]
+    print("records:", read["records"])

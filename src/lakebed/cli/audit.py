@@ -1,0 +1,115 @@
+"""`lakebed audit`: join everything against one listing of the bucket, and say what does not agree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from lakebed.cli import exits
+from lakebed.cli.output import Output, emit, say
+from lakebed.cli.where import Where, in_loop
+
+if TYPE_CHECKING:
+    from lakebed.context import Context
+    from lakebed.pipeline.audit.model import AuditRecord
+
+SHOWN = 50  # findings and hours in a table; -o json has more, the tables all
+
+
+def audit(
+    *,
+    quick: Annotated[bool, Parameter(help="the listing alone: read no blob, compare no samples", negative="")] = False,
+    last: Annotated[bool, Parameter(help="show the last audit and make none", negative="")] = False,
+    inventory: Annotated[
+        str, Parameter(help="manifest.json of an S3 Inventory report, a key of the bucket or a file, in place of LIST")
+    ] = "",
+    agent_queue: Annotated[
+        list[Path] | None, Parameter(help="an agent's queue folder: what it accounts for is not lost; may be repeated")
+    ] = None,
+    where: Where = Where(),
+    output: Output = "table",
+) -> int:
+    """Audit accepted batches, their blobs, indexes, bronze and rollups. Exits 1 when something is wrong.
+
+    What was found is also in the tables audit/findings and audit/conservation, and at GET /v1/audit; the reconciler
+    mends it: lakebed batches reconcile --findings.
+    """
+    context = where.context("audit")
+    record = _last(context) if last else _made(context, quick, inventory, agent_queue or [])
+    if output == "table":
+        _show(record)
+    else:
+        emit(record, output)
+    return exits.OK if record.ok else exits.FAILED
+
+
+def _last(context: Context) -> AuditRecord:
+    from lakebed.pipeline.audit.shelf import last_audit
+
+    return in_loop(lambda: last_audit(context))
+
+
+def _made(context: Context, quick: bool, inventory: str, queues: list[Path]) -> AuditRecord:
+    from lakebed.agent.accounts import accounts
+    from lakebed.batches.settings import ReconcilerSettings
+    from lakebed.pipeline.audit.conserver import Dropped
+    from lakebed.pipeline.audit.job import Auditor
+    from lakebed.pipeline.session import open_session
+    from lakebed.pipeline.settings import SparkSettings
+
+    known = [
+        Dropped(each.agent_id, each.boot_id, each.first, each.last) for folder in queues for each in accounts(folder)
+    ]
+    spark = open_session(context.settings.of(SparkSettings))
+    listing = _report(context, spark, inventory) if inventory else None
+    horizon_s = context.settings.of(ReconcilerSettings).gc_horizon_s
+    return Auditor(spark, context).run(horizon_s=horizon_s, listing=listing, verify=not quick, dropped=known)
+
+
+def _report(context: Context, spark: Any, manifest: str) -> Any:
+    from lakebed.pipeline.inventory import Shelf, inventory
+    from lakebed.pipeline.tables.location import Location
+    from lakebed.store.settings import StoreSettings
+
+    settings = context.settings.of(StoreSettings)
+    if (file := Path(manifest)).is_file():
+        return inventory(spark, Shelf(folder=str(file.parent)), file.name, prefix=settings.prefix)
+    return inventory(spark, Shelf(location=Location.of(settings)), manifest, prefix=settings.prefix)
+
+
+def _show(record: AuditRecord) -> None:
+    emit(
+        [
+            {
+                "finding": total.finding,
+                "kind": total.kind,
+                "objects": total.objects,
+                "bytes": total.size_bytes,
+                "wrong": "yes" if total.wrong else "",
+            }
+            for total in record.totals
+        ],
+        columns=("finding", "kind", "objects", "bytes", "wrong"),
+    )
+    for each in [each for each in record.findings if each.finding != "orphaned"][:SHOWN]:
+        say(f"{each.finding} {each.kind}: {each.key}{f' ({each.reason})' if each.reason else ''}")
+    kept = record.conservation
+    if kept.checked:
+        say("conservation: " + " → ".join(f"{name} {count}" for name, count in kept.stages.items()))
+        for row in kept.rows[:SHOWN]:
+            say(f"  {row.agent_id} {row.hour}: {_named(row)}")
+        if not kept.wrong:
+            say(f"nothing lost, doubled or changed in {kept.hours} hours of {kept.agents} agents")
+    say(f"{'ok' if record.ok else 'WRONG'}: {record.objects} objects, audit {record.audit_id}")
+
+
+def _named(row: Any) -> str:
+    told = [
+        f"{count} {what} at {stage}"
+        for what in ("lost", "doubled", "changed")
+        for stage, count in getattr(row, what).items()
+        if count
+    ]
+    return ", ".join(told)

@@ -1,0 +1,215 @@
+"""Runs the conservation of an audit: from what agents numbered, through accepted and bronze, to rollups.
+
+Stages that are not there yet (no bronze table, no rollups) are left out, and told as such. The samples themselves are
+compared only for batches whose checksum differs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from lakebed.context import Context
+from lakebed.delta.log import decode, log_key
+from lakebed.delta.model import Snapshot, TableSpec
+from lakebed.errors import NotFound
+from lakebed.pipeline.audit import conservation as sums
+from lakebed.pipeline.audit import keys, paths, reading
+from lakebed.pipeline.audit.model import LOSSES_SHOWN, Conservation, Conserved
+from lakebed.pipeline.samples import NAME as BRONZE
+from lakebed.pipeline.samples import note_in
+from lakebed.pipeline.tables.location import Location
+from lakebed.pipeline.tables.table import Table
+from lakebed.store.settings import StoreSettings
+
+ROLLER_STATE = "roller/v1/state.json"
+NOTES_MAX = 200  # versions looked back for how far bronze has come: between two steps lie only its upkeep
+TASKS = 8
+FOREVER_NS = 2**63 - 1
+SAMPLE_COLUMNS = ("agent_id", "boot_id", "seq", "metric", "labels", "time_ns", "value", "kind", "batch_id")
+
+
+class Rolled(msgspec.Struct, frozen=True):
+    """The roller's state, as far as it says what counts."""
+
+    committed: int = 0
+    settled_ns: int = 0
+    windows_s: tuple[int, ...] = ()
+    abandoned: tuple[int, ...] = ()
+
+
+class Dropped(msgspec.Struct, frozen=True):
+    """Numbers that an agent says it gave up: no loss on our way."""
+
+    agent_id: str
+    boot_id: str
+    first: int
+    last: int
+
+
+class Conserver:
+    def __init__(self, spark: SparkSession, context: Context, keep: Callable[[DataFrame], DataFrame]) -> None:
+        self._spark, self._context, self._keep = spark, context, keep
+        self._bucket = context.settings.of(StoreSettings)
+        self.problems: DataFrame | None = None
+
+    def run(
+        self, manifests: DataFrame, prints: DataFrame, listing: DataFrame, judged_ns: int, dropped: Sequence[Dropped]
+    ) -> Conservation:
+        """Compares all stages. `prints` are the fingerprints of every blob, `judged_ns` the age of what is judged."""
+        batches = self._keep(sums.batches(manifests))
+        good = self._keep(sums.good(batches, prints))
+        given_up = self._spark.createDataFrame(
+            [(each.agent_id, each.boot_id.encode().hex(), each.first, each.last) for each in dropped],
+            "agent_id string, boot string, first bigint, last bigint",
+        )
+        parts = [
+            good.selectExpr("agent_id", "hour", "samples as accepted", "high", "low"),
+            sums.numbering(batches, given_up),
+            sums.unreadable(batches, prints),
+        ]
+        bronze = self._bronze(good, judged_ns)
+        rollups = self._rollups(good, listing)
+        wide = self._keep(sums.by_agent_and_hour(*parts, *bronze, *rollups))
+        self._tabulate(wide)
+        return self._told(wide, bool(bronze), bool(rollups))
+
+    def _bronze(self, good: DataFrame, judged_ns: int) -> list[DataFrame]:
+        table = self._table(BRONZE)
+        state = table.snapshot()
+        if state.version < 0:
+            return []
+        rows = table.read(state.version, columns=SAMPLE_COLUMNS)
+        until_ns = self._bronze_until_ns(table, state)
+        both = self._keep(sums.against_bronze(good, sums.bronze_prints(rows), until_ns=until_ns, judged_ns=judged_ns))
+        counted = both.select("agent_id", "hour", "bronze", "waiting")
+        suspects = self._keep(both.filter("suspect").select("manifest_id", "sha256"))
+        if suspects.isEmpty():
+            return [counted]
+        return [counted, self._compared(suspects, good, rows)]
+
+    def _compared(self, suspects: DataFrame, good: DataFrame, rows: DataFrame) -> DataFrame:
+        blobs = suspects.filter("sha256 is not null").select("sha256").distinct()
+        asked = blobs.select(keys.blob_key(F.col("sha256")).alias("key"), "sha256").repartition(TASKS)
+        read = asked.mapInArrow(reading.reading_samples(self._bucket), reading.SAMPLES).filter("problem is null")
+        boots = good.join(blobs, "sha256", how="left_semi").selectExpr(
+            "agent_id", "decode(unhex(boot), 'utf-8') as boot_id"
+        )
+        blamed = suspects.select(F.col("manifest_id").alias("batch_id")).distinct()
+        strange = rows.join(F.broadcast(blamed), "batch_id", how="left_semi")
+        same = rows.join(F.broadcast(boots.distinct()), ["agent_id", "boot_id"], how="left_semi")
+        found = same.unionByName(strange.join(F.broadcast(boots.distinct()), ["agent_id", "boot_id"], how="left_anti"))
+        return sums.compared(sums.hashed(read), found, blamed)
+
+    def _bronze_until_ns(self, table: Table, state: Snapshot) -> int:
+        """How far the last step of bronze came, by acceptance. Without its note, everything is due."""
+
+        async def look() -> int:
+            for version in range(state.version, max(-1, state.version - NOTES_MAX), -1):
+                key = log_key(table.spec.root, version)
+                note = note_in(decode((await self._context.store.get(key)).data, key))
+                if note is not None:
+                    return note.offset["through_ns"]
+            return FOREVER_NS
+
+        return asyncio.run(look())
+
+    def _rollups(self, good: DataFrame, listing: DataFrame) -> list[DataFrame]:
+        state = asyncio.run(self._rolled())
+        if not state.windows_s:
+            return []
+        objects = keys.standing(listing)
+        number = F.expr("try_cast(substring_index(substring_index(key, '/', -1), '-', 1) as bigint)")
+        gone = [F.lit(each) for each in state.abandoned]
+        counts = (number <= F.lit(state.committed)) & (~number.isin(*gone) if gone else F.lit(True))
+        window = f"rollup/v1/window={min(state.windows_s)}s/"
+        chunks = objects.filter(F.col("key").startswith(window) & counts).select("key").repartition(TASKS)
+        made = objects.filter(F.col("key").startswith("manifests/v1/") & counts).select("key").repartition(TASKS)
+        rolled = self._keep(chunks.mapInArrow(reading.reading_rollups(self._bucket), reading.ROLLUPS))
+        covers = self._keep(made.mapInArrow(reading.reading_covers(self._bucket), reading.COVERS))
+        asked = objects.filter(F.col("key").startswith("rollup-work/v1/")).select(
+            F.regexp_extract("key", r"([^/]+)\.json$", 1).alias("manifest_id")
+        )
+        bad = [frame.filter("problem is not null").select("key", "problem") for frame in (rolled, covers)]
+        self.problems = bad[0].unionByName(bad[1])
+        covered = covers.filter("problem is null").select("manifest_id")
+        due = sums.due_in_rollups(good, covered, asked, state.settled_ns)
+        got = (
+            rolled.filter("problem is null")
+            .groupBy("agent_id", "hour")
+            .agg(
+                F.sum("rollup").alias("rollup"),
+                F.sum("total").alias("r_total"),
+                F.min("least").alias("r_least"),
+                F.max("greatest").alias("r_greatest"),
+            )
+        )
+        return [sums.against_rollups(due, got)]
+
+    async def _rolled(self) -> Rolled:
+        try:
+            return msgspec.json.decode((await self._context.store.get(ROLLER_STATE)).data, type=Rolled)
+        except NotFound:
+            return Rolled()
+
+    def _tabulate(self, wide: DataFrame) -> None:
+        self._table(paths.CONSERVATION_TABLE, wide.schema.json()).replace(wide)
+
+    def _told(self, wide: DataFrame, bronze: bool, rollups: bool) -> Conservation:
+        names = [name for name in wide.columns if name not in ("agent_id", "hour", "high", "low")]
+        every = (F.count_distinct("agent_id").alias("agents"), F.count("*").alias("hours"))
+        total = wide.agg(*every, *(F.sum(name).alias(name) for name in names)).first()
+        found = {name: int(total[name] or 0) for name in (*names, "agents", "hours")} if total else {}
+        wrong = wide.filter(sums.WRONG).orderBy("agent_id", "hour")
+        rows = [conserved(row.asDict(), bronze, rollups) for row in wrong.limit(LOSSES_SHOWN).collect()]
+        count = wrong.count() if len(rows) == LOSSES_SHOWN else len(rows)
+        whole = conserved({"agent_id": "", "hour": "", "high": 0, "low": 0} | found, bronze, rollups)
+        stages = {"sent": whole.sent, "accepted": whole.accepted}
+        stages |= {"bronze": whole.bronze} if whole.bronze is not None else {}
+        stages |= {"rollup": whole.rollup, "rollup_due": found["due"]} if whole.rollup is not None else {}
+        return Conservation(
+            checked=True,
+            agents=found["agents"],
+            hours=found["hours"],
+            stages=stages,
+            waiting=found["waiting"],
+            lost=whole.lost,
+            doubled=whole.doubled,
+            changed=whole.changed,
+            explained=whole.explained,
+            rows=tuple(rows),
+            rows_left_out=count - len(rows),
+        )
+
+    def _table(self, name: str, schema_json: str = '{"type":"struct","fields":[]}') -> Table:
+        context = self._context
+        location = Location.of(self._bucket)
+        spec = TableSpec(name, schema_json)
+        return Table(self._spark, spec, store=context.store, location=location, clock=context.clock, ids=context.ids)
+
+
+def conserved(row: dict[str, object], bronze: bool, rollups: bool) -> Conserved:
+    """A row of the wide table as it is told. Stages that are not there are null, and lose nothing."""
+    count = {name: int(str(value)) for name, value in row.items() if name not in ("agent_id", "hour")}
+    stages = {
+        "lost": {"accepted": "gap", "raw": "unreadable", "bronze": "bronze_lost", "rollup": "rollup_lost"},
+        "doubled": {"accepted": "overlap", "bronze": "bronze_doubled", "rollup": "rollup_doubled"},
+        "changed": {"bronze": "bronze_changed", "rollup": "rollup_changed"},
+    }
+    named = {what: {at: count[column] for at, column in where.items()} for what, where in stages.items()}
+    return Conserved(
+        agent_id=str(row["agent_id"]),
+        hour=str(row["hour"]),
+        sent=count["sent"],
+        accepted=count["accepted"],
+        bronze=count["bronze"] if bronze else None,
+        rollup=count["rollup"] if rollups else None,
+        waiting=count["waiting"],
+        explained=count["explained"],
+        checksum=f"{count['high']:x}:{count['low']:x}",
+        **named,
+    )

@@ -1,0 +1,188 @@
+"""Rollups as a Spark job: executors read batches and add them up, a shuffle brings each metric's rows of an hour
+together, and executors store the chunks.
+
+What travels through Java are Arrow tables as bytes, one for each task, span of time and metric, so no row is ever
+turned into one of Java's. What was read stays in Spark between `read` and `write`; should an executor lose its share,
+Spark reads it again, and a batch that has become unreadable then fails the job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.storagelevel import StorageLevel
+
+from lakebed.context import make_context
+from lakebed.errors import Conflict, Unavailable
+from lakebed.frame.packed import ipc_bytes, ipc_table
+from lakebed.frame.rolling import Chunk, chunks, noted, split
+from lakebed.frame.work import Input, StoredChunk, Told
+from lakebed.pipeline.bronze_parts import line_of
+from lakebed.pipeline.session import open_session
+from lakebed.pipeline.settings import SparkSettings
+from lakebed.settings import Settings
+from lakebed.store.protocol import Store
+
+TASKS_PER_CORE = 3  # so that one slow task does not hold up the others
+BATCHES_PER_TASK_MIN = 8
+CONNECT_CORES = 8  # what a server behind Spark Connect is taken to have: it cannot be asked
+CONFLICT = "stands with other bytes"
+ROWS, TOLD, STORED, NOTED = 0, 1, 2, 3  # what a row of the job is
+
+# Rows of the job: what they are, of which span and metric, and their bytes.
+SCHEMA = "kind tinyint, span bigint, metric string, data binary"
+
+Reading = Callable[[Store, Sequence[Input], Sequence[int]], AsyncIterator[tuple[list[Told], Any]]]
+Storing = Callable[[Store, str, Iterator[Chunk]], Awaitable[list[StoredChunk]]]
+Indexing = Callable[[Store, str, Sequence[Told], dict[int, list[Any]]], Awaitable[list[StoredChunk]]]
+
+
+class SparkJob:
+    """The engine of a roller, on Spark. How batches are read and chunks stored is told from outside."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        *,
+        reading: Reading,
+        storing: Storing,
+        indexing: Indexing,
+    ) -> None:
+        self._settings, self._store = settings, store
+        self._reading, self._storing, self._indexing = reading, storing, indexing
+        self._frame: DataFrame | None = None
+        self._told: list[Told] = []
+        self._windows_s: tuple[int, ...] = ()
+
+    async def read(self, inputs: list[Input], windows_s: tuple[int, ...]) -> list[Told]:
+        await self.close()
+        self._windows_s = windows_s
+        self._told = await asyncio.to_thread(self._read, inputs)
+        return self._told
+
+    async def write(self, generation_id: str) -> list[StoredChunk]:
+        stored, series = await asyncio.to_thread(self._write, generation_id)
+        return stored + await self._indexing(self._store, generation_id, self._told, series)
+
+    async def close(self) -> None:
+        frame, self._frame, self._told = self._frame, None, []
+        if frame is not None:
+            await asyncio.to_thread(frame.unpersist)
+
+    def _read(self, inputs: list[Input]) -> list[Told]:
+        spark = self._spark()
+        cores = int(spark.sparkContext.defaultParallelism) if _classic(spark) else CONNECT_CORES
+        count = max(1, min(cores * TASKS_PER_CORE, len(inputs) // BATCHES_PER_TASK_MIN))
+        shares = [inputs[at::count] for at in range(count)]
+        task = reading(self._settings, shares, self._windows_s, self._reading)
+        self._frame = spark.range(0, count, 1, count).mapInArrow(task, SCHEMA).persist(StorageLevel.MEMORY_AND_DISK)
+        told = _run(lambda: self._kept().where(f"kind = {TOLD}").select("data").collect())
+        return sorted(
+            (each for row in told for each in msgspec.json.decode(bytes(row["data"]), type=list[Told])),
+            key=lambda each: each.number,
+        )
+
+    def _write(self, generation_id: str) -> tuple[list[StoredChunk], dict[int, list[Any]]]:
+        spark = self._spark()
+        count = int(spark.conf.get("spark.sql.shuffle.partitions") or 4) * 2
+        task = writing(self._settings, generation_id, self._windows_s, self._storing)
+        rows = self._kept().where(f"kind = {ROWS}").repartition(count, "span", "metric")
+        found = _run(lambda: rows.mapInArrow(task, SCHEMA).collect())
+        stored: list[StoredChunk] = []
+        series: dict[int, list[Any]] = {}
+        for row in found:
+            if row["kind"] == STORED:
+                stored += msgspec.json.decode(bytes(row["data"]), type=list[StoredChunk])
+            else:
+                series.setdefault(row["span"], []).append(ipc_table(bytes(row["data"])))
+        return stored, series
+
+    def _spark(self) -> SparkSession:
+        return open_session(self._settings.of(SparkSettings))
+
+    def _kept(self) -> DataFrame:
+        assert self._frame is not None
+        return self._frame
+
+
+def reading(settings: Settings, shares: Sequence[list[Input]], windows_s: tuple[int, ...], read: Reading) -> Any:
+    """The task that reads: its input is the number of its share, its output what was told, and partial rows."""
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        store = make_context(settings, role="spark").store
+        for batch in batches:
+            for share in batch["id"].to_pylist():
+                for told, table in _each(read(store, shares[share], windows_s)):
+                    rows = [(TOLD, 0, "", msgspec.json.encode(told))]
+                    if table is not None:
+                        rows += [(ROWS, span, metric, ipc_bytes(part)) for span, metric, part in split(table)]
+                    yield _batch(rows)
+
+    return run
+
+
+def writing(settings: Settings, generation_id: str, windows_s: tuple[int, ...], store_all: Storing) -> Any:
+    """The task that stores chunks: its input is partial rows, all there are of their spans and metrics."""
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        store = make_context(settings, role="spark").store
+        held: dict[tuple[int, str], list[Any]] = {}
+        for batch in batches:
+            for span, metric, data in zip(
+                *(batch[name].to_pylist() for name in ("span", "metric", "data")), strict=True
+            ):
+                held.setdefault((span, metric), []).append(ipc_table(data))
+        loop = asyncio.new_event_loop()
+        try:
+            for _, parts in sorted(held.items()):
+                table = pa.concat_tables(parts)
+                stored = loop.run_until_complete(store_all(store, generation_id, chunks(table, windows_s)))
+                rows = [(STORED, 0, "", msgspec.json.encode(stored))]
+                rows += [(NOTED, hour, "", ipc_bytes(series)) for hour, series in noted(table).items()]
+                yield _batch(rows)
+        finally:
+            loop.close()
+
+    return run
+
+
+def _each(found: AsyncIterator[Any]) -> Iterator[Any]:
+    """What an async iterator gives, in an executor, which has no event loop of its own."""
+    loop = asyncio.new_event_loop()
+    try:
+        while (one := loop.run_until_complete(anext(found, None))) is not None:
+            yield one
+    finally:
+        loop.close()
+
+
+def _batch(rows: list[tuple[int, int, str, bytes]]) -> Any:
+    import pyarrow as pa
+
+    kinds, spans, metrics, data = zip(*rows, strict=True)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(kinds, pa.int8()), pa.array(spans, pa.int64()), pa.array(metrics), pa.array(data, pa.binary())],
+        names=["kind", "span", "metric", "data"],
+    )
+
+
+def _run(work: Callable[[], Any]) -> Any:
+    try:
+        return work()
+    except PySparkException as error:
+        if CONFLICT in str(error):
+            raise Conflict(f"a chunk {CONFLICT}", hint="the generation is made anew") from error
+        raise Unavailable(f"Spark could not finish the rollup: {line_of(error)}", retry_after_s=5.0) from error
+
+
+def _classic(spark: SparkSession) -> bool:
+    """Whether this is a session of our own: one through Spark Connect has no context to ask."""
+    return type(spark).__module__.startswith("pyspark.sql.session")

@@ -1,0 +1,235 @@
+"""The console as people use it: in a browser, with a mouse, a keyboard or a thumb, on a lake that moves and fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from console_yard import HOSTILE, HOSTILE_KEY, Yard
+from playwright.sync_api import Browser, expect
+
+from conftest import DEADLINE_MS, Tab
+from lakebed.console.pages import PAGES
+
+EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+@pytest.fixture(autouse=True)
+def patient() -> None:
+    expect.set_options(timeout=DEADLINE_MS)
+
+
+@EVERY_PAGE
+def test_a_page_loads_from_this_gateway_alone(tab: Tab, page: Any) -> None:
+    """It opens, shows its title and data, comes alive, asks no other host and complains about nothing."""
+    shown = tab.go(page.path)
+
+    expect(shown.locator("h1")).to_have_text(page.title)
+    expect(shown.locator(f'nav a[href="{page.path}"]')).to_have_attribute("aria-current", "page")
+    expect(shown.locator("#page .trouble")).to_have_count(0)
+    assert (tab.elsewhere, tab.complaints) == ([], [])
+    assert len(tab.asked) >= 9
+
+
+def test_live_numbers_move(tab: Tab, yard: Yard) -> None:
+    """What comes in through the gateway is counted on the open page, without reloading it, and drawn."""
+    page = tab.go("/")
+    counted = page.locator('[data-live="total.log_in"]')
+    before = counted.inner_text()
+
+    yard.send(9_001)
+
+    expect(counted).not_to_have_text(before)
+    expect(page.locator(".chart canvas").first).to_be_visible()
+    expect(page.locator('.flow.wide [data-live="level.queue_dead"]')).not_to_have_text("–")
+    assert sum("/live" in url for url in tab.asked) == 1
+
+
+def test_a_page_reloads_its_inside_and_nothing_is_lost(tab: Tab, yard: Yard) -> None:
+    """New data appears by itself; where the keyboard is, and what is folded open, stays."""
+    page = tab.go("/log?topic=orders")
+    page.locator('nav a[href="/queue"]').focus()
+
+    yard.send(9_002)
+
+    expect(page.locator("#page")).to_contain_text(str(9_002 * 5 + 4))
+    assert page.evaluate("() => document.activeElement.getAttribute('href')") == "/queue"
+
+
+def test_an_action_asks_acts_and_is_recorded(tab: Tab) -> None:
+    """A dead letter is replayed: the dialog asks why, the letter goes, the trail tells who, what and why."""
+    page = tab.go("/queue?queue=orders")
+    page.get_by_role("button", name="Replay").first.click()
+    dialog = page.locator("dialog#ask")
+    expect(dialog).to_be_visible()
+    dialog.get_by_role("button", name="Replay").click()
+    expect(dialog.locator("textarea:invalid")).to_be_visible()  # it does not go without a reason
+
+    dialog.locator("textarea").fill("the schema is registered now")
+    dialog.get_by_role("button", name="Replay").click()
+    expect(dialog).to_contain_text("enqueued again as sequence")
+    dialog.get_by_role("button", name="Close").click()
+
+    expect(page.get_by_role("button", name="Replay")).to_have_count(0)
+    tab.go("/audit")
+    row = page.get_by_role("row", name="queue.replay")
+    expect(row).to_contain_text("the schema is registered now")
+    expect(row).to_contain_text("anybody")
+    assert tab.complaints == []
+
+
+def test_a_conflict_is_resolved_by_keyboard_alone(tab: Tab) -> None:
+    """Tab reaches the skip link, the pages and every button; Enter opens, Escape closes, the dialog holds the focus."""
+    page = tab.go("/batches")
+    page.keyboard.press("Tab")
+    assert page.evaluate("() => document.activeElement.className") == "skip"
+    page.keyboard.press("Enter")
+    reached = _tab_to(page, "Keep the accepted")
+    page.keyboard.press("Enter")
+    dialog = page.locator("dialog#ask")
+    expect(dialog).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(dialog).not_to_be_visible()
+    assert page.evaluate("() => document.activeElement.textContent.trim()") == reached
+
+    page.keyboard.press("Enter")
+    expect(dialog.locator("textarea")).to_be_focused()
+    page.keyboard.type("the first one is the truth")
+    _tab_to(page, "Keep the accepted batch")
+    page.keyboard.press("Enter")
+
+    expect(dialog).to_contain_text("resolved as accept_existing")
+    page.keyboard.press("Enter")
+    expect(dialog).not_to_be_visible()
+    expect(page.locator("#page")).to_contain_text("the first one is the truth")
+
+
+def _tab_to(page: Any, text: str, most: int = 60) -> str:
+    for _ in range(most):
+        page.keyboard.press("Tab")
+        at: str = page.evaluate("() => document.activeElement.textContent.trim()")
+        if at == text:
+            return at
+    raise AssertionError(f"{most} tabs do not lead to {text!r}")
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("/log?topic=clicks", HOSTILE),
+        ("/lifecycle?bucket=landing", HOSTILE_KEY),
+        ("/tables?table=silver/acme/shop/orders", HOSTILE),
+        ("/batches", HOSTILE[:40]),
+        ("/audit", "Done by hand"),
+    ],
+)
+def test_hostile_keys_and_payloads_are_text(tab: Tab, path: str, text: str) -> None:
+    """Markup in keys, payloads, rows and names is shown as it is, and nothing of it runs, also after a reload."""
+    page = tab.go(path)
+
+    expect(page.locator("#page")).to_contain_text(text)
+    page.wait_for_timeout(5_000)  # at least one reload of the page's inside
+    assert page.evaluate("() => window.__hacked") is None
+    assert page.locator("#page script, #page img, #page svg[onload], #page [onerror]").count() == 0
+    assert (tab.elsewhere, tab.complaints) == ([], [])
+
+
+def test_a_hostile_key_is_text_in_a_dialog_too(tab: Tab, yard: Yard) -> None:
+    """It comes back from the server inside the dialog, and its batch is opened and shown entry by entry."""
+    page = tab.go("/lifecycle")
+    row = page.get_by_role("row").filter(has_text="inbox/").first
+    row.get_by_role("button", name="Quarantine").click()
+    expect(page.locator("dialog#ask")).to_contain_text("blocker")
+    page.keyboard.press("Escape")
+    page.goto(f"{yard.url}/console/ask/queue.discard?queue={HOSTILE_KEY.replace('#', '')}&letter=x")
+    assert page.evaluate("() => window.__hacked") is None
+    page = tab.go("/queue?queue=orders")
+    page.locator("#page table").last.locator("a").nth(1).click()
+    expect(page.locator("#page")).to_contain_text("One batch")
+    expect(page.locator("#page")).to_contain_text(HOSTILE)
+
+    assert page.evaluate("() => window.__hacked") is None
+
+
+def test_a_failing_backend_is_said_and_recovers(tab: Tab, yard: Yard) -> None:
+    """When the store goes away the page says so and keeps what it knew; when it is back the trouble goes by itself."""
+    page = tab.go("/queue?queue=orders")
+    expect(page.locator("#page table").first).to_contain_text("orders")
+
+    yard.wire.cut()
+    try:
+        expect(page.locator("#page .trouble").first).to_be_visible()
+        expect(page.locator("#page table").first).to_contain_text("orders")
+    finally:
+        yard.wire.mend()
+
+    expect(page.locator("#page .trouble")).to_have_count(0)
+    expect(page.locator("#page table").first).to_contain_text("orders")
+
+
+@EVERY_PAGE
+def test_a_phone_needs_no_sideways_scrolling(phone: Tab, page: Any) -> None:
+    """At 390 pixels every page fits; wide tables scroll inside themselves."""
+    shown = phone.go(page.path)
+
+    shown.wait_for_timeout(300)
+    width = shown.evaluate("() => document.documentElement.scrollWidth")
+    assert width <= 390, f"{width} pixels"
+
+
+def test_the_theme_follows_the_system_and_the_button(tab: Tab) -> None:
+    """Dark where the system is dark; the button turns it, and the choice is kept on the next page."""
+    ground = "() => getComputedStyle(document.body).backgroundColor"
+    tab.page.emulate_media(color_scheme="dark")
+    page = tab.go("/")
+    dark = page.evaluate(ground)
+    tab.page.emulate_media(color_scheme="light")
+    light = page.evaluate(ground)
+    assert dark != light
+
+    page.get_by_role("button", name="Light / dark").click()
+    assert page.evaluate(ground) == dark
+    page = tab.go("/queue")
+    assert page.evaluate(ground) == dark
+
+
+def test_the_offset_browser_walks_a_partition(tab: Tab) -> None:
+    """From the end to the beginning and on, by links that can be shared."""
+    page = tab.go("/log?topic=orders&partition=1")
+    page.get_by_label("From offset").fill("1")
+    page.get_by_role("button", name="Go").click()
+    expect(page.locator("#record-1")).to_contain_text('"order"')
+    page.get_by_role("link", name="Later").click()
+    expect(page.locator("#record-51")).to_be_visible()
+    page.get_by_role("link", name="Earlier").click()
+    expect(page.locator("#record-1")).to_be_visible()
+    expect(page.locator(".segments rect").first).to_be_attached()
+
+
+def test_signing_in_with_a_key(browser: Browser, yard: Yard) -> None:
+    """Where keys are configured, a key opens the console for its rights, and signing out closes it."""
+    keys = [
+        {"name": "ann", "secret": "0123456789abcdef-ann", "rights": ["*"]},
+        {"name": "bob", "secret": "0123456789abcdef-bob", "rights": ["console:read", "queue:read*"]},
+    ]
+    guarded = Yard(yard.stored, yard.folder, keys=keys, prefix=yard.prefix)
+    guarded.start()
+    context = browser.new_context()
+    tab = Tab(context.new_page(), guarded.url)
+    try:
+        tab.page.goto(f"{guarded.url}/queue?queue=orders")
+        tab.page.get_by_label("Key").fill("0123456789abcdef-wrong")
+        tab.page.get_by_role("button", name="Sign in").click()
+        expect(tab.page.get_by_role("alert")).to_contain_text("not known here")
+        tab.page.get_by_label("Key").fill("0123456789abcdef-bob")
+        tab.page.get_by_role("button", name="Sign in").click()
+
+        expect(tab.page.locator("h1")).to_have_text("Queue")
+        page = tab.go("/lifecycle")
+        expect(page.locator("#page .trouble").first).to_contain_text("bob may not lifecycle:read")
+        assert "0123456789abcdef" not in page.evaluate("() => document.cookie")
+        page.get_by_role("button", name="Sign out").click()
+        page.wait_for_url("**/login")
+    finally:
+        context.close()
+        guarded.close()

@@ -1,0 +1,78 @@
+"""Tables without Spark, and what other engines find in any table of ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import deltalake
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from lakebed.clock import ManualClock
+from lakebed.delta.log import Commit, overlapping
+from lakebed.delta.model import Batch, Snapshot, TableSpec
+from lakebed.delta.plain import PlainTable, schema_json
+from lakebed.ids import Ids
+from lakebed.store.memory import MemoryStore
+
+SPEC = TableSpec("t", schema_json((("id", "long"), ("name", "string"), ("other", "string"))), stats=("id",))
+
+
+async def made(store: MemoryStore, clock: ManualClock, *some: list[int]) -> PlainTable:
+    table = PlainTable(store, SPEC, clock=clock, ids=Ids())
+    for ids in some:
+        rows = pa.table({"id": ids, "name": [f"n{one}" for one in ids], "other": [None] * len(ids)})
+        rows = rows.set_column(2, "other", rows.column("other").cast(pa.string()))
+        file = await table.write(rows)
+        await table.commit(lambda _, file=file: Commit("WRITE", (file,)))  # type: ignore[misc]
+    return table
+
+
+@pytest.mark.parametrize("column", ["id = 2", "name = 'n2'"])
+async def test_duckdb_and_polars_find_rows_by_columns_with_and_without_a_range(tmp_path: Path, column: str) -> None:
+    """A filter on a column whose range the log does not tell finds its rows too."""
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    await made(store, clock, [1, 2], [3, 4])
+    async for info in store.list("tables/t/"):
+        place = tmp_path / info.key
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes((await store.get(info.key)).data)
+    uri = str(tmp_path / "tables/t")
+
+    rows = deltalake.DeltaTable(uri).to_pyarrow_dataset()
+
+    assert [(2, "n2")] == duckdb.sql(f"SELECT id, name FROM rows WHERE {column}").fetchall()
+    assert rows.count_rows() == 4
+    assert [2] == pl.scan_delta(uri).sql(f"SELECT id FROM self WHERE {column}").collect()["id"].to_list()
+
+
+async def test_ranges_survive_in_the_log_and_prune() -> None:
+    """Our own readers open only files that can hold the value."""
+    clock = ManualClock()
+    table = await made(MemoryStore(clock=clock), clock, [1, 2], [3, 4])
+
+    state = await table.snapshot()
+
+    assert [4] == [file.high["id"] for file in overlapping(state.files, "id", 3, 3)]
+    assert [3, 4] == [
+        row["id"] for file in overlapping(state.files, "id", 3, 9) for row in (await table.read(file)).to_pylist()
+    ]
+
+
+async def test_a_race_for_the_next_version_is_planned_again() -> None:
+    """Two writers: both commits are there, and a batch that another applied is not applied twice."""
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    one, other = (PlainTable(store, SPEC, clock=clock, ids=Ids()) for _ in range(2))
+    await one.commit(lambda _: Commit("WRITE"))
+    await other.snapshot()
+    await one.commit(lambda _: Commit("WRITE", batch=Batch("app", 1)))
+
+    def once(state: Snapshot) -> Commit | None:
+        return None if state.applied.get("app", -1) >= 1 else Commit("WRITE", batch=Batch("app", 1))
+
+    assert 1 == (await other.commit(once)).version
+    assert 2 == (await other.commit(lambda _: Commit("WRITE"))).version
