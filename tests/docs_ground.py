@@ -34,5 +34,5 @@ def commands(page: str) -> list[str]:
             match = re.search(r"(?:^|[\s$(\"])((?:\.venv/bin/)?lakebed [a-z].*)$", line)
             if match and not re.search("[─│┬▶]", line):  # a drawing is not a command
                 shown = re.split(r" {2,}|\s#", match[1])[0]  # what it does stands further right
-                found.append(re.sub(r"\s*\[[^\]]*\]", "", shown).rstrip(')"'))
+                found.append(re.sub(r'\)"?$', "", re.sub(r"\s*\[[^\]]*\]", "", shown)))
     return found

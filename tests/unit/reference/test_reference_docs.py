@@ -87,7 +87,7 @@ def test_every_promise_names_a_test_that_exists() -> None:
 
 
 PART_PAGES = [page for page in PAGES if page.startswith("docs/parts/")]
-PAGE_OF = {"flow": "pipeline", "bronze": "pipeline"}
+PAGE_OF = {"flow": "pipeline", "bronze": "pipeline", "rollups": "pipeline"}
 
 
 def test_every_part_has_a_page() -> None:
