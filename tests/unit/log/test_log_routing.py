@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from lakebed.bench import routing
-from lakebed.bench.loadtest import Scenario, warnings_of
+from lakebed.bench.loadtest_summary import warnings_of
 from lakebed.bench.routing import Route
+from lakebed.bench.scenarios import Scenario
 
 BROKERS = ["b0", "b1", "b2", "b3"]
 
