@@ -53,11 +53,11 @@ class SparkJob:
         reading: Reading,
         storing: Storing,
         indexing: Indexing,
-        lineage: Lineage | None = None,
+        lineage: Lineage,
+        spark: SparkSession | None = None,
     ) -> None:
-        self._settings, self._store = settings, store
-        self._lineage = lineage or Lineage.silent()
-        self._reading, self._storing, self._indexing = reading, storing, indexing
+        self._settings, self._store, self._given = settings, store, spark
+        self._reading, self._storing, self._indexing, self._lineage = reading, storing, indexing, lineage
         self._frame: DataFrame | None = None
         self._told: list[Told] = []
         self._windows_s: tuple[int, ...] = ()
@@ -71,9 +71,11 @@ class SparkJob:
 
     async def write(self, generation_id: str) -> list[StoredChunk]:
         read = Dataset("accepted/v1", rows=sum(each.samples for each in self._told))
-        with self._lineage.job("rollups", inputs=[read], outputs=[Dataset("rollups/v1")]):
+        with self._lineage.job("rollup", inputs=[read]) as run:
             stored, series = await asyncio.to_thread(self._write, generation_id)
-            return stored + await self._indexing(self._store, generation_id, self._told, series)
+            stored += await self._indexing(self._store, generation_id, self._told, series)
+            run.wrote("rollup/v1", version=int(generation_id.split("-")[0]), rows=sum(each.rows for each in stored))
+        return stored
 
     async def close(self) -> None:
         frame, self._frame, self._told = self._frame, None, []
@@ -109,7 +111,7 @@ class SparkJob:
         return stored, series
 
     def _spark(self) -> SparkSession:
-        return open_session(self._settings.of(SparkSettings))
+        return self._given or open_session(self._settings.of(SparkSettings))
 
     def _kept(self) -> DataFrame:
         assert self._frame is not None
@@ -145,18 +147,19 @@ def writing(settings: Settings, generation_id: str, windows_s: tuple[int, ...], 
                 *(batch[name].to_pylist() for name in ("span", "metric", "data")), strict=True
             ):
                 held.setdefault((span, metric), []).append(ipc_table(data))
-        loop = asyncio.new_event_loop()
-        try:
-            for _, parts in sorted(held.items()):
-                table = pa.concat_tables(parts)
-                stored = loop.run_until_complete(store_all(store, generation_id, chunks(table, windows_s)))
-                rows = [(STORED, 0, "", msgspec.json.encode(stored))]
-                rows += [(NOTED, hour, "", ipc_bytes(series)) for hour, series in noted(table).items()]
-                yield _batch(rows)
-        finally:
-            loop.close()
+        tables = [pa.concat_tables(parts) for _, parts in sorted(held.items())]
+        # One storing of all chunks, so that many are on their way at once while others are made.
+        made = (chunk for table in tables for chunk in chunks(table, windows_s))
+        stored = asyncio.run(_awaited(store_all(store, generation_id, made)))
+        rows = [(STORED, 0, "", msgspec.json.encode(stored))]
+        rows += [(NOTED, hour, "", ipc_bytes(found)) for table in tables for hour, found in noted(table).items()]
+        yield _batch(rows)
 
     return run
+
+
+async def _awaited(work: Awaitable[Any]) -> Any:
+    return await work
 
 
 def _each(found: AsyncIterator[Any]) -> Iterator[Any]:

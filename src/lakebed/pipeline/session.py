@@ -118,6 +118,8 @@ SQL = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.catalogImplementation": "in-memory",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # Plans are made into text at each step, whether anybody looks or not: of wide ones that costs more than running.
+    "spark.sql.debug.maxToStringFields": "4",
 }
 
 
