@@ -8,6 +8,8 @@ import sys
 from asyncio.subprocess import PIPE
 from pathlib import Path
 
+import pytest
+
 from lakebed.clock import ManualClock, SystemClock
 from lakebed.settings import env_name
 from lakebed.store.prefixed import PrefixedStore
@@ -21,6 +23,7 @@ DEADLINE_S = 240.0
 TESTS = Path(__file__).parent.parent
 
 
+@pytest.mark.timeout(400)
 async def test_a_roller_killed_behind_every_request_counts_every_sample_once(
     bucket: Store, bucket_settings: StoreSettings
 ) -> None:
@@ -35,7 +38,7 @@ async def test_a_roller_killed_behind_every_request_counts_every_sample_once(
     )
     output, _ = await asyncio.wait_for(crashing.communicate(), DEADLINE_S)
     said = output.decode().splitlines()
-    told = [(f"a{agent}", sample) for agent in range(3) for sample in samples(agent)]
+    told = [(f"a{agent}", sample) for agent in range(2) for sample in samples(agent)]
     end_ns = HOUR_NS + 3600 * 10**9
 
     for point in range(1, CRASH_POINTS + 1):
@@ -46,7 +49,7 @@ async def test_a_roller_killed_behind_every_request_counts_every_sample_once(
         report = await make_roller(store, later).run()
         after = await ask(store, later, "cpu", 60, HOUR_NS, end_ns)
         assert by_hand(told, "cpu", 60) == shown(after), f"{said[point - 1]}, then {report}"
-        assert (0, 0, 2) == (report.abandoned, after.sources["raw"], after.sources["rollup"]), said[point - 1]
+        assert (0, 0, 1) == (report.abandoned, after.sources["raw"], after.sources["rollup"]), said[point - 1]
 
     killed = [line for line in said if line.endswith("killed")]
     assert len(killed) > 20
