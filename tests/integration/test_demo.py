@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,7 @@ def test_the_demo_proves_its_totals_in_a_pipe(tmp_path: Path) -> None:
     }
     assert {"agents", "queue", "log", "ticks"} <= {each["scenario"] for each in outcome["faults"]}
     assert "\x1b[" not in done.stderr, "no bars in a pipe"
+    assert 0 < outcome["moving_s"] < outcome["total_s"]
     text = page.read_text()
     for title in ("Throughput", "Latency", "Duplicates and conflicts", "Lag", "Requests and their price"):
         assert title in text
@@ -45,8 +47,8 @@ def test_the_demo_proves_its_totals_in_a_pipe(tmp_path: Path) -> None:
     assert "What to type next" in done.stderr
 
 
-def test_a_demo_whose_invariant_fails_exits_non_zero(tmp_path: Path) -> None:
-    """A scenario that cannot do its work is a broken invariant, named, and the exit code says so."""
+def test_on_a_terminal_bars_move_and_a_broken_invariant_exits_non_zero(tmp_path: Path) -> None:
+    """The live table is drawn over and over; a total that does not add up is named, and the exit code says so."""
     (tmp_path / "sitecustomize.py").write_text(
         "import lakebed.demo.store as scenario\n"
         "async def play(stage):\n"
@@ -55,16 +57,23 @@ def test_a_demo_whose_invariant_fails_exits_non_zero(tmp_path: Path) -> None:
         "scenario.play = play\n"
     )
     paths = os.pathsep.join([str(tmp_path), *(path for path in sys.path if path)])
-
-    done = subprocess.run(
+    terminal, screen = os.openpty()
+    done = subprocess.Popen(
         [sys.executable, "-m", "lakebed", "demo", "store", "--report", str(tmp_path / "p.html")],
-        capture_output=True,
-        text=True,
-        timeout=110,
+        stdout=subprocess.DEVNULL,
+        stderr=screen,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": paths},
-        check=False,
+        env={**os.environ, "PYTHONPATH": paths, "TERM": "xterm", "COLUMNS": "120"},
     )
+    os.close(screen)
+    shown = b""
+    with suppress(OSError):  # Linux says EIO when the other side has ended
+        while chunk := os.read(terminal, 65536):
+            shown += chunk
+    os.close(terminal)
+    text = shown.decode(errors="replace")
 
-    assert 1 == done.returncode, done.stderr[-2000:]
-    assert "BROKEN  totals: things add up: 2 before → 1 after" in done.stderr
+    assert 1 == done.wait(110)
+    assert "BROKEN  totals: things add up: 2 before → 1 after" in text
+    assert text.count("requests to the store") > 3, "the table is drawn again and again"
+    assert "\x1b[" in text

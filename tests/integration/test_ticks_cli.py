@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -107,6 +108,28 @@ async def test_a_person_pushes_files_and_follows_them_to_silver(shell: Shell) ->
     assert [pushed["tick_id"]] == [row["tick_id"] for row in behind]
     assert (0, "done") == (told["dead"], shown["silver_dispatched"]["state"])
     assert (ORG, pushed["tick_id"]) == (replayed["org_id"], replayed["tick_id"])
+
+
+async def test_a_person_sees_how_far_an_upload_is(shell: Shell) -> None:
+    """On a terminal there is a bar with bytes on stderr; data stays alone on stdout."""
+    (shell.folder / "orders.parquet").write_bytes(parquet(range(10_000)))
+    url = await shell.serve("serve")
+    shell.env["LAKEBED_TICKS_API_SECRET"] = (await shell.run("ticks", "secret", "--project", PROJECT))["api_secret"]
+    screen, terminal = os.openpty()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "lakebed", "ticks", "push", ".", "--project", PROJECT, "--key", "id", "--url", url,
+        "-o", "json", env={**shell.env, "TERM": "xterm", "COLUMNS": "100"}, cwd=shell.folder,
+        stdout=asyncio.subprocess.PIPE, stderr=terminal,
+    )  # fmt: skip
+    os.close(terminal)
+
+    out, _ = await asyncio.wait_for(process.communicate(), DEADLINE_S)
+    shown = os.read(screen, 100_000).decode(errors="replace")
+    os.close(screen)
+
+    assert 10_000 == json.loads(out)[0]["rows_inserted"]
+    assert "uploading" in shown
+    assert re.search(r"\d+(\.\d+)?/\d+(\.\d+)? [kM]?B", shown), shown
 
 
 @pytest.mark.parametrize("step", ["after_sending_a_part", "after_sending_all_parts"])

@@ -81,6 +81,7 @@ def demo(
 def _summary(outcome: Outcome, keep: Path | None) -> None:
     broken = [each for each in outcome.proven if not each.held]
     say(f"\n{len(outcome.proven) - len(broken)} of {len(outcome.proven)} invariants held, in {outcome.total_s:.0f} s")
+    say(f"the first bar moved after {outcome.moving_s:.0f} s")
     for each in broken:
         say(f"  BROKEN  {each.scenario}: {each.name}: {each.seen}")
     say(f"the page with plots: {outcome.report}")

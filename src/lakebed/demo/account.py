@@ -24,6 +24,7 @@ LAGS = {
     "lakebed_batches_reconciler_lag_seconds": "batches: reconciler",
     "lakebed_lifecycle_watermark_lag_seconds": "lifecycle: cursor",
 }
+LABELLED = ("lakebed_queue_oldest_age_seconds",)
 BACKLOGS = {
     "lakebed_batches_aftermath_waiting": "derived writes waiting",
     "lakebed_queue_length": "queue batches waiting",
@@ -37,11 +38,11 @@ TROUBLES: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("conflicts", "lakebed_batches_uploads_total", {"outcome": "conflict"}),
     ("hedged", "lakebed_agent_hedges_total", {}),
     ("lost swaps", "lakebed_log_lost_swaps_total", {}),
-    ("register races", "lakebed_register_conflicts_total", {}),
+    ("races lost", "lakebed_register_conflicts_total", {}),
     ("takeovers", "lakebed_queue_takeovers_total", {}),
     ("fenced", "lakebed_queue_fenced_total", {}),
-    ("dead letters", "lakebed_queue_buried_total", {}),
-    ("doubts decided", "lakebed_store_doubts_total", {}),
+    ("buried", "lakebed_queue_buried_total", {}),
+    ("doubts", "lakebed_store_doubts_total", {}),
 )
 
 
@@ -103,7 +104,9 @@ def _latency(page: Report, last: Reading) -> None:
 def _lag(page: Report, observer: Observer) -> None:
     page.section("Lag", "What was accepted and not derived yet.")
     for title, names, unit in (("Age", LAGS, "s"), ("Backlog", BACKLOGS, "waiting")):
-        lines = [Line(about, tuple(observer.peaks(name))) for name, about in names.items()]
+        waiting = {"state": "pending"}  # of the queue's ages; the others have no such label
+        peaks = {name: observer.peaks(name, **(waiting if name in LABELLED else {})) for name in names}
+        lines = [Line(about, tuple(peaks[name])) for name, about in names.items()]
         page.lines(title, [line for line in lines if any(y for _, y in line.points)], unit=unit)
 
 

@@ -17,6 +17,7 @@ from lakebed.batches import paths
 from lakebed.batches.workers import reconciler
 from lakebed.context import Context
 from lakebed.demo.fleet import QUEUE
+from lakebed.demo.rolled import prove_rollups
 from lakebed.demo.stage import Stage, exited
 from lakebed.embedded.child import Child
 from lakebed.errors import Unavailable
@@ -36,7 +37,7 @@ CLONE = "boot-of-a-clone"
 async def play(stage: Stage) -> None:
     context = stage.context()
     folder = stage.folder / "demo" / f"fleet-{context.ids.token()[:8]}"
-    samples = stage.scaled(SAMPLES)
+    samples, began_ns = stage.scaled(SAMPLES), context.clock.now_ns()
     second, url = await stage.gateway("collector-2", parts=("batches",))
     async with httpx2.AsyncClient(timeout=30.0) as client:
         ours, standing = await _plant_conflict(client, stage, folder)
@@ -56,6 +57,7 @@ async def play(stage: Stage) -> None:
     stage.check("the agents sent everything and ended", code == 0, f"exit code {code}")
     await _count(stage, context, folder, samples)
     await _indexed(stage, context)
+    stage.counted("counted samples", "in rollups", await prove_rollups(stage, context, "demo_count", began_ns))
     await _parked(stage, folder, ours, standing)
     async with httpx2.AsyncClient(timeout=30.0) as client:
         await _repeat(stage, context, client, folder)
@@ -93,7 +95,7 @@ def _on_disk(folder: Path) -> int:
 async def _count(stage: Stage, context: Context, folder: Path, samples: int) -> None:
     """Reads every accepted batch of the fleet back from the bucket, through its manifest."""
     seen: dict[str, Counter[tuple[str, float]]] = {}  # by agent: (boot, value)
-    batches = mismatched = 0
+    batches = mismatched = rows = 0
     for number in range(AGENTS):
         agent_id = f"{folder.name}-{number:02d}"
         values = seen[agent_id] = Counter()
@@ -103,6 +105,7 @@ async def _count(stage: Stage, context: Context, folder: Path, samples: int) -> 
             identity = batch.identity
             mismatched += (identity.seq_start, identity.seq_end) != (manifest["seq_start"], manifest["seq_end"])
             batches += 1
+            rows += batch.columns.samples
             if identity.boot_id != CLONE:
                 values.update((identity.boot_id, value) for value in batch.columns.values.tolist())
     wanted = {float(n) for n in range(samples)}
@@ -110,6 +113,8 @@ async def _count(stage: Stage, context: Context, folder: Path, samples: int) -> 
     lost, kept = sum(len(wanted - each) for each in found), sum(map(len, found))
     stage.counted("samples", "sent by the agents", AGENTS * samples)
     stage.counted("samples", "in accepted batches", kept)
+    stage.counted("accepted samples", "in batches, those made again included", rows)
+    stage.counted("counted samples", "in batches", sum(sum(values.values()) for values in seen.values()))
     stage.check("no sample is lost", lost == 0, f"{kept} of {AGENTS * samples} samples in {batches} accepted batches")
     stage.check("every manifest's blob is the batch it names", mismatched == 0, f"{mismatched} of {batches} differ")
     doubled = sum(count - 1 for values in seen.values() for count in values.values())

@@ -35,6 +35,7 @@ def prove_bronze(stage: Stage, context: Context, spark: Any) -> None:
     counted = {(row["agent_id"], row["boot_id"]): row["count(seq)"] for row in found}
     distinct = rows.select("agent_id", "boot_id", "seq").distinct().count()
     differ = sum(counted.get(boot) != count for boot, count in sent.items())
+    stage.counted("accepted samples", "rows in bronze", good)
     stage.check(
         "bronze has every sample that each boot of each agent numbered, once",
         differ == 0 and len(counted) == len(sent) and good == distinct == sum(sent.values()),

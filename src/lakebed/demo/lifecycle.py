@@ -85,7 +85,12 @@ async def _expire(stage: Stage, context: Context, worker: LifecycleWorker, s3: A
     took = await _until(worker, context, lambda: _keys(s3, bucket) == ["kept"])
     stage.check("a tag put late is heeded", took is not None, f"gone {took or 0:.1f} s after it was tagged")
     ledger = Ledger(store, SystemClock(), context.ids)
-    told = [row.outcome async for row in ledger.rows(bucket, key="tmp/0000")]
+    rows = [row async for row in ledger.rows(bucket)]
+    deleted = {row.key for row in rows if row.outcome == Outcome.DELETED and row.key.startswith("tmp/")}
+    left = [key for key in await asyncio.to_thread(_keys, s3, bucket) if key.startswith("tmp/")]
+    for step, seen in (("due", count), ("gone", count - len(left)), ("deleted by the ledger", len(deleted))):
+        stage.counted("expired objects", step, seen)
+    told = [row.outcome for row in rows if row.key == "tmp/0000"]
     stage.check("the ledger says why", Outcome.DELETED in told, " → ".join(filter(None, map(str, told))))
 
 
@@ -104,6 +109,7 @@ class Undeletable:
 async def _block(stage: Stage, context: Context, worker: LifecycleWorker, s3: Any, bucket: str, shelf: Shelf) -> None:
     operator = Operator(shelf)
     await asyncio.to_thread(s3.put_object, Bucket=bucket, Key=POISON, Body=b"x")
+    stage.fault("an object whose delete fails for good")
     held: list[Blocker] = []
 
     async def blocked() -> bool:
@@ -122,7 +128,7 @@ async def _block(stage: Stage, context: Context, worker: LifecycleWorker, s3: An
     took = await _until(worker, context, lambda: _keys(s3, bucket) == ["kept", POISON])
     stage.check(
         "quarantined with a reason, the stream goes on",
-        took is not None and not await operator.blockers(bucket=bucket),
+        took is not None and ident not in {one.blocker_id for one in await operator.blockers(bucket=bucket)},
         f"what came behind it went after {took or 0:.1f} s; {POISON} is left, on record",
     )
 

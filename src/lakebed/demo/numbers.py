@@ -123,12 +123,19 @@ class Observer:
     def totals(self, name: str, **labels: str) -> list[tuple[float, float]]:
         return [(at_s, total(reading, name, **labels)) for at_s, reading in self.readings]
 
-    def peaks(self, name: str) -> list[tuple[float, float]]:
-        """The largest sample of this name at each instant: for ages, which do not add up."""
-        return [
-            (at_s, max((value for (known, _), value in reading.items() if known == name), default=0.0))
-            for at_s, reading in self.readings
-        ]
+    def peaks(self, name: str, **labels: str) -> list[tuple[float, float]]:
+        """The largest sample with this name and these labels at each instant: for ages, which do not add up."""
+        wanted = set(labels.items())
+
+        def most(reading: Reading) -> float:
+            found = (value for (known, each), value in reading.items() if known == name and wanted <= set(each))
+            return max(found, default=0.0)
+
+        return [(at_s, most(reading)) for at_s, reading in self.readings]
+
+    def moving_s(self) -> float:
+        """When anything was first counted: the first bar moved then. 0 when nothing ever was."""
+        return next((at_s for at_s, reading in self.readings if total(reading, "lakebed_store_requests_total")), 0.0)
 
     async def _ask(self, client: httpx2.AsyncClient, url: str) -> None:
         with suppress(httpx2.HTTPError, msgspec.DecodeError):  # killed on purpose, or busy

@@ -42,6 +42,7 @@ class Outcome(msgspec.Struct, frozen=True):
     counted: tuple[Counted, ...] = ()
     faults: tuple[Fault, ...] = ()
     total_s: float = 0.0
+    moving_s: float = 0.0  # when the first bar moved
     report: str = ""
 
     @property
@@ -105,6 +106,7 @@ async def run(
         tuple(record.counted),
         tuple(record.faults),
         round(observer.now_s(), 1),
+        round(observer.moving_s(), 1),
     )
 
 

@@ -81,9 +81,9 @@ class Report:
         """A metric's histogram: (upper bound, how many fell into that bucket). Empty ends are cut off."""
         filled = [at for at, (_, count) in enumerate(counted) if count]
         shown = counted[filled[0] : filled[-1] + 1] if filled else ()
-        values = {f"≤ {short(bound)}" if isfinite(bound) else "more": count for bound, count in shown}
+        values = {_bound(bound, unit) if isfinite(bound) else "more": count for bound, count in shown}
         all_of_them = sum(count for _, count in shown)
-        note = f"{all_of_them:,.0f} measured, {unit}" if shown else ""
+        note = f"{all_of_them:,.0f} measured" if shown else ""
         return self._plot(title, plots.bars(list(values.items()), title=title, unit=""), (), note)
 
     def table(self, headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Report:
@@ -130,6 +130,11 @@ class Report:
         below = (plots.legend(names) if names else "") + (tag("p", escape(note), class_="note") if note else "")
         self._parts.append(tag("figure", tag("figcaption", escape(title)), drawn, below))
         return self
+
+
+def _bound(bound: float, unit: str) -> str:
+    """Short enough for fifteen bars beside each other."""
+    return f"≤{bound * 1000:g} ms" if unit == "s" and bound < 1 else f"≤{short(bound)} {unit}"
 
 
 def _names(series: Sequence[Line]) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from docs_ground import misunderstood
 from lakebed.clock import ManualClock, SystemClock
 from lakebed.demo import account, live, run
 from lakebed.demo.numbers import Observer
@@ -120,13 +121,13 @@ async def test_what_cannot_be_played_is_refused_before_anything_starts(only: tup
 
 
 def test_every_scenario_says_what_it_is_and_what_to_type_next() -> None:
-    """Each is a module with a title, commands that begin with lakebed, and things it comes after that exist."""
+    """Each is a module with a title, commands that would be understood, and things it comes after that exist."""
     from importlib import import_module
 
     for name in SCENARIOS:
         module = import_module(f"lakebed.demo.{name}")
         assert module.TITLE
-        assert all(command.startswith("lakebed ") for command in module.NEXT)
+        assert [""] * len(module.NEXT) == [misunderstood(command) for command in module.NEXT]
         assert set(getattr(module, "AFTER", ())) <= set(SCENARIOS) - {name}
 
 

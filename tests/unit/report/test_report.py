@@ -152,3 +152,13 @@ def test_bins_hold_every_value() -> None:
     values = [0.1, 0.2, 0.2, 5.0, 9.9, 10.0]
 
     assert len(values) == sum(count for _, _, count in scales.bins(values, 7))
+
+
+def test_buckets_are_named_by_their_upper_bound() -> None:
+    """Empty ends are cut off, small bounds are in milliseconds, and the last bucket has no bound."""
+    page = str(Report("b").buckets("latency", [(0.001, 0), (0.0025, 3), (0.005, 0), (2.5, 4), (math.inf, 1), (9e9, 0)]))
+
+    assert ["≤2.5 ms", "≤5 ms", "≤2.5 s", "more"] == [
+        words for words in ("≤1 ms", "≤2.5 ms", "≤5 ms", "≤2.5 s", "more") if f">{words}<" in page
+    ]
+    assert "8 measured" in page

@@ -1,0 +1,62 @@
+"""What the agents sent, counted again as windows: accepted batches are rolled up, and a query finds every sample."""
+
+from __future__ import annotations
+
+from lakebed.batches.coverage import Coverage
+from lakebed.batches.live import Live
+from lakebed.batches.matchers import Selector
+from lakebed.batches.raw import RawBatches
+from lakebed.batches.roller import Roller
+from lakebed.batches.rolling import LocalJob
+from lakebed.batches.rollups import Rollups
+from lakebed.batches.sources import Sources
+from lakebed.context import Context
+from lakebed.demo.stage import Stage
+from lakebed.store.lease import HeldByAnother
+
+WINDOW_S = 60
+HELD_TRIES, HELD_EVERY_S = 60, 0.5  # the stack's own roller may be at it
+
+
+async def prove_rollups(stage: Stage, context: Context, metric: str, since_ns: int) -> int:
+    """Rolls up what is accepted; gives how many samples of the metric the rollups count since then."""
+    roller = Roller(
+        context.store,
+        LocalJob(context.store),
+        windows_s=(WINDOW_S,),
+        overlap_s=900.0,
+        batches_max=1000,
+        lease_s=30.0,
+        owner=context.node,
+        clock=context.clock,
+        ids=context.ids,
+        metrics=context.metrics,
+    )
+    for _ in range(HELD_TRIES):
+        try:
+            await roller.run(cold=True)
+            break
+        except HeldByAnother:
+            await context.clock.sleep(HELD_EVERY_S)
+    raw = RawBatches(context.store)
+    sources = Sources(
+        Live(bytes_max=0, window_s=0.0, clock=context.clock, metrics=context.metrics),
+        raw,
+        Coverage(context.store, raw),
+        follower=None,
+        spool=None,
+        batches_max=10_000,
+        clock=context.clock,
+    )
+    window_ns = WINDOW_S * 1_000_000_000
+    first_ns = since_ns // window_ns * window_ns
+    asked = Rollups(context.store, sources, context.clock)
+    answer = await asked.range(Selector(metric, []), WINDOW_S, first_ns, context.clock.now_ns() + window_ns)
+    counted = sum(bucket.count for series in answer.series for bucket in series.buckets)
+    rolled = answer.sources.get("rollup", 0)
+    stage.check(
+        "a query over rollups finds what was accepted",
+        rolled > 0,
+        f"{counted} samples in windows of {WINDOW_S} s, from {rolled} chunks",
+    )
+    return counted
