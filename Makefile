@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint unit conformance sim integration spark docs test-oxia test-cluster bench lock clean
+.PHONY: help setup demo test lint unit conformance sim integration browser screenshots spark docs test-oxia test-cluster bench lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,7 +21,7 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 demo: setup ## start everything, run the scenarios, prove the totals
 	@$(BIN)/lakebed demo
 
-test: setup lint unit conformance sim integration spark ## everything CI runs
+test: setup lint unit conformance sim integration browser spark ## everything CI runs
 
 lint: setup ## ruff, mypy strict, import layers
 	$(BIN)/ruff check src tests
@@ -43,6 +43,13 @@ integration: setup ## real servers, real processes, kill -9
 
 test-oxia: setup ## the meta contract on a real Oxia server, where Go can build one
 	$(BIN)/python tests/oxia/run.py
+
+browser: setup ## the console in a real browser; skipped, in so many words, where there is none
+	@$(BIN)/python tests/browser/chromium.py || echo "browser: skipped, no Chromium is found (install it, or set LAKEBED_TEST_BROWSER)"
+	@! $(BIN)/python tests/browser/chromium.py || $(BIN)/pytest tests/browser
+
+screenshots: setup ## every page of the console, light, dark and on a phone, into docs/screenshots
+	PYTHONPATH=src:tests:tests/browser $(BIN)/python tests/browser/screenshots.py
 
 docs: setup ## make the reference pages, the dashboards and the alert rules again
 	$(BIN)/python -m lakebed.reference .

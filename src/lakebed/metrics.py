@@ -121,6 +121,7 @@ TABLE: tuple[Metric, ...] = (
     Metric("lakebed_log_compaction_lag_records", "gauge", "Records not compacted, over all known partitions."),
     Metric("lakebed_log_known_partitions", "gauge", "Partitions that this compactor knows."),
     Metric("lakebed_log_swept_total", "counter", "Objects deleted by trim and vacuum.", ("reason",)),
+    Metric("lakebed_log_scenario_info", "gauge", "1 while the broker runs in a load test.", ("scenario",)),
     Metric("lakebed_log_s3_requests_total", "counter", "The log's requests to the bucket, as billed.", ("op",)),
     Metric("lakebed_log_s3_request_cost_dollars", "gauge", "Estimated cost of those requests (sum over processes)."),
     Metric("lakebed_log_s3_stored_bytes", "gauge", "Bytes stored under the log's prefix (max over processes)."),

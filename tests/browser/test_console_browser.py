@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from console_yard import HOSTILE, HOSTILE_KEY, Yard
 from playwright.sync_api import Browser, expect
 
 from conftest import DEADLINE_MS, Tab
+from console_yard import HOSTILE, HOSTILE_KEY, Yard
 from lakebed.console.pages import PAGES
 
 EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -139,12 +139,12 @@ def test_a_hostile_key_is_text_in_a_dialog_too(tab: Tab, yard: Yard) -> None:
     page = tab.go("/lifecycle")
     row = page.get_by_role("row").filter(has_text="inbox/").first
     row.get_by_role("button", name="Quarantine").click()
-    expect(page.locator("dialog#ask")).to_contain_text("blocker")
+    expect(page.locator("dialog#ask")).to_contain_text(HOSTILE_KEY)
     page.keyboard.press("Escape")
     page.goto(f"{yard.url}/console/ask/queue.discard?queue={HOSTILE_KEY.replace('#', '')}&letter=x")
     assert page.evaluate("() => window.__hacked") is None
     page = tab.go("/queue?queue=orders")
-    page.locator("#page table").last.locator("a").nth(1).click()
+    page.get_by_role("region", name="Waiting").get_by_role("link", name="5", exact=True).click()
     expect(page.locator("#page")).to_contain_text("One batch")
     expect(page.locator("#page")).to_contain_text(HOSTILE)
 
@@ -154,17 +154,18 @@ def test_a_hostile_key_is_text_in_a_dialog_too(tab: Tab, yard: Yard) -> None:
 def test_a_failing_backend_is_said_and_recovers(tab: Tab, yard: Yard) -> None:
     """When the store goes away the page says so and keeps what it knew; when it is back the trouble goes by itself."""
     page = tab.go("/queue?queue=orders")
-    expect(page.locator("#page table").first).to_contain_text("orders")
+    known = page.get_by_role("region", name="Queues")
+    expect(known).to_contain_text("orders")
 
     yard.wire.cut()
     try:
         expect(page.locator("#page .trouble").first).to_be_visible()
-        expect(page.locator("#page table").first).to_contain_text("orders")
+        expect(known).to_contain_text("orders")
     finally:
         yard.wire.mend()
 
     expect(page.locator("#page .trouble")).to_have_count(0)
-    expect(page.locator("#page table").first).to_contain_text("orders")
+    expect(known).to_contain_text("orders")
 
 
 @EVERY_PAGE

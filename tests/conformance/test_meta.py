@@ -18,7 +18,7 @@ from lakebed.errors import AlreadyExists, Conflict, Fenced, Invalid, NotFound, S
 from lakebed.ids import Ids
 from lakebed.meta.bucket import BucketMeta
 from lakebed.meta.memory import MemoryMeta, MemoryState
-from lakebed.meta.model import ABSENT, RANGE_LIMIT_MAX, VALUE_BYTES_MAX, prefix_end
+from lakebed.meta.model import ABSENT, RANGE_LIMIT_MAX, VALUE_BYTES_MAX, Put, prefix_end
 from lakebed.meta.protocol import Meta
 from lakebed.meta.sqlite import SqliteMeta
 from lakebed.metrics import Metrics
@@ -26,7 +26,6 @@ from lakebed.store.memory import MemoryStore
 from lakebed.store.protocol import Store
 
 OXIA = os.environ.get("LAKEBED_TEST_OXIA", "")
-OXIA_ONE_WRITER = bool(os.environ.get("LAKEBED_TEST_OXIA_ONE_WRITER"))  # for a server that two writers break
 BACKENDS = ["memory", "sqlite", "bucket-memory", "bucket-seaweedfs"] + (["oxia"] if OXIA else [])
 SESSION_S = 2.0  # Oxia's client takes no shorter one
 GONE_S = 8.0  # a session that is silent is gone by then, on every backend
@@ -47,8 +46,7 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Client:
         case "oxia":
             from lakebed.meta.oxia import OxiaMeta
 
-            one_writer = asyncio.Lock() if OXIA_ONE_WRITER else None
-            return lambda: taking_turns(OxiaMeta(OXIA, clock=clock, ids=ids, metrics=Metrics()), one_writer)
+            return lambda: OxiaMeta(OXIA, clock=clock, ids=ids, metrics=Metrics())
         case _:
             real = request.param == "bucket-seaweedfs"
             store: Store = request.getfixturevalue("bucket") if real else MemoryStore(clock=clock)
@@ -107,22 +105,6 @@ async def absent(meta: Meta, key: str, group: dict[str, str]) -> bool:
 
 async def filled(meta: Meta, root: str, group: dict[str, str], offsets: list[int]) -> None:
     await asyncio.gather(*(meta.put(index(root, offset), b"%d" % offset, **group) for offset in offsets))
-
-
-def taking_turns(meta: Meta, one_writer: asyncio.Lock | None) -> Meta:
-    """The client, its changes one after another when a lock is given."""
-    for verb in ("put", "delete", "delete_range", "close") if one_writer else ():
-        setattr(meta, verb, _turn(getattr(meta, verb), one_writer))
-    return meta
-
-
-def _turn(call: Callable[..., Awaitable[Any]], one_writer: asyncio.Lock | None) -> Callable[..., Awaitable[Any]]:
-    async def in_turn(*args: Any, **options: Any) -> Any:
-        assert one_writer is not None
-        async with one_writer:
-            return await call(*args, **options)
-
-    return in_turn
 
 
 # One key
@@ -200,6 +182,29 @@ async def test_a_version_is_good_for_one_put(meta: Meta, root: str, group: dict[
 
     assert second == met.value.current
     assert (await meta.get(root + "k", **group)).value == b"2"
+
+
+async def test_several_puts_succeed_and_fail_each_on_its_own(meta: Meta, root: str, group: dict[str, str]) -> None:
+    """Puts that are asked for together are answered in their order, and one that is refused stops no other."""
+    stands = await meta.put(f"{root}stands", b"1", **group)
+    old = await meta.put(f"{root}changed", b"1", **group)
+    await meta.put(f"{root}changed", b"2", **group)
+
+    made = await meta.put_all(
+        [
+            Put(f"{root}new", b"new", ABSENT, **group),
+            Put(f"{root}stands", b"never", ABSENT, **group),
+            Put(f"{root}stands", b"2", stands.version, **group),
+            Put(f"{root}changed", b"never", old.version, **group),
+            Put(f"{root}any", b"any", **group),
+        ]
+    )
+
+    assert ["Entry", "AlreadyExists", "Entry", "Stale", "Entry"] == [type(one).__name__ for one in made]
+    for key, value in (("new", b"new"), ("stands", b"2"), ("changed", b"2"), ("any", b"any")):
+        found = await meta.get(f"{root}{key}", **group)
+        assert value == found.value
+        assert key == "changed" or found in made
 
 
 async def test_a_version_of_a_key_that_is_gone_is_stale(meta: Meta, root: str, group: dict[str, str]) -> None:

@@ -89,3 +89,45 @@ def test_what_aws_refuses_is_refused_before_anything_is_put(
     assert 0 != run(["lifecycle", "rules", "put", name, "policy.xml"])
     assert "'Days' for Expiration action must be a positive integer" in capsys.readouterr().err
     assert 0 != run(["lifecycle", "rules", "get", name])
+
+
+def test_policies_travel_and_actions_are_tuned(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Export and import give the same bytes back; a cadence is kept, and beginning anew walks again."""
+    (tmp_path / "policy.xml").write_bytes(POLICY)
+
+    def said(*words: str) -> str:
+        capsys.readouterr()
+        assert 0 == run(["lifecycle", *words])
+        return capsys.readouterr().out
+
+    said("rules", "put", name, "policy.xml")
+    (line,) = [line for line in said("rules", "export").splitlines() if name in line]
+    (tmp_path / "export.jsonl").write_text(line + "\n")
+    said("rules", "rm", name, "--reason", "to bring it back")
+    said("rules", "import", "export.jsonl")
+    assert POLICY.decode() == said("rules", "get", name)
+
+    said("run", "-o", "json")
+    (row,) = msgspec.json.decode(said("status", name, "-o", "json"))
+    said("cadence", name, row["action"], "3")
+    (tuned,) = msgspec.json.decode(said("status", name, "-o", "json"))
+    assert row["last_scan_ns"] + round(3 * DAY_S * 1e9) == tuned["next_scan_ns"]
+    said("rebootstrap", name)
+    (anew,) = msgspec.json.decode(said("status", name, "-o", "json"))
+    assert "waiting" == anew["bootstrap"]
+    said("run", "-o", "json")
+    (done,) = msgspec.json.decode(said("status", name, "-o", "json"))
+    assert "complete" == done["bootstrap"]
+
+
+def test_a_policy_that_reaches_lakebeds_own_keys_is_not_put(
+    name: str, weed: BucketEndpoints, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the bucket Lakebed lives in, an empty prefix is refused; elsewhere, and beside its folder, it may stand."""
+    (tmp_path / "all.xml").write_bytes(POLICY.replace(b"<Prefix>tmp/</Prefix>", b"<Prefix></Prefix>"))
+    (tmp_path / "tmp.xml").write_bytes(POLICY)
+
+    assert 0 != run(["lifecycle", "rules", "put", weed.bucket, "all.xml"])
+    assert "could delete what Lakebed itself keeps" in capsys.readouterr().err
+    assert 0 == run(["lifecycle", "rules", "put", weed.bucket, "tmp.xml", "--dry-run"])
+    assert 0 == run(["lifecycle", "rules", "put", name, "all.xml", "--dry-run"])

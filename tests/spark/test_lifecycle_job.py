@@ -37,6 +37,8 @@ from lakebed.store.connect import connect
 from lakebed.store.settings import StoreSettings
 from lakebed.views.lifecycle_scan import apply, found, scan
 
+pytestmark = pytest.mark.timeout(400)  # the first of a lane waits for Spark, its own jobs and the days that pass
+
 DAY_S = 6.0  # longer than it takes to put the objects and to begin
 RULES = (Rule("tmp", prefix="tmp/", expiration_days=1), Rule("tagged", tags=(("tmp", "1"),), expiration_days=1))
 

@@ -220,18 +220,19 @@ def test_a_replay_of_a_passed_tick_computes_it_again_with_the_same_result(mill: 
 
 
 def test_a_changed_contract_makes_silver_anew(yard: Yard, mill: Mill) -> None:
-    """Another type, another check, a new column: old rows are what the contract says now, or set aside with why."""
+    """Other types, of the key too, and another check: old rows are what it says now, or set aside with the reason."""
     first = mill.tick("t1", (1, "1.00", 5), (2, "7.00", 5), (3, "bad", 5))
     mill.run(first)
     text = CONTRACT.replace("decimal(6,2)", "decimal(8,3)").replace("total >= 0", "total < 5")
-    changed = Mill(yard, read_contract(text.replace("  at: {type: integer}", "  at: {type: long}"), "orders.yaml"))
+    text = text.replace("id: {type: long,", "id: {type: string,").replace("at: {type: integer}", "at: {type: long}")
+    changed = Mill(yard, read_contract(text, "orders.yaml"))
 
     [report] = changed.run(mill.tick("t2", (4, "4.125", 1)))
     again = changed.run(report.bronze_version)
 
     assert (4, 2, 2, 0) == balance(report)
     assert (True, []) == (report.anew, again)
-    assert [(1, Decimal("1.000"), 5), (4, Decimal("4.125"), 1)] == changed.held()
+    assert [("1", Decimal("1.000"), 5), ("4", Decimal("4.125"), 1)] == changed.held()
     assert [
         ("t1", ["check total_not_negative"]),
         ("t1", ["total: cannot be read as decimal(8,3)"]),

@@ -83,7 +83,9 @@ class BatchesFeed:
         last_ns = start["through_ns"]
         # Notes first: a batch whose note stands now is in the index that is listed next.
         notes = [(paths.parse_by_time(note.key)[1], note.modified_ms) async for note in self._notes(FOREVER_NS)]
-        if until_ns > last_ns:
+        if self._settle_ns < 0 and not limit:
+            last_ns = max(last_ns, until_ns)  # whoever reads once lists once
+        elif until_ns > last_ns:
             async for piece in self._fitting(self._indexed(last_ns + 1, until_ns), limit):
                 last_ns = max(last_ns, paths.parse_by_time(piece.key)[1])
         late_ms = max((modified_ms for at_ns, modified_ms in notes if at_ns <= last_ns), default=0)

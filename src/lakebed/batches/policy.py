@@ -15,7 +15,7 @@ from lakebed.errors import Invalid
 
 DELETES = ["s3:DeleteObject", "s3:DeleteObjectVersion"]
 ENCRYPTIONS = ("", "AES256", "aws:kms", "aws:kms:dsse")
-OWN = ("reconciler/v1/", "repairs/v1/", "rollup-work/v1/", "gc/v1/", "lakebed/")
+OWN = ("reconciler/v1/", "repairs/v1/", "rollup-work/v1/", "roller/v1/", "gc/v1/", "lakebed/")
 COLLECTORS_WRITE = (
     paths.ACCEPTED,
     paths.ACCEPTED_BY_TIME,

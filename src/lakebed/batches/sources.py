@@ -153,7 +153,7 @@ class Sources:
                 if room < 0:
                     return found, True
                 found.append(manifest_id)
-        if covered.state.committed:  # otherwise nothing was passed by yet
+        if covered.state.settled_ns:  # otherwise nothing was passed by yet
             seen = set(found)
             noted, _ = await self.coverage.late(covered.state)
             late = await self.coverage.waiting(covered, [each for each in noted if each not in seen])

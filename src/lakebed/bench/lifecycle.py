@@ -26,6 +26,8 @@ from lakebed.store.settings import StoreSettings
 DELETES_BAR = 0.6  # ours ÷ bare
 STEADY_BAR = 1.5  # a round on a bucket ten times as large ÷ a round on the small one
 RULES_BAR = 1.5  # routing with ten times the rules ÷ without
+GROUPS_BAR = 1.5  # one event in one of thirty delay groups ÷ in one of three
+MANY_GROUPS = 30
 CONCURRENCY = 16
 SETTINGS = LifecycleSettings(
     day_s=1.0, rounding="exact", small_delay_s=0.1, flush_lag_s=0.1, lookback_s=1.0, concurrency=CONCURRENCY
@@ -51,9 +53,12 @@ async def bench(stand: Stand) -> Sequence[Check]:
     rounds = 3 if stand.quick else 5
 
     stand.tell(f"{events} events through 100 buckets × 5 rules, and through ten times as many rules")
-    few, many = _compiled(5), _compiled(50)
+    few, many, spread = _compiled(5), _compiled(50), _compiled(50, days=range(1, MANY_GROUPS + 1))
     routed = [await rate(clock, events, lambda: _route(few, events)) for _ in range(rounds)]
     crowded = [await rate(clock, events, lambda: _route(many, events)) for _ in range(rounds)]
+    fewer = events // 10
+    sparse = [await rate(clock, fewer * MANY_GROUPS, lambda: _route(spread, fewer)) for _ in range(rounds)]
+    dense = [events_s * len(few.original_delay_groups) for events_s in routed]
 
     async with opened(context) as site:
         stand.tell(f"{count} due objects deleted by a walk, and by bare S3 deletes, {CONCURRENCY} at once")
@@ -66,6 +71,9 @@ async def bench(stand: Stand) -> Sequence[Check]:
     return [
         told("events routed, 500 rules", routed, "events/s"),
         at_most("routing time, 5,000 rules beside 500", routed, crowded, RULES_BAR),
+        told(f"events × delay groups, {len(few.original_delay_groups)} groups", dense, "/s"),
+        told(f"events × delay groups, {MANY_GROUPS} groups", sparse, "/s"),
+        at_most("time per event and delay group, 30 groups beside 3", dense, sparse, GROUPS_BAR),
         told("deletes, by rules", ours, "objects/s"),
         told("deletes, bare S3", bare, "objects/s"),
         at_least("deletes, ours beside bare", ours, bare, DELETES_BAR),
@@ -76,10 +84,11 @@ async def bench(stand: Stand) -> Sequence[Check]:
     ]
 
 
-def _compiled(rules: int) -> Snapshot:
-    ready, days = Activation(Mode.EVENT_DRIVEN, True), (1, 1, 7, 7, 30)
+def _compiled(rules: int, days: Sequence[int] = (1, 1, 7, 7, 30)) -> Snapshot:
+    ready = Activation(Mode.EVENT_DRIVEN, True)
     policies = {
-        f"b{n}": tuple(Rule(prefix=f"p{i:03d}/", expiration_days=days[i % 5]) for i in range(rules)) for n in range(100)
+        f"b{n}": tuple(Rule(prefix=f"p{i:03d}/", expiration_days=days[i % len(days)]) for i in range(rules))
+        for n in range(100)
     }
     return compile_policies(policies, lambda _: ready, Calendar())
 

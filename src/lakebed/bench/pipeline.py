@@ -19,7 +19,9 @@ import numpy as np
 
 from lakebed.batches import acceptance, paths
 from lakebed.batches.model import ACCEPTED_SCHEMA, Accepted, write_record
+from lakebed.bench.audit import audit
 from lakebed.bench.harness import Check, Stand, at_least, at_most, rounds_of, told
+from lakebed.bench.rollups import rollups
 from lakebed.context import Context
 from lakebed.errors import Corrupt
 from lakebed.feed import Limit, ahead
@@ -119,9 +121,13 @@ async def _bronze(stand: Stand, context: Context, fleet: Fleet, folder: Path) ->
     ]
 
 
+async def _rollups(stand: Stand, context: Context, fleet: Fleet, folder: Path) -> list[Check]:
+    return await rollups(stand, context, fleet, folder, START_NS + 1_800_000_000_000)
+
+
 # What is measured, in order, on one fleet and one session: each gives its checks.
 Part = Callable[[Stand, Context, Fleet, Path], Awaitable[list[Check]]]
-PARTS: tuple[Part, ...] = (_bronze,)
+PARTS: tuple[Part, ...] = (_bronze, _rollups, audit)
 
 
 class BronzeRuns:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from lakebed.cli import exits
+from lakebed.cli.jobs import spark_progress
 from lakebed.cli.output import Output, emit, say
 from lakebed.cli.where import Where, in_loop
 
@@ -65,7 +66,8 @@ def _made(context: Context, quick: bool, inventory: str, queues: list[Path]) -> 
     spark = open_session(context.settings.of(SparkSettings))
     listing = _report(context, spark, inventory) if inventory else None
     horizon_s = context.settings.of(ReconcilerSettings).gc_horizon_s
-    return Auditor(spark, context).run(horizon_s=horizon_s, listing=listing, verify=not quick, dropped=known)
+    with spark_progress("audit"):
+        return Auditor(spark, context).run(horizon_s=horizon_s, listing=listing, verify=not quick, dropped=known)
 
 
 def _report(context: Context, spark: Any, manifest: str) -> Any:

@@ -34,8 +34,8 @@ def dump(
     Parameters
     ----------
     place
-        an .lmbatch frame, an .lmrollup.zst chunk or a .spool segment; or a key below store.prefix, which may also be
-        an accepted manifest.
+        an .lmbatch frame, an .lmrollup.zst or .lmindex.zst chunk, or a .spool segment; or a key below store.prefix,
+        which may also be an accepted manifest or any other JSON object of the part.
     """
     data = Path(place).read_bytes() if Path(place).is_file() else b""
     manifest: dict[str, Any] = {}
@@ -45,6 +45,17 @@ def dump(
         from lakebed.frame.rollup import decode_rollup
 
         emit(decode_rollup(data).slice(0, limit).to_pylist(), output)
+    elif place.endswith(".lmindex.zst"):
+        from lakebed.frame.index import decode_index
+
+        batches, series = decode_index(data)
+        shown = series.slice(0, limit).to_pylist()
+        named = batches["manifest_id"].to_pylist()
+        emit([row | {"batches": [named[number] for number in row["batches"]]} for row in shown], output)
+    elif place.endswith(".json") and not manifest:
+        import msgspec
+
+        emit(msgspec.json.decode(data), output)
     elif place.endswith(".spool"):
         emit([_spooled(data, record) for record in _records(data)][:limit], output)
     else:

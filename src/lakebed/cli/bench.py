@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import uvloop
 
@@ -12,9 +13,19 @@ from lakebed.cli import exits
 from lakebed.cli.lend import lent
 from lakebed.cli.output import Output, emit, say
 from lakebed.cli.where import Where
+from lakebed.errors import Invalid
 
 
-def bench(name: str, /, *, quick: bool = False, where: Where = Where(), output: Output = "table") -> int:
+def bench(
+    name: str,
+    /,
+    *,
+    quick: bool = False,
+    scenario: str = "",
+    out: Path = Path("bench-results"),
+    where: Where = Where(),
+    output: Output = "table",
+) -> int:
     """Measure a part beside the bare thing beneath it, in the same run. A missed bar is printed as missed.
 
     Parameters
@@ -23,7 +34,13 @@ def bench(name: str, /, *, quick: bool = False, where: Where = Where(), output: 
         a bench, or `all`.
     quick
         end in 45 seconds.
+    scenario
+        of `log`: a load test instead, by one of steady, wide, kill and smoke.
+    out
+        where a load test leaves its folder, with a report to look at.
     """
+    if scenario:
+        return _load_test(name, scenario, out, where, output)
     held = True
     with lent(where) as settings:
         for each in BENCHES if name == "all" else (name,):
@@ -34,6 +51,18 @@ def bench(name: str, /, *, quick: bool = False, where: Where = Where(), output: 
             held = held and report.held
             _show(report, output)
     return exits.OK if held else exits.FAILED
+
+
+def _load_test(name: str, scenario: str, out: Path, where: Where, output: Output) -> int:
+    from lakebed.bench.loadtest import run as run_scenario
+
+    if name != "log":
+        raise Invalid(f"bench {name} has no scenarios", hint="lakebed bench log --scenario steady")
+    with lent(where) as settings, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        summary = runner.run(run_scenario(Stand(settings, False, lambda line: say(f"  {line}")), scenario, out))
+    emit(summary, output)
+    say(f"look at {summary.folder}/report.html")
+    return exits.OK
 
 
 def _show(report: Report, output: str) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from cyclopts import App, Parameter
 
+from lakebed.cli.jobs import spark_progress
 from lakebed.cli.output import Output, emit, say
 from lakebed.cli.where import Where, in_loop
 from lakebed.errors import Invalid, NotFound
@@ -180,7 +181,8 @@ def dry_run_command(
     from lakebed.views.lifecycle_scan import scan
 
     known = text if text is not None else _with(where, lambda site: _policy(site, bucket))
-    told = scan(where.context("cli"), bucket, known, days_ahead=days_ahead, inventory=inventory, keep=keep)
+    with spark_progress("scan"):
+        told = scan(where.context("cli"), bucket, known, days_ahead=days_ahead, inventory=inventory, keep=keep)
     emit(told, output)
 
 

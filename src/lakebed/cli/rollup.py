@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Annotated, Literal
 
 import msgspec
 from cyclopts import Parameter
 
 from lakebed.cli import exits
+from lakebed.cli.jobs import spark_progress
 from lakebed.cli.output import Output, emit, say
 from lakebed.cli.where import Where, in_loop
 
@@ -28,10 +30,13 @@ def rollup(
     Exits 1 when batches could not be read: they are set aside, named by key, tried again by the next run, and the rest
     is rolled up.
     """
+    from lakebed.batches.settings import RollupSettings
     from lakebed.gateway.rollups import roller
 
-    flags = {"rollup.engine": engine} if engine else None
-    report = in_loop(lambda: roller(where.context("rollup", flags)).run(cold=cold))
+    context = where.context("rollup", {"rollup.engine": engine} if engine else None)
+    on_spark = context.settings.of(RollupSettings).engine == "spark"
+    with spark_progress("rollup") if on_spark else nullcontext():
+        report = in_loop(lambda: roller(context).run(cold=cold))
     emit(msgspec.to_builtins(report), output)
     for each in report.unreadable:
         say(f"set aside: {each.key} ({each.problem})")

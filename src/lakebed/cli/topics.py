@@ -218,25 +218,6 @@ def vacuum(*, reason: Reason, dry_run: DryRun = False, where: Where = Where(), o
 
 
 @app.command
-def loadtest(
-    scenario: str = "steady",
-    /,
-    *,
-    out: Annotated[Path, Parameter(help="where run folders go")] = Path("loadtest-results"),
-    where: Where = Where(),
-    output: Output = "table",
-) -> None:
-    """Runs brokers and a hammer by a scenario; leaves a folder that tells everything about the run."""
-    from lakebed.bench.harness import Stand
-    from lakebed.bench.loadtest import run
-    from lakebed.cli.lend import lent
-
-    with lent(where) as settings:
-        stand = Stand(settings, False, say)
-        emit(in_loop(lambda: run(stand, scenario, out)), output)
-
-
-@app.command
 def dump(source: str, /, *, where: Where = Where(), output: Output = "json") -> None:
     """Shows what a stored blob holds: a file, or a key of the bucket."""
 

@@ -163,7 +163,7 @@ ACTIONS: dict[str, Action] = {
     "lifecycle.retry": Action(
         "Try it now",
         "Retry",
-        ("blocker",),
+        ("blocker", "object"),
         lambda f: "lifecycle:operate:*",
         lambda f: "The delete is tried now, against what is live. If it works the stream goes on; else it stays.",
         _retry,
@@ -172,7 +172,7 @@ ACTIONS: dict[str, Action] = {
     "lifecycle.resume": Action(
         "Let the worker try again",
         "Resume",
-        ("blocker",),
+        ("blocker", "object"),
         lambda f: "lifecycle:operate:*",
         lambda f: "The blocker is taken away and the worker tries again by itself, with a fresh budget of retries.",
         _resume,
@@ -180,7 +180,7 @@ ACTIONS: dict[str, Action] = {
     "lifecycle.quarantine": Action(
         "Give this decision up",
         "Quarantine",
-        ("blocker",),
+        ("blocker", "object"),
         lambda f: "lifecycle:operate:*",
         lambda f: "The stream passes this object and it is not deleted by this decision. On record, with your reason.",
         _quarantine,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from lakebed.views.log import Segments
+from lakebed.views.tables import TableRow
 from lakebed.views.ticks import Stage
 
 WIDTH = 1000.0
@@ -21,6 +22,9 @@ class Bar(msgspec.Struct, frozen=True):
     offset: int
 
 
+LAYERS = ("bronze", "silver", "gold", "quarantine")  # as data flows; others behind them
+
+
 class Step(msgspec.Struct, frozen=True):
     stage: Stage
     after_ms: int | None  # since the stage before, where both are known
@@ -33,14 +37,21 @@ def bars(found: Segments) -> list[Bar]:
     drawn: list[Bar] = []
     for segment in found.segments:
         start = max(segment.start_offset, begin)
-        x = (start - begin) * scale
-        w = max(LEAST, (segment.end_offset + 1 - start) * scale)
+        x = round(min((start - begin) * scale, WIDTH - LEAST), 2)
+        w = round(min(max(LEAST, (segment.end_offset + 1 - start) * scale), WIDTH - x), 2)
         kind = "compacted" if segment.type == "COMPACTED" else "wal"
         title = f"{kind} {segment.start_offset}–{segment.end_offset}: {segment.records} records, {segment.data_key}"
-        drawn.append(
-            Bar(round(min(x, WIDTH - LEAST), 2), round(min(w, WIDTH - x), 2), kind, title, segment.start_offset)
-        )
+        drawn.append(Bar(x, w, kind, title, segment.start_offset))
     return drawn
+
+
+def layers(rows: Sequence[TableRow]) -> list[tuple[str, list[TableRow]]]:
+    """Tables by layer, the layers in the order data flows through them."""
+    found: dict[str, list[TableRow]] = {}
+    for row in rows:
+        found.setdefault(row.layer, []).append(row)
+    rank = {name: number for number, name in enumerate(LAYERS)}
+    return sorted(found.items(), key=lambda pair: (rank.get(pair[0], len(LAYERS)), pair[0]))
 
 
 def steps(stages: Sequence[Stage]) -> list[Step]:

@@ -72,11 +72,11 @@ BUCKET = Box("bucket", "Bucket", "/status", _line("rate.store_requests", "reques
 WORKERS = (
     Box("reconciler", "Reconciler", "/batches", _line("rate.batches_accepted", "accepted/s"),
         _line("rate.batches_duplicate", "duplicates/s")),
-    Box("compactor", "Compactor", "/log", _line("level.log_uncompacted", "records to compact"),
+    Box("compactor", "Compactor", "/log", _line("level.log_uncompacted", "to compact"),
         _line("level.log_records", "records kept")),
     Box("collectors", "Collectors", "/queue", _line("level.queue_waiting", "batches wait"),
         _line("level.queue_oldest_s", "oldest", "age")),
-    Box("pipeline", "Pipeline", "/ticks", _line("level.ticks_undispatched", "ticks to silver"),
+    Box("pipeline", "Pipeline", "/ticks", _line("level.ticks_undispatched", "to silver"),
         _line("level.ticks_lag_s", "behind", "age"), bad=("ticks_dead",)),
     Box("lifecycle", "Lifecycle", "/lifecycle", _line("level.blockers", "blockers"),
         _line("level.lifecycle_behind_s", "behind", "age"), "lifecycle", ("blockers",)),

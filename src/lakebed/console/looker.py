@@ -22,7 +22,7 @@ from lakebed.lifecycle.workers import opened
 from lakebed.ticks import paths as tick_paths
 from lakebed.ticks.auditor import Auditor
 from lakebed.trail import Trail
-from lakebed.views import batches, lifecycle, log, queue, tables, ticks
+from lakebed.views import audit, batches, lifecycle, log, queue, tables, ticks
 
 FAST_S, SLOW_S, DEAR_S = 3.0, 8.0, 120.0  # times to live: a read or two, a listing, a scan
 PREVIEW_S = 30.0  # longest walk for a dry run
@@ -181,6 +181,9 @@ class Looker:
         return Ask(
             f"lifecycle:read:{bucket}", f"lifecycle.preview:{bucket}:{days_ahead:g}", DEAR_S, made, PREVIEW_S, PREVIEW_S
         )
+
+    def audit(self) -> Ask:
+        return Ask("audit:read", "audit.last", SLOW_S, lambda: audit.last(self.context))
 
     def deeds(self) -> Ask:
         return Ask("console:read", "trail", FAST_S, self.trail.latest)

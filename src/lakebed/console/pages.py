@@ -162,7 +162,7 @@ async def _lifecycle(visit: Visit) -> tuple[Things, dict[str, Any]]:
 
 
 async def _audit(visit: Visit) -> tuple[Things, dict[str, Any]]:
-    return await visit.see(deeds=visit.look.deeds()), {}
+    return await visit.see(audit=visit.look.audit(), deeds=visit.look.deeds()), {}
 
 
 async def _status(visit: Visit) -> tuple[Things, dict[str, Any]]:

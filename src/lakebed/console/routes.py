@@ -76,6 +76,7 @@ class Console:
             "refresh_s": REFRESH_S,
             "bars": drawing.bars,
             "steps": drawing.steps,
+            "layers": drawing.layers,
         }
         pages = [route for page in PAGES for route in (Route(page.path, self._page(page), include_in_schema=False),
                                                        Route(page.twin, self._twin(page)))]  # fmt: skip

@@ -6,7 +6,9 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from lakebed.context import Context
+from lakebed.demo.audit import prove_conserved
 from lakebed.demo.bronze import prove_bronze
+from lakebed.demo.rollups import prove_rollups
 from lakebed.demo.stage import Stage
 from lakebed.pipeline.settings import SparkSettings
 from lakebed.store.settings import StoreSettings
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from lakebed.pipeline.tables.table import Table
 
 TITLE = "Spark and tables, without jars"
-NEXT = ("lakebed env", "lakebed pipeline run")
+NEXT = ("lakebed env", "lakebed pipeline run", "lakebed audit")
 
 AFTER = ("agents", "queue", "log")  # what they left is what is tabulated
 
@@ -60,6 +62,8 @@ def _tabulate(stage: Stage, context: Context, listed: list[tuple[str, str, int]]
     stage.check("totals agree", tuple(total) == wanted, f"{tuple(total)}")
     _read_elsewhere(stage, table, wanted[0])
     prove_bronze(stage, context, spark)
+    prove_rollups(stage, context, spark)
+    prove_conserved(stage, context, spark)
 
 
 def _read_elsewhere(stage: Stage, table: Table, wanted: int) -> None:

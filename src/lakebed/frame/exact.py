@@ -94,6 +94,9 @@ def _limbs(values: Any, groups: Any, count: int, low: int = -1, height: int = 0)
     fraction = (bits & _FRACTION) | np.where(exponent > 0, np.int64(1) << 52, 0)
     power = np.maximum(exponent, 1) - 1  # of the lowest bit, counted from 2^-1074
     place, shift = power >> 5, power & 31
+    nothing = fraction == 0
+    if nothing.any():  # zeros go where others are: at their own place they would make every number as long as can be
+        place[nothing] = place.max()
     lower = (fraction & _MASK) << shift
     upper = ((fraction >> LIMB_BITS) << shift) + (lower >> LIMB_BITS)
     sign = np.where(bits < 0, np.int64(-1), np.int64(1))
@@ -103,7 +106,7 @@ def _limbs(values: Any, groups: Any, count: int, low: int = -1, height: int = 0)
         height = int(place.max()) - low + 5  # three limbs of a value, and two for what carries
     limbs = np.zeros((height, count), np.int64)
     # By place, and inside a place in order of groups: each run of one group is added up at once.
-    for where in np.unique(place[fraction != 0]).tolist():
+    for where in np.flatnonzero(np.bincount(place)).tolist():
         rows = np.flatnonzero(place == where)
         of = groups[rows]
         begins = np.flatnonzero(np.diff(of, prepend=-1))

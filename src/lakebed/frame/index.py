@@ -7,6 +7,7 @@ Imports pyarrow when called.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ SERIES_MAX = 20_000  # series of one chunk, and pairs of series and batch: a chu
 PAIRS_MAX = 4_000_000
 
 
+@cache
 def batch_schema() -> Any:
     """A batch: its by-time name, its blob, and the span of its samples."""
     import pyarrow as pa
@@ -37,6 +39,7 @@ def batch_schema() -> Any:
     )
 
 
+@cache
 def series_schema() -> Any:
     """A series, and which of the batches above hold samples of it in this hour, ascending."""
     import pyarrow as pa

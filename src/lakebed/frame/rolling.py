@@ -10,6 +10,7 @@ Imports pyarrow when called.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -19,13 +20,15 @@ import numpy as np
 from lakebed.errors import Invalid
 from lakebed.frame.index import series_schema
 from lakebed.frame.model import Batch
-from lakebed.frame.rollup import encode_rollup, rows_in, table_of
+from lakebed.frame.packed import pack
+from lakebed.frame.rollup import rows_in, table_of
 from lakebed.frame.series_keys import series_keys, split_keys
 from lakebed.frame.windows import SECOND_NS, Rows, merged, rows_of
 
 HOUR_S = 3600
 HOUR_NS = HOUR_S * SECOND_NS
 ROW, INDEX = 0, 1  # what a partial is: a row of samples, or a note for the index
+MARKS_MAX = 1_000_000
 CHUNK_ROWS_MAX = 50_000  # rows of one chunk; a metric with more in an hour gets several
 
 
@@ -45,6 +48,7 @@ def span_ns(windows_s: Sequence[int]) -> int:
     return max(*windows_s, HOUR_S) * SECOND_NS
 
 
+@cache
 def partial_schema() -> Any:
     import pyarrow as pa
 
@@ -79,10 +83,11 @@ def partials(batches: Sequence[tuple[int, Batch]], windows_s: Sequence[int]) -> 
     series, notes, at = [], [], 0
     for number, batch in batches:
         columns = batch.columns
-        mine = codes[at : at + len(columns.series_metric)][columns.series]
+        mine = codes[at : at + len(columns.series_metric)]
         at += len(columns.series_metric)
-        series.append(mine)
-        notes.append((*_hours(mine, columns.times_ns), number))
+        series.append(mine[columns.series])
+        used, hours = _hours(columns.series, len(mine), columns.times_ns)
+        notes.append((mine[used], hours, number))
     rows = merged(
         rows_of(
             np.concatenate(series),
@@ -148,7 +153,7 @@ def chunks(table: Any, windows_s: Sequence[int]) -> Iterator[Chunk]:
                     part=part,
                     rows=len(some),
                     samples=int(some.counts.sum()),
-                    data=encode_rollup(table_of(some, agents, labels)),
+                    data=pack(table_of(some, agents, labels)),
                 )
 
 
@@ -186,12 +191,18 @@ def noted(table: Any) -> dict[int, Any]:
     return told
 
 
-def _hours(series: Any, times_ns: Any) -> tuple[Any, Any]:
-    """The distinct (series, hour) of a batch."""
+def _hours(series: Any, count: int, times_ns: Any) -> tuple[Any, Any]:
+    """The distinct (series, hour) of a batch, of `count` series."""
     hours = times_ns // HOUR_NS
     first = int(hours.min())
     width = int(hours.max()) - first + 1
-    pairs = np.unique(series * width + (hours - first))
+    pairs = series.astype(np.int64) * width + (hours - first)
+    if count * width <= MARKS_MAX:  # marking is far cheaper than sorting, and batches mostly lie in an hour or two
+        marks = np.zeros(count * width, bool)
+        marks[pairs] = True
+        pairs = np.flatnonzero(marks)
+    else:
+        pairs = np.unique(pairs)
     return pairs // width, (pairs % width + first) * HOUR_NS
 
 

@@ -6,6 +6,7 @@ different batches, so a reader adds them up. Imports pyarrow when called.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ V1, V2 = "lightmetrics.rollup.v1", "lightmetrics.rollup.v2"
 WHAT = "a rollup chunk"
 
 
+@cache
 def rollup_schema() -> Any:
     import pyarrow as pa
 
@@ -33,6 +35,7 @@ def rollup_schema() -> Any:
     )
 
 
+@cache
 def rollup_schema_v1() -> Any:
     import pyarrow as pa
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from lakebed.batches.roller import Roller
 from lakebed.batches.rolling import LocalJob, read_groups, store_chunks, store_index
@@ -11,11 +12,12 @@ from lakebed.context import Context, Worker
 from lakebed.frame.work import Job
 
 
-def roller(context: Context) -> Roller:
+def roller(context: Context, job: Job | None = None) -> Roller:
+    """The roller that the settings describe; with another engine, if one is given."""
     settings = context.settings.of(RollupSettings)
     return Roller(
         context.store,
-        LocalJob(context.store) if settings.engine == "local" else spark_job(context),
+        job or (LocalJob(context.store) if settings.engine == "local" else spark_job(context)),
         windows_s=settings.windows_s,
         overlap_s=settings.overlap_s,
         batches_max=settings.batches_max,
@@ -27,11 +29,20 @@ def roller(context: Context) -> Roller:
     )
 
 
-def spark_job(context: Context) -> Job:
-    """Spark is loaded here, and started with the first batch."""
+def spark_job(context: Context, spark: Any = None) -> Job:
+    """The engine on Spark, loaded here; on the session of this process, started with the first batch, or on `spark`."""
+    from lakebed.pipeline.lineage import lineage_of
     from lakebed.pipeline.rollups import SparkJob
 
-    return SparkJob(context.settings, context.store, reading=read_groups, storing=store_chunks, indexing=store_index)
+    return SparkJob(
+        context.settings,
+        context.store,
+        reading=read_groups,
+        storing=store_chunks,
+        indexing=store_index,
+        lineage=lineage_of(context),
+        spark=spark,
+    )
 
 
 def workers(context: Context) -> Sequence[Worker]:

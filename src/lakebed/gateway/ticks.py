@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -89,9 +90,7 @@ class SparkFlow:
 
     @property
     def state(self) -> str:
-        from sys import modules
-
-        session = modules.get("lakebed.pipeline.session")  # asking loads no Spark
+        session = sys.modules.get("lakebed.pipeline.session")  # asking loads no Spark
         return str(session.state()) if session else "off"
 
     async def warm(self) -> None:

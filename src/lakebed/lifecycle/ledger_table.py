@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from lakebed.clock import Clock
+from lakebed.delta import vacuum
 from lakebed.delta.log import Commit, overlapping
 from lakebed.delta.model import Batch, DataFile, Snapshot, TableSpec
 from lakebed.delta.plain import PlainTable, schema_json
@@ -31,6 +32,7 @@ APPLICATION = "lifecycle-ledger"
 SEGMENTS_MAX = 1000  # moved at once: some 100,000 rows, a few megabytes
 FILES_MAX = 16  # files of less than SMALL_ROWS before a move takes them along
 SMALL_ROWS = 100_000
+SWEEP_EVERY = 64  # moves between two sweeps of the table's folder
 PLANNED = "PLANNED"  # the outcome of an intent
 COLUMNS = (
     ("at", "timestamp"),
@@ -118,7 +120,7 @@ class Mover:
     """Moves segments into the table; several may run, a lease only saves them from doing the same."""
 
     def __init__(self, shelf: Shelf) -> None:
-        self._store, self._plan = shelf.store, shelf.fold
+        self._store, self._clock, self._plan = shelf.store, shelf.clock, shelf.fold
         self._table = LedgerTable(shelf.store, clock=shelf.clock, ids=shelf.ids)
 
     async def run(self) -> int:
@@ -134,6 +136,8 @@ class Mover:
 
         if plan.segments:
             await self._plan.change(changed(done))
+            if plan.number % SWEEP_EVERY == 0:  # files that were put together, and what a move left that died
+                await vacuum.sweep(self._store, SPEC.root, clock=self._clock)
         return len(plan.segments)
 
     async def _planned(self) -> Fold:

@@ -59,6 +59,7 @@ class LifecycleWorker:
         self._mover = Mover(shelf)
         self._gauges = Gauges(shelf.metrics)
         self._watch = Watch(source, self.resolver, shelf, settings, self._gauges)
+        self._states: dict[str, BucketState] = {}
         self._snapshots = 0
         self._wakes = 0
         self._folded_ns = shelf.clock.now_ns()
@@ -126,6 +127,7 @@ class LifecycleWorker:
             for rule in some
             for key in action_keys((rule,))
         }
+        self._states = states
         lost = (await self._shelf.reader.read()).value.lost_log_since_ns > 0
 
         def activation(ref: ActionRef) -> Activation:
@@ -279,10 +281,10 @@ class LifecycleWorker:
         return wakes
 
     async def _show(self) -> None:
-        """Sets the gauges to what is durable, as any worker would."""
+        """Sets the gauges to what is durable, as any worker would; of actions, to what this round was compiled from."""
         self._gauges.blockers((await self._shelf.troubles.read()).value)
-        for bucket in await self._shelf.buckets():
-            self._gauges.actions(bucket, (await self._shelf.bucket(bucket).read()).value)
+        for bucket, state in self._states.items():
+            self._gauges.actions(bucket, state)
 
     async def _fold(self) -> None:
         """Moves the ledger into its table, now and then; what fails is logged and tried again, and hides no row."""

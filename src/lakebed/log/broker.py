@@ -54,6 +54,8 @@ class Broker:
         self.groups = Groups(self.records, clock=clock)
         self.steward = Steward(self.records, self.reader, self.groups, clock=clock)
         self.started_at_ms = now_ms(clock)
+        if self.settings.scenario:
+            metrics.gauge("lakebed_log_scenario_info").labels(scenario=self.settings.scenario).set(1)
         counted, sized = metrics.counter("lakebed_log_records_total"), metrics.counter("lakebed_log_record_bytes_total")
         self._in, self._in_bytes = counted.labels(direction="in"), sized.labels(direction="in")
         self._out, self._out_bytes = counted.labels(direction="out"), sized.labels(direction="out")
@@ -75,6 +77,8 @@ class Broker:
     async def stop(self) -> None:
         """Everything that was accepted is committed and in the index."""
         await self.producer.drain()
+        if self.shared is not None:
+            await self.shared.close()
         await self.meta.close()
 
     def _landed(self, tp: TopicPartition, start_offset: int, chunk: Chunk) -> None:

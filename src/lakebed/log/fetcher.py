@@ -59,7 +59,7 @@ class Fetcher:
             await self._look([want.tp for want, event in zip(wants, events, strict=True) if not event.is_set()])
 
     async def _once(self, wants: Sequence[Want], bytes_max: int) -> list[Fetched | LakebedError]:
-        self._take_news(wants)
+        await self._take_news(wants)
         answers: dict[int, Fetched | LakebedError] = {}
         left = bytes_max
         for index, want in enumerate(wants):
@@ -75,13 +75,13 @@ class Fetcher:
             answers |= dict(zip(missing, read, strict=True))
         return [answers.get(index) or self._nothing(want) for index, want in enumerate(wants)]
 
-    def _take_news(self, wants: Sequence[Want]) -> None:
+    async def _take_news(self, wants: Sequence[Want]) -> None:
         """What other brokers of this host have appended since, where they share a folder with us."""
         if self._shared is None:
             return
         for want in wants:
             if want.offset > self._cache.end(want.tp):
-                for start_offset, records in self._shared.news(want.tp):
+                for start_offset, records in await self._shared.news(want.tp):
                     self._cache.add(want.tp, start_offset, records)
 
     def _nothing(self, want: Want) -> Fetched:

@@ -14,6 +14,7 @@ from lakebed.errors import AlreadyExists, NotFound, Stale
 from lakebed.log import control, paths
 from lakebed.log.model import Control, Span, TopicConfig, TopicPartition
 from lakebed.log.paths import Uris
+from lakebed.log.reader import stored_bytes
 from lakebed.log.records import Records, Versioned, decoded
 from lakebed.log.settings import LogSettings
 from lakebed.meta.model import prefix_end
@@ -57,7 +58,7 @@ class Housekeeper:
         if config.retention_bytes:
             kept = 0
             for span in reversed(spans):
-                kept += await self._size(span)
+                kept += await stored_bytes(self._store, self._uris, span)
                 if kept > config.retention_bytes:
                     before = max(before, span.end_offset + 1)
                     break
@@ -69,14 +70,6 @@ class Housekeeper:
         except NotFound:
             return TopicConfig(self._settings.retention_s, self._settings.retention_bytes)
         return decoded(entry, TopicConfig).value
-
-    async def _size(self, span: Span) -> int:
-        if span.entry.byte_length is not None:
-            return span.entry.byte_length
-        try:
-            return (await self._store.head(self._uris.key(span.entry.data_key))).size
-        except NotFound:
-            return 0
 
     async def _sweep(self, tp: TopicPartition, before_offset: int, *, keep_highest: bool) -> int:
         """Removes index entries that end below `before_offset`, then the compacted blobs they named."""

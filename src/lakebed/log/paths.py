@@ -76,6 +76,12 @@ def compacted_blob(tp: TopicPartition, id: str) -> str:
     return f"{data_folder(tp)}compacted/{id}"
 
 
+def partition_of(partition_key: str) -> TopicPartition | None:
+    """The partition whose records are routed by this key, or None for one that routes a topic's own."""
+    topic, _, number = partition_key.rpartition(":")
+    return TopicPartition(topic, int(number)) if topic and number.isdecimal() else None
+
+
 def owner_of(key: str) -> TopicPartition | None:
     """The partition a key lies under, or None for one that lies under none (a group's, a topic's own)."""
     segments = key.split("/")

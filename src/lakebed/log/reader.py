@@ -110,6 +110,9 @@ class Reader:
         """The whole batch behind one index entry. Raises BlobGone."""
         return (await self._load([span]))[_slice_of(span)]
 
+    async def size(self, span: Span) -> int:
+        return await stored_bytes(self._store, self._uris, span)
+
     async def _load(self, spans: Sequence[Span]) -> dict[tuple[str, int], Batch]:
         batches: dict[tuple[str, int], Batch] = {}
         missing: dict[str, list[Span]] = {}
@@ -138,6 +141,16 @@ class Reader:
         except NotFound as error:
             raise BlobGone(data_key) from error
         return [_cut(whole, span) for span in spans]
+
+
+async def stored_bytes(store: Store, uris: Uris, span: Span) -> int:
+    """How many bytes a span's records take in the bucket; 0 when they are gone."""
+    if span.entry.byte_length is not None:
+        return span.entry.byte_length
+    try:
+        return (await store.head(uris.key(span.entry.data_key))).size
+    except NotFound:
+        return 0
 
 
 class BlobGone(Exception):

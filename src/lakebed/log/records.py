@@ -13,7 +13,7 @@ from lakebed.ids import Ids
 from lakebed.log import paths
 from lakebed.log.model import Control, IndexEntry, Span, TopicPartition, UnknownTopicPartition
 from lakebed.meta.model import ABSENT, Entry, Put, prefix_end
-from lakebed.meta.protocol import Meta
+from lakebed.meta.protocol import Grouped, Meta
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -136,7 +136,13 @@ class Records:
             offset = page[-1].end_offset + 1
 
     async def partitions(self, topic: str = "") -> AsyncIterator[TopicPartition]:
-        """Every partition that has anything in meta, found by skipping from one to the next."""
+        """Every partition that has anything in meta: by the groups' names, or by skipping from one to the next."""
+        if isinstance(self.meta, Grouped):
+            for name in await self.meta.groups():
+                named = paths.partition_of(name)
+                if named is not None and topic in ("", named.topic):
+                    yield named
+            return
         prefix = f"{paths.ROOT}{topic}/partitions/" if topic else paths.ROOT
         start, end = prefix, prefix_end(prefix)
         while True:

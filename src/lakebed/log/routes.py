@@ -19,9 +19,11 @@ from lakebed.log.control import Chunk
 from lakebed.log.fetcher import Want
 from lakebed.log.model import TopicConfig, TopicPartition, check_topic, topic_partition
 from lakebed.log.reader import Fetched
+from lakebed.log.steward import Segments
 from lakebed.meta.protocol import Meta
 from lakebed.wire import decode_json, json_answer, operation, whole_body
 
+SEGMENTS_MAX = 500  # in one answer: each compacted one is asked for its size
 PARTITION_BYTES = 1024 * 1024  # what one partition gives when a consume does not say
 
 
@@ -59,6 +61,7 @@ class LogRoutes:
             Route("/topics/{topic}", self._topic),
             Route("/topics/{topic}/partitions/{partition:int}", self._partition),
             Route("/topics/{topic}/partitions/{partition:int}/offset", self._offset),
+            Route("/topics/{topic}/partitions/{partition:int}/segments", self._segments),
             Route("/topics/{topic}/groups", self._progress),
             Route("/topics/{topic}/groups/{group}", self._progress),
         ]
@@ -161,6 +164,15 @@ class LogRoutes:
             raise Invalid("at_ms must be a time in milliseconds") from error
         return json_answer({"offset": await self.broker.steward.offset_at(tp, at_ms)})
 
+    @operation("Where a partition's records lie", answer=Segments)
+    async def _segments(self, request: Request) -> Response:
+        """WAL slices, compacted blobs and the pending append, from `from_offset` on, at most `limit` of them."""
+        tp = self._tp(request, "read")
+        start, limit = _number(request, "from_offset", 0), _number(request, "limit", 100)
+        if not 1 <= limit <= SEGMENTS_MAX:
+            raise Invalid(f"limit must be 1 to {SEGMENTS_MAX}")
+        return json_answer(await self.broker.steward.segments(tp, from_offset=start, limit=limit))
+
     async def _progress(self, request: Request) -> Response:
         """Committed offsets and lag, of one group or of all."""
         topic = self._topic_of(request, "read")
@@ -227,6 +239,13 @@ class LogRoutes:
 
     def _tp(self, request: Request, verb: str) -> TopicPartition:
         return topic_partition(self._topic_of(request, verb), request.path_params["partition"])
+
+
+def _number(request: Request, name: str, otherwise: int) -> int:
+    said = request.query_params.get(name, str(otherwise))
+    if not said.isdecimal() or len(said) > 18:
+        raise Invalid(f"{name} must be a number of 0 or more, not {said[:40]!r}")
+    return int(said)
 
 
 def component(context: Context) -> LogRoutes:

@@ -36,6 +36,7 @@ class LogSettings(Section, frozen=True):
     retention_bytes: Annotated[int, describe("bytes kept of a partition; 0 keeps all")] = 0
     vacuum_every_s: Annotated[float, describe("pause between two passes of the vacuum; 0 never")] = 3600.0
     vacuum_horizon_s: Annotated[float, describe("age below which no blob is deleted")] = 6 * 3600.0
+    scenario: Annotated[str, describe("the load test this broker runs in, shown in its metrics")] = ""
     billing_every_s: Annotated[float, describe("pause between two scans of what is stored; 0 never")] = 0.0
 
     def check(self) -> None:

@@ -2,12 +2,14 @@
 
 A file holds the columns of one append; its name says which offsets. Files appear whole (written aside, then renamed),
 and the oldest are removed when the folder grows past its limit. Like the cache in memory it may miss, never lie: what
-is not there, or not readable, comes from the bucket.
+is not there, or not readable, comes from the bucket. A thread of its own does it all: a slow disk holds up nobody.
 """
 
 from __future__ import annotations
 
+import asyncio
 import struct
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from lakebed.log.model import TopicPartition
 PREFIX = struct.Struct("<4sI")
 MAGIC = b"LLT1"
 FILES_MAX = 4096  # per partition; looked through in one listing
+WAITING_MAX = 1024  # appends that wait for the disk; further ones are not published
 PRUNE_EVERY = 64  # appends between two looks at how large the folder has become
 
 
@@ -28,9 +31,25 @@ class SharedTail:
         self._root, self._bytes_max, self._node = root, bytes_max, node
         self._written = 0
         self._seen: dict[TopicPartition, set[str]] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="lakebed-tail")
+        self._waiting: set[Future[None]] = set()
 
     def put(self, tp: TopicPartition, start_offset: int, records: Columns) -> None:
-        """Publishes an append. A full disk or a missing folder only costs others a hit."""
+        """Publishes an append, soon. One too many, a full disk or a missing folder only cost others a hit."""
+        if len(self._waiting) < WAITING_MAX:
+            waiting = self._thread.submit(self._put, tp, start_offset, records)
+            self._waiting.add(waiting)
+            waiting.add_done_callback(self._waiting.discard)
+
+    async def news(self, tp: TopicPartition) -> list[tuple[int, Columns]]:
+        """Appends that other processes have published since the last look, lowest offset first."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._news, tp)
+
+    async def close(self) -> None:
+        """Returns when everything is published."""
+        await asyncio.to_thread(self._thread.shutdown)
+
+    def _put(self, tp: TopicPartition, start_offset: int, records: Columns) -> None:
         folder = self._folder(tp)
         name = f"{start_offset:020d}-{records.count}"
         with suppress(OSError):
@@ -43,8 +62,7 @@ class SharedTail:
         if self._written % PRUNE_EVERY == 0:
             self._prune()
 
-    def news(self, tp: TopicPartition) -> list[tuple[int, Columns]]:
-        """Appends that other processes have published since the last look, lowest offset first."""
+    def _news(self, tp: TopicPartition) -> list[tuple[int, Columns]]:
         try:
             names = sorted(file.name for file in self._folder(tp).iterdir() if not file.name.startswith("."))
         except OSError:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from lakebed.clock import Clock, now_ms
 from lakebed.errors import NotFound
-from lakebed.log import control, paths
+from lakebed.log import control, paths, resolve
 from lakebed.log.groups import Groups
-from lakebed.log.model import Control, Cursor, TopicConfig, TopicPartition, UnknownTopicPartition, check_topic
+from lakebed.log.model import Control, Cursor, Span, TopicConfig, TopicPartition, UnknownTopicPartition, check_topic
 from lakebed.log.reader import BlobGone, Reader
 from lakebed.log.records import Records, decoded
 
@@ -26,6 +28,31 @@ class Described(msgspec.Struct, frozen=True):
     pending: bool
     producers: int
     reason: str = ""
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """Where the records [start_offset, end_offset] lie. PENDING: committed, and not in the index yet."""
+
+    type: Literal["WAL", "COMPACTED", "PENDING"]
+    start_offset: int
+    end_offset: int
+    records: int
+    bytes: int
+    created_at_ms: int
+    data_key: str
+    byte_offset: int | None = None
+
+
+class Segments(msgspec.Struct, frozen=True):
+    """Some of a partition's segments; `next_offset` is where to ask on, None at the end."""
+
+    topic: str
+    partition: int
+    log_start_offset: int
+    high_watermark: int
+    compacted_to: int
+    segments: list[Segment]
+    next_offset: int | None
 
 
 class Steward:
@@ -52,6 +79,40 @@ class Steward:
             pending=now.pending is not None,
             producers=len(now.producers),
             reason=now.reason,
+        )
+
+    async def segments(self, tp: TopicPartition, *, from_offset: int = 0, limit: int = 100) -> Segments:
+        """The partition's segments from that offset on, lowest first, with the pending one behind them."""
+        now = (await self._records.control(tp)).value
+        cursor = await self._records.find(tp, paths.cursor(tp), Cursor)
+        start = max(from_offset, now.log_start_offset)
+        spans = await self._records.spans(tp, start, limit=limit)
+        rows = [await self._segment(span, span.entry.type) for span in spans]
+        more = len(spans) == limit
+        tail = resolve.tail(now)
+        known = more or tail is None or any(span.end_offset == tail.end_offset for span in spans)
+        if tail is not None and not known and tail.end_offset >= start:
+            rows.append(await self._segment(tail, "PENDING"))
+        return Segments(
+            topic=tp.topic,
+            partition=tp.partition,
+            log_start_offset=now.log_start_offset,
+            high_watermark=now.sequence_counter,
+            compacted_to=(cursor.value.offset if cursor else 1) - 1,
+            segments=rows,
+            next_offset=spans[-1].end_offset + 1 if more else None,
+        )
+
+    async def _segment(self, span: Span, type: Literal["WAL", "COMPACTED", "PENDING"]) -> Segment:
+        return Segment(
+            type=type,
+            start_offset=span.start_offset,
+            end_offset=span.end_offset,
+            records=span.entry.msg_count,
+            bytes=await self._reader.size(span),
+            created_at_ms=span.entry.created_at_ms,
+            data_key=span.entry.data_key,
+            byte_offset=span.entry.byte_offset,
         )
 
     async def fence(self, tp: TopicPartition, *, reason: str) -> Control:

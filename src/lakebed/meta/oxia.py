@@ -52,6 +52,7 @@ def connect(settings: MetaSettings, *, store: object, clock: Clock, ids: Ids, me
         settings.address,
         namespace=settings.namespace,
         timeout_s=settings.timeout_s,
+        sorting=settings.sorting,
         clock=clock,
         ids=ids,
         metrics=metrics,

@@ -18,20 +18,13 @@ def open_client(address: str, namespace: str, timeout_s: float, session_timeout_
     """A client, put together from its own parts: made as a whole it waits half a minute for a silent server, keeps a
     thread trying for ever, and sends heartbeats no more often than every two seconds. Raises RuntimeError."""
     from oxia.internal.connection_pool import ConnectionPool  # type: ignore[import-untyped,unused-ignore]
-    from oxia.internal.service_discovery import ServiceDiscovery  # type: ignore[import-untyped,unused-ignore]
     from oxia.internal.sessions import SessionManager  # type: ignore[import-untyped,unused-ignore]
 
     import oxia  # type: ignore[import-untyped,unused-ignore]
 
     client = oxia.Client.__new__(oxia.Client)
     client._closed, client._connections = False, ConnectionPool()
-    client._service_discovery = ServiceDiscovery.__new__(ServiceDiscovery)
-    try:
-        client._service_discovery.__init__(address, client._connections, namespace, init_timeout=timeout_s)
-    except BaseException:
-        client._service_discovery._closed = True  # its thread ends with its connection
-        client._connections.close()
-        raise
+    client._service_discovery = _discovery(address, client._connections, namespace, timeout_s)
     client._session_manager = SessionManager(
         client._service_discovery,
         session_timeout_ms,
@@ -39,6 +32,34 @@ def open_client(address: str, namespace: str, timeout_s: float, session_timeout_
         heartbeat_interval_ms=max(1, session_timeout_ms // BEATS_PER_TIMEOUT),
     )
     return client
+
+
+def _discovery(address: str, connections: Any, namespace: str, timeout_s: float) -> Any:
+    """The part that learns where the shards are, begun as its own constructor would, but in order: that one starts its
+    thread before it makes what the thread uses, and the thread stops for ever at the second news of the shards."""
+    from oxia.internal.service_discovery import ServiceDiscovery  # type: ignore[import-untyped,unused-ignore]
+
+    made = ServiceDiscovery.__new__(ServiceDiscovery)
+    made._assignments, made._service_address, made._namespace = {}, address, namespace
+    made._connection_pool, made._closed, made._lock = connections, False, threading.Lock()
+    made._init_barrier = first = _First()
+    made._thread = threading.Thread(target=made.get_assignments, daemon=True)
+    made._thread.start()
+    if not first.came.wait(timeout_s):
+        made._closed = True  # its thread ends with its connection
+        connections.close()
+        raise RuntimeError(f"{address} did not tell its shards within {timeout_s:g} s")
+    return made
+
+
+class _First:
+    """Where the client has a barrier: whoever comes there has news, and goes on at once."""
+
+    def __init__(self) -> None:
+        self.came = threading.Event()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        self.came.set()
 
 
 class Replaced(Exception):

@@ -14,7 +14,7 @@ that nothing was changed. Backends that can find out by reading do so before the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from lakebed.errors import LakebedError
 from lakebed.meta.model import Entry, Put
@@ -36,6 +36,14 @@ class Session(Protocol):
 
     async def close(self) -> None:
         """Ends the session and deletes its entries. Idempotent."""
+
+
+@runtime_checkable
+class Grouped(Protocol):
+    """A backend that can name its groups, which is cheaper than to look through their keys."""
+
+    async def groups(self) -> list[str]:
+        """The partition keys of all groups that were ever written, sorted."""
 
 
 class Meta(Protocol):

@@ -25,6 +25,9 @@ class MetaSettings(Section, frozen=True):
     prefix: Annotated[str, describe("bucket: folder of the entries")] = "llog-meta"
     address: Annotated[str, describe("oxia: host:port of a server")] = "127.0.0.1:6648"
     namespace: Annotated[str, describe("oxia: namespace of the keys")] = "default"
+    sorting: Annotated[
+        Literal["hierarchical", "natural"], describe("oxia: how the server sorts keys (its --key-sorting)")
+    ] = "hierarchical"
     timeout_s: Annotated[float, describe("oxia: one request, whole")] = 10.0
 
     def check(self) -> None:

@@ -121,8 +121,9 @@ class SqliteMeta:
         async def end() -> None:
             await self._ask("session", lambda sql: sql.end_session(id), writes=True)
 
+        opened_s = self._clock.monotonic_s()
         await self._ask("session", lambda sql: sql.begin_session(id, expires()), writes=True)
-        session = HeartbeatSession(id, timeout_s=timeout_s, clock=self._clock, beat=beat, end=end)
+        session = HeartbeatSession(id, timeout_s=timeout_s, clock=self._clock, beat=beat, end=end, opened_s=opened_s)
         self._sessions = [open for open in self._sessions if open.alive] + [session]
         return session
 

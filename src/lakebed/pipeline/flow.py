@@ -15,6 +15,7 @@ import msgspec
 from pyspark.sql import SparkSession
 
 from lakebed.context import Context
+from lakebed.delta import vacuum
 from lakebed.errors import NotFound
 from lakebed.pipeline.bronze import Bronze, TableDone, Tick, table_name
 from lakebed.pipeline.contract import Contract, read_contracts
@@ -24,7 +25,6 @@ from lakebed.pipeline.lineage import Dataset, lineage_of
 from lakebed.pipeline.session import open_session, warm
 from lakebed.pipeline.settings import SparkSettings
 from lakebed.pipeline.silver_job import Silver, SilverReport
-from lakebed.pipeline.tables import vacuum
 from lakebed.pipeline.tables.location import Location
 from lakebed.pipeline.tables.table import Table
 from lakebed.store.protocol import Store

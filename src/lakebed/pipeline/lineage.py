@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from lakebed import __version__
-from lakebed.clock import Clock
+from lakebed.clock import Clock, SystemClock
 from lakebed.context import Context
 from lakebed.ids import Ids
 from lakebed.logs import logger
@@ -75,6 +75,11 @@ class Lineage:
     def __init__(self, mouth: Mouth | None, *, namespace: str, place: str, prefix: str, clock: Clock, ids: Ids) -> None:
         self._mouth, self._namespace, self._place, self._prefix = mouth, namespace, place, prefix
         self._clock, self._ids = clock, ids
+
+    @classmethod
+    def silent(cls) -> Lineage:
+        """For a job whose maker did not say whom to tell."""
+        return cls(None, namespace="", place="", prefix="", clock=SystemClock(), ids=Ids())
 
     @contextmanager
     def job(

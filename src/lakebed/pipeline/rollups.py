@@ -23,14 +23,14 @@ from lakebed.frame.packed import ipc_bytes, ipc_table
 from lakebed.frame.rolling import Chunk, chunks, noted, split
 from lakebed.frame.work import Input, StoredChunk, Told
 from lakebed.pipeline.bronze_parts import line_of
-from lakebed.pipeline.session import open_session
+from lakebed.pipeline.lineage import Dataset, Lineage
+from lakebed.pipeline.session import open_session, parallelism
 from lakebed.pipeline.settings import SparkSettings
 from lakebed.settings import Settings
 from lakebed.store.protocol import Store
 
 TASKS_PER_CORE = 3  # so that one slow task does not hold up the others
 BATCHES_PER_TASK_MIN = 8
-CONNECT_CORES = 8  # what a server behind Spark Connect is taken to have: it cannot be asked
 CONFLICT = "stands with other bytes"
 ROWS, TOLD, STORED, NOTED = 0, 1, 2, 3  # what a row of the job is
 
@@ -53,9 +53,11 @@ class SparkJob:
         reading: Reading,
         storing: Storing,
         indexing: Indexing,
+        lineage: Lineage,
+        spark: SparkSession | None = None,
     ) -> None:
-        self._settings, self._store = settings, store
-        self._reading, self._storing, self._indexing = reading, storing, indexing
+        self._settings, self._store, self._given = settings, store, spark
+        self._reading, self._storing, self._indexing, self._lineage = reading, storing, indexing, lineage
         self._frame: DataFrame | None = None
         self._told: list[Told] = []
         self._windows_s: tuple[int, ...] = ()
@@ -63,12 +65,17 @@ class SparkJob:
     async def read(self, inputs: list[Input], windows_s: tuple[int, ...]) -> list[Told]:
         await self.close()
         self._windows_s = windows_s
-        self._told = await asyncio.to_thread(self._read, inputs)
+        with self._lineage.job("rollups/read", polls=True):  # told of when it fails; what is written tells the rest
+            self._told = await asyncio.to_thread(self._read, inputs)
         return self._told
 
     async def write(self, generation_id: str) -> list[StoredChunk]:
-        stored, series = await asyncio.to_thread(self._write, generation_id)
-        return stored + await self._indexing(self._store, generation_id, self._told, series)
+        read = Dataset("accepted/v1", rows=sum(each.samples for each in self._told))
+        with self._lineage.job("rollup", inputs=[read]) as run:
+            stored, series = await asyncio.to_thread(self._write, generation_id)
+            stored += await self._indexing(self._store, generation_id, self._told, series)
+            run.wrote("rollup/v1", version=int(generation_id.split("-")[0]), rows=sum(each.rows for each in stored))
+        return stored
 
     async def close(self) -> None:
         frame, self._frame, self._told = self._frame, None, []
@@ -77,7 +84,7 @@ class SparkJob:
 
     def _read(self, inputs: list[Input]) -> list[Told]:
         spark = self._spark()
-        cores = int(spark.sparkContext.defaultParallelism) if _classic(spark) else CONNECT_CORES
+        cores = parallelism(spark)
         count = max(1, min(cores * TASKS_PER_CORE, len(inputs) // BATCHES_PER_TASK_MIN))
         shares = [inputs[at::count] for at in range(count)]
         task = reading(self._settings, shares, self._windows_s, self._reading)
@@ -104,7 +111,7 @@ class SparkJob:
         return stored, series
 
     def _spark(self) -> SparkSession:
-        return open_session(self._settings.of(SparkSettings))
+        return self._given or open_session(self._settings.of(SparkSettings))
 
     def _kept(self) -> DataFrame:
         assert self._frame is not None
@@ -140,18 +147,19 @@ def writing(settings: Settings, generation_id: str, windows_s: tuple[int, ...], 
                 *(batch[name].to_pylist() for name in ("span", "metric", "data")), strict=True
             ):
                 held.setdefault((span, metric), []).append(ipc_table(data))
-        loop = asyncio.new_event_loop()
-        try:
-            for _, parts in sorted(held.items()):
-                table = pa.concat_tables(parts)
-                stored = loop.run_until_complete(store_all(store, generation_id, chunks(table, windows_s)))
-                rows = [(STORED, 0, "", msgspec.json.encode(stored))]
-                rows += [(NOTED, hour, "", ipc_bytes(series)) for hour, series in noted(table).items()]
-                yield _batch(rows)
-        finally:
-            loop.close()
+        tables = [pa.concat_tables(parts) for _, parts in sorted(held.items())]
+        # One storing of all chunks, so that many are on their way at once while others are made.
+        made = (chunk for table in tables for chunk in chunks(table, windows_s))
+        stored = asyncio.run(_awaited(store_all(store, generation_id, made)))
+        rows = [(STORED, 0, "", msgspec.json.encode(stored))]
+        rows += [(NOTED, hour, "", ipc_bytes(found)) for table in tables for hour, found in noted(table).items()]
+        yield _batch(rows)
 
     return run
+
+
+async def _awaited(work: Awaitable[Any]) -> Any:
+    return await work
 
 
 def _each(found: AsyncIterator[Any]) -> Iterator[Any]:
@@ -181,8 +189,3 @@ def _run(work: Callable[[], Any]) -> Any:
         if CONFLICT in str(error):
             raise Conflict(f"a chunk {CONFLICT}", hint="the generation is made anew") from error
         raise Unavailable(f"Spark could not finish the rollup: {line_of(error)}", retry_after_s=5.0) from error
-
-
-def _classic(spark: SparkSession) -> bool:
-    """Whether this is a session of our own: one through Spark Connect has no context to ask."""
-    return type(spark).__module__.startswith("pyspark.sql.session")

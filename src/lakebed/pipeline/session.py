@@ -10,12 +10,14 @@ Spark allows one session configuration per process: asking again with other sett
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import threading
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from importlib.resources import files
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -27,6 +29,8 @@ from lakebed.pipeline.java import find_java
 from lakebed.pipeline.settings import SparkSettings
 
 APP = "lakebed"
+CONNECT_PORT = 15002  # Spark Connect's own default
+KNOCK_S = 10.0
 
 State = Literal["off", "starting", "ready", "failed"]
 
@@ -114,6 +118,8 @@ SQL = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.catalogImplementation": "in-memory",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # Plans are made into text at each step, whether anybody looks or not: of wide ones that costs more than running.
+    "spark.sql.debug.maxToStringFields": "4",
 }
 
 
@@ -163,6 +169,7 @@ def _launch(settings: SparkSettings) -> SparkSession:
 
 
 def _connect(settings: SparkSettings) -> SparkSession:
+    _knock(settings)
     builder: Any = SparkSession.builder.remote(settings.remote).appName(APP)
     for key, value in {**SQL, "spark.sql.shuffle.partitions": settings.shuffle_partitions, **settings.conf}.items():
         if not key.startswith("spark.sql.catalogImpl"):  # decided by the server
@@ -170,6 +177,12 @@ def _connect(settings: SparkSettings) -> SparkSession:
     session: SparkSession = builder.getOrCreate()
     session.range(1).count()  # a session object exists before anybody has answered
     return session
+
+
+def _knock(settings: SparkSettings) -> None:
+    """Raises OSError when nobody listens: the Connect client itself would try for minutes before it says so."""
+    asked = urlsplit(settings.remote)
+    socket.create_connection((asked.hostname or "", asked.port or CONNECT_PORT), timeout=KNOCK_S).close()
 
 
 def _hint(settings: SparkSettings, error: BaseException) -> str:

@@ -23,8 +23,10 @@ def only_in_silver(held: DataFrame, recomputed: DataFrame, contract: Contract, c
     `recomputed` are bronze's rows after the cast. A key and its tick name the same row in both.
     """
     have = set(held.columns)
-    same = [*[key for key in contract.keys if key in have], "_tick_id"]
-    left = held.join(recomputed.select(*same).distinct(), on=same, how="left_anti")
+    keys = [key for key in contract.keys if key in have]
+    theirs = recomputed.select("_tick_id", *[_text(key).alias(f"_{key}") for key in keys]).distinct()
+    same = [held["_tick_id"].eqNullSafe(theirs["_tick_id"]), *[_text(held[key]) == theirs[f"_{key}"] for key in keys]]
+    left = held.join(theirs, on=same, how="left_anti")
     sources: dict[str, str] = {}
     for name in columns:
         if name in have:
@@ -42,6 +44,11 @@ def still_aside(quarantine: DataFrame, recomputed: DataFrame, keys: Sequence[str
     same = ["_tick_id", *[f"_key_{n}" for n in range(len(keys))]]
     left = named(quarantine).join(named(recomputed).select(*same).distinct(), on=same, how="left_anti")
     return left.select(*quarantine.columns)
+
+
+def _text(key: str | Column) -> Column:
+    """A key as text: a contract that has changed may have given it another type."""
+    return (F.col(key) if isinstance(key, str) else key).cast("string")
 
 
 def _value(name: str) -> Column:

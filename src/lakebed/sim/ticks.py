@@ -29,8 +29,9 @@ from lakebed.ticks.dispatcher import Dispatcher
 from lakebed.ticks.finalizer import Finalizer
 from lakebed.ticks.model import Result, TickId
 from lakebed.ticks.ownership import Ownership
-from lakebed.ticks.receiver import Receiver
+from lakebed.ticks.receiver import Receiver, register_of
 from lakebed.ticks.settings import TicksSettings
+from lakebed.ticks.sweeper import Sweeper
 from lakebed.ticks.twins import TwinBronze, TwinSilverJob
 
 CRASH = 0.01
@@ -38,7 +39,13 @@ PAUSE = 0.01
 LEASE_S = 10.0
 PATIENCE_S = 120.0
 SETTINGS = TicksSettings(
-    lease_s=LEASE_S, idle_ttl_s=5.0, visibility_timeout_s=30, batch_window_s=0.5, queue_shards=2, receives_max=1000
+    lease_s=LEASE_S,
+    idle_ttl_s=5.0,
+    visibility_timeout_s=30,
+    batch_window_s=0.5,
+    queue_shards=2,
+    receives_max=1000,
+    finalizing_s=LEASE_S,
 )
 
 
@@ -109,6 +116,7 @@ class Replica:
         self.dispatcher = Dispatcher(
             self.context, queue=queue, dispatched=self.dispatched, job=TwinSilverJob(self.context)
         )
+        self.sweeper = Sweeper(self.context, finish=self.finalizer.finalize)
         self.auditor = Auditor(self.context, queue=queue, committed=committed, dispatched=self.dispatched)
 
     async def send(self, tick: Tick) -> Result:
@@ -144,7 +152,9 @@ async def ticks(world: World) -> None:
         replica = Replica(process)
         replica.ownership.start()
         agents = [agent(process, replica, rng.sample(made, len(made))) for _ in range(rng.randint(1, 2))]
-        await asyncio.gather(*agents, dispatch(process, replica, rng.randint(0, 3)))
+        await asyncio.gather(
+            *agents, dispatch(process, replica, rng.randint(0, 3)), sweep(process, replica, rng.randint(0, 2))
+        )
         await replica.ownership.stop()
 
     async def dispatch(process: Process, replica: Replica, rounds: int) -> None:
@@ -153,6 +163,13 @@ async def ticks(world: World) -> None:
                 await replica.dispatcher.round()
             await process.clock.sleep(rng.uniform(0.0, 5.0))
 
+    async def sweep(process: Process, replica: Replica, rounds: int) -> None:
+        """Finishes what was begun, beside the agents that come again."""
+        for _ in range(rounds):
+            await process.clock.sleep(rng.uniform(0.0, 3 * LEASE_S))
+            with suppress(LakebedError):
+                await replica.sweeper.round()
+
     await asyncio.gather(*(world.keep(f"r{number}", body) for number in range(rng.randint(2, 3))))
     await asyncio.sleep(world.faults.late_s)
     world.heal(CALM)
@@ -160,13 +177,17 @@ async def ticks(world: World) -> None:
 
 
 async def _come_to_rest(world: World, watch: Watch, made: list[Tick]) -> None:
-    """Faults are over: the agents' retries commit every tick, and the dispatcher brings each into silver."""
+    """Faults are over: the sweeper finishes what was begun, the agents' retries the rest, and all comes into silver."""
     last = world.process("last")
     replica = Replica(last)
 
     async def finish() -> None:
         replica.ownership.start()
+        await last.clock.sleep(2 * LEASE_S)
+        await replica.sweeper.round()
         for tick in made:
+            state = (await register_of(replica.context, tick.id).read()).value.state
+            world.check(state != "finalizing", f"ticks: {tick.id.path} was begun, and the sweeper did not finish it")
             while True:
                 try:
                     watch.answered(tick, await replica.send(tick))

@@ -37,6 +37,7 @@ def scan(
     With `keep` the candidates become a table. Raises Invalid for a policy or a report that is wrong.
     """
     from lakebed.pipeline import lifecycle_job
+    from lakebed.pipeline.lineage import lineage_of
     from lakebed.pipeline.listing import list_bucket
     from lakebed.pipeline.session import open_session
     from lakebed.pipeline.settings import SparkSettings
@@ -48,11 +49,14 @@ def scan(
     store = msgspec.structs.replace(context.settings.of(StoreSettings), url=f"s3://{bucket}", prefix="")
     listing = _report(spark, store, inventory) if inventory else list_bucket(spark, store, clock=context.clock)
     try:
-        found = lifecycle_job.candidates(listing.rows, judge, SCHEMA, versions=listing.source != "list").persist()
-        told = lifecycle_job.tell(found)
-        if keep:
-            lifecycle_job.keep(spark, found, spec_of(bucket), context, note=f"{listing.source} of {listing.began_ns}")
-        found.unpersist()
+        with lineage_of(context).job(f"lifecycle-scan/{bucket}") as run:
+            found = lifecycle_job.candidates(listing.rows, judge, SCHEMA, versions=listing.source != "list").persist()
+            told = lifecycle_job.tell(found)
+            if keep:
+                note = f"{listing.source} of {listing.began_ns}"
+                kept = lifecycle_job.keep(spark, found, spec_of(bucket), context, note=note)
+                run.wrote(spec_of(bucket).root, version=kept.version, rows=told.count + told.undecided)
+            found.unpersist()
     finally:
         listing.close()
     sample = [

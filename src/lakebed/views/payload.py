@@ -9,6 +9,7 @@ import msgspec
 CHARS_MAX = 4096  # of one payload
 JSON_BYTES_MAX = 64 * 1024  # larger ones are not indented
 HEX_BYTES = 128
+ONE_LINE_BYTES = 100  # JSON this short is read best as it came
 
 
 class Payload(msgspec.Struct, frozen=True):
@@ -21,7 +22,7 @@ class Payload(msgspec.Struct, frozen=True):
 
 
 def payload(data: bytes) -> Payload:
-    """JSON indented, other UTF-8 as it is, anything else as hex."""
+    """JSON indented unless it is short, other UTF-8 as it is, anything else as hex."""
     try:
         text = data[: CHARS_MAX * 4 + 4].decode() if len(data) <= CHARS_MAX * 4 else _decoded_start(data)
     except UnicodeDecodeError:
@@ -29,7 +30,8 @@ def payload(data: bytes) -> Payload:
     kind: Literal["json", "text"] = "text"
     if data[:1] in (b"{", b"[") and len(data) <= JSON_BYTES_MAX:
         try:
-            text, kind = msgspec.json.format(data, indent=2).decode(), "json"
+            indented = msgspec.json.format(data, indent=2).decode()
+            text, kind = text if len(data) <= ONE_LINE_BYTES else indented, "json"
         except (msgspec.DecodeError, RecursionError):
             kind = "text"
     shown = text[:CHARS_MAX]

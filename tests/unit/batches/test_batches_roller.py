@@ -253,6 +253,19 @@ async def test_a_batch_that_was_indexed_late_is_rolled_up_late(
     assert 0 == (await make_roller(store, manual_clock).run(cold=True)).samples
 
 
+async def test_what_comes_late_before_anything_is_rolled_up_is_answered(manual_clock: ManualClock) -> None:
+    """A roller that found nothing has passed by all the same: what is noted as late after it is looked for."""
+    store = MemoryStore(clock=manual_clock)
+    await make_roller(store, manual_clock).run()
+    late = some(0, 0)
+    await accept(store, frame("a", 0, late), manual_clock.now_ns() - 7200 * SECOND_NS, late=True)
+
+    await agrees(store, manual_clock, [("a", each) for each in late])
+    report = await make_roller(store, manual_clock).run()
+
+    assert (1, 40) == (report.late, report.samples)
+
+
 async def test_a_cold_run_finds_what_the_steady_one_has_passed(manual_clock: ManualClock) -> None:
     """An index entry that appears behind the overlap without asking for work is found by looking at all of it."""
     store = MemoryStore(clock=manual_clock)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from console_kit import KEYS, OPERATOR, Site, site
 
+import ticks_kit
+from batches_frames import frame_of
+from batches_gateway import collector
+from lakebed.batches.conflicts import ConflictDesk
 from lakebed.console.actions import ACTIONS
 from lakebed.lifecycle.model import Position, StreamKind
-from lakebed.lifecycle.state import Blocker, Stream, Troubles
+from lakebed.lifecycle.state import ActionState, Blocker, BucketState, Stream, Troubles
 from lakebed.lifecycle.workers import shelf_of
 from lakebed.queue.model import KeyValueEntry
 from lakebed.queue.queue import Queue
+from lakebed.ticks.adapters import open_queue
 
 
 async def bury(here: Site) -> str:
@@ -125,3 +132,76 @@ async def test_an_action_that_is_none_is_not_found() -> None:
     async with site() as here:
         await here.browser.open("/")
         assert (await here.browser.post("/console/do/everything.delete")).status_code == 404
+
+
+async def test_a_conflict_is_decided_with_the_deciders_name() -> None:
+    """The decision lies in the bucket as the command would have put it, by the key that signed in."""
+    async with site(keys=KEYS) as here:
+        async with collector(here.context.store) as (client, _):
+            assert (await client.post("/v1/batches", content=frame_of())).status_code == 200
+            assert (await client.post("/v1/batches", content=frame_of(value=9.0))).status_code == 409
+        (conflict,) = await ConflictDesk(here.context.store, here.context.clock).list()
+        await here.browser.sign_in(OPERATOR)
+        await here.browser.open("/batches")
+
+        form = {"conflict_id": conflict.conflict_id, "reason": "a restored disk"}
+        done = await here.browser.post("/console/do/batches.quarantine-boot", form)
+
+        (after,) = await ConflictDesk(here.context.store, here.context.clock).list()
+        page = await here.browser.open("/batches")
+
+    assert done.status_code == 200
+    assert after.resolution is not None
+    assert (after.resolution.action, after.resolution.resolved_by) == ("quarantine_boot", "operator")
+    assert "a restored disk" in page.text
+
+
+async def test_a_tick_is_sent_to_silver_again() -> None:
+    """A replay clears what was dispatched and sends the tick's message; the way on the page starts anew."""
+    context = ticks_kit.context_of()
+    async with ticks_kit.serving(context) as service, site(context.store) as here:
+        said = await service.upload()
+        assert (await service.finalize(said)).status_code == 200
+        page = await here.browser.open("/ticks")
+
+        fields = {"org": ticks_kit.ORG, "project": ticks_kit.PROJECT, "tick": ticks_kit.TICK}
+        done = await here.browser.post("/console/do/ticks.replay", {**fields, "reason": "a new contract"})
+
+        depth = await open_queue(here.context).depth()
+
+    assert ticks_kit.TICK in page.text and "5 inserted, 0 replaced" in page.text
+    assert done.status_code == 200, done.text
+    assert depth.waiting == 2
+
+
+async def test_an_action_of_lifecycle_is_paused_and_goes_on() -> None:
+    async with site() as here:
+        state = BucketState(actions={"abc/EXPIRATION_DAYS": ActionState("old", bootstrap_complete=True)})
+        await shelf_of(here.context).bucket("landing").change(lambda _: (state, None))
+        await here.browser.open("/lifecycle")
+        form = {"bucket": "landing", "action": "abc/EXPIRATION_DAYS", "reason": "an audit"}
+
+        paused = await here.browser.post("/console/do/lifecycle.pause", form)
+        during = await here.browser.open("/lifecycle")
+        resumed = await here.browser.post("/console/do/lifecycle.go-on", form)
+        after = await here.browser.open("/lifecycle")
+
+    assert (paused.status_code, resumed.status_code) == (200, 200)
+    assert "operator paused" in during.text and "Go on</button>" in during.text
+    assert "operator paused" not in after.text and "Pause</button>" in after.text
+
+
+async def test_the_doctor_tells_verdicts_as_they_fall() -> None:
+    """Called from the page, it runs beside the gateway, once at a time, and its verdicts are the command's."""
+    async with site() as here, asyncio.timeout(60):
+        await here.browser.open("/status")
+        called = await here.browser.post("/console/do/status.doctor")
+        again = here.console.look.checkup.begin()
+        while here.console.look.checkup.findings.running:
+            await asyncio.sleep(0.05)
+        here.console.look.samples.forget()
+        twin = (await here.browser.client.get("/status.json")).json()["doctor"]
+
+    assert called.status_code == 200 and again.running
+    assert {"python", "disk", "clock"} <= {one["name"] for one in twin["diagnoses"]}
+    assert {one["verdict"] for one in twin["diagnoses"]} <= {"pass", "warn", "fail"}

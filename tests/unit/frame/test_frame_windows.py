@@ -30,7 +30,7 @@ def flat(lists: list[list[float]]) -> tuple[Any, Any]:
 
 
 @given(lists=groups)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_sums_are_exact_and_rounded_once(lists: list[list[float]]) -> None:
     """A sum is the exact sum rounded to the nearest double, and its parts are the exact sum itself."""
     values, of = flat(lists)
@@ -44,7 +44,7 @@ def test_sums_are_exact_and_rounded_once(lists: list[list[float]]) -> None:
 
 
 @given(lists=st.lists(st.lists(summable, min_size=1, max_size=6), min_size=1, max_size=5))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_parts_of_sums_add_up_to_the_same_parts(lists: list[list[float]]) -> None:
     """Summing in one go and summing parts of sums give the same doubles, bit for bit."""
     values, of = flat(lists)
@@ -68,7 +68,7 @@ def test_infinities_add_up_as_they_should() -> None:
 
 
 @given(value=st.floats(allow_nan=False))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_a_bucket_stands_for_its_values_within_one_percent(value: float) -> None:
     """The middle of a value's bucket is within 0.8 % of it, down to where doubles lose their own precision."""
     (bucket,) = buckets_of(np.array([value])).tolist()
@@ -82,7 +82,7 @@ def test_a_bucket_stands_for_its_values_within_one_percent(value: float) -> None
 
 
 @given(values=st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=200), q=st.floats(0, 1))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_quantile_is_within_one_percent_of_the_sample_of_its_rank(values: list[float], q: float) -> None:
     """What a sketch says of a rank is the sample of that rank, within one percent."""
     row = merged(rows_of(np.zeros(len(values)), np.zeros(len(values), np.int64), values), 10)
@@ -105,7 +105,7 @@ def rows(given: list[tuple[int, int, float]]) -> Rows:
 
 
 @given(given=samples, cuts=st.lists(st.integers(0, 60), max_size=4), shuffle=st.randoms())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_no_order_and_no_grouping_changes_a_window(
     given: list[tuple[int, int, float]], cuts: list[int], shuffle: Any
 ) -> None:

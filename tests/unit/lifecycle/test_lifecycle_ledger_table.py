@@ -61,6 +61,30 @@ async def test_new_rows_join_the_moved_ones_and_small_files_are_put_together(mon
     assert 3 >= len((await table._table.snapshot()).files)
 
 
+async def test_files_that_were_put_together_are_swept_when_nobody_can_need_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A week after, as for every table; rows are untouched."""
+    monkeypatch.setattr(ledger_table, "FILES_MAX", 1)
+    monkeypatch.setattr(ledger_table, "SWEEP_EVERY", 1)
+    world = await lived(1)
+    for _ in range(3):
+        await Mover(world.shelf).run()
+        world.lake.write("b", "k0")
+        await world.tick(1.01)
+    before = await world.ledger("b", "k0")
+    await world.clock.advance(8 * 86_400.0)
+    await Mover(world.shelf).run()
+    await world.clock.advance(8 * 86_400.0)
+    world.lake.write("b", "k0")
+    await world.tick(1.01)
+    await Mover(world.shelf).run()
+
+    files = [info.key async for info in world.store.list("tables/lifecycle/ledger/") if info.key.endswith(".parquet")]
+    assert len(files) <= 2
+    assert before == (await world.ledger("b", "k0"))[: len(before)]
+
+
 class Dying(MemoryStore):
     """Fails at its k-th change."""
 

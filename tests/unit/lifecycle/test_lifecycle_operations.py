@@ -9,9 +9,10 @@ from lifecycle_harness import DAY_S, Harness, failing
 from lifecycle_makers import rule
 
 from lakebed.errors import Conflict, Corrupt, Invalid, Unavailable
-from lakebed.lifecycle.model import ActionKind, Degraded, Mode, Position, Resolution, StreamKind
+from lakebed.lifecycle.model import ActionKind, Degraded, Entry, Mode, Position, Resolution, StreamKind, Verb
 from lakebed.lifecycle.modes import Lag, judge_lag, known_retention
 from lakebed.lifecycle.operator import Operator
+from lakebed.lifecycle.pace import Pace
 from lakebed.lifecycle.state import Budget, Stream
 from lakebed.lifecycle.troubles import block
 
@@ -443,3 +444,42 @@ async def test_a_horizon_is_gated_per_sibling() -> None:
 
     modes = {name.split("/")[1]: one.mode for name, one in (await world.state()).actions.items()}
     assert {ActionKind.EXPIRATION_DAYS.value: Mode.SCAN_ONLY, ActionKind.ABORT_MPU.value: Mode.EVENT_DRIVEN} == modes
+
+
+# Limits.
+
+
+async def test_deletes_keep_to_their_number_at_once_and_to_their_rate() -> None:
+    """Never more under way than allowed; and with a rate, no more in a second than it says."""
+    world = Harness(concurrency=3, batch=50)
+    under_way, most = 0, 0
+
+    class Slow:
+        def __getattr__(self, name: str) -> object:
+            return getattr(world.lake, name)
+
+        async def delete(self, entry: Entry, verb: Verb) -> None:
+            nonlocal under_way, most
+            under_way += 1
+            most = max(most, under_way)
+            await asyncio.sleep(0)
+            await world.lake.delete(entry, verb)
+            under_way -= 1
+
+    for number in range(20):
+        world.lake.write("b", f"k{number:02d}")
+    await world.clock.advance(2 * DAY_S)
+    await world.policy("b", rule(expiration_days=1))
+    world.worker = world.new_worker(Slow())
+
+    await world.tick()
+
+    assert (3, []) == (most, world.left())
+    pace, began_s = Pace(10.0, world.clock), world.clock.monotonic_s()
+    waiting = asyncio.gather(*(pace.wait() for _ in range(31)))
+    await asyncio.sleep(0)
+    await world.clock.advance(1.5)
+    assert not waiting.done()
+    await world.clock.advance(1.0)
+    await waiting
+    assert 2.5 == world.clock.monotonic_s() - began_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from log_host import TP, Host
 from lakebed.clock import settle
 from lakebed.errors import Corrupt, LakebedError
 from lakebed.log import codec, paths
+from lakebed.log.broker import Broker
 from lakebed.log.codec import Segment
 from lakebed.log.columns import columns
 from lakebed.log.control import Chunk
@@ -196,6 +198,7 @@ async def test_brokers_of_one_host_share_their_tail_through_a_folder(host: Host,
     await produce(host, writing, b"a", b"b")
     assert (await fetch(reading, 1)).count == 2
     await produce(host, writing, b"c")
+    await published(writing)
 
     gets, host.store.get_range = host.store.get_range, None  # type: ignore[method-assign, assignment]
     hot = await fetch(reading, 3)
@@ -205,7 +208,29 @@ async def test_brokers_of_one_host_share_their_tail_through_a_folder(host: Host,
     assert [b"c"] == list(hot.parts[0])
     assert (await fetch(reading, 4)).count == 0
     await produce(host, writing, b"d")
+    await published(writing)
     assert [b"d"] == list((await fetch(host.broker(tail_cache_dir=tmp_path), 4)).parts[0])
+
+
+async def published(writing: Broker) -> None:
+    """Whatever this broker wanted to publish lies in the folder: its thread takes one thing after another."""
+    assert writing.shared is not None
+    await writing.shared.news(TopicPartition("orders", 9))
+
+
+async def test_a_slow_disk_holds_up_no_append(host: Host, tmp_path: Path) -> None:
+    """Publishing happens beside the event loop; what waits too long in the queue is left out, not waited for."""
+    writing = host.broker(tail_cache_dir=tmp_path)
+    assert writing.shared is not None
+    going = threading.Event()
+    writing.shared._thread.submit(going.wait, 30)
+
+    await produce(host, writing, b"a")
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    going.set()
+    await published(writing)
+
+    assert ([], 1) == (files, len([file for file in tmp_path.rglob("*") if file.is_file()]))
 
 
 async def test_the_shared_folder_is_bounded(host: Host, tmp_path: Path) -> None:
@@ -213,5 +238,6 @@ async def test_the_shared_folder_is_bounded(host: Host, tmp_path: Path) -> None:
     writing = host.broker(tail_cache_dir=tmp_path, cache_bytes=2000)
     for number in range(70):
         await produce(host, writing, b"%d" % number * 100)
+    await published(writing)
 
     assert sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()) < 6000

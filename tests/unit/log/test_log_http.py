@@ -236,6 +236,29 @@ async def test_operators_routes(server: Server) -> None:
     assert (await client.get("/topics")).json() == {"topics": []}
 
 
+async def test_segments_tell_where_every_record_lies(server: Server) -> None:
+    """Compacted blobs, WAL slices and the pending append, with offsets and bytes, page by page and without gaps."""
+    for number in range(4):
+        await server.produce(f"a{number}", f"b{number}")
+    await server.host.clock.advance(1.0)
+    await server.host.workshop(compact_max_entries=2).compactor.compact_once(TP)
+    await server.produce("last")
+
+    found = (await server.client.get("/topics/orders/partitions/0/segments")).json()
+    first = (await server.client.get("/topics/orders/partitions/0/segments?limit=2")).json()
+    rest = (await server.client.get(f"/topics/orders/partitions/0/segments?from_offset={first['next_offset']}")).json()
+
+    assert (1, 9, 4, None) == tuple(
+        found[name] for name in ("log_start_offset", "high_watermark", "compacted_to", "next_offset")
+    )
+    assert ["COMPACTED", "WAL", "WAL"] == [row["type"] for row in found["segments"]][:3]
+    assert [(1, 4), (5, 6), (7, 8), (9, 9)] == [(row["start_offset"], row["end_offset"]) for row in found["segments"]]
+    assert [] == [row for row in found["segments"] if row["bytes"] <= 0 or "llog/" not in row["data_key"]]
+    assert found["segments"] == first["segments"] + rest["segments"]
+    for wrong in ("limit=0", "limit=x", "from_offset=-1"):
+        assert 400 == (await server.client.get(f"/topics/orders/partitions/0/segments?{wrong}")).status_code
+
+
 async def test_roles_decide_what_a_broker_answers(host: Host) -> None:
     """A write broker does not consume, a read broker does not produce."""
     for role, missing in (("write", "/consume"), ("read", "/produce")):

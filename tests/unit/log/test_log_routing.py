@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from lakebed.bench import routing
-from lakebed.bench.loadtest import Scenario, warnings_of
+from lakebed.bench.loadtest_page import page
+from lakebed.bench.loadtest_summary import Summary, quantiles, totals, warnings_of
 from lakebed.bench.routing import Route
+from lakebed.bench.scenarios import Scenario
 
 BROKERS = ["b0", "b1", "b2", "b3"]
 
@@ -54,3 +56,68 @@ def test_what_does_not_add_up_is_a_warning() -> None:
     assert "doubtful" in warnings_of(steady, 100, 1, 120, both, 0.1)[0]
     assert "sampled" in warnings_of(steady, 100, 0, 100, {"b0": {}}, 0.1)[0]
     assert "bottleneck" in warnings_of(steady, 100, 0, 100, both, 0.95)[0]
+
+
+def test_brokers_totals_are_summed_and_what_is_stored_is_not() -> None:
+    """Requests and their cost add up over brokers; stored bytes are the same for all, so the largest counts."""
+    one = {
+        "lakebed_log_records_total": [
+            {"labels": {"direction": "in"}, "value": 30.0},
+            {"labels": {"direction": "out"}, "value": 7.0},
+        ],
+        "lakebed_log_blobs_total": 2.0,
+        "lakebed_log_s3_requests_total": [
+            {"labels": {"op": "put"}, "value": 2.0},
+            {"labels": {"op": "get"}, "value": 1.0},
+        ],
+        "lakebed_log_s3_request_cost_dollars": 0.5,
+        "lakebed_log_s3_stored_bytes": 100.0,
+    }
+
+    both = totals({"b0": one, "b1": {**one, "lakebed_log_s3_stored_bytes": 90.0}})
+
+    assert (60, 4, 6) == (both.records, both.blobs, both.s3_requests)
+    assert (1.0, 100) == (both.s3_request_dollars, both.s3_stored_bytes)
+
+
+def test_the_page_shows_rates_latencies_and_what_does_not_add_up() -> None:
+    """A self-contained page: plots over time with the kill marked, the distribution, the routing, the warnings."""
+    kill = Scenario("kill", brokers=2, partitions=4)
+    manifest = routing.manifest({"t": 4}, BROKERS[:2], owners_per_partition=2, seed=7)
+    client = [
+        {"at_s": at, "acknowledged": 100 * at, "cpu_s": 0.1 * at, "latency_ms": {"p50": 2.0, "p99": 9.0, "max": 9.0}}
+        for at in (0.0, 1.0, 2.0)
+    ]
+    brokers = [
+        {"broker": name, "at_s": at, "records": 50 * at, "process": {"cpu_s": at, "rss_bytes": 1}}
+        for at in (0.0, 1.0, 2.0)
+        for name in BROKERS[:2]
+    ]
+    summary = Summary(
+        scenario="kill",
+        folder="somewhere",
+        acknowledged_records=200,
+        accepted_records=190,
+        records_per_s=100.0,
+        latency_ms=quantiles([1.0, 2.0, 9.0]),
+        remaps=1,
+        generator_cpu=0.1,
+        warnings=["brokers took <190> records"],
+        brokers=totals({}),
+        artifacts={},
+    )
+
+    shown = page(
+        kill,
+        summary,
+        manifest,
+        client=client,
+        brokers=brokers,
+        latencies_ms=[1.0, 2.0, 9.0],
+        events=[{"at_s": 1.0, "killed": "b0"}],
+    )
+
+    assert shown.count("<svg") >= 6
+    assert "b0 killed" in shown
+    assert "brokers took &lt;190&gt; records" in shown
+    assert "<script" not in shown

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from log_host import TP, Host
 
 from lakebed.clock import settle
-from lakebed.errors import OutcomeUnknown, Unavailable
+from lakebed.errors import LakebedError, OutcomeUnknown, Unavailable
+from lakebed.ids import Ids
 from lakebed.log import paths
 from lakebed.log.blob import decode_header
+from lakebed.log.broker import Broker
 from lakebed.log.columns import columns
 from lakebed.log.control import Chunk, Stamp
 from lakebed.log.model import BackPressureRejected, LogFenced, OutOfOrderSequence, TopicPartition
 from lakebed.log.writer import Appended, Group
+from lakebed.meta.memory import MemoryMeta
+from lakebed.meta.model import Entry, Put
 
 OTHER = TopicPartition("clicks", 3)
 
@@ -230,3 +236,63 @@ async def test_too_much_at_once_is_refused_with_nothing_changed(host: Host) -> N
 
 async def _never(*_: object) -> None:
     await asyncio.get_running_loop().create_future()
+
+
+class CountingMeta(MemoryMeta):
+    """Counts the calls that change something, and how many puts each brings."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.calls: list[int] = []
+
+    async def put_all(self, puts: Sequence[Put]) -> list[Entry | LakebedError]:
+        self.calls.append(len(puts))
+        return await super().put_all(puts)
+
+
+async def test_the_commits_of_a_blob_are_two_calls_to_meta(host: Host) -> None:
+    """However many partitions a blob carries: one call swaps all control records, one puts all index entries."""
+    meta = CountingMeta(host.state, clock=host.clock, ids=Ids.seeded("counting"))
+    broker = Broker(host.context(), meta)
+    groups = [Group(TopicPartition("t", number), (Chunk(columns([b"x"])),)) for number in range(50)]
+
+    for _ in range(3):
+        outcomes = await broker.writer.append_shared(groups)
+        assert all(isinstance(one, Appended) for (one,) in outcomes)
+    busy = list(meta.calls)
+    await broker.writer.drain()
+
+    assert [50] * 5 == busy  # the last blob's index entries are still on their way
+    assert [50] * 7 == meta.calls  # and then pending is cleared everywhere, at once
+    assert [3] * 50 == [(await broker.reader.control(group.tp)).sequence_counter for group in groups]
+
+
+async def test_a_partition_that_another_has_changed_holds_up_no_other_of_the_blob(host: Host) -> None:
+    """A lost swap is tried again on its own; the others of the same blob are committed by the first attempt."""
+    ours, theirs = host.broker(), host.broker()
+    groups = [Group(TopicPartition("t", number), (Chunk(columns([b"x"])),)) for number in range(4)]
+    await ours.writer.append_shared(groups)
+    await theirs.writer.append_shared([groups[2]])
+
+    working = asyncio.ensure_future(ours.writer.append_shared(groups))
+    await host.clock.advance(5.0)
+    outcomes = await working
+
+    assert [(2, 2), (2, 2), (3, 3), (2, 2)] == [
+        (one.start_offset, one.end_offset) for (one,) in outcomes if isinstance(one, Appended)
+    ]
+
+
+async def test_no_blob_grows_beyond_its_limit(host: Host) -> None:
+    """What would make a blob larger goes into the next one; only a chunk that is larger itself may."""
+    broker = host.broker(batch_max_bytes=10_000, batch_max_delay_ms=5.0)
+    sent = [(TopicPartition("t", number % 3), Chunk(columns([b"x" * 900]))) for number in range(40)]
+
+    working = asyncio.ensure_future(broker.produce([*sent, (TP, Chunk(columns([b"y" * 20_000])))]))
+    await host.clock.advance(1.0)
+    outcomes = await working
+
+    sizes = sorted([info.size async for info in host.store.list("llog/wal-shared/")])
+    assert all(isinstance(one, Appended) for one in outcomes)
+    assert sizes[-2] <= 10_000 < 20_000 < sizes[-1]
+    assert len(sizes) <= 7

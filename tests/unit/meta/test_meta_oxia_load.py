@@ -10,6 +10,8 @@ from lakebed.clock import ManualClock
 from lakebed.errors import Invalid
 from lakebed.ids import Ids
 from lakebed.meta.connect import connect
+from lakebed.meta.oxia import OxiaMeta
+from lakebed.meta.oxia_order import Piece
 from lakebed.meta.settings import MetaSettings
 from lakebed.metrics import Metrics
 from lakebed.store.memory import MemoryStore
@@ -44,3 +46,19 @@ def test_the_bucket_backend_is_chosen_by_its_name(manual_clock: ManualClock) -> 
     )
 
     assert type(made).__name__ == "BucketMeta"
+
+
+@pytest.mark.parametrize("sorting", ["hierarchical", "natural"])
+def test_how_the_server_sorts_is_a_setting(sorting: str, manual_clock: ManualClock) -> None:
+    """A server that sorts keys by their bytes is asked for whole ranges; another for pieces of them."""
+    pytest.importorskip("oxia")
+    made = connect(
+        MetaSettings.of({"backend": "oxia", "sorting": sorting}),
+        store=MemoryStore(clock=manual_clock),
+        clock=manual_clock,
+        ids=Ids(),
+        metrics=Metrics(),
+    )
+
+    assert isinstance(made, OxiaMeta)
+    assert (sorting == "natural") == (made._pieces("a/", "a0") == [Piece("a/", "a0", True)])

@@ -7,8 +7,8 @@ import pytest
 from lakebed.clock import ManualClock
 from lakebed.delta.log import Commit, encode, log_key
 from lakebed.delta.model import DataFile, TableSpec
+from lakebed.delta.vacuum import sweep, sweepable
 from lakebed.errors import Invalid
-from lakebed.pipeline.tables.vacuum import sweep, sweepable
 from lakebed.store.memory import MemoryStore
 
 SCHEMA = '{"type":"struct","fields":[{"name":"id","type":"long","nullable":true,"metadata":{}}]}'

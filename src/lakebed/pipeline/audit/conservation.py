@@ -5,8 +5,8 @@ does not depend on order; it is kept in two halves of 32 bits, which cannot over
 where they know batches, else by agent and hour. Where sums differ the samples themselves are compared, number by
 number, so what is told is exact: lost, doubled or changed, and at which stage.
 
-Hours are those of the samples' own times. What never arrived has no time: it counts in the hour in which the batch
-behind it was accepted. What cannot be read counts in the hour in which it was accepted.
+Hours are those of the samples' own times. What never arrived has no time: it counts in the hour of the batch behind it.
+What cannot be read counts in the hour in which it was accepted.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from functools import reduce
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
+
+from lakebed.pipeline.audit.keys import hour_of
 
 HASH = "xxhash64(agent_id, boot_id, seq, metric, array_sort(map_entries(labels)), time_ns, value, kind)"
 KINDS = "array('untyped', 'gauge', 'counter', 'delta')"  # a frame has the number, bronze the name
@@ -38,14 +40,10 @@ COUNTS = (
 )
 
 
-def hour_sql(moment_ns: str) -> str:
-    return f"date_format(timestamp_seconds({moment_ns} div 1000000000), \"'date='yyyy-MM-dd'/hour='HH\")"
-
-
 def hashed(samples: DataFrame) -> DataFrame:
     """Samples of a frame with their hash and hour."""
     named = samples.withColumn("kind", F.expr(f"element_at({KINDS}, kind + 1)"))
-    return named.selectExpr("*", f"{HASH} as h", f"{hour_sql('time_ns')} as hour")
+    return named.selectExpr("*", f"{HASH} as h", f"{hour_of('time_ns')} as hour")
 
 
 def prints(samples: DataFrame) -> DataFrame:
@@ -66,9 +64,12 @@ def prints(samples: DataFrame) -> DataFrame:
     )
 
 
-def batches(manifests: DataFrame) -> DataFrame:
-    """Every accepted batch: manifest_id, place, young, sha256, at_ns, entered, agent_id, boot, numbers and hour."""
-    return manifests.filter("accepted is not null").selectExpr(
+def batches(manifests: DataFrame, fingerprints: DataFrame) -> DataFrame:
+    """Every accepted batch: manifest_id, place, young, sha256, at_ns, entered, agent_id, boot, numbers and hour (that
+    of its first samples, or of its acceptance when it cannot be read)."""
+    times = fingerprints.filter("problem is null").groupBy("sha256", "place").agg(F.min("hour").alias("own_hour"))
+    every = manifests.filter("accepted is not null").join(times, ["sha256", "place"], how="left")
+    return every.selectExpr(
         "concat(lpad(cast(at_ns as string), 20, '0'), '-', digest) as manifest_id",
         "place",
         "young",
@@ -79,7 +80,7 @@ def batches(manifests: DataFrame) -> DataFrame:
         "regexp_extract(place, '/boot=([0-9a-f]+)/', 1) as boot",
         "cast(substring(place, -41, 20) as bigint) as first",
         "cast(substring(place, -20) as bigint) as last",
-        f"{hour_sql('coalesce(at_ns, accepted.modified_ns)')} as hour",
+        f"coalesce(own_hour, {hour_of('coalesce(at_ns, accepted.modified_ns)')}) as hour",
     )
 
 
@@ -130,7 +131,7 @@ def unreadable(accepted: DataFrame, fingerprints: DataFrame) -> DataFrame:
 
 def bronze_prints(rows: DataFrame) -> DataFrame:
     """What bronze has of each batch by hour: batch_id, agent_id, hour, has, has_high, has_low."""
-    found = rows.selectExpr("batch_id", "agent_id", f"{HASH} as h", f"{hour_sql('time_ns')} as hour")
+    found = rows.selectExpr("batch_id", "agent_id", f"{HASH} as h", f"{hour_of('time_ns')} as hour")
     sums = found.groupBy("batch_id", "agent_id", "hour").agg(F.count("*").alias("has"), *_halves())
     return sums.withColumnsRenamed({"high": "has_high", "low": "has_low"})
 
@@ -167,7 +168,7 @@ def compared(expected: DataFrame, found: DataFrame, blamed: DataFrame) -> DataFr
     number = ["agent_id", "boot_id", "seq"]
     wanted = expected.groupBy(*number).agg(F.min("hour").alias("hour"), F.collect_set("h").alias("wanted"))
     copies = (
-        found.selectExpr(*number, f"{HASH} as h", f"{hour_sql('time_ns')} as there", "batch_id")
+        found.selectExpr(*number, f"{HASH} as h", f"{hour_of('time_ns')} as there", "batch_id")
         .join(F.broadcast(blamed.withColumn("blame", F.lit(True))), "batch_id", how="left")
         .groupBy(*number)
         .agg(
@@ -213,9 +214,9 @@ def due_in_rollups(expected: DataFrame, covered: DataFrame, asked: DataFrame, se
 def against_rollups(due: DataFrame, rolled: DataFrame) -> DataFrame:
     """By agent and hour: due, rollup, rollup_changed (1 when as many samples came to other values)."""
     both = due.join(rolled, ["agent_id", "hour"], how="full")
-    same = (
-        f"abs(coalesce(total, 0) - coalesce(r_total, 0)) <= {SUM_TOLERANCE} * coalesce(size, 0)"
-        " and least <=> r_least and greatest <=> r_greatest"
+    same = (  # a window of NaN alone has NaN as least and greatest; infinite sums are equal or not
+        f"(total <=> r_total or abs(coalesce(total, 0) - coalesce(r_total, 0)) <= {SUM_TOLERANCE} * coalesce(size, 0))"
+        " and least <=> if(isnan(r_least), null, r_least) and greatest <=> if(isnan(r_greatest), null, r_greatest)"
     )
     return both.selectExpr(
         "agent_id",

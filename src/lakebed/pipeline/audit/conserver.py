@@ -18,7 +18,7 @@ from lakebed.delta.log import decode, log_key
 from lakebed.delta.model import Snapshot, TableSpec
 from lakebed.errors import NotFound
 from lakebed.pipeline.audit import conservation as sums
-from lakebed.pipeline.audit import keys, paths, reading
+from lakebed.pipeline.audit import findings, keys, paths, reading
 from lakebed.pipeline.audit.model import LOSSES_SHOWN, Conservation, Conserved
 from lakebed.pipeline.samples import NAME as BRONZE
 from lakebed.pipeline.samples import note_in
@@ -55,13 +55,13 @@ class Conserver:
     def __init__(self, spark: SparkSession, context: Context, keep: Callable[[DataFrame], DataFrame]) -> None:
         self._spark, self._context, self._keep = spark, context, keep
         self._bucket = context.settings.of(StoreSettings)
-        self.problems: DataFrame | None = None
+        self.findings: DataFrame | None = None  # of the rollups, once they were looked at
 
     def run(
         self, manifests: DataFrame, prints: DataFrame, listing: DataFrame, judged_ns: int, dropped: Sequence[Dropped]
     ) -> Conservation:
         """Compares all stages. `prints` are the fingerprints of every blob, `judged_ns` the age of what is judged."""
-        batches = self._keep(sums.batches(manifests))
+        batches = self._keep(sums.batches(manifests, prints))
         good = self._keep(sums.good(batches, prints))
         given_up = self._spark.createDataFrame(
             [(each.agent_id, each.boot_id.encode().hex(), each.first, each.last) for each in dropped],
@@ -94,7 +94,7 @@ class Conserver:
 
     def _compared(self, suspects: DataFrame, good: DataFrame, rows: DataFrame) -> DataFrame:
         blobs = suspects.filter("sha256 is not null").select("sha256").distinct()
-        asked = blobs.select(keys.blob_key(F.col("sha256")).alias("key"), "sha256").repartition(TASKS)
+        asked = blobs.selectExpr(f"{keys.blob_key('sha256')} as key", "sha256").repartition(TASKS)
         read = asked.mapInArrow(reading.reading_samples(self._bucket), reading.SAMPLES).filter("problem is null")
         boots = good.join(blobs, "sha256", how="left_semi").selectExpr(
             "agent_id", "decode(unhex(boot), 'utf-8') as boot_id"
@@ -134,9 +134,8 @@ class Conserver:
         asked = objects.filter(F.col("key").startswith("rollup-work/v1/")).select(
             F.regexp_extract("key", r"([^/]+)\.json$", 1).alias("manifest_id")
         )
-        bad = [frame.filter("problem is not null").select("key", "problem") for frame in (rolled, covers)]
-        self.problems = bad[0].unionByName(bad[1])
-        covered = covers.filter("problem is null").select("manifest_id")
+        self.findings = findings.of_rollups(rolled, covers, objects)
+        covered = covers.filter("what = 'batch'").selectExpr("name as manifest_id")
         due = sums.due_in_rollups(good, covered, asked, state.settled_ns)
         got = (
             rolled.filter("problem is null")

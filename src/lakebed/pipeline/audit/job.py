@@ -39,6 +39,7 @@ from lakebed.pipeline.audit.model import (
 )
 from lakebed.pipeline.audit.settings import AuditSettings
 from lakebed.pipeline.audit.shelf import last_register
+from lakebed.pipeline.lineage import Dataset, lineage_of
 from lakebed.pipeline.listing import Listing, cause, list_bucket
 from lakebed.pipeline.tables.location import Location
 from lakebed.pipeline.tables.table import Table
@@ -60,6 +61,7 @@ class Auditor:
     def __init__(self, spark: SparkSession, context: Context) -> None:
         self._spark, self._context = spark, context
         self._settings = context.settings.of(AuditSettings)
+        self._grace_s = self._settings.grace_s
         self._bucket = context.settings.of(StoreSettings)
         self._held: list[DataFrame] = []
 
@@ -70,19 +72,25 @@ class Auditor:
         listing: Listing | None = None,
         verify: bool = False,
         dropped: Sequence[Dropped] = (),
+        grace_s: float | None = None,
     ) -> AuditRecord:
         """One audit, whole, from a listing taken now or one that is given.
 
         `verify` reads every manifest and blob, and compares all stages sample by sample; `dropped` are the numbers
-        that agents say they gave up.
+        that agents say they gave up, `grace_s` is another grace than that of the settings.
 
         Blobs that nothing refers to and that are older than `horizon_s` become candidates of garbage collection.
 
         What is wrong in the bucket is in the record; this raises only when the audit could not be made.
         """
+        self._grace_s = self._settings.grace_s if grace_s is None else grace_s
         taken = listing or list_bucket(self._spark, self._bucket, clock=self._context.clock)
+        read = [Dataset("accepted/v1"), Dataset("raw-blobs/v1")]
         try:
-            return self._audit(taken, verify, round(horizon_s * 1e9), dropped)
+            with lineage_of(self._context).job("audit", inputs=read) as run:
+                record = self._audit(taken, verify, round(horizon_s * 1e9), dropped)
+                run.wrote("tables/audit/findings", rows=sum(total.objects for total in record.totals))
+                return record
         except PySparkException as error:
             raise Unavailable(f"the audit was not completed: {cause(error)}") from error
         finally:
@@ -95,22 +103,28 @@ class Auditor:
     def _audit(self, taken: Listing, verify: bool, horizon_ns: int, dropped: Sequence[Dropped]) -> AuditRecord:
         through_ns = self._through_ns(taken)
         audit_id = paths.audit_id(taken.began_ns, self._context.ids.token())
-        manifests = self._manifests(taken.rows, through_ns, verify)
-        fingerprints = self._prints(taken.rows) if verify else None
         conserver = Conserver(self._spark, self._context, self._keep)
         kept = Conservation()
-        read = None
-        if fingerprints is not None:
+        if verify:
+            manifests = self._manifests(findings.identities(taken.rows, through_ns), findings.every)
+            fingerprints = self._prints(taken.rows)
             kept = conserver.run(manifests, fingerprints, taken.rows, through_ns, dropped)
-            read = findings.verified(fingerprints)
-        hashes = findings.hashes(manifests, taken.rows, read)
+            spoken = findings.speaking(manifests, taken.rows, findings.verified(fingerprints))
+            hashes = findings.hashes(spoken)
+        else:
+            counted = self._keep(findings.counted(taken.rows, through_ns))
+            strange = self._keep(counted.filter("not plain").select("digest"))
+            manifests = self._manifests(findings.identities(taken.rows, through_ns, strange), findings.doubtful)
+            spoken = findings.speaking(manifests, taken.rows, None)
+            spoken = spoken.unionByName(findings.plain_manifests(counted))
+            hashes = findings.hashes(spoken, self._keep(findings.unsound_hashes(spoken)))
         found = (
             findings.of_identities(manifests, through_ns)
             .unionByName(findings.of_hashes(hashes, before_ns=through_ns, ripe_ns=through_ns - horizon_ns))
             .unionByName(findings.of_strangers(taken.rows))
         )
-        if conserver.problems is not None:
-            found = found.unionByName(findings.of_problems(conserver.problems))
+        if conserver.findings is not None:
+            found = found.unionByName(conserver.findings)
         found = self._keep(found)
         totals = self._totals(found)
         self._tabulate(found, audit_id, totals)
@@ -142,11 +156,12 @@ class Auditor:
         """What was written up to here is judged: later ones may be half done, or listed in part."""
         if taken.source == "inventory":
             return taken.began_ns - INVENTORY_MARGIN_NS
-        return taken.began_ns - round(self._settings.grace_s * 1e9)
+        return taken.began_ns - round(self._grace_s * 1e9)
 
-    def _manifests(self, listing: DataFrame, through_ns: int, verify: bool) -> DataFrame:
-        found = self._keep(findings.identities(listing, through_ns))
-        asked = (findings.every if verify else findings.doubtful)(found)
+    def _manifests(self, identities: DataFrame, choose: Callable[[DataFrame], DataFrame]) -> DataFrame:
+        """The identities with what their manifests say, of which the chosen ones are read."""
+        found = self._keep(identities)
+        asked = choose(found)
         tasks = min(TASKS, -(-asked.count() // MANIFESTS_PER_TASK))
         if not tasks:  # the listing says it all
             return self._keep(findings.told(found, self._spark.createDataFrame([], reading.MANIFESTS)))

@@ -1,15 +1,14 @@
-"""The key layout of batches in Spark's own functions: what a listing alone tells. Pure transforms of frames.
+"""The key layout of batches in Spark's SQL: what a listing alone tells. Pure transforms of frames.
 
 The layout is docs/formats/accepted-batch.md; a test holds these against the keys that the batches part writes.
-What lies under a prefix of ours and does not fit its layout is foreign.
+What lies under a prefix of ours and does not fit its layout is foreign. Functions that build a key take and give SQL.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame
 
 PLACE = "agent=(?:[0-9a-f]{2})+/boot=(?:[0-9a-f]{2})+/[0-9]{20}-[0-9]{20}"
 SHA = "[0-9a-f]{64}"
@@ -23,7 +22,7 @@ LAYOUT: dict[str, tuple[str, str, dict[str, tuple[int, int]]]] = {
     "accepted_by_time": (
         "accepted-by-time/v1/",
         rf"{HOUR}/[0-9]{{20}}-[0-9a-f]{{32}}\.json",
-        {"hour": (0, 23), "at": (24, 20), "digest": (45, 32)},
+        {"hour": (0, 23), "at": (24, 20), "name": (45, 32)},
     ),
     "accepted_by_blob": ("accepted-by-blob/v1/", rf"{FAN}/{PLACE}\.json", {"sha256": (13, 64), "place": (78, 0)}),
     "raw_blob": ("raw-blobs/v1/", rf"{FAN}\.lmbatch", {"sha256": (13, 64)}),
@@ -42,106 +41,101 @@ LAYOUT: dict[str, tuple[str, str, dict[str, tuple[int, int]]]] = {
 }
 OF_IDENTITIES = ("accepted", "accepted_by_blob", "accepted_by_time", "repair")
 OF_BLOBS = ("raw_blob", "raw_blob_by_time", "quarantine", "quarantine_by_blob")
+# Folders that a store shows as empty objects are none.
+STANDING = "is_latest and not is_delete_marker and not (endswith(key, '/') and coalesce(size_bytes, 0) = 0)"
 
 
 def standing(listing: DataFrame) -> DataFrame:
-    """The objects that a reader of the bucket sees now. Folders that a store shows as empty objects are none."""
-    folder = F.col("key").endswith("/") & (F.coalesce(F.col("size_bytes"), F.lit(0)) == 0)
-    return listing.filter(F.col("is_latest") & ~F.col("is_delete_marker") & ~folder)
+    """The objects that a reader of the bucket sees now."""
+    return listing.filter(STANDING)
 
 
 def objects(listing: DataFrame, kinds: Sequence[str]) -> DataFrame:
     """The objects of these kinds, with what their keys say: kind, key, size_bytes, modified_ns, place, digest, at_ns,
     hour, sha256; null where a kind has no such thing."""
-    of_kind, fits = _kind(kinds)
-    cut = {field: _cut(kinds, field) for field in ("place", "digest", "at", "hour", "sha256")}
-    found = standing(listing).filter(_under(kinds)).withColumn("kind", of_kind).filter(fits)
-    at_ns = F.expr("try_cast(at as bigint)")
-    found = found.select("kind", "key", "size_bytes", "modified_ns", *(made.alias(name) for name, made in cut.items()))
-    found = found.withColumn("at_ns", at_ns).withColumn(
-        "digest", F.coalesce(F.col("digest"), digest(accepted_key(F.col("place"))))
+    cut = [f"{_cut(kinds, field)} as {field}" for field in ("place", "name", "at", "hour", "sha256")]
+    found = _claimed(listing, kinds).filter(_fits(kinds)).selectExpr("kind", "key", "size_bytes", "modified_ns", *cut)
+    told = found.selectExpr(
+        "kind",
+        "key",
+        "size_bytes",
+        "modified_ns",
+        "place",
+        f"coalesce(name, {digest(accepted_key('place'))}) as digest",
+        "try_cast(at as bigint) as at_ns",
+        "hour",
+        "sha256",
     )
     # An entry in another hour than its own would be met by no reader of the index.
-    return found.filter(F.col("at").isNull() | (F.col("hour") == hour(F.col("at_ns")))).drop("at")
+    return told.filter(f"kind != 'accepted_by_time' or hour = {hour_of('at_ns')}")
 
 
 def foreign(listing: DataFrame) -> DataFrame:
     """What lies under our prefixes and is not ours."""
-    of_kind, fits = _kind(tuple(LAYOUT))
-    return standing(listing).filter(_under(tuple(LAYOUT))).withColumn("kind", of_kind).filter(~fits)
+    every = tuple(LAYOUT)
+    return _claimed(listing, every).filter(f"not ({_fits(every)})")
 
 
 def markers(listing: DataFrame) -> DataFrame:
     """Delete markers that hide an accepted manifest or a raw blob: their keys could be taken again."""
-    hidden = F.col("is_latest") & F.col("is_delete_marker")
-    return listing.filter(hidden & (F.col("key").startswith("accepted/v1/") | F.col("key").startswith("raw-blobs/v1/")))
+    hidden = "startswith(key, 'accepted/v1/') or startswith(key, 'raw-blobs/v1/')"
+    return listing.filter(f"is_latest and is_delete_marker and ({hidden})")
 
 
-def accepted_key(place: Column) -> Column:
-    return F.concat(F.lit("accepted/v1/"), place, F.lit(".json"))
+def accepted_key(place: str) -> str:
+    return f"concat('accepted/v1/', {place}, '.json')"
 
 
-def digest(key: Column) -> Column:
+def digest(key: str) -> str:
     """The part of a manifest id that stands for its accepted key."""
-    return F.substring(F.sha2(key, 256), 1, 32)
+    return f"substring(sha2({key}, 256), 1, 32)"
 
 
-def hour(at_ns: Column) -> Column:
+def hour_of(at_ns: str) -> str:
     """The hour folder of a moment in nanoseconds."""
-    # A quotient of doubles could fall on the wrong side of the hour: only whole seconds are divided, and rounded back.
-    whole = at_ns - F.pmod(at_ns, F.lit(1_000_000_000))
-    seconds = F.round(whole / F.lit(1_000_000_000)).cast("bigint")
-    return F.date_format(F.timestamp_seconds(seconds), "'date='yyyy-MM-dd'/hour='HH")
+    return f"date_format(timestamp_seconds({at_ns} div 1000000000), \"'date='yyyy-MM-dd'/hour='HH\")"
 
 
-def blob_key(sha256: Column) -> Column:
-    return F.concat(F.lit("raw-blobs/v1/"), _fan(sha256), F.lit(".lmbatch"))
+def blob_key(sha256: str) -> str:
+    return f"concat('raw-blobs/v1/', {_fan(sha256)}, '.lmbatch')"
 
 
-def by_time_key(accepted: Column, at_ns: Column) -> Column:
-    name = F.concat(F.lpad(at_ns.cast("string"), 20, "0"), F.lit("-"), digest(accepted), F.lit(".json"))
-    return F.concat(F.lit("accepted-by-time/v1/"), hour(at_ns), F.lit("/"), name)
+def by_time_key(accepted: str, at_ns: str) -> str:
+    name = f"lpad(cast({at_ns} as string), 20, '0'), '-', {digest(accepted)}, '.json'"
+    return f"concat('accepted-by-time/v1/', {hour_of(at_ns)}, '/', {name})"
 
 
-def by_blob_key(sha256: Column, place: Column, *, of: str = "accepted") -> Column:
-    return F.concat(F.lit(f"{of}-by-blob/v1/"), _fan(sha256), F.lit("/"), place, F.lit(".json"))
+def by_blob_key(sha256: str, place: str, *, of: str = "accepted") -> str:
+    return f"concat('{of}-by-blob/v1/', {_fan(sha256)}, '/', {place}, '.json')"
 
 
-def blob_by_time_key(sha256: Column, at_hour: Column) -> Column:
-    return F.concat(F.lit("raw-blobs-by-time/v1/"), at_hour, F.lit("/sha256="), sha256, F.lit(".json"))
+def blob_by_time_key(sha256: str, hour: str) -> str:
+    return f"concat('raw-blobs-by-time/v1/', {hour}, '/sha256=', {sha256}, '.json')"
 
 
-def _fan(sha256: Column) -> Column:
-    fan = (F.substring(sha256, 1, 2), F.substring(sha256, 3, 2), sha256)
-    return F.concat(F.lit("sha256/"), F.concat_ws("/", *fan))
+def _fan(sha256: str) -> str:
+    return f"concat('sha256/', substring({sha256}, 1, 2), '/', substring({sha256}, 3, 2), '/', {sha256})"
 
 
-def _under(kinds: Sequence[str]) -> Column:
-    under = F.lit(False)
-    for kind in kinds:
-        under = under | F.col("key").startswith(LAYOUT[kind][0])
-    return under
+def _claimed(listing: DataFrame, kinds: Sequence[str]) -> DataFrame:
+    """What lies under these kinds' prefixes, with the kind that it claims to be."""
+    under = " or ".join(f"startswith(key, '{LAYOUT[kind][0]}')" for kind in kinds)
+    cases = " ".join(f"when startswith(key, '{LAYOUT[kind][0]}') then '{kind}'" for kind in kinds)
+    return listing.filter(f"{STANDING} and ({under})").selectExpr("*", f"case {cases} end as kind")
 
 
-def _kind(kinds: Sequence[str]) -> tuple[Column, Column]:
-    """The kind that a key under one of the prefixes claims to be, and whether it fits."""
-    of_kind, fits = F.lit(None).cast("string"), F.lit(False)
-    for kind in kinds:
-        prefix, rest, _ = LAYOUT[kind]
-        of_kind = F.when(F.col("key").startswith(prefix), kind).otherwise(of_kind)
-        fits = F.when(F.col("kind") == kind, F.col("key").rlike(f"^{prefix}{rest}$")).otherwise(fits)
-    return of_kind, fits
+def _fits(kinds: Sequence[str]) -> str:
+    cases = " ".join(f"when '{kind}' then key rlike r'^{LAYOUT[kind][0]}{LAYOUT[kind][1]}$'" for kind in kinds)
+    return f"case kind {cases} else false end"
 
 
-def _cut(kinds: Sequence[str], field: str) -> Column:
-    made = F.lit(None).cast("string")
+def _cut(kinds: Sequence[str], field: str) -> str:
+    cases = []
     for kind in kinds:
         prefix, _, fields = LAYOUT[kind]
-        if field not in fields:
-            continue
-        offset, length = fields[field]
-        whole = F.length("key") - F.lit(len(".json"))
-        start = F.lit(len(prefix) + offset + 1) if offset >= 0 else whole + F.lit(offset + 1)
-        width = F.lit(length) if length > 0 else whole - F.lit(len(prefix) + offset - length)
-        made = F.when(F.col("kind") == kind, F.substr("key", start, width)).otherwise(made)
-    return made
+        if field in fields:
+            offset, length = fields[field]
+            start = f"{len(prefix) + offset + 1}" if offset >= 0 else f"length(key) - {len('.json') - offset - 1}"
+            width = f"{length}" if length > 0 else f"length(key) - {len(prefix) + offset - length + len('.json')}"
+            cases.append(f"when '{kind}' then substring(key, {start}, {width})")
+    return f"case kind {' '.join(cases)} end" if cases else "cast(null as string)"

@@ -37,7 +37,7 @@ ROLLUPS = (
     "key string, problem string, agent_id string, hour string, rollup bigint, total double, least double, "
     "greatest double"
 )
-COVERS = "key string, problem string, manifest_id string"
+COVERS = "key string, problem string, what string, name string, size_bytes bigint"
 
 Batches = Iterator[Any]
 
@@ -161,13 +161,25 @@ def reading_rollups(settings: StoreSettings) -> Callable[[Batches], Batches]:
 
 
 def reading_covers(settings: StoreSettings) -> Callable[[Batches], Batches]:
-    """The task from `key` of rollup manifests to COVERS: the batches that a generation is made from, or its problem."""
+    """The task from `key` of rollup manifests to COVERS: the batches a generation covers, its chunks, or its problem.
+
+    `what` is `batch`, with a manifest id as its `name`, or `rollup` or `index`, with a chunk's key and size.
+    """
     return _reading(settings, _covers)
 
 
+class RollupChunk(msgspec.Struct, frozen=True):
+    key: str
+    size: int
+
+
 class RollupCovers(msgspec.Struct, frozen=True):
+    """The manifest of a generation of rollups, as far as an audit needs it."""
+
     schema: str
     covers: tuple[str, ...]
+    chunks: tuple[RollupChunk, ...] = ()
+    index: tuple[RollupChunk, ...] = ()
 
 
 def _reading(settings: StoreSettings, one: Callable[[Reader, str], Any]) -> Callable[[Batches], Batches]:
@@ -206,17 +218,20 @@ def _rollup(reader: Reader, key: str) -> Any:
 def _covers(reader: Reader, key: str) -> Any:
     import pyarrow as pa
 
-    names, kinds = ["key", "problem", "manifest_id"], [pa.string()] * 3
+    names, kinds = ["key", "problem", "what", "name", "size_bytes"], [*[pa.string()] * 4, pa.int64()]
     try:
         data = reader.get(key, bytes_max=FRAME_BYTES_MAX)
-        covers = msgspec.json.decode(data, type=RollupCovers).covers
+        found = msgspec.json.decode(data, type=RollupCovers)
     except NotFound:
         return _bad(names, kinds, key, "gone since it was listed")
     except (Corrupt, msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
         return _bad(names, kinds, key, f"does not decode: {error}")
-    count = len(covers)
-    arrays = [pa.repeat(key, count), pa.nulls(count, pa.string()), pa.array(list(covers), pa.string())]
-    return pa.record_batch(arrays, names=names)
+    rows: list[tuple[str, str, int | None]] = [("batch", manifest_id, None) for manifest_id in found.covers]
+    rows += [("rollup", chunk.key, chunk.size) for chunk in found.chunks]
+    rows += [("index", chunk.key, chunk.size) for chunk in found.index]
+    what, name, size = zip(*rows, strict=True) if rows else ((), (), ())
+    arrays = [pa.repeat(key, len(rows)), pa.nulls(len(rows), pa.string()), pa.array(what, pa.string())]
+    return pa.record_batch([*arrays, pa.array(name, pa.string()), pa.array(size, pa.int64())], names=names)
 
 
 def _bad(names: list[str], kinds: list[Any], key: str, problem: str) -> Any:

@@ -1,0 +1,82 @@
+"""Endpoints that look at the store itself: a dry run before a policy is enabled, and the retry of a blocker."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx2
+import pytest
+
+from lakebed.clock import SystemClock
+from lakebed.context import Context
+from lakebed.embedded.endpoints import BucketEndpoints
+from lakebed.gateway.app import build
+from lakebed.ids import Ids
+from lakebed.lifecycle import xml
+from lakebed.lifecycle.model import Position, Rule, StreamKind
+from lakebed.lifecycle.routes import component
+from lakebed.lifecycle.state import Stream
+from lakebed.lifecycle.troubles import block
+from lakebed.lifecycle.workers import shelf_of
+from lakebed.metrics import Metrics
+from lakebed.parts import sections
+from lakebed.settings import load
+from lakebed.store import admin
+from lakebed.store.authority import claim
+from lakebed.store.connect import connect
+from lakebed.store.settings import StoreSettings
+
+POLICY = xml.render((Rule("tmp", prefix="tmp/", expiration_days=1),))
+
+
+@pytest.fixture
+def context(weed: BucketEndpoints) -> Context:
+    told: dict[str, Any] = weed.as_settings() | {"store.prefix": f"lch-{Ids().token()}", "lifecycle.rounding": "exact"}
+    settings = load(sections(), flags=told)
+    clock, ids, metrics = SystemClock(), Ids(), Metrics()
+    store = connect(settings.of(StoreSettings), clock=clock, ids=ids, metrics=metrics)
+    return Context("http-test", settings, store, clock, ids, metrics)
+
+
+async def client(context: Context) -> httpx2.AsyncClient:
+    await claim(context.store, expected="", clock=context.clock, ids=context.ids)
+    app = build(context, [component(context)], authority="authority-1")
+    return httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://127.0.0.1")
+
+
+async def test_a_policy_is_judged_before_it_is_enabled(context: Context, weed: BucketEndpoints) -> None:
+    """How many, how many bytes and a sample, by the body's policy; nothing is put, nothing is deleted."""
+    s3, bucket = admin.client(weed.store_settings()), f"lch-{Ids().token()}"
+    await asyncio.to_thread(s3.create_bucket, Bucket=bucket)
+    for key in ("tmp/a", "tmp/b", "kept"):
+        await asyncio.to_thread(s3.put_object, Bucket=bucket, Key=key, Body=b"123")
+    where = f"/api/s3/buckets/{bucket}/lifecycle/dry-run"
+    async with await client(context) as ask:
+        now = (await ask.post(where, content=POLICY)).json()
+        ahead = (await ask.post(f"{where}?days_ahead=2", content=POLICY)).json()
+        short = (await ask.post(f"{where}?days_ahead=2&keys_max=1", content=POLICY)).json()
+        none = await ask.post(where)
+        wrong = await ask.post(where, content=POLICY.replace(b"<Days>1<", b"<Days>0<"))
+
+    assert (0, 3) == (now["count"], now["scanned"])
+    assert (2, 6, True) == (ahead["count"], ahead["bytes"], ahead["complete"])
+    assert ["tmp/a", "tmp/b"] == [one["key"] for one in ahead["sample"]]
+    assert (1, False) == (short["scanned"], short["complete"])
+    assert (404, 400) == (none.status_code, wrong.status_code)
+    assert 3 == (await asyncio.to_thread(s3.list_objects_v2, Bucket=bucket))["KeyCount"]
+
+
+async def test_a_blocker_is_tried_again_against_what_is_live(context: Context) -> None:
+    """The object is long gone: the retry resolves it, and its stream goes on."""
+    stream = Stream(StreamKind.ORIGINAL, 5, Position(7, 0))
+    shelf = shelf_of(context)
+    await shelf.troubles.change(
+        lambda known: (block(known, stream, bucket="gone", key="k", now_ns=1, reason="r", error="e"), None)
+    )
+    async with await client(context) as ask:
+        (told,) = (await ask.get("/api/s3/lifecycle/blockers")).json()
+        answer = await ask.post(f"/api/s3/lifecycle/blockers/{told['blocker_id']}", json={"verb": "retry"})
+        left = (await ask.get("/api/s3/lifecycle/blockers")).json()
+
+    assert (200, "NOOP_RESOLVED", []) == (answer.status_code, answer.json()["resolution"], left)

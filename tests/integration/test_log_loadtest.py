@@ -1,0 +1,62 @@
+"""A load test, as a script runs it: real brokers, a folder that tells all, and a page to look at."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from lakebed.bench.loadtest_summary import ARTIFACTS, Summary
+from lakebed.settings import env_name
+from lakebed.store.settings import StoreSettings
+
+
+def test_a_load_test_leaves_a_folder_in_which_both_sides_agree(bucket_settings: StoreSettings, tmp_path: Path) -> None:
+    """Every artifact is there, brokers took what clients were acknowledged, and the report shows the plots."""
+    env = {
+        **os.environ,
+        env_name("store.url"): bucket_settings.url,
+        env_name("store.endpoint"): bucket_settings.endpoint,
+        env_name("store.access_key_id"): bucket_settings.access_key_id.reveal(),
+        env_name("store.secret_access_key"): bucket_settings.secret_access_key.reveal(),
+    }
+
+    done = subprocess.run(
+        [sys.executable, "-m", "lakebed", "bench", "log", "--scenario", "smoke", "--out", str(tmp_path), "-o", "json"],
+        env=env,
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr.decode()
+    summary = msgspec.json.decode(done.stdout, type=Summary)
+    (folder,) = tmp_path.iterdir()
+    assert folder.name.endswith("-smoke")
+    assert dict.fromkeys(ARTIFACTS, True) == summary.artifacts
+    assert summary.acknowledged_records == summary.accepted_records > 0
+    assert [] == [warning for warning in summary.warnings if "bottleneck" not in warning]
+    page = (folder / "report.html").read_text()
+    assert page.count("<svg") >= 5
+    assert "broker-0" in page
+    assert b"lakebed_log_scenario_info" in (folder / "metrics-30s.jsonl").read_bytes()
+
+
+def test_an_unknown_scenario_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    """A name that is no scenario ends with Invalid and the list of names, before anything is written."""
+    env = {**os.environ, env_name("store.url"): "memory://"}
+
+    done = subprocess.run(
+        [sys.executable, "-m", "lakebed", "bench", "log", "--scenario", "steddy", "--out", str(tmp_path / "runs")],
+        env=env,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert done.returncode != 0
+    assert b"steady, wide, kill, smoke" in done.stderr
+    assert not (tmp_path / "runs").exists()
