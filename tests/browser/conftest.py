@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 from chromium import LAUNCH, found_browser
-from console_yard import Yard, yard_on
 
+from console_yard import Yard, yard_on
 from lakebed.embedded.endpoints import BucketEndpoints
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: make setup")

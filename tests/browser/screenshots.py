@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 from chromium import LAUNCH, found_browser
-from console_yard import Yard, yard_on
 from playwright.sync_api import Browser, sync_playwright
 
+from console_yard import Yard, yard_on
 from lakebed.clock import SystemClock
 from lakebed.console.pages import PAGES
 from lakebed.embedded.weed import Weed
