@@ -36,6 +36,10 @@ from lakebed.lifecycle.workers import shelf_of
 from lakebed.log.workers import Workshop
 from lakebed.metrics import Metrics
 from lakebed.parts import sections
+from lakebed.pipeline.audit import paths
+from lakebed.pipeline.audit.conserver import conserved
+from lakebed.pipeline.audit.model import AUDIT_SCHEMA, AuditRecord, Conservation, Conserved, Finding, Proof, Total
+from lakebed.pipeline.audit.shelf import publish
 from lakebed.queue.queue import Queue
 from lakebed.settings import env_name, load
 from lakebed.store.connect import connect
@@ -50,6 +54,7 @@ HOSTILE = '</pre><script>window.__hacked=1</script><img src=x onerror="window.__
 HOSTILE_KEY = "inbox/\"><img src=x onerror='window.__hacked=3'><script>window.__hacked=4</script>.csv"
 ORG, PROJECT = "acme", "shop"
 DAY_NS = 86_400 * 10**9
+AUDIT_LOST = 17  # samples, of one agent's hour, that the last audit missed in bronze
 
 
 class Wire:
@@ -182,6 +187,7 @@ class Yard:
         await asyncio.gather(self._log(), self._batches(), self._queue())
         await self._ticks()
         await self._lifecycle()
+        await self._audit()
         await asyncio.to_thread(self._tables)
 
     def send(self, number: int) -> None:
@@ -303,6 +309,27 @@ class Yard:
         ]  # fmt: skip
         await Ledger(self.context.store, self.context.clock, self.context.ids).append(rows)
 
+    async def _audit(self) -> None:
+        """An audit that was completed: of 7,200 samples of two agents, 17 of one hour never reached bronze."""
+        hours = [_hour("web-1", 11, 3600), _hour("web-1", 12, 2400), _hour("db-1", 12, 1200, bronze_lost=AUDIT_LOST)]
+        whole = _hour("", 0, sum(one.sent for one in hours), bronze_lost=AUDIT_LOST)
+        assert whole.bronze is not None and whole.rollup is not None
+        kept = Conservation(
+            checked=True, agents=2, hours=len(hours), rows=tuple(one for one in hours if one.wrong),
+            stages={"sent": whole.sent, "accepted": whole.accepted, "bronze": whole.bronze, "rollup": whole.rollup,
+                    "rollup_due": whole.rollup},
+            lost=whole.lost, doubled=whole.doubled, changed=whole.changed,
+        )  # fmt: skip
+        now_ns = time.time_ns()
+        orphan = Finding("orphaned", "raw_blob", f"raw-blobs/v1/{HOSTILE_KEY}", size_bytes=2048, reason="nobody's")
+        record = AuditRecord(
+            AUDIT_SCHEMA, paths.audit_id(now_ns - 9 * 10**9, self.context.ids.token()), now_ns - 9 * 10**9, now_ns,
+            "list", True, not kept.wrong, 412, 3_400_000, {"accepted": 100},
+            (Total("orphaned", "raw_blob", 1, 2048, False),), (orphan,), 0,
+            Proof(now_ns - 60 * 10**9, "list", 100, 2, True), (), 0, kept,
+        )  # fmt: skip
+        await publish(self.context, record)
+
     def _tables(self) -> None:
         from deltalake import write_deltalake
 
@@ -319,6 +346,16 @@ class Yard:
             uri = location.uri(f"tables/{layer}/{ORG}/{PROJECT}/{table}")
             for _ in range(2):
                 write_deltalake(uri, data, mode="append", storage_options=location.storage_options())
+
+
+def _hour(agent: str, hour: int, samples: int, bronze_lost: int = 0) -> Conserved:
+    """One agent's hour, through what makes the rows of every audit."""
+    there = samples - bronze_lost
+    found = dict.fromkeys(("gap", "overlap", "unreadable", "bronze_doubled", "bronze_changed", "rollup_lost",
+                           "rollup_doubled", "rollup_changed", "waiting", "explained", "high", "low"), 0)  # fmt: skip
+    found |= {"sent": samples, "accepted": samples, "bronze": there, "rollup": there, "bronze_lost": bronze_lost}
+    named = {"agent_id": agent, "hour": f"date=2026-11-16/hour={hour:02d}"}
+    return conserved({**named, **found}, bronze=True, rollups=True)
 
 
 def _order(number: int) -> str:

@@ -207,6 +207,24 @@ def test_the_offset_browser_walks_a_partition(tab: Tab) -> None:
     expect(page.locator(".segments rect").first).to_be_attached()
 
 
+def test_an_audit_shows_what_was_conserved_and_names_what_was_not(tab: Tab) -> None:
+    """Samples at each stage from agent to gold; the hour that lost some with its number, the sound ones counted."""
+    page = tab.go("/audit")
+
+    stages = page.get_by_role("region", name="Conservation")
+    for words in ("sent by agents 7,200 ", "accepted 7,200 0", "bronze 7,183 17 ", "gold 7,183 of 7,183 due 0"):
+        expect(stages.get_by_role("row", name=words)).to_have_count(1)
+    wrong = page.get_by_role("region", name="Where they do not agree").get_by_role("row")
+    expect(wrong).to_have_count(2)  # its head, and the one hour
+    expect(wrong.nth(1)).to_contain_text("db-1")
+    expect(wrong.nth(1)).to_contain_text("17 lost on the way to bronze")
+    expect(page.locator("#page")).to_contain_text("2 of 3 hours agree at every stage")
+    expect(page.locator("#page")).to_contain_text("something is wrong")
+    page.get_by_text("Each of them").click()
+    expect(page.get_by_role("region", name="Findings")).to_contain_text(HOSTILE_KEY)
+    assert page.evaluate("() => window.__hacked") is None
+
+
 def test_signing_in_with_a_key(browser: Browser, yard: Yard) -> None:
     """Where keys are configured, a key opens the console for its rights, and signing out closes it."""
     keys = [
