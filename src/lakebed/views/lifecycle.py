@@ -79,13 +79,15 @@ async def all_rules(context: Context) -> list[dict[str, Any]]:
         return (await rules(site))[:ROWS_MAX]
 
 
-async def preview(site: Site, bucket: str, text: bytes | None = None, *, days_ahead: float = 0.0) -> DryRun:
-    """What a policy would delete: the one in force, or this text. Changes nothing."""
+async def preview(
+    site: Site, bucket: str, text: bytes | None = None, *, days_ahead: float = 0.0, keys_max: int = 0
+) -> DryRun:
+    """What a policy would delete: the one in force, or this text. Changes nothing. 0 is no limit."""
     known = text if text is not None else await policy(site, bucket)
     calendar = site.settings.calendar
     now_ns = site.shelf.clock.now_ns() + round(days_ahead * calendar.day_ns)
     checked = rules_of(known, unique_ids=text is not None)
-    return await dry_run(site.lake, bucket, checked, now_ns, calendar, home=site.home)
+    return await dry_run(site.lake, bucket, checked, now_ns, calendar, home=site.home, keys_max=keys_max)
 
 
 async def policy(site: Site, bucket: str) -> bytes:
