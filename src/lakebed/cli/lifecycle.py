@@ -209,7 +209,10 @@ def streams(*, where: Where = Where(), output: Output = "table") -> None:
 @app.command
 def ledger(bucket: str, *, limit: int = 100, where: Where = Where(), output: Output = "table") -> None:
     """The last verdicts on a bucket's objects."""
-    emit(_rows(where, bucket, None)[-limit:], output)
+    from lakebed.views.lifecycle import ledger as last
+
+    context = where.context("cli")
+    emit(in_loop(lambda: last(context, bucket, limit=max(1, limit))), output)
 
 
 @app.command
@@ -228,7 +231,7 @@ async def _is_home(site: Any, bucket: str, key: str) -> bool:
     return held
 
 
-def _rows(where: Where, bucket: str, key: str | None) -> list[dict[str, Any]]:
+def _rows(where: Where, bucket: str, key: str) -> list[dict[str, Any]]:
     from lakebed.lifecycle.ledger import Ledger
     from lakebed.views.lifecycle import told
 

@@ -6,6 +6,7 @@ which they begin at once. A dry run and the retry of a blocker look at the store
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -87,10 +88,10 @@ class LifecycleRoutes:
         bucket, key = _bucket(request, READ), request.query_params.get("key", "")
         if not key:
             raise Invalid("no key is named", hint="?key=")
-        rows: list[LedgerRow] = []
+        rows = deque[LedgerRow](maxlen=WHY_ROWS_MAX)
         async for row in self._ledger.rows(bucket, key=key):
             rows.append(row)
-        return json_answer(rows[-WHY_ROWS_MAX:])
+        return json_answer(list(rows))
 
     @operation("What stands still until somebody decides", answer=list[Blocker])
     async def _blockers(self, request: Request) -> Response:

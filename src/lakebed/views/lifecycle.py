@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import msgspec
@@ -101,14 +102,14 @@ async def policy(site: Site, bucket: str) -> bytes:
 async def ledger(
     context: Context, bucket: str, key: str | None = None, *, limit: int = LEDGER_SHOWN
 ) -> list[dict[str, Any]]:
-    """The last verdicts on a bucket's objects, or everything that was ever decided about one key."""
+    """The last verdicts on a bucket's objects, or on one key: the newest `limit`, in order of time."""
     book = Ledger(context.store, context.clock, context.ids)
-    found: list[dict[str, Any]] = []
+    if key is None:
+        return [told(row) for row in await book.latest(bucket, limit)]
+    found = deque[LedgerRow](maxlen=limit)
     async for row in book.rows(bucket, key=key):
-        found.append(told(row))
-        if len(found) > 4 * ROWS_MAX:
-            del found[: 2 * ROWS_MAX]
-    return found[-limit:]
+        found.append(row)
+    return [told(row) for row in found]
 
 
 def told(row: LedgerRow) -> dict[str, Any]:
