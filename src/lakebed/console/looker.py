@@ -22,7 +22,6 @@ from lakebed.gateway.health import Examiner, Report
 from lakebed.lifecycle.workers import opened
 from lakebed.ticks import paths as tick_paths
 from lakebed.ticks.auditor import Auditor
-from lakebed.trail import Trail
 from lakebed.views import audit, batches, lifecycle, log, queue, tables, ticks
 
 FAST_S, SLOW_S, DEAR_S = 3.0, 8.0, 120.0  # times to live: a read or two, a listing, a scan
@@ -45,7 +44,7 @@ class Looker:
     def __init__(self, context: Context) -> None:
         self.context = context
         self.samples = Samples(context.clock)
-        self.trail = Trail(context.store, clock=context.clock, ids=context.ids, node=context.node)
+        self.trail = context.trail
         self.tables = tables.Tables(context)
         self.checkup = Checkup(context.settings, context.clock)
         self.live = Live(context.metrics, context.clock, self.levels)
