@@ -6,38 +6,34 @@ from lakebed.batches.coverage import Coverage
 from lakebed.batches.live import Live
 from lakebed.batches.matchers import Selector
 from lakebed.batches.raw import RawBatches
-from lakebed.batches.roller import Roller
+from lakebed.batches.roller import RollupReport
 from lakebed.batches.rolling import LocalJob
 from lakebed.batches.rollups import Rollups
 from lakebed.batches.sources import Sources
 from lakebed.context import Context
 from lakebed.demo.stage import Stage
+from lakebed.errors import Unavailable
+from lakebed.frame.work import Job
+from lakebed.gateway.rollups import roller
 from lakebed.store.lease import HeldByAnother
 
 WINDOW_S = 60
 HELD_TRIES, HELD_EVERY_S = 60, 0.5  # the stack's own roller may be at it
 
 
-async def prove_rollups(stage: Stage, context: Context, metric: str, since_ns: int) -> int:
-    """Rolls up what is accepted; gives how many samples of the metric the rollups count since then."""
-    roller = Roller(
-        context.store,
-        LocalJob(context.store),
-        windows_s=(WINDOW_S,),
-        overlap_s=900.0,
-        batches_max=1000,
-        lease_s=30.0,
-        owner=context.node,
-        clock=context.clock,
-        ids=context.ids,
-        metrics=context.metrics,
-    )
+async def roll(context: Context, job: Job, *, cold: bool = False) -> RollupReport:
+    """Rolls up what is accepted, as the stack's own roller does, once that one is not at it."""
     for _ in range(HELD_TRIES):
         try:
-            await roller.run(cold=True)
-            break
+            return await roller(context, job).run(cold=cold)
         except HeldByAnother:
             await context.clock.sleep(HELD_EVERY_S)
+    raise Unavailable(f"another roller has been at it for {HELD_TRIES * HELD_EVERY_S:g} s")
+
+
+async def prove_rollups(stage: Stage, context: Context, metric: str, since_ns: int) -> int:
+    """Rolls up what is accepted; gives how many samples of the metric the rollups count since then."""
+    await roll(context, LocalJob(context.store), cold=True)
     raw = RawBatches(context.store)
     sources = Sources(
         Live(bytes_max=0, window_s=0.0, clock=context.clock, metrics=context.metrics),

@@ -8,9 +8,10 @@ from typing import Any
 
 from lakebed.batches import paths
 from lakebed.context import Context
+from lakebed.demo.rolled import roll
 from lakebed.demo.stage import Stage
 from lakebed.frame.rollup import decode_rollup
-from lakebed.gateway.rollups import roller, spark_job
+from lakebed.gateway.rollups import spark_job
 
 
 def prove_rollups(stage: Stage, context: Context, spark: Any) -> None:
@@ -23,8 +24,8 @@ async def _prove(stage: Stage, context: Context, spark: Any) -> None:
     async for info in context.store.list(paths.ACCEPTED):
         identity = paths.identity_of(info.key)
         sent[identity.agent_id] += identity.samples
-    report = await roller(context, spark_job(context, spark)).run()
-    again = await roller(context, spark_job(context, spark)).run()
+    report = await roll(context, spark_job(context, spark))
+    again = await roll(context, spark_job(context, spark))
     stage.tell(f"{report.samples} samples of {report.batches} batches became {report.chunks} rollup chunks")
     counted: dict[str, Counter[str]] = {}
     async for info in context.store.list(paths.ROLLUP):
