@@ -22,6 +22,9 @@ EVERY_S = 1.0
 KEPT = 240  # samples, so four minutes
 WAITING_MAX = 8  # samples a slow viewer may be behind before it misses some
 
+# "Not found" and "was changed" are answers that conditional writes live on; these are not.
+TROUBLE = ("denied", "unauthenticated", "overloaded", "throttled", "unavailable", "outcome_unknown")
+
 # name → (sample of the registry, label, its values that count; none: all of them)
 RATES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "batches_samples": ("lakebed_batches_samples_total", "", ()),
@@ -37,7 +40,7 @@ RATES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "ticks_rows": ("lakebed_ticks_rows_total", "", ()),
     "ticks_finalized": ("lakebed_ticks_finalized_total", "", ()),
     "store_requests": ("lakebed_store_requests_total", "", ()),
-    "store_failures": ("lakebed_store_failures_total", "", ()),
+    "store_failures": ("lakebed_store_failures_total", "kind", TROUBLE),
     "store_in_bytes": ("lakebed_store_bytes_total", "direction", ("in",)),
     "store_out_bytes": ("lakebed_store_bytes_total", "direction", ("out",)),
     "http_requests": ("lakebed_http_requests_total", "", ()),
