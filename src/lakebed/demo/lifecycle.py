@@ -21,6 +21,7 @@ from lakebed.lifecycle.ledger import Ledger
 from lakebed.lifecycle.model import Entry, Outcome, Resolution, Rule, Verb
 from lakebed.lifecycle.operator import Operator
 from lakebed.lifecycle.resolver import Seams
+from lakebed.lifecycle.seams import Removal
 from lakebed.lifecycle.seaweed_filer import SeaweedLake
 from lakebed.lifecycle.settings import LifecycleSettings
 from lakebed.lifecycle.shelf import Shelf
@@ -100,10 +101,10 @@ class Undeletable:
     def __init__(self, lake: SeaweedLake, key: str) -> None:
         self._lake, self._key = lake, key
 
-    async def delete(self, entry: Entry, verb: Verb) -> None:
+    async def delete(self, entry: Entry, verb: Verb) -> Removal:
         if entry.key == self._key:
             raise Corrupt(f"{entry.key}: a fault put here by the demo")
-        await self._lake.delete(entry, verb)
+        return await self._lake.delete(entry, verb)
 
 
 async def _block(stage: Stage, context: Context, worker: LifecycleWorker, s3: Any, bucket: str, shelf: Shelf) -> None:
