@@ -15,6 +15,7 @@ from lakebed.frame.model import Batch, Identity, Limits
 from lakebed.store.protocol import Store
 
 READS_MAX = 16  # reads under way at once for one caller
+HOURS_UNASKED = 24  # a longer span is first asked for the days that exist
 CACHE_BYTES_MAX = 32 * 1024 * 1024  # decoded batches kept for the next query, by the size of their frames
 
 ANY_FRAME = Limits(frame_bytes=256 * 1024**2, body_bytes=1024**3, samples=50_000_000, series=10_000_000)
@@ -66,7 +67,7 @@ class RawBatches:
 
     async def entries(self, from_ns: int, to_ns: int) -> AsyncIterator[tuple[str, str]]:
         """Keys and manifest ids of the by-time index with acceptance in [from_ns, to_ns], in order of acceptance."""
-        for hour in paths.hours(from_ns, to_ns):
+        for hour in await self._hours(from_ns, to_ns):
             async for info in self._store.list(f"{paths.ACCEPTED_BY_TIME}{hour}/"):
                 try:
                     manifest_id, at_ns = paths.parse_by_time(info.key)
@@ -74,6 +75,14 @@ class RawBatches:
                     continue  # not ours; the audit reports it
                 if from_ns <= at_ns <= to_ns:
                     yield info.key, manifest_id
+
+    async def _hours(self, from_ns: int, to_ns: int) -> list[str]:
+        """The hours of the span, less those of days in which nothing was accepted if it is long."""
+        hours = list(paths.hours(from_ns, to_ns))
+        if len(hours) <= HOURS_UNASKED:
+            return hours
+        days = set(await self._store.children(paths.ACCEPTED_BY_TIME))
+        return [hour for hour in hours if hour.partition("/")[0] in days]
 
 
 def verified(frame: bytes, sha256: str) -> Batch:

@@ -10,7 +10,7 @@ import msgspec
 from pyspark.sql import SparkSession
 
 from lakebed.context import Context
-from lakebed.delta import history
+from lakebed.delta import history, vacuum
 from lakebed.delta.model import Snapshot, TableSpec
 from lakebed.errors import Invalid
 from lakebed.pipeline.bronze_settings import BronzeSettings
@@ -18,7 +18,7 @@ from lakebed.pipeline.lineage import Dataset, lineage_of
 from lakebed.pipeline.samples import NAME, QUARANTINE
 from lakebed.pipeline.session import open_session
 from lakebed.pipeline.settings import SparkSettings
-from lakebed.pipeline.tables import upkeep, vacuum
+from lakebed.pipeline.tables import upkeep
 from lakebed.pipeline.tables.location import Location
 from lakebed.pipeline.tables.table import Table
 from lakebed.pipeline.topics import FOLDER, QUARANTINE_FOLDER
