@@ -29,15 +29,21 @@ from lakebed.clock import SystemClock
 from lakebed.context import Context
 from lakebed.embedded.endpoints import BucketEndpoints
 from lakebed.ids import Ids
+from lakebed.lifecycle import xml
 from lakebed.lifecycle.ledger import Ledger
-from lakebed.lifecycle.model import ActionKind, Degraded, Identity, Mode, Position, StreamKind
+from lakebed.lifecycle.model import ActionKind, Degraded, Identity, Mode, Position, Rule, StreamKind
 from lakebed.lifecycle.state import ActionState, Blocker, BucketState, LedgerRow, ReaderState, Stream, Troubles
-from lakebed.lifecycle.workers import shelf_of
+from lakebed.lifecycle.workers import opened, shelf_of
 from lakebed.log.workers import Workshop
 from lakebed.metrics import Metrics
 from lakebed.parts import sections
+from lakebed.pipeline.audit import paths
+from lakebed.pipeline.audit.conserver import conserved
+from lakebed.pipeline.audit.model import AUDIT_SCHEMA, AuditRecord, Conservation, Conserved, Finding, Proof, Total
+from lakebed.pipeline.audit.shelf import publish
 from lakebed.queue.queue import Queue
 from lakebed.settings import env_name, load
+from lakebed.store import admin
 from lakebed.store.connect import connect
 from lakebed.store.settings import StoreSettings
 from lakebed.ticks.adapters import open_audit, open_queue, open_vault
@@ -49,7 +55,9 @@ DEADLINE_S = 60.0
 HOSTILE = '</pre><script>window.__hacked=1</script><img src=x onerror="window.__hacked=2">\'"><svg onload=alert(1)>'
 HOSTILE_KEY = "inbox/\"><img src=x onerror='window.__hacked=3'><script>window.__hacked=4</script>.csv"
 ORG, PROJECT = "acme", "shop"
+RETIRED = "reports/2025/summary.parquet"
 DAY_NS = 86_400 * 10**9
+AUDIT_LOST = 17  # samples, of one agent's hour, that the last audit missed in bronze
 
 
 class Wire:
@@ -182,6 +190,7 @@ class Yard:
         await asyncio.gather(self._log(), self._batches(), self._queue())
         await self._ticks()
         await self._lifecycle()
+        await self._audit()
         await asyncio.to_thread(self._tables)
 
     def send(self, number: int) -> None:
@@ -287,11 +296,15 @@ class Yard:
         }  # fmt: skip
         state = BucketState(actions=actions)
         await shelf.bucket("landing").change(lambda _: (state, None))
-        stream = Stream(StreamKind.ORIGINAL, 30 * DAY_NS, Position(now_ns - 30 * DAY_NS, 0))
+        await self._landing()
+        streams = (
+            Stream(StreamKind.ORIGINAL, 30 * DAY_NS, Position(now_ns - 30 * DAY_NS, 0)),
+            Stream(StreamKind.BOOTSTRAP, bucket="landing", key=RETIRED),
+        )
         blockers = {
-            f"b{n}": Blocker(f"b{n}", stream, "landing", key, "object lock", "retention until 2027-01-01",
+            f"b{n}": Blocker(f"b{n}", streams[n], "landing", key, "object lock", "retention until 2027-01-01",
                              now_ns - 3600 * 10**9, now_ns, 30)
-            for n, key in enumerate([HOSTILE_KEY, "reports/2025/summary.parquet"])
+            for n, key in enumerate([HOSTILE_KEY, RETIRED])
         }  # fmt: skip
         await shelf.troubles.change(lambda _: (Troubles(blockers=blockers), None))
         cursors = ReaderState(originals={str(30 * DAY_NS): Position(now_ns - 30 * DAY_NS - 95 * 10**9, 0)})
@@ -302,6 +315,37 @@ class Yard:
             for n, key in enumerate(["logs/2025/a.log", HOSTILE_KEY])
         ]  # fmt: skip
         await Ledger(self.context.store, self.context.clock, self.context.ids).append(rows)
+
+    async def _landing(self) -> None:
+        """A bucket of its own with objects and rules in force: what a dry run and a retry really meet."""
+        s3 = admin.client(self.stored.store_settings())
+        await asyncio.to_thread(s3.create_bucket, Bucket="landing")
+        for key, size in ((RETIRED, 700), ("tmp/a.csv", 1000), ("tmp/b.csv", 2000), ("kept/c.csv", 4000)):
+            await asyncio.to_thread(s3.put_object, Bucket="landing", Key=key, Body=b"x" * size)
+        retired = Rule("retired", prefix="reports/2025/", expiration_date_ns=1_767_225_600 * 10**9)
+        async with opened(self.context) as site:
+            await site.lake.put("landing", xml.render((Rule("old-tmp", prefix="tmp/", expiration_days=7), retired)))
+
+    async def _audit(self) -> None:
+        """An audit that was completed: of 7,200 samples of two agents, 17 of one hour never reached bronze."""
+        hours = [_hour("web-1", 11, 3600), _hour("web-1", 12, 2400), _hour("db-1", 12, 1200, bronze_lost=AUDIT_LOST)]
+        whole = _hour("", 0, sum(one.sent for one in hours), bronze_lost=AUDIT_LOST)
+        assert whole.bronze is not None and whole.rollup is not None
+        kept = Conservation(
+            checked=True, agents=2, hours=len(hours), rows=tuple(one for one in hours if one.wrong),
+            stages={"sent": whole.sent, "accepted": whole.accepted, "bronze": whole.bronze, "rollup": whole.rollup,
+                    "rollup_due": whole.rollup},
+            lost=whole.lost, doubled=whole.doubled, changed=whole.changed,
+        )  # fmt: skip
+        now_ns = time.time_ns()
+        orphan = Finding("orphaned", "raw_blob", f"raw-blobs/v1/{HOSTILE_KEY}", size_bytes=2048, reason="nobody's")
+        record = AuditRecord(
+            AUDIT_SCHEMA, paths.audit_id(now_ns - 9 * 10**9, self.context.ids.token()), now_ns - 9 * 10**9, now_ns,
+            "list", True, not kept.wrong, 412, 3_400_000, {"accepted": 100},
+            (Total("orphaned", "raw_blob", 1, 2048, False),), (orphan,), 0,
+            Proof(now_ns - 60 * 10**9, "list", 100, 2, True), (), 0, kept,
+        )  # fmt: skip
+        await publish(self.context, record)
 
     def _tables(self) -> None:
         from deltalake import write_deltalake
@@ -319,6 +363,16 @@ class Yard:
             uri = location.uri(f"tables/{layer}/{ORG}/{PROJECT}/{table}")
             for _ in range(2):
                 write_deltalake(uri, data, mode="append", storage_options=location.storage_options())
+
+
+def _hour(agent: str, hour: int, samples: int, bronze_lost: int = 0) -> Conserved:
+    """One agent's hour, through what makes the rows of every audit."""
+    there = samples - bronze_lost
+    found = dict.fromkeys(("gap", "overlap", "unreadable", "bronze_doubled", "bronze_changed", "rollup_lost",
+                           "rollup_doubled", "rollup_changed", "waiting", "explained", "high", "low"), 0)  # fmt: skip
+    found |= {"sent": samples, "accepted": samples, "bronze": there, "rollup": there, "bronze_lost": bronze_lost}
+    named = {"agent_id": agent, "hour": f"date=2026-11-16/hour={hour:02d}"}
+    return conserved({**named, **found}, bronze=True, rollups=True)
 
 
 def _order(number: int) -> str:

@@ -17,6 +17,7 @@ from lakebed.settings import Settings
 from lakebed.store.connect import connect
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
+from lakebed.trail import Trail
 
 
 class Context(msgspec.Struct, frozen=True):
@@ -28,6 +29,11 @@ class Context(msgspec.Struct, frozen=True):
     clock: Clock
     ids: Ids
     metrics: Metrics
+
+    @property
+    def trail(self) -> Trail:
+        """Where what people do by hand is recorded, whichever way they do it."""
+        return Trail(self.store, clock=self.clock, ids=self.ids, node=self.node)
 
 
 def make_context(settings: Settings, *, role: str) -> Context:

@@ -8,8 +8,11 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from conftest import DEADLINE_MS, Tab
-from console_yard import HOSTILE, HOSTILE_KEY, Yard
+from console_yard import HOSTILE, HOSTILE_KEY, RETIRED, Yard
 from lakebed.console.pages import PAGES
+from lakebed.lifecycle import xml
+from lakebed.lifecycle.model import Rule
+from lakebed.store import admin
 
 EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
@@ -205,6 +208,68 @@ def test_the_offset_browser_walks_a_partition(tab: Tab) -> None:
     page.get_by_role("link", name="Earlier").click()
     expect(page.locator("#record-1")).to_be_visible()
     expect(page.locator(".segments rect").first).to_be_attached()
+
+
+def test_a_dry_run_shows_how_many_how_much_and_a_sample(tab: Tab) -> None:
+    """Of the rules in force, and of a document that nobody has put yet; the live filer is walked, nothing goes."""
+    page = tab.go("/lifecycle")
+    form = page.locator("section", has=page.get_by_role("heading", name="What would be deleted?"))
+    form.get_by_label("Bucket").fill("landing")
+    form.get_by_label("Days ahead").fill("9")
+    form.get_by_role("button", name="Preview").click()
+    told = page.locator("section", has=page.get_by_role("heading", name="Dry run of landing, 9 days ahead"))
+    expect(told.locator("dl.figures div", has_text="would go")).to_contain_text("3")
+    expect(told.locator("dl.figures div", has_text="bytes")).to_contain_text("3.6 KiB")
+    expect(told.get_by_role("row", name="tmp/b.csv old-tmp")).to_contain_text("2.0 KiB")
+    expect(told).not_to_contain_text("kept/c.csv")
+
+    rules = xml.render((Rule("all-kept", prefix="kept/", expiration_days=1),)).decode()
+    form.get_by_label("Rules").fill(rules)
+    form.get_by_role("button", name="Preview").click()
+
+    told = page.locator("section", has=page.get_by_role("heading", name="by the given rules"))
+    expect(told.locator("dl.figures div", has_text="would go")).to_contain_text("1")
+    expect(told.locator("dl.figures div", has_text="bytes")).to_contain_text("3.9 KiB")
+    expect(told.get_by_role("row", name="kept/c.csv all-kept")).to_have_count(1)
+    expect(page.get_by_role("region", name="Rules")).not_to_contain_text("all-kept")  # it is not in force
+    assert tab.complaints == []
+
+
+def test_a_blocker_is_retried_against_the_live_filer(tab: Tab, yard: Yard) -> None:
+    """What stood still is deleted now, by the rule in force; the blocker goes, the verdict and the deed are told."""
+    s3 = admin.client(yard.stored.store_settings())
+    assert 1 == s3.list_objects_v2(Bucket="landing", Prefix=RETIRED)["KeyCount"]
+    page = tab.go("/lifecycle")
+    page.get_by_role("row").filter(has_text=RETIRED).get_by_role("button", name="Retry").click()
+    dialog = page.locator("dialog#ask")
+    dialog.get_by_role("button", name="Retry").click()
+    expect(dialog).to_contain_text("DONE")
+    dialog.get_by_role("button", name="Close").click()
+
+    expect(page.get_by_role("region", name="Blockers").get_by_role("row").filter(has_text=RETIRED)).to_have_count(0)
+    assert 0 == s3.list_objects_v2(Bucket="landing", Prefix=RETIRED)["KeyCount"]
+    tab.go(f"/lifecycle?bucket=landing&key={RETIRED}")
+    expect(page.get_by_role("region", name="Verdicts")).to_contain_text("deleted")
+    tab.go("/audit")
+    expect(page.get_by_role("row", name="lifecycle.retry")).to_contain_text(RETIRED)
+
+
+def test_an_audit_shows_what_was_conserved_and_names_what_was_not(tab: Tab) -> None:
+    """Samples at each stage from agent to gold; the hour that lost some with its number, the sound ones counted."""
+    page = tab.go("/audit")
+
+    stages = page.get_by_role("region", name="Conservation")
+    for words in ("sent by agents 7,200 ", "accepted 7,200 0", "bronze 7,183 17 ", "gold 7,183 of 7,183 due 0"):
+        expect(stages.get_by_role("row", name=words)).to_have_count(1)
+    wrong = page.get_by_role("region", name="Where they do not agree").get_by_role("row")
+    expect(wrong).to_have_count(2)  # its head, and the one hour
+    expect(wrong.nth(1)).to_contain_text("db-1")
+    expect(wrong.nth(1)).to_contain_text("17 lost on the way to bronze")
+    expect(page.locator("#page")).to_contain_text("2 of 3 hours agree at every stage")
+    expect(page.locator("#page")).to_contain_text("something is wrong")
+    page.get_by_text("Each of them").click()
+    expect(page.get_by_role("region", name="Findings")).to_contain_text(HOSTILE_KEY)
+    assert page.evaluate("() => window.__hacked") is None
 
 
 def test_signing_in_with_a_key(browser: Browser, yard: Yard) -> None:

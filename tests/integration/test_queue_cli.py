@@ -62,7 +62,7 @@ def test_what_is_put_is_seen_and_drained(lakebed: Any) -> None:
 
 
 def test_dead_letters_are_listed_shown_replayed_and_discarded(lakebed: Any, bucket_settings: StoreSettings) -> None:
-    """A batch that cannot be read becomes a letter; closing one needs a reason and can be tried dry."""
+    """A batch that cannot be read becomes a letter; closing one needs a reason, may be tried dry, is on record."""
     _, put, _ = lakebed("queue put --value fine -o json")
     _bury(bucket_settings)
     lakebed("queue drain")
@@ -78,6 +78,7 @@ def test_dead_letters_are_listed_shown_replayed_and_discarded(lakebed: Any, buck
     _, _, discarded = lakebed(f"queue|dlq|discard|{second}|--reason|beyond repair")
     _, closed, _ = lakebed(f"queue dump ingest/manifest.closed/{second}.json")
     missing, _, told = lakebed(f"queue|dlq|show|{second}")
+    _, trail, _ = lakebed("trail -o json")
 
     assert json.loads(put)["sequence"] == 1
     assert json.loads(shown)["undecodable"].startswith("corrupt")
@@ -91,6 +92,10 @@ def test_dead_letters_are_listed_shown_replayed_and_discarded(lakebed: Any, buck
     assert json.loads(closed)["object"]["reason"] == "beyond repair"
     assert missing != exits.OK
     assert "lakebed queue dlq list" in told
+    assert [
+        ("queue.discard", second, "beyond repair", "done"),
+        ("queue.replay", letter, "the reader was mended", "done"),
+    ] == [(deed["what"], deed["subject"]["letter"], deed["reason"], deed["outcome"]) for deed in json.loads(trail)]
 
 
 def _bury(settings: StoreSettings) -> None:

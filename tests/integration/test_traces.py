@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
 import threading
+from asyncio.subprocess import PIPE
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,6 +18,7 @@ import pytest
 from test_agent_and_collectors import gateway, lines, run_agent
 
 from lakebed.metrics import Metrics
+from lakebed.settings import env_name
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
 from lakebed.traces.exporter import Exporter
@@ -91,6 +95,32 @@ async def test_one_trace_from_the_agent_through_the_gateway_to_the_store(
         assert "lakebed-gateway" == served["service"]
         assert sent["traceId"] == served["traceId"]
         assert "store create" in stored
+
+
+async def test_the_passes_of_workers_are_traces_of_their_own(
+    bucket: Store, bucket_settings: StoreSettings, tmp_path: Path
+) -> None:
+    """A worker's process sends each pass of each part as one trace, with its calls to the bucket inside."""
+    with receiving() as receiver:
+        env = {env_name(key): str(value) for key, value in bucket_settings.as_layer().items()}
+        env |= {**os.environ, **env, "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url, "LAKEBED_TICKS_PIPELINE": "twin"}
+        arguments = ("work", "--port", "0", "--parts", "log,ticks,batches", "--log", "error")
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "lakebed", *arguments, env=env, stdout=PIPE, cwd=tmp_path
+        )
+        try:
+            wanted = {"log compaction pass", "ticks dispatch", "ticks sweep"}
+            await until(lambda: wanted <= {one["name"] for one in receiver.spans})
+        finally:
+            process.terminate()
+            await asyncio.wait_for(process.wait(), DEADLINE_S)
+
+    passes = {one["spanId"]: one for one in receiver.spans if one["name"] in wanted}
+    inside = [one for one in receiver.spans if one.get("parentSpanId") in passes]
+    assert {"lakebed-work"} == {one["service"] for one in receiver.spans}
+    assert not any("parentSpanId" in one for one in passes.values())
+    assert any(one["name"].startswith("store ") for one in inside)
+    assert all(one["traceId"] == passes[one["parentSpanId"]]["traceId"] for one in inside)
 
 
 def test_a_receiver_that_hangs_blocks_nobody_and_drops_are_counted() -> None:

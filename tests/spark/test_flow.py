@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 from ticks_yard import Yard, parquet, table
 
+from lakebed import traces
 from lakebed.clock import SystemClock
 from lakebed.context import Context
 from lakebed.gateway.app import build
@@ -32,6 +33,7 @@ from lakebed.ticks.audit import COMMITTED, DISPATCHED
 from lakebed.ticks.auditor import Auditor
 from lakebed.ticks.dispatcher import Dispatcher
 from lakebed.ticks.model import TickId
+from lakebed.traces.model import Span
 from lineage_receiver import Receiver, check, receiving
 
 DAY_S = 86_400.0
@@ -43,6 +45,15 @@ PAYLOAD_KEY = "0123456789abcdef0123456789abcdef0123456789A="
 def receiver() -> Iterator[Receiver]:
     with receiving() as made:
         yield made
+
+
+@pytest.fixture
+def spans() -> Iterator[list[Span]]:
+    """Tracing on, with every ended span in the list."""
+    found: list[Span] = []
+    traces.install(traces.Tracer(found.append, clock=SystemClock(), ids=Ids()))
+    yield found
+    traces.install(None)
 
 
 @pytest.fixture
@@ -75,8 +86,10 @@ def orders(**columns: Any) -> bytes:
     )
 
 
-async def test_a_tick_goes_from_http_to_gold_once(context: Context, receiver: Receiver) -> None:
-    """Finalize answers exact counts; a null key is a 422 with its class; silver runs once; each job tells lineage."""
+async def test_a_tick_goes_from_http_to_gold_once(context: Context, receiver: Receiver, spans: list[Span]) -> None:
+    """Finalize answers exact counts; a null key is a 422 with its class; silver runs once; each job tells lineage, and
+    is a span inside what began it.
+    """
     ticks = component(context)
     await ticks.start()
     secret = await open_vault(context).issue("acme", "p1")
@@ -128,6 +141,14 @@ async def test_a_tick_goes_from_http_to_gold_once(context: Context, receiver: Re
     }
     assert {"good": 4.0, "quarantined": 2.0} == outcomes, "once, and once more by the replay"
     await asyncio.to_thread(_check_lineage, context, receiver)
+    _check_spans(spans)
+
+
+def _check_spans(spans: list[Span]) -> None:
+    by_id = {one.place.span_id: one for one in spans}
+    begun_by = {(one.name, by_id[one.parent_id].name) for one in spans if one.parent_id in by_id}
+    assert {("silver job", "ticks dispatch"), ("gold models", "silver job")} <= begun_by
+    assert ["", "bad_manifest"] == [one.error for one in spans if one.name == "bronze commit"]
 
 
 def _check_lineage(context: Context, receiver: Receiver) -> None:

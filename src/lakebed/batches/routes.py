@@ -60,6 +60,7 @@ class Batches:
         settings = context.settings.of(IngestSettings)
         store, clock, ids, metrics = context.store, context.clock, context.ids, context.metrics
         self._settings, self._limits, self._clock = settings, settings.limits(), clock
+        self._trail = context.trail
         self._tables = KnownTables(self._limits)
         collector_id = settings.collector_id or context.node
         self.live = Live(
@@ -190,9 +191,9 @@ class Batches:
             request.state.principal.demand("batches:admin")
             asked = decode_json(await request.body(), ResolveRequest)
             by = request.state.principal.name
-            return json_answer(
-                await self.desk.resolve(request.path_params["conflict_id"], asked.action, asked.reason, by)
-            )
+            ident, what = request.path_params["conflict_id"], f"batches.{asked.action.replace('_', '-')}"
+            async with self._trail.record(by, what, {"conflict_id": ident}, asked.reason):
+                return json_answer(await self.desk.resolve(ident, asked.action, asked.reason, by))
 
         return [
             Route("/v1/batches", upload, methods=["POST"]),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 from lakebed.cli.output import Output, emit, say
-from lakebed.cli.where import Where, in_loop
+from lakebed.cli.where import Where, by_hand, in_loop
 from lakebed.errors import Invalid
 
 if TYPE_CHECKING:
@@ -183,7 +183,12 @@ def resolve(
         say(f"would resolve it as {action}")
         return
     chosen: Any = action.replace("-", "_")
-    emit(in_loop(lambda: desk.resolve(conflict_id, chosen, reason, f"cli:{getpass.getuser()}")), output)
+
+    async def work() -> Any:
+        async with by_hand(context, f"batches.{action}", {"conflict_id": conflict_id}, reason):
+            return await desk.resolve(conflict_id, chosen, reason, f"cli:{getpass.getuser()}")
+
+    emit(in_loop(work), output)
 
 
 @app.command
@@ -225,7 +230,17 @@ def gc(
     if not dry_run and not reason.strip():
         raise Invalid("gc deletes: say why", hint="add --reason TEXT, or --dry-run")
     chosen: Any = source.replace("-", "_")
-    report = in_loop(lambda: sweeper(where.context("gc")).sweep(dry_run=dry_run, source=chosen))
+    context = where.context("gc")
+
+    async def work() -> Any:
+        if dry_run:
+            return await sweeper(context).sweep(dry_run=True, source=chosen)
+        async with by_hand(context, "batches.gc", {"source": source}, reason) as told:
+            report = await sweeper(context).sweep(dry_run=False, source=chosen)
+            told.detail = ", ".join(f"{name} {count}" for name, count in report.counts.items())
+            return report
+
+    report = in_loop(work)
     if output == "table":
         emit(report.rows, output, columns=("verdict", "age_s", "bytes", "key", "reason"))
     else:

@@ -13,7 +13,7 @@ from cyclopts import App, Parameter
 
 from lakebed.cli.jobs import spark_progress
 from lakebed.cli.output import Output, emit, say
-from lakebed.cli.where import Where, in_loop
+from lakebed.cli.where import Where, by_hand, in_loop
 from lakebed.errors import Invalid, NotFound
 
 app = App(name="lifecycle", help="Expiration rules that really run.")
@@ -38,6 +38,18 @@ def _with(where: Where, work: Callable[[Any], Coroutine[Any, Any, R]]) -> R:
             return await work(site)
 
     return in_loop(run)
+
+
+def _act(
+    where: Where, what: str, subject: dict[str, str], work: Callable[[Any], Coroutine[Any, Any, R]], reason: str = ""
+) -> R:
+    """The same, on the trail."""
+
+    async def recorded(site: Any) -> R:
+        async with by_hand(where.context("cli"), f"lifecycle.{what}", subject, reason):
+            return await work(site)
+
+    return _with(where, recorded)
 
 
 def _read(file: Path) -> bytes:
@@ -209,7 +221,10 @@ def streams(*, where: Where = Where(), output: Output = "table") -> None:
 @app.command
 def ledger(bucket: str, *, limit: int = 100, where: Where = Where(), output: Output = "table") -> None:
     """The last verdicts on a bucket's objects."""
-    emit(_rows(where, bucket, None)[-limit:], output)
+    from lakebed.views.lifecycle import ledger as last
+
+    context = where.context("cli")
+    emit(in_loop(lambda: last(context, bucket, limit=max(1, limit))), output)
 
 
 @app.command
@@ -228,7 +243,7 @@ async def _is_home(site: Any, bucket: str, key: str) -> bool:
     return held
 
 
-def _rows(where: Where, bucket: str, key: str | None) -> list[dict[str, Any]]:
+def _rows(where: Where, bucket: str, key: str) -> list[dict[str, Any]]:
     from lakebed.lifecycle.ledger import Ledger
     from lakebed.views.lifecycle import told
 
@@ -255,7 +270,12 @@ def run(*, where: Where = Where(), output: Output = "table") -> None:
 @app.command
 def pause(bucket: str, action: str = "", *, resume: bool = False, where: Where = Where()) -> None:
     """Pause a bucket's actions, all or those whose name begins so; --resume lets them go on, from a new walk."""
-    names = _with(where, lambda site: site.operator.pause(bucket, action, paused=not resume))
+    names = _act(
+        where,
+        "go-on" if resume else "pause",
+        {"bucket": bucket, "action": action},
+        lambda site: site.operator.pause(bucket, action, paused=not resume),
+    )
     say(f"{bucket}: {len(names)} actions {'go on' if resume else 'paused'}")
 
 
@@ -267,7 +287,7 @@ def rebootstrap(bucket: str, action: str = "", *, where: Where = Where()) -> Non
         await site.operator.rebootstrap(bucket, action)
         await site.operator.wake("cli")
 
-    _with(where, work)
+    _act(where, "walk", {"bucket": bucket, "action": action}, work)
     say(f"{bucket}: a walk is asked for")
 
 
@@ -280,7 +300,8 @@ def cadence(bucket: str, action: str, days: float, *, where: Where = Where()) ->
         names: list[str] = await site.operator.cadence(bucket, action, every_ns)
         return names
 
-    say(f"{bucket}: {len(_with(where, work))} actions")
+    subject = {"bucket": bucket, "action": action, "days": f"{days:g}"}
+    say(f"{bucket}: {len(_act(where, 'cadence', subject, work))} actions")
 
 
 @app.command
@@ -304,7 +325,9 @@ def reseed(
             buckets = await site.operator.reseed(snapshot, delay_ns=delay_ns, predicate=predicate)
         return buckets
 
-    say(f"will be walked and seeded: {', '.join(_with(where, work))}")
+    subject = {"predicate": "yes"} if predicate else {"delay_days": f"{delay_days:g}"} if delay_days is not None else {}
+    what = "acknowledge-lost-log" if ack_lost_log else "reseed"
+    say(f"will be walked and seeded: {', '.join(_act(where, what, subject, work, reason))}")
 
 
 @blockers.command(name="ls")
@@ -320,7 +343,7 @@ def blockers_retry(ident: str, *, where: Where = Where()) -> int:
     async def work(site: Any) -> Any:
         return await site.operator.retry(ident, site.worker.resolver, await site.worker.compile())
 
-    answer = _with(where, work)
+    answer = _act(where, "retry", {"blocker": ident}, work)
     say(answer.value)
     return 0 if answer.resolved else 1
 
@@ -328,7 +351,8 @@ def blockers_retry(ident: str, *, where: Where = Where()) -> int:
 @blockers.command(name="resume")
 def blockers_resume(ident: str, *, where: Where = Where()) -> None:
     """Take the blocker away and let the worker try again by itself."""
-    say(f"{_with(where, lambda site: site.operator.resume(ident)).key}: will be tried again")
+    lifted = _act(where, "resume", {"blocker": ident}, lambda site: site.operator.resume(ident))
+    say(f"{lifted.key}: will be tried again")
 
 
 @blockers.command(name="quarantine")
@@ -337,5 +361,11 @@ def blockers_quarantine(ident: str, *, reason: Reason, where: Where = Where()) -
     import getpass
 
     who = getpass.getuser()
-    lifted = _with(where, lambda site: site.operator.quarantine(ident, reason=reason, who=who))
+    lifted = _act(
+        where,
+        "quarantine",
+        {"blocker": ident},
+        lambda site: site.operator.quarantine(ident, reason=reason, who=who),
+        reason,
+    )
     say(f"{lifted.key}: given up")

@@ -11,7 +11,7 @@ import msgspec
 from cyclopts import App, Parameter
 
 from lakebed.cli.output import Output, emit, say
-from lakebed.cli.where import Where, in_loop
+from lakebed.cli.where import Where, by_hand, in_loop
 from lakebed.errors import Invalid, LakebedError, Unprocessable
 from lakebed.queue import paths
 from lakebed.queue.dumping import dump as dump_bytes
@@ -210,13 +210,15 @@ def _decide(where: Where, queue: str, letter: str, reason: str, dry_run: bool, a
         raise Invalid(f"{action} needs a reason", hint=f"lakebed queue dlq {action} {letter} --reason 'why'")
 
     async def work() -> str:
-        letters = _open(where, queue).dead_letters
+        context = where.context("cli")
+        letters = Queue.of(context, queue).dead_letters
         found = await letters.show(letter)
         if dry_run:
             return f"would {action} {found.id}: {found.reason}"
-        if action == "replay":
-            return f"{found.id} is enqueued again as sequence {(await letters.replay(letter, reason)).sequence}"
-        await letters.discard(letter, reason)
-        return f"{found.id} is discarded"
+        async with by_hand(context, f"queue.{action}", {"queue": queue, "letter": letter}, reason):
+            if action == "replay":
+                return f"{found.id} is enqueued again as sequence {(await letters.replay(letter, reason)).sequence}"
+            await letters.discard(letter, reason)
+            return f"{found.id} is discarded"
 
     say(in_loop(work))

@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 from lakebed.cli import exits
 from lakebed.cli.jobs import spark_progress
 from lakebed.cli.output import Output, emit, say
-from lakebed.cli.where import Where, in_loop
+from lakebed.cli.where import Where, by_hand, in_loop
 from lakebed.ticks.adapters import open_audit, open_queue
 from lakebed.ticks.audit import COMMITTED, DISPATCHED
 from lakebed.ticks.auditor import row_of
@@ -70,8 +70,10 @@ def replay(
     async def work() -> dict[str, str]:
         auditor = _auditor(context)
         of = await auditor.find(tick, org_id=org, project_id=project)
-        sent = "" if dry_run else await auditor.replay(of, reason)
-        return {**msgspec.to_builtins(of), "message_id": sent}
+        if dry_run:
+            return {**msgspec.to_builtins(of), "message_id": ""}
+        async with by_hand(context, "ticks.replay", msgspec.to_builtins(of), reason):
+            return {**msgspec.to_builtins(of), "message_id": await auditor.replay(of, reason)}
 
     emit(in_loop(work), output)
 
@@ -161,7 +163,8 @@ def redrive(
     async def work() -> int:
         if dry_run:
             return sum(not tick or row["tick_id"] == tick for row in await _letters(context, count))
-        return await open_queue(context).redrive(count, tick_id=tick)
+        async with by_hand(context, "ticks.redrive", {"tick": tick} if tick else {}, reason):
+            return await open_queue(context).redrive(count, tick_id=tick)
 
     moved = in_loop(work)
     say(f"{'would send' if dry_run else 'sent'} {moved} back: {reason}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from cyclopts import App, Parameter
 
 from lakebed.cli.output import Output, emit, say
-from lakebed.cli.where import Where, in_loop
+from lakebed.cli.where import Where, by_hand, in_loop
 from lakebed.errors import Invalid, LakebedError
 
 if TYPE_CHECKING:
@@ -168,7 +168,9 @@ def trim(
         now = await broker.reader.control(tp)
         say(f"{tp}: {max(0, at - now.log_start_offset)} records below {at} ({reason})")
         if not dry_run:
-            await broker.steward.trim(tp, at)
+            subject = {"topic": topic, "partition": str(partition), "before": str(at)}
+            async with by_hand(where.context("cli"), "log.trim", subject, reason):
+                await broker.steward.trim(tp, at)
 
     _with(where, work)
 
@@ -195,7 +197,8 @@ def delete(topic: str, /, *, reason: Reason, dry_run: DryRun = False, where: Whe
         found = await broker.steward.partitions(topic)
         say(f"{topic}: {len(found)} partitions ({reason})")
         if not dry_run:
-            await broker.steward.delete(topic, reason=reason)
+            async with by_hand(where.context("cli"), "log.delete", {"topic": topic}, reason):
+                await broker.steward.delete(topic, reason=reason)
 
     _with(where, work)
 

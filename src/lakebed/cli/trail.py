@@ -14,7 +14,5 @@ def trail(*, limit: int = 50, where: Where = Where(), output: Output = "table") 
     limit
         how many to show.
     """
-    from lakebed.trail import Trail
-
     context = where.context("trail")
-    emit(in_loop(lambda: Trail(context.store, clock=context.clock, ids=context.ids).latest(limit)), output)
+    emit(in_loop(lambda: context.trail.latest(limit)), output)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import os
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -13,6 +15,7 @@ from cyclopts import Parameter
 
 from lakebed.context import Context, make_context
 from lakebed.settings import Settings, load
+from lakebed.trail import Told
 
 DEFAULT_DIR = Path(".lakebed")
 DEFAULT_FILE = Path("lakebed.toml")
@@ -63,6 +66,13 @@ class Where:
 def in_loop(work: Callable[[], Coroutine[Any, Any, R]]) -> R:
     """Runs a command's async work on one event loop."""
     return asyncio.run(work())
+
+
+def by_hand(
+    context: Context, what: str, subject: dict[str, str], reason: str = ""
+) -> AbstractAsyncContextManager[Told]:
+    """Around what a command does for an operator: on the trail as `cli:` and the user of this machine."""
+    return context.trail.record(f"cli:{getpass.getuser()}", what, subject, reason)
 
 
 def _env_path(name: str) -> Path | None:

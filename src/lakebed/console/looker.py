@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -21,11 +22,11 @@ from lakebed.gateway.health import Examiner, Report
 from lakebed.lifecycle.workers import opened
 from lakebed.ticks import paths as tick_paths
 from lakebed.ticks.auditor import Auditor
-from lakebed.trail import Trail
 from lakebed.views import audit, batches, lifecycle, log, queue, tables, ticks
 
 FAST_S, SLOW_S, DEAR_S = 3.0, 8.0, 120.0  # times to live: a read or two, a listing, a scan
 PREVIEW_S = 30.0  # longest walk for a dry run
+PREVIEW_KEYS_MAX = 100_000  # keys of one; a larger bucket is judged over a listing
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -43,7 +44,7 @@ class Looker:
     def __init__(self, context: Context) -> None:
         self.context = context
         self.samples = Samples(context.clock)
-        self.trail = Trail(context.store, clock=context.clock, ids=context.ids, node=context.node)
+        self.trail = context.trail
         self.tables = tables.Tables(context)
         self.checkup = Checkup(context.settings, context.clock)
         self.live = Live(context.metrics, context.clock, self.levels)
@@ -173,14 +174,15 @@ class Looker:
         make = self._of(lambda: lifecycle.ledger(self.context, bucket, key or None))
         return Ask(f"lifecycle:read:{bucket}", f"lifecycle.ledger:{bucket}:{key}", SLOW_S, make)
 
-    def preview(self, bucket: str, days_ahead: float) -> Ask:
+    def preview(self, bucket: str, days_ahead: float, policy: str) -> Ask:
+        text = policy.encode() or None
+
         async def made() -> Any:
             async with opened(self.context) as site:
-                return await lifecycle.preview(site, bucket, days_ahead=days_ahead)
+                return await lifecycle.preview(site, bucket, text, days_ahead=days_ahead, keys_max=PREVIEW_KEYS_MAX)
 
-        return Ask(
-            f"lifecycle:read:{bucket}", f"lifecycle.preview:{bucket}:{days_ahead:g}", DEAR_S, made, PREVIEW_S, PREVIEW_S
-        )
+        key = f"lifecycle.preview:{bucket}:{days_ahead:g}:{sha256(text or b'').hexdigest()}"
+        return Ask(f"lifecycle:read:{bucket}", key, DEAR_S, made, PREVIEW_S, PREVIEW_S)
 
     def audit(self) -> Ask:
         return Ask("audit:read", "audit.last", SLOW_S, lambda: audit.last(self.context))

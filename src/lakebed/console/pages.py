@@ -14,6 +14,7 @@ from lakebed.console.samples import Seen
 from lakebed.errors import Invalid
 
 TEXT_CHARS_MAX = 1024
+POLICY_CHARS_MAX = 8000  # of one that is judged before it is put; it travels in the address
 DAYS_AHEAD_MAX = 3650.0
 
 Things = dict[str, Seen]
@@ -35,6 +36,13 @@ class Query:
         if not text.isdecimal() or len(text) > 18:
             raise Invalid(f"{name}={text[:40]!r} is no offset", hint="a whole number")
         return int(text)
+
+    def policy(self, name: str) -> str:
+        """Whole or not at all: half a policy is another one."""
+        text = self._params.get(name, "").strip()
+        if len(text) > POLICY_CHARS_MAX:
+            raise Invalid(f"{name} is longer than {POLICY_CHARS_MAX} characters", hint="lakebed lifecycle dry-run")
+        return text
 
     def days(self, name: str) -> float:
         try:
@@ -153,12 +161,12 @@ async def _lifecycle(visit: Visit) -> tuple[Things, dict[str, Any]]:
     look, query = visit.look, visit.query
     seen = await visit.see(actions=look.actions(), rules=look.rules(), streams=look.streams(), blockers=look.blockers())
     bucket, key = query.text("bucket"), query.text("key")
-    days = query.days("days") if query.text("preview") else 0.0
+    days, policy = (query.days("days"), query.policy("policy")) if query.text("preview") else (0.0, "")
     if bucket and query.text("preview"):
-        seen |= await visit.see(preview=look.preview(bucket, days))
+        seen |= await visit.see(preview=look.preview(bucket, days, policy))
     elif bucket:
         seen |= await visit.see(ledger=look.ledger(bucket, key))
-    return seen, {"bucket": bucket, "key": key, "days": days, "preview": query.text("preview")}
+    return seen, {"bucket": bucket, "key": key, "days": days, "policy": policy, "preview": query.text("preview")}
 
 
 async def _audit(visit: Visit) -> tuple[Things, dict[str, Any]]:

@@ -7,6 +7,7 @@ table (`ledger_table.py`), and are found here wherever they are.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from itertools import groupby
 
@@ -19,6 +20,8 @@ from lakebed.lifecycle.ledger_table import LedgerTable, decode
 from lakebed.lifecycle.paths import LEDGER, ledger_folder, ledger_segment
 from lakebed.lifecycle.state import LedgerRow
 from lakebed.store.protocol import Store
+
+SEGMENTS_READ_MAX = 200  # for the newest rows
 
 
 class Ledger:
@@ -62,3 +65,27 @@ class Ledger:
             async for segment, row in self._table.rows(bucket, key=key, after_ns=after_ns):
                 if segment in late:
                     yield row
+
+    async def latest(self, bucket: str, limit: int) -> list[LedgerRow]:
+        """The bucket's newest rows, in order of time. However long the ledger is, at most SEGMENTS_READ_MAX of its
+        segments and a few files of its table are read. Raises Corrupt.
+
+        Segments come first: one that is moved meanwhile is in the table when that is read, and is told once.
+        """
+        segments = deque[str](maxlen=SEGMENTS_READ_MAX)
+        async for info in self._store.list(ledger_folder(bucket)):
+            segments.append(info.key)
+        found: list[tuple[str, LedgerRow]] = []
+        read: set[str] = set()
+        for segment in reversed(segments):
+            if len(found) >= limit:
+                break
+            name = segment.removeprefix(LEDGER)
+            try:
+                found += [(name, row) for row in decode((await self._store.get(segment)).data, segment)]
+            except NotFound:  # moved since we listed it
+                continue
+            read.add(name)
+        if len(found) < limit:
+            found += [one for one in await self._table.latest(bucket, limit) if one[0] not in read]
+        return [row for _, row in sorted(found, key=lambda one: (one[1].at_ns, one[0]))[-limit:]]

@@ -32,6 +32,7 @@ APPLICATION = "lifecycle-ledger"
 SEGMENTS_MAX = 1000  # moved at once: some 100,000 rows, a few megabytes
 FILES_MAX = 16  # files of less than SMALL_ROWS before a move takes them along
 SMALL_ROWS = 100_000
+FILES_READ_MAX = 8  # of one look at the newest rows
 SWEEP_EVERY = 64  # moves between two sweeps of the table's folder
 PLANNED = "PLANNED"  # the outcome of an intent
 COLUMNS = (
@@ -83,6 +84,19 @@ class LedgerTable:
             found = await self._table.read(file, where=where)
             for row in sorted(found.to_pylist(), key=lambda row: (row["at_ns"], row["segment"])):
                 yield row["segment"], row_of(row)
+
+    async def latest(self, bucket: str, limit: int) -> list[tuple[str, LedgerRow]]:
+        """The bucket's newest rows, each with its segment, of at most FILES_READ_MAX files; in no order."""
+        import pyarrow.compute as pc
+
+        files = overlapping((await self._table.snapshot()).files, "bucket", bucket, bucket)
+        found: list[tuple[str, LedgerRow]] = []
+        for file in sorted(files, key=_newest_ns, reverse=True)[:FILES_READ_MAX]:
+            if len(found) >= limit and _newest_ns(file) <= sorted(row.at_ns for _, row in found)[-limit]:
+                break
+            rows = (await self._table.read(file, where=pc.field("bucket") == bucket)).sort_by("at_ns")
+            found += [(row["segment"], row_of(row)) for row in rows.slice(max(0, len(rows) - limit)).to_pylist()]
+        return found
 
     async def holds(self, number: int) -> bool:
         """Whether this move was committed."""
@@ -157,6 +171,11 @@ class Mover:
             return known if known.segments else Fold(number=known.number + 1, segments=tuple(found))
 
         return await self._plan.change(changed(begin))
+
+
+def _newest_ns(file: DataFile) -> float:
+    """Of its rows; a file without bounds may hold the newest."""
+    return float(file.high.get("at_ns", "inf"))
 
 
 def decode(data: bytes, name: str) -> list[LedgerRow]:

@@ -6,6 +6,7 @@ which they begin at once. A policy, a dry run and the retry of a blocker look at
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -99,10 +100,10 @@ class LifecycleRoutes:
         bucket, key = _bucket(request, READ), request.query_params.get("key", "")
         if not key:
             raise Invalid("no key is named", hint="?key=")
-        rows: list[LedgerRow] = []
+        rows = deque[LedgerRow](maxlen=WHY_ROWS_MAX)
         async for row in self._ledger.rows(bucket, key=key):
             rows.append(row)
-        return json_answer(rows[-WHY_ROWS_MAX:])
+        return json_answer(list(rows))
 
     @operation("What stands still until somebody decides", answer=list[Blocker])
     async def _blockers(self, request: Request) -> Response:
@@ -137,21 +138,24 @@ class LifecycleRoutes:
     @operation("Have the bucket walked and its actions begun anew: all, or those of ?rule_hash=", answer=dict[str, Any])
     async def _rebootstrap(self, request: Request) -> Response:
         bucket = _bucket(request, OPERATE)
-        await self._operator.rebootstrap(bucket, request.query_params.get("rule_hash", ""))
-        count = await self._operator.wake(_name(request))
+        async with self._context.trail.record(_name(request), "lifecycle.walk", {"bucket": bucket}):
+            await self._operator.rebootstrap(bucket, request.query_params.get("rule_hash", ""))
+            count = await self._operator.wake(_name(request))
         return json_answer({"bucket": bucket, "asked": "walk", "count": count}, 202)
 
     @operation("Retry, resume or quarantine a blocker", body=Decision, answer=Blocker)
     async def _decide(self, request: Request) -> Response:
         request.state.principal.demand(f"{OPERATE}:*")
         asked, ident = decode_json(await request.body(), Decision), request.path_params["ident"]
-        if asked.verb == "retry":
-            return json_answer(await self._retry(ident))
-        if asked.verb == "resume":
-            return json_answer(await self._operator.resume(ident))
-        if asked.verb == "quarantine":
+        if asked.verb not in ("retry", "resume", "quarantine"):
+            raise Invalid(f"unknown verb {asked.verb!r}", hint="retry, resume, or quarantine with a reason")
+        what = f"lifecycle.{asked.verb}"
+        async with self._context.trail.record(_name(request), what, {"blocker": ident}, asked.reason):
+            if asked.verb == "retry":
+                return json_answer(await self._retry(ident))
+            if asked.verb == "resume":
+                return json_answer(await self._operator.resume(ident))
             return json_answer(await self._operator.quarantine(ident, reason=asked.reason, who=_name(request)))
-        raise Invalid(f"unknown verb {asked.verb!r}", hint="retry, resume, or quarantine with a reason")
 
     async def _retry(self, ident: str) -> Answer:
         async with opened(self._context) as site:

@@ -53,7 +53,7 @@ class LogRoutes:
 
     def __init__(self, context: Context, meta: Meta | None = None) -> None:
         self.broker = Broker(context, meta)
-        self._node = context.node
+        self._node, self._trail = context.node, context.trail
         roles = self.broker.settings.roles
         reads = [
             Route("/consume", self._consume, methods=["POST"]),
@@ -205,7 +205,9 @@ class LogRoutes:
     async def _trim(self, request: Request) -> Response:
         tp = self._tp(request, "admin")
         before = decode_json(await request.body(), Trim).before_offset
-        after = await self.broker.steward.trim(tp, before)
+        subject = {"topic": tp.topic, "partition": str(tp.partition), "before": str(before)}
+        async with self._trail.record(request.state.principal.name, "log.trim", subject):
+            after = await self.broker.steward.trim(tp, before)
         self.broker.cache.forget(tp)
         return json_answer(after)
 
@@ -213,7 +215,8 @@ class LogRoutes:
     async def _delete(self, request: Request) -> Response:
         topic = self._topic_of(request, "admin")
         reason = decode_json(await request.body(), Reason).reason
-        tps = await self.broker.steward.delete(topic, reason=reason)
+        async with self._trail.record(request.state.principal.name, "log.delete", {"topic": topic}, reason):
+            tps = await self.broker.steward.delete(topic, reason=reason)
         for tp in tps:
             self.broker.cache.forget(tp)
         return json_answer({"topic": topic, "deleted": [tp.partition for tp in tps]})

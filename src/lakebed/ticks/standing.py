@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from datetime import UTC, datetime
 
 import msgspec
 
@@ -15,6 +17,8 @@ from lakebed.ticks.receiver import register_of
 
 TICKS_MAX = 100  # the latest ticks that are looked at; ids begin with their time
 READS_AT_ONCE = 16
+LOOK_BACK_S = (86_400.0, 30 * 86_400.0)  # where the latest are looked for before everything is listed
+LISTED_MAX = 20_000  # keys of one such look
 
 
 class TickStatus(msgspec.Struct, frozen=True):
@@ -39,8 +43,8 @@ class ProjectStatus(msgspec.Struct, frozen=True):
 
 async def project_status(context: Context, org_id: str, project_id: str) -> ProjectStatus:
     """The latest ticks of a project, newest first, and its owner; empty when nobody owns it now."""
-    listed = [info.key async for info in context.store.list(paths.states(org_id, project_id))]
-    names = [key.rpartition("/")[2].removesuffix(".json") for key in listed[-TICKS_MAX:]]
+    listed = await _latest(context, paths.states(org_id, project_id))
+    names = [key.rpartition("/")[2].removesuffix(".json") for key in listed]
     gate = asyncio.Semaphore(READS_AT_ONCE)
 
     async def read(name: str) -> TickState:
@@ -54,6 +58,30 @@ async def project_status(context: Context, org_id: str, project_id: str) -> Proj
     return ProjectStatus(
         org_id, project_id, await _owner(context, org_id, project_id), states, tuple(map(_told, found))
     )
+
+
+async def _latest(context: Context, folder: str) -> list[str]:
+    """The keys of the latest ticks, oldest first: of the last day, else further back, never listing without an end."""
+    found: list[str] = []
+    now_s = now_ms(context.clock) / 1000
+    for after in (*(f"{folder}{_stamp(now_s - back_s)}" for back_s in LOOK_BACK_S), ""):
+        seen, count = deque[str](maxlen=TICKS_MAX), 0
+        async for info in context.store.list(folder, after=after):
+            seen.append(info.key)
+            count += 1
+            if count == LISTED_MAX:
+                break
+        if count == LISTED_MAX and found:
+            break  # too many to come to their end: what a shorter look found is later
+        found = list(seen)
+        if count >= TICKS_MAX:
+            break
+    return found
+
+
+def _stamp(at_s: float) -> str:
+    """How the ids of ticks begin."""
+    return datetime.fromtimestamp(max(0.0, at_s), UTC).strftime("%Y%m%dT%H%M%S")
 
 
 async def _owner(context: Context, org_id: str, project_id: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import msgspec
@@ -79,13 +80,15 @@ async def all_rules(context: Context) -> list[dict[str, Any]]:
         return (await rules(site))[:ROWS_MAX]
 
 
-async def preview(site: Site, bucket: str, text: bytes | None = None, *, days_ahead: float = 0.0) -> DryRun:
-    """What a policy would delete: the one in force, or this text. Changes nothing."""
+async def preview(
+    site: Site, bucket: str, text: bytes | None = None, *, days_ahead: float = 0.0, keys_max: int = 0
+) -> DryRun:
+    """What a policy would delete: the one in force, or this text. Changes nothing. 0 is no limit."""
     known = text if text is not None else await policy(site, bucket)
     calendar = site.settings.calendar
     now_ns = site.shelf.clock.now_ns() + round(days_ahead * calendar.day_ns)
     checked = rules_of(known, unique_ids=text is not None)
-    return await dry_run(site.lake, bucket, checked, now_ns, calendar, home=site.home)
+    return await dry_run(site.lake, bucket, checked, now_ns, calendar, home=site.home, keys_max=keys_max)
 
 
 async def policy(site: Site, bucket: str) -> bytes:
@@ -99,14 +102,14 @@ async def policy(site: Site, bucket: str) -> bytes:
 async def ledger(
     context: Context, bucket: str, key: str | None = None, *, limit: int = LEDGER_SHOWN
 ) -> list[dict[str, Any]]:
-    """The last verdicts on a bucket's objects, or everything that was ever decided about one key."""
+    """The last verdicts on a bucket's objects, or on one key: the newest `limit`, in order of time."""
     book = Ledger(context.store, context.clock, context.ids)
-    found: list[dict[str, Any]] = []
+    if key is None:
+        return [told(row) for row in await book.latest(bucket, limit)]
+    found = deque[LedgerRow](maxlen=limit)
     async for row in book.rows(bucket, key=key):
-        found.append(told(row))
-        if len(found) > 4 * ROWS_MAX:
-            del found[: 2 * ROWS_MAX]
-    return found[-limit:]
+        found.append(row)
+    return [told(row) for row in found]
 
 
 def told(row: LedgerRow) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from lakebed.metrics import Metrics
 from lakebed.parts import sections
 from lakebed.settings import load
 from lakebed.store.authority import claim
+from lakebed.trail import Trail
 
 
 async def gateway(world: Harness) -> Gateway:
@@ -62,7 +63,7 @@ async def test_status_why_and_a_walk_on_demand() -> None:
 
 
 async def test_blockers_are_told_and_decided() -> None:
-    """Quarantine needs its reason here too; health says that somebody is waited for."""
+    """Quarantine needs its reason here too; health says that somebody is waited for; every try is on the trail."""
     world = Harness()
     stream = Stream(StreamKind.PREDICATE)
     await world.shelf.troubles.change(
@@ -80,3 +81,11 @@ async def test_blockers_are_told_and_decided() -> None:
     assert ["k"] == [one["key"] for one in told]
     assert [400, 400, 200, 404] == [answer.status_code for answer in (refused, unknown, done, gone)]
     assert [] == await Operator(world.shelf).blockers()
+    deeds = await Trail(world.store, clock=world.clock, ids=Ids()).latest()
+    tried = sorted((deed.what, deed.outcome, deed.subject["blocker"]) for deed in deeds)
+    ident = blocker.blocker_id
+    assert [
+        ("lifecycle.quarantine", "invalid", ident),
+        ("lifecycle.resume", "done", ident),
+        ("lifecycle.resume", "not_found", ident),
+    ] == tried

@@ -49,6 +49,9 @@
     }
   };
 
+  // On a phone the pages lie in a row that scrolls: where we are is in sight.
+  document.querySelector("nav a[aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+
   // Charts.
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const columns = (keys) => [
@@ -62,11 +65,11 @@
     const axis = { stroke: color("--faint"), grid: { stroke: color("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
     place.replaceChildren();
     const plot = new uPlot({
-      width: Math.max(200, place.clientWidth), height: 160,
+      width: Math.max(200, place.clientWidth), height: 150,
       cursor: { y: false, points: { size: 6 } },
       scales: { y: { range: (u, low, high) => [0, Math.max(high * 1.15, 1)] } },
       axes: [
-        { ...axis, space: 70, values: (u, ticks) => ticks.map((at) => new Date(at * 1000).toISOString().slice(11, 19)) },
+        { ...axis, size: 26, space: 70, values: (u, ticks) => ticks.map((at) => new Date(at * 1000).toISOString().slice(11, 19)) },
         { ...axis, size: 52, space: 34, values: (u, ticks) => ticks.map((tick) => form(tick)) },
       ],
       series: [

@@ -32,13 +32,12 @@ from lakebed.pipeline.audit.model import (
     AuditRecord,
     Conservation,
     Finding,
-    Last,
     Proof,
     Total,
     WorkFile,
 )
 from lakebed.pipeline.audit.settings import AuditSettings
-from lakebed.pipeline.audit.shelf import last_register
+from lakebed.pipeline.audit.shelf import publish
 from lakebed.pipeline.lineage import Dataset, lineage_of
 from lakebed.pipeline.listing import Listing, cause, list_bucket
 from lakebed.pipeline.tables.location import Location
@@ -149,7 +148,7 @@ class Auditor:
             work_left_out=left,
             conservation=kept,
         )
-        self._publish(record)
+        asyncio.run(publish(self._context, record))
         return record
 
     def _through_ns(self, taken: Listing) -> int:
@@ -221,14 +220,6 @@ class Auditor:
         )
         accepted, quarantined = counted.first() or (0, 0)
         return Proof(through_ns, taken.source, accepted, quarantined, whole=left == 0)
-
-    def _publish(self, record: AuditRecord) -> None:
-        async def publish() -> None:
-            await self._context.store.create(paths.record_key(record.audit_id), msgspec.json.encode(record))
-            last = Last(record.audit_id, record.completed_at_unix_ns, record.ok)
-            await last_register(self._context).change(lambda at: (at if at.audit_id > last.audit_id else last, None))
-
-        asyncio.run(publish())
 
     def _keep(self, frame: DataFrame) -> DataFrame:
         held = frame.persist(StorageLevel.DISK_ONLY)

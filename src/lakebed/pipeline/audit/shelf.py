@@ -1,4 +1,4 @@
-"""Stored audits, read back. Needs no Spark."""
+"""Stored audits: published, and read back. Needs no Spark."""
 
 from __future__ import annotations
 
@@ -22,6 +22,13 @@ def last_register(context: Context) -> Register[Last]:
         metrics=context.metrics,
         name="last_audit",
     )
+
+
+async def publish(context: Context, record: AuditRecord) -> None:
+    """Creates the record, which makes the audit true, and names it as the last one unless a later one is named."""
+    await context.store.create(paths.record_key(record.audit_id), msgspec.json.encode(record))
+    last = Last(record.audit_id, record.completed_at_unix_ns, record.ok)
+    await last_register(context).change(lambda at: (at if at.audit_id > last.audit_id else last, None))
 
 
 async def last_audit(context: Context) -> AuditRecord:
