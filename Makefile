@@ -55,7 +55,7 @@ docs: setup ## make the reference pages, the dashboards and the alert rules agai
 	$(BIN)/python -m lakebed.reference .
 
 spark: setup ## real Spark
-	$(BIN)/pytest tests/spark
+	$(BIN)/pytest tests/spark -n 2 --dist loadfile
 
 test-cluster: setup ## the Spark lane's jobs on a standalone cluster and through Spark Connect
 	$(BIN)/pytest tests/cluster

@@ -167,6 +167,12 @@ TABLE: tuple[Metric, ...] = (
     ),
     Metric("lakebed_lifecycle_evaluated_total", "counter", "Entries held against an action.", ("bucket", "action")),
     Metric("lakebed_lifecycle_expired_total", "counter", "What an action deleted.", ("bucket", "action")),
+    Metric(
+        "lakebed_lifecycle_metadata_only_total",
+        "counter",
+        "Deleted without their bytes, which go with their TTL volume.",
+        ("bucket", "action"),
+    ),
     Metric("lakebed_lifecycle_skipped_object_lock_total", "counter", "Due, but locked.", ("bucket", "action")),
     Metric(
         "lakebed_lifecycle_errors_total", "counter", "Deletes that failed, by outcome.", ("bucket", "action", "kind")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,18 @@ import msgspec
 import pytest
 
 from lakebed.cli.main import run
+from lakebed.cli.where import Where
 from lakebed.embedded.endpoints import BucketEndpoints
+from lakebed.filer.client import FilerClient
+from lakebed.filer.model import Attributes, Clause, ConditionKind, Entry, Mutation, MutationKind, Transaction
+from lakebed.filer.settings import FilerSettings
 from lakebed.ids import Ids
+from lakebed.lifecycle.engine import ActionRef
+from lakebed.lifecycle.model import ActionKey, ActionKind, Degraded, Position, StreamKind
+from lakebed.lifecycle.shelf import changed
+from lakebed.lifecycle.state import Stream
+from lakebed.lifecycle.troubles import block
+from lakebed.lifecycle.workers import Site, opened
 from lakebed.settings import env_name
 from lakebed.store.admin import client
 
@@ -131,3 +143,128 @@ def test_a_policy_that_reaches_lakebeds_own_keys_is_not_put(
     assert "could delete what Lakebed itself keeps" in capsys.readouterr().err
     assert 0 == run(["lifecycle", "rules", "put", weed.bucket, "tmp.xml", "--dry-run"])
     assert 0 == run(["lifecycle", "rules", "put", name, "all.xml", "--dry-run"])
+
+
+TAGGED = POLICY.replace(b"<Prefix>tmp/</Prefix>", b"<Tag><Key>k</Key><Value>v</Value></Tag>")
+
+
+def inside(work: Callable[[Site], Coroutine[Any, Any, None]]) -> None:
+    """Does something behind the command line's back."""
+
+    async def go() -> None:
+        async with opened(Where().context("test")) as site:
+            await work(site)
+
+    asyncio.run(go())
+
+
+def demote(bucket: str, action: str, why: Degraded) -> None:
+    rule_hash, _, kind = action.partition("/")
+    ref = ActionRef(bucket, ActionKey(rule_hash, ActionKind(kind)))
+    inside(lambda site: site.worker.resolver.demote(ref, why, "for the test"))
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"), [(POLICY, ("--delay-days", "1")), (TAGGED, ("--predicate",))], ids=["delay", "predicate"]
+)
+def test_a_demoted_action_is_reseeded(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: bytes, words: tuple[str, ...]
+) -> None:
+    """By its delay or by its predicates; rounds alone never bring it back, and neither is asked for is an error."""
+    (tmp_path / "policy.xml").write_bytes(policy)
+
+    def said(*words: str, code: int = 0) -> str:
+        capsys.readouterr()
+        assert code == run(["lifecycle", *words])
+        told = capsys.readouterr()
+        return told.out + told.err
+
+    def mode() -> str:
+        (row,) = msgspec.json.decode(said("status", name, "-o", "json"))
+        return str(row["mode"])
+
+    said("rules", "put", name, "policy.xml")
+    said("run", "-o", "json")
+    (row,) = msgspec.json.decode(said("status", name, "-o", "json"))
+    demote(name, row["action"], Degraded.LAG_HIGH)
+    said("run", "-o", "json")
+    assert "scan_only" == mode()
+
+    assert 0 != run(["lifecycle", "reseed"])
+    assert 0 != run(["lifecycle", "reseed", "--delay-days", "77"])
+    assert name in said("reseed", *words)
+    said("run", "-o", "json")
+
+    assert "event_driven" == mode()
+
+
+def test_a_lost_log_is_acknowledged_with_a_reason_and_only_when_it_is_lost(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a reason nothing happens; with one every bucket is walked and seeded again."""
+    (tmp_path / "policy.xml").write_bytes(POLICY)
+    assert 0 == run(["lifecycle", "rules", "put", name, "policy.xml"])
+    assert 0 == run(["lifecycle", "run", "-o", "json"])
+    assert 0 != run(["lifecycle", "reseed", "--ack-lost-log", "--reason", "none is"])
+    assert "no log is lost" in capsys.readouterr().err
+
+    async def lose(site: Site) -> None:
+        lost = changed(lambda known: msgspec.structs.replace(known, lost_log_since_ns=1, lost_log="for the test"))
+        await site.shelf.reader.change(lost)
+
+    inside(lose)
+    assert 0 != run(["lifecycle", "reseed", "--ack-lost-log"])
+    capsys.readouterr()
+    assert 0 == run(["lifecycle", "reseed", "--ack-lost-log", "--reason", "scans have covered it"])
+    assert name in capsys.readouterr().err
+    assert 0 == run(["lifecycle", "run", "-o", "json"])
+
+    async def healthy(site: Site) -> None:
+        assert 0 == (await site.shelf.reader.read()).value.lost_log_since_ns
+        (row,) = await site.operator.status(name)
+        assert ("event_driven", "complete") == (row["mode"], row["bootstrap"])
+
+    inside(healthy)
+
+
+def test_blockers_are_retried_resumed_and_given_up(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A retry that works lifts it; one that fails leaves it, exit code 1; resume and quarantine take it away."""
+    places = {
+        "gone": Stream(StreamKind.ORIGINAL, 5, Position(7, 0)),
+        "later": Stream(StreamKind.PREDICATE, 0, Position(8, 0)),
+        "bad": Stream(StreamKind.BOOTSTRAP, bucket=name, key="bad", upload_id="nameless"),
+    }
+
+    async def prepare(site: Site) -> None:
+        for key, stream in places.items():
+            await site.shelf.troubles.change(
+                changed(lambda known: block(known, stream, bucket=name, key=key, now_ns=1, reason="r", error="e"))  # noqa: B023
+            )
+        context = Where().context("test")
+        filer = FilerClient.of(context.settings.of(FilerSettings), clock=context.clock, ids=context.ids)
+        async with filer:  # an upload that does not say its key: it cannot be understood
+            folder, at_ns = f"/buckets/{name}/.uploads", context.clock.now_ns()
+            upload = Entry("nameless", is_directory=True, attributes=Attributes(0, at_ns, at_ns, 0o755 | 1 << 31))
+            put = Mutation(MutationKind.PUT, folder, upload.name, upload)
+            await filer.transact(Transaction(f"{folder}/nameless", (Clause(ConditionKind.NOT_EXISTS),), (put,)))
+
+    def listed() -> dict[str, str]:
+        capsys.readouterr()
+        assert 0 == run(["lifecycle", "blockers", "ls", "-o", "json"])
+        return {one["key"]: one["blocker_id"] for one in msgspec.json.decode(capsys.readouterr().out)}
+
+    inside(prepare)
+    idents = listed()
+    assert set(places) == set(idents)
+
+    assert 0 == run(["lifecycle", "blockers", "retry", idents["gone"]])
+    assert "NOOP_RESOLVED" in capsys.readouterr().err
+    assert 1 == run(["lifecycle", "blockers", "retry", idents["bad"]])
+    assert "BLOCKED" in capsys.readouterr().err
+    assert {"later", "bad"} == set(listed())
+    assert 0 == run(["lifecycle", "blockers", "resume", idents["later"]])
+    assert 0 != run(["lifecycle", "blockers", "resume", idents["later"]])
+    assert 0 != run(["lifecycle", "blockers", "quarantine", idents["bad"], "--reason", " "])
+    assert {"bad"} == set(listed())
+    assert 0 == run(["lifecycle", "blockers", "quarantine", idents["bad"], "--reason", "known"])
+    assert {} == listed()

@@ -1,8 +1,9 @@
-"""Endpoints that look at the store itself: a dry run before a policy is enabled, and the retry of a blocker."""
+"""Endpoints that look at the store itself: a policy, a dry run before it is enabled, and the retry of a blocker."""
 
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime
 from typing import Any
 
 import httpx2
@@ -18,7 +19,7 @@ from lakebed.lifecycle.model import Position, Rule, StreamKind
 from lakebed.lifecycle.routes import component
 from lakebed.lifecycle.state import Stream
 from lakebed.lifecycle.troubles import block
-from lakebed.lifecycle.workers import shelf_of
+from lakebed.lifecycle.workers import opened, shelf_of
 from lakebed.metrics import Metrics
 from lakebed.parts import sections
 from lakebed.settings import load
@@ -80,3 +81,46 @@ async def test_a_blocker_is_tried_again_against_what_is_live(context: Context) -
         left = (await ask.get("/api/s3/lifecycle/blockers")).json()
 
     assert (200, "NOOP_RESOLVED", []) == (answer.status_code, answer.json()["resolution"], left)
+
+
+async def test_a_policy_is_read_back_with_the_last_round(context: Context, weed: BucketEndpoints) -> None:
+    """Byte for byte; before the first round there is no such header, and status says the same instant."""
+    s3, bucket = admin.client(weed.store_settings()), f"lch-{Ids().token()}"
+    await asyncio.to_thread(s3.create_bucket, Bucket=bucket)
+    where = f"/api/s3/buckets/{bucket}/lifecycle"
+    async with await client(context) as ask, opened(context) as site:
+        none = await ask.get(where)
+        await site.lake.put(bucket, POLICY)
+        before = await ask.get(where)
+        began_ns = context.clock.now_ns()
+        await site.worker.tick()
+        after = await ask.get(where)
+        (row,) = (await ask.get(f"{where}/status")).json()
+
+    assert (404, 200, POLICY) == (none.status_code, before.status_code, before.content)
+    assert "X-Lakebed-Lifecycle-LastTick" not in before.headers
+    told = datetime.fromisoformat(after.headers["X-Lakebed-Lifecycle-LastTick"])
+    assert began_ns <= row["last_tick_ns"] <= context.clock.now_ns()
+    assert abs(told.timestamp() - row["last_tick_ns"] / 1e9) < 0.002
+    assert ("application/xml", POLICY) == (after.headers["content-type"].partition(";")[0], after.content)
+
+
+async def test_a_retry_deletes_what_is_due_now(context: Context, weed: BucketEndpoints) -> None:
+    """What blocked is over: the object goes, the blocker too, and a second retry finds none."""
+    s3, bucket = admin.client(weed.store_settings()), f"lch-{Ids().token()}"
+    await asyncio.to_thread(s3.create_bucket, Bucket=bucket)
+    await asyncio.to_thread(s3.put_object, Bucket=bucket, Key="tmp/a", Body=b"1")
+    stream = Stream(StreamKind.BOOTSTRAP, bucket=bucket, key="tmp/a")
+    shelf = shelf_of(context)
+    await shelf.troubles.change(
+        lambda known: (block(known, stream, bucket=bucket, key="tmp/a", now_ns=1, reason="r", error="e"), None)
+    )
+    async with await client(context) as ask, opened(context) as site:
+        await site.lake.put(bucket, xml.render((Rule("d", prefix="tmp/", expiration_date_ns=86_400 * 10**9),)))
+        (told,) = (await ask.get(f"/api/s3/lifecycle/blockers?bucket={bucket}")).json()
+        where = f"/api/s3/lifecycle/blockers/{told['blocker_id']}"
+        answer = await ask.post(where, json={"verb": "retry"})
+        again = await ask.post(where, json={"verb": "retry"})
+
+    assert (200, "DONE", 404) == (answer.status_code, answer.json()["resolution"], again.status_code)
+    assert 0 == (await asyncio.to_thread(s3.list_objects_v2, Bucket=bucket))["KeyCount"]

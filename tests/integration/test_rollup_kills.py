@@ -18,7 +18,7 @@ from lakebed.store.settings import StoreSettings
 from rollup_crashing import HOUR_NS, samples
 from rollup_kit import ask, by_hand, make_roller, shown
 
-CRASH_POINTS = 40  # more than a run makes requests: the last ones end by themselves
+CRASH_POINTS = 30  # more than a run makes requests: the last ones end by themselves
 DEADLINE_S = 240.0
 TESTS = Path(__file__).parent.parent
 
@@ -52,5 +52,5 @@ async def test_a_roller_killed_behind_every_request_counts_every_sample_once(
         assert (0, 0, 1) == (report.abandoned, after.sources["raw"], after.sources["rollup"]), said[point - 1]
 
     killed = [line for line in said if line.endswith("killed")]
-    assert len(killed) > 20
-    assert len(killed) < CRASH_POINTS  # every request there is was tried
+    assert len(killed) > 15
+    assert said[-1].endswith("ended")  # every request there is was tried

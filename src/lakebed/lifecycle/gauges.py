@@ -40,6 +40,9 @@ class Gauges:
             errors = self._metrics.counter("lakebed_lifecycle_errors_total")
             errors.labels(bucket=ref.bucket, action=str(ref.key), kind=outcome.value).inc()
 
+    def metadata_only(self, ref: ActionRef) -> None:
+        self._count("lakebed_lifecycle_metadata_only_total", ref).inc()
+
     def saturation(self, part: float) -> None:
         self._metrics.gauge("lakebed_lifecycle_delete_saturation").set(part)
 

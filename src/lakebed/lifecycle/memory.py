@@ -14,7 +14,7 @@ from lakebed.clock import Clock
 from lakebed.errors import Denied, NotFound, Stale
 from lakebed.lifecycle.hashing import extended_hash
 from lakebed.lifecycle.model import Entry, Identity, Position, Verb
-from lakebed.lifecycle.seams import Event, Facts, Family, LostLog, Policy
+from lakebed.lifecycle.seams import Event, Facts, Family, LostLog, Policy, Removal
 
 NULL = "null"
 
@@ -118,16 +118,17 @@ class MemoryLake:
             if family.entries:
                 yield family
 
-    async def delete(self, entry: Entry, verb: Verb) -> None:
+    async def delete(self, entry: Entry, verb: Verb) -> Removal:
         if entry.upload_id:
             if entry.upload_id not in self.uploads.get(entry.bucket, {}):
                 raise NotFound("no such upload")
             del self.uploads[entry.bucket][entry.upload_id]
             self.removed.append((self._now(), entry, verb))
-            return
+            return Removal.WHOLE
         live = [one for one in self._entries(entry.bucket, entry.key) if one.version_id == entry.version_id]
         self._delete_object(entry, verb)
         self.removed.append((self._now(), live[0], verb))
+        return Removal.WHOLE
 
     async def all(self) -> Sequence[Policy]:
         return [Policy(bucket, text, self._keeps(bucket)) for bucket, text in sorted(self.policies.items())]

@@ -30,9 +30,12 @@ class Operator:
     # Looking.
 
     async def status(self, bucket: str = "") -> list[dict[str, Any]]:
-        """One row per action: mode, degraded reason, bootstrap, the next scan, lag, exceptions, blockers."""
+        """One row per action: mode, degraded reason, bootstrap, the next scan, lag, exceptions, blockers; and when a
+        worker last completed a round, 0 for never.
+        """
         rows: list[dict[str, Any]] = []
         reader, held = (await self._shelf.reader.read()).value, (await self._shelf.troubles.read()).value
+        tick_ns = await self.last_tick_ns()
         for name in [bucket] if bucket else await self._shelf.buckets():
             state = (await self._shelf.bucket(name).read()).value
             if state.problem:
@@ -40,9 +43,13 @@ class Operator:
             for key, action in sorted(state.actions.items()):
                 pending = len((await self._pending.load(_ref(name, key))).items)
                 row = _row(name, key, action, state)
-                row |= {"pending": pending, "blockers": _blocked(held, name, key, action)}
+                row |= {"pending": pending, "blockers": _blocked(held, name, key, action), "last_tick_ns": tick_ns}
                 rows.append(row | {"lag_s": _lag_s(reader, action, self._shelf.clock.now_ns())})
         return rows
+
+    async def last_tick_ns(self) -> int:
+        """When a worker last completed a round over every bucket, on record within seconds; 0 before the first."""
+        return (await self._shelf.tick.read()).value.at_ns
 
     async def blockers(self, *, stream: str = "", bucket: str = "") -> list[Blocker]:
         found = (await self._shelf.troubles.read()).value.blockers.values()

@@ -26,7 +26,7 @@ from lakebed.lifecycle.model import Degraded, Entry, Mode, Outcome, Resolution, 
 from lakebed.lifecycle.pace import Pace
 from lakebed.lifecycle.pending import Pending, PendingFull
 from lakebed.lifecycle.policies import rules_of
-from lakebed.lifecycle.seams import Deleter, Event, Family, Lister, Policies
+from lakebed.lifecycle.seams import Deleter, Event, Family, Lister, Policies, Removal
 from lakebed.lifecycle.settings import LifecycleSettings, ns
 from lakebed.lifecycle.shelf import Shelf, changed
 from lakebed.lifecycle.state import BucketState, LedgerRow, Stream, Troubles
@@ -34,6 +34,7 @@ from lakebed.logs import logger
 
 log = logger("lifecycle")
 
+_METADATA_ONLY = "metadata only: its bytes go with the volume they are on"
 _RESERVED = "a key that Lakebed itself keeps: no rule takes it"
 
 
@@ -194,17 +195,20 @@ class Resolver:
             )
             if refused is not None:
                 return refused, _RESERVED if refused is Outcome.SKIPPED_RESERVED else ""
-            await self._dispatch(entry, deletion.verb)
+            removal = await self._dispatch(entry, deletion.verb)
         except LakebedError as error:
             return outcome_of(error), error.message
+        if removal is Removal.METADATA_ONLY:
+            self._gauges.metadata_only(action.ref)
+            return Outcome.DELETED, _METADATA_ONLY
         return Outcome.DELETED, ""
 
-    async def _dispatch(self, entry: Entry, verb: Verb) -> None:
+    async def _dispatch(self, entry: Entry, verb: Verb) -> Removal:
         self._under_way += 1
         self._gauges.saturation(self._under_way / self._settings.concurrency)
         began_s = self._clock.monotonic_s()
         try:
-            await self._seams.deleter.delete(entry, verb)
+            return await self._seams.deleter.delete(entry, verb)
         finally:
             self._under_way -= 1
             self._gauges.saturation(self._under_way / self._settings.concurrency)

@@ -1,13 +1,14 @@
 """Lifecycle's JSON endpoints: status, blockers, why; and what an operator may ask of the workers.
 
 Most work on lifecycle's state alone, so a gateway needs no filer; workers take what was asked up on their next round,
-which they begin at once. A dry run and the retry of a blocker look at the store itself, and need one.
+which they begin at once. A policy, a dry run and the retry of a blocker look at the store itself, and need one.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -22,10 +23,12 @@ from lakebed.lifecycle.ledger import Ledger
 from lakebed.lifecycle.operator import Operator
 from lakebed.lifecycle.policies import rules_of
 from lakebed.lifecycle.state import Blocker, LedgerRow
-from lakebed.lifecycle.workers import opened, shelf_of
+from lakebed.lifecycle.workers import Site, opened, shelf_of
 from lakebed.wire import decode_json, json_answer, operation
 
 READ, OPERATE = "lifecycle:read", "lifecycle:operate"
+XML = "application/xml"
+LAST_TICK = "x-lakebed-lifecycle-lasttick"
 BUCKET = "/api/s3/buckets/{bucket}/lifecycle"
 WHY_ROWS_MAX = 1000
 DRY_RUN_KEYS_MAX = 100_000  # walked within one request; a larger bucket is judged over a listing
@@ -54,6 +57,7 @@ class LifecycleRoutes:
         self._ledger = Ledger(context.store, context.clock, context.ids)
         self.reads: Sequence[BaseRoute] = (
             Route("/api/s3/lifecycle/status", self._status_of_all),
+            Route(BUCKET, self._policy),
             Route(f"{BUCKET}/status", self._status),
             Route(f"{BUCKET}/why", self._why),
             Route("/api/s3/lifecycle/blockers", self._blockers),
@@ -77,6 +81,14 @@ class LifecycleRoutes:
         if (await self._shelf.reader.read()).value.lost_log_since_ns:
             return Health("degraded", "the event log is lost: lakebed lifecycle reseed --ack-lost-log")
         return Health("degraded", f"{len(held)} blockers: lakebed lifecycle blockers ls") if held else Health("ok")
+
+    @operation("A bucket's policy as it was put; a header says when a worker last completed a round", media_type=XML)
+    async def _policy(self, request: Request) -> Response:
+        bucket = _bucket(request, READ)
+        async with opened(self._context) as site:
+            text = await _in_force(site, bucket)
+        tick_ns = await self._operator.last_tick_ns()
+        return Response(text, headers={LAST_TICK: _instant(tick_ns)} if tick_ns else None, media_type=XML)
 
     @operation("Mode, health and progress of a bucket's actions", answer=list[dict[str, Any]])
     async def _status(self, request: Request) -> Response:
@@ -108,11 +120,7 @@ class LifecycleRoutes:
         bucket, text = _bucket(request, READ), await request.body()
         ahead = _number(request, "days_ahead", 0.0)
         async with opened(self._context) as site:
-            if not text:
-                policy = await site.lake.get(bucket)
-                if policy is None:
-                    raise NotFound(f"{bucket} has no policy", hint="send one as the body")
-                text = policy.text
+            text = text or await _in_force(site, bucket)
             calendar = site.settings.calendar
             now_ns = self._context.clock.now_ns() + round(ahead * calendar.day_ns)
             keys_max = int(_number(request, "keys_max", DRY_RUN_KEYS_MAX))
@@ -153,6 +161,17 @@ class LifecycleRoutes:
         async with opened(self._context) as site:
             answer = await site.operator.retry(ident, site.worker.resolver, await site.worker.compile())
         return Answer(ident, answer.value)
+
+
+async def _in_force(site: Site, bucket: str) -> bytes:
+    policy = await site.lake.get(bucket)
+    if policy is None:
+        raise NotFound(f"{bucket} has no policy", hint="put one, or, for a dry run, send one as the body")
+    return policy.text
+
+
+def _instant(at_ns: int) -> str:
+    return datetime.fromtimestamp(at_ns / 1e9, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _name(request: Request) -> str:

@@ -7,6 +7,7 @@ Corrupt or Invalid "this one will never work" (it becomes a blocker), LostLog "e
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from enum import StrEnum
 from typing import Protocol
 
 import msgspec
@@ -89,11 +90,18 @@ class Lister(Protocol):
         """Every key and every upload of the bucket once, behind the token `after`. Not a snapshot."""
 
 
+class Removal(StrEnum):
+    """What became of the bytes of something that was removed."""
+
+    WHOLE = "whole"
+    METADATA_ONLY = "metadata only"  # left to the volume they are on, which goes as a whole when its time is over
+
+
 class Deleter(Protocol):
     """The store's conditional removal."""
 
-    async def delete(self, entry: Entry, verb: Verb) -> None:
-        """Removes exactly this entry, in one conditional step where the store offers it.
+    async def delete(self, entry: Entry, verb: Verb) -> Removal:
+        """Removes exactly this entry, in one conditional step where the store offers it, and says how.
 
         Raises NotFound, Stale (another identity stands there), Denied (object lock), Unavailable, Corrupt or Invalid.
         """

@@ -3,6 +3,10 @@
 Where bytes are removed, the condition is the whole entry that holds them: content, tags, lock. Where only a delete
 marker is put, it is the pointer to the current version. The one thing that a condition on one entry cannot say of a
 noncurrent version is that it was not made current again in between; the pointer is read just before.
+
+Bytes on volumes that go as a whole when their time is over (TTL volumes) are left to them: the entry alone is removed,
+in the same transaction. That the entry has such a time is part of the condition; that its path is still routed to such
+volumes is read beforehand, since a condition speaks of one entry.
 """
 
 from __future__ import annotations
@@ -18,6 +22,8 @@ from lakebed.filer.model import Attributes, Clause, ConditionKind, Mutation, Mut
 from lakebed.filer.model import Entry as FilerEntry
 from lakebed.ids import Ids
 from lakebed.lifecycle.model import Entry, Verb
+from lakebed.lifecycle.seams import Removal
+from lakebed.lifecycle.seaweed_ttl import TtlRoutes
 from lakebed.lifecycle.seaweed_view import identity_of
 
 ATTEMPTS = 3  # a condition may fail for what does not matter to us: then it is read and asked again
@@ -37,6 +43,7 @@ _POINTER = (
 class SeaweedDeleter:
     def __init__(self, filer: FilerClient, clock: Clock, ids: Ids) -> None:
         self._filer, self._clock, self._ids = filer, clock, ids
+        self._routes = TtlRoutes(filer, clock)
         self._seen: OrderedDict[str, FilerEntry] = OrderedDict()
 
     def remember(self, bucket: str, key: str, entry: FilerEntry) -> None:
@@ -45,24 +52,29 @@ class SeaweedDeleter:
         while len(self._seen) > SEEN_MAX:
             self._seen.popitem(last=False)
 
-    async def delete(self, entry: Entry, verb: Verb, versioning: str) -> None:
-        for attempt in range(ATTEMPTS):
+    async def delete(self, entry: Entry, verb: Verb, versioning: str) -> Removal:
+        attempt = 1
+        while True:
             try:
-                if verb is Verb.ABORT_MPU:
-                    await self._abort(entry)
-                elif entry.key.endswith("/"):
-                    await self._remove_folder(entry)
-                elif verb is Verb.CURRENT:
-                    await (self._mark(entry, versioning) if versioning else self._remove(entry))
-                elif verb is Verb.DELETE_MARKER:
-                    await self._remove_marker(entry)
-                else:
-                    await self._remove_version(entry)
-                return
+                return await self._dispatch(entry, verb, versioning)
             except Stale as error:
                 # One that was found different by us is final; one that the filer refused is looked at again.
-                if error.current is not None or attempt + 1 == ATTEMPTS:
+                if error.current is not None or attempt == ATTEMPTS:
                     raise
+                attempt += 1
+
+    async def _dispatch(self, entry: Entry, verb: Verb, versioning: str) -> Removal:
+        if verb is Verb.CURRENT and not entry.key.endswith("/"):
+            return await (self._mark(entry, versioning) if versioning else self._remove(entry))
+        if verb is Verb.VERSION and not entry.key.endswith("/"):
+            return await self._remove_version(entry)
+        if verb is Verb.ABORT_MPU:
+            await self._abort(entry)
+        elif entry.key.endswith("/"):
+            await self._remove_folder(entry)
+        else:
+            await self._remove_marker(entry)
+        return Removal.WHOLE
 
     async def _abort(self, entry: Entry) -> None:
         path = f"{s3.uploads_path(entry.bucket)}/{entry.upload_id}"
@@ -79,22 +91,26 @@ class SeaweedDeleter:
             raise NotFound(f"{entry.key} holds other objects: it is no object of its own now")
         await self._transact(path, _equal(live), _delete(path))
 
-    async def _remove(self, entry: Entry) -> None:
+    async def _remove(self, entry: Entry) -> Removal:
         path = s3.object_path(entry.bucket, entry.key)
         live = self._seen.pop(path, None)
         if live is None or identity_of(live) != entry.identity:
             live = self._same(entry, await self._filer.lookup(*s3.split(path)))
         self._unlocked(entry, live)
-        await self._transact(path, _equal(live), _delete(path))
+        removal = await self._routes.removal(path, live)
+        await self._transact(path, _equal(live), _delete(path, removal))
+        return removal
 
-    async def _remove_version(self, entry: Entry) -> None:
+    async def _remove_version(self, entry: Entry) -> Removal:
         path, folder = _file_path(entry), s3.versions_path(entry.bucket, entry.key)
         live, pointer = await asyncio.gather(self._filer.lookup(*s3.split(path)), self._maybe(folder))
         self._same(entry, live)
         self._unlocked(entry, live)
         if s3.latest_file(pointer) == (live.name if path.startswith(f"{folder}/") else ""):
             raise Stale(f"{entry.key} version {entry.version_id} became the current one", current=live)
-        await self._transact(s3.object_path(entry.bucket, entry.key), _equal(live), _delete(path), at=path)
+        removal = await self._routes.removal(path, live)
+        await self._transact(s3.object_path(entry.bucket, entry.key), _equal(live), _delete(path, removal), at=path)
+        return removal
 
     async def _remove_marker(self, entry: Entry) -> None:
         """The last thing left of a key: with the marker goes the folder of its versions."""
@@ -116,7 +132,7 @@ class SeaweedDeleter:
         gone = _delete(f"{folder}/{live.name}")
         await self._transact(key, _equal(pointer), clear, gone, _delete(folder), at=folder)
 
-    async def _mark(self, entry: Entry, versioning: str) -> None:
+    async def _mark(self, entry: Entry, versioning: str) -> Removal:
         """A delete marker becomes the current version; where versioning is suspended, in the null version's place."""
         path, folder = s3.object_path(entry.bucket, entry.key), s3.versions_path(entry.bucket, entry.key)
         bare, pointer = await asyncio.gather(self._maybe(path), self._maybe(folder))
@@ -143,11 +159,14 @@ class SeaweedDeleter:
             since = {s3.NONCURRENT_SINCE: str(now_ns).encode()}
             changes.append(Mutation(MutationKind.PATCH_EXTENDED, folder, pointed, set_extended=since))
         if suspended and bare is not None:
-            await self._transact(path, _equal(bare), _delete(path), *changes)
-        elif pointer is not None:
+            removal = await self._routes.removal(path, bare)
+            await self._transact(path, _equal(bare), _delete(path, removal), *changes)
+            return removal
+        if pointer is not None:
             await self._transact(path, _equal(pointer), *changes, at=folder)
         else:
             await self._transact(path, Clause(ConditionKind.NOT_EXISTS), *changes, at=folder)
+        return Removal.WHOLE
 
     def _same(self, entry: Entry, live: FilerEntry) -> FilerEntry:
         if identity_of(live) != entry.identity:
@@ -172,8 +191,8 @@ def _equal(live: FilerEntry) -> Clause:
     return Clause(ConditionKind.ENTRY_EQUAL, expected=live.raw)
 
 
-def _delete(path: str, *, recursive: bool = False) -> Mutation:
-    return Mutation(MutationKind.DELETE, *s3.split(path), delete_data=True, recursive=recursive)
+def _delete(path: str, removal: Removal = Removal.WHOLE, *, recursive: bool = False) -> Mutation:
+    return Mutation(MutationKind.DELETE, *s3.split(path), delete_data=removal is Removal.WHOLE, recursive=recursive)
 
 
 def _file_path(entry: Entry) -> str:

@@ -17,7 +17,7 @@ from lakebed.filer.model import Entry as FilerEntry
 from lakebed.ids import Ids
 from lakebed.lifecycle import seaweed_view as layout
 from lakebed.lifecycle.model import Entry, Position, Verb
-from lakebed.lifecycle.seams import Event, Family, LostLog, Policy
+from lakebed.lifecycle.seams import Event, Family, LostLog, Policy, Removal
 from lakebed.lifecycle.seaweed_deletes import SeaweedDeleter
 
 LOG_PARENT, LOG = "/topics/.system", "log"
@@ -173,8 +173,8 @@ class SeaweedLake:
 
     # Deletes.
 
-    async def delete(self, entry: Entry, verb: Verb) -> None:
-        await self._deleter.delete(entry, verb, await self._versioning(entry.bucket))
+    async def delete(self, entry: Entry, verb: Verb) -> Removal:
+        return await self._deleter.delete(entry, verb, await self._versioning(entry.bucket))
 
     # Events.
 

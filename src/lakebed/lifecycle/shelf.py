@@ -8,7 +8,7 @@ from typing import TypeVar
 from lakebed.clock import Clock
 from lakebed.ids import Ids
 from lakebed.lifecycle import paths
-from lakebed.lifecycle.state import BucketState, Fold, ReaderState, Troubles, Wake
+from lakebed.lifecycle.state import BucketState, Fold, LastTick, ReaderState, Troubles, Wake
 from lakebed.metrics import Metrics
 from lakebed.store.protocol import Store
 from lakebed.store.register import Register
@@ -23,6 +23,7 @@ class Shelf:
         self.troubles: Register[Troubles] = self._open(paths.TROUBLES, Troubles, Troubles(), "lifecycle_troubles")
         self.fold: Register[Fold] = self._open(paths.FOLD, Fold, Fold(), "lifecycle_fold")
         self.wake: Register[Wake] = self._open(paths.WAKE, Wake, Wake(), "lifecycle_wake")
+        self.tick: Register[LastTick] = self._open(paths.TICK, LastTick, LastTick(), "lifecycle_tick")
         self._buckets: dict[str, Register[BucketState]] = {}
 
     def bucket(self, name: str) -> Register[BucketState]:

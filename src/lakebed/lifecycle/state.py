@@ -66,6 +66,14 @@ class Wake(msgspec.Struct, frozen=True):
     who: str = ""
 
 
+class LastTick(msgspec.Struct, frozen=True):
+    """When a worker last completed a round, and which."""
+
+    version: int = 1
+    at_ns: int = 0
+    who: str = ""
+
+
 def walk_place(key: str, upload_id: str) -> str:
     """How a walk's key, or an upload, is named among what it passes by."""
     return f"{upload_id}\x00{key}" if upload_id else key

@@ -26,7 +26,7 @@ from lakebed.lifecycle.resolver import Resolver, Seams
 from lakebed.lifecycle.seams import EventSource, LostLog, Policy
 from lakebed.lifecycle.settings import LifecycleSettings, ns
 from lakebed.lifecycle.shelf import Shelf, changed
-from lakebed.lifecycle.state import ActionState, BucketState, Stream
+from lakebed.lifecycle.state import ActionState, BucketState, LastTick, Stream
 from lakebed.lifecycle.walker import Walk, Walker
 from lakebed.lifecycle.watch import Watch
 from lakebed.logs import logger
@@ -36,6 +36,7 @@ from lakebed.traces import traced
 log = logger("lifecycle")
 
 NAP_S = 5.0  # how soon a worker at rest notices that a round is asked for
+NOTE_S = 10.0  # how often at most a completed round is put on record: rounds may follow each other closely
 RETRY_S = 60.0  # after a transport error, unless the policy poll comes first
 
 
@@ -63,6 +64,7 @@ class LifecycleWorker:
         self._snapshots = 0
         self._wakes = 0
         self._folded_ns = shelf.clock.now_ns()
+        self._noted_ns = 0
 
     async def run(self) -> None:
         """Ticks until cancelled. What fails is logged and tried again: the state it left is always good."""
@@ -104,6 +106,7 @@ class LifecycleWorker:
         wakes += await self._next_scans(snapshot)
         await self._fold()
         await self._show()
+        await self._note()
         now_ns = self._shelf.clock.now_ns()
         stuck = any(not walk.complete and not walk.blocked for walk in walks) or any(s.halted for s in sweeps)
         wakes += [now_ns + ns(min(RETRY_S, self._settings.poll_s) if stuck else self._settings.poll_s)]
@@ -285,6 +288,22 @@ class LifecycleWorker:
         self._gauges.blockers((await self._shelf.troubles.read()).value)
         for bucket, state in self._states.items():
             self._gauges.actions(bucket, state)
+
+    async def _note(self) -> None:
+        """Puts on record that a round was completed; that this fails holds nothing up."""
+        now_ns = self._shelf.clock.now_ns()
+        if now_ns - self._noted_ns < ns(NOTE_S):
+            return
+
+        def later(known: LastTick) -> LastTick:
+            return known if known.at_ns >= now_ns else LastTick(at_ns=now_ns, who=self._node)
+
+        try:
+            await self._shelf.tick.change(changed(later))
+        except LakebedError as error:
+            log.warning("lifecycle_tick_not_noted", error=error.message)
+            return
+        self._noted_ns = now_ns
 
     async def _fold(self) -> None:
         """Moves the ledger into its table, now and then; what fails is logged and tried again, and hides no row."""

@@ -23,7 +23,7 @@ from lakebed.lifecycle.memory import MemoryLake
 from lakebed.lifecycle.model import Entry, Position, Rule, Verb
 from lakebed.lifecycle.policies import rules_of
 from lakebed.lifecycle.resolver import Seams
-from lakebed.lifecycle.seams import Event, Family, Policy
+from lakebed.lifecycle.seams import Event, Family, Policy, Removal
 from lakebed.lifecycle.settings import LifecycleSettings
 from lakebed.lifecycle.shelf import Shelf
 from lakebed.lifecycle.worker import LifecycleWorker
@@ -110,14 +110,15 @@ class FarLake:
             await self._travel()
             yield family
 
-    async def delete(self, entry: Entry, verb: Verb) -> None:
+    async def delete(self, entry: Entry, verb: Verb) -> Removal:
         await self._go("delete", entry.key)
         self._race(entry)
-        await self._lake.delete(entry, verb)
+        removal = await self._lake.delete(entry, verb)
         self._world.step(self._process.node, "expire", entry.key, verb.value)
         await self._travel()
         if self._world.fault_rng.random() < self._world.faults.lost:
             raise Unavailable("the answer was lost")
+        return removal
 
     def _race(self, entry: Entry) -> None:
         """A client is quicker than the delete: it writes anew, or takes the tag away."""

@@ -16,7 +16,7 @@ from lakebed.lifecycle.ledger import Ledger
 from lakebed.lifecycle.memory import MemoryLake
 from lakebed.lifecycle.model import Entry, Position, Rule, Verb
 from lakebed.lifecycle.resolver import Seams
-from lakebed.lifecycle.seams import Event, Family
+from lakebed.lifecycle.seams import Event, Family, Removal
 from lakebed.lifecycle.settings import LifecycleSettings
 from lakebed.lifecycle.shelf import Shelf
 from lakebed.lifecycle.state import ActionState, BucketState, LedgerRow, ReaderState, Troubles
@@ -94,11 +94,12 @@ class Failing:
         found: Family = await self.inner.look(bucket, key, upload_id)
         return found
 
-    async def delete(self, entry: Entry, verb: Verb) -> None:
+    async def delete(self, entry: Entry, verb: Verb) -> Removal:
         self.tried.append(entry.key)
         if entry.key in self.deletes:
             raise self.deletes[entry.key]
-        await self.inner.delete(entry, verb)
+        removal: Removal = await self.inner.delete(entry, verb)
+        return removal
 
     async def walk(self, bucket: str, after: str = "") -> AsyncGenerator[Family, None]:
         async for family in self.inner.walk(bucket, after):

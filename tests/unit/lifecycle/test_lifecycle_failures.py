@@ -131,6 +131,33 @@ async def test_an_event_that_does_not_decode_blocks_its_streams_and_quarantine_p
     assert "known bad" in (await world.troubles()).quarantined[0]
 
 
+async def test_what_a_sweep_gave_up_is_met_again_by_the_safety_scan_and_given_up_there_too() -> None:
+    """Giving up is for one stream: the next scan finds the object still due, and only then passes it by for good."""
+    world, store = failing()
+    operator = Operator(world.shelf)
+    await world.policy("b", rule(expiration_days=1))
+    await world.tick()
+    world.lake.write("b", "bad")
+    store.deletes["bad"] = Corrupt("no")
+    await world.tick(1.01)
+    (swept,) = await operator.blockers()
+    await operator.quarantine(swept.blocker_id, reason="known", who="me")
+
+    await world.tick(1.0)
+    before_the_scan = await operator.blockers()
+    await world.tick(7.0)
+    (scanned,) = await operator.blockers()
+    await operator.quarantine(scanned.blocker_id, reason="known", who="me")
+    await world.tick(0.01)
+    world.lake.write("b", "later")
+    await world.tick(8.0)
+
+    assert [] == before_the_scan
+    assert ["ORIGINAL", "BOOTSTRAP"] == [one.stream.kind.value for one in (swept, scanned)]
+    assert ["bad", "bad"] == [swept.key, scanned.key]
+    assert ([], ["bad"]) == (await operator.blockers(), world.left())
+
+
 async def test_retry_by_an_operator_resolves_and_passes() -> None:
     """A retry that fails leaves everything and counts; one that works takes the blocker away and moves the cursor."""
     world, store = failing()

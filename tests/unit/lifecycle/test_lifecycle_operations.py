@@ -13,6 +13,7 @@ from lakebed.lifecycle.model import ActionKind, Degraded, Entry, Mode, Position,
 from lakebed.lifecycle.modes import Lag, judge_lag, known_retention
 from lakebed.lifecycle.operator import Operator
 from lakebed.lifecycle.pace import Pace
+from lakebed.lifecycle.seams import Removal
 from lakebed.lifecycle.state import Budget, Stream
 from lakebed.lifecycle.troubles import block
 
@@ -458,13 +459,14 @@ async def test_deletes_keep_to_their_number_at_once_and_to_their_rate() -> None:
         def __getattr__(self, name: str) -> object:
             return getattr(world.lake, name)
 
-        async def delete(self, entry: Entry, verb: Verb) -> None:
+        async def delete(self, entry: Entry, verb: Verb) -> Removal:
             nonlocal under_way, most
             under_way += 1
             most = max(most, under_way)
             await asyncio.sleep(0)
-            await world.lake.delete(entry, verb)
+            removal = await world.lake.delete(entry, verb)
             under_way -= 1
+            return removal
 
     for number in range(20):
         world.lake.write("b", f"k{number:02d}")

@@ -6,6 +6,8 @@ from lifecycle_harness import DAY_S, Harness
 from lifecycle_makers import DAY, rule
 
 from lakebed.lifecycle.model import Mode, Outcome, Verb
+from lakebed.lifecycle.operator import Operator
+from lakebed.lifecycle.worker import NOTE_S
 
 
 async def test_an_object_expires_at_its_instant_and_the_ledger_says_why() -> None:
@@ -346,3 +348,24 @@ async def test_two_workers_do_no_harm_to_each_other() -> None:
 
     assert [] == world.left()
     assert 5 == len(world.lake.removed)
+
+
+async def test_a_completed_round_is_put_on_record_but_not_each_of_many() -> None:
+    """Status says when the last one was; rounds that follow each other closely share one write."""
+    world = Harness()
+    await world.policy("b", rule(expiration_days=1))
+    operator = Operator(world.shelf)
+    never = await operator.last_tick_ns()
+    await world.tick()
+    first_ns = await operator.last_tick_ns()
+    await world.clock.advance(NOTE_S / 2)
+    await world.worker.tick()
+    close_ns = await operator.last_tick_ns()
+    await world.clock.advance(NOTE_S / 2)
+    await world.worker.tick()
+    (row,) = await operator.status("b")
+
+    assert 0 == never
+    assert first_ns == close_ns > 0
+    assert first_ns + round(NOTE_S * 1e9) == row["last_tick_ns"] == world.clock.now_ns()
+    assert "test" == (await world.shelf.tick.read()).value.who

@@ -1,0 +1,104 @@
+"""Deletes on SeaweedFS's TTL volumes: the entry goes in its conditional step, the bytes go with their volume."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import httpx2
+import msgspec
+import pytest
+import pytest_asyncio
+
+from lakebed.clock import SystemClock
+from lakebed.embedded.endpoints import BucketEndpoints
+from lakebed.errors import NotFound, Stale
+from lakebed.filer.client import FilerClient
+from lakebed.filer.model import Attributes, Clause, ConditionKind, Entry, Mutation, MutationKind, Transaction
+from lakebed.ids import Ids
+from lakebed.lifecycle.model import Verb
+from lakebed.lifecycle.seams import Removal
+from lakebed.lifecycle.seaweed_filer import SeaweedLake
+from lakebed.lifecycle.seaweed_ttl import FOLDER, NAME
+from lakebed.store.admin import client
+
+DEADLINE_S = 30.0
+
+
+class Place:
+    """A bucket whose `timed/` is routed to volumes that live for a day."""
+
+    def __init__(self, weed: BucketEndpoints) -> None:
+        self.clock, self.name, self.master = SystemClock(), f"ttl-{Ids().token()}", weed.master
+        self.s3 = client(weed.store_settings())
+        self.s3.create_bucket(Bucket=self.name)
+        self.filer = FilerClient([weed.filer_grpc], clock=self.clock, ids=Ids())
+        self.lake = SeaweedLake(self.filer, self.clock, Ids())
+
+    async def route(self, *locations: dict[str, str]) -> None:
+        """Written as the store's own shell writes it; the filer takes it up by itself."""
+        conf = msgspec.json.encode({"version": 1, "locations": locations})
+        now_ns = self.clock.now_ns()
+        entry = Entry(NAME, attributes=Attributes(len(conf), now_ns, now_ns, 0o644), content=conf)
+        put = Mutation(MutationKind.PUT, FOLDER, NAME, entry)
+        try:
+            held = await self.filer.lookup(FOLDER, NAME)
+            clause = Clause(ConditionKind.ENTRY_EQUAL, expected=held.raw)
+        except NotFound:
+            clause = Clause(ConditionKind.NOT_EXISTS)
+        await self.filer.transact(Transaction(f"{FOLDER}/{NAME}", (clause,), (put,)))
+
+    async def put(self, key: str, *, timed: bool) -> Entry:
+        """Puts the object until it has a time, or has none: a new route takes effect a moment later."""
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                await asyncio.to_thread(self.s3.put_object, Bucket=self.name, Key=key, Body=b"x" * 5000)
+                folder, _, name = f"/buckets/{self.name}/{key}".rpartition("/")
+                entry = await self.filer.lookup(folder, name)
+                if (entry.attributes.ttl_s > 0) == timed:
+                    return entry
+                await asyncio.sleep(0.2)
+
+    async def has_bytes(self, entry: Entry) -> bool:
+        """Whether the volume still gives the first piece."""
+        async with httpx2.AsyncClient() as ask:
+            volume = entry.head_fid.partition(",")[0]
+            found = (await ask.get(f"{self.master}/dir/lookup", params={"volumeId": volume})).json()
+            answer = await ask.get(f"http://{found['locations'][0]['url']}/{entry.head_fid}")
+        return answer.status_code == 200
+
+
+@pytest_asyncio.fixture
+async def place(weed: BucketEndpoints) -> AsyncIterator[Place]:
+    made = await asyncio.to_thread(Place, weed)
+    await made.route({"locationPrefix": f"/buckets/{made.name}/timed/", "ttl": "1d"})
+    yield made
+    await made.route()
+    await made.lake.close()
+
+
+async def test_bytes_on_a_ttl_volume_are_left_to_it_and_others_are_deleted(place: Place) -> None:
+    """Both entries are gone; of the bytes, those on the TTL volume are still there long after the others are not."""
+    timed, plain = await place.put("timed/k", timed=True), await place.put("plain", timed=False)
+    judged = {key: (await place.lake.look(place.name, key)).entries[0] for key in ("timed/k", "plain")}
+    assert await place.has_bytes(timed) and await place.has_bytes(plain)
+
+    assert Removal.METADATA_ONLY is await place.lake.delete(judged["timed/k"], Verb.CURRENT)
+    assert Removal.WHOLE is await place.lake.delete(judged["plain"], Verb.CURRENT)
+
+    async with asyncio.timeout(DEADLINE_S):
+        while await place.has_bytes(plain):
+            await asyncio.sleep(0.2)
+    assert await place.has_bytes(timed)
+    assert "Contents" not in await asyncio.to_thread(place.s3.list_objects_v2, Bucket=place.name)
+
+
+async def test_an_object_on_a_ttl_volume_that_was_overwritten_stays(place: Place) -> None:
+    """The guard is the same: what was judged is not there any more."""
+    await place.put("timed/k", timed=True)
+    (judged,) = (await place.lake.look(place.name, "timed/k")).entries
+    await place.put("timed/k", timed=True)
+
+    with pytest.raises(Stale):
+        await place.lake.delete(judged, Verb.CURRENT)
+    assert (await place.lake.look(place.name, "timed/k")).entries

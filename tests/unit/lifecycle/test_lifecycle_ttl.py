@@ -1,0 +1,189 @@
+"""Bytes on volumes that live for a time only are left to them; all others are deleted with their entry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from lifecycle_harness import Harness
+from lifecycle_makers import rule
+
+from lakebed.clock import ManualClock
+from lakebed.errors import Corrupt, NotFound, Stale
+from lakebed.filer import s3
+from lakebed.filer.model import Attributes, Chunk, ConditionKind, Entry, MutationKind, Transaction
+from lakebed.filer.requests import write_entry
+from lakebed.filer.wire import read_entry
+from lakebed.ids import Ids
+from lakebed.lifecycle.memory import MemoryLake
+from lakebed.lifecycle.model import Entry as Judged
+from lakebed.lifecycle.model import Verb
+from lakebed.lifecycle.seams import Removal
+from lakebed.lifecycle.seaweed_deletes import SeaweedDeleter
+from lakebed.lifecycle.seaweed_ttl import FRESH_S, is_routed, read_routes
+from lakebed.lifecycle.seaweed_view import object_of
+
+ROUTED = b'{"version": 1, "locations": [{"locationPrefix": "/buckets/b/", "collection": "b", "ttl": "60d"}]}'
+CONF = "/etc/seaweedfs/filer.conf"
+
+
+class ScriptedFiler:
+    """Entries by path; every transaction is noted, and refused when its condition names another entry."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Entry] = {}
+        self.done: list[Transaction] = []
+        self.looks: list[str] = []
+
+    def put(self, path: str, **said: Any) -> Entry:
+        self.entries[path] = read_entry(write_entry(Entry(path.rsplit("/", 1)[1], **said)))
+        return self.entries[path]
+
+    async def lookup(self, directory: str, name: str) -> Entry:
+        self.looks.append(f"{directory}/{name}")
+        try:
+            return self.entries[f"{directory}/{name}"]
+        except KeyError:
+            raise NotFound(name) from None
+
+    async def transact(self, transaction: Transaction) -> None:
+        (clause,) = transaction.clauses
+        held = self.entries.get(transaction.condition_path or transaction.path)
+        if clause.kind is ConditionKind.ENTRY_EQUAL and (held is None or held.raw != clause.expected):
+            raise Stale("another entry")
+        self.done.append(transaction)
+
+
+class Place:
+    def __init__(self, conf: bytes = ROUTED) -> None:
+        self.clock, self.filer = ManualClock(), ScriptedFiler()
+        self.deleter = SeaweedDeleter(self.filer, self.clock, Ids.seeded(1))  # type: ignore[arg-type]
+        self.filer.put(CONF, content=conf)
+
+    def put(self, name: str = "k", *, ttl_s: int = 60, chunks: int = 1) -> Judged:
+        attributes = Attributes(mtime_ns=7_000_000_000, file_size=chunks, ttl_s=ttl_s)
+        pieces = tuple(Chunk(f"3,0{number}", number, 1) for number in range(chunks))
+        entry = self.filer.put(f"/buckets/b/{name}", attributes=attributes, chunks=pieces)
+        return object_of("b", name, entry, 0)
+
+    async def delete(self, judged: Judged, verb: Verb = Verb.CURRENT, versioning: str = "") -> Removal:
+        return await self.deleter.delete(judged, verb, versioning)
+
+    def deleted_data(self) -> list[bool]:
+        found = [change for one in self.filer.done for change in one.mutations if change.kind is MutationKind.DELETE]
+        return [change.delete_data for change in found]
+
+
+async def test_the_entry_alone_goes_in_the_same_conditional_step() -> None:
+    """One transaction, whose condition is the whole entry, its time included, and whose delete leaves the bytes."""
+    place = Place()
+
+    assert Removal.METADATA_ONLY is await place.delete(place.put())
+
+    (done,) = place.filer.done
+    assert [ConditionKind.ENTRY_EQUAL] == [clause.kind for clause in done.clauses]
+    assert [False] == place.deleted_data()
+
+
+@pytest.mark.parametrize(
+    ("conf", "ttl_s", "chunks"),
+    [
+        (ROUTED, 0, 1),
+        (ROUTED, 60, 0),
+        (ROUTED.replace(b"/b/", b"/c/"), 60, 1),
+        (ROUTED.replace(b"60d", b""), 60, 1),
+        (ROUTED.replace(b"60d", b"0d"), 60, 1),
+        (b"", 60, 1),
+        (b"{", 60, 1),
+        (b'{"locations": [{"ttl": 7}]}', 60, 1),
+    ],
+)
+async def test_in_doubt_the_bytes_are_deleted(conf: bytes, ttl_s: int, chunks: int) -> None:
+    """No time on the entry, no bytes, no route, a route without a time, or routes that cannot be understood."""
+    place = Place(conf)
+
+    assert Removal.WHOLE is await place.delete(place.put(ttl_s=ttl_s, chunks=chunks))
+    assert [True] == place.deleted_data()
+
+
+async def test_an_entry_that_lost_its_time_meanwhile_goes_with_its_bytes() -> None:
+    """The condition holds the time too: it fails, the entry is looked at anew, and no byte is left behind for good."""
+    place = Place()
+    judged = place.put()
+    place.deleter.remember("b", "k", place.filer.entries["/buckets/b/k"])
+    place.put(ttl_s=0)
+
+    assert Removal.WHOLE is await place.delete(judged)
+    assert [True] == place.deleted_data()
+
+
+async def test_a_noncurrent_version_and_a_suspended_null_version_are_left_to_their_volume_too() -> None:
+    """Wherever bytes would be deleted; a marker deletes none."""
+    place = Place()
+    file = f"{s3.VERSION_FILE}{'a' * 32}"
+    place.put(f"k{s3.VERSIONS}/{file}")
+    live = place.filer.entries[f"/buckets/b/k{s3.VERSIONS}/{file}"]
+    place.filer.put(f"/buckets/b/k{s3.VERSIONS}", is_directory=True, extended={s3.LATEST_FILE: b"v_other"})
+    version = msgspec.structs.replace(object_of("b", "k", live, 0), version_id="a" * 32, latest=False)
+
+    assert Removal.METADATA_ONLY is await place.delete(version, Verb.VERSION, "Enabled")
+    assert Removal.METADATA_ONLY is await place.delete(place.put("null"), Verb.CURRENT, "Suspended")
+    assert Removal.WHOLE is await place.delete(place.put("marked"), Verb.CURRENT, "Enabled")
+    assert [False, False] == place.deleted_data()
+
+
+async def test_routes_are_read_once_in_a_while_and_only_for_entries_with_a_time() -> None:
+    """A bucket without TTLs pays nothing; another one look in some seconds."""
+    place = Place()
+    for number in range(5):
+        await place.delete(place.put(f"plain{number}", ttl_s=0))
+    before = place.filer.looks.count(CONF)
+    for number in range(5):
+        await place.delete(place.put(f"timed{number}"))
+    during = place.filer.looks.count(CONF)
+    del place.filer.entries[CONF]
+    await place.clock.advance(FRESH_S)
+
+    assert Removal.WHOLE is await place.delete(place.put("late"))
+    assert (0, 1, 2) == (before, during, place.filer.looks.count(CONF))
+
+
+def test_of_the_routes_that_match_the_longest_with_a_time_counts() -> None:
+    """As the filer itself merges them; both spellings of a prefix are read."""
+    routes = read_routes(
+        b'{"locations": [{"location_prefix": "/buckets/b/keep/", "ttl": "0"},'
+        b'{"locationPrefix": "/buckets/", "ttl": "7"},'
+        b'{"locationPrefix": "/buckets/b/keep/not/", "collection": "x"}]}'
+    )
+
+    assert is_routed(routes, "/buckets/b/k")
+    assert not is_routed(routes, "/buckets/b/keep/not/k")
+    assert not is_routed(routes, "/elsewhere/k")
+    with pytest.raises(Corrupt):
+        read_routes(b"\xff")
+
+
+async def test_what_was_left_to_its_volume_is_counted_and_told_in_the_ledger() -> None:
+    """An outcome like any other delete, with the reason beside it and a counter of its own."""
+    world = Harness()
+
+    class Timed(MemoryLake):
+        async def delete(self, entry: Judged, verb: Verb) -> Removal:
+            await super().delete(entry, verb)
+            return Removal.METADATA_ONLY if entry.key == "timed" else Removal.WHOLE
+
+    world.lake = Timed(world.clock)
+    world.worker = world.new_worker(world.lake)
+    await world.policy("b", rule(expiration_days=1))
+    await world.tick()
+    for key in ("timed", "plain"):
+        world.lake.write("b", key)
+    await world.tick(1.01)
+
+    told = {row.key: (row.outcome, row.reason) for row in await world.ledger() if row.outcome}
+    assert "DELETED" == told["timed"][0] and told["timed"][1].startswith("metadata only")
+    assert ("DELETED", "") == told["plain"]
+    (name,) = (await world.state()).actions
+    assert 1.0 == world.metrics.value("lakebed_lifecycle_metadata_only_total", bucket="b", action=name)
+    assert 2.0 == world.metrics.value("lakebed_lifecycle_expired_total", bucket="b", action=name)
