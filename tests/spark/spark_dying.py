@@ -11,7 +11,7 @@ from lakebed.pipeline.tables.table import Table
 
 # Parquet is in the bucket and no log entry names it; one table of two is committed.
 STEPS: dict[str, tuple[type, str, bool]] = {
-    "before_the_log_entry": (Table, "_commit", True),
+    "before_the_log_entry": (Table, "commit", True),
     "between_two_tables": (Bronze, "_write", False),
 }
 
