@@ -102,6 +102,7 @@ def test_a_conflict_is_resolved_by_keyboard_alone(tab: Tab) -> None:
     page.keyboard.press("Enter")
 
     expect(dialog).to_contain_text("resolved as accept_existing")
+    expect(dialog.get_by_role("button", name="Close")).to_be_focused()
     page.keyboard.press("Enter")
     expect(dialog).not_to_be_visible()
     expect(page.locator("#page")).to_contain_text("the first one is the truth")
