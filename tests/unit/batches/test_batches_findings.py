@@ -44,7 +44,7 @@ async def left_bare(store: MemoryStore, frame: bytes) -> Accepted:
 
 async def publish(store: MemoryStore, keys: list[str], *, whole: bool = True, lines: int | None = None) -> None:
     """An audit's objects, as docs/formats/audit.md says."""
-    work = f"audit/v1/{AUDIT_ID}/work/mend-1.jsonl"
+    work = f"audit/v1/{AUDIT_ID}/tasks/mend-1.jsonl"
     said = [json.dumps({"do": "mend", "key": key, "finding": "unindexed"}) for key in keys]
     await store.create(work, ("\n".join(said) + "\n").encode())
     record: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """The audit: one listing, everything joined against it, and what came of it stored.
 
     findings   → table audit/findings, replaced whole         bytes first
-    work       → audit/v1/<id>/work/…jsonl                    bytes first
+    work       → audit/v1/<id>/tasks/…jsonl                   bytes first
     the record → audit/v1/<id>/audit.json, created if absent  the one conditional write
     the last   → audit/v1/last.json, a register               derived
 

@@ -18,7 +18,7 @@ def record_key(audit_id: str) -> str:
 
 
 def work_folder(audit_id: str) -> str:
-    return f"{folder(audit_id)}work/"
+    return f"{folder(audit_id)}tasks/"
 
 
 def audit_id(began_ns: int, token: str) -> str:
