@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint unit conformance sim integration browser screenshots spark docs test-oxia test-cluster bench lock clean
+.PHONY: help setup demo test lint unit conformance explore sim integration browser screenshots spark docs test-oxia test-cluster bench lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ lint: setup ## ruff, mypy strict, import layers
 
 unit: setup ## memory store, manual clock, no sockets, no Spark
 	$(BIN)/pytest tests/unit -n 2
+
+explore: setup ## every property on examples never tried before, five times
+	for round in 1 2 3 4 5; do LAKEBED_TEST_EXPLORE=1 $(BIN)/pytest tests/unit -m hypothesis -n 2 || exit 1; done
 
 conformance: setup ## one contract, run on every backend
 	$(BIN)/pytest tests/conformance -n 2 --dist loadfile

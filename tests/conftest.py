@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 from lakebed.clock import ManualClock, SystemClock
@@ -15,6 +17,11 @@ from lakebed.metrics import Metrics
 from lakebed.store.connect import connect
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
+
+# A lane gives one answer for one tree: the same examples each time. `make explore` looks at new ones.
+hypothesis.settings.register_profile("lane", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("explore", print_blob=True, deadline=None)
+hypothesis.settings.load_profile("explore" if os.environ.get("LAKEBED_TEST_EXPLORE") else "lane")
 
 
 @pytest.fixture

@@ -96,7 +96,7 @@ def _limbs(values: Any, groups: Any, count: int, low: int = -1, height: int = 0)
     place, shift = power >> 5, power & 31
     nothing = fraction == 0
     if nothing.any():  # zeros go where others are: at their own place they would make every number as long as can be
-        place[nothing] = place.max()
+        place[nothing] = max(low, int(place.max()))
     lower = (fraction & _MASK) << shift
     upper = ((fraction >> LIMB_BITS) << shift) + (lower >> LIMB_BITS)
     sign = np.where(bits < 0, np.int64(-1), np.int64(1))

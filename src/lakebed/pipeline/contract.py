@@ -151,6 +151,8 @@ class _Strict(yaml.SafeLoader):  # type: ignore[misc]
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.YAMLError(f"a list or a mapping is no key, line {key.start_mark.line + 1}")
             if key.value in seen:
                 raise yaml.YAMLError(f"{key.value!r} comes twice, line {key.start_mark.line + 1}")
             seen.add(key.value)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lakebed.errors import Invalid
@@ -30,6 +30,9 @@ def flat(lists: list[list[float]]) -> tuple[Any, Any]:
 
 
 @given(lists=groups)
+@example(lists=[[1.0, -1.0]])  # nothing is left at all
+@example(lists=[[1.0, -1.0], [1e-300, -1e-300, 0.0], [3.0, 4.0]])
+@example(lists=[[0.0, 0.0]])
 @settings(max_examples=120, deadline=None)
 def test_sums_are_exact_and_rounded_once(lists: list[list[float]]) -> None:
     """A sum is the exact sum rounded to the nearest double, and its parts are the exact sum itself."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lakebed.pipeline.contract import BadContract, read_contract, read_contracts
@@ -64,6 +64,9 @@ def test_a_mistake_is_told_with_its_file_and_place(old: str, new: str, told: str
 
 
 @given(st.text(max_size=200))
+@example("{{}}")
+@example("? [a]\n: b")
+@example("!!map [a]")
 def test_any_text_is_read_or_refused(text: str) -> None:
     """Nothing but BadContract ever comes out of reading."""
     with pytest.raises(BadContract):
