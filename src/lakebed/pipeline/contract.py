@@ -150,7 +150,7 @@ class _Strict(yaml.SafeLoader):  # type: ignore[misc]
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen = set()
-        for key, _ in node.value:
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if not isinstance(key, yaml.ScalarNode):
                 raise yaml.YAMLError(f"a list or a mapping is no key, line {key.start_mark.line + 1}")
             if key.value in seen:
