@@ -27,7 +27,7 @@ from lakebed.clock import Clock
 from lakebed.ids import Ids
 from lakebed.metrics import Metrics
 from lakebed.store.model import ObjectInfo, StoredObject, check_key, check_prefix
-from lakebed.store.puts import Puts
+from lakebed.store.puts import SHORT_BYTES_MAX, Puts
 from lakebed.store.settings import StoreSettings
 from lakebed.traces import span
 
@@ -154,9 +154,8 @@ class BucketStore:
             return
 
     async def _put(self, verb: str, key: str, data: bytes, mode: Any) -> ObjectInfo:
-        if self._puts is not None:
-            short = self._puts
-            etag = await self._call(verb, key, lambda: short.put(key, data, mode))
+        if (puts := self._puts) is not None and len(data) <= SHORT_BYTES_MAX:
+            etag = await self._call(verb, key, lambda: puts.put(key, data, mode))
         else:
             put = await self._call(
                 verb, key, lambda: obstore.put_async(self._store, key, data, mode=mode, use_multipart=False)
@@ -226,6 +225,7 @@ KINDS: dict[type[BaseException], type[errors.LakebedError]] = {
 def translate(error: Exception, verb: str, key: str) -> errors.LakebedError:
     """The Lakebed error for an exception from below. Unknown ones become Unavailable: nothing is known to be done."""
     if isinstance(error, errors.LakebedError):
+        error.hint = error.hint or HINTS.get(type(error), "")
         return error
     kind = next((KINDS[base] for base in type(error).__mro__ if base in KINDS), errors.Unavailable)
     summary = str(error).split("Debug source", 1)[0].strip()[:400]

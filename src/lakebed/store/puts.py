@@ -2,8 +2,8 @@
 
 A collector's cost is its two conditional creates. Through a general client one costs 0.25 to 0.45 ms of CPU, most of it
 for crossing threads; written to a socket of this event loop it costs a third. So the one verb that every promise here
-rests on has a short way, and only where that way is plain: `http://` and a static key pair. Everything else, and every
-other verb, is the general client's.
+rests on has a short way, and only where that way is plain: `http://`, a static key pair, an object that is hashed
+before anybody notices. Everything else, and every other verb, is the general client's (`docs/decisions/006`).
 
 A PUT is tried again when the store says "later" or the connection breaks: its condition makes that harmless, and
 whoever asked decides by reading when the condition then fails.
@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 from weakref import WeakKeyDictionary
 
 import httptools
@@ -27,6 +28,7 @@ from lakebed.clock import Clock
 from lakebed.ids import Ids
 from lakebed.store.settings import StoreSettings
 
+SHORT_BYTES_MAX = 256 * 1024  # hashed in the event loop, at 1.5 GB/s; a larger object is left to other threads
 IDLE_MAX = 64  # connections kept open for the next PUT, per event loop
 ANSWER_BYTES_MAX = 64 * 1024  # of an answer's body: an error in XML
 BACKOFF_BASE_S = 0.05
@@ -53,9 +55,10 @@ class Puts:
     @staticmethod
     def reach(settings: StoreSettings) -> bool:
         """Whether these settings name a store of the plain kind."""
-        bucket = settings.url.removeprefix("s3://").strip("/")
-        plain = settings.endpoint.startswith("http://") and settings.url.startswith("s3://") and "/" not in bucket
-        return plain and bool(settings.access_key_id)
+        host = urlsplit(settings.endpoint).hostname or ""
+        plain = settings.url.startswith("s3://") and settings.endpoint.startswith("http://")
+        proxied = bool(getproxies().get("http")) and not proxy_bypass(host)
+        return plain and bool(settings.access_key_id) and not proxied
 
     async def put(self, key: str, data: bytes, mode: Mode) -> str:
         """The new object's ETag. `mode` is "create" or the ETag to replace.
