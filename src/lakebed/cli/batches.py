@@ -204,14 +204,19 @@ def reconcile(
 
     context = where.context("reconcile")
     role = reconciler(context)
-    if findings:
-        done = in_loop(mender(context, role).mend)
-        if done is None:
-            say("nothing to do: there is no audit whose findings are not mended")
-            return
-        report = done
-    else:
-        report = in_loop(role.audit if cold else role.scan)
+    kind = "findings" if findings else "cold" if cold else "checkpoint"
+    ways = {"findings": mender(context, role).mend, "cold": role.audit, "checkpoint": role.scan}
+
+    async def work() -> Any:
+        async with by_hand(context, "batches.reconcile", {"from": kind}) as told:
+            report = await ways[kind]()
+            told.detail = f"{sum(report.repaired.values())} repaired" if report else "nothing to mend"
+            return report
+
+    report = in_loop(work)
+    if report is None:
+        say("nothing to do: there is no audit whose findings are not mended")
+        return
     emit({"path": report.path, "checked": report.checked, "repaired": report.repaired}, output)
 
 

@@ -86,9 +86,12 @@ def rules_put(bucket: str, file: Path, *, dry_run: DryRunFlag = False, where: Wh
 
     async def work(site: Any) -> int:
         text = as_xml(read, bucket=bucket, home=site.home)
+        count = len(rules_of(text))
         if not dry_run:
-            await site.lake.put(bucket, text)
-        return len(rules_of(text))
+            async with by_hand(where.context("cli"), "lifecycle.rules-put", {"bucket": bucket}) as told:
+                await site.lake.put(bucket, text)
+                told.detail = f"{count} rules"
+        return count
 
     count = _with(where, work)
     say(f"{bucket}: {count} rules {'would be' if dry_run else ''} put".replace("  ", " "))
@@ -98,7 +101,7 @@ def rules_put(bucket: str, file: Path, *, dry_run: DryRunFlag = False, where: Wh
 def rules_rm(bucket: str, *, reason: Reason, dry_run: DryRunFlag = False, where: Where = Where()) -> None:
     """Remove a bucket's policy: nothing more is expired in it."""
     if not dry_run:
-        _with(where, lambda site: site.lake.put(bucket, b""))
+        _act(where, "rules-rm", {"bucket": bucket}, lambda site: site.lake.put(bucket, b""), reason)
     say(f"{bucket}: policy {'would be ' if dry_run else ''}removed ({reason})")
 
 
@@ -141,8 +144,12 @@ def rules_import(file: Path, *, dry_run: DryRunFlag = False, where: Where = Wher
 
     async def work(site: Any) -> None:
         checked = [(bucket, as_xml(text, bucket=bucket, home=site.home)) for bucket, text in found]
-        for bucket, text in () if dry_run else checked:
-            await site.lake.put(bucket, text)
+        if dry_run:
+            return
+        async with by_hand(where.context("cli"), "lifecycle.rules-import", {"file": file.name}) as told:
+            for bucket, text in checked:
+                await site.lake.put(bucket, text)
+            told.detail = f"{len(checked)} policies"
 
     _with(where, work)
     say(f"{len(found)} policies {'would be ' if dry_run else ''}put")
@@ -206,7 +213,7 @@ def apply_candidates(bucket: str, *, reason: Reason, dry_run: DryRunFlag = False
     if dry_run:
         say(f"{bucket}: {_with(where, lambda site: found(site, bucket))} candidates would be looked at")
         return
-    done = _with(where, lambda site: apply(site, bucket))
+    done = _act(where, "apply", {"bucket": bucket}, lambda site: apply(site, bucket), reason)
     say(f"{bucket}: {done.keys} keys, {done.deleted} deleted, {done.passed} passed, {done.held} held ({reason})")
 
 
@@ -264,7 +271,7 @@ def run(*, where: Where = Where(), output: Output = "table") -> None:
     async def work(site: Any) -> Any:
         return await site.worker.tick()
 
-    emit(_with(where, work), output)
+    emit(_act(where, "run", {}, work), output)
 
 
 @app.command

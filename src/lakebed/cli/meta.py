@@ -10,7 +10,7 @@ import msgspec
 from cyclopts import Parameter
 
 from lakebed.cli.output import Output, emit, say
-from lakebed.cli.where import Where, in_loop
+from lakebed.cli.where import Where, by_hand, in_loop
 from lakebed.errors import Invalid
 from lakebed.meta.bucket import BucketMeta
 from lakebed.meta.connect import connect
@@ -68,7 +68,12 @@ def sweep(*, dry_run: bool = False, where: Where = Where()) -> None:
         emit([{"key": key} for key in found])
         say(f"would remove {len(found)}")
         return
-    say(f"removed {_with_meta(where, lambda meta: _bucket(meta).sweep())}")
+
+    async def work(meta: Meta) -> int:
+        async with by_hand(where.context("meta"), "meta.sweep", {}):
+            return await _bucket(meta).sweep()
+
+    say(f"removed {_with_meta(where, work)}")
 
 
 def _bucket(meta: Meta) -> BucketMeta:

@@ -133,20 +133,27 @@ def drain(
         opened = _open(where, queue)
         if dry_run:
             return len([location async for location, _, _ in opened.waiting()])
-        collector, taken = opened.collector("cli"), 0
-        try:
-            while taken < min(count, BATCHES_MAX) and (batch := await collector.next_batch()) is not None:
-                for entry in batch.entries:
-                    print(msgspec.json.encode({"sequence": batch.sequence, **shown(entry)}).decode())
-                sys.stdout.flush()
-                await collector.ack(batch)
-                taken += 1
-        finally:
-            await collector.close()
-        return taken
+        async with by_hand(where.context("cli"), "queue.drain", {"queue": queue}) as told:
+            taken = await _taken(opened, count)
+            told.detail = f"{taken} batches"
+            return taken
 
     taken = in_loop(work)
     say(f"{taken} batches {'would be' if dry_run else 'were'} taken")
+
+
+async def _taken(opened: Queue, count: int) -> int:
+    collector, taken = opened.collector("cli"), 0
+    try:
+        while taken < min(count, BATCHES_MAX) and (batch := await collector.next_batch()) is not None:
+            for entry in batch.entries:
+                print(msgspec.json.encode({"sequence": batch.sequence, **shown(entry)}).decode())
+            sys.stdout.flush()
+            await collector.ack(batch)
+            taken += 1
+    finally:
+        await collector.close()
+    return taken
 
 
 @app.command
@@ -157,7 +164,8 @@ def clean(*, queue: Name = paths.DEFAULT, dry_run: DryRun = False, where: Where 
         opened = _open(where, queue)
         if dry_run:
             return len((await opened.consumer.read()).done), len(await opened.sweeper.sweep(dry_run=True))
-        return await opened.cleaner.clean(), len(await opened.sweeper.sweep())
+        async with by_hand(where.context("cli"), "queue.clean", {"queue": queue}):
+            return await opened.cleaner.clean(), len(await opened.sweeper.sweep())
 
     done, orphans = in_loop(work)
     say(f"{done} done batches and {orphans} orphans {'would be' if dry_run else 'were'} removed")

@@ -10,7 +10,8 @@ from cyclopts import App, Parameter
 from lakebed.cli import exits
 from lakebed.cli.jobs import spark_progress
 from lakebed.cli.output import Output, emit, say
-from lakebed.cli.where import Where, by_hand, in_loop
+from lakebed.cli.where import Where, by_hand, in_loop, job_by_hand
+from lakebed.errors import Invalid
 from lakebed.ticks.adapters import open_audit, open_queue
 from lakebed.ticks.audit import COMMITTED, DISPATCHED
 from lakebed.ticks.auditor import row_of
@@ -95,12 +96,13 @@ def rebuild(
     """
     from lakebed.pipeline.flow import Flow
 
-    flow = Flow(where.context("cli"))
+    context = where.context("cli")
     if dry_run:
         say(f"would make {', '.join(table) or 'every silver table'} of {org}/{project} anew: {reason}")
         return
-    with spark_progress("silver"):
-        report = flow.rebuild(org, project, table)
+    subject = {"org": org, "project": project, "tables": ", ".join(table)}
+    with job_by_hand(context, "silver.rebuild", subject, reason), spark_progress("silver"):
+        report = Flow(context).rebuild(org, project, table)
     say(f"made anew: {reason}; gold: {len(report.gold)} tables")
     emit(msgspec.to_builtins(report.silver), output)
 
@@ -123,14 +125,15 @@ def audit(
     async def work() -> list[Any]:
         auditor = _auditor(context)
         found = list(await auditor.undispatched(older_than_s=older_than_s))
-        if resend and reason:
-            for each in found:
-                await auditor.resend(TickId(each.org_id, each.project_id, each.tick_id))
+        if resend:
+            async with by_hand(context, "silver.resend", {"older_than_s": f"{older_than_s:g}"}, reason) as told:
+                for each in found:
+                    await auditor.resend(TickId(each.org_id, each.project_id, each.tick_id))
+                told.detail = f"{len(found)} messages"
         return found
 
-    if resend and not reason:
-        say("error: --resend needs --reason")
-        return exits.USAGE
+    if resend and not reason.strip():
+        raise Invalid("--resend needs a reason", hint="lakebed silver audit --resend --reason 'why'")
     found = in_loop(work)
     emit(found, output)
     if resend:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 from cyclopts import App, Parameter
 
@@ -180,13 +180,15 @@ def fence(
     topic: str, /, *, reason: Reason, partition: int = 0, dry_run: DryRun = False, where: Where = Where()
 ) -> None:
     """Refuses every append from now on, on every broker."""
-    _change(where, topic, partition, dry_run, "fenced", lambda broker, tp: broker.steward.fence(tp, reason=reason))
+    change = _Change("log.fence", "fenced", lambda broker, tp: broker.steward.fence(tp, reason=reason))
+    _change(where, topic, partition, dry_run, change, reason)
 
 
 @app.command
 def unfence(topic: str, /, *, partition: int = 0, dry_run: DryRun = False, where: Where = Where()) -> None:
     """Takes appends again."""
-    _change(where, topic, partition, dry_run, "open", lambda broker, tp: broker.steward.unfence(tp))
+    change = _Change("log.unfence", "open", lambda broker, tp: broker.steward.unfence(tp))
+    _change(where, topic, partition, dry_run, change)
 
 
 @app.command
@@ -210,9 +212,13 @@ def vacuum(*, reason: Reason, dry_run: DryRun = False, where: Where = Where(), o
     async def work() -> Any:
         from lakebed.log.workers import Workshop
 
-        shop = Workshop(where.context("cli"))
+        context = where.context("cli")
+        shop = Workshop(context)
         try:
-            return await shop.vacuum.sweep_once(dry_run=dry_run)
+            if dry_run:
+                return await shop.vacuum.sweep_once(dry_run=True)
+            async with by_hand(context, "log.vacuum", {}, reason):
+                return await shop.vacuum.sweep_once()
         finally:
             await shop.meta.close()
 
@@ -254,17 +260,25 @@ def _with(where: Where, work: Callable[[Broker], Coroutine[Any, Any, R]]) -> R:
     return in_loop(run)
 
 
-def _change(
-    where: Where, topic: str, partition: int, dry_run: bool, word: str, change: Callable[[Any, Any], Any]
-) -> None:
+class _Change(NamedTuple):
+    """A change of a partition's state: its name on the trail, the state after it, and how it is made."""
+
+    what: str
+    word: str
+    make: Callable[[Any, Any], Coroutine[Any, Any, Any]]
+
+
+def _change(where: Where, topic: str, partition: int, dry_run: bool, change: _Change, reason: str = "") -> None:
     async def work(broker: Broker) -> None:
         from lakebed.log.model import topic_partition
 
         tp = topic_partition(topic, partition)
         now = await broker.reader.control(tp)
-        say(f"{tp}: {now.log_state.lower()} → {word}")
+        say(f"{tp}: {now.log_state.lower()} → {change.word}")
         if not dry_run:
-            await change(broker, tp)
+            subject = {"topic": topic, "partition": str(partition)}
+            async with by_hand(where.context("cli"), change.what, subject, reason):
+                await change.make(broker, tp)
 
     _with(where, work)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import getpass
 import os
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar
 from cyclopts import Parameter
 
 from lakebed.context import Context, make_context
+from lakebed.errors import LakebedError
 from lakebed.settings import Settings, load
 from lakebed.trail import Told
 
@@ -73,6 +74,32 @@ def by_hand(
 ) -> AbstractAsyncContextManager[Told]:
     """Around what a command does for an operator: on the trail as `cli:` and the user of this machine."""
     return context.trail.record(f"cli:{getpass.getuser()}", what, subject, reason)
+
+
+@contextmanager
+def job_by_hand(context: Context, what: str, subject: dict[str, str], reason: str = "") -> Iterator[Told]:
+    """The same around a job, which runs in the caller's thread and not on an event loop."""
+    deed = by_hand(context, what, subject, reason)
+    with asyncio.Runner() as loop:
+        told = loop.run(_begun(deed))
+        try:
+            yield told
+        except LakebedError as error:
+            loop.run(_ended(deed, error))
+            raise
+        loop.run(_ended(deed, None))
+
+
+async def _begun(deed: AbstractAsyncContextManager[Told]) -> Told:
+    return await deed.__aenter__()
+
+
+async def _ended(deed: AbstractAsyncContextManager[Told], error: LakebedError | None) -> None:
+    try:
+        await deed.__aexit__(type(error) if error else None, error, None)
+    except LakebedError as same:
+        if same is not error:
+            raise
 
 
 def _env_path(name: str) -> Path | None:

@@ -132,7 +132,8 @@ class LifecycleRoutes:
     @operation("Have the workers begin a round now", answer=dict[str, Any])
     async def _run(self, request: Request) -> Response:
         bucket = _bucket(request, OPERATE)
-        count = await self._operator.wake(_name(request))
+        async with self._context.trail.record(_name(request), "lifecycle.run", {"bucket": bucket}):
+            count = await self._operator.wake(_name(request))
         return json_answer({"bucket": bucket, "asked": "round", "count": count}, 202)
 
     @operation("Have the bucket walked and its actions begun anew: all, or those of ?rule_hash=", answer=dict[str, Any])
