@@ -165,9 +165,18 @@ async def _policy(site: Any, bucket: str) -> bytes:
 
 
 @app.command
-def status(bucket: str = "", *, where: Where = Where(), output: Output = "table") -> None:
-    """Mode, health and progress of every action."""
-    emit(_with(where, lambda site: site.operator.status(bucket)), output)
+def status(
+    bucket: str = "",
+    *,
+    limit: Annotated[int, Parameter(help="actions to show at most")] = 500,
+    where: Where = Where(),
+    output: Output = "table",
+) -> None:
+    """Mode, health and progress of every action, or of one bucket's."""
+    found = _with(where, lambda site: site.operator.status(bucket, limit=max(1, limit)))
+    emit(found, output)
+    if len(found) >= limit:
+        say(f"the first {limit} actions: name a bucket, or raise --limit, to see others")
 
 
 @app.command(name="dry-run")

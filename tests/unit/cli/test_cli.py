@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import statistics
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -22,15 +21,21 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_version_starts_in_a_quarter_of_a_second() -> None:
-    """`lakebed --version` answers in under 250 ms."""
-    took = []
-    for _ in range(3):
-        began = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "lakebed", "--version"], check=True, capture_output=True)
-        took.append(time.perf_counter() - began)
+def test_the_version_is_told_before_anything_is_loaded() -> None:
+    """`lakebed --version` costs less CPU than loading the library that reads command lines, on any machine."""
 
-    assert statistics.median(took) < 0.25
+    def cpu_s(*words: str) -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, *words], check=True, capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime)
+
+    bare, ours = [], []
+    for _ in range(3):  # by turns, so that a busy machine slows both
+        bare.append(cpu_s("-c", "import cyclopts"))
+        ours.append(cpu_s("-m", "lakebed", "--version"))
+
+    assert min(ours) < min(bare)
 
 
 def test_the_root_imports_nothing_heavy() -> None:
