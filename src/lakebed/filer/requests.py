@@ -45,6 +45,11 @@ def delete(directory: str, name: str, *, delete_data: bool, recursive: bool) -> 
     return _put(1, directory) + _put(2, name) + _put(4, delete_data) + _put(5, recursive)
 
 
+def create(directory: str, entry: Entry, *, ballast_bytes: int = 0) -> bytes:
+    """`ballast_bytes` is the weight of signatures, of a byte each, that the change carries to its listeners."""
+    return _put(1, directory) + encode_field(2, write_entry(entry)) + _put(5, b"\x01" * ballast_bytes)
+
+
 def transaction(transaction: Transaction) -> bytes:
     return b"".join(
         (
