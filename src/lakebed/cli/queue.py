@@ -27,6 +27,7 @@ app.command(dlq)
 Name = Annotated[str, Parameter(name=["--queue", "-q"], help="the queue")]
 DryRun = Annotated[bool, Parameter(help="say what would happen, and do nothing")]
 Reason = Annotated[str, Parameter(help="why; kept with what was done")]
+Letter = Annotated[str, Parameter(help="the letter, as `lakebed queue dlq list` shows it")]
 LINES_AT_ONCE = 1000  # entries of one ingest call; the ingestor flushes and waits as it sees fit
 BATCHES_MAX = 1000  # batches that one `drain` or `peek` goes through at most
 
@@ -42,7 +43,13 @@ def status(*, queue: Name = "", where: Where = Where(), output: Output = "table"
 
 
 @app.command
-def waiting(*, queue: Name = paths.DEFAULT, count: int = 60, where: Where = Where(), output: Output = "table") -> None:
+def waiting(
+    *,
+    queue: Name = paths.DEFAULT,
+    count: Annotated[int, Parameter(help="batches to show")] = 60,
+    where: Where = Where(),
+    output: Output = "table",
+) -> None:
     """Show the batches that are not done: their age, who holds them and what was wrong with them."""
     emit(in_loop(lambda: views.waiting(where.context("cli"), queue, limit=min(count, BATCHES_MAX))), output)
 
@@ -182,7 +189,9 @@ def dlq_list(*, queue: Name = paths.DEFAULT, where: Where = Where(), output: Out
 
 
 @dlq.command(name="show")
-def dlq_show(letter: str, /, *, queue: Name = paths.DEFAULT, where: Where = Where(), output: Output = "json") -> None:
+def dlq_show(
+    letter: Letter, /, *, queue: Name = paths.DEFAULT, where: Where = Where(), output: Output = "json"
+) -> None:
     """Show one dead letter with its entries, or why they cannot be shown."""
 
     async def work() -> dict[str, Any]:
@@ -199,7 +208,7 @@ def dlq_show(letter: str, /, *, queue: Name = paths.DEFAULT, where: Where = Wher
 
 @dlq.command(name="replay")
 def dlq_replay(
-    letter: str, /, *, reason: Reason, queue: Name = paths.DEFAULT, dry_run: DryRun = False, where: Where = Where()
+    letter: Letter, /, *, reason: Reason, queue: Name = paths.DEFAULT, dry_run: DryRun = False, where: Where = Where()
 ) -> None:
     """Enqueue a dead letter's data again, at the end of the queue, and close the letter."""
     _decide(where, queue, letter, reason, dry_run, "replay")
@@ -207,7 +216,7 @@ def dlq_replay(
 
 @dlq.command(name="discard")
 def dlq_discard(
-    letter: str, /, *, reason: Reason, queue: Name = paths.DEFAULT, dry_run: DryRun = False, where: Where = Where()
+    letter: Letter, /, *, reason: Reason, queue: Name = paths.DEFAULT, dry_run: DryRun = False, where: Where = Where()
 ) -> None:
     """Remove a dead letter and its data for good. What it was, and why it went, is kept."""
     _decide(where, queue, letter, reason, dry_run, "discard")

@@ -28,6 +28,7 @@ Tick = Annotated[str, Parameter(help="the tick")]
 Org = Annotated[str, Parameter(help="its org, where the id alone is not enough")]
 Project = Annotated[str, Parameter(help="its project, where the id alone is not enough")]
 Reason = Annotated[str, Parameter(help="why; kept with what was done")]
+Count = Annotated[int, Parameter(help="dead letters at most")]
 DryRun = Annotated[bool, Parameter(help="say what would happen, and do nothing", negative="")]
 
 
@@ -143,7 +144,7 @@ def audit(
 
 
 @dlq.command(name="list")
-def list_dead(*, count: int = 100, where: Where = Where(), output: Output = "table") -> None:
+def list_dead(*, count: Count = 100, where: Where = Where(), output: Output = "table") -> None:
     """List dead letters."""
     context = where.context("cli")
     letters = in_loop(lambda: _letters(context, count))
@@ -155,7 +156,7 @@ def redrive(
     *,
     reason: Reason,
     tick: Annotated[str, Parameter(help="only this tick's")] = "",
-    count: int = 100,
+    count: Count = 100,
     dry_run: DryRun = False,
     where: Where = Where(),
     output: Output = "table",

@@ -105,7 +105,7 @@ def outbox(*, where: Where = Where(), output: Output = "table") -> None:
 
 @app.command
 def discard(
-    tick: str,
+    tick: Annotated[str, Parameter(help="the tick's id")],
     *,
     reason: Annotated[str, Parameter(help="why")],
     dry_run: DryRun = False,
@@ -153,7 +153,15 @@ def list_projects(
 
 
 @app.command
-def show(tick: str, /, *, project: Project, org: Org = "", where: Where = Where(), output: Output = "yaml") -> None:
+def show(
+    tick: Annotated[str, Parameter(help="the tick's id")],
+    /,
+    *,
+    project: Project,
+    org: Org = "",
+    where: Where = Where(),
+    output: Output = "yaml",
+) -> None:
     """Show a tick's way from its parts to gold."""
     from lakebed.ticks.paths import tick_id
     from lakebed.views.ticks import view

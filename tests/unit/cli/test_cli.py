@@ -6,12 +6,15 @@ import json
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cyclopts import App
 
 from lakebed.cli import exits
-from lakebed.cli.main import COMMANDS, run
+from lakebed.cli.main import COMMANDS, app, run
 from lakebed.cli.output import emit
 from lakebed.parts import resolve
 
@@ -45,6 +48,37 @@ def test_the_root_imports_nothing_heavy() -> None:
 
     heavy = {"pyspark", "obstore", "fastapi", "boto3", "pandas", "pyarrow", "grpc", "deltalake"}
     assert set() == heavy & set(json.loads(listed))
+
+
+def leaves(of: App = app, path: tuple[str, ...] = ()) -> Iterator[tuple[str, App]]:
+    """Every command that can be run, with its words."""
+    for name in (each for each in of if not each.startswith("-")):
+        below = [each for each in of[name] if not each.startswith("-")]
+        yield from leaves(of[name], (*path, name)) if below else ((" ".join((*path, name)), of[name]),)
+
+
+def test_every_command_says_in_one_sentence_what_it_does() -> None:
+    """An order, not a description: a capital letter first, a full stop last, short enough to be read in a list."""
+    said = {name: (command.help or "").strip().split("\n\n")[0].replace("\n", " ") for name, command in leaves()}
+
+    first = {name: words.split(" ")[0] for name, words in said.items() if words}
+    assert {} == {name: words for name, words in said.items() if not words.endswith(".") or len(words) > 130}
+    assert set() == {name for name, word in first.items() if not word[:1].isupper() or word.endswith("s")}
+    assert said.keys() == first.keys()
+
+
+def test_every_word_that_a_command_takes_is_explained() -> None:
+    """No option and no argument without its line in --help."""
+    silent = {
+        name: [each.name for each in command.assemble_argument_collection(parse_docstring=True) if _is_silent(each)]
+        for name, command in leaves()
+    }
+
+    assert {} == {name: words for name, words in silent.items() if words}
+
+
+def _is_silent(argument: Any) -> bool:
+    return bool(argument.show) and not (argument.parameter.help or "").strip()
 
 
 @pytest.mark.parametrize("place", [place for place, _, _ in COMMANDS])
