@@ -196,17 +196,20 @@ class LogRoutes:
     async def _fence(self, request: Request) -> Response:
         tp = self._tp(request, "admin")
         reason = decode_json(await request.body(), Reason).reason
-        return json_answer(await self.broker.steward.fence(tp, reason=reason))
+        async with self._trail.record(request.state.principal.name, "log.fence", _subject(tp), reason):
+            return json_answer(await self.broker.steward.fence(tp, reason=reason))
 
     @operation("Take appends again")
     async def _unfence(self, request: Request) -> Response:
-        return json_answer(await self.broker.steward.unfence(self._tp(request, "admin")))
+        tp = self._tp(request, "admin")
+        async with self._trail.record(request.state.principal.name, "log.unfence", _subject(tp)):
+            return json_answer(await self.broker.steward.unfence(tp))
 
     @operation("Drop the records below an offset", body=Trim)
     async def _trim(self, request: Request) -> Response:
         tp = self._tp(request, "admin")
         before = decode_json(await request.body(), Trim).before_offset
-        subject = {"topic": tp.topic, "partition": str(tp.partition), "before": str(before)}
+        subject = _subject(tp) | {"before": str(before)}
         async with self._trail.record(request.state.principal.name, "log.trim", subject):
             after = await self.broker.steward.trim(tp, before)
         self.broker.cache.forget(tp)
@@ -226,7 +229,10 @@ class LogRoutes:
     async def _configure(self, request: Request) -> Response:
         topic = self._topic_of(request, "admin")
         config = decode_json(await request.body(), TopicConfig)
-        await self.broker.steward.configure(topic, config)
+        said = msgspec.json.encode(config).decode()
+        async with self._trail.record(request.state.principal.name, "log.configure", {"topic": topic}) as told:
+            await self.broker.steward.configure(topic, config)
+            told.detail = said
         return json_answer(config)
 
     def _check(self, principal: Principal, verb: str, asked: Sequence[tuple[TopicPartition, Chunk | None]]) -> None:
@@ -243,6 +249,10 @@ class LogRoutes:
 
     def _tp(self, request: Request, verb: str) -> TopicPartition:
         return topic_partition(self._topic_of(request, verb), request.path_params["partition"])
+
+
+def _subject(tp: TopicPartition) -> dict[str, str]:
+    return {"topic": tp.topic, "partition": str(tp.partition)}
 
 
 def _number(request: Request, name: str, otherwise: int) -> int:
