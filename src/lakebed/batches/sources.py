@@ -184,7 +184,10 @@ class Sources:
         if self._live.holds(manifest_id):
             return
         entry = await self._raw.entry(paths.by_time_of(manifest_id))
-        if entry is None or entry.last_time_unix_ns < from_ns or entry.first_time_unix_ns >= to_ns:
+        if entry is None:  # entries never go: this one is damaged, and nobody knows what the batch holds
+            reading.damaged += 1
+            return
+        if entry.last_time_unix_ns < from_ns or entry.first_time_unix_ns >= to_ns:
             return
         await self._take_blob(reading, take, entry.frame_sha256)
 
