@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from audit_yard import AuditYard
@@ -16,10 +18,13 @@ from batches_frames import START_NS, frame_of
 from lakebed.batches import paths
 from lakebed.feed import Limit
 from lakebed.frame.rollup import encode_rollup, rollup_schema
+from lakebed.parts import sections
 from lakebed.pipeline.audit.conserver import Dropped
 from lakebed.pipeline.audit.job import Auditor
 from lakebed.pipeline.audit.model import AuditRecord, Conserved
 from lakebed.pipeline.samples import Samples
+from lakebed.pipeline.upkeep import Upkeep
+from lakebed.settings import load
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
 from rollup_kit import make_roller
@@ -139,6 +144,44 @@ def rolled_up(yard: AuditYard, accepted: list[Any], rows: dict[str, tuple[int, f
     yard.overwrite(f"manifests/v1/{HOUR}/{generation}.json", json.dumps(manifest).encode())
     state = {"committed": 1, "settled_ns": 0, "windows_s": [60, 300], "abandoned": []}
     yard.overwrite("roller/v1/state.json", json.dumps(state).encode())
+
+
+def test_what_retention_removed_or_nobody_came_to_is_not_lost_and_what_was_passed_by_is_named(yard: AuditYard) -> None:
+    """Old rows are expired, late batches wait; a number that came twice hours apart is doubled in bronze too, and a
+    settled batch that no rollup covers is told with its key."""
+    day_s, hour_s = 86_400.0, 3_600.0
+    samples = Samples(yard.spark, yard.context)
+    steps = [  # each a commit of bronze, which remembers the numbers of the last ones only
+        [("old", 0, 100 * day_s), ("again", 0, 100 * day_s)],
+        [("again", 5, 10 * hour_s), ("twice", 0, 10 * hour_s)],
+        [("whole", 0, 5 * hour_s)],
+        [("whole", 10, 2.0)],
+        [("twice", 5, 1.0)],
+    ]
+    for step in steps:
+        for agent, first, ago_s in step:
+            yard.accept(frame_of(first, first + 9, agent=agent), ago_s=ago_s)
+        assert samples.step(Limit()) is not None
+    kept = load(sections(), flags={"bronze.retention_days": 30} | yard.settings.as_layer())
+    (removed,) = Upkeep(msgspec.structs.replace(yard.context, settings=kept), lambda: yard.spark).expire()
+    asyncio.run(make_roller(yard.store, yard.context.clock).run())
+    time.sleep(1.1)  # the store tells whole seconds: what comes now comes after bronze has looked
+    yard.accept(frame_of(0, 9, agent="late"), ago_s=50 * hour_s, noted=True)
+    passed = yard.accept(frame_of(0, 9, agent="passed"), ago_s=2 * hour_s)
+
+    record = yard.audit(verify=True)
+
+    entry = paths.accepted_by_time_key(passed.identity, passed.accepted_at_unix_ns)
+    assert {("unindexed", "rollup", entry)} == {(each.finding, each.kind, each.key) for each in record.findings}
+    told = rows_of(record)
+    assert {"again", "twice", "passed"} == set(told)
+    assert (named(told["passed"].lost), named(told["passed"].doubled)) == ({"rollup": 10}, {})
+    assert (named(told["twice"].lost), named(told["twice"].doubled)) == ({}, {"accepted": 5, "bronze": 5})
+    assert (named(told["again"].lost), named(told["again"].doubled)) == ({}, {"accepted": 5})
+    account = record.conservation
+    assert (20, 20, 10 + 10 + 5) == (removed.rows_removed, account.waiting, account.expired)
+    assert 1 == round((record.began_at_unix_ns - account.kept_since_unix_ns) / 1e9 / day_s / 30, 2)
+    assert account.stages["bronze"] + account.waiting + account.expired == account.stages["accepted"]
 
 
 FAULTS = {  # what rollups say of an agent whose 20 samples are 1 to 20, and what the audit must say of it

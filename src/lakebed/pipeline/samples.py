@@ -39,6 +39,7 @@ NAME, QUARANTINE = "batches/samples", "batches/quarantine"
 OPTIONS = {"settle_s": "0"}  # the overlap does what the pause does for others
 OVERLAP_S = 900.0  # as far as the reconciler looks back: lost events, clock skew, retries, crashes
 FOREVER = {"through_ns": 2**63 - 1}
+NEVER_NS = 1
 RACES_MAX = 30
 BYTES_PER_TASK = 8 * 1024 * 1024  # of frames
 TASKS_PER_CORE = 2
@@ -89,6 +90,7 @@ class Samples:
             number = state.applied.get(SOURCE, -1)
             known = self._known(state)
             offset = known[0].offset if known else asyncio.run(self._feed.begin())
+            looked_ns = self._context.clock.now_ns()
             planned, reached = asyncio.run(plan(offset, known, state, limit, bad))
             if not planned.works:
                 return None
@@ -100,7 +102,10 @@ class Samples:
                 continue  # the numbers of what cannot be read are not in the table: who else brings them is no double
             self.aside.put(problems)
             written = [file for one in told for file in one.files]
-            note = planning.note_of(reached, planning.unnumbered([work.piece for work in planned.works], bad))
+            if planned.cut or reached == offset:  # not everything was taken that this look showed
+                looked_ns = known[0].looked_ns if known else NEVER_NS
+            pieces = planning.unnumbered([work.piece for work in planned.works], bad)
+            note = planning.note_of(reached, pieces, looked_ns)
             try:
                 done = self.table.append_files(
                     written, Batch(SOURCE, number + 1, after=number), note=msgspec.json.encode(note).decode()

@@ -319,6 +319,20 @@ def of_rollups(rolled: DataFrame, covers: DataFrame, objects: DataFrame) -> Data
     return corrupt.unionByName(lacking)
 
 
+def of_state(state: DataFrame) -> DataFrame:
+    """The roller's state, which cannot be read: key, problem."""
+    unknown = ("cast(null as bigint) as size_bytes", "cast(null as bigint) as modified_ns")
+    return state.selectExpr("key", "problem", *unknown).selectExpr(*_plain("corrupt", "rollup", "problem"))
+
+
+def of_uncovered(batches: DataFrame) -> DataFrame:
+    """Accepted batches that rollups have passed by: a cold run finds them."""
+    told = "'settled, and in no generation of rollups: lakebed pipeline rollup --cold'"
+    key = f"concat('accepted-by-time/v1/', {keys.hour_of('at_ns')}, '/', manifest_id, '.json') as key"
+    unknown = ("cast(null as bigint) as size_bytes", "cast(null as bigint) as modified_ns")
+    return batches.selectExpr(key, *unknown).selectExpr(*_plain("unindexed", "rollup", told))
+
+
 def work(found: DataFrame) -> DataFrame:
     """What is to be done about the findings: a manifest is mended once, however much is wrong with it."""
     do = (

@@ -25,7 +25,7 @@ from lakebed.delta.model import TableSpec
 from lakebed.errors import Unavailable
 from lakebed.pipeline.audit import findings, keys, paths, reading
 from lakebed.pipeline.audit.conservation import prints
-from lakebed.pipeline.audit.conserver import Conserver, Dropped
+from lakebed.pipeline.audit.conserver import Conserver, Dropped, Rolled, as_listed, rolled
 from lakebed.pipeline.audit.model import (
     AUDIT_SCHEMA,
     FINDINGS_SHOWN,
@@ -63,6 +63,7 @@ class Auditor:
         self._grace_s = self._settings.grace_s
         self._bucket = context.settings.of(StoreSettings)
         self._held: list[DataFrame] = []
+        self._rolled = Rolled()
 
     def run(
         self,
@@ -83,10 +84,14 @@ class Auditor:
         What is wrong in the bucket is in the record; this raises only when the audit could not be made.
         """
         self._grace_s = self._settings.grace_s if grace_s is None else grace_s
+        # The roller's state first: whatever it says was committed is in a listing that begins later.
+        self._rolled = asyncio.run(rolled(self._context.store)) if verify else Rolled()
         taken = listing or list_bucket(self._spark, self._bucket, clock=self._context.clock)
         read = [Dataset("accepted/v1"), Dataset("raw-blobs/v1")]
         try:
             with lineage_of(self._context).job("audit", inputs=read) as run:
+                if listing is not None and verify:
+                    self._rolled = as_listed(self._rolled, taken.rows, self._through_ns(taken))
                 record = self._audit(taken, verify, round(horizon_s * 1e9), dropped)
                 run.wrote("tables/audit/findings", rows=sum(total.objects for total in record.totals))
                 return record
@@ -107,7 +112,15 @@ class Auditor:
         if verify:
             manifests = self._manifests(findings.identities(taken.rows, through_ns), findings.every)
             fingerprints = self._prints(taken.rows)
-            kept = conserver.run(manifests, fingerprints, taken.rows, through_ns, dropped)
+            kept = conserver.run(
+                manifests,
+                fingerprints,
+                taken.rows,
+                self._rolled,
+                judged_ns=through_ns,
+                grace_ns=round(self._grace_s * 1e9),
+                dropped=dropped,
+            )
             spoken = findings.speaking(manifests, taken.rows, findings.verified(fingerprints))
             hashes = findings.hashes(spoken)
         else:

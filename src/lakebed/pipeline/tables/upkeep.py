@@ -7,7 +7,7 @@ A reader at an older version keeps reading the files of that version; they go wh
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,7 +16,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from lakebed.delta.log import Commit, Raced
-from lakebed.delta.model import Committed, DataFile, Snapshot, TableSpec
+from lakebed.delta.model import Batch, Committed, DataFile, Snapshot, TableSpec
 from lakebed.errors import Invalid, Overloaded
 from lakebed.pipeline.tables import files, merge
 from lakebed.pipeline.tables.location import Location
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 RACES_MAX = 30
 FILE_BYTES = 64 * 1024 * 1024  # what joined files come to: large enough to scan, small enough for one task's memory
 ROWS_MAX = 2_000_000  # in one joined file, which a task holds whole
+RETENTION = "lakebed.retention"  # the application of removals: its number is the moment, in microseconds
 
 
 class Joined(msgspec.Struct, frozen=True):
@@ -113,8 +114,15 @@ def joining(spec: TableSpec, location: Location, schema: Any) -> Callable[[files
     return join
 
 
+def kept_since_us(state: Snapshot) -> int:
+    """The moment before which rows were removed from this table, in microseconds; 0: it has kept everything."""
+    return state.applied.get(RETENTION, 0)
+
+
 def remove_before(table: Table, column: str, moment: datetime) -> Committed:
+    """The removal's own commit says up to when: whoever compares tables must not take these rows for lost."""
     shown = files.shown(moment)
+    moment_us = (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
     for _ in range(RACES_MAX):
         state = table.snapshot()
         touched = [file for file in state.files if str(file.low.get(column, "")) < shown]
@@ -127,10 +135,12 @@ def remove_before(table: Table, column: str, moment: datetime) -> Committed:
         gone = sum(file.rows for file in touched) - sum(file.rows for file in written)
         if not gone:
             return Committed(state.version, repeated=True)
-        commit = Commit("DELETE", tuple(written), tuple(touched))
+        # What came late and is older than an earlier removal goes too; the mark never moves back.
+        mark = Batch(RETENTION, moment_us) if moment_us > kept_since_us(state) else None
+        commit = Commit("DELETE", tuple(written), tuple(touched), mark)
         result = Committed(0, files_added=len(written), files_removed=len(touched), rows_removed=gone)
         try:
-            return table.commit_on(state, commit, result, None)
+            return table.commit_on(state, commit, result, mark)
         except Raced:
             continue
     raise Overloaded(f"table {table.spec.name} changed under a delete {RACES_MAX} times")
