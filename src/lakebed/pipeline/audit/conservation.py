@@ -201,15 +201,15 @@ def compared(expected: DataFrame, found: DataFrame, blamed: DataFrame, expired: 
             F.max("blame").alias("blame"),
         )
     )
-    both = wanted.join(copies, number, how="full").filter("wanted is not null or blame").alias("n")
-    within = F.expr("n.agent_id = e.agent_id and n.boot_id = e.boot_id and n.seq between e.first and e.last")
-    gone = both.join(F.broadcast(expired.alias("e")), within, how="left_semi").select(*number, F.lit(1).alias("gone"))
-    both = both.join(gone.distinct(), number, how="left")
+    both = wanted.join(copies, number, how="full").filter("wanted is not null or blame")
+    ranges = expired.groupBy("agent_id", "boot_id").agg(F.collect_list(F.struct("first", "last")).alias("gone"))
+    both = both.join(F.broadcast(ranges), ["agent_id", "boot_id"], how="left")
+    removed = "exists(coalesce(gone, array()), r -> seq between r.first and r.last)"
     return both.selectExpr(
         "agent_id",
         "coalesce(hour, there) as hour",
-        "if(copies is null and gone is null, 1, 0) as bronze_lost",
-        "if(copies is null and gone is not null, 1, 0) as expired",
+        f"if(copies is null and not {removed}, 1, 0) as bronze_lost",
+        f"if(copies is null and {removed}, 1, 0) as expired",
         "if(wanted is not null, coalesce(copies, 1) - 1, 0) as bronze_doubled",
         "if(wanted is null, copies, if(copies is not null and size(array_except(hashes, wanted)) > 0, 1, 0))"
         " as bronze_changed",
