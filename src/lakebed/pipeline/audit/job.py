@@ -62,7 +62,6 @@ class Auditor:
         self._settings = context.settings.of(AuditSettings)
         self._grace_s = self._settings.grace_s
         self._bucket = context.settings.of(StoreSettings)
-        self._held: list[DataFrame] = []
         self._rolled = Rolled()
 
     def run(
@@ -98,9 +97,6 @@ class Auditor:
         except PySparkException as error:
             raise Unavailable(f"the audit was not completed: {cause(error)}") from error
         finally:
-            for frame in self._held:
-                frame.unpersist()
-            self._held.clear()
             if listing is None:
                 taken.close()
 
@@ -235,9 +231,10 @@ class Auditor:
         return Proof(through_ns, taken.source, accepted, quarantined, whole=left == 0)
 
     def _keep(self, frame: DataFrame) -> DataFrame:
-        held = frame.persist(StorageLevel.DISK_ONLY)
-        self._held.append(held)
-        return held
+        """The frame, computed now and kept on disk, cut off from how it was made: a plan over kept frames that carries
+        all their plans costs more to make than to run. Lost with an executor, it fails the audit, which says nothing
+        then."""
+        return frame.localCheckpoint(eager=True, storageLevel=StorageLevel.DISK_ONLY)
 
 
 def is_wrong(finding: str, kind: str) -> bool:
