@@ -86,12 +86,11 @@ class Coverage:
         found: tuple[Any, Any] = await self._cached(key, decode_index)
         return found
 
-    async def late(self, state: RollupState) -> tuple[list[str], int]:
-        """Manifest ids that came out of order: noted since the notes that were looked at, or set aside. With them the
-        time at which the newest of the notes was stored. Notes are others' too, so they are left where they are."""
-        found, newest_ms = [], 0
+    async def late(self, state: RollupState) -> tuple[list[str], bool]:
+        """Manifest ids that came out of order: noted since the notes that were looked at, or set aside; and whether
+        these are all. Notes are others' too, so they are left where they are."""
+        found = []
         async for info in self._store.list(paths.ROLLUP_WORK):
-            newest_ms = max(newest_ms, info.modified_ms)
             if info.modified_ms >= state.notes_ms:
                 found.append(info.key)
         async for info in self._store.list(paths.ROLLER_ASIDE):
@@ -102,7 +101,7 @@ class Coverage:
                 ids.add(paths.parse_by_time(key)[0])
             except Invalid:
                 continue  # not ours
-        return sorted(ids), newest_ms if len(found) <= LATE_MAX else 0
+        return sorted(ids), len(found) <= LATE_MAX
 
     async def waiting(self, covered: Covered, ids: Iterable[str]) -> list[str]:
         """Of batches that wait out of order, those that are in no generation yet."""

@@ -25,6 +25,7 @@ from lakebed.batches.coverage import Coverage, Covered
 from lakebed.batches.generations import Aside, Generation, Plan, RollupManifest, RollupState
 from lakebed.batches.model import read_record, write_record
 from lakebed.batches.raw import RawBatches
+from lakebed.batches.rollup_sweeper import RollupSweeper
 from lakebed.clock import Clock
 from lakebed.errors import AlreadyExists, Conflict, Invalid, LakebedError, Unavailable
 from lakebed.frame.rolling import check_windows
@@ -47,7 +48,8 @@ class Unreadable(msgspec.Struct, frozen=True):
 
 
 class RollupReport(msgspec.Struct):
-    """What one run did. `late` batches came out of order, `skipped` ones were covered already."""
+    """What one run did. `late` batches came out of order, `skipped` ones were covered already; `swept` are old notes
+    and chunks of abandoned generations."""
 
     generations: int = 0
     batches: int = 0
@@ -59,6 +61,7 @@ class RollupReport(msgspec.Struct):
     skipped: int = 0
     resumed: int = 0
     abandoned: int = 0
+    swept: int = 0
     unreadable: list[Unreadable] = []
     through_unix_ns: int = 0
 
@@ -83,6 +86,7 @@ class Roller:
         overlap_s: float,
         batches_max: int,
         lease_s: float,
+        sweep_after_s: float,
         owner: str,
         clock: Clock,
         ids: Ids,
@@ -93,6 +97,7 @@ class Roller:
         self._overlap_ns, self._batches_max, self._lease_s = round(overlap_s * 1e9), batches_max, lease_s
         self._raw = RawBatches(store, cache_bytes_max=0)
         self._coverage = Coverage(store, self._raw)
+        self._sweeper = RollupSweeper(store, after_s=sweep_after_s, clock=clock)
         self._lease = Lease(
             store, paths.ROLLER_LEASE, owner=owner, lease_s=lease_s, clock=clock, ids=ids, metrics=metrics
         )
@@ -175,6 +180,7 @@ class Roller:
         self._aside.set(len(report.unreadable))
         state = (await self.state.read()).value
         await self._sweep_plans(state)
+        await self._sweep(state, epoch, report)
         report.through_unix_ns = state.through_ns
         self._lag.set(max(0.0, (self._clock.now_ns() - report.through_unix_ns) / 1e9))
         return report
@@ -198,7 +204,8 @@ class Roller:
         now_ns = self._clock.now_ns()
         since_ns = 0 if cold else state.settled_ns
         # Notes first: a batch whose note is found later is looked for again by the next run.
-        noted, notes_ms = await self._coverage.late(state)
+        noted, whole = await self._coverage.late(state)
+        notes_ms = now_ns // 1_000_000 if whole else 0
         tail: list[str] = []
         async for _, manifest_id in self._raw.entries(since_ns or await self._raw.first_ns(now_ns), now_ns):
             if manifest_id in covered.ids:
@@ -262,6 +269,12 @@ class Roller:
         for each in good:
             if each.manifest_id in planned.late or planned.resumed is not None:
                 await self._store.delete(paths.aside_key(each.manifest_id))
+
+    async def _sweep(self, state: RollupState, epoch: int, report: RollupReport) -> None:
+        swept = await self._sweeper.sweep(state)
+        report.swept = swept.notes + swept.chunks
+        if swept.noted(state) != state:
+            await self._change(swept.noted, epoch)
 
     async def _sweep_plans(self, state: RollupState) -> None:
         """Removes plans whose numbers are decided; what is under way, whoever began it, has a later number."""

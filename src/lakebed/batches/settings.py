@@ -144,6 +144,13 @@ class RollupSettings(Section, frozen=True):
     )
     batches_max: Annotated[int, describe("batches rolled up together, in one generation of chunks")] = 10_000
     lease_s: Annotated[float, describe("how long the one who rolls up may be silent before another takes over")] = 60.0
+    sweep_after_s: Annotated[
+        float,
+        describe(
+            "age at which notes of late batches and chunks of abandoned generations go; readers that were away for"
+            " longer begin anew"
+        ),
+    ] = 30 * 86_400.0
 
     def check(self) -> None:
         check_windows(self.windows_s)
@@ -156,5 +163,9 @@ class RollupSettings(Section, frozen=True):
         for name in ("batches_max", "lease_s"):
             if getattr(self, name) < 1:
                 raise Contradiction(f"rollup.{name}", f"rollup.{name}", "must be at least 1")
+        if self.sweep_after_s < 2 * self.overlap_s:
+            raise Contradiction(
+                "rollup.sweep_after_s", "rollup.overlap_s", "notes would go before everybody has looked at them"
+            )
         if self.interval_s < 0:
             raise Contradiction("rollup.interval_s", "rollup.interval_s", "cannot be below zero")

@@ -24,6 +24,7 @@ from lakebed.metrics import Metrics
 from lakebed.store.lease import HeldByAnother
 from lakebed.store.memory import MemoryStore
 from rollup_kit import accept, ask, by_hand, frame, make_roller, make_sources, shown
+from store_dying import Died, Dying
 
 HOUR_NS = 1_760_000_400_000_000_000  # a full hour
 END_NS = HOUR_NS + 3 * 3600 * 10**9
@@ -327,34 +328,6 @@ async def test_the_index_leads_to_the_blobs_that_matter(manual_clock: ManualCloc
     assert 1 == len([key for key in counting.gets if key.startswith(paths.RAW_BLOBS)])
     assert [] == [key for key in counting.gets if key.startswith(paths.ACCEPTED_BY_TIME)]
     assert len(counting.gets) <= 5  # the state, an index chunk of each of two hours, the blob
-
-
-class Died(Exception):
-    pass
-
-
-class Dying:
-    """A store whose process ends before (odd points) or right behind (even ones) one of its calls."""
-
-    def __init__(self, store: Any, point: int) -> None:
-        self._store, self._point, self._calls, self.dead = store, point, 0, False
-
-    def list(self, *args: Any, **kwargs: Any) -> Any:
-        return self._store.list(*args, **kwargs)
-
-    def __getattr__(self, verb: str) -> Any:
-        async def call(*args: Any) -> Any:
-            before, self._calls = 2 * self._calls + 1, self._calls + 1
-            if before == self._point or self.dead:
-                self.dead = True
-                raise Died
-            result = await getattr(self._store, verb)(*args)
-            if before + 1 == self._point:
-                self.dead = True
-                raise Died
-            return result
-
-        return call
 
 
 class Counting:
