@@ -45,8 +45,7 @@ async def accept(store: Store, data: bytes, at_ns: int, *, indexed: bool = True,
 
 
 def make_roller(store: Store, clock: Clock, *, job: Job | None = None, owner: str = "roller", **more: Any) -> Roller:
-    told = {"windows_s": WINDOWS_S, "overlap_s": 900.0, "batches_max": 1000, "lease_s": 60.0}
-    told |= {"sweep_after_s": 30 * 86_400.0} | more
+    told = {"windows_s": WINDOWS_S, "overlap_s": 900.0, "batches_max": 1000, "lease_s": 60.0} | more
     return Roller(store, job or LocalJob(store), owner=owner, clock=clock, ids=Ids(), metrics=Metrics(), **told)
 
 

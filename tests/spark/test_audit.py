@@ -5,19 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 
+import msgspec
 import pytest
 from audit_yard import AuditYard, found
 from pyspark.sql import SparkSession
 
 from batches_frames import frame_of, submit
+from counting_proxy import CountingProxy
 from lakebed.batches import acceptance, paths
 from lakebed.batches.acceptor import write_blob
+from lakebed.clock import SystemClock
 from lakebed.delta.model import TableSpec
 from lakebed.frame.model import Identity
+from lakebed.ids import Ids
+from lakebed.metrics import Metrics
 from lakebed.pipeline.audit import keys
 from lakebed.pipeline.audit.shelf import last_audit
 from lakebed.pipeline.tables.location import Location
 from lakebed.pipeline.tables.table import Table
+from lakebed.store.connect import connect
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
 
@@ -73,14 +79,56 @@ LISTED = "key string, size_bytes bigint, modified_ns bigint, is_latest boolean, 
 
 
 def test_a_sound_bucket_has_no_findings_and_nothing_of_it_is_read(yard: AuditYard) -> None:
-    """The listing alone says so: no manifest and no blob is fetched."""
-    yard.fleet()
+    """Counted on the wire: a quick audit fetches no object of a batch, and then exactly the manifests in doubt."""
+    fleet = yard.fleet()
+    with CountingProxy(yard.settings.endpoint.removeprefix("http://")) as proxy:
+        settings = msgspec.structs.replace(yard.settings, endpoint=proxy.endpoint)
+        watched = AuditYard(yard.spark, connected(settings), settings)
 
-    record = yard.audit()
+        record = watched.audit()
+        sound = proxy.gets()
+        yard.delete(paths.accepted_by_blob_key(fleet[2].frame_sha256, fleet[2].identity))
+        doubtful = watched.audit()
+        fetched = proxy.gets()[len(sound) :]
 
     assert (record.ok, record.totals, record.work) == (True, (), ())
     assert (record.proof.accepted, record.proof.whole) == (6, True)
-    assert record == asyncio.run(last_audit(yard.context))
+    assert any(method == "GET" and "list-type=2" in path for method, path in proxy.seen)  # it did look
+    own = f"{settings.url.removeprefix('s3://')}/{settings.prefix}/"
+    assert {key.removeprefix(own).split("/")[0] for key in sound} <= {"audit", "tables"}
+    assert not doubtful.ok
+    assert [paths.accepted_key(fleet[2].identity)] == [
+        key.removeprefix(own) for key in fetched if key.removeprefix(own).split("/")[0] not in ("audit", "tables")
+    ]
+    assert doubtful == asyncio.run(last_audit(yard.context))
+
+
+def connected(settings: StoreSettings) -> Store:
+    return connect(settings, clock=SystemClock(), ids=Ids(), metrics=Metrics())
+
+
+def test_a_reverse_reference_that_lies_is_told_with_its_key(yard: AuditYard) -> None:
+    """It names another manifest's blob, or a hash that nobody has: the full audit reads the manifest, believes it, and
+    misses the true reference; the reconciler mends it."""
+    first, second, third = yard.fleet(agents=1, batches=3)
+    lies = {}
+    for batch, sha256 in ((first, second.frame_sha256), (third, "ab" * 32)):
+        true = paths.accepted_by_blob_key(batch.frame_sha256, batch.identity)
+        lies[true] = paths.accepted_by_blob_key(sha256, batch.identity)
+        yard.overwrite(lies[true], yard.read(true))
+        yard.delete(true)
+
+    record = yard.audit(verify=True)
+    asyncio.run(yard.mender().mend())
+    after = yard.audit(verify=True)
+
+    assert {("orphaned", "accepted_by_blob", lie) for lie in lies.values()} | {
+        ("unindexed", "accepted_by_blob", true) for true in lies
+    } == found(record)
+    assert not record.ok
+    assert {"its manifest refers to another blob"} == {e.reason for e in record.findings if e.finding == "orphaned"}
+    assert after.ok
+    assert set(lies.values()) == {each.key for each in after.findings}  # what is orphaned waits, and harms nobody
 
 
 def test_every_kind_of_damage_is_named_with_its_key_and_size(yard: AuditYard, spark: SparkSession) -> None:
@@ -262,8 +310,6 @@ def test_what_is_younger_than_the_grace_is_not_judged(yard: AuditYard) -> None:
     """A collector between its manifest and its index entries is not damage."""
     yard.accept(frame_of(), derived=())
     flags = {"audit.grace_s": 3600.0} | yard.settings.as_layer()
-    import msgspec
-
     from lakebed.parts import sections
     from lakebed.pipeline.audit.job import Auditor
     from lakebed.settings import load

@@ -25,7 +25,7 @@ from lakebed.batches.coverage import Coverage, Covered
 from lakebed.batches.generations import Aside, Generation, Plan, RollupManifest, RollupState
 from lakebed.batches.model import read_record, write_record
 from lakebed.batches.raw import RawBatches
-from lakebed.batches.rollup_sweeper import RollupSweeper
+from lakebed.batches.rollup_sweeper import AFTER_S, RollupSweeper
 from lakebed.clock import Clock
 from lakebed.errors import AlreadyExists, Conflict, Invalid, LakebedError, Unavailable
 from lakebed.frame.rolling import check_windows
@@ -86,11 +86,11 @@ class Roller:
         overlap_s: float,
         batches_max: int,
         lease_s: float,
-        sweep_after_s: float,
         owner: str,
         clock: Clock,
         ids: Ids,
         metrics: Metrics,
+        sweep_after_s: float = AFTER_S,
     ) -> None:
         self._store, self._job, self._clock = store, job, clock
         self._windows_s = check_windows(windows_s)

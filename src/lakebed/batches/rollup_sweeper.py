@@ -18,6 +18,7 @@ from lakebed.errors import Invalid
 from lakebed.store.model import ObjectInfo
 from lakebed.store.protocol import Store
 
+AFTER_S = 30 * 86_400.0
 SWEPT_MAX = 10_000  # objects of one sweep; what is left is for the next
 EVERY_NS = 86_400_000_000_000  # between two looks at all chunks, while some of an abandoned number may be left
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from lakebed.batches.acceptance import LATE_NS
+from lakebed.batches.rollup_sweeper import AFTER_S
 from lakebed.frame.model import Limits
 from lakebed.frame.rolling import check_windows
 from lakebed.settings import Contradiction, Secret, Section, describe
@@ -150,7 +151,7 @@ class RollupSettings(Section, frozen=True):
             "age at which notes of late batches and chunks of abandoned generations go; readers that were away for"
             " longer begin anew"
         ),
-    ] = 30 * 86_400.0
+    ] = AFTER_S
 
     def check(self) -> None:
         check_windows(self.windows_s)

@@ -86,7 +86,6 @@ async def _roll(context: Context, samples: int, now_ns: int) -> float:
         windows_s=settings.windows_s,
         overlap_s=settings.overlap_s,
         batches_max=settings.batches_max,
-        sweep_after_s=settings.sweep_after_s,
         lease_s=settings.lease_s,
         owner=context.node,
         clock=ManualClock(now_ns),
