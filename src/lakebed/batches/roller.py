@@ -15,7 +15,7 @@ number is abandoned and its chunks never count.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -27,7 +27,7 @@ from lakebed.batches.model import read_record, write_record
 from lakebed.batches.raw import RawBatches
 from lakebed.batches.rollup_sweeper import AFTER_S, RollupSweeper
 from lakebed.clock import Clock
-from lakebed.errors import AlreadyExists, Conflict, Invalid, LakebedError, Unavailable
+from lakebed.errors import AlreadyExists, Conflict, Corrupt, Invalid, LakebedError, NotFound, Unavailable
 from lakebed.frame.rolling import check_windows
 from lakebed.frame.work import Input, Job, StoredChunk, Told
 from lakebed.ids import Ids
@@ -72,6 +72,7 @@ class _Planned(msgspec.Struct, frozen=True):
     notes_ms: int = 0
     late: frozenset[str] = frozenset()
     done: tuple[str, ...] = ()  # what came out of order and is covered already
+    unsure: tuple[Told, ...] = ()  # nobody can tell whether these are covered
     resumed: Generation | None = None
     more: bool = False
 
@@ -169,8 +170,12 @@ class Roller:
         for _ in range(GENERATIONS_MAX):
             state, abandoned = await self._now(), report.abandoned
             planned = await self._plan(state, cold, aside, report)
+            await self._set_aside(planned.unsure, report)
+            aside |= {each.manifest_id for each in planned.unsure}
             if planned.covers:
                 aside |= await self._one(state, planned, epoch, report)
+            elif planned.resumed is not None:
+                await self._abandon(epoch, report)
             else:
                 await self._change(lambda at, by=planned: self._advanced(at, by), epoch)  # type: ignore[misc]
             for manifest_id in planned.done:
@@ -196,11 +201,18 @@ class Roller:
 
     async def _plan(self, state: RollupState, cold: bool, aside: set[str], report: RollupReport) -> _Planned:
         if state.pending is not None:
-            plan = read_record(await self._store.get(paths.plan_key(state.pending.id)), Plan)
+            key = paths.plan_key(state.pending.id)
+            try:
+                plan = read_record(await self._store.get(key), Plan)
+            except (Corrupt, NotFound) as error:  # nobody knows what was begun: it is abandoned
+                self._tell(report, [Unreadable(key, error.message)])
+                return _Planned((), state.through_ns, resumed=state.pending)
             return _Planned(plan.covers, state.through_ns, resumed=state.pending)
         covered = await self._coverage.covered(state)
         if cold:
-            covered = Covered(state, covered.ids | await self._all_covered(state))
+            covered = await self._all_covered(covered)
+        unsure: dict[str, Corrupt] = {}
+        self._tell(report, [Unreadable(str(each.detail.get("key")), each.message) for each in covered.damaged])
         now_ns = self._clock.now_ns()
         since_ns = 0 if cold else state.settled_ns
         # Notes first: a batch whose note is found later is looked for again by the next run.
@@ -208,26 +220,38 @@ class Roller:
         notes_ms = now_ns // 1_000_000 if whole else 0
         tail: list[str] = []
         async for _, manifest_id in self._raw.entries(since_ns or await self._raw.first_ns(now_ns), now_ns):
-            if manifest_id in covered.ids:
-                report.skipped += 1
-            elif manifest_id not in aside:  # what was set aside in this run is not tried again in it
+            if manifest_id in aside or manifest_id in unsure:
+                continue  # what was set aside in this run is not tried again in it
+            if await self._coverage.waiting(covered, [manifest_id], unsure):
                 tail.append(manifest_id)
+            elif manifest_id not in unsure:
+                report.skipped += 1
             if len(tail) > self._batches_max:
                 break
         more, taken = len(tail) > self._batches_max, tail[: self._batches_max]
         through_ns = paths.parse_by_time(taken[-1])[1] if more else now_ns
-        waiting = await self._coverage.waiting(covered, noted)
+        waiting = await self._coverage.waiting(covered, set(noted) - unsure.keys() - aside, unsure)
         late = frozenset(waiting) - aside - set(tail)
-        done = tuple(sorted(set(noted) - set(waiting)))
-        return _Planned(tuple(sorted({*taken, *late})), through_ns, notes_ms, late=late, done=done, more=more)
+        done = tuple(sorted(set(noted) - set(waiting) - unsure.keys() - aside))
+        told = tuple(
+            Told(0, manifest_id, str(error.detail.get("key")), problem=f"corrupt: {error.message}")
+            for manifest_id, error in unsure.items()
+        )
+        covers = tuple(sorted({*taken, *late}))
+        return _Planned(covers, through_ns, notes_ms, late=late, done=done, unsure=told, more=more)
 
-    async def _all_covered(self, state: RollupState) -> set[str]:
-        found: set[str] = set()
+    async def _all_covered(self, recent: Covered) -> Covered:
+        """The same with what every manifest there is says; those that cannot be read are told."""
+        state, found, damaged = recent.state, set(recent.ids), list(recent.damaged)
         async for info in self._store.list(paths.MANIFESTS):
-            manifest = read_record(await self._store.get(info.key), RollupManifest)
-            if state.counts(manifest.generation.sequence):
-                found.update(manifest.covers)
-        return found
+            try:
+                if state.counts(paths.sequence_of(info.key)):
+                    found.update(read_record(await self._store.get(info.key), RollupManifest).covers)
+            except Corrupt as error:
+                damaged.append(error)
+            except Invalid:
+                continue  # not ours
+        return Covered(state, frozenset(found), tuple(damaged))
 
     async def _one(self, state: RollupState, planned: _Planned, epoch: int, report: RollupReport) -> set[str]:
         """One generation, from reading to its commit; or none under way, when it cannot be finished as it was begun.
@@ -282,13 +306,17 @@ class Roller:
             if info.key.rsplit("/", 1)[-1] < f"{state.committed + 1:0{paths.GENERATION_DIGITS}d}":
                 await self._store.delete(info.key)
 
-    async def _set_aside(self, bad: list[Told], report: RollupReport) -> None:
+    async def _set_aside(self, bad: Sequence[Told], report: RollupReport) -> None:
         """Notes what could not be read, so that a mended batch is rolled up and a query knows what is missing."""
         for each in bad:
             note = Aside("lightmetrics.rollup_aside.v1", each.manifest_id, each.key, each.problem)
             with suppress(AlreadyExists):  # noted with another problem
                 await self._store.create(paths.aside_key(each.manifest_id), write_record(note))
-            report.unreadable = [*report.unreadable, Unreadable(each.key, each.problem)]
+            self._tell(report, [Unreadable(each.key, each.problem)])
+
+    def _tell(self, report: RollupReport, bad: list[Unreadable]) -> None:
+        known = {each.key for each in report.unreadable}
+        report.unreadable = [*report.unreadable, *({each.key: each for each in bad if each.key not in known}.values())]
 
     async def _abandon(self, epoch: int, report: RollupReport) -> None:
         report.abandoned += 1

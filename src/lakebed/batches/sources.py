@@ -93,6 +93,7 @@ class Sources:
     async def uncovered(self, take: Take, covered: Covered, from_ns: int, to_ns: int, through_ns: int) -> Reading:
         """Offers every batch that is in no rollup of this snapshot, and may hold samples of the range."""
         reading = self._begin()
+        reading.damaged_chunks += len(covered.damaged)
         tail, full = await self._tail(covered, from_ns, through_ns, 0)
         waiting = set(tail)
         for manifest_id, batch in self._live.accepted():
@@ -146,7 +147,7 @@ class Sources:
         room = self._batches_max - taken
         if since_ns <= through_ns:
             async for _, manifest_id in self._raw.entries(since_ns, through_ns):
-                if manifest_id in covered.ids:
+                if await self.coverage.holds(covered, manifest_id):
                     continue
                 if not self._live.holds(manifest_id):
                     room -= 1

@@ -23,7 +23,7 @@ from lakebed.ids import Ids
 from lakebed.metrics import Metrics
 from lakebed.store.lease import HeldByAnother
 from lakebed.store.memory import MemoryStore
-from rollup_kit import accept, ask, by_hand, frame, make_roller, make_sources, shown
+from rollup_kit import Failing, accept, ask, by_hand, frame, make_roller, make_sources, shown
 from store_dying import Died, Dying
 
 HOUR_NS = 1_760_000_400_000_000_000  # a full hour
@@ -356,11 +356,3 @@ class Pausing(LocalJob):
         self.reached.set()
         await self.go.wait()
         return await super().write(generation_id)
-
-
-class Failing(LocalJob):
-    """An engine that ends right behind its last chunk."""
-
-    async def write(self, generation_id: str) -> list[StoredChunk]:
-        await super().write(generation_id)
-        raise LakebedError("the engine ended")

@@ -12,22 +12,13 @@ from lakebed.batches.rollup_sweeper import EVERY_NS
 from lakebed.clock import ManualClock
 from lakebed.errors import LakebedError
 from lakebed.frame.model import Sample
-from lakebed.frame.work import StoredChunk
 from lakebed.store.memory import MemoryStore
-from rollup_kit import accept, ask, by_hand, frame, make_roller, shown
+from rollup_kit import Failing, accept, ask, by_hand, frame, make_roller, shown
 from store_dying import Died, Dying
 
 HOUR_NS = 1_760_000_400_000_000_000
 NOW_NS = HOUR_NS + 2 * 3600 * 10**9
 DAY_S = 86_400.0
-
-
-class Failing(LocalJob):
-    """An engine that ends right behind its last chunk."""
-
-    async def write(self, generation_id: str) -> list[StoredChunk]:
-        await super().write(generation_id)
-        raise LakebedError("the engine ended")
 
 
 def some(agent: int) -> list[Sample]:
