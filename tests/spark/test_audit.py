@@ -10,9 +10,10 @@ import pytest
 from audit_yard import AuditYard, found
 from pyspark.sql import SparkSession
 
+from bad_batches import BLOBS, spoil
 from batches_frames import frame_of, submit
 from counting_proxy import CountingProxy
-from lakebed.batches import acceptance, paths
+from lakebed.batches import paths
 from lakebed.batches.acceptor import write_blob
 from lakebed.clock import SystemClock
 from lakebed.delta.model import TableSpec
@@ -258,52 +259,30 @@ def test_without_the_work_done_no_candidate_is_deleted(yard: AuditYard) -> None:
 
 
 def test_what_cannot_be_read_is_set_aside_with_its_key_and_the_rest_is_audited(yard: AuditYard) -> None:
-    """Other bytes, half-written ones, a later format, in blobs and in manifests: the job goes on, the audit fails."""
-    good, hashed, cut, torn, later = yard.fleet(agents=1, batches=5)
-    frame = yard.read(hashed.raw_blob_key)
-    yard.overwrite(hashed.raw_blob_key, frame[:-1] + bytes([frame[-1] ^ 1]))
-    yard.overwrite(cut.raw_blob_key, yard.read(cut.raw_blob_key)[:-7])
-    version = bytearray(frame_of(500, 509))
-    version[9] = 99
-    blob_to_come = later_accepted(yard, bytes(version))
+    """Missing, other bytes, half-written, a later format, in blobs and in manifests: the job goes on, the audit fails.
+    What the roller's state says is unknown, when that cannot be read, and told."""
+    good, torn, later, *rest = yard.fleet(agents=1, batches=3 + len(BLOBS))
+    bad = {how: asyncio.run(spoil(yard.store, batch, how)) for how, batch in zip(BLOBS, rest, strict=True)}
     yard.overwrite(paths.accepted_key(torn.identity), b'{"schema": "lightmetrics.accepted_batch.v1", "agent_id"')
     to_come = json.dumps({"schema": "lightmetrics.accepted_batch.v2", "who": "x"}).encode()
     yard.overwrite(paths.accepted_key(later.identity), to_come)
+    yard.overwrite(paths.ROLLER_STATE, b'{"committed": ')
 
     record = yard.audit(verify=True)
 
     says = {each.key: each.reason for each in record.findings if each.finding == "corrupt"}
-    assert {
-        hashed.raw_blob_key: "another hash",
-        cut.raw_blob_key: "another hash",
-        blob_to_come: "not known here",
+    wanted = {batch.raw_blob_key: BLOBS[how] for how, batch in bad.items() if how != "missing"} | {
         paths.accepted_key(torn.identity): "does not decode",
         paths.accepted_key(later.identity): "v2' is not known here",
-    }.keys() == says.keys()
-    assert "another hash" in says[hashed.raw_blob_key]
-    assert "not known here" in says[blob_to_come]
-    assert "does not decode" in says[paths.accepted_key(torn.identity)]
-    assert "v2' is not known here" in says[paths.accepted_key(later.identity)]
+        paths.ROLLER_STATE: "does not decode",
+    }
+    assert wanted.keys() == says.keys()
+    for key, words in wanted.items():
+        assert words in says[key]
+    assert ("missing", "raw_blob", bad["missing"].raw_blob_key) in found(record)
     assert not record.ok
     # What an unreadable manifest refers to is unknown: its blob is no orphan.
     assert not {good.raw_blob_key, torn.raw_blob_key, later.raw_blob_key} & {each.key for each in record.findings}
-
-
-def later_accepted(yard: AuditYard, frame: bytes) -> str:
-    """A batch that a newer collector accepted: its manifest is today's, its frame is not."""
-    import hashlib
-
-    from lakebed.batches.model import write_record
-
-    sha256, identity = hashlib.sha256(frame).hexdigest(), Identity("agent-a", "boot-1", 500, 509)
-    made = acceptance.manifest_of(
-        identity, sha256, len(frame), at_ns=yard.context.clock.now_ns(), collector_id="c", attempt_id="a"
-    )
-    for key, data in ((paths.blob_key(sha256), frame), (paths.accepted_key(identity), write_record(made))):
-        yard.overwrite(key, data)
-    for write in (acceptance.by_blob(made), acceptance.blob_seen(sha256, made.accepted_at_unix_ns)):
-        yard.overwrite(write.key, write.data)
-    return paths.blob_key(sha256)
 
 
 def test_what_is_younger_than_the_grace_is_not_judged(yard: AuditYard) -> None:

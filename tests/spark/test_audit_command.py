@@ -27,19 +27,24 @@ def test_the_command_names_what_is_wrong_and_exits_non_zero(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A gap in an agent's numbers: JSON has it as a number, people read it as words, and the code is 1 each time."""
+    """0 while all agrees. A gap in an agent's numbers and a blob of other bytes: JSON has the number and the key,
+    people read them as words, and the code is 1 each time."""
     for key, value in (bucket_settings.as_layer() | spark_settings.as_layer() | {"audit.grace_s": 0}).items():
         monkeypatch.setenv(env_name(key), str(value).lower() if isinstance(value, bool) else str(value))
     yard = AuditYard(spark, bucket, bucket_settings)
-    for first in (0, 20):
-        yard.accept(frame_of(first, first + 9, agent="gappy"))
+    yard.accept(frame_of(0, 9, agent="gappy"))
+    sound = run(["audit", "--quick", "-o", "json"])
+    assert json.loads(capsys.readouterr().out)["ok"] is True
+    bad = yard.accept(frame_of(20, 29, agent="gappy"))
+    yard.overwrite(bad.raw_blob_key, b"x" * 200)
 
     made = run(["audit", "-o", "json"])
     record = json.loads(capsys.readouterr().out)
     again = run(["audit", "--last"])
     words = capsys.readouterr().err
 
-    assert (made, again) == (exits.FAILED, exits.FAILED)
+    assert (sound, made, again) == (exits.OK, exits.FAILED, exits.FAILED)
     assert record["conservation"]["lost"]["accepted"] == 10
     assert record["ok"] is False
+    assert f"corrupt raw_blob: {bad.raw_blob_key} (holds bytes with another hash" in words
     assert "10 lost at accepted" in words

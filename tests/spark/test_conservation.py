@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from batches_frames import START_NS, frame_of
 from lakebed.batches import paths
 from lakebed.feed import Limit
+from lakebed.frame.index import batch_schema, encode_index, series_schema
 from lakebed.frame.rollup import encode_rollup, rollup_schema
 from lakebed.parts import sections
 from lakebed.pipeline.audit.conserver import Dropped
@@ -137,9 +138,10 @@ def rolled_up(yard: AuditYard, accepted: list[Any], rows: dict[str, tuple[int, f
     chunk = encode_rollup(pa.Table.from_arrays(arrays, schema=schema))
     generation = f"{1:012d}-{'0' * 32}"
     chunks = [{"key": f"rollup/v1/window=60s/{HOUR}/metric=cpu/{generation}-000.lmrollup.zst", "size": len(chunk)}]
-    index = [{"key": f"index/v1/{HOUR}/{generation}-000.lmindex.zst", "size": 3}]
+    listed = encode_index(batch_schema().empty_table(), series_schema().empty_table())
+    index = [{"key": f"index/v1/{HOUR}/{generation}-000.lmindex.zst", "size": len(listed)}]
     yard.overwrite(str(chunks[0]["key"]), chunk)
-    yard.overwrite(str(index[0]["key"]), b"idx")
+    yard.overwrite(str(index[0]["key"]), listed)
     manifest = {"schema": "lightmetrics.rollup_manifest.v1", "covers": ids, "chunks": chunks, "index": index}
     yard.overwrite(f"manifests/v1/{HOUR}/{generation}.json", json.dumps(manifest).encode())
     state = {"committed": 1, "settled_ns": 0, "windows_s": [60, 300], "abandoned": []}
@@ -209,17 +211,25 @@ def test_rollups_are_held_against_what_they_cover(yard: AuditYard) -> None:
     assert record.totals == ()
 
 
-def test_a_rollup_chunk_that_cannot_be_read_is_told_with_its_key(yard: AuditYard) -> None:
-    """It is set aside as corrupt; its samples are lost to rollups, and the rest is compared."""
+def test_what_cannot_be_read_of_rollups_is_told_with_its_key(yard: AuditYard) -> None:
+    """Chunks of every window and of the index, half-written, missing or of other bytes, and a manifest to come: they
+    are told, the samples are lost to rollups, and the rest is compared."""
     batches = [yard.accept(frame_of(n * 10, n * 10 + 9, agent="a")) for n in range(2)]
     rolled_up(yard, batches, {"a": (20, 210.0, 20.0)})
     (key,), (index,) = yard.keys("rollup/v1/"), yard.keys("index/v1/")
+    wide = key.replace("window=60s", "window=300s")
+    spare = index.replace("-000.", "-001.")
+    to_come = f"manifests/v1/{HOUR}/{1:012d}-{'f' * 32}.json"
+    yard.overwrite(wide, yard.read(key)[:-1] + b"?")
+    yard.overwrite(spare, b"half of an ind")
     yard.overwrite(key, yard.read(key)[:-9])
+    yard.overwrite(to_come, b'{"schema": "lightmetrics.rollup_manifest.v2", "covers": []}')
     yard.delete(index)
 
     record = yard.audit(verify=True)
 
-    assert {("corrupt", "rollup", key), ("corrupt", "rollup_chunk", key), ("missing", "index_chunk", index)} == {
+    bad = {("corrupt", "rollup", each) for each in (key, wide, spare, to_come)}
+    assert bad | {("corrupt", "rollup_chunk", key), ("missing", "index_chunk", index)} == {
         (each.finding, each.kind, each.key) for each in record.findings
     }
     assert named(record.conservation.lost) == {"rollup": 20}

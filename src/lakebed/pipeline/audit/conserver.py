@@ -191,12 +191,17 @@ class Conserver:
         made = objects.filter(F.col("key").startswith("manifests/v1/") & counts).select("key").repartition(TASKS)
         rolled = self._keep(chunks.mapInArrow(reading.reading_rollups(self._bucket), reading.ROLLUPS))
         covers = self._keep(made.mapInArrow(reading.reading_covers(self._bucket), reading.COVERS))
+        others = F.col("key").startswith("index/v1/") | (
+            F.col("key").startswith("rollup/v1/") & ~F.col("key").startswith(window)
+        )
+        asked_of = objects.filter(others & counts).select("key").repartition(TASKS)
+        bad = asked_of.mapInArrow(reading.reading_chunks(self._bucket), reading.CHUNKS)
         # Notes that the roller has looked at were taken; what is set aside is tried again by every run.
         fresh = F.col("key").startswith("rollup-work/v1/") & (F.col("modified_ns") >= F.lit(state.notes_ms * 1_000_000))
         asked = objects.filter(fresh | F.col("key").startswith("roller/v1/aside/")).select(
             F.regexp_extract("key", r"([^/]+)\.json$", 1).alias("manifest_id")
         )
-        self.findings = findings.of_rollups(rolled, covers, objects)
+        self.findings = findings.of_rollups(rolled, covers, bad, objects)
         covered = covers.filter("what = 'batch'").selectExpr("name as manifest_id")
         due = sums.due_in_rollups(good, covered, asked, state.settled_ns)
         self._uncovered = lambda: findings.of_uncovered(sums.uncovered(good, covered, asked, state.settled_ns))

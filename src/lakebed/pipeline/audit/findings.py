@@ -295,14 +295,14 @@ def verified(prints: DataFrame) -> DataFrame:
     return prints.groupBy("sha256").agg(*said)
 
 
-def of_rollups(rolled: DataFrame, covers: DataFrame, objects: DataFrame) -> DataFrame:
+def of_rollups(rolled: DataFrame, covers: DataFrame, others: DataFrame, objects: DataFrame) -> DataFrame:
     """Chunks and manifests of rollups that cannot be read, and chunks of rollups and of the index that are missing."""
     unknown = ("cast(null as bigint) as size_bytes", "cast(null as bigint) as modified_ns")
     bad = [
         frame.filter(f"problem is not null and problem != '{GONE}'").selectExpr("key", "problem", *unknown)
-        for frame in (rolled, covers)
+        for frame in (rolled, covers, others)
     ]
-    corrupt = bad[0].unionByName(bad[1]).selectExpr(*_plain("corrupt", "rollup", "problem"))
+    corrupt = reduce(DataFrame.unionByName, bad).selectExpr(*_plain("corrupt", "rollup", "problem"))
     chunks = covers.filter("what in ('rollup', 'index')").selectExpr("name as chunk", "what", "key", "size_bytes")
     there = objects.selectExpr("key as chunk", "size_bytes as stored_bytes", "modified_ns")
     held = chunks.join(there, "chunk", how="left")
