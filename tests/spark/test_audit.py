@@ -243,6 +243,8 @@ def test_candidates_of_garbage_come_with_the_proof_and_are_judged_again(yard: Au
 
     assert {"delete": 1, "keep": 1} == report.counts
     assert {accepted.raw_blob_key, slow.blob_key} == yard.keys(paths.RAW_BLOBS)
+    after = yard.audit(verify=True)
+    assert (after.ok, after.conservation.stages) == (True, {"sent": 20, "accepted": 20})  # what was swept is no loss
 
 
 def test_without_the_work_done_no_candidate_is_deleted(yard: AuditYard) -> None:

@@ -109,28 +109,17 @@ class Coverage:
                 continue  # not ours
         return sorted(ids), len(found) <= LATE_MAX
 
-    async def waiting(
-        self, covered: Covered, ids: Iterable[str], unsure: dict[str, Corrupt] | None = None
-    ) -> list[str]:
-        """Of batches that wait out of order, those that are in no generation yet.
-
-        Those of which it cannot be told go into `unsure`; without it, raises Corrupt.
-        """
+    async def waiting(self, covered: Covered, ids: Iterable[str], unsure: dict[str, Corrupt]) -> list[str]:
+        """Of these batches, those that are in no generation yet. Those of which it cannot be told go into `unsure`."""
         found = []
         for manifest_id in ids:
             try:
-                if not await self.holds(covered, manifest_id):
+                known = covered.holds(manifest_id)
+                if not (await self.indexed(covered, manifest_id) if known is None else known):
                     found.append(manifest_id)
             except Corrupt as error:
-                if unsure is None:
-                    raise
                 unsure[manifest_id] = error
         return found
-
-    async def holds(self, covered: Covered, manifest_id: str) -> bool:
-        """Whether this batch is rolled up. Raises Corrupt when that cannot be told."""
-        known = covered.holds(manifest_id)
-        return await self.indexed(covered, manifest_id) if known is None else known
 
     async def indexed(self, covered: Covered, manifest_id: str) -> bool:
         """Whether an index chunk lists this batch, in the hour of its first sample: exact, for any age."""

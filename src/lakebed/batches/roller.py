@@ -195,7 +195,8 @@ class Roller:
         if state.windows_s and self._windows_s != state.windows_s:
             raise Invalid(
                 f"windows of {list(self._windows_s)} s, but rollups were begun with {list(state.windows_s)} s",
-                hint="a window that older rollups do not have cannot be added to them: set rollup.windows_s back",
+                hint="older rollups do not have other windows: set rollup.windows_s back, or make rollups anew "
+                "(docs/parts/rollups.md)",
             )
         return state
 

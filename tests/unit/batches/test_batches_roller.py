@@ -284,13 +284,23 @@ async def test_a_cold_run_finds_what_the_steady_one_has_passed(manual_clock: Man
 
 
 async def test_windows_are_fixed_by_the_first_run(manual_clock: ManualClock) -> None:
-    """A window that older rollups do not have is refused, with what to do."""
+    """A window that older rollups do not have is refused, with what to do: rollups are derived, and made anew."""
     store = MemoryStore(clock=manual_clock)
     await accept(store, frame("a", 0, some(0, 0)), manual_clock.now_ns() - SECOND_NS)
     await make_roller(store, manual_clock).run()
 
+    other = make_roller(store, manual_clock, windows_s=(10, 60))
+
     with pytest.raises(Invalid, match="were begun with"):
-        await make_roller(store, manual_clock, windows_s=(10, 60)).run()
+        await other.run()
+    for prefix in (paths.ROLLER, paths.MANIFESTS, paths.ROLLUP, paths.INDEX):
+        for key in await keys(store, prefix):
+            await store.delete(key)
+    report = await other.run()
+
+    assert 40 == report.samples
+    told = [("a", each) for each in some(0, 0)]
+    await agrees(store, manual_clock, told, [(10, 10), (30, 10), (120, 60)])
 
 
 def test_the_state_refuses_what_was_not_begun() -> None:

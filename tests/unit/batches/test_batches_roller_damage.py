@@ -108,11 +108,14 @@ async def test_a_late_batch_of_which_nobody_can_tell_is_set_aside_and_the_rest_g
     await yard.accept("b", 2)
 
     report = await make_roller(yard.store, yard.clock).run()
+    partial = await ask(yard.store, yard.clock, "cpu", 60, HOUR_NS, END_NS)
     await yard.store.delete(index)
     await yard.store.create(index, whole)
     mended = await make_roller(yard.store, yard.clock).run()
 
     assert (40, [index]) == (report.samples, [each.key for each in report.unreadable])
+    assert by_hand([each for each in yard.told if each[0] != "late"], "cpu", 60) == shown(partial)
+    assert "1 accepted batches cannot be read: see repairs" in partial.why_partial
     assert (40, 1, []) == (mended.samples, mended.late, mended.unreadable)
     assert [] == await keys(yard.store, paths.ROLLER_ASIDE)
     answer = await ask(yard.store, yard.clock, "cpu", 60, HOUR_NS, END_NS)
