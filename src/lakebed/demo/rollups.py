@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from typing import Any
 
 from lakebed.batches import paths
 from lakebed.batches.coverage import Coverage
@@ -13,13 +11,14 @@ from lakebed.batches.matchers import Selector
 from lakebed.batches.raw import RawBatches
 from lakebed.batches.roller import RollupReport
 from lakebed.batches.rollups import Rollups
+from lakebed.batches.settings import RollupSettings
 from lakebed.batches.sources import Sources
 from lakebed.context import Context
 from lakebed.demo.stage import Stage
 from lakebed.errors import Unavailable
 from lakebed.frame.rollup import decode_rollup
 from lakebed.frame.work import Job
-from lakebed.gateway.rollups import roller, spark_job
+from lakebed.gateway.rollups import roller
 from lakebed.store.lease import HeldByAnother
 
 METRIC = "demo_count"  # what the agents of the demo count
@@ -28,24 +27,20 @@ LOOK_BACK_S = 3600  # longer than a demo takes
 HELD_TRIES, HELD_EVERY_S = 60, 0.5  # the stack's own roller may be at it
 
 
-def prove_rollups(stage: Stage, context: Context, spark: Any) -> None:
+async def prove_rollups(stage: Stage, context: Context, job: Job) -> None:
     """Rolls up every accepted batch, twice; adds up the chunks of each window by agent, and asks as a query does."""
-    asyncio.run(_prove(stage, context, spark))
-
-
-async def _prove(stage: Stage, context: Context, spark: Any) -> None:
     sent: Counter[str] = Counter()
     async for info in context.store.list(paths.ACCEPTED):
         identity = paths.identity_of(info.key)
         sent[identity.agent_id] += identity.samples
     if not sent:
         return
-    report = await _roll(context, spark_job(context, spark))
-    again = await _roll(context, spark_job(context, spark))
+    report, again = await _roll(context, job), await _roll(context, job)
     stage.tell(f"{report.samples} samples of {report.batches} batches became {report.chunks} rollup chunks")
-    counted: dict[str, Counter[str]] = {}
+    windows_s = context.settings.of(RollupSettings).windows_s
+    counted: dict[str, Counter[str]] = {f"window={window_s}s": Counter() for window_s in windows_s}
     async for info in context.store.list(paths.ROLLUP):
-        window = counted.setdefault(info.key.split("/")[2], Counter())
+        window = counted[info.key.split("/")[2]]
         table = decode_rollup((await context.store.get(info.key)).data)
         for row in table.group_by("agent_id").aggregate([("count", "sum")]).to_pylist():
             window[row["agent_id"]] += row["count_sum"]
