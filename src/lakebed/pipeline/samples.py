@@ -114,7 +114,8 @@ class Samples:
                 continue
             if done.repeated:  # the same step of another run: it may have taken other batches
                 continue
-            return self._report(done.version, planned, told)
+            more = planned.cut or 0 < limit.objects <= len(planned.works)  # nobody has looked behind the limit
+            return self._report(done.version, planned, told, more)
         raise Overloaded(f"others committed to {self._spec.name} first {RACES_MAX} times")
 
     async def _plan(
@@ -193,7 +194,7 @@ class Samples:
 
         return asyncio.run(read())
 
-    def _report(self, version: int, step: Step, told: Sequence[Told]) -> IngestReport:
+    def _report(self, version: int, step: Step, told: Sequence[Told], more: bool) -> IngestReport:
         good = sum(one.rows for one in told)
         doubled = sum(one.doubled for one in told)
         problems = [problem for one in told for problem in one.problems]
@@ -209,7 +210,7 @@ class Samples:
             duplicates=doubled,
             unreadable=tuple(problem.key for problem in problems),
             through=datetime.fromtimestamp(newest_ns / 1e9, UTC).isoformat(),
-            lag_s=max(0.0, round((self._context.clock.now_ns() - newest_ns) / 1e9, 3)) if step.cut else 0.0,
+            lag_s=max(0.0, round((self._context.clock.now_ns() - newest_ns) / 1e9, 3)) if more else 0.0,
         )
 
     def _open(self, spec: TableSpec) -> Table:
