@@ -30,6 +30,7 @@ from lakebed.pipeline.samples_task import Told, ingesting
 from lakebed.pipeline.tables.files import shown
 from lakebed.pipeline.tables.location import Location
 from lakebed.pipeline.tables.table import Table
+from lakebed.pipeline.tasks import in_arrow
 from lakebed.spark.feeds import open_feed
 from lakebed.spark.pruning import shared_out
 from lakebed.store.settings import StoreSettings
@@ -171,7 +172,7 @@ class Samples:
         frame = self._spark.createDataFrame(asked, "works string").coalesce(1)
         frame = frame.repartition(len(asked)) if len(asked) > 1 else frame
         task = ingesting(SOURCE, self._context.settings, OPTIONS, self._spec, self._location)
-        return [msgspec.json.decode(row["told"], type=Told) for row in frame.mapInArrow(task, "told string").collect()]
+        return [msgspec.json.decode(row["told"], type=Told) for row in in_arrow(frame, task, "told string").collect()]
 
     def _known(self, state: Snapshot) -> list[StepNote]:
         """The notes of the last steps, newest first, back to where the overlap ends."""

@@ -25,6 +25,7 @@ from lakebed.pipeline.samples import note_in
 from lakebed.pipeline.tables.location import Location
 from lakebed.pipeline.tables.table import Table
 from lakebed.pipeline.tables.upkeep import kept_since_us
+from lakebed.pipeline.tasks import in_arrow
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
 
@@ -150,7 +151,7 @@ class Conserver:
     def _compared(self, suspects: DataFrame, good: DataFrame, rows: DataFrame) -> DataFrame:
         blobs = suspects.filter("sha256 is not null").select("sha256").distinct()
         asked = blobs.selectExpr(f"{keys.blob_key('sha256')} as key", "sha256").repartition(TASKS)
-        read = asked.mapInArrow(reading.reading_samples(self._bucket), reading.SAMPLES).filter("problem is null")
+        read = in_arrow(asked, reading.reading_samples(self._bucket), reading.SAMPLES).filter("problem is null")
         boots = good.join(blobs, "sha256", how="left_semi").selectExpr(
             "agent_id", "decode(unhex(boot), 'utf-8') as boot_id"
         )
@@ -189,13 +190,13 @@ class Conserver:
         window = f"rollup/v1/window={min(state.windows_s)}s/"
         chunks = objects.filter(F.col("key").startswith(window) & counts).select("key").repartition(TASKS)
         made = objects.filter(F.col("key").startswith("manifests/v1/") & counts).select("key").repartition(TASKS)
-        rolled = self._keep(chunks.mapInArrow(reading.reading_rollups(self._bucket), reading.ROLLUPS))
-        covers = self._keep(made.mapInArrow(reading.reading_covers(self._bucket), reading.COVERS))
+        rolled = self._keep(in_arrow(chunks, reading.reading_rollups(self._bucket), reading.ROLLUPS))
+        covers = self._keep(in_arrow(made, reading.reading_covers(self._bucket), reading.COVERS))
         others = F.col("key").startswith("index/v1/") | (
             F.col("key").startswith("rollup/v1/") & ~F.col("key").startswith(window)
         )
         asked_of = objects.filter(others & counts).select("key").repartition(TASKS)
-        bad = asked_of.mapInArrow(reading.reading_chunks(self._bucket), reading.CHUNKS)
+        bad = in_arrow(asked_of, reading.reading_chunks(self._bucket), reading.CHUNKS)
         # Notes that the roller has looked at were taken; what is set aside is tried again by every run.
         fresh = F.col("key").startswith("rollup-work/v1/") & (F.col("modified_ns") >= F.lit(state.notes_ms * 1_000_000))
         asked = objects.filter(fresh | F.col("key").startswith("roller/v1/aside/")).select(

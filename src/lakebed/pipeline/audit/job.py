@@ -42,11 +42,13 @@ from lakebed.pipeline.lineage import Dataset, lineage_of
 from lakebed.pipeline.listing import Listing, cause, list_bucket
 from lakebed.pipeline.tables.location import Location
 from lakebed.pipeline.tables.table import Table
+from lakebed.pipeline.tasks import in_arrow
 from lakebed.store.settings import StoreSettings
 
 WORK_LINES = 5_000  # of one file
 WORK_MAX = 1_000_000  # lines of one audit; what is more is left to the reconciler's own audit
 MANIFESTS_PER_TASK = 200  # below, a task costs more to start than to run
+FINDINGS_PER_FILE = 200_000
 TASKS = 8  # that read objects: they wait for the bucket more than they work
 INVENTORY_MARGIN_NS = 86_400_000_000_000  # a report may lack what was written within a day before it
 WORK = "do string, key string, finding string"
@@ -173,13 +175,13 @@ class Auditor:
         tasks = min(TASKS, -(-asked.count() // MANIFESTS_PER_TASK))
         if not tasks:  # the listing says it all
             return self._keep(findings.told(found, self._spark.createDataFrame([], reading.MANIFESTS)))
-        read = asked.repartition(tasks).mapInArrow(reading.reading_manifests(self._bucket), reading.MANIFESTS)
+        read = in_arrow(asked.repartition(tasks), reading.reading_manifests(self._bucket), reading.MANIFESTS)
         return self._keep(findings.told(found, read))
 
     def _prints(self, listing: DataFrame) -> DataFrame:
         """The fingerprints of every blob: the one time that they are read."""
         blobs = keys.objects(listing, ("raw_blob",)).select("key", "sha256").repartition(TASKS)
-        return self._keep(prints(blobs.mapInArrow(reading.reading_samples(self._bucket), reading.SAMPLES)))
+        return self._keep(prints(in_arrow(blobs, reading.reading_samples(self._bucket), reading.SAMPLES)))
 
     def _totals(self, found: DataFrame) -> tuple[Total, ...]:
         rows = (
@@ -201,7 +203,8 @@ class Auditor:
             ids=self._context.ids,
         )
         if totals:
-            table.replace(found, note=audit_id)
+            files = -(-sum(total.objects for total in totals) // FINDINGS_PER_FILE)
+            table.replace(found.coalesce(files), note=audit_id)
         else:
             table.replace_by([], note=audit_id)
 
@@ -214,7 +217,7 @@ class Auditor:
             return (), 0
         spread = wanted.repartition(max(1, -(-count // (WORK_LINES * 4))), "do")
         task = writing(Location.of(self._bucket), paths.work_folder(audit_id))
-        rows = spread.sortWithinPartitions("do", "key").mapInArrow(task, "file string").collect()
+        rows = in_arrow(spread.sortWithinPartitions("do", "key"), task, "file string").collect()
         files = [msgspec.json.decode(row["file"], type=WorkFile) for row in rows]
         return tuple(sorted(files, key=lambda file: (file.do, file.key))), left
 

@@ -20,6 +20,7 @@ from lakebed.delta.model import Batch, Committed, DataFile, Snapshot, TableSpec
 from lakebed.errors import Overloaded
 from lakebed.pipeline.tables import files, merge
 from lakebed.pipeline.tables.location import Location
+from lakebed.pipeline.tasks import in_arrow
 
 if TYPE_CHECKING:
     from lakebed.pipeline.tables.table import Table
@@ -90,7 +91,7 @@ def _joined(table: Table, planned: Sequence[Sequence[DataFile]], partition_by: S
     task = joining(table.spec, table.location, to_arrow_schema(stored, timezone="UTC"))
     asked = [(msgspec.json.encode(group).decode(),) for group in planned]
     rows = table.spark.createDataFrame(asked, "files string").coalesce(1).repartition(len(asked))
-    return [msgspec.json.decode(row["file"], type=Joined) for row in rows.mapInArrow(task, files.WRITTEN).collect()]
+    return [msgspec.json.decode(row["file"], type=Joined) for row in in_arrow(rows, task, files.WRITTEN).collect()]
 
 
 def joining(spec: TableSpec, location: Location, schema: Any) -> Callable[[files.Batches], files.Batches]:
