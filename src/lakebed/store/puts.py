@@ -19,7 +19,6 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote, urlsplit
 from urllib.request import getproxies, proxy_bypass
-from weakref import WeakKeyDictionary
 
 import httptools
 
@@ -50,7 +49,7 @@ class Puts:
         )
         self._bucket = f"{where.path.rstrip('/')}/{settings.url.removeprefix('s3://').strip('/')}"
         self._settings, self._clock, self._ids = settings, clock, ids
-        self._idle: WeakKeyDictionary[asyncio.AbstractEventLoop, list[Connection]] = WeakKeyDictionary()
+        self._idle: dict[asyncio.AbstractEventLoop, list[Connection]] = {}
 
     @staticmethod
     def reach(settings: StoreSettings) -> bool:
@@ -88,7 +87,11 @@ class Puts:
 
     async def _ask(self, head: bytes, data: bytes) -> Answer:
         loop = asyncio.get_running_loop()
-        idle = self._idle.setdefault(loop, [])
+        idle = self._idle.get(loop)
+        if idle is None:  # a new loop; those that have ended take their connections with them
+            open_ = {other: kept for other, kept in list(self._idle.items()) if not other.is_closed()}
+            idle = open_[loop] = []
+            self._idle = open_
         connection = idle.pop() if idle else None
         if connection is None or connection.is_closed:
             connection = await self._open(loop)

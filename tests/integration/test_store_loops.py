@@ -1,0 +1,27 @@
+"""One store, used from many event loops one after another, as jobs do that run to their end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+
+from lakebed.clock import SystemClock
+from lakebed.ids import Ids
+from lakebed.metrics import Metrics
+from lakebed.store.connect import connect
+from lakebed.store.settings import StoreSettings
+
+
+def test_loops_that_have_ended_leave_no_connections(bucket_settings: StoreSettings) -> None:
+    """Every loop writes over connections of its own, and they close with it."""
+    store = connect(bucket_settings, clock=SystemClock(), ids=Ids(), metrics=Metrics())
+    asyncio.run(store.create("first", b"x"))
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+
+    for number in range(20):
+        asyncio.run(store.create(f"n/{number}", b"x"))
+    gc.collect()
+
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
