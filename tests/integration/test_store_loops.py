@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
+from pathlib import Path
 
 from lakebed.clock import SystemClock
 from lakebed.ids import Ids
@@ -13,15 +13,18 @@ from lakebed.store.connect import connect
 from lakebed.store.settings import StoreSettings
 
 
+def open_files() -> int:
+    gc.collect()
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 def test_loops_that_have_ended_leave_no_connections(bucket_settings: StoreSettings) -> None:
     """Every loop writes over connections of its own, and they close with it."""
     store = connect(bucket_settings, clock=SystemClock(), ids=Ids(), metrics=Metrics())
     asyncio.run(store.create("first", b"x"))
-    gc.collect()
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
 
     for number in range(20):
         asyncio.run(store.create(f"n/{number}", b"x"))
-    gc.collect()
 
-    assert len(os.listdir("/proc/self/fd")) <= before + 1
+    assert open_files() <= before + 1
