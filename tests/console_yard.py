@@ -369,7 +369,8 @@ def _hour(agent: str, hour: int, samples: int, bronze_lost: int = 0) -> Conserve
     """One agent's hour, through what makes the rows of every audit."""
     there = samples - bronze_lost
     found = dict.fromkeys(("gap", "overlap", "unreadable", "bronze_doubled", "bronze_changed", "rollup_lost",
-                           "rollup_doubled", "rollup_changed", "waiting", "explained", "high", "low"), 0)  # fmt: skip
+                           "rollup_doubled", "rollup_changed", "waiting", "expired", "explained", "high",
+                           "low"), 0)  # fmt: skip
     found |= {"sent": samples, "accepted": samples, "bronze": there, "rollup": there, "bronze_lost": bronze_lost}
     named = {"agent_id": agent, "hour": f"date=2026-11-16/hour={hour:02d}"}
     return conserved({**named, **found}, bronze=True, rollups=True)

@@ -17,9 +17,10 @@ from lakebed.batches.rolling import LocalJob
 from lakebed.batches.rollups import Bucket, RollupAnswer, Rollups
 from lakebed.batches.sources import Sources
 from lakebed.clock import Clock
+from lakebed.errors import LakebedError
 from lakebed.frame.codec import columns_of, decode, encode
 from lakebed.frame.model import Identity, Sample
-from lakebed.frame.work import Job
+from lakebed.frame.work import Job, StoredChunk
 from lakebed.ids import Ids
 from lakebed.metrics import Metrics
 from lakebed.store.protocol import Store
@@ -111,3 +112,11 @@ def shown(answer: RollupAnswer) -> dict[Series, dict[int, Any]]:
 def plain(bucket: Bucket) -> tuple[Any, ...]:
     told = (bucket.start_ns, bucket.count, bucket.sum, bucket.min, bucket.max, bucket.last_ns, bucket.last)
     return tuple(None if isinstance(each, float) and math.isnan(each) else each for each in (*told, bucket.nan_count))
+
+
+class Failing(LocalJob):
+    """An engine that ends right behind its last chunk."""
+
+    async def write(self, generation_id: str) -> list[StoredChunk]:
+        await super().write(generation_id)
+        raise LakebedError("the engine ended")

@@ -102,6 +102,10 @@ class Settings:
         assert isinstance(found, kind)
         return found
 
+    def having(self, section: Section) -> Settings:
+        """The same settings, with this section in the place of its kind."""
+        return Settings({**self._sections, type(section): section}, self._sources)
+
     def rows(self) -> list[dict[str, Any]]:
         """Every setting with its value, where it came from and what it is for; secrets masked."""
         return [

@@ -16,7 +16,8 @@ SPARK_LANE = Path(__file__).parents[1] / "spark"
 DEADLINE_S = 900.0  # a minute or two on two idle cores, and ten times that on busy ones
 
 # Jobs of each kind from end to end: finalize → bronze → silver → replay → gold over HTTP, retention, a table that is
-# replaced, the progress of a job while it runs; sources, batches and topics into bronze, rollups, the audit.
+# replaced, the progress of a job while it runs; sources, batches and topics into bronze, rollups, the audit, a stream
+# into a table.
 JOBS = (
     "test_samples.py::test_every_accepted_sample_is_in_the_table_once",
     "test_topics_bronze.py::test_records_become_rows_or_have_a_reason",
@@ -26,10 +27,8 @@ JOBS = (
     "test_flow.py",
     "test_bronze.py::test_a_full_table_replaces_everything",
     "test_progress.py::test_the_tasks_of_a_running_job_are_counted_up_to_the_end",
+    "test_source_streams.py::test_available_now_drains_within_the_rate_and_stops",
 )
-
-# Connect runs a stream's function in the server, and one that holds a table cannot be sent there: a batch run can.
-CLASSIC_JOBS = (*JOBS, "test_source_streams.py::test_available_now_drains_within_the_rate_and_stops")
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +73,7 @@ def run_jobs(jobs: Sequence[str], **settings: str) -> str:
 @pytest.mark.timeout(1200)
 def test_the_same_jobs_run_on_a_standalone_cluster(cluster: Cluster) -> None:
     """Every job passes its own test, and both workers have run it."""
-    said = run_jobs(CLASSIC_JOBS, MASTER=cluster.master, CONF=json.dumps(conf()))
+    said = run_jobs(JOBS, MASTER=cluster.master, CONF=json.dumps(conf()))
 
     (app,) = cluster.state()["completedapps"]
     assert " passed" in said

@@ -34,16 +34,30 @@ class AuditYard:
         self.context = Context("audit-test", load(sections(), flags=flags), store, SystemClock(), Ids(), Metrics())
         self.spark, self.store, self.settings = spark, store, settings
 
-    def accept(self, frame: bytes, *, derived: Sequence[str] = ("by_time", "by_blob", "seen")) -> Accepted:
-        """Accepts a frame as a collector does, which then writes only some of what is derived."""
+    def accept(
+        self,
+        frame: bytes,
+        *,
+        derived: Sequence[str] = ("by_time", "by_blob", "seen"),
+        ago_s: float = 0.0,
+        noted: bool = False,
+    ) -> Accepted:
+        """Accepts a frame as a collector does, which then writes only some of what is derived.
+
+        `ago_s`: it was accepted so long ago, and is written only now; `noted`: whoever wrote it asked for rollup work.
+        """
 
         async def accept() -> Accepted:
             submitted = submit(frame)
             await write_blob(self.store, submitted)
+            at_ns = self.context.clock.now_ns() - round(ago_s * 1e9)
             accepted = acceptance.manifest(
-                submitted, at_ns=self.context.clock.now_ns(), collector_id="c", attempt_id=self.context.ids.token()
+                submitted, at_ns=at_ns, collector_id="c", attempt_id=self.context.ids.token()
             )
             await self.store.create(paths.accepted_key(accepted.identity), write_record(accepted))
+            if noted:
+                note = acceptance.rollup_work(accepted)
+                await self.store.create(note.key, note.data)
             writes = dict(
                 zip(
                     ("by_time", "by_blob", "seen"),

@@ -5,19 +5,26 @@ from __future__ import annotations
 import asyncio
 import json
 
+import msgspec
 import pytest
 from audit_yard import AuditYard, found
 from pyspark.sql import SparkSession
 
+from bad_batches import BLOBS, spoil
 from batches_frames import frame_of, submit
-from lakebed.batches import acceptance, paths
+from counting_proxy import CountingProxy
+from lakebed.batches import paths
 from lakebed.batches.acceptor import write_blob
+from lakebed.clock import SystemClock
 from lakebed.delta.model import TableSpec
 from lakebed.frame.model import Identity
+from lakebed.ids import Ids
+from lakebed.metrics import Metrics
 from lakebed.pipeline.audit import keys
 from lakebed.pipeline.audit.shelf import last_audit
 from lakebed.pipeline.tables.location import Location
 from lakebed.pipeline.tables.table import Table
+from lakebed.store.connect import connect
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
 
@@ -73,14 +80,56 @@ LISTED = "key string, size_bytes bigint, modified_ns bigint, is_latest boolean, 
 
 
 def test_a_sound_bucket_has_no_findings_and_nothing_of_it_is_read(yard: AuditYard) -> None:
-    """The listing alone says so: no manifest and no blob is fetched."""
-    yard.fleet()
+    """Counted on the wire: a quick audit fetches no object of a batch, and then exactly the manifests in doubt."""
+    fleet = yard.fleet()
+    with CountingProxy(yard.settings.endpoint.removeprefix("http://")) as proxy:
+        settings = msgspec.structs.replace(yard.settings, endpoint=proxy.endpoint)
+        watched = AuditYard(yard.spark, connected(settings), settings)
 
-    record = yard.audit()
+        record = watched.audit()
+        sound = proxy.gets()
+        yard.delete(paths.accepted_by_blob_key(fleet[2].frame_sha256, fleet[2].identity))
+        doubtful = watched.audit()
+        fetched = proxy.gets()[len(sound) :]
 
     assert (record.ok, record.totals, record.work) == (True, (), ())
     assert (record.proof.accepted, record.proof.whole) == (6, True)
-    assert record == asyncio.run(last_audit(yard.context))
+    assert any(method == "GET" and "list-type=2" in path for method, path in proxy.seen)  # it did look
+    own = f"{settings.url.removeprefix('s3://')}/{settings.prefix}/"
+    assert {key.removeprefix(own).split("/")[0] for key in sound} <= {"audit", "tables"}
+    assert not doubtful.ok
+    assert [paths.accepted_key(fleet[2].identity)] == [
+        key.removeprefix(own) for key in fetched if key.removeprefix(own).split("/")[0] not in ("audit", "tables")
+    ]
+    assert doubtful == asyncio.run(last_audit(yard.context))
+
+
+def connected(settings: StoreSettings) -> Store:
+    return connect(settings, clock=SystemClock(), ids=Ids(), metrics=Metrics())
+
+
+def test_a_reverse_reference_that_lies_is_told_with_its_key(yard: AuditYard) -> None:
+    """It names another manifest's blob, or a hash that nobody has: the full audit reads the manifest, believes it, and
+    misses the true reference; the reconciler mends it."""
+    first, second, third = yard.fleet(agents=1, batches=3)
+    lies = {}
+    for batch, sha256 in ((first, second.frame_sha256), (third, "ab" * 32)):
+        true = paths.accepted_by_blob_key(batch.frame_sha256, batch.identity)
+        lies[true] = paths.accepted_by_blob_key(sha256, batch.identity)
+        yard.overwrite(lies[true], yard.read(true))
+        yard.delete(true)
+
+    record = yard.audit(verify=True)
+    asyncio.run(yard.mender().mend())
+    after = yard.audit(verify=True)
+
+    assert {("orphaned", "accepted_by_blob", lie) for lie in lies.values()} | {
+        ("unindexed", "accepted_by_blob", true) for true in lies
+    } == found(record)
+    assert not record.ok
+    assert {"its manifest refers to another blob"} == {e.reason for e in record.findings if e.finding == "orphaned"}
+    assert after.ok
+    assert set(lies.values()) == {each.key for each in after.findings}  # what is orphaned waits, and harms nobody
 
 
 def test_every_kind_of_damage_is_named_with_its_key_and_size(yard: AuditYard, spark: SparkSession) -> None:
@@ -194,6 +243,8 @@ def test_candidates_of_garbage_come_with_the_proof_and_are_judged_again(yard: Au
 
     assert {"delete": 1, "keep": 1} == report.counts
     assert {accepted.raw_blob_key, slow.blob_key} == yard.keys(paths.RAW_BLOBS)
+    after = yard.audit(verify=True)
+    assert (after.ok, after.conservation.stages) == (True, {"sent": 20, "accepted": 20})  # what was swept is no loss
 
 
 def test_without_the_work_done_no_candidate_is_deleted(yard: AuditYard) -> None:
@@ -210,60 +261,36 @@ def test_without_the_work_done_no_candidate_is_deleted(yard: AuditYard) -> None:
 
 
 def test_what_cannot_be_read_is_set_aside_with_its_key_and_the_rest_is_audited(yard: AuditYard) -> None:
-    """Other bytes, half-written ones, a later format, in blobs and in manifests: the job goes on, the audit fails."""
-    good, hashed, cut, torn, later = yard.fleet(agents=1, batches=5)
-    frame = yard.read(hashed.raw_blob_key)
-    yard.overwrite(hashed.raw_blob_key, frame[:-1] + bytes([frame[-1] ^ 1]))
-    yard.overwrite(cut.raw_blob_key, yard.read(cut.raw_blob_key)[:-7])
-    version = bytearray(frame_of(500, 509))
-    version[9] = 99
-    blob_to_come = later_accepted(yard, bytes(version))
+    """Missing, other bytes, half-written, a later format, in blobs and in manifests: the job goes on, the audit fails.
+    What the roller's state says is unknown, when that cannot be read, and told."""
+    good, torn, later, *rest = yard.fleet(agents=1, batches=3 + len(BLOBS))
+    bad = {how: asyncio.run(spoil(yard.store, batch, how)) for how, batch in zip(BLOBS, rest, strict=True)}
     yard.overwrite(paths.accepted_key(torn.identity), b'{"schema": "lightmetrics.accepted_batch.v1", "agent_id"')
     to_come = json.dumps({"schema": "lightmetrics.accepted_batch.v2", "who": "x"}).encode()
     yard.overwrite(paths.accepted_key(later.identity), to_come)
+    yard.overwrite(paths.ROLLER_STATE, b'{"committed": ')
 
     record = yard.audit(verify=True)
 
     says = {each.key: each.reason for each in record.findings if each.finding == "corrupt"}
-    assert {
-        hashed.raw_blob_key: "another hash",
-        cut.raw_blob_key: "another hash",
-        blob_to_come: "not known here",
+    wanted = {batch.raw_blob_key: BLOBS[how] for how, batch in bad.items() if how != "missing"} | {
         paths.accepted_key(torn.identity): "does not decode",
         paths.accepted_key(later.identity): "v2' is not known here",
-    }.keys() == says.keys()
-    assert "another hash" in says[hashed.raw_blob_key]
-    assert "not known here" in says[blob_to_come]
-    assert "does not decode" in says[paths.accepted_key(torn.identity)]
-    assert "v2' is not known here" in says[paths.accepted_key(later.identity)]
+        paths.ROLLER_STATE: "does not decode",
+    }
+    assert wanted.keys() == says.keys()
+    for key, words in wanted.items():
+        assert words in says[key]
+    assert ("missing", "raw_blob", bad["missing"].raw_blob_key) in found(record)
     assert not record.ok
     # What an unreadable manifest refers to is unknown: its blob is no orphan.
     assert not {good.raw_blob_key, torn.raw_blob_key, later.raw_blob_key} & {each.key for each in record.findings}
-
-
-def later_accepted(yard: AuditYard, frame: bytes) -> str:
-    """A batch that a newer collector accepted: its manifest is today's, its frame is not."""
-    import hashlib
-
-    from lakebed.batches.model import write_record
-
-    sha256, identity = hashlib.sha256(frame).hexdigest(), Identity("agent-a", "boot-1", 500, 509)
-    made = acceptance.manifest_of(
-        identity, sha256, len(frame), at_ns=yard.context.clock.now_ns(), collector_id="c", attempt_id="a"
-    )
-    for key, data in ((paths.blob_key(sha256), frame), (paths.accepted_key(identity), write_record(made))):
-        yard.overwrite(key, data)
-    for write in (acceptance.by_blob(made), acceptance.blob_seen(sha256, made.accepted_at_unix_ns)):
-        yard.overwrite(write.key, write.data)
-    return paths.blob_key(sha256)
 
 
 def test_what_is_younger_than_the_grace_is_not_judged(yard: AuditYard) -> None:
     """A collector between its manifest and its index entries is not damage."""
     yard.accept(frame_of(), derived=())
     flags = {"audit.grace_s": 3600.0} | yard.settings.as_layer()
-    import msgspec
-
     from lakebed.parts import sections
     from lakebed.pipeline.audit.job import Auditor
     from lakebed.settings import load

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from audit_yard import AuditYard
@@ -14,12 +16,18 @@ from pyspark.sql import functions as F
 
 from batches_frames import START_NS, frame_of
 from lakebed.batches import paths
+from lakebed.clock import ManualClock
 from lakebed.feed import Limit
+from lakebed.frame.index import batch_schema, encode_index, series_schema
 from lakebed.frame.rollup import encode_rollup, rollup_schema
+from lakebed.parts import sections
 from lakebed.pipeline.audit.conserver import Dropped
 from lakebed.pipeline.audit.job import Auditor
 from lakebed.pipeline.audit.model import AuditRecord, Conserved
+from lakebed.pipeline.listing import list_bucket
 from lakebed.pipeline.samples import Samples
+from lakebed.pipeline.upkeep import Upkeep
+from lakebed.settings import load
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
 from rollup_kit import make_roller
@@ -57,13 +65,18 @@ def named(found: dict[str, int]) -> dict[str, int]:
 
 
 def test_what_is_whole_is_conserved_and_every_stage_is_told(yard: AuditYard) -> None:
-    """Sent, accepted, bronze and the roller's own chunks agree; batches that neither has come to are not lost."""
+    """Sent, accepted, bronze and the roller's own chunks agree; batches that neither has come to are not lost, and what
+    was rolled up since the listing was taken is not held against it."""
     yard.fleet(agents=2, batches=3)
     to_bronze(yard)
     asyncio.run(make_roller(yard.store, yard.context.clock).run())
     yard.accept(frame_of(30, 39, agent="agent-0"))
+    listing = list_bucket(yard.spark, yard.settings, clock=yard.context.clock)
+    time.sleep(1.1)  # the store tells whole seconds
+    later = ManualClock(yard.context.clock.now_ns() + 7_200_000_000_000)
+    assert 10 == asyncio.run(make_roller(yard.store, later).run()).samples  # and everything is settled by now
 
-    record = yard.audit(verify=True)
+    record = Auditor(yard.spark, yard.context).run(horizon_s=0.0, verify=True, listing=listing)
 
     kept = record.conservation
     assert (record.ok, kept.rows, kept.wrong) == (True, (), False)
@@ -132,13 +145,52 @@ def rolled_up(yard: AuditYard, accepted: list[Any], rows: dict[str, tuple[int, f
     chunk = encode_rollup(pa.Table.from_arrays(arrays, schema=schema))
     generation = f"{1:012d}-{'0' * 32}"
     chunks = [{"key": f"rollup/v1/window=60s/{HOUR}/metric=cpu/{generation}-000.lmrollup.zst", "size": len(chunk)}]
-    index = [{"key": f"index/v1/{HOUR}/{generation}-000.lmindex.zst", "size": 3}]
+    listed = encode_index(batch_schema().empty_table(), series_schema().empty_table())
+    index = [{"key": f"index/v1/{HOUR}/{generation}-000.lmindex.zst", "size": len(listed)}]
     yard.overwrite(str(chunks[0]["key"]), chunk)
-    yard.overwrite(str(index[0]["key"]), b"idx")
+    yard.overwrite(str(index[0]["key"]), listed)
     manifest = {"schema": "lightmetrics.rollup_manifest.v1", "covers": ids, "chunks": chunks, "index": index}
     yard.overwrite(f"manifests/v1/{HOUR}/{generation}.json", json.dumps(manifest).encode())
     state = {"committed": 1, "settled_ns": 0, "windows_s": [60, 300], "abandoned": []}
     yard.overwrite("roller/v1/state.json", json.dumps(state).encode())
+
+
+def test_what_retention_removed_or_nobody_came_to_is_not_lost_and_what_was_passed_by_is_named(yard: AuditYard) -> None:
+    """Old rows are expired, late batches wait; a number that came twice hours apart is doubled in bronze too, and a
+    settled batch that no rollup covers is told with its key."""
+    day_s, hour_s = 86_400.0, 3_600.0
+    samples = Samples(yard.spark, yard.context)
+    steps = [  # each a commit of bronze, which remembers the numbers of the last ones only
+        [("old", 0, 100 * day_s), ("again", 0, 100 * day_s)],
+        [("again", 5, 10 * hour_s), ("twice", 0, 10 * hour_s)],
+        [("whole", 0, 5 * hour_s)],
+        [("whole", 10, 2.0)],
+        [("twice", 5, 1.0)],
+    ]
+    for step in steps:
+        for agent, first, ago_s in step:
+            yard.accept(frame_of(first, first + 9, agent=agent), ago_s=ago_s)
+        assert samples.step(Limit()) is not None
+    kept = load(sections(), flags={"bronze.retention_days": 30} | yard.settings.as_layer())
+    (removed,) = Upkeep(msgspec.structs.replace(yard.context, settings=kept), lambda: yard.spark).expire()
+    asyncio.run(make_roller(yard.store, yard.context.clock).run())
+    time.sleep(1.1)  # the store tells whole seconds: what comes now comes after bronze has looked
+    yard.accept(frame_of(0, 9, agent="late"), ago_s=50 * hour_s, noted=True)
+    passed = yard.accept(frame_of(0, 9, agent="passed"), ago_s=2 * hour_s)
+
+    record = yard.audit(verify=True)
+
+    entry = paths.accepted_by_time_key(passed.identity, passed.accepted_at_unix_ns)
+    assert {("unindexed", "rollup", entry)} == {(each.finding, each.kind, each.key) for each in record.findings}
+    told = rows_of(record)
+    assert {"again", "twice", "passed"} == set(told)
+    assert (named(told["passed"].lost), named(told["passed"].doubled)) == ({"rollup": 10}, {})
+    assert (named(told["twice"].lost), named(told["twice"].doubled)) == ({}, {"accepted": 5, "bronze": 5})
+    assert (named(told["again"].lost), named(told["again"].doubled)) == ({}, {"accepted": 5})
+    account = record.conservation
+    assert (20, 20, 10 + 10 + 5) == (removed.rows_removed, account.waiting, account.expired)
+    assert 1 == round((record.began_at_unix_ns - account.kept_since_unix_ns) / 1e9 / day_s / 30, 2)
+    assert account.stages["bronze"] + account.waiting + account.expired == account.stages["accepted"]
 
 
 FAULTS = {  # what rollups say of an agent whose 20 samples are 1 to 20, and what the audit must say of it
@@ -166,17 +218,25 @@ def test_rollups_are_held_against_what_they_cover(yard: AuditYard) -> None:
     assert record.totals == ()
 
 
-def test_a_rollup_chunk_that_cannot_be_read_is_told_with_its_key(yard: AuditYard) -> None:
-    """It is set aside as corrupt; its samples are lost to rollups, and the rest is compared."""
+def test_what_cannot_be_read_of_rollups_is_told_with_its_key(yard: AuditYard) -> None:
+    """Chunks of every window and of the index, half-written, missing or of other bytes, and a manifest to come: they
+    are told, the samples are lost to rollups, and the rest is compared."""
     batches = [yard.accept(frame_of(n * 10, n * 10 + 9, agent="a")) for n in range(2)]
     rolled_up(yard, batches, {"a": (20, 210.0, 20.0)})
     (key,), (index,) = yard.keys("rollup/v1/"), yard.keys("index/v1/")
+    wide = key.replace("window=60s", "window=300s")
+    spare = index.replace("-000.", "-001.")
+    to_come = f"manifests/v1/{HOUR}/{1:012d}-{'f' * 32}.json"
+    yard.overwrite(wide, yard.read(key)[:-1] + b"?")
+    yard.overwrite(spare, b"half of an ind")
     yard.overwrite(key, yard.read(key)[:-9])
+    yard.overwrite(to_come, b'{"schema": "lightmetrics.rollup_manifest.v2", "covers": []}')
     yard.delete(index)
 
     record = yard.audit(verify=True)
 
-    assert {("corrupt", "rollup", key), ("corrupt", "rollup_chunk", key), ("missing", "index_chunk", index)} == {
+    bad = {("corrupt", "rollup", each) for each in (key, wide, spare, to_come)}
+    assert bad | {("corrupt", "rollup_chunk", key), ("missing", "index_chunk", index)} == {
         (each.finding, each.kind, each.key) for each in record.findings
     }
     assert named(record.conservation.lost) == {"rollup": 20}

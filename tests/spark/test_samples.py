@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from batches_yard import BatchesYard
 from pyspark.sql import SparkSession
 
+from bad_batches import BAD, BLOBS, entry_key, spoil
 from lakebed.context import Context, make_context
 from lakebed.feed import Limit
 from lakebed.parts import sections
@@ -55,13 +57,17 @@ def numbers(count: int, agent: str = "agent-a") -> list[tuple[str, int]]:
 
 
 def test_every_accepted_sample_is_in_the_table_once(samples: Samples, yard: BatchesYard) -> None:
-    """Steps of any size give the same table; a run that finds nothing new changes nothing."""
+    """Steps of any size give the same table and tell how far they lag; a run that finds nothing new changes nothing."""
     for n in range(5):
         yard.accept(n * 10, n * 10 + 9, at_s=n * 0.5)
 
-    report = drained(samples, Limit(objects=2))
+    first = samples.step(Limit(objects=2))
+    rest = drained(samples, Limit(objects=2))
 
-    assert report is not None
+    assert first is not None
+    assert rest is not None
+    assert (True, 0.0) == (first.lag_s > 86_400, rest.lag_s)  # accepted long ago, and others wait
+    report = first.plus(rest)
     assert (3, 5, 50, 50, 0, 0) == (
         report.steps,
         report.objects,
@@ -99,19 +105,27 @@ def test_late_batches_come_in_whenever_they_are_indexed(samples: Samples, yard: 
 
 
 def test_what_cannot_be_read_is_set_aside_once_and_the_rest_goes_on(samples: Samples, yard: BatchesYard) -> None:
-    """in = good + quarantined + duplicates, the object's key and the reason are rows of the quarantine."""
+    """Missing, half-written, another hash, a later format, an entry that is none: in = good + quarantined + duplicates,
+    and each object's key and reason are a row of the quarantine."""
     yard.accept(0, 9)
     key = yard.damage(yard.accept(10, 19, at_s=1))
     yard.accept(5, 14, at_s=2)  # numbers that were there, and some that were lost with the damaged batch
+    bad = {key: "another hash"}
+    for how, words in BAD.items():
+        spoilt = asyncio.run(spoil(yard.store, yard.accept(0, 9, agent=how, at_s=3), how))
+        bad[entry_key(spoilt)] = "not_found" if how == "missing" else words
 
     report = drained(samples)
 
     assert report is not None
-    assert (30, 15, 10, 5) == (report.rows_in, report.good, report.quarantined, report.duplicates)
-    assert (key,) == report.unreadable
-    aside = samples.aside.table.read().collect()
-    assert [(key, 10)] == [(row["key"], row["rows"]) for row in aside]
-    assert "another hash" in aside[0]["problem"]
+    blobs = 10 * (1 + len(BLOBS))  # how many an unreadable entry stands for is not known
+    assert (20 + blobs, 15, blobs, 5) == (report.rows_in, report.good, report.quarantined, report.duplicates)
+    assert set(bad) == set(report.unreadable)
+    assert not report.sound
+    aside = {row["key"]: row for row in samples.aside.table.read().collect()}
+    assert bad.keys() == aside.keys()
+    for at, words in bad.items():
+        assert words in aside[at]["problem"]
     assert numbers(15) == seqs(samples)
 
 

@@ -49,7 +49,7 @@ def test_the_page_s_examples_run(
     spec = TableSpec("copied/orders", spark.createDataFrame([], "partition int, offset bigint").schema.json())
     location = Location.of(bucket_settings)
     table = Table(spark, spec, store=bucket, location=location, clock=context.clock, ids=context.ids)
-    names: dict[str, Any] = {"spark": spark, "checkpoint": str(tmp_path / "checkpoint"), "table": table}
+    names: dict[str, Any] = {"spark": spark, "checkpoint": str(tmp_path / "checkpoint"), "settings": context.settings}
 
     exec(first, names)  # registers by the environment, in which there is no bucket here
     lakebed.spark.register(spark, context.settings)

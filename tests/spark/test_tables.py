@@ -127,7 +127,7 @@ def test_added_rows_between_versions_are_exactly_those(spark: SparkSession, open
 
 
 def test_partitions_are_folders_and_come_back_as_columns(spark: SparkSession, opened: Open) -> None:
-    """Partition columns keep their type and their nulls."""
+    """Partition columns keep their type and their nulls, also when small files are joined: each with its own kind."""
     frame = rows(spark, 0, 30).withColumn("day", F.expr("date_add(date'2026-01-01', cast(id % 2 as int))"))
     frame = frame.withColumn("colour", F.when(F.col("colour") == "0", None).otherwise(F.col("colour")))
     table = opened(TableSpec("parted", frame.schema.json(), partition_by=("day", "colour")))
@@ -137,7 +137,22 @@ def test_partitions_are_folders_and_come_back_as_columns(spark: SparkSession, op
     assert sorted(frame.collect(), key=lambda row: row["id"]) == sorted(
         table.read().collect(), key=lambda row: row["id"]
     )
+    parts = {tuple(file.partition.items()) for file in table.snapshot().files}
     assert any(file.path.startswith("day=2026-01-02/colour=1/") for file in table.snapshot().files)
+    before = table.snapshot().version
+    table.append(frame.withColumn("id", F.col("id") + 30))
+    small = len(table.snapshot().files)
+    done = table.compact()
+    state = table.snapshot()
+
+    assert (small, len(parts)) == (done.files_removed, done.files_added)
+    assert len(parts) == len(state.files)
+    assert parts == {tuple(file.partition.items()) for file in state.files}
+    assert all(file.path.startswith(f"day={file.partition['day']}/colour=") for file in state.files)
+    twice = [tuple(row) for row in frame.collect()] + [(row["id"] + 30, *tuple(row)[1:]) for row in frame.collect()]
+    assert sorted(twice, key=str) == sorted((tuple(row) for row in table.read().collect()), key=str)
+    assert 30 == table.read(before).count()
+    assert table.compact().repeated
 
 
 def test_writers_racing_on_one_table_lose_nothing(spark: SparkSession, opened: Open, spec: TableSpec) -> None:

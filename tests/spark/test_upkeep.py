@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
-from batches_yard import BatchesYard
+from batches_yard import ACCEPTED_NS, BatchesYard
 from pyspark.sql import SparkSession
 
 from lakebed.clock import ManualClock, SystemClock
@@ -15,6 +16,7 @@ from lakebed.context import Context, make_context
 from lakebed.errors import Invalid
 from lakebed.feed import Limit
 from lakebed.parts import sections
+from lakebed.pipeline.bronze_workers import workers
 from lakebed.pipeline.samples import Samples
 from lakebed.pipeline.upkeep import Upkeep
 from lakebed.settings import load
@@ -109,3 +111,41 @@ def test_retention_removes_samples_by_their_acceptance(spark: SparkSession, cont
 
     assert ([], 10, []) == (kept, done.rows_removed, seqs(samples))
     assert samples.step(Limit()) is None  # what has left does not come in again
+
+
+def test_the_workers_bring_batches_in_and_keep_the_table_by_themselves(
+    spark: SparkSession, contexts: Any, bucket: Store
+) -> None:
+    """Two steps become two files, then one: nobody typed a command."""
+    context = msgspec.structs.replace(contexts(0, **EAGER), clock=SystemClock())
+    yard, samples = BatchesYard(bucket), Samples(spark, context)
+
+    async def until(held: Callable[[], bool]) -> None:
+        async with asyncio.timeout(300):
+            while not await asyncio.to_thread(held):
+                await asyncio.sleep(0.1)
+
+    async def play() -> None:
+        ingest, upkeep = workers(context)
+        assert ("bronze-ingest", "bronze-upkeep") == (ingest.name, upkeep.name)
+        bringing = asyncio.create_task(ingest.run())
+        for number in range(2):
+            await asyncio.to_thread(yard.accept, number * 10, number * 10 + 9, at_s=recent_s() + number)
+            await until(lambda wanted=number + 1: len(samples.table.snapshot().files) == wanted)  # type: ignore[misc]
+        keeping = asyncio.create_task(upkeep.run())
+        await until(lambda: len(samples.table.snapshot().files) == 1)
+        for task in (bringing, keeping):
+            task.cancel()
+        await asyncio.gather(bringing, keeping, return_exceptions=True)
+
+    asyncio.run(play())
+
+    assert list(range(20)) == seqs(samples)
+
+
+EAGER = {"bronze.run_every_s": 0.1, "bronze.upkeep_every_s": 0.1}
+
+
+def recent_s() -> float:
+    """Now, as the yard counts."""
+    return SystemClock().now_ns() / 1e9 - ACCEPTED_NS / 1e9 - 60

@@ -25,16 +25,18 @@ LATE_MAX = 10_000  # batches out of order that are looked at in one go; the rest
 
 
 class Covered:
-    """What was covered at one instant. `ids` are the manifest ids that recent generations cover."""
+    """What was covered at one instant. `ids` are the manifest ids that recent generations cover, `damaged` the
+    generations whose manifests cannot be read."""
 
-    def __init__(self, state: RollupState, ids: frozenset[str]) -> None:
-        self.state, self.ids = state, ids
+    def __init__(self, state: RollupState, ids: frozenset[str], damaged: tuple[Corrupt, ...] = ()) -> None:
+        self.state, self.ids, self.damaged = state, ids, damaged
 
     def holds(self, manifest_id: str) -> bool | None:
-        """Whether this batch is rolled up; None when it was accepted so long ago that only the index can tell."""
+        """Whether this batch is rolled up; None when only the index can tell, because it was accepted long ago or a
+        manifest is damaged."""
         if manifest_id in self.ids:
             return True
-        return None if paths.parse_by_time(manifest_id)[1] < self.state.settled_ns else False
+        return None if self.damaged or paths.parse_by_time(manifest_id)[1] < self.state.settled_ns else False
 
 
 class Coverage:
@@ -53,9 +55,13 @@ class Coverage:
 
     async def covered(self, state: RollupState) -> Covered:
         ids: set[str] = set()
+        damaged = []
         for each in state.recent:
-            ids.update((await self.manifest(each)).covers)
-        return Covered(state, frozenset(ids))
+            try:
+                ids.update((await self.manifest(each)).covers)
+            except Corrupt as error:
+                damaged.append(error)
+        return Covered(state, frozenset(ids), tuple(damaged))
 
     async def manifest(self, of: Generation) -> RollupManifest:
         """The manifest of a committed generation. Raises Corrupt when it is missing or damaged: it never goes."""
@@ -67,7 +73,7 @@ class Coverage:
         except (NotFound, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Corrupt(
                 f"the manifest of rollup generation {of.id} cannot be read: {error}",
-                hint="without it batches could count twice; restore it from a version or a copy",
+                hint="its batches are looked up in the index meanwhile; restore it from a version or a copy",
                 key=of.manifest_key,
             ) from error
 
@@ -86,12 +92,11 @@ class Coverage:
         found: tuple[Any, Any] = await self._cached(key, decode_index)
         return found
 
-    async def late(self, state: RollupState) -> tuple[list[str], int]:
-        """Manifest ids that came out of order: noted since the notes that were looked at, or set aside. With them the
-        time at which the newest of the notes was stored. Notes are others' too, so they are left where they are."""
-        found, newest_ms = [], 0
+    async def late(self, state: RollupState) -> tuple[list[str], bool]:
+        """Manifest ids that came out of order: noted since the notes that were looked at, or set aside; and whether
+        these are all. Notes are others' too, so they are left where they are."""
+        found = []
         async for info in self._store.list(paths.ROLLUP_WORK):
-            newest_ms = max(newest_ms, info.modified_ms)
             if info.modified_ms >= state.notes_ms:
                 found.append(info.key)
         async for info in self._store.list(paths.ROLLER_ASIDE):
@@ -102,17 +107,18 @@ class Coverage:
                 ids.add(paths.parse_by_time(key)[0])
             except Invalid:
                 continue  # not ours
-        return sorted(ids), newest_ms if len(found) <= LATE_MAX else 0
+        return sorted(ids), len(found) <= LATE_MAX
 
-    async def waiting(self, covered: Covered, ids: Iterable[str]) -> list[str]:
-        """Of batches that wait out of order, those that are in no generation yet."""
+    async def waiting(self, covered: Covered, ids: Iterable[str], unsure: dict[str, Corrupt]) -> list[str]:
+        """Of these batches, those that are in no generation yet. Those of which it cannot be told go into `unsure`."""
         found = []
         for manifest_id in ids:
-            known = covered.holds(manifest_id)
-            if known is None:
-                known = await self.indexed(covered, manifest_id)
-            if not known:
-                found.append(manifest_id)
+            try:
+                known = covered.holds(manifest_id)
+                if not (await self.indexed(covered, manifest_id) if known is None else known):
+                    found.append(manifest_id)
+            except Corrupt as error:
+                unsure[manifest_id] = error
         return found
 
     async def indexed(self, covered: Covered, manifest_id: str) -> bool:

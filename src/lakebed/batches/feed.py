@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from lakebed.batches import paths
-from lakebed.batches.model import AcceptedByTime, RollupWork, read_record
+from lakebed.batches.model import AcceptedByTime, read_record
 from lakebed.batches.raw import verified
 from lakebed.context import Context
 from lakebed.errors import Corrupt, Invalid, NotFound
@@ -97,8 +97,8 @@ class BatchesFeed:
         found = [piece async for piece in self._indexed(from_ns, to_ns)]
         for note in [note async for note in self._notes(start["through_ns"])]:
             if start["late_ms"] < note.modified_ms <= end["late_ms"]:
-                work = read_record(await self._store.get(note.key), RollupWork)
-                found.append(_piece(work.accepted_by_time_key))
+                manifest_id = paths.parse_by_time(note.key)[0]  # a note's name says it all: nobody reads it
+                found.append(_piece(paths.by_time_of(manifest_id)))
         return found
 
     async def load(self, piece: Piece, columns: Sequence[str], wanted: Wanted) -> Any:

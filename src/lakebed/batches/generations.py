@@ -54,6 +54,8 @@ class RollupState(msgspec.Struct, frozen=True):
     abandoned: tuple[int, ...] = ()
     recent: tuple[Generation, ...] = ()  # committed ones that may cover batches accepted since settled_ns
     pending: Generation | None = None
+    swept: int = 0  # of abandoned numbers up to here nothing is left
+    sweep_at_ns: int = 0  # all chunks are looked at again, while some of an abandoned number may be left
 
     def counts(self, sequence: int) -> bool:
         """Whether chunks of this generation are part of the truth."""

@@ -164,9 +164,16 @@ def index_key(hour_ns: int, generation_id: str, part: int) -> str:
 
 def sequence_of_chunk(key: str) -> int:
     """The number of the generation that a rollup or index chunk belongs to. Raises Invalid for any other key."""
-    sequence, _, rest = key.rsplit("/", 1)[-1].partition("-")
-    if len(sequence) != GENERATION_DIGITS or not sequence.isdigit() or not rest.endswith(".zst"):
+    if not key.endswith(".zst"):
         raise Invalid(f"{key!r} is not the key of a chunk")
+    return sequence_of(key)
+
+
+def sequence_of(key: str) -> int:
+    """The number of the generation that a chunk or a manifest belongs to. Raises Invalid for any other key."""
+    sequence, dash, _ = key.rsplit("/", 1)[-1].partition("-")
+    if len(sequence) != GENERATION_DIGITS or not sequence.isdigit() or not dash:
+        raise Invalid(f"{key!r} is of no generation")
     return int(sequence)
 
 

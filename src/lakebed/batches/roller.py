@@ -15,7 +15,7 @@ number is abandoned and its chunks never count.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -25,8 +25,9 @@ from lakebed.batches.coverage import Coverage, Covered
 from lakebed.batches.generations import Aside, Generation, Plan, RollupManifest, RollupState
 from lakebed.batches.model import read_record, write_record
 from lakebed.batches.raw import RawBatches
+from lakebed.batches.rollup_sweeper import AFTER_S, RollupSweeper
 from lakebed.clock import Clock
-from lakebed.errors import AlreadyExists, Conflict, Invalid, LakebedError, Unavailable
+from lakebed.errors import AlreadyExists, Conflict, Corrupt, Invalid, LakebedError, NotFound, Unavailable
 from lakebed.frame.rolling import check_windows
 from lakebed.frame.work import Input, Job, StoredChunk, Told
 from lakebed.ids import Ids
@@ -47,7 +48,8 @@ class Unreadable(msgspec.Struct, frozen=True):
 
 
 class RollupReport(msgspec.Struct):
-    """What one run did. `late` batches came out of order, `skipped` ones were covered already."""
+    """What one run did. `late` batches came out of order, `skipped` ones were covered already; `swept` are old notes
+    and chunks of abandoned generations."""
 
     generations: int = 0
     batches: int = 0
@@ -59,6 +61,7 @@ class RollupReport(msgspec.Struct):
     skipped: int = 0
     resumed: int = 0
     abandoned: int = 0
+    swept: int = 0
     unreadable: list[Unreadable] = []
     through_unix_ns: int = 0
 
@@ -69,6 +72,7 @@ class _Planned(msgspec.Struct, frozen=True):
     notes_ms: int = 0
     late: frozenset[str] = frozenset()
     done: tuple[str, ...] = ()  # what came out of order and is covered already
+    unsure: tuple[Told, ...] = ()  # nobody can tell whether these are covered
     resumed: Generation | None = None
     more: bool = False
 
@@ -87,12 +91,14 @@ class Roller:
         clock: Clock,
         ids: Ids,
         metrics: Metrics,
+        sweep_after_s: float = AFTER_S,
     ) -> None:
         self._store, self._job, self._clock = store, job, clock
         self._windows_s = check_windows(windows_s)
         self._overlap_ns, self._batches_max, self._lease_s = round(overlap_s * 1e9), batches_max, lease_s
         self._raw = RawBatches(store, cache_bytes_max=0)
         self._coverage = Coverage(store, self._raw)
+        self._sweeper = RollupSweeper(store, after_s=sweep_after_s, clock=clock)
         self._lease = Lease(
             store, paths.ROLLER_LEASE, owner=owner, lease_s=lease_s, clock=clock, ids=ids, metrics=metrics
         )
@@ -164,8 +170,12 @@ class Roller:
         for _ in range(GENERATIONS_MAX):
             state, abandoned = await self._now(), report.abandoned
             planned = await self._plan(state, cold, aside, report)
+            await self._set_aside(planned.unsure, report)
+            aside |= {each.manifest_id for each in planned.unsure}
             if planned.covers:
                 aside |= await self._one(state, planned, epoch, report)
+            elif planned.resumed is not None:
+                await self._abandon(epoch, report)
             else:
                 await self._change(lambda at, by=planned: self._advanced(at, by), epoch)  # type: ignore[misc]
             for manifest_id in planned.done:
@@ -175,6 +185,7 @@ class Roller:
         self._aside.set(len(report.unreadable))
         state = (await self.state.read()).value
         await self._sweep_plans(state)
+        await self._sweep(state, epoch, report)
         report.through_unix_ns = state.through_ns
         self._lag.set(max(0.0, (self._clock.now_ns() - report.through_unix_ns) / 1e9))
         return report
@@ -184,43 +195,64 @@ class Roller:
         if state.windows_s and self._windows_s != state.windows_s:
             raise Invalid(
                 f"windows of {list(self._windows_s)} s, but rollups were begun with {list(state.windows_s)} s",
-                hint="a window that older rollups do not have cannot be added to them: set rollup.windows_s back",
+                hint="older rollups do not have other windows: set rollup.windows_s back, or make rollups anew "
+                "(docs/parts/rollups.md)",
             )
         return state
 
     async def _plan(self, state: RollupState, cold: bool, aside: set[str], report: RollupReport) -> _Planned:
         if state.pending is not None:
-            plan = read_record(await self._store.get(paths.plan_key(state.pending.id)), Plan)
+            key = paths.plan_key(state.pending.id)
+            try:
+                plan = read_record(await self._store.get(key), Plan)
+            except (Corrupt, NotFound) as error:  # nobody knows what was begun: it is abandoned
+                self._tell(report, [Unreadable(key, error.message)])
+                return _Planned((), state.through_ns, resumed=state.pending)
             return _Planned(plan.covers, state.through_ns, resumed=state.pending)
         covered = await self._coverage.covered(state)
         if cold:
-            covered = Covered(state, covered.ids | await self._all_covered(state))
+            covered = await self._all_covered(covered)
+        unsure: dict[str, Corrupt] = {}
+        self._tell(report, [Unreadable(str(each.detail.get("key")), each.message) for each in covered.damaged])
         now_ns = self._clock.now_ns()
         since_ns = 0 if cold else state.settled_ns
         # Notes first: a batch whose note is found later is looked for again by the next run.
-        noted, notes_ms = await self._coverage.late(state)
+        noted, whole = await self._coverage.late(state)
+        notes_ms = now_ns // 1_000_000 if whole else 0
         tail: list[str] = []
         async for _, manifest_id in self._raw.entries(since_ns or await self._raw.first_ns(now_ns), now_ns):
-            if manifest_id in covered.ids:
-                report.skipped += 1
-            elif manifest_id not in aside:  # what was set aside in this run is not tried again in it
+            if manifest_id in aside or manifest_id in unsure:
+                continue  # what was set aside in this run is not tried again in it
+            if await self._coverage.waiting(covered, [manifest_id], unsure):
                 tail.append(manifest_id)
+            elif manifest_id not in unsure:
+                report.skipped += 1
             if len(tail) > self._batches_max:
                 break
         more, taken = len(tail) > self._batches_max, tail[: self._batches_max]
         through_ns = paths.parse_by_time(taken[-1])[1] if more else now_ns
-        waiting = await self._coverage.waiting(covered, noted)
+        waiting = await self._coverage.waiting(covered, set(noted) - unsure.keys() - aside, unsure)
         late = frozenset(waiting) - aside - set(tail)
-        done = tuple(sorted(set(noted) - set(waiting)))
-        return _Planned(tuple(sorted({*taken, *late})), through_ns, notes_ms, late=late, done=done, more=more)
+        done = tuple(sorted(set(noted) - set(waiting) - unsure.keys() - aside))
+        told = tuple(
+            Told(0, manifest_id, str(error.detail.get("key")), problem=f"corrupt: {error.message}")
+            for manifest_id, error in unsure.items()
+        )
+        covers = tuple(sorted({*taken, *late}))
+        return _Planned(covers, through_ns, notes_ms, late=late, done=done, unsure=told, more=more)
 
-    async def _all_covered(self, state: RollupState) -> set[str]:
-        found: set[str] = set()
+    async def _all_covered(self, recent: Covered) -> Covered:
+        """The same with what every manifest there is says; those that cannot be read are told."""
+        state, found, damaged = recent.state, set(recent.ids), list(recent.damaged)
         async for info in self._store.list(paths.MANIFESTS):
-            manifest = read_record(await self._store.get(info.key), RollupManifest)
-            if state.counts(manifest.generation.sequence):
-                found.update(manifest.covers)
-        return found
+            try:
+                if state.counts(paths.sequence_of(info.key)):
+                    found.update(read_record(await self._store.get(info.key), RollupManifest).covers)
+            except Corrupt as error:
+                damaged.append(error)
+            except Invalid:
+                continue  # not ours
+        return Covered(state, frozenset(found), tuple(damaged))
 
     async def _one(self, state: RollupState, planned: _Planned, epoch: int, report: RollupReport) -> set[str]:
         """One generation, from reading to its commit; or none under way, when it cannot be finished as it was begun.
@@ -263,19 +295,29 @@ class Roller:
             if each.manifest_id in planned.late or planned.resumed is not None:
                 await self._store.delete(paths.aside_key(each.manifest_id))
 
+    async def _sweep(self, state: RollupState, epoch: int, report: RollupReport) -> None:
+        swept = await self._sweeper.sweep(state)
+        report.swept = swept.notes + swept.chunks
+        if swept.noted(state) != state:
+            await self._change(swept.noted, epoch)
+
     async def _sweep_plans(self, state: RollupState) -> None:
         """Removes plans whose numbers are decided; what is under way, whoever began it, has a later number."""
         async for info in self._store.list(paths.ROLLER_PLANS):
             if info.key.rsplit("/", 1)[-1] < f"{state.committed + 1:0{paths.GENERATION_DIGITS}d}":
                 await self._store.delete(info.key)
 
-    async def _set_aside(self, bad: list[Told], report: RollupReport) -> None:
+    async def _set_aside(self, bad: Sequence[Told], report: RollupReport) -> None:
         """Notes what could not be read, so that a mended batch is rolled up and a query knows what is missing."""
         for each in bad:
             note = Aside("lightmetrics.rollup_aside.v1", each.manifest_id, each.key, each.problem)
             with suppress(AlreadyExists):  # noted with another problem
                 await self._store.create(paths.aside_key(each.manifest_id), write_record(note))
-            report.unreadable = [*report.unreadable, Unreadable(each.key, each.problem)]
+            self._tell(report, [Unreadable(each.key, each.problem)])
+
+    def _tell(self, report: RollupReport, bad: list[Unreadable]) -> None:
+        known = {each.key for each in report.unreadable}
+        report.unreadable = [*report.unreadable, *({each.key: each for each in bad if each.key not in known}.values())]
 
     async def _abandon(self, epoch: int, report: RollupReport) -> None:
         report.abandoned += 1

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from lakebed.batches.acceptance import LATE_NS
+from lakebed.batches.rollup_sweeper import AFTER_S
 from lakebed.frame.model import Limits
 from lakebed.frame.rolling import check_windows
 from lakebed.settings import Contradiction, Secret, Section, describe
@@ -144,6 +145,13 @@ class RollupSettings(Section, frozen=True):
     )
     batches_max: Annotated[int, describe("batches rolled up together, in one generation of chunks")] = 10_000
     lease_s: Annotated[float, describe("how long the one who rolls up may be silent before another takes over")] = 60.0
+    sweep_after_s: Annotated[
+        float,
+        describe(
+            "age at which notes of late batches and chunks of abandoned generations go; readers that were away for"
+            " longer begin anew"
+        ),
+    ] = AFTER_S
 
     def check(self) -> None:
         check_windows(self.windows_s)
@@ -156,5 +164,9 @@ class RollupSettings(Section, frozen=True):
         for name in ("batches_max", "lease_s"):
             if getattr(self, name) < 1:
                 raise Contradiction(f"rollup.{name}", f"rollup.{name}", "must be at least 1")
+        if self.sweep_after_s < 2 * self.overlap_s:
+            raise Contradiction(
+                "rollup.sweep_after_s", "rollup.overlap_s", "notes would go before everybody has looked at them"
+            )
         if self.interval_s < 0:
             raise Contradiction("rollup.interval_s", "rollup.interval_s", "cannot be below zero")

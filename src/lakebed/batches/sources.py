@@ -72,7 +72,7 @@ class Sources:
     async def points(self, take: Take, selector: Selector, from_ns: int, to_ns: int, through_ns: int) -> Reading:
         """Offers every batch that may hold points of the range; those accepted after `through_ns` if they are at hand.
 
-        Raises Corrupt when it cannot be told what is covered.
+        Raises Corrupt when the state of rollups cannot be read.
         """
         reading = self._begin()
         for _, batch in self._live.batches():
@@ -82,7 +82,7 @@ class Sources:
             return reading
         covered = await self.coverage.look()
         indexed = await self._indexed(reading, covered, selector, from_ns, to_ns)
-        tail, full = await self._tail(covered, from_ns, through_ns, len(indexed))
+        tail, full = await self._tail(reading, covered, from_ns, through_ns, len(indexed))
         if full:
             reading.missing.append(f"more than {self._batches_max} raw batches lie in the range")
         blobs = [self._take_blob(reading, take, sha256) for sha256 in indexed]
@@ -93,7 +93,8 @@ class Sources:
     async def uncovered(self, take: Take, covered: Covered, from_ns: int, to_ns: int, through_ns: int) -> Reading:
         """Offers every batch that is in no rollup of this snapshot, and may hold samples of the range."""
         reading = self._begin()
-        tail, full = await self._tail(covered, from_ns, through_ns, 0)
+        reading.damaged_chunks += len(covered.damaged)
+        tail, full = await self._tail(reading, covered, from_ns, through_ns, 0)
         waiting = set(tail)
         for manifest_id, batch in self._live.accepted():
             # Accepted long ago and not waiting: the roller has seen it.
@@ -136,17 +137,28 @@ class Sources:
             if _digest(paths.manifest_id(identity, 0)) not in landed:
                 self._offer(reading, take, "spool", batch)
 
-    async def _tail(self, covered: Covered, from_ns: int, through_ns: int, taken: int) -> tuple[list[str], bool]:
+    async def _tail(
+        self, reading: Reading, covered: Covered, from_ns: int, through_ns: int, taken: int
+    ) -> tuple[list[str], bool]:
         """Manifest ids that are in no generation: accepted since what is settled, or waiting out of order.
 
-        Told with whether there were more than a query may read. What live state holds is left out of the count.
+        Told with whether there were more than a query may read. What live state holds is left out of the count, and
+        batches of which nobody can tell whether they are in one count as damaged.
         """
+        unsure: dict[str, Corrupt] = {}
+        found, full = await self._waiting(covered, from_ns, through_ns, taken, unsure)
+        reading.damaged += len(unsure)
+        return found, full
+
+    async def _waiting(
+        self, covered: Covered, from_ns: int, through_ns: int, taken: int, unsure: dict[str, Corrupt]
+    ) -> tuple[list[str], bool]:
         since_ns = max(0, from_ns - SKEW_NS, covered.state.settled_ns)
         found: list[str] = []
         room = self._batches_max - taken
         if since_ns <= through_ns:
             async for _, manifest_id in self._raw.entries(since_ns, through_ns):
-                if manifest_id in covered.ids:
+                if not await self.coverage.waiting(covered, [manifest_id], unsure):
                     continue
                 if not self._live.holds(manifest_id):
                     room -= 1
@@ -156,7 +168,7 @@ class Sources:
         if covered.state.settled_ns:  # otherwise nothing was passed by yet
             seen = set(found)
             noted, _ = await self.coverage.late(covered.state)
-            late = await self.coverage.waiting(covered, [each for each in noted if each not in seen])
+            late = await self.coverage.waiting(covered, [each for each in noted if each not in seen], unsure)
             found += late[:room]
             return found, len(late) > room
         return found, False
@@ -184,7 +196,10 @@ class Sources:
         if self._live.holds(manifest_id):
             return
         entry = await self._raw.entry(paths.by_time_of(manifest_id))
-        if entry is None or entry.last_time_unix_ns < from_ns or entry.first_time_unix_ns >= to_ns:
+        if entry is None:  # entries never go: this one is damaged, and nobody knows what the batch holds
+            reading.damaged += 1
+            return
+        if entry.last_time_unix_ns < from_ns or entry.first_time_unix_ns >= to_ns:
             return
         await self._take_blob(reading, take, entry.frame_sha256)
 

@@ -14,7 +14,9 @@ import msgspec
 
 from lakebed.clock import Clock
 from lakebed.context import Context, make_context
+from lakebed.ids import Ids
 from lakebed.settings import Settings
+from lakebed.store.settings import StoreSettings
 
 
 class Check(msgspec.Struct, frozen=True, rename={"passed": "pass"}):
@@ -49,6 +51,13 @@ class Stand(msgspec.Struct, frozen=True):
     def context(self, role: str = "bench") -> Context:
         """A fresh context with a store client and metrics of its own."""
         return make_context(self.settings, role=role)
+
+    def apart(self, role: str = "bench") -> Context:
+        """A fresh context in a new folder of the bucket: nothing is there but what it writes."""
+        place = self.settings.of(StoreSettings)
+        folder = f"bench-{Ids().token()}"
+        inside = msgspec.structs.replace(place, prefix=f"{place.prefix.rstrip('/')}/{folder}".lstrip("/"))
+        return make_context(self.settings.having(inside), role=role)
 
     @property
     def rounds(self) -> int:

@@ -1,191 +1,129 @@
-"""`lakebed bench pipeline`: accepted batches to bronze, beside Spark's own Parquet read and write of the same rows.
+"""`lakebed bench pipeline`: accepted batches to bronze and to rollups, beside Spark's own run over the same rows; and
+the audit of a million manifests.
 
-Bronze pays for finding the batches, fetching them from the bucket, verifying their hashes, writing to the bucket and
-committing; Spark's own pays for none of it: its files come from local disk and go to local disk.
+Spark's own reads the rows from Parquet on local disk, aggregates them into windows of a minute, and writes Parquet to
+local disk. Bronze and rollups pay for what it does not: finding the batches, fetching them from the bucket, verifying
+their hashes, writing to the bucket and committing; rollups make three windows with exact sums, sketches and an index.
+What it costs when the data doubles is measured in the same rounds, on a second fleet of twice the samples.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
-from lakebed.batches import acceptance, paths
-from lakebed.batches.model import ACCEPTED_SCHEMA, Accepted, write_record
 from lakebed.bench.audit import audit
-from lakebed.bench.harness import Check, Stand, at_least, at_most, rounds_of, told
-from lakebed.bench.rollups import rollups
-from lakebed.context import Context
+from lakebed.bench.fleet import Fleet, fleet
+from lakebed.bench.harness import Check, Contender, Stand, at_least, at_most, rounds_of, told
+from lakebed.bench.rollups import roll
 from lakebed.errors import Corrupt
-from lakebed.feed import Limit, ahead
-from lakebed.frame.codec import decode, encode
-from lakebed.frame.model import Columns, Identity
+from lakebed.feed import Limit
 from lakebed.pipeline.settings import SparkSettings
 
-SAMPLES_PER_BATCH = 10_000
-SERIES = 200
-NATIVE_BAR = 0.5  # bronze ÷ Spark's own read and write, samples a second
+SAMPLES, SAMPLES_QUICK = 2_000_000, 600_000
+ROUNDS, ROUNDS_QUICK = 5, 3
+NATIVE_BAR = 0.5  # bronze or rollups ÷ Spark's own, samples a second
 LINEAR_BAR = 2.6  # time for twice the samples ÷ time for the samples: twice, and what noise adds
-START_NS = 1_790_000_000_000_000_000
+OURS = {"bronze": "bronze", "rollup": "rollups"}
 
 
 async def bench(stand: Stand) -> Sequence[Check]:
-    context = stand.context()
-    fleet = Fleet(context)
     folder = Path(tempfile.mkdtemp(prefix="lakebed-bench-"))
-    checks: list[Check] = []
     try:
-        for part in PARTS:
-            checks += await part(stand, context, fleet, folder)
+        return [*await _samples(stand, folder), *await audit(stand, folder)]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return checks
 
 
-class Fleet:
-    """Accepted batches in the bucket, as collectors leave them: made once, read by every part of the bench."""
+async def _samples(stand: Stand, folder: Path) -> list[Check]:
+    from lakebed.pipeline.session import warm
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self.batches = 0
-
-    @property
-    def samples(self) -> int:
-        return self.batches * SAMPLES_PER_BATCH
-
-    async def grow(self, samples: int) -> None:
-        """Accepts batches until there are so many samples."""
-        wanted = range(self.batches, -(-samples // SAMPLES_PER_BATCH))
-        async for _ in ahead(list(wanted), self._accept):
-            self.batches += 1
-
-    async def _accept(self, number: int) -> None:
-        first = number * SAMPLES_PER_BATCH
-        identity = Identity(f"agent-{number % 8}", "boot", first, first + SAMPLES_PER_BATCH - 1)
-        frame = encode(identity, _columns(first))
-        sha256 = hashlib.sha256(frame).hexdigest()
-        accepted = Accepted(
-            ACCEPTED_SCHEMA,
-            identity.agent_id,
-            identity.boot_id,
-            identity.seq_start,
-            identity.seq_end,
-            sha256,
-            len(frame),
-            paths.blob_key(sha256),
-            START_NS + number * 1_000_000,
-            "bench",
-            1,
-            1,
-        )
-        store = self._context.store
-        await store.create(accepted.raw_blob_key, frame)
-        await store.create(paths.accepted_key(identity), write_record(accepted))
-        entry = acceptance.by_time(accepted, acceptance.span_of(decode(frame)))
-        await store.create(entry.key, entry.data)
-
-
-async def _bronze(stand: Stand, context: Context, fleet: Fleet, folder: Path) -> list[Check]:
-    count = 400_000 if stand.quick else 2_000_000
-    await fleet.grow(count)
-    runs = BronzeRuns(context, folder)
-    stand.tell("Spark starts, and warms up on both")
-    await asyncio.to_thread(runs.warm, count)
-    stand.tell(f"{count} samples to bronze and Spark's own read and write of them, in turn")
-    rounds = 3 if stand.quick else 5
-
-    async def ours() -> float:
-        return await asyncio.to_thread(runs.ingest, count)
-
-    async def native() -> float:
-        return await asyncio.to_thread(runs.native, count)
-
-    seen = await rounds_of(rounds, {"bronze": ours, "native": native})
-    stand.tell("twice as many samples")
-    await fleet.grow(2 * count)
-    doubled = [await asyncio.to_thread(runs.ingest, 2 * count) for _ in range(rounds)]
-    once = [count / rate for rate in seen["bronze"]]
-    twice = [2 * count / rate for rate in doubled]
+    count = SAMPLES_QUICK if stand.quick else SAMPLES
+    warm(stand.settings.of(SparkSettings))
+    stand.tell(f"{count} samples are accepted, and twice as many beside them")
+    once, twice = await fleet(stand, count), await fleet(stand, 2 * count)
+    stand.tell("Spark starts, and warms up")
+    await asyncio.to_thread(_rows, once, folder / "rows")
+    contenders: dict[str, Contender] = {
+        "bronze": lambda: asyncio.to_thread(ingest, once),
+        "rollup": lambda: roll(once),
+        "aggregate": lambda: _native(once, folder),
+        "bronze twice": lambda: asyncio.to_thread(ingest, twice),
+        "rollup twice": lambda: roll(twice),
+    }
+    for name in ("rollup", "aggregate"):  # bronze has run by now
+        await contenders[name]()
+    stand.tell(f"{count} samples to bronze, to rollups, and through Spark's own, in turn; and twice as many")
+    seen = await rounds_of(ROUNDS_QUICK if stand.quick else ROUNDS, contenders)
     return [
-        told(f"{count} accepted samples to bronze", seen["bronze"], "samples/s"),
-        told("Spark's own Parquet read and write of them", seen["native"], "samples/s"),
-        at_least("bronze ÷ Spark's own", seen["bronze"], seen["native"], NATIVE_BAR),
-        at_most("time for twice the samples ÷ for the samples", twice, once, LINEAR_BAR),
+        *(told(f"{count} accepted samples to {OURS[name]}", seen[name], "samples/s") for name in OURS),
+        told("Spark's own read-aggregate-write of them", seen["aggregate"], "samples/s"),
+        *(
+            at_least(f"{OURS[n]} ÷ Spark's own read-aggregate-write", seen[n], seen["aggregate"], NATIVE_BAR)
+            for n in OURS
+        ),
+        *(
+            at_most(
+                f"{OURS[name]}: time for twice the samples ÷ for the samples",
+                [2 * count / rate for rate in seen[f"{name} twice"]],
+                [count / rate for rate in seen[name]],
+                LINEAR_BAR,
+            )
+            for name in OURS
+        ),
     ]
 
 
-async def _rollups(stand: Stand, context: Context, fleet: Fleet, folder: Path) -> list[Check]:
-    return await rollups(stand, context, fleet, folder, START_NS + 1_800_000_000_000)
+def _session(given: Fleet) -> Any:
+    from lakebed.pipeline.session import open_session
+
+    return open_session(given.context.settings.of(SparkSettings))
 
 
-# What is measured, in order, on one fleet and one session: each gives its checks.
-Part = Callable[[Stand, Context, Fleet, Path], Awaitable[list[Check]]]
-PARTS: tuple[Part, ...] = (_bronze, _rollups, audit)
+def _samples_of(spark: Any, given: Fleet) -> Any:
+    from lakebed.pipeline.samples import Samples
+
+    return Samples(spark, given.context, name=f"bench/{given.context.ids.token()}")
 
 
-class BronzeRuns:
-    """One run into a fresh table, and Spark's own run over the same rows. Both give samples a second."""
-
-    def __init__(self, context: Context, folder: Path) -> None:
-        self._context, self._folder = context, folder
-
-    @property
-    def _spark(self) -> Any:
-        from lakebed.pipeline.session import open_session
-
-        return open_session(self._context.settings.of(SparkSettings))
-
-    def warm(self, count: int) -> None:
-        """Writes the rows for Spark's own run, from bronze itself, and runs each once."""
-        from lakebed.pipeline.samples import Samples
-
-        samples = Samples(self._spark, self._context, name=f"bench/{self._context.ids.token()}")
-        samples.step(Limit())
-        samples.table.read().repartition(4).write.parquet(str(self._folder / "rows"))
-        self.native(count)
-
-    def ingest(self, count: int) -> float:
-        from lakebed.pipeline.samples import Samples
-
-        samples = Samples(self._spark, self._context, name=f"bench/{self._context.ids.token()}")
-        began = self._context.clock.monotonic_s()
-        report = samples.step(Limit())
-        seconds = self._context.clock.monotonic_s() - began
-        if report is None or report.good != count or samples.table.snapshot().rows != count:
-            raise Corrupt(f"{count} samples were accepted, but bronze says {msgspec.to_builtins(report)}")
-        return count / seconds
-
-    def native(self, count: int) -> float:
-        spark = self._spark
-        began = self._context.clock.monotonic_s()
-        spark.read.parquet(str(self._folder / "rows")).write.mode("overwrite").parquet(str(self._folder / "written"))
-        return count / (self._context.clock.monotonic_s() - began)
+def _rows(given: Fleet, to: Path) -> None:
+    """The fleet's rows as Parquet on local disk, for Spark's own runs: taken from bronze itself."""
+    samples = _samples_of(_session(given), given)
+    samples.step(Limit())
+    samples.table.read().repartition(4).write.parquet(str(to))
 
 
-def _columns(first: int) -> Columns:
-    """Samples of two hundred series, as columns: what a host's exporter gives, each series with two labels."""
-    seq = np.arange(first, first + SAMPLES_PER_BATCH)
-    metrics = [f"metric_{n:03d}_total" for n in range(SERIES // 4)]
-    hosts = [f"host-{n}" for n in range(4)]
-    strings = tuple(sorted([*metrics, *hosts, "host", "zone", "eu-1"]))
-    at = {text: n for n, text in enumerate(strings)}
-    series = range(SERIES)
-    values = [(at[hosts[n % 4]], at["eu-1"]) for n in series]
-    return Columns(
-        times_ns=(START_NS + seq * 1_000_003).astype("<i8"),
-        values=np.round(np.sin(seq / 50.0) * 100 + seq % 7, 3).astype("<f8"),
-        kinds=np.full(SAMPLES_PER_BATCH, 2, "u1"),
-        series=(seq % SERIES).astype("<u4"),
-        series_metric=np.array([at[metrics[n // 4]] for n in series], "<u4"),
-        label_offsets=np.arange(0, 2 * SERIES + 1, 2).astype("<u4"),
-        label_names=np.array([at["host"], at["zone"]] * SERIES, "<u4"),
-        label_values=np.array(values, "<u4").reshape(-1),
-        strings=strings,
+def ingest(given: Fleet) -> float:
+    """Everything into a fresh table, in samples a second. Raises Corrupt unless every sample is there."""
+    samples, clock = _samples_of(_session(given), given), given.context.clock
+    began = clock.monotonic_s()
+    report = samples.step(Limit())
+    seconds = clock.monotonic_s() - began
+    if report is None or report.good != given.samples or samples.table.snapshot().rows != given.samples:
+        raise Corrupt(f"{given.samples} samples were accepted, but bronze says {msgspec.to_builtins(report)}")
+    return given.samples / seconds
+
+
+async def _native(given: Fleet, folder: Path) -> float:
+    spark, clock = _session(given), given.context.clock
+    began = clock.monotonic_s()
+    await asyncio.to_thread(aggregate, spark, folder / "rows", folder / "written")
+    return given.samples / (clock.monotonic_s() - began)
+
+
+def aggregate(spark: Any, rows: Path, to: Path) -> None:
+    """Spark's own: one window of 60 s, with the five plain numbers of a row."""
+    spark.read.parquet(str(rows)).createOrReplaceTempView("samples")
+    made = spark.sql(
+        """SELECT agent_id, metric, labels, time_ns - time_ns % 60000000000 AS start_ns, count(*) AS count,
+                  sum(value) AS sum, min(value) AS min, max(value) AS max, max(time_ns) AS last_ns,
+                  max_by(value, time_ns) AS last
+           FROM samples GROUP BY ALL"""
     )
+    made.write.mode("overwrite").parquet(str(to))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -100,6 +101,11 @@ def _show(record: AuditRecord) -> None:
     kept = record.conservation
     if kept.checked:
         say("conservation: " + " → ".join(f"{name} {count}" for name, count in kept.stages.items()))
+        if kept.waiting:
+            say(f"  {kept.waiting} samples wait for bronze: lakebed pipeline run")
+        if kept.kept_since_unix_ns:
+            since = datetime.fromtimestamp(kept.kept_since_unix_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S")
+            say(f"  bronze is kept since {since} UTC: {kept.expired} samples accepted before are not in it")
         for row in kept.rows[:SHOWN]:
             say(f"  {row.agent_id} {row.hour}: {_named(row)}")
         if not kept.wrong:

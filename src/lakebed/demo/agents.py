@@ -17,7 +17,6 @@ from lakebed.batches import paths
 from lakebed.batches.workers import reconciler
 from lakebed.context import Context
 from lakebed.demo.fleet import QUEUE
-from lakebed.demo.rolled import prove_rollups
 from lakebed.demo.stage import Stage, exited
 from lakebed.embedded.child import Child
 from lakebed.errors import Unavailable
@@ -37,7 +36,7 @@ CLONE = "boot-of-a-clone"
 async def play(stage: Stage) -> None:
     context = stage.context()
     folder = stage.folder / "demo" / f"fleet-{context.ids.token()[:8]}"
-    samples, began_ns = stage.scaled(SAMPLES), context.clock.now_ns()
+    samples = stage.scaled(SAMPLES)
     second, url = await stage.gateway("collector-2", parts=("batches",))
     async with httpx2.AsyncClient(timeout=30.0) as client:
         ours, standing = await _plant_conflict(client, stage, folder)
@@ -57,7 +56,6 @@ async def play(stage: Stage) -> None:
     stage.check("the agents sent everything and ended", code == 0, f"exit code {code}")
     await _count(stage, context, folder, samples)
     await _indexed(stage, context)
-    stage.counted("counted samples", "in rollups", await prove_rollups(stage, context, "demo_count", began_ns))
     await _parked(stage, folder, ours, standing)
     async with httpx2.AsyncClient(timeout=30.0) as client:
         await _repeat(stage, context, client, folder)

@@ -10,6 +10,7 @@ from lakebed.demo.audit import prove_conserved
 from lakebed.demo.bronze import prove_bronze
 from lakebed.demo.rollups import prove_rollups
 from lakebed.demo.stage import Stage
+from lakebed.gateway.rollups import spark_job
 from lakebed.pipeline.settings import SparkSettings
 from lakebed.store.settings import StoreSettings
 
@@ -62,7 +63,7 @@ def _tabulate(stage: Stage, context: Context, listed: list[tuple[str, str, int]]
     stage.check("totals agree", tuple(total) == wanted, f"{tuple(total)}")
     _read_elsewhere(stage, table, wanted[0])
     prove_bronze(stage, context, spark)
-    prove_rollups(stage, context, spark)
+    asyncio.run(prove_rollups(stage, context, spark_job(context, spark)))
     prove_conserved(stage, context, spark)
 
 

@@ -22,6 +22,7 @@ def roller(context: Context, job: Job | None = None) -> Roller:
         overlap_s=settings.overlap_s,
         batches_max=settings.batches_max,
         lease_s=settings.lease_s,
+        sweep_after_s=settings.sweep_after_s,
         owner=context.node,
         clock=context.clock,
         ids=context.ids,

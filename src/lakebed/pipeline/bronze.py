@@ -34,6 +34,7 @@ from lakebed.pipeline.session import parallelism
 from lakebed.pipeline.tables import merge
 from lakebed.pipeline.tables.location import Location
 from lakebed.pipeline.tables.table import Table
+from lakebed.pipeline.tasks import in_arrow
 from lakebed.store.protocol import Store
 from lakebed.tick_manifest import BadManifest, TickTable
 from lakebed.traces import traced
@@ -168,7 +169,7 @@ class Bronze:
             return []
         columns, keys = [table.schema for table in tick.tables], [table.primary_keys for table in tick.tables]
         task = parts.looking(self._location, columns, keys, drafts)
-        told = self._listed(asked).mapInArrow(task, parts.ANSWER).collect()
+        told = in_arrow(self._listed(asked), task, parts.ANSWER).collect()
         seen = sorted((msgspec.json.decode(row["told"], type=Seen) for row in told), key=lambda one: one.file_seq)
         for one in seen:
             if one.error_class:
@@ -245,7 +246,7 @@ class Bronze:
         asked = [Asked(0, p.file_seq, tick.keys[p.file_seq], p.rows) for p in table.parquets if p.rows]
         if not asked:
             return self._spark.createDataFrame([], schema)
-        rows = self._listed(asked).mapInArrow(parts.reading_parts(self._location, table.schema), schema)
+        rows = in_arrow(self._listed(asked), parts.reading_parts(self._location, table.schema), schema)
         return last_of_each(rows, table.primary_keys) if may_repeat(table, seen) else rows
 
     def _projected(self, tick: Tick, table: TickTable, spec: TableSpec) -> list[Expression]:

@@ -23,6 +23,7 @@ from pyspark.sql import functions as F
 from lakebed.errors import Corrupt, Invalid, NotFound, Unavailable
 from lakebed.pipeline.listing import LISTING, Listing, kept
 from lakebed.pipeline.tables.location import Location
+from lakebed.pipeline.tasks import in_arrow
 
 FILES_MAX = 100_000  # data files of one report; AWS writes some 100 MB each
 MANIFEST_BYTES_MAX = 64 * 1024 * 1024
@@ -98,8 +99,8 @@ def inventory(spark: SparkSession, shelf: Shelf, manifest_key: str, *, prefix: s
     files = spark.createDataFrame(
         [(file.key, file.size, file.md5) for file in manifest.files], "file string, size bigint, md5 string"
     ).repartition(max(1, min(len(manifest.files), 1024)))
-    _check(files.mapInArrow(checking(shelf), "file string, problem string"))
-    rows = files.mapInArrow(reading(shelf, manifest.format, columns_of(manifest)), LISTING)
+    _check(in_arrow(files, checking(shelf), "file string, problem string"))
+    rows = in_arrow(files, reading(shelf, manifest.format, columns_of(manifest)), LISTING)
     if manifest.format == "CSV":
         rows = rows.withColumn("key", F.coalesce(F.try_url_decode("key"), F.col("key")))
     return kept(_below(rows, prefix), int(manifest.created_ms) * 1_000_000, "inventory")

@@ -20,6 +20,7 @@ from lakebed.context import Context
 from lakebed.delta.model import Committed, TableSpec
 from lakebed.pipeline.tables.location import Location
 from lakebed.pipeline.tables.table import Table
+from lakebed.pipeline.tasks import in_arrow
 from lakebed.store.settings import StoreSettings
 
 Judge = Callable[[Iterator[Any]], Iterator[Any]]
@@ -42,7 +43,7 @@ def candidates(listing: DataFrame, judge: Judge, schema: str, *, versions: bool)
     if versions:
         newest_first = ["key", F.col("is_latest").desc(), F.col("modified_ns").desc()]
         listing = listing.repartition("key").sortWithinPartitions(*newest_first)
-    return listing.mapInArrow(judge, schema)
+    return in_arrow(listing, judge, schema)
 
 
 def tell(found: DataFrame, *, sample: int = SAMPLE) -> Told:

@@ -23,6 +23,7 @@ from pyspark.sql import functions as F
 
 from lakebed.clock import Clock
 from lakebed.errors import Invalid, Unavailable
+from lakebed.pipeline.tasks import in_arrow
 from lakebed.store.reader import Page, Reader
 from lakebed.store.settings import StoreSettings
 
@@ -88,7 +89,8 @@ def list_bucket(
         reader.close()
     asked = spark.createDataFrame([(each.prefix, each.deep) for each in folders], "prefix string, deep boolean")
     spread = tasks or max(TASKS_MIN, int(spark.conf.get("spark.sql.shuffle.partitions") or 0))
-    rows = asked.repartition(min(len(folders), spread)).mapInArrow(walking(settings, versions=every), LISTING)
+    shared = asked.repartition(min(len(folders), spread))
+    rows = in_arrow(shared, walking(settings, versions=every), LISTING)
     return kept(rows, began_ns, "versions" if every else "list")
 
 

@@ -26,11 +26,14 @@ from lakebed.pipeline.bronze_parts import line_of
 from lakebed.pipeline.lineage import Dataset, Lineage
 from lakebed.pipeline.session import open_session, parallelism
 from lakebed.pipeline.settings import SparkSettings
+from lakebed.pipeline.tasks import in_arrow
 from lakebed.settings import Settings
 from lakebed.store.protocol import Store
 
 TASKS_PER_CORE = 3  # so that one slow task does not hold up the others
+STORING_PER_CORE = 2  # likewise; such a task waits for the bucket as much as it works
 BATCHES_PER_TASK_MIN = 8
+BYTES_AT_ONCE = 16 * 1024 * 1024  # of partial rows that are made into chunks together
 CONFLICT = "stands with other bytes"
 ROWS, TOLD, STORED, NOTED = 0, 1, 2, 3  # what a row of the job is
 
@@ -88,7 +91,7 @@ class SparkJob:
         count = max(1, min(cores * TASKS_PER_CORE, len(inputs) // BATCHES_PER_TASK_MIN))
         shares = [inputs[at::count] for at in range(count)]
         task = reading(self._settings, shares, self._windows_s, self._reading)
-        self._frame = spark.range(0, count, 1, count).mapInArrow(task, SCHEMA).persist(StorageLevel.MEMORY_AND_DISK)
+        self._frame = in_arrow(spark.range(0, count, 1, count), task, SCHEMA).persist(StorageLevel.MEMORY_AND_DISK)
         told = _run(lambda: self._kept().where(f"kind = {TOLD}").select("data").collect())
         return sorted(
             (each for row in told for each in msgspec.json.decode(bytes(row["data"]), type=list[Told])),
@@ -97,10 +100,10 @@ class SparkJob:
 
     def _write(self, generation_id: str) -> tuple[list[StoredChunk], dict[int, list[Any]]]:
         spark = self._spark()
-        count = int(spark.conf.get("spark.sql.shuffle.partitions") or 4) * 2
+        count = parallelism(spark) * STORING_PER_CORE
         task = writing(self._settings, generation_id, self._windows_s, self._storing)
         rows = self._kept().where(f"kind = {ROWS}").repartition(count, "span", "metric")
-        found = _run(lambda: rows.mapInArrow(task, SCHEMA).collect())
+        found = _run(lambda: in_arrow(rows, task, SCHEMA).collect())
         stored: list[StoredChunk] = []
         series: dict[int, list[Any]] = {}
         for row in found:
@@ -147,7 +150,7 @@ def writing(settings: Settings, generation_id: str, windows_s: tuple[int, ...], 
                 *(batch[name].to_pylist() for name in ("span", "metric", "data")), strict=True
             ):
                 held.setdefault((span, metric), []).append(ipc_table(data))
-        tables = [pa.concat_tables(parts) for _, parts in sorted(held.items())]
+        tables = list(gathered([pa.concat_tables(parts) for _, parts in sorted(held.items())]))
         # One storing of all chunks, so that many are on their way at once while others are made.
         made = (chunk for table in tables for chunk in chunks(table, windows_s))
         stored = asyncio.run(_awaited(store_all(store, generation_id, made)))
@@ -156,6 +159,20 @@ def writing(settings: Settings, generation_id: str, windows_s: tuple[int, ...], 
         yield _batch(rows)
 
     return run
+
+
+def gathered(tables: Sequence[Any]) -> Iterator[Any]:
+    """The tables in order, several as one: arithmetic costs by the call as well as by the row, memory by the row."""
+    import pyarrow as pa
+
+    some: list[Any] = []
+    for table in tables:
+        some.append(table)
+        if sum(each.nbytes for each in some) >= BYTES_AT_ONCE:
+            yield pa.concat_tables(some)
+            some = []
+    if some:
+        yield pa.concat_tables(some)
 
 
 async def _awaited(work: Awaitable[Any]) -> Any:

@@ -30,6 +30,7 @@ from lakebed.pipeline.samples_task import Told, ingesting
 from lakebed.pipeline.tables.files import shown
 from lakebed.pipeline.tables.location import Location
 from lakebed.pipeline.tables.table import Table
+from lakebed.pipeline.tasks import in_arrow
 from lakebed.spark.feeds import open_feed
 from lakebed.spark.pruning import shared_out
 from lakebed.store.settings import StoreSettings
@@ -39,6 +40,7 @@ NAME, QUARANTINE = "batches/samples", "batches/quarantine"
 OPTIONS = {"settle_s": "0"}  # the overlap does what the pause does for others
 OVERLAP_S = 900.0  # as far as the reconciler looks back: lost events, clock skew, retries, crashes
 FOREVER = {"through_ns": 2**63 - 1}
+NEVER_NS = 1
 RACES_MAX = 30
 BYTES_PER_TASK = 8 * 1024 * 1024  # of frames
 TASKS_PER_CORE = 2
@@ -89,6 +91,7 @@ class Samples:
             number = state.applied.get(SOURCE, -1)
             known = self._known(state)
             offset = known[0].offset if known else asyncio.run(self._feed.begin())
+            looked_ns = self._context.clock.now_ns()
             planned, reached = asyncio.run(plan(offset, known, state, limit, bad))
             if not planned.works:
                 return None
@@ -100,7 +103,10 @@ class Samples:
                 continue  # the numbers of what cannot be read are not in the table: who else brings them is no double
             self.aside.put(problems)
             written = [file for one in told for file in one.files]
-            note = planning.note_of(reached, planning.unnumbered([work.piece for work in planned.works], bad))
+            if planned.cut or reached == offset:  # not everything was taken that this look showed
+                looked_ns = known[0].looked_ns if known else NEVER_NS
+            pieces = planning.unnumbered([work.piece for work in planned.works], bad)
+            note = planning.note_of(reached, pieces, looked_ns)
             try:
                 done = self.table.append_files(
                     written, Batch(SOURCE, number + 1, after=number), note=msgspec.json.encode(note).decode()
@@ -109,7 +115,8 @@ class Samples:
                 continue
             if done.repeated:  # the same step of another run: it may have taken other batches
                 continue
-            return self._report(done.version, planned, told)
+            more = planned.cut or 0 < limit.objects <= len(planned.works)  # nobody has looked behind the limit
+            return self._report(done.version, planned, told, more)
         raise Overloaded(f"others committed to {self._spec.name} first {RACES_MAX} times")
 
     async def _plan(
@@ -165,7 +172,7 @@ class Samples:
         frame = self._spark.createDataFrame(asked, "works string").coalesce(1)
         frame = frame.repartition(len(asked)) if len(asked) > 1 else frame
         task = ingesting(SOURCE, self._context.settings, OPTIONS, self._spec, self._location)
-        return [msgspec.json.decode(row["told"], type=Told) for row in frame.mapInArrow(task, "told string").collect()]
+        return [msgspec.json.decode(row["told"], type=Told) for row in in_arrow(frame, task, "told string").collect()]
 
     def _known(self, state: Snapshot) -> list[StepNote]:
         """The notes of the last steps, newest first, back to where the overlap ends."""
@@ -188,7 +195,7 @@ class Samples:
 
         return asyncio.run(read())
 
-    def _report(self, version: int, step: Step, told: Sequence[Told]) -> IngestReport:
+    def _report(self, version: int, step: Step, told: Sequence[Told], more: bool) -> IngestReport:
         good = sum(one.rows for one in told)
         doubled = sum(one.doubled for one in told)
         problems = [problem for one in told for problem in one.problems]
@@ -204,7 +211,7 @@ class Samples:
             duplicates=doubled,
             unreadable=tuple(problem.key for problem in problems),
             through=datetime.fromtimestamp(newest_ns / 1e9, UTC).isoformat(),
-            lag_s=max(0.0, round((self._context.clock.now_ns() - newest_ns) / 1e9, 3)) if step.cut else 0.0,
+            lag_s=max(0.0, round((self._context.clock.now_ns() - newest_ns) / 1e9, 3)) if more else 0.0,
         )
 
     def _open(self, spec: TableSpec) -> Table:

@@ -25,12 +25,17 @@ class Taken(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepNote(msgspec.Struct, frozen=True):
-    """What a commit says of itself: how far the table has come, and which batches came in it, good or set aside."""
+    """What a commit says of itself: how far the table has come, and which batches came in it, good or set aside.
+
+    Whatever the index showed at `looked_ns` with an acceptance up to the offset is in the table, or set aside. 0: not
+    told, by a commit of an earlier version.
+    """
 
     offset: Offset
     series: tuple[str, ...] = ()
     batches: tuple[Taken, ...] = ()
     version: int = 1
+    looked_ns: int = 0
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -45,10 +50,10 @@ class Step(msgspec.Struct, frozen=True):
     cut: bool = False  # more was waiting than the limit lets through
 
 
-def note_of(offset: Offset, pieces: Sequence[Piece]) -> StepNote:
+def note_of(offset: Offset, pieces: Sequence[Piece], looked_ns: int = 0) -> StepNote:
     series = {name: n for n, name in enumerate(dict.fromkeys(piece.series for piece in pieces if piece.series))}
     batches = [Taken(piece.id, series.get(piece.series, -1), piece.first, piece.last) for piece in pieces]
-    return StepNote(offset, tuple(series), tuple(batches))
+    return StepNote(offset, tuple(series), tuple(batches), looked_ns=looked_ns)
 
 
 def plan(pieces: Iterable[Piece], known: Sequence[StepNote], limit: Limit) -> Step:

@@ -26,6 +26,7 @@ from lakebed.pipeline.contract import BadContract
 from lakebed.pipeline.ingested import IngestReport, cores_of
 from lakebed.pipeline.tables.location import Location
 from lakebed.pipeline.tables.table import Table
+from lakebed.pipeline.tasks import in_arrow
 from lakebed.pipeline.topics_decode import TopicContract
 from lakebed.pipeline.topics_task import FATE, LINEAGE, SOURCE, decoding, schema
 from lakebed.spark.feeds import open_feed
@@ -107,7 +108,7 @@ class Topic:
         shares = shared_out(pieces, cores_of(self._spark))
         asked = [(msgspec.json.encode(share).decode(),) for share in shares]
         frame = self._spark.createDataFrame(asked, "works string").coalesce(1).repartition(len(asked))
-        rows = frame.mapInArrow(decoding(self._context.settings, self._made), schema(self._made))
+        rows = in_arrow(frame, decoding(self._context.settings, self._made), schema(self._made))
         lineage = [*LINEAGE, *FATE]
         read = silver.cast(rows, self._made.contract, self._types, lineage).drop("_row")
         told = F.when(F.col("_problem").isNotNull(), F.array("_problem")).otherwise(F.col(silver.REASONS))

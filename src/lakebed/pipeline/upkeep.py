@@ -55,7 +55,7 @@ class Upkeep:
         done = []
         for name in self._chosen(only, joined=True):
             state = self._state(name)
-            planned = [] if state.partition_by else upkeep.groups(state.files, self._settings.file_bytes)
+            planned = upkeep.groups(state.files, self._settings.file_bytes)
             if not planned:
                 continue
             if dry_run:
@@ -115,7 +115,7 @@ class Upkeep:
     def _table(self, name: str, state: Snapshot) -> Table:
         """The table as its own log describes it: bounds are kept for the columns that have them."""
         bounded = {column for file in state.files for column in file.low}
-        spec = TableSpec(name, state.schema_json, keys=state.keys)
+        spec = TableSpec(name, state.schema_json, keys=state.keys, partition_by=state.partition_by)
         stats = tuple(column for column in spec.columns if column in bounded)
         context = self._context
         return Table(

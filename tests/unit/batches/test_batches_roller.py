@@ -23,7 +23,8 @@ from lakebed.ids import Ids
 from lakebed.metrics import Metrics
 from lakebed.store.lease import HeldByAnother
 from lakebed.store.memory import MemoryStore
-from rollup_kit import accept, ask, by_hand, frame, make_roller, make_sources, shown
+from rollup_kit import Failing, accept, ask, by_hand, frame, make_roller, make_sources, shown
+from store_dying import Died, Dying
 
 HOUR_NS = 1_760_000_400_000_000_000  # a full hour
 END_NS = HOUR_NS + 3 * 3600 * 10**9
@@ -283,13 +284,23 @@ async def test_a_cold_run_finds_what_the_steady_one_has_passed(manual_clock: Man
 
 
 async def test_windows_are_fixed_by_the_first_run(manual_clock: ManualClock) -> None:
-    """A window that older rollups do not have is refused, with what to do."""
+    """A window that older rollups do not have is refused, with what to do: rollups are derived, and made anew."""
     store = MemoryStore(clock=manual_clock)
     await accept(store, frame("a", 0, some(0, 0)), manual_clock.now_ns() - SECOND_NS)
     await make_roller(store, manual_clock).run()
 
+    other = make_roller(store, manual_clock, windows_s=(10, 60))
+
     with pytest.raises(Invalid, match="were begun with"):
-        await make_roller(store, manual_clock, windows_s=(10, 60)).run()
+        await other.run()
+    for prefix in (paths.ROLLER, paths.MANIFESTS, paths.ROLLUP, paths.INDEX):
+        for key in await keys(store, prefix):
+            await store.delete(key)
+    report = await other.run()
+
+    assert 40 == report.samples
+    told = [("a", each) for each in some(0, 0)]
+    await agrees(store, manual_clock, told, [(10, 10), (30, 10), (120, 60)])
 
 
 def test_the_state_refuses_what_was_not_begun() -> None:
@@ -329,34 +340,6 @@ async def test_the_index_leads_to_the_blobs_that_matter(manual_clock: ManualCloc
     assert len(counting.gets) <= 5  # the state, an index chunk of each of two hours, the blob
 
 
-class Died(Exception):
-    pass
-
-
-class Dying:
-    """A store whose process ends before (odd points) or right behind (even ones) one of its calls."""
-
-    def __init__(self, store: Any, point: int) -> None:
-        self._store, self._point, self._calls, self.dead = store, point, 0, False
-
-    def list(self, *args: Any, **kwargs: Any) -> Any:
-        return self._store.list(*args, **kwargs)
-
-    def __getattr__(self, verb: str) -> Any:
-        async def call(*args: Any) -> Any:
-            before, self._calls = 2 * self._calls + 1, self._calls + 1
-            if before == self._point or self.dead:
-                self.dead = True
-                raise Died
-            result = await getattr(self._store, verb)(*args)
-            if before + 1 == self._point:
-                self.dead = True
-                raise Died
-            return result
-
-        return call
-
-
 class Counting:
     """A store that notes what is read."""
 
@@ -383,11 +366,3 @@ class Pausing(LocalJob):
         self.reached.set()
         await self.go.wait()
         return await super().write(generation_id)
-
-
-class Failing(LocalJob):
-    """An engine that ends right behind its last chunk."""
-
-    async def write(self, generation_id: str) -> list[StoredChunk]:
-        await super().write(generation_id)
-        raise LakebedError("the engine ended")

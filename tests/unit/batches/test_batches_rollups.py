@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from batches_gateway import collector
 from lakebed.batches import paths
 from lakebed.clock import ManualClock
+from lakebed.context import Context
+from lakebed.errors import Unavailable
 from lakebed.frame.model import Sample
+from lakebed.gateway.rollups import workers
+from lakebed.ids import Ids
+from lakebed.metrics import Metrics
+from lakebed.parts import sections
+from lakebed.settings import load
 from lakebed.store.memory import MemoryStore
 from rollup_kit import accept, ask, by_hand, frame, make_roller
 
@@ -137,3 +147,45 @@ async def test_windows_begin_inside_the_range(window_s: int) -> None:
         wanted = {30 * 60 * SECOND_NS: 10} if window_s == 60 else {3600 * SECOND_NS: 10}
         assert wanted == counted
         await make_roller(store, clock).run()
+
+
+async def test_the_worker_rolls_up_by_itself_and_one_bad_batch_does_not_stop_it() -> None:
+    """Every interval what came since; without an interval there is no worker. An error ends a round, not the worker."""
+    clock = ManualClock(HOUR_NS + 3500 * SECOND_NS)
+    store: Any = Unsteady(MemoryStore(clock=clock))
+    flags = {"store.url": "memory:", "rollup.interval_s": 60.0, "rollup.engine": "local"}
+    context = Context("node", load(sections(), flags=flags), store, clock, Ids(), Metrics())
+    assert [] == workers(msgspec.structs.replace(context, settings=load(sections(), flags={"store.url": "memory:"})))
+    bad = await accept(store, frame("bad", 0, some(8, 8)), clock.now_ns() - SECOND_NS)
+    await store.delete(bad.raw_blob_key)
+    (worker,) = workers(context)
+    running = asyncio.create_task(worker.run())
+    told = []
+    for number in range(3):
+        store.away = number == 1  # the bucket does not answer for a round
+        held = some(number, number)
+        await accept(store, frame(f"a{number}", 0, held), clock.now_ns() - SECOND_NS)
+        told += [(f"a{number}", sample) for sample in held]
+        await clock.advance(61)
+    store.away = False
+    await clock.advance(61)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    answer = await ask(store, clock, "disk/used %", 60, HOUR_NS, HOUR_NS + 3600 * SECOND_NS)
+    found = {series.labels["agent_id"]: len(series.buckets) for series in answer.series}
+    assert ("rollup", {"a0": 1, "a1": 1, "a2": 1}) == (worker.name, found)
+    assert (60, 0) == (answer.resolution_s, answer.sources["raw"])
+    assert answer.sources["rollup"] >= 2
+
+
+class Unsteady:
+    """A store that does not answer while it is away."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store, self.away = store, False
+
+    def __getattr__(self, verb: str) -> Any:
+        if self.away and verb == "replace":
+            raise Unavailable("the bucket is away")
+        return getattr(self._store, verb)

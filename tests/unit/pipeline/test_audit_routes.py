@@ -1,4 +1,4 @@
-"""GET /v1/audit: the last record as it is stored, and nothing before there is one."""
+"""GET /v1/audit: the last record as it is stored, and nothing before there is one. `lakebed audit` in words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Any
 
 import httpx2
 import msgspec
+import pytest
 
+from lakebed.cli.audit import _show
 from lakebed.clock import ManualClock
 from lakebed.context import Context
 from lakebed.gateway.app import build
@@ -58,3 +60,15 @@ async def test_the_last_audit_is_served_as_it_is_stored(manual_clock: ManualCloc
 
     assert (before.status_code, after.status_code) == (404, 200)
     assert RECORD == msgspec.json.decode(after.content, type=AuditRecord)
+
+
+def test_people_are_told_since_when_bronze_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    """What retention removed and what waits are words of their own, and nothing of it is called lost."""
+    kept = Conservation(checked=True, waiting=3, expired=20, kept_since_unix_ns=1_760_000_000_000_000_000)
+
+    _show(msgspec.structs.replace(RECORD, ok=True, totals=(), conservation=kept))
+
+    words = capsys.readouterr().err
+    assert "3 samples wait for bronze" in words
+    assert "bronze is kept since 2025-10-09 08:53:20 UTC: 20 samples accepted before are not in it" in words
+    assert "nothing lost, doubled or changed" in words

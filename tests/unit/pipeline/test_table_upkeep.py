@@ -49,6 +49,20 @@ def test_joining_comes_to_an_end(sizes: list[tuple[int, int]]) -> None:
     raise AssertionError("twenty rounds were not enough")
 
 
+@given(st.lists(st.tuples(st.integers(1, 400), st.sampled_from(["a", "b", None])), max_size=40))
+def test_only_files_of_one_partition_are_joined(sizes: list[tuple[int, str | None]]) -> None:
+    """Partitions lie between each other in the log; each is joined as if it were alone."""
+    held = [DataFile(f"part-{n}", size, 1, {"day": day}) for n, (size, day) in enumerate(sizes)]
+
+    found = groups(held, FILE_BYTES, ROWS)
+
+    assert all(len({file.partition["day"] for file in group}) == 1 for group in found)
+    alone = [
+        groups([file for file in held if file.partition["day"] == day], FILE_BYTES, ROWS) for day in ("a", "b", None)
+    ]
+    assert sorted(str(group) for part in alone for group in part) == sorted(str(group) for group in found)
+
+
 def test_files_whose_rows_nobody_counted_are_left_alone() -> None:
     """A file of another writer without statistics may be larger than memory."""
     assert [] == groups([DataFile("a", 1, -1), DataFile("b", 1, -1)], FILE_BYTES, ROWS)

@@ -31,11 +31,13 @@ COUNTS = (
     "unreadable",
     "explained",
     "waiting",
+    "expired",
     "bronze",
     "bronze_lost",
     "bronze_doubled",
     "bronze_changed",
     "due",
+    "uncovered",
     "rollup",
 )
 
@@ -65,8 +67,9 @@ def prints(samples: DataFrame) -> DataFrame:
 
 
 def batches(manifests: DataFrame, fingerprints: DataFrame) -> DataFrame:
-    """Every accepted batch: manifest_id, place, young, sha256, at_ns, entered, agent_id, boot, numbers and hour (that
-    of its first samples, or of its acceptance when it cannot be read)."""
+    """Every accepted batch: manifest_id, place, young, sha256, at_ns, whether and since when it is entered by time,
+    agent_id, boot, numbers and hour (that of its first samples, or of its acceptance when it cannot be read)."""
+    mine = "filter(times, entry -> entry.at_ns = at_ns)"
     times = fingerprints.filter("problem is null").groupBy("sha256", "place").agg(F.min("hour").alias("own_hour"))
     every = manifests.filter("accepted is not null").join(times, ["sha256", "place"], how="left")
     return every.selectExpr(
@@ -75,7 +78,8 @@ def batches(manifests: DataFrame, fingerprints: DataFrame) -> DataFrame:
         "young",
         "sha256",
         "at_ns",
-        "exists(times, entry -> entry.at_ns = at_ns) as entered",
+        f"size({mine}) > 0 as entered",
+        f"coalesce(get({mine}, 0).modified_ns, 0) as entered_ns",
         "decode(unhex(regexp_extract(place, '^agent=([0-9a-f]+)/', 1)), 'utf-8') as agent_id",
         "regexp_extract(place, '/boot=([0-9a-f]+)/', 1) as boot",
         "cast(substring(place, -41, 20) as bigint) as first",
@@ -116,6 +120,13 @@ def numbering(accepted: DataFrame, dropped: DataFrame) -> DataFrame:
     )
 
 
+def overlapping(accepted: DataFrame) -> DataFrame:
+    """The batches that bring numbers which an earlier one of their boot had: manifest_id."""
+    boot = Window.partitionBy("agent_id", "boot").orderBy("first", "last")
+    before = F.max("last").over(boot.rowsBetween(Window.unboundedPreceding, -1))
+    return accepted.withColumn("before", before).filter("before >= first and not young").select("manifest_id")
+
+
 def good(accepted: DataFrame, fingerprints: DataFrame) -> DataFrame:
     """Fingerprints of the accepted batches that are judged and can be read, by batch and hour."""
     judged = accepted.filter("not young and sha256 is not null").drop("hour", "agent_id")
@@ -136,13 +147,18 @@ def bronze_prints(rows: DataFrame) -> DataFrame:
     return sums.withColumnsRenamed({"high": "has_high", "low": "has_low"})
 
 
-def against_bronze(expected: DataFrame, bronze: DataFrame, *, until_ns: int, judged_ns: int) -> DataFrame:
-    """Batch and hour side by side: what is expected and what is there. `until_ns` is how far bronze says it has come.
+def against_bronze(
+    expected: DataFrame, bronze: DataFrame, *, until_ns: int, looked_ns: int, kept_since_us: int, judged_ns: int
+) -> DataFrame:
+    """Batch and hour side by side: what is expected and what is there.
 
-    Batches that bronze has not come to wait; what bronze has of batches younger than the audit is left out.
+    `until_ns` is how far bronze says it has come, `looked_ns` when it last looked at the index: batches that it has not
+    come to wait. Before `kept_since_us` retention has removed what was there. What bronze has of batches younger than
+    the audit is left out.
     """
-    due = F.col("entered") & (F.col("at_ns") <= F.lit(until_ns))
-    ours = expected.withColumn("due_in_bronze", due)
+    due = F.col("entered") & (F.col("at_ns") <= F.lit(until_ns)) & (F.col("entered_ns") <= F.lit(looked_ns))
+    ours = expected.withColumn("expired", F.expr(is_expired(kept_since_us)))
+    ours = ours.withColumn("due_in_bronze", due & ~F.col("expired"))
     theirs = bronze.withColumnRenamed("batch_id", "manifest_id")
     both = ours.join(theirs, ["manifest_id", "agent_id", "hour"], how="full")
     young = F.col("samples").isNull() & (F.substring("manifest_id", 1, 20).cast("bigint") > F.lit(judged_ns))
@@ -153,17 +169,24 @@ def against_bronze(expected: DataFrame, bronze: DataFrame, *, until_ns: int, jud
         "sha256",
         "coalesce(due_in_bronze, true) as due_in_bronze",
         "coalesce(has, 0) as bronze",
-        "if(has is null and not due_in_bronze, samples, 0) as waiting",
+        "if(has is null and not due_in_bronze and not expired, samples, 0) as waiting",
+        "if(has is null and expired, samples, 0) as expired",
         "not coalesce((has is null and not due_in_bronze)"
         " or (has = samples and has_high = high and has_low = low), false) as suspect",
     )
 
 
-def compared(expected: DataFrame, found: DataFrame, blamed: DataFrame) -> DataFrame:
-    """Sample by sample: agent_id, hour, bronze_lost, bronze_doubled, bronze_changed.
+def is_expired(kept_since_us: int) -> str:
+    """SQL: whether retention has removed what was accepted then."""
+    return f"(at_ns div 1000 < {kept_since_us})"
+
+
+def compared(expected: DataFrame, found: DataFrame, blamed: DataFrame, expired: DataFrame) -> DataFrame:
+    """Sample by sample: agent_id, hour, bronze_lost, bronze_doubled, bronze_changed, expired.
 
     `expected` are the hashed samples of suspect batches, `found` bronze's rows of the same boots, `blamed` the ids of
-    the suspect batches: what bronze has of other batches is not held against these.
+    the suspect batches: what bronze has of other batches is not held against these. `expired` are the numbers
+    (agent_id, boot_id, first, last) that bronze took from batches which retention has removed since.
     """
     number = ["agent_id", "boot_id", "seq"]
     wanted = expected.groupBy(*number).agg(F.min("hour").alias("hour"), F.collect_set("h").alias("wanted"))
@@ -179,10 +202,14 @@ def compared(expected: DataFrame, found: DataFrame, blamed: DataFrame) -> DataFr
         )
     )
     both = wanted.join(copies, number, how="full").filter("wanted is not null or blame")
+    ranges = expired.groupBy("agent_id", "boot_id").agg(F.collect_list(F.struct("first", "last")).alias("gone"))
+    both = both.join(F.broadcast(ranges), ["agent_id", "boot_id"], how="left")
+    removed = "exists(coalesce(gone, array()), r -> seq between r.first and r.last)"
     return both.selectExpr(
         "agent_id",
         "coalesce(hour, there) as hour",
-        "if(copies is null, 1, 0) as bronze_lost",
+        f"if(copies is null and not {removed}, 1, 0) as bronze_lost",
+        f"if(copies is null and {removed}, 1, 0) as expired",
         "if(wanted is not null, coalesce(copies, 1) - 1, 0) as bronze_doubled",
         "if(wanted is null, copies, if(copies is not null and size(array_except(hashes, wanted)) > 0, 1, 0))"
         " as bronze_changed",
@@ -190,10 +217,10 @@ def compared(expected: DataFrame, found: DataFrame, blamed: DataFrame) -> DataFr
 
 
 def due_in_rollups(expected: DataFrame, covered: DataFrame, asked: DataFrame, settled_ns: int) -> DataFrame:
-    """What rollups should count, by agent and hour: agent_id, hour, due, total, size, least, greatest.
+    """What rollups should count, by agent and hour: agent_id, hour, due, uncovered, total, size, least, greatest.
 
-    That is every batch that a committed generation covers, and every one that it had to: accepted before `settled_ns`
-    and not asked for as late work.
+    That is every batch that a committed generation covers, and every one that one had to: accepted before `settled_ns`
+    and not asked for as late work. Those are `uncovered`.
     """
     known = expected.join(covered.distinct().withColumn("covered", F.lit(True)), "manifest_id", how="left")
     known = known.join(asked.distinct().withColumn("asked", F.lit(True)), "manifest_id", how="left")
@@ -203,6 +230,7 @@ def due_in_rollups(expected: DataFrame, covered: DataFrame, asked: DataFrame, se
         .groupBy("agent_id", "hour")
         .agg(
             F.sum("samples").alias("due"),
+            F.expr("sum(if(covered is null, samples, 0))").alias("uncovered"),
             F.sum("total").alias("total"),
             F.sum("size").alias("size"),
             F.min("least").alias("least"),
@@ -211,8 +239,15 @@ def due_in_rollups(expected: DataFrame, covered: DataFrame, asked: DataFrame, se
     )
 
 
+def uncovered(expected: DataFrame, covered: DataFrame, asked: DataFrame, settled_ns: int) -> DataFrame:
+    """The batches that a generation had to cover and none does: manifest_id, at_ns, samples."""
+    had = expected.filter((F.col("at_ns") < F.lit(settled_ns)) & F.col("entered"))
+    left = had.join(covered, "manifest_id", how="left_anti").join(asked, "manifest_id", how="left_anti")
+    return left.groupBy("manifest_id", "at_ns").agg(F.sum("samples").alias("samples"))
+
+
 def against_rollups(due: DataFrame, rolled: DataFrame) -> DataFrame:
-    """By agent and hour: due, rollup, rollup_changed (1 when as many samples came to other values)."""
+    """By agent and hour: due, uncovered, rollup, rollup_changed (1 when as many samples came to other values)."""
     both = due.join(rolled, ["agent_id", "hour"], how="full")
     same = (  # a window of NaN alone has NaN as least and greatest; infinite sums are equal or not
         f"(total <=> r_total or abs(coalesce(total, 0) - coalesce(r_total, 0)) <= {SUM_TOLERANCE} * coalesce(size, 0))"
@@ -222,6 +257,7 @@ def against_rollups(due: DataFrame, rolled: DataFrame) -> DataFrame:
         "agent_id",
         "hour",
         "coalesce(due, 0) as due",
+        "coalesce(uncovered, 0) as uncovered",
         "coalesce(rollup, 0) as rollup",
         f"if(due = rollup and not ({same}), 1, 0) as rollup_changed",
     )

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 import msgspec
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from lakebed.context import Context
@@ -24,6 +24,9 @@ from lakebed.pipeline.samples import NAME as BRONZE
 from lakebed.pipeline.samples import note_in
 from lakebed.pipeline.tables.location import Location
 from lakebed.pipeline.tables.table import Table
+from lakebed.pipeline.tables.upkeep import kept_since_us
+from lakebed.pipeline.tasks import in_arrow
+from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
 
 ROLLER_STATE = "roller/v1/state.json"
@@ -38,8 +41,10 @@ class Rolled(msgspec.Struct, frozen=True):
 
     committed: int = 0
     settled_ns: int = 0
+    notes_ms: int = 0
     windows_s: tuple[int, ...] = ()
     abandoned: tuple[int, ...] = ()
+    problem: str = ""  # why it cannot be read
 
 
 class Dropped(msgspec.Struct, frozen=True):
@@ -51,43 +56,94 @@ class Dropped(msgspec.Struct, frozen=True):
     last: int
 
 
+async def rolled(store: Store) -> Rolled:
+    """What the roller has committed. Asked before a listing: all of it is in the listing then."""
+    try:
+        return msgspec.json.decode((await store.get(ROLLER_STATE)).data, type=Rolled)
+    except NotFound:
+        return Rolled()
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return Rolled(problem=f"does not decode: {error}")
+
+
+def as_listed(state: Rolled, listing: DataFrame, through_ns: int) -> Rolled:
+    """The state as far as a listing from elsewhere shows it: what was committed later is not held against it, and what
+    no generation covers is not judged."""
+    made = keys.standing(listing).filter(F.col("key").startswith("manifests/v1/"))
+    old = made.filter(F.coalesce(F.col("modified_ns"), F.lit(0)) <= F.lit(through_ns))
+    last = old.agg(F.max(_generation()).alias("last")).first()
+    seen = int(last["last"] or 0) if last else 0
+    return msgspec.structs.replace(state, committed=min(state.committed, seen), settled_ns=0)
+
+
 class Conserver:
     def __init__(self, spark: SparkSession, context: Context, keep: Callable[[DataFrame], DataFrame]) -> None:
         self._spark, self._context, self._keep = spark, context, keep
         self._bucket = context.settings.of(StoreSettings)
         self.findings: DataFrame | None = None  # of the rollups, once they were looked at
+        self._uncovered: Callable[[], DataFrame] | None = None
+        self._kept_since_us = 0
 
     def run(
-        self, manifests: DataFrame, prints: DataFrame, listing: DataFrame, judged_ns: int, dropped: Sequence[Dropped]
+        self,
+        manifests: DataFrame,
+        prints: DataFrame,
+        listing: DataFrame,
+        rolled: Rolled,
+        *,
+        judged_ns: int,
+        grace_ns: int,
+        dropped: Sequence[Dropped],
     ) -> Conservation:
-        """Compares all stages. `prints` are the fingerprints of every blob, `judged_ns` the age of what is judged."""
+        """Compares all stages.
+
+        `prints` are the fingerprints of every blob, `rolled` is the roller's state before the listing began,
+        `judged_ns` the age of what is judged, and clocks may differ by `grace_ns`.
+        """
         batches = self._keep(sums.batches(manifests, prints))
         good = self._keep(sums.good(batches, prints))
         given_up = self._spark.createDataFrame(
             [(each.agent_id, each.boot_id.encode().hex(), each.first, each.last) for each in dropped],
             "agent_id string, boot string, first bigint, last bigint",
         )
+        numbers = self._keep(sums.numbering(batches, given_up))
         parts = [
             good.selectExpr("agent_id", "hour", "samples as accepted", "high", "low"),
-            sums.numbering(batches, given_up),
+            numbers,
             sums.unreadable(batches, prints),
         ]
-        bronze = self._bronze(good, judged_ns)
-        rollups = self._rollups(good, listing)
+        # A number of two batches is in bronze once, unless they came too far apart for it to notice.
+        twice = sums.overlapping(batches) if not numbers.filter("overlap > 0").isEmpty() else None
+        bronze = self._bronze(good, twice, judged_ns, grace_ns)
+        rollups = self._rollups(good, listing, rolled)
         wide = self._keep(sums.by_agent_and_hour(*parts, *bronze, *rollups))
         self._tabulate(wide)
         return self._told(wide, bool(bronze), bool(rollups))
 
-    def _bronze(self, good: DataFrame, judged_ns: int) -> list[DataFrame]:
+    def _bronze(self, good: DataFrame, twice: DataFrame | None, judged_ns: int, grace_ns: int) -> list[DataFrame]:
         table = self._table(BRONZE)
         state = table.snapshot()
         if state.version < 0:
             return []
         rows = table.read(state.version, columns=SAMPLE_COLUMNS)
-        until_ns = self._bronze_until_ns(table, state)
-        both = self._keep(sums.against_bronze(good, sums.bronze_prints(rows), until_ns=until_ns, judged_ns=judged_ns))
-        counted = both.select("agent_id", "hour", "bronze", "waiting")
-        suspects = self._keep(both.filter("suspect").select("manifest_id", "sha256"))
+        until_ns, looked_ns = self._bronze_reached(table, state)
+        self._kept_since_us = kept_since_us(state)
+        both = self._keep(
+            sums.against_bronze(
+                good,
+                sums.bronze_prints(rows),
+                until_ns=until_ns,
+                looked_ns=looked_ns - grace_ns if looked_ns else FOREVER_NS,
+                kept_since_us=self._kept_since_us,
+                judged_ns=judged_ns,
+            )
+        )
+        counted = both.select("agent_id", "hour", "bronze", "waiting", "expired")
+        named = both.filter("suspect").select("manifest_id", "sha256")
+        if twice is not None:
+            there = both.filter("bronze > 0 and sha256 is not null").join(twice, "manifest_id", how="left_semi")
+            named = named.unionByName(there.select("manifest_id", "sha256"))
+        suspects = self._keep(named)
         if suspects.isEmpty():
             return [counted]
         return [counted, self._compared(suspects, good, rows)]
@@ -95,7 +151,7 @@ class Conserver:
     def _compared(self, suspects: DataFrame, good: DataFrame, rows: DataFrame) -> DataFrame:
         blobs = suspects.filter("sha256 is not null").select("sha256").distinct()
         asked = blobs.selectExpr(f"{keys.blob_key('sha256')} as key", "sha256").repartition(TASKS)
-        read = asked.mapInArrow(reading.reading_samples(self._bucket), reading.SAMPLES).filter("problem is null")
+        read = in_arrow(asked, reading.reading_samples(self._bucket), reading.SAMPLES).filter("problem is null")
         boots = good.join(blobs, "sha256", how="left_semi").selectExpr(
             "agent_id", "decode(unhex(boot), 'utf-8') as boot_id"
         )
@@ -103,40 +159,53 @@ class Conserver:
         strange = rows.join(F.broadcast(blamed), "batch_id", how="left_semi")
         same = rows.join(F.broadcast(boots.distinct()), ["agent_id", "boot_id"], how="left_semi")
         found = same.unionByName(strange.join(F.broadcast(boots.distinct()), ["agent_id", "boot_id"], how="left_anti"))
-        return sums.compared(sums.hashed(read), found, blamed)
+        mine = good.selectExpr("*", "decode(unhex(boot), 'utf-8') as boot_id").join(
+            boots.distinct(), ["agent_id", "boot_id"], how="left_semi"
+        )
+        old = mine.filter(sums.is_expired(self._kept_since_us)).select("agent_id", "boot_id", "first", "last")
+        return sums.compared(sums.hashed(read), found, blamed, old.distinct())
 
-    def _bronze_until_ns(self, table: Table, state: Snapshot) -> int:
-        """How far the last step of bronze came, by acceptance. Without its note, everything is due."""
+    def _bronze_reached(self, table: Table, state: Snapshot) -> tuple[int, int]:
+        """How far the last step of bronze came, by acceptance, and when it looked. Without a note all of it is due."""
 
-        async def look() -> int:
+        async def look() -> tuple[int, int]:
             for version in range(state.version, max(-1, state.version - NOTES_MAX), -1):
                 key = log_key(table.spec.root, version)
                 note = note_in(decode((await self._context.store.get(key)).data, key))
                 if note is not None:
-                    return note.offset["through_ns"]
-            return FOREVER_NS
+                    return note.offset["through_ns"], note.looked_ns
+            return FOREVER_NS, 0
 
         return asyncio.run(look())
 
-    def _rollups(self, good: DataFrame, listing: DataFrame) -> list[DataFrame]:
-        state = asyncio.run(self._rolled())
+    def _rollups(self, good: DataFrame, listing: DataFrame, state: Rolled) -> list[DataFrame]:
+        if state.problem:
+            self.findings = self._spark.createDataFrame([(ROLLER_STATE, state.problem)], "key string, problem string")
+            self.findings = findings.of_state(self.findings)
         if not state.windows_s:
             return []
-        objects = keys.standing(listing)
-        number = F.expr("try_cast(substring_index(substring_index(key, '/', -1), '-', 1) as bigint)")
+        objects, number = keys.standing(listing), _generation()
         gone = [F.lit(each) for each in state.abandoned]
         counts = (number <= F.lit(state.committed)) & (~number.isin(*gone) if gone else F.lit(True))
         window = f"rollup/v1/window={min(state.windows_s)}s/"
         chunks = objects.filter(F.col("key").startswith(window) & counts).select("key").repartition(TASKS)
         made = objects.filter(F.col("key").startswith("manifests/v1/") & counts).select("key").repartition(TASKS)
-        rolled = self._keep(chunks.mapInArrow(reading.reading_rollups(self._bucket), reading.ROLLUPS))
-        covers = self._keep(made.mapInArrow(reading.reading_covers(self._bucket), reading.COVERS))
-        asked = objects.filter(F.col("key").startswith("rollup-work/v1/")).select(
+        rolled = self._keep(in_arrow(chunks, reading.reading_rollups(self._bucket), reading.ROLLUPS))
+        covers = self._keep(in_arrow(made, reading.reading_covers(self._bucket), reading.COVERS))
+        others = F.col("key").startswith("index/v1/") | (
+            F.col("key").startswith("rollup/v1/") & ~F.col("key").startswith(window)
+        )
+        asked_of = objects.filter(others & counts).select("key").repartition(TASKS)
+        bad = in_arrow(asked_of, reading.reading_chunks(self._bucket), reading.CHUNKS)
+        # Notes that the roller has looked at were taken; what is set aside is tried again by every run.
+        fresh = F.col("key").startswith("rollup-work/v1/") & (F.col("modified_ns") >= F.lit(state.notes_ms * 1_000_000))
+        asked = objects.filter(fresh | F.col("key").startswith("roller/v1/aside/")).select(
             F.regexp_extract("key", r"([^/]+)\.json$", 1).alias("manifest_id")
         )
-        self.findings = findings.of_rollups(rolled, covers, objects)
+        self.findings = findings.of_rollups(rolled, covers, bad, objects)
         covered = covers.filter("what = 'batch'").selectExpr("name as manifest_id")
         due = sums.due_in_rollups(good, covered, asked, state.settled_ns)
+        self._uncovered = lambda: findings.of_uncovered(sums.uncovered(good, covered, asked, state.settled_ns))
         got = (
             rolled.filter("problem is null")
             .groupBy("agent_id", "hour")
@@ -149,12 +218,6 @@ class Conserver:
         )
         return [sums.against_rollups(due, got)]
 
-    async def _rolled(self) -> Rolled:
-        try:
-            return msgspec.json.decode((await self._context.store.get(ROLLER_STATE)).data, type=Rolled)
-        except NotFound:
-            return Rolled()
-
     def _tabulate(self, wide: DataFrame) -> None:
         self._table(paths.CONSERVATION_TABLE, wide.schema.json()).replace(wide)
 
@@ -163,6 +226,8 @@ class Conserver:
         every = (F.count_distinct("agent_id").alias("agents"), F.count("*").alias("hours"))
         total = wide.agg(*every, *(F.sum(name).alias(name) for name in names)).first()
         found = {name: int(total[name] or 0) for name in (*names, "agents", "hours")} if total else {}
+        if found["uncovered"] and self.findings is not None and self._uncovered is not None:
+            self.findings = self.findings.unionByName(self._uncovered())
         wrong = wide.filter(sums.WRONG).orderBy("agent_id", "hour")
         rows = [conserved(row.asDict(), bronze, rollups) for row in wrong.limit(LOSSES_SHOWN).collect()]
         count = wrong.count() if len(rows) == LOSSES_SHOWN else len(rows)
@@ -176,6 +241,8 @@ class Conserver:
             hours=found["hours"],
             stages=stages,
             waiting=found["waiting"],
+            expired=found["expired"],
+            kept_since_unix_ns=self._kept_since_us * 1000,
             lost=whole.lost,
             doubled=whole.doubled,
             changed=whole.changed,
@@ -189,6 +256,11 @@ class Conserver:
         location = Location.of(self._bucket)
         spec = TableSpec(name, schema_json)
         return Table(self._spark, spec, store=context.store, location=location, clock=context.clock, ids=context.ids)
+
+
+def _generation() -> Column:
+    """The number in the name of a chunk or a manifest of rollups."""
+    return F.expr("try_cast(substring_index(substring_index(key, '/', -1), '-', 1) as bigint)")
 
 
 def conserved(row: dict[str, object], bronze: bool, rollups: bool) -> Conserved:
@@ -208,6 +280,7 @@ def conserved(row: dict[str, object], bronze: bool, rollups: bool) -> Conserved:
         bronze=count["bronze"] if bronze else None,
         rollup=count["rollup"] if rollups else None,
         waiting=count["waiting"],
+        expired=count["expired"],
         explained=count["explained"],
         checksum=f"{count['high']:x}:{count['low']:x}",
         **named,

@@ -295,14 +295,14 @@ def verified(prints: DataFrame) -> DataFrame:
     return prints.groupBy("sha256").agg(*said)
 
 
-def of_rollups(rolled: DataFrame, covers: DataFrame, objects: DataFrame) -> DataFrame:
+def of_rollups(rolled: DataFrame, covers: DataFrame, others: DataFrame, objects: DataFrame) -> DataFrame:
     """Chunks and manifests of rollups that cannot be read, and chunks of rollups and of the index that are missing."""
     unknown = ("cast(null as bigint) as size_bytes", "cast(null as bigint) as modified_ns")
     bad = [
         frame.filter(f"problem is not null and problem != '{GONE}'").selectExpr("key", "problem", *unknown)
-        for frame in (rolled, covers)
+        for frame in (rolled, covers, others)
     ]
-    corrupt = bad[0].unionByName(bad[1]).selectExpr(*_plain("corrupt", "rollup", "problem"))
+    corrupt = reduce(DataFrame.unionByName, bad).selectExpr(*_plain("corrupt", "rollup", "problem"))
     chunks = covers.filter("what in ('rollup', 'index')").selectExpr("name as chunk", "what", "key", "size_bytes")
     there = objects.selectExpr("key as chunk", "size_bytes as stored_bytes", "modified_ns")
     held = chunks.join(there, "chunk", how="left")
@@ -317,6 +317,20 @@ def of_rollups(rolled: DataFrame, covers: DataFrame, objects: DataFrame) -> Data
         "concat('has ', stored_bytes, ' bytes, not ', size_bytes)) as reason",
     )
     return corrupt.unionByName(lacking)
+
+
+def of_state(state: DataFrame) -> DataFrame:
+    """The roller's state, which cannot be read: key, problem."""
+    unknown = ("cast(null as bigint) as size_bytes", "cast(null as bigint) as modified_ns")
+    return state.selectExpr("key", "problem", *unknown).selectExpr(*_plain("corrupt", "rollup", "problem"))
+
+
+def of_uncovered(batches: DataFrame) -> DataFrame:
+    """Accepted batches that rollups have passed by: a cold run finds them."""
+    told = "'settled, and in no generation of rollups: lakebed pipeline rollup --cold'"
+    key = f"concat('accepted-by-time/v1/', {keys.hour_of('at_ns')}, '/', manifest_id, '.json') as key"
+    unknown = ("cast(null as bigint) as size_bytes", "cast(null as bigint) as modified_ns")
+    return batches.selectExpr(key, *unknown).selectExpr(*_plain("unindexed", "rollup", told))
 
 
 def work(found: DataFrame) -> DataFrame:

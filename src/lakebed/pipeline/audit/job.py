@@ -25,7 +25,7 @@ from lakebed.delta.model import TableSpec
 from lakebed.errors import Unavailable
 from lakebed.pipeline.audit import findings, keys, paths, reading
 from lakebed.pipeline.audit.conservation import prints
-from lakebed.pipeline.audit.conserver import Conserver, Dropped
+from lakebed.pipeline.audit.conserver import Conserver, Dropped, Rolled, as_listed, rolled
 from lakebed.pipeline.audit.model import (
     AUDIT_SCHEMA,
     FINDINGS_SHOWN,
@@ -42,11 +42,13 @@ from lakebed.pipeline.lineage import Dataset, lineage_of
 from lakebed.pipeline.listing import Listing, cause, list_bucket
 from lakebed.pipeline.tables.location import Location
 from lakebed.pipeline.tables.table import Table
+from lakebed.pipeline.tasks import in_arrow
 from lakebed.store.settings import StoreSettings
 
 WORK_LINES = 5_000  # of one file
 WORK_MAX = 1_000_000  # lines of one audit; what is more is left to the reconciler's own audit
 MANIFESTS_PER_TASK = 200  # below, a task costs more to start than to run
+FINDINGS_PER_FILE = 200_000
 TASKS = 8  # that read objects: they wait for the bucket more than they work
 INVENTORY_MARGIN_NS = 86_400_000_000_000  # a report may lack what was written within a day before it
 WORK = "do string, key string, finding string"
@@ -62,7 +64,7 @@ class Auditor:
         self._settings = context.settings.of(AuditSettings)
         self._grace_s = self._settings.grace_s
         self._bucket = context.settings.of(StoreSettings)
-        self._held: list[DataFrame] = []
+        self._rolled = Rolled()
 
     def run(
         self,
@@ -83,19 +85,20 @@ class Auditor:
         What is wrong in the bucket is in the record; this raises only when the audit could not be made.
         """
         self._grace_s = self._settings.grace_s if grace_s is None else grace_s
+        # The roller's state first: whatever it says was committed is in a listing that begins later.
+        self._rolled = asyncio.run(rolled(self._context.store)) if verify else Rolled()
         taken = listing or list_bucket(self._spark, self._bucket, clock=self._context.clock)
         read = [Dataset("accepted/v1"), Dataset("raw-blobs/v1")]
         try:
             with lineage_of(self._context).job("audit", inputs=read) as run:
+                if listing is not None and verify:
+                    self._rolled = as_listed(self._rolled, taken.rows, self._through_ns(taken))
                 record = self._audit(taken, verify, round(horizon_s * 1e9), dropped)
                 run.wrote("tables/audit/findings", rows=sum(total.objects for total in record.totals))
                 return record
         except PySparkException as error:
             raise Unavailable(f"the audit was not completed: {cause(error)}") from error
         finally:
-            for frame in self._held:
-                frame.unpersist()
-            self._held.clear()
             if listing is None:
                 taken.close()
 
@@ -107,7 +110,15 @@ class Auditor:
         if verify:
             manifests = self._manifests(findings.identities(taken.rows, through_ns), findings.every)
             fingerprints = self._prints(taken.rows)
-            kept = conserver.run(manifests, fingerprints, taken.rows, through_ns, dropped)
+            kept = conserver.run(
+                manifests,
+                fingerprints,
+                taken.rows,
+                self._rolled,
+                judged_ns=through_ns,
+                grace_ns=round(self._grace_s * 1e9),
+                dropped=dropped,
+            )
             spoken = findings.speaking(manifests, taken.rows, findings.verified(fingerprints))
             hashes = findings.hashes(spoken)
         else:
@@ -164,13 +175,13 @@ class Auditor:
         tasks = min(TASKS, -(-asked.count() // MANIFESTS_PER_TASK))
         if not tasks:  # the listing says it all
             return self._keep(findings.told(found, self._spark.createDataFrame([], reading.MANIFESTS)))
-        read = asked.repartition(tasks).mapInArrow(reading.reading_manifests(self._bucket), reading.MANIFESTS)
+        read = in_arrow(asked.repartition(tasks), reading.reading_manifests(self._bucket), reading.MANIFESTS)
         return self._keep(findings.told(found, read))
 
     def _prints(self, listing: DataFrame) -> DataFrame:
         """The fingerprints of every blob: the one time that they are read."""
         blobs = keys.objects(listing, ("raw_blob",)).select("key", "sha256").repartition(TASKS)
-        return self._keep(prints(blobs.mapInArrow(reading.reading_samples(self._bucket), reading.SAMPLES)))
+        return self._keep(prints(in_arrow(blobs, reading.reading_samples(self._bucket), reading.SAMPLES)))
 
     def _totals(self, found: DataFrame) -> tuple[Total, ...]:
         rows = (
@@ -192,7 +203,8 @@ class Auditor:
             ids=self._context.ids,
         )
         if totals:
-            table.replace(found, note=audit_id)
+            files = -(-sum(total.objects for total in totals) // FINDINGS_PER_FILE)
+            table.replace(found.coalesce(files), note=audit_id)
         else:
             table.replace_by([], note=audit_id)
 
@@ -205,7 +217,7 @@ class Auditor:
             return (), 0
         spread = wanted.repartition(max(1, -(-count // (WORK_LINES * 4))), "do")
         task = writing(Location.of(self._bucket), paths.work_folder(audit_id))
-        rows = spread.sortWithinPartitions("do", "key").mapInArrow(task, "file string").collect()
+        rows = in_arrow(spread.sortWithinPartitions("do", "key"), task, "file string").collect()
         files = [msgspec.json.decode(row["file"], type=WorkFile) for row in rows]
         return tuple(sorted(files, key=lambda file: (file.do, file.key))), left
 
@@ -222,9 +234,10 @@ class Auditor:
         return Proof(through_ns, taken.source, accepted, quarantined, whole=left == 0)
 
     def _keep(self, frame: DataFrame) -> DataFrame:
-        held = frame.persist(StorageLevel.DISK_ONLY)
-        self._held.append(held)
-        return held
+        """The frame, computed now and kept on disk, cut off from how it was made: a plan over kept frames that carries
+        all their plans costs more to make than to run. Lost with an executor, it fails the audit, which says nothing
+        then."""
+        return frame.localCheckpoint(eager=True, storageLevel=StorageLevel.DISK_ONLY)
 
 
 def is_wrong(finding: str, kind: str) -> bool:

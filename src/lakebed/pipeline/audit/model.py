@@ -74,6 +74,7 @@ class Conserved(msgspec.Struct, frozen=True):
     doubled: dict[str, int] = {}
     changed: dict[str, int] = {}
     waiting: int = 0  # accepted, and bronze has not come to them yet
+    expired: int = 0  # accepted, and older than bronze keeps
     explained: int = 0  # an agent says that it gave them up
     checksum: str = ""  # of the accepted samples, order-independent: two sums in hex
 
@@ -90,6 +91,8 @@ class Conservation(msgspec.Struct, frozen=True):
     hours: int = 0
     stages: dict[str, int] = {}
     waiting: int = 0
+    expired: int = 0
+    kept_since_unix_ns: int = 0  # bronze's retention has removed what was accepted before; 0: nothing
     lost: dict[str, int] = {}
     doubled: dict[str, int] = {}
     changed: dict[str, int] = {}

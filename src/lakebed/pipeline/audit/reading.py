@@ -16,6 +16,7 @@ import msgspec
 from lakebed.errors import Corrupt, Invalid, NotFound
 from lakebed.frame.arrow import record_batch, schema
 from lakebed.frame.codec import decode
+from lakebed.frame.index import decode_index
 from lakebed.frame.model import Limits
 from lakebed.frame.rollup import decode_rollup
 from lakebed.store.reader import Reader
@@ -27,6 +28,7 @@ FRAME_BYTES_MAX = 256 * 1024**2
 # What was accepted under larger limits than today's is still read.
 ANY_FRAME = Limits(frame_bytes=FRAME_BYTES_MAX, body_bytes=1024**3, samples=50_000_000, series=10_000_000)
 SCHEMA = "lightmetrics.accepted_batch.v1"
+ROLLUP_SCHEMA = "lightmetrics.rollup_manifest.v1"
 
 MANIFESTS = "digest string, key string, read_sha256 string, read_at_ns bigint, frame_bytes bigint, problem string"
 SAMPLES = (
@@ -38,6 +40,7 @@ ROLLUPS = (
     "greatest double"
 )
 COVERS = "key string, problem string, what string, name string, size_bytes bigint"
+CHUNKS = "key string, problem string"
 
 Batches = Iterator[Any]
 
@@ -168,6 +171,11 @@ def reading_covers(settings: StoreSettings) -> Callable[[Batches], Batches]:
     return _reading(settings, _covers)
 
 
+def reading_chunks(settings: StoreSettings) -> Callable[[Batches], Batches]:
+    """The task from `key` of any chunk of rollups or of the index to CHUNKS: a row where one cannot be read."""
+    return _reading(settings, _chunk)
+
+
 class RollupChunk(msgspec.Struct, frozen=True):
     key: str
     size: int
@@ -215,6 +223,19 @@ def _rollup(reader: Reader, key: str) -> Any:
     return pa.record_batch([column.cast(kind) for column, kind in zip(flat, kinds, strict=True)], names=names)
 
 
+def _chunk(reader: Reader, key: str) -> Any:
+    import pyarrow as pa
+
+    names, kinds = ["key", "problem"], [pa.string()] * 2
+    try:
+        (decode_index if key.startswith("index/") else decode_rollup)(reader.get(key, bytes_max=FRAME_BYTES_MAX))
+    except NotFound:
+        return _bad(names, kinds, key, "gone since it was listed")
+    except (Corrupt, Invalid) as error:
+        return _bad(names, kinds, key, error.message)
+    return pa.record_batch([pa.array([], kind) for kind in kinds], names=names)
+
+
 def _covers(reader: Reader, key: str) -> Any:
     import pyarrow as pa
 
@@ -222,6 +243,8 @@ def _covers(reader: Reader, key: str) -> Any:
     try:
         data = reader.get(key, bytes_max=FRAME_BYTES_MAX)
         found = msgspec.json.decode(data, type=RollupCovers)
+        if found.schema != ROLLUP_SCHEMA:
+            return _bad(names, kinds, key, f"schema {found.schema[:80]!r} is not known here")
     except NotFound:
         return _bad(names, kinds, key, "gone since it was listed")
     except (Corrupt, msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:

@@ -74,12 +74,19 @@ def write_files(
     table: Any, spec: TableSpec, location: Location, filesystem: Any, *, dense: bool = False
 ) -> list[DataFile]:
     """One Parquet file per partition value in the table. `dense` lays columns out by `encodings`."""
-    written = []
-    for values, part in _split(table, spec.partition_by):
-        folder = "".join(f"{name}={_folder(value)}/" for name, value in values.items())
-        path = f"{folder}part-{uuid.uuid4()}.parquet"
-        written.append(_write(part, path, values, spec, location, filesystem, encodings(part.schema) if dense else {}))
-    return written
+    return [
+        write_part(part, values, spec, location, filesystem, dense=dense)
+        for values, part in _split(table, spec.partition_by)
+    ]
+
+
+def write_part(
+    part: Any, values: dict[str, str | None], spec: TableSpec, location: Location, filesystem: Any, *, dense: bool
+) -> DataFile:
+    """One Parquet file of the partition with these values, which are in its folder and the log, not in the file."""
+    folder = "".join(f"{name}={_folder(value)}/" for name, value in values.items())
+    path = f"{folder}part-{uuid.uuid4()}.parquet"
+    return _write(part, path, values, spec, location, filesystem, encodings(part.schema) if dense else {})
 
 
 def encodings(schema: Any) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from lakebed.errors import AlreadyExists, Invalid, Overloaded, Stale
 from lakebed.ids import Ids
 from lakebed.pipeline.tables import files, merge, upkeep
 from lakebed.pipeline.tables.location import Location
+from lakebed.pipeline.tasks import in_arrow
 from lakebed.store.protocol import Store
 
 RACES_MAX = 30  # commits that others may make before ours gives up as Overloaded
@@ -209,7 +210,7 @@ class Table:
                 return None
             asked = self.spark.createDataFrame([(path,) for path in (merge.COMING, *candidates)], "path string")
             task = merge.merging(self.spec, self.location, load, types)
-            rows = asked.mapInArrow(task, files.WRITTEN).collect()
+            rows = in_arrow(asked, task, files.WRITTEN).collect()
             told = [msgspec.json.decode(row["file"], type=merge.Merged) for row in rows]
             coming = sum(one.rows for one in told if one.path == merge.COMING)
             touched = tuple(candidates[one.path] for one in told if one.path != merge.COMING and one.rows)
@@ -271,7 +272,7 @@ class Table:
         task = files.writing(self.spec, self.location)
         return [
             msgspec.json.decode(row["file"], type=DataFile)
-            for row in self._checked(rows).mapInArrow(task, files.WRITTEN).collect()
+            for row in in_arrow(self._checked(rows), task, files.WRITTEN).collect()
         ]
 
     def _checked(self, rows: DataFrame) -> DataFrame:
@@ -304,7 +305,7 @@ class Table:
         sources = self.spark.createDataFrame(listed, "path string, partition string").repartition(tasks)
         types = {field.name: to_arrow_type(field.dataType, timezone="UTC") for field in typed}
         task = files.reading(self.location, self.spec.root, types, state.partition_by, with_file=with_file)
-        rows = sources.mapInArrow(task, stored)
+        rows = in_arrow(sources, task, stored)
         casts = [F.col(field.name).cast(field.dataType).alias(field.name) for field in typed]
         return rows.select(*casts, *([files.FILE_COLUMN] if with_file else []))
 

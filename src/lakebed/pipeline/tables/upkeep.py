@@ -7,7 +7,7 @@ A reader at an older version keeps reading the files of that version; they go wh
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,10 +16,11 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from lakebed.delta.log import Commit, Raced
-from lakebed.delta.model import Committed, DataFile, Snapshot, TableSpec
-from lakebed.errors import Invalid, Overloaded
+from lakebed.delta.model import Batch, Committed, DataFile, Snapshot, TableSpec
+from lakebed.errors import Overloaded
 from lakebed.pipeline.tables import files, merge
 from lakebed.pipeline.tables.location import Location
+from lakebed.pipeline.tasks import in_arrow
 
 if TYPE_CHECKING:
     from lakebed.pipeline.tables.table import Table
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 RACES_MAX = 30
 FILE_BYTES = 64 * 1024 * 1024  # what joined files come to: large enough to scan, small enough for one task's memory
 ROWS_MAX = 2_000_000  # in one joined file, which a task holds whole
+RETENTION = "lakebed.retention"  # the application of removals: its number is the moment, in microseconds
 
 
 class Joined(msgspec.Struct, frozen=True):
@@ -37,32 +39,35 @@ class Joined(msgspec.Struct, frozen=True):
 
 
 def groups(held: Sequence[DataFile], file_bytes: int = FILE_BYTES, rows_max: int = ROWS_MAX) -> list[list[DataFile]]:
-    """Neighbouring small files that are joined, each group up to one file's worth. Pure; a second look finds nothing.
+    """Neighbouring small files that are joined, each group up to one file's worth and of one partition. Pure; a second
+    look finds nothing.
 
     Small is below half of either bound, so that what was joined is left alone, and a file is never written again only
     to grow by a little.
     """
     small = [file for file in held if file.size < file_bytes / 2 and 0 <= file.rows < rows_max / 2]
-    found: list[list[DataFile]] = [[]]
-    size = rows = 0
+    parts: dict[tuple[tuple[str, str | None], ...], list[DataFile]] = {}
     for file in small:
-        if found[-1] and (size + file.size > file_bytes or rows + file.rows > rows_max):
-            found.append([])
-            size = rows = 0
-        found[-1].append(file)
-        size, rows = size + file.size, rows + file.rows
+        parts.setdefault(tuple(file.partition.items()), []).append(file)
+    found: list[list[DataFile]] = []
+    for part in parts.values():
+        size = rows = 0
+        for number, file in enumerate(part):
+            if not number or size + file.size > file_bytes or rows + file.rows > rows_max:
+                found.append([])
+                size = rows = 0
+            found[-1].append(file)
+            size, rows = size + file.size, rows + file.rows
     return [group for group in found if len(group) > 1]
 
 
 def compact(table: Table, *, file_bytes: int, dry_run: bool) -> Committed:
     state = table.snapshot()
-    if state.partition_by:
-        raise Invalid(f"{table.spec.name} is partitioned; its files are not joined")
     planned = groups(state.files, file_bytes)
     gone = sum(len(group) for group in planned)
     if dry_run or not planned:
         return Committed(state.version, files_added=len(planned), files_removed=gone, repeated=not planned)
-    joined = _joined(table, planned)
+    joined = _joined(table, planned, state.partition_by)
 
     def plan(now: Snapshot) -> Commit | None:
         """Only groups that are still whole: what was deleted meanwhile must not come back."""
@@ -80,16 +85,18 @@ def compact(table: Table, *, file_bytes: int, dry_run: bool) -> Committed:
     return table.commit(plan, result, None, rebase=True)
 
 
-def _joined(table: Table, planned: Sequence[Sequence[DataFile]]) -> list[Joined]:
-    schema = to_arrow_schema(StructType.fromJson(msgspec.json.decode(table.spec.schema_json)), timezone="UTC")
-    task = joining(table.spec, table.location, schema)
-    asked = [(msgspec.json.encode([file.path for file in group]).decode(),) for group in planned]
-    rows = table.spark.createDataFrame(asked, "paths string").coalesce(1).repartition(len(asked))
-    return [msgspec.json.decode(row["file"], type=Joined) for row in rows.mapInArrow(task, files.WRITTEN).collect()]
+def _joined(table: Table, planned: Sequence[Sequence[DataFile]], partition_by: Sequence[str]) -> list[Joined]:
+    every = StructType.fromJson(msgspec.json.decode(table.spec.schema_json))
+    stored = StructType([field for field in every.fields if field.name not in partition_by])
+    task = joining(table.spec, table.location, to_arrow_schema(stored, timezone="UTC"))
+    asked = [(msgspec.json.encode(group).decode(),) for group in planned]
+    rows = table.spark.createDataFrame(asked, "files string").coalesce(1).repartition(len(asked))
+    return [msgspec.json.decode(row["file"], type=Joined) for row in in_arrow(rows, task, files.WRITTEN).collect()]
 
 
 def joining(spec: TableSpec, location: Location, schema: Any) -> Callable[[files.Batches], files.Batches]:
-    """The task: its input is a JSON list of paths a row, its output a JSON Joined a row. No row passes through Java."""
+    """The task: its input is a JSON list of files of one partition a row, its output a JSON Joined a row. `schema` is
+    what is in the files. No row passes through Java."""
 
     def join(batches: files.Batches) -> files.Batches:
         import pyarrow as pa
@@ -97,8 +104,9 @@ def joining(spec: TableSpec, location: Location, schema: Any) -> Callable[[files
 
         filesystem = location.filesystem()
         for batch in batches:
-            for text in batch["paths"].to_pylist():
-                paths = msgspec.json.decode(text, type=tuple[str, ...])
+            for text in batch["files"].to_pylist():
+                group = msgspec.json.decode(text, type=tuple[DataFile, ...])
+                paths = tuple(file.path for file in group)
                 parts = [
                     merge.fitted(
                         pq.read_table(location.path(f"{spec.root}/{path}"), filesystem=filesystem, partitioning=None),
@@ -106,15 +114,23 @@ def joining(spec: TableSpec, location: Location, schema: Any) -> Callable[[files
                     )
                     for path in paths
                 ]
-                written = files.write_files(pa.concat_tables(parts), spec, location, filesystem, dense=True)
-                told = msgspec.json.encode(Joined(paths, tuple(written))).decode()
+                rows = pa.concat_tables(parts)
+                made = files.write_part(rows, group[0].partition, spec, location, filesystem, dense=True)
+                told = msgspec.json.encode(Joined(paths, (made,))).decode()
                 yield pa.RecordBatch.from_arrays([pa.array([told])], ["file"])
 
     return join
 
 
+def kept_since_us(state: Snapshot) -> int:
+    """The moment before which rows were removed from this table, in microseconds; 0: it has kept everything."""
+    return state.applied.get(RETENTION, 0)
+
+
 def remove_before(table: Table, column: str, moment: datetime) -> Committed:
+    """The removal's own commit says up to when: whoever compares tables must not take these rows for lost."""
     shown = files.shown(moment)
+    moment_us = (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
     for _ in range(RACES_MAX):
         state = table.snapshot()
         touched = [file for file in state.files if str(file.low.get(column, "")) < shown]
@@ -127,10 +143,12 @@ def remove_before(table: Table, column: str, moment: datetime) -> Committed:
         gone = sum(file.rows for file in touched) - sum(file.rows for file in written)
         if not gone:
             return Committed(state.version, repeated=True)
-        commit = Commit("DELETE", tuple(written), tuple(touched))
+        # What came late and is older than an earlier removal goes too; the mark never moves back.
+        mark = Batch(RETENTION, moment_us) if moment_us > kept_since_us(state) else None
+        commit = Commit("DELETE", tuple(written), tuple(touched), mark)
         result = Committed(0, files_added=len(written), files_removed=len(touched), rows_removed=gone)
         try:
-            return table.commit_on(state, commit, result, None)
+            return table.commit_on(state, commit, result, mark)
         except Raced:
             continue
     raise Overloaded(f"table {table.spec.name} changed under a delete {RACES_MAX} times")
