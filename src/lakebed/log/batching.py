@@ -31,6 +31,7 @@ class _Buffer:
     def __init__(self) -> None:
         self.groups: dict[TopicPartition, list[_Waiting]] = {}
         self.size = self.held = 0
+        self.due_s = 0.0
 
     def grown(self, tp: TopicPartition, size: int) -> int:
         """How large the blob would be with this much more."""
@@ -108,6 +109,7 @@ class BatchingProducer:
             if self._buffer.size >= self._settings.batch_max_bytes:
                 self._flush()
             elif self._due is None:
+                self._buffer.due_s = self._clock.monotonic_s() + self._settings.batch_max_delay_ms / 1000
                 self._due = asyncio.create_task(self._flush_when_due())
         return done
 
@@ -120,7 +122,8 @@ class BatchingProducer:
         await self._writer.drain()
 
     async def _flush_when_due(self) -> None:
-        await self._clock.sleep(self._settings.batch_max_delay_ms / 1000)
+        # Of the delay only what is left: under load a new task begins late.
+        await self._clock.sleep(max(0.0, self._buffer.due_s - self._clock.monotonic_s()))
         await self._slots.acquire()  # while every slot is taken, more goes into this blob
         self._due = None
         self._flush(by_time=True)

@@ -219,6 +219,18 @@ async def test_requests_are_coalesced_and_waiters_fanned_out(host: Host) -> None
     assert len(await host.objects()) == 1
 
 
+async def test_the_delay_counts_from_the_first_record(host: Host) -> None:
+    """When the loop was busy for as long as the delay, the blob is sent off at once, not a whole delay later."""
+    broker = host.broker(batch_max_delay_ms=10.0)
+    asked = asyncio.ensure_future(broker.produce([(TP, Chunk(columns([b"x"])))]))
+    await asyncio.sleep(0)  # taken, and nothing else has had a turn
+
+    host.clock._elapsed_ns += 10_000_000
+    await settle(200)
+
+    assert asked.done() and isinstance(asked.result()[0], Appended)
+
+
 async def test_too_much_at_once_is_refused_with_nothing_changed(host: Host) -> None:
     """The buffer is bounded: what does not fit is rejected at once, what was taken is appended."""
     broker = host.broker(buffer_max_bytes=2000, batch_max_bytes=2000, record_max_bytes=2000)
