@@ -202,3 +202,14 @@ async def test_a_push_shows_its_bar_to_a_person_and_to_nobody_else(shell: Shell,
     else:
         assert b"uploading" not in shown.err
         assert not set(shown.err) & {0x1B, 0x0D, 0x08}
+
+
+async def test_a_push_without_a_secret_leaves_nothing_behind(shell: Shell) -> None:
+    """It says what is missing and how to get it, and the next push does not find a tick that nobody meant any more."""
+    (shell.folder / "orders.parquet").write_bytes(parquet([1]))
+
+    refused = await shell.show("ticks", "push", "orders.parquet", "--project", PROJECT, "--key", "id", person=False)
+
+    assert refused.code != 0
+    assert b"lakebed ticks secret" in refused.err and b"LAKEBED_TICKS_API_SECRET" in refused.err
+    assert [] == await shell.run("ticks", "outbox")

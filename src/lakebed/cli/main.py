@@ -10,7 +10,7 @@ from cyclopts import App, CycloptsError, Group
 from lakebed import __version__
 from lakebed.cli import exits
 from lakebed.cli.output import say
-from lakebed.errors import LakebedError
+from lakebed.errors import Invalid, LakebedError
 
 ABOUT = """Everything that lies under a data lake, on one bucket.
 
@@ -79,8 +79,8 @@ def run(argv: Sequence[str]) -> int:
         return exits.USAGE
     except LakebedError as error:
         say(f"error: {error.message}")
-        if error.hint:
-            say(f"next:  {error.hint}")
+        if hint := error.hint or _help_of(argv, error):
+            say(f"next:  {hint}")
         return exits.code_for(error)
     except KeyboardInterrupt:
         return exits.INTERRUPTED
@@ -88,3 +88,10 @@ def run(argv: Sequence[str]) -> int:
         sys.stderr.close()
         return exits.OK
     return result if isinstance(result, int) else exits.OK
+
+
+def _help_of(argv: Sequence[str], error: LakebedError) -> str:
+    """What was given is wrong, and nobody said what is right: the command's own help does."""
+    if not isinstance(error, Invalid):
+        return ""
+    return " ".join(("lakebed", *app.parse_commands(list(argv))[0], "--help"))

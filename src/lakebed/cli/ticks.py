@@ -17,6 +17,7 @@ from lakebed.cli.where import Where, by_hand, in_loop
 from lakebed.clock import SystemClock
 from lakebed.errors import Invalid
 from lakebed.ids import Ids
+from lakebed.settings import Secret
 from lakebed.ticks.settings import TicksSettings
 
 app = App(name="ticks", help="Ticks: upload Parquet files, see how they stand.")
@@ -70,6 +71,7 @@ def push(
     if dry_run:
         emit(msgspec.json.decode(packed.manifest), "json" if output == "table" else output)
         return exits.OK
+    _secret(where)  # before anything waits on disk: a push that cannot be sent leaves nothing behind
     outbox = _outbox(where)
     outbox.put(Waiting(packed))
     return _drain(where, org, url, output, sum(map(_size, packed.files.values())))
@@ -218,14 +220,12 @@ def key() -> None:
 def _drain(where: Where, org: str, url: str, output: str, total_bytes: int) -> int:
     from lakebed.ticks.uploader import Uploader, client
 
-    settings = where.settings().of(TicksSettings)
-    if not settings.api_secret:
-        raise Invalid("no secret was given", hint="set LAKEBED_TICKS_API_SECRET; lakebed ticks secret makes one")
+    secret = _secret(where)
     outbox, address = _outbox(where), url or _gateway(where)
 
     async def work() -> Any:
         with _bar(total_bytes) as sent:
-            async with client(address, _org(where, org), settings.api_secret) as http:
+            async with client(address, _org(where, org), secret) as http:
                 uploader = Uploader(http, clock=SystemClock(), ids=Ids(), sent=sent)
                 return await uploader.drain(outbox)
 
@@ -236,6 +236,16 @@ def _drain(where: Where, org: str, url: str, output: str, total_bytes: int) -> i
     for each in failed:
         say(f"{each.packed.tick_id} was refused ({each.error_class}): {each.message}")
     return exits.FAILED if failed else exits.OK
+
+
+def _secret(where: Where) -> Secret:
+    found = where.settings().of(TicksSettings).api_secret
+    if not found:
+        raise Invalid(
+            "no secret was given",
+            hint="lakebed ticks secret --project P makes one; give it as LAKEBED_TICKS_API_SECRET",
+        )
+    return found
 
 
 @contextmanager

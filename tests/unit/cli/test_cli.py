@@ -16,6 +16,7 @@ from cyclopts import App
 from lakebed.cli import exits
 from lakebed.cli.main import COMMANDS, app, run
 from lakebed.cli.output import emit
+from lakebed.errors import Invalid
 from lakebed.parts import resolve
 
 
@@ -48,6 +49,20 @@ def test_the_root_imports_nothing_heavy() -> None:
 
     heavy = {"pyspark", "obstore", "fastapi", "boto3", "pandas", "pyarrow", "grpc", "deltalake"}
     assert set() == heavy & set(json.loads(listed))
+
+
+def test_what_is_given_wrong_is_answered_with_what_to_type_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mistake that has no hint of its own leads to the command's help, never to nothing."""
+    (tmp_path / "orders.csv").write_text("id\n1\n")
+
+    code = run(["ticks", "push", "orders.csv", "--project", "shop"])
+
+    error, following = capsys.readouterr().err.splitlines()
+    assert code == exits.code_for(Invalid(""))
+    assert error.startswith("error: orders.csv is no Parquet file")
+    assert following.startswith("next:  ") and "ticks push --help" in following
 
 
 def leaves(of: App = app, path: tuple[str, ...] = ()) -> Iterator[tuple[str, App]]:
