@@ -6,22 +6,26 @@ The marks are attributes on the endpoint function; the gateway reads them when i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from collections.abc import Awaitable, Callable, Iterable
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from lakebed.auth import Principal
 from lakebed.errors import Invalid
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 Buffer = bytes | memoryview
 
+JSON = "application/json"
 BODY_MARK = "__lakebed_body_bytes_max__"
 OPERATION_MARK = "__lakebed_operation__"
 OWN_KEYS_MARK = "__lakebed_own_keys__"
+DIRECT_MARK = "__lakebed_direct__"
 
 
 class Operation(msgspec.Struct, frozen=True):
@@ -30,7 +34,7 @@ class Operation(msgspec.Struct, frozen=True):
     summary: str = ""
     body: Any = None
     answer: Any = None
-    media_type: str = "application/json"
+    media_type: str = JSON
 
 
 async def whole_body(request: Request) -> Buffer:
@@ -45,6 +49,63 @@ async def whole_body(request: Request) -> Buffer:
     return b"".join(parts)
 
 
+class Call:
+    """A request as a direct handler sees it: who asks, the head's fields, and a body that may still be on its way."""
+
+    __slots__ = ("_body", "_headers", "principal")
+
+    def __init__(
+        self,
+        principal: Principal,
+        headers: Iterable[tuple[bytes, bytes]],
+        body: Callable[[], Awaitable[Buffer]],
+    ) -> None:
+        self.principal, self._headers, self._body = principal, headers, body
+
+    def header(self, name: bytes, otherwise: str = "") -> str:
+        """The first field of this name, which is given in lower case."""
+        return next((value.decode("latin-1") for found, value in self._headers if found == name), otherwise)
+
+    async def body(self) -> Buffer:
+        """All of it, in one piece. Once."""
+        return await self._body()
+
+
+class Answered(NamedTuple):
+    """A direct handler's answer."""
+
+    body: bytes
+    status: int = 200
+    media_type: str = JSON
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [(b"content-type", self.media_type.encode()), (b"content-length", b"%d" % len(self.body))]
+
+
+Handler = Callable[[Call], Awaitable[Answered]]
+
+
+def direct(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    """The endpoint of a handler that small requests reach straight from the socket (`gateway/direct.py`).
+
+    Every other request comes through it as through any endpoint: both ways lead to the one handler.
+    """
+
+    @wraps(handler)
+    async def endpoint(request: Request) -> Response:
+        call = Call(request.state.principal, request.scope["headers"], lambda: whole_body(request))
+        answered = await handler(call)
+        return Response(answered.body, answered.status, media_type=answered.media_type)
+
+    return _mark(endpoint, DIRECT_MARK, handler)
+
+
+def answered(value: Any, status: int = 200) -> Answered:
+    """A direct handler's answer of msgspec's JSON."""
+    return Answered(msgspec.json.encode(value, enc_hook=str), status)
+
+
 def decode_json(body: Buffer, kind: type[T]) -> T:
     """The JSON value as a `kind`. Raises Invalid naming the path of the field that is wrong."""
     try:
@@ -57,7 +118,7 @@ def decode_json(body: Buffer, kind: type[T]) -> T:
 
 def json_answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """A response of msgspec's JSON; unknown objects are shown as text."""
-    return Response(msgspec.json.encode(value, enc_hook=str), status, headers, media_type="application/json")
+    return Response(msgspec.json.encode(value, enc_hook=str), status, headers, media_type=JSON)
 
 
 def stopping(request: Request) -> asyncio.Event:
@@ -78,7 +139,7 @@ def own_keys(endpoint: F) -> F:
 
 def operation(summary: str = "", *, body: Any = None, answer: Any = None, media_type: str = "") -> Callable[[F], F]:
     """Describes a plain route for /openapi.json; without it only its path, methods and docstring are listed."""
-    said = Operation(summary, body, answer, media_type or "application/json")
+    said = Operation(summary, body, answer, media_type or JSON)
     return lambda endpoint: _mark(endpoint, OPERATION_MARK, said)
 
 

@@ -48,6 +48,37 @@ def test_live_numbers_move(tab: Tab, yard: Yard) -> None:
     assert sum("/live" in url for url in tab.asked) == 1
 
 
+def test_on_a_phone_every_decision_is_within_reach(yard: Yard, browser: Browser) -> None:
+    """The buttons of a row lie inside the screen: nobody has to find out that a table scrolls."""
+    context = browser.new_context(viewport={"width": 390, "height": 844})
+    page = context.new_page()
+    page.set_default_timeout(DEADLINE_MS)
+    outside: dict[str, list[str]] = {}
+    for path in ("/batches", "/queue?queue=orders", "/lifecycle"):
+        page.goto(f"{yard.url}{path}")
+        page.wait_for_selector("td.acts button")
+        for button in page.query_selector_all("td.acts button"):
+            box = button.bounding_box()
+            if box is None or box["x"] < 0 or box["x"] + box["width"] > 390:
+                outside.setdefault(path, []).append(button.inner_text())
+    context.close()
+
+    assert {} == outside
+
+
+def test_a_legend_tells_the_newest_values(yard: Yard, browser: Browser) -> None:
+    """Without a pointer on the chart, which a phone never has, it shows numbers and not dashes."""
+    context = browser.new_context()
+    page = context.new_page()
+    page.set_default_timeout(DEADLINE_MS)
+    page.goto(f"{yard.url}/")
+    page.wait_for_function(
+        "[...document.querySelectorAll('.chart .u-value')].length > 3"
+        " && [...document.querySelectorAll('.chart .u-value')].every((each) => /\\d/.test(each.textContent))"
+    )
+    context.close()
+
+
 def test_a_page_reloads_its_inside_and_nothing_is_lost(tab: Tab, yard: Yard) -> None:
     """New data appears by itself; where the keyboard is, and what is folded open, stays."""
     page = tab.go("/log?topic=orders")

@@ -15,6 +15,7 @@ from lakebed.store import bucket
 from lakebed.store.memory import MemoryStore
 from lakebed.store.prefixed import PrefixedStore
 from lakebed.store.protocol import Store
+from lakebed.store.settings import StoreSettings
 
 AWKWARD = [
     "a=b",
@@ -36,7 +37,7 @@ AWKWARD = [
 ]
 
 
-@pytest.fixture(params=["memory", "prefixed", "obstore", "seaweedfs"])
+@pytest.fixture(params=["memory", "prefixed", "obstore", "seaweedfs", "seaweedfs by the general client"])
 def store(request: pytest.FixtureRequest, metrics: Metrics) -> Store:
     match request.param:
         case "memory":
@@ -47,6 +48,10 @@ def store(request: pytest.FixtureRequest, metrics: Metrics) -> Store:
             from obstore.store import MemoryStore as ObstoreMemory
 
             return bucket.BucketStore(ObstoreMemory(), clock=SystemClock(), ids=Ids(), metrics=metrics)
+        case "seaweedfs by the general client":
+            settings: StoreSettings = request.getfixturevalue("bucket_settings")
+            general = bucket.BucketStore(bucket.open_bucket(settings), clock=SystemClock(), ids=Ids(), metrics=metrics)
+            return PrefixedStore(general, settings.prefix)
         case _:
             found: Store = request.getfixturevalue("bucket")
             return found

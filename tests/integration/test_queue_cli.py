@@ -95,7 +95,11 @@ def test_dead_letters_are_listed_shown_replayed_and_discarded(lakebed: Any, buck
     assert [
         ("queue.discard", second, "beyond repair", "done"),
         ("queue.replay", letter, "the reader was mended", "done"),
-    ] == [(deed["what"], deed["subject"]["letter"], deed["reason"], deed["outcome"]) for deed in json.loads(trail)]
+    ] == [
+        (deed["what"], deed["subject"]["letter"], deed["reason"], deed["outcome"])
+        for deed in json.loads(trail)
+        if "letter" in deed["subject"]
+    ]
 
 
 def _bury(settings: StoreSettings) -> None:

@@ -148,9 +148,9 @@ async def test_ctrl_c_leaves_nothing_and_a_restart_keeps_the_data(start: Starter
     assert before.bucket == after.bucket
     assert before.gateway == after.gateway
     assert kept.data == b"here"
-    assert stopped
+    assert stopped == "stopped"
     assert again.wait(GONE_S) == 0
-    assert not await down(folder, clock=SystemClock())
+    assert await down(folder, clock=SystemClock()) == "none"
 
 
 async def test_kill_9_of_the_supervisor_leaves_nothing(start: Starter, tmp_path: Path) -> None:
@@ -169,6 +169,45 @@ async def test_kill_9_of_the_supervisor_leaves_nothing(start: Starter, tmp_path:
         find(folder)
     _, after = bring_up(start, folder)
     assert (await open_store(after).get("kept")).data == b"here"
+
+
+def test_after_a_kill_every_command_says_what_happened_and_what_to_do(start: Starter, tmp_path: Path) -> None:
+    """One typed answer that names the kill and both ways on; `doctor` still looks at the machine; `down` clears up."""
+    folder = tmp_path / "lake"
+    supervisor, _ = bring_up(start, folder)
+    supervisor.kill()
+    supervisor.wait()
+
+    where = ("--dir", str(folder))
+    asked = [
+        lakebed(*words, *where, cwd=tmp_path)
+        for words in (("status",), ("env",), ("topics", "list"), ("queue", "put", "--value", "x"), ("serve",))
+    ]
+    looked = lakebed("doctor", *where, cwd=tmp_path)
+    cleared, none = lakebed("down", *where, cwd=tmp_path), lakebed("down", *where, cwd=tmp_path)
+    after = lakebed("status", *where, cwd=tmp_path)
+
+    assert {4} == {answer.returncode for answer in asked}
+    for answer in asked:
+        error, hint = answer.stderr.splitlines()
+        assert error == f"error: the stack in {folder} was killed: nothing answers where its endpoints.json points"
+        assert f"lakebed up --dir {folder}" in hint and f"lakebed down --dir {folder}" in hint
+    assert looked.returncode == 1
+    assert "✓ python" in looked.stdout and "✗ store" in looked.stdout and "was killed" in looked.stdout
+    assert "was killed before; what it left is cleared" in cleared.stderr
+    assert "nothing runs" in none.stderr
+    assert after.returncode == 4 and "no stack runs" in after.stderr
+
+
+def test_where_nothing_runs_and_nothing_is_named_a_command_says_so(tmp_path: Path) -> None:
+    """Before the first `up` nobody is sent to a cloud: one line on what is missing, one on what to type."""
+    for words in (("topics", "list"), ("tables", "ls"), ("queue", "put", "--value", "x"), ("serve", "--port", "0")):
+        answer = lakebed(*words, cwd=tmp_path)
+
+        assert answer.returncode == 4
+        error, hint = answer.stderr.splitlines()
+        assert error == "error: no stack runs in .lakebed, and no store is named"
+        assert "lakebed up" in hint and "LAKEBED_STORE_URL" in hint
 
 
 async def test_a_killed_child_is_started_again(start: Starter, tmp_path: Path) -> None:

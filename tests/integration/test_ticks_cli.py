@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import terminal
 from lakebed.settings import env_name
 from lakebed.store.settings import StoreSettings
 from ticks_kit import ORG, PAYLOAD_KEY, PROJECT, parquet
@@ -71,6 +72,11 @@ class Shell:
             if process.returncode is None:
                 process.kill()
             await process.wait()
+
+    async def show(self, *arguments: str, person: bool) -> terminal.Shown:
+        """The same in front of a person, or of nobody."""
+        argv = [sys.executable, "-m", "lakebed", *arguments]
+        return await asyncio.to_thread(terminal.run, argv, env=self.env, cwd=self.folder, terminal=person)
 
 
 @pytest.fixture
@@ -173,3 +179,26 @@ async def test_what_is_refused_stays_in_the_outbox_with_its_reason(shell: Shell)
     (left,) = await shell.run("ticks", "outbox")
 
     assert ("t2", "failed_manual", "row_count_mismatch") == (left["tick_id"], left["state"], left["error_class"])
+
+
+@pytest.mark.parametrize("person", [True, False])
+async def test_a_push_shows_its_bar_to_a_person_and_to_nobody_else(shell: Shell, person: bool) -> None:
+    """Bytes sent of bytes to send, drawn on a terminal; in a pipe no control character, and the same data."""
+    secret = (await shell.run("ticks", "secret", "--project", PROJECT))["api_secret"]
+    shell.env["LAKEBED_TICKS_API_SECRET"] = secret
+    url = await shell.serve("serve")
+    (shell.folder / "orders.parquet").write_bytes(parquet(range(20_000)))
+    size = (shell.folder / "orders.parquet").stat().st_size
+
+    words = ("ticks", "push", "orders.parquet", "--project", PROJECT, "--key", "id", "--url", url, "-o", "json")
+    shown = await shell.show(*words, person=person)
+
+    assert 0 == shown.code, shown.err
+    (tick,) = json.loads(shown.out)
+    assert ("committed", 20_000) == (tick["status"], tick["rows_inserted"])
+    if person:
+        assert b"uploading" in shown.err and b"\x1b[" in shown.err
+        assert f"{size / 1000:.1f}/{size / 1000:.1f} kB".encode() in shown.err, "all of it was counted"
+    else:
+        assert b"uploading" not in shown.err
+        assert not set(shown.err) & {0x1B, 0x0D, 0x08}

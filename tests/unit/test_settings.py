@@ -54,6 +54,16 @@ def test_later_layers_win_and_are_named(tmp_path: Path) -> None:
     } == {row["key"]: row["source"] for row in settings.rows()}
 
 
+def test_a_section_can_be_had_another_way_without_changing_the_settings() -> None:
+    """`having` gives settings of their own; those it came from stay as they are."""
+    settings = load([TankSettings], flags={"tank.litres": 2})
+
+    other = settings.having(msgspec.structs.replace(settings.of(TankSettings), label="wine"))
+
+    assert ("wine", 2) == (other.of(TankSettings).label, other.of(TankSettings).litres)
+    assert "water" == settings.of(TankSettings).label
+
+
 def test_secrets_are_masked_wherever_they_are_shown() -> None:
     """Neither rows nor text forms give a secret away."""
     settings = load([TankSettings], flags={"tank.key": "s3cret"})

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from lakebed.auth import Principal
 from lakebed.batches import acceptance
 from lakebed.batches.acceptor import Acceptor
 from lakebed.batches.aftermath import Aftermath
@@ -38,7 +39,7 @@ from lakebed.errors import Invalid, LakebedError, Overloaded, Unprocessable, Uns
 from lakebed.frame.codec import decode_body, unseal
 from lakebed.frame.series import KnownTables
 from lakebed.logs import logger
-from lakebed.wire import body_limit, decode_json, json_answer, operation
+from lakebed.wire import Answered, Call, answered, body_limit, decode_json, direct, json_answer, operation
 
 FRAME_TYPE = "application/vnd.lakebed.lmbatch"
 RESOLUTION_BYTES_MAX = 64 * 1024
@@ -182,8 +183,8 @@ class Batches:
     def writes(self) -> Sequence[BaseRoute]:
         @body_limit(self._settings.frame_bytes_max)
         @operation("Upload one .lmbatch frame.", answer=Answer, media_type=FRAME_TYPE)
-        async def upload(request: Request) -> Response:
-            return json_answer(await self.upload(request))
+        async def upload(call: Call) -> Answered:
+            return answered(await self.upload(call))
 
         @body_limit(RESOLUTION_BYTES_MAX)
         @operation("Decide a conflict, with a reason.", body=ResolveRequest, answer=ConflictView)
@@ -196,24 +197,24 @@ class Batches:
                 return json_answer(await self.desk.resolve(ident, asked.action, asked.reason, by))
 
         return [
-            Route("/v1/batches", upload, methods=["POST"]),
+            Route("/v1/batches", direct(upload), methods=["POST"]),
             Route("/v1/batches/conflicts/{conflict_id}/resolve", resolve, methods=["POST"]),
         ]
 
-    async def upload(self, request: Request) -> Answer:
+    async def upload(self, call: Call) -> Answer:
         """Steps 1 to 4 of the ingest flow; the acceptor does the rest."""
-        encoding = request.headers.get("content-encoding", "identity")
+        encoding = call.header(b"content-encoding", "identity")
         if encoding != "identity":
             raise UnsupportedEncoding(
                 f"Content-Encoding {encoding[:40]!r} is refused", hint="compress inside the frame: its flags say zstd"
             )
-        with self._room(request):
-            return await self._accept(request, await request.body())
+        with self._room(call):
+            return await self._accept(call.principal, bytes(await call.body()))
 
     @contextmanager
-    def _room(self, request: Request) -> Iterator[None]:
+    def _room(self, call: Call) -> Iterator[None]:
         """Memory for one upload, set aside before its body is read. Raises Overloaded when there is none."""
-        declared = request.headers.get("content-length", "")
+        declared = call.header(b"content-length")
         size = int(declared) if declared.isdigit() else self._settings.frame_bytes_max
         if self._upload_bytes + size > self._settings.upload_bytes_max:
             raise Overloaded(
@@ -225,12 +226,12 @@ class Batches:
         finally:
             self._upload_bytes -= size
 
-    async def _accept(self, request: Request, frame: bytes) -> Answer:
+    async def _accept(self, principal: Principal, frame: bytes) -> Answer:
         try:
             envelope = unseal(frame, self._limits)
         except Invalid as error:
             raise BadFrame(error.message, hint="send one .lmbatch frame as the whole body") from error
-        request.state.principal.demand(f"batches:write:{envelope.identity.agent_id}")
+        principal.demand(f"batches:write:{envelope.identity.agent_id}")
         try:
             batch = decode_body(frame, envelope, self._limits, self._tables)
         except Invalid as error:

@@ -27,6 +27,8 @@ SWITCH_TRIES = 4  # of one request, before another of several addresses is tried
 
 app = App(name="ticks", help="Ticks that wait in the agent's outbox.")
 
+QueueDir = Annotated[Path | None, Parameter(help="the agent's queue folder (default: agent.queue_dir)")]
+
 
 @asynccontextmanager
 async def courier(
@@ -81,7 +83,7 @@ def outbox_of(settings: AgentSettings, each: TickFolder, org_id: str) -> Outbox:
 
 
 @app.command(name="list")
-def list_ticks(*, queue_dir: Path | None = None, where: Where = Where(), output: Output = "table") -> None:
+def list_ticks(*, queue_dir: QueueDir = None, where: Where = Where(), output: Output = "table") -> None:
     """Show the ticks that wait to be uploaded, and those that a person has to look at."""
     rows: list[dict[str, Any]] = [
         {
@@ -102,11 +104,11 @@ def list_ticks(*, queue_dir: Path | None = None, where: Where = Where(), output:
 
 @app.command
 def retry(
-    tick: str,
+    tick: Annotated[str, Parameter(help="the tick's id")],
     *,
     reason: Annotated[str, Parameter(help="why")],
     dry_run: Annotated[bool, Parameter(help="say what would happen, and do nothing", negative="")] = False,
-    queue_dir: Path | None = None,
+    queue_dir: QueueDir = None,
     where: Where = Where(),
 ) -> None:
     """Have a refused tick packed again from its folder, once that is mended. To give it up, move its folder away."""

@@ -102,15 +102,20 @@ def _spooled(data: bytes, record: Any) -> dict[str, Any]:
 
 @app.command
 def agents(*, where: Where = Where(), output: Output = "table") -> None:
-    """Every agent, by its newest accepted batches; those heard last first."""
+    """Show every agent by its newest accepted batches, those heard last first."""
     from lakebed.views.batches import RecentBatches
 
     emit(in_loop(lambda: RecentBatches.of(where.context("agents")).agents()), output)
 
 
 @app.command
-def recent(*, limit: int = 50, where: Where = Where(), output: Output = "table") -> None:
-    """The newest accepted batches, newest first."""
+def recent(
+    *,
+    limit: Annotated[int, Parameter(help="batches to show at most")] = 50,
+    where: Where = Where(),
+    output: Output = "table",
+) -> None:
+    """Show the newest accepted batches, newest first."""
     from lakebed.views.batches import NEWEST_MAX, RecentBatches
 
     emit(in_loop(lambda: RecentBatches.of(where.context("recent")).newest(min(limit, NEWEST_MAX))), output)
@@ -118,11 +123,11 @@ def recent(*, limit: int = 50, where: Where = Where(), output: Output = "table")
 
 @app.command
 def conflicts(
-    conflict_id: str = "",
+    conflict_id: Annotated[str, Parameter(help="show this one whole")] = "",
     /,
     *,
     open: Annotated[bool, Parameter(help="only those not resolved yet", negative="")] = False,
-    limit: int = 100,
+    limit: Annotated[int, Parameter(help="conflicts to show at most")] = 100,
     after: Annotated[str, Parameter(help="conflict id to go on behind")] = "",
     where: Where = Where(),
     output: Output = "table",
@@ -159,7 +164,7 @@ def conflicts(
 
 @app.command
 def resolve(
-    conflict_id: str,
+    conflict_id: Annotated[str, Parameter(help="the conflict, as `lakebed batches conflicts` shows it")],
     /,
     *,
     action: Annotated[
@@ -204,14 +209,19 @@ def reconcile(
 
     context = where.context("reconcile")
     role = reconciler(context)
-    if findings:
-        done = in_loop(mender(context, role).mend)
-        if done is None:
-            say("nothing to do: there is no audit whose findings are not mended")
-            return
-        report = done
-    else:
-        report = in_loop(role.audit if cold else role.scan)
+    kind = "findings" if findings else "cold" if cold else "checkpoint"
+    ways = {"findings": mender(context, role).mend, "cold": role.audit, "checkpoint": role.scan}
+
+    async def work() -> Any:
+        async with by_hand(context, "batches.reconcile", {"from": kind}) as told:
+            report = await ways[kind]()
+            told.detail = f"{sum(report.repaired.values())} repaired" if report else "nothing to mend"
+            return report
+
+    report = in_loop(work)
+    if report is None:
+        say("nothing to do: there is no audit whose findings are not mended")
+        return
     emit({"path": report.path, "checked": report.checked, "repaired": report.repaired}, output)
 
 
@@ -250,7 +260,7 @@ def gc(
 
 @app.command
 def query(
-    metric: str,
+    metric: Annotated[str, Parameter(help="the metric's name")],
     /,
     *,
     match: Match = None,

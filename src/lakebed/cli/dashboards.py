@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
 from lakebed.cli.output import Output, emit, say
 
@@ -12,7 +13,12 @@ app = App(name="dashboards", help="Grafana dashboards and Prometheus alert rules
 
 
 @app.command
-def export(folder: Path, *, dry_run: bool = False, output: Output = "table") -> None:
+def export(
+    folder: Annotated[Path, Parameter(help="where to write them")],
+    *,
+    dry_run: Annotated[bool, Parameter(help="only say which files", negative="")] = False,
+    output: Output = "table",
+) -> None:
     """Write every dashboard (JSON) and the alert rules (YAML) into FOLDER."""
     from lakebed.dashboards import export as exporting
 

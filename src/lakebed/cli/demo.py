@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import tempfile
@@ -40,7 +39,6 @@ def demo(
     from lakebed.demo.run import run
     from lakebed.demo.stage import Record
 
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # Spark forks beside the filer's client; it says so each time
     logs.configure("error")  # what happens is told in the demo's own words
     folder = keep or Path(tempfile.mkdtemp(prefix="lakebed-demo-"))
     observer, record = Observer(SystemClock()), Record()

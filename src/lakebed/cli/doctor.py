@@ -6,16 +6,23 @@ from lakebed.cli import exits
 from lakebed.cli.output import Output, emit, say
 from lakebed.cli.where import Where, in_loop
 from lakebed.context import Diagnosis
-from lakebed.doctor.checks import examine
+from lakebed.doctor.checks import examine, machine
+from lakebed.errors import NotFound
 
 MARKS = {"pass": "✓", "warn": "!", "fail": "✗"}
 
 
 def doctor(*, where: Where = Where(), output: Output = "table") -> int:
     """Check this machine and the store: pass, warn or fail, with one line each on how to fix it."""
-    context = where.context("doctor")
     tell = _line if output == "table" else _silent
-    found = in_loop(lambda: examine(context, where.folder, tell))
+    try:
+        context = where.context("doctor")
+    except NotFound as error:  # no stack and no store: this machine can still be looked at
+        found = [*machine(where.folder), Diagnosis("store", "fail", error.message, error.hint)]
+        for diagnosis in found:
+            tell(diagnosis)
+    else:
+        found = in_loop(lambda: examine(context, where.folder, tell))
     if output != "table":
         emit(found, output)
     failed = sum(diagnosis.verdict == "fail" for diagnosis in found)
@@ -25,7 +32,7 @@ def doctor(*, where: Where = Where(), output: Output = "table") -> int:
 
 
 def _line(diagnosis: Diagnosis) -> None:
-    print(f"{MARKS[diagnosis.verdict]} {diagnosis.name:<14} {diagnosis.seen}", flush=True)
+    print(f"{MARKS[diagnosis.verdict]} {diagnosis.name:<23} {diagnosis.seen}", flush=True)
     if diagnosis.fix:
         print(f"  fix: {diagnosis.fix}", flush=True)
 

@@ -23,6 +23,16 @@ app.command(rules)
 app.command(blockers)
 
 R = TypeVar("R")
+Bucket = Annotated[str, Parameter(help="the bucket")]
+OneBucket = Annotated[str, Parameter(help="only this bucket")]
+Key = Annotated[str, Parameter(help="the object's key")]
+File = Annotated[Path, Parameter(help="a file, or - for stdin")]
+Action = Annotated[str, Parameter(help="the action, or how its name begins, as `lakebed lifecycle status` shows it")]
+Ident = Annotated[str, Parameter(help="the blocker, as `lakebed lifecycle blockers ls` shows it")]
+StreamName = Annotated[str, Parameter(help="only this kind of stream: original, predicate, pending or bootstrap")]
+Days = Annotated[float, Parameter(help="days between two scans")]
+Limit = Annotated[int, Parameter(help="rows to show at most")]
+Resume = Annotated[bool, Parameter(help="let them go on", negative="")]
 DryRunFlag = Annotated[bool, Parameter(name="--dry-run", negative="", help="only say what would be done")]
 Reason = Annotated[str, Parameter(help="why; kept on record")]
 
@@ -64,21 +74,21 @@ def _read(file: Path) -> bytes:
 
 @rules.command(name="ls")
 def rules_ls(*, where: Where = Where(), output: Output = "table") -> None:
-    """Every rule of every bucket."""
+    """Show every rule of every bucket."""
     from lakebed.views.lifecycle import rules as all_rules
 
     emit(_with(where, all_rules), output)
 
 
 @rules.command(name="get")
-def rules_get(bucket: str, *, where: Where = Where()) -> None:
-    """The policy of a bucket, byte for byte as it was put."""
+def rules_get(bucket: Bucket, *, where: Where = Where()) -> None:
+    """Print the policy of a bucket, byte for byte as it was put."""
     sys.stdout.buffer.write(_with(where, lambda site: _policy(site, bucket)))
     sys.stdout.flush()
 
 
 @rules.command(name="put")
-def rules_put(bucket: str, file: Path, *, dry_run: DryRunFlag = False, where: Where = Where()) -> None:
+def rules_put(bucket: Bucket, file: File, *, dry_run: DryRunFlag = False, where: Where = Where()) -> None:
     """Check a policy (XML, or the AWS CLI's JSON; - is stdin) and put it. Takes the same time for any bucket."""
     from lakebed.lifecycle.policies import as_xml, rules_of
 
@@ -86,25 +96,28 @@ def rules_put(bucket: str, file: Path, *, dry_run: DryRunFlag = False, where: Wh
 
     async def work(site: Any) -> int:
         text = as_xml(read, bucket=bucket, home=site.home)
+        count = len(rules_of(text))
         if not dry_run:
-            await site.lake.put(bucket, text)
-        return len(rules_of(text))
+            async with by_hand(where.context("cli"), "lifecycle.rules-put", {"bucket": bucket}) as told:
+                await site.lake.put(bucket, text)
+                told.detail = f"{count} rules"
+        return count
 
     count = _with(where, work)
     say(f"{bucket}: {count} rules {'would be' if dry_run else ''} put".replace("  ", " "))
 
 
 @rules.command(name="rm")
-def rules_rm(bucket: str, *, reason: Reason, dry_run: DryRunFlag = False, where: Where = Where()) -> None:
+def rules_rm(bucket: Bucket, *, reason: Reason, dry_run: DryRunFlag = False, where: Where = Where()) -> None:
     """Remove a bucket's policy: nothing more is expired in it."""
     if not dry_run:
-        _with(where, lambda site: site.lake.put(bucket, b""))
+        _act(where, "rules-rm", {"bucket": bucket}, lambda site: site.lake.put(bucket, b""), reason)
     say(f"{bucket}: policy {'would be ' if dry_run else ''}removed ({reason})")
 
 
 @rules.command(name="diff")
-def rules_diff(bucket: str, file: Path, *, where: Where = Where()) -> int:
-    """How a policy differs from the one in force, rule by rule. Exit code 1 when it does."""
+def rules_diff(bucket: Bucket, file: File, *, where: Where = Where()) -> int:
+    """Show how a policy differs from the one in force, rule by rule. Exit code 1 when it does."""
     from lakebed.lifecycle import awsjson
     from lakebed.lifecycle.policies import rules_of
 
@@ -120,7 +133,7 @@ def rules_diff(bucket: str, file: Path, *, where: Where = Where()) -> int:
 
 @rules.command(name="export")
 def rules_export(*, where: Where = Where()) -> None:
-    """Every policy as one JSON line each: {bucket, policy}."""
+    """Print every policy as one JSON line each: {bucket, policy}."""
 
     async def work(site: Any) -> list[dict[str, str]]:
         return [{"bucket": one.bucket, "policy": one.text.decode()} for one in await site.lake.all()]
@@ -129,7 +142,7 @@ def rules_export(*, where: Where = Where()) -> None:
 
 
 @rules.command(name="import")
-def rules_import(file: Path, *, dry_run: DryRunFlag = False, where: Where = Where()) -> None:
+def rules_import(file: File, *, dry_run: DryRunFlag = False, where: Where = Where()) -> None:
     """Put every policy of an export. All are checked before the first is put."""
     from lakebed.lifecycle.policies import as_xml
 
@@ -141,8 +154,12 @@ def rules_import(file: Path, *, dry_run: DryRunFlag = False, where: Where = Wher
 
     async def work(site: Any) -> None:
         checked = [(bucket, as_xml(text, bucket=bucket, home=site.home)) for bucket, text in found]
-        for bucket, text in () if dry_run else checked:
-            await site.lake.put(bucket, text)
+        if dry_run:
+            return
+        async with by_hand(where.context("cli"), "lifecycle.rules-import", {"file": file.name}) as told:
+            for bucket, text in checked:
+                await site.lake.put(bucket, text)
+            told.detail = f"{len(checked)} policies"
 
     _with(where, work)
     say(f"{len(found)} policies {'would be ' if dry_run else ''}put")
@@ -158,14 +175,23 @@ async def _policy(site: Any, bucket: str) -> bytes:
 
 
 @app.command
-def status(bucket: str = "", *, where: Where = Where(), output: Output = "table") -> None:
-    """Mode, health and progress of every action."""
-    emit(_with(where, lambda site: site.operator.status(bucket)), output)
+def status(
+    bucket: OneBucket = "",
+    *,
+    limit: Annotated[int, Parameter(help="actions to show at most")] = 500,
+    where: Where = Where(),
+    output: Output = "table",
+) -> None:
+    """Show mode, health and progress of every action, or of one bucket's."""
+    found = _with(where, lambda site: site.operator.status(bucket, limit=max(1, limit)))
+    emit(found, output)
+    if len(found) >= limit:
+        say(f"the first {limit} actions: name a bucket, or raise --limit, to see others")
 
 
 @app.command(name="dry-run")
 def dry_run_command(
-    bucket: str,
+    bucket: Bucket,
     *,
     policy: Annotated[
         Path | None, Parameter(name=["--rules", "--policy"], help="judge this policy instead of the one in force")
@@ -183,7 +209,7 @@ def dry_run_command(
     where: Where = Where(),
     output: Output = "table",
 ) -> None:
-    """What a policy would delete now: how many, how many bytes, by which rule, with a sample. Deletes nothing."""
+    """Show what a policy would delete now: how many, how many bytes, by which rule, with a sample. Deletes nothing."""
     from lakebed.views.lifecycle import preview
 
     text = _read(policy) if policy else None
@@ -199,28 +225,28 @@ def dry_run_command(
 
 
 @app.command(name="apply")
-def apply_candidates(bucket: str, *, reason: Reason, dry_run: DryRunFlag = False, where: Where = Where()) -> None:
+def apply_candidates(bucket: Bucket, *, reason: Reason, dry_run: DryRunFlag = False, where: Where = Where()) -> None:
     """Delete what the last kept scan found, each looked at anew and guarded as always; what no rule wants now stays."""
     from lakebed.views.lifecycle_scan import apply, found
 
     if dry_run:
         say(f"{bucket}: {_with(where, lambda site: found(site, bucket))} candidates would be looked at")
         return
-    done = _with(where, lambda site: apply(site, bucket))
+    done = _act(where, "apply", {"bucket": bucket}, lambda site: apply(site, bucket), reason)
     say(f"{bucket}: {done.keys} keys, {done.deleted} deleted, {done.passed} passed, {done.held} held ({reason})")
 
 
 @app.command
 def streams(*, where: Where = Where(), output: Output = "table") -> None:
-    """Where each cursor of the event stream is, and how far behind."""
+    """Show where each cursor of the event stream is, and how far behind."""
     from lakebed.views.lifecycle import streams as told
 
     emit(in_loop(lambda: told(where.context("cli"))), output)
 
 
 @app.command
-def ledger(bucket: str, *, limit: int = 100, where: Where = Where(), output: Output = "table") -> None:
-    """The last verdicts on a bucket's objects."""
+def ledger(bucket: Bucket, *, limit: Limit = 100, where: Where = Where(), output: Output = "table") -> None:
+    """Show the last verdicts on a bucket's objects."""
     from lakebed.views.lifecycle import ledger as last
 
     context = where.context("cli")
@@ -228,8 +254,8 @@ def ledger(bucket: str, *, limit: int = 100, where: Where = Where(), output: Out
 
 
 @app.command
-def why(bucket: str, key: str, *, where: Where = Where(), output: Output = "table") -> None:
-    """Everything lifecycle ever decided about one key."""
+def why(bucket: Bucket, key: Key, *, where: Where = Where(), output: Output = "table") -> None:
+    """Show everything lifecycle ever decided about one key."""
     found = _rows(where, bucket, key)
     if not found and _with(where, lambda site: _is_home(site, bucket, key)):
         raise NotFound(f"{bucket}/{key} is a key of Lakebed's own: no rule ever takes it")
@@ -238,12 +264,12 @@ def why(bucket: str, key: str, *, where: Where = Where(), output: Output = "tabl
     emit(found, output)
 
 
-async def _is_home(site: Any, bucket: str, key: str) -> bool:
+async def _is_home(site: Any, bucket: Bucket, key: str) -> bool:
     held: bool = site.home.holds(bucket, key)
     return held
 
 
-def _rows(where: Where, bucket: str, key: str) -> list[dict[str, Any]]:
+def _rows(where: Where, bucket: Bucket, key: str) -> list[dict[str, Any]]:
     from lakebed.lifecycle.ledger import Ledger
     from lakebed.views.lifecycle import told
 
@@ -259,16 +285,16 @@ def _rows(where: Where, bucket: str, key: str) -> list[dict[str, Any]]:
 
 @app.command
 def run(*, where: Where = Where(), output: Output = "table") -> None:
-    """One round of everything, now: walks, sweeps, drains."""
+    """Run one round of everything, now: walks, sweeps, drains."""
 
     async def work(site: Any) -> Any:
         return await site.worker.tick()
 
-    emit(_with(where, work), output)
+    emit(_act(where, "run", {}, work), output)
 
 
 @app.command
-def pause(bucket: str, action: str = "", *, resume: bool = False, where: Where = Where()) -> None:
+def pause(bucket: Bucket, action: Action = "", *, resume: Resume = False, where: Where = Where()) -> None:
     """Pause a bucket's actions, all or those whose name begins so; --resume lets them go on, from a new walk."""
     names = _act(
         where,
@@ -280,7 +306,7 @@ def pause(bucket: str, action: str = "", *, resume: bool = False, where: Where =
 
 
 @app.command
-def rebootstrap(bucket: str, action: str = "", *, where: Where = Where()) -> None:
+def rebootstrap(bucket: Bucket, action: Action = "", *, where: Where = Where()) -> None:
     """Have a bucket walked now and its actions begun anew: all, or those whose name begins so."""
 
     async def work(site: Any) -> None:
@@ -292,8 +318,8 @@ def rebootstrap(bucket: str, action: str = "", *, where: Where = Where()) -> Non
 
 
 @app.command
-def cadence(bucket: str, action: str, days: float, *, where: Where = Where()) -> None:
-    """How often an action's safety scan runs, in days; 0 gives the default of its kind back."""
+def cadence(bucket: Bucket, action: Action, days: Days, *, where: Where = Where()) -> None:
+    """Set how often an action's safety scan runs, in days; 0 gives the default of its kind back."""
 
     async def work(site: Any) -> list[str]:
         every_ns = round(days * site.settings.calendar.day_ns)
@@ -331,13 +357,15 @@ def reseed(
 
 
 @blockers.command(name="ls")
-def blockers_ls(*, stream: str = "", bucket: str = "", where: Where = Where(), output: Output = "table") -> None:
-    """Everything that stands still, and why."""
+def blockers_ls(
+    *, stream: StreamName = "", bucket: OneBucket = "", where: Where = Where(), output: Output = "table"
+) -> None:
+    """Show everything that stands still, and why."""
     emit(_with(where, lambda site: site.operator.blockers(stream=stream.upper(), bucket=bucket)), output)
 
 
 @blockers.command(name="retry")
-def blockers_retry(ident: str, *, where: Where = Where()) -> int:
+def blockers_retry(ident: Ident, *, where: Where = Where()) -> int:
     """Try it now. When it works the stream goes on; otherwise the blocker stays. Exit code 1 then."""
 
     async def work(site: Any) -> Any:
@@ -349,14 +377,14 @@ def blockers_retry(ident: str, *, where: Where = Where()) -> int:
 
 
 @blockers.command(name="resume")
-def blockers_resume(ident: str, *, where: Where = Where()) -> None:
+def blockers_resume(ident: Ident, *, where: Where = Where()) -> None:
     """Take the blocker away and let the worker try again by itself."""
     lifted = _act(where, "resume", {"blocker": ident}, lambda site: site.operator.resume(ident))
     say(f"{lifted.key}: will be tried again")
 
 
 @blockers.command(name="quarantine")
-def blockers_quarantine(ident: str, *, reason: Reason, where: Where = Where()) -> None:
+def blockers_quarantine(ident: Ident, *, reason: Reason, where: Where = Where()) -> None:
     """Give this one delete decision up and let the stream pass it. On record, with the reason."""
     import getpass
 

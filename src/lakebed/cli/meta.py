@@ -10,7 +10,7 @@ import msgspec
 from cyclopts import Parameter
 
 from lakebed.cli.output import Output, emit, say
-from lakebed.cli.where import Where, in_loop
+from lakebed.cli.where import Where, by_hand, in_loop
 from lakebed.errors import Invalid
 from lakebed.meta.bucket import BucketMeta
 from lakebed.meta.connect import connect
@@ -25,14 +25,25 @@ app = cyclopts.App(name="meta", help="Look into the ordered keys the log coordin
 
 
 @app.command
-def get(key: str, *, group: Group = "", where: Where = Where(), output: Output = "table") -> None:
+def get(
+    key: Annotated[str, Parameter(help="the key")],
+    *,
+    group: Group = "",
+    where: Where = Where(),
+    output: Output = "table",
+) -> None:
     """Show one entry."""
     emit(_shown(_with_meta(where, lambda meta: meta.get(key, partition_key=group))), output)
 
 
 @app.command
 def scan(
-    prefix: str = "llog/", *, group: Group = "", limit: int = 100, where: Where = Where(), output: Output = "table"
+    prefix: Annotated[str, Parameter(help="how the keys begin")] = "llog/",
+    *,
+    group: Group = "",
+    limit: Annotated[int, Parameter(help="entries to show at most")] = 100,
+    where: Where = Where(),
+    output: Output = "table",
 ) -> None:
     """Show the entries below a prefix (ending in '/'), of one group or of all."""
     end = prefix_end(prefix)
@@ -48,7 +59,12 @@ def groups(*, where: Where = Where(), output: Output = "table") -> None:
 
 
 @app.command
-def dump(group: str, *, where: Where = Where(), output: Output = "json") -> None:
+def dump(
+    group: Annotated[str, Parameter(help="the partition key, e.g. orders:0")],
+    *,
+    where: Where = Where(),
+    output: Output = "json",
+) -> None:
     """Show a group's head as it is stored: what is hot, what its leaves hold, who wrote last (bucket backend)."""
     head = _with_meta(where, lambda meta: _bucket(meta).head(group))
     plain = msgspec.to_builtins(head)
@@ -61,14 +77,23 @@ def dump(group: str, *, where: Where = Where(), output: Output = "json") -> None
 
 
 @app.command
-def sweep(*, dry_run: bool = False, where: Where = Where()) -> None:
+def sweep(
+    *,
+    dry_run: Annotated[bool, Parameter(help="only show what would be removed", negative="")] = False,
+    where: Where = Where(),
+) -> None:
     """Remove leaves and sessions that nothing refers to and that are old enough (bucket backend)."""
     if dry_run:
         found = _with_meta(where, lambda meta: _bucket(meta).orphans())
         emit([{"key": key} for key in found])
         say(f"would remove {len(found)}")
         return
-    say(f"removed {_with_meta(where, lambda meta: _bucket(meta).sweep())}")
+
+    async def work(meta: Meta) -> int:
+        async with by_hand(where.context("meta"), "meta.sweep", {}):
+            return await _bucket(meta).sweep()
+
+    say(f"removed {_with_meta(where, work)}")
 
 
 def _bucket(meta: Meta) -> BucketMeta:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from cyclopts import App, Parameter
@@ -11,7 +12,10 @@ from cyclopts import App, Parameter
 from lakebed.cli import exits
 from lakebed.cli.jobs import spark_progress
 from lakebed.cli.output import Output, emit, say
-from lakebed.cli.where import Where, in_loop
+from lakebed.cli.where import Where, in_loop, job_by_hand
+
+if TYPE_CHECKING:
+    from lakebed.context import Context
 
 app = App(name="pipeline", help="Batches and topics into bronze; compaction and vacuum of tables.")
 
@@ -45,19 +49,20 @@ def run(
     def told(report: IngestReport) -> None:
         say(f"{report.table} version {report.version}: {report.good} rows of {report.objects} objects")
 
-    while True:
-        with spark_progress("bronze"):
-            reports = ingestion.run(told, retry=retry)
-        sound = sound and all(report.sound for report in reports)
-        if not follow or any(report.steps for report in reports):
-            emit([_row(report) for report in reports], "jsonl" if follow and output == "json" else output)
-            sys.stdout.flush()
-        for report in reports:
-            for key in report.unreadable:
-                say(f"set aside: {key}")
-        if not follow:
-            return exits.OK if sound else exits.FAILED
-        in_loop(lambda: context.clock.sleep(every_s))
+    with job_by_hand(context, "pipeline.run", {"follow": _yes(follow), "retry": _yes(retry)}):
+        while True:
+            with spark_progress("bronze"):
+                reports = ingestion.run(told, retry=retry)
+            sound = sound and all(report.sound for report in reports)
+            if not follow or any(report.steps for report in reports):
+                emit([_row(report) for report in reports], "jsonl" if follow and output == "json" else output)
+                sys.stdout.flush()
+            for report in reports:
+                for key in report.unreadable:
+                    say(f"set aside: {key}")
+            if not follow:
+                return exits.OK if sound else exits.FAILED
+            in_loop(lambda: context.clock.sleep(every_s))
 
 
 @app.command
@@ -65,8 +70,9 @@ def compact(*, table: Table = "", dry_run: DryRun = False, where: Where = Where(
     """Join the small files of tables. Rows stay as they are; older versions stay readable until vacuum."""
     from lakebed.pipeline.upkeep import Upkeep
 
-    with spark_progress("compaction"):
-        done = Upkeep(where.context("pipeline")).compact(table, dry_run=dry_run)
+    context = where.context("pipeline")
+    with _recorded(context, "pipeline.compact", table, dry_run), spark_progress("compaction"):
+        done = Upkeep(context).compact(table, dry_run=dry_run)
     emit(done, output)
 
 
@@ -75,7 +81,18 @@ def vacuum(*, table: Table = "", dry_run: DryRun = False, where: Where = Where()
     """Delete the files that no version of the last `bronze.keep_versions_s` refers to."""
     from lakebed.pipeline.upkeep import Upkeep
 
-    emit(Upkeep(where.context("pipeline")).vacuum(table, dry_run=dry_run), output)
+    context = where.context("pipeline")
+    with _recorded(context, "pipeline.vacuum", table, dry_run):
+        done = Upkeep(context).vacuum(table, dry_run=dry_run)
+    emit(done, output)
+
+
+def _recorded(context: Context, what: str, table: str, dry_run: bool) -> AbstractContextManager[Any]:
+    return nullcontext() if dry_run else job_by_hand(context, what, {"table": table or "all"})
+
+
+def _yes(flag: bool) -> str:
+    return "yes" if flag else "no"
 
 
 def _row(report: msgspec.Struct) -> dict[str, object]:

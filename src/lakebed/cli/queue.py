@@ -27,6 +27,7 @@ app.command(dlq)
 Name = Annotated[str, Parameter(name=["--queue", "-q"], help="the queue")]
 DryRun = Annotated[bool, Parameter(help="say what would happen, and do nothing")]
 Reason = Annotated[str, Parameter(help="why; kept with what was done")]
+Letter = Annotated[str, Parameter(help="the letter, as `lakebed queue dlq list` shows it")]
 LINES_AT_ONCE = 1000  # entries of one ingest call; the ingestor flushes and waits as it sees fit
 BATCHES_MAX = 1000  # batches that one `drain` or `peek` goes through at most
 
@@ -42,7 +43,13 @@ def status(*, queue: Name = "", where: Where = Where(), output: Output = "table"
 
 
 @app.command
-def waiting(*, queue: Name = paths.DEFAULT, count: int = 60, where: Where = Where(), output: Output = "table") -> None:
+def waiting(
+    *,
+    queue: Name = paths.DEFAULT,
+    count: Annotated[int, Parameter(help="batches to show")] = 60,
+    where: Where = Where(),
+    output: Output = "table",
+) -> None:
     """Show the batches that are not done: their age, who holds them and what was wrong with them."""
     emit(in_loop(lambda: views.waiting(where.context("cli"), queue, limit=min(count, BATCHES_MAX))), output)
 
@@ -133,20 +140,27 @@ def drain(
         opened = _open(where, queue)
         if dry_run:
             return len([location async for location, _, _ in opened.waiting()])
-        collector, taken = opened.collector("cli"), 0
-        try:
-            while taken < min(count, BATCHES_MAX) and (batch := await collector.next_batch()) is not None:
-                for entry in batch.entries:
-                    print(msgspec.json.encode({"sequence": batch.sequence, **shown(entry)}).decode())
-                sys.stdout.flush()
-                await collector.ack(batch)
-                taken += 1
-        finally:
-            await collector.close()
-        return taken
+        async with by_hand(where.context("cli"), "queue.drain", {"queue": queue}) as told:
+            taken = await _taken(opened, count)
+            told.detail = f"{taken} batches"
+            return taken
 
     taken = in_loop(work)
     say(f"{taken} batches {'would be' if dry_run else 'were'} taken")
+
+
+async def _taken(opened: Queue, count: int) -> int:
+    collector, taken = opened.collector("cli"), 0
+    try:
+        while taken < min(count, BATCHES_MAX) and (batch := await collector.next_batch()) is not None:
+            for entry in batch.entries:
+                print(msgspec.json.encode({"sequence": batch.sequence, **shown(entry)}).decode())
+            sys.stdout.flush()
+            await collector.ack(batch)
+            taken += 1
+    finally:
+        await collector.close()
+    return taken
 
 
 @app.command
@@ -157,7 +171,8 @@ def clean(*, queue: Name = paths.DEFAULT, dry_run: DryRun = False, where: Where 
         opened = _open(where, queue)
         if dry_run:
             return len((await opened.consumer.read()).done), len(await opened.sweeper.sweep(dry_run=True))
-        return await opened.cleaner.clean(), len(await opened.sweeper.sweep())
+        async with by_hand(where.context("cli"), "queue.clean", {"queue": queue}):
+            return await opened.cleaner.clean(), len(await opened.sweeper.sweep())
 
     done, orphans = in_loop(work)
     say(f"{done} done batches and {orphans} orphans {'would be' if dry_run else 'were'} removed")
@@ -174,7 +189,9 @@ def dlq_list(*, queue: Name = paths.DEFAULT, where: Where = Where(), output: Out
 
 
 @dlq.command(name="show")
-def dlq_show(letter: str, /, *, queue: Name = paths.DEFAULT, where: Where = Where(), output: Output = "json") -> None:
+def dlq_show(
+    letter: Letter, /, *, queue: Name = paths.DEFAULT, where: Where = Where(), output: Output = "json"
+) -> None:
     """Show one dead letter with its entries, or why they cannot be shown."""
 
     async def work() -> dict[str, Any]:
@@ -191,7 +208,7 @@ def dlq_show(letter: str, /, *, queue: Name = paths.DEFAULT, where: Where = Wher
 
 @dlq.command(name="replay")
 def dlq_replay(
-    letter: str, /, *, reason: Reason, queue: Name = paths.DEFAULT, dry_run: DryRun = False, where: Where = Where()
+    letter: Letter, /, *, reason: Reason, queue: Name = paths.DEFAULT, dry_run: DryRun = False, where: Where = Where()
 ) -> None:
     """Enqueue a dead letter's data again, at the end of the queue, and close the letter."""
     _decide(where, queue, letter, reason, dry_run, "replay")
@@ -199,7 +216,7 @@ def dlq_replay(
 
 @dlq.command(name="discard")
 def dlq_discard(
-    letter: str, /, *, reason: Reason, queue: Name = paths.DEFAULT, dry_run: DryRun = False, where: Where = Where()
+    letter: Letter, /, *, reason: Reason, queue: Name = paths.DEFAULT, dry_run: DryRun = False, where: Where = Where()
 ) -> None:
     """Remove a dead letter and its data for good. What it was, and why it went, is kept."""
     _decide(where, queue, letter, reason, dry_run, "discard")

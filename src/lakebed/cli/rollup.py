@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from cyclopts import Parameter
@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from lakebed.cli import exits
 from lakebed.cli.jobs import spark_progress
 from lakebed.cli.output import Output, emit, say
-from lakebed.cli.where import Where, in_loop
+from lakebed.cli.where import Where, by_hand, in_loop
 
 
 def rollup(
@@ -34,9 +34,14 @@ def rollup(
     from lakebed.gateway.rollups import roller
 
     context = where.context("rollup", {"rollup.engine": engine} if engine else None)
+
+    async def work() -> Any:
+        async with by_hand(context, "pipeline.rollup", {"of": "all" if cold else "late"}):
+            return await roller(context).run(cold=cold)
+
     on_spark = context.settings.of(RollupSettings).engine == "spark"
     with spark_progress("rollup") if on_spark else nullcontext():
-        report = in_loop(lambda: roller(context).run(cold=cold))
+        report = in_loop(work)
     emit(msgspec.to_builtins(report), output)
     for each in report.unreadable:
         say(f"set aside: {each.key} ({each.problem})")

@@ -31,7 +31,7 @@ def serve(
 
     logs.configure(log)
     flags = {"gateway.host": host, "gateway.port": port, "gateway.read_only": read_only}
-    run(where.settings(_given(flags)), _names(parts), ready=_say)
+    run(where.reaching(_given(flags)), _names(parts), ready=_say)
 
 
 def work(
@@ -47,7 +47,7 @@ def work(
     from lakebed.gateway.work import work as run
 
     logs.configure(log)
-    run(where.settings(_given({"gateway.host": host, "gateway.work_port": port})), _names(parts), ready=_say)
+    run(where.reaching(_given({"gateway.host": host, "gateway.work_port": port})), _names(parts), ready=_say)
 
 
 def _names(parts: str) -> list[str]:

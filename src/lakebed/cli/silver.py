@@ -10,7 +10,8 @@ from cyclopts import App, Parameter
 from lakebed.cli import exits
 from lakebed.cli.jobs import spark_progress
 from lakebed.cli.output import Output, emit, say
-from lakebed.cli.where import Where, by_hand, in_loop
+from lakebed.cli.where import Where, by_hand, in_loop, job_by_hand
+from lakebed.errors import Invalid
 from lakebed.ticks.adapters import open_audit, open_queue
 from lakebed.ticks.audit import COMMITTED, DISPATCHED
 from lakebed.ticks.auditor import row_of
@@ -27,6 +28,7 @@ Tick = Annotated[str, Parameter(help="the tick")]
 Org = Annotated[str, Parameter(help="its org, where the id alone is not enough")]
 Project = Annotated[str, Parameter(help="its project, where the id alone is not enough")]
 Reason = Annotated[str, Parameter(help="why; kept with what was done")]
+Count = Annotated[int, Parameter(help="dead letters at most")]
 DryRun = Annotated[bool, Parameter(help="say what would happen, and do nothing", negative="")]
 
 
@@ -95,12 +97,13 @@ def rebuild(
     """
     from lakebed.pipeline.flow import Flow
 
-    flow = Flow(where.context("cli"))
+    context = where.context("cli")
     if dry_run:
         say(f"would make {', '.join(table) or 'every silver table'} of {org}/{project} anew: {reason}")
         return
-    with spark_progress("silver"):
-        report = flow.rebuild(org, project, table)
+    subject = {"org": org, "project": project, "tables": ", ".join(table)}
+    with job_by_hand(context, "silver.rebuild", subject, reason), spark_progress("silver"):
+        report = Flow(context).rebuild(org, project, table)
     say(f"made anew: {reason}; gold: {len(report.gold)} tables")
     emit(msgspec.to_builtins(report.silver), output)
 
@@ -123,14 +126,15 @@ def audit(
     async def work() -> list[Any]:
         auditor = _auditor(context)
         found = list(await auditor.undispatched(older_than_s=older_than_s))
-        if resend and reason:
-            for each in found:
-                await auditor.resend(TickId(each.org_id, each.project_id, each.tick_id))
+        if resend:
+            async with by_hand(context, "silver.resend", {"older_than_s": f"{older_than_s:g}"}, reason) as told:
+                for each in found:
+                    await auditor.resend(TickId(each.org_id, each.project_id, each.tick_id))
+                told.detail = f"{len(found)} messages"
         return found
 
-    if resend and not reason:
-        say("error: --resend needs --reason")
-        return exits.USAGE
+    if resend and not reason.strip():
+        raise Invalid("--resend needs a reason", hint="lakebed silver audit --resend --reason 'why'")
     found = in_loop(work)
     emit(found, output)
     if resend:
@@ -140,7 +144,7 @@ def audit(
 
 
 @dlq.command(name="list")
-def list_dead(*, count: int = 100, where: Where = Where(), output: Output = "table") -> None:
+def list_dead(*, count: Count = 100, where: Where = Where(), output: Output = "table") -> None:
     """List dead letters."""
     context = where.context("cli")
     letters = in_loop(lambda: _letters(context, count))
@@ -152,7 +156,7 @@ def redrive(
     *,
     reason: Reason,
     tick: Annotated[str, Parameter(help="only this tick's")] = "",
-    count: int = 100,
+    count: Count = 100,
     dry_run: DryRun = False,
     where: Where = Where(),
     output: Output = "table",

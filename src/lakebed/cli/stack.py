@@ -63,7 +63,12 @@ def down(
     from lakebed.embedded.supervise import down as stop
 
     stopped = in_loop(lambda: stop(where.folder, clock=SystemClock(), now=now))
-    say(f"stopped; the data stays in {where.folder}" if stopped else f"nothing runs in {where.folder}")
+    told = {
+        "stopped": f"stopped; the data stays in {where.folder}",
+        "cleared": f"the stack was killed before; what it left is cleared, the data stays in {where.folder}",
+        "none": f"nothing runs in {where.folder}",
+    }
+    say(told[stopped])
 
 
 def env(*, where: Where = Where(), output: Output = "table") -> None:

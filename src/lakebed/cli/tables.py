@@ -2,39 +2,44 @@
 
 from __future__ import annotations
 
-from cyclopts import App
+from typing import Annotated
+
+from cyclopts import App, Parameter
 
 from lakebed.cli.output import Output, emit, say
 from lakebed.cli.where import Where, in_loop
 
 app = App(name="tables", help="Tables: list, schema and versions, sample rows.")
 
+Name = Annotated[str, Parameter(help="the table as `lakebed tables ls` shows it: bronze/acme/shop/orders")]
+
 
 @app.command(name="ls")
 def list_tables(*, where: Where = Where(), output: Output = "table") -> None:
-    """Every table with its version, rows and size."""
+    """Show every table with its version, rows and size."""
     from lakebed.views.tables import Tables
 
     emit(in_loop(lambda: Tables(where.context("cli")).all()), output)
 
 
 @app.command
-def show(name: str, /, *, where: Where = Where(), output: Output = "yaml") -> None:
-    """A table's columns, and what its last versions did.
-
-    Parameters
-    ----------
-    name
-        as `lakebed tables ls` shows it, for example bronze/acme/shop/orders.
-    """
+def show(name: Name, /, *, where: Where = Where(), output: Output = "yaml") -> None:
+    """Show a table's columns, and what its last versions did."""
     from lakebed.views.tables import Tables
 
     emit(in_loop(lambda: Tables(where.context("cli")).show(name)), output)
 
 
 @app.command
-def sample(name: str, /, *, count: int = 20, where: Where = Where(), output: Output = "table") -> None:
-    """A few rows of a table, as text."""
+def sample(
+    name: Name,
+    /,
+    *,
+    count: Annotated[int, Parameter(help="rows to show")] = 20,
+    where: Where = Where(),
+    output: Output = "table",
+) -> None:
+    """Show a few rows of a table, as text."""
     from lakebed.views.tables import Tables
 
     found = in_loop(lambda: Tables(where.context("cli")).sample(name, count=max(1, count)))
@@ -47,8 +52,8 @@ def sample(name: str, /, *, count: int = 20, where: Where = Where(), output: Out
 
 
 @app.command
-def how(name: str, /, *, where: Where = Where(), output: Output = "table") -> None:
-    """How to read a table with Polars, DuckDB and Spark: lines to copy, without a secret in them."""
+def how(name: Name, /, *, where: Where = Where(), output: Output = "table") -> None:
+    """Show how to read a table with Polars, DuckDB and Spark: lines to copy, without a secret in them."""
     from lakebed.views.tables import snippets
 
     found = snippets(where.context("cli"), name)

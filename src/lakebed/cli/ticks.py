@@ -13,7 +13,7 @@ from cyclopts import App, Parameter
 
 from lakebed.cli import exits
 from lakebed.cli.output import Output, emit, say
-from lakebed.cli.where import Where, in_loop
+from lakebed.cli.where import Where, by_hand, in_loop
 from lakebed.clock import SystemClock
 from lakebed.errors import Invalid
 from lakebed.ids import Ids
@@ -105,7 +105,7 @@ def outbox(*, where: Where = Where(), output: Output = "table") -> None:
 
 @app.command
 def discard(
-    tick: str,
+    tick: Annotated[str, Parameter(help="the tick's id")],
     *,
     reason: Annotated[str, Parameter(help="why")],
     dry_run: DryRun = False,
@@ -153,7 +153,15 @@ def list_projects(
 
 
 @app.command
-def show(tick: str, /, *, project: Project, org: Org = "", where: Where = Where(), output: Output = "yaml") -> None:
+def show(
+    tick: Annotated[str, Parameter(help="the tick's id")],
+    /,
+    *,
+    project: Project,
+    org: Org = "",
+    where: Where = Where(),
+    output: Output = "yaml",
+) -> None:
     """Show a tick's way from its parts to gold."""
     from lakebed.ticks.paths import tick_id
     from lakebed.views.ticks import view
@@ -190,7 +198,12 @@ def secret(
     if dry_run:
         say(f"would give {whose}/{project} a new secret")
         return
-    made = in_loop(lambda: open_vault(context).issue(whose, project))
+
+    async def work() -> str:
+        async with by_hand(context, "ticks.secret", {"org": whose, "project": project}):
+            return await open_vault(context).issue(whose, project)
+
+    made = in_loop(work)
     emit({"org_id": whose, "project_id": project, "api_secret": made}, output)
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 from cyclopts import App, Parameter
 
@@ -23,21 +23,25 @@ R = TypeVar("R")
 app = App(name="topics", help="Topics of the log: list, describe, produce, consume, trim, delete.")
 
 LINES_MAX = 500  # lines of stdin that share one append
+Name = Annotated[str, Parameter(help="the topic")]
+Partition = Annotated[int, Parameter(name=["--partition", "-p"], help="the partition")]
+Before = Annotated[str, Parameter(help="an offset, -N from the end, end, @MILLIS or an ISO time: what lies below goes")]
+Source = Annotated[str, Parameter(help="a file, or a key of the bucket")]
 Reason = Annotated[str, Parameter(help="why; kept with the partition and shown by describe")]
 DryRun = Annotated[bool, Parameter(help="only say what would happen", negative="")]
 
 
 @app.command(name="list")
 def list_topics(*, where: Where = Where(), output: Output = "table") -> None:
-    """Every topic with its partitions and records."""
+    """Show every topic with its partitions and records."""
     from lakebed.views.log import topics
 
     emit(_with(where, lambda broker: topics(broker.steward)), output)
 
 
 @app.command
-def describe(topic: str, /, *, where: Where = Where(), output: Output = "table") -> None:
-    """A topic's partitions: state, offsets, what is not compacted yet."""
+def describe(topic: Name, /, *, where: Where = Where(), output: Output = "table") -> None:
+    """Show a topic's partitions: state, offsets, what is not compacted yet."""
     from lakebed.views.log import partitions
 
     emit(_with(where, lambda broker: partitions(broker.steward, topic)), output)
@@ -45,14 +49,14 @@ def describe(topic: str, /, *, where: Where = Where(), output: Output = "table")
 
 @app.command
 def segments(
-    topic: str,
+    topic: Name,
     /,
     *,
-    partition: Annotated[int, Parameter(name=["--partition", "-p"])] = 0,
+    partition: Partition = 0,
     where: Where = Where(),
     output: Output = "table",
 ) -> None:
-    """Where a partition's records lie: shared WAL blobs and compacted ones, the first and the last of them."""
+    """Show where a partition's records lie: shared WAL blobs and compacted ones, the first and the last of them."""
 
     async def work() -> Any:
         from lakebed.views.log import LogWindow
@@ -69,14 +73,14 @@ def segments(
 
 @app.command
 def produce(
-    topic: str,
+    topic: Name,
     /,
     *,
-    partition: Annotated[int, Parameter(name=["--partition", "-p"])] = 0,
+    partition: Partition = 0,
     where: Where = Where(),
     output: Output = "jsonl",
 ) -> None:
-    """Appends each line of stdin as a record; says where they went."""
+    """Append each line of stdin as a record; says where they went."""
 
     async def work(broker: Broker) -> dict[str, Any]:
         from lakebed.log.columns import columns
@@ -97,23 +101,23 @@ def produce(
 
 @app.command
 def consume(
-    topic: str,
+    topic: Name,
     /,
     *,
-    partition: Annotated[int, Parameter(name=["--partition", "-p"])] = 0,
+    partition: Partition = 0,
     offset: Annotated[
         str, Parameter(name=["--offset", "-o"], help="a number, -N from the end, start, end, @MILLIS or an ISO time")
     ] = "start",
     count: Annotated[int, Parameter(name=["--count", "-c"], help="records to read; 0 for all")] = 0,
     format: Annotated[
         str,
-        Parameter(name=["--format", "-f"], help="%%s record, %%o offset, %%t topic, %%p partition, %%S size; or json"),
+        Parameter(name=["--format", "-f"], help="%s record, %o offset, %t topic, %p partition, %S size; or json"),
     ] = "%s\\n",
     follow: Annotated[bool, Parameter(help="wait for more at the end", negative="")] = False,
     group: Annotated[str, Parameter(help="go on where this group stopped, and commit what was read")] = "",
     where: Where = Where(),
 ) -> None:
-    """Prints records to stdout, from an offset to the end."""
+    """Print records to stdout, from an offset to the end."""
 
     async def work(broker: Broker) -> None:
         from lakebed.log.fetcher import Want
@@ -144,7 +148,7 @@ def consume(
 
 @app.command
 def report(*, where: Where = Where(), output: Output = "table") -> None:
-    """Groups and their lag in every topic, and what the log stores and would cost."""
+    """Show groups and their lag in every topic, and what the log stores and would cost."""
 
     async def work(broker: Broker) -> dict[str, Any]:
         from lakebed.views.log import report as told
@@ -156,9 +160,16 @@ def report(*, where: Where = Where(), output: Output = "table") -> None:
 
 @app.command
 def trim(
-    topic: str, /, *, before: str, reason: Reason, partition: int = 0, dry_run: DryRun = False, where: Where = Where()
+    topic: Name,
+    /,
+    *,
+    before: Before,
+    reason: Reason,
+    partition: Partition = 0,
+    dry_run: DryRun = False,
+    where: Where = Where(),
 ) -> None:
-    """Drops the records below an offset (or time); they are gone at once for readers."""
+    """Drop the records below an offset (or time); they are gone at once for readers."""
 
     async def work(broker: Broker) -> None:
         from lakebed.log.model import topic_partition
@@ -177,21 +188,23 @@ def trim(
 
 @app.command
 def fence(
-    topic: str, /, *, reason: Reason, partition: int = 0, dry_run: DryRun = False, where: Where = Where()
+    topic: Name, /, *, reason: Reason, partition: Partition = 0, dry_run: DryRun = False, where: Where = Where()
 ) -> None:
-    """Refuses every append from now on, on every broker."""
-    _change(where, topic, partition, dry_run, "fenced", lambda broker, tp: broker.steward.fence(tp, reason=reason))
+    """Refuse every append from now on, on every broker."""
+    change = _Change("log.fence", "fenced", lambda broker, tp: broker.steward.fence(tp, reason=reason))
+    _change(where, topic, partition, dry_run, change, reason)
 
 
 @app.command
-def unfence(topic: str, /, *, partition: int = 0, dry_run: DryRun = False, where: Where = Where()) -> None:
-    """Takes appends again."""
-    _change(where, topic, partition, dry_run, "open", lambda broker, tp: broker.steward.unfence(tp))
+def unfence(topic: Name, /, *, partition: Partition = 0, dry_run: DryRun = False, where: Where = Where()) -> None:
+    """Take appends again, after a fence."""
+    change = _Change("log.unfence", "open", lambda broker, tp: broker.steward.unfence(tp))
+    _change(where, topic, partition, dry_run, change)
 
 
 @app.command
-def delete(topic: str, /, *, reason: Reason, dry_run: DryRun = False, where: Where = Where()) -> None:
-    """Deletes a topic; the compactor and the vacuum free its space."""
+def delete(topic: Name, /, *, reason: Reason, dry_run: DryRun = False, where: Where = Where()) -> None:
+    """Delete a topic; the compactor and the vacuum free its space."""
 
     async def work(broker: Broker) -> None:
         found = await broker.steward.partitions(topic)
@@ -205,14 +218,18 @@ def delete(topic: str, /, *, reason: Reason, dry_run: DryRun = False, where: Whe
 
 @app.command
 def vacuum(*, reason: Reason, dry_run: DryRun = False, where: Where = Where(), output: Output = "table") -> None:
-    """Deletes blobs that nothing refers to and that are past the horizon."""
+    """Delete blobs that nothing refers to and that are past the horizon."""
 
     async def work() -> Any:
         from lakebed.log.workers import Workshop
 
-        shop = Workshop(where.context("cli"))
+        context = where.context("cli")
+        shop = Workshop(context)
         try:
-            return await shop.vacuum.sweep_once(dry_run=dry_run)
+            if dry_run:
+                return await shop.vacuum.sweep_once(dry_run=True)
+            async with by_hand(context, "log.vacuum", {}, reason):
+                return await shop.vacuum.sweep_once()
         finally:
             await shop.meta.close()
 
@@ -221,8 +238,8 @@ def vacuum(*, reason: Reason, dry_run: DryRun = False, where: Where = Where(), o
 
 
 @app.command
-def dump(source: str, /, *, where: Where = Where(), output: Output = "json") -> None:
-    """Shows what a stored blob holds: a file, or a key of the bucket."""
+def dump(source: Source, /, *, where: Where = Where(), output: Output = "json") -> None:
+    """Show what a stored blob holds: a file, or a key of the bucket."""
 
     from lakebed.log.dump import dumped
 
@@ -254,17 +271,25 @@ def _with(where: Where, work: Callable[[Broker], Coroutine[Any, Any, R]]) -> R:
     return in_loop(run)
 
 
-def _change(
-    where: Where, topic: str, partition: int, dry_run: bool, word: str, change: Callable[[Any, Any], Any]
-) -> None:
+class _Change(NamedTuple):
+    """A change of a partition's state: its name on the trail, the state after it, and how it is made."""
+
+    what: str
+    word: str
+    make: Callable[[Any, Any], Coroutine[Any, Any, Any]]
+
+
+def _change(where: Where, topic: str, partition: int, dry_run: bool, change: _Change, reason: str = "") -> None:
     async def work(broker: Broker) -> None:
         from lakebed.log.model import topic_partition
 
         tp = topic_partition(topic, partition)
         now = await broker.reader.control(tp)
-        say(f"{tp}: {now.log_state.lower()} → {word}")
+        say(f"{tp}: {now.log_state.lower()} → {change.word}")
         if not dry_run:
-            await change(broker, tp)
+            subject = {"topic": topic, "partition": str(partition)}
+            async with by_hand(where.context("cli"), change.what, subject, reason):
+                await change.make(broker, tp)
 
     _with(where, work)
 

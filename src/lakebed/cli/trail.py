@@ -7,7 +7,7 @@ from lakebed.cli.where import Where, in_loop
 
 
 def trail(*, limit: int = 50, where: Where = Where(), output: Output = "table") -> None:
-    """What operators did by hand, newest first: who, when, what, why, and how it ended.
+    """Show what operators did by hand, newest first: who, when, what, why, and how it ended.
 
     Parameters
     ----------

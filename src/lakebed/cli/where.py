@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import getpass
 import os
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar
 from cyclopts import Parameter
 
 from lakebed.context import Context, make_context
+from lakebed.errors import LakebedError, NotFound
 from lakebed.settings import Settings, load
 from lakebed.trail import Told
 
@@ -42,7 +43,18 @@ class Where:
         return load(sections(), file=file, stack=self._stack() if stack is None else stack, env=os.environ, flags=flags)
 
     def context(self, role: str, flags: Mapping[str, Any] | None = None) -> Context:
-        return make_context(self.settings(flags), role=role)
+        """Raises NotFound when there is no store to talk to: neither a stack that runs nor one that was named."""
+        return make_context(self.reaching(flags), role=role)
+
+    def reaching(self, flags: Mapping[str, Any] | None = None) -> Settings:
+        """The settings, if they name a store. Raises NotFound."""
+        settings = self.settings(flags)
+        if not _names_a_store(settings):
+            raise NotFound(
+                f"no stack runs in {self.folder}, and no store is named",
+                hint="lakebed up starts one here; or set store.url (LAKEBED_STORE_URL) to yours",
+            )
+        return settings
 
     @property
     def folder(self) -> Path:
@@ -51,8 +63,7 @@ class Where:
     @property
     def names_a_bucket(self) -> bool:
         """Whether a stack or a store was named, so that nothing needs to be started for this command."""
-        rows = {row["key"]: row["source"] for row in self.settings().rows()}
-        return any(rows[key] != "default" for key in ("store.url", "store.endpoint"))
+        return _names_a_store(self.settings())
 
     def _stack(self) -> dict[str, Any]:
         from lakebed.embedded.endpoints import ENDPOINTS_FILE, find
@@ -73,6 +84,37 @@ def by_hand(
 ) -> AbstractAsyncContextManager[Told]:
     """Around what a command does for an operator: on the trail as `cli:` and the user of this machine."""
     return context.trail.record(f"cli:{getpass.getuser()}", what, subject, reason)
+
+
+@contextmanager
+def job_by_hand(context: Context, what: str, subject: dict[str, str], reason: str = "") -> Iterator[Told]:
+    """The same around a job, which runs in the caller's thread and not on an event loop."""
+    deed = by_hand(context, what, subject, reason)
+    with asyncio.Runner() as loop:
+        told = loop.run(_begun(deed))
+        try:
+            yield told
+        except LakebedError as error:
+            loop.run(_ended(deed, error))
+            raise
+        loop.run(_ended(deed, None))
+
+
+async def _begun(deed: AbstractAsyncContextManager[Told]) -> Told:
+    return await deed.__aenter__()
+
+
+async def _ended(deed: AbstractAsyncContextManager[Told], error: LakebedError | None) -> None:
+    try:
+        await deed.__aexit__(type(error) if error else None, error, None)
+    except LakebedError as same:
+        if same is not error:
+            raise
+
+
+def _names_a_store(settings: Settings) -> bool:
+    sources = {row["key"]: row["source"] for row in settings.rows()}
+    return any(sources[key] != "default" for key in ("store.url", "store.endpoint"))
 
 
 def _env_path(name: str) -> Path | None:

@@ -100,7 +100,7 @@ class Console:
         await self.look.stop()
 
     async def health(self) -> Health:
-        return Health("ok", f"{self.look.live.viewers} live viewers")
+        return Health("ok", f"live viewers: {self.look.live.viewers}")
 
     # Pages.
 

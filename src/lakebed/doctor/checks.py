@@ -34,13 +34,18 @@ async def examine(context: Context, folder: Path, tell: Callable[[Diagnosis], No
             found.append(diagnosis)
             tell(diagnosis)
 
-    add(python(), java(), ports(), disk(folder))
+    add(*machine(folder))
     reachable = await clock_skew(context)
     add(reachable)
     if reachable.verdict != "fail":
         add(await store_proof(context))
         add(*await diagnose(context))
     return found
+
+
+def machine(folder: Path) -> list[Diagnosis]:
+    """What can be looked at without a store."""
+    return [python(), java(), ports(), disk(folder)]
 
 
 def python() -> Diagnosis:

@@ -89,9 +89,16 @@ class Endpoints(msgspec.Struct, frozen=True):
 
 def find(folder: Path) -> Endpoints:
     """The endpoints of the stack that runs in `folder` (perhaps still starting). Raises NotFound when none does."""
-    if not is_held(folder):
-        raise NotFound(f"no stack runs in {folder}", hint=f"lakebed up{_dir_flag(folder)}", folder=str(folder))
-    return read(folder)
+    if is_held(folder):
+        return read(folder)
+    up = f"lakebed up{_dir_flag(folder)}"
+    if (folder / ENDPOINTS_FILE).exists():
+        raise NotFound(
+            f"the stack in {folder} was killed: nothing answers where its {ENDPOINTS_FILE} points",
+            hint=f"{up} goes on with its data; lakebed down{_dir_flag(folder)} clears what is left",
+            folder=str(folder),
+        )
+    raise NotFound(f"no stack runs in {folder}", hint=up, folder=str(folder))
 
 
 def read(folder: Path) -> Endpoints:

@@ -17,7 +17,7 @@ from lakebed.embedded.weed import Weed
 READY_S = 60.0  # a gateway takes 2 s on an idle machine; the first one also proves the store
 ASK_EVERY_S = 0.1
 DRAIN_S = 25.0  # longer than gateway.drain_s, so that a gateway's own limit is the one that counts
-BUCKET_GRACE_S = 20.0  # an orderly stop takes it 15 s and writes the last minute of its change log
+BUCKET_GRACE_S = 20.0  # for one that does not settle: an orderly stop takes it 15 s, waiting for its own listeners
 
 
 class Program(Protocol):
@@ -61,7 +61,8 @@ class BucketProgram:
         await self._weed.start()
 
     async def stop(self) -> None:
-        await self._weed.stop(BUCKET_GRACE_S)
+        settled = await self._weed.settle()
+        await self._weed.stop(0.0 if settled else BUCKET_GRACE_S)
 
     def clear(self) -> None:
         self._weed.clear()

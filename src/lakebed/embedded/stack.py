@@ -81,7 +81,7 @@ class Stack:
         """
         await self._take_lock()
         try:
-            await self._bury()
+            await bury(self.folder, clock=self._clock)
             self._started_at_ms = now_ms(self._clock)
             with HeldPorts(self._ids) as held:
                 self._servers = self._plan(held)
@@ -186,22 +186,6 @@ class Stack:
         await program.stop()
         self._tell(Event(program.name, "stopped", self._clock.monotonic_s() - started_s))
 
-    async def _bury(self) -> None:
-        """Waits for what a killed stack left to be gone, and where the kernel did not see to it, ends it."""
-        try:
-            left = [process for process in read(self.folder).processes if process.name != SUPERVISOR]
-        except LakebedError:
-            left = []
-        for end in (False, True):
-            if end:
-                _end(left)
-            deadline = self._clock.monotonic_s() + ORPHANS_WAIT_S
-            while any(map(_is_alive, left)) and self._clock.monotonic_s() < deadline:
-                await self._clock.sleep(0.05)
-        if alive := [process.pid for process in left if _is_alive(process)]:
-            raise Unavailable(f"processes {alive} of an earlier stack do not end", hint="end them, then lakebed up")
-        (self.folder / ENDPOINTS_FILE).unlink(missing_ok=True)
-
     def _write(self, state: Literal["starting", "ready", "stopping"]) -> Endpoints:
         urls = {server.name: server.url for server in self._servers}
         endpoints = Endpoints(
@@ -229,6 +213,28 @@ class Stack:
             ready_s=round(self._ready_s[program.name], 3),
             restarts=self._restarts.get(program.name, 0),
         )
+
+
+async def bury(folder: Path, *, clock: Clock) -> bool:
+    """Waits for what a killed stack left to be gone, and where the kernel did not see to it, ends it. False when there
+    was nothing to bury. Only for who knows that no stack runs there: its lock is ours, or nobody's.
+    """
+    file = folder / ENDPOINTS_FILE
+    found = file.exists()
+    try:
+        left = [process for process in read(folder).processes if process.name != SUPERVISOR]
+    except LakebedError:
+        left = []
+    for end in (False, True):
+        if end:
+            _end(left)
+        deadline = clock.monotonic_s() + ORPHANS_WAIT_S
+        while any(map(_is_alive, left)) and clock.monotonic_s() < deadline:
+            await clock.sleep(0.05)
+    if alive := [process.pid for process in left if _is_alive(process)]:
+        raise Unavailable(f"processes {alive} of an earlier stack do not end", hint="end them, then lakebed up")
+    file.unlink(missing_ok=True)
+    return found
 
 
 def _end(processes: Sequence[Process]) -> None:

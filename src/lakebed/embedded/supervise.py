@@ -19,7 +19,7 @@ from lakebed.embedded.endpoints import SUPERVISOR, Endpoints, Process, find
 from lakebed.embedded.health import ask
 from lakebed.embedded.lock import is_held, start_ticks
 from lakebed.embedded.program import BUCKET_GRACE_S, DRAIN_S
-from lakebed.embedded.stack import Stack
+from lakebed.embedded.stack import Stack, bury
 from lakebed.errors import Conflict, NotFound, Unavailable
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -105,8 +105,8 @@ async def _condition(process: Process) -> tuple[Literal["ok", "degraded", "down"
     return "down", answer.body[:500]
 
 
-async def down(folder: Path, *, clock: Clock, now: bool = False) -> bool:
-    """Stops the stack in the folder and waits until nothing of it is left. False when none was running.
+async def down(folder: Path, *, clock: Clock, now: bool = False) -> Literal["stopped", "cleared", "none"]:
+    """Stops the stack in the folder and waits until nothing of it is left; clears what a killed one has left.
 
     With `now` it is not drained. Raises Unavailable when it does not end in time.
     """
@@ -114,7 +114,7 @@ async def down(folder: Path, *, clock: Clock, now: bool = False) -> bool:
         supervisor = find(folder).process(SUPERVISOR)
     except NotFound:
         if not is_held(folder):
-            return False
+            return "cleared" if await bury(folder, clock=clock) else "none"
         raise
     deadline = clock.monotonic_s() + DOWN_S
     _signal(supervisor)
@@ -126,7 +126,7 @@ async def down(folder: Path, *, clock: Clock, now: bool = False) -> bool:
         await clock.sleep(POLL_S)
         if now:
             _signal(supervisor)
-    return True
+    return "stopped"
 
 
 def _signal(supervisor: Process) -> None:

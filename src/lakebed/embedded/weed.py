@@ -69,11 +69,21 @@ class Weed:
                 raise
         return self._endpoints
 
+    async def settle(self) -> bool:
+        """Has the filer write the last minute of its change log. True when that is proven: then it may end abruptly."""
+        from lakebed.filer.client import FilerClient
+        from lakebed.filer.flush import flush
+
+        if not self.child.running():
+            return False
+        async with FilerClient([self.endpoints.filer_grpc], clock=self._clock, ids=self._ids) as filer:
+            return await flush(filer, self._clock)
+
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """Ends the server; afterwards no process of it is left.
 
-        Acknowledged objects are safe however it ends. Only an orderly end (15 s) also keeps the last minute of the
-        filer's change log.
+        Acknowledged objects are safe however it ends. The last minute of the filer's change log is kept by an orderly
+        end (15 s, in which the filer waits for listeners of its own), or by `settle` before.
         """
         await self.child.stop(grace_s)
         self.clear()

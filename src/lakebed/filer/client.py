@@ -193,6 +193,13 @@ class FilerClient:
         if error and ABSENT not in error:
             raise Unavailable(f"{directory}/{name} could not be deleted: {error}")
 
+    async def create(self, directory: str, name: str, *, ballast_bytes: int = 0) -> None:
+        """An empty file in place of whatever was there. The ballast makes its change heavy, and is kept by nobody."""
+        request = requests.create(directory, Entry(name), ballast_bytes=ballast_bytes)
+        error, _ = wire.read_outcome(await self._ask("CreateEntry", request, f"{directory}/{name}", change=True))
+        if error:
+            raise Unavailable(f"{directory}/{name} could not be created: {error}")
+
     async def transact(self, transaction: Transaction) -> None:
         """All mutations or none, when the conditions hold. Raises Stale when one does not."""
         request = requests.transaction(transaction)

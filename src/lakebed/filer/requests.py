@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from lakebed.filer.model import Chunk, Clause, Entry, Mutation, Transaction
+from lakebed.protobuf import encode_field
 
 SECOND_NS = 1_000_000_000
 
@@ -44,12 +45,17 @@ def delete(directory: str, name: str, *, delete_data: bool, recursive: bool) -> 
     return _put(1, directory) + _put(2, name) + _put(4, delete_data) + _put(5, recursive)
 
 
+def create(directory: str, entry: Entry, *, ballast_bytes: int = 0) -> bytes:
+    """`ballast_bytes` is the weight of signatures, of a byte each, that the change carries to its listeners."""
+    return _put(1, directory) + encode_field(2, write_entry(entry)) + _put(5, b"\x01" * ballast_bytes)
+
+
 def transaction(transaction: Transaction) -> bytes:
     return b"".join(
         (
             _put(1, transaction.path),
             _put(2, b"".join(_put(1, _clause(clause)) for clause in transaction.clauses)),
-            *(_message(3, _mutation(mutation)) for mutation in transaction.mutations),
+            *(encode_field(3, _mutation(mutation)) for mutation in transaction.mutations),
             _put(6, transaction.condition_path),
             _put(7, f"s3.object.write:{transaction.path}"),
         )
@@ -70,8 +76,8 @@ def write_entry(entry: Entry) -> bytes:
         (
             _put(1, entry.name),
             _put(2, entry.is_directory),
-            *(_message(3, _write_chunk(chunk)) for chunk in entry.chunks),
-            _message(4, attributes),
+            *(encode_field(3, _write_chunk(chunk)) for chunk in entry.chunks),
+            encode_field(4, attributes),
             _pairs(5, entry.extended),
             _put(9, entry.content),
         )
@@ -108,9 +114,9 @@ def _mutation(mutation: Mutation) -> bytes:
             _put(1, int(mutation.kind)),
             _put(2, mutation.directory),
             _put(3, mutation.name),
-            _message(4, write_entry(mutation.entry)) if mutation.entry is not None else b"",
+            encode_field(4, write_entry(mutation.entry)) if mutation.entry is not None else b"",
             _pairs(5, mutation.set_extended),
-            *(_message(6, key.encode()) for key in mutation.delete_extended),
+            *(encode_field(6, key.encode()) for key in mutation.delete_extended),
             _put(7, mutation.delete_data),
             _put(8, mutation.recursive),
             _put(13, mutation.remove_empty_parent),
@@ -119,25 +125,10 @@ def _mutation(mutation: Mutation) -> bytes:
 
 
 def _pairs(number: int, pairs: Mapping[str, bytes]) -> bytes:
-    return b"".join(_message(number, _put(1, key) + _put(2, pairs[key])) for key in sorted(pairs))
+    return b"".join(encode_field(number, _put(1, key) + _put(2, pairs[key])) for key in sorted(pairs))
 
 
 def _put(number: int, value: int | str | bytes) -> bytes:
     if not value:
         return b""
-    if isinstance(value, int):
-        return _number_out(number << 3) + _number_out(value & (1 << 64) - 1)
-    return _message(number, value.encode() if isinstance(value, str) else value)
-
-
-def _message(number: int, data: bytes) -> bytes:
-    return _number_out(number << 3 | 2) + _number_out(len(data)) + data
-
-
-def _number_out(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+    return encode_field(number, value.encode() if isinstance(value, str) else value)

@@ -25,6 +25,7 @@ from lakebed.context import Component, Context
 from lakebed.errors import Invalid
 from lakebed.gateway import docs, health, numbers, openapi
 from lakebed.gateway.auth import Keyring
+from lakebed.gateway.direct import DirectRoutes
 from lakebed.gateway.door import Door
 from lakebed.gateway.health import Check, Examiner
 from lakebed.gateway.limits import Limits
@@ -80,7 +81,7 @@ def build(
     _register(app, [*health.routes(examiner), *numbers.routes(context.metrics), *docs.routes(), _description()], limits)
     keyring = app.state.keyring = Keyring.of(settings, context.clock)
     keyring.register(app.routes)
-    app.middleware_stack = Door(
+    door = app.middleware_stack = Door(
         Switchboard(app.routes, AsyncExitStackMiddleware(app.router)),
         keyring=keyring,
         limits=limits,
@@ -89,6 +90,7 @@ def build(
         ids=context.ids,
         verbose=structlog.is_configured() and structlog.get_logger().is_enabled_for(logging.DEBUG),
     )
+    app.state.direct = DirectRoutes(app.routes, door, limits)
     return app
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from starlette.types import Scope
+from collections.abc import Iterable
 
 
 class Asked:
     __slots__ = ("api_key", "authorization", "chunked", "cookie", "host", "length", "origin", "request_id", "token")
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self.authorization: bytes | None = None
         self.api_key: bytes | None = None
         self.length: bytes | None = None
@@ -18,7 +18,7 @@ class Asked:
         self.cookie: bytes | None = None
         self.token: bytes | None = None
         self.chunked = False
-        for name, value in scope["headers"]:
+        for name, value in headers:
             if name == b"host":
                 self.host = value
             elif name == b"content-length":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from typing import Any
 
 import structlog
@@ -21,15 +22,18 @@ from lakebed.errors import OutcomeUnknown, Overloaded, Unavailable
 from lakebed.gateway.asked import Asked
 from lakebed.gateway.auth import Keyring
 from lakebed.gateway.limits import Body, Limits, declared_length
-from lakebed.gateway.problems import problem
+from lakebed.gateway.problems import Problem, problem
 from lakebed.ids import Ids
 from lakebed.logs import logger
 from lakebed.metrics import Metrics
+from lakebed.wire import Answered, Buffer, Call, Handler
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 NO_ROUTE = "(none)"
 SERIES_MAX = 10_000  # routes × methods × statuses are few; this only bounds a mistake
 STATUS_GONE = 499  # counted, never sent: the client left before it was answered
+
+Write = Callable[[int, list[tuple[bytes, bytes]], bytes], None]  # status, headers, body: a whole answer
 
 log = logger("gateway")
 
@@ -62,12 +66,9 @@ class Door:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> int:
         """One request; gives the status it was answered with."""
         started_s = self._clock.monotonic_s()
-        asked = Asked(scope)
-        request_id = asked.request_id
-        if request_id is None or REQUEST_ID.fullmatch(request_id) is None:
-            request_id = self._ids.token().encode()
+        asked = Asked(scope["headers"])
+        request_id = self._named(asked)
         named = request_id.decode()
-        structlog.contextvars.bind_contextvars(request_id=named)
         answer = _Answer(request_id, send)
         body = Body(self._limits, scope, receive, None)
         try:
@@ -84,8 +85,7 @@ class Door:
         except asyncio.CancelledError:
             # The drain's time is over, or the server is being torn down.
             if not answer.status:
-                late = OutcomeUnknown("the gateway stopped before this was answered", hint="read, then retry")
-                await self._refuse(late, named, scope, body, answer)
+                await self._refuse(_cut_short(), named, scope, body, answer)
             raise
         except Exception as error:
             if answer.status:
@@ -95,10 +95,45 @@ class Door:
             self._count(scope, answer.status, self._clock.monotonic_s() - started_s)
         return answer.status
 
-    async def _refuse(self, error: Exception, request_id: str, scope: Scope, body: Body, answer: _Answer) -> None:
+    async def direct(self, handler: Handler, scope: Scope, body: Buffer, write: Write) -> None:
+        """One whole request straight to its handler. `scope` has its method, path, headers and route."""
+        started_s = self._clock.monotonic_s()
+        asked = Asked(scope["headers"])
+        request_id = self._named(asked)
+
+        async def arrived() -> Buffer:
+            return body
+
+        told: Problem | Answered | None = None
+        try:
+            principal = self._keyring.principal(scope, asked)
+            told = await handler(Call(principal, scope["headers"], arrived))
+        except asyncio.CancelledError:
+            told = self._problem(_cut_short(), request_id.decode(), scope)
+            raise
+        except Exception as error:
+            told = self._problem(error, request_id.decode(), scope)
+        finally:
+            if told is not None:
+                write(told.status, [*told.headers, (b"x-request-id", request_id)], told.body)
+                self._count(scope, told.status, self._clock.monotonic_s() - started_s)
+
+    def _named(self, asked: Asked) -> bytes:
+        """The request's id: the client's own where it is one. Whatever is logged from now on carries it."""
+        request_id = asked.request_id
+        if request_id is None or REQUEST_ID.fullmatch(request_id) is None:
+            request_id = self._ids.token().encode()
+        structlog.contextvars.bind_contextvars(request_id=request_id.decode())
+        return request_id
+
+    def _problem(self, error: Exception, request_id: str, scope: Scope) -> Problem:
         told = problem(error, request_id, scope)
         if told.status >= 500 and not _expected(error):
             log.error("request failed", method=scope["method"], path=_shown(scope), code=told.code, exc_info=error)
+        return told
+
+    async def _refuse(self, error: Exception, request_id: str, scope: Scope, body: Body, answer: _Answer) -> None:
+        told = self._problem(error, request_id, scope)
         headers = told.headers
         if not body.ended:
             headers = [*headers, (b"connection", b"close")]  # the rest of the body would have to be read first
@@ -139,6 +174,10 @@ class _Answer:
             self.status = message["status"]
             message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._request_id)]
         await self._send(message)
+
+
+def _cut_short() -> OutcomeUnknown:
+    return OutcomeUnknown("the gateway stopped before this was answered", hint="read, then retry")
 
 
 def _parent(scope: Scope) -> str:

@@ -46,8 +46,8 @@ class Limits:
         if declared > self._largest:
             raise _too_large(declared, self._largest)
 
-    def of(self, scope: Scope) -> int:
-        limit: int = getattr(scope.get("endpoint"), BODY_MARK, self._default)
+    def of(self, endpoint: Any) -> int:
+        limit: int = getattr(endpoint, BODY_MARK, self._default)
         return limit
 
 
@@ -94,7 +94,7 @@ class Body:
             ) from None
 
     def _begin(self) -> None:
-        self._limit = self._limits.of(self._scope)
+        self._limit = self._limits.of(self._scope.get("endpoint"))
         self._deadline_s = self._limits.clock.monotonic_s() + self._limits.settings.body_total_s
         if self.declared is not None and self.declared > self._limit:
             raise _too_large(self.declared, self._limit)

@@ -17,9 +17,10 @@ from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from lakebed.errors import Unavailable
+from lakebed.gateway.direct import DirectCycle, DirectRoutes
 from lakebed.gateway.large_body import LargeBody, large_body
 from lakebed.gateway.settings import GatewaySettings
 from lakebed.logs import logger
@@ -61,7 +62,7 @@ async def listen(
     Raises what the app's lifespan raised at start.
     """
     _forward_logs(logging.CRITICAL)  # what fails at start is raised, so it need not be logged too
-    server = _Server(_config(app, settings), ready)
+    server = _Server(_config(app, settings, app.state.direct), ready)
     with _stopped_by_signals(server, app, settings.drain_s):
         try:
             await server.serve(sockets=[bound])
@@ -69,9 +70,10 @@ async def listen(
             raise app.state.failure or end from None
 
 
-def _config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
+def _config(app: FastAPI, settings: GatewaySettings, routes: DirectRoutes | None = None) -> uvicorn.Config:
     class Protocol(_ImpatientProtocol):
         head_timeout_s = settings.head_timeout_s
+        direct = routes
 
     return uvicorn.Config(
         app,
@@ -113,6 +115,11 @@ class _Corked:
         self._held: list[bytes] = []
         self._held_bytes = 0
 
+    def write_whole(self, data: bytes) -> None:
+        """An answer in one piece: nothing is to follow that it could wait for."""
+        self._send()
+        self._transport.write(data)
+
     def write(self, data: bytes) -> None:
         if not self._held:
             self._loop.call_soon(self._send)
@@ -140,7 +147,9 @@ class _ImpatientProtocol(HttpToolsProtocol):
     head_timeout_s: float
     _in_head = True
     _head_timer: asyncio.TimerHandle | None = None
+    direct: DirectRoutes | None = None
     _large: LargeBody | None = None
+    _direct: DirectCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -152,6 +161,8 @@ class _ImpatientProtocol(HttpToolsProtocol):
         if self._large is not None and not self.transport.is_closing():
             self._large.take_over(self.transport)
             self._large = None
+        if self._direct is not None:
+            self._direct.expect_rest(self._go_the_usual_way)
         if not self._in_head:
             self._forget_head()
         elif self._head_timer is None:
@@ -163,22 +174,50 @@ class _ImpatientProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._direct = self.direct.cycle(self) if self.direct is not None else None
+        if self._direct is not None:
+            self.cycle = cast(RequestResponseCycle, self._direct)
+            return
         super().on_headers_complete()
         self._large = large_body(self)
 
     def on_body(self, body: bytes) -> None:
-        if self._large is None:
-            super().on_body(body)
-        else:
+        if self._direct is not None:
+            self._direct.parts.append(body)
+        elif self._large is not None:
             self._large.take(body)
+        else:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._direct is not None:
+            self._start_direct(self._direct)
+            self._direct = None
+            return
         super().on_message_complete()
         self._large = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_head()
+        if self._direct is not None:
+            self._direct.arrived()
         super().connection_lost(exc)
+
+    def _start_direct(self, cycle: DirectCycle) -> None:
+        cycle.arrived()
+        if cycle.before is None or cycle.before.response_complete:
+            self._start_asgi_task(cast(RequestResponseCycle, cycle), self.app)
+        else:  # a pipelined request waits for those before it
+            self.flow.pause_reading()
+            self.pipeline.appendleft((cast(RequestResponseCycle, cycle), self.app))
+
+    def _go_the_usual_way(self) -> None:
+        if self._direct is not None:
+            direct, self._direct = self._direct, None
+            self.cycle = cast(RequestResponseCycle, direct.before)
+            super().on_headers_complete()
+            for part in direct.parts:
+                super().on_body(part)
 
     def _forget_head(self) -> None:
         if self._head_timer is not None:

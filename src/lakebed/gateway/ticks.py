@@ -103,8 +103,13 @@ class SparkFlow:
                 log.warning("Spark is not warmed", error=error.message, hint=error.hint)
 
     def warming(self, worker: Worker) -> Worker:
+        """The dispatcher, with Spark started beside it where silver has contracts: without any, nothing here needs it,
+        and one Spark, the gateway's, is enough for a whole stack.
+        """
+
         async def run() -> None:
-            await self.warm()
+            if self._context.settings.of(FlowSettings).contracts:
+                await self.warm()
             await worker.run()
 
         return Worker(worker.name, run)

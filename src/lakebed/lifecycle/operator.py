@@ -20,6 +20,7 @@ from lakebed.lifecycle.shelf import Shelf, changed
 from lakebed.lifecycle.state import ActionState, Blocker, BucketState, ReaderState, Troubles, Wake, walk_place
 
 SKIPS_MAX = 1000  # keys of one bucket that walks pass by
+STATUS_ROWS = 500  # of one answer: each row reads its action's exceptions
 
 
 class Operator:
@@ -29,18 +30,20 @@ class Operator:
 
     # Looking.
 
-    async def status(self, bucket: str = "") -> list[dict[str, Any]]:
+    async def status(self, bucket: str = "", *, limit: int = STATUS_ROWS) -> list[dict[str, Any]]:
         """One row per action: mode, degraded reason, bootstrap, the next scan, lag, exceptions, blockers; and when a
-        worker last completed a round, 0 for never.
+        worker last completed a round, 0 for never. Of the first actions, at most `limit`: what is not told is not read.
         """
         rows: list[dict[str, Any]] = []
         reader, held = (await self._shelf.reader.read()).value, (await self._shelf.troubles.read()).value
         tick_ns = await self.last_tick_ns()
         for name in [bucket] if bucket else await self._shelf.buckets():
+            if len(rows) >= limit:
+                break
             state = (await self._shelf.bucket(name).read()).value
             if state.problem:
                 rows.append({"bucket": name, "action": "", "mode": "invalid policy", "why": state.problem})
-            for key, action in sorted(state.actions.items()):
+            for key, action in sorted(state.actions.items())[: limit - len(rows)]:
                 pending = len((await self._pending.load(_ref(name, key))).items)
                 row = _row(name, key, action, state)
                 row |= {"pending": pending, "blockers": _blocked(held, name, key, action), "last_tick_ns": tick_ns}

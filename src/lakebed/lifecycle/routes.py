@@ -20,7 +20,7 @@ from lakebed.context import Context, Health
 from lakebed.errors import Invalid, NotFound
 from lakebed.lifecycle.dryrun import DryRun, dry_run
 from lakebed.lifecycle.ledger import Ledger
-from lakebed.lifecycle.operator import Operator
+from lakebed.lifecycle.operator import STATUS_ROWS, Operator
 from lakebed.lifecycle.policies import rules_of
 from lakebed.lifecycle.state import Blocker, LedgerRow
 from lakebed.lifecycle.workers import Site, opened, shelf_of
@@ -31,6 +31,7 @@ XML = "application/xml"
 LAST_TICK = "x-lakebed-lifecycle-lasttick"
 BUCKET = "/api/s3/buckets/{bucket}/lifecycle"
 WHY_ROWS_MAX = 1000
+STATUS_ROWS_MAX = 5000  # whatever ?limit= asks for
 DRY_RUN_KEYS_MAX = 100_000  # walked within one request; a larger bucket is judged over a listing
 
 
@@ -90,10 +91,10 @@ class LifecycleRoutes:
         tick_ns = await self._operator.last_tick_ns()
         return Response(text, headers={LAST_TICK: _instant(tick_ns)} if tick_ns else None, media_type=XML)
 
-    @operation("Mode, health and progress of a bucket's actions", answer=list[dict[str, Any]])
+    @operation("Mode, health and progress of a bucket's actions: ?limit=", answer=list[dict[str, Any]])
     async def _status(self, request: Request) -> Response:
         bucket = _bucket(request, READ)
-        return json_answer(await self._operator.status(bucket))
+        return json_answer(await self._operator.status(bucket, limit=_limit(request)))
 
     @operation("Everything lifecycle decided about one key (?key=)", answer=list[LedgerRow])
     async def _why(self, request: Request) -> Response:
@@ -110,10 +111,10 @@ class LifecycleRoutes:
         request.state.principal.demand(f"{READ}:*")
         return json_answer(await self._operator.blockers(bucket=request.query_params.get("bucket", "")))
 
-    @operation("Mode, health and progress of every action of every bucket", answer=list[dict[str, Any]])
+    @operation("Mode, health and progress of the actions of every bucket: ?limit=", answer=list[dict[str, Any]])
     async def _status_of_all(self, request: Request) -> Response:
         request.state.principal.demand(f"{READ}:*")
-        return json_answer(await self._operator.status())
+        return json_answer(await self._operator.status(limit=_limit(request)))
 
     @operation("What a policy (the body, or the one in force) would delete: ?days_ahead=, ?keys_max=", answer=DryRun)
     async def _dry_run(self, request: Request) -> Response:
@@ -132,7 +133,8 @@ class LifecycleRoutes:
     @operation("Have the workers begin a round now", answer=dict[str, Any])
     async def _run(self, request: Request) -> Response:
         bucket = _bucket(request, OPERATE)
-        count = await self._operator.wake(_name(request))
+        async with self._context.trail.record(_name(request), "lifecycle.run", {"bucket": bucket}):
+            count = await self._operator.wake(_name(request))
         return json_answer({"bucket": bucket, "asked": "round", "count": count}, 202)
 
     @operation("Have the bucket walked and its actions begun anew: all, or those of ?rule_hash=", answer=dict[str, Any])
@@ -187,6 +189,10 @@ def _number(request: Request, name: str, default: float) -> float:
     if not 0 <= value < 1e9:
         raise Invalid(f"{name} is {said[:40]!r}: it must not be negative, nor beyond all measure")
     return value
+
+
+def _limit(request: Request) -> int:
+    return min(max(1, int(_number(request, "limit", STATUS_ROWS))), STATUS_ROWS_MAX)
 
 
 def _bucket(request: Request, right: str) -> str:

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from lakebed.auth import Principal
 from lakebed.context import Context, Health
 from lakebed.errors import Invalid
 from lakebed.log import contracts, frame
@@ -21,7 +22,7 @@ from lakebed.log.model import TopicConfig, TopicPartition, check_topic, topic_pa
 from lakebed.log.reader import Fetched
 from lakebed.log.steward import Segments
 from lakebed.meta.protocol import Meta
-from lakebed.wire import decode_json, json_answer, operation, whole_body
+from lakebed.wire import Answered, Call, answered, decode_json, direct, json_answer, operation
 
 SEGMENTS_MAX = 500  # in one answer: each compacted one is asked for its size
 PARTITION_BYTES = 1024 * 1024  # what one partition gives when a consume does not say
@@ -66,7 +67,7 @@ class LogRoutes:
             Route("/topics/{topic}/groups/{group}", self._progress),
         ]
         writes = [
-            Route("/produce", self._produce, methods=["POST"]),
+            Route("/produce", direct(self._produce), methods=["POST"]),
             Route("/topics/{topic}", self._delete, methods=["DELETE"]),
             Route("/topics/{topic}/config", self._configure, methods=["PUT"]),
             Route("/topics/{topic}/partitions/{partition:int}/fence", self._fence, methods=["POST"]),
@@ -90,11 +91,11 @@ class LogRoutes:
         return Health("degraded" if full else "ok", detail)
 
     @operation("Append records to topic-partitions", body=ProduceRequest, answer=contracts.Answer)
-    async def _produce(self, request: Request) -> Response:
+    async def _produce(self, call: Call) -> Answered:
         """Answers 200, 409 or 503 with a result for each batch; 400 changes nothing."""
-        body = await whole_body(request)
+        body = await call.body()
         limit = self.broker.settings.record_max_bytes
-        if request.headers.get("content-type", "").startswith(frame.MEDIA_TYPE):
+        if call.header(b"content-type").startswith(frame.MEDIA_TYPE):
             asked = [
                 contracts.chunk_of(part.topic, part.partition, records, part.producer_id, part.sequence, limit)
                 for part, records in frame.decode(body)
@@ -102,10 +103,10 @@ class LogRoutes:
         else:
             wanted = decode_json(body, ProduceRequest).topic_partitions
             asked = [contracts.to_chunk(part, limit) for part in wanted]
-        self._check(request, "produce", asked)
+        self._check(call.principal, "produce", asked)
         outcomes = await self.broker.produce(asked)
         results = [contracts.produced(tp, outcome) for (tp, _), outcome in zip(asked, outcomes, strict=True)]
-        return json_answer(contracts.answer(results), contracts.status(results))
+        return answered(contracts.answer(results), contracts.status(results))
 
     @operation("Read records from topic-partitions", body=ConsumeRequest, answer=contracts.Answer)
     async def _consume(self, request: Request) -> Response:
@@ -121,7 +122,7 @@ class LogRoutes:
             )
             for part in asked.topic_partitions
         ]
-        self._check(request, "consume", [(want.tp, None) for want in wants])
+        self._check(request.state.principal, "consume", [(want.tp, None) for want in wants])
         found = await self.broker.consume(
             wants,
             bytes_max=bytes_max,
@@ -183,7 +184,7 @@ class LogRoutes:
     async def _commit(self, request: Request) -> Response:
         asked = decode_json(await request.body(), CommitRequest).topic_partitions
         tps = [topic_partition(part.topic, part.partition) for part in asked]
-        self._check(request, "consume", [(tp, None) for tp in tps])
+        self._check(request.state.principal, "consume", [(tp, None) for tp in tps])
         group = request.path_params["group"]
         rows: list[Any] = []
         for tp, part in zip(tps, asked, strict=True):
@@ -195,17 +196,20 @@ class LogRoutes:
     async def _fence(self, request: Request) -> Response:
         tp = self._tp(request, "admin")
         reason = decode_json(await request.body(), Reason).reason
-        return json_answer(await self.broker.steward.fence(tp, reason=reason))
+        async with self._trail.record(request.state.principal.name, "log.fence", _subject(tp), reason):
+            return json_answer(await self.broker.steward.fence(tp, reason=reason))
 
     @operation("Take appends again")
     async def _unfence(self, request: Request) -> Response:
-        return json_answer(await self.broker.steward.unfence(self._tp(request, "admin")))
+        tp = self._tp(request, "admin")
+        async with self._trail.record(request.state.principal.name, "log.unfence", _subject(tp)):
+            return json_answer(await self.broker.steward.unfence(tp))
 
     @operation("Drop the records below an offset", body=Trim)
     async def _trim(self, request: Request) -> Response:
         tp = self._tp(request, "admin")
         before = decode_json(await request.body(), Trim).before_offset
-        subject = {"topic": tp.topic, "partition": str(tp.partition), "before": str(before)}
+        subject = _subject(tp) | {"before": str(before)}
         async with self._trail.record(request.state.principal.name, "log.trim", subject):
             after = await self.broker.steward.trim(tp, before)
         self.broker.cache.forget(tp)
@@ -225,15 +229,18 @@ class LogRoutes:
     async def _configure(self, request: Request) -> Response:
         topic = self._topic_of(request, "admin")
         config = decode_json(await request.body(), TopicConfig)
-        await self.broker.steward.configure(topic, config)
+        said = msgspec.json.encode(config).decode()
+        async with self._trail.record(request.state.principal.name, "log.configure", {"topic": topic}) as told:
+            await self.broker.steward.configure(topic, config)
+            told.detail = said
         return json_answer(config)
 
-    def _check(self, request: Request, verb: str, asked: Sequence[tuple[TopicPartition, Chunk | None]]) -> None:
+    def _check(self, principal: Principal, verb: str, asked: Sequence[tuple[TopicPartition, Chunk | None]]) -> None:
         limit = self.broker.settings.request_max_partitions
         if len(asked) > limit:
             raise Invalid(f"{len(asked)} topic-partitions in one request; {limit} is the limit")
         for topic in {tp.topic for tp, _ in asked}:
-            request.state.principal.demand(f"log:{verb}:{topic}")
+            principal.demand(f"log:{verb}:{topic}")
 
     def _topic_of(self, request: Request, verb: str) -> str:
         topic = check_topic(request.path_params["topic"])
@@ -242,6 +249,10 @@ class LogRoutes:
 
     def _tp(self, request: Request, verb: str) -> TopicPartition:
         return topic_partition(self._topic_of(request, verb), request.path_params["partition"])
+
+
+def _subject(tp: TopicPartition) -> dict[str, str]:
+    return {"topic": tp.topic, "partition": str(tp.partition)}
 
 
 def _number(request: Request, name: str, otherwise: int) -> int:

@@ -43,7 +43,7 @@ class FlowSettings(Section, frozen=True):
 
     contracts: Annotated[str, describe("folder of silver's contracts, *.yaml; 'examples': those of Lakebed")] = ""
     gold: Annotated[str, describe("folder of gold's models, *.sql; 'examples': those that Lakebed ships")] = ""
-    warm: Annotated[bool, describe("start Spark in the background of a gateway or worker, not with a job")] = True
+    warm: Annotated[bool, describe("start Spark with a gateway, and with workers that have contracts")] = True
     bronze_drift: Annotated[Drift, describe("what happens to columns that a bronze table does not have")] = "evolve"
     bronze_retention_days: Annotated[int, describe("rows of bronze are removed after so many days")] = 365
     retention_interval_s: Annotated[float, describe("pause between two rounds of removing old bronze rows")] = 86_400.0

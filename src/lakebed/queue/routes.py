@@ -67,7 +67,7 @@ class QueueRoutes:
         await self._broker.close()
 
     async def health(self) -> Health:
-        return Health("ok", f"{len(self._broker.queues)} queues open")
+        return Health("ok", f"open queues: {len(self._broker.queues)}")
 
     @operation("Enqueue entries; answers when they are durable", body=list[KeyValueEntry], answer=Accepted)
     async def put(self, request: Request) -> Response:

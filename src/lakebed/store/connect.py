@@ -9,6 +9,7 @@ from lakebed.store.bucket import BucketStore, open_bucket
 from lakebed.store.memory import MemoryStore
 from lakebed.store.prefixed import PrefixedStore
 from lakebed.store.protocol import Store
+from lakebed.store.puts import Puts
 from lakebed.store.settings import StoreSettings
 
 
@@ -17,5 +18,6 @@ def connect(settings: StoreSettings, *, clock: Clock, ids: Ids, metrics: Metrics
     if settings.url.startswith("memory:"):
         store: Store = MemoryStore(clock=clock)
     else:
-        store = BucketStore(open_bucket(settings), clock=clock, ids=ids, metrics=metrics)
+        puts = Puts(settings, clock=clock, ids=ids) if Puts.reach(settings) else None
+        store = BucketStore(open_bucket(settings), clock=clock, ids=ids, metrics=metrics, puts=puts)
     return PrefixedStore(store, settings.prefix) if settings.prefix else store

@@ -71,7 +71,7 @@ class TicksRoutes:
         await self._ownership.stop()
 
     async def health(self) -> Health:
-        return Health("ok", f"{len(self._ownership.projects)} projects warm")
+        return Health("ok", f"warm projects: {len(self._ownership.projects)}")
 
     @own_keys
     @body_limit(STREAM_BYTES_MAX)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-import statistics
+import resource
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cyclopts import App
 
 from lakebed.cli import exits
-from lakebed.cli.main import COMMANDS, run
+from lakebed.cli.main import COMMANDS, app, run
 from lakebed.cli.output import emit
 from lakebed.parts import resolve
 
@@ -22,15 +24,21 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_version_starts_in_a_quarter_of_a_second() -> None:
-    """`lakebed --version` answers in under 250 ms."""
-    took = []
-    for _ in range(3):
-        began = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "lakebed", "--version"], check=True, capture_output=True)
-        took.append(time.perf_counter() - began)
+def test_the_version_is_told_before_anything_is_loaded() -> None:
+    """`lakebed --version` costs less CPU than loading the library that reads command lines, on any machine."""
 
-    assert statistics.median(took) < 0.25
+    def cpu_s(*words: str) -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, *words], check=True, capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime)
+
+    bare, ours = [], []
+    for _ in range(3):  # by turns, so that a busy machine slows both
+        bare.append(cpu_s("-c", "import cyclopts"))
+        ours.append(cpu_s("-m", "lakebed", "--version"))
+
+    assert min(ours) < min(bare)
 
 
 def test_the_root_imports_nothing_heavy() -> None:
@@ -40,6 +48,37 @@ def test_the_root_imports_nothing_heavy() -> None:
 
     heavy = {"pyspark", "obstore", "fastapi", "boto3", "pandas", "pyarrow", "grpc", "deltalake"}
     assert set() == heavy & set(json.loads(listed))
+
+
+def leaves(of: App = app, path: tuple[str, ...] = ()) -> Iterator[tuple[str, App]]:
+    """Every command that can be run, with its words."""
+    for name in (each for each in of if not each.startswith("-")):
+        below = [each for each in of[name] if not each.startswith("-")]
+        yield from leaves(of[name], (*path, name)) if below else ((" ".join((*path, name)), of[name]),)
+
+
+def test_every_command_says_in_one_sentence_what_it_does() -> None:
+    """An order, not a description: a capital letter first, a full stop last, short enough to be read in a list."""
+    said = {name: (command.help or "").strip().split("\n\n")[0].replace("\n", " ") for name, command in leaves()}
+
+    first = {name: words.split(" ")[0] for name, words in said.items() if words}
+    assert {} == {name: words for name, words in said.items() if not words.endswith(".") or len(words) > 130}
+    assert set() == {name for name, word in first.items() if not word[:1].isupper() or word.endswith("s")}
+    assert said.keys() == first.keys()
+
+
+def test_every_word_that_a_command_takes_is_explained() -> None:
+    """No option and no argument without its line in --help."""
+    silent = {
+        name: [each.name for each in command.assemble_argument_collection(parse_docstring=True) if _is_silent(each)]
+        for name, command in leaves()
+    }
+
+    assert {} == {name: words for name, words in silent.items() if words}
+
+
+def _is_silent(argument: Any) -> bool:
+    return bool(argument.show) and not (argument.parameter.help or "").strip()
 
 
 @pytest.mark.parametrize("place", [place for place, _, _ in COMMANDS])

@@ -52,6 +52,21 @@ async def test_every_action_asks_before_it_acts(name: str) -> None:
     assert action.right(dict.fromkeys(action.fields, "x")).count(":") >= 1
 
 
+async def test_every_action_leaves_a_line_on_the_trail() -> None:
+    """Whatever it is and however it ends: there is one way to act, and it writes before it acts."""
+    left: dict[str, list[str]] = {}
+    async with site() as here:
+        await here.browser.open("/queue")
+        for name, action in ACTIONS.items():
+            before = len(await here.context.trail.latest())
+            form = dict.fromkeys(action.fields, "none") | {"reason": "because"}
+            await here.browser.post(f"/console/do/{name}", form)
+            new = await here.context.trail.latest()
+            left[name] = [deed.what for deed in new[: len(new) - before]]
+
+    assert {name: [name] for name in ACTIONS} == left
+
+
 async def test_a_dead_letter_is_replayed_and_the_trail_says_who_and_why() -> None:
     """From the button to the bucket and back: asked, done, recorded, shown."""
     async with site(keys=KEYS) as here:

@@ -109,7 +109,7 @@ def keyring(clock: ManualClock, *names: str) -> Keyring:
 
 def asked(cookie: str, **headers: str) -> Asked:
     given = {"cookie": f"a=b; {sessions.COOKIE}={cookie}", "host": "127.0.0.1", **headers}
-    return Asked({"headers": [(name.encode(), value.encode()) for name, value in given.items()]})
+    return Asked([(name.encode(), value.encode()) for name, value in given.items()])
 
 
 async def test_a_session_ends_with_its_time_and_with_its_key() -> None:

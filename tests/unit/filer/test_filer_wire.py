@@ -20,6 +20,7 @@ from lakebed.filer.model import (
     MutationKind,
     Transaction,
 )
+from lakebed.protobuf import encode_varint, fields
 
 # An entry as SeaweedFS 4.48 wrote it: an empty object named "e", with fields that are not read here.
 GOLDEN = bytes.fromhex(
@@ -119,8 +120,8 @@ def test_a_damaged_entry_is_read_or_corrupt(entry: Entry, data: st.DataObject) -
 
 
 def _notification(entry: bytes) -> bytes:
-    inner = b"\x12" + requests._number_out(len(entry)) + entry
-    return b"\x12" + requests._number_out(len(inner)) + inner
+    inner = b"\x12" + encode_varint(len(entry)) + entry
+    return b"\x12" + encode_varint(len(inner)) + inner
 
 
 @pytest.mark.parametrize(
@@ -183,10 +184,10 @@ def test_a_transaction_names_its_lock_conditions_and_changes() -> None:
         condition_path="/buckets/b/k.versions/v_1",
     )
 
-    found = list(wire.fields(requests.transaction(transaction)))
+    found = list(fields(requests.transaction(transaction)))
 
     assert [1, 2, 3, 6, 7] == [number for number, _ in found]
     assert (7, b"s3.object.write:/buckets/b/k") == found[-1]
-    clauses = [dict(wire.fields(value)) for _, value in wire.fields(found[1][1]) if isinstance(value, bytes)]
+    clauses = [dict(fields(value)) for _, value in fields(found[1][1]) if isinstance(value, bytes)]
     assert [{1: 10, 10: GOLDEN}, {1: 2}] == clauses
-    assert {1: 1, 2: b"/buckets/b", 3: b"k", 7: 1} == dict(wire.fields(found[2][1]))
+    assert {1: 1, 2: b"/buckets/b", 3: b"k", 7: 1} == dict(fields(found[2][1]))

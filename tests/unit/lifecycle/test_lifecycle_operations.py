@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
 
 import pytest
 from lifecycle_harness import DAY_S, Harness, failing
 from lifecycle_makers import rule
 
 from lakebed.errors import Conflict, Corrupt, Invalid, Unavailable
+from lakebed.ids import Ids
 from lakebed.lifecycle.model import ActionKind, Degraded, Entry, Mode, Position, Resolution, StreamKind, Verb
 from lakebed.lifecycle.modes import Lag, judge_lag, known_retention
 from lakebed.lifecycle.operator import Operator
 from lakebed.lifecycle.pace import Pace
 from lakebed.lifecycle.seams import Removal
-from lakebed.lifecycle.state import Budget, Stream
+from lakebed.lifecycle.shelf import Shelf
+from lakebed.lifecycle.state import ActionState, BucketState, Budget, Stream
 from lakebed.lifecycle.troubles import block
+from lakebed.store.memory import MemoryStore
+from lakebed.store.model import ObjectInfo, StoredObject
 
 SECOND = 1_000_000_000
 
@@ -122,6 +128,40 @@ async def test_status_tells_lag_progress_exceptions_and_blockers() -> None:
     await world.tick(1)
     (row,) = await Operator(world.shelf).status("b")
     assert 2 == row["blockers"]  # the exception's, and the delay group's own
+
+
+class CountingStore(MemoryStore):
+    """Counts what is read and listed."""
+
+    asked = 0
+
+    async def get(self, key: str) -> StoredObject:
+        self.asked += 1
+        return await super().get(key)
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+        self.asked += 1
+        async for info in super().list(prefix, after=after):
+            yield info
+
+
+async def test_status_reads_only_what_it_tells() -> None:
+    """Of many actions the first few are told, at the same cost however many there are."""
+    costs = []
+    for buckets in (3, 40):
+        world = Harness()
+        store = CountingStore(clock=world.clock)
+        shelf = Shelf(store, clock=world.clock, ids=Ids.seeded(1), metrics=world.metrics)
+        actions = {f"{number:016x}/EXPIRATION_DAYS": ActionState(rule_id=f"r{number}") for number in range(4)}
+        for number in range(buckets):
+            await shelf.bucket(f"b{number:03d}").change(lambda _, held=actions: (BucketState(actions=held), None))
+        store.asked = 0
+
+        rows = await Operator(Shelf(store, clock=world.clock, ids=Ids(), metrics=world.metrics)).status(limit=6)
+
+        assert [("b000", 4), ("b001", 2)] == sorted(Counter(row["bucket"] for row in rows).items())
+        costs.append(store.asked)
+    assert costs[0] == costs[1]
 
 
 # How far the log reaches.

@@ -10,15 +10,18 @@ from typing import Any
 
 from lakebed.agent.sources.otlp import ATTRIBUTE_DEPTH_MAX, Metric, Point, Shape
 from lakebed.agent.sources.otlp_json import scope_labels
-from lakebed.agent.sources.wire import double, encode_field, fields, fixed64, message, sfixed64, signed, text, varint
-from lakebed.errors import Invalid
+from lakebed.errors import Corrupt, Invalid
+from lakebed.protobuf import double, encode_field, fields, fixed64, message, number, sfixed64, signed, text
 
 _SHAPES: dict[int, Shape] = {5: "gauge", 7: "sum", 9: "histogram", 10: "other", 11: "other"}
 
 
 def decode_proto(body: bytes, *, points_max: int) -> list[Metric]:
     """The request's metrics. Raises Invalid when it is not OTLP, or has more than `points_max` points."""
-    return _Reader(points_max).request(body)
+    try:
+        return _Reader(points_max).request(body)
+    except Corrupt as error:
+        raise Invalid(f"the body is not OTLP: {error.message}") from error
 
 
 def encode_answer(rejected: int, why: str) -> bytes:
@@ -39,15 +42,15 @@ class _Reader:
         self._points = 0
 
     def request(self, data: bytes) -> list[Metric]:
-        return [metric for number, _, value in fields(data) if number == 1 for metric in self._resource(message(value))]
+        return [metric for field, value in fields(data) if field == 1 for metric in self._resource(message(value))]
 
     def _resource(self, data: bytes) -> list[Metric]:
         shared: dict[str, Any] = {}
         scopes: list[bytes] = []
-        for number, _, value in fields(data):
-            if number == 1:
-                shared |= dict(_pair(message(v), 0) for n, _, v in fields(message(value)) if n == 1)
-            elif number == 2:
+        for field, value in fields(data):
+            if field == 1:
+                shared |= dict(_pair(message(v), 0) for n, v in fields(message(value)) if n == 1)
+            elif field == 2:
                 scopes.append(message(value))
         return [metric for scope in scopes for metric in self._scope(scope, shared)]
 
@@ -55,40 +58,40 @@ class _Reader:
         name = version = ""
         own: dict[str, Any] = {}
         metrics: list[bytes] = []
-        for number, _, value in fields(data):
-            if number == 1:
-                for n, _, v in fields(message(value)):
+        for field, value in fields(data):
+            if field == 1:
+                for n, v in fields(message(value)):
                     if n == 1:
                         name = text(v)
                     elif n == 2:
                         version = text(v)
                     elif n == 3:
                         own |= dict([_pair(message(v), 0)])
-            elif number == 2:
+            elif field == 2:
                 metrics.append(message(value))
         shared = {**resource, **scope_labels(name, version), **own}
         return [self._metric(metric, shared) for metric in metrics]
 
     def _metric(self, data: bytes, shared: dict[str, Any]) -> Metric:
         name, shape, held = "", 0, b""
-        for number, _, value in fields(data):
-            if number == 1:
+        for field, value in fields(data):
+            if field == 1:
                 name = text(value)
-            elif number in _SHAPES:
-                shape, held = number, message(value)
+            elif field in _SHAPES:
+                shape, held = field, message(value)
         kind = _SHAPES.get(shape, "other")
         points: list[Point] = []
         temporality, monotonic = 0, False
-        for number, _, value in fields(held):
-            if number == 1:
+        for field, value in fields(held):
+            if field == 1:
                 self._points += 1
                 if self._points > self._points_max:
                     raise Invalid(f"data points are over the limit of {self._points_max}")
                 points.append(_point(message(value), kind))
-            elif number == 2:
-                temporality = varint(value)
-            elif number == 3 and kind == "sum":
-                monotonic = bool(varint(value))
+            elif field == 2:
+                temporality = number(value)
+            elif field == 3 and kind == "sum":
+                monotonic = bool(number(value))
         return Metric(name, kind, tuple(points), shared, temporality, monotonic)
 
 
@@ -99,31 +102,31 @@ def _point(data: bytes, shape: Shape) -> Point:
     time_ns = flags = 0
     value = count = total = None
     histogram = shape == "histogram"
-    for number, _, said in fields(data):
-        if number == 3:
+    for field, said in fields(data):
+        if field == 3:
             time_ns = fixed64(said)
-        elif number == 4:
+        elif field == 4:
             if histogram:
                 count = fixed64(said)
             else:
                 value = double(said)
-        elif number == 5 and histogram:
+        elif field == 5 and histogram:
             total = double(said)
-        elif number == 6 and not histogram:
+        elif field == 6 and not histogram:
             value = float(sfixed64(said))
-        elif number == (9 if histogram else 7):
+        elif field == (9 if histogram else 7):
             attributes |= dict([_pair(message(said), 0)])
-        elif number == (10 if histogram else 8):
-            flags = varint(said)
+        elif field == (10 if histogram else 8):
+            flags = number(said)
     return Point(attributes, time_ns, flags, value, count, total)
 
 
 def _pair(data: bytes, depth: int) -> tuple[str, Any]:
     key, found = "", ""
-    for number, _, value in fields(data):
-        if number == 1:
+    for field, value in fields(data):
+        if field == 1:
             key = text(value)
-        elif number == 2:
+        elif field == 2:
             found = _value(message(value), depth)
     return key, found
 
@@ -132,19 +135,19 @@ def _value(data: bytes, depth: int) -> Any:
     if depth > ATTRIBUTE_DEPTH_MAX:
         raise Invalid(f"attributes are nested deeper than {ATTRIBUTE_DEPTH_MAX}")
     found: Any = ""
-    for number, _, value in fields(data):
-        if number == 1:
+    for field, value in fields(data):
+        if field == 1:
             found = text(value)
-        elif number == 2:
-            found = bool(varint(value))
-        elif number == 3:
+        elif field == 2:
+            found = bool(number(value))
+        elif field == 3:
             found = signed(value)
-        elif number == 4:
+        elif field == 4:
             found = double(value)
-        elif number == 5:
-            found = [_value(message(v), depth + 1) for n, _, v in fields(message(value)) if n == 1]
-        elif number == 6:
-            found = dict(_pair(message(v), depth + 1) for n, _, v in fields(message(value)) if n == 1)
-        elif number == 7:
+        elif field == 5:
+            found = [_value(message(v), depth + 1) for n, v in fields(message(value)) if n == 1]
+        elif field == 6:
+            found = dict(_pair(message(v), depth + 1) for n, v in fields(message(value)) if n == 1)
+        elif field == 7:
             found = base64.b64encode(message(value)).decode()
     return found

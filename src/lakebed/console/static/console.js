@@ -58,19 +58,23 @@
     history.map((sample) => sample.at_ms / 1000),
     ...keys.map((key) => history.map((sample) => lookup(sample, key) ?? null)),
   ];
+  // Nobody points at the chart: its legend tells the newest values.
+  const latest = (plot) => { if (plot.cursor.idx == null && plot.data[0].length) plot.setLegend({ idx: plot.data[0].length - 1 }); };
   const makeChart = (place) => {
     const wanted = place.dataset.series.split(",").map((text) => text.split("|"));
     const form = forms[place.dataset.form || "short"];
     const inks = ["--one", "--two", "--three", "--four"];
+    const steps = place.dataset.form === "size" ? { incrs: Array.from({ length: 50 }, (_, n) => 2 ** n) } : {};  // round in KiB
     const axis = { stroke: color("--faint"), grid: { stroke: color("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
     place.replaceChildren();
     const plot = new uPlot({
       width: Math.max(200, place.clientWidth), height: 150,
       cursor: { y: false, points: { size: 6 } },
+      hooks: { setCursor: [latest] },
       scales: { y: { range: (u, low, high) => [0, Math.max(high * 1.15, 1)] } },
       axes: [
         { ...axis, size: 26, space: 70, values: (u, ticks) => ticks.map((at) => new Date(at * 1000).toISOString().slice(11, 19)) },
-        { ...axis, size: 52, space: 34, values: (u, ticks) => ticks.map((tick) => form(tick)) },
+        { ...axis, ...steps, size: 52, space: 34, values: (u, ticks) => ticks.map((tick) => form(tick)) },
       ],
       series: [
         { label: "UTC", value: (u, at) => (at ? new Date(at * 1000).toISOString().slice(11, 19) : "–") },
@@ -82,6 +86,7 @@
       ],
     }, columns(wanted.map(([key]) => key)), place);
     charts.set(place, { plot, keys: wanted.map(([key]) => key) });
+    latest(plot);
   };
   const drawCharts = () => {
     for (const [place, { plot }] of charts) {
@@ -89,7 +94,10 @@
     }
     for (const place of document.querySelectorAll(".chart")) {
       if (!charts.has(place)) makeChart(place);
-      else charts.get(place).plot.setData(columns(charts.get(place).keys));
+      else {
+        charts.get(place).plot.setData(columns(charts.get(place).keys));
+        latest(charts.get(place).plot);
+      }
     }
   };
   const redrawCharts = () => {

@@ -1,0 +1,114 @@
+"""Small requests to hot routes, from the socket to their handler without ASGI in between.
+
+For a request of some kilobytes the layers between a socket and its handler cost more than the handler. Where a route
+is marked (`wire.direct`), a plain request whose body is small waits in the protocol until all of it is there, goes
+through the door to the handler, and is answered in one write. Whatever is not plain (chunked, HTTP/1.0, `Expect`, a
+query, a body that is large or late, a gateway that traces or is full) takes the usual way to the same handler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from starlette.routing import BaseRoute, Route
+from starlette.types import Scope
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from lakebed import traces
+from lakebed.gateway.door import Door
+from lakebed.gateway.limits import Limits
+from lakebed.wire import DIRECT_MARK, Handler
+
+DIRECT_BYTES_MAX = 256 * 1024  # what a connection holds, at most, before its request is judged
+UNUSUAL = frozenset({b"transfer-encoding", b"expect", b"upgrade"})  # a head with one of these goes the usual way
+
+
+class DirectRoute(NamedTuple):
+    route: Route
+    handler: Handler
+    bytes_max: int
+
+
+class DirectRoutes:
+    """The marked routes of one gateway, by method and path as they stand in a request line."""
+
+    def __init__(self, routes: Iterable[BaseRoute], door: Door, limits: Limits) -> None:
+        self._door, self._rest_s = door, limits.settings.body_timeout_s
+        self._known: dict[tuple[bytes, bytes], DirectRoute] = {}
+        for route in routes:
+            handler = getattr(getattr(route, "endpoint", None), DIRECT_MARK, None)
+            if handler is not None and isinstance(route, Route):
+                found = DirectRoute(route, handler, min(DIRECT_BYTES_MAX, limits.of(route.endpoint)))
+                for method in route.methods or ():
+                    self._known[method.encode(), route.path.encode()] = found
+
+    def cycle(self, http: HttpToolsProtocol) -> DirectCycle | None:
+        """For the request whose head has just been read, when it may go this way."""
+        found = self._known.get((http.parser.get_method(), http.url))
+        if found is None or traces.installed() or http.parser.get_http_version() != "1.1":
+            return None
+        declared = b""
+        for name, value in http.headers:
+            if name == b"content-length":
+                declared = value
+            elif name in UNUSUAL or (name == b"connection" and value.lower() != b"keep-alive"):
+                return None
+        full = http.limit_concurrency is not None and len(http.tasks) >= http.limit_concurrency
+        if full or not declared.isdigit() or len(declared) > 9 or int(declared) > found.bytes_max:
+            return None
+        return DirectCycle(http, found, self._door, self._rest_s)
+
+
+class DirectCycle:
+    """One such request and its answer. To the server it is a cycle like any other."""
+
+    def __init__(self, http: HttpToolsProtocol, found: DirectRoute, door: Door, rest_s: float) -> None:
+        self._http, self._found, self._door, self._rest_s = http, found, door, rest_s
+        self._method, self._headers = http.parser.get_method(), http.headers
+        self.before: RequestResponseCycle | None = http.cycle
+        self.parts: list[bytes] = []
+        self.late: asyncio.TimerHandle | None = None
+        self.keep_alive = True
+        self.disconnected = self.response_complete = False
+        self.message_event = asyncio.Event()  # the server sets it; nobody waits
+
+    def expect_rest(self, give_up: Callable[[], None]) -> None:
+        """The body is not here yet: a client that lets it wait for long goes the usual way, which knows what to say."""
+        if self.late is None:
+            self.late = self._http.loop.call_later(self._rest_s, give_up)
+
+    def arrived(self) -> None:
+        if self.late is not None:
+            self.late.cancel()
+
+    async def run_asgi(self, _: Any) -> None:
+        """As the server's own cycle, but for the app, which is not asked."""
+        found = self._found
+        scope: Scope = {
+            "type": "http",
+            "method": self._method.decode(),
+            "path": found.route.path,
+            "headers": self._headers,
+            "route": found.route,
+        }
+        body = self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
+        self.parts.clear()
+        try:
+            await self._door.direct(found.handler, scope, body, self._write)
+        finally:
+            self.response_complete = True
+            if not self.keep_alive:
+                self._http.transport.close()
+            self._http.on_response_complete()
+
+    def _write(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        if self.disconnected:
+            return
+        packet = [STATUS_LINE[status]]
+        for name, value in (*self._http.server_state.default_headers, *headers):
+            packet += (name, b": ", value, b"\r\n")
+        packet.append(b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
+        packet.append(body)
+        self._http.transport.write_whole(b"".join(packet))  # type: ignore[attr-defined]

@@ -1,0 +1,180 @@
+"""What is done by hand is on the trail: every command that changes something, or a reason why it is none."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import cyclopts
+import pytest
+
+import ticks_kit
+from lakebed.cli.main import app, run
+from lakebed.cli.where import Where
+from lakebed.embedded.endpoints import BucketEndpoints
+from lakebed.ids import Ids
+from lakebed.queue.model import Append
+from lakebed.queue.queue import Queue
+from lakebed.settings import env_name
+from lakebed.store.admin import client
+from lakebed.ticks.adapters import open_audit
+from lakebed.ticks.audit import COMMITTED, AuditRow
+from lakebed.ticks.model import TickId
+
+TICK = TickId("acme", "shop", "20261115T120000__abc")
+POLICY = """<LifecycleConfiguration><Rule><ID>tmp</ID><Status>Enabled</Status>
+<Filter><Prefix>tmp/</Prefix></Filter><Expiration><Days>1</Days></Expiration></Rule></LifecycleConfiguration>"""
+
+
+class Doing(NamedTuple):
+    """What is typed after the command, what the trail must call it, and whether it can be tried dry."""
+
+    words: str
+    what: str
+    dry: bool = False
+
+
+WHY = "--reason because"
+# In this order: what comes later works on what came before. `BUCKET` and `LETTER` are put in.
+DEEDS: dict[str, Doing] = {
+    "topics trim": Doing(f"orders --before 2 {WHY}", "log.trim", dry=True),
+    "topics fence": Doing(f"orders {WHY}", "log.fence", dry=True),
+    "topics unfence": Doing("orders", "log.unfence", dry=True),
+    "topics delete": Doing(f"orders {WHY}", "log.delete", dry=True),
+    "topics vacuum": Doing(WHY, "log.vacuum", dry=True),
+    "meta sweep": Doing("", "meta.sweep", dry=True),
+    "queue drain": Doing("", "queue.drain", dry=True),
+    "queue dlq replay": Doing(f"LETTER {WHY}", "queue.replay", dry=True),
+    "queue dlq discard": Doing(f"LETTER {WHY}", "queue.discard", dry=True),
+    "queue clean": Doing("", "queue.clean", dry=True),
+    "batches resolve": Doing(f"none --action accept-existing {WHY}", "batches.accept-existing"),
+    "batches reconcile": Doing("", "batches.reconcile"),
+    "batches gc": Doing(WHY, "batches.gc", dry=True),
+    "ticks secret": Doing("--org acme --project shop", "ticks.secret", dry=True),
+    "silver replay": Doing(f"--tick {TICK.tick_id} {WHY}", "ticks.replay", dry=True),
+    "silver rebuild": Doing(f"--org acme --project shop {WHY}", "silver.rebuild", dry=True),
+    "silver audit": Doing(f"--resend {WHY}", "silver.resend"),
+    "silver dlq redrive": Doing(WHY, "ticks.redrive", dry=True),
+    "pipeline run": Doing("", "pipeline.run"),
+    "pipeline compact": Doing("", "pipeline.compact", dry=True),
+    "pipeline vacuum": Doing("", "pipeline.vacuum", dry=True),
+    "pipeline rollup": Doing("--engine local", "pipeline.rollup"),
+    "lifecycle rules put": Doing("BUCKET policy.xml", "lifecycle.rules-put", dry=True),
+    "lifecycle rules import": Doing("policies.jsonl", "lifecycle.rules-import", dry=True),
+    "lifecycle run": Doing("", "lifecycle.run"),
+    "lifecycle apply": Doing(f"BUCKET {WHY}", "lifecycle.apply"),
+    "lifecycle pause": Doing("BUCKET", "lifecycle.pause"),
+    "lifecycle rebootstrap": Doing("BUCKET", "lifecycle.walk"),
+    "lifecycle cadence": Doing("BUCKET none 1", "lifecycle.cadence"),
+    "lifecycle reseed": Doing("--predicate", "lifecycle.reseed"),
+    "lifecycle blockers retry": Doing("none", "lifecycle.retry"),
+    "lifecycle blockers resume": Doing("none", "lifecycle.resume"),
+    "lifecycle blockers quarantine": Doing(f"none {WHY}", "lifecycle.quarantine"),
+    "lifecycle rules rm": Doing(f"BUCKET {WHY}", "lifecycle.rules-rm", dry=True),
+}
+
+EXEMPT: dict[str, str] = {
+    "only looks, or prints": (
+        "status; env; settings; trail; completion; bucket policy; ticks key; queue status; queue waiting; queue peek; "
+        "queue dump; queue dlq list; queue dlq show; agent queue; agent conflicts; agent ticks list; batches dump; "
+        "batches agents; batches recent; batches conflicts; batches query; topics list; topics describe; "
+        "topics segments; topics report; topics dump; meta get; meta scan; meta groups; meta dump; ticks outbox; "
+        "ticks status; ticks ls; ticks show; ticks dump; silver status; silver show; silver dlq list; tables ls; "
+        "tables show; tables sample; tables how; lifecycle status; lifecycle streams; lifecycle ledger; lifecycle why; "
+        "lifecycle rules ls; lifecycle rules get; lifecycle rules diff; lifecycle rules export; lifecycle blockers ls"
+    ),
+    "data as any client sends and reads it, on record as such": (
+        "queue put; topics produce; topics consume; ticks push; ticks resume; agent run"
+    ),
+    "works on this machine's disk alone; the agent's ledger keeps its decisions": (
+        "agent drop; agent retry; agent ticks retry; ticks discard; dashboards export"
+    ),
+    "starts or stops processes, which log it": "up; down; serve; work",
+    "on a stack or a prefix of its own, gone afterwards": "demo; sim; bench; doctor",
+    "changes nothing it looks at, and its findings are a record of their own": "audit; lifecycle dry-run",
+}
+
+
+def commands(of: cyclopts.App = app, path: tuple[str, ...] = ()) -> Iterator[str]:
+    """Every command line there is, by its words."""
+    for name in (each for each in of if not each.startswith("-")):
+        below = [each for each in of[name] if not each.startswith("-")]
+        yield from commands(of[name], (*path, name)) if below else (" ".join((*path, name)),)
+
+
+def test_every_command_is_a_deed_or_says_why_it_is_none() -> None:
+    """A new command fails here until somebody has decided, and, if it is a deed, the next test runs it."""
+    exempt = [name.strip() for names in EXEMPT.values() for name in names.split(";")]
+
+    assert sorted([*DEEDS, *exempt]) == sorted(commands())
+
+
+def test_every_command_that_changes_something_leaves_a_line(
+    weed: BucketEndpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line for each, with who and why; none for a dry run. An act that fails leaves its line too."""
+    place = f"deeds-{Ids().token()}"
+    client(weed.store_settings()).create_bucket(Bucket=place)
+    _scene(weed, tmp_path, monkeypatch)
+    (tmp_path / "policy.xml").write_text(POLICY)
+    (tmp_path / "policies.jsonl").write_text(json.dumps({"bucket": place, "policy": POLICY}))
+
+    def lakebed(*words: str) -> str:
+        capsys.readouterr()
+        run(words)
+        return capsys.readouterr().out
+
+    def deeds() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(lakebed("trail", "--limit", "200", "-o", "json"))
+        return found
+
+    left: dict[str, list[tuple[str, str, bool]]] = {}
+    dry: dict[str, int] = {}
+    for command, doing in DEEDS.items():
+        letter = lakebed("queue", "dlq", "list", "-o", "json") if "LETTER" in doing.words else "[]"
+        names = {"BUCKET": place, "LETTER": next((each["id"] for each in json.loads(letter)), "")}
+        words = [*command.split(), *(names.get(word, word) for word in doing.words.split())]
+        before = len(deeds())
+        if doing.dry:
+            lakebed(*words, "--dry-run")
+            dry[command] = len(deeds()) - before
+        lakebed(*words)
+        new = deeds()[: len(deeds()) - before]
+        left[command] = [(each["what"], each["reason"], each["who"].startswith("cli:")) for each in new]
+        if command == "queue dlq replay":
+            lakebed("queue", "drain")  # it cannot be read this time either: there is a letter to discard
+
+    why = {command: "because" if WHY in doing.words else "" for command, doing in DEEDS.items()}
+    assert {command: [(doing.what, why[command], True)] for command, doing in DEEDS.items()} == left
+    assert {command: 0 for command, doing in DEEDS.items() if doing.dry} == dry
+
+
+def _scene(weed: BucketEndpoints, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic, a batch that nobody can read, a committed tick; and no Spark within reach."""
+    told: dict[str, Any] = weed.as_settings() | {
+        "store.prefix": f"deeds-{Ids().token()}",
+        "meta.backend": "bucket",
+        "ticks.payload_key": ticks_kit.PAYLOAD_KEY,
+        "spark.remote": "sc://127.0.0.1:1",
+    }
+    for key, value in told.items():
+        monkeypatch.setenv(env_name(key), str(value))
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"a\nb\nc\n")))
+    run(["topics", "produce", "orders"])
+    asyncio.run(_seed())
+
+
+async def _seed() -> None:
+    context = Where().context("scene")
+    queue = Queue.of(context, "default")
+    key = "ingest/00000000/bad.batch"
+    await context.store.create(key, b"not a batch")
+    await queue.producer.append([Append("test", 1, 0, key, 11, 1)])
+    row = AuditRow(TICK.org_id, TICK.project_id, TICK.tick_id, "committed", "a-1", 0, 2**40)
+    await open_audit(context, COMMITTED).create(row)

@@ -1,0 +1,83 @@
+"""What is installed is enough: nothing in the tree needs a package that only its developers have."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from pathlib import Path
+
+import lakebed
+
+ROOT = Path(lakebed.__file__).parent
+PROJECT = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text())["project"]
+# Loaded only where an extra of this name is asked for, by a setting or a command that says so.
+EXTRAS = {"meta/oxia.py": "oxia", "meta/oxia_session.py": "oxia"}
+
+
+def test_every_import_is_of_a_package_that_is_installed() -> None:
+    """A dependency of tests is imported by tests alone, or inside a `try` that says what to do without it."""
+    known = _with_theirs(PROJECT["dependencies"])
+    owners = packages_distributions()
+
+    strangers = {
+        f"{file}: {package}"
+        for file, package in _imports()
+        if package not in sys.stdlib_module_names | {"lakebed", "compression"}  # the last from 3.14 on
+        and not {_plain(name) for name in owners.get(package, [package])} & (known | _extra(file))
+    }
+
+    assert set() == strangers
+
+
+def _imports() -> Iterator[tuple[str, str]]:
+    """Every import that is not guarded, as (file, package)."""
+    for path in sorted(ROOT.rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        guarded = {id(node) for block in ast.walk(tree) if _forgives(block) for node in ast.walk(block)}
+        for node in ast.walk(tree):
+            if id(node) in guarded:
+                continue
+            if isinstance(node, ast.Import):
+                yield from ((path.relative_to(ROOT).as_posix(), each.name.split(".")[0]) for each in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                yield path.relative_to(ROOT).as_posix(), node.module.split(".")[0]
+
+
+def _forgives(node: ast.AST) -> bool:
+    """A `try` with an answer to ImportError, or what only a type checker reads."""
+    if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+        return True
+    return isinstance(node, ast.Try) and any(
+        isinstance(kind, ast.Name) and kind.id in ("ImportError", "ModuleNotFoundError")
+        for handler in node.handlers
+        for kind in [handler.type]
+    )
+
+
+def _extra(file: str) -> set[str]:
+    name = EXTRAS.get(file)
+    return _with_theirs(PROJECT["optional-dependencies"][name]) if name else set()
+
+
+def _with_theirs(requirements: list[str]) -> set[str]:
+    """These packages, and what they bring along themselves."""
+    found: set[str] = set()
+    left = list(requirements)
+    while left:
+        line = left.pop()
+        name = _plain(re.split(r"[^A-Za-z0-9_.-]", line)[0])
+        if name in found or "extra ==" in line:
+            continue
+        found.add(name)
+        with suppress(PackageNotFoundError):
+            left += requires(name) or []
+    return found
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
