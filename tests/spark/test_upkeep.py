@@ -18,6 +18,7 @@ from lakebed.feed import Limit
 from lakebed.parts import sections
 from lakebed.pipeline.bronze_workers import workers
 from lakebed.pipeline.samples import Samples
+from lakebed.pipeline.settings import SparkSettings
 from lakebed.pipeline.upkeep import Upkeep
 from lakebed.settings import load
 from lakebed.store.protocol import Store
@@ -114,15 +115,16 @@ def test_retention_removes_samples_by_their_acceptance(spark: SparkSession, cont
 
 
 def test_the_workers_bring_batches_in_and_keep_the_table_by_themselves(
-    spark: SparkSession, contexts: Any, bucket: Store
+    spark: SparkSession, spark_settings: SparkSettings, contexts: Any, bucket: Store
 ) -> None:
     """Two steps become two files, then one: nobody typed a command."""
-    context = msgspec.structs.replace(contexts(0, **EAGER), clock=SystemClock())
+    context = msgspec.structs.replace(contexts(0, **EAGER, **spark_settings.as_layer()), clock=SystemClock())
     yard, samples = BatchesYard(bucket), Samples(spark, context)
 
-    async def until(held: Callable[[], bool]) -> None:
+    async def until(held: Callable[[], bool], worker: asyncio.Task[None]) -> None:
         async with asyncio.timeout(300):
             while not await asyncio.to_thread(held):
+                assert not worker.done(), worker.exception()
                 await asyncio.sleep(0.1)
 
     async def play() -> None:
@@ -131,9 +133,9 @@ def test_the_workers_bring_batches_in_and_keep_the_table_by_themselves(
         bringing = asyncio.create_task(ingest.run())
         for number in range(2):
             await asyncio.to_thread(yard.accept, number * 10, number * 10 + 9, at_s=recent_s() + number)
-            await until(lambda wanted=number + 1: len(samples.table.snapshot().files) == wanted)  # type: ignore[misc]
+            await until(lambda wanted=number + 1: len(samples.table.snapshot().files) == wanted, bringing)  # type: ignore[misc]
         keeping = asyncio.create_task(upkeep.run())
-        await until(lambda: len(samples.table.snapshot().files) == 1)
+        await until(lambda: len(samples.table.snapshot().files) == 1, keeping)
         for task in (bringing, keeping):
             task.cancel()
         await asyncio.gather(bringing, keeping, return_exceptions=True)
