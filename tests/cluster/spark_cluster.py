@@ -114,6 +114,7 @@ def start_connect(processes: Processes, master: str, more: Sequence[str] = ()) -
     settings = {
         **conf(), "spark.connect.grpc.binding.address": HOST, "spark.connect.grpc.binding.port": str(port),
         "spark.ui.enabled": "false", "spark.driver.memory": "640m",
+        "spark.connect.progress.reportInterval": "100ms",  # two seconds would be longer than a small job
     }  # fmt: skip
     options = [part for key, value in settings.items() for part in ("--conf", f"{key}={value}")]
     server = ("--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "--name", "connect")

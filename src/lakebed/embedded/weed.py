@@ -20,7 +20,7 @@ from lakebed.ids import Ids
 from lakebed.store.admin import ensure_bucket
 from lakebed.store.settings import StoreSettings
 
-READY_S = 60.0  # it takes 3 s on an idle machine
+READY_S = 90.0  # it takes 3 s on an idle machine, and a minute when its servers miss each other at first
 ASK_EVERY_S = 0.1
 STOP_GRACE_S = 2.0  # its own orderly stop takes 15 s, all of them waiting for its own subscribers
 PORTS = ("master", "master.grpc", "volume", "volume.grpc", "filer", "filer.grpc", "s3", "s3.grpc")
