@@ -42,7 +42,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Stand(msgspec.Struct, frozen=True):
-    """What a bench stands on: a real bucket, and how long it may take (`quick` ends in 45 seconds)."""
+    """What a bench stands on: a real bucket, and how long it may take (`quick` means seconds, not minutes)."""
 
     settings: Settings
     quick: bool

@@ -33,7 +33,7 @@ def bench(
     name
         a bench, or `all`.
     quick
-        end in 45 seconds.
+        be brief: most end within 45 seconds, `pipeline` within 90.
     scenario
         of `log`: a load test instead, by one of steady, wide, kill and smoke.
     out

@@ -54,9 +54,9 @@ def sample(
 @app.command
 def how(name: Name, /, *, where: Where = Where(), output: Output = "table") -> None:
     """Show how to read a table with Polars, DuckDB and Spark: lines to copy, without a secret in them."""
-    from lakebed.views.tables import snippets
+    from lakebed.views.tables import Tables
 
-    found = snippets(where.context("cli"), name)
+    found = in_loop(lambda: Tables(where.context("cli")).how(name))
     if output != "table":
         emit(found, output)
         return

@@ -153,10 +153,7 @@ class Looker:
         return Ask(f"tables:read:{name}", f"tables.rows:{name}", SLOW_S, self._of(lambda: self.tables.sample(name)))
 
     def snippets(self, name: str) -> Ask:
-        async def made() -> Any:
-            return tables.snippets(self.context, name)
-
-        return Ask(f"tables:read:{name}", f"tables.snippets:{name}", DEAR_S, made)
+        return Ask(f"tables:read:{name}", f"tables.how:{name}", DEAR_S, self._of(lambda: self.tables.how(name)))
 
     def actions(self) -> Ask:
         return Ask("lifecycle:read:*", "lifecycle.status", FAST_S, lambda: lifecycle.status(self.context))

@@ -105,9 +105,7 @@ class Tables:
 
     async def show(self, name: str) -> TableView:
         """One table: its columns and what its last versions did. Raises NotFound."""
-        state = await self._snapshot(name)
-        if state.version < 0:
-            raise NotFound(f"there is no table {name}", hint="lakebed tables ls")
+        state = await self._existing(name)
         numbers = range(state.version, max(-1, state.version - VERSIONS_SHOWN), -1)
         found = await asyncio.gather(*(self._version(name, number) for number in numbers))
         return TableView(
@@ -123,8 +121,8 @@ class Tables:
         )
 
     async def sample(self, name: str, *, count: int = SAMPLE_ROWS) -> Sample:
-        """A few rows of the table's newest small file."""
-        state = await self._snapshot(name)
+        """A few rows of the table's newest small file. Raises NotFound."""
+        state = await self._existing(name)
         names = list(fields_of(state.schema_json))
         small = [file for file in reversed(state.files) if file.size <= SAMPLE_FILE_BYTES_MAX and file.rows != 0]
         for file in small[:FILES_TRIED]:
@@ -135,6 +133,17 @@ class Tables:
             return await asyncio.to_thread(_sample, data, file, names, min(count, SAMPLE_ROWS))
         note = "no rows" if not state.files else f"every file is over {SAMPLE_FILE_BYTES_MAX} bytes: use a query below"
         return Sample(names, [], note)
+
+    async def how(self, name: str) -> list[Snippet]:
+        """Lines that read the table elsewhere. Raises NotFound."""
+        await self._existing(name)
+        return snippets(self._context, name)
+
+    async def _existing(self, name: str) -> Snapshot:
+        state = await self._snapshot(name)
+        if state.version < 0:
+            raise NotFound(f"there is no table {name}", hint="lakebed tables ls")
+        return state
 
     async def _snapshot(self, name: str) -> Snapshot:
         if not NAME.fullmatch(name) or ".." in name:
