@@ -7,6 +7,7 @@ after they became ready.
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from pathlib import Path
 
@@ -38,6 +39,7 @@ server.serve_forever()
 """
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a lane in the background would have it ignored
     folder, mode = Path(sys.argv[1]), sys.argv[2]
     program.BUCKET_GRACE_S = 0.2
     stack_module.RESTARTS_MAX = 2 if mode == "crashing" else stack_module.RESTARTS_MAX
