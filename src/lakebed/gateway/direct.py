@@ -44,8 +44,8 @@ class DirectRoutes:
                 for method in route.methods or ():
                     self._known[method.encode(), route.path.encode()] = found
 
-    def cycle(self, http: HttpToolsProtocol) -> DirectCycle | None:
-        """For the request whose head has just been read, when it may go this way."""
+    def cycle(self, http: HttpToolsProtocol, done: Callable[[], None]) -> DirectCycle | None:
+        """For the request whose head has just been read, when it may go this way. Calls `done` when it is answered."""
         found = self._known.get((http.parser.get_method(), http.url))
         if found is None or traces.installed() or http.parser.get_http_version() != "1.1":
             return None
@@ -58,21 +58,31 @@ class DirectRoutes:
         full = http.limit_concurrency is not None and len(http.tasks) >= http.limit_concurrency
         if full or not declared.isdigit() or len(declared) > 9 or int(declared) > found.bytes_max:
             return None
-        return DirectCycle(http, found, self._door, self._rest_s)
+        return DirectCycle(http, found, self._door, self._rest_s, done)
+
+
+class _Unheard:
+    """The server sets a cycle's event when the client is gone; here nobody waits for it."""
+
+    def set(self) -> None:
+        return None
 
 
 class DirectCycle:
     """One such request and its answer. To the server it is a cycle like any other."""
 
-    def __init__(self, http: HttpToolsProtocol, found: DirectRoute, door: Door, rest_s: float) -> None:
-        self._http, self._found, self._door, self._rest_s = http, found, door, rest_s
+    message_event = _Unheard()
+
+    def __init__(
+        self, http: HttpToolsProtocol, found: DirectRoute, door: Door, rest_s: float, done: Callable[[], None]
+    ) -> None:
+        self._http, self._found, self._door, self._rest_s, self._done = http, found, door, rest_s, done
         self._method, self._headers = http.parser.get_method(), http.headers
         self.before: RequestResponseCycle | None = http.cycle
         self.parts: list[bytes] = []
         self.late: asyncio.TimerHandle | None = None
         self.keep_alive = True
         self.disconnected = self.response_complete = False
-        self.message_event = asyncio.Event()  # the server sets it; nobody waits
 
     def expect_rest(self, give_up: Callable[[], None]) -> None:
         """The body is not here yet: a client that lets it wait for long goes the usual way, which knows what to say."""
@@ -101,7 +111,7 @@ class DirectCycle:
             self.response_complete = True
             if not self.keep_alive:
                 self._http.transport.close()
-            self._http.on_response_complete()
+            self._done()
 
     def _write(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
         if self.disconnected:

@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import structlog
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -24,7 +23,7 @@ from lakebed.gateway.auth import Keyring
 from lakebed.gateway.limits import Body, Limits, declared_length
 from lakebed.gateway.problems import Problem, problem
 from lakebed.ids import Ids
-from lakebed.logs import logger
+from lakebed.logs import REQUEST, logger
 from lakebed.metrics import Metrics
 from lakebed.wire import Answered, Buffer, Call, Handler
 
@@ -43,7 +42,8 @@ class Door:
         self, app: ASGIApp, *, keyring: Keyring, limits: Limits, metrics: Metrics, clock: Clock, ids: Ids, verbose: bool
     ) -> None:
         self._app, self._keyring, self._limits = app, keyring, limits
-        self._clock, self._ids, self._verbose = clock, ids, verbose
+        self._clock, self._verbose = clock, verbose
+        self._prefix, self._asked = ids.token()[:8].encode(), 0
         self._counts = metrics.counter("lakebed_http_requests_total")
         self._times = metrics.histogram("lakebed_http_seconds")
         self._series: dict[tuple[str, str, int], tuple[Any, Any]] = {}
@@ -100,14 +100,10 @@ class Door:
         started_s = self._clock.monotonic_s()
         asked = Asked(scope["headers"])
         request_id = self._named(asked)
-
-        async def arrived() -> Buffer:
-            return body
-
         told: Problem | Answered | None = None
         try:
             principal = self._keyring.principal(scope, asked)
-            told = await handler(Call(principal, scope["headers"], arrived))
+            told = await handler(Call(principal, scope["headers"], body))
         except asyncio.CancelledError:
             told = self._problem(_cut_short(), request_id.decode(), scope)
             raise
@@ -122,8 +118,9 @@ class Door:
         """The request's id: the client's own where it is one. Whatever is logged from now on carries it."""
         request_id = asked.request_id
         if request_id is None or REQUEST_ID.fullmatch(request_id) is None:
-            request_id = self._ids.token().encode()
-        structlog.contextvars.bind_contextvars(request_id=request_id.decode())
+            self._asked += 1
+            request_id = b"%s%08x" % (self._prefix, self._asked)
+        REQUEST.set(request_id)
         return request_id
 
     def _problem(self, error: Exception, request_id: str, scope: Scope) -> Problem:

@@ -12,17 +12,22 @@ from collections.abc import Callable, Sequence
 
 from lakebed.clock import Clock
 from lakebed.errors import LakebedError, Unavailable
+from lakebed.log.columns import Columns
 from lakebed.log.control import Chunk
 from lakebed.log.model import BackPressureRejected, TopicPartition
 from lakebed.log.settings import LogSettings
-from lakebed.log.writer import Group, Outcome, Writer
+from lakebed.log.writer import Appended, Group, Outcome, Writer
 from lakebed.metrics import Metrics
+
+Landed = tuple[TopicPartition, int, Columns]  # records, and the offset of the first of them
 
 CHUNK_OVERHEAD_BYTES = 64  # so that a flood of tiny chunks is counted too
 GROUP_OVERHEAD_BYTES = 256  # a partition's place in the blob's header, and its batch's own
 
 
 class _Waiting:
+    __slots__ = ("chunk", "done")
+
     def __init__(self, chunk: Chunk, done: asyncio.Future[Outcome]) -> None:
         self.chunk, self.done = chunk, done
 
@@ -55,7 +60,7 @@ class _Slot:
 
 
 class BatchingProducer:
-    """`landed` is told of every append, so that the tail cache and long polls see it at once."""
+    """`landed` is told what each flight has appended, so that the tail cache and long polls see it at once."""
 
     def __init__(
         self,
@@ -64,7 +69,7 @@ class BatchingProducer:
         *,
         clock: Clock,
         metrics: Metrics,
-        landed: Callable[[TopicPartition, int, Chunk], None] = lambda *_: None,
+        landed: Callable[[Sequence[Landed]], None] = lambda _: None,
     ) -> None:
         self._writer, self._settings, self._clock, self._landed = writer, settings, clock, landed
         self._buffer = _Buffer()
@@ -73,7 +78,7 @@ class BatchingProducer:
         self._slots = asyncio.Semaphore(settings.flights_max)
         self._held = 0
         self._closed = False
-        self._queued = metrics.gauge("lakebed_log_buffered_bytes")
+        metrics.gauge("lakebed_log_buffered_bytes").set_function(lambda: self._held)
         self._flushes = metrics.counter("lakebed_log_flushes_total")
         self._refused = metrics.counter("lakebed_log_refused_total")
 
@@ -102,7 +107,7 @@ class BatchingProducer:
                 )
             )
         else:
-            self._hold(size)
+            self._held += size
             if self._buffer.groups and self._buffer.grown(tp, size) > self._settings.batch_max_bytes:
                 self._flush()
             self._buffer.add(tp, size, _Waiting(chunk, done))
@@ -163,17 +168,24 @@ class BatchingProducer:
             raise
         finally:
             slot.leave()
-            self._hold(-full.held)
-        for (tp, group), of_group in zip(groups, outcomes, strict=True):
-            self._tell(tp, group, of_group)
+            self._held -= full.held
+        self._tell(groups, outcomes)
 
-    def _tell(self, tp: TopicPartition, group: Sequence[_Waiting], outcomes: Sequence[Outcome]) -> None:
-        for waiting, outcome in zip(group, outcomes, strict=True):
-            if not isinstance(outcome, LakebedError) and not outcome.duplicate:
-                self._landed(tp, outcome.start_offset, waiting.chunk)
+    def _tell(
+        self, groups: Sequence[tuple[TopicPartition, Sequence[_Waiting]]], outcomes: Sequence[Sequence[Outcome]]
+    ) -> None:
+        answers = [
+            (tp, waiting, outcome)
+            for (tp, group), of_group in zip(groups, outcomes, strict=True)
+            for waiting, outcome in zip(group, of_group, strict=True)
+        ]
+        self._landed(
+            [
+                (tp, outcome.start_offset, waiting.chunk.records)
+                for tp, waiting, outcome in answers
+                if isinstance(outcome, Appended) and not outcome.duplicate
+            ]
+        )
+        for _, waiting, outcome in answers:
             if not waiting.done.done():  # its caller may be gone; the append stands
                 waiting.done.set_result(outcome)
-
-    def _hold(self, size: int) -> None:
-        self._held += size
-        self._queued.set(self._held)

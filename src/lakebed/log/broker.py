@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from lakebed.clock import now_ms
 from lakebed.context import Context
 from lakebed.errors import LakebedError
-from lakebed.log.batching import BatchingProducer
+from lakebed.log.batching import BatchingProducer, Landed
 from lakebed.log.billing import MeteredStore
 from lakebed.log.cache import TailCache
 from lakebed.log.control import Chunk
@@ -81,9 +81,10 @@ class Broker:
             await self.shared.close()
         await self.meta.close()
 
-    def _landed(self, tp: TopicPartition, start_offset: int, chunk: Chunk) -> None:
-        self._in.inc(chunk.records.count)
-        self._in_bytes.inc(chunk.records.size)
-        self.cache.add(tp, start_offset, chunk.records)
-        if self.shared is not None:
-            self.shared.put(tp, start_offset, chunk.records)
+    def _landed(self, appended: Sequence[Landed]) -> None:
+        self._in.inc(sum([records.count for _, _, records in appended]))
+        self._in_bytes.inc(sum([records.size for _, _, records in appended]))
+        for tp, start_offset, records in appended:
+            self.cache.add(tp, start_offset, records)
+            if self.shared is not None:
+                self.shared.put(tp, start_offset, records)

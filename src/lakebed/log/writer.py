@@ -122,17 +122,7 @@ class Writer:
 
     async def _write(self, groups: Sequence[Group]) -> list[Written]:
         made_at_ms = now_ms(self._clock)
-        bodies = [
-            blob.Body(
-                group.tp,
-                sum(chunk.records.count for chunk in group.chunks),
-                codec.encode(
-                    [chunk.records for chunk in group.chunks],
-                    [codec.Segment(sum(chunk.records.count for chunk in group.chunks), made_at_ms)],
-                ),
-            )
-            for group in groups
-        ]
+        bodies = [_body(group, made_at_ms) for group in groups]
         data, places = blob.encode(bodies, made_at_ms)
         name = self._ids.uuid()
         key = paths.shared_blob(name)
@@ -246,6 +236,12 @@ class Writer:
         finally:
             for ticket in tickets:
                 ticket.leave()
+
+
+def _body(group: Group, made_at_ms: int) -> blob.Body:
+    parts = [chunk.records for chunk in group.chunks]
+    count = sum([part.count for part in parts])
+    return blob.Body(group.tp, count, codec.encode(parts, [codec.Segment(count, made_at_ms)]))
 
 
 def _appended(tp: TopicPartition, chunks: Sequence[Chunk], pending: Pending) -> Iterator[Appended]:
