@@ -156,7 +156,7 @@ class BatchingProducer:
         try:
             self._flushes.inc()
             outcomes = await self._writer.append_shared(
-                [Group(tp, tuple(waiting.chunk for waiting in group)) for tp, group in groups],
+                [Group(tp, tuple([waiting.chunk for waiting in group])) for tp, group in groups],
                 uploaded=slot.leave if not by_time else lambda: None,
             )
         except LakebedError as error:
