@@ -89,12 +89,20 @@ class Answered(NamedTuple):
 
 
 Handler = Callable[[Call], Awaitable[Answered]]
+Tell = Callable[[Callable[[], Answered]], None]  # given what makes the answer, or raises what is wrong; once
+Prompt = Callable[[Call, Buffer, Tell], None]
 
 
-def direct(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+class Direct(NamedTuple):
+    handler: Handler
+    prompt: Prompt | None
+
+
+def direct(handler: Handler, prompt: Prompt | None = None) -> Callable[[Request], Awaitable[Response]]:
     """The endpoint of a handler that small requests reach straight from the socket (`gateway/direct.py`).
 
-    Every other request comes through it as through any endpoint: both ways lead to the one handler.
+    Every other request comes through it as through any endpoint: both ways lead to the one handler. `prompt` does the
+    same without waiting: it raises, or sees to it that the answer is told when it is known.
     """
 
     @wraps(handler)
@@ -103,7 +111,7 @@ def direct(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         answered = await handler(call)
         return Response(answered.body, answered.status, media_type=answered.media_type)
 
-    return _mark(endpoint, DIRECT_MARK, handler)
+    return _mark(endpoint, DIRECT_MARK, Direct(handler, prompt))
 
 
 def answered(value: Any, status: int = 200) -> Answered:

@@ -247,6 +247,12 @@ class _ImpatientProtocol(HttpToolsProtocol):
             self.flow.pause_reading()
             self.pipeline.appendleft((cast(RequestResponseCycle, cycle), self.app))
 
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        if isinstance(cycle, DirectCycle) and not cycle.waits:
+            self.loop.call_soon(cycle.run_promptly)  # not from inside the parser: it may be answered at once
+        else:
+            super()._start_asgi_task(cycle, app)
+
     def _go_the_usual_way(self) -> None:
         if self._direct is not None:
             direct, self._direct = self._direct, None

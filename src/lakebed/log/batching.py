@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from lakebed.clock import Clock
-from lakebed.errors import LakebedError, Unavailable
+from lakebed.errors import LakebedError, OutcomeUnknown, Unavailable
 from lakebed.log.columns import Columns
 from lakebed.log.control import Chunk
 from lakebed.log.model import BackPressureRejected, TopicPartition
@@ -21,15 +21,35 @@ from lakebed.metrics import Metrics
 
 Landed = tuple[TopicPartition, int, Columns]  # records, and the offset of the first of them
 
+NO_OUTCOME = OutcomeUnknown("this broker stopped before it knew whether the records were appended", hint="read")
 CHUNK_OVERHEAD_BYTES = 64  # so that a flood of tiny chunks is counted too
 GROUP_OVERHEAD_BYTES = 256  # a partition's place in the blob's header, and its batch's own
 
 
-class _Waiting:
-    __slots__ = ("chunk", "done")
+class _Request:
+    """Chunks that came together and are answered together: when the last of them has its outcome."""
 
-    def __init__(self, chunk: Chunk, done: asyncio.Future[Outcome]) -> None:
-        self.chunk, self.done = chunk, done
+    __slots__ = ("_done", "_left", "_outcomes")
+
+    def __init__(self, count: int, done: Callable[[Sequence[Outcome]], None]) -> None:
+        self._outcomes: list[Outcome] = [NO_OUTCOME] * count
+        self._left, self._done = count, done
+
+    def tell(self, index: int, outcome: Outcome) -> None:
+        self._outcomes[index] = outcome
+        self._left -= 1
+        if self._left == 0:
+            self._done(self._outcomes)
+
+
+class _Waiting:
+    __slots__ = ("chunk", "index", "request")
+
+    def __init__(self, chunk: Chunk, request: _Request, index: int) -> None:
+        self.chunk, self.request, self.index = chunk, request, index
+
+    def tell(self, outcome: Outcome) -> None:
+        self.request.tell(self.index, outcome)
 
 
 class _Buffer:
@@ -87,19 +107,22 @@ class BatchingProducer:
         """What is buffered or on its way."""
         return self._held
 
-    async def append_shared(self, groups: Sequence[tuple[TopicPartition, Chunk]]) -> list[Outcome]:
-        """Appends each chunk to its partition; gives their outcomes in order. Raises nothing."""
-        waiting = [self._add(tp, chunk) for tp, chunk in groups]
-        return [await done for done in waiting]
+    def append(
+        self, groups: Sequence[tuple[TopicPartition, Chunk]], done: Callable[[Sequence[Outcome]], None]
+    ) -> None:
+        """Appends each chunk to its partition. `done` is told their outcomes in order, once, now or later."""
+        request = _Request(len(groups), done)
+        for index, (tp, chunk) in enumerate(groups):
+            self._add(tp, _Waiting(chunk, request, index))
 
-    def _add(self, tp: TopicPartition, chunk: Chunk) -> asyncio.Future[Outcome]:
-        done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        size = chunk.records.size + chunk.records.count * 4 + CHUNK_OVERHEAD_BYTES
+    def _add(self, tp: TopicPartition, waiting: _Waiting) -> None:
+        records = waiting.chunk.records
+        size = records.size + records.count * 4 + CHUNK_OVERHEAD_BYTES
         if self._closed:
-            done.set_result(Unavailable("this broker is stopping"))
+            waiting.tell(Unavailable("this broker is stopping"))
         elif self._held + size > self._settings.buffer_max_bytes:
             self._refused.inc()
-            done.set_result(
+            waiting.tell(
                 BackPressureRejected(
                     f"{self._held} bytes are waiting to be written; {size} more would exceed log.buffer_max_bytes",
                     retry_after_s=0.5,
@@ -110,13 +133,12 @@ class BatchingProducer:
             self._held += size
             if self._buffer.groups and self._buffer.grown(tp, size) > self._settings.batch_max_bytes:
                 self._flush()
-            self._buffer.add(tp, size, _Waiting(chunk, done))
+            self._buffer.add(tp, size, waiting)
             if self._buffer.size >= self._settings.batch_max_bytes:
                 self._flush()
             elif self._due is None:
                 self._buffer.due_s = self._clock.monotonic_s() + self._settings.batch_max_delay_ms / 1000
                 self._due = asyncio.create_task(self._flush_when_due())
-        return done
 
     async def drain(self) -> None:
         """Refuses what comes from now on, and waits for everything that was taken."""
@@ -162,9 +184,7 @@ class BatchingProducer:
         except LakebedError as error:
             outcomes = [[error] * len(group) for _, group in groups]
         except BaseException:
-            for _, group in groups:
-                for waiting in group:
-                    waiting.done.cancel()
+            self._tell(groups, [[NO_OUTCOME] * len(group) for _, group in groups])
             raise
         finally:
             slot.leave()
@@ -187,5 +207,4 @@ class BatchingProducer:
             ]
         )
         for _, waiting, outcome in answers:
-            if not waiting.done.done():  # its caller may be gone; the append stands
-                waiting.done.set_result(outcome)
+            waiting.tell(outcome)

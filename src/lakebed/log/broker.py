@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from lakebed.clock import now_ms
@@ -60,9 +61,11 @@ class Broker:
         self._in, self._in_bytes = counted.labels(direction="in"), sized.labels(direction="in")
         self._out, self._out_bytes = counted.labels(direction="out"), sized.labels(direction="out")
 
-    async def produce(self, chunks: Sequence[tuple[TopicPartition, Chunk]]) -> list[Outcome]:
+    async def produce(self, chunks: Sequence[tuple[TopicPartition, Chunk]]) -> Sequence[Outcome]:
         """Appends all chunks; an outcome for each, in order. A caller that goes away takes none of them back."""
-        return await self.producer.append_shared(chunks)
+        told: asyncio.Future[Sequence[Outcome]] = asyncio.get_running_loop().create_future()
+        self.producer.append(chunks, lambda outcomes: None if told.done() else told.set_result(outcomes))
+        return await told
 
     async def consume(
         self, wants: Sequence[Want], *, bytes_max: int, bytes_min: int, wait_s: float
