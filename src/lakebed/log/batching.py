@@ -107,9 +107,7 @@ class BatchingProducer:
         """What is buffered or on its way."""
         return self._held
 
-    def append(
-        self, groups: Sequence[tuple[TopicPartition, Chunk]], done: Callable[[Sequence[Outcome]], None]
-    ) -> None:
+    def append(self, groups: Sequence[tuple[TopicPartition, Chunk]], done: Callable[[Sequence[Outcome]], None]) -> None:
         """Appends each chunk to its partition. `done` is told their outcomes in order, once, now or later."""
         request = _Request(len(groups), done)
         for index, (tp, chunk) in enumerate(groups):
