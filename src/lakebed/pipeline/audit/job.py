@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 from lakebed.context import Context
 from lakebed.delta.model import TableSpec
 from lakebed.errors import Unavailable
-from lakebed.pipeline.audit import findings, keys, paths, reading
+from lakebed.pipeline.audit import counting, findings, keys, paths, reading
 from lakebed.pipeline.audit.conservation import prints
 from lakebed.pipeline.audit.conserver import Conserver, Dropped, Rolled, as_listed, rolled
 from lakebed.pipeline.audit.model import (
@@ -122,12 +122,12 @@ class Auditor:
             spoken = findings.speaking(manifests, taken.rows, findings.verified(fingerprints))
             hashes = findings.hashes(spoken)
         else:
-            counted = self._keep(findings.counted(taken.rows, through_ns))
-            strange = self._keep(counted.filter("not plain").select("digest"))
+            sums = self._keep(counting.counted(taken.rows, through_ns))
+            strange = self._keep(sums.filter("not plain").select("digest"))
             manifests = self._manifests(findings.identities(taken.rows, through_ns, strange), findings.doubtful)
             spoken = findings.speaking(manifests, taken.rows, None)
-            spoken = spoken.unionByName(findings.plain_manifests(counted))
-            hashes = findings.hashes(spoken, self._keep(findings.unsound_hashes(spoken)))
+            spoken = spoken.unionByName(counting.plain_manifests(sums))
+            hashes = findings.hashes(spoken, self._keep(counting.unsound_hashes(spoken)))
         found = (
             findings.of_identities(manifests, through_ns)
             .unionByName(findings.of_hashes(hashes, before_ns=through_ns, ripe_ns=through_ns - horizon_ns))
