@@ -13,8 +13,9 @@ from pyspark.sql import SparkSession
 from bad_batches import BLOBS, spoil
 from batches_frames import frame_of, submit
 from counting_proxy import CountingProxy
-from lakebed.batches import paths
+from lakebed.batches import acceptance, paths
 from lakebed.batches.acceptor import write_blob
+from lakebed.batches.model import Accepted
 from lakebed.clock import SystemClock
 from lakebed.delta.model import TableSpec
 from lakebed.frame.model import Identity
@@ -108,28 +109,54 @@ def connected(settings: StoreSettings) -> Store:
     return connect(settings, clock=SystemClock(), ids=Ids(), metrics=Metrics())
 
 
-def test_a_reverse_reference_that_lies_is_told_with_its_key(yard: AuditYard) -> None:
-    """It names another manifest's blob, or a hash that nobody has: the full audit reads the manifest, believes it, and
-    misses the true reference; the reconciler mends it."""
-    first, second, third = yard.fleet(agents=1, batches=3)
-    lies = {}
-    for batch, sha256 in ((first, second.frame_sha256), (third, "ab" * 32)):
-        true = paths.accepted_by_blob_key(batch.frame_sha256, batch.identity)
-        lies[true] = paths.accepted_by_blob_key(sha256, batch.identity)
-        yard.overwrite(lies[true], yard.read(true))
-        yard.delete(true)
+def lie(yard: AuditYard, batch: Accepted, sha256: str) -> tuple[str, str]:
+    """Moves the reverse reference of a batch under the key of another blob: where it should be, and where it is."""
+    true = paths.accepted_by_blob_key(batch.frame_sha256, batch.identity)
+    wrong = paths.accepted_by_blob_key(sha256, batch.identity)
+    yard.overwrite(wrong, yard.read(true))
+    yard.delete(true)
+    return true, wrong
 
-    record = yard.audit(verify=True)
+
+@pytest.mark.parametrize("verify", [False, True], ids=["quick", "full"])
+def test_a_reverse_reference_that_lies_is_told_with_its_key(yard: AuditYard, verify: bool) -> None:
+    """It names the blob of another manifest, one whose own reference is gone, or a hash that nobody has: either audit
+    reads the manifest, believes it, and misses the true reference; the reconciler mends it."""
+    first, second, third, fourth, fifth = yard.fleet(agents=1, batches=5)
+    lies = dict(
+        lie(yard, *of) for of in ((first, second.frame_sha256), (third, "ab" * 32), (fourth, fifth.frame_sha256))
+    )
+    gone = paths.accepted_by_blob_key(fifth.frame_sha256, fifth.identity)
+    yard.delete(gone)
+
+    record = yard.audit(verify=verify)
     asyncio.run(yard.mender().mend())
-    after = yard.audit(verify=True)
+    after = yard.audit(verify=verify)
 
     assert {("orphaned", "accepted_by_blob", lie) for lie in lies.values()} | {
-        ("unindexed", "accepted_by_blob", true) for true in lies
+        ("unindexed", "accepted_by_blob", true) for true in (*lies, gone)
     } == found(record)
     assert not record.ok
     assert {"its manifest refers to another blob"} == {e.reason for e in record.findings if e.finding == "orphaned"}
     assert after.ok
     assert set(lies.values()) == {each.key for each in after.findings}  # what is orphaned waits, and harms nobody
+
+
+def test_what_a_quick_audit_cannot_see_is_said_by_it_and_seen_by_the_full_one(yard: AuditYard) -> None:
+    """A reference under the key of a blob that was never accepted and was seen in the same hour looks as a true one."""
+    (batch,) = yard.fleet(agents=1, batches=1)
+    never = submit(frame_of(900, 909, agent="nobody"))
+    asyncio.run(write_blob(yard.store, never))
+    seen = acceptance.blob_seen(never.sha256, batch.accepted_at_unix_ns)
+    yard.overwrite(seen.key, seen.data)
+    true, wrong = lie(yard, batch, never.sha256)
+
+    quick, full = yard.audit(), yard.audit(verify=True)
+
+    assert {("orphaned", "raw_blob", batch.raw_blob_key)} == found(quick)
+    assert any("reverse reference" in words for words in quick.unseen)
+    assert {("orphaned", "accepted_by_blob", wrong), ("unindexed", "accepted_by_blob", true)} <= found(full)
+    assert (full.ok, full.unseen) == (False, ())
 
 
 def test_every_kind_of_damage_is_named_with_its_key_and_size(yard: AuditYard, spark: SparkSession) -> None:

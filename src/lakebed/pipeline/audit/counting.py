@@ -1,6 +1,11 @@
 """The first pass over a listing: counts, by identity and by hash. What it finds in order is done with. Pure.
 
 Lists cost, and nearly everything is sound: only the rest is laid side by side, in `findings`.
+
+By identity, a manifest is plain when it has one reverse reference, one entry by time and no mark. That reference may
+stand under a wrong key. A blob is of one batch, so by hash the lie shows: it names a blob that another manifest has
+too, or a conflict, or one that is not there, or not in the index of the hour. Such manifests are doubted, and read.
+One lie is left that no listing shows: `UNSEEN`.
 """
 
 from __future__ import annotations
@@ -10,6 +15,10 @@ from pyspark.sql import functions as F
 
 from lakebed.pipeline.audit import keys
 
+UNSEEN = (
+    "what is inside an object: hashes, identities, formats, entries, samples",
+    "a reverse reference under the key of a blob that nobody else refers to, seen in the hour of the acceptance",
+)
 FRAME_BYTES_MIN = 32 + 40 + 2  # prefix, header and two ids of a letter: less cannot be a frame
 
 
@@ -25,8 +34,15 @@ def counted(listing: DataFrame, before_ns: int) -> DataFrame:
     return rows.selectExpr("digest", "place", "sha256", "at_ns", "size_bytes", "modified_ns", f"{plain} as plain")
 
 
+def strange(found: DataFrame, unsound: DataFrame) -> DataFrame:
+    """The identities that must be looked at: those that are not plain, and those whose hash is not in order, because
+    their reference may stand under a wrong key. digest."""
+    doubted = found.filter("plain").join(unsound, "sha256", how="left_semi")
+    return found.filter("not plain").select("digest").unionByName(doubted.select("digest"))
+
+
 def plain_manifests(found: DataFrame) -> DataFrame:
-    """The manifests that the first pass found in order, as rows for `hashes`."""
+    """The manifests that are plain, as rows for `hashes`."""
     return found.filter("plain").selectExpr(
         "'manifest' as kind",
         f"{keys.accepted_key('place')} as key",

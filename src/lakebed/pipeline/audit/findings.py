@@ -5,11 +5,8 @@ Two cogroups say everything:
     by identity   accepted · accepted_by_blob · accepted_by_time · repair      what a manifest refers to, when accepted
     by hash       manifests · raw_blob · raw_blob_by_time · quarantine · …     is the blob there, indexed, referred to
 
-A manifest's own key does not say which blob it refers to, its reverse reference does. So a manifest is read only when
-it has not exactly one reverse reference and one entry by time: `doubtful` names those, and a sound bucket has none.
-
-Lists cost, and nearly everything is sound. So a first pass only counts, by identity and by hash, and what it finds in
-order is done with; the rest is laid side by side.
+A manifest's own key does not say which blob it refers to, its reverse reference does. So a first pass counts (see
+`counting`): what it finds in order is done with, the rest is laid side by side here and its manifests are read.
 """
 
 from __future__ import annotations
@@ -65,28 +62,22 @@ def identities(listing: DataFrame, before_ns: int, only: DataFrame | None = None
     )
 
 
-def doubtful(found: DataFrame) -> DataFrame:
-    """The manifests that must be read, because the listing does not say what is in them: digest, key."""
-    return every(found.filter("size(refs) != 1 or size(times) != 1"))
-
-
-def every(found: DataFrame) -> DataFrame:
-    """All manifests that are judged, for an audit that verifies: digest, key."""
+def judged(found: DataFrame) -> DataFrame:
+    """The manifests that are judged, and so are read: digest, key."""
     return found.filter("accepted is not null and not young").selectExpr("digest", "accepted.key as key")
 
 
 def told(found: DataFrame, read: DataFrame) -> DataFrame:
-    """Identities with the hash and time of their manifests; of those that were read, reading has the last word.
+    """Identities with the hash and time that reading their manifests gave; of young ones, what the listing says.
 
     `sha256` and `at_ns` are null where there is no manifest or it cannot be read, `problem` says why.
     """
-    listed = "accepted is not null and problem is null and read_sha256 is null"
     return found.join(read.drop("key"), "digest", how="left").selectExpr(
         *found.columns,
         "frame_bytes",
         "problem",
-        f"if({listed}, get(refs, 0).sha256, read_sha256) as sha256",
-        f"if({listed}, get(times, 0).at_ns, read_at_ns) as at_ns",
+        "if(young, get(refs, 0).sha256, read_sha256) as sha256",
+        "if(young, get(times, 0).at_ns, read_at_ns) as at_ns",
     )
 
 
@@ -122,13 +113,17 @@ def of_identities(manifests: DataFrame, before_ns: int) -> DataFrame:
     )
 
 
-def speaking(manifests: DataFrame, listing: DataFrame, read: DataFrame | None) -> DataFrame:
-    """Every row that speaks of a hash: objects, manifests, references of manifests that say nothing themselves, and
-    what reading the blobs said."""
+def named(listing: DataFrame) -> DataFrame:
+    """The objects that have a hash in their key, as rows for `hashes`."""
+    return keys.objects(listing, keys.OF_BLOBS).selectExpr("kind", *_ENTRY, *nulls(_EXTRA))
+
+
+def speaking(manifests: DataFrame, read: DataFrame | None = None) -> DataFrame:
+    """Every other row that speaks of a hash: manifests, references of manifests that say nothing themselves, and what
+    reading the blobs said."""
     known = manifests.filter("sha256 is not null and not young")
     silent = manifests.filter("sha256 is null or young").selectExpr("explode(refs) as ref")
     rows = [
-        keys.objects(listing, keys.OF_BLOBS).selectExpr("kind", *_ENTRY, *nulls(_EXTRA)),
         known.selectExpr(
             "'manifest' as kind",
             "accepted.key as key",
