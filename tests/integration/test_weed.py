@@ -122,6 +122,29 @@ async def test_one_that_is_never_ready_is_started_a_second_time_in_the_same_fold
     assert not Path(f"/proc/{first}").exists()
 
 
+class Stopped(SystemClock):
+    """A machine that stands still for an hour after it was first asked what time it is."""
+
+    asked = 0
+
+    def monotonic_s(self) -> float:
+        self.asked += 1
+        return super().monotonic_s() + (3600.0 if self.asked > 1 else 0.0)
+
+
+async def test_a_machine_that_stood_still_is_not_taken_for_a_slow_start(tmp_path: Path) -> None:
+    """Server and asker stood still together: the first start is waited for."""
+    told, program = tmp_path / "pids", tmp_path / "weed"
+    program.write_text(f'#!/bin/sh\necho $$ >> "{told}"\nexec "{find_weed()}" "$@"\n')
+    program.chmod(0o700)
+    weed = Weed(tmp_path / "bucket", clock=Stopped(), ids=Ids(), program=program)
+
+    await weed.start()
+    await weed.stop(0.0)
+
+    assert [weed.child.pid] == [int(line) for line in told.read_text().split()]
+
+
 async def test_says_why_it_did_not_start(tmp_path: Path) -> None:
     """A server that dies while starting is reported with the last lines of its log, not waited for."""
     (tmp_path / "bucket" / "data").mkdir(parents=True)
