@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 
 import msgspec
 import pytest
 from audit_yard import AuditYard, found
 from pyspark.sql import SparkSession
 
-from bad_batches import BLOBS, spoil
+from bad_batches import BLOBS, entry_key, spoil
 from batches_frames import frame_of, submit
 from counting_proxy import CountingProxy
 from lakebed.batches import acceptance, paths
@@ -204,6 +205,50 @@ def test_every_kind_of_damage_is_named_with_its_key_and_size(yard: AuditYard, sp
     parts = {"store": yard.store, "clock": yard.context.clock, "ids": yard.context.ids}
     table = Table(spark, TableSpec("audit/findings", '{"fields":[]}'), location=Location.of(yard.settings), **parts)  # type: ignore[arg-type]
     assert found(record) == {(row["finding"], row["kind"], row["key"]) for row in table.read().collect()}
+
+
+def test_an_entry_by_time_that_is_missing_extra_or_damaged_is_told_with_its_key_and_mended(yard: AuditYard) -> None:
+    """The full audit reads every entry. What can be derived is written anew; what is extra, foreign or of a later
+    schema is named and left to a person."""
+    good, gone, torn, other, moved, later = yard.fleet(agents=1, batches=6)
+    at = {batch.identity: entry_key(batch) for batch in (good, gone, torn, other, moved, later)}
+    yard.delete(at[gone.identity])
+    for batch, how in ((torn, "half-written entry"), (later, "later entry")):
+        asyncio.run(spoil(yard.store, batch, how))
+    said = json.loads(yard.read(at[other.identity]))
+    yard.overwrite(at[other.identity], json.dumps(said | {"samples": said["samples"] + 1}).encode())
+    wrong = paths.accepted_by_time_key(moved.identity, moved.accepted_at_unix_ns + 1)
+    yard.overwrite(wrong, yard.read(at[moved.identity]))
+    yard.delete(at[moved.identity])
+    nobody = paths.accepted_by_time_key(Identity("nobody", "boot-1", 0, 9), good.accepted_at_unix_ns)
+    yard.overwrite(nobody, yard.read(at[good.identity]))
+    astray = re.sub(r"hour=\d\d", lambda hour: f"hour={(int(hour[0][-2:]) + 5) % 24:02d}", at[good.identity])
+    yard.overwrite(astray, yard.read(at[good.identity]))
+
+    record = yard.audit(verify=True)
+    report = asyncio.run(yard.mender().mend())
+    after = yard.audit(verify=True)
+
+    left = {
+        ("corrupt", "accepted_by_time", at[later.identity]),
+        ("orphaned", "accepted_by_time", wrong),
+        ("orphaned", "accepted_by_time", nobody),
+        ("foreign", "unknown", astray),
+    }
+    assert found(record) == left | {
+        ("unindexed", "accepted_by_time", at[gone.identity]),
+        ("unindexed", "accepted_by_time", at[moved.identity]),
+        ("corrupt", "accepted_by_time", at[torn.identity]),
+        ("corrupt", "accepted_by_time", at[other.identity]),
+    }
+    says = {each.key: each.reason for each in record.findings}
+    assert "does not decode" in says[at[torn.identity]]
+    assert "other samples or times" in says[at[other.identity]]
+    assert "v2' is not known here" in says[at[later.identity]]
+    assert "accepted at another time" in says[wrong]
+    assert report is not None
+    assert {"by_time": 2, "rebuilt_by_time": 2, "rollup_work": 4} == report.repaired
+    assert found(after) == left
 
 
 def test_findings_are_what_the_reconciler_would_mend(yard: AuditYard) -> None:

@@ -18,6 +18,7 @@ from lakebed.pipeline.audit import keys
 UNSEEN = (
     "what is inside an object: hashes, identities, formats, entries, samples",
     "a reverse reference under the key of a blob that nobody else refers to, seen in the hour of the acceptance",
+    "an entry by time under another moment of the same hour",
 )
 FRAME_BYTES_MIN = 32 + 40 + 2  # prefix, header and two ids of a letter: less cannot be a frame
 

@@ -110,6 +110,45 @@ def of_identities(manifests: DataFrame, before_ns: int) -> DataFrame:
                 text("its manifest refers to another blob"),
             ),
         ),
+        each(
+            "times",
+            "e",
+            f"accepted is not null and not young and e.at_ns != at_ns and {old}",
+            made(
+                "orphaned",
+                "accepted_by_time",
+                "e.key",
+                "accepted.key",
+                "e",
+                text("its manifest was accepted at another time"),
+            ),
+        ),
+    )
+
+
+def of_entries(entries: DataFrame, manifests: DataFrame, prints: DataFrame) -> DataFrame:
+    """Entries by time that cannot be read, or say of their batch what its manifest and its blob do not.
+
+    `entries` are the objects of that kind with what reading them gave, `prints` the fingerprints of the blobs.
+    """
+    batches = manifests.filter("accepted is not null and sha256 is not null and not young").selectExpr(
+        "digest", "at_ns", "accepted.key as referrer", "sha256", "place", "frame_bytes"
+    )
+    spans = (
+        prints.filter("problem is null")
+        .groupBy("sha256", "place")
+        .agg(F.sum("samples").alias("samples"), F.min("first_ns").alias("first_ns"), F.max("last_ns").alias("last_ns"))
+    )
+    held = entries.drop("sha256", "place").join(batches, ["digest", "at_ns"], how="inner")
+    wrong = (
+        "coalesce(problem, "
+        "if(told_sha256 != sha256 or told_bytes != frame_bytes, 'names another blob than its manifest', null), "
+        "if(told_samples != samples or told_first_ns != first_ns or told_last_ns != last_ns, "
+        "'tells other samples or times than its blob has', null))"
+    )
+    rows = held.join(spans, ["sha256", "place"], how="left").withColumn("wrong", F.expr(wrong))
+    return rows.filter(f"wrong is not null and wrong != '{GONE}'").selectExpr(
+        *plain("corrupt", "accepted_by_time", "wrong", referrer="referrer")
     )
 
 

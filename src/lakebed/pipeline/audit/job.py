@@ -107,7 +107,7 @@ class Auditor:
         through_ns = self._through_ns(taken)
         audit_id = paths.audit_id(taken.began_ns, self._context.ids.token())
         conserver = Conserver(self._spark, self._context, self._keep)
-        kept = Conservation()
+        kept, fingerprints = Conservation(), None
         if verify:
             manifests = self._manifests(findings.identities(taken.rows, through_ns))
             fingerprints = self._prints(taken.rows)
@@ -132,6 +132,8 @@ class Auditor:
             .unionByName(findings.of_hashes(hashes, before_ns=through_ns, ripe_ns=through_ns - horizon_ns))
             .unionByName(findings.of_strangers(taken.rows))
         )
+        if fingerprints is not None:
+            found = found.unionByName(findings.of_entries(self._entries(taken.rows), manifests, fingerprints))
         if conserver.findings is not None:
             found = found.unionByName(conserver.findings)
         found = self._keep(found)
@@ -201,6 +203,12 @@ class Auditor:
         """The fingerprints of every blob: the one time that they are read."""
         blobs = keys.objects(listing, ("raw_blob",)).select("key", "sha256").repartition(TASKS)
         return self._keep(prints(in_arrow(blobs, reading.reading_samples(self._bucket), reading.SAMPLES)))
+
+    def _entries(self, listing: DataFrame) -> DataFrame:
+        """The entries by time, with what each of them says."""
+        listed = keys.objects(listing, ("accepted_by_time",))
+        asked = listed.select("key").repartition(TASKS)
+        return listed.join(in_arrow(asked, reading.reading_entries(self._bucket), reading.ENTRIES), "key", how="inner")
 
     def _totals(self, found: DataFrame) -> tuple[Total, ...]:
         rows = (

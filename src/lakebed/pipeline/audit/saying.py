@@ -13,9 +13,10 @@ def made(finding: str, kind: str, key: str, referrer: str, entry: str, reason: s
     )
 
 
-def plain(finding: str, kind: str, reason: str) -> list[str]:
-    said = [f"'{finding}' as finding", f"'{kind}' as kind", "key", "'' as referrer", "size_bytes", "modified_ns"]
-    return [*said, f"{reason} as reason"]
+def plain(finding: str, kind: str, reason: str, *, referrer: str = "''") -> list[str]:
+    """A finding as columns, of a row that has key, size_bytes and modified_ns itself."""
+    said = [f"'{finding}' as finding", f"'{kind}' as kind", "key", f"{referrer} as referrer", "size_bytes"]
+    return [*said, "modified_ns", f"{reason} as reason"]
 
 
 def each(entries: str, name: str, when: str, made: str) -> str:
