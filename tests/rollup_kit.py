@@ -46,8 +46,8 @@ async def accept(store: Store, data: bytes, at_ns: int, *, indexed: bool = True,
 
 
 def make_roller(store: Store, clock: Clock, *, job: Job | None = None, owner: str = "roller", **more: Any) -> Roller:
-    told = {"windows_s": WINDOWS_S, "overlap_s": 900.0, "batches_max": 1000, "lease_s": 60.0} | more
-    return Roller(store, job or LocalJob(store), owner=owner, clock=clock, ids=Ids(), metrics=Metrics(), **told)
+    told = {"windows_s": WINDOWS_S, "overlap_s": 900.0, "batches_max": 1000, "lease_s": 60.0, "metrics": Metrics()}
+    return Roller(store, job or LocalJob(store), owner=owner, clock=clock, ids=Ids(), **told | more)
 
 
 def make_sources(store: Store, clock: Clock, batches_max: int = 2_000) -> Sources:

@@ -71,6 +71,7 @@ TABLE: tuple[Metric, ...] = (
     Metric("lakebed_batches_reconciler_lag_seconds", "gauge", "Age of the reconciler's checkpoint."),
     Metric("lakebed_rollup_samples_total", "counter", "Samples rolled up."),
     Metric("lakebed_rollup_chunks_total", "counter", "Rollup chunks stored."),
+    Metric("lakebed_rollup_swept_total", "counter", "Objects that rollups left behind and that were swept.", ("what",)),
     Metric("lakebed_rollup_unreadable_batches", "gauge", "Accepted batches that the last rollup had to set aside."),
     Metric("lakebed_rollup_lag_seconds", "gauge", "Age of the newest acceptance that rollups looked at."),
     Metric("lakebed_batches_gc_blobs_total", "counter", "Raw blobs judged by garbage collection.", ("verdict",)),

@@ -16,7 +16,7 @@ import pytest
 
 from lakebed.clock import SystemClock
 from lakebed.embedded.endpoints import BucketEndpoints
-from lakebed.embedded.weed import PORTS, Weed, WeedIdentity
+from lakebed.embedded.weed import PORTS, Weed, WeedIdentity, find_weed
 from lakebed.errors import Denied, LakebedError, Unavailable
 from lakebed.ids import Ids
 from lakebed.metrics import Metrics
@@ -97,6 +97,52 @@ async def test_comes_back_the_same_after_a_kill_and_elsewhere_when_its_ports_are
     assert moved.s3 != before.s3
     assert moved.access_key_id == before.access_key_id
     assert kept.data == b"here"
+
+
+SLOW_AT_FIRST = """#!/bin/sh
+echo $$ >> "{told}"
+[ "$(wc -l < "{told}")" -gt 1 ] && exec "{weed}" "$@"
+exec sleep 600
+"""
+
+
+async def test_one_that_is_never_ready_is_started_a_second_time_in_the_same_folder(tmp_path: Path) -> None:
+    """The first process is gone, the second takes writes at the same address, and there is no third."""
+    told, program = tmp_path / "pids", tmp_path / "weed"
+    program.write_text(SLOW_AT_FIRST.format(told=told, weed=find_weed()))
+    program.chmod(0o700)
+    weed = Weed(tmp_path / "bucket", clock=SystemClock(), ids=Ids(), program=program, first_ready_s=1.0)
+
+    found = await weed.start()
+    await open_store(found.store_settings()).create("key", b"here")
+    await weed.stop(0.0)
+
+    first, second = (int(line) for line in told.read_text().split())
+    assert (second, found.s3) == (weed.child.pid, f"http://127.0.0.1:{_ports(tmp_path / 'bucket')['s3']}")
+    assert not Path(f"/proc/{first}").exists()
+
+
+class Stopped(SystemClock):
+    """A machine that stands still for an hour after it was first asked what time it is."""
+
+    asked = 0
+
+    def monotonic_s(self) -> float:
+        self.asked += 1
+        return super().monotonic_s() + (3600.0 if self.asked > 1 else 0.0)
+
+
+async def test_a_machine_that_stood_still_is_not_taken_for_a_slow_start(tmp_path: Path) -> None:
+    """Server and asker stood still together: the first start is waited for."""
+    told, program = tmp_path / "pids", tmp_path / "weed"
+    program.write_text(f'#!/bin/sh\necho $$ >> "{told}"\nexec "{find_weed()}" "$@"\n')
+    program.chmod(0o700)
+    weed = Weed(tmp_path / "bucket", clock=Stopped(), ids=Ids(), program=program)
+
+    await weed.start()
+    await weed.stop(0.0)
+
+    assert [weed.child.pid] == [int(line) for line in told.read_text().split()]
 
 
 async def test_says_why_it_did_not_start(tmp_path: Path) -> None:

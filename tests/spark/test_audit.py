@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 
 import msgspec
 import pytest
 from audit_yard import AuditYard, found
 from pyspark.sql import SparkSession
 
-from bad_batches import BLOBS, spoil
+from bad_batches import BLOBS, entry_key, spoil
 from batches_frames import frame_of, submit
 from counting_proxy import CountingProxy
-from lakebed.batches import paths
+from lakebed.batches import acceptance, paths
 from lakebed.batches.acceptor import write_blob
+from lakebed.batches.model import Accepted
 from lakebed.clock import SystemClock
 from lakebed.delta.model import TableSpec
 from lakebed.frame.model import Identity
@@ -108,28 +110,54 @@ def connected(settings: StoreSettings) -> Store:
     return connect(settings, clock=SystemClock(), ids=Ids(), metrics=Metrics())
 
 
-def test_a_reverse_reference_that_lies_is_told_with_its_key(yard: AuditYard) -> None:
-    """It names another manifest's blob, or a hash that nobody has: the full audit reads the manifest, believes it, and
-    misses the true reference; the reconciler mends it."""
-    first, second, third = yard.fleet(agents=1, batches=3)
-    lies = {}
-    for batch, sha256 in ((first, second.frame_sha256), (third, "ab" * 32)):
-        true = paths.accepted_by_blob_key(batch.frame_sha256, batch.identity)
-        lies[true] = paths.accepted_by_blob_key(sha256, batch.identity)
-        yard.overwrite(lies[true], yard.read(true))
-        yard.delete(true)
+def lie(yard: AuditYard, batch: Accepted, sha256: str) -> tuple[str, str]:
+    """Moves the reverse reference of a batch under the key of another blob: where it should be, and where it is."""
+    true = paths.accepted_by_blob_key(batch.frame_sha256, batch.identity)
+    wrong = paths.accepted_by_blob_key(sha256, batch.identity)
+    yard.overwrite(wrong, yard.read(true))
+    yard.delete(true)
+    return true, wrong
 
-    record = yard.audit(verify=True)
+
+@pytest.mark.parametrize("verify", [False, True], ids=["quick", "full"])
+def test_a_reverse_reference_that_lies_is_told_with_its_key(yard: AuditYard, verify: bool) -> None:
+    """It names the blob of another manifest, one whose own reference is gone, or a hash that nobody has: either audit
+    reads the manifest, believes it, and misses the true reference; the reconciler mends it."""
+    first, second, third, fourth, fifth = yard.fleet(agents=1, batches=5)
+    lies = dict(
+        lie(yard, *of) for of in ((first, second.frame_sha256), (third, "ab" * 32), (fourth, fifth.frame_sha256))
+    )
+    gone = paths.accepted_by_blob_key(fifth.frame_sha256, fifth.identity)
+    yard.delete(gone)
+
+    record = yard.audit(verify=verify)
     asyncio.run(yard.mender().mend())
-    after = yard.audit(verify=True)
+    after = yard.audit(verify=verify)
 
     assert {("orphaned", "accepted_by_blob", lie) for lie in lies.values()} | {
-        ("unindexed", "accepted_by_blob", true) for true in lies
+        ("unindexed", "accepted_by_blob", true) for true in (*lies, gone)
     } == found(record)
     assert not record.ok
     assert {"its manifest refers to another blob"} == {e.reason for e in record.findings if e.finding == "orphaned"}
     assert after.ok
     assert set(lies.values()) == {each.key for each in after.findings}  # what is orphaned waits, and harms nobody
+
+
+def test_what_a_quick_audit_cannot_see_is_said_by_it_and_seen_by_the_full_one(yard: AuditYard) -> None:
+    """A reference under the key of a blob that was never accepted and was seen in the same hour looks as a true one."""
+    (batch,) = yard.fleet(agents=1, batches=1)
+    never = submit(frame_of(900, 909, agent="nobody"))
+    asyncio.run(write_blob(yard.store, never))
+    seen = acceptance.blob_seen(never.sha256, batch.accepted_at_unix_ns)
+    yard.overwrite(seen.key, seen.data)
+    true, wrong = lie(yard, batch, never.sha256)
+
+    quick, full = yard.audit(), yard.audit(verify=True)
+
+    assert {("orphaned", "raw_blob", batch.raw_blob_key)} == found(quick)
+    assert any("reverse reference" in words for words in quick.unseen)
+    assert {("orphaned", "accepted_by_blob", wrong), ("unindexed", "accepted_by_blob", true)} <= found(full)
+    assert (full.ok, full.unseen) == (False, ())
 
 
 def test_every_kind_of_damage_is_named_with_its_key_and_size(yard: AuditYard, spark: SparkSession) -> None:
@@ -177,6 +205,50 @@ def test_every_kind_of_damage_is_named_with_its_key_and_size(yard: AuditYard, sp
     parts = {"store": yard.store, "clock": yard.context.clock, "ids": yard.context.ids}
     table = Table(spark, TableSpec("audit/findings", '{"fields":[]}'), location=Location.of(yard.settings), **parts)  # type: ignore[arg-type]
     assert found(record) == {(row["finding"], row["kind"], row["key"]) for row in table.read().collect()}
+
+
+def test_an_entry_by_time_that_is_missing_extra_or_damaged_is_told_with_its_key_and_mended(yard: AuditYard) -> None:
+    """The full audit reads every entry. What can be derived is written anew; what is extra, foreign or of a later
+    schema is named and left to a person."""
+    good, gone, torn, other, moved, later = yard.fleet(agents=1, batches=6)
+    at = {batch.identity: entry_key(batch) for batch in (good, gone, torn, other, moved, later)}
+    yard.delete(at[gone.identity])
+    for batch, how in ((torn, "half-written entry"), (later, "later entry")):
+        asyncio.run(spoil(yard.store, batch, how))
+    said = json.loads(yard.read(at[other.identity]))
+    yard.overwrite(at[other.identity], json.dumps(said | {"samples": said["samples"] + 1}).encode())
+    wrong = paths.accepted_by_time_key(moved.identity, moved.accepted_at_unix_ns + 1)
+    yard.overwrite(wrong, yard.read(at[moved.identity]))
+    yard.delete(at[moved.identity])
+    nobody = paths.accepted_by_time_key(Identity("nobody", "boot-1", 0, 9), good.accepted_at_unix_ns)
+    yard.overwrite(nobody, yard.read(at[good.identity]))
+    astray = re.sub(r"hour=\d\d", lambda hour: f"hour={(int(hour[0][-2:]) + 5) % 24:02d}", at[good.identity])
+    yard.overwrite(astray, yard.read(at[good.identity]))
+
+    record = yard.audit(verify=True)
+    report = asyncio.run(yard.mender().mend())
+    after = yard.audit(verify=True)
+
+    left = {
+        ("corrupt", "accepted_by_time", at[later.identity]),
+        ("orphaned", "accepted_by_time", wrong),
+        ("orphaned", "accepted_by_time", nobody),
+        ("foreign", "unknown", astray),
+    }
+    assert found(record) == left | {
+        ("unindexed", "accepted_by_time", at[gone.identity]),
+        ("unindexed", "accepted_by_time", at[moved.identity]),
+        ("corrupt", "accepted_by_time", at[torn.identity]),
+        ("corrupt", "accepted_by_time", at[other.identity]),
+    }
+    says = {each.key: each.reason for each in record.findings}
+    assert "does not decode" in says[at[torn.identity]]
+    assert "other samples or times" in says[at[other.identity]]
+    assert "v2' is not known here" in says[at[later.identity]]
+    assert "accepted at another time" in says[wrong]
+    assert report is not None
+    assert {"by_time": 2, "rebuilt_by_time": 2, "rollup_work": 4} == report.repaired
+    assert found(after) == left
 
 
 def test_findings_are_what_the_reconciler_would_mend(yard: AuditYard) -> None:

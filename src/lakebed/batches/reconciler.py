@@ -13,19 +13,21 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 
 import msgspec
 
 from lakebed.batches import acceptance, paths
 from lakebed.batches.acceptance import Write
-from lakebed.batches.model import Accepted, ConflictRecord, Repair, read_record, write_record
+from lakebed.batches.model import Accepted, AcceptedByTime, ConflictRecord, Repair, read_record, write_record
 from lakebed.batches.raw import RawBatches, verified
 from lakebed.clock import Clock
-from lakebed.errors import AlreadyExists, Corrupt, LakebedError, NotFound
+from lakebed.errors import AlreadyExists, Corrupt, LakebedError, NotFound, Stale
 from lakebed.frame.model import Batch
 from lakebed.ids import Ids
 from lakebed.logs import logger
 from lakebed.metrics import Metrics
+from lakebed.store.model import StoredObject
 from lakebed.store.protocol import Store
 from lakebed.store.register import Register
 from lakebed.traces import traced
@@ -153,11 +155,7 @@ class Reconciler:
             return
         batch = await self._blob(key, accepted, report)
         if batch is not None:
-            entry = acceptance.by_time(accepted, acceptance.span_of(batch))
-            if not await self._exists(entry.key):
-                # Work first: an entry that came late without it would never be rolled up.
-                await self._ensure(acceptance.rollup_work(accepted), "rollup_work", report)
-                await self._ensure(entry, "by_time", report)
+            await self._mend_entry(accepted, batch, report)
         await self._ensure(acceptance.by_blob(accepted), "by_blob", report)
         seen = acceptance.blob_seen(accepted.frame_sha256, accepted.accepted_at_unix_ns)
         await self._ensure(seen, "blob_by_time", report)
@@ -165,6 +163,25 @@ class Reconciler:
             if self._refresh is not None:
                 self._refresh(accepted, batch)
             self._remember(paths.manifest_id(accepted.identity, accepted.accepted_at_unix_ns))
+
+    async def _mend_entry(self, accepted: Accepted, batch: Batch, report: Report) -> None:
+        """Writes the entry by time if it is missing, and writes it anew if it does not say what the batch says."""
+        entry = acceptance.by_time(accepted, acceptance.span_of(batch))
+        try:
+            stored = await self._store.get(entry.key)
+        except NotFound:
+            stored = None
+        if stored is not None and (says(stored, entry) or is_later(stored)):
+            return
+        # Work first: an entry that came late without it would never be rolled up.
+        await self._ensure(acceptance.rollup_work(accepted), "rollup_work", report)
+        if stored is None:
+            await self._ensure(entry, "by_time", report)
+            return
+        log.error("an entry by time was damaged", key=entry.key)
+        with suppress(Stale):  # somebody else has mended it
+            await self._store.replace(entry.key, entry.data, stored.etag)
+            self._count(report, "rebuilt_by_time")
 
     async def _blob(self, key: str, accepted: Accepted, report: Report) -> Batch | None:
         """The batch behind a manifest; None, marked for a person, when it is missing or not what was accepted."""
@@ -277,6 +294,28 @@ class Reconciler:
             except LakebedError as error:
                 log.warning("reconciling was cut short", cause=error.message)
             await self._clock.sleep(interval_s)
+
+
+class _Named(msgspec.Struct, frozen=True):
+    schema: str
+
+
+def says(stored: StoredObject, entry: Write) -> bool:
+    """Whether a stored entry by time says the same as this one."""
+    try:
+        return read_record(stored, AcceptedByTime) == msgspec.json.decode(entry.data, type=AcceptedByTime)
+    except Corrupt:
+        return False
+
+
+def is_later(stored: StoredObject) -> bool:
+    """Whether it says itself that it has a schema which is not known here: that is not ours to write over."""
+    try:
+        named = msgspec.json.decode(stored.data, type=_Named).schema
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    family, _, version = named.rpartition(".v")
+    return family == "lightmetrics.accepted_by_time" and version.isdigit() and int(version) > 1
 
 
 def _order(key: str) -> tuple[str, ...]:

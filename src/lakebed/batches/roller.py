@@ -98,7 +98,7 @@ class Roller:
         self._overlap_ns, self._batches_max, self._lease_s = round(overlap_s * 1e9), batches_max, lease_s
         self._raw = RawBatches(store, cache_bytes_max=0)
         self._coverage = Coverage(store, self._raw)
-        self._sweeper = RollupSweeper(store, after_s=sweep_after_s, clock=clock)
+        self._sweeper = RollupSweeper(store, after_s=sweep_after_s, clock=clock, metrics=metrics)
         self._lease = Lease(
             store, paths.ROLLER_LEASE, owner=owner, lease_s=lease_s, clock=clock, ids=ids, metrics=metrics
         )

@@ -15,6 +15,7 @@ from lakebed.batches import paths
 from lakebed.batches.generations import RollupState
 from lakebed.clock import Clock
 from lakebed.errors import Invalid
+from lakebed.metrics import Metrics
 from lakebed.store.model import ObjectInfo
 from lakebed.store.protocol import Store
 
@@ -40,8 +41,10 @@ class Swept(msgspec.Struct, frozen=True):
 class RollupSweeper:
     """`after_s`: nothing younger goes. It is longer than any reader of the index by time may be away."""
 
-    def __init__(self, store: Store, *, after_s: float, clock: Clock) -> None:
+    def __init__(self, store: Store, *, after_s: float, clock: Clock, metrics: Metrics) -> None:
         self._store, self._clock, self._after_ms = store, clock, round(after_s * 1000)
+        swept = metrics.counter("lakebed_rollup_swept_total")
+        self._notes, self._chunks = swept.labels(what="note"), swept.labels(what="chunk")
 
     async def sweep(self, state: RollupState) -> Swept:
         now_ns = self._clock.now_ns()
@@ -64,6 +67,7 @@ class RollupSweeper:
             except Invalid:
                 continue  # not ours
             await self._store.delete(info.key)
+            self._notes.inc()
             count += 1
         return count
 
@@ -77,6 +81,7 @@ class RollupSweeper:
                 left.add(number)
                 continue
             await self._store.delete(info.key)
+            self._chunks.inc()
             count += 1
         return count, left
 

@@ -85,8 +85,9 @@ def _measure(stand: Stand, context: Context, folder: Path, count: int) -> list[C
 
 
 async def _store_doubtful(context: Context, count: int) -> None:
-    """Stores the manifests that have no entry by time: the audit has to read those."""
-    for number in range(1, count, count // DAMAGED):
+    """Stores the manifests whose blob or entry by time is not there: the audit has to read those."""
+    every = count // DAMAGED
+    for number in sorted([*range(0, count, every), *range(1, count, every)]):
         identity = Identity(f"agent-{number % 1000:04d}", "boot-1", number * 100, number * 100 + 99)
         sha256 = hashlib.sha256(str(number).encode()).hexdigest()
         made = acceptance.manifest_of(

@@ -110,6 +110,8 @@ def _show(record: AuditRecord) -> None:
             say(f"  {row.agent_id} {row.hour}: {_named(row)}")
         if not kept.wrong:
             say(f"nothing lost, doubled or changed in {kept.hours} hours of {kept.agents} agents")
+    for words in record.unseen:
+        say(f"not seen by a quick audit: {words}")
     say(f"{'ok' if record.ok else 'WRONG'}: {record.objects} objects, audit {record.audit_id}")
 
 

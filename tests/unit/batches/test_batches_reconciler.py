@@ -8,6 +8,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from bad_batches import put
 from batches_frames import frame_of, submit
 from lakebed.batches import acceptance, paths
 from lakebed.batches.acceptor import Acceptor, store_conflict, write_blob
@@ -117,6 +118,48 @@ async def test_what_the_reconciler_derives_is_what_the_winner_would_have(
 
     for write in acceptance.derived(accepted, acceptance.span_of(submit(frame).batch)):
         assert write.data == (await store.get(write.key)).data
+
+
+@pytest.mark.parametrize("how", ["half-written", "empty", "of another batch", "of other times"])
+async def test_an_entry_by_time_that_is_damaged_is_written_anew(
+    store: MemoryStore, manual_clock: ManualClock, make_reconciler: Callable[..., Reconciler], how: str
+) -> None:
+    """Whatever stands there instead of what follows from the manifest and its blob; rollup work is asked for, once."""
+    accepted = await accepted_without_aftermath(store, manual_clock, frame_of())
+    other = await accepted_without_aftermath(store, manual_clock, frame_of(10, 19))
+    await make_reconciler(store).audit()
+    span = acceptance.span_of(submit(frame_of()).batch)
+    entry = acceptance.by_time(accepted, span)
+    bad = {
+        "half-written": entry.data[:-20],
+        "empty": b"",
+        "of another batch": acceptance.by_time(other, span).data,
+        "of other times": acceptance.by_time(accepted, msgspec.structs.replace(span, last_ns=span.last_ns + 1)).data,
+    }[how]
+    await put(store, entry.key, bad)
+    await store.delete(acceptance.rollup_work(accepted).key)
+
+    report = await make_reconciler(store).audit()
+    again = await make_reconciler(store).audit()
+
+    assert ({"rollup_work": 1, "rebuilt_by_time": 1}, {}) == (report.repaired, again.repaired)
+    assert entry.data == (await store.get(entry.key)).data
+
+
+async def test_an_entry_by_time_of_a_later_schema_is_left_alone(
+    store: MemoryStore, manual_clock: ManualClock, make_reconciler: Callable[..., Reconciler]
+) -> None:
+    """Whoever wrote it knows more: an older reconciler does not take that away."""
+    accepted = await accepted_without_aftermath(store, manual_clock, frame_of())
+    await make_reconciler(store).audit()
+    entry = acceptance.by_time(accepted, acceptance.span_of(submit(frame_of()).batch))
+    later = entry.data.replace(b"by_time.v1", b"by_time.v2")
+    await put(store, entry.key, later)
+
+    report = await make_reconciler(store).audit()
+
+    assert {} == report.repaired
+    assert later == (await store.get(entry.key)).data
 
 
 async def test_the_steady_scan_follows_the_index_from_its_checkpoint_with_overlap(

@@ -12,6 +12,7 @@ from lakebed.batches.rollup_sweeper import EVERY_NS
 from lakebed.clock import ManualClock
 from lakebed.errors import LakebedError
 from lakebed.frame.model import Sample
+from lakebed.metrics import Metrics
 from lakebed.store.memory import MemoryStore
 from rollup_kit import Failing, accept, ask, by_hand, frame, make_roller, shown
 from store_dying import Died, Dying
@@ -60,7 +61,7 @@ async def counted(store: MemoryStore) -> set[str]:
 
 
 async def test_only_what_is_old_and_never_counts_is_swept() -> None:
-    """Before the horizon nothing goes; after it the taken notes and the abandoned chunks do, and it is over."""
+    """Before the horizon nothing goes; after it taken notes and abandoned chunks do, counted, and it is over."""
     clock = ManualClock(NOW_NS)
     store = MemoryStore(clock=clock)
     told = await left_behind(store, clock)
@@ -72,10 +73,13 @@ async def test_only_what_is_old_and_never_counts_is_swept() -> None:
     assert (0, made) == (young.swept, await keys(store, paths.ROLLUP, paths.INDEX, paths.MANIFESTS))
     await clock.advance(2 * DAY_S)
     young_note = await accept(store, frame("new", 0, some(3)), clock.now_ns() - 7200 * 10**9, late=True)
-    report = await make_roller(store, clock).run()
+    metrics = Metrics()
+    report = await make_roller(store, clock, metrics=metrics).run()
 
     told += [("new", each) for each in some(3)]
     assert 1 + len(made - counts) == report.swept
+    assert 1 == metrics.value("lakebed_rollup_swept_total", what="note")
+    assert len(made - counts) == metrics.value("lakebed_rollup_swept_total", what="chunk")
     assert await counted(store) == await keys(store, paths.ROLLUP, paths.INDEX, paths.MANIFESTS)
     note = paths.work_key(young_note.identity, young_note.accepted_at_unix_ns)
     assert {note} == await keys(store, paths.ROLLUP_WORK)

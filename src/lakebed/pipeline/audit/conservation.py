@@ -50,7 +50,7 @@ def hashed(samples: DataFrame) -> DataFrame:
 
 def prints(samples: DataFrame) -> DataFrame:
     """Each blob's fingerprint by hour: sha256, problem, place, agent_id, hour, samples, high, low, total, size, least,
-    greatest. A blob that cannot be read has one row, with its problem."""
+    greatest, first_ns, last_ns. A blob that cannot be read has one row, with its problem."""
     value = "if(isnan(value), null, value)"
     return (
         hashed(samples)
@@ -62,6 +62,8 @@ def prints(samples: DataFrame) -> DataFrame:
             F.expr(f"sum(abs({value}))").alias("size"),
             F.expr(f"min({value})").alias("least"),
             F.expr(f"max({value})").alias("greatest"),
+            F.min("time_ns").alias("first_ns"),
+            F.max("time_ns").alias("last_ns"),
         )
     )
 

@@ -18,7 +18,7 @@ from lakebed.delta.log import decode, log_key
 from lakebed.delta.model import Snapshot, TableSpec
 from lakebed.errors import NotFound
 from lakebed.pipeline.audit import conservation as sums
-from lakebed.pipeline.audit import findings, keys, paths, reading
+from lakebed.pipeline.audit import keys, paths, reading, rollup_findings
 from lakebed.pipeline.audit.model import LOSSES_SHOWN, Conservation, Conserved
 from lakebed.pipeline.samples import NAME as BRONZE
 from lakebed.pipeline.samples import note_in
@@ -181,7 +181,7 @@ class Conserver:
     def _rollups(self, good: DataFrame, listing: DataFrame, state: Rolled) -> list[DataFrame]:
         if state.problem:
             self.findings = self._spark.createDataFrame([(ROLLER_STATE, state.problem)], "key string, problem string")
-            self.findings = findings.of_state(self.findings)
+            self.findings = rollup_findings.of_state(self.findings)
         if not state.windows_s:
             return []
         objects, number = keys.standing(listing), _generation()
@@ -202,10 +202,10 @@ class Conserver:
         asked = objects.filter(fresh | F.col("key").startswith("roller/v1/aside/")).select(
             F.regexp_extract("key", r"([^/]+)\.json$", 1).alias("manifest_id")
         )
-        self.findings = findings.of_rollups(rolled, covers, bad, objects)
+        self.findings = rollup_findings.of_rollups(rolled, covers, bad, objects)
         covered = covers.filter("what = 'batch'").selectExpr("name as manifest_id")
         due = sums.due_in_rollups(good, covered, asked, state.settled_ns)
-        self._uncovered = lambda: findings.of_uncovered(sums.uncovered(good, covered, asked, state.settled_ns))
+        self._uncovered = lambda: rollup_findings.of_uncovered(sums.uncovered(good, covered, asked, state.settled_ns))
         got = (
             rolled.filter("problem is null")
             .groupBy("agent_id", "hour")

@@ -5,11 +5,8 @@ Two cogroups say everything:
     by identity   accepted · accepted_by_blob · accepted_by_time · repair      what a manifest refers to, when accepted
     by hash       manifests · raw_blob · raw_blob_by_time · quarantine · …     is the blob there, indexed, referred to
 
-A manifest's own key does not say which blob it refers to, its reverse reference does. So a manifest is read only when
-it has not exactly one reverse reference and one entry by time: `doubtful` names those, and a sound bucket has none.
-
-Lists cost, and nearly everything is sound. So a first pass only counts, by identity and by hash, and what it finds in
-order is done with; the rest is laid side by side.
+A manifest's own key does not say which blob it refers to, its reverse reference does. So a first pass counts (see
+`counting`): what it finds in order is done with, the rest is laid side by side here and its manifests are read.
 """
 
 from __future__ import annotations
@@ -20,8 +17,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from lakebed.pipeline.audit import keys
+from lakebed.pipeline.audit.counting import FRAME_BYTES_MIN
+from lakebed.pipeline.audit.saying import each, exploded, made, nulls, plain, settled, text, those
 
-FRAME_BYTES_MIN = 32 + 40 + 2  # prefix, header and two ids of a letter: less cannot be a frame
 GONE = "gone since it was listed"
 CANDIDATE = "nothing refers to it; past the retry horizon"
 NOTHING = "speaks of an object that is not there"
@@ -47,51 +45,6 @@ _LISTS = {
 }
 
 
-def counted(listing: DataFrame, before_ns: int) -> DataFrame:
-    """Each identity, by counts alone: digest, place, sha256, at_ns, size_bytes, modified_ns, and whether it is plain:
-    an old manifest with one reference, one entry by time and no mark."""
-    one = {"a": "accepted", "r": "accepted_by_blob", "t": "accepted_by_time", "m": "repair"}
-    sums = [F.expr(f"count_if(kind = '{kind}')").alias(name) for name, kind in one.items()]
-    mine = [F.expr(f"max(if(kind = 'accepted', {name}, null))").alias(name) for name in ("size_bytes", "modified_ns")]
-    told = [F.expr(f"max({name})").alias(name) for name in ("place", "sha256", "at_ns")]
-    rows = keys.objects(listing, keys.OF_IDENTITIES).groupBy("digest").agg(*sums, *mine, *told)
-    plain = f"a = 1 and r = 1 and t = 1 and m = 0 and coalesce(modified_ns, 0) <= {before_ns}"
-    return rows.selectExpr("digest", "place", "sha256", "at_ns", "size_bytes", "modified_ns", f"{plain} as plain")
-
-
-def plain_manifests(found: DataFrame) -> DataFrame:
-    """The manifests that the first pass found in order, as rows for `hashes`."""
-    return found.filter("plain").selectExpr(
-        "'manifest' as kind",
-        f"{keys.accepted_key('place')} as key",
-        "size_bytes",
-        "modified_ns",
-        "place",
-        "sha256",
-        f"{keys.hour_of('at_ns')} as hour",
-        "at_ns",
-        "cast(null as bigint) as frame_bytes",
-        "true as referred",
-        "true as entered",
-        "cast(null as string) as problem",
-    )
-
-
-def unsound_hashes(rows: DataFrame) -> DataFrame:
-    """Of the rows for `hashes`, the hashes that are not simply one plain manifest with its blob, seen in its hour."""
-    sums = rows.groupBy("sha256").agg(
-        F.expr("count_if(kind = 'manifest' and referred and entered and frame_bytes is null)").alias("m"),
-        F.expr("count_if(kind = 'raw_blob')").alias("b"),
-        F.expr("count_if(kind = 'raw_blob_by_time')").alias("s"),
-        F.expr("count(*)").alias("n"),
-        F.expr("min(if(kind = 'raw_blob', coalesce(size_bytes, 0), null))").alias("size"),
-        F.expr("max(if(kind = 'manifest', xxhash64(hour), null))").alias("wanted"),
-        F.expr("max(if(kind = 'raw_blob_by_time', xxhash64(hour), null))").alias("there"),
-    )
-    sound = f"m = 1 and b = 1 and s = 1 and n = 3 and wanted = there and size >= {FRAME_BYTES_MIN}"
-    return sums.filter(f"not ({sound})").select("sha256")
-
-
 def identities(listing: DataFrame, before_ns: int, only: DataFrame | None = None) -> DataFrame:
     """Everything that speaks of one batch, side by side: digest, place, accepted (null without a manifest), young,
     and the lists refs, times and marks. `only` these digests, if given."""
@@ -103,76 +56,113 @@ def identities(listing: DataFrame, before_ns: int, only: DataFrame | None = None
         .agg(
             F.expr("max(place)").alias("place"),
             F.expr("max(if(kind = 'accepted', entry, null))").alias("accepted"),
-            *(F.expr(_those(kind)).alias(name) for name, kind in lists.items()),
+            *(F.expr(those(kind)).alias(name) for name, kind in lists.items()),
         )
-        .withColumn("young", F.expr(f"accepted is not null and not {_old('accepted', before_ns)}"))
+        .withColumn("young", F.expr(f"accepted is not null and not {settled('accepted', before_ns)}"))
     )
 
 
-def doubtful(found: DataFrame) -> DataFrame:
-    """The manifests that must be read, because the listing does not say what is in them: digest, key."""
-    return every(found.filter("size(refs) != 1 or size(times) != 1"))
-
-
-def every(found: DataFrame) -> DataFrame:
-    """All manifests that are judged, for an audit that verifies: digest, key."""
+def judged(found: DataFrame) -> DataFrame:
+    """The manifests that are judged, and so are read: digest, key."""
     return found.filter("accepted is not null and not young").selectExpr("digest", "accepted.key as key")
 
 
 def told(found: DataFrame, read: DataFrame) -> DataFrame:
-    """Identities with the hash and time of their manifests; of those that were read, reading has the last word.
+    """Identities with the hash and time that reading their manifests gave; of young ones, what the listing says.
 
     `sha256` and `at_ns` are null where there is no manifest or it cannot be read, `problem` says why.
     """
-    listed = "accepted is not null and problem is null and read_sha256 is null"
     return found.join(read.drop("key"), "digest", how="left").selectExpr(
         *found.columns,
         "frame_bytes",
         "problem",
-        f"if({listed}, get(refs, 0).sha256, read_sha256) as sha256",
-        f"if({listed}, get(times, 0).at_ns, read_at_ns) as at_ns",
+        "if(young, get(refs, 0).sha256, read_sha256) as sha256",
+        "if(young, get(times, 0).at_ns, read_at_ns) as at_ns",
     )
 
 
 def of_identities(manifests: DataFrame, before_ns: int) -> DataFrame:
     """Manifests that cannot be read, and entries that speak of no manifest or lie about theirs."""
-    old = _old("e", before_ns)
+    old = settled("e", before_ns)
     lists = {"refs": "accepted_by_blob", "times": "accepted_by_time", "marks": "repair"}
-    return _exploded(
+    return exploded(
         manifests,
         *(
-            _each(name, "e", f"accepted is null and {old}", _made("orphaned", kind, "e.key", "''", "e", _text(NOTHING)))
+            each(name, "e", f"accepted is null and {old}", made("orphaned", kind, "e.key", "''", "e", text(NOTHING)))
             for name, kind in lists.items()
         ),
-        _each(
+        each(
             "array(accepted)",
             "e",
             f"problem is not null and problem != '{GONE}'",
-            _made("corrupt", "accepted", "e.key", "e.key", "e", "problem"),
+            made("corrupt", "accepted", "e.key", "e.key", "e", "problem"),
         ),
-        _each(
+        each(
             "refs",
             "e",
             f"accepted is not null and sha256 is not null and e.sha256 != sha256 and {old}",
-            _made(
+            made(
                 "orphaned",
                 "accepted_by_blob",
                 "e.key",
                 "accepted.key",
                 "e",
-                _text("its manifest refers to another blob"),
+                text("its manifest refers to another blob"),
+            ),
+        ),
+        each(
+            "times",
+            "e",
+            f"accepted is not null and not young and e.at_ns != at_ns and {old}",
+            made(
+                "orphaned",
+                "accepted_by_time",
+                "e.key",
+                "accepted.key",
+                "e",
+                text("its manifest was accepted at another time"),
             ),
         ),
     )
 
 
-def speaking(manifests: DataFrame, listing: DataFrame, read: DataFrame | None) -> DataFrame:
-    """Every row that speaks of a hash: objects, manifests, references of manifests that say nothing themselves, and
-    what reading the blobs said."""
+def of_entries(entries: DataFrame, manifests: DataFrame, prints: DataFrame) -> DataFrame:
+    """Entries by time that cannot be read, or say of their batch what its manifest and its blob do not.
+
+    `entries` are the objects of that kind with what reading them gave, `prints` the fingerprints of the blobs.
+    """
+    batches = manifests.filter("accepted is not null and sha256 is not null and not young").selectExpr(
+        "digest", "at_ns", "accepted.key as referrer", "sha256", "place", "frame_bytes"
+    )
+    spans = (
+        prints.filter("problem is null")
+        .groupBy("sha256", "place")
+        .agg(F.sum("samples").alias("samples"), F.min("first_ns").alias("first_ns"), F.max("last_ns").alias("last_ns"))
+    )
+    held = entries.drop("sha256", "place").join(batches, ["digest", "at_ns"], how="inner")
+    wrong = (
+        "coalesce(problem, "
+        "if(told_sha256 != sha256 or told_bytes != frame_bytes, 'names another blob than its manifest', null), "
+        "if(told_samples != samples or told_first_ns != first_ns or told_last_ns != last_ns, "
+        "'tells other samples or times than its blob has', null))"
+    )
+    rows = held.join(spans, ["sha256", "place"], how="left").withColumn("wrong", F.expr(wrong))
+    return rows.filter(f"wrong is not null and wrong != '{GONE}'").selectExpr(
+        *plain("corrupt", "accepted_by_time", "wrong", referrer="referrer")
+    )
+
+
+def named(listing: DataFrame) -> DataFrame:
+    """The objects that have a hash in their key, as rows for `hashes`."""
+    return keys.objects(listing, keys.OF_BLOBS).selectExpr("kind", *_ENTRY, *nulls(_EXTRA))
+
+
+def speaking(manifests: DataFrame, read: DataFrame | None = None) -> DataFrame:
+    """Every other row that speaks of a hash: manifests, references of manifests that say nothing themselves, and what
+    reading the blobs said."""
     known = manifests.filter("sha256 is not null and not young")
     silent = manifests.filter("sha256 is null or young").selectExpr("explode(refs) as ref")
     rows = [
-        keys.objects(listing, keys.OF_BLOBS).selectExpr("kind", *_ENTRY, *_nulls(_EXTRA)),
         known.selectExpr(
             "'manifest' as kind",
             "accepted.key as key",
@@ -187,19 +177,19 @@ def speaking(manifests: DataFrame, listing: DataFrame, read: DataFrame | None) -
             "exists(times, e -> e.at_ns = at_ns) as entered",
             "get(marks, 0).key as problem",
         ),
-        silent.selectExpr("'spoken' as kind", *(f"ref.{name} as {name}" for name in _ENTRY), *_nulls(_EXTRA)),
+        silent.selectExpr("'spoken' as kind", *(f"ref.{name} as {name}" for name in _ENTRY), *nulls(_EXTRA)),
     ]
     if read is not None:
         given = ("sha256", "place", "problem")
         absent = {name: kind for name, kind in (_ENTRY | _EXTRA).items() if name not in given}
-        rows.append(read.selectExpr("'verified' as kind", *given, *_nulls(absent)))
+        rows.append(read.selectExpr("'verified' as kind", *given, *nulls(absent)))
     return reduce(DataFrame.unionByName, rows)
 
 
 def hashes(rows: DataFrame, only: DataFrame | None = None) -> DataFrame:
     """Everything that speaks of one hash, side by side: the lists manifests, blobs, seen, conflicts, conflict_refs,
     spoken and verified. `only` these hashes, if given."""
-    lists = [F.expr(_those(kind)).alias(name) for kind, name in _LISTS.items()]
+    lists = [F.expr(those(kind)).alias(name) for kind, name in _LISTS.items()]
     chosen = rows if only is None else rows.join(only, "sha256", how="left_semi")
     return chosen.withColumn("entry", F.struct(*_ENTRY, *_EXTRA)).groupBy("sha256").agg(*lists)
 
@@ -207,33 +197,33 @@ def hashes(rows: DataFrame, only: DataFrame | None = None) -> DataFrame:
 def of_hashes(found: DataFrame, *, before_ns: int, ripe_ns: int) -> DataFrame:
     """Findings about blobs and their indexes. Orphans from before `ripe_ns` are candidates of garbage collection."""
     rows = found.selectExpr("*", "get(blobs, 0) as blob", "get(verified, 0) as read")
-    here, wrong, old = keys.blob_key("sha256"), _wrong("m"), _old("e", before_ns)
+    here, wrong, old = keys.blob_key("sha256"), _wrong("m"), settled("e", before_ns)
     sound = f"(blob is not null and {wrong} is null)"
     alone = "size(manifests) + size(conflicts) + size(spoken) = 0"
     why = (
-        f"if(coalesce(blob.modified_ns, 0) <= {ripe_ns}, {_text(CANDIDATE)}, "
+        f"if(coalesce(blob.modified_ns, 0) <= {ripe_ns}, {text(CANDIDATE)}, "
         "'nothing refers to it; younger than the retry horizon')"
     )
 
     def unindexed(kind: str, when: str, key: str) -> str:
         size = "coalesce(blob.size_bytes, m.frame_bytes)"
-        return _each(
-            "manifests", "m", when, _made("unindexed", kind, key, "m.key", "m", "'is not in this index'", size=size)
+        return each(
+            "manifests", "m", when, made("unindexed", kind, key, "m.key", "m", "'is not in this index'", size=size)
         )
 
-    return _exploded(
+    return exploded(
         rows,
-        _each(
+        each(
             "manifests",
             "m",
             "blob is null",
-            _made("missing", "raw_blob", here, "m.key", "m", "'an accepted batch lacks it'", size="m.frame_bytes"),
+            made("missing", "raw_blob", here, "m.key", "m", "'an accepted batch lacks it'", size="m.frame_bytes"),
         ),
-        _each(
+        each(
             "manifests",
             "m",
             f"blob is not null and {wrong} is not null",
-            _made("corrupt", "raw_blob", here, "m.key", "blob", wrong),
+            made("corrupt", "raw_blob", here, "m.key", "blob", wrong),
         ),
         # Without its blob a batch has no span to index by time.
         unindexed("accepted_by_time", f"{sound} and not m.entered", keys.by_time_key("m.key", "m.at_ns")),
@@ -241,30 +231,30 @@ def of_hashes(found: DataFrame, *, before_ns: int, ripe_ns: int) -> DataFrame:
         unindexed(
             "raw_blob_by_time", "not exists(seen, s -> s.hour = m.hour)", keys.blob_by_time_key("sha256", "m.hour")
         ),
-        _each(
+        each(
             "manifests",
             "m",
             f"m.problem is not null and read is not null and {sound}",
-            _made("orphaned", "repair", "m.problem", "m.key", "m", "'the blob is good again'"),
+            made("orphaned", "repair", "m.problem", "m.key", "m", "'the blob is good again'"),
         ),
-        _each("blobs", "e", f"{alone} and {old}", _made("orphaned", "raw_blob", "e.key", "''", "e", why)),
-        _each(
+        each("blobs", "e", f"{alone} and {old}", made("orphaned", "raw_blob", "e.key", "''", "e", why)),
+        each(
             "seen",
             "e",
             f"blob is null and {old}",
-            _made("orphaned", "raw_blob_by_time", "e.key", "''", "e", _text(NOTHING)),
+            made("orphaned", "raw_blob_by_time", "e.key", "''", "e", text(NOTHING)),
         ),
-        _each(
+        each(
             "conflicts",
             "e",
             f"blob is null and {old}",
-            _made("missing", "raw_blob", here, "e.key", "e", "'the submitted blob of a conflict is not there'"),
+            made("missing", "raw_blob", here, "e.key", "e", "'the submitted blob of a conflict is not there'"),
         ),
-        _each(
+        each(
             "conflicts",
             "e",
             f"{old} and not exists(conflict_refs, r -> r.place = e.place)",
-            _made(
+            made(
                 "unindexed",
                 "quarantine_by_blob",
                 keys.by_blob_key("sha256", "e.place", of="quarantine"),
@@ -273,19 +263,19 @@ def of_hashes(found: DataFrame, *, before_ns: int, ripe_ns: int) -> DataFrame:
                 "'the conflict has no reverse reference'",
             ),
         ),
-        _each(
+        each(
             "conflict_refs",
             "e",
             f"{old} and not exists(conflicts, c -> c.place = e.place)",
-            _made("orphaned", "quarantine_by_blob", "e.key", "''", "e", _text(NOTHING)),
+            made("orphaned", "quarantine_by_blob", "e.key", "''", "e", text(NOTHING)),
         ),
     )
 
 
 def of_strangers(listing: DataFrame) -> DataFrame:
     """Foreign objects, and delete markers where nothing may be deleted."""
-    strange = _plain("foreign", "unknown", "'lies under a prefix of batches, and is not theirs'")
-    hidden = _plain("missing", "deleted", "'a delete marker hides it: its key could be taken again'")
+    strange = plain("foreign", "unknown", "'lies under a prefix of batches, and is not theirs'")
+    hidden = plain("missing", "deleted", "'a delete marker hides it: its key could be taken again'")
     return keys.foreign(listing).selectExpr(*strange).unionByName(keys.markers(listing).selectExpr(*hidden))
 
 
@@ -295,50 +285,12 @@ def verified(prints: DataFrame) -> DataFrame:
     return prints.groupBy("sha256").agg(*said)
 
 
-def of_rollups(rolled: DataFrame, covers: DataFrame, others: DataFrame, objects: DataFrame) -> DataFrame:
-    """Chunks and manifests of rollups that cannot be read, and chunks of rollups and of the index that are missing."""
-    unknown = ("cast(null as bigint) as size_bytes", "cast(null as bigint) as modified_ns")
-    bad = [
-        frame.filter(f"problem is not null and problem != '{GONE}'").selectExpr("key", "problem", *unknown)
-        for frame in (rolled, covers, others)
-    ]
-    corrupt = reduce(DataFrame.unionByName, bad).selectExpr(*_plain("corrupt", "rollup", "problem"))
-    chunks = covers.filter("what in ('rollup', 'index')").selectExpr("name as chunk", "what", "key", "size_bytes")
-    there = objects.selectExpr("key as chunk", "size_bytes as stored_bytes", "modified_ns")
-    held = chunks.join(there, "chunk", how="left")
-    lacking = held.filter("stored_bytes is null or stored_bytes != size_bytes").selectExpr(
-        "if(stored_bytes is null, 'missing', 'corrupt') as finding",
-        "if(what = 'index', 'index_chunk', 'rollup_chunk') as kind",
-        "chunk as key",
-        "key as referrer",
-        "size_bytes",
-        "modified_ns",
-        "if(stored_bytes is null, 'a committed generation lacks it', "
-        "concat('has ', stored_bytes, ' bytes, not ', size_bytes)) as reason",
-    )
-    return corrupt.unionByName(lacking)
-
-
-def of_state(state: DataFrame) -> DataFrame:
-    """The roller's state, which cannot be read: key, problem."""
-    unknown = ("cast(null as bigint) as size_bytes", "cast(null as bigint) as modified_ns")
-    return state.selectExpr("key", "problem", *unknown).selectExpr(*_plain("corrupt", "rollup", "problem"))
-
-
-def of_uncovered(batches: DataFrame) -> DataFrame:
-    """Accepted batches that rollups have passed by: a cold run finds them."""
-    told = "'settled, and in no generation of rollups: lakebed pipeline rollup --cold'"
-    key = f"concat('accepted-by-time/v1/', {keys.hour_of('at_ns')}, '/', manifest_id, '.json') as key"
-    unknown = ("cast(null as bigint) as size_bytes", "cast(null as bigint) as modified_ns")
-    return batches.selectExpr(key, *unknown).selectExpr(*_plain("unindexed", "rollup", told))
-
-
 def work(found: DataFrame) -> DataFrame:
     """What is to be done about the findings: a manifest is mended once, however much is wrong with it."""
     do = (
         "case when startswith(referrer, 'accepted/v1/') then 'mend' "
         "when kind = 'quarantine_by_blob' and finding = 'unindexed' then 'mend_quarantine' "
-        f"when reason = {_text(CANDIDATE)} then 'judge' end as do"
+        f"when reason = {text(CANDIDATE)} then 'judge' end as do"
     )
     chosen = found.selectExpr(do, "if(referrer = '', key, referrer) as key", "finding").filter("do is not null")
     return chosen.groupBy("do", "key").agg(F.min("finding").alias("finding")).select("do", "key", "finding")
@@ -353,41 +305,3 @@ def _wrong(manifest: str) -> str:
         f"if({size} != {wanted}, concat('has ', {size}, ' bytes, not ', {wanted}), null), "
         f"if({size} < {FRAME_BYTES_MIN}, concat({size}, ' bytes are too few for a frame'), null))"
     )
-
-
-def _old(entry: str, before_ns: int) -> str:
-    """Whether it was there well before the listing began; a time that is not told is taken for old."""
-    return f"(coalesce({entry}.modified_ns, 0) <= {before_ns})"
-
-
-def _made(finding: str, kind: str, key: str, referrer: str, entry: str, reason: str, *, size: str = "") -> str:
-    """A finding as SQL; key, referrer, reason and size are SQL too, `entry` is what it is about."""
-    return (
-        f"named_struct('finding', '{finding}', 'kind', '{kind}', 'key', {key}, 'referrer', {referrer}, 'size_bytes', "
-        f"cast({size or f'{entry}.size_bytes'} as bigint), 'modified_ns', {entry}.modified_ns, 'reason', {reason})"
-    )
-
-
-def _each(entries: str, name: str, when: str, made: str) -> str:
-    return f"transform(filter({entries}, {name} -> {when}), {name} -> {made})"
-
-
-def _plain(finding: str, kind: str, reason: str) -> list[str]:
-    said = [f"'{finding}' as finding", f"'{kind}' as kind", "key", "'' as referrer", "size_bytes", "modified_ns"]
-    return [*said, f"{reason} as reason"]
-
-
-def _those(kind: str) -> str:
-    return f"collect_list(if(kind = '{kind}', entry, null))"
-
-
-def _text(words: str) -> str:
-    return f"'{words}'"
-
-
-def _nulls(types: dict[str, str]) -> list[str]:
-    return [f"cast(null as {kind}) as {name}" for name, kind in types.items()]
-
-
-def _exploded(rows: DataFrame, *made: str) -> DataFrame:
-    return rows.selectExpr(f"explode(concat({', '.join(made)})) as f").selectExpr("f.*")

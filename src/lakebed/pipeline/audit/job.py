@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 from lakebed.context import Context
 from lakebed.delta.model import TableSpec
 from lakebed.errors import Unavailable
-from lakebed.pipeline.audit import findings, keys, paths, reading
+from lakebed.pipeline.audit import counting, findings, keys, paths, reading
 from lakebed.pipeline.audit.conservation import prints
 from lakebed.pipeline.audit.conserver import Conserver, Dropped, Rolled, as_listed, rolled
 from lakebed.pipeline.audit.model import (
@@ -49,6 +49,7 @@ WORK_LINES = 5_000  # of one file
 WORK_MAX = 1_000_000  # lines of one audit; what is more is left to the reconciler's own audit
 MANIFESTS_PER_TASK = 200  # below, a task costs more to start than to run
 FINDINGS_PER_FILE = 200_000
+ROUNDS_MAX = 10  # lies that lead to one another, each found by reading the one before
 TASKS = 8  # that read objects: they wait for the bucket more than they work
 INVENTORY_MARGIN_NS = 86_400_000_000_000  # a report may lack what was written within a day before it
 WORK = "do string, key string, finding string"
@@ -106,9 +107,9 @@ class Auditor:
         through_ns = self._through_ns(taken)
         audit_id = paths.audit_id(taken.began_ns, self._context.ids.token())
         conserver = Conserver(self._spark, self._context, self._keep)
-        kept = Conservation()
+        kept, fingerprints = Conservation(), None
         if verify:
-            manifests = self._manifests(findings.identities(taken.rows, through_ns), findings.every)
+            manifests = self._manifests(findings.identities(taken.rows, through_ns))
             fingerprints = self._prints(taken.rows)
             kept = conserver.run(
                 manifests,
@@ -119,20 +120,20 @@ class Auditor:
                 grace_ns=round(self._grace_s * 1e9),
                 dropped=dropped,
             )
-            spoken = findings.speaking(manifests, taken.rows, findings.verified(fingerprints))
-            hashes = findings.hashes(spoken)
+            spoken = findings.speaking(manifests, findings.verified(fingerprints))
+            hashes = findings.hashes(spoken.unionByName(findings.named(taken.rows)))
         else:
-            counted = self._keep(findings.counted(taken.rows, through_ns))
-            strange = self._keep(counted.filter("not plain").select("digest"))
-            manifests = self._manifests(findings.identities(taken.rows, through_ns, strange), findings.doubtful)
-            spoken = findings.speaking(manifests, taken.rows, None)
-            spoken = spoken.unionByName(findings.plain_manifests(counted))
-            hashes = findings.hashes(spoken, self._keep(findings.unsound_hashes(spoken)))
+            sums, named = self._keep(counting.counted(taken.rows, through_ns)), findings.named(taken.rows)
+            unsound = self._keep(counting.unsound_hashes(named.unionByName(counting.plain_manifests(sums))))
+            manifests, spoken, unsound = self._doubted(taken.rows, through_ns, sums, unsound)
+            hashes = findings.hashes(spoken.unionByName(named), unsound)
         found = (
             findings.of_identities(manifests, through_ns)
             .unionByName(findings.of_hashes(hashes, before_ns=through_ns, ripe_ns=through_ns - horizon_ns))
             .unionByName(findings.of_strangers(taken.rows))
         )
+        if fingerprints is not None:
+            found = found.unionByName(findings.of_entries(self._entries(taken.rows), manifests, fingerprints))
         if conserver.findings is not None:
             found = found.unionByName(conserver.findings)
         found = self._keep(found)
@@ -158,6 +159,7 @@ class Auditor:
             work=work,
             work_left_out=left,
             conservation=kept,
+            unseen=() if verify else counting.UNSEEN,
         )
         asyncio.run(publish(self._context, record))
         return record
@@ -168,10 +170,29 @@ class Auditor:
             return taken.began_ns - INVENTORY_MARGIN_NS
         return taken.began_ns - round(self._grace_s * 1e9)
 
-    def _manifests(self, identities: DataFrame, choose: Callable[[DataFrame], DataFrame]) -> DataFrame:
-        """The identities with what their manifests say, of which the chosen ones are read."""
+    def _doubted(
+        self, listing: DataFrame, through_ns: int, sums: DataFrame, unsound: DataFrame
+    ) -> tuple[DataFrame, DataFrame, DataFrame]:
+        """The identities that are not in order, as read; what they say of hashes; and the hashes to look at with them.
+
+        What is read may be a batch whose blob another manifest is said to have: then that one is read too.
+        """
+        strange = self._keep(counting.strange(sums, unsound))
+        for _ in range(ROUNDS_MAX):
+            manifests = self._manifests(findings.identities(listing, through_ns, strange))
+            spoken = self._keep(findings.speaking(manifests))
+            touched = self._keep(unsound.union(spoken.select("sha256")).distinct())
+            count = strange.count()
+            more = self._keep(counting.strange(sums, touched)) if count else strange
+            if count == more.count():
+                break
+            strange, unsound = more, touched
+        return manifests, spoken, touched
+
+    def _manifests(self, identities: DataFrame) -> DataFrame:
+        """The identities with what their manifests say, which are read."""
         found = self._keep(identities)
-        asked = choose(found)
+        asked = findings.judged(found)
         tasks = min(TASKS, -(-asked.count() // MANIFESTS_PER_TASK))
         if not tasks:  # the listing says it all
             return self._keep(findings.told(found, self._spark.createDataFrame([], reading.MANIFESTS)))
@@ -182,6 +203,12 @@ class Auditor:
         """The fingerprints of every blob: the one time that they are read."""
         blobs = keys.objects(listing, ("raw_blob",)).select("key", "sha256").repartition(TASKS)
         return self._keep(prints(in_arrow(blobs, reading.reading_samples(self._bucket), reading.SAMPLES)))
+
+    def _entries(self, listing: DataFrame) -> DataFrame:
+        """The entries by time, with what each of them says."""
+        listed = keys.objects(listing, ("accepted_by_time",))
+        asked = listed.select("key").repartition(TASKS)
+        return listed.join(in_arrow(asked, reading.reading_entries(self._bucket), reading.ENTRIES), "key", how="inner")
 
     def _totals(self, found: DataFrame) -> tuple[Total, ...]:
         rows = (

@@ -66,14 +66,15 @@ def objects(listing: DataFrame, kinds: Sequence[str]) -> DataFrame:
         "hour",
         "sha256",
     )
-    # An entry in another hour than its own would be met by no reader of the index.
-    return told.filter(f"kind != 'accepted_by_time' or hour = {hour_of('at_ns')}")
+    return told.filter(f"kind != 'accepted_by_time' or {_at_home('at_ns')}")
 
 
 def foreign(listing: DataFrame) -> DataFrame:
     """What lies under our prefixes and is not ours."""
     every = tuple(LAYOUT)
-    return _claimed(listing, every).filter(f"not ({_fits(every)})")
+    hour, at = _cut(("accepted_by_time",), "hour"), f"try_cast({_cut(('accepted_by_time',), 'at')} as bigint)"
+    astray = f"kind = 'accepted_by_time' and not coalesce({_at_home(at, hour)}, false)"
+    return _claimed(listing, every).filter(f"not ({_fits(every)}) or ({astray})")
 
 
 def markers(listing: DataFrame) -> DataFrame:
@@ -111,6 +112,11 @@ def by_blob_key(sha256: str, place: str, *, of: str = "accepted") -> str:
 
 def blob_by_time_key(sha256: str, hour: str) -> str:
     return f"concat('raw-blobs-by-time/v1/', {hour}, '/sha256=', {sha256}, '.json')"
+
+
+def _at_home(at_ns: str, hour: str = "hour") -> str:
+    """Whether an entry by time is in its own hour: in another one no reader would look for it."""
+    return f"{hour} = {hour_of(at_ns)}"
 
 
 def _fan(sha256: str) -> str:

@@ -125,6 +125,7 @@ class AuditRecord(msgspec.Struct, frozen=True):
     work: tuple[WorkFile, ...]
     work_left_out: int
     conservation: Conservation
+    unseen: tuple[str, ...] = ()  # what an audit of this sort cannot see, in words
 
 
 class Last(msgspec.Struct, frozen=True):

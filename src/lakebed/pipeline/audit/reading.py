@@ -28,6 +28,7 @@ FRAME_BYTES_MAX = 256 * 1024**2
 # What was accepted under larger limits than today's is still read.
 ANY_FRAME = Limits(frame_bytes=FRAME_BYTES_MAX, body_bytes=1024**3, samples=50_000_000, series=10_000_000)
 SCHEMA = "lightmetrics.accepted_batch.v1"
+ENTRY_SCHEMA = "lightmetrics.accepted_by_time.v1"
 ROLLUP_SCHEMA = "lightmetrics.rollup_manifest.v1"
 
 MANIFESTS = "digest string, key string, read_sha256 string, read_at_ns bigint, frame_bytes bigint, problem string"
@@ -41,6 +42,10 @@ ROLLUPS = (
 )
 COVERS = "key string, problem string, what string, name string, size_bytes bigint"
 CHUNKS = "key string, problem string"
+ENTRIES = (
+    "key string, problem string, told_sha256 string, told_bytes bigint, told_samples bigint, told_first_ns bigint, "
+    "told_last_ns bigint"
+)
 
 Batches = Iterator[Any]
 
@@ -57,6 +62,20 @@ class ManifestFields(msgspec.Struct, frozen=True):
     frame_bytes: int
     raw_blob_key: str
     accepted_at_unix_ns: int
+
+
+class EntryFields(msgspec.Struct, frozen=True):
+    """An entry by time."""
+
+    schema: str
+    accepted_manifest_key: str
+    frame_sha256: str
+    raw_blob_key: str
+    frame_bytes: int
+    samples: int
+    accepted_at_unix_ns: int
+    first_time_unix_ns: int
+    last_time_unix_ns: int
 
 
 def reading_manifests(settings: StoreSettings) -> Callable[[Batches], Batches]:
@@ -105,7 +124,7 @@ def _manifest(reader: Reader, key: str) -> tuple[str | None, int | None, int | N
     try:
         found = msgspec.json.decode(data, type=ManifestFields)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
-        return None, None, None, _unread(data, error)
+        return None, None, None, _unread(data, error, SCHEMA)
     if found.schema != SCHEMA:
         return None, None, None, f"schema {found.schema[:80]!r} is not known here"
     if f"accepted/v1/{place_of(found.agent_id, found.boot_id, found.seq_start, found.seq_end)}.json" != key:
@@ -113,13 +132,13 @@ def _manifest(reader: Reader, key: str) -> tuple[str | None, int | None, int | N
     return found.frame_sha256, found.accepted_at_unix_ns, found.frame_bytes, None
 
 
-def _unread(data: bytes, error: Exception) -> str:
-    """Why a manifest cannot be read: a later schema may well have other fields, and says so first."""
+def _unread(data: bytes, error: Exception, schema: str) -> str:
+    """Why a record cannot be read: a later schema may well have other fields, and says so first."""
     try:
         named = msgspec.json.decode(data, type=dict).get("schema")
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError):
         return f"does not decode: {error}"
-    return f"schema {str(named)[:80]!r} is not known here" if named != SCHEMA else f"does not decode: {error}"
+    return f"schema {str(named)[:80]!r} is not known here" if named != schema else f"does not decode: {error}"
 
 
 def _samples(reader: Reader, key: str, sha256: str) -> Any:
@@ -174,6 +193,11 @@ def reading_covers(settings: StoreSettings) -> Callable[[Batches], Batches]:
 def reading_chunks(settings: StoreSettings) -> Callable[[Batches], Batches]:
     """The task from `key` of any chunk of rollups or of the index to CHUNKS: a row where one cannot be read."""
     return _reading(settings, _chunk)
+
+
+def reading_entries(settings: StoreSettings) -> Callable[[Batches], Batches]:
+    """The task from `key` of entries by time to ENTRIES: what each tells of its batch, or its problem."""
+    return _reading(settings, _entry)
 
 
 class RollupChunk(msgspec.Struct, frozen=True):
@@ -234,6 +258,33 @@ def _chunk(reader: Reader, key: str) -> Any:
     except (Corrupt, Invalid) as error:
         return _bad(names, kinds, key, error.message)
     return pa.record_batch([pa.array([], kind) for kind in kinds], names=names)
+
+
+def _entry(reader: Reader, key: str) -> Any:
+    import pyarrow as pa
+
+    names = [column.split()[0] for column in ENTRIES.split(",")]
+    kinds = [*[pa.string()] * 3, *[pa.int64()] * 4]
+    try:
+        data = reader.get(key, bytes_max=MANIFEST_BYTES_MAX)
+    except NotFound:
+        return _bad(names, kinds, key, "gone since it was listed")
+    except Corrupt as error:
+        return _bad(names, kinds, key, error.message)
+    try:
+        found = msgspec.json.decode(data, type=EntryFields)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        return _bad(names, kinds, key, _unread(data, error, ENTRY_SCHEMA))
+    if found.schema != ENTRY_SCHEMA:
+        return _bad(names, kinds, key, f"schema {found.schema[:80]!r} is not known here")
+    digest = hashlib.sha256(found.accepted_manifest_key.encode()).hexdigest()[:32]
+    if not key.endswith(f"/{found.accepted_at_unix_ns:020d}-{digest}.json"):
+        return _bad(names, kinds, key, "speaks of another batch")
+    if not found.raw_blob_key.endswith(f"/{found.frame_sha256}.lmbatch"):
+        return _bad(names, kinds, key, "names a blob under another hash than its own")
+    times = (found.first_time_unix_ns, found.last_time_unix_ns)
+    told = (key, None, found.frame_sha256, found.frame_bytes, found.samples, *times)
+    return pa.record_batch([pa.array([value], kind) for value, kind in zip(told, kinds, strict=True)], names=names)
 
 
 def _covers(reader: Reader, key: str) -> Any:
