@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Iterator
 
 import hypothesis
@@ -17,6 +18,11 @@ from lakebed.metrics import Metrics
 from lakebed.store.connect import connect
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
+
+# Ctrl-C is part of what is tested. A lane that a script starts in the background has it ignored, and so would have all
+# that the lane starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A lane gives one answer for one tree: the same examples each time. `make explore` looks at new ones.
 hypothesis.settings.register_profile("lane", derandomize=True, deadline=None)
