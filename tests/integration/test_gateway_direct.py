@@ -43,13 +43,15 @@ class Hot:
     def __init__(self) -> None:
         self.reads: Sequence[BaseRoute] = ()
         self.writes: Sequence[BaseRoute] = (Route("/hot", direct(self._tell), methods=["POST"]),)
-        self.done = 0
+        self.begun = self.done = 0
+        self.go = asyncio.Event()
 
     @body_limit(4 * DIRECT_BYTES_MAX)
     async def _tell(self, call: Call) -> Answered:
         body = bytes(await call.body())
-        if body.startswith(b"wait "):
-            await asyncio.sleep(float(body[5:]))
+        self.begun += 1
+        if body == b"wait":
+            await self.go.wait()
         if body == b"refuse":
             raise Invalid("not that", hint="something else")
         if body == b"break":
@@ -80,6 +82,20 @@ class Server(NamedTuple):
     hot: Hot
     uvicorn: uvicorn.Server
     address: tuple[str, int]
+
+    async def has_begun(self) -> None:
+        while not self.hot.begun:
+            await asyncio.sleep(0.01)
+
+    async def refuses(self) -> None:
+        """Until it takes no new connections: it has seen that it is to stop."""
+        while True:
+            try:
+                _, writer = await asyncio.open_connection(*self.address)
+            except OSError:
+                return
+            writer.close()
+            await asyncio.sleep(0.01)
 
     async def connect(self) -> Client:
         return Client(*await asyncio.open_connection(*self.address))
@@ -123,7 +139,7 @@ def serving(loop: str, asked: Callable[[Server], Coroutine[Any, Any, None]], **g
         while not server.started:
             await asyncio.sleep(0.01)
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(100):
                 await asked(Server(app, hot, server, bound.getsockname()))
         finally:
             server.should_exit = True
@@ -172,12 +188,15 @@ def test_pipelined_requests_are_answered_in_their_order(loop: str) -> None:
 
     async def asked(server: Server) -> None:
         client = await server.connect()
-        bodies = [b"wait 0.2", b"a", b"bb", MUCH, b"ccc", b"refuse", b"dddd"]
+        bodies = [b"wait", b"a", b"bb", MUCH, b"ccc", b"refuse", b"dddd"]
         client.writer.write(b"".join(post(body, path="/hot?q" if body == b"bb" else "/hot") for body in bodies))
+        await server.has_begun()
+        await asyncio.sleep(0.2)  # time for those behind it to overtake it, if they could
+        server.hot.go.set()
 
         told = [await client.told() for _ in bodies]
 
-        assert [8, 1, 2, len(MUCH), 3, None, 4] == [one.body.get("bytes") for one in told]
+        assert [4, 1, 2, len(MUCH), 3, None, 4] == [one.body.get("bytes") for one in told]
         assert [200, 200, 200, 200, 200, 400, 200] == [one.status for one in told]
         client.writer.close()
 
@@ -195,14 +214,20 @@ def test_a_body_may_come_in_pieces_but_not_too_late(loop: str) -> None:
             client.writer.write(data[at : at + 7])
             await asyncio.sleep(0.005)
         whole = await client.told()
+
+        assert (DIRECT, 9) == (whole.body["way"], whole.body["bytes"])
+        client.writer.close()
+
+    async def late(server: Server) -> None:
+        client = await server.connect()
         client.writer.write(post(b"never whole")[:-3])
         late = await client.told()
 
-        assert (DIRECT, 9) == (whole.body["way"], whole.body["bytes"])
         assert (408, "slow_body", "close") == (late.status, late.body["code"], late.fields["connection"])
         client.writer.close()
 
-    serving(loop, asked, body_timeout_s=0.3)
+    serving(loop, asked, body_timeout_s=60.0)
+    serving(loop, late, body_timeout_s=0.3)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -236,9 +261,11 @@ def test_a_client_that_leaves_takes_nothing_back(loop: str) -> None:
 
     async def asked(server: Server) -> None:
         client = await server.connect()
-        client.writer.write(post(b"wait 0.2"))
-        await asyncio.sleep(0.05)
+        client.writer.write(post(b"wait"))
+        await server.has_begun()
         client.writer.close()
+        await client.writer.wait_closed()
+        server.hot.go.set()
         while not server.hot.done:
             await asyncio.sleep(0.01)
 
@@ -253,9 +280,11 @@ def test_a_stopping_server_answers_what_is_under_way(loop: str) -> None:
 
     async def asked(server: Server) -> None:
         client = await server.connect()
-        client.writer.write(post(b"wait 0.4"))
-        await asyncio.sleep(0.1)
+        client.writer.write(post(b"wait"))
+        await server.has_begun()
         server.uvicorn.should_exit = True
+        await server.refuses()
+        server.hot.go.set()
 
         told = await client.told()
 
@@ -271,8 +300,8 @@ def test_a_drain_that_takes_too_long_says_that_the_outcome_is_unknown(loop: str)
 
     async def asked(server: Server) -> None:
         client = await server.connect()
-        client.writer.write(post(b"wait 20"))
-        await asyncio.sleep(0.1)
+        client.writer.write(post(b"wait"))
+        await server.has_begun()
         server.uvicorn.should_exit = True
 
         told = await client.told()
