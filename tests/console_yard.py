@@ -50,6 +50,7 @@ from lakebed.ticks.adapters import open_audit, open_queue, open_vault
 from lakebed.ticks.audit import DISPATCHED
 from lakebed.ticks.dispatcher import Dispatcher
 from lakebed.ticks.twins import TwinSilverJob
+from spoken import line_of
 
 DEADLINE_S = 60.0
 HOSTILE = '</pre><script>window.__hacked=1</script><img src=x onerror="window.__hacked=2">\'"><svg onload=alert(1)>'
@@ -157,10 +158,7 @@ class Yard:
         log = (self.folder / "gateway.log").open("wb")
         command = [sys.executable, "-m", "lakebed", "serve", *arguments]
         self._process = subprocess.Popen(command, env=env, cwd=self.folder, stdout=subprocess.PIPE, stderr=log)
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, (self.folder / "gateway.log").read_text()
-        self.url = json.loads(line)["url"]
+        self.url = json.loads(line_of(self._process, self.folder / "gateway.log"))["url"]
 
     def stop(self) -> None:
         if self._process is not None:

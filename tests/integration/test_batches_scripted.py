@@ -28,7 +28,7 @@ def manifest_of(submitted: acceptance.Submission) -> bytes:
 async def upload(
     server: ScriptedS3, *, timeout_s: float = 30.0, accept_timeout_s: float = 60.0
 ) -> tuple[int, dict[str, object], str]:
-    """Short times are for a step that hangs or a store that stays down; elsewhere a pause would be taken for a fault."""
+    """Short times are for a step that hangs or a store that stays down; elsewhere a pause would pass for a fault."""
     store = connect(server.settings(timeout_s=timeout_s), clock=SystemClock(), ids=Ids(), metrics=Metrics())
     async with collector(store, accept_timeout_s=accept_timeout_s) as (client, part):
         server.seen.clear()  # what a collector reads at its start is not part of an upload

@@ -74,7 +74,7 @@ async def test_of_processes_racing_for_a_lease_one_holds_it_and_the_killed_is_re
     context: Context, bucket_settings: StoreSettings
 ) -> None:
     """A held lease is refused; after kill -9 another takes it under a higher epoch, and the old epoch is fenced."""
-    first = await racer(bucket_settings, "hold", "l/lease.json", "first")
+    first = await racer(bucket_settings, "hold", "l/lease.json", "first", "10")
     epoch = int((await line_of(first)).removeprefix("held "))
     rival = Lease(
         context.store,
@@ -111,7 +111,7 @@ async def test_many_processes_ask_for_a_free_lease_and_exactly_one_gets_it(
     context: Context, bucket_settings: StoreSettings
 ) -> None:
     """Of four processes asking at once exactly one says that it holds the lease."""
-    racers = [await racer(bucket_settings, "hold", "l/lease.json", f"r{n}") for n in range(PROCESSES)]
+    racers = [await racer(bucket_settings, "hold", "l/lease.json", f"r{n}", "300") for n in range(PROCESSES)]
     try:
         said = await asyncio.gather(*(line_of(process) for process in racers))  # a loser's line is its end: empty
 
