@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 
 import hypothesis
+import msgspec
 import pytest
 
 from lakebed.clock import ManualClock, SystemClock
@@ -63,8 +64,12 @@ def weed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BucketEndpoints]:
 
 @pytest.fixture
 def bucket_settings(weed: BucketEndpoints) -> StoreSettings:
-    """How to reach a prefix of the real bucket that nothing has ever been written under."""
-    return weed.store_settings(prefix=f"test-{Ids().token()}")
+    """How to reach a prefix of the real bucket that nothing has ever been written under.
+
+    Patiently: a machine that stands still for a while has not lost its bucket.
+    """
+    settings = weed.store_settings(prefix=f"test-{Ids().token()}")
+    return msgspec.structs.replace(settings, timeout_s=120.0, retry_timeout_s=300.0)
 
 
 @pytest.fixture
