@@ -7,10 +7,13 @@ A right is a path of words, `part:verb` or `part:verb:thing`; a principal holds 
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from functools import lru_cache
 
 import msgspec
 
 from lakebed.errors import Denied
+
+MATCHES_MAX = 4096  # answers remembered: the same few rights are asked for again and again
 
 
 class Principal(msgspec.Struct, frozen=True):
@@ -18,7 +21,7 @@ class Principal(msgspec.Struct, frozen=True):
     rights: tuple[str, ...]
 
     def may(self, right: str) -> bool:
-        return any(fnmatchcase(right, pattern) for pattern in self.rights)
+        return _matched(self.rights, right)
 
     def demand(self, right: str) -> None:
         """Raises Denied, naming the right that is missing."""
@@ -26,6 +29,11 @@ class Principal(msgspec.Struct, frozen=True):
             raise Denied(
                 f"{self.name} may not {right}", hint=f"ask for a key whose rights match {right!r}", right=right
             )
+
+
+@lru_cache(MATCHES_MAX)
+def _matched(rights: tuple[str, ...], right: str) -> bool:
+    return any(fnmatchcase(right, pattern) for pattern in rights)
 
 
 ANYBODY = Principal("anybody", ("*",))  # the only principal where no keys are configured; loopback only

@@ -8,10 +8,12 @@ from __future__ import annotations
 import logging
 import sys
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import Any
 
 import structlog
 
+REQUEST: ContextVar[bytes] = ContextVar("request", default=b"")  # the id of the request being answered
 SECRET_NAMES = ("secret", "token", "password", "authorization", "api_key", "access_key")
 
 
@@ -22,7 +24,7 @@ def configure(level: str = "info", *, as_json: bool | None = None) -> None:
     last = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
     structlog.configure(
         processors=[
-            structlog.contextvars.merge_contextvars,
+            name_request,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             mask_secrets,
@@ -54,6 +56,14 @@ structlog.configure(logger_factory=_Stderr)
 
 def logger(name: str) -> Any:
     return structlog.get_logger(part=name)
+
+
+def name_request(_: Any, __: str, event: Any) -> Any:
+    """Whatever is logged on behalf of a request says which."""
+    request_id = REQUEST.get()
+    if request_id:
+        event.setdefault("request_id", request_id.decode())
+    return event
 
 
 def mask_secrets(_: Any, __: str, event: Any) -> Any:

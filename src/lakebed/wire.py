@@ -26,6 +26,8 @@ BODY_MARK = "__lakebed_body_bytes_max__"
 OPERATION_MARK = "__lakebed_operation__"
 OWN_KEYS_MARK = "__lakebed_own_keys__"
 DIRECT_MARK = "__lakebed_direct__"
+_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+ENCODER = msgspec.json.Encoder(enc_hook=str)
 
 
 class Operation(msgspec.Struct, frozen=True):
@@ -58,17 +60,20 @@ class Call:
         self,
         principal: Principal,
         headers: Iterable[tuple[bytes, bytes]],
-        body: Callable[[], Awaitable[Buffer]],
+        body: Buffer | Callable[[], Awaitable[Buffer]],
     ) -> None:
         self.principal, self._headers, self._body = principal, headers, body
 
     def header(self, name: bytes, otherwise: str = "") -> str:
         """The first field of this name, which is given in lower case."""
-        return next((value.decode("latin-1") for found, value in self._headers if found == name), otherwise)
+        for found, value in self._headers:
+            if found == name:
+                return value.decode("latin-1")
+        return otherwise
 
     async def body(self) -> Buffer:
         """All of it, in one piece. Once."""
-        return await self._body()
+        return await self._body() if callable(self._body) else self._body
 
 
 class Answered(NamedTuple):
@@ -84,12 +89,20 @@ class Answered(NamedTuple):
 
 
 Handler = Callable[[Call], Awaitable[Answered]]
+Tell = Callable[[Callable[[], Answered]], None]  # given what makes the answer, or raises what is wrong; once
+Prompt = Callable[[Call, Buffer, Tell], None]
 
 
-def direct(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+class Direct(NamedTuple):
+    handler: Handler
+    prompt: Prompt | None
+
+
+def direct(handler: Handler, prompt: Prompt | None = None) -> Callable[[Request], Awaitable[Response]]:
     """The endpoint of a handler that small requests reach straight from the socket (`gateway/direct.py`).
 
-    Every other request comes through it as through any endpoint: both ways lead to the one handler.
+    Every other request comes through it as through any endpoint: both ways lead to the one handler. `prompt` does the
+    same without waiting: it raises, or sees to it that the answer is told when it is known.
     """
 
     @wraps(handler)
@@ -98,18 +111,26 @@ def direct(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         answered = await handler(call)
         return Response(answered.body, answered.status, media_type=answered.media_type)
 
-    return _mark(endpoint, DIRECT_MARK, handler)
+    return _mark(endpoint, DIRECT_MARK, Direct(handler, prompt))
 
 
 def answered(value: Any, status: int = 200) -> Answered:
     """A direct handler's answer of msgspec's JSON."""
-    return Answered(msgspec.json.encode(value, enc_hook=str), status)
+    return Answered(ENCODER.encode(value), status)
+
+
+def decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+    """A type's decoder, made once: to make one takes longer than to decode a small body. Types are few."""
+    made = _decoders.get(kind)
+    if made is None:
+        made = _decoders[kind] = msgspec.json.Decoder(kind)
+    return made
 
 
 def decode_json(body: Buffer, kind: type[T]) -> T:
     """The JSON value as a `kind`. Raises Invalid naming the path of the field that is wrong."""
     try:
-        return msgspec.json.decode(body, type=kind)
+        return decoder(kind).decode(body)
     except msgspec.ValidationError as error:
         raise Invalid(f"the JSON body does not fit: {error}", hint="mend the field at the path named above") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -118,7 +139,7 @@ def decode_json(body: Buffer, kind: type[T]) -> T:
 
 def json_answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """A response of msgspec's JSON; unknown objects are shown as text."""
-    return Response(msgspec.json.encode(value, enc_hook=str), status, headers, media_type=JSON)
+    return Response(ENCODER.encode(value), status, headers, media_type=JSON)
 
 
 def stopping(request: Request) -> asyncio.Event:

@@ -32,8 +32,10 @@ DEFAULTS = LogSettings()
 LARGE = 1000  # records of 1 KiB in a request where bandwidth counts: four requests fill a blob of 4 MiB
 FEW, MANY = 4, 128  # partitions: where bandwidth counts, and where every flush commits many
 SMALL = 10  # records per request where requests are many
+TINY = 100  # bytes of a record where records are counted: with 1 KiB the bucket's put would be half of what is measured
 LANES = 128
 HOT_BLOBS = 24  # what is certainly still in a tail cache of the default size
+SYNCS = 50
 RAW_BAR, PLAIN_BAR, CONSUME_BAR = 0.7, 5.0, 3.0
 
 
@@ -68,7 +70,7 @@ class Meter:
 
 async def bench(stand: Stand) -> Sequence[Check]:
     blobs = 16 if stand.quick else 48
-    count = 1000 if stand.quick else 3000
+    count = LANES * (12 if stand.quick else 24)
     rounds = 3 if stand.quick else 7
     meter = Meter()
     async with AsyncExitStack() as stack:
@@ -78,8 +80,9 @@ async def bench(stand: Stand) -> Sequence[Check]:
         yardstick += [str(DEFAULTS.batch_max_bytes), str(DEFAULTS.batch_max_delay_ms)]
         plain = await stack.enter_async_context(process(stand, yardstick, {}))
         context = stand.context()
+        fsync_ms = synced_ms(folder)
         payload = blob_of(4 * LARGE)
-        requests = framed(ours, "wide", LARGE, blobs * 4, FEW)
+        requests = framed(ours, "wide", LARGE, blobs * 4, FEW, KIB)
         stand.tell(f"raw puts of {len(payload):,} bytes, and 1 KiB records produced in such blobs, in turn")
 
         async def raw() -> float:
@@ -113,13 +116,18 @@ async def bench(stand: Stand) -> Sequence[Check]:
         reading = await rounds_of(rounds, {"produce": produce, "consume": consume})
         stand.tell("requests of 10 records over 128 partitions: frames, JSON, and the plain broker, in turn")
         narrow = {
-            "frames": small("frames", ours, framed(ours, "narrow", SMALL, count, MANY)),
-            "json": small("json", ours, as_json(ours, "text", count)),
-            "plain": small("plain", plain, as_json(plain, "text", count)),
+            "frames": small("frames", ours, framed(ours, "narrow", SMALL, count, MANY, TINY)),
+            "json": small("json", ours, as_json(ours, "text", count, TINY)),
+            "plain": small("plain", plain, as_json(plain, "text", count, TINY)),
+        }
+        heavier = {
+            "frames of 1 KiB": small("frames of 1 KiB", ours, framed(ours, "narrow", SMALL, count, MANY, KIB)),
+            "plain of 1 KiB": small("plain of 1 KiB", plain, as_json(plain, "text", count, KIB)),
         }
         await rounds_of(1, narrow)
         meter.costs_ms = {name: costs for name, costs in meter.costs_ms.items() if name not in narrow}
         seen = await rounds_of(rounds, narrow)
+        seen |= await rounds_of(2, heavier)
         async for info in context.store.list("bench/"):
             await context.store.delete(info.key)
     fired = meter.fired
@@ -136,6 +144,12 @@ async def bench(stand: Stand) -> Sequence[Check]:
         at_least("produce (frames) ÷ plain broker", seen["frames"], seen["plain"], PLAIN_BAR),
         meter.told("the same by CPU, all processes (frames)", "frames", "plain"),
         told("produce (JSON) ÷ plain broker", _ratios(seen["json"], seen["plain"]), "ratio"),
+        told(
+            "produce (frames) ÷ plain broker, records of 1 KiB",
+            _ratios(seen["frames of 1 KiB"], seen["plain of 1 KiB"]),
+            "ratio",
+        ),
+        told("fsync of a page: the plain broker waits for three per partition", [fsync_ms], "ms"),
         told("median latency of a produce of 1000 records", [one.latencies_ms[0] for one in fired["produce"]], "ms"),
         told("median latency of a small produce", [one.latencies_ms[0] for one in fired["frames"]], "ms"),
         *[
@@ -143,6 +157,19 @@ async def bench(stand: Stand) -> Sequence[Check]:
             for name, some in fired.items()
         ],
     ]
+
+
+def synced_ms(folder: Path) -> float:
+    """What it takes to make one page durable in that folder, in the middle of many."""
+    clock, took = SystemClock(), []
+    with (folder / "synced").open("wb") as file:
+        for _ in range(SYNCS):
+            file.write(bytes(4096))
+            file.flush()
+            began = clock.monotonic_s()
+            os.fsync(file.fileno())
+            took.append((clock.monotonic_s() - began) * 1e3)
+    return sorted(took)[SYNCS // 2]
 
 
 def blob_of(records: int) -> bytes:
@@ -156,9 +183,9 @@ def blob_of(records: int) -> bytes:
     return blob.encode(bodies, 1)[0]
 
 
-def framed(url: str, topic: str, count: int, requests: int, partitions: int) -> list[Request]:
-    """Frames of `count` records of 1 KiB, the partitions in turn."""
-    made = [frames_of(url, topic, partition, count, KIB) for partition in range(partitions)]
+def framed(url: str, topic: str, count: int, requests: int, partitions: int, size: int) -> list[Request]:
+    """Frames of `count` records, the partitions in turn."""
+    made = [frames_of(url, topic, partition, count, size) for partition in range(partitions)]
     return [made[number % partitions] for number in range(requests)]
 
 
@@ -170,9 +197,9 @@ def frames_of(url: str, topic: str, partition: int, count: int, size: int) -> Re
     return post(url, "/produce", body, count, content_type=frame.MEDIA_TYPE)
 
 
-def as_json(url: str, topic: str, requests: int) -> list[Request]:
+def as_json(url: str, topic: str, requests: int, size: int) -> list[Request]:
     def one(partition: int) -> Request:
-        part = {"topic": topic, "partition": partition, "records": ["x" * KIB] * SMALL}
+        part = {"topic": topic, "partition": partition, "records": ["x" * size] * SMALL}
         body = msgspec.json.encode({"topic_partitions": [part]})
         return post(url, "/produce", body, SMALL, content_type="application/json")
 

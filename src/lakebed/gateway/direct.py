@@ -19,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from lakebed import traces
 from lakebed.gateway.door import Door
 from lakebed.gateway.limits import Limits
-from lakebed.wire import DIRECT_MARK, Handler
+from lakebed.wire import DIRECT_MARK, Direct
 
 DIRECT_BYTES_MAX = 256 * 1024  # what a connection holds, at most, before its request is judged
 UNUSUAL = frozenset({b"transfer-encoding", b"expect", b"upgrade"})  # a head with one of these goes the usual way
@@ -27,7 +27,7 @@ UNUSUAL = frozenset({b"transfer-encoding", b"expect", b"upgrade"})  # a head wit
 
 class DirectRoute(NamedTuple):
     route: Route
-    handler: Handler
+    direct: Direct
     bytes_max: int
 
 
@@ -38,14 +38,14 @@ class DirectRoutes:
         self._door, self._rest_s = door, limits.settings.body_timeout_s
         self._known: dict[tuple[bytes, bytes], DirectRoute] = {}
         for route in routes:
-            handler = getattr(getattr(route, "endpoint", None), DIRECT_MARK, None)
-            if handler is not None and isinstance(route, Route):
-                found = DirectRoute(route, handler, min(DIRECT_BYTES_MAX, limits.of(route.endpoint)))
+            direct = getattr(getattr(route, "endpoint", None), DIRECT_MARK, None)
+            if direct is not None and isinstance(route, Route):
+                found = DirectRoute(route, direct, min(DIRECT_BYTES_MAX, limits.of(route.endpoint)))
                 for method in route.methods or ():
                     self._known[method.encode(), route.path.encode()] = found
 
-    def cycle(self, http: HttpToolsProtocol) -> DirectCycle | None:
-        """For the request whose head has just been read, when it may go this way."""
+    def cycle(self, http: HttpToolsProtocol, done: Callable[[], None]) -> DirectCycle | None:
+        """For the request whose head has just been read, when it may go this way. Calls `done` when it is answered."""
         found = self._known.get((http.parser.get_method(), http.url))
         if found is None or traces.installed() or http.parser.get_http_version() != "1.1":
             return None
@@ -55,24 +55,35 @@ class DirectRoutes:
                 declared = value
             elif name in UNUSUAL or (name == b"connection" and value.lower() != b"keep-alive"):
                 return None
-        full = http.limit_concurrency is not None and len(http.tasks) >= http.limit_concurrency
+        under_way = max(len(http.tasks), len(http.connections))  # a connection has one request under way, at most
+        full = http.limit_concurrency is not None and under_way >= http.limit_concurrency
         if full or not declared.isdigit() or len(declared) > 9 or int(declared) > found.bytes_max:
             return None
-        return DirectCycle(http, found, self._door, self._rest_s)
+        return DirectCycle(http, found, self._door, self._rest_s, done)
+
+
+class _Unheard:
+    """The server sets a cycle's event when the client is gone; here nobody waits for it."""
+
+    def set(self) -> None:
+        return None
 
 
 class DirectCycle:
     """One such request and its answer. To the server it is a cycle like any other."""
 
-    def __init__(self, http: HttpToolsProtocol, found: DirectRoute, door: Door, rest_s: float) -> None:
-        self._http, self._found, self._door, self._rest_s = http, found, door, rest_s
+    message_event = _Unheard()
+
+    def __init__(
+        self, http: HttpToolsProtocol, found: DirectRoute, door: Door, rest_s: float, done: Callable[[], None]
+    ) -> None:
+        self._http, self._found, self._door, self._rest_s, self._done = http, found, door, rest_s, done
         self._method, self._headers = http.parser.get_method(), http.headers
         self.before: RequestResponseCycle | None = http.cycle
         self.parts: list[bytes] = []
         self.late: asyncio.TimerHandle | None = None
         self.keep_alive = True
         self.disconnected = self.response_complete = False
-        self.message_event = asyncio.Event()  # the server sets it; nobody waits
 
     def expect_rest(self, give_up: Callable[[], None]) -> None:
         """The body is not here yet: a client that lets it wait for long goes the usual way, which knows what to say."""
@@ -83,25 +94,47 @@ class DirectCycle:
         if self.late is not None:
             self.late.cancel()
 
+    @property
+    def waits(self) -> bool:
+        """Whether its handler needs a task."""
+        return self._found.direct.prompt is None
+
     async def run_asgi(self, _: Any) -> None:
         """As the server's own cycle, but for the app, which is not asked."""
-        found = self._found
-        scope: Scope = {
+        try:
+            await self._door.direct(self._found.direct.handler, self._scope(), self._body(), self._write)
+        finally:
+            self._finish()
+
+    def run_promptly(self) -> None:
+        """The same without a task: the answer is written when the handler tells it."""
+        prompt = self._found.direct.prompt
+        assert prompt is not None
+        self._door.promptly(prompt, self._scope(), self._body(), self._write_and_finish)
+
+    def _scope(self) -> Scope:
+        return {
             "type": "http",
             "method": self._method.decode(),
-            "path": found.route.path,
+            "path": self._found.route.path,
             "headers": self._headers,
-            "route": found.route,
+            "route": self._found.route,
         }
+
+    def _body(self) -> bytes:
         body = self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
         self.parts.clear()
-        try:
-            await self._door.direct(found.handler, scope, body, self._write)
-        finally:
-            self.response_complete = True
-            if not self.keep_alive:
-                self._http.transport.close()
-            self._http.on_response_complete()
+        return body
+
+    def _finish(self) -> None:
+        self.response_complete = True
+        if not self.keep_alive:
+            self._http.transport.close()
+        self._done()
+
+    def _write_and_finish(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        self._write(status, headers, body)
+        self._finish()
 
     def _write(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
         if self.disconnected:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import structlog
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -24,9 +24,9 @@ from lakebed.gateway.auth import Keyring
 from lakebed.gateway.limits import Body, Limits, declared_length
 from lakebed.gateway.problems import Problem, problem
 from lakebed.ids import Ids
-from lakebed.logs import logger
+from lakebed.logs import REQUEST, logger
 from lakebed.metrics import Metrics
-from lakebed.wire import Answered, Buffer, Call, Handler
+from lakebed.wire import Answered, Buffer, Call, Handler, Prompt
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 NO_ROUTE = "(none)"
@@ -43,7 +43,8 @@ class Door:
         self, app: ASGIApp, *, keyring: Keyring, limits: Limits, metrics: Metrics, clock: Clock, ids: Ids, verbose: bool
     ) -> None:
         self._app, self._keyring, self._limits = app, keyring, limits
-        self._clock, self._ids, self._verbose = clock, ids, verbose
+        self._clock, self._verbose = clock, verbose
+        self._prefix, self._asked = ids.token()[:8].encode(), 0
         self._counts = metrics.counter("lakebed_http_requests_total")
         self._times = metrics.histogram("lakebed_http_seconds")
         self._series: dict[tuple[str, str, int], tuple[Any, Any]] = {}
@@ -100,14 +101,10 @@ class Door:
         started_s = self._clock.monotonic_s()
         asked = Asked(scope["headers"])
         request_id = self._named(asked)
-
-        async def arrived() -> Buffer:
-            return body
-
         told: Problem | Answered | None = None
         try:
             principal = self._keyring.principal(scope, asked)
-            told = await handler(Call(principal, scope["headers"], arrived))
+            told = await handler(Call(principal, scope["headers"], body))
         except asyncio.CancelledError:
             told = self._problem(_cut_short(), request_id.decode(), scope)
             raise
@@ -118,12 +115,33 @@ class Door:
                 write(told.status, [*told.headers, (b"x-request-id", request_id)], told.body)
                 self._count(scope, told.status, self._clock.monotonic_s() - started_s)
 
+    def promptly(self, handler: Prompt, scope: Scope, body: Buffer, write: Write) -> None:
+        """As `direct`, for a handler that does not wait."""
+        started_s = self._clock.monotonic_s()
+        asked = Asked(scope["headers"])
+        request_id = self._named(asked)
+
+        def tell(answer: Callable[[], Answered]) -> None:
+            told: Problem | Answered
+            try:
+                told = answer()
+            except Exception as error:
+                told = self._problem(error, request_id.decode(), scope)
+            write(told.status, [*told.headers, (b"x-request-id", request_id)], told.body)
+            self._count(scope, told.status, self._clock.monotonic_s() - started_s)
+
+        try:
+            handler(Call(self._keyring.principal(scope, asked), scope["headers"], body), body, tell)
+        except Exception as error:
+            tell(partial(_raise, error))
+
     def _named(self, asked: Asked) -> bytes:
         """The request's id: the client's own where it is one. Whatever is logged from now on carries it."""
         request_id = asked.request_id
         if request_id is None or REQUEST_ID.fullmatch(request_id) is None:
-            request_id = self._ids.token().encode()
-        structlog.contextvars.bind_contextvars(request_id=request_id.decode())
+            self._asked += 1
+            request_id = b"%s%08x" % (self._prefix, self._asked)
+        REQUEST.set(request_id)
         return request_id
 
     def _problem(self, error: Exception, request_id: str, scope: Scope) -> Problem:
@@ -174,6 +192,10 @@ class _Answer:
             self.status = message["status"]
             message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._request_id)]
         await self._send(message)
+
+
+def _raise(error: Exception) -> Answered:
+    raise error
 
 
 def _cut_short() -> OutcomeUnknown:

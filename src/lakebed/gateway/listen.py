@@ -150,6 +150,8 @@ class _ImpatientProtocol(HttpToolsProtocol):
     direct: DirectRoutes | None = None
     _large: LargeBody | None = None
     _direct: DirectCycle | None = None
+    _idle_timer: asyncio.TimerHandle | None = None
+    _active_s = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -157,6 +159,7 @@ class _ImpatientProtocol(HttpToolsProtocol):
         self._head_timer = self.loop.call_later(self.head_timeout_s, transport.close)
 
     def data_received(self, data: bytes) -> None:
+        self._active_s = self.loop.time()
         super().data_received(data)
         if self._large is not None and not self.transport.is_closing():
             self._large.take_over(self.transport)
@@ -170,15 +173,15 @@ class _ImpatientProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._in_head = True
-        super().on_message_begin()
+        self.url, self.headers, self.expect_100_continue = b"", [], False
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        self._direct = self.direct.cycle(self) if self.direct is not None else None
+        self._direct = self.direct.cycle(self, self._rest) if self.direct is not None else None
         if self._direct is not None:
             self.cycle = cast(RequestResponseCycle, self._direct)
             return
-        super().on_headers_complete()
+        self._start_usual()
         self._large = large_body(self)
 
     def on_body(self, body: bytes) -> None:
@@ -201,7 +204,40 @@ class _ImpatientProtocol(HttpToolsProtocol):
         self._forget_head()
         if self._direct is not None:
             self._direct.arrived()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
         super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        self._active_s = self.loop.time()
+        super().on_response_complete()
+
+    def _rest(self) -> None:
+        """After a direct answer. The timer of an idle connection is not wound up for each of them: when it rings, it
+        looks how long nothing has happened."""
+        if self.pipeline or self.flow.read_paused or self.transport.is_closing():
+            self.on_response_complete()
+            return
+        self.server_state.total_requests += 1
+        self._active_s = self.loop.time()
+        if self._idle_timer is None:
+            self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._close_when_idle)
+
+    def _close_when_idle(self) -> None:
+        self._idle_timer = None
+        left_s = self._active_s + self.timeout_keep_alive - self.loop.time()
+        if self.cycle.response_complete and left_s <= 0:
+            self.timeout_keep_alive_handler()
+        else:
+            self._idle_timer = self.loop.call_later(max(left_s, 1.0), self._close_when_idle)
+
+    def _start_usual(self) -> None:
+        """What the server makes of a head at its first line is made now, when it is known to be needed."""
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.headers += headers
+        self.url, self.expect_100_continue = url, expects
+        super().on_headers_complete()
 
     def _start_direct(self, cycle: DirectCycle) -> None:
         cycle.arrived()
@@ -211,11 +247,17 @@ class _ImpatientProtocol(HttpToolsProtocol):
             self.flow.pause_reading()
             self.pipeline.appendleft((cast(RequestResponseCycle, cycle), self.app))
 
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        if isinstance(cycle, DirectCycle) and not cycle.waits:
+            self.loop.call_soon(cycle.run_promptly)  # not from inside the parser: it may be answered at once
+        else:
+            super()._start_asgi_task(cycle, app)
+
     def _go_the_usual_way(self) -> None:
         if self._direct is not None:
             direct, self._direct = self._direct, None
             self.cycle = cast(RequestResponseCycle, direct.before)
-            super().on_headers_complete()
+            self._start_usual()
             for part in direct.parts:
                 super().on_body(part)
 

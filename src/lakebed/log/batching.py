@@ -11,20 +11,45 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from lakebed.clock import Clock
-from lakebed.errors import LakebedError, Unavailable
+from lakebed.errors import LakebedError, OutcomeUnknown, Unavailable
+from lakebed.log.columns import Columns
 from lakebed.log.control import Chunk
 from lakebed.log.model import BackPressureRejected, TopicPartition
 from lakebed.log.settings import LogSettings
-from lakebed.log.writer import Group, Outcome, Writer
+from lakebed.log.writer import Appended, Group, Outcome, Writer
 from lakebed.metrics import Metrics
 
+Landed = tuple[TopicPartition, int, Columns]  # records, and the offset of the first of them
+
+NO_OUTCOME = OutcomeUnknown("this broker stopped before it knew whether the records were appended", hint="read")
 CHUNK_OVERHEAD_BYTES = 64  # so that a flood of tiny chunks is counted too
 GROUP_OVERHEAD_BYTES = 256  # a partition's place in the blob's header, and its batch's own
 
 
+class _Request:
+    """Chunks that came together and are answered together: when the last of them has its outcome."""
+
+    __slots__ = ("_done", "_left", "_outcomes")
+
+    def __init__(self, count: int, done: Callable[[Sequence[Outcome]], None]) -> None:
+        self._outcomes: list[Outcome] = [NO_OUTCOME] * count
+        self._left, self._done = count, done
+
+    def tell(self, index: int, outcome: Outcome) -> None:
+        self._outcomes[index] = outcome
+        self._left -= 1
+        if self._left == 0:
+            self._done(self._outcomes)
+
+
 class _Waiting:
-    def __init__(self, chunk: Chunk, done: asyncio.Future[Outcome]) -> None:
-        self.chunk, self.done = chunk, done
+    __slots__ = ("chunk", "index", "request")
+
+    def __init__(self, chunk: Chunk, request: _Request, index: int) -> None:
+        self.chunk, self.request, self.index = chunk, request, index
+
+    def tell(self, outcome: Outcome) -> None:
+        self.request.tell(self.index, outcome)
 
 
 class _Buffer:
@@ -55,7 +80,7 @@ class _Slot:
 
 
 class BatchingProducer:
-    """`landed` is told of every append, so that the tail cache and long polls see it at once."""
+    """`landed` is told what each flight has appended, so that the tail cache and long polls see it at once."""
 
     def __init__(
         self,
@@ -64,7 +89,7 @@ class BatchingProducer:
         *,
         clock: Clock,
         metrics: Metrics,
-        landed: Callable[[TopicPartition, int, Chunk], None] = lambda *_: None,
+        landed: Callable[[Sequence[Landed]], None] = lambda _: None,
     ) -> None:
         self._writer, self._settings, self._clock, self._landed = writer, settings, clock, landed
         self._buffer = _Buffer()
@@ -73,7 +98,7 @@ class BatchingProducer:
         self._slots = asyncio.Semaphore(settings.flights_max)
         self._held = 0
         self._closed = False
-        self._queued = metrics.gauge("lakebed_log_buffered_bytes")
+        metrics.gauge("lakebed_log_buffered_bytes").set_function(lambda: self._held)
         self._flushes = metrics.counter("lakebed_log_flushes_total")
         self._refused = metrics.counter("lakebed_log_refused_total")
 
@@ -82,19 +107,20 @@ class BatchingProducer:
         """What is buffered or on its way."""
         return self._held
 
-    async def append_shared(self, groups: Sequence[tuple[TopicPartition, Chunk]]) -> list[Outcome]:
-        """Appends each chunk to its partition; gives their outcomes in order. Raises nothing."""
-        waiting = [self._add(tp, chunk) for tp, chunk in groups]
-        return [await done for done in waiting]
+    def append(self, groups: Sequence[tuple[TopicPartition, Chunk]], done: Callable[[Sequence[Outcome]], None]) -> None:
+        """Appends each chunk to its partition. `done` is told their outcomes in order, once, now or later."""
+        request = _Request(len(groups), done)
+        for index, (tp, chunk) in enumerate(groups):
+            self._add(tp, _Waiting(chunk, request, index))
 
-    def _add(self, tp: TopicPartition, chunk: Chunk) -> asyncio.Future[Outcome]:
-        done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        size = chunk.records.size + chunk.records.count * 4 + CHUNK_OVERHEAD_BYTES
+    def _add(self, tp: TopicPartition, waiting: _Waiting) -> None:
+        records = waiting.chunk.records
+        size = records.size + records.count * 4 + CHUNK_OVERHEAD_BYTES
         if self._closed:
-            done.set_result(Unavailable("this broker is stopping"))
+            waiting.tell(Unavailable("this broker is stopping"))
         elif self._held + size > self._settings.buffer_max_bytes:
             self._refused.inc()
-            done.set_result(
+            waiting.tell(
                 BackPressureRejected(
                     f"{self._held} bytes are waiting to be written; {size} more would exceed log.buffer_max_bytes",
                     retry_after_s=0.5,
@@ -102,16 +128,15 @@ class BatchingProducer:
                 )
             )
         else:
-            self._hold(size)
+            self._held += size
             if self._buffer.groups and self._buffer.grown(tp, size) > self._settings.batch_max_bytes:
                 self._flush()
-            self._buffer.add(tp, size, _Waiting(chunk, done))
+            self._buffer.add(tp, size, waiting)
             if self._buffer.size >= self._settings.batch_max_bytes:
                 self._flush()
             elif self._due is None:
                 self._buffer.due_s = self._clock.monotonic_s() + self._settings.batch_max_delay_ms / 1000
                 self._due = asyncio.create_task(self._flush_when_due())
-        return done
 
     async def drain(self) -> None:
         """Refuses what comes from now on, and waits for everything that was taken."""
@@ -151,29 +176,33 @@ class BatchingProducer:
         try:
             self._flushes.inc()
             outcomes = await self._writer.append_shared(
-                [Group(tp, tuple(waiting.chunk for waiting in group)) for tp, group in groups],
+                [Group(tp, tuple([waiting.chunk for waiting in group])) for tp, group in groups],
                 uploaded=slot.leave if not by_time else lambda: None,
             )
         except LakebedError as error:
             outcomes = [[error] * len(group) for _, group in groups]
         except BaseException:
-            for _, group in groups:
-                for waiting in group:
-                    waiting.done.cancel()
+            self._tell(groups, [[NO_OUTCOME] * len(group) for _, group in groups])
             raise
         finally:
             slot.leave()
-            self._hold(-full.held)
-        for (tp, group), of_group in zip(groups, outcomes, strict=True):
-            self._tell(tp, group, of_group)
+            self._held -= full.held
+        self._tell(groups, outcomes)
 
-    def _tell(self, tp: TopicPartition, group: Sequence[_Waiting], outcomes: Sequence[Outcome]) -> None:
-        for waiting, outcome in zip(group, outcomes, strict=True):
-            if not isinstance(outcome, LakebedError) and not outcome.duplicate:
-                self._landed(tp, outcome.start_offset, waiting.chunk)
-            if not waiting.done.done():  # its caller may be gone; the append stands
-                waiting.done.set_result(outcome)
-
-    def _hold(self, size: int) -> None:
-        self._held += size
-        self._queued.set(self._held)
+    def _tell(
+        self, groups: Sequence[tuple[TopicPartition, Sequence[_Waiting]]], outcomes: Sequence[Sequence[Outcome]]
+    ) -> None:
+        answers = [
+            (tp, waiting, outcome)
+            for (tp, group), of_group in zip(groups, outcomes, strict=True)
+            for waiting, outcome in zip(group, of_group, strict=True)
+        ]
+        self._landed(
+            [
+                (tp, outcome.start_offset, waiting.chunk.records)
+                for tp, waiting, outcome in answers
+                if isinstance(outcome, Appended) and not outcome.duplicate
+            ]
+        )
+        for _, waiting, outcome in answers:
+            waiting.tell(outcome)

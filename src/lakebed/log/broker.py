@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from lakebed.clock import now_ms
 from lakebed.context import Context
 from lakebed.errors import LakebedError
-from lakebed.log.batching import BatchingProducer
+from lakebed.log.batching import BatchingProducer, Landed
 from lakebed.log.billing import MeteredStore
 from lakebed.log.cache import TailCache
 from lakebed.log.control import Chunk
@@ -60,9 +61,11 @@ class Broker:
         self._in, self._in_bytes = counted.labels(direction="in"), sized.labels(direction="in")
         self._out, self._out_bytes = counted.labels(direction="out"), sized.labels(direction="out")
 
-    async def produce(self, chunks: Sequence[tuple[TopicPartition, Chunk]]) -> list[Outcome]:
+    async def produce(self, chunks: Sequence[tuple[TopicPartition, Chunk]]) -> Sequence[Outcome]:
         """Appends all chunks; an outcome for each, in order. A caller that goes away takes none of them back."""
-        return await self.producer.append_shared(chunks)
+        told: asyncio.Future[Sequence[Outcome]] = asyncio.get_running_loop().create_future()
+        self.producer.append(chunks, lambda outcomes: None if told.done() else told.set_result(outcomes))
+        return await told
 
     async def consume(
         self, wants: Sequence[Want], *, bytes_max: int, bytes_min: int, wait_s: float
@@ -81,9 +84,10 @@ class Broker:
             await self.shared.close()
         await self.meta.close()
 
-    def _landed(self, tp: TopicPartition, start_offset: int, chunk: Chunk) -> None:
-        self._in.inc(chunk.records.count)
-        self._in_bytes.inc(chunk.records.size)
-        self.cache.add(tp, start_offset, chunk.records)
-        if self.shared is not None:
-            self.shared.put(tp, start_offset, chunk.records)
+    def _landed(self, appended: Sequence[Landed]) -> None:
+        self._in.inc(sum([records.count for _, _, records in appended]))
+        self._in_bytes.inc(sum([records.size for _, _, records in appended]))
+        for tp, start_offset, records in appended:
+            self.cache.add(tp, start_offset, records)
+            if self.shared is not None:
+                self.shared.put(tp, start_offset, records)

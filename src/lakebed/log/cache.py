@@ -25,15 +25,35 @@ class _Tail:
         self.chunks: list[Columns] = []
         self.high_watermark = UNKNOWN
         self.log_start_offset = 1
-        self.changed = asyncio.Event()
+        self.changed: asyncio.Event | None = None  # made when somebody waits
 
     def add(self, start: int, records: Columns) -> bool:
+        if not self.starts or start > self.starts[-1]:  # as nearly always
+            self.starts.append(start)
+            self.chunks.append(records)
+            return True
         at = bisect_right(self.starts, start)
         if at and self.starts[at - 1] == start:
             return False  # known already
         self.starts.insert(at, start)
         self.chunks.insert(at, records)
         return True
+
+    def reached(self, high_watermark: int) -> None:
+        if high_watermark > self.high_watermark:
+            self.high_watermark = high_watermark
+            self.wake()
+
+    def change(self) -> asyncio.Event:
+        """Set when the end moves."""
+        if self.changed is None:
+            self.changed = asyncio.Event()
+        return self.changed
+
+    def wake(self) -> None:
+        if self.changed is not None:
+            self.changed.set()
+            self.changed = None
 
     def drop(self, start: int) -> int:
         at = bisect_right(self.starts, start) - 1
@@ -52,7 +72,7 @@ class TailCache:
         self._hits = metrics.counter("lakebed_log_cache_reads_total").labels(outcome="hit")
         self._waits = metrics.counter("lakebed_log_cache_reads_total").labels(outcome="at_end")
         self._misses = metrics.counter("lakebed_log_cache_reads_total").labels(outcome="miss")
-        self._size = metrics.gauge("lakebed_log_cache_bytes")
+        metrics.gauge("lakebed_log_cache_bytes").set_function(lambda: self._bytes)
 
     def add(self, tp: TopicPartition, start_offset: int, records: Columns) -> None:
         """Records that stand in the log from `start_offset` on. Wakes whoever waits for them."""
@@ -61,20 +81,16 @@ class TailCache:
             return
         self._age.append((tp, start_offset))
         self._bytes += records.size
-        self.saw(tp, start_offset + records.count - 1)
+        tail.reached(start_offset + records.count - 1)
         while self._bytes > self._bytes_max and self._age:
             old, start = self._age.popleft()
             self._bytes -= self._tail(old).drop(start)
-        self._size.set(self._bytes)
 
     def saw(self, tp: TopicPartition, high_watermark: int, log_start_offset: int = 0) -> None:
         """What is known of the log's ends, from wherever."""
         tail = self._tail(tp)
         tail.log_start_offset = max(tail.log_start_offset, log_start_offset)
-        if high_watermark > tail.high_watermark:
-            tail.high_watermark = high_watermark
-            tail.changed.set()
-            tail.changed = asyncio.Event()
+        tail.reached(high_watermark)
 
     def read(self, tp: TopicPartition, offset: int, bytes_max: int) -> Fetched | None:
         """Records from `offset` on, or none of them when it is the known end; None when the reader must be asked."""
@@ -99,14 +115,14 @@ class TailCache:
 
     def changes(self, tps: Sequence[TopicPartition]) -> list[asyncio.Event]:
         """Events that are set when the known end of one of these partitions moves."""
-        return [self._tail(tp).changed for tp in tps]
+        return [self._tail(tp).change() for tp in tps]
 
     def forget(self, tp: TopicPartition) -> None:
         """What is known may be wrong: the log was deleted or trimmed."""
         tail = self._tails.pop(tp, None)
         if tail is not None:
             self._bytes -= sum(chunk.size for chunk in tail.chunks)
-            tail.changed.set()
+            tail.wake()
 
     def _tail(self, tp: TopicPartition) -> _Tail:
         found = self._tails.get(tp)

@@ -58,7 +58,7 @@ def encode(parts: Sequence[Columns], segments: Sequence[Segment]) -> list[Buffer
     crc = 0
     for buffer in buffers:
         crc = zlib.crc32(buffer, crc)
-    return [HEADER.pack(MAGIC, sum(part.count for part in parts), len(segments), crc), *buffers]
+    return [HEADER.pack(MAGIC, sum([part.count for part in parts]), len(segments), crc), *buffers]
 
 
 def decode(body: Buffer) -> Batch:

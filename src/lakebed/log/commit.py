@@ -14,7 +14,7 @@ import msgspec
 
 from lakebed.errors import LakebedError, OutcomeUnknown, Overloaded, Stale
 from lakebed.log import blob, control, paths
-from lakebed.log.control import BlobTooOld, Chunk, Fresh, Verdict
+from lakebed.log.control import BlobTooOld, Chunk, Verdict
 from lakebed.log.lane import Lane, Materialising
 from lakebed.log.model import Control, LogFenced, Pending, TopicPartition
 from lakebed.log.records import SWAPS_MAX, Records, Versioned
@@ -99,7 +99,7 @@ class Committer:
                 if landed is not None:
                     return landed
                 verdicts = control.judge(known.value, written.chunks)
-                if not all(isinstance(verdict, Fresh) for verdict in verdicts):
+                if not control.all_fresh(verdicts):
                     if fresh:
                         raise NotFresh(verdicts)
                     lane.forget()  # only believed on a fresh read
@@ -195,7 +195,7 @@ def _planned(lane: Lane, written: Written) -> Control | None:
     now = lane.known.value
     if now.pending is not None and not _in_index(lane, now):
         return None
-    if not all(isinstance(verdict, Fresh) for verdict in control.judge(now, written.chunks)):
+    if not control.all_fresh(control.judge(now, written.chunks)):
         return None
     try:
         return _after(lane.tp, now, written)

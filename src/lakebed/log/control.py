@@ -69,6 +69,7 @@ class Refused(msgspec.Struct, frozen=True):
     error: OutOfOrderSequence
 
 
+FRESH = Fresh()
 Verdict = Fresh | Duplicate | Repeat | Refused
 
 
@@ -91,13 +92,15 @@ def reopened(control: Control, now_ms: int) -> Control:
 
 def judge(control: Control, chunks: Sequence[Chunk]) -> list[Verdict]:
     """What becomes of each chunk. An unknown producer must begin at 0, so a forgotten one cannot append twice."""
+    stamps = [chunk.stamp for chunk in chunks]
+    if not any(stamps):
+        return [FRESH] * len(stamps)
     verdicts: list[Verdict] = []
     seen: dict[Stamp, int] = {}
     last = {producer: marks[-1].sequence for producer, marks in control.producers.items() if marks}
-    for index, chunk in enumerate(chunks):
-        stamp = chunk.stamp
+    for index, stamp in enumerate(stamps):
         if stamp is None:
-            verdicts.append(Fresh())
+            verdicts.append(FRESH)
             continue
         mark = next((m for m in control.producers.get(stamp.producer_id, ()) if m.sequence == stamp.sequence), None)
         expected = last.get(stamp.producer_id, -1) + 1
@@ -108,10 +111,14 @@ def judge(control: Control, chunks: Sequence[Chunk]) -> list[Verdict]:
         elif stamp.sequence == expected:
             seen[stamp] = index
             last[stamp.producer_id] = stamp.sequence
-            verdicts.append(Fresh())
+            verdicts.append(FRESH)
         else:
             verdicts.append(Refused(_out_of_order(stamp, expected)))
     return verdicts
+
+
+def all_fresh(verdicts: Sequence[Verdict]) -> bool:
+    return verdicts.count(FRESH) == len(verdicts)
 
 
 def append(
@@ -128,7 +135,7 @@ def append(
     demand_open(control, tp)
     if created_at_ms <= control.vacuum_before_ms:
         raise BlobTooOld(f"a blob of {tp} waited too long to be committed, and may be gone")
-    count = sum(chunk.records.count for chunk in chunks)
+    count = sum([chunk.records.count for chunk in chunks])
     pending = Pending(
         append_id=append_id,
         start_offset=control.next_offset,

@@ -19,6 +19,7 @@ import msgspec
 
 from lakebed.errors import Invalid
 from lakebed.log.columns import WIDTH, Buffer, Columns, checked
+from lakebed.wire import decoder
 
 MEDIA_TYPE = "application/vnd.lakebed.columns"
 MAGIC = b"LLC1"
@@ -82,7 +83,7 @@ def decode_header(body: Buffer, kind: type[Any]) -> tuple[Any, int]:
     if magic != MAGIC or length > HEADER_BYTES_MAX or PREFIX.size + length > len(body):
         raise Invalid(f"the body is no {MEDIA_TYPE} frame")
     try:
-        header = msgspec.json.decode(memoryview(body)[PREFIX.size : PREFIX.size + length], type=kind)
+        header = decoder(kind).decode(memoryview(body)[PREFIX.size : PREFIX.size + length])
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
         raise Invalid(f"the header of the frame does not fit: {error}") from error
     return header, PREFIX.size + length

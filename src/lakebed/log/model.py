@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Literal
 
 import msgspec
@@ -12,6 +13,7 @@ from lakebed.errors import Conflict, Fenced, Invalid, NotFound, Overloaded
 ENCODING = "bytes-batch-v1"
 FIRST_OFFSET = 1  # offsets count from 1; sequence_counter is the last one given out
 PARTITION_MAX = 99_999
+NAMES_MAX = 16_384  # topic-partitions whose checked names are remembered
 TOPIC = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 TOPICS_RESERVED = frozenset({"wal-shared", "vacuum"})  # folders of ours beside the topics
 
@@ -54,6 +56,7 @@ class TopicPartition(msgspec.Struct, frozen=True, order=True):
         return f"{self.topic}/{self.partition}"
 
 
+@lru_cache(NAMES_MAX)
 def topic_partition(topic: str, partition: int) -> TopicPartition:
     """Checked from outside: raises Invalid for a name that is no key segment, or a number out of range."""
     check_topic(topic)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import msgspec
 
 from lakebed.errors import Corrupt
-from lakebed.log.model import TopicPartition
+from lakebed.log.model import NAMES_MAX, TopicPartition
 
 ROOT = "llog/"
 SHARED = f"{ROOT}wal-shared/"
@@ -16,6 +18,7 @@ def folder(tp: TopicPartition) -> str:
     return f"{ROOT}{tp.topic}/partitions/{tp.partition}/"
 
 
+@lru_cache(NAMES_MAX)
 def control(tp: TopicPartition) -> str:
     return f"{folder(tp)}meta/control"
 
@@ -32,6 +35,7 @@ def claim(tp: TopicPartition) -> str:
     return f"{folder(tp)}meta/compactor-claim"
 
 
+@lru_cache(NAMES_MAX)
 def index_folder(tp: TopicPartition) -> str:
     return f"{folder(tp)}index/"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -21,8 +22,9 @@ from lakebed.log.fetcher import Want
 from lakebed.log.model import TopicConfig, TopicPartition, check_topic, topic_partition
 from lakebed.log.reader import Fetched
 from lakebed.log.steward import Segments
+from lakebed.log.writer import Outcome
 from lakebed.meta.protocol import Meta
-from lakebed.wire import Answered, Call, answered, decode_json, direct, json_answer, operation
+from lakebed.wire import Answered, Buffer, Call, Tell, answered, decode_json, direct, json_answer, operation
 
 SEGMENTS_MAX = 500  # in one answer: each compacted one is asked for its size
 PARTITION_BYTES = 1024 * 1024  # what one partition gives when a consume does not say
@@ -67,7 +69,7 @@ class LogRoutes:
             Route("/topics/{topic}/groups/{group}", self._progress),
         ]
         writes = [
-            Route("/produce", direct(self._produce), methods=["POST"]),
+            Route("/produce", direct(self._produce, self._produce_promptly), methods=["POST"]),
             Route("/topics/{topic}", self._delete, methods=["DELETE"]),
             Route("/topics/{topic}/config", self._configure, methods=["PUT"]),
             Route("/topics/{topic}/partitions/{partition:int}/fence", self._fence, methods=["POST"]),
@@ -93,7 +95,15 @@ class LogRoutes:
     @operation("Append records to topic-partitions", body=ProduceRequest, answer=contracts.Answer)
     async def _produce(self, call: Call) -> Answered:
         """Answers 200, 409 or 503 with a result for each batch; 400 changes nothing."""
-        body = await call.body()
+        asked = self._asked(call, await call.body())
+        return _told(asked, await self.broker.produce(asked))
+
+    def _produce_promptly(self, call: Call, body: Buffer, tell: Tell) -> None:
+        """As `_produce`: the answer is written when its blob is committed, without a task that waits for it."""
+        asked = self._asked(call, body)
+        self.broker.producer.append(asked, lambda outcomes: tell(partial(_told, asked, outcomes)))
+
+    def _asked(self, call: Call, body: Buffer) -> list[tuple[TopicPartition, Chunk]]:
         limit = self.broker.settings.record_max_bytes
         if call.header(b"content-type").startswith(frame.MEDIA_TYPE):
             asked = [
@@ -104,9 +114,7 @@ class LogRoutes:
             wanted = decode_json(body, ProduceRequest).topic_partitions
             asked = [contracts.to_chunk(part, limit) for part in wanted]
         self._check(call.principal, "produce", asked)
-        outcomes = await self.broker.produce(asked)
-        results = [contracts.produced(tp, outcome) for (tp, _), outcome in zip(asked, outcomes, strict=True)]
-        return answered(contracts.answer(results), contracts.status(results))
+        return asked
 
     @operation("Read records from topic-partitions", body=ConsumeRequest, answer=contracts.Answer)
     async def _consume(self, request: Request) -> Response:
@@ -249,6 +257,11 @@ class LogRoutes:
 
     def _tp(self, request: Request, verb: str) -> TopicPartition:
         return topic_partition(self._topic_of(request, verb), request.path_params["partition"])
+
+
+def _told(asked: Sequence[tuple[TopicPartition, Chunk]], outcomes: Sequence[Outcome]) -> Answered:
+    results = [contracts.produced(tp, outcome) for (tp, _), outcome in zip(asked, outcomes, strict=True)]
+    return answered(contracts.answer(results), contracts.status(results))
 
 
 def _subject(tp: TopicPartition) -> dict[str, str]:

@@ -13,7 +13,7 @@ class LogSettings(Section, frozen=True):
 
     roles: Annotated[Literal["both", "write", "read"], describe("what this broker answers")] = "both"
     batch_max_bytes: Annotated[int, describe("a blob is written before it would grow larger")] = 4 * 1024 * 1024
-    batch_max_delay_ms: Annotated[float, describe("or when its first record has waited this long")] = 10.0
+    batch_max_delay_ms: Annotated[float, describe("or when its first record has waited this long")] = 5.0
     flights_max: Annotated[int, describe("blobs on their way to the bucket at once")] = 6
     buffer_max_bytes: Annotated[int, describe("records waiting in one broker before produce is refused")] = (
         64 * 1024 * 1024

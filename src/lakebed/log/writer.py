@@ -75,7 +75,7 @@ class Writer:
         """
         tickets = [self._lane(group.tp).ticket() for group in groups]
         try:
-            await self._initialise([group.tp for group in groups])
+            await self._initialise([ticket.lane for ticket in tickets])
             written = await self._write(groups)
             uploaded()
             return await self._commit_all(tickets, written)
@@ -109,30 +109,25 @@ class Writer:
         await self._settle(list(self._unsettled))
 
     def _lane(self, tp: TopicPartition) -> Lane:
-        return self._lanes.setdefault(tp, Lane(tp))
+        found = self._lanes.get(tp)
+        if found is None:
+            found = self._lanes[tp] = Lane(tp)
+        return found
 
-    async def _initialise(self, tps: Sequence[TopicPartition]) -> None:
+    async def _initialise(self, lanes: Sequence[Lane]) -> None:
         """Before a blob is named: so no blob is older than the control record of a partition it is for."""
 
         async def one(lane: Lane) -> None:
             found = await self.ensure(lane.tp)
             lane.known = lane.known or found  # another turn may know more by now
 
-        await asyncio.gather(*[one(self._lane(tp)) for tp in tps if self._lane(tp).known is None])
+        unknown = [lane for lane in lanes if lane.known is None]
+        if unknown:
+            await asyncio.gather(*map(one, unknown))
 
     async def _write(self, groups: Sequence[Group]) -> list[Written]:
         made_at_ms = now_ms(self._clock)
-        bodies = [
-            blob.Body(
-                group.tp,
-                sum(chunk.records.count for chunk in group.chunks),
-                codec.encode(
-                    [chunk.records for chunk in group.chunks],
-                    [codec.Segment(sum(chunk.records.count for chunk in group.chunks), made_at_ms)],
-                ),
-            )
-            for group in groups
-        ]
+        bodies = [_body(group, made_at_ms) for group in groups]
         data, places = blob.encode(bodies, made_at_ms)
         name = self._ids.uuid()
         key = paths.shared_blob(name)
@@ -157,10 +152,10 @@ class Writer:
                     await any_turn(waiting.values())
                     continue
                 found = await self._committer.append_all([(waiting[n].lane, written[n]) for n in turns])
+                self._appends.inc(sum([isinstance(pending, Pending) for pending in found]))
                 for number, pending in zip(turns, found, strict=True):
                     ticket = waiting.pop(number)
                     if isinstance(pending, Pending):
-                        self._appends.inc()
                         outcomes[number] = [*_appended(ticket.lane.tp, written[number].chunks, pending)]
                         self._leave(ticket)
                     else:
@@ -246,6 +241,12 @@ class Writer:
         finally:
             for ticket in tickets:
                 ticket.leave()
+
+
+def _body(group: Group, made_at_ms: int) -> blob.Body:
+    parts = [chunk.records for chunk in group.chunks]
+    count = sum([part.count for part in parts])
+    return blob.Body(group.tp, count, codec.encode(parts, [codec.Segment(count, made_at_ms)]))
 
 
 def _appended(tp: TopicPartition, chunks: Sequence[Chunk], pending: Pending) -> Iterator[Appended]:

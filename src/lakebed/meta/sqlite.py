@@ -29,6 +29,7 @@ R = TypeVar("R")
 VERBS = ("get", "put", "delete", "ceiling", "range", "delete_range", "session")
 GROUP_MAX = 512  # calls in one transaction: bounds how long other processes are kept waiting
 WAITING_MAX = 50_000  # calls waiting for the thread before new ones are refused
+WAL_PAGES_MAX = 8192  # 32 MiB before the WAL goes into the file: a page that changes often is written there once
 OPENING_BUSY_S = 30.0  # making the tables waits for everybody else who is opening a new file
 OPENINGS_MAX = 100  # switches of a new file to WAL mode that may meet somebody else's
 OPENING_PAUSE_S = 0.02
@@ -189,6 +190,7 @@ class SqliteMeta:
                     raise
                 threading.Event().wait(OPENING_PAUSE_S)
         connection.execute(f"PRAGMA synchronous = {self._sync}")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES_MAX}")
         (found,) = connection.execute("PRAGMA user_version").fetchone()
         if found not in (0, SCHEMA_VERSION):
             raise Corrupt(f"{self._path.name} has schema version {found}, this Lakebed knows {SCHEMA_VERSION}")

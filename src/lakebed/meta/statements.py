@@ -55,9 +55,9 @@ class Statements:
             raise Fenced(f"session {session} has ended, so {key!r} was not put")
         version = self._next_version()
         if expected is None:
-            self._sql(f"{INSERT} {OVERWRITE}", (key, value, version, session))
+            self._sql(OVERWRITE, (key, value, version, session))
         elif expected == ABSENT:
-            if self._sql(f"{INSERT} ON CONFLICT DO NOTHING", (key, value, version, session)).rowcount != 1:
+            if self._sql(CREATE, (key, value, version, session)).rowcount != 1:
                 raise AlreadyExists(f"meta entry {key!r} already exists", current=self.find(key, now_ms))
         elif self._sql(SWAP, (value, version, session, key, _number(expected))).rowcount != 1:
             raise Stale(f"meta entry {key!r} has changed or is gone", current=self.find(key, now_ms))
@@ -121,8 +121,10 @@ class Statements:
 
 
 INSERT = "INSERT INTO entries VALUES (?, ?, ?, ?)"
+CREATE = f"{INSERT} ON CONFLICT DO NOTHING"
 OVERWRITE = (
-    "ON CONFLICT (key) DO UPDATE SET value = excluded.value, version = excluded.version, session = excluded.session"
+    f"{INSERT} ON CONFLICT (key) DO UPDATE"
+    " SET value = excluded.value, version = excluded.version, session = excluded.session"
 )
 SWAP = "UPDATE entries SET value = ?, version = ?, session = ? WHERE key = ? AND version = ?"
 LIVE = "(session IS NULL OR session IN (SELECT id FROM sessions WHERE expires_at_ms > ?))"
