@@ -48,11 +48,22 @@ class Hot:
             Route("/hot", direct(self._tell), methods=["POST"]),
             Route("/prompt", direct(self._tell, self._tell_promptly), methods=["POST"]),
         )
-        self.done = 0
+        self.begun = self.done = 0
+        self.go = asyncio.Event()
+        self._later: list[Callable[[], None]] = []
+
+    def let_go(self) -> None:
+        """Answers whoever waits."""
+        self.go.set()
+        for later in self._later:
+            later()
 
     @body_limit(4 * DIRECT_BYTES_MAX)
     async def _tell(self, call: Call) -> Answered:
         body = bytes(await call.body())
+        self.begun += 1
+        if body == b"wait":
+            await self.go.wait()
         if body.startswith(b"wait "):
             await asyncio.sleep(float(body[5:]))
         task = asyncio.current_task()
@@ -60,8 +71,11 @@ class Hot:
 
     def _tell_promptly(self, call: Call, body: Buffer, tell: Tell) -> None:
         data = bytes(body)
-        if data.startswith(b"wait "):
-            later = partial(tell, partial(self._told, call, data, PROMPT))
+        self.begun += 1
+        later = partial(tell, partial(self._told, call, data, PROMPT))
+        if data == b"wait":
+            self._later.append(later)
+        elif data.startswith(b"wait "):
             asyncio.get_running_loop().call_later(float(data[5:]), later)
         elif data == b"break":
             tell(partial(self._told, call, data, PROMPT))  # raised where the answer is made
@@ -98,6 +112,20 @@ class Server(NamedTuple):
     hot: Hot
     uvicorn: uvicorn.Server
     address: tuple[str, int]
+
+    async def has_begun(self) -> None:
+        while not self.hot.begun:
+            await asyncio.sleep(0.01)
+
+    async def refuses(self) -> None:
+        """Until it takes no new connections: it has seen that it is to stop."""
+        while True:
+            try:
+                _, writer = await asyncio.open_connection(*self.address)
+            except OSError:
+                return
+            writer.close()
+            await asyncio.sleep(0.01)
 
     async def connect(self) -> Client:
         return Client(*await asyncio.open_connection(*self.address))
@@ -141,7 +169,7 @@ def serving(loop: str, asked: Callable[[Server], Coroutine[Any, Any, None]], **g
         while not server.started:
             await asyncio.sleep(0.01)
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(100):
                 await asked(Server(app, hot, server, bound.getsockname()))
         finally:
             server.should_exit = True
@@ -193,12 +221,15 @@ def test_pipelined_requests_are_answered_in_their_order(loop: str, path: str) ->
 
     async def asked(server: Server) -> None:
         client = await server.connect()
-        bodies = [b"wait 0.2", b"a", b"bb", MUCH, b"ccc", b"refuse", b"dddd"]
+        bodies = [b"wait", b"a", b"bb", MUCH, b"ccc", b"refuse", b"dddd"]
         client.writer.write(b"".join(post(body, path=path + "?q" if body == b"bb" else path) for body in bodies))
+        await server.has_begun()
+        await asyncio.sleep(0.2)  # time for those behind it to overtake it, if they could
+        server.hot.let_go()
 
         told = [await client.told() for _ in bodies]
 
-        assert [8, 1, 2, len(MUCH), 3, None, 4] == [one.body.get("bytes") for one in told]
+        assert [4, 1, 2, len(MUCH), 3, None, 4] == [one.body.get("bytes") for one in told]
         assert [200, 200, 200, 200, 200, 400, 200] == [one.status for one in told]
         client.writer.close()
 
@@ -217,14 +248,20 @@ def test_a_body_may_come_in_pieces_but_not_too_late(loop: str, path: str) -> Non
             client.writer.write(data[at : at + 7])
             await asyncio.sleep(0.005)
         whole = await client.told()
+
+        assert (HANDLERS[path], 9) == (whole.body["way"], whole.body["bytes"])
+        client.writer.close()
+
+    async def late(server: Server) -> None:
+        client = await server.connect()
         client.writer.write(post(b"never whole", path=path)[:-3])
         late = await client.told()
 
-        assert (HANDLERS[path], 9) == (whole.body["way"], whole.body["bytes"])
         assert (408, "slow_body", "close") == (late.status, late.body["code"], late.fields["connection"])
         client.writer.close()
 
-    serving(loop, asked, body_timeout_s=0.3)
+    serving(loop, asked, body_timeout_s=60.0)
+    serving(loop, late, body_timeout_s=0.3)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -261,9 +298,11 @@ def test_a_client_that_leaves_takes_nothing_back(loop: str, path: str) -> None:
 
     async def asked(server: Server) -> None:
         client = await server.connect()
-        client.writer.write(post(b"wait 0.2", path=path))
-        await asyncio.sleep(0.05)
+        client.writer.write(post(b"wait", path=path))
+        await server.has_begun()
         client.writer.close()
+        await client.writer.wait_closed()
+        server.hot.let_go()
         while not server.hot.done:
             await asyncio.sleep(0.01)
 
@@ -279,9 +318,11 @@ def test_a_stopping_server_answers_what_is_under_way(loop: str, path: str) -> No
 
     async def asked(server: Server) -> None:
         client = await server.connect()
-        client.writer.write(post(b"wait 0.4", path=path))
-        await asyncio.sleep(0.1)
+        client.writer.write(post(b"wait", path=path))
+        await server.has_begun()
         server.uvicorn.should_exit = True
+        await server.refuses()
+        server.hot.let_go()
 
         told = await client.told()
 
@@ -298,8 +339,8 @@ def test_a_drain_that_takes_too_long_says_that_the_outcome_is_unknown(loop: str,
 
     async def asked(server: Server) -> None:
         client = await server.connect()
-        client.writer.write(post(b"wait 20", path=path))
-        await asyncio.sleep(0.1)
+        client.writer.write(post(b"wait", path=path))
+        await server.has_begun()
         server.uvicorn.should_exit = True
 
         told = await client.told()
