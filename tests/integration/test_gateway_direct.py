@@ -356,10 +356,10 @@ def test_an_idle_connection_is_closed_and_a_busy_one_is_not(loop: str, path: str
     """The time a connection may rest counts from its last answer, whichever way that went."""
 
     async def asked(server: Server) -> None:
-        server.uvicorn.config.timeout_keep_alive = 1
+        server.uvicorn.config.timeout_keep_alive = 3
         client = await server.connect()
         answers = []
-        for body in (b"a", b"wait 1.2", MUCH, b"b", b"c"):
+        for body in (b"a", b"wait 3.5", MUCH, b"b", b"c"):
             client.writer.write(post(body, path=path))
             answers.append((await client.told()).status)
 
