@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +33,10 @@ class TestCollector:
         self.duplicates = 0
         self.tokens: set[str] = set()
         self.target = '# TYPE shop_orders counter\nshop_orders{shop="a"} 815.25\nnot a sample\n'  # GET /target
-        self.port = 0
+        self._held = socket.socket()  # the port stays its own while it is stopped: nobody else gets it meanwhile
+        self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self._held.bind(("127.0.0.1", 0))
+        self.port: int = self._held.getsockname()[1]
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
 
@@ -41,8 +45,7 @@ class TestCollector:
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, reuse_port=True)
 
     async def stop(self) -> None:
         """Closes the port and every connection; what was accepted stays. `start` opens the same port again."""
@@ -51,6 +54,10 @@ class TestCollector:
         for writer in list(self._open):
             writer.close()
         self._server = None
+
+    def close(self) -> None:
+        """Lets the port go."""
+        self._held.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._open.add(writer)

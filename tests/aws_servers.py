@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -13,25 +12,22 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-READY_S = 40.0
+from lakebed.embedded.ports import HeldPorts
+from lakebed.ids import Ids
 
-
-def free_port() -> int:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        port: int = held.getsockname()[1]
-        return port
+READY_S = 150.0
 
 
 @contextmanager
 def aws_server(kind: str) -> Iterator[str]:
     """The address of a running server of this kind; ended afterwards."""
-    port = free_port()
+    held = HeldPorts(Ids())
+    port = held.take()
     command = {
         "ministack": ["hypercorn", "ministack.app:app", "--bind", f"127.0.0.1:{port}"],
         "moto": ["moto.server", "-H", "127.0.0.1", "-p", str(port)],
     }[kind]
-    with tempfile.TemporaryDirectory() as folder:
+    with held, tempfile.TemporaryDirectory() as folder:
         process = subprocess.Popen(
             [sys.executable, "-m", *command], cwd=folder, env={**os.environ, "GATEWAY_PORT": str(port)},
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Iterator
 
 import hypothesis
+import msgspec
 import pytest
 
 from lakebed.clock import ManualClock, SystemClock
@@ -17,6 +19,11 @@ from lakebed.metrics import Metrics
 from lakebed.store.connect import connect
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
+
+# Ctrl-C is part of what is tested. A lane that a script starts in the background has it ignored, and so would have all
+# that the lane starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A lane gives one answer for one tree: the same examples each time. `make explore` looks at new ones.
 hypothesis.settings.register_profile("lane", derandomize=True, deadline=None)
@@ -57,8 +64,12 @@ def weed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BucketEndpoints]:
 
 @pytest.fixture
 def bucket_settings(weed: BucketEndpoints) -> StoreSettings:
-    """How to reach a prefix of the real bucket that nothing has ever been written under."""
-    return weed.store_settings(prefix=f"test-{Ids().token()}")
+    """How to reach a prefix of the real bucket that nothing has ever been written under.
+
+    Patiently: a machine that stands still for a while has not lost its bucket.
+    """
+    settings = weed.store_settings(prefix=f"test-{Ids().token()}")
+    return msgspec.structs.replace(settings, timeout_s=120.0, retry_timeout_s=300.0)
 
 
 @pytest.fixture

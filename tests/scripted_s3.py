@@ -64,9 +64,9 @@ class ScriptedS3:
             "endpoint": f"http://127.0.0.1:{self.port}",
             "access_key_id": "key",
             "secret_access_key": "secret",
-            "timeout_s": 1.0,
+            "timeout_s": 30.0,  # a test whose step hangs takes a shorter one; elsewhere a pause is no lost answer
             "retries": 2,
-            "retry_timeout_s": 5.0,
+            "retry_timeout_s": 60.0,
         }
         return StoreSettings.of(values | more)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 COLUMNS = 100
 
 

@@ -12,7 +12,7 @@ from lakebed.embedded.endpoints import BucketEndpoints
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: make setup")
 
-DEADLINE_MS = 45_000
+DEADLINE_MS = 120_000
 
 
 @pytest.fixture(scope="session")

@@ -90,6 +90,26 @@ def test_a_page_reloads_its_inside_and_nothing_is_lost(tab: Tab, yard: Yard) -> 
     assert page.evaluate("() => document.activeElement.getAttribute('href')") == "/queue"
 
 
+def test_what_is_typed_while_a_reload_is_under_way_stays(tab: Tab) -> None:
+    """The answer to a reload that began before somebody began to type is too late: it does not take the words back."""
+    page = tab.go("/lifecycle")
+    held: list[Any] = []
+    page.route("**/lifecycle", lambda route: held.append(route))
+    while not held:
+        page.wait_for_timeout(50)
+    field = page.locator("section", has=page.get_by_role("heading", name="What would be deleted?")).get_by_label(
+        "Bucket"
+    )
+    field.fill("landing")
+
+    with page.expect_response("**/lifecycle"):
+        held[0].continue_()
+    page.wait_for_timeout(500)  # for the swap, if there were one
+
+    expect(field).to_have_value("landing")
+    page.unroute("**/lifecycle")
+
+
 def test_an_action_asks_acts_and_is_recorded(tab: Tab) -> None:
     """A dead letter is replayed: the dialog asks why, the letter goes, the trail tells who, what and why."""
     page = tab.go("/queue?queue=orders")

@@ -27,8 +27,9 @@ from lakebed.store.protocol import Store
 
 OXIA = os.environ.get("LAKEBED_TEST_OXIA", "")
 BACKENDS = ["memory", "sqlite", "bucket-memory", "bucket-seaweedfs"] + (["oxia"] if OXIA else [])
-SESSION_S = 2.0  # Oxia's client takes no shorter one
-GONE_S = 8.0  # a session that is silent is gone by then, on every backend
+SESSION_S = 4.0  # a session whose end, or long life, is waited for; Oxia's client takes none below 2 s
+LASTING_S = 60.0  # any other: no pause between two heartbeats ends it
+GONE_S = 60.0  # a session that is silent is gone by then, on every backend
 
 Client = Callable[[], Meta]
 
@@ -494,7 +495,7 @@ async def test_an_ephemeral_entry_is_seen_by_others_and_goes_with_its_session(
 ) -> None:
     """Closing a session deletes what was put under it, and nothing else."""
     mine, other = client(), client()
-    session = await mine.open_session(timeout_s=SESSION_S)
+    session = await mine.open_session(timeout_s=LASTING_S)
     await mine.put(root + "meta/compactor-claim", b"me", expected=ABSENT, session=session, **group)
     await mine.put(root + "meta/control", b"lasting", **group)
 
@@ -543,7 +544,7 @@ async def test_a_session_that_falls_silent_ends_and_another_takes_over(
 async def test_a_claim_is_won_by_one_of_many(client: Client, root: str, group: dict[str, str]) -> None:
     """Of several processes that claim at once, exactly one holds the claim; when it lets go, the next can."""
     clients = [client() for _ in range(3)]
-    sessions = [await meta.open_session(timeout_s=SESSION_S) for meta in clients]
+    sessions = [await meta.open_session(timeout_s=LASTING_S) for meta in clients]
 
     async def claim(at: int) -> bool:
         try:
@@ -565,7 +566,7 @@ async def test_a_put_without_a_session_makes_an_ephemeral_entry_lasting(
 ) -> None:
     """The last put decides how long an entry lives."""
     mine = client()
-    session = await mine.open_session(timeout_s=SESSION_S)
+    session = await mine.open_session(timeout_s=LASTING_S)
     first = await mine.put(root + "k", b"1", session=session, **group)
     await mine.put(root + "k", b"2", expected=first.version, **group)
 
@@ -576,7 +577,7 @@ async def test_a_put_without_a_session_makes_an_ephemeral_entry_lasting(
 
 async def test_an_ended_session_puts_nothing(meta: Meta, root: str, group: dict[str, str]) -> None:
     """A put under a closed session is Fenced; closing twice is fine."""
-    session = await meta.open_session(timeout_s=SESSION_S)
+    session = await meta.open_session(timeout_s=LASTING_S)
     await session.close()
     await session.close()
 
@@ -589,7 +590,7 @@ async def test_an_ended_session_puts_nothing(meta: Meta, root: str, group: dict[
 async def test_closing_a_client_ends_its_sessions(client: Client, root: str, group: dict[str, str]) -> None:
     """A process that leaves in order leaves no claims, and its client answers no more."""
     mine, other = client(), client()
-    session = await mine.open_session(timeout_s=60.0)
+    session = await mine.open_session(timeout_s=LASTING_S)
     await mine.put(root + "claim", b"me", session=session, **group)
 
     await mine.close()

@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import structlog
 from starlette.requests import Request
@@ -24,6 +25,7 @@ class Probe:
     def __init__(self, context: Context) -> None:
         self.reads: Sequence[BaseRoute] = (
             Route("/probe/wait/{seconds:float}", self._wait),
+            Route("/probe/until/{file}", self._until),
             Route("/probe/poll", self._poll),
             Route("/probe/whoami", self._whoami),
             Route("/probe/break", self._break),
@@ -45,6 +47,13 @@ class Probe:
         """Answers late; says on the log that it has begun."""
         structlog.get_logger().info("probe waits")
         await asyncio.sleep(request.path_params["seconds"])
+        return Response("waited")
+
+    async def _until(self, request: Request) -> Response:
+        """Answers when there is such a file in the working folder, as late as a test wants it."""
+        structlog.get_logger().info("probe waits")
+        while not Path(request.path_params["file"]).exists():
+            await asyncio.sleep(0.02)
         return Response("waited")
 
     async def _poll(self, request: Request) -> Response:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -20,8 +20,9 @@ from lakebed.frame.model import Sample
 from lakebed.settings import env_name
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
+from spoken import next_line
 
-DEADLINE_S = 60.0
+DEADLINE_S = 150.0
 
 
 @asynccontextmanager
@@ -30,9 +31,7 @@ async def gateway(settings: StoreSettings, **more: str) -> AsyncIterator[tuple[P
     arguments = ("serve", "--port", "0", "--parts", "batches", "--log", "error")
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", "lakebed", *arguments, env=env, stdout=PIPE)
     try:
-        assert process.stdout is not None
-        ready = await asyncio.wait_for(process.stdout.readline(), DEADLINE_S)
-        yield process, msgspec.json.decode(ready)["url"]
+        yield process, msgspec.json.decode(await next_line(process))["url"]
     finally:
         if process.returncode is None:
             process.kill()
@@ -40,19 +39,23 @@ async def gateway(settings: StoreSettings, **more: str) -> AsyncIterator[tuple[P
 
 
 async def run_agent(
-    queue: Path, collectors: list[str], lines: list[str], *, drain_s: float = 50.0, token: str = ""
+    queue: Path, collectors: list[str], lines: list[str], *, token: str = "", until: Callable[[], bool] | None = None
 ) -> int:
-    """Feeds an agent to the end of its input and waits until it has sent everything, or `drain_s` is over."""
+    """Feeds an agent to the end of its input and waits until it has sent everything.
+
+    With `until` it is one that will not: its input ends when that is so, and it has half a second to send the rest.
+    """
     values = {
         "AGENT_ID": "agent-a",
         "QUEUE_DIR": str(queue),
         "COLLECTORS": msgspec.json.encode(collectors).decode(),
         "STDIN": "true",
         "BATCH_SAMPLES_MAX": "40",
+        "BATCH_INTERVAL_S": "0.2" if until else "3600",  # else cut by size alone, however slowly lines come
         "BACKOFF_BASE_S": "0.05",
         "BACKOFF_CAP_S": "0.5",
         "HEDGE_AFTER_S": "0.5",
-        "DRAIN_S": str(drain_s),
+        "DRAIN_S": "0.5" if until else "120",
         "TOKEN": token,
     }
     env = {name: value for name, value in os.environ.items() if not name.startswith("LAKEBED_")}
@@ -60,6 +63,13 @@ async def run_agent(
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "lakebed", "agent", "run", env=env, stdin=PIPE, stderr=PIPE, cwd=queue.parent
     )
+    if until:
+        assert process.stdin is not None
+        process.stdin.write("".join(f"{line}\n" for line in lines).encode())
+        async with asyncio.timeout(DEADLINE_S):
+            while not until():
+                await asyncio.sleep(0.02)
+        lines = []
     await asyncio.wait_for(process.communicate("\n".join(lines).encode()), DEADLINE_S)
     return process.returncode or 0
 
@@ -104,7 +114,7 @@ async def test_a_real_conflict_is_parked_with_the_hashes_of_both(
     chosen = keeper.choose([keeper.queued(10)[1].sha256])[0]
     rival = make_frame(peek(chosen.path.read_bytes()), [Sample("rival", 1, -1.0)] * 40)
     async with gateway(bucket_settings) as (_, url):
-        async with httpx2.AsyncClient() as client:
+        async with httpx2.AsyncClient(timeout=DEADLINE_S) as client:
             planted = await client.post(f"{url}/v1/batches", content=rival.data)
         code = await run_agent(queue, [url], lines(120, 160))
 
@@ -126,7 +136,8 @@ async def test_a_wrong_token_keeps_everything_until_it_is_right(
         [{"name": "a", "secret": "the-right-token-of-agent-a", "rights": ["batches:write:agent-a"]}]
     ).decode()
     async with gateway(bucket_settings, LAKEBED_GATEWAY_KEYS=keys) as (_, url):
-        refused = await run_agent(queue, [url], lines(0, 100), drain_s=1.0, token="some-wrong-token-of-nobody")
+        denied = (queue / "alerts" / "denied.json").exists
+        refused = await run_agent(queue, [url], lines(0, 100), token="some-wrong-token-of-nobody", until=denied)
         alerts = [path.name for path in (queue / "alerts").iterdir()]
         waiting = sum(row.samples for row in Keeper(queue, lambda: 0).boots())
         code = await run_agent(queue, [url], [], token="the-right-token-of-agent-a")

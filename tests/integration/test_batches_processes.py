@@ -27,9 +27,10 @@ from lakebed.metrics import Metrics
 from lakebed.settings import env_name
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
+from spoken import next_line
 
 CRASH_POINTS = 11  # before and behind each of the two creates and the three derived writes, and one past the end
-DEADLINE_S = 90.0
+DEADLINE_S = 200.0
 TESTS = Path(__file__).parent.parent
 
 
@@ -42,10 +43,8 @@ def environment(settings: StoreSettings, **more: object) -> dict[str, str]:
 async def served(settings: StoreSettings, **more: object) -> AsyncIterator[tuple[Process, httpx2.AsyncClient]]:
     command = [sys.executable, "-m", "lakebed", "serve", "--port", "0", "--parts", "batches", "--log", "error"]
     process = await asyncio.create_subprocess_exec(*command, env=environment(settings, **more), stdout=PIPE)
-    assert process.stdout is not None
     try:
-        line = await asyncio.wait_for(process.stdout.readline(), DEADLINE_S)
-        url = msgspec.json.decode(line)["url"]
+        url = msgspec.json.decode(await next_line(process))["url"]
         async with httpx2.AsyncClient(base_url=url, timeout=DEADLINE_S) as client:
             yield process, client
     finally:

@@ -25,9 +25,12 @@ def manifest_of(submitted: acceptance.Submission) -> bytes:
     return write_record(acceptance.manifest(submitted, at_ns=7, collector_id="elsewhere", attempt_id="theirs"))
 
 
-async def upload(server: ScriptedS3) -> tuple[int, dict[str, object], str]:
-    store = connect(server.settings(timeout_s=0.5), clock=SystemClock(), ids=Ids(), metrics=Metrics())
-    async with collector(store, accept_timeout_s=4.0) as (client, part):
+async def upload(
+    server: ScriptedS3, *, timeout_s: float = 30.0, accept_timeout_s: float = 60.0
+) -> tuple[int, dict[str, object], str]:
+    """Short times are for a step that hangs or a store that stays down; elsewhere a pause would pass for a fault."""
+    store = connect(server.settings(timeout_s=timeout_s), clock=SystemClock(), ids=Ids(), metrics=Metrics())
+    async with collector(store, accept_timeout_s=accept_timeout_s) as (client, part):
         server.seen.clear()  # what a collector reads at its start is not part of an upload
         answer = await client.post("/v1/batches", content=MINE.frame)
         part.aftermath._waiting.clear()
@@ -95,16 +98,16 @@ async def test_a_manifest_that_exists_with_another_hash_is_a_conflict(status: in
         Step(503, "SlowDown", key=KEY, apply=True),
         Step(500, key=KEY, apply=True),
         Step(key=KEY, apply=True, reset=True),
-        Step(200, key=KEY, apply=True, hang_s=0.9),
+        Step(key=KEY, apply=True, hang_s=60),
         Step(503, "SlowDown", key=KEY),
         Step(key=KEY, reset=True),
-        Step(200, key=KEY, hang_s=0.9),
+        Step(key=KEY, hang_s=60),
     ],
 )
 async def test_a_lost_answer_to_the_manifest_ends_as_our_own_acceptance(step: Step) -> None:
     """503, reset or timeout, applied or not: resolved by creating again or reading; one manifest, duplicate=false."""
     async with ScriptedS3([step]) as server:
-        status, body, _ = await upload(server)
+        status, body, _ = await upload(server, timeout_s=1.0 if step.hang_s else 30.0)
 
         assert (status, body["duplicate"]) == (200, False)
         assert sum(key.startswith("accepted/v1/") for key in server.objects) == 1
@@ -113,7 +116,7 @@ async def test_a_lost_answer_to_the_manifest_ends_as_our_own_acceptance(step: St
 async def test_a_store_that_stays_down_before_the_manifest_is_503() -> None:
     """The agent must retry; the blob may be an orphan; nothing was accepted."""
     async with ScriptedS3([Step(503, "SlowDown", key=KEY)] * 300) as server:
-        status, body, retry_after = await upload(server)
+        status, body, retry_after = await upload(server, accept_timeout_s=4.0)
 
         assert (status, retry_after) == (503, "2")
         assert KEY not in server.objects
@@ -128,7 +131,7 @@ async def test_an_applied_manifest_whose_answer_never_comes_is_found_by_the_retr
     lost = [Step(503, "SlowDown", key=KEY, apply=True), *[Step(503, "SlowDown", key=KEY)] * 50]
     blind = [Step(503, "SlowDown", method="GET", key=KEY)] * 50
     async with ScriptedS3([*lost, *blind]) as server:
-        first, _, _ = await upload(server)
+        first, _, _ = await upload(server, accept_timeout_s=4.0)
         server.script.clear()
         second, body, _ = await upload(server)
 

@@ -17,6 +17,7 @@ from lakebed.embedded.lock import start_ticks
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
 )
+DEADLINE_S = 60.0
 WITH_HELPER = "import subprocess, time; print(subprocess.Popen(['sleep', '60']).pid, flush=True); time.sleep(60)"
 
 
@@ -28,7 +29,7 @@ def child(tmp_path: Path) -> Iterator[Child]:
 
 
 def first_word(child: Child) -> str:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + DEADLINE_S
     while not child.log.read_text().endswith("\n"):
         assert time.monotonic() < deadline, "it never spoke"
         time.sleep(0.02)
@@ -65,7 +66,7 @@ async def test_takes_along_what_it_started(child: Child) -> None:
 
     await child.stop(5.0)
 
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + DEADLINE_S
     while start_ticks(helper):
         assert time.monotonic() < deadline, "the helper was left behind"
         time.sleep(0.02)
@@ -74,7 +75,7 @@ async def test_takes_along_what_it_started(child: Child) -> None:
 async def test_tells_its_end_and_last_words(child: Child) -> None:
     """The error for a dead child carries its code and the end of its log."""
     child.start([sys.executable, "-c", "import sys; print('no disk'); sys.exit(3)"])
-    assert await child.wait(20.0)
+    assert await child.wait(DEADLINE_S)
 
     error = child.ended("it is needed")
 
@@ -87,21 +88,23 @@ async def test_a_program_that_is_not_there_is_said_so(child: Child) -> None:
     """A missing program ends at once, with the reason in the log."""
     child.start(["/nowhere/at/all"])
 
-    assert await child.wait(20.0)
+    assert await child.wait(DEADLINE_S)
     assert child.exit_code() == 127
     assert "/nowhere/at/all" in child.tail()
 
 
-async def test_its_log_is_bounded(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_its_log_is_bounded(child: Child, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log that grew too long is set aside, and the child goes on writing into an empty one."""
     monkeypatch.setattr(child_module, "LOG_BYTES_MAX", 5)
-    child.start(["/bin/sh", "-c", "echo long enough; read _ <&0; sleep 1; echo more; sleep 60"])
+    go = tmp_path / "go"
+    child.start(["/bin/sh", "-c", f"echo long enough; while [ ! -e {go} ]; do sleep 0.05; done; echo more; sleep 60"])
     assert first_word(child) == "long"
 
     child.set_log_aside()
 
     assert child.log.with_name("thing.log.1").read_text() == "long enough\n"
-    deadline = time.monotonic() + 10
+    go.touch()
+    deadline = time.monotonic() + DEADLINE_S
     while child.log.read_text() != "more\n":
         assert time.monotonic() < deadline, child.log.read_text()
         time.sleep(0.02)

@@ -13,7 +13,7 @@ from lakebed.settings import env_name
 from lakebed.store.settings import StoreSettings
 from scripted_s3 import ScriptedS3
 
-DEADLINE_S = 90
+DEADLINE_S = 300
 
 
 async def doctor(settings: StoreSettings, folder: Path) -> tuple[int, dict[str, Any]]:

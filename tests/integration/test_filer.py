@@ -19,7 +19,7 @@ from lakebed.filer.model import Clause, ConditionKind, Event, Mutation, Mutation
 from lakebed.ids import Ids
 from lakebed.store.admin import client
 
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 NOBODY = "127.0.0.1:1"  # a port that nobody listens on
 
 
@@ -200,12 +200,10 @@ async def test_a_transaction_is_made_only_under_its_conditions(filer: FilerClien
 async def test_another_filer_is_asked_when_one_does_not_answer(weed: BucketEndpoints, name: str) -> None:
     """The one that failed is asked last for a while; with none left it is Unavailable, and no address is Invalid."""
     clock, ids = SystemClock(), Ids()
-    async with FilerClient([NOBODY, weed.filer_grpc], clock=clock, ids=ids, timeout_s=2.0) as filer:
+    async with FilerClient([NOBODY, weed.filer_grpc], clock=clock, ids=ids, timeout_s=DEADLINE_S) as filer:
         assert name == (await filer.lookup("/buckets", name)).name
-        began_s = clock.monotonic_s()
-        for _ in range(20):
-            await filer.lookup("/buckets", name)
-        assert clock.monotonic_s() - began_s < 1.0
+        assert [weed.filer_grpc, NOBODY] == filer._in_order()
+        assert name == (await filer.lookup("/buckets", name)).name
         assert [] == await changes(filer, name, clock.now_ns())
     async with FilerClient([NOBODY], clock=clock, ids=ids, timeout_s=1.0) as alone:
         with pytest.raises(Unavailable):

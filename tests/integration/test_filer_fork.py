@@ -31,7 +31,7 @@ async def main():
             found.set()
 
     listening = asyncio.create_task(listen())
-    await asyncio.wait_for(found.wait(), 30)
+    await asyncio.wait_for(found.wait(), 150)
     print(await asyncio.to_thread(start))
     listening.cancel()
 
@@ -45,7 +45,7 @@ def test_a_program_starts_beside_a_busy_channel(weed: BucketEndpoints) -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
     env["PYTHONPATH"] = os.pathsep.join(sys.path)
     ended = subprocess.run(
-        [sys.executable, "-c", LISTENING, weed.filer_grpc], env=env, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", LISTENING, weed.filer_grpc], env=env, capture_output=True, text=True, timeout=200
     )
 
     assert ("[0, 0, 0]\n", "") == (ended.stdout, ended.stderr)

@@ -17,8 +17,8 @@ from lakebed.filer.client import FilerClient
 from lakebed.filer.model import Clause, ConditionKind, Event, Transaction
 from lakebed.ids import Ids
 
-TIMEOUT_S = 0.4
-DEADLINE_S = 5.0
+PATIENT_S = 60.0  # where an answer is expected: a pause must not pass for a filer that hangs
+HURRIED_S = 3.0  # where one hangs: waited for once in a test
 CHANGE = Transaction("/buckets/b/k", (Clause(ConditionKind.EXISTS),), ())
 
 Answer = Callable[[Any], Awaitable[bytes]]
@@ -75,7 +75,7 @@ def _refuse(code: Any, text: str) -> Answer:
 
 
 async def _hang(_: Any) -> bytes:
-    await asyncio.sleep(60)
+    await asyncio.sleep(600)
     return b""
 
 
@@ -89,13 +89,20 @@ async def servers() -> AsyncIterator[tuple[ScriptedFiler, ScriptedFiler]]:
         await server.stop()
 
 
+def client_of(servers: tuple[ScriptedFiler, ScriptedFiler], timeout_s: float) -> FilerClient:
+    addresses = [server.address for server in servers]
+    return FilerClient(addresses, clock=SystemClock(), ids=Ids(), timeout_s=timeout_s, idle_s=timeout_s)
+
+
 @pytest_asyncio.fixture
 async def filer(servers: tuple[ScriptedFiler, ScriptedFiler]) -> AsyncIterator[FilerClient]:
-    addresses = [server.address for server in servers]
-    async with (
-        asyncio.timeout(DEADLINE_S),
-        FilerClient(addresses, clock=SystemClock(), ids=Ids(), timeout_s=TIMEOUT_S, idle_s=TIMEOUT_S) as made,
-    ):
+    async with client_of(servers, PATIENT_S) as made:
+        yield made
+
+
+@pytest_asyncio.fixture
+async def hurried(servers: tuple[ScriptedFiler, ScriptedFiler]) -> AsyncIterator[FilerClient]:
+    async with client_of(servers, HURRIED_S) as made:
         yield made
 
 
@@ -139,34 +146,34 @@ async def test_a_refused_change_says_why(
 
 
 async def test_a_filer_that_hangs_is_left_for_another(
-    servers: tuple[ScriptedFiler, ScriptedFiler], filer: FilerClient
+    servers: tuple[ScriptedFiler, ScriptedFiler], hurried: FilerClient
 ) -> None:
     """A read goes on to the next one, and later reads begin there."""
     servers[0].answer, servers[1].answer = _hang, _say(b"\x0a\x03\x0a\x01k")
 
-    assert "k" == (await filer.lookup("/", "k")).name
-    assert ["k"] == [entry.name for entry in await filer.page("/")]
+    assert "k" == (await hurried.lookup("/", "k")).name
+    assert ["k"] == [entry.name for entry in await hurried.page("/")]
     assert (1, 2) == (servers[0].asked, servers[1].asked)
 
 
 async def test_a_change_without_an_answer_is_of_unknown_outcome(
-    servers: tuple[ScriptedFiler, ScriptedFiler], filer: FilerClient
+    servers: tuple[ScriptedFiler, ScriptedFiler], hurried: FilerClient
 ) -> None:
     """It may have been made: it is not sent to another filer behind the caller's back."""
     servers[0].answer = _hang
 
     with pytest.raises(OutcomeUnknown):
-        await filer.transact(CHANGE)
+        await hurried.transact(CHANGE)
     assert 0 == servers[1].asked
 
 
-async def test_a_silent_stream_is_given_up(servers: tuple[ScriptedFiler, ScriptedFiler], filer: FilerClient) -> None:
+async def test_a_silent_stream_is_given_up(servers: tuple[ScriptedFiler, ScriptedFiler], hurried: FilerClient) -> None:
     """And the next one begins with the other filer."""
     servers[0].answer, servers[1].answer = _hang, _say(b"\x18\x07")
 
     with pytest.raises(Unavailable):
-        await told(filer)
-    assert [7] == [event.ts_ns for event in await told(filer)]
+        await told(hurried)
+    assert [7] == [event.ts_ns for event in await told(hurried)]
 
 
 async def test_refusals_of_the_server_are_typed(

@@ -89,7 +89,7 @@ def serving(loop: str, asked: Callable[[App, Client], Coroutine[Any, Any, None]]
             await asyncio.sleep(0.01)
         streams = await asyncio.open_connection(*bound.getsockname())
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(100):
                 await asked(app, Client(*streams))
         finally:
             streams[1].close()

@@ -22,7 +22,7 @@ from lakebed.lifecycle.seaweed_filer import SeaweedLake
 from lakebed.store.admin import client
 
 RACES = 48
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 
 
 class Place:
@@ -247,7 +247,7 @@ async def test_events_come_from_another_filer_when_one_is_gone(weed: BucketEndpo
     """One pass, one position, whichever filer tells."""
     began = Position(place.clock.now_ns())
     place.put("k")
-    filer = FilerClient(["127.0.0.1:1", weed.filer_grpc], clock=place.clock, ids=Ids(), timeout_s=1.0)
+    filer = FilerClient(["127.0.0.1:1", weed.filer_grpc], clock=place.clock, ids=Ids(), timeout_s=DEADLINE_S)
     lake = SeaweedLake(filer, place.clock, Ids())
 
     told = [event.key async for event in lake.read(began, place.clock.now_ns()) if event.bucket == place.name]

@@ -22,7 +22,7 @@ from lakebed.lifecycle.seaweed_filer import SeaweedLake
 from lakebed.lifecycle.seaweed_ttl import FOLDER, NAME
 from lakebed.store.admin import client
 
-DEADLINE_S = 30.0
+DEADLINE_S = 100.0
 
 
 class Place:
@@ -61,7 +61,7 @@ class Place:
 
     async def has_bytes(self, entry: Entry) -> bool:
         """Whether the volume still gives the first piece."""
-        async with httpx2.AsyncClient() as ask:
+        async with httpx2.AsyncClient(timeout=DEADLINE_S) as ask:
             volume = entry.head_fid.partition(",")[0]
             found = (await ask.get(f"{self.master}/dir/lookup", params={"volumeId": volume})).json()
             answer = await ask.get(f"http://{found['locations'][0]['url']}/{entry.head_fid}")

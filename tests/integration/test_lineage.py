@@ -41,7 +41,7 @@ def context_of(**flags: Any) -> Context:
 def said(context: Context) -> Mouth:
     mouth = lineage_of(context)._mouth
     assert mouth is not None
-    assert mouth.flush()
+    assert mouth.flush(timeout_s=100.0)
     return mouth
 
 
@@ -115,9 +115,9 @@ def test_the_standard_environment_counts_and_the_last_event_leaves_a_short_proce
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("LAKEBED_", "OPENLINEAGE_"))}
         env = {**clean, "PYTHONPATH": os.pathsep.join(sys.path), "OPENLINEAGE_URL": receiver.url}
         env["OPENLINEAGE_NAMESPACE"] = "from-env"
-        subprocess.run([sys.executable, "-c", AT_THE_END], env=env, check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", AT_THE_END], env=env, check=True, timeout=200)
         quiet = {**env, "OPENLINEAGE_DISABLED": "true"}
-        subprocess.run([sys.executable, "-c", AT_THE_END], env=quiet, check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", AT_THE_END], env=quiet, check=True, timeout=200)
 
     assert [("START", "short"), ("COMPLETE", "short")] == receiver.told()
     assert {"from-env"} == {event["job"]["namespace"] for event in receiver.events}

@@ -28,7 +28,7 @@ def test_a_load_test_leaves_a_folder_in_which_both_sides_agree(bucket_settings: 
         [sys.executable, "-m", "lakebed", "bench", "log", "--scenario", "smoke", "--out", str(tmp_path), "-o", "json"],
         env=env,
         capture_output=True,
-        timeout=120,
+        timeout=500,
         check=False,
     )
 
@@ -53,7 +53,7 @@ def test_an_unknown_scenario_is_refused_with_the_known_ones(tmp_path: Path) -> N
         [sys.executable, "-m", "lakebed", "bench", "log", "--scenario", "steddy", "--out", str(tmp_path / "runs")],
         env=env,
         capture_output=True,
-        timeout=60,
+        timeout=200,
         check=False,
     )
 

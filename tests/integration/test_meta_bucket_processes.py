@@ -20,7 +20,7 @@ GROUP = "orders:0"
 ROOT = "llog/orders/partitions/0/"
 ENTRIES = 60
 PROCESSES = 3
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 APPENDER = """
 import asyncio, json, sys
 from lakebed.clock import SystemClock
@@ -36,7 +36,7 @@ tools = {"clock": SystemClock(), "ids": Ids(), "metrics": Metrics()}
 
 async def main():
     meta = BucketMeta(connect(StoreSettings.of(options), **tools), "meta", **tools)
-    session = await meta.open_session(timeout_s=2.0)
+    session = await meta.open_session(timeout_s=8.0)
     await meta.put(f"llog/orders/partitions/0/claims/{name}", b"", session=session, partition_key="orders:0")
     for at in range(count):
         key = f"llog/orders/partitions/0/index/{name}-{at:04d}"

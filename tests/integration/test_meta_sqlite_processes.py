@@ -11,6 +11,7 @@ from lakebed.clock import SystemClock
 from lakebed.ids import Ids
 from lakebed.meta.sqlite import SqliteMeta
 from lakebed.metrics import Metrics
+from spoken import next_line
 
 COUNTER = """
 import asyncio, sys
@@ -23,7 +24,7 @@ from lakebed.metrics import Metrics
 
 async def main(path, times):
     meta = SqliteMeta(Path(path), clock=SystemClock(), ids=Ids(), metrics=Metrics())
-    session = await meta.open_session(timeout_s=1.0)
+    session = await meta.open_session(timeout_s=8.0)
     await meta.put(f"alive/{session.id}", b"", session=session)
     done = 0
     while done < times:
@@ -54,13 +55,13 @@ async def test_racing_processes_lose_no_update_and_a_killed_one_leaves_nothing_b
     racers, victim = [await start(60) for _ in range(2)], await start(100_000)
     assert victim.stdout is not None
     for _ in range(20):
-        await victim.stdout.readline()
+        await next_line(victim)
     victim.send_signal(signal.SIGKILL)
     said = 20 + len((await victim.stdout.read()).split())
     await victim.wait()
     assert [await racer.wait() for racer in racers] == [0, 0]
     total = int((await meta.get("count")).value)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(100):
         while await meta.range("alive/", "alive0", limit=10):
             await asyncio.sleep(0.1)
     await meta.close()

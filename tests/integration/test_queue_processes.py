@@ -7,7 +7,8 @@ import os
 import random
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx2
@@ -27,7 +28,7 @@ from lakebed.settings import Settings, env_name
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
 
-DEADLINE_S = 60.0
+DEADLINE_S = 150.0
 NAME, TABLE = "orders", "applied"
 
 
@@ -79,6 +80,12 @@ async def fleet(tmp_path: Path, bucket_settings: StoreSettings) -> AsyncIterator
     made = Fleet(tmp_path, bucket_settings)
     yield made
     await made.clear()
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as made:
+        yield made
 
 
 async def until(holds: Callable[[], Awaitable[bool]], what: str) -> None:
@@ -195,10 +202,12 @@ async def test_clean_up_on_the_bucket_leaves_only_the_manifests(context: Context
     assert (await queue.producer.read()).pending == ()
 
 
-async def test_a_killed_broker_had_answered_only_what_is_durable(context: Context, fleet: Fleet, bucket: Store) -> None:
+async def test_a_killed_broker_had_answered_only_what_is_durable(
+    context: Context, fleet: Fleet, stack: ExitStack
+) -> None:
     """Its callers keep their answers: each answered entry is in the queue, and a second broker goes on."""
-    with HeldPorts(Ids()) as held:
-        ports = [held.take(), held.take()]
+    held = stack.enter_context(HeldPorts(Ids()))  # until the end: nobody else gets them before the brokers listen
+    ports = [held.take(), held.take()]
     answered: list[str] = []
 
     async def post(client: httpx2.AsyncClient, entry: str) -> None:
@@ -215,7 +224,7 @@ async def test_a_killed_broker_had_answered_only_what_is_durable(context: Contex
     for number, port in enumerate(ports):
         url = f"http://127.0.0.1:{port}"
         broker = await fleet.start(f"broker-{number}", "lakebed", "serve", "--port", str(port), "--parts", "queue")
-        async with httpx2.AsyncClient(base_url=url, timeout=20.0) as client:
+        async with httpx2.AsyncClient(base_url=url, timeout=DEADLINE_S) as client:
 
             async def ready(client: httpx2.AsyncClient = client) -> bool:
                 try:

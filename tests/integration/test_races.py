@@ -22,7 +22,7 @@ from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
 
 PROCESSES = 4
-DEADLINE_S = 90
+DEADLINE_S = 200
 
 
 @pytest.fixture
@@ -59,8 +59,9 @@ async def test_a_racer_killed_half_way_has_counted_whole_numbers(
     victim = await racer(bucket_settings, "count", "r/tally.json", "victim", "100000")
     other = await racer(bucket_settings, "count", "r/tally.json", "other", "20")
     register = tally(context, "r/tally.json")
-    while (await register.read()).value.counts.get("victim", 0) < 3:
-        await asyncio.sleep(0.02)
+    async with asyncio.timeout(DEADLINE_S):
+        while (await register.read()).value.counts.get("victim", 0) < 3:
+            await asyncio.sleep(0.02)
 
     victim.kill()
     await victim.wait()
@@ -73,7 +74,7 @@ async def test_of_processes_racing_for_a_lease_one_holds_it_and_the_killed_is_re
     context: Context, bucket_settings: StoreSettings
 ) -> None:
     """A held lease is refused; after kill -9 another takes it under a higher epoch, and the old epoch is fenced."""
-    first = await racer(bucket_settings, "hold", "l/lease.json", "first")
+    first = await racer(bucket_settings, "hold", "l/lease.json", "first", "10")
     epoch = int((await line_of(first)).removeprefix("held "))
     rival = Lease(
         context.store,
@@ -110,7 +111,7 @@ async def test_many_processes_ask_for_a_free_lease_and_exactly_one_gets_it(
     context: Context, bucket_settings: StoreSettings
 ) -> None:
     """Of four processes asking at once exactly one says that it holds the lease."""
-    racers = [await racer(bucket_settings, "hold", "l/lease.json", f"r{n}") for n in range(PROCESSES)]
+    racers = [await racer(bucket_settings, "hold", "l/lease.json", f"r{n}", "300") for n in range(PROCESSES)]
     try:
         said = await asyncio.gather(*(line_of(process) for process in racers))  # a loser's line is its end: empty
 

@@ -15,17 +15,18 @@ from lakebed.store.connect import connect
 from lakebed.store.protocol import Store
 from scripted_s3 import ScriptedS3, Step
 
-StoreOn = Callable[[ScriptedS3], Store]
+StoreOn = Callable[..., Store]
 
 
 @pytest.fixture(params=["short way", "general client"])
 def store_on(request: pytest.FixtureRequest) -> StoreOn:
     """A store on such a server, by either of the ways a conditional write can take."""
 
-    def made(server: ScriptedS3) -> Store:
+    def made(server: ScriptedS3, **settings: object) -> Store:
+        told = server.settings(**settings)
         if request.param == "short way":
-            return connect(server.settings(), clock=SystemClock(), ids=Ids(), metrics=Metrics())
-        return BucketStore(open_bucket(server.settings()), clock=SystemClock(), ids=Ids(), metrics=Metrics())
+            return connect(told, clock=SystemClock(), ids=Ids(), metrics=Metrics())
+        return BucketStore(open_bucket(told), clock=SystemClock(), ids=Ids(), metrics=Metrics())
 
     return made
 
@@ -104,8 +105,8 @@ async def test_a_put_result_feeds_the_next_replace(store_on: StoreOn) -> None:
 
 async def test_a_hang_after_the_write_is_resolved_by_reading(store_on: StoreOn) -> None:
     """A create that was applied and then hung past the timeout is found to be ours by reading."""
-    async with ScriptedS3([Step(apply=True, hang_s=30)] * 3) as server:
-        created = await store_on(server).create("a/b", b"mine")
+    async with ScriptedS3([Step(apply=True, hang_s=60)] * 3) as server:
+        created = await store_on(server, timeout_s=1.0).create("a/b", b"mine")
 
         assert created.size == 4
 

@@ -16,9 +16,10 @@ import pytest
 import terminal
 from lakebed.settings import env_name
 from lakebed.store.settings import StoreSettings
+from spoken import next_line
 from ticks_kit import ORG, PAYLOAD_KEY, PROJECT, parquet
 
-DEADLINE_S = 60.0
+DEADLINE_S = 200.0
 SETTINGS = {
     "ticks.payload_key": PAYLOAD_KEY, "ticks.pipeline": "twin", "ticks.org_id": ORG, "gateway.prove": "never",
     "ticks.batch_window_s": 0.2, "ticks.poll_s": 0.1,
@@ -48,12 +49,10 @@ class Shell:
     async def serve(self, command: str) -> str:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "lakebed", command, "--parts", "ticks",
-            env=self.env, cwd=self.folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+            env=self.env, cwd=self.folder, stdout=asyncio.subprocess.PIPE, stderr=(self.folder / "log").open("ab"),
         )  # fmt: skip
         self._servers.append(process)
-        assert process.stdout is not None
-        line = await asyncio.wait_for(process.stdout.readline(), DEADLINE_S)
-        url: str = json.loads(line)["url"]
+        url: str = json.loads(await next_line(process, self.folder / "log"))["url"]
         return url
 
     async def agent(self, url: str, *, dies_at: str = "") -> asyncio.subprocess.Process:

@@ -27,10 +27,11 @@ from lakebed.ticks.audit import COMMITTED
 from lakebed.ticks.model import TickId
 from lakebed.ticks.receiver import register_of
 from lakebed.ticks.twins import TwinBronze, TwinSilverJob
+from spoken import next_line
 from ticks_kit import ORG, PAYLOAD_KEY, PROJECT, TICK, manifest, parquet, sha
 
 HERE = Path(__file__).parent
-DEADLINE_S = 30.0
+DEADLINE_S = 150.0
 OF = TickId(ORG, PROJECT, TICK)
 PARTS = {1: parquet([1, 2, 3]), 2: parquet([4, 5])}
 SAID = manifest(PARTS, {1: 3, 2: 2})
@@ -59,10 +60,7 @@ class Fleet:
             cwd=self._folder, stdout=asyncio.subprocess.PIPE, stderr=(self._folder / "log").open("ab"),
         )  # fmt: skip
         self._running.append(process)
-        assert process.stdout is not None
-        line = await asyncio.wait_for(process.stdout.readline(), DEADLINE_S)
-        assert line, (self._folder / "log").read_text()[-2000:]
-        return process, json.loads(line)["url"]
+        return process, json.loads(await next_line(process, self._folder / "log"))["url"]
 
     async def clear(self) -> None:
         for process in self._running:

@@ -24,7 +24,7 @@ from lakebed.store.settings import StoreSettings
 from lakebed.traces.exporter import Exporter
 from lakebed.traces.model import Place, Span
 
-DEADLINE_S = 30.0
+DEADLINE_S = 150.0
 
 
 class Receiver:

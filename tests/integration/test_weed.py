@@ -24,6 +24,7 @@ from lakebed.settings import Secret
 from lakebed.store.connect import connect
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
+from spoken import line_of
 
 PARENT = """
 import asyncio, pathlib, sys, time
@@ -33,7 +34,7 @@ from lakebed.ids import Ids
 weed = Weed(pathlib.Path(sys.argv[1]), clock=SystemClock(), ids=Ids())
 asyncio.run(weed.start())
 print(weed.child.pid, flush=True)
-time.sleep(120)
+time.sleep(600)
 """
 
 
@@ -75,7 +76,7 @@ async def test_comes_back_the_same_after_a_kill_and_elsewhere_when_its_ports_are
     before = await weed.start()
     await open_store(before.store_settings()).create("kept", b"here")
     os.kill(weed.child.pid, signal.SIGKILL)
-    assert await weed.child.wait(10.0)
+    assert await weed.child.wait(60.0)
 
     again = Weed(tmp_path / "bucket", clock=SystemClock(), ids=Ids())
     after = await again.start()
@@ -151,11 +152,10 @@ async def test_says_why_it_did_not_start(tmp_path: Path) -> None:
     (tmp_path / "bucket" / "data" / "filerldb2").write_text("not a folder")
     weed = Weed(tmp_path / "bucket", clock=SystemClock(), ids=Ids())
 
-    started = time.monotonic()
     with pytest.raises(Unavailable) as caught:
         await weed.start()
 
-    assert time.monotonic() - started < 30
+    assert "died while starting" in caught.value.message
     assert "filerldb2" in caught.value.message
     assert isinstance(caught.value, LakebedError)
     assert str(tmp_path) in caught.value.hint
@@ -168,14 +168,13 @@ async def test_dies_with_a_killed_parent(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
-    assert parent.stdout is not None
-    child = int(await asyncio.to_thread(parent.stdout.readline))
+    child = int(await asyncio.to_thread(line_of, parent))
     assert Path(f"/proc/{child}").exists()
 
     parent.kill()
     parent.wait()
 
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while Path(f"/proc/{child}").exists() and _state(child) != "Z":
         assert time.monotonic() < deadline, "the server outlived its parent"
         await asyncio.sleep(0.05)

@@ -16,6 +16,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from lakebed.embedded.ports import HOST, HeldPorts
+from lakebed.ids import Ids
+
 MODULE = "github.com/oxia-db/oxia"
 VERSIONS = ("v0.14.4", "v0.14.0")  # later ones keep the server in modules that cannot be built from outside
 # v0.14.0 gives out an offset and appends to its log in two steps, so that two writers break a shard for good. It is
@@ -34,7 +37,7 @@ MENDED = {
     )
 }
 BUILD_S = 900.0
-READY_S = 30.0
+READY_S = 150.0
 STOP_S = 10.0
 SHARDS = 16
 ROOT = Path(__file__).resolve().parents[2]
@@ -123,7 +126,11 @@ def run(command: list[str], folder: str | Path) -> str:
 
 
 def tested(binary: Path, version: str, data: Path) -> int:
-    public, metrics = (f"127.0.0.1:{port}" for port in free_ports(2))
+    with HeldPorts(Ids()) as held:  # until the end: nobody else gets them before the server listens
+        return tested_at(binary, version, data, *(f"{HOST}:{held.take()}" for _ in range(2)))
+
+
+def tested_at(binary: Path, version: str, data: Path, public: str, metrics: str) -> int:
     command = [str(binary), "standalone", "-p", public, "-m", metrics, "-s", str(SHARDS)]
     command += ["--data-dir", str(data / "db"), "--wal-dir", str(data / "wal")]
     with Path(data, "server.log").open("wb") as log:
@@ -141,14 +148,6 @@ def tested(binary: Path, version: str, data: Path) -> int:
         return ended
     finally:
         stop(server)
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 def ready(address: str, server: subprocess.Popen[bytes]) -> bool:

@@ -79,7 +79,7 @@ def test_a_trace_does_not_depend_on_hash_randomisation() -> None:
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
             check=True,
             capture_output=True,
-            timeout=60,
+            timeout=400,
         )
         return [row["digest"] for row in msgspec.json.decode(shown.stdout)]
 

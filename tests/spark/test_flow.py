@@ -154,7 +154,7 @@ def _check_spans(spans: list[Span]) -> None:
 def _check_lineage(context: Context, receiver: Receiver) -> None:
     mouth = lineage_of(context)._mouth
     assert mouth is not None
-    assert mouth.flush()
+    assert mouth.flush(timeout_s=100.0)
     for event in receiver.events:
         check(event)
     ends = {(kind, name) for kind, name in receiver.told() if kind != "START"}
@@ -184,7 +184,7 @@ async def test_old_rows_and_their_files_go_by_themselves(context: Context, yard:
     (worker,) = workers(msgspec.structs.replace(context, clock=yard.clock))
     task = asyncio.create_task(worker.run())
 
-    async with asyncio.timeout(100):
+    async with asyncio.timeout(400):
         while await _files(yard) > 1:
             await yard.clock.advance(DAY_S)
             await asyncio.sleep(0.2)

@@ -25,6 +25,7 @@ from lakebed.lifecycle import xml
 from lakebed.lifecycle.applier import Applied
 from lakebed.lifecycle.ledger_table import SPEC, Mover
 from lakebed.lifecycle.model import Rule
+from lakebed.lifecycle.settings import LifecycleSettings
 from lakebed.lifecycle.workers import opened, shelf_of
 from lakebed.metrics import Metrics
 from lakebed.parts import sections
@@ -37,9 +38,10 @@ from lakebed.store.connect import connect
 from lakebed.store.settings import StoreSettings
 from lakebed.views.lifecycle_scan import apply, found, scan
 
-pytestmark = pytest.mark.timeout(400)  # the first of a lane waits for Spark, its own jobs and the days that pass
+pytestmark = pytest.mark.timeout(900)  # the first of a lane waits for Spark, its own jobs and the days that pass
 
-DAY_S = 6.0  # longer than it takes to put the objects and to begin
+LONG_DAY_S = 1_000.0  # in which nothing grows a day old, however long the test takes
+DAY_S = 12.0  # one that passes; much longer than it takes to put an object and to apply what was found
 RULES = (Rule("tmp", prefix="tmp/", expiration_days=1), Rule("tagged", tags=(("tmp", "1"),), expiration_days=1))
 
 
@@ -48,13 +50,19 @@ def context(weed: BucketEndpoints, spark_settings: SparkSettings) -> Context:
     told: dict[str, Any] = weed.as_settings() | {
         "store.prefix": f"lcs-{Ids().token()}",
         "lifecycle.rounding": "exact",
-        "lifecycle.day_s": DAY_S,
+        "lifecycle.day_s": LONG_DAY_S,
     }
     told |= {f"{spark_settings.section}.{key}": value for key, value in msgspec.structs.asdict(spark_settings).items()}
     settings = load(sections(), flags=told)
     clock, ids, metrics = SystemClock(), Ids(), Metrics()
     store = connect(settings.of(StoreSettings), clock=clock, ids=ids, metrics=metrics)
     return Context("spark-test", settings, store, clock, ids, metrics)
+
+
+def with_day(context: Context, day_s: float) -> Context:
+    """The same lake, whose days are so long."""
+    told = msgspec.structs.replace(context.settings.of(LifecycleSettings), day_s=day_s)
+    return msgspec.structs.replace(context, settings=context.settings.having(told))
 
 
 @pytest.fixture
@@ -86,7 +94,7 @@ def test_a_bucket_is_judged_by_spark_and_the_candidates_are_applied_by_the_guard
     s3.put_object(Bucket=name, Key="tmp/3", Body=b"new")
 
     async def enable_and_apply() -> tuple[int, Applied, Applied]:
-        async with opened(context) as site:
+        async with opened(with_day(context, DAY_S)) as site:
             count = await found(site, name)
             before = await apply(site, name)  # no policy is in force: candidates alone delete nothing
             await site.lake.put(name, policy)
@@ -142,9 +150,9 @@ def test_the_ledger_is_a_table_for_duckdb_polars_and_spark(spark: SparkSession, 
     """The same counts of outcomes by every engine, and `why` still tells the whole story."""
 
     async def live() -> int:
-        async with opened(context) as site:
+        async with opened(with_day(context, 1.5)) as site:
             await site.lake.put(name, xml.render(RULES[:1]))
-            await asyncio.sleep(DAY_S + 1.5)
+            await asyncio.sleep(3.0)
             await site.worker.walk(name, await site.worker.compile())
             return await Mover(shelf_of(context)).run()
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,10 @@ from lakebed.cli import exits
 from lakebed.settings import env_name
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
+from spoken import line_of
 
-DEADLINE_S = 150.0
-pytestmark = pytest.mark.timeout(600)
+DEADLINE_S = 300.0
+pytestmark = pytest.mark.timeout(1200)
 
 CONTRACT = "table: orders\nkeys: [id]\ncolumns:\n  id: {type: long, required: true}\n"
 
@@ -31,41 +32,55 @@ class Command:
     """Starts `lakebed …` in a folder of its own, with the bucket in its environment."""
 
     def __init__(self, settings: StoreSettings, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.errors = folder, folder / "stderr"
+        self._started: list[subprocess.Popen[str]] = []
         layer = {**settings.as_layer(), "spark.quick": "true", "spark.master": "local[2]", "bronze.step_objects": 2}
         self._env = {**os.environ, **{env_name(key): str(value) for key, value in layer.items()}}
 
     def start(self, *line: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "lakebed", *line],
-            cwd=self.folder,
-            env=self._env,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        """Its words are in the file `errors`, where no full pipe can stop it."""
+        with self.errors.open("wb") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "lakebed", *line],
+                cwd=self.folder,
+                env=self._env,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
+        self._started.append(process)
+        return process
 
     def run(self, *line: str, stdin: str = "") -> tuple[int, Any, str]:
         process = self.start(*line)
-        out, err = process.communicate(stdin, timeout=DEADLINE_S)
-        return process.returncode, json.loads(out) if out.strip() else None, err
+        out, _ = process.communicate(stdin, timeout=DEADLINE_S)
+        return process.returncode, json.loads(out) if out.strip() else None, self.errors.read_text()
 
     def kill_when(self, happened: Callable[[], bool], *line: str) -> None:
         process = self.start(*line)
         deadline = time.monotonic() + DEADLINE_S
         while not happened():
-            assert time.monotonic() < deadline, "it never came so far"
-            assert process.poll() is None, process.communicate()[1][-2000:]
+            assert time.monotonic() < deadline, f"it never came so far: {self.errors.read_text()[-2000:]}"
+            assert process.poll() is None, self.errors.read_text()[-2000:]
             time.sleep(0.01)
         os.killpg(process.pid, signal.SIGKILL)
-        process.communicate(timeout=60)
+        process.communicate(timeout=DEADLINE_S)
+
+    def clear(self) -> None:
+        """Ends what a failing test leaves."""
+        for process in self._started:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate(timeout=DEADLINE_S)
 
 
 @pytest.fixture
-def command(bucket_settings: StoreSettings, tmp_path: Path) -> Command:
-    return Command(bucket_settings, tmp_path)
+def command(bucket_settings: StoreSettings, tmp_path: Path) -> Iterator[Command]:
+    made = Command(bucket_settings, tmp_path)
+    yield made
+    made.clear()
 
 
 def keys(bucket: Store, prefix: str) -> list[str]:
@@ -128,11 +143,10 @@ def test_following_takes_what_comes_later_until_it_is_told_to_stop(command: Comm
     yard = BatchesYard(bucket)
     yard.accept(0, 9)
     process = command.start("pipeline", "run", "--follow", "--every-s", "0.2", "-o", "jsonl")
-    assert process.stdout is not None
 
-    told = [json.loads(process.stdout.readline())["good"]]
+    told = [json.loads(line_of(process, command.errors, within_s=DEADLINE_S))["good"]]
     yard.accept(10, 14, at_s=1)  # only now: the first run would have taken it too, until the moment it was told
-    told.append(json.loads(process.stdout.readline())["good"])
+    told.append(json.loads(line_of(process, command.errors, within_s=DEADLINE_S))["good"])
     os.killpg(process.pid, signal.SIGINT)
     process.communicate(timeout=DEADLINE_S)
 

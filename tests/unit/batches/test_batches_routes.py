@@ -67,10 +67,11 @@ async def test_a_store_that_is_down_is_503_with_retry_after_and_nothing_is_accep
 
 async def test_uploads_over_the_memory_set_aside_are_told_to_wait() -> None:
     """Bytes under way are bounded before they are read; what was taken before goes on."""
-    going = asyncio.Event()
+    begun, going = asyncio.Event(), asyncio.Event()
 
     class Slow(MemoryStore):
         async def create(self, key: str, data: bytes) -> ObjectInfo:
+            begun.set()
             await going.wait()
             return await super().create(key, data)
 
@@ -78,7 +79,7 @@ async def test_uploads_over_the_memory_set_aside_are_told_to_wait() -> None:
     limits = {"frame_bytes_max": size, "body_bytes_max": 16_000, "upload_bytes_max": size * 2 - 1}
     async with collector(Slow(clock=SystemClock()), **limits) as (client, _):
         first = asyncio.create_task(client.post("/v1/batches", content=frame_of()))
-        await asyncio.sleep(0.05)
+        await begun.wait()
         second = await client.post("/v1/batches", content=frame_of())
         going.set()
         taken = (await first).status_code

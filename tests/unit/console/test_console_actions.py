@@ -208,7 +208,7 @@ async def test_an_action_of_lifecycle_is_paused_and_goes_on() -> None:
 
 async def test_the_doctor_tells_verdicts_as_they_fall() -> None:
     """Called from the page, it runs beside the gateway, once at a time, and its verdicts are the command's."""
-    async with site() as here, asyncio.timeout(60):
+    async with site() as here, asyncio.timeout(300):
         await here.browser.open("/status")
         called = await here.browser.post("/console/do/status.doctor")
         again = here.console.look.checkup.begin()

@@ -115,7 +115,7 @@ async def test_viewers_are_limited_and_the_sampler_ends_with_the_last() -> None:
     """One more than the limit is refused; when all are gone nothing runs any more."""
     clock = ManualClock()
     one = live(Metrics(), clock)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(100):
         watching = [one.watch() for _ in range(VIEWERS_MAX)]
         for watch in watching:
             await watch.__aenter__()

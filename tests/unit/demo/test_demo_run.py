@@ -78,7 +78,7 @@ async def test_scenarios_overlap_but_wait_for_what_they_need() -> None:
         order.append("third")
 
     chosen = {"third": scenario(third, ("first",)), "first": scenario(first), "second": scenario(second)}
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(100):
         seconds = await run._play_all(stage([]), chosen, SystemClock())
 
     assert ["second", "first", "third"] == order
@@ -96,7 +96,7 @@ async def test_a_scenario_that_breaks_is_a_finding_and_the_others_go_on(error: E
         each.check("it holds", True, "seen")
 
     there = stage([])
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(100):
         await run._play_all(there, {"broken": scenario(broken), "good": scenario(good)}, SystemClock())
 
     assert {("broken", False), ("good", True)} == {(each.scenario, each.held) for each in there.record.proven}

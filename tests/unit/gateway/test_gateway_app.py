@@ -215,7 +215,7 @@ async def test_a_component_that_hangs_while_draining_does_not_take_the_others_ti
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The deadline is shared, yet each is given a moment of its own."""
-    monkeypatch.setattr(module, "DRAIN_LEAST_S", 0.05)
+    monkeypatch.setattr(module, "DRAIN_LEAST_S", 0.5)
     first, last = Sample("first"), Sample("last")
     last.reads = last.writes = ()
 
@@ -230,9 +230,9 @@ async def test_a_component_that_hangs_while_draining_does_not_take_the_others_ti
 
     slow, hanging = Slow("slow"), Hanging("hanging")
     slow.reads = slow.writes = hanging.reads = hanging.writes = ()
-    app = make([first, slow, hanging, last], drain_s=0.05)
+    app = make([first, slow, hanging, last], drain_s=0.5)
 
-    async with app.router.lifespan_context(app), asyncio.timeout(5):
+    async with app.router.lifespan_context(app), asyncio.timeout(100):
         pass
 
     assert [part.lived[-1] for part in (first, slow, hanging, last)] == ["stopped", "stopped", "started", "stopped"]

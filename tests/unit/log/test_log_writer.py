@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import pytest
 from log_host import TP, Host
 
 from lakebed.clock import settle
@@ -243,6 +244,35 @@ async def test_too_much_at_once_is_refused_with_nothing_changed(host: Host) -> N
     assert isinstance(refused, BackPressureRejected)
     assert isinstance((await taken)[0], Appended)
     assert await host.read_all(broker) == [b"x" * 1500]
+    assert broker.producer.held_bytes == 0
+
+
+async def test_a_request_is_answered_when_its_last_chunk_is(host: Host) -> None:
+    """What is refused at once waits for what was taken with it: one answer, outcomes in the order of the request."""
+    broker = host.broker(buffer_max_bytes=2000, batch_max_bytes=2000, record_max_bytes=2000)
+    told: list[Sequence[Any]] = []
+    both = [(TP, Chunk(columns([b"y" * 1500]))), (TP, Chunk(columns([b"x" * 1500])))]
+
+    broker.producer.append(both, told.append)
+    before = list(told)
+    await host.clock.advance(0.1)
+
+    assert [] == before
+    assert [[Appended, BackPressureRejected]] == [[type(outcome) for outcome in outcomes] for outcomes in told]
+
+
+async def test_a_flight_that_is_cut_off_says_that_nothing_is_known(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for a blob whose flight is cancelled is told to read before trying again."""
+    broker = host.broker(batch_max_delay_ms=1.0)
+    monkeypatch.setattr(broker.writer, "append_shared", lambda *_, **__: _never())
+    asked = asyncio.ensure_future(broker.produce([(TP, Chunk(columns([b"x"])))]))
+    await host.clock.advance(0.01)
+
+    for flight in list(broker.producer._flights):
+        flight.cancel()
+    (outcome,) = await asyncio.wait_for(asked, 5)
+
+    assert isinstance(outcome, OutcomeUnknown)
     assert broker.producer.held_bytes == 0
 
 

@@ -234,7 +234,7 @@ async def test_a_cancelled_writer_tells_everybody_who_waits(names: Register[Name
     assert names._writer is not None
     names._writer.cancel()
 
-    results = await asyncio.wait_for(asyncio.gather(first, second, return_exceptions=True), timeout=5)
+    results = await asyncio.wait_for(asyncio.gather(first, second, return_exceptions=True), timeout=100)
 
     assert [type(result) for result in results] == [OutcomeUnknown, Unavailable]
     store.gate.set()

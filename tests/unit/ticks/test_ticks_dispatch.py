@@ -50,7 +50,12 @@ class Fleet:
 
     def node(self, name: str) -> Context:
         return context_of(
-            self.store, clock=self.clock, node=name, seed=hash(name), visibility_timeout_s=60, batch_window_s=0.01
+            self.store,
+            clock=self.clock,
+            node=name,
+            seed=sum(name.encode()),
+            visibility_timeout_s=60,
+            batch_window_s=0.01,
         )
 
     def dispatcher(self, context: Context) -> Dispatcher:

@@ -148,8 +148,9 @@
   const refresh = async (force) => {
     if (asking || (!force && busy())) return;
     asking = true;
+    const headers = force ? {} : { "x-quiet": "1" };
     try {
-      await htmx.ajax("GET", location.pathname + location.search, { target: "#page", select: "#page", swap: "morph:outerHTML" });
+      await htmx.ajax("GET", location.pathname + location.search, { target: "#page", select: "#page", swap: "morph:outerHTML", headers });
     } catch {
       say("The gateway does not answer. Trying again.");
     } finally {
@@ -169,6 +170,8 @@
     if (xhr.status === 401 || xhr.responseURL.includes("/login")) {
       swap.detail.shouldSwap = false;
       location.assign("/login?next=" + encodeURIComponent(location.pathname + location.search));
+    } else if (swap.detail.requestConfig?.headers["x-quiet"] && busy()) {
+      swap.detail.shouldSwap = false;  // somebody has begun something since it was asked for: the next one will do
     } else if (html && (target.id === "ask-body" || target.id === "page")) {
       swap.detail.shouldSwap = true;
       swap.detail.isError = false;
