@@ -181,13 +181,15 @@ class Auditor:
         for _ in range(ROUNDS_MAX):
             manifests = self._manifests(findings.identities(listing, through_ns, strange))
             spoken = self._keep(findings.speaking(manifests))
-            touched = self._keep(unsound.union(spoken.select("sha256")).distinct())
-            count = strange.count()
-            more = self._keep(counting.strange(sums, touched)) if count else strange
-            if count == more.count():
+            fresh = self._keep(spoken.select("sha256").join(unsound, "sha256", how="left_anti").distinct())
+            if fresh.isEmpty():
                 break
-            strange, unsound = more, touched
-        return manifests, spoken, touched
+            unsound = self._keep(unsound.unionByName(fresh))
+            more = self._keep(counting.strange(sums, unsound))
+            if more.count() == strange.count():
+                break
+            strange = more
+        return manifests, spoken, unsound
 
     def _manifests(self, identities: DataFrame) -> DataFrame:
         """The identities with what their manifests say, which are read."""
