@@ -63,7 +63,12 @@ PARTS: tuple[Part, ...] = (
         settings="lakebed.pipeline.bronze_settings:BronzeSettings",
         workers="lakebed.pipeline.bronze_workers:workers",
     ),
-    Part("filer", "the metadata of a SeaweedFS store", settings="lakebed.filer.settings:FilerSettings"),
+    Part(
+        "filer",
+        "the metadata of a SeaweedFS store",
+        settings="lakebed.filer.settings:FilerSettings",
+        checks="lakebed.filer.checks:checks",
+    ),
     Part(
         "lifecycle",
         "expiration rules that really run",

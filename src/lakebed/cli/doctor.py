@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from cyclopts import Parameter
+
 from lakebed.cli import exits
 from lakebed.cli.output import Output, emit, say
 from lakebed.cli.where import Where, in_loop
@@ -12,7 +16,14 @@ from lakebed.errors import NotFound
 MARKS = {"pass": "✓", "warn": "!", "fail": "✗"}
 
 
-def doctor(*, where: Where = Where(), output: Output = "table") -> int:
+def doctor(
+    *,
+    endpoint: Annotated[
+        tuple[str, ...], Parameter(help="another S3 gateway of the same store, to race through too (may be repeated)")
+    ] = (),
+    where: Where = Where(),
+    output: Output = "table",
+) -> int:
     """Check this machine and the store: pass, warn or fail, with one line each on how to fix it."""
     tell = _line if output == "table" else _silent
     try:
@@ -22,7 +33,7 @@ def doctor(*, where: Where = Where(), output: Output = "table") -> int:
         for diagnosis in found:
             tell(diagnosis)
     else:
-        found = in_loop(lambda: examine(context, where.folder, tell))
+        found = in_loop(lambda: examine(context, where.folder, tell, endpoints=endpoint))
     if output != "table":
         emit(found, output)
     failed = sum(diagnosis.verdict == "fail" for diagnosis in found)

@@ -6,8 +6,10 @@ import platform
 import shutil
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import msgspec
 
 from lakebed.clock import now_ms
 from lakebed.context import Context, Diagnosis
@@ -25,8 +27,10 @@ RACERS = 6
 ROUNDS = 2
 
 
-async def examine(context: Context, folder: Path, tell: Callable[[Diagnosis], None]) -> list[Diagnosis]:
-    """Runs every check, telling each verdict as it falls."""
+async def examine(
+    context: Context, folder: Path, tell: Callable[[Diagnosis], None], *, endpoints: Sequence[str] = ()
+) -> list[Diagnosis]:
+    """Runs every check, telling each verdict as it falls. `endpoints`: more gateways of the same store, raced too."""
     found: list[Diagnosis] = []
 
     def add(*diagnoses: Diagnosis) -> None:
@@ -38,7 +42,7 @@ async def examine(context: Context, folder: Path, tell: Callable[[Diagnosis], No
     reachable = await clock_skew(context)
     add(reachable)
     if reachable.verdict != "fail":
-        add(await store_proof(context))
+        add(await store_proof(context, endpoints))
         add(*await diagnose(context))
     return found
 
@@ -102,13 +106,24 @@ async def clock_skew(context: Context) -> Diagnosis:
     return Diagnosis("clock", "pass", "agrees with the store's clock within its resolution of a second")
 
 
-async def store_proof(context: Context) -> Diagnosis:
+async def store_proof(context: Context, endpoints: Sequence[str] = ()) -> Diagnosis:
+    """Races the store through its endpoint and the others named, in one race: they may differ about who was first."""
     settings = context.settings.of(StoreSettings)
-    racers = [connect(settings, clock=context.clock, ids=context.ids, metrics=context.metrics) for _ in range(RACERS)]
+    doors = list(dict.fromkeys([settings.endpoint, *endpoints]))
+    racers = [
+        connect(
+            msgspec.structs.replace(settings, endpoint=doors[number % len(doors)]),
+            clock=context.clock,
+            ids=context.ids,
+            metrics=context.metrics,
+        )
+        for number in range(max(RACERS, len(doors)))
+    ]
     proof = await prover.prove(racers, rounds=ROUNDS, clock=context.clock, ids=context.ids)
     try:
         prover.demand(proof)
     except LakebedError as error:
         return Diagnosis("store prover", "fail", error.message, error.hint)
-    seen = f"{RACERS} clients, {ROUNDS} rounds: one winner in every race of creates and of replaces"
+    through = f" through {len(doors)} endpoints" if endpoints else ""
+    seen = f"{len(racers)} clients{through}, {ROUNDS} rounds: one winner in every race of creates and of replaces"
     return Diagnosis("store prover", "pass", seen)

@@ -271,4 +271,7 @@ def _meaning(error: Any, endpoint: str, about: str) -> LakebedError:
         return Invalid(f"the filer at {endpoint} is too old: {details}", hint="SeaweedFS 4.48 or later is needed")
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return Corrupt(f"{about}: the answer of the filer at {endpoint} is too large: {details}")
-    return Unavailable(f"{about}: the filer at {endpoint} does not answer: {code.name.lower()}: {details}")
+    return Unavailable(
+        f"{about}: the filer at {endpoint} does not answer: {code.name.lower()}: {details}",
+        hint="is it up? filer.grpc names gRPC ports: a filer's HTTP port plus 10000 unless told otherwise",
+    )

@@ -38,7 +38,7 @@ class Broker:
             context.settings.of(MetaSettings), store=context.store, clock=clock, ids=ids, metrics=metrics
         )
         where = context.settings.of(StoreSettings)
-        self.uris = uris(where.url, where.prefix)
+        self.uris = uris(where.url, where.prefix, where.moved_from)
         self.store = MeteredStore(context.store, metrics=metrics)
         self.records = Records(self.meta, clock=clock, ids=ids)
         self.writer = Writer(self.store, self.records, self.uris, clock=clock, ids=ids, metrics=metrics)

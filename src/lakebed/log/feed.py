@@ -49,7 +49,7 @@ def open_feed(context: Context, options: Mapping[str, str]) -> TopicFeed:
         metrics=context.metrics,
     )
     where = context.settings.of(StoreSettings)
-    known = uris(where.url, where.prefix)
+    known = uris(where.url, where.prefix, where.moved_from)
     records = Records(meta, clock=context.clock, ids=context.ids)
     reader = Reader(context.store, records, known, metrics=context.metrics, bodies_bytes=0)
     bounds = [_bounds(name, options.get(name, "")) for name in ("start", "end")]

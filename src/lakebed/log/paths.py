@@ -95,19 +95,32 @@ def owner_of(key: str) -> TopicPartition | None:
 
 
 class Uris(msgspec.Struct, frozen=True):
-    """Stored references are full URIs; `root` is the store's own, ending in '/'."""
+    """Stored references are full URIs; `root` is the store's own, ending in '/'.
+
+    `former` are the roots of stores this one was copied from: what was written there is found here under the same key.
+    """
 
     root: str
+    former: tuple[str, ...] = ()
 
     def uri(self, key: str) -> str:
         return self.root + key
 
     def key(self, uri: str) -> str:
-        if not uri.startswith(self.root):
-            raise Corrupt(f"{uri!r} is not under {self.root!r}", hint="store.url or store.prefix has changed")
-        return uri[len(self.root) :]
+        for root in (self.root, *self.former):
+            if uri.startswith(root):
+                return uri[len(root) :]
+        raise Corrupt(
+            f"{uri!r} is not under {self.root!r}",
+            hint="store.url or store.prefix has changed: set them back, or name the former place in store.moved_from",
+        )
 
 
-def uris(url: str, prefix: str = "") -> Uris:
+def uris(url: str, prefix: str = "", moved_from: str = "") -> Uris:
+    former = tuple(_root(place.strip()) for place in moved_from.split(",") if place.strip())
+    return Uris(_root(url, prefix), former)
+
+
+def _root(url: str, prefix: str = "") -> str:
     base = url.rstrip("/") + "/" if "://" in url else f"{url.rstrip(':')}://"
-    return Uris(f"{base}{prefix.strip('/')}/" if prefix.strip("/") else base)
+    return f"{base}{prefix.strip('/')}/" if prefix.strip("/") else base

@@ -35,7 +35,7 @@ class Workshop:
             context.settings.of(MetaSettings), store=context.store, clock=clock, ids=ids, metrics=metrics
         )
         where = context.settings.of(StoreSettings)
-        self.uris = uris(where.url, where.prefix)
+        self.uris = uris(where.url, where.prefix, where.moved_from)
         self.store = MeteredStore(context.store, metrics=metrics)
         self.records = Records(self.meta, clock=clock, ids=ids)
         self.reader = Reader(self.store, self.records, self.uris, metrics=metrics, bodies_bytes=0)

@@ -12,6 +12,9 @@ class StoreSettings(Section, frozen=True):
 
     url: Annotated[str, describe("s3://bucket, gs://bucket, az://container or memory:")] = "s3://lakebed"
     prefix: Annotated[str, describe("folder inside the bucket that this Lakebed lives under")] = ""
+    moved_from: Annotated[
+        str, describe("where this lake was copied from, s3://bucket/prefix, comma between: references there lead here")
+    ] = ""
     endpoint: Annotated[str, describe("address of an S3-compatible server; empty for AWS")] = ""
     region: Annotated[str, describe("region the requests are signed for")] = "us-east-1"
     access_key_id: Annotated[Secret, describe("empty: the standard AWS environment and instance roles")] = Secret("")

@@ -88,7 +88,7 @@ class LogWindow:
         self.reader = Reader(
             context.store,
             self.records,
-            paths.uris(where.url, where.prefix),
+            paths.uris(where.url, where.prefix, where.moved_from),
             metrics=metrics,
             bodies_bytes=min(BODIES_BYTES, context.settings.of(LogSettings).bodies_bytes),
         )

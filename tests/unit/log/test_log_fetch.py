@@ -21,7 +21,10 @@ from lakebed.log.control import Chunk
 from lakebed.log.fetcher import Want
 from lakebed.log.model import IndexEntry, OffsetOutOfRange, TopicPartition, UnknownTopicPartition
 from lakebed.log.reader import Fetched
+from lakebed.log.settings import LogSettings
 from lakebed.log.writer import Group
+from lakebed.settings import Settings
+from lakebed.store.settings import StoreSettings
 
 OTHER = TopicPartition("clicks", 0)
 
@@ -241,3 +244,26 @@ async def test_the_shared_folder_is_bounded(host: Host, tmp_path: Path) -> None:
     await published(writing)
 
     assert sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()) < 6000
+
+
+async def test_a_lake_that_was_copied_into_another_bucket_reads_what_was_written_in_the_first(host: Host) -> None:
+    """References carry the bucket they were written in; `store.moved_from` says that its keys are found here."""
+    await host.append(host.broker(), b"before")
+
+    def elsewhere(moved_from: str) -> Broker:
+        context = host.context()
+        store = StoreSettings(url="s3://copy", moved_from=moved_from)
+        return Broker(
+            msgspec.structs.replace(
+                context, settings=Settings({LogSettings: context.settings.of(LogSettings), StoreSettings: store}, {})
+            ),
+            host.meta(),
+        )
+
+    with pytest.raises(Corrupt) as told:
+        await host.read(elsewhere(""), 1)
+    assert "store.moved_from" in told.value.hint
+
+    broker = elsewhere("s3://older/prod, s3://lakebed")
+    await host.append(broker, b"after")
+    assert [b"before", b"after"] == await host.read_all(broker)
