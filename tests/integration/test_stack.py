@@ -224,6 +224,18 @@ def test_where_nothing_runs_and_nothing_is_named_a_command_says_so(tmp_path: Pat
         assert "lakebed up" in hint and "LAKEBED_STORE_URL" in hint
 
 
+def test_status_of_a_deployment_says_where_to_ask_instead(tmp_path: Path) -> None:
+    """Where a settings file names a store, `status` does not send its operator to `lakebed up`."""
+    (tmp_path / "lakebed.toml").write_text('[store]\nurl = "s3://lakebed"\n')
+
+    answer = lakebed("status", cwd=tmp_path)
+
+    assert answer.returncode == 4
+    error, hint = answer.stderr.splitlines()
+    assert error == "error: no stack runs in .lakebed"
+    assert "/healthz" in hint and "lakebed doctor" in hint
+
+
 async def test_a_killed_child_is_started_again(start: Starter, tmp_path: Path) -> None:
     """A program that dies comes back by itself; when the bucket comes back elsewhere, the others are told."""
     folder = tmp_path / "lake"

@@ -29,6 +29,7 @@ _PARKED_FOR: dict[Outcome, ParkedFor] = {
     Outcome.QUARANTINED: "boot_quarantined",
     Outcome.REJECTED: "rejected",
 }
+_CHECK = {Outcome.DENIED: "agent.token and the rights of its key", Outcome.MISROUTED: "agent.collectors"}
 
 
 class Sender:
@@ -194,7 +195,8 @@ class Sender:
             self._alerts.off("misrouted")
         elif outcome in (Outcome.DENIED, Outcome.MISROUTED):
             self._order.refused(lane, now_s)
-            self._alerts.on(outcome.value, f"{lane.url} answered {verdict.status}: {verdict.message}", url=lane.url)
+            told = f"{lane.url} answered {verdict.status}: {verdict.message}; check {_CHECK[outcome]}"
+            self._alerts.on(outcome.value, told, url=lane.url)
         else:
             if lane.failures == 0:
                 self._log.warning("collector fails", url=lane.url, status=verdict.status, message=verdict.message)

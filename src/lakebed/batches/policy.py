@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from lakebed import trail
 from lakebed.batches import paths
 from lakebed.errors import Invalid
 
 DELETES = ["s3:DeleteObject", "s3:DeleteObjectVersion"]
 ENCRYPTIONS = ("", "AES256", "aws:kms", "aws:kms:dsse")
-OWN = ("reconciler/v1/", "repairs/v1/", "rollup-work/v1/", "roller/v1/", "gc/v1/", "lakebed/")
+OWN = ("reconciler/v1/", "repairs/v1/", "rollup-work/v1/", "roller/v1/", "gc/v1/", trail.ROOT, "lakebed/")
 COLLECTORS_WRITE = (
     paths.ACCEPTED,
     paths.ACCEPTED_BY_TIME,

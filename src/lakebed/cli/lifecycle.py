@@ -40,6 +40,8 @@ def status(
     """Show mode, health and progress of every action, or of one bucket's."""
     found = with_site(where, lambda site: site.operator.status(bucket, limit=max(1, limit)))
     emit(found, output)
+    if not found:
+        say("no rule is at work yet: a worker takes up a policy within lifecycle.poll_s (lakebed lifecycle rules ls)")
     if len(found) >= limit:
         say(f"the first {limit} actions: name a bucket, or raise --limit, to see others")
 

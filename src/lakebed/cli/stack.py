@@ -13,11 +13,14 @@ from lakebed.cli import exits
 from lakebed.cli.output import Output, emit, say
 from lakebed.cli.where import DEFAULT_DIR, Where, in_loop
 from lakebed.clock import SystemClock
+from lakebed.errors import NotFound
 from lakebed.ids import Ids
 
 if TYPE_CHECKING:
     from lakebed.embedded.endpoints import Endpoints, Process
     from lakebed.embedded.stack import Event
+
+NOT_A_STACK = "this is about `lakebed up`: ask processes of your own at /healthz, and the store with lakebed doctor"
 
 
 def up(
@@ -49,7 +52,12 @@ def status(*, where: Where = Where(), output: Output = "table") -> int:
     """Show what runs and whether it is healthy. Exits 1 when something is not."""
     from lakebed.embedded.supervise import status as ask_all
 
-    rows = in_loop(lambda: ask_all(where.folder))
+    try:
+        rows = in_loop(lambda: ask_all(where.folder))
+    except NotFound as error:
+        if where.names_a_bucket:  # processes of a deployment are not ours to find: whoever started them knows where
+            raise NotFound(error.message, hint=NOT_A_STACK) from error
+        raise
     emit(rows, output)
     return exits.OK if all(row.state in ("ok", "degraded") for row in rows) else exits.FAILED
 

@@ -204,11 +204,12 @@ async def test_a_refused_agent_keeps_everything_alerts_and_asks_again_slowly(wor
     async with world(collectors) as w:
         w.put((0, 0), (1, 1))
         await w.clock.advance(47)
-        early, on = len(collectors.sent), w.alerts
+        early, on = len(collectors.sent), read_alerts(w.folder / "alerts")
         await w.clock.advance(400)
 
     assert early == 2
     assert len(on) == 1
+    assert ("check agent.collectors" if status == 404 else "check agent.token") in on[0].message
     assert w.spool.batches == 0
     assert w.alerts == []
 

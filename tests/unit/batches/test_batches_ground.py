@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batches_frames import START_NS, frame_of, submit
+from lakebed import trail
 from lakebed.batches import acceptance, checks, paths
 from lakebed.batches.acceptor import write_blob
 from lakebed.batches.conflicts import conflict_id, parse_id
@@ -98,6 +99,7 @@ def test_the_policy_protects_the_acceptance_protocol() -> None:
         == by_sid["OnlyGarbageCollectionDeletesBlobs"]["Condition"]["ArnNotEquals"]["aws:PrincipalArn"]
     )
     assert accepted in by_sid["CollectorsStayAtHome"]["NotResource"]
+    assert accepted.replace("accepted/v1/", trail.ROOT) in by_sid["CollectorsStayAtHome"]["NotResource"]
     assert "Resource" not in by_sid["CollectorsStayAtHome"]
     assert "aws:kms" in str(by_sid["Encrypted"]["Condition"])
 
