@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import platform
 import shutil
 import socket
@@ -25,6 +26,8 @@ SKEW_WARN_MS = 2_000
 SKEW_FAIL_MS = 30_000
 RACERS = 6
 ROUNDS = 2
+WRITE_S = 45.0  # a write, a look and a delete, retries included: a store that is only slow is through in one of them
+STUCK = "see the store's own log: has it room, and as many servers up as it writes copies?"
 
 
 async def examine(
@@ -87,15 +90,18 @@ def disk(folder: Path) -> Diagnosis:
     return Diagnosis("disk", "warn" if free < DISK_WARN_BYTES else "pass", seen, "" if free >= DISK_WARN_BYTES else fix)
 
 
-async def clock_skew(context: Context) -> Diagnosis:
+async def clock_skew(context: Context, write_s: float = WRITE_S) -> Diagnosis:
     """Writes a scratch object and compares the store's time of it with ours."""
     key = f"{prover.SCRATCH}clock-{context.ids.token()}"
     try:
-        before = now_ms(context.clock)
-        await context.store.create(key, context.ids.token().encode())
-        stamped = (await context.store.head(key)).modified_ms
-        after = now_ms(context.clock)
-        await context.store.delete(key)
+        async with asyncio.timeout(write_s):
+            before = now_ms(context.clock)
+            await context.store.create(key, context.ids.token().encode())
+            stamped = (await context.store.head(key)).modified_ms
+            after = now_ms(context.clock)
+            await context.store.delete(key)
+    except TimeoutError:
+        return Diagnosis("store", "fail", f"took no write within {write_s:.0f} s", STUCK)
     except LakebedError as error:
         fix = error.hint or "start one with `lakebed up`, or point store.url and store.endpoint at yours"
         return Diagnosis("store", "fail", error.message, fix)
