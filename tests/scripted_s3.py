@@ -21,7 +21,7 @@ REASONS = {200: "OK", 204: "No Content", 206: "Partial Content", 404: "Not Found
 
 @dataclass
 class Step:
-    """What happens to one request. `apply`: it takes effect although the answer says otherwise; status 0: all is well."""
+    """What happens to one request. `apply`: it takes effect although the answer says otherwise; status 0: no fault."""
 
     status: int = 200
     code: str = "InternalError"
