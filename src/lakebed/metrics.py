@@ -46,6 +46,7 @@ TABLE: tuple[Metric, ...] = (
     Metric("lakebed_queue_acked_total", "counter", "Batches acknowledged."),
     Metric("lakebed_queue_rejections_total", "counter", "Times a consumer rejected a batch."),
     Metric("lakebed_queue_buried_total", "counter", "Batches that became dead letters."),
+    Metric("lakebed_queue_splits_total", "counter", "Batches split because they could not be processed whole."),
     Metric("lakebed_queue_cleaned_total", "counter", "Done batches removed by clean-up."),
     Metric("lakebed_queue_swept_total", "counter", "Batches that were never enqueued and were swept."),
     Metric("lakebed_queue_length", "gauge", "Batches waiting or claimed, not done.", ("queue",)),
