@@ -14,10 +14,10 @@ LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 class StrippingProxy:
     """`with StrippingProxy("127.0.0.1:8333") as proxy:` … `proxy.strips = True`. All else passes as it is."""
 
-    def __init__(self, target: str, *, strips: bool = True) -> None:
-        host, port = target.rsplit(":", 1)
-        self._target = (host, int(port))
-        self._listening = socket.create_server(("127.0.0.1", 0))
+    def __init__(self, target: str, *, strips: bool = True, port: int = 0) -> None:
+        host, _, theirs = target.rpartition(":")
+        self._target = (host, int(theirs))
+        self._listening = socket.create_server(("127.0.0.1", port))
         self.strips = strips
 
     @property

@@ -29,7 +29,7 @@ TABLE: tuple[Metric, ...] = (
     Metric("lakebed_store_failures_total", "counter", "Requests to the object store that failed.", ("verb", "kind")),
     Metric("lakebed_store_bytes_total", "counter", "Bytes moved to (in) and from (out) the store.", ("direction",)),
     Metric("lakebed_store_doubts_total", "counter", "Conditional writes whose answer was decided by reading."),
-    Metric("lakebed_store_conditions_ignored", "gauge", "1 while this process refuses writes: its path failed the check."),
+    Metric("lakebed_store_conditions_ignored", "gauge", "1 while writes are refused: the path failed its check."),
     Metric("lakebed_register_writes_total", "counter", "Registers written by compare-and-swap.", ("register",)),
     Metric("lakebed_register_changes_total", "counter", "Changes carried by those writes.", ("register",)),
     Metric("lakebed_register_conflicts_total", "counter", "Compare-and-swaps that met a newer value.", ("register",)),

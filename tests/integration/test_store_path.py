@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import msgspec
 import pytest
 from test_gateway import DEADLINE_S, Running, Start, bucket_env, start
@@ -24,7 +26,7 @@ from lakebed.store.protocol import Store
 from lakebed.store.prover import REPORTS, SCRATCH
 from lakebed.store.puts import SHORT_BYTES_MAX
 from lakebed.store.settings import StoreSettings
-from scripted_s3 import Request, ScriptedS3
+from scripted_s3 import Request, ScriptedS3, Step
 from stripping_proxy import StrippingProxy
 
 __all__ = ["start"]  # the fixture
@@ -145,26 +147,29 @@ async def test_a_path_that_begins_to_strip_stops_writes_until_it_holds_again(
     assert (await hasty.ask("POST", ENTRIES, json=ENTRY)).status_code == 200
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        return int(made.getsockname()[1])
+
+
 @pytest.mark.parametrize("command", ["serve", "work"])
-async def test_a_process_that_starts_before_its_store_waits_and_says_so(start: Start, command: str) -> None:
+async def test_a_process_that_starts_before_its_store_waits_and_says_so(
+    start: Start, bucket_settings: StoreSettings, weed: BucketEndpoints, command: str
+) -> None:
     """It does not exit: its address answers 503, and it goes on by itself once the store is there."""
-    server = ScriptedS3()
-    async with server:
-        port = server.port
-    settings = server.settings()
-    listen = 0
-    async with ScriptedS3() as spare:  # a port that is free
-        listen = spare.port
-    early = await start(command, "--parts", "queue", "--port", str(listen), env=bucket_env(settings), probe=False)
+    store_port, own_port = free_port(), free_port()
+    env = bucket_env(msgspec.structs.replace(bucket_settings, endpoint=f"http://127.0.0.1:{store_port}"))
+    early = await start(command, "--parts", "queue", "--port", str(own_port), env=env, probe=False)
     await early.logged("waiting for the store")
-    early.url = f"http://127.0.0.1:{listen}"
+    early.url = f"http://127.0.0.1:{own_port}"
     async with asyncio.timeout(DEADLINE_S):
         while True:
             try:
                 health, other = await early.get("/healthz"), await early.ask("POST", ENTRIES, json=ENTRY)
                 break
-            except Exception:  # not listening yet
+            except httpx2.TransportError:  # not listening yet
                 await asyncio.sleep(0.05)
+    await asyncio.sleep(5.0)
 
     assert (health.status_code, other.status_code) == (503, 503)
     assert "waiting for the store" in health.json()["components"]["store"]["detail"]
@@ -172,14 +177,11 @@ async def test_a_process_that_starts_before_its_store_waits_and_says_so(start: S
     assert int(other.headers["retry-after"]) > 0
     assert early.process.returncode is None
 
-    late = ScriptedS3()
-    late._server = await asyncio.start_server(late._serve, "127.0.0.1", port)
-    try:
+    target = weed.store_settings().endpoint.removeprefix("http://")
+    with StrippingProxy(target, strips=False, port=store_port):
         await early.ready()
         assert (await early.get("/healthz")).status_code == 200
         assert await early.stop() == 0
-    finally:
-        late._server.close()
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
@@ -202,12 +204,11 @@ async def test_what_waiting_cannot_change_ends_the_process_at_once(
 ) -> None:
     """Wrong credentials and a bucket that is not there are said at once, with their own exit codes."""
     wrong = bucket_env(bucket_settings) | {"LAKEBED_STORE_SECRET_ACCESS_KEY": "wrong"}
-    absent = bucket_env(bucket_settings) | {"LAKEBED_STORE_URL": "s3://no-such-bucket-here"}
-
     denied = await start("serve", "--parts", "queue", env=wrong, probe=False)
-    missing = await start("serve", "--parts", "queue", env=absent, probe=False)
+    async with ScriptedS3([Step(status=404, code="NoSuchBucket")]) as absent:  # SeaweedFS would make the bucket
+        missing = await start("serve", "--parts", "queue", env=bucket_env(absent.settings()), probe=False)
 
-    assert (await denied.ended(), await missing.ended()) == (5, 4)
+        assert (await denied.ended(), await missing.ended()) == (5, 4)
     assert b"waiting" not in denied.errors + missing.errors
 
 

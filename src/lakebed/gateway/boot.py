@@ -1,4 +1,4 @@
-"""What must hold before a process may serve: known parts, the path to the store, the bucket's authority and its proof."""
+"""What must hold before a process may serve: known parts, the path to the store, the bucket's authority and proof."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from lakebed.context import Context, Health, Worker, make_context
 from lakebed.errors import LakebedError
 from lakebed.gateway.app import build
 from lakebed.gateway.listen import bind, listen, url_of
-from lakebed.gateway.serve import Ready
 from lakebed.gateway.path_watch import path_watch
+from lakebed.gateway.serve import Ready
 from lakebed.gateway.settings import GatewaySettings
 from lakebed.gateway.waiting import boot_when_ready
 from lakebed.logs import logger

@@ -57,7 +57,7 @@ class Producer:
         return after, (durable, after.generation)
 
     async def split(self, location: str, pieces: Sequence[Append]) -> bool:
-        """Replaces a pending batch by its pieces, at the end of the queue, in one write. Idempotent: see `appending`."""
+        """Replaces a pending batch by its pieces, at the end of the queue, in one write. Idempotent."""
         return await self._register.change(
             lambda manifest: appending.split(manifest, location, pieces, now_ms=now_ms(self._clock))
         )

@@ -33,7 +33,9 @@ log = logger("queue")
 
 
 class Splitter:
-    def __init__(self, settings: QueueSettings, store: Store, *, ids: Ids, metrics: Metrics, producer: Producer) -> None:
+    def __init__(
+        self, settings: QueueSettings, store: Store, *, ids: Ids, metrics: Metrics, producer: Producer
+    ) -> None:
         self._settings, self._store, self._ids, self._producer = settings, store, ids, producer
         self._splits = metrics.counter("lakebed_queue_splits_total")
 
