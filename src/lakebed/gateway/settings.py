@@ -37,7 +37,8 @@ class GatewaySettings(Section, frozen=True):
     drain_s: Annotated[float, describe("time to finish what is under way at a stop")] = 20.0
     work_port: Annotated[int, describe("port for the workers' health and metrics; 0 chooses a free one")] = 0
     prove: Annotated[
-        Literal["auto", "never"], describe("auto: race the store at start unless a proof is stored in the bucket")
+        Literal["auto", "never"],
+        describe("auto: race the store at start unless a proof is stored in the bucket; never: only check the path"),
     ] = "auto"
 
     def check(self) -> None:
