@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from starlette.requests import ClientDisconnect
@@ -122,24 +121,32 @@ class Door:
         request_id = self._named(asked)
         done = False
 
-        def tell(answer: Callable[[], Answered]) -> None:
+        def finish(told: Problem | Answered) -> None:
             nonlocal done
             if done:
                 return  # cut short before
             done = True
-            told: Problem | Answered
+            write(told.status, [*told.headers, (b"x-request-id", request_id)], told.body)
+            self._count(scope, told.status, self._clock.monotonic_s() - started_s)
+
+        def refuse(error: Exception) -> None:
+            # Answered here and never raised again: an error in the locals of a frame of its own traceback is a cycle,
+            # and would keep the body until the garbage collector comes by.
+            finish(self._problem(error, request_id.decode(), scope))
+
+        def tell(answer: Callable[[], Answered]) -> None:
             try:
                 told = answer()
             except Exception as error:
-                told = self._problem(error, request_id.decode(), scope)
-            write(told.status, [*told.headers, (b"x-request-id", request_id)], told.body)
-            self._count(scope, told.status, self._clock.monotonic_s() - started_s)
+                refuse(error)
+            else:
+                finish(told)
 
         try:
             handler(Call(self._keyring.principal(scope, asked), scope["headers"], body), body, tell)
         except Exception as error:
-            tell(partial(_raise, error))
-        return lambda: tell(partial(_raise, _cut_short()))
+            refuse(error)
+        return lambda: refuse(_cut_short())
 
     def _named(self, asked: Asked) -> bytes:
         """The request's id: the client's own where it is one. Whatever is logged from now on carries it."""
@@ -198,10 +205,6 @@ class _Answer:
             self.status = message["status"]
             message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._request_id)]
         await self._send(message)
-
-
-def _raise(error: Exception) -> Answered:
-    raise error
 
 
 def _cut_short() -> OutcomeUnknown:
