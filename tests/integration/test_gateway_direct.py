@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pytest
 import uvicorn
@@ -27,6 +27,7 @@ from lakebed.settings import load
 from lakebed.store.memory import MemoryStore
 from lakebed.wire import Answered, Buffer, Call, Tell, answered, body_limit, direct
 
+T = TypeVar("T")
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "uvloop": uvloop.new_event_loop,
     "asyncio": asyncio.new_event_loop,
@@ -84,7 +85,7 @@ class Hot:
             tell(lambda: answer)
 
     def _told(self, call: Call, body: bytes, way: str) -> Answered:
-        if body == b"refuse":
+        if body.strip() == b"refuse":
             raise Invalid("not that", hint="something else")
         if body == b"break":
             raise RuntimeError("a secret of ours")
@@ -156,10 +157,10 @@ def post(body: bytes, more: str = "", *, path: str = "/hot", version: str = "1.1
     return head.encode() + body
 
 
-def serving(loop: str, asked: Callable[[Server], Coroutine[Any, Any, None]], **gateway: Any) -> None:
-    """Runs the questions against a gateway on that loop."""
+def serving(loop: str, asked: Callable[[Server], Coroutine[Any, Any, T]], **gateway: Any) -> T:
+    """Runs the questions against a gateway on that loop, and gives what they found."""
 
-    async def run() -> None:
+    async def run() -> T:
         clock = SystemClock()
         settings = load(sections(), flags={f"gateway.{name}": value for name, value in gateway.items()})
         hot, bound = Hot(), bind("127.0.0.1", 0)
@@ -170,13 +171,13 @@ def serving(loop: str, asked: Callable[[Server], Coroutine[Any, Any, None]], **g
             await asyncio.sleep(0.01)
         try:
             async with asyncio.timeout(100):
-                await asked(Server(app, hot, server, bound.getsockname()))
+                return await asked(Server(app, hot, server, bound.getsockname()))
         finally:
             server.should_exit = True
             await serve
 
     with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
-        runner.run(run())
+        return runner.run(run())
 
 
 @pytest.mark.parametrize("loop", LOOPS)

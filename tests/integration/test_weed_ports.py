@@ -43,9 +43,7 @@ class Place:
 
     def __init__(self, weed: Weed) -> None:
         self.weed, self.bucket = weed, weed.endpoints.bucket
-        self.store: Store = connect(
-            weed.endpoints.store_settings(), clock=SystemClock(), ids=Ids(), metrics=Metrics()
-        )
+        self.store: Store = connect(weed.endpoints.store_settings(), clock=SystemClock(), ids=Ids(), metrics=Metrics())
         file = weed.child.log.with_name("identity.json")
         self.ports = msgspec.json.decode(file.read_bytes(), type=WeedIdentity).ports
 
@@ -123,13 +121,13 @@ async def test_no_port_gives_or_takes_an_object_without_credentials(place: Place
     readable = [answer for answer in given if answer.origins and answer.status < 400 and answer.body]
     assert readable == []
     changes = [answer for answer in given if answer.method != "OPTIONS" and answer.status < 400]
-    assert {("master", "/")} >= {(answer.port, answer.path) for answer in changes}  # its page of figures changes nothing
+    assert {("master", "/")} >= {(answer.port, answer.path) for answer in changes}  # a page of figures
     assert (await place.store.get(KEY)).data == SECRET
 
 
 async def test_what_a_web_page_could_do_once_is_refused(place: Place) -> None:
-    """An image tag that deletes the bucket's volumes at the master, a fetch that deletes at the filer: both find nobody,
-    and the object is still there.
+    """An image tag that deletes the bucket's volumes at the master, a fetch that deletes at the filer: both find
+    nobody, and the object is still there.
     """
     master, filer = place.ports["master"], place.ports["filer"]
 
