@@ -159,7 +159,7 @@ class Body:
         except TimeoutError:
             raise self._slow() from None
         self._waited_s += clock.monotonic_s() - began_s
-        if self._waited_s > window_s and self._came + len(message.get("body", b"")) < self._limits.window_bytes:
+        if self._waited_s >= window_s and self._came + len(message.get("body", b"")) < self._limits.window_bytes:
             raise self._slow()
         return message
 
