@@ -183,8 +183,6 @@ class _ImpatientProtocol(HttpToolsProtocol):
                 self.transport.close()
             return
         super().data_received(data)
-        if self._refused:
-            return
         if self._fed > HEAD_BYTES_MAX and not self.transport.is_closing():
             self._refuse(_head_too_large(f"more than {HEAD_BYTES_MAX} bytes"))
         if self._large is not None and not self.transport.is_closing():
@@ -244,6 +242,7 @@ class _ImpatientProtocol(HttpToolsProtocol):
         if self._direct is not None:  # its body never came
             self._direct.arrived()
             self._direct.share.give_back()
+        waiting: Any
         for waiting, _ in self.pipeline:  # these are never started
             if isinstance(waiting, DirectCycle):
                 waiting.share.give_back()

@@ -103,8 +103,8 @@ HOSTILE = b"<LifecycleConfiguration>" + SCRIPT + b"</LifecycleConfiguration>"
 
 
 async def test_a_policy_is_given_as_a_file_that_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever may put a policy over S3 chooses its bytes: on the console's origin they are sandboxed, never sniffed, and
-    saved instead of shown.
+    """Whoever may put a policy over S3 chooses its bytes: on the console's origin they are sandboxed, never sniffed,
+    and saved instead of shown.
     """
 
     class Lake:
