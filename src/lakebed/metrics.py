@@ -158,6 +158,8 @@ TABLE: tuple[Metric, ...] = (
     Metric("lakebed_gold_tables_total", "counter", "Gold tables looked at.", ("outcome",)),
     # gateway
     Metric("lakebed_http_requests_total", "counter", "HTTP requests answered.", ("route", "method", "status")),
+    Metric("lakebed_http_body_bytes", "gauge", "Bytes of request bodies under way."),
+    Metric("lakebed_http_bodies_refused_total", "counter", "Requests refused because all bodies took too much memory."),
     Metric("lakebed_http_seconds", "histogram", "Time to answer an HTTP request.", ("route",)),
     Metric("lakebed_trace_spans_total", "counter", "Spans of traces, by what became of them.", ("outcome",)),
     Metric("lakebed_worker_restarts_total", "counter", "Workers started again after they failed.", ("worker",)),
