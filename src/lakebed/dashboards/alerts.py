@@ -90,9 +90,9 @@ ALERTS: tuple[Alert, ...] = (
         "A proxy, a load balancer or a new version of the store drops the headers. Writes that this process"
         " acknowledged since its last check, at most an hour before, may have overwritten others.",
         (
-            "lakebed doctor, on that machine, names what was ignored",
+            "lakebed doctor: on that machine, it names what was ignored",
             "point store.endpoint at the store itself; the process takes writes again within a minute",
-            "lakebed audit, for what was acknowledged in that hour",
+            "lakebed audit: for what was acknowledged in that hour",
         ),
     ),
     Alert(
