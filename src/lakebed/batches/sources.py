@@ -16,7 +16,7 @@ from lakebed.batches import paths
 from lakebed.batches.coverage import Coverage, Covered
 from lakebed.batches.follower import Follower
 from lakebed.batches.live import Live
-from lakebed.batches.matchers import Selector
+from lakebed.batches.matchers import Selector, query_labels
 from lakebed.batches.raw import RawBatches
 from lakebed.clock import Clock
 from lakebed.errors import Corrupt, Invalid, NotFound
@@ -220,7 +220,7 @@ def _selected(selector: Selector, batches: Any, series: Any, from_ns: int, to_ns
     of_metric = series.filter(pc.equal(series["metric"], selector.metric))
     numbers: set[int] = set()
     for row in of_metric.to_pylist():
-        if selector.takes({"agent_id": row["agent_id"], **dict(row["labels"])}):
+        if selector.takes(query_labels(row["agent_id"], dict(row["labels"]))):
             numbers.update(row["batches"])
     listed = batches.take(pa.array(sorted(numbers), pa.int64())).to_pylist()
     return {
