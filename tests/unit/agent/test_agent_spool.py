@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -53,6 +54,26 @@ def test_batches_come_back_oldest_boot_first_after_a_restart(tmp_path: Path) -> 
         ("boot-a", 5, 9),
         ("boot-m", 0, 0),
     ]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_batches_of_a_boot_come_back_in_order_whatever_order_the_folder_lists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """A folder lists its files in no order: after a restart twelve batches are sent as they were numbered."""
+    spool = open_spool(tmp_path)
+    spool.append([frame("boot-1", n, n) for n in range(12)])
+    spool.close()
+    real = os.scandir
+
+    def shuffled(folder: Path) -> list[os.DirEntry[str]]:
+        found = list(real(folder))
+        random.Random(seed).shuffle(found)
+        return found
+
+    monkeypatch.setattr(os, "scandir", shuffled)
+
+    assert [("boot-1", n, n) for n in range(12)] == waiting(open_spool(tmp_path, "boot-2"))
 
 
 def test_what_is_read_is_exactly_what_was_stored(tmp_path: Path) -> None:

@@ -118,6 +118,22 @@ async def test_an_entry_that_lost_its_time_meanwhile_goes_with_its_bytes() -> No
     assert [True] == place.deleted_data()
 
 
+async def test_an_object_that_was_overwritten_since_it_was_judged_stays() -> None:
+    """Judged, overwritten and looked at again, for another action: the delete of the first one must not take it."""
+    place = Place()
+    judged = place.put()
+    place.deleter.remember("b", "k", place.filer.entries["/buckets/b/k"])
+    newer = place.put(chunks=2)
+    place.deleter.remember("b", "k", place.filer.entries["/buckets/b/k"])
+
+    with pytest.raises(Stale):
+        await place.delete(judged)
+    assert [] == place.filer.done
+
+    place.deleter.remember("b", "k", place.filer.entries["/buckets/b/k"])
+    assert Removal.METADATA_ONLY is await place.delete(newer)
+
+
 async def test_a_noncurrent_version_and_a_suspended_null_version_are_left_to_their_volume_too() -> None:
     """Wherever bytes would be deleted; a marker deletes none."""
     place = Place()
