@@ -29,7 +29,7 @@ READ_AHEAD = 16  # objects being read at once by one query
 class SpoolView(Protocol):
     """What a query needs of the local spool."""
 
-    def unlanded(self) -> AsyncIterator[tuple[Identity, Batch]]: ...
+    def unlanded(self) -> AsyncIterator[tuple[Identity, Batch | None]]: ...
 
 
 class Reading(msgspec.Struct):
@@ -134,8 +134,12 @@ class Sources:
             if reading.sources["spool"] >= self._batches_max:
                 reading.missing.append(f"more than {self._batches_max} batches are not landed yet")
                 return
-            if _digest(paths.manifest_id(identity, 0)) not in landed:
+            if _digest(paths.manifest_id(identity, 0)) in landed:
+                continue
+            if batch is not None:
                 self._offer(reading, take, "spool", batch)
+            elif identity not in reading.seen:
+                reading.damaged += 1
 
     async def _tail(
         self, reading: Reading, covered: Covered, from_ns: int, through_ns: int, taken: int
