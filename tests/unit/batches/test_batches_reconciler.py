@@ -268,6 +268,22 @@ async def test_a_quarantine_manifest_gets_its_reverse_reference_back(
     assert [reference] == await keys(store, paths.QUARANTINE_BY_BLOB)
 
 
+async def test_a_damaged_quarantine_manifest_still_keeps_its_blob(
+    store: MemoryStore, manual_clock: ManualClock, make_sweeper: Callable[..., Sweeper]
+) -> None:
+    """Its key names the blob: an audit restores the reference from it, so garbage collection keeps the bytes."""
+    accepted = await accepted_without_aftermath(store, manual_clock, frame_of())
+    refused = submit(frame_of(value=2.0))
+    await write_blob(store, refused)
+    await store.create(paths.quarantine_key(accepted.identity, refused.sha256), b"{")
+    await manual_clock.advance(HORIZON_S + 1)
+
+    report = await make_sweeper(store).sweep(dry_run=False)
+
+    assert {"keep": 2} == report.counts
+    assert refused.frame == (await store.get(refused.blob_key)).data
+
+
 # Garbage collection.
 
 RIPE = Evidence(
@@ -317,7 +333,10 @@ async def test_a_race_lost_with_other_bytes_is_garbage_after_the_horizon(
 
 @pytest.mark.parametrize("source", ["all", "by_time"])
 async def test_a_quarantined_blob_is_kept_however_old_it_is(
-    store: MemoryStore, manual_clock: ManualClock, make_sweeper: Callable[..., Sweeper], source: Literal["all", "by_time"]
+    store: MemoryStore,
+    manual_clock: ManualClock,
+    make_sweeper: Callable[..., Sweeper],
+    source: Literal["all", "by_time"],
 ) -> None:
     """The bytes of a conflict stay for whoever has to decide it, through a real sweep past the horizon."""
     accepted = await accepted_without_aftermath(store, manual_clock, frame_of())
