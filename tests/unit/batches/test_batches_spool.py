@@ -155,7 +155,7 @@ async def test_an_answer_comes_after_its_record_is_on_the_disk(
 
     def noted(handle: int) -> None:
         real(handle)
-        path = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        path = Path(f"/proc/self/fd/{handle}").readlink()
         synced[path.name] = path.read_bytes() if path.is_file() else b"".join(sorted(map(bytes, path.iterdir())))
 
     monkeypatch.setattr(os, "fsync", noted)
