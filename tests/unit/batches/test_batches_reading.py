@@ -13,13 +13,15 @@ from lakebed.batches import paths
 from lakebed.batches.acceptor import write_blob
 from lakebed.batches.conflicts import HeldBoots
 from lakebed.batches.coverage import Coverage
+from lakebed.batches.follower import Follower
 from lakebed.batches.generations import Generation
-from lakebed.batches.live import batch_bytes
+from lakebed.batches.live import Live, batch_bytes
 from lakebed.batches.model import HeldBoot, write_record
 from lakebed.batches.raw import RawBatches
 from lakebed.clock import ManualClock
 from lakebed.errors import Corrupt
 from lakebed.frame.model import Identity
+from lakebed.metrics import Metrics
 from lakebed.store.memory import MemoryStore
 from rollup_kit import accept
 
@@ -75,6 +77,36 @@ async def test_a_chunk_that_many_queries_read_at_once_is_counted_once(
     before = store.reads
     assert 60 == await coverage._cached("x", len)
     assert before == store.reads
+
+
+async def test_what_was_evicted_is_known_by_the_latest_acceptance_of_it(
+    manual_clock: ManualClock, metrics: Metrics
+) -> None:
+    """Batches come in any order: one that was accepted earlier and is evicted later does not hide the other's gap."""
+    live = Live(bytes_max=0, window_s=3600, clock=manual_clock, metrics=metrics)
+    now_ns = manual_clock.now_ns()
+
+    live.add(now_ns - 1, submit(frame_of(10, 19)).batch)
+    live.add(now_ns - 5, submit(frame_of()).batch)
+
+    assert (now_ns - 1, 0) == (live.evicted_through_ns, len(live))
+    assert 0 == metrics.value("lakebed_batches_live_bytes") == metrics.value("lakebed_batches_live_batches")
+
+
+async def test_a_batch_that_is_indexed_late_joins_live_state(manual_clock: ManualClock, metrics: Metrics) -> None:
+    """Each look reaches back over the overlap; a follower that has not looked for three intervals is not fresh."""
+    store = MemoryStore(clock=manual_clock)
+    live = Live(bytes_max=10**7, window_s=3600, clock=manual_clock, metrics=metrics)
+    follower = Follower(RawBatches(store), live, window_s=3600.0, overlap_s=60.0, interval_s=1.0, clock=manual_clock)
+    await follower.look()
+    await manual_clock.advance(3)
+    fresh = follower.is_fresh()
+    await manual_clock.advance(1)
+    await accept(store, frame_of(), manual_clock.now_ns() - 30 * SECOND_NS)
+
+    assert (True, False) == (fresh, follower.is_fresh())
+    assert 1 == await follower.look()
+    assert (True, 1) == (follower.is_fresh(), len(live))
 
 
 WINDOW = f"metric=cpu&from={START_NS}&to={START_NS + SECOND_NS}"

@@ -183,6 +183,45 @@ async def test_the_steady_scan_follows_the_index_from_its_checkpoint_with_overla
     assert (later.checked, much_later.checked) == (1, 0)
 
 
+async def test_the_scan_shows_how_far_it_is_behind(
+    manual_clock: ManualClock, make_reconciler: Callable[..., Reconciler], metrics: Metrics
+) -> None:
+    """What was accepted while it ran has waited for as long as it ran."""
+
+    class Slow(MemoryStore):
+        async def children(self, prefix: str):  # type: ignore[no-untyped-def]
+            if prefix == paths.ACCEPTED_BY_TIME:
+                await manual_clock.advance(7)
+            return await super().children(prefix)
+
+    await make_reconciler(Slow(clock=manual_clock)).scan()
+
+    assert 7.0 == metrics.value("lakebed_batches_reconciler_lag_seconds")
+
+
+async def test_a_proof_never_goes_back(
+    manual_clock: ManualClock, make_reconciler: Callable[..., Reconciler], ids: Ids, metrics: Metrics
+) -> None:
+    """An audit that ends late, after a later one has, leaves the later one's proof and its successor alone."""
+    running: list[Audit] = []
+
+    class Overtaken(MemoryStore):
+        async def list(self, prefix: str, *, after: str = ""):  # type: ignore[no-untyped-def]
+            if prefix == paths.QUARANTINE and not running:
+                await manual_clock.advance(60)
+                now_ns = manual_clock.now_ns()
+                later = Audit(now_ns, now_ns, 1, 1, running_since_ns=now_ns)
+                running.append(later)
+                await reconciler.audits.change(lambda _: (later, None))
+            async for info in super().list(prefix, after=after):
+                yield info
+
+    reconciler = make_reconciler(Overtaken(clock=manual_clock))
+    await reconciler.audit()
+
+    assert running == [(await reconciler.audits.read()).value]
+
+
 async def test_a_missing_or_damaged_blob_is_marked_until_it_is_good_again(
     store: MemoryStore, manual_clock: ManualClock, make_reconciler: Callable[..., Reconciler]
 ) -> None:

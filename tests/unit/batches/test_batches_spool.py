@@ -264,6 +264,33 @@ def test_a_segment_whose_folder_could_not_be_synced_is_not_written_to(
     segments.close()
 
 
+async def test_a_sync_that_fails_accepts_nothing_and_the_next_upload_goes_on(
+    store: Switched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was answered 503 is not on the disk after a crash; uploads that were waiting behind it are written."""
+    monkeypatch.setattr("lakebed.batches.spool.GROUP_MAX", 1)
+    real, broken = os.fsync, True
+
+    def failing(handle: int) -> None:
+        path = Path(f"/proc/self/fd/{handle}").readlink()
+        if broken and path.suffix == ".spool" and path.stat().st_size:
+            raise OSError("the disk cannot be synced")
+        real(handle)
+
+    async with collector(store, **spooling(tmp_path)) as (_, part):
+        await part.acceptor.accept(submit(frame_of()))
+        monkeypatch.setattr(os, "fsync", failing)
+        broken = True
+        refused = await asyncio.gather(
+            *(part.acceptor.accept(submit(frame_of(n, n + 9))) for n in (10, 20)), return_exceptions=True
+        )
+        broken = False
+        await part.acceptor.accept(submit(frame_of(30, 39)))
+
+        assert [Unavailable, Unavailable] == [type(each) for each in refused]
+        assert [frame_of(), frame_of(30, 39)] == stored_frames(tmp_path)
+
+
 async def test_one_damaged_record_does_not_hold_the_others_back(store: Switched, tmp_path: Path) -> None:
     """What can be landed is landed and the damage is reported; a query says that something is missing."""
     store.down = False
