@@ -10,7 +10,9 @@ import pytest
 from batches_frames import START_NS, frame_of, submit
 from batches_gateway import collector
 from lakebed.batches import paths
+from lakebed.batches.acceptance import Write
 from lakebed.batches.acceptor import write_blob
+from lakebed.batches.aftermath import Aftermath
 from lakebed.batches.conflicts import HeldBoots
 from lakebed.batches.coverage import Coverage
 from lakebed.batches.follower import Follower
@@ -18,9 +20,10 @@ from lakebed.batches.generations import Generation
 from lakebed.batches.live import Live, batch_bytes
 from lakebed.batches.model import HeldBoot, write_record
 from lakebed.batches.raw import RawBatches
-from lakebed.clock import ManualClock
+from lakebed.clock import ManualClock, settle
 from lakebed.errors import Corrupt
 from lakebed.frame.model import Identity
+from lakebed.ids import Ids
 from lakebed.metrics import Metrics
 from lakebed.store.memory import MemoryStore
 from rollup_kit import accept
@@ -173,3 +176,33 @@ async def test_a_held_boot_is_refused_by_the_first_answer_of_a_new_collector(man
         answer = await client.post("/v1/batches", content=frame_of())
 
     assert (409, "boot_quarantined") == (answer.status_code, answer.json()["code"])
+
+
+async def test_the_aftermath_shows_what_is_not_written_yet(
+    manual_clock: ManualClock, ids: Ids, metrics: Metrics
+) -> None:
+    """After one of three is written two are left; in the end none, and three were written."""
+    go = asyncio.Event()
+
+    class Stalling(MemoryStore):
+        async def create(self, key: str, data: bytes) -> Any:
+            if key != "k0":
+                await go.wait()
+            return await super().create(key, data)
+
+    store = Stalling(clock=manual_clock)
+    aftermath = Aftermath(store, waiting_max=3, writers=1, clock=manual_clock, ids=ids, metrics=metrics)
+    for n in range(4):
+        aftermath.put(lambda n=n: [Write(f"k{n}", b"x")])  # type: ignore[misc]
+    assert 3 == metrics.value("lakebed_batches_aftermath_waiting")
+    aftermath.start()
+    await settle()
+    assert 2 == metrics.value("lakebed_batches_aftermath_waiting")
+    go.set()
+    await settle()
+
+    assert 0 == metrics.value("lakebed_batches_aftermath_waiting")
+    assert (3, 1) == tuple(
+        metrics.value("lakebed_batches_aftermath_total", outcome=outcome) for outcome in ("written", "dropped")
+    )
+    await aftermath.stop(drain_s=0.01)
