@@ -156,6 +156,19 @@ def test_parked_batches_are_never_given_up_for_room(tmp_path: Path) -> None:
     assert spool.parked_batches == 2
 
 
+def test_waiting_batches_are_not_given_up_when_that_makes_no_room(tmp_path: Path) -> None:
+    """Parked batches leave too little: the new batch is given up, and not every waiting one in vain before it."""
+    spool = open_spool(tmp_path, bytes_max=4 * BLOCK_BYTES, when_full="drop_oldest")
+    for entry in spool.append([frame("boot-1", n, n) for n in range(3)]).stored:
+        spool.park(entry, parked_for(entry))
+    spool.append([frame("boot-1", 3, 3)])
+
+    stored = spool.append([frame("boot-1", 4, 9, size=2 * BLOCK_BYTES)])
+
+    assert (0, 1, 6) == (len(stored.stored), stored.dropped_batches, stored.dropped_samples)
+    assert [("boot-1", 3, 3)] == waiting(spool)
+
+
 def test_damaged_bytes_are_refused_and_a_missing_file_is_said_to_be_gone(tmp_path: Path) -> None:
     """Bytes that are not those that were stored are never sent."""
     spool = open_spool(tmp_path)
