@@ -86,6 +86,25 @@ async def test_only_orphans_older_than_any_upload_are_swept(service: Service, ma
     assert 1 == service.context.metrics.value("lakebed_ticks_swept_total", why="orphan")
 
 
+@pytest.mark.parametrize("whose", [("acme", "p-2"), ("zeta", PROJECT), ("aaaa", PROJECT)])
+async def test_a_tick_of_the_same_name_in_another_project_keeps_its_parts(
+    service: Service, manual_clock: ManualClock, whose: tuple[str, str]
+) -> None:
+    """One was committed long ago, the other of another project or org is being uploaded: only the first one's parts go."""
+    org, project = whose
+    await service.issue(org, project)
+    assert 200 == (await service.finalize(await service.upload())).status_code
+    said = await service.upload(org=org, project=project)
+    await manual_clock.advance(2 * DAY_S)
+
+    await Sweeper(service.context).round()
+    left = await parts(service)
+    late = await service.finalize(said, org=org, project=project)
+
+    assert 2 == len(left) and all(key.startswith(f"ticks/v1/parts/{org}/{project}/") for key in left)
+    assert 200 == late.status_code
+
+
 @pytest.mark.parametrize("step", ["bronze", "queue", "committed"])
 async def test_a_finalize_that_nobody_comes_back_to_is_finished(
     service: Service, manual_clock: ManualClock, step: str
