@@ -124,7 +124,7 @@ async def test_the_row_is_there_before_the_job_starts(fleet: Fleet) -> None:
 
 @pytest.mark.parametrize("after_s", [1.0, 15.0, 55.0])
 async def test_a_duplicate_in_the_middle_of_a_job_starts_nothing(fleet: Fleet, after_s: float) -> None:
-    """Another dispatcher gets it so long after the job began, within the timeout: the running tick is not taken over."""
+    """Another dispatcher gets it so long after the job began, within the timeout: the tick is not taken over."""
     fleet.job.hangs = asyncio.Event()
     await fleet.queue.send(message("t1"))
     first = asyncio.create_task(fleet.first.round())
@@ -134,12 +134,14 @@ async def test_a_duplicate_in_the_middle_of_a_job_starts_nothing(fleet: Fleet, a
     running = await fleet.dispatched.get(TickId("o", "p", "t1"))
 
     await fleet.queue.send(message("t1"))
-    taken = await fleet.round(fleet.dispatcher(fleet.node("node-2")))
+    node, rival = fleet.node("node-2"), Job()
+    other = Dispatcher(node, queue=open_queue(node), dispatched=open_audit(node, DISPATCHED), job=rival)
+    taken = await fleet.round(other)
     after = await fleet.dispatched.get(TickId("o", "p", "t1"))
     fleet.job.hangs.set()
     await first
 
-    assert (1, 1) == (taken, len(fleet.job.runs))
+    assert (1, [], 1) == (taken, rival.runs, len(fleet.job.runs))
     assert running == after and running is not None and ("running", "node-1") == (running.state, running.fields["by"])
 
 

@@ -90,7 +90,7 @@ async def test_only_orphans_older_than_any_upload_are_swept(service: Service, ma
 async def test_a_tick_of_the_same_name_in_another_project_keeps_its_parts(
     service: Service, manual_clock: ManualClock, whose: tuple[str, str]
 ) -> None:
-    """One was committed long ago, the other of another project or org is being uploaded: only the first one's parts go."""
+    """One was committed long ago, the other, of another project or org, is being uploaded: its parts stay."""
     org, project = whose
     await service.issue(org, project)
     assert 200 == (await service.finalize(await service.upload())).status_code
