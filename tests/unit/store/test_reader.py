@@ -14,9 +14,9 @@ from lakebed.store.settings import StoreSettings
 
 DATA = bytes(range(256)) * 40
 PAGE = (
-    "<?xml version='1.0'?><ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>a</Key>"
-    "<LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>x</ETag><Size>1</Size></Contents></ListBucketResult>"
-).encode()
+    b"<?xml version='1.0'?><ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>a</Key>"
+    b"<LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>x</ETag><Size>1</Size></Contents></ListBucketResult>"
+)
 
 
 class Server:
