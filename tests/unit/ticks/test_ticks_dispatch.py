@@ -360,6 +360,29 @@ async def test_a_replay_runs_silver_again_for_a_done_tick(manual_clock: ManualCl
     assert len(notes) == 1 and b"a rule was wrong" in notes[0]
 
 
+async def test_a_replay_by_another_process_is_waited_for_like_a_new_tick(manual_clock: ManualClock) -> None:
+    """An auditor that has seen the tick's job done does not call it done while its replay waits or fails."""
+    _, auditor, fleet = await committed(manual_clock)
+    await fleet.round()
+    tick = TickId(ORG, PROJECT, "20261115T120000__abc")
+    assert [] == await auditor.undispatched()
+    node = fleet.node("operator")
+    operator = Auditor(
+        node, queue=open_queue(node), committed=open_audit(node, COMMITTED), dispatched=open_audit(node, DISPATCHED)
+    )
+    await manual_clock.advance(5.0)
+
+    await operator.replay(tick, "a rule was wrong")
+    waiting = [each.state for each in await auditor.undispatched()]
+    fleet.job.fails = 1
+    await fleet.round()
+    failed = [each.state for each in await auditor.undispatched()]
+    await manual_clock.advance(301.0)
+    await fleet.round()
+
+    assert ([""], ["failed"], []) == (waiting, failed, await auditor.undispatched())
+
+
 async def test_a_tick_id_that_is_not_alone_must_be_named_in_full(manual_clock: ManualClock) -> None:
     """Two orgs may use one id: a replay never guesses."""
     service, auditor, _ = await committed(manual_clock)
