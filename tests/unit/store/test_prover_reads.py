@@ -19,11 +19,13 @@ class Behind:
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
         self._seen: set[str] = set()
+        self.reads = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
     async def get(self, key: str) -> StoredObject:
+        self.reads += 1
         found = await self._store.get(key)
         if key in self._seen:
             return found
@@ -36,7 +38,9 @@ async def test_a_first_read_that_gives_other_bytes_is_a_finding(manual_clock: Ma
     store = MemoryStore(clock=manual_clock)
     honest = await prove([store, store], rounds=2, clock=manual_clock, ids=Ids())
 
-    proof = await prove([store, Behind(store)], rounds=2, clock=manual_clock, ids=Ids())  # type: ignore[list-item]
+    behind = Behind(store)
+    proof = await prove([store, behind], rounds=2, clock=manual_clock, ids=Ids())  # type: ignore[list-item]
 
     assert honest.held
+    assert 4 == behind.reads  # after each of the two races of both rounds
     assert ["reads_see_the_winner"] == [finding.name for finding in proof.findings if not finding.held]
