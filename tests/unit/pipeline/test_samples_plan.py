@@ -61,3 +61,5 @@ def test_listing_looks_back_over_the_overlap() -> None:
     """Not before the beginning of time."""
     assert {"through_ns": 10_000_000_000, "late_ms": 0} == looked_back({"through_ns": 20_000_000_000, "late_ms": 5}, 10)
     assert {"through_ns": -1, "late_ms": 0} == looked_back({"through_ns": -1, "late_ms": 0}, 900)
+    late = {"through_ns": 10**18, "late_ms": 10**12}
+    assert {"through_ns": 10**18 - 900 * 10**9, "late_ms": 10**12 - 900_000} == looked_back(late, 900)
