@@ -32,12 +32,14 @@ class Faults(msgspec.Struct, frozen=True):
     drop: float = 0.05  # of PUT, POST and DELETE: carried out, and the answer is lost or breaks off
     delay: float = 0.05  # of all: the request arrives late, or its answer does
     delay_max_s: float = 0.15
+    delay_after: float = 0.5  # the same for a key that has just lost an answer: its client now decides by reading
+    delay_after_s: float = 0.5
     cut: float = 0.01  # of GET: the answer breaks off in the middle of its body
     repeat: float = 0.02  # of conditional PUTs: the same request arrives a second time, later
     repeat_max_s: float = 1.0
 
 
-CALM = Faults(drop=0.0, delay=0.0, cut=0.0, repeat=0.0)
+CALM = Faults(drop=0.0, delay=0.0, delay_after=0.0, cut=0.0, repeat=0.0)
 
 
 class Fate(msgspec.Struct, frozen=True):
@@ -63,6 +65,7 @@ class LossyProxy:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._troubled: dict[str, float] = {}  # target of a request whose answer was lost → until when it is slow
         self.endpoint = ""
 
     def __enter__(self) -> LossyProxy:
@@ -115,8 +118,8 @@ class LossyProxy:
         if EXPECTS.search(head):
             writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request = head + await _body(reader, head)
-        method = head.split(b" ", 1)[0].decode()
-        fate = self._fate(method, head)
+        method, target = (word.decode() for word in head.split(b" ", 2)[:2])
+        fate = self._fate(method, target, head)
         await asyncio.sleep(fate.early_s)
         upstream.write(request)
         await upstream.drain()
@@ -130,10 +133,13 @@ class LossyProxy:
         await writer.drain()
         return not CLOSES.search(answer_head) and not CLOSES.search(head)
 
-    def _fate(self, method: str, head: bytes) -> Fate:
+    def _fate(self, method: str, target: str, head: bytes) -> Fate:
         rolled = [self._dice.random() for _ in range(6)]  # always as many, whatever the request is
         faults, self.counts[method] = self.faults, self.counts[method] + 1
-        late_s = faults.delay_max_s * rolled[2] if rolled[1] < faults.delay else 0.0
+        troubled = self._troubled.get(target, 0.0) > self._loop.time()
+        late_s = (
+            faults.delay_max_s * rolled[2] if rolled[1] < (faults.delay_after if troubled else faults.delay) else 0.0
+        )
         fate = Fate(
             drop=method in CHANGES and rolled[0] < faults.drop,
             cut=method == "GET" and rolled[0] < faults.cut,
@@ -142,8 +148,10 @@ class LossyProxy:
             late_s=late_s if rolled[4] >= 0.5 else 0.0,
             silent=rolled[5] < 0.7,
         )
-        self.counts["dropped"] += fate.drop
-        self.counts[f"dropped {method}"] += fate.drop
+        if fate.drop:
+            self._troubled[target] = self._loop.time() + faults.delay_after_s
+            self.counts["dropped"] += 1
+            self.counts[f"dropped {method}"] += 1
         self.counts["delayed"] += late_s > 0.0
         return fate
 
