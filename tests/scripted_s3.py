@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -20,7 +21,7 @@ REASONS = {200: "OK", 204: "No Content", 206: "Partial Content", 404: "Not Found
 
 @dataclass
 class Step:
-    """What happens to one request. `apply`: the request takes effect although the answer says otherwise."""
+    """What happens to one request. `apply`: it takes effect although the answer says otherwise; status 0: no fault."""
 
     status: int = 200
     code: str = "InternalError"
@@ -29,6 +30,8 @@ class Step:
     apply: bool = False
     hang_s: float = 0.0
     reset: bool = False
+    cut: bool = False  # the honest answer, ended in the middle of its body
+    then: Callable[[ScriptedS3], None] | None = None  # what another client does right after this request
 
 
 @dataclass
@@ -48,6 +51,7 @@ class ScriptedS3:
     ignore_conditions: bool = False
     objects: dict[str, bytes] = field(default_factory=dict)
     seen: list[Request] = field(default_factory=list)
+    parts: dict[int, bytes] = field(default_factory=dict)  # of the one upload under way
     port: int = 0
 
     async def __aenter__(self) -> ScriptedS3:
@@ -81,8 +85,17 @@ class ScriptedS3:
                 if step is None:
                     await _answer(writer, request, *self._apply(request))
                     continue
+                if step.cut or step.status == 0:  # the honest answer
+                    await _answer(writer, request, *self._apply(request), cut=step.cut)
+                    if step.then is not None:
+                        step.then(self)
+                    if step.cut:
+                        return
+                    continue
                 if step.apply:
                     self._apply(request)
+                if step.then is not None:
+                    step.then(self)
                 if step.hang_s:
                     await asyncio.sleep(step.hang_s)
                 if step.reset:
@@ -103,6 +116,15 @@ class ScriptedS3:
 
     def _apply(self, request: Request) -> tuple[int, dict[str, str], bytes]:
         held = self.objects.get(request.key)
+        if "uploads" in request.query:
+            return 200, {}, b"<InitiateMultipartUploadResult><UploadId>1</UploadId></InitiateMultipartUploadResult>"
+        if "partNumber" in request.query:
+            self.parts[int(request.query["partNumber"][0])] = request.body
+            return 200, {"ETag": _etag(request.body)}, b""
+        if "uploadId" in request.query and request.method == "POST":
+            whole = self.objects[request.key] = b"".join(self.parts[number] for number in sorted(self.parts))
+            told = f"<ETag>{escape(_etag(whole))}</ETag>"
+            return 200, {}, f"<CompleteMultipartUploadResult>{told}</CompleteMultipartUploadResult>".encode()
         if request.method == "PUT":
             if not self.ignore_conditions:
                 if request.headers.get("if-none-match") == "*" and held is not None:
@@ -119,7 +141,14 @@ class ScriptedS3:
             return 200, {"Content-Type": "application/xml"}, self._list(request)
         if held is None:
             return 404, {}, _error("NoSuchKey", request.key)
-        return 200, {"ETag": _etag(held), "Last-Modified": formatdate(usegmt=True)}, held
+        headers = {"ETag": _etag(held), "Last-Modified": formatdate(usegmt=True)}
+        if (span := request.headers.get("range")) is None:
+            return 200, headers, held
+        first, last = (int(each) for each in span.removeprefix("bytes=").split("-"))
+        if first >= len(held):
+            return 416, {}, _error("InvalidRange", request.key)
+        body = held[first : last + 1]
+        return 206, headers | {"Content-Range": f"bytes {first}-{first + len(body) - 1}/{len(held)}"}, body
 
     def _list(self, request: Request) -> bytes:
         prefix = request.query.get("prefix", [""])[0]
@@ -153,13 +182,20 @@ async def _read(reader: asyncio.StreamReader) -> Request | None:
     body = await reader.readexactly(int(headers.get("content-length", "0")))
     parts = urlsplit(target)
     key = unquote(parts.path).lstrip("/").partition("/")[2]
-    return Request(method, key, parse_qs(parts.query), headers, body)
+    return Request(method, key, parse_qs(parts.query, keep_blank_values=True), headers, body)
 
 
 async def _answer(
-    writer: asyncio.StreamWriter, request: Request, status: int, headers: dict[str, str], body: bytes
+    writer: asyncio.StreamWriter,
+    request: Request,
+    status: int,
+    headers: dict[str, str],
+    body: bytes,
+    *,
+    cut: bool = False,
 ) -> None:
     lines = [f"HTTP/1.1 {status} {REASONS.get(status, 'Scripted')}", f"Content-Length: {len(body)}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
-    writer.write(("\r\n".join(lines) + "\r\n\r\n").encode() + (b"" if request.method == "HEAD" else body))
+    sent = b"" if request.method == "HEAD" else body[: len(body) // 2] if cut else body
+    writer.write(("\r\n".join(lines) + "\r\n\r\n").encode() + sent)
     await writer.drain()

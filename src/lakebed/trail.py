@@ -15,7 +15,7 @@ import msgspec
 from lakebed.clock import Clock, now_ms
 from lakebed.errors import Corrupt, LakebedError, NotFound
 from lakebed.ids import Ids
-from lakebed.store.model import StoredObject
+from lakebed.store.model import StoredObject, Version
 from lakebed.store.protocol import Store
 
 ROOT = "trail/v1/"
@@ -79,7 +79,7 @@ class Trail:
                     return found
         return found
 
-    async def _close(self, key: str, etag: str, deed: Deed, outcome: str, detail: str) -> None:
+    async def _close(self, key: str, etag: Version, deed: Deed, outcome: str, detail: str) -> None:
         closed = msgspec.structs.replace(deed, outcome=outcome, detail=detail)
         await self._store.replace(key, msgspec.json.encode(closed), etag)
 

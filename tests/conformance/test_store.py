@@ -11,8 +11,9 @@ from lakebed.clock import SystemClock
 from lakebed.errors import AlreadyExists, Corrupt, Invalid, NotFound, Stale
 from lakebed.ids import Ids
 from lakebed.metrics import Metrics
-from lakebed.store import bucket
+from lakebed.store.bucket import BucketStore
 from lakebed.store.memory import MemoryStore
+from lakebed.store.obstore_client import ObstoreClient, open_bucket
 from lakebed.store.prefixed import PrefixedStore
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
@@ -47,10 +48,11 @@ def store(request: pytest.FixtureRequest, metrics: Metrics) -> Store:
         case "obstore":
             from obstore.store import MemoryStore as ObstoreMemory
 
-            return bucket.BucketStore(ObstoreMemory(), clock=SystemClock(), ids=Ids(), metrics=metrics)
+            return BucketStore(ObstoreClient(ObstoreMemory()), clock=SystemClock(), ids=Ids(), metrics=metrics)
         case "seaweedfs by the general client":
             settings: StoreSettings = request.getfixturevalue("bucket_settings")
-            general = bucket.BucketStore(bucket.open_bucket(settings), clock=SystemClock(), ids=Ids(), metrics=metrics)
+            client = ObstoreClient(open_bucket(settings))
+            general = BucketStore(client, clock=SystemClock(), ids=Ids(), metrics=metrics)
             return PrefixedStore(general, settings.prefix)
         case _:
             found: Store = request.getfixturevalue("bucket")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
 from lakebed.clock import SystemClock
-from lakebed.errors import AlreadyExists, Denied, NotFound, OutcomeUnknown, Stale, Unavailable
+from lakebed.errors import AlreadyExists, Corrupt, Denied, NotFound, OutcomeUnknown, Stale, Unavailable
 from lakebed.ids import Ids
 from lakebed.metrics import Metrics
-from lakebed.store.bucket import BucketStore, open_bucket
+from lakebed.store.bucket import BucketStore
 from lakebed.store.connect import connect
+from lakebed.store.obstore_client import ObstoreClient, open_bucket
 from lakebed.store.protocol import Store
 from scripted_s3 import ScriptedS3, Step
 
@@ -26,7 +27,7 @@ def store_on(request: pytest.FixtureRequest) -> StoreOn:
         told = server.settings(**settings)
         if request.param == "short way":
             return connect(told, clock=SystemClock(), ids=Ids(), metrics=Metrics())
-        return BucketStore(open_bucket(told), clock=SystemClock(), ids=Ids(), metrics=Metrics())
+        return BucketStore(ObstoreClient(open_bucket(told)), clock=SystemClock(), ids=Ids(), metrics=Metrics())
 
     return made
 
@@ -177,3 +178,116 @@ async def test_conditional_writes_are_single_puts_carrying_their_condition(store
         puts = [request for request in server.seen if request.method == "PUT"]
         assert [put.headers.get("if-none-match") for put in puts] == ["*", None]
         assert [None, first.etag] == [put.headers.get("if-match") for put in puts]
+
+
+def lost(step_method: str = "PUT") -> Step:
+    """A request that takes effect and whose answer is lost."""
+    return Step(method=step_method, apply=True, reset=True)
+
+
+def rival(data: bytes) -> Step:
+    """A GET that is answered truly, and another client's acknowledged write right behind it."""
+
+    def write(server: ScriptedS3) -> None:
+        server.objects["a/b"] = data
+
+    return Step(status=0, method="GET", then=write)
+
+
+@pytest.mark.parametrize("size", [10, 1_000_000])
+async def test_a_rival_write_behind_the_look_is_never_overwritten(store_on: StoreOn, size: int) -> None:
+    """After a lost answer the version is that of the bytes that were compared: the next replace meets the rival."""
+    async with ScriptedS3(objects={"a/b": b"old"}) as server:
+        store = store_on(server, retries=0)
+        before = await store.get("a/b")
+        server.script += [lost(), rival(b"the rival's, acknowledged")]
+
+        ours = await store.replace("a/b", b"1" * size, before.etag)
+
+        server.objects["a/b"] = b"the rival's, acknowledged"  # large objects are compared by HEAD: the rival comes now
+        with pytest.raises(Stale):
+            await store.replace("a/b", b"2" * size, ours.etag)
+        assert b"the rival's, acknowledged" == server.objects["a/b"]
+
+
+async def test_a_rival_write_behind_a_lost_create_is_never_overwritten(store_on: StoreOn) -> None:
+    """The same for an object that was created."""
+    async with ScriptedS3() as server:
+        store = store_on(server, retries=0)
+        server.script += [lost(), rival(b"the rival's, acknowledged")]
+
+        ours = await store.create("a/b", b"first")
+
+        with pytest.raises(Stale):
+            await store.replace("a/b", b"second", ours.etag)
+        assert b"the rival's, acknowledged" == server.objects["a/b"]
+
+
+async def test_a_refusal_behind_a_lost_answer_is_decided_by_reading(store_on: StoreOn) -> None:
+    """A write that took effect, was repeated and then refused is a success: the bytes are there."""
+    async with ScriptedS3([Step(503, "SlowDown", apply=True), Step(403, "AccessDenied")]) as server:
+        created = await store_on(server).create("a/b", b"mine")
+
+        assert (4, b"mine") == (created.size, server.objects["a/b"])
+
+
+@pytest.mark.parametrize("status", [200, 204])
+async def test_an_answer_without_a_version_is_decided_by_reading(store_on: StoreOn, status: int) -> None:
+    """A proxy that drops the ETag does not make the next replace a blind one."""
+    async with ScriptedS3([Step(status, apply=True)]) as server:
+        store = store_on(server, retries=0)
+
+        created = await store.create("a/b", b"mine")
+
+        assert (await store.get("a/b")).etag == created.etag
+
+
+async def test_an_upload_answers_with_its_own_version(store_on: StoreOn) -> None:
+    """No second request is asked for the version of an upload: a rival may have written in between."""
+    async with ScriptedS3() as server:
+        stored = await store_on(server).upload("a/b", one(b"mine"))
+
+        assert 0 == server.count("HEAD") + server.count("GET")
+        assert (4, (await store_on(server).get("a/b")).etag) == (stored.size, stored.etag)
+
+
+@pytest.mark.parametrize("cuts", [1, 20])
+async def test_a_read_that_is_cut_short_is_asked_for_again_or_unavailable(store_on: StoreOn, cuts: int) -> None:
+    """Half an object is never handed out, and never called Corrupt."""
+    whole = bytes(range(256)) * 400
+    async with ScriptedS3(objects={"a/b": whole}) as server:
+        store = store_on(server)
+        for read in (lambda: store.get("a/b"), lambda: store.get_range("a/b", 100, 50_000)):
+            server.script[:] = [Step(method="GET", cut=True) for _ in range(cuts)]
+            if cuts > 1:
+                with pytest.raises(Unavailable):
+                    await read()
+                continue
+            got = await read()
+            assert got in (whole[100:50_100],) if isinstance(got, bytes) else got.data == whole
+
+
+async def test_a_range_that_fails_is_not_corrupt_whatever_its_key_says(store_on: StoreOn) -> None:
+    """Numbers in a key are no statuses: only an object that is really shorter is Corrupt."""
+    key = "llog/wal/416-Requested-range"
+    async with ScriptedS3(objects={key: b"0123456789"}) as server:
+        server.script += [Step(503, "SlowDown", method="GET") for _ in range(20)]
+        with pytest.raises(Unavailable):
+            await store_on(server).get_range(key, 2, 4)
+
+        server.script.clear()
+        for start in (8, 10, 11):
+            with pytest.raises(Corrupt):
+                await store_on(server).get_range(key, start, 4)
+
+
+async def test_a_delete_without_an_answer_is_outcome_unknown(store_on: StoreOn) -> None:
+    """The object may be gone: nobody is told that nothing happened."""
+    async with ScriptedS3(objects={"a/b": b"x"}) as server:
+        server.script += [Step(503, "SlowDown", method="POST") for _ in range(20)]
+        with pytest.raises(OutcomeUnknown):
+            await store_on(server).delete("a/b")
+
+
+async def one(data: bytes) -> AsyncIterator[bytes]:
+    yield data

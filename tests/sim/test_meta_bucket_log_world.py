@@ -11,7 +11,7 @@ from lakebed.meta.bucket_model import Paths, decode_head, decode_leaf, entry_of
 from lakebed.meta.model import Entry
 from lakebed.sim.world import Process
 from lakebed.sim.worlds import play
-from lakebed.store.memory import MemoryStore
+from lakebed.store.model import StoredObject
 
 SEEDS = range(12)
 PATHS = Paths("meta")
@@ -21,7 +21,7 @@ class StateInTheBucket:
     """What the world's watch asks the memory twin, read from the heads and leaves in the store."""
 
     def __init__(self) -> None:
-        self.store: MemoryStore | None = None
+        self.objects: dict[str, StoredObject] = {}
         self.leaves_read = 0
         self._etags: dict[str, str] = {}
         self._entries: dict[str, Entry] = {}
@@ -29,7 +29,7 @@ class StateInTheBucket:
 
     @property
     def entries(self) -> dict[str, Entry]:
-        objects = self.store._objects if self.store is not None else {}
+        objects = self.objects
         heads = {key: stored for key, stored in objects.items() if key.startswith(PATHS.heads)}
         etags = {key: stored.etag for key, stored in heads.items()}
         if etags != self._etags:
@@ -68,7 +68,7 @@ def test_the_log_keeps_its_promises_on_the_bucket_backend(seed: int, monkeypatch
         return states[-1]
 
     def connect(process: Process, state: StateInTheBucket) -> BucketMeta:
-        state.store = process.store._inner
+        state.objects = process.world.bucket.objects
         return BucketMeta(
             process.store, "meta", clock=process.clock, ids=process.ids, metrics=process.metrics, horizon_s=5.0
         )

@@ -7,18 +7,22 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
-from lakebed.errors import OutcomeUnknown, Stale
+from lakebed.errors import OutcomeUnknown, Stale, Unavailable
 from lakebed.sim.faults import Faults
 from lakebed.sim.store import Journal, register
 from lakebed.sim.world import InvariantBroken, World
 from lakebed.sim.worlds import play
 from lakebed.store import register as register_module
+from lakebed.store.bucket import BucketStore
+from lakebed.store.model import Written
 from lakebed.store.register import Register, Snapshot
 
-MET = ("crash", "pause", "done", "stale", "already_exists", "unavailable", "done, answer lost", "unanswered (unknown)")
-MET += ("doubted, done", "doubted, not done", "unanswered (late)", "landed late, done", "landed late, stale")
-DOUBTFUL = Faults(doubted=0.25, lost=0.1)
+MET = ("crash", "pause", "done", "conflict", "unavailable", "cut short", "done, lost", "unanswered (unknown)")
+MET += ("unanswered (late)", "landed late, done", "landed late, conflict", "done, duplicated")
+MET += ("repeated, first done", "conflict, repeated")
+DOUBTFUL = Faults(repeated=0.2, lost=0.15)
 SEEDS = 500
 SEEDS_TO_CATCH = 200  # a bug that this many seeds do not show would not be caught in a run of the lane either
 
@@ -94,6 +98,30 @@ class Optimist(Register[Journal]):
             await super()._put(snapshot, value, epoch, attempt)
         except OutcomeUnknown:
             self._known = None
+
+
+class TwoAnswers(BucketStore):
+    """Compares the bytes of one answer and takes the version from another."""
+
+    async def _look(self, key: str, data: bytes, cause: Any) -> Any:
+        found = await super()._look(key, data, cause)
+        return found if not isinstance(found, Written) else Written(**structs.asdict(await self.head(key)))
+
+
+class Hasty(BucketStore):
+    """Believes that what is not there yet will never come."""
+
+    async def _again(self, doubt: int, cause: Any) -> None:
+        raise Unavailable("nothing was done") from cause
+
+
+@pytest.mark.parametrize("kind", [TwoAnswers, Hasty])
+def test_a_store_that_guesses_is_caught(kind: type[BucketStore], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decisions after a lost answer are part of the world: a store that makes them wrongly breaks it."""
+    monkeypatch.setattr("lakebed.sim.process.BucketStore", kind)
+    with pytest.raises(InvariantBroken, match="register: "):
+        for seed in range(SEEDS_TO_CATCH):
+            World(seed, name="register", faults=DOUBTFUL).run(register)
 
 
 @pytest.mark.parametrize("kind", [Unconditional, Pessimist, Forgetful, Unfenced, Optimist])

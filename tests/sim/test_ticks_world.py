@@ -31,7 +31,7 @@ def test_the_seeds_meet_what_the_world_is_about() -> None:
         world.run(ticks)
         met.update({verb for _, _, _, verb, _, _ in world.trace} | {out for *_, out in world.trace})
 
-    assert min(met[what] for what in ("crash", "pause", "stale", "done, answer lost")) >= 2
+    assert min(met[what] for what in ("crash", "pause", "conflict", "done, lost")) >= 2
 
 
 def test_a_finalizer_that_sends_no_message_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ def test_direct_use_is_caught_in_a_part(code: str) -> None:
     [
         ("import time", "src/lakebed/clock.py"),
         ("import random", "src/lakebed/ids.py"),
-        ("import obstore", "src/lakebed/store/bucket.py"),
+        ("import obstore", "src/lakebed/store/obstore_client.py"),
         ("import pyspark", "src/lakebed/pipeline/anything.py"),
     ],
 )

@@ -28,7 +28,7 @@ from lakebed.frame.codec import columns_of, decode, encode
 from lakebed.frame.model import Compression, Identity, Kind, Sample
 from lakebed.ids import Ids
 from lakebed.settings import env_name
-from lakebed.store.bucket import open_bucket
+from lakebed.store.obstore_client import open_bucket
 from lakebed.store.settings import StoreSettings
 
 T = TypeVar("T")

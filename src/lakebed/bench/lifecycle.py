@@ -20,7 +20,7 @@ from lakebed.lifecycle.settings import LifecycleSettings
 from lakebed.lifecycle.worker import LifecycleWorker
 from lakebed.lifecycle.workers import Site, opened
 from lakebed.store.admin import client
-from lakebed.store.bucket import open_bucket
+from lakebed.store.obstore_client import open_bucket
 from lakebed.store.settings import StoreSettings
 
 DELETES_BAR = 0.6  # ours ÷ bare

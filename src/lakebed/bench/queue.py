@@ -23,7 +23,7 @@ from lakebed.queue.model import KeyValueEntry
 from lakebed.queue.producer import REGISTER as PRODUCER
 from lakebed.queue.queue import Queue
 from lakebed.queue.settings import QueueSettings
-from lakebed.store.bucket import open_bucket
+from lakebed.store.obstore_client import open_bucket
 from lakebed.store.settings import StoreSettings
 
 ENTRIES = 1024

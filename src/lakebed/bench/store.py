@@ -11,7 +11,7 @@ from typing import Any
 import obstore
 
 from lakebed.bench.harness import Check, Stand, at_least, rate, rounds_of, told
-from lakebed.store.bucket import open_bucket
+from lakebed.store.obstore_client import open_bucket
 from lakebed.store.settings import StoreSettings
 
 KIB = 1024

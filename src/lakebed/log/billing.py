@@ -12,7 +12,7 @@ import msgspec
 
 from lakebed.log import paths
 from lakebed.metrics import Metrics
-from lakebed.store.model import ObjectInfo, StoredObject
+from lakebed.store.model import ObjectInfo, StoredObject, Version, Written
 from lakebed.store.prices import DOLLARS_PER_GET, DOLLARS_PER_GIB_MONTH, DOLLARS_PER_PUT_OR_LIST
 from lakebed.store.protocol import Store
 
@@ -75,11 +75,11 @@ class MeteredStore:
         self._count("list")
         return await self._store.children(prefix)
 
-    async def create(self, key: str, data: bytes) -> ObjectInfo:
+    async def create(self, key: str, data: bytes) -> Written:
         self._count("put")
         return await self._store.create(key, data)
 
-    async def replace(self, key: str, data: bytes, etag: str) -> ObjectInfo:
+    async def replace(self, key: str, data: bytes, etag: Version) -> Written:
         self._count("put")
         return await self._store.replace(key, data, etag)
 

@@ -22,7 +22,7 @@ from lakebed.meta.bucket_spill import Plan, Replan
 from lakebed.metrics import Metrics
 from lakebed.store.model import StoredObject
 from lakebed.store.protocol import Store
-from lakebed.store.register import Register, Snapshot
+from lakebed.store.register import ABSENT, Register, Snapshot
 
 R = TypeVar("R")
 Out = TypeVar("Out", covariant=True)
@@ -69,7 +69,7 @@ class Group:
             name="meta",
         )
         self._writer = Writer(ids.token())
-        self._seen = Snapshot(Head(), 0, "")
+        self._seen = Snapshot(Head(), 0, ABSENT)
         self._reading: asyncio.Task[Head] | None = None
         self._next: asyncio.Task[Head] | None = None
         self._spilling = asyncio.Lock()

@@ -79,7 +79,7 @@ class FarLake:
         self._world, self._process, self._lake = world, process, lake
 
     async def _travel(self) -> None:
-        await self._process.store._travel()  # the same awaits, crashes and pauses as at the store
+        await self._process.wire.travel()  # the same awaits, crashes and pauses as at the store
 
     async def _go(self, verb: str, key: str) -> None:
         await self._travel()

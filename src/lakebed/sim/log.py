@@ -56,7 +56,7 @@ class Watch:
         world.invariant("log", self.complaint)
 
     def complaint(self) -> str | None:
-        at = (self._state.version + len(self._state.keys) * 1_000_003, len(self._world.store._objects))
+        at = (self._state.version + len(self._state.keys) * 1_000_003, len(self._world.bucket.objects))
         if at == self._seen:
             return None
         self._seen = at

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from lakebed.ids import Ids
 from lakebed.metrics import Metrics
-from lakebed.sim.faults import FaultyStore
+from lakebed.sim.faults import FaultyClient, Wire
 from lakebed.sim.loop import SimClock
+from lakebed.store.bucket import BucketStore
 
 if TYPE_CHECKING:
     from lakebed.context import Context
@@ -40,8 +41,10 @@ class Process:
         self.clock = SimClock(world.loop, skew_s=skew_s)
         self.ids = Ids.seeded(f"{world.seed}/{self.node}")
         self.metrics = Metrics()
-        self.store = FaultyStore(world, self, world.store)
-        self._world = world
+        self.wire = Wire(world, self)
+        client = FaultyClient(self.wire, world.bucket, lambda: world.faults.list_page)
+        self.store = BucketStore(client, clock=self.clock, ids=self.ids, metrics=self.metrics)
+        self.world = world
         self._ends: list[asyncio.Future[bool]] = []
 
     def context(self, settings: Settings | None = None) -> Context:
@@ -61,15 +64,15 @@ class Process:
             raise RuntimeError(f"{self.node} is dead: start a new process")
         inside = contextvars.copy_context()
         inside.run(PROCESS.set, self)
-        task = self._world.loop.create_task(work, context=inside)
-        end: asyncio.Future[bool] = self._world.loop.create_future()
+        task = self.world.loop.create_task(work, context=inside)
+        end: asyncio.Future[bool] = self.world.loop.create_future()
         self._ends.append(end)
-        task.add_done_callback(lambda task: self._ended(task, end), context=self._world.outside)
+        task.add_done_callback(lambda task: self._ended(task, end), context=self.world.outside)
         return end
 
     def _ended(self, task: asyncio.Task[Any], end: asyncio.Future[bool]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._world.fail(f"{self.node} failed with {type(error).__name__}: {error}", error)
+            self.world.fail(f"{self.node} failed with {type(error).__name__}: {error}", error)
         elif not end.done():
             end.set_result(True)
 

@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 from lakebed.sim.faults import Faults, attempt, immediate
 from lakebed.sim.loop import SimClock, SimLoop
 from lakebed.sim.process import Process, belongs_to_the_dead, belongs_to_the_stopped, drop
-from lakebed.store.memory import MemoryStore
+from lakebed.store.memory import MemoryBucket, MemoryStore
 from lakebed.store.model import ObjectInfo, StoredObject
 
 STEPS_MAX = 10_000  # steps at the store before a world is ended where it stands
@@ -51,7 +51,8 @@ class World:
         self.loop.forget, self.loop.hold = belongs_to_the_dead, belongs_to_the_stopped
         self.loop.set_exception_handler(self._callback_failed)
         self.clock = SimClock(self.loop)
-        self.store = MemoryStore(clock=self.clock)
+        self.bucket = MemoryBucket(clock=self.clock)
+        self.store = MemoryStore(clock=self.clock, bucket=self.bucket)  # without faults: for what is asked outside
         self.outside = contextvars.copy_context()
         self.processes: list[Process] = []
         self.trace: list[Event] = []
@@ -78,10 +79,10 @@ class World:
             return
         process.die()
         self.note(process.node, "crash")
-        for verb, key, write in process.store.flying.values():
+        for verb, key, write in process.wire.flying.values():
             if self.fault_rng.random() < self.faults.lands_after_crash:
                 self.land_later(process.node, verb, key, write)
-        process.store.flying.clear()
+        process.wire.flying.clear()
 
     def pause(self, process: Process, seconds: float) -> None:
         """SIGSTOP: nothing of the process runs for a while, though time and the others go on."""

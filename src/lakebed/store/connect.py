@@ -5,8 +5,9 @@ from __future__ import annotations
 from lakebed.clock import Clock
 from lakebed.ids import Ids
 from lakebed.metrics import Metrics
-from lakebed.store.bucket import BucketStore, open_bucket
+from lakebed.store.bucket import BucketStore
 from lakebed.store.memory import MemoryStore
+from lakebed.store.obstore_client import ObstoreClient, open_bucket
 from lakebed.store.prefixed import PrefixedStore
 from lakebed.store.protocol import Store
 from lakebed.store.puts import Puts
@@ -19,5 +20,6 @@ def connect(settings: StoreSettings, *, clock: Clock, ids: Ids, metrics: Metrics
         store: Store = MemoryStore(clock=clock)
     else:
         puts = Puts(settings, clock=clock, ids=ids) if Puts.reach(settings) else None
-        store = BucketStore(open_bucket(settings), clock=clock, ids=ids, metrics=metrics, puts=puts)
+        client = ObstoreClient(open_bucket(settings), puts)
+        store = BucketStore(client, clock=clock, ids=ids, metrics=metrics)
     return PrefixedStore(store, settings.prefix) if settings.prefix else store

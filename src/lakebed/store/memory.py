@@ -1,7 +1,8 @@
-"""The store seam in memory: the deterministic twin that simulation and unit tests run on.
+"""A bucket in memory, for unit tests, simulation and `store.url = "memory:"`.
 
-It passes the same conformance suite as the real bucket, and like SeaweedFS its etag is the content's MD5, so that code
-which forgets the nonce (A → B → A) fails here too.
+It stands below `BucketStore` as a real bucket does: it knows one object a key, conditions and pages, and decides
+nothing. Like SeaweedFS's, its etag is the content's MD5, so that code which forgets the nonce (A → B → A) fails here
+too.
 """
 
 from __future__ import annotations
@@ -12,86 +13,80 @@ from collections.abc import AsyncIterator, Sequence
 
 from lakebed import errors
 from lakebed.clock import Clock, now_ms
-from lakebed.store.model import ObjectInfo, StoredObject, check_key, check_prefix
+from lakebed.ids import Ids
+from lakebed.metrics import Metrics
+from lakebed.store.bucket import BucketStore
+from lakebed.store.model import ObjectInfo, StoredObject, Version
 
 LIST_PAGE = 1000  # S3's page: a listing sees later pages as they are when it reaches them
 
 
-class MemoryStore:
+class MemoryBucket:
+    """A `BucketClient` whose bucket is this object: several stores may share it, as processes share a bucket."""
+
     def __init__(self, *, clock: Clock) -> None:
         self._clock = clock
-        self._objects: dict[str, StoredObject] = {}
+        self.objects: dict[str, StoredObject] = {}
         self._order: list[tuple[str, ...]] = []  # sorted by segments, as a folder tree is walked
 
     async def get(self, key: str) -> StoredObject:
-        found = self._objects.get(check_key(key))
+        found = self.objects.get(key)
         if found is None:
             raise errors.NotFound(f"get {key!r}: no such object")
         return found
 
     async def get_range(self, key: str, start: int, length: int) -> bytes:
-        if start < 0 or length <= 0:
-            raise errors.Invalid(f"range {start}+{length} of {key!r} is not a range")
-        data = (await self.get(key)).data
-        if start + length > len(data):
-            raise errors.Corrupt(f"{key!r} ends at byte {len(data)}, before {start + length}")
-        return data[start : start + length]
+        return (await self.get(key)).data[start : start + length]
 
     async def head(self, key: str) -> ObjectInfo:
         return (await self.get(key)).info
 
-    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        folder = tuple(check_prefix(prefix).split("/")[:-1])
-        last = tuple(after.split("/")) if after else folder
-        while True:
-            start = bisect_right(self._order, max(last, folder))
-            page = self._order[start : start + LIST_PAGE]
-            for segments in page:
-                if segments[: len(folder)] != folder:
-                    return
-                found = self._objects.get("/".join(segments))
-                if found is not None:
-                    yield found.info
+    async def pages(self, prefix: str, after: str) -> AsyncIterator[Sequence[ObjectInfo]]:
+        while page := self.page(prefix, after, LIST_PAGE):
+            yield page
             if len(page) < LIST_PAGE:
                 return
-            last = page[-1]
+            after = page[-1].key
+
+    def page(self, prefix: str, after: str, size: int) -> list[ObjectInfo]:
+        """The next `size` objects under a folder, behind the key `after`."""
+        folder = tuple(prefix.split("/")[:-1])
+        last = tuple(after.split("/")) if after else folder
+        start = bisect_right(self._order, max(last, folder))
+        found = ("/".join(each) for each in self._order[start : start + size] if each[: len(folder)] == folder)
+        return [self.objects[key].info for key in found]
 
     async def children(self, prefix: str) -> Sequence[str]:
-        depth = check_prefix(prefix).count("/")
-        names = {info.key.split("/")[depth] async for info in self.list(prefix) if info.key.count("/") > depth}
-        return sorted(names)
+        depth = prefix.count("/")
+        keys = [info.key async for page in self.pages(prefix, "") for info in page]
+        return list({key.split("/")[depth] for key in keys if key.count("/") > depth})
 
-    async def create(self, key: str, data: bytes) -> ObjectInfo:
-        current = self._objects.get(check_key(key))
-        if current is None:
-            return self._put(key, data)
-        if current.data == data:
-            return current.info
-        raise errors.AlreadyExists(f"{key!r} already holds other bytes", current=current)
-
-    async def replace(self, key: str, data: bytes, etag: str) -> ObjectInfo:
-        current = self._objects.get(check_key(key))
-        if current is None:
-            raise errors.Stale(f"{key!r} is gone", current=None)
-        if current.etag == etag:
-            return self._put(key, data)
-        if current.data == data:
-            return current.info
-        raise errors.Stale(f"{key!r} has changed", current=current)
+    async def put(self, key: str, data: bytes, instead_of: Version | None) -> Version:
+        current = self.objects.get(key)
+        if (current.etag if current else None) != instead_of:
+            raise errors.Conflict(f"put {key!r}: the condition does not hold")
+        return Version(self._put(key, data).etag)
 
     async def upload(self, key: str, chunks: AsyncIterator[bytes]) -> ObjectInfo:
-        check_key(key)
         return self._put(key, b"".join([chunk async for chunk in chunks]))
 
     async def delete(self, key: str) -> None:
-        if self._objects.pop(check_key(key), None) is not None:
+        if self.objects.pop(key, None) is not None:
             self._order.remove(tuple(key.split("/")))
 
     def _put(self, key: str, data: bytes) -> ObjectInfo:
         data = bytes(data)
         etag = f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
         info = ObjectInfo(key=key, size=len(data), etag=etag, modified_ms=now_ms(self._clock))
-        if key not in self._objects:
+        if key not in self.objects:
             insort(self._order, tuple(key.split("/")))
-        self._objects[key] = StoredObject(info, data)
+        self.objects[key] = StoredObject(info, data)
         return info
+
+
+class MemoryStore(BucketStore):
+    """A store on a bucket in memory: its own, or one that others use too."""
+
+    def __init__(self, *, clock: Clock, bucket: MemoryBucket | None = None) -> None:
+        self.bucket = bucket or MemoryBucket(clock=clock)
+        super().__init__(self.bucket, clock=clock, ids=Ids.seeded("memory"), metrics=Metrics())

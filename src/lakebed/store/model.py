@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import NewType
 
 import msgspec
 
@@ -13,8 +14,16 @@ _DOTTED = re.compile(r"(?:^|/)\.{0,2}(?:/|\Z)")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\\]")
 
 
+Version = NewType("Version", str)
+"""The etag of bytes that we hold: the only thing `replace` takes.
+
+It comes from `StoredObject.etag` or `Written.etag`, where one answer brought both. An etag from `head` or `list` is a
+plain string: between that request and the one that read the bytes, another may have written.
+"""
+
+
 class ObjectInfo(msgspec.Struct, frozen=True):
-    """An object without its bytes. `etag` is opaque: hand it back to `replace`, never read meaning into it."""
+    """An object without its bytes. `etag` is opaque: compare it, never read meaning into it."""
 
     key: str
     size: int
@@ -22,8 +31,15 @@ class ObjectInfo(msgspec.Struct, frozen=True):
     modified_ms: int = 0
 
 
+class Written(ObjectInfo, frozen=True):
+    """What a conditional write stored: `etag` is that of exactly the bytes that were handed in."""
+
+    etag: Version
+    modified_ms: int = 0
+
+
 class StoredObject(msgspec.Struct, frozen=True):
-    """An object with its bytes, as they were at one instant."""
+    """An object with its bytes, both from one answer. Never put one together from two."""
 
     info: ObjectInfo
     data: bytes
@@ -33,8 +49,8 @@ class StoredObject(msgspec.Struct, frozen=True):
         return self.info.key
 
     @property
-    def etag(self) -> str:
-        return self.info.etag
+    def etag(self) -> Version:
+        return Version(self.info.etag)
 
 
 def check_key(key: str) -> str:

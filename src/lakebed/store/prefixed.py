@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from lakebed.errors import AlreadyExists, Stale
-from lakebed.store.model import ObjectInfo, StoredObject, check_key
+from lakebed.store.model import ObjectInfo, StoredObject, Version, Written, check_key
 from lakebed.store.protocol import Store
+
+Info = TypeVar("Info", bound=ObjectInfo)
 
 
 class PrefixedStore:
@@ -32,14 +35,14 @@ class PrefixedStore:
     async def children(self, prefix: str) -> Sequence[str]:
         return await self._store.children(self._root + prefix)
 
-    async def create(self, key: str, data: bytes) -> ObjectInfo:
+    async def create(self, key: str, data: bytes) -> Written:
         try:
             return self._short(await self._store.create(self._root + key, data))
         except AlreadyExists as error:
             error.current = self._inside(error.current)
             raise
 
-    async def replace(self, key: str, data: bytes, etag: str) -> ObjectInfo:
+    async def replace(self, key: str, data: bytes, etag: Version) -> Written:
         try:
             return self._short(await self._store.replace(self._root + key, data, etag))
         except Stale as error:
@@ -52,7 +55,7 @@ class PrefixedStore:
     async def delete(self, key: str) -> None:
         await self._store.delete(self._root + key)
 
-    def _short(self, info: ObjectInfo) -> ObjectInfo:
+    def _short(self, info: Info) -> Info:
         return msgspec.structs.replace(info, key=info.key.removeprefix(self._root))
 
     def _inside(self, stored: StoredObject) -> StoredObject:

@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-from lakebed.store.model import ObjectInfo, StoredObject
+from lakebed.store.model import ObjectInfo, StoredObject, Version, Written
 
 
 class Store(Protocol):
     async def get(self, key: str) -> StoredObject:
-        """The object, whole. Raises NotFound."""
+        """The object, whole, with its version from the same answer. Raises NotFound."""
 
     async def get_range(self, key: str, start: int, length: int) -> bytes:
         """Exactly `length` bytes from `start`. Raises NotFound, or Corrupt when the object is shorter."""
@@ -38,13 +38,13 @@ class Store(Protocol):
     async def children(self, prefix: str) -> Sequence[str]:
         """The names of the folders directly under the folder `prefix`, sorted."""
 
-    async def create(self, key: str, data: bytes) -> ObjectInfo:
+    async def create(self, key: str, data: bytes) -> Written:
         """Stores the bytes if the key is absent. Idempotent by content.
 
         Raises AlreadyExists (with `current`) when other bytes stand there, OutcomeUnknown when nobody can tell.
         """
 
-    async def replace(self, key: str, data: bytes, etag: str) -> ObjectInfo:
+    async def replace(self, key: str, data: bytes, etag: Version) -> Written:
         """Stores the bytes if the object still has `etag`. Idempotent by content.
 
         The bytes must never have been stored at this key before (carry an epoch or a nonce): etags are content hashes
@@ -54,8 +54,12 @@ class Store(Protocol):
     async def upload(self, key: str, chunks: AsyncIterator[bytes]) -> ObjectInfo:
         """Stores a large object in parts, without a condition: only for names that make repeating harmless.
 
-        Nothing is visible until all parts are there; an iterator that raises leaves nothing behind.
+        Nothing is visible until all parts are there; an iterator that raises leaves nothing behind. Raises
+        OutcomeUnknown when no answer came: upload again.
         """
 
     async def delete(self, key: str) -> None:
-        """Removes the object; a missing one is fine. Without a condition: guard it by identity or by reachability."""
+        """Removes the object; a missing one is fine. Without a condition: guard it by identity or by reachability.
+
+        Raises OutcomeUnknown when no answer came: the object may be gone.
+        """

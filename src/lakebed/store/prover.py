@@ -15,6 +15,7 @@ import msgspec
 from lakebed.clock import Clock, now_ms
 from lakebed.errors import Conflict, Invalid, LakebedError
 from lakebed.ids import Ids
+from lakebed.store.model import Version
 from lakebed.store.protocol import Store
 
 REPORTS = "lakebed/proofs/"
@@ -101,7 +102,7 @@ async def _race_creates(stores: Sequence[Store], key: str, ids: Ids) -> set[byte
     return {won for won in await asyncio.gather(*map(attempt, stores)) if won is not None}
 
 
-async def _race_replaces(stores: Sequence[Store], key: str, etag: str, ids: Ids) -> set[bytes]:
+async def _race_replaces(stores: Sequence[Store], key: str, etag: Version, ids: Ids) -> set[bytes]:
     async def attempt(store: Store) -> bytes | None:
         mine = ids.token().encode()
         try:

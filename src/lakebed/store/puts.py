@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -25,6 +24,7 @@ import httptools
 from lakebed import errors
 from lakebed.clock import Clock
 from lakebed.ids import Ids
+from lakebed.store.model import Version
 from lakebed.store.settings import StoreSettings
 
 SHORT_BYTES_MAX = 256 * 1024  # hashed in the event loop, at 1.5 GB/s; a larger object is left to other threads
@@ -34,8 +34,6 @@ BACKOFF_BASE_S = 0.05
 BACKOFF_CAP_S = 2.0
 UNRESERVED = "/-_.~"
 LATER = frozenset({408, 429, 500, 502, 503, 504})
-
-Mode = str | Mapping[str, str]
 
 
 class Puts:
@@ -59,13 +57,13 @@ class Puts:
         proxied = bool(getproxies().get("http")) and not proxy_bypass(host)
         return plain and bool(settings.access_key_id) and not proxied
 
-    async def put(self, key: str, data: bytes, mode: Mode) -> str:
-        """The new object's ETag. `mode` is "create" or the ETag to replace.
+    async def put(self, key: str, data: bytes, instead_of: Version | None) -> Version:
+        """One conditional PUT, as `BucketClient.put` promises it.
 
         Raises Conflict when the condition does not hold (perhaps because an earlier try of this call made it so),
         Denied, NotFound for a bucket that is not there, and Unavailable for all else.
         """
-        condition = b"if-none-match: *" if mode == "create" else f"if-match: {_etag(mode)}".encode()
+        condition = b"if-none-match: *" if instead_of is None else f"if-match: {instead_of}".encode()
         path = quote(f"{self._bucket}/{key}", safe=UNRESERVED)
         digest = hashlib.sha256(data).hexdigest()
         give_up_s = self._clock.monotonic_s() + self._settings.retry_timeout_s
@@ -78,9 +76,9 @@ class Puts:
                 if last:
                     raise errors.Unavailable(f"put {key!r}: {str(error) or type(error).__name__}") from error
             else:
-                if answer.status == 200:
-                    return answer.etag
-                if answer.status not in LATER or last:
+                if answer.status == 200 and answer.etag:
+                    return Version(answer.etag)
+                if answer.status not in LATER or last:  # a 200 without an ETag is no answer to stand on
                     raise answer.error(key)
             await self._clock.sleep(self._ids.jitter_s(attempt, base_s=BACKOFF_BASE_S, cap_s=BACKOFF_CAP_S))
         raise AssertionError("unreachable")
@@ -231,8 +229,3 @@ class Connection(asyncio.Protocol):
     def _fail(self, error: Exception) -> None:
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_exception(error)
-
-
-def _etag(mode: Mode) -> str:
-    assert not isinstance(mode, str)
-    return mode["e_tag"]

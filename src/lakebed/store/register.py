@@ -34,7 +34,7 @@ from lakebed.errors import (
 )
 from lakebed.ids import Ids
 from lakebed.metrics import Metrics
-from lakebed.store.model import StoredObject
+from lakebed.store.model import StoredObject, Version
 from lakebed.store.protocol import Store
 
 T = TypeVar("T")
@@ -45,6 +45,7 @@ BACKOFF_BASE_S = 0.01
 BACKOFF_CAP_S = 1.0
 GROUP_MAX = 10_000  # changes waiting in one process before new ones are refused
 WRITERS_MAX = 32  # writers remembered in the object, some 20 bytes each; behind more, a lost answer stays unknown
+ABSENT = Version("")  # no object stands there
 OURS = ("epoch", "attempt_id", "earlier")
 
 
@@ -53,7 +54,7 @@ class Snapshot(msgspec.Struct, Generic[T], frozen=True):
 
     value: T
     epoch: int
-    etag: str
+    etag: Version
     attempts: tuple[str, ...] = ()
 
     def holds(self, attempt: str) -> bool | None:
@@ -118,7 +119,7 @@ class Register(Generic[T]):
         try:
             self._known = self._snapshot(await self._store.get(self._key))
         except NotFound:
-            self._known = Snapshot(self._initial, 0, "")
+            self._known = Snapshot(self._initial, 0, ABSENT)
         return self._known
 
     async def change(self, decide: Callable[[T], tuple[T, R]], *, epoch: int | None = None) -> R:
@@ -202,7 +203,7 @@ class Register(Generic[T]):
         self._known = None
         if isinstance(error, (AlreadyExists, Stale)):
             current = error.current
-            self._known = self._snapshot(current) if current is not None else Snapshot(self._initial, 0, "")
+            self._known = self._snapshot(current) if current is not None else Snapshot(self._initial, 0, ABSENT)
             return self._known
         try:
             return await self.read()

@@ -8,7 +8,7 @@ import msgspec
 
 from lakebed.clock import Clock, now_ms
 from lakebed.errors import AlreadyExists, Corrupt, NotFound, Stale
-from lakebed.store.model import StoredObject
+from lakebed.store.model import StoredObject, Version
 from lakebed.store.protocol import Store
 from lakebed.ticks import paths
 from lakebed.ticks.audit import AuditRow
@@ -78,7 +78,7 @@ class BucketAudit:
                 swept += 1
         return swept
 
-    async def _replace(self, key: str, data: bytes, etag: str) -> bool:
+    async def _replace(self, key: str, data: bytes, etag: Version) -> bool:
         try:
             await self._store.replace(key, data, etag)
         except Stale:

@@ -13,22 +13,12 @@ from lakebed.gateway import boot as module
 from lakebed.gateway.boot import boot, needs_proof, proven
 from lakebed.parts import Part
 from lakebed.settings import load
-from lakebed.store.memory import MemoryStore
-from lakebed.store.model import ObjectInfo
+from lakebed.store.memory import MemoryBucket, MemoryStore
 from lakebed.store.prover import REPORTS
+from support.careless import careless_store
 
 WRITER = Part("writer", "writes under conditions", component="nowhere:component")
 PAGES = Part("pages", "only shows", component="nowhere:component", active_active=False)
-
-
-class Careless(MemoryStore):
-    """A store that answers yes to every conditional write."""
-
-    async def create(self, key: str, data: bytes) -> ObjectInfo:
-        return self._put(key, data)
-
-    async def replace(self, key: str, data: bytes, etag: str) -> ObjectInfo:
-        return self._put(key, data)
 
 
 def context_on(store: MemoryStore, **flags: str) -> Context:
@@ -60,7 +50,7 @@ async def test_the_first_start_proves_the_store_and_the_second_believes_it() -> 
 
 async def test_a_store_that_ignores_conditions_is_refused() -> None:
     """In words a person can act on, and again at the next start."""
-    context = context_on(Careless(clock=context_with().clock))
+    context = context_on(careless_store(context_with().clock))
 
     for _ in range(2):
         with pytest.raises(Invalid, match="cannot carry active-active writes") as caught:
@@ -70,12 +60,13 @@ async def test_a_store_that_ignores_conditions_is_refused() -> None:
 
 async def test_a_store_that_was_mended_is_raced_again() -> None:
     """A stored failure is not believed for ever."""
-    careless = Careless(clock=context_with().clock)
+    careless = careless_store(context_with().clock)
     with pytest.raises(Invalid):
         await proven(context_on(careless))
-    mended = MemoryStore(clock=context_with().clock)
-    mended._objects, mended._order = careless._objects, careless._order
-    context = context_on(mended)
+    bucket = MemoryBucket(clock=context_with().clock)
+    for stored in careless.bucket.objects.values():
+        await bucket.put(stored.key, stored.data, None)
+    context = context_on(MemoryStore(clock=context_with().clock, bucket=bucket))
     assert len(await reports(context)) == 1
 
     await proven(context)
@@ -86,7 +77,7 @@ async def test_a_store_that_was_mended_is_raced_again() -> None:
 @pytest.mark.parametrize("flags", [{"gateway.prove": "never"}, {"gateway.read_only": "true"}])
 async def test_no_proof_is_asked_for_when_told_or_when_nothing_is_written(flags: dict[str, str]) -> None:
     """A read-only gateway and one that was told not to leave the store alone."""
-    context = context_on(Careless(clock=context_with().clock), **flags)
+    context = context_on(careless_store(context_with().clock), **flags)
 
     await boot(context)
 

@@ -44,9 +44,7 @@ class Moody(MemoryStore):
 
     def twin(self) -> MemoryStore:
         """The same objects, in a good mood: another process's view of them."""
-        other = MemoryStore(clock=self._clock)
-        other._objects, other._order = self._objects, self._order
-        return other
+        return MemoryStore(clock=self._clock, bucket=self.bucket)
 
     async def create(self, key: str, data: bytes) -> Any:
         self.creates.append(key)

@@ -6,7 +6,6 @@ import re
 from collections.abc import Awaitable, Callable
 
 import pytest
-from obstore.store import MemoryStore
 
 from batches_frames import frame_of, submit
 from docs_ground import ROOT
@@ -29,6 +28,7 @@ from lakebed.queue.settings import QueueSettings
 from lakebed.settings import Settings
 from lakebed.store.bucket import VERBS, BucketStore
 from lakebed.store.lease import Lease
+from lakebed.store.memory import MemoryBucket
 from lakebed.store.prices import dollars
 from lakebed.store.register import Register
 
@@ -41,7 +41,7 @@ class Meter:
 
     def __init__(self) -> None:
         self.clock, self.ids, self.metrics = SystemClock(), Ids.seeded(1), Metrics()
-        self.store = BucketStore(MemoryStore(), clock=self.clock, ids=self.ids, metrics=self.metrics)
+        self.store = BucketStore(MemoryBucket(clock=self.clock), clock=self.clock, ids=self.ids, metrics=self.metrics)
 
     def counts(self) -> dict[str, int]:
         value = self.metrics.value

@@ -12,16 +12,7 @@ from lakebed.store import prover
 from lakebed.store.memory import MemoryStore
 from lakebed.store.model import ObjectInfo
 from lakebed.store.prover import Proof
-
-
-class Careless(MemoryStore):
-    """A store that stores whatever it is told, whatever the condition."""
-
-    async def create(self, key: str, data: bytes) -> ObjectInfo:
-        return self._put(key, data)
-
-    async def replace(self, key: str, data: bytes, etag: str) -> ObjectInfo:
-        return self._put(key, data)
+from support.careless import careless_store
 
 
 class Silent(MemoryStore):
@@ -49,7 +40,7 @@ async def test_a_good_store_is_believed_and_its_report_kept(manual_clock: Manual
 
 async def test_a_store_that_ignores_the_condition_is_refused_in_plain_words(manual_clock: ManualClock) -> None:
     """Several winners are named, and the hint says what to do."""
-    proof = await proof_of(Careless(clock=manual_clock), manual_clock)
+    proof = await proof_of(careless_store(manual_clock), manual_clock)
 
     with pytest.raises(Invalid) as caught:
         prover.demand(proof)

@@ -6,7 +6,7 @@ import pytest
 from obstore import exceptions as obex
 
 from lakebed import errors
-from lakebed.store.bucket import KINDS, translate
+from lakebed.store.obstore_client import KINDS, translate
 
 EXPORTED = sorted(name for name in dir(obex) if isinstance(getattr(obex, name), type))
 

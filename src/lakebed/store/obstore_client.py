@@ -1,0 +1,205 @@
+"""The bucket's client on obstore: S3 and what speaks it, GCS, Azure, memory.
+
+Obstore repeats a request by itself after 5xx answers and broken connections, a conditional PUT included, so a Conflict
+may be with our own first write: 503 or a reset, then 412. Small PUTs go over `puts` where the settings allow it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import obstore
+from obstore import exceptions as obex
+from obstore.store import from_url
+
+from lakebed import errors
+from lakebed.store.model import ObjectInfo, StoredObject, Version
+from lakebed.store.puts import SHORT_BYTES_MAX, Puts
+from lakebed.store.settings import StoreSettings
+
+PART_BYTES = 8 * 1024 * 1024
+
+# A tokio thread that drops its last Python reference while the interpreter is being torn down aborts the process;
+# a moment at exit lets those threads finish.
+atexit.register(time.sleep, 0.02)
+
+
+class ObstoreClient:
+    """`store` is any obstore store; `puts` a faster path for small conditional PUTs into the same bucket."""
+
+    def __init__(self, store: Any, puts: Puts | None = None) -> None:
+        self._store, self._puts = store, puts
+
+    async def get(self, key: str) -> StoredObject:
+        found = await _mapped("get", key, lambda: obstore.get_async(self._store, key))
+        data = bytes(await _mapped("get", key, found.bytes_async))
+        info = _info(found.meta)
+        if len(data) != info.size:
+            raise errors.Unavailable(f"get {key!r}: the answer ended after {len(data)} of {info.size} bytes")
+        return StoredObject(info, data)
+
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        read = await _mapped(
+            "get_range", key, lambda: obstore.get_range_async(self._store, key, start=start, length=length)
+        )
+        return bytes(read)
+
+    async def head(self, key: str) -> ObjectInfo:
+        return _info(await _mapped("head", key, lambda: obstore.head_async(self._store, key)))
+
+    async def pages(self, prefix: str, after: str) -> AsyncIterator[Sequence[ObjectInfo]]:
+        stream = obstore.list(self._store, prefix=prefix or None, offset=after or None)
+        while (page := await _mapped("list", prefix, lambda: _next_page(stream))) is not None:
+            yield [_info(meta) for meta in page]
+
+    async def children(self, prefix: str) -> Sequence[str]:
+        found = await _mapped(
+            "list", prefix, lambda: obstore.list_with_delimiter_async(self._store, prefix=prefix or None)
+        )
+        return [path.rsplit("/", 1)[-1] for path in found["common_prefixes"]]
+
+    async def put(self, key: str, data: bytes, instead_of: Version | None) -> Version:
+        if (puts := self._puts) is not None and len(data) <= SHORT_BYTES_MAX:
+            return await puts.put(key, data, instead_of)
+        verb = "create" if instead_of is None else "replace"
+        mode: Any = "create" if instead_of is None else {"e_tag": instead_of}
+        put = await _mapped(
+            verb, key, lambda: obstore.put_async(self._store, key, data, mode=mode, use_multipart=False)
+        )
+        return versioned(key, put["e_tag"])
+
+    async def upload(self, key: str, chunks: AsyncIterator[bytes]) -> ObjectInfo:
+        source = _Counted(chunks)
+        try:
+            put = await _mapped(
+                "upload",
+                key,
+                lambda: obstore.put_async(
+                    self._store, key, source, use_multipart=True, chunk_size=PART_BYTES, max_concurrency=4
+                ),
+            )
+        except errors.LakebedError:
+            if source.failure is not None:  # the caller's own error, not the store's
+                raise source.failure from None
+            raise
+        return ObjectInfo(key=key, size=source.size, etag=put["e_tag"] or "")
+
+    async def delete(self, key: str) -> None:
+        await _mapped("delete", key, lambda: obstore.delete_async(self._store, key))
+
+
+def versioned(key: str, etag: str | None) -> Version:
+    """The version in a PUT's answer. An answer without one says nothing that the next replace could stand on."""
+    if not etag:
+        raise errors.Unavailable(f"put {key!r}: the answer carries no ETag")
+    return Version(etag)
+
+
+async def _mapped(verb: str, key: str, call: Callable[[], Awaitable[Any]]) -> Any:
+    try:
+        return await call()
+    except Exception as error:
+        raise translate(error, verb, key) from error
+
+
+# Every exception obstore exports, mapped; a test enumerates them.
+KINDS: dict[type[BaseException], type[errors.LakebedError]] = {
+    obex.AlreadyExistsError: errors.Conflict,
+    obex.PreconditionError: errors.Conflict,
+    obex.NotModifiedError: errors.Conflict,
+    obex.NotFoundError: errors.NotFound,
+    FileNotFoundError: errors.NotFound,
+    obex.PermissionDeniedError: errors.Denied,
+    obex.UnauthenticatedError: errors.Denied,
+    obex.InvalidPathError: errors.Invalid,
+    obex.NotSupportedError: errors.Invalid,
+    obex.UnknownConfigurationKeyError: errors.Invalid,
+    ValueError: errors.Invalid,
+    TypeError: errors.Invalid,
+    obex.JoinError: errors.Unavailable,
+    obex.GenericError: errors.Unavailable,
+    obex.BaseError: errors.Unavailable,
+    OSError: errors.Unavailable,
+    asyncio.TimeoutError: errors.Unavailable,
+}
+
+
+def translate(error: Exception, verb: str, key: str) -> errors.LakebedError:
+    """The Lakebed error for an exception from below. Unknown ones become Unavailable: nothing is known to be done."""
+    if isinstance(error, errors.LakebedError):
+        return error
+    kind = next((KINDS[base] for base in type(error).__mro__ if base in KINDS), errors.Unavailable)
+    summary = str(error).split("Debug source", 1)[0].strip()[:400]
+    return kind(f"{verb} {key!r}: {summary}")
+
+
+def _info(meta: Any) -> ObjectInfo:
+    return ObjectInfo(
+        key=meta["path"],
+        size=meta["size"],
+        etag=meta["e_tag"] or "",
+        modified_ms=int(meta["last_modified"].timestamp() * 1000),
+    )
+
+
+async def _next_page(stream: Any) -> Any:
+    try:
+        return await stream.__anext__()
+    except StopAsyncIteration:
+        return None
+
+
+class _Counted:
+    """Passes chunks through, remembering how many bytes went by and what stopped them."""
+
+    def __init__(self, chunks: AsyncIterator[bytes]) -> None:
+        self._chunks = chunks
+        self.size = 0
+        self.failure: BaseException | None = None
+
+    def __aiter__(self) -> _Counted:
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            chunk = await self._chunks.__anext__()
+        except StopAsyncIteration:
+            raise
+        except BaseException as error:
+            self.failure = error
+            raise
+        self.size += len(chunk)
+        return chunk
+
+
+def open_bucket(settings: StoreSettings) -> Any:
+    """The obstore store for these settings. Opens no connection yet."""
+    options: dict[str, Any] = {
+        "client_options": {
+            "allow_http": settings.endpoint.startswith("http://"),
+            "timeout": f"{settings.timeout_s}s",
+            "connect_timeout": f"{settings.connect_timeout_s}s",
+        },
+        "retry_config": {
+            "max_retries": settings.retries,
+            "retry_timeout": timedelta(seconds=settings.retry_timeout_s),
+            "backoff": {
+                "init_backoff": timedelta(milliseconds=50),
+                "max_backoff": timedelta(seconds=2),
+                "base": 2,
+            },
+        },
+    }
+    if settings.url.startswith("s3://"):
+        options["region"] = settings.region
+        if settings.endpoint:
+            options["endpoint"] = settings.endpoint
+        if settings.access_key_id:
+            options["access_key_id"] = settings.access_key_id.reveal()
+            options["secret_access_key"] = settings.secret_access_key.reveal()
+    return from_url(settings.url, **options)
