@@ -157,16 +157,16 @@ async def run(clients: Clients, fleet: Fleet) -> None:
         await fleet.restart("g0")
 
     timeout = aiohttp.ClientTimeout(total=60.0)
-    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as http:
-        async with asyncio.TaskGroup() as group:
-            for number in range(6):
-                group.create_task(clients.idempotent(http, f"i{number}"))
-            for number in range(2):
-                group.create_task(clients.plain(http, f"p{number}"))
-            for number, url in enumerate(clients.urls):
-                for partition in PARTITIONS:
-                    group.create_task(clients.tail(http, f"r{number}", url, partition))
-            group.create_task(kill())
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http, asyncio.TaskGroup() as group:
+        for number in range(6):
+            group.create_task(clients.idempotent(http, f"i{number}"))
+        for number in range(2):
+            group.create_task(clients.plain(http, f"p{number}"))
+        for number, url in enumerate(clients.urls):
+            for partition in PARTITIONS:
+                group.create_task(clients.tail(http, f"r{number}", url, partition))
+        group.create_task(kill())
 
 
 async def read_back(context: Context) -> list[Seen]:

@@ -1,4 +1,4 @@
-"""The queue when answers of the bucket are lost: two gateways and two collectors behind a proxy, one of each killed."""
+"""The queue when answers of the bucket are lost: two gateways, three collectors behind a proxy, one of each killed."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from support.traffic import Traffic
 
 LOAD_S = 10.0
 DROPPED, ACKNOWLEDGED = 60, 200
-PRODUCERS = 8
+PRODUCERS = 16
 NAME = "orders"
-COLLECTORS = ("c0", "c1")
+COLLECTORS = ("c0", "c1", "c2")
 REFUSED_STATUSES = frozenset({400, 413, 415, 422})  # nothing was enqueued
 QUICK = {
     "gateway.prove": "never",
-    "queue.flush_interval_s": 0.01,
+    "queue.flush_interval_s": 0.002,
     "queue.heartbeat_timeout_s": 3.0,
     "queue.done_cleanup_threshold": 20,
     "queue.prefetch_batches": 2,
-    "queue.parallel": "true",  # both collectors write to the consumer manifest all the time
+    "queue.parallel": "true",  # all collectors write to the consumer manifest all the time
 }
 
 
@@ -92,11 +92,11 @@ async def run(fleet: Fleet, urls: list[str], traffic: Traffic, history: list[Eve
         fleet.script("c0", ["support/queue_collector.py", NAME, "c0"])
 
     timeout = aiohttp.ClientTimeout(total=90.0)
-    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as http:
-        async with asyncio.TaskGroup() as group:
-            for number in range(PRODUCERS):
-                group.create_task(produce(http, urls, f"p{number}", traffic, history))
-            group.create_task(kill())
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http, asyncio.TaskGroup() as group:
+        for number in range(PRODUCERS):
+            group.create_task(produce(http, urls, f"p{number}", traffic, history))
+        group.create_task(kill())
 
 
 async def produce(

@@ -22,6 +22,7 @@ CHUNKED = re.compile(rb"\r\ntransfer-encoding:[ \t]*chunked", re.IGNORECASE)
 CONDITION = re.compile(rb"\r\nif-(none-)?match:", re.IGNORECASE)
 EXPECTS = re.compile(rb"\r\nexpect:[ \t]*100-continue", re.IGNORECASE)
 CLOSES = re.compile(rb"\r\nconnection:[ \t]*close", re.IGNORECASE)
+READS = frozenset({"GET", "HEAD"})
 CHANGES = frozenset({"PUT", "POST", "DELETE"})
 NO_BODY = frozenset({204, 304})
 
@@ -31,8 +32,8 @@ class Faults(msgspec.Struct, frozen=True):
 
     drop: float = 0.05  # of PUT, POST and DELETE: carried out, and the answer is lost or breaks off
     delay: float = 0.05  # of all: the request arrives late, or its answer does
-    delay_max_s: float = 0.15
-    delay_after: float = 0.5  # the same for a key that has just lost an answer: its client now decides by reading
+    delay_max_s: float = 0.06
+    delay_after: float = 0.9  # of reads of a key that has just lost an answer, both ways: its writer decides by reading
     delay_after_s: float = 0.5
     cut: float = 0.01  # of GET: the answer breaks off in the middle of its body
     repeat: float = 0.02  # of conditional PUTs: the same request arrives a second time, later
@@ -65,7 +66,9 @@ class LossyProxy:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._troubled: dict[str, float] = {}  # target of a request whose answer was lost → until when it is slow
+        self._doubted: dict[
+            str, float
+        ] = {}  # target of a request whose answer was lost → until when reads of it are slow
         self.endpoint = ""
 
     def __enter__(self) -> LossyProxy:
@@ -136,20 +139,19 @@ class LossyProxy:
     def _fate(self, method: str, target: str, head: bytes) -> Fate:
         rolled = [self._dice.random() for _ in range(6)]  # always as many, whatever the request is
         faults, self.counts[method] = self.faults, self.counts[method] + 1
-        troubled = self._troubled.get(target, 0.0) > self._loop.time()
-        late_s = (
-            faults.delay_max_s * rolled[2] if rolled[1] < (faults.delay_after if troubled else faults.delay) else 0.0
-        )
+        doubted = method in READS and self._doubted.get(target, 0.0) > self._loop.time()
+        delay = faults.delay_after if doubted else faults.delay
+        late_s = faults.delay_max_s * rolled[2] if rolled[1] < delay else 0.0
         fate = Fate(
             drop=method in CHANGES and rolled[0] < faults.drop,
             cut=method == "GET" and rolled[0] < faults.cut,
             repeat=method == "PUT" and rolled[3] < faults.repeat and bool(CONDITION.search(head)),
-            early_s=late_s if rolled[4] < 0.5 else 0.0,
-            late_s=late_s if rolled[4] >= 0.5 else 0.0,
+            early_s=late_s if rolled[4] < 0.5 or doubted else 0.0,
+            late_s=late_s if rolled[4] >= 0.5 or doubted else 0.0,
             silent=rolled[5] < 0.7,
         )
         if fate.drop:
-            self._troubled[target] = self._loop.time() + faults.delay_after_s
+            self._doubted[target] = self._loop.time() + faults.delay_after_s
             self.counts["dropped"] += 1
             self.counts[f"dropped {method}"] += 1
         self.counts["delayed"] += late_s > 0.0
