@@ -14,8 +14,10 @@ from lakebed.clock import ManualClock
 from lakebed.delta.log import Commit, overlapping
 from lakebed.delta.model import Batch, Snapshot, TableSpec
 from lakebed.delta.plain import PlainTable, schema_json
+from lakebed.errors import Unavailable
 from lakebed.ids import Ids
 from lakebed.store.memory import MemoryStore
+from lakebed.store.model import ObjectInfo, StoredObject
 
 SPEC = TableSpec("t", schema_json((("id", "long"), ("name", "string"), ("other", "string"))), stats=("id",))
 
@@ -76,3 +78,37 @@ async def test_a_race_for_the_next_version_is_planned_again() -> None:
 
     assert 1 == (await other.commit(once)).version
     assert 2 == (await other.commit(lambda _: Commit("WRITE"))).version
+
+
+class GoneAfterCommit(MemoryStore):
+    """Takes a table's next log entry, and answers nothing from then on."""
+
+    gone = False
+
+    async def get(self, key: str) -> StoredObject:
+        if self.gone:
+            raise Unavailable("the store is away")
+        return await super().get(key)
+
+    async def create(self, key: str, data: bytes) -> ObjectInfo:
+        if self.gone:
+            raise Unavailable("the store is away")
+        made = await super().create(key, data)
+        self.gone = "_delta_log" in key
+        return made
+
+
+async def test_a_commit_that_stands_is_acknowledged_although_the_store_goes_away_right_after() -> None:
+    """Called a failure, it would be made again: the entry is created, so nothing that follows may fail it."""
+    clock = ManualClock()
+    store = GoneAfterCommit(clock=clock)
+    table = PlainTable(store, SPEC, clock=clock, ids=Ids())
+
+    versions = []
+    for _ in range(17):  # the seventeenth version also keeps a snapshot, which only saves time
+        store.gone = False
+        versions.append((await table.commit(lambda _: Commit("WRITE"))).version)
+
+    store.gone = False
+    assert list(range(17)) == versions
+    assert 16 == (await PlainTable(store, SPEC, clock=clock, ids=Ids()).snapshot()).version
