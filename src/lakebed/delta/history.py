@@ -98,8 +98,11 @@ async def _kept(store: Store, root: str, version: int | None) -> Snapshot:
 
 
 async def _log_begins_later(store: Store, root: str) -> bool:
-    async for _ in store.list(f"{root}/_delta_log/"):
-        return True
+    """Whether there are versions, but not the first. One that was created since it was looked for is there now."""
+    first = log_key(root, 0)
+    async for info in store.list(f"{root}/_delta_log/"):
+        if info.key >= first:
+            return info.key != first
     return False
 
 

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 from lakebed.clock import ManualClock
-from lakebed.delta.log import Commit, overlapping
+from lakebed.delta.log import Commit, encode, log_key, overlapping
 from lakebed.delta.model import Batch, Snapshot, TableSpec
 from lakebed.delta.plain import PlainTable, schema_json
-from lakebed.errors import Unavailable
+from lakebed.errors import Corrupt, NotFound, Unavailable
 from lakebed.ids import Ids
 from lakebed.store.memory import MemoryStore
 from lakebed.store.model import ObjectInfo, StoredObject
@@ -112,3 +112,33 @@ async def test_a_commit_that_stands_is_acknowledged_although_the_store_goes_away
     store.gone = False
     assert list(range(17)) == versions
     assert 16 == (await PlainTable(store, SPEC, clock=clock, ids=Ids()).snapshot()).version
+
+
+class FirstCommitBetween(MemoryStore):
+    """Another writer makes the table's first version right after a reader was told that there is none."""
+
+    async def get(self, key: str) -> StoredObject:
+        try:
+            return await super().get(key)
+        except NotFound:
+            if key == log_key(SPEC.root, 0):
+                await super().create(key, encode(Commit("WRITE", spec=SPEC), attempt_id="other", now_ms=1))
+            raise
+
+
+async def test_a_table_whose_first_version_appears_while_it_is_read_is_not_corrupt() -> None:
+    """The reader finds it empty, or at its first version; a writer commits behind it."""
+    clock = ManualClock()
+    table = PlainTable(FirstCommitBetween(clock=clock), SPEC, clock=clock, ids=Ids())
+
+    assert 1 == (await table.commit(lambda _: Commit("WRITE"))).version
+
+
+async def test_a_log_without_its_first_entries_is_corrupt() -> None:
+    """Versions that cannot be replayed from the beginning, and no kept snapshot: nobody may guess the table."""
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    await store.create(log_key(SPEC.root, 3), encode(Commit("WRITE"), attempt_id="other", now_ms=1))
+
+    with pytest.raises(Corrupt):
+        await PlainTable(store, SPEC, clock=clock, ids=Ids()).snapshot()
