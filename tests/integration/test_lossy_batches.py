@@ -21,7 +21,7 @@ from support.histories import Event, Seen, Write, check
 from support.lossy_proxy import LossyProxy
 from support.traffic import Traffic
 
-LOAD_S = 7.0
+LOAD_S = 6.0
 DROPPED, ACKNOWLEDGED = 60, 200
 AGENTS = 8
 RETRIES_S = 100.0

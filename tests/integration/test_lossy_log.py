@@ -26,8 +26,8 @@ from support.histories import Event, Seen, Write, check
 from support.lossy_proxy import LossyProxy
 from support.traffic import Traffic
 
-LOAD_S = 10.0
-DROPPED, ACKNOWLEDGED = 60, 200
+LOAD_S = 8.0
+DROPPED, ACKNOWLEDGED = 40, 200
 PARTITIONS = (0,)
 REFUSED = ("LogFenced", "OutOfOrderSequence")  # nothing was appended, and nobody here fences
 RETRIES_S = 100.0

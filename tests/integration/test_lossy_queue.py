@@ -20,7 +20,7 @@ from support.histories import Event, Handled, Seen, Write, check
 from support.lossy_proxy import LossyProxy
 from support.traffic import Traffic
 
-LOAD_S = 10.0
+LOAD_S = 9.0
 DROPPED, ACKNOWLEDGED = 60, 200
 PRODUCERS = 16
 NAME = "orders"

@@ -23,7 +23,7 @@ from support.histories import Event, Seen, Write, check
 from support.lossy_proxy import LossyProxy
 from support.traffic import Traffic
 
-LOAD_S = 7.0
+LOAD_S = 6.0
 DROPPED, COMMITTED = 25, 60
 RETRIES_S = 100.0
 SPEC = TableSpec("t", schema_json((("id", "string"), ("turn", "long"))), keys=("id",))

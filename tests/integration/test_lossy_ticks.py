@@ -22,7 +22,7 @@ from support.lossy_proxy import LossyProxy
 from support.traffic import Traffic
 from ticks_kit import ORG, PAYLOAD_KEY, manifest, parquet, sha
 
-LOAD_S = 9.0
+LOAD_S = 8.0
 DROPPED, FINALIZED = 50, 16
 PROJECTS = ("p-0", "p-1", "p-2", "p-3")
 RETRIES_S = 100.0
