@@ -27,7 +27,7 @@ from support.lossy_proxy import LossyProxy
 from support.traffic import Traffic
 
 LOAD_S = 8.0
-DROPPED, ACKNOWLEDGED = 40, 200
+DROPPED, ACKNOWLEDGED = 50, 200
 PARTITIONS = (0,)
 REFUSED = ("LogFenced", "OutOfOrderSequence")  # nothing was appended, and nobody here fences
 RETRIES_S = 100.0

@@ -20,6 +20,7 @@ HEAD_BYTES_MAX = 1024 * 1024  # S3 clients send some hundred bytes
 LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)", re.IGNORECASE)
 CHUNKED = re.compile(rb"\r\ntransfer-encoding:[ \t]*chunked", re.IGNORECASE)
 CONDITION = re.compile(rb"\r\nif-(none-)?match:", re.IGNORECASE)
+REPLACES = re.compile(rb"\r\nif-match:", re.IGNORECASE)
 EXPECTS = re.compile(rb"\r\nexpect:[ \t]*100-continue", re.IGNORECASE)
 CLOSES = re.compile(rb"\r\nconnection:[ \t]*close", re.IGNORECASE)
 READS = frozenset({"GET", "HEAD"})
@@ -33,14 +34,16 @@ class Faults(msgspec.Struct, frozen=True):
     drop: float = 0.05  # of PUT, POST and DELETE: carried out, and the answer is lost or breaks off
     delay: float = 0.05  # of all: the request arrives late, or its answer does
     delay_max_s: float = 0.06
-    delay_after: float = 0.9  # of reads of a key that has just lost an answer, both ways: its writer decides by reading
-    delay_after_s: float = 0.5
+    # After the answer to a replace was lost, its writer decides by reading. That is when order matters:
+    overtake: float = 0.7  # of reads of this key: another write gets in between; of its PUTs: one is late
+    overtake_within_s: float = 0.3
+    overtake_max_s: float = 0.1  # no other write comes for so long: the read goes on
     cut: float = 0.01  # of GET: the answer breaks off in the middle of its body
     repeat: float = 0.02  # of conditional PUTs: the same request arrives a second time, later
     repeat_max_s: float = 1.0
 
 
-CALM = Faults(drop=0.0, delay=0.0, delay_after=0.0, cut=0.0, repeat=0.0)
+CALM = Faults(drop=0.0, delay=0.0, overtake=0.0, cut=0.0, repeat=0.0)
 
 
 class Fate(msgspec.Struct, frozen=True):
@@ -49,6 +52,7 @@ class Fate(msgspec.Struct, frozen=True):
     drop: bool
     cut: bool
     repeat: bool
+    overtaken: bool  # a HEAD waits for another write before it is passed on; the answer to a GET waits for one
     early_s: float  # waited before the request is passed on
     late_s: float  # waited before its answer is
     silent: bool  # of a lost answer, nothing arrives; otherwise its first half does
@@ -66,9 +70,8 @@ class LossyProxy:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._doubted: dict[
-            str, float
-        ] = {}  # target of a request whose answer was lost → until when reads of it are slow
+        self._doubted: dict[str, float] = {}  # key of a write whose answer was lost → until when reads are overtaken
+        self._writes: dict[str, asyncio.Event] = {}  # key → its next write, where somebody waits for one
         self.endpoint = ""
 
     def __enter__(self) -> LossyProxy:
@@ -124,11 +127,17 @@ class LossyProxy:
         method, target = (word.decode() for word in head.split(b" ", 2)[:2])
         fate = self._fate(method, target, head)
         await asyncio.sleep(fate.early_s)
+        if fate.overtaken and method == "HEAD":
+            await self._next_write(target)
         upstream.write(request)
         await upstream.drain()
         answer_head, answer = await _answer(answers, method)
         if fate.repeat:
             self._later(self._repeat(request, method))
+        if method == "PUT" and answer_head.startswith(b"HTTP/1.1 200") and target in self._writes:
+            self._writes.pop(target).set()
+        if fate.overtaken and method == "GET":
+            await self._next_write(target)
         await asyncio.sleep(fate.late_s)
         if fate.drop or (fate.cut and len(answer) > len(answer_head)):
             return await self._lose(writer, fate, answer_head, answer)
@@ -137,25 +146,34 @@ class LossyProxy:
         return not CLOSES.search(answer_head) and not CLOSES.search(head)
 
     def _fate(self, method: str, target: str, head: bytes) -> Fate:
-        rolled = [self._dice.random() for _ in range(6)]  # always as many, whatever the request is
+        rolled = [self._dice.random() for _ in range(7)]  # always as many, whatever the request is
         faults, self.counts[method] = self.faults, self.counts[method] + 1
-        doubted = method in READS and self._doubted.get(target, 0.0) > self._loop.time()
-        delay = faults.delay_after if doubted else faults.delay
+        doubted = self._doubted.get(target, 0.0) > self._loop.time()
+        delay = faults.overtake if doubted and method == "PUT" else faults.delay
         late_s = faults.delay_max_s * rolled[2] if rolled[1] < delay else 0.0
         fate = Fate(
             drop=method in CHANGES and rolled[0] < faults.drop,
             cut=method == "GET" and rolled[0] < faults.cut,
             repeat=method == "PUT" and rolled[3] < faults.repeat and bool(CONDITION.search(head)),
-            early_s=late_s if rolled[4] < 0.5 or doubted else 0.0,
-            late_s=late_s if rolled[4] >= 0.5 or doubted else 0.0,
-            silent=rolled[5] < 0.7,
+            overtaken=doubted and method in READS and rolled[5] < faults.overtake,
+            early_s=late_s if rolled[4] < 0.5 else 0.0,
+            late_s=late_s if rolled[4] >= 0.5 else 0.0,
+            silent=rolled[6] < 0.7,
         )
+        if fate.drop and REPLACES.search(head):
+            self._doubted[target] = self._loop.time() + faults.overtake_within_s
         if fate.drop:
-            self._doubted[target] = self._loop.time() + faults.delay_after_s
             self.counts["dropped"] += 1
             self.counts[f"dropped {method}"] += 1
         self.counts["delayed"] += late_s > 0.0
+        self.counts["overtaken"] += fate.overtaken
         return fate
+
+    async def _next_write(self, target: str) -> None:
+        """Returns when a PUT of this key has been carried out, or after a while."""
+        with suppress(TimeoutError):
+            written = self._writes.setdefault(target, asyncio.Event())
+            await asyncio.wait_for(written.wait(), self.faults.overtake_max_s)
 
     async def _lose(self, writer: StreamWriter, fate: Fate, head: bytes, answer: bytes) -> bool:
         """Ends the connection; of a GET, and of some others, after half of the answer (of a GET: half of its body)."""
