@@ -9,8 +9,11 @@ import msgspec
 
 from lakebed.delta.log import apply, change_of, decode, file_of, log_key
 from lakebed.delta.model import Change, DataFile, Snapshot, name_of
-from lakebed.errors import AlreadyExists, Corrupt, NotFound
+from lakebed.errors import AlreadyExists, Corrupt, LakebedError, NotFound
+from lakebed.logs import logger
 from lakebed.store.protocol import Store
+
+log = logger("tables")
 
 KEEP_EVERY = 16  # versions between two kept snapshots: what a cold read replays at most
 
@@ -59,6 +62,17 @@ async def brought(store: Store, root: str, after: int, until: int) -> list[DataF
     return list(found.values())
 
 
+async def committed(store: Store, root: str, before: Snapshot, data: bytes) -> Snapshot:
+    """The table after the log entry `data`, which was just created on `before`. Raises nothing of the store's.
+
+    The commit stands, so nothing that comes after it may report it as failed: its caller would commit again.
+    """
+    key = log_key(root, before.version + 1)
+    state = apply(before, before.version + 1, decode(data, key), key)
+    await keep(store, root, state)
+    return state
+
+
 async def keep(store: Store, root: str, state: Snapshot) -> None:
     """Keeps every sixteenth snapshot. Idempotent; two writers of one version write the same bytes."""
     if state.version > 0 and state.version % KEEP_EVERY == 0:
@@ -66,6 +80,8 @@ async def keep(store: Store, root: str, state: Snapshot) -> None:
             await store.create(_kept_key(root, state.version), msgspec.json.encode(state, order="deterministic"))
         except AlreadyExists:
             return  # an older Lakebed's way of writing it; it is only there to save time
+        except LakebedError as error:
+            log.warning("a snapshot was not kept; readers replay the log", table=root, error=error.message)
 
 
 async def _kept(store: Store, root: str, version: int | None) -> Snapshot:
@@ -82,8 +98,11 @@ async def _kept(store: Store, root: str, version: int | None) -> Snapshot:
 
 
 async def _log_begins_later(store: Store, root: str) -> bool:
-    async for _ in store.list(f"{root}/_delta_log/"):
-        return True
+    """Whether there are versions, but not the first. One that was created since it was looked for is there now."""
+    first = log_key(root, 0)
+    async for info in store.list(f"{root}/_delta_log/"):
+        if info.key >= first:
+            return info.key != first
     return False
 
 

@@ -11,11 +11,13 @@ import pyarrow as pa
 import pytest
 
 from lakebed.clock import ManualClock
-from lakebed.delta.log import Commit, overlapping
+from lakebed.delta.log import Commit, encode, log_key, overlapping
 from lakebed.delta.model import Batch, Snapshot, TableSpec
 from lakebed.delta.plain import PlainTable, schema_json
+from lakebed.errors import Corrupt, NotFound, Unavailable
 from lakebed.ids import Ids
 from lakebed.store.memory import MemoryStore
+from lakebed.store.model import ObjectInfo, StoredObject
 
 SPEC = TableSpec("t", schema_json((("id", "long"), ("name", "string"), ("other", "string"))), stats=("id",))
 
@@ -76,3 +78,67 @@ async def test_a_race_for_the_next_version_is_planned_again() -> None:
 
     assert 1 == (await other.commit(once)).version
     assert 2 == (await other.commit(lambda _: Commit("WRITE"))).version
+
+
+class GoneAfterCommit(MemoryStore):
+    """Takes a table's next log entry, and answers nothing from then on."""
+
+    gone = False
+
+    async def get(self, key: str) -> StoredObject:
+        if self.gone:
+            raise Unavailable("the store is away")
+        return await super().get(key)
+
+    async def create(self, key: str, data: bytes) -> ObjectInfo:
+        if self.gone:
+            raise Unavailable("the store is away")
+        made = await super().create(key, data)
+        self.gone = "_delta_log" in key
+        return made
+
+
+async def test_a_commit_that_stands_is_acknowledged_although_the_store_goes_away_right_after() -> None:
+    """Called a failure, it would be made again: the entry is created, so nothing that follows may fail it."""
+    clock = ManualClock()
+    store = GoneAfterCommit(clock=clock)
+    table = PlainTable(store, SPEC, clock=clock, ids=Ids())
+
+    versions = []
+    for _ in range(17):  # the seventeenth version also keeps a snapshot, which only saves time
+        store.gone = False
+        versions.append((await table.commit(lambda _: Commit("WRITE"))).version)
+
+    store.gone = False
+    assert list(range(17)) == versions
+    assert 16 == (await PlainTable(store, SPEC, clock=clock, ids=Ids()).snapshot()).version
+
+
+class FirstCommitBetween(MemoryStore):
+    """Another writer makes the table's first version right after a reader was told that there is none."""
+
+    async def get(self, key: str) -> StoredObject:
+        try:
+            return await super().get(key)
+        except NotFound:
+            if key == log_key(SPEC.root, 0):
+                await super().create(key, encode(Commit("WRITE", spec=SPEC), attempt_id="other", now_ms=1))
+            raise
+
+
+async def test_a_table_whose_first_version_appears_while_it_is_read_is_not_corrupt() -> None:
+    """The reader finds it empty, or at its first version; a writer commits behind it."""
+    clock = ManualClock()
+    table = PlainTable(FirstCommitBetween(clock=clock), SPEC, clock=clock, ids=Ids())
+
+    assert 1 == (await table.commit(lambda _: Commit("WRITE"))).version
+
+
+async def test_a_log_without_its_first_entries_is_corrupt() -> None:
+    """Versions that cannot be replayed from the beginning, and no kept snapshot: nobody may guess the table."""
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    await store.create(log_key(SPEC.root, 3), encode(Commit("WRITE"), attempt_id="other", now_ms=1))
+
+    with pytest.raises(Corrupt):
+        await PlainTable(store, SPEC, clock=clock, ids=Ids()).snapshot()

@@ -372,7 +372,7 @@ class Table:
                 if not rebase:
                     raise Raced from error
                 continue
-            _wait(history.keep(self._store, self.spec.root, self.snapshot()))
+            self._known = _wait(history.committed(self._store, self.spec.root, state, data))
             return msgspec.structs.replace(result(commit), version=state.version + 1)
         raise Overloaded(f"table {self.spec.name} was committed to by others {RACES_MAX} times")
 
