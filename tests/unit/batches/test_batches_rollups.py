@@ -120,6 +120,20 @@ async def test_a_damaged_chunk_is_told() -> None:
     assert "1 rollup or index chunks cannot be read" in answer.why_partial
 
 
+async def test_a_metric_with_more_rows_than_one_chunk_takes_is_counted_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows go into several chunks, every row into exactly one."""
+    monkeypatch.setattr("lakebed.frame.rolling.CHUNK_ROWS_MAX", 3)
+    clock = ManualClock(HOUR_NS + 3500 * SECOND_NS)
+    store = MemoryStore(clock=clock)
+    held = [sample for minute in range(10) for sample in some(0, minute)]
+    await accept(store, frame("a0", 0, held), clock.now_ns() - SECOND_NS)
+    await make_roller(store, clock).run()
+
+    answer = await ask(store, clock, "disk/used %", 60, HOUR_NS, HOUR_NS + 3600 * SECOND_NS)
+
+    assert (4, [10] * 10) == (answer.sources["rollup"], [b.count for each in answer.series for b in each.buckets])
+
+
 async def test_names_that_fit_no_folder_are_told_apart() -> None:
     """Long metric names are shortened with a hash, and no other metric can have the shortened name."""
     long = "é" * 100
