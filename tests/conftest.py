@@ -52,14 +52,20 @@ def metrics() -> Metrics:
 
 
 @pytest.fixture(scope="session")
-def weed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BucketEndpoints]:
+def weed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Weed]:
     """A real SeaweedFS server for the whole session (one per xdist worker), started when first asked for."""
     server = Weed(tmp_path_factory.mktemp("weed"), clock=SystemClock(), ids=Ids())
     asyncio.run(server.start())
     try:
-        yield server.endpoints
+        yield server
     finally:
         asyncio.run(server.stop(grace_s=0.0))
+
+
+@pytest.fixture(scope="session")
+def weed(weed_server: Weed) -> BucketEndpoints:
+    """Where that server answers."""
+    return weed_server.endpoints
 
 
 @pytest.fixture

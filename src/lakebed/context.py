@@ -15,6 +15,7 @@ from lakebed.ids import Ids
 from lakebed.metrics import Metrics
 from lakebed.settings import Settings
 from lakebed.store.connect import connect
+from lakebed.store.guarded import GuardedStore
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
 from lakebed.trail import Trail
@@ -37,11 +38,15 @@ class Context(msgspec.Struct, frozen=True):
 
 
 def make_context(settings: Settings, *, role: str) -> Context:
-    """The context of a real process: the system's clock and chance, the settings' store. Opens no connection yet."""
+    """The context of a real process: the system's clock and chance, the settings' store. Opens no connection yet.
+
+    The store checks its path before the first write: nobody writes through an endpoint that ignores conditions.
+    """
     clock, ids, metrics = SystemClock(), Ids(), Metrics()
     node = f"{role}-{socket.gethostname()}-{os.getpid()}-{ids.token()[:8]}"
     store = connect(settings.of(StoreSettings), clock=clock, ids=ids, metrics=metrics)
-    return Context(node=node, settings=settings, store=store, clock=clock, ids=ids, metrics=metrics)
+    guarded = GuardedStore(store, clock=clock, ids=ids, metrics=metrics)
+    return Context(node=node, settings=settings, store=guarded, clock=clock, ids=ids, metrics=metrics)
 
 
 class Diagnosis(msgspec.Struct, frozen=True):

@@ -1,7 +1,8 @@
 """Who did what, when and why: one record for each thing an operator does by hand.
 
 A record is created before the act, with no outcome, and replaced once after it: an act that was begun is on record
-whatever dies, and a record without an outcome says that nobody knows how it ended. Keys sort by time inside a day.
+whatever dies, and a record without an outcome says that nobody knows how it ended. Keys sort by time; those of one
+process sort in the order of its acts, also within a millisecond and after its clock was set back.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class Trail:
     async def record(self, who: str, what: str, subject: dict[str, str], reason: str = "") -> AsyncIterator[Told]:
         """Around an act. Raises what the store raises, before the act is begun, when it cannot be recorded."""
         at = now_ms(self._clock)
-        deed = Deed(f"{at:015d}-{self._ids.token()}", at, who, what, subject, reason, node=self._node)
-        key = f"{ROOT}{_day(at)}/{deed.deed_id}.json"
+        deed = Deed(self._ids.ordered(at), at, who, what, subject, reason, node=self._node)
+        key = f"{ROOT}{_day(deed.deed_id)}/{deed.deed_id}.json"
         made = await self._store.create(key, msgspec.json.encode(deed))
         told = Told()
         try:
@@ -91,5 +92,7 @@ def decode(stored: StoredObject) -> Deed:
         raise Corrupt(f"{stored.key!r} does not decode: {error}", key=stored.key) from error
 
 
-def _day(at_ms: int) -> str:
+def _day(deed_id: str) -> str:
+    """The day in the id, not the clock's: a clock that was set back over midnight must not change the order."""
+    at_ms = int(deed_id.partition("-")[0])
     return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("date=%Y-%m-%d")

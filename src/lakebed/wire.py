@@ -15,14 +15,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lakebed.auth import Principal
-from lakebed.errors import Invalid
+from lakebed.errors import Invalid, TooLarge
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 Buffer = bytes | memoryview
 
 JSON = "application/json"
+# Decoding holds the interpreter's lock, in a thread as well as outside of one, so what bounds the pause of all other
+# requests is the size: 16 MiB decode in 60 ms at worst (5.6 million empty records), 200,000 records take 30 ms more.
+JSON_BYTES_MAX = 16 * 1024 * 1024
+JSON_ITEMS_MAX = 200_000
 BODY_MARK = "__lakebed_body_bytes_max__"
+HELD_MARK = "__lakebed_held_bytes_max__"
 OPERATION_MARK = "__lakebed_operation__"
 OWN_KEYS_MARK = "__lakebed_own_keys__"
 DIRECT_MARK = "__lakebed_direct__"
@@ -127,14 +132,24 @@ def decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
     return made
 
 
-def decode_json(body: Buffer, kind: type[T]) -> T:
-    """The JSON value as a `kind`. Raises Invalid naming the path of the field that is wrong."""
+def decode_json(body: Buffer, kind: type[T], *, binary: str = "") -> T:
+    """The JSON value as a `kind`. Raises Invalid naming the path of the field that is wrong, TooLarge for more than
+    JSON_BYTES_MAX. `binary` is the content type that takes more.
+    """
+    if len(body) > JSON_BYTES_MAX:
+        raise _too_much_json(f"a JSON body of {len(body)} bytes is over the limit of {JSON_BYTES_MAX}", binary)
     try:
         return decoder(kind).decode(body)
     except msgspec.ValidationError as error:
         raise Invalid(f"the JSON body does not fit: {error}", hint="mend the field at the path named above") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Invalid(f"the body is not JSON: {error}", hint="send one JSON value, encoded as UTF-8") from error
+
+
+def check_items(count: int, *, binary: str = "") -> None:
+    """Raises TooLarge for more records, entries, … in one JSON body than are taken over in one go."""
+    if count > JSON_ITEMS_MAX:
+        raise _too_much_json(f"{count} records in one JSON body are over the limit of {JSON_ITEMS_MAX}", binary)
 
 
 def json_answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -153,6 +168,11 @@ def body_limit(bytes_max: int) -> Callable[[F], F]:
     return lambda endpoint: _mark(endpoint, BODY_MARK, bytes_max)
 
 
+def streamed(held_bytes_max: int) -> Callable[[F], F]:
+    """Marks a route that passes its body on as it comes: so much of it, at most, is in memory at once."""
+    return lambda endpoint: _mark(endpoint, HELD_MARK, held_bytes_max)
+
+
 def own_keys(endpoint: F) -> F:
     """Marks a route that knows its callers by keys of its own: the gateway lets anybody through to it."""
     return _mark(endpoint, OWN_KEYS_MARK, True)
@@ -162,6 +182,10 @@ def operation(summary: str = "", *, body: Any = None, answer: Any = None, media_
     """Describes a plain route for /openapi.json; without it only its path, methods and docstring are listed."""
     said = Operation(summary, body, answer, media_type or JSON)
     return lambda endpoint: _mark(endpoint, OPERATION_MARK, said)
+
+
+def _too_much_json(message: str, binary: str) -> TooLarge:
+    return TooLarge(message, hint=f"send less at once, or as {binary}" if binary else "send less at once")
 
 
 def _mark(endpoint: F, name: str, value: Any) -> F:

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pytest
 import uvicorn
@@ -27,6 +27,7 @@ from lakebed.settings import load
 from lakebed.store.memory import MemoryStore
 from lakebed.wire import Answered, Buffer, Call, Tell, answered, body_limit, direct
 
+T = TypeVar("T")
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "uvloop": uvloop.new_event_loop,
     "asyncio": asyncio.new_event_loop,
@@ -84,7 +85,7 @@ class Hot:
             tell(lambda: answer)
 
     def _told(self, call: Call, body: bytes, way: str) -> Answered:
-        if body == b"refuse":
+        if body.strip() == b"refuse":
             raise Invalid("not that", hint="something else")
         if body == b"break":
             raise RuntimeError("a secret of ours")
@@ -156,10 +157,10 @@ def post(body: bytes, more: str = "", *, path: str = "/hot", version: str = "1.1
     return head.encode() + body
 
 
-def serving(loop: str, asked: Callable[[Server], Coroutine[Any, Any, None]], **gateway: Any) -> None:
-    """Runs the questions against a gateway on that loop."""
+def serving(loop: str, asked: Callable[[Server], Coroutine[Any, Any, T]], **gateway: Any) -> T:
+    """Runs the questions against a gateway on that loop, and gives what they found."""
 
-    async def run() -> None:
+    async def run() -> T:
         clock = SystemClock()
         settings = load(sections(), flags={f"gateway.{name}": value for name, value in gateway.items()})
         hot, bound = Hot(), bind("127.0.0.1", 0)
@@ -170,13 +171,13 @@ def serving(loop: str, asked: Callable[[Server], Coroutine[Any, Any, None]], **g
             await asyncio.sleep(0.01)
         try:
             async with asyncio.timeout(100):
-                await asked(Server(app, hot, server, bound.getsockname()))
+                return await asked(Server(app, hot, server, bound.getsockname()))
         finally:
             server.should_exit = True
             await serve
 
     with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
-        runner.run(run())
+        return runner.run(run())
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -367,3 +368,69 @@ def test_an_idle_connection_is_closed_and_a_busy_one_is_not(path: str) -> None:
         assert ([200] * 5, b"") == (answers, ended)
 
     serving("uvloop", asked)
+
+
+def held(server: Server) -> float:
+    return server.app.state.context.metrics.value("lakebed_http_body_bytes")
+
+
+async def until_held(server: Server, size: float) -> None:
+    while held(server) != size:
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("path", HANDLERS)
+def test_a_body_on_the_short_way_takes_from_the_budget_and_gives_it_back(loop: str, path: str) -> None:
+    """From its head on, until it is answered or its client leaves; without room it is 503."""
+
+    async def play(server: Server) -> None:
+        head = post(b"x" * 600, path=path)[:-600]
+        waiting, leaving = await server.connect(), await server.connect()
+        waiting.writer.write(head)
+        await until_held(server, 600)
+        refused = await server.ask(post(b"x" * 500, path=path))
+        waiting.writer.write(b"x" * 600)
+        answered = await waiting.told()
+        await until_held(server, 0)
+        leaving.writer.write(head)
+        await until_held(server, 600)
+        leaving.writer.close()
+        await until_held(server, 0)
+        broken = await server.ask(post(b"refuse", path=path))
+
+        assert (refused.status, refused.body["code"], refused.fields["retry-after"]) == (503, "overloaded", "1")
+        assert (answered.status, broken.status) == (200, 400)
+        assert held(server) == 0
+
+    serving(loop, play, body_bytes_max=1000, bodies_bytes_max=1000)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_pipelined_bodies_whose_client_leaves_are_given_back(loop: str) -> None:
+    """The client leaves while its first request is under way and its second waits: both give back what they took."""
+
+    async def play(server: Server) -> None:
+        client = await server.connect()
+        client.writer.write(post(b"wait", path="/prompt") + post(b"second", path="/prompt"))
+        await until_held(server, 10)
+        client.writer.transport.abort()
+        server.hot.let_go()
+        await until_held(server, 0)
+
+    serving(loop, play)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("path", HANDLERS)
+@pytest.mark.parametrize("body", [b"small", b"refuse"])
+def test_a_direct_answer_runs_nothing_in_a_browser(loop: str, path: str, body: bytes) -> None:
+    """As on the usual way: its type is meant, and nothing may be loaded."""
+
+    async def play(server: Server) -> None:
+        told = await server.ask(post(body, path=path))
+
+        assert told.fields["x-content-type-options"] == "nosniff"
+        assert told.fields["content-security-policy"].startswith("default-src 'none'")
+
+    serving(loop, play)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
+import hmac
 from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx2
 import msgspec
@@ -11,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from lakebed.clock import SystemClock
-from lakebed.embedded.endpoints import BucketEndpoints
+from lakebed.embedded.weed import Weed, WeedIdentity
 from lakebed.errors import NotFound, Stale
 from lakebed.filer.client import FilerClient
 from lakebed.filer.model import Attributes, Clause, ConditionKind, Entry, Mutation, MutationKind, Transaction
@@ -28,8 +32,11 @@ DEADLINE_S = 100.0
 class Place:
     """A bucket whose `timed/` is routed to volumes that live for a day."""
 
-    def __init__(self, weed: BucketEndpoints) -> None:
-        self.clock, self.name, self.master = SystemClock(), f"ttl-{Ids().token()}", weed.master
+    def __init__(self, server: Weed) -> None:
+        weed = server.endpoints
+        self.clock, self.name = SystemClock(), f"ttl-{Ids().token()}"
+        file = server.child.log.with_name("identity.json")
+        self.identity = msgspec.json.decode(file.read_bytes(), type=WeedIdentity)
         self.s3 = client(weed.store_settings())
         self.s3.create_bucket(Bucket=self.name)
         self.filer = FilerClient([weed.filer_grpc], clock=self.clock, ids=Ids())
@@ -61,16 +68,25 @@ class Place:
 
     async def has_bytes(self, entry: Entry) -> bool:
         """Whether the volume still gives the first piece."""
+        claims = {"fid": entry.head_fid, "exp": self.clock.now_ns() // 1_000_000_000 + 600}
+        head = {"authorization": f"Bearer {_token(self.identity.volume_read_key, claims)}"}
         async with httpx2.AsyncClient(timeout=DEADLINE_S) as ask:
-            volume = entry.head_fid.partition(",")[0]
-            found = (await ask.get(f"{self.master}/dir/lookup", params={"volumeId": volume})).json()
-            answer = await ask.get(f"http://{found['locations'][0]['url']}/{entry.head_fid}")
+            answer = await ask.get(f"http://127.0.0.1:{self.identity.ports['volume']}/{entry.head_fid}", headers=head)
+        assert answer.status_code in (200, 404)
         return answer.status_code == 200
 
 
+def _token(key: str, claims: dict[str, Any]) -> str:
+    """A JSON web token, signed by HMAC-SHA256 with the key that the volume server knows."""
+    fields = [{"alg": "HS256", "typ": "JWT"}, claims]
+    signed = b".".join(base64.urlsafe_b64encode(msgspec.json.encode(field)).rstrip(b"=") for field in fields)
+    seal = hmac.new(key.encode(), signed, hashlib.sha256).digest()
+    return b".".join([signed, base64.urlsafe_b64encode(seal).rstrip(b"=")]).decode()
+
+
 @pytest_asyncio.fixture
-async def place(weed: BucketEndpoints) -> AsyncIterator[Place]:
-    made = await asyncio.to_thread(Place, weed)
+async def place(weed_server: Weed) -> AsyncIterator[Place]:
+    made = await asyncio.to_thread(Place, weed_server)
     await made.route({"locationPrefix": f"/buckets/{made.name}/timed/", "ttl": "1d"})
     yield made
     await made.route()

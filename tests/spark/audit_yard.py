@@ -90,7 +90,7 @@ class AuditYard:
             key = paths.quarantine_key(record.identity, submitted.sha256)
             await self.store.create(key, write_record(record))
             if referred:
-                write = acceptance.quarantine_by_blob(record, submitted.sha256)
+                write = acceptance.quarantine_by_blob(record.identity, submitted.sha256)
                 await self.store.create(write.key, write.data)
             return key
 

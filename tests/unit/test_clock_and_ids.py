@@ -6,7 +6,7 @@ import asyncio
 import uuid
 
 from lakebed.clock import ManualClock, SystemClock, now_ms
-from lakebed.ids import Ids
+from lakebed.ids import ORDERED_MAX, Ids
 
 
 async def test_sleepers_wake_in_the_order_of_their_deadlines() -> None:
@@ -63,3 +63,16 @@ def test_backoff_stays_under_its_cap() -> None:
     ids = Ids.seeded(1)
 
     assert all(0 <= ids.jitter_s(n, base_s=0.1, cap_s=2.0) <= min(2.0, 0.1 * 2**n) for n in range(200))
+
+
+def test_ordered_ids_sort_as_they_were_drawn_whatever_the_clock_does() -> None:
+    """More than one millisecond can count, and a clock that is set back: the next id still sorts last."""
+    ids = Ids.seeded(1)
+    moments = [7] * (ORDERED_MAX + 2) + [9, 8, 9, 10]
+
+    drawn = [ids.ordered(at_ms) for at_ms in moments]
+
+    assert sorted(drawn) == drawn
+    assert {len(drawn[0])} == {len(each) for each in drawn}
+    assert ["000000000000007-9999", "000000000000008-0000"] == [each[:20] for each in drawn[9999:10001]]
+    assert "000000000000010-0000" == drawn[-1][:20]

@@ -175,10 +175,10 @@ def blob_seen(sha256: str, at_ns: int) -> Write:
     return Write(paths.blob_by_time_key(sha256, at_ns), write_record(entry))
 
 
-def quarantine_by_blob(record: ConflictRecord, sha256: str) -> Write:
-    referrer = paths.quarantine_key(record.identity, record.submitted_frame_sha256)
-    entry = BlobReference("lightmetrics.blob_reference.v1", sha256, referrer)
-    return Write(paths.quarantine_by_blob_key(sha256, record.identity), write_record(entry))
+def quarantine_by_blob(identity: Identity, sha256: str) -> Write:
+    """The reverse reference from a submitted blob to its quarantine manifest. The manifest's key says all of it."""
+    entry = BlobReference("lightmetrics.blob_reference.v1", sha256, paths.quarantine_key(identity, sha256))
+    return Write(paths.quarantine_by_blob_key(sha256, identity), write_record(entry))
 
 
 def rollup_work(accepted: Accepted) -> Write:

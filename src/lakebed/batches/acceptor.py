@@ -196,7 +196,7 @@ async def write_blob(store: Store, submitted: Submission) -> None:
 
 async def store_conflict(store: Store, record: ConflictRecord) -> ConflictRecord:
     """Stores the quarantine manifest behind its reverse reference; returns the one that stands, the first seen."""
-    reference = acceptance.quarantine_by_blob(record, record.submitted_frame_sha256)
+    reference = acceptance.quarantine_by_blob(record.identity, record.submitted_frame_sha256)
     await store.create(reference.key, reference.data)
     try:
         await store.create(paths.quarantine_key(record.identity, record.submitted_frame_sha256), write_record(record))

@@ -130,24 +130,29 @@ class HeldBoots:
             )
 
     async def refresh(self) -> None:
+        """Takes the boots that are held now. Their keys name them, so a damaged record frees nobody."""
         found = set()
         async for info in self._store.list(paths.HELD_BOOTS):
             try:
-                held = read_record(await self._store.get(info.key), HeldBoot)
-            except NotFound:
-                continue  # released meanwhile
-            found.add((held.agent_id, held.boot_id))
+                found.add(paths.boot_of_held(info.key))
+            except Invalid:
+                continue  # not ours
             if len(found) >= HELD_MAX:
+                log.error("more boots are held than are looked at", limit=HELD_MAX)
                 break
         self._held = frozenset(found)
 
+    async def try_refresh(self) -> None:
+        """Refreshes; while the store does not answer, what was held before stays held."""
+        try:
+            await self.refresh()
+        except LakebedError as error:
+            log.warning("held boots could not be read", cause=error.message)
+
     async def run(self) -> None:
         while True:
-            try:
-                await self.refresh()
-            except LakebedError as error:
-                log.warning("held boots could not be read", cause=error.message)
             await self._clock.sleep(HELD_REFRESH_S)
+            await self.try_refresh()
 
 
 def conflict_id(identity: Identity, sha256: str) -> str:

@@ -6,13 +6,13 @@ from rollups or from its blob, and never from both.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import msgspec
 
 from lakebed.batches import paths
+from lakebed.batches.cache import ByteCache
 from lakebed.batches.generations import Generation, RollupManifest, RollupState
 from lakebed.batches.model import read_record
 from lakebed.batches.raw import RawBatches
@@ -42,8 +42,7 @@ class Covered:
 class Coverage:
     def __init__(self, store: Store, raw: RawBatches) -> None:
         self._store, self._raw = store, raw
-        self._cache: OrderedDict[str, tuple[int, Any]] = OrderedDict()
-        self._cached_bytes = 0
+        self._cache: ByteCache[Any] = ByteCache(CACHE_BYTES_MAX)
 
     async def look(self) -> Covered:
         """The state as it is now, with the batches of its recent generations. Raises Corrupt."""
@@ -139,13 +138,10 @@ class Coverage:
 
     async def _cached(self, key: str, decode: Any) -> Any:
         """A stored object that never changes, decoded."""
-        if key in self._cache:
-            self._cache.move_to_end(key)
-            return self._cache[key][1]
+        known = self._cache.get(key)
+        if known is not None:
+            return known
         data = (await self._store.get(key)).data
         value = decode(data)
-        self._cache[key] = (len(data), value)
-        self._cached_bytes += len(data)
-        while self._cached_bytes > CACHE_BYTES_MAX:
-            self._cached_bytes -= self._cache.popitem(last=False)[1][0]
+        self._cache.put(key, len(data), value)
         return value

@@ -88,9 +88,11 @@ class Follower:
     async def _take(self, key: str) -> tuple[AcceptedByTime, Batch] | None:
         entry = await self._raw.entry(key)
         if entry is None:
+            self._skip(key)
             return None
         try:
             return entry, await self._raw.batch(entry.frame_sha256)
         except (Corrupt, NotFound) as error:
             log.warning("a batch is left out of live state", key=key, cause=error.message)
+            self._skip(key)  # whoever asks for it must be told that it cannot be read
             return None

@@ -25,6 +25,10 @@ LANDINGS_MAX = 8  # batches being landed at once
 log = logger("batches")
 
 
+class DamagedRecord(Unavailable):
+    """A spooled batch cannot be read back: its segment is kept."""
+
+
 class Lander:
     def __init__(
         self,
@@ -50,15 +54,24 @@ class Lander:
                 log.warning("spooled batches could not be landed yet", cause=error.message)
 
     async def land(self) -> int:
-        """Lands everything the spool holds; returns how many. Raises Unavailable, keeping what is not landed."""
+        """Lands everything the spool holds; returns how many. Raises Unavailable, keeping what is not landed.
+
+        A batch that cannot be read back from the disk is reported after the others have landed; an error of the bucket
+        ends the run at once, because it would meet them all.
+        """
         waiting = self._spool.waiting()
+        damaged: DamagedRecord | None = None
         for at in range(0, len(waiting), LANDINGS_MAX):
             group = waiting[at : at + LANDINGS_MAX]
             results = await asyncio.gather(*(self._one(spooled) for spooled in group), return_exceptions=True)
             for result in results:
-                if isinstance(result, BaseException):
+                if isinstance(result, DamagedRecord):
+                    damaged = result
+                elif isinstance(result, BaseException):
                     raise result
         await self._spool.sweep()
+        if damaged is not None:
+            raise damaged
         return len(waiting)
 
     async def _one(self, spooled: Spooled) -> None:
@@ -67,7 +80,7 @@ class Lander:
             submitted = acceptance.submission(frame, verified(frame, spooled.accepted.frame_sha256))
         except (OSError, Corrupt) as error:
             self._outcomes.labels(outcome="damaged").inc()
-            raise Unavailable(f"a spooled batch cannot be read back: {error}") from error
+            raise DamagedRecord(f"a spooled batch cannot be read back: {error}") from error
         await write_blob(self._store, submitted)
         standing = await self._create(spooled.accepted)
         verdict = acceptance.judge(spooled.accepted, standing)

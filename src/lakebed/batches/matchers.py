@@ -1,5 +1,6 @@
 """Which series a query means: a metric's name and label matchers, `name=value`, `name!=value`, `name=~re`, `name!~re`.
 
+The sender's identity is the label `agent_id` of every series: a sample's own label of that name never replaces it.
 Patterns match whole values, in time linear in their length (RE2, through Arrow), and are tried once per distinct value.
 """
 
@@ -17,6 +18,9 @@ from lakebed.frame.model import Columns
 MATCHERS_MAX = 32
 PATTERN_CHARS_MAX = 1000
 VERDICTS_MAX = 100_000  # distinct label values remembered by one query
+
+AGENT_LABEL = "agent_id"  # reserved: it always holds the sender's identity
+EXPORTED = "exported_"  # Prometheus's prefix for a sample's own label whose name is reserved
 
 _FORM = re.compile(r"([^=!~]+)(=~|!~|!=|=)(.*)", re.DOTALL)
 
@@ -45,17 +49,34 @@ class Selector:
         )
 
     def series(self, columns: Columns, agent_id: str) -> dict[int, dict[str, str]]:
-        """The series of these columns that are meant, with their labels; the agent counts as a label of each."""
+        """The series of these columns that are meant, with their labels as `query_labels` gives them."""
         try:
             wanted = columns.strings.index(self.metric)
         except ValueError:
             return {}
         found = {}
         for series in (columns.series_metric == wanted).nonzero()[0].tolist():
-            labels = {"agent_id": agent_id} | columns.labels(series)
+            labels = query_labels(agent_id, columns.labels(series))
             if self.takes(labels):
                 found[series] = labels
         return found
+
+
+def query_labels(agent_id: str, own: Mapping[str, str]) -> dict[str, str]:
+    """The labels of a series as queries match and answer them: its own ones, and `agent_id` from the batch's identity.
+
+    Stored bytes are never changed, so a sample may carry a label `agent_id` of its own. It is shown as
+    `exported_agent_id`, with the prefix repeated while that name is taken too: one sender cannot pose as another.
+    """
+    labels = dict(own)
+    claimed = labels.pop(AGENT_LABEL, None)
+    if claimed is not None:
+        name = EXPORTED + AGENT_LABEL
+        while name in labels:
+            name = EXPORTED + name
+        labels[name] = claimed
+    labels[AGENT_LABEL] = agent_id
+    return labels
 
 
 def parse(text: str) -> Matcher:

@@ -117,6 +117,14 @@ def quarantine_key(identity: Identity, sha256: str) -> str:
     return f"{QUARANTINE}{_place(identity)}/{sha256}.json"
 
 
+def quarantined_of(key: str) -> tuple[Identity, str]:
+    """The identity and the submitted hash that the key of a quarantine manifest names. Raises Invalid for others."""
+    identity, sha256 = identity_of(key), key.rsplit("/", 1)[-1].removesuffix(".json")
+    if quarantine_key(identity, sha256) != key:
+        raise Invalid(f"{key!r} names no quarantined batch")
+    return identity, sha256
+
+
 def quarantine_of(identity: Identity) -> str:
     return f"{QUARANTINE}{_place(identity)}/"
 
@@ -135,6 +143,21 @@ def resolution_key(identity: Identity, sha256: str) -> str:
 
 def held_boot_key(agent_id: str, boot_id: str) -> str:
     return f"{HELD_BOOTS}{_boot(agent_id, boot_id)}.json"
+
+
+def boot_of_held(key: str) -> tuple[str, str]:
+    """The agent and the boot that the key of a held boot names. Raises Invalid for any other key."""
+    agent, _, boot = key.removeprefix(HELD_BOOTS).removesuffix(".json").partition("/")
+    try:
+        found = (
+            bytes.fromhex(agent.removeprefix("agent=")).decode(),
+            bytes.fromhex(boot.removeprefix("boot=")).decode(),
+        )
+    except ValueError as error:
+        raise Invalid(f"{key!r} names no boot") from error
+    if held_boot_key(*found) != key:
+        raise Invalid(f"{key!r} names no boot")
+    return found
 
 
 def work_key(identity: Identity, accepted_at_ns: int) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import OrderedDict
 from collections.abc import AsyncIterator
 
 from lakebed.batches import paths
+from lakebed.batches.cache import ByteCache
 from lakebed.batches.model import Accepted, AcceptedByTime, read_record
 from lakebed.errors import Corrupt, Invalid, NotFound
 from lakebed.frame.codec import decode
@@ -26,8 +26,7 @@ class RawBatches:
 
     def __init__(self, store: Store, *, cache_bytes_max: int = CACHE_BYTES_MAX) -> None:
         self._store = store
-        self._cache: OrderedDict[str, tuple[int, Batch]] = OrderedDict()
-        self._cached_bytes, self._cache_bytes_max = 0, cache_bytes_max
+        self._cache: ByteCache[Batch] = ByteCache(cache_bytes_max)
         self._gate = asyncio.Semaphore(READS_MAX)
 
     async def manifest(self, identity: Identity) -> Accepted:
@@ -36,16 +35,13 @@ class RawBatches:
 
     async def batch(self, sha256: str) -> Batch:
         """The batch in a blob, verified. Raises NotFound, or Corrupt when its bytes are not what their name says."""
-        if sha256 in self._cache:
-            self._cache.move_to_end(sha256)
-            return self._cache[sha256][1]
+        known = self._cache.get(sha256)
+        if known is not None:
+            return known
         async with self._gate:
             frame = (await self._store.get(paths.blob_key(sha256))).data
         batch = verified(frame, sha256)
-        self._cache[sha256] = (len(frame), batch)
-        self._cached_bytes += len(frame)
-        while self._cached_bytes > self._cache_bytes_max:
-            self._cached_bytes -= self._cache.popitem(last=False)[1][0]
+        self._cache.put(sha256, len(frame), batch)
         return batch
 
     async def entry(self, key: str) -> AcceptedByTime | None:

@@ -22,7 +22,7 @@ from lakebed.batches.acceptance import Write
 from lakebed.batches.model import Accepted, AcceptedByTime, ConflictRecord, Repair, read_record, write_record
 from lakebed.batches.raw import RawBatches, verified
 from lakebed.clock import Clock
-from lakebed.errors import AlreadyExists, Corrupt, LakebedError, NotFound, Stale
+from lakebed.errors import AlreadyExists, Corrupt, Invalid, LakebedError, NotFound, Stale
 from lakebed.frame.model import Batch
 from lakebed.ids import Ids
 from lakebed.logs import logger
@@ -204,15 +204,22 @@ class Reconciler:
         return batch
 
     async def mend_conflict(self, key: str, report: Report) -> None:
-        """Makes everything derived from one quarantine manifest true."""
+        """Makes everything derived from one quarantine manifest true.
+
+        The key alone names the blob: a manifest that cannot be read still keeps its blob from garbage collection.
+        """
         report.checked += 1
         try:
-            record = read_record(await self._store.get(key), ConflictRecord)
-        except (NotFound, Corrupt) as error:
+            read_record(await self._store.get(key), ConflictRecord)
+        except NotFound:
+            return  # a finding about something that is not there: nothing to derive
+        except Corrupt as error:
             log.error("a quarantine manifest cannot be read", key=key, cause=error.message)
             self._count(report, "damaged_manifest")
-            return
-        reference = acceptance.quarantine_by_blob(record, record.submitted_frame_sha256)
+        try:
+            reference = acceptance.quarantine_by_blob(*paths.quarantined_of(key))
+        except Invalid:
+            return  # not ours
         await self._ensure(reference, "quarantine_by_blob", report)
 
     async def _mend_quarantine(self, report: Report) -> None:

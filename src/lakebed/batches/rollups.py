@@ -14,7 +14,7 @@ import numpy as np
 
 from lakebed.batches import paths
 from lakebed.batches.coverage import Covered
-from lakebed.batches.matchers import Selector
+from lakebed.batches.matchers import Selector, query_labels
 from lakebed.batches.sources import Reading, Sources, several
 from lakebed.clock import Clock
 from lakebed.errors import Invalid, NotFound
@@ -159,7 +159,7 @@ class _Gathered:
         _, firsts = np.unique(indices, return_index=True)
         codes = np.full(len(keys.dictionary), -1, np.int64)
         for code, row in zip(indices[firsts].tolist(), firsts.tolist(), strict=True):
-            found = {"agent_id": agents[row].as_py(), **dict(labels[row].as_py())}
+            found = query_labels(agents[row].as_py(), dict(labels[row].as_py()))
             if self.selector.takes(found):
                 codes[code] = self._number(found)
         of, starts = codes[indices], table["start_ns"].to_numpy()

@@ -245,6 +245,7 @@ class Batches:
             if recovered:
                 log.info("took up spooled batches of an earlier run", batches=recovered)
         self.aftermath.start()
+        await self.held.try_refresh()  # before the first upload: what is held stays held through a restart
         self._loops = [asyncio.create_task(self.held.run())]
         if self._settings.query_collector:
             self._loops.append(asyncio.create_task(self.follower.run()))

@@ -138,10 +138,14 @@ class Segments:
 
     def _open(self) -> IO[bytes]:
         self._number += 1
-        self._active = self.path(self._number).open("xb", buffering=0)
-        self._sync_folder()
-        assert self._active is not None
-        return self._active
+        made = self.path(self._number).open("xb", buffering=0)
+        try:
+            self._sync_folder()
+        except OSError:
+            made.close()  # its name may not outlive a power loss: nothing is written to it, the next one is new
+            raise
+        self._active = made
+        return made
 
     def _sync_folder(self) -> None:
         handle = os.open(self.folder, os.O_RDONLY)

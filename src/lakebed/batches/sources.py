@@ -16,7 +16,7 @@ from lakebed.batches import paths
 from lakebed.batches.coverage import Coverage, Covered
 from lakebed.batches.follower import Follower
 from lakebed.batches.live import Live
-from lakebed.batches.matchers import Selector
+from lakebed.batches.matchers import Selector, query_labels
 from lakebed.batches.raw import RawBatches
 from lakebed.clock import Clock
 from lakebed.errors import Corrupt, Invalid, NotFound
@@ -29,7 +29,7 @@ READ_AHEAD = 16  # objects being read at once by one query
 class SpoolView(Protocol):
     """What a query needs of the local spool."""
 
-    def unlanded(self) -> AsyncIterator[tuple[Identity, Batch]]: ...
+    def unlanded(self) -> AsyncIterator[tuple[Identity, Batch | None]]: ...
 
 
 class Reading(msgspec.Struct):
@@ -134,8 +134,12 @@ class Sources:
             if reading.sources["spool"] >= self._batches_max:
                 reading.missing.append(f"more than {self._batches_max} batches are not landed yet")
                 return
-            if _digest(paths.manifest_id(identity, 0)) not in landed:
+            if _digest(paths.manifest_id(identity, 0)) in landed:
+                continue
+            if batch is not None:
                 self._offer(reading, take, "spool", batch)
+            elif identity not in reading.seen:
+                reading.damaged += 1
 
     async def _tail(
         self, reading: Reading, covered: Covered, from_ns: int, through_ns: int, taken: int
@@ -220,7 +224,7 @@ def _selected(selector: Selector, batches: Any, series: Any, from_ns: int, to_ns
     of_metric = series.filter(pc.equal(series["metric"], selector.metric))
     numbers: set[int] = set()
     for row in of_metric.to_pylist():
-        if selector.takes({"agent_id": row["agent_id"], **dict(row["labels"])}):
+        if selector.takes(query_labels(row["agent_id"], dict(row["labels"]))):
             numbers.update(row["batches"])
     listed = batches.take(pa.array(sorted(numbers), pa.int64())).to_pylist()
     return {

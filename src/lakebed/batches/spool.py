@@ -142,20 +142,24 @@ class Spool:
                 one.done.set_result((segment, offset))
                 offset += len(one.data)
 
-    async def unlanded(self) -> AsyncIterator[tuple[Identity, Batch]]:
-        """Every batch not landed yet, read from disk. One that lands meanwhile may still be given."""
+    async def unlanded(self) -> AsyncIterator[tuple[Identity, Batch | None]]:
+        """Every batch not landed yet, read from disk; None for one that cannot be read. One that lands meanwhile may
+        still be given."""
         for identity, spooled in list(self._held.items()):
+            batch: Batch | None
             try:
                 frame = await asyncio.to_thread(self._segments.read, spooled.record)
-            except (OSError, Corrupt):
-                continue  # landed and removed since; a damaged one is reported where it is landed
-            yield identity, decode(frame, ANY_FRAME)
+                batch = decode(frame, ANY_FRAME)
+            except (OSError, Corrupt, Invalid):
+                if identity not in self._held:
+                    continue  # landed and removed since
+                batch = None
+            yield identity, batch
 
     def waiting(self) -> list[Spooled]:
         """What is to be landed, oldest first; uploads from now on go to a new segment."""
-        if self._waiting or self._arriving:
-            return list(self._held.values())
-        self._segments.seal()
+        if not self._writing():
+            self._segments.seal()
         return list(self._held.values())
 
     async def frame(self, spooled: Spooled) -> bytes:
@@ -163,17 +167,16 @@ class Spool:
 
     def landed(self, identity: Identity) -> None:
         """The batch is in the bucket now: its record goes with the next sweep of its segment."""
-        spooled = self._held.pop(identity, None)
+        spooled = self._release(identity)
         if spooled is None:
             return
-        self._count(-spooled.record.frame_bytes - HEAD.size)
         self._known[identity] = spooled.accepted
         if len(self._known) > self._known_max:
             self._known.popitem(last=False)
 
     async def sweep(self) -> None:
         """Removes segments of which everything has landed. Uploads under way may still point at one: then not now."""
-        if self._arriving:
+        if self._writing():
             return
         needed = {spooled.record.segment for spooled in self._held.values()} | {self._segments.active_number}
         for number in self._segments.numbers():
@@ -184,6 +187,10 @@ class Spool:
         if self._writer is not None:
             await asyncio.wait([self._writer])
         self._segments.close()
+
+    def _writing(self) -> bool:
+        """Whether a segment may be in use: also by a write whose uploads were all given up by their clients."""
+        return bool(self._waiting or self._arriving) or (self._writer is not None and not self._writer.done())
 
     def _recover(self, number: int) -> list[Spooled]:
         found = []
@@ -208,8 +215,15 @@ class Spool:
         return found
 
     def _hold(self, spooled: Spooled) -> None:
+        self._release(spooled.accepted.identity)  # an upload that was given up and sent again left two records
         self._held[spooled.accepted.identity] = spooled
         self._count(spooled.record.frame_bytes + HEAD.size)
+
+    def _release(self, identity: Identity) -> Spooled | None:
+        spooled = self._held.pop(identity, None)
+        if spooled is not None:
+            self._count(-spooled.record.frame_bytes - HEAD.size)
+        return spooled
 
     def _count(self, size: int) -> None:
         self._bytes += size

@@ -81,6 +81,21 @@ ALERTS: tuple[Alert, ...] = (
         ),
     ),
     Alert(
+        "StoreIgnoresConditions",
+        "store",
+        "max by (instance) (lakebed_store_conditions_ignored) > 0",
+        "0m",
+        "page",
+        "A process refuses writes: its path to the bucket ignores If-Match or If-None-Match.",
+        "A proxy, a load balancer or a new version of the store drops the headers. Writes that this process"
+        " acknowledged since its last check, at most an hour before, may have overwritten others.",
+        (
+            "lakebed doctor: on that machine, it names what was ignored",
+            "point store.endpoint at the store itself; the process takes writes again within a minute",
+            "lakebed audit: for what was acknowledged in that hour",
+        ),
+    ),
+    Alert(
         "RegisterContended",
         "store",
         "sum by (register) (rate(lakebed_register_conflicts_total[15m]))"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from lakebed.delta.log import apply, change_of, decode, file_of, log_key
-from lakebed.delta.model import Change, DataFile, Snapshot
+from lakebed.delta.model import Change, DataFile, Snapshot, name_of
 from lakebed.errors import AlreadyExists, Corrupt, LakebedError, NotFound
 from lakebed.logs import logger
 from lakebed.store.protocol import Store
@@ -56,9 +56,9 @@ async def brought(store: Store, root: str, after: int, until: int) -> list[DataF
         for action in decode((await store.get(key)).data, key):
             add, remove = action.get("add"), action.get("remove")
             if add and add.get("dataChange", True):
-                found[add["path"]] = file_of(add)
+                found[name_of(add["path"])] = file_of(add)
             if remove and remove.get("dataChange", True):
-                found.pop(remove["path"], None)
+                found.pop(name_of(remove["path"]), None)
     return list(found.values())
 
 

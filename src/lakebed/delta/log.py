@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from lakebed.delta.model import ONCE, ONCE_WINDOW, Batch, Change, DataFile, Snapshot, TableSpec
+from lakebed.delta.model import ONCE, ONCE_WINDOW, Batch, Change, DataFile, Snapshot, TableSpec, name_of
 from lakebed.errors import Corrupt, Invalid
 
 READER_VERSION, WRITER_VERSION = 1, 2
@@ -80,7 +80,7 @@ def decode(data: bytes, where: str) -> list[dict[str, Any]]:
 
 def apply(before: Snapshot, version: int, actions: Iterable[dict[str, Any]], where: str) -> Snapshot:
     """The table after this version. Raises Invalid for a protocol we must not touch."""
-    files = {file.path: file for file in before.files}
+    files = {name_of(file.path): file for file in before.files}
     applied = dict(before.applied)
     schema_json, partition_by, table_id = before.schema_json, before.partition_by, before.table_id
     keys, note = before.keys, before.note
@@ -97,9 +97,9 @@ def apply(before: Snapshot, version: int, actions: Iterable[dict[str, Any]], whe
         if txn := action.get("txn"):
             applied[txn["appId"]] = txn["version"]
         if remove := action.get("remove"):
-            files.pop(remove["path"], None)
+            files.pop(name_of(remove["path"]), None)
         if add := action.get("add"):
-            files[add["path"]] = file_of(add)
+            files[name_of(add["path"])] = file_of(add)
     if version % ONCE_SWEEP == 0:
         applied = {app: at for app, at in applied.items() if not app.startswith(ONCE) or at > version - ONCE_WINDOW}
     return Snapshot(version, schema_json, partition_by, tuple(files.values()), applied, table_id, keys, note)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import quote, unquote
 
 import msgspec
 
-from lakebed.errors import Invalid
+from lakebed.errors import Corrupt, Invalid
 
 ONCE = "once:"  # how an application that writes once is marked in the log
 ONCE_WINDOW = 10_000  # versions: a tick a minute for a week, half a megabyte in a kept snapshot
+_ABSOLUTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/|/")
+_DOTTED = re.compile(r"(?:^|/)\.{0,2}(?:/|\Z)")
 NAME = re.compile(r"[a-z0-9][a-z0-9_.=-]{0,127}(/[a-z0-9][a-z0-9_.=-]{0,127}){0,7}", re.IGNORECASE)
 
 
@@ -54,6 +57,33 @@ class DataFile(msgspec.Struct, frozen=True):
     low: dict[str, bool | int | float | str] = {}
     high: dict[str, bool | int | float | str] = {}
     nulls: dict[str, int] = {}
+
+
+def path_of(name: str) -> str:
+    """The log's path of a file with this key below the table's root: Delta URL-encodes it."""
+    return quote(name, safe="/=")
+
+
+def name_of(path: str) -> str:
+    """The decoded path. Engines encode the same key differently, so paths are compared decoded.
+
+    Raises Corrupt for a path that no key can have.
+    """
+    try:
+        return unquote(path, errors="strict")
+    except UnicodeDecodeError as error:
+        raise Corrupt(f"{path!r} is not the URL-encoded path of a file", path=path) from error
+
+
+def key_of(root: str, path: str) -> str:
+    """The store's key of a file, from its path in the log. Raises Invalid for a file outside the table's folder."""
+    name = name_of(path)
+    if _ABSOLUTE.match(path) or _DOTTED.search(name):
+        raise Invalid(
+            f"the log of {root} refers to {path!r}, which is not in the table's folder",
+            hint="a shallow clone reads files of another table: copy them with the engine that made it",
+        )
+    return f"{root}/{name}"
 
 
 class Snapshot(msgspec.Struct, frozen=True):

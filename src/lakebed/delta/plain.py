@@ -14,7 +14,7 @@ import msgspec
 from lakebed.clock import Clock, now_ms
 from lakebed.delta import history
 from lakebed.delta.log import Commit, encode, log_key
-from lakebed.delta.model import DataFile, Snapshot, TableSpec
+from lakebed.delta.model import DataFile, Snapshot, TableSpec, key_of
 from lakebed.errors import AlreadyExists, Overloaded
 from lakebed.ids import Ids
 from lakebed.store.protocol import Store
@@ -48,7 +48,7 @@ class PlainTable:
 
     async def read(self, file: DataFile, *, where: Any = None) -> pa.Table:
         """The rows of one file; `where` is an expression of pyarrow. Raises NotFound when a sweep was quicker."""
-        data = (await self._store.get(f"{self.spec.root}/{file.path}")).data
+        data = (await self._store.get(key_of(self.spec.root, file.path))).data
         return _rows(data, where)
 
     async def commit(self, plan: Callable[[Snapshot], Commit | None]) -> Snapshot:

@@ -18,6 +18,8 @@ from lakebed.errors import LakebedError
 from lakebed.parts import diagnose
 from lakebed.store import prover
 from lakebed.store.connect import connect
+from lakebed.store.guarded import unguarded
+from lakebed.store.path_check import check_path
 from lakebed.store.settings import StoreSettings
 
 DISK_FAIL_BYTES = 1 * 1024**3
@@ -41,10 +43,12 @@ async def examine(
             found.append(diagnosis)
             tell(diagnosis)
 
+    context = msgspec.structs.replace(context, store=unguarded(context.store))  # the path itself is examined
     add(*machine(folder))
     reachable = await clock_skew(context)
     add(reachable)
     if reachable.verdict != "fail":
+        add(*[await store_path(context, endpoint) for endpoint in _doors(context, endpoints)])
         add(await store_proof(context, endpoints))
         add(*await diagnose(context))
     return found
@@ -112,10 +116,22 @@ async def clock_skew(context: Context, write_s: float = WRITE_S) -> Diagnosis:
     return Diagnosis("clock", "pass", "agrees with the store's clock within its resolution of a second")
 
 
+async def store_path(context: Context, endpoint: str) -> Diagnosis:
+    """What every process checks at its start: through this endpoint, with each client, no condition is ignored."""
+    name = f"store path {endpoint}".rstrip()
+    settings = msgspec.structs.replace(context.settings.of(StoreSettings), endpoint=endpoint)
+    store = connect(settings, clock=context.clock, ids=context.ids, metrics=context.metrics)
+    try:
+        prover.demand(await check_path(store, clock=context.clock, ids=context.ids))
+    except LakebedError as error:
+        return Diagnosis(name, "fail", error.message, error.hint)
+    return Diagnosis(name, "pass", "refuses a second create and a stale replace, with small and with large bodies")
+
+
 async def store_proof(context: Context, endpoints: Sequence[str] = ()) -> Diagnosis:
     """Races the store through its endpoint and the others named, in one race: they may differ about who was first."""
     settings = context.settings.of(StoreSettings)
-    doors = list(dict.fromkeys([settings.endpoint, *endpoints]))
+    doors = _doors(context, endpoints)
     racers = [
         connect(
             msgspec.structs.replace(settings, endpoint=doors[number % len(doors)]),
@@ -125,11 +141,14 @@ async def store_proof(context: Context, endpoints: Sequence[str] = ()) -> Diagno
         )
         for number in range(max(RACERS, len(doors)))
     ]
-    proof = await prover.prove(racers, rounds=ROUNDS, clock=context.clock, ids=context.ids)
     try:
-        prover.demand(proof)
+        prover.demand(await prover.prove(racers, rounds=ROUNDS, clock=context.clock, ids=context.ids))
     except LakebedError as error:
         return Diagnosis("store prover", "fail", error.message, error.hint)
     through = f" through {len(doors)} endpoints" if endpoints else ""
     seen = f"{len(racers)} clients{through}, {ROUNDS} rounds: one winner in every race of creates and of replaces"
     return Diagnosis("store prover", "pass", seen)
+
+
+def _doors(context: Context, endpoints: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys([context.settings.of(StoreSettings).endpoint, *endpoints]))

@@ -1,11 +1,15 @@
 """The embedded bucket: the real SeaweedFS server, on loopback, with its own folder and credentials.
 
+Only S3 answers over HTTP, to whoever signs with the generated secret. The filer's and the master's HTTP are off, and
+the volume server's takes signed tokens alone: no web page and no other HTTP client gets at an object around S3.
+
 Ready means asked and answered: the bucket exists and took a write. The folder keeps the data, the credentials and the
 ports, so a restart is the same bucket at the same address (another port only when somebody else has taken it).
 """
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -28,6 +32,7 @@ ASK_MAX_S = 6.0  # what one ask counts for at most: its requests time out after 
 STOP_GRACE_S = 2.0  # its own orderly stop takes 15 s, all of them waiting for its own subscribers
 PORTS = ("master", "master.grpc", "volume", "volume.grpc", "filer", "filer.grpc", "s3", "s3.grpc")
 SOCKETS = tuple(f"/tmp/seaweedfs-{server}-grpc-{{}}.sock" for server in ("master", "volume", "filer", "s3"))
+TOKEN_S = 600  # its 10 s would refuse what a machine that was suspended meanwhile goes on with; a token is for one blob
 SOCKET_PATH_MAX = 100  # Unix sockets have at most 107 bytes of path
 
 log = logger("embedded")
@@ -39,6 +44,8 @@ class WeedIdentity(msgspec.Struct, frozen=True):
     access_key_id: str
     secret_access_key: str
     ports: dict[str, int] = {}
+    volume_write_key: str = ""  # signs the tokens that the volume server's HTTP demands; made when it is empty
+    volume_read_key: str = ""
     schema: str = "lakebed.weed.v1"
 
 
@@ -81,12 +88,13 @@ class Weed:
             identity = self._identity(held)
             self._endpoints = self._address(identity)
             command, settings = _command(program, self._folder, identity.ports), self._endpoints.store_settings()
+            env = {**os.environ, **_environment(identity)}
             try:
-                self.child.start(command)
+                self.child.start(command, env=env)
                 if slow := await self._waited(settings, self._first_ready_s):
                     log.warning("the bucket is slow to start: it is started again", cause=slow)
                     await self.stop(0.0)
-                    self.child.start(command)
+                    self.child.start(command, env=env)
                     slow = await self._waited(settings, READY_S)
                 if slow:
                     raise self.child.ended(f"the bucket did not take a write within {READY_S:.0f} s ({slow})")
@@ -145,7 +153,12 @@ class Weed:
             known = self._read_identity()
         except NotFound:
             known = WeedIdentity(self._ids.secret()[:20], self._ids.secret())
-        identity = msgspec.structs.replace(known, ports=held.take_all(PORTS, known.ports))
+        identity = msgspec.structs.replace(
+            known,
+            ports=held.take_all(PORTS, known.ports),
+            volume_write_key=known.volume_write_key or self._ids.secret(),
+            volume_read_key=known.volume_read_key or self._ids.secret(),
+        )
         write_private(self._folder / "identity.json", msgspec.json.encode(identity))
         write_private(self._folder / "s3.json", msgspec.json.encode(_s3_identities(identity)))
         return identity
@@ -201,6 +214,7 @@ def _command(program: Path, folder: Path, ports: dict[str, int]) -> list[str]:
         f"-master.port.grpc={ports['master.grpc']}",
         f"-volume.port={ports['volume']}",
         f"-volume.port.grpc={ports['volume.grpc']}",
+        "-disableHttp",  # of the filer and the master, which know no credentials and answer pages of any origin
         "-filer",
         f"-filer.port={ports['filer']}",
         f"-filer.port.grpc={ports['filer.grpc']}",
@@ -217,6 +231,19 @@ def _command(program: Path, folder: Path, ports: dict[str, int]) -> list[str]:
         "-volume.preStopSeconds=0",
         *_socket_flags(folder),
     ]
+
+
+def _environment(identity: WeedIdentity) -> dict[str, str]:
+    """The volume server's HTTP stays on, since S3 reads and writes blobs through it: it demands a token for each.
+
+    In the environment, which only our own account can read, and not in the arguments.
+    """
+    return {
+        "WEED_JWT_SIGNING_KEY": identity.volume_write_key,
+        "WEED_JWT_SIGNING_EXPIRES_AFTER_SECONDS": str(TOKEN_S),
+        "WEED_JWT_SIGNING_READ_KEY": identity.volume_read_key,
+        "WEED_JWT_SIGNING_READ_EXPIRES_AFTER_SECONDS": str(TOKEN_S),
+    }
 
 
 def _socket_flags(folder: Path) -> list[str]:

@@ -76,7 +76,7 @@ def build(
     app.router.redirect_slashes = False  # a redirected write would be sent twice, or lost
     app.state.examiner, app.state.context, app.state.failure = examiner, context, None
     app.state.stopping, app.state.drain_until_s = asyncio.Event(), None  # set by whoever stops the server
-    limits = Limits(settings, context.clock)
+    limits = Limits(settings, context.clock, context.metrics)
     _register(app, _served(components, settings), limits)
     _register(app, [*health.routes(examiner), *numbers.routes(context.metrics), *docs.routes(), _description()], limits)
     keyring = app.state.keyring = Keyring.of(settings, context.clock)

@@ -1,4 +1,4 @@
-"""What must hold before a process may serve: known parts, the bucket's authority and the store's proof."""
+"""What must hold before a process may serve: known parts, the path to the store, the bucket's authority and proof."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from lakebed.logs import logger
 from lakebed.parts import PARTS
 from lakebed.store.authority import Authority, claim
 from lakebed.store.connect import connect
+from lakebed.store.guarded import GuardedStore
+from lakebed.store.path_check import check_path
 from lakebed.store.protocol import Store
 from lakebed.store.prover import REPORTS, Proof, demand, prove
 from lakebed.store.settings import StoreSettings
@@ -30,12 +32,29 @@ async def boot(context: Context, parts: Sequence[str] = ()) -> Authority:
     authority than `store.authority`, Unavailable when the store does not answer.
     """
     check_parts(parts)
+    if writes(context, parts):
+        await path_holds(context)
     expected = context.settings.of(StoreSettings).authority
     authority = await claim(context.store, expected=expected, clock=context.clock, ids=context.ids)
-    gateway = context.settings.of(GatewaySettings)
-    if gateway.prove == "auto" and not gateway.read_only and needs_proof(parts):
+    if context.settings.of(GatewaySettings).prove == "auto" and writes(context, parts):
         await proven(context)
     return authority
+
+
+def writes(context: Context, parts: Sequence[str]) -> bool:
+    """Whether this process writes under conditions."""
+    return needs_proof(parts) and not context.settings.of(GatewaySettings).read_only
+
+
+async def path_holds(context: Context) -> None:
+    """Returns when conditions hold on this process's own path to the store, whoever proved the bucket through another.
+
+    Raises Invalid, saying what failed and what to do.
+    """
+    if isinstance(context.store, GuardedStore):
+        demand(await context.store.check())
+    else:
+        demand(await check_path(context.store, clock=context.clock, ids=context.ids))
 
 
 def check_parts(parts: Sequence[str]) -> None:

@@ -18,10 +18,11 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from lakebed import traces
 from lakebed.gateway.door import Door
-from lakebed.gateway.limits import Limits
+from lakebed.gateway.limits import Budget, Limits
 from lakebed.wire import DIRECT_MARK, Direct
 
 DIRECT_BYTES_MAX = 256 * 1024  # what a connection holds, at most, before its request is judged
+REST_S = 5.0  # what a body of 256 KiB needs at 50 KB/s; a slower one is no case for a short way
 UNUSUAL = frozenset({b"transfer-encoding", b"expect", b"upgrade"})  # a head with one of these goes the usual way
 
 
@@ -35,7 +36,8 @@ class DirectRoutes:
     """The marked routes of one gateway, by method and path as they stand in a request line."""
 
     def __init__(self, routes: Iterable[BaseRoute], door: Door, limits: Limits) -> None:
-        self._door, self._rest_s = door, limits.settings.body_timeout_s
+        self.door, self._budget = door, limits.budget
+        self._rest_s = min(REST_S, limits.settings.body_timeout_s)
         self._known: dict[tuple[bytes, bytes], DirectRoute] = {}
         for route in routes:
             direct = getattr(getattr(route, "endpoint", None), DIRECT_MARK, None)
@@ -57,9 +59,25 @@ class DirectRoutes:
                 return None
         under_way = max(len(http.tasks), len(http.connections))  # a connection has one request under way, at most
         full = http.limit_concurrency is not None and under_way >= http.limit_concurrency
-        if full or not declared.isdigit() or len(declared) > 9 or int(declared) > found.bytes_max:
+        if full or not declared.isdigit() or len(declared) > 9:
             return None
-        return DirectCycle(http, found, self._door, self._rest_s, done)
+        size = int(declared)
+        if size > found.bytes_max or not self._budget.take(size):
+            return None  # the usual way knows what to say
+        return DirectCycle(http, found, self.door, self._rest_s, done, Share(self._budget, size))
+
+
+class Share:
+    """What one request has taken from the budget for bodies, given back once."""
+
+    __slots__ = ("_budget", "_size")
+
+    def __init__(self, budget: Budget, size: int) -> None:
+        self._budget, self._size = budget, size
+
+    def give_back(self) -> None:
+        size, self._size = self._size, 0
+        self._budget.give(size)
 
 
 class _Unheard:
@@ -75,8 +93,15 @@ class DirectCycle:
     message_event = _Unheard()
 
     def __init__(
-        self, http: HttpToolsProtocol, found: DirectRoute, door: Door, rest_s: float, done: Callable[[], None]
+        self,
+        http: HttpToolsProtocol,
+        found: DirectRoute,
+        door: Door,
+        rest_s: float,
+        done: Callable[[], None],
+        share: Share,
     ) -> None:
+        self.share = share
         self._http, self._found, self._door, self._rest_s, self._done = http, found, door, rest_s, done
         self._method, self._headers = http.parser.get_method(), http.headers
         self.before: RequestResponseCycle | None = http.cycle
@@ -134,6 +159,7 @@ class DirectCycle:
 
     def _finish(self) -> None:
         self.response_complete = True
+        self.share.give_back()
         if not self.keep_alive:
             self._http.transport.close()
         self._done()

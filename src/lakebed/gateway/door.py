@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from starlette.requests import ClientDisconnect
@@ -32,6 +31,9 @@ REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 NO_ROUTE = "(none)"
 SERIES_MAX = 10_000  # routes × methods × statuses are few; this only bounds a mistake
 STATUS_GONE = 499  # counted, never sent: the client left before it was answered
+POLICY = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
+NO_SNIFF = (b"x-content-type-options", b"nosniff")
+CLOSE = (b"connection", b"close")
 
 Write = Callable[[int, list[tuple[bytes, bytes]], bytes], None]  # status, headers, body: a whole answer
 
@@ -70,8 +72,8 @@ class Door:
         asked = Asked(scope["headers"])
         request_id = self._named(asked)
         named = request_id.decode()
-        answer = _Answer(request_id, send)
         body = Body(self._limits, scope, receive, None)
+        answer = _Answer(request_id, body, send)
         try:
             if asked.length is not None:
                 body.declared = declared_length(asked.length)
@@ -86,13 +88,14 @@ class Door:
         except asyncio.CancelledError:
             # The drain's time is over, or the server is being torn down.
             if not answer.status:
-                await self._refuse(_cut_short(), named, scope, body, answer)
+                await self._refuse(_cut_short(), named, scope, answer)
             raise
         except Exception as error:
             if answer.status:
                 raise  # too late to say it: the server cuts the connection and logs the cause
-            await self._refuse(error, named, scope, body, answer)
+            await self._refuse(error, named, scope, answer)
         finally:
+            body.release()
             self._count(scope, answer.status, self._clock.monotonic_s() - started_s)
         return answer.status
 
@@ -112,7 +115,7 @@ class Door:
             told = self._problem(error, request_id.decode(), scope)
         finally:
             if told is not None:
-                write(told.status, [*told.headers, (b"x-request-id", request_id)], told.body)
+                write(told.status, [*told.headers, (b"x-request-id", request_id), NO_SNIFF, POLICY], told.body)
                 self._count(scope, told.status, self._clock.monotonic_s() - started_s)
 
     def promptly(self, handler: Prompt, scope: Scope, body: Buffer, write: Write) -> Callable[[], None]:
@@ -122,24 +125,38 @@ class Door:
         request_id = self._named(asked)
         done = False
 
-        def tell(answer: Callable[[], Answered]) -> None:
+        def finish(told: Problem | Answered) -> None:
             nonlocal done
             if done:
                 return  # cut short before
             done = True
-            told: Problem | Answered
+            write(told.status, [*told.headers, (b"x-request-id", request_id), NO_SNIFF, POLICY], told.body)
+            self._count(scope, told.status, self._clock.monotonic_s() - started_s)
+
+        def refuse(error: Exception) -> None:
+            # Answered here and never raised again: an error in the locals of a frame of its own traceback is a cycle,
+            # and would keep the body until the garbage collector comes by.
+            finish(self._problem(error, request_id.decode(), scope))
+
+        def tell(answer: Callable[[], Answered]) -> None:
             try:
                 told = answer()
             except Exception as error:
-                told = self._problem(error, request_id.decode(), scope)
-            write(told.status, [*told.headers, (b"x-request-id", request_id)], told.body)
-            self._count(scope, told.status, self._clock.monotonic_s() - started_s)
+                refuse(error)
+            else:
+                finish(told)
 
         try:
             handler(Call(self._keyring.principal(scope, asked), scope["headers"], body), body, tell)
         except Exception as error:
-            tell(partial(_raise, error))
-        return lambda: tell(partial(_raise, _cut_short()))
+            refuse(error)
+        return lambda: refuse(_cut_short())
+
+    def unread(self, error: Exception) -> Problem:
+        """The answer to a request that was given up before its head was whole, counted like any other answer."""
+        told = problem(error, self._named(Asked(())).decode())
+        self._count({"method": "", "path": ""}, told.status, 0.0)
+        return told
 
     def _named(self, asked: Asked) -> bytes:
         """The request's id: the client's own where it is one. Whatever is logged from now on carries it."""
@@ -156,12 +173,9 @@ class Door:
             log.error("request failed", method=scope["method"], path=_shown(scope), code=told.code, exc_info=error)
         return told
 
-    async def _refuse(self, error: Exception, request_id: str, scope: Scope, body: Body, answer: _Answer) -> None:
+    async def _refuse(self, error: Exception, request_id: str, scope: Scope, answer: _Answer) -> None:
         told = self._problem(error, request_id, scope)
-        headers = told.headers
-        if not body.ended:
-            headers = [*headers, (b"connection", b"close")]  # the rest of the body would have to be read first
-        await answer({"type": "http.response.start", "status": told.status, "headers": headers})
+        await answer({"type": "http.response.start", "status": told.status, "headers": told.headers})
         await answer({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else told.body})
 
     def _count(self, scope: Scope, status: int, seconds: float) -> None:
@@ -185,23 +199,26 @@ class Door:
 
 
 class _Answer:
-    """`send` for one request: adds the request id, remembers the status."""
+    """`send` for one request: adds the request id, and what keeps a browser from running an answer that is no page;
+    closes the connection when a body was left unread; remembers the status.
+    """
 
-    __slots__ = ("_request_id", "_send", "status")
+    __slots__ = ("_body", "_request_id", "_send", "status")
 
-    def __init__(self, request_id: bytes, send: Send) -> None:
-        self._request_id, self._send = request_id, send
+    def __init__(self, request_id: bytes, body: Body, send: Send) -> None:
+        self._request_id, self._body, self._send = request_id, body, send
         self.status = 0
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._request_id)]
+            headers = [*message.get("headers", ()), (b"x-request-id", self._request_id)]
+            names = {name.lower() for name, _ in headers}
+            headers += [field for field in (NO_SNIFF, POLICY) if field[0] not in names]  # a page says its own policy
+            if not self._body.ended:
+                headers.append(CLOSE)  # the rest of the body would have to be read first
+            message["headers"] = headers
         await self._send(message)
-
-
-def _raise(error: Exception) -> Answered:
-    raise error
 
 
 def _cut_short() -> OutcomeUnknown:

@@ -18,7 +18,7 @@ from lakebed.store.authority import AUTHORITY_KEY
 from lakebed.store.protocol import Store
 from lakebed.wire import json_answer
 
-STORE_CACHE_S = 1.0
+CACHE_S = 1.0  # anybody may ask, and each report asks every component, most of them the store
 RANK = {"ok": 0, "degraded": 1, "down": 2}
 
 Check = Callable[[], Awaitable[Health]]
@@ -47,11 +47,22 @@ class Examiner:
         self._authority = authority
         self._timeout_s = timeout_s
         self._started_at_ms = now_ms(context.clock)
+        self._known: Report | None = None
+        self._known_at_s = 0.0
+        self._asking: asyncio.Task[Report] | None = None
 
     async def report(self) -> Report:
+        """At most CACHE_S old; those who come while it is made share it."""
+        if self._known is not None and self._context.clock.monotonic_s() - self._known_at_s < CACHE_S:
+            return self._known
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._examine())
+        return await asyncio.shield(self._asking)
+
+    async def _examine(self) -> Report:
         found = await asyncio.gather(*(self._ask(check) for check in self._checks.values()))
         components = dict(zip(self._checks, found, strict=True))
-        return Report(
+        self._known = Report(
             status=max((health.status for health in found), key=RANK.__getitem__),
             node=self._context.node,
             version=__version__,
@@ -59,6 +70,8 @@ class Examiner:
             started_at_ms=self._started_at_ms,
             components=components,
         )
+        self._known_at_s = self._context.clock.monotonic_s()
+        return self._known
 
     async def _ask(self, check: Check) -> Health:
         try:
@@ -82,7 +95,7 @@ class StoreCheck:
         self._asking: asyncio.Task[Health] | None = None
 
     async def __call__(self) -> Health:
-        if self._known is not None and self._clock.monotonic_s() - self._known_at_s < STORE_CACHE_S:
+        if self._known is not None and self._clock.monotonic_s() - self._known_at_s < CACHE_S:
             return self._known
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask())

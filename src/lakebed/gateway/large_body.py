@@ -4,15 +4,20 @@ On the usual way a body is copied four times (loop, parser, cycle, request), whi
 else a gateway does. One that declares its length is read into a buffer of that length instead: behind its head the
 connection is handed over to `LargeBody`, which gives it back at the body's end. `receive` gives views on the buffer, so
 whoever wants the whole body joins nothing (`wire.whole_body`).
+
+The buffer goes with the answer, and no later: the cycle refers to the body, so the body refers to the cycle only weakly
+(two that hold each other wait for the garbage collector, megabytes each), and an answered cycle that waits for the next
+request of its connection has let go of it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import weakref
 from typing import Any, cast
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 LARGE_BYTES = 64 * 1024  # below it a packet or two bring everything
 LARGE_BYTES_MAX = 16 * 1024 * 1024  # a body beyond this is read as a stream
@@ -26,12 +31,13 @@ class LargeBody(asyncio.BufferedProtocol):
     """
 
     def __init__(self, http: HttpToolsProtocol, length: int) -> None:
-        self._http, self._cycle, self._flow = http, http.cycle, http.flow
+        self._http, self._cycle, self._flow = http, weakref.ref(http.cycle), http.flow
         self._length = length
         self._early = b""
         self._buffer: bytearray | None = None
         self._filled = self._given = 0
-        self._cycle.receive = self.receive  # type: ignore[method-assign, assignment]
+        http.cycle.receive = self.receive  # type: ignore[method-assign, assignment]
+        http.cycle.on_response = self._answered
 
     def take(self, data: bytes) -> None:
         if self._buffer is None:
@@ -47,30 +53,33 @@ class LargeBody(asyncio.BufferedProtocol):
         _hand(transport, self, paused=self._flow.read_paused)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        if self._buffer is None and self._cycle.response_complete:  # nobody looked at it: what still comes is dropped
+        if self._buffer is None and self._waiting() is None:  # nobody looks at it: what still comes is dropped
             return memoryview(bytearray(min(LARGE_BYTES, self._length - self._filled)))
         return memoryview(self._made())[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
         self._filled += nbytes
-        if self._filled == self._length:
-            self._cycle.more_body = False
-        elif self._filled - self._given > UNREAD_BYTES_MAX and not self._cycle.response_complete:
-            self._flow.pause_reading()
-        self._cycle.message_event.set()
+        cycle = self._waiting()
+        if cycle is not None:
+            if self._filled == self._length:
+                cycle.more_body = False
+            elif self._filled - self._given > UNREAD_BYTES_MAX:
+                self._flow.pause_reading()
+            cycle.message_event.set()
         if self._filled == self._length and self._reads():
             self._http.parser = httptools.HttpRequestParser(self._http)  # the old one still waits for this body
             _hand(self._http.transport, self._http, paused=self._flow.read_paused)
 
     async def receive(self) -> dict[str, Any]:
         """As the cycle's own, but what came is not copied."""
-        cycle = self._cycle
+        cycle = self._waiting()
+        if cycle is None:
+            return {"type": "http.disconnect"}
         if cycle.waiting_for_100_continue and not cycle.transport.is_closing():
             cycle.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             cycle.waiting_for_100_continue = False
-        if not cycle.response_complete:
-            self._made()
-        if not cycle.disconnected and not cycle.response_complete:
+        self._made()
+        if not cycle.disconnected:
             self._flow.resume_reading()
             await cycle.message_event.wait()
             cycle.message_event.clear()
@@ -79,6 +88,19 @@ class LargeBody(asyncio.BufferedProtocol):
         part = memoryview(self._buffer).toreadonly()[self._given : self._filled]
         self._given = self._filled
         return {"type": "http.request", "body": part, "more_body": cycle.more_body}
+
+    def _waiting(self) -> RequestResponseCycle | None:
+        """The cycle, while it is there and not answered."""
+        cycle = self._cycle()
+        return None if cycle is None or cycle.response_complete else cycle
+
+    def _answered(self) -> None:
+        cycle = self._cycle()
+        if cycle is not None:
+            del cycle.receive
+            cycle.on_response = self._http.on_response_complete
+        self._buffer, self._early = None, b""
+        self._http.on_response_complete()
 
     def _made(self) -> bytearray:
         if self._buffer is None:

@@ -1,8 +1,11 @@
-"""How much of a body is read, and how long it is waited for.
+"""How much of a body is read, how much of all bodies is held at once, and how long a body is waited for.
 
 A declared length over the limit is refused before a byte is asked for; an undeclared one is counted while it streams.
-A client that stops sending is given up after `gateway.body_timeout_s`, one that trickles after `gateway.body_total_s`.
-Either way the connection closes with the answer, because the rest of the body would have to be read to reuse it.
+All bodies under way share one budget, `gateway.bodies_bytes_max`: a declared length is taken from it before the body is
+read, an undeclared one as it grows, and all of it is given back when the request ends, however it ends.
+A client has to send RATE_BYTES_MIN a second on average over each `gateway.body_timeout_s`, and the whole body within
+`gateway.body_total_s`. Where a body is given up, the connection closes with the answer, because the rest of the body
+would have to be read to reuse it.
 """
 
 from __future__ import annotations
@@ -16,9 +19,13 @@ from starlette.routing import BaseRoute
 from starlette.types import Message, Receive, Scope
 
 from lakebed.clock import Clock
-from lakebed.errors import Invalid, TooLarge
+from lakebed.errors import Invalid, Overloaded, TooLarge
 from lakebed.gateway.settings import GatewaySettings
-from lakebed.wire import BODY_MARK
+from lakebed.metrics import Metrics
+from lakebed.wire import BODY_MARK, HELD_MARK
+
+RATE_BYTES_MIN = 1024  # a second; a slow agent's link brings ten times as much
+RETRY_AFTER_S = 1.0  # what a body of 64 MiB takes on a link of 512 Mbit/s
 
 
 class SlowBody(Invalid):
@@ -27,14 +34,46 @@ class SlowBody(Invalid):
     code = "slow_body"
 
 
-class Limits:
-    """The limits of one gateway: the setting, and what marked routes say instead."""
+class HeadTooLarge(Invalid):
+    """More bytes, or more lines, than the head of a request may have."""
 
-    def __init__(self, settings: GatewaySettings, clock: Clock) -> None:
+    code = "head_too_large"
+
+
+class Budget:
+    """Bytes of bodies that one gateway holds at once. What is taken is given back, once, by whoever took it."""
+
+    __slots__ = ("bytes_max", "held")
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.held = 0
+
+    def take(self, size: int) -> bool:
+        """False, and nothing taken, when there is no room."""
+        if self.held + size > self.bytes_max:
+            return False
+        self.held += size
+        return True
+
+    def give(self, size: int) -> None:
+        self.held -= size
+
+
+class Limits:
+    """The limits of one gateway: the settings, and what marked routes say instead."""
+
+    def __init__(self, settings: GatewaySettings, clock: Clock, metrics: Metrics | None = None) -> None:
         self.settings = settings
         self.clock = clock
+        self.budget = Budget(settings.bodies_bytes_max)
+        self.window_bytes = RATE_BYTES_MIN * settings.body_timeout_s
         self._default = settings.body_bytes_max
         self._largest = self._default
+        self._refused = None
+        if metrics is not None:
+            metrics.gauge("lakebed_http_body_bytes").set_function(lambda: self.budget.held)
+            self._refused = metrics.counter("lakebed_http_bodies_refused_total")
 
     def register(self, routes: Iterable[BaseRoute]) -> None:
         for route in routes:
@@ -50,16 +89,40 @@ class Limits:
         limit: int = getattr(endpoint, BODY_MARK, self._default)
         return limit
 
+    def held_of(self, endpoint: Any) -> int:
+        """How much of a body this route has in memory at once: all of it, unless it says that it streams."""
+        held: int = getattr(endpoint, HELD_MARK, self.of(endpoint))
+        return held
+
+    def hold(self, size: int) -> None:
+        """Takes so much more from the budget. Raises Overloaded when there is no room now."""
+        if not self.budget.take(size):
+            if self._refused is not None:
+                self._refused.inc()
+            raise Overloaded(
+                f"bodies of {self.budget.held} bytes are under way; {size} more would exceed "
+                f"gateway.bodies_bytes_max ({self.budget.bytes_max})",
+                retry_after_s=RETRY_AFTER_S,
+                hint="retry later, or send to another gateway",
+            )
+
 
 class Body:
-    """`receive` for one request, inside the limits. Once the body has ended, waiting has no limit."""
+    """`receive` for one request, inside the limits. Once the body has ended, waiting has no limit.
 
-    __slots__ = ("_deadline_s", "_limit", "_limits", "_receive", "_scope", "_seen", "declared", "ended")
+    `release` gives back what the body has taken from the budget: whoever makes a Body calls it at the request's end.
+    """
+
+    __slots__ = (
+        "_came", "_deadline_s", "_held", "_keeps", "_limit", "_limits", "_receive", "_scope", "_seen", "_waited_s",
+        "declared", "ended",
+    )  # fmt: skip
 
     def __init__(self, limits: Limits, scope: Scope, receive: Receive, declared: int | None) -> None:
         self._limits, self._scope, self._receive = limits, scope, receive
         self._limit = -1  # not known before the route is
-        self._seen = 0
+        self._seen = self._keeps = self._held = 0
+        self._came, self._waited_s = 0, 0.0  # since the rate was last found high enough: bytes, and time spent waiting
         self._deadline_s = 0.0
         self.declared = declared
         self.ended = declared == 0
@@ -73,6 +136,12 @@ class Body:
         self._count(message)
         return message
 
+    def release(self) -> None:
+        """Gives back what was taken from the budget. Harmless when called again."""
+        held, self._held, self.ended = self._held, 0, True
+        if held:
+            self._limits.budget.give(held)
+
     async def _next(self) -> Message:
         # A timeout costs more than all else here, and most bodies have already arrived: it is only set up when the
         # first step shows that there is something to wait for.
@@ -81,31 +150,58 @@ class Body:
             awaited = asking.send(None)
         except StopIteration as arrived:
             return cast(Message, arrived.value)
-        settings = self._limits.settings
-        left_s = self._deadline_s - self._limits.clock.monotonic_s()
+        clock, window_s = self._limits.clock, self._limits.settings.body_timeout_s
+        began_s = clock.monotonic_s()
+        # Only waiting counts: a route that is slow to ask for more does not make its client a slow one.
         try:
-            async with asyncio.timeout(min(settings.body_timeout_s, left_s)):
-                return await _go_on(asking, awaited)
+            async with asyncio.timeout(min(window_s - self._waited_s, self._deadline_s - began_s)):
+                message = await _go_on(asking, awaited)
         except TimeoutError:
-            raise SlowBody(
-                f"the body stopped after {self._seen} bytes",
-                hint=f"{settings.body_timeout_s:g} s may pass between bytes, {settings.body_total_s:g} s in all",
-                received_bytes=self._seen,
-            ) from None
+            raise self._slow() from None
+        self._waited_s += clock.monotonic_s() - began_s
+        if self._waited_s >= window_s and self._came + len(message.get("body", b"")) < self._limits.window_bytes:
+            raise self._slow()
+        return message
+
+    def _slow(self) -> SlowBody:
+        settings = self._limits.settings
+        return SlowBody(
+            f"the body is too slow: {self._seen} bytes came",
+            hint=f"send {RATE_BYTES_MIN} bytes a second over each {settings.body_timeout_s:g} s, and all of it within "
+            f"{settings.body_total_s:g} s",
+            received_bytes=self._seen,
+        )
 
     def _begin(self) -> None:
-        self._limit = self._limits.of(self._scope.get("endpoint"))
-        self._deadline_s = self._limits.clock.monotonic_s() + self._limits.settings.body_total_s
-        if self.declared is not None and self.declared > self._limit:
-            raise _too_large(self.declared, self._limit)
+        endpoint, limits = self._scope.get("endpoint"), self._limits
+        self._keeps = limits.held_of(endpoint)
+        self._limit = limits.of(endpoint)
+        if self._keeps >= self._limit:  # all of it is held: what the budget can never hold would be retried for ever
+            self._limit = min(self._limit, limits.budget.bytes_max)
+        self._deadline_s = limits.clock.monotonic_s() + limits.settings.body_total_s
+        if self.declared is not None:
+            if self.declared > self._limit:
+                raise _too_large(self.declared, self._limit)
+            self._hold(self.declared)
+
+    def _hold(self, size: int) -> None:
+        more = min(size, self._keeps) - self._held
+        if more > 0:
+            self._limits.hold(more)
+            self._held += more
 
     def _count(self, message: Message) -> None:
         if message["type"] == "http.disconnect":
             self.ended = True
             return
-        self._seen += len(message.get("body", b""))
+        came = len(message.get("body", b""))
+        self._seen += came
+        self._came += came
+        if self._came >= self._limits.window_bytes:
+            self._came, self._waited_s = 0, 0.0
         if self._seen > self._limit:
             raise _too_large(self._seen, self._limit)
+        self._hold(self._seen)
         self.ended = not message.get("more_body", False)
 
 

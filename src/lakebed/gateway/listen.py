@@ -17,17 +17,23 @@ from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from lakebed.errors import Unavailable
+from lakebed.errors import Invalid, Unavailable
 from lakebed.gateway.direct import DirectCycle, DirectRoutes
+from lakebed.gateway.door import CLOSE, NO_SNIFF, POLICY
 from lakebed.gateway.large_body import LargeBody, large_body
+from lakebed.gateway.limits import HeadTooLarge
+from lakebed.gateway.problems import problem
 from lakebed.gateway.settings import GatewaySettings
 from lakebed.logs import logger
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that it is they who close
 CORKED_BYTES_MAX = 64 * 1024  # a larger answer is sent as it is written, so that a slow reader holds it back
+HEAD_BYTES_MAX = 64 * 1024  # request line and headers; nginx takes 32 KiB, and browsers send all cookies of a host
+HEAD_LINES_MAX = 100  # headers; as Apache httpd
+LINGER_S, LINGER_BYTES_MAX = 2.0, 2 * 1024 * 1024  # a connection closed with unread bytes is reset, and the answer lost
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 log = logger("gateway")
@@ -141,8 +147,16 @@ class _Corked:
         return getattr(self._transport, name)
 
 
+class _HeadRefused(Exception):
+    """Stops the parser in the middle of what it was fed."""
+
+
 class _ImpatientProtocol(HttpToolsProtocol):
-    """Closes a connection that does not finish the head of its next request in time."""
+    """Closes a connection that does not finish the head of its next request in time, or within its limits.
+
+    The parser keeps what belongs to a head (and to the trailers of a chunked body) until it is whole, so bytes are
+    counted as they are fed: at most HEAD_BYTES_MAX, and one read, without a head's end or bytes of a body.
+    """
 
     head_timeout_s: float
     _in_head = True
@@ -152,6 +166,9 @@ class _ImpatientProtocol(HttpToolsProtocol):
     _direct: DirectCycle | None = None
     _idle_timer: asyncio.TimerHandle | None = None
     _active_s = 0.0
+    _fed = 0  # bytes since the last head was whole, or since the last bytes of a body
+    _refusal: HeadTooLarge | None = None
+    _refused = False  # the answer is sent: what still comes is dropped, for a moment
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -160,7 +177,14 @@ class _ImpatientProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._active_s = self.loop.time()
+        self._fed += len(data)
+        if self._refused:
+            if self._fed > LINGER_BYTES_MAX:
+                self.transport.close()
+            return
         super().data_received(data)
+        if self._fed > HEAD_BYTES_MAX and not self.transport.is_closing():
+            self._refuse(_head_too_large(f"more than {HEAD_BYTES_MAX} bytes"))
         if self._large is not None and not self.transport.is_closing():
             self._large.take_over(self.transport)
             self._large = None
@@ -176,6 +200,13 @@ class _ImpatientProtocol(HttpToolsProtocol):
         self.url, self.headers, self.expect_100_continue = b"", [], False
 
     def on_headers_complete(self) -> None:
+        if self._fed > HEAD_BYTES_MAX and _head_bytes(self) > HEAD_BYTES_MAX:
+            self._refusal = _head_too_large(f"more than {HEAD_BYTES_MAX} bytes")
+        elif len(self.headers) > HEAD_LINES_MAX:
+            self._refusal = _head_too_large(f"{len(self.headers)} headers, the limit is {HEAD_LINES_MAX}")
+        if self._refusal is not None:
+            raise _HeadRefused
+        self._fed = 0
         self._in_head = False
         self._direct = self.direct.cycle(self, self._rest) if self.direct is not None else None
         if self._direct is not None:
@@ -185,6 +216,7 @@ class _ImpatientProtocol(HttpToolsProtocol):
         self._large = large_body(self)
 
     def on_body(self, body: bytes) -> None:
+        self._fed = 0
         if self._direct is not None:
             self._direct.parts.append(body)
         elif self._large is not None:
@@ -193,6 +225,7 @@ class _ImpatientProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._fed = 0
         if self._direct is not None:
             self._start_direct(self._direct)
             self._direct = None
@@ -200,10 +233,19 @@ class _ImpatientProtocol(HttpToolsProtocol):
         super().on_message_complete()
         self._large = None
 
+    def send_400_response(self, msg: str) -> None:
+        refusal, self._refusal = self._refusal, None
+        self._refuse(refusal or Invalid("this is not HTTP/1.1", hint="send one request after the other, each whole"))
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_head()
-        if self._direct is not None:
+        if self._direct is not None:  # its body never came
             self._direct.arrived()
+            self._direct.share.give_back()
+        waiting: Any
+        for waiting, _ in self.pipeline:  # these are never started
+            if isinstance(waiting, DirectCycle):
+                waiting.share.give_back()
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         super().connection_lost(exc)
@@ -262,15 +304,44 @@ class _ImpatientProtocol(HttpToolsProtocol):
     def _go_the_usual_way(self) -> None:
         if self._direct is not None:
             direct, self._direct = self._direct, None
+            direct.share.give_back()
             self.cycle = cast(RequestResponseCycle, direct.before)
             self._start_usual()
             for part in direct.parts:
                 super().on_body(part)
 
+    def _refuse(self, error: Invalid) -> None:
+        """Answers what the parser could not, or may not, go on with, and closes."""
+        cycle: Any = self.cycle
+        under_way = cycle is not None and not cycle.response_complete
+        if under_way and (self._in_head or getattr(cycle, "response_started", False)):
+            self.transport.close()  # an answer now would be taken for that of an earlier request
+            return
+        if under_way:
+            cycle.disconnected = True  # nobody hears what its handler still says
+            cycle.message_event.set()
+        told = self.direct.door.unread(error) if self.direct is not None else problem(error, "")
+        packet = [STATUS_LINE[told.status]]
+        for name, value in (*self.server_state.default_headers, *told.headers, NO_SNIFF, POLICY, CLOSE):
+            packet += (name, b": ", value, b"\r\n")
+        self.transport.write_whole(b"".join([*packet, b"\r\n", told.body]))  # type: ignore[attr-defined]
+        self._refused, self._fed = True, 0
+        self._forget_head()
+        self.transport.write_eof()
+        self.loop.call_later(LINGER_S, self.transport.close)
+
     def _forget_head(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+
+def _head_bytes(http: HttpToolsProtocol) -> int:
+    return len(http.url) + sum(len(name) + len(value) + 4 for name, value in http.headers)
+
+
+def _head_too_large(how: str) -> HeadTooLarge:
+    return HeadTooLarge(f"the head of the request has {how}", hint="send fewer and shorter headers")
 
 
 @contextmanager

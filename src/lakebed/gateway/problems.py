@@ -5,6 +5,7 @@
 | Invalid | 400 | mend the request |
 | TooLarge, UnsupportedEncoding, Unprocessable | 413, 415, 422 | mend what the status names |
 | SlowBody | 408 | send faster, on a new connection |
+| HeadTooLarge | 431 | send fewer and shorter headers, on a new connection |
 | Unauthenticated, Denied | 401, 403 | send a key, another key |
 | NotFound | 404 | – |
 | Conflict, AlreadyExists, Stale, Fenced | 409 | read what stands, then decide |
@@ -29,7 +30,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from lakebed import errors
-from lakebed.gateway.limits import SlowBody
+from lakebed.gateway.limits import HeadTooLarge, SlowBody
 from lakebed.wire import decode_json
 
 __all__ = ["STATUSES", "Problem", "decode_json", "problem", "status_of"]
@@ -41,6 +42,7 @@ STATUSES: dict[type[errors.LakebedError], int] = {
     errors.UnsupportedEncoding: 415,
     errors.Unprocessable: 422,
     SlowBody: 408,
+    HeadTooLarge: 431,
     errors.NotFound: 404,
     errors.Denied: 403,
     errors.Unauthenticated: 401,

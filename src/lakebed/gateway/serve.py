@@ -12,9 +12,10 @@ import uvloop
 
 from lakebed.context import make_context
 from lakebed.gateway.app import build
-from lakebed.gateway.boot import boot
 from lakebed.gateway.listen import bind, listen, url_of
+from lakebed.gateway.path_watch import path_watch
 from lakebed.gateway.settings import GatewaySettings
+from lakebed.gateway.waiting import boot_when_ready
 from lakebed.logs import logger
 from lakebed.parts import components
 from lakebed.settings import Settings
@@ -39,7 +40,7 @@ class Ready(msgspec.Struct, frozen=True):
 def serve(settings: Settings, parts: Sequence[str] = (), *, ready: Callable[[Ready], None] = lambda _: None) -> None:
     """Serves the parts (all of them by default) until SIGTERM or SIGINT, then drains and returns.
 
-    Raises what `boot` and the components raise at start, before anything listens.
+    While the store is away it waits, answering 503. Raises what else `boot` and the components raise at start.
     """
     gc.set_threshold(*GC_THRESHOLDS)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -50,9 +51,11 @@ async def _serve(settings: Settings, parts: Sequence[str], ready: Callable[[Read
     gateway = settings.of(GatewaySettings)
     bound = bind(gateway.host, gateway.port)  # first: a port that is taken should be known at once
     context = make_context(settings, role="gateway")
-    authority = await boot(context, parts)
+    authority = await boot_when_ready(context, parts, bound)
+    if authority is None:
+        return
     served = components(context, parts)
-    app = build(context, served, authority=authority.authority_id)
+    app = build(context, [*path_watch(context, parts), *served], authority=authority.authority_id)
     said = Ready(
         url=url_of(bound),
         node=context.node,

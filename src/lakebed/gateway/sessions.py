@@ -30,7 +30,7 @@ class Session(msgspec.Struct, frozen=True):
     seal: str
 
     def is_sealed_by(self, digest: bytes) -> bool:
-        return hmac.compare_digest(self.seal, _seal(digest, self.claim))
+        return hmac.compare_digest(self.seal.encode(), _seal(digest, self.claim).encode())
 
 
 def issue(name: str, digest: bytes, *, now_s: int, nonce: str) -> str:
@@ -44,7 +44,9 @@ def read(value: str) -> Session | None:
     """What the value claims; None for what is no session of ours."""
     claim, _, seal = value.rpartition(".")
     fields = claim.split(".")
-    if len(value) > COOKIE_BYTES_MAX or len(fields) != 4 or fields[0] != "v1" or not fields[2].isdigit():
+    if not value.isascii() or len(value) > COOKIE_BYTES_MAX or len(fields) != 4 or fields[0] != "v1":
+        return None
+    if not fields[2].isdecimal():
         return None
     try:
         name = base64.urlsafe_b64decode(fields[1] + "=" * (-len(fields[1]) % 4)).decode()

@@ -15,10 +15,11 @@ import uvloop
 from lakebed.context import Context, Health, Worker, make_context
 from lakebed.errors import LakebedError
 from lakebed.gateway.app import build
-from lakebed.gateway.boot import boot
 from lakebed.gateway.listen import bind, listen, url_of
+from lakebed.gateway.path_watch import path_watch
 from lakebed.gateway.serve import Ready
 from lakebed.gateway.settings import GatewaySettings
+from lakebed.gateway.waiting import boot_when_ready
 from lakebed.logs import logger
 from lakebed.parts import workers
 from lakebed.settings import Settings
@@ -117,11 +118,13 @@ async def _work(settings: Settings, parts: Sequence[str], ready: Callable[[Ready
     gateway = settings.of(GatewaySettings)
     bound = bind(gateway.host, gateway.work_port)
     context = make_context(settings, role="work")
-    authority = await boot(context, parts)
+    authority = await boot_when_ready(context, parts, bound)
+    if authority is None:
+        return
     foremen = [Foreman(worker, context) for worker in workers(context, parts)]
     app = build(
         context,
-        [Crew(foremen)],
+        [*path_watch(context, parts), Crew(foremen)],
         authority=authority.authority_id,
         checks={foreman.name: foreman.health for foreman in foremen},
     )

@@ -35,6 +35,15 @@ STATUS_ROWS_MAX = 5000  # whatever ?limit= asks for
 DRY_RUN_KEYS_MAX = 100_000  # walked within one request; a larger bucket is judged over a listing
 
 
+# A policy is XML of whoever may put one over S3, served on the console's origin: it is never shown as a page, and runs
+# nothing if it is.
+STRANGERS_BYTES = {
+    "content-security-policy": "sandbox; default-src 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "content-disposition": 'attachment; filename="lifecycle.xml"',
+}
+
+
 class Decision(msgspec.Struct, frozen=True):
     """What is to become of a blocker."""
 
@@ -89,7 +98,8 @@ class LifecycleRoutes:
         async with opened(self._context) as site:
             text = await _in_force(site, bucket)
         tick_ns = await self._operator.last_tick_ns()
-        return Response(text, headers={LAST_TICK: _instant(tick_ns)} if tick_ns else None, media_type=XML)
+        told = {LAST_TICK: _instant(tick_ns)} if tick_ns else {}
+        return Response(text, headers={**STRANGERS_BYTES, **told}, media_type=XML)
 
     @operation("Mode, health and progress of a bucket's actions: ?limit=", answer=list[dict[str, Any]])
     async def _status(self, request: Request) -> Response:

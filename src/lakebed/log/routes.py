@@ -24,7 +24,18 @@ from lakebed.log.reader import Fetched
 from lakebed.log.steward import Segments
 from lakebed.log.writer import Outcome
 from lakebed.meta.protocol import Meta
-from lakebed.wire import Answered, Buffer, Call, Tell, answered, decode_json, direct, json_answer, operation
+from lakebed.wire import (
+    Answered,
+    Buffer,
+    Call,
+    Tell,
+    answered,
+    check_items,
+    decode_json,
+    direct,
+    json_answer,
+    operation,
+)
 
 SEGMENTS_MAX = 500  # in one answer: each compacted one is asked for its size
 PARTITION_BYTES = 1024 * 1024  # what one partition gives when a consume does not say
@@ -111,7 +122,8 @@ class LogRoutes:
                 for part, records in frame.decode(body)
             ]
         else:
-            wanted = decode_json(body, ProduceRequest).topic_partitions
+            wanted = decode_json(body, ProduceRequest, binary=frame.MEDIA_TYPE).topic_partitions
+            check_items(sum(len(part.records) for part in wanted), binary=frame.MEDIA_TYPE)
             asked = [contracts.to_chunk(part, limit) for part in wanted]
         self._check(call.principal, "produce", asked)
         return asked

@@ -14,6 +14,7 @@ import msgspec
 
 from lakebed.delta.log import fields_of
 from lakebed.delta.model import DataFile, TableSpec
+from lakebed.errors import Unavailable
 from lakebed.pipeline.tables.files import Batches, write_files
 from lakebed.pipeline.tables.location import Location
 from lakebed.pipeline.tables.merge import last_of_each
@@ -146,7 +147,10 @@ def fetch(filesystem: Any, location: Location, key: str) -> Any:
     with filesystem.open_input_file(location.path(key)) as source:
         if source.size() > PART_BYTES_MAX:
             raise BadManifest("part_too_large", f"{key} has {source.size()} bytes, more than {PART_BYTES_MAX}")
-        return source.read_buffer(source.size())
+        data = source.read_buffer(source.size())
+        if len(data) != source.size():  # not the part's fault: the job is tried again
+            raise Unavailable(f"{key}: {len(data)} of {source.size()} bytes were received")
+        return data
 
 
 def see(data: Any, asked: Asked, columns: Sequence[Column], keys: Sequence[str]) -> Seen:

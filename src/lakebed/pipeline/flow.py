@@ -17,7 +17,9 @@ from pyspark.sql import SparkSession
 from lakebed.context import Context
 from lakebed.delta import vacuum
 from lakebed.errors import NotFound
+from lakebed.logs import logger
 from lakebed.pipeline.bronze import Bronze, TableDone, Tick, table_name
+from lakebed.pipeline.bronze_settings import BronzeSettings
 from lakebed.pipeline.contract import Contract, read_contracts
 from lakebed.pipeline.flow_settings import FlowSettings
 from lakebed.pipeline.gold import Gold, GoldReport, Model, in_order, read_models
@@ -33,6 +35,8 @@ from lakebed.traces import traced
 
 LAYERS = ("bronze", "silver", "quarantine", "gold")
 R = TypeVar("R")
+
+log = logger("pipeline")
 
 
 class FlowReport(msgspec.Struct, frozen=True):
@@ -186,11 +190,16 @@ def _key(layer: str, org_id: str, project_id: str, name: str) -> str:
 async def sweep(context: Context) -> dict[str, int]:
     """Deletes the files that no kept version of any table refers to; gives how many, by table. Needs no Spark."""
     swept: dict[str, int] = {}
+    keep_s = max(vacuum.KEEP_S, context.settings.of(BronzeSettings).keep_versions_s)
     for layer in LAYERS:
         for org, project in await _projects(context.store, layer):
             for table in await context.store.children(f"tables/{layer}/{org}/{project}/"):
                 name = table_name(layer, org, project, table)
-                gone = await vacuum.sweep(context.store, f"tables/{name}", clock=context.clock)
+                try:
+                    gone = await vacuum.sweep(context.store, f"tables/{name}", clock=context.clock, keep_s=keep_s)
+                except vacuum.REFUSED as error:
+                    log.warning("a table was not vacuumed", table=name, error=error.message)
+                    continue
                 swept |= {name: gone} if gone else {}
     return swept
 

@@ -13,6 +13,7 @@ from lakebed.context import Context
 from lakebed.delta import history, vacuum
 from lakebed.delta.model import Snapshot, TableSpec
 from lakebed.errors import Invalid
+from lakebed.logs import logger
 from lakebed.pipeline.bronze_settings import BronzeSettings
 from lakebed.pipeline.lineage import Dataset, lineage_of
 from lakebed.pipeline.samples import NAME, QUARANTINE
@@ -28,6 +29,8 @@ from lakebed.store.settings import StoreSettings
 TICK_LAYERS = ("bronze", "silver", "quarantine", "gold")  # tables/<layer>/<org>/<project>/<table>
 JOINED_LAYERS = ("bronze",)  # of those: silver and gold are few files, written whole or by key
 AGED_BY = {"batches": "accepted_at", "topics": "_time"}  # the column that retention counts from
+
+log = logger("bronze")
 
 
 class Upkept(msgspec.Struct, frozen=True):
@@ -93,15 +96,21 @@ class Upkeep:
 
     async def _vacuum(self, only: str, dry_run: bool) -> list[Upkept]:
         store, clock = self._context.store, self._context.clock
+        keep_s = vacuum.checked(self._settings.keep_versions_s)
         done = []
         for name in _only(await names(store), only):
-            root, keep_s = f"tables/{name}", self._settings.keep_versions_s
-            keys = await vacuum.sweepable(store, root, clock=clock, keep_s=keep_s)
-            size = sum([(await store.head(key)).size for key in keys])
-            if keys and not dry_run:
-                await vacuum.sweep(store, root, clock=clock, keep_s=keep_s)
-            if keys:
-                done.append(Upkept(name, files_swept=len(keys), bytes_swept=size))
+            try:
+                found = await vacuum.sweepable(store, f"tables/{name}", clock=clock, keep_s=keep_s)
+            except vacuum.REFUSED as error:  # of this table alone
+                if only:
+                    raise
+                log.warning("a table was not vacuumed", table=name, error=error.message)
+                continue
+            if found and not dry_run:
+                await vacuum.delete(store, found)
+            if found:
+                size = sum(info.size for info in found)
+                done.append(Upkept(name, files_swept=len(found), bytes_swept=size))
         return done
 
     def _chosen(self, only: str, *, joined: bool) -> list[str]:

@@ -89,6 +89,33 @@ def remove(manifest: ProducerManifest, locations: Iterable[str]) -> tuple[Produc
     return after, after.cleanups
 
 
+def split(
+    manifest: ProducerManifest, location: str, pieces: Sequence[Append], *, now_ms: int
+) -> tuple[ProducerManifest, bool]:
+    """Puts the pieces of a pending batch at the end of the queue and takes the batch out, in one step.
+
+    Idempotent: a batch that is no longer pending was split before, and nothing is appended; the answer is False then.
+    Raises Outlived when a piece's generation is over. A full queue takes them: their entries were in it already.
+    """
+    manifest = complete(manifest)
+    if location not in manifest.pending:
+        return manifest, False
+    _demand_generation(manifest, pieces)
+    first = manifest.next_sequence
+    fresh = {
+        piece.location: Pending(first + index, piece.size_bytes, piece.count, now_ms)
+        for index, piece in enumerate(pieces)
+    }
+    after = replace(
+        manifest,
+        pending=(*[each for each in manifest.pending if each != location], *fresh),
+        entries={each: entry for each, entry in manifest.entries.items() if each != location} | fresh,
+        next_sequence=first + len(fresh),
+        cleanups=manifest.cleanups + 1,
+    )
+    return after, True
+
+
 def age(manifest: ProducerManifest, *, now_ms: int, horizon_ms: int) -> tuple[ProducerManifest, ProducerManifest]:
     """Raises the generation when the current one is a horizon old, forgetting the ingestors of those that are over."""
     if now_ms - manifest.generation_at_ms < horizon_ms:
@@ -112,7 +139,7 @@ def is_over(generation: int, current: int) -> bool:
     return generation <= current - GENERATIONS_KEPT
 
 
-def _admit(manifest: ProducerManifest, fresh: Sequence[Append], *, known: bool, pending_max: int) -> None:
+def _demand_generation(manifest: ProducerManifest, fresh: Sequence[Append]) -> None:
     for batch in fresh:
         if is_over(batch.generation, manifest.generation):
             raise Outlived(
@@ -120,6 +147,10 @@ def _admit(manifest: ProducerManifest, fresh: Sequence[Append], *, known: bool, 
                 hint="store the batch again under a fresh name",
                 generation=manifest.generation,
             )
+
+
+def _admit(manifest: ProducerManifest, fresh: Sequence[Append], *, known: bool, pending_max: int) -> None:
+    _demand_generation(manifest, fresh)
     if len(manifest.pending) + len(fresh) > pending_max:
         raise Overloaded(
             f"{len(manifest.pending)} batches are waiting, the limit is {pending_max}",

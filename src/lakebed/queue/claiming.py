@@ -141,6 +141,23 @@ def reject(
     return replace(consumer, troubles=consumer.troubles | {claimed.location: trouble}), trouble
 
 
+def abandoned(consumer: ConsumerManifest, pending: Collection[str]) -> list[str]:
+    """Claims of batches that were split and are no longer pending, left by a collector that died before its mark."""
+    doomed = [location for location, trouble in consumer.troubles.items() if trouble.bury]
+    return [location for location in doomed if location in consumer.claimed and location not in pending]
+
+
+def close_abandoned(
+    consumer: ConsumerManifest, locations: Iterable[str], *, now_ms: int
+) -> tuple[ConsumerManifest, None]:
+    """Marks those batches as done, whoever held them; the next clean-up removes them."""
+    for location in locations:
+        epoch = _epoch(consumer, location)
+        if epoch is not None:
+            consumer = _finish(consumer, location, Done(epoch, now_ms))
+    return consumer, None
+
+
 def release(consumer: ConsumerManifest, held: Mapping[str, int]) -> tuple[ConsumerManifest, None]:
     """Gives claims back, so that others need not wait for them to go stale. Those of others are left alone."""
     ours = {location for location, epoch in held.items() if _epoch(consumer, location) == epoch}

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 
 from lakebed.metrics import Metrics
+from lakebed.queue.claiming import abandoned
 from lakebed.queue.consumer import Consumer
 from lakebed.queue.producer import Producer
 from lakebed.store.protocol import Store
@@ -29,6 +30,11 @@ class Cleaner:
     async def clean(self) -> int:
         """Removes every batch that is done now; answers how many. Idempotent, and safe beside other cleaners."""
         manifest = await self._consumer.read()
+        if any(trouble.bury for trouble in manifest.troubles.values()):
+            # The producer manifest is read after the consumer's: what is claimed there and not pending here was split.
+            pending = frozenset((await self._producer.read()).pending)
+            await self._consumer.close_abandoned(abandoned(manifest, pending))
+            manifest = await self._consumer.read()
         if not manifest.done:
             return 0
         number = await self._producer.remove(manifest.done)

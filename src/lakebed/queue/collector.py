@@ -2,7 +2,8 @@
 
 It claims several at once and reads ahead, so a batch costs a fraction of a manifest write. Before a batch is handed
 out its claim is known to be fresh; if the collector was asleep for too long, it asks the manifest first.
-A batch that is missing or does not decode becomes a dead letter and never holds up the rest.
+A batch that is missing or does not decode becomes a dead letter and never holds up the rest, but only on evidence: a
+read that failed or was cut short is tried again. A batch of several entries that was rejected too often is split.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from lakebed.clock import Clock, now_ms
-from lakebed.errors import Corrupt, Fenced, LakebedError, NotFound
+from lakebed.errors import Corrupt, Fenced, LakebedError, NotFound, Unavailable
 from lakebed.ids import Ids
 from lakebed.logs import logger
 from lakebed.metrics import Metrics
@@ -23,14 +24,16 @@ from lakebed.queue.claiming import Outdated
 from lakebed.queue.cleaner import Cleaner
 from lakebed.queue.consumer import Consumer
 from lakebed.queue.dead_letters import DeadLetters
-from lakebed.queue.errors import Closed
+from lakebed.queue.errors import Closed, Short
 from lakebed.queue.model import Claimed, CollectedBatch, KeyValueEntry, ProducerManifest, Trouble
 from lakebed.queue.producer import Producer
 from lakebed.queue.settings import QueueSettings
+from lakebed.queue.splitter import Splitter
 from lakebed.queue.sweeper import Sweeper
 from lakebed.store.protocol import Store
 
 HEARTBEATS_PER_TIMEOUT = 3
+MISSING_S = 60.0  # a batch must be missing or short for so long: a replica may be behind, a volume server away
 FRESH_SHARE = 2 / 3  # of the timeout: what we call fresh ourselves; the rest is room for clocks that differ
 
 log = logger("queue")
@@ -44,6 +47,8 @@ class _Held:
         self.confirmed_s = confirmed_s
         self.reading: asyncio.Task[list[KeyValueEntry]] | None = None
         self.out = False
+        self.missing_s: float | None = None  # since when it was not there, or not whole
+        self.undecodable = False  # it was read whole once and did not decode
 
 
 class Collector:
@@ -66,6 +71,7 @@ class Collector:
         self._dead_letters = DeadLetters(
             settings, store, clock, ids=ids, metrics=metrics, producer=self._producer, consumer=self._consumer
         )
+        self._splitter = Splitter(settings, store, ids=ids, metrics=metrics, producer=self._producer)
         self._cleaner = Cleaner(store, self._producer, self._consumer, metrics)
         self._sweeper = Sweeper(settings, store, self._producer, self._dead_letters, metrics)
         self._sweep_due_s = 0.0
@@ -139,18 +145,19 @@ class Collector:
                 raise outcome
 
     async def reject(self, batch: CollectedBatch, reason: str) -> bool:
-        """Says that the batch could not be processed. It is delivered again, next; after too many rejections it
-        becomes a dead letter, and the answer is True. Raises Fenced when another collector took it over. When the
-        store cannot be reached it is delivered again all the same, though this rejection may not have been counted.
+        """Says that the batch could not be processed. It is delivered again, next. After too many rejections a batch
+        of one entry becomes a dead letter, and the answer is True; one of several entries is split, and its pieces come
+        again at the end of the queue. Raises Fenced when another collector took it over. When the store cannot be
+        reached it is delivered again all the same, though this rejection may not have been counted.
         """
         try:
             trouble = await self._consumer.reject(batch.claimed, reason)
             self._rejections.inc()
             if trouble.bury:
                 self._doom(batch.claimed, trouble)
-                await self._dead_letters.bury(batch.claimed, trouble)
+                dead = await self._set_aside(batch.claimed, trouble)
                 self._forget(batch.claimed)
-                return True
+                return dead
         except Fenced:
             self._fenced.inc()
             self._forget(batch.claimed)
@@ -209,19 +216,21 @@ class Collector:
 
     def _hold(self, claimed: Claimed, at_s: float) -> None:
         held = self._held[claimed.location] = _Held(claimed, at_s)
-        held.reading = self._fetching(claimed.location)
+        held.reading = self._fetching(claimed)
         self._claims.inc()
         if claimed.takeover:
             self._takeovers.inc()
             log.warning("took over a stale claim", location=claimed.location, sequence=claimed.sequence)
 
-    def _fetching(self, location: str) -> asyncio.Task[list[KeyValueEntry]]:
-        reading = asyncio.create_task(self._fetch(location))
+    def _fetching(self, claimed: Claimed) -> asyncio.Task[list[KeyValueEntry]]:
+        reading = asyncio.create_task(self._fetch(claimed))
         reading.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may ask for it
         return reading
 
-    async def _fetch(self, location: str) -> list[KeyValueEntry]:
-        data = (await self._store.get(location)).data
+    async def _fetch(self, claimed: Claimed) -> list[KeyValueEntry]:
+        data = (await self._store.get(claimed.location)).data
+        if len(data) < claimed.size_bytes:  # only what was received whole may be called corrupt
+            raise Short(f"{claimed.location!r} was read up to byte {len(data)} of {claimed.size_bytes}")
         decode = partial(codec.decode, data, bytes_max=self._settings.batch_bytes_max)
         return await asyncio.to_thread(decode) if len(data) > codec.APART_BYTES else decode()
 
@@ -232,11 +241,13 @@ class Collector:
             await self._bury(held)
             return None
         if held.reading is None:
-            held.reading = self._fetching(claimed.location)
+            held.reading = self._fetching(claimed)
         try:
             return CollectedBatch(await asyncio.shield(held.reading), claimed)
-        except (NotFound, Corrupt) as error:
-            await self._bury(held, f"{error.code}: {error.message}")
+        except (NotFound, Short, Corrupt) as error:
+            held.reading = None  # the next call reads again
+            if await self._is_certain(held, error):
+                await self._bury(held, f"{error.code}: {error.message}")
             return None
         except LakebedError:
             held.reading = None  # the next call reads again
@@ -246,6 +257,32 @@ class Collector:
                 raise Closed("the collector is closed") from None
             raise
 
+    async def _is_certain(self, held: _Held, error: LakebedError) -> bool:
+        """Whether the batch is known to be unreadable: twice whole and undecodable, or not there for a while.
+
+        Raises Unavailable until then, so that whoever asks for the next batch pauses; the claim is kept.
+        """
+        if isinstance(error, Corrupt):
+            held.undecodable, twice = True, held.undecodable
+            return twice
+        await self.heartbeat()
+        if self._held.get(held.claimed.location) is not held:
+            return False  # missing because another finished it
+        now_s = self._clock.monotonic_s()
+        held.missing_s = now_s if held.missing_s is None else held.missing_s
+        if now_s - held.missing_s >= MISSING_S:
+            return True
+        raise Unavailable(f"{held.claimed.location!r} cannot be read now: {error.message}") from error
+
+    async def _set_aside(self, claimed: Claimed, trouble: Trouble) -> bool:
+        """Splits the batch, or buries it when it cannot be split; True when it is a dead letter now."""
+        if await self._splitter.split(claimed, trouble.reason):
+            await self._consumer.ack(claimed)
+            return False
+        await self._dead_letters.bury(claimed, trouble)
+        log.error("a batch became a dead letter", location=claimed.location, reason=trouble.reason)
+        return True
+
     async def _bury(self, held: _Held, reason: str = "") -> None:
         """The decision is written down first, so that whoever comes after a crash buries it too."""
         trouble = held.claimed.trouble
@@ -253,8 +290,7 @@ class Collector:
             if trouble is None or not trouble.bury:
                 trouble = await self._consumer.reject(held.claimed, reason, last=True)
                 self._doom(held.claimed, trouble)
-            await self._dead_letters.bury(held.claimed, trouble)
-            log.error("a batch became a dead letter", location=held.claimed.location, reason=trouble.reason)
+            await self._set_aside(held.claimed, trouble)
         except Fenced:
             self._fenced.inc()  # missing because another finished it, or simply another's now
         self._forget(held.claimed)

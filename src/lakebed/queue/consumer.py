@@ -75,6 +75,13 @@ class Consumer:
             )
         )
 
+    async def close_abandoned(self, locations: Iterable[str]) -> None:
+        """Marks batches as done that were split and whose collector died before it could."""
+        gone = tuple(locations)
+        await self._register.change(
+            lambda manifest: claiming.close_abandoned(manifest, gone, now_ms=now_ms(self._clock))
+        )
+
     async def release(self, held: Mapping[str, int]) -> None:
         await self._register.change(lambda manifest: claiming.release(manifest, held))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lakebed.errors import Invalid, Stale
+from lakebed.errors import Invalid, Stale, Unavailable
 
 
 class Closed(Invalid):
@@ -15,3 +15,9 @@ class Outlived(Stale):
     """A batch was stored so long ago that the sweep may have removed it: store it again under a fresh name."""
 
     code = "outlived"
+
+
+class Short(Unavailable):
+    """Fewer bytes of a batch arrived than were stored: read it again."""
+
+    code = "short"

@@ -56,6 +56,12 @@ class Producer:
         )
         return after, (durable, after.generation)
 
+    async def split(self, location: str, pieces: Sequence[Append]) -> bool:
+        """Replaces a pending batch by its pieces, at the end of the queue, in one write. Idempotent."""
+        return await self._register.change(
+            lambda manifest: appending.split(manifest, location, pieces, now_ms=now_ms(self._clock))
+        )
+
     async def generation(self) -> int:
         """The generation to store a new batch in: what was last seen, read again before it can be over."""
         if self._clock.monotonic_s() >= self._generation_until_s:

@@ -22,7 +22,7 @@ from lakebed.queue.broker import Broker
 from lakebed.queue.model import DeadLetter, KeyValueEntry, QueueStatus
 from lakebed.queue.queue import Queue, names
 from lakebed.queue.settings import QueueSettings
-from lakebed.wire import decode_json, json_answer, operation
+from lakebed.wire import check_items, decode_json, json_answer, operation
 
 LETTERS_MAX = 1000  # dead letters in one answer
 
@@ -108,7 +108,9 @@ class QueueRoutes:
     def _entries(self, content_type: str, body: bytes) -> list[KeyValueEntry]:
         kind = content_type.partition(";")[0].strip().lower()
         if kind == "application/json":
-            return decode_json(body, list[KeyValueEntry])
+            entries = decode_json(body, list[KeyValueEntry], binary=codec.CONTENT_TYPE)
+            check_items(len(entries), binary=codec.CONTENT_TYPE)
+            return entries
         if kind == codec.CONTENT_TYPE:
             try:
                 return codec.decode(body, bytes_max=self._settings.ingest_bytes_max)

@@ -2,18 +2,20 @@
 
 A collector's process applies each batch to a table that remembers the batch's sequence, as an exactly-once consumer
 does. Asked after every step: what was called durable is still there until it is applied or a dead letter. Asked at
-each delivery: the claim is the manifest's own. Asked at the end: everything durable is in the table, once, in order.
+each delivery: the claim is the manifest's own. Asked at the end: everything durable is in the table, once, in order,
+but for entries that nobody can process, which are dead letters alone, and their neighbours, which come later.
 """
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from lakebed.errors import Fenced, LakebedError, NotFound, OutcomeUnknown, Overloaded, Unavailable
-from lakebed.queue import paths
+from lakebed.errors import Corrupt, Fenced, LakebedError, NotFound, OutcomeUnknown, Overloaded, Unavailable
+from lakebed.queue import codec, paths
 from lakebed.queue.collector import Collector
 from lakebed.queue.ingestor import Ingestor
 from lakebed.queue.model import Append, CollectedBatch, ConsumerManifest, Durable, KeyValueEntry, ProducerManifest
@@ -29,6 +31,7 @@ TIMEOUT_S = 6.0
 SKEW_S = 0.5
 PATIENCE_S = 600.0  # virtual seconds in which a healed world must come to rest
 POISON = b"poison"
+BAD = 0.04  # of the entries: no consumer can process them
 
 _PRODUCER = msgspec.json.Decoder(ProducerManifest)
 _CONSUMER = msgspec.json.Decoder(ConsumerManifest)
@@ -43,6 +46,9 @@ class Table:
         self.durable: dict[str, str] = {}  # entry → location
         self.refused: set[str] = set()  # entries whose caller was told that they are not in the queue
         self.poison: set[str] = set()  # locations that can only become dead letters
+        self.bad: set[str] = set()  # entries that no consumer can process
+        self.first: dict[str, str] = {}  # entry → the batch in which it was first enqueued
+        self._inside: dict[str, frozenset[str]] = {}  # location → its entries; a batch never changes
         self.applied: dict[int, tuple[str, list[str]]] = {}  # sequence → location and entries, in order of applying
         self.acks: set[str] = set()
         self.epochs: dict[str, int] = {}  # location → the newest claim under which it was delivered
@@ -64,6 +70,14 @@ class Table:
             found.add(msgspec.json.decode(stored.data)["location"])
         return found
 
+    def inside(self, location: str) -> frozenset[str]:
+        """The entries of a batch that is stored now, or was when it was last looked at."""
+        stored = self._world.peek(location)
+        if location not in self._inside and stored is not None:
+            with suppress(Corrupt):
+                self._inside[location] = frozenset(entry.key.decode() for entry in codec.decode(stored.data))
+        return self._inside.get(location, frozenset())
+
     def complaint(self) -> str | None:
         if self._world.trace[-1][3] in READS:
             return None
@@ -77,10 +91,19 @@ class Table:
         for location in producer.pending:
             if location not in consumer.done and self._world.peek(location) is None:
                 return f"{location} is pending and its data is gone"
+        for location in producer.pending:
+            for entry in self.inside(location):
+                self.first.setdefault(entry, location)
+        places = [*producer.pending, *dead]
+        held = frozenset().union(*map(self.inside, places)) if places else frozenset()
         for entry, location in self.durable.items():
-            if location not in finished and location not in producer.pending:
+            if location not in finished and location not in producer.pending and not self._rests(entry, held):
                 return f"{entry} was called durable, but {location} is neither pending nor finished"
         return None
+
+    def _rests(self, entry: str, held: frozenset[str]) -> bool:
+        """Whether an entry whose batch was split is in the queue, a dead letter or applied."""
+        return entry in held or any(entry in entries for _, entries in self.applied.values())
 
     def acked(self, batch: CollectedBatch) -> None:
         newest = self.epochs[batch.location]
@@ -103,21 +126,31 @@ class Table:
             self._world.check(same, f"sequence {batch.sequence} names two batches")
             return
         newest = max(self.applied, default=0)
+        late = batch.location not in self.producer().pending  # another has buried or split it since it was claimed
         self._world.check(
-            not ordered or batch.sequence > newest, f"sequence {batch.sequence} is applied first after {newest}"
+            late or not ordered or batch.sequence > newest, f"sequence {batch.sequence} is applied first after {newest}"
         )
+        if late:
+            return  # a consumer in order knows a later sequence; one in parallel is told in the docs to look
         self.applied[batch.sequence] = (batch.location, [entry.key.decode() for entry in batch.entries])
 
     def verdict(self) -> None:
         dead = self.dead()
         applied = [entry for _, (_, entries) in sorted(self.applied.items()) for entry in entries]
         self._world.check(len(set(applied)) == len(applied), "an entry is applied twice")
-        missing = {entry for entry, location in self.durable.items() if location not in dead} - set(applied)
+        buried = frozenset().union(*map(self.inside, dead)) if dead else frozenset()
+        missing = {entry for entry, location in self.durable.items() if location not in dead} - set(applied) - buried
         self._world.check(not missing, f"durable and never applied: {sorted(missing)[:5]}")
         self._world.check(self.poison <= dead, "a batch that nobody can read is neither delivered nor a dead letter")
         self._world.check(not self.refused & set(applied), "an entry is applied though its caller was told it was not")
+        self._world.check(self.bad.isdisjoint(applied), "an entry that nobody can process is applied")
+        mixed = [location for location in dead if len(self.inside(location)) > 1]
+        self._world.check(not mixed, f"entries became dead letters with their neighbours: {mixed[:3]}")
         last: dict[str, int] = {}
+        moved = {entry for place, entries in self.applied.values() for entry in entries if self.first[entry] != place}
         for entry in applied:
+            if entry in moved:
+                continue  # its batch was split: it comes later than its order says
             ingestor, place = self.asked[entry]
             self._world.check(last.get(ingestor, -1) < place, f"{entry} is out of its ingestor's order")
             last[ingestor] = place
@@ -238,6 +271,8 @@ async def _produce(world: World, process: Process, settings: QueueSettings, tabl
             for name in names:
                 table.asked[name] = (ingestor.id, place)
                 place += 1
+                if rng.random() < BAD:
+                    table.bad.add(name)
             watcher = await ingestor.ingest([KeyValueEntry(name.encode(), b"v" * rng.randint(0, 60)) for name in names])
             watching.append(asyncio.ensure_future(_watch(table, names, watcher)))
             await process.clock.sleep(rng.choice((0.0, 0.04, 0.2, 2.0)))
@@ -290,7 +325,7 @@ async def _consume(world: World, process: Process, settings: QueueSettings, tabl
         table.delivered(collector, batch)
         await process.clock.sleep(rng.choice((0.0, 0.0, 0.1, TIMEOUT_S * 1.5)))
         try:
-            if rng.random() < 0.05:
+            if rng.random() < 0.05 or any(entry.key.decode() in table.bad for entry in batch.entries):
                 await collector.reject(batch, "the dice say no")
                 continue
             table.apply(batch, ordered=ordered)

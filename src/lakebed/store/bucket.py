@@ -170,9 +170,9 @@ class BucketStore:
         """A write that has no condition to decide by: without an answer, it may have happened."""
         try:
             return await self._call(verb, key, call)
-        except errors.OutcomeUnknown:
-            raise
         except errors.Unavailable as error:
+            if type(error) is not errors.Unavailable:  # says more than that no answer came
+                raise
             raise errors.OutcomeUnknown(error.message, hint=error.hint, retry_after_s=error.retry_after_s) from error
 
     async def _call(self, verb: str, key: str, call: Callable[[], Awaitable[T]]) -> T:

@@ -65,16 +65,17 @@ class MemoryBucket:
         current = self.objects.get(key)
         if (current.etag if current else None) != instead_of:
             raise errors.Conflict(f"put {key!r}: the condition does not hold")
-        return Version(self._put(key, data).etag)
+        return Version(self.overwrite(key, data).etag)
 
     async def upload(self, key: str, chunks: AsyncIterator[bytes]) -> ObjectInfo:
-        return self._put(key, b"".join([chunk async for chunk in chunks]))
+        return self.overwrite(key, b"".join([chunk async for chunk in chunks]))
 
     async def delete(self, key: str) -> None:
         if self.objects.pop(key, None) is not None:
             self._order.remove(tuple(key.split("/")))
 
-    def _put(self, key: str, data: bytes) -> ObjectInfo:
+    def overwrite(self, key: str, data: bytes) -> ObjectInfo:
+        """Stores the bytes, whatever was there."""
         data = bytes(data)
         etag = f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
         info = ObjectInfo(key=key, size=len(data), etag=etag, modified_ms=now_ms(self._clock))

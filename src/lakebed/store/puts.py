@@ -158,7 +158,7 @@ class Answer:
         said = self.body.decode("utf-8", "replace")
         code = said.partition("<Code>")[2].partition("</Code>")[0] or said[:200]
         told = f"put {key!r}: {self.status} {code}".rstrip()
-        if self.status in (409, 412):
+        if self.status in (409, 412) or (self.status == 404 and code == "NoSuchKey"):  # 404: If-Match on a missing key
             return errors.Conflict(told)
         if self.status == 404:
             return errors.NotFound(told)

@@ -8,6 +8,7 @@ writes.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import datetime
 from typing import Any
 
@@ -70,12 +71,20 @@ class Reader:
             place = self._next(answer)
 
     def get(self, key: str, *, bytes_max: int) -> bytes:
-        """The object, whole. Raises NotFound, or Corrupt when it is larger than it can be."""
-        answer = self._ask(self._s3.get_object, Bucket=self._bucket, Key=self._root + key)
-        if answer["ContentLength"] > bytes_max:
-            answer["Body"].close()
-            raise Corrupt(f"{key!r} has {answer['ContentLength']} bytes, more than {bytes_max}")
-        return bytes(self._ask(answer["Body"].read))
+        """The object, whole. Raises NotFound, or Corrupt when it is larger than it can be.
+
+        A body that is cut short is asked for again; when no answer comes whole, Unavailable is raised.
+        """
+        return bytes(self._ask(self._whole, key=key, bytes_max=bytes_max))
+
+    def _whole(self, *, key: str, bytes_max: int) -> bytes:
+        answer = self._s3.get_object(Bucket=self._bucket, Key=self._root + key)
+        with closing(answer["Body"]) as body:
+            size = answer.get("ContentLength")
+            data: bytes = body.read() if size is not None and size <= bytes_max else body.read(bytes_max + 1)
+        if len(data) > bytes_max:
+            raise Corrupt(f"{key!r} has {size or 'more'} bytes, more than {bytes_max}")
+        return data
 
     def _list(self, prefix: str, place: dict[str, Any], **more: Any) -> Any:
         call = self._s3.list_object_versions if self._versions else self._s3.list_objects_v2
@@ -105,15 +114,23 @@ class Reader:
         )
 
     def _ask(self, call: Any, **arguments: Any) -> Any:
-        from botocore.exceptions import BotoCoreError, ClientError
+        """Calls boto3. An answer that does not come whole, or not as an answer, is asked for again.
 
-        try:
-            return call(**arguments)
-        except ClientError as error:
-            kind = KINDS.get(error.response.get("Error", {}).get("Code", ""), Unavailable)
-            raise kind(f"bucket {self._bucket!r}: {error}") from error
-        except BotoCoreError as error:
-            raise Unavailable(f"bucket {self._bucket!r}: {error}") from error
+        Everything here only reads, so a repeat is harmless. boto3 repeats requests that failed, not bodies.
+        """
+        from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.parsers import ResponseParserError
+
+        for left in reversed(range(self._settings.retries + 1)):
+            try:
+                return call(**arguments)
+            except ClientError as error:
+                kind = KINDS.get(error.response.get("Error", {}).get("Code", ""), Unavailable)
+                raise kind(f"bucket {self._bucket!r}: {error}") from error
+            except (BotoCoreError, ResponseParserError) as error:
+                if not left:
+                    raise Unavailable(f"bucket {self._bucket!r}: {error}") from error
+        raise AssertionError("the last try returns or raises")
 
 
 KINDS: dict[str, type[LakebedError]] = {

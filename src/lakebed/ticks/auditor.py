@@ -36,7 +36,7 @@ class Auditor:
         self._context, self._clock = context, context.clock
         self._settings = context.settings.of(TicksSettings)
         self._queue, self._committed, self._dispatched = queue, committed, dispatched
-        self._done: set[TickId] = set()
+        self._done: dict[TickId, int] = {}  # when the job of a finished tick ended, ms
         self._messages = context.metrics.gauge("lakebed_ticks_queue_messages")
         self._undispatched = context.metrics.gauge("lakebed_ticks_undispatched")
         self._lag = context.metrics.gauge("lakebed_ticks_lag_seconds")
@@ -58,12 +58,13 @@ class Auditor:
     async def undispatched(self, *, older_than_s: float = 0.0) -> Sequence[Undispatched]:
         """Every committed tick without a finished job, oldest first."""
         found: list[Undispatched] = []
+        replayed = await self._replayed()
         async for tick in self._committed.ticks():
-            if tick in self._done:
+            if self._done.get(tick, -1) >= replayed.get(tick, 0):
                 continue
             dispatched = await self._dispatched.get(tick)
             if dispatched is not None and dispatched.state == DONE:
-                self._remember(tick)
+                self._remember(tick, dispatched.at_ms)
                 continue
             row = await self._committed.get(tick)
             age_s = (now_ms(self._clock) - row.at_ms) / 1000 if row else 0.0
@@ -72,10 +73,18 @@ class Auditor:
                 found.append(Undispatched(row.org_id, row.project_id, row.tick_id, committed_at, age_s, state))
         return sorted(found, key=lambda each: -each.age_s)
 
-    def _remember(self, tick: TickId) -> None:
+    async def _replayed(self) -> dict[TickId, int]:
+        """When each tick was last replayed, by whichever process: a job that ended before that is not its last one."""
+        last: dict[TickId, int] = {}
+        async for info in self._context.store.list(f"{paths.REPLAYS}/"):
+            *of, name = info.key.removeprefix(f"{paths.REPLAYS}/").split("/")
+            last[TickId(*of)] = max(last.get(TickId(*of), 0), int(name.partition("-")[0]))
+        return last
+
+    def _remember(self, tick: TickId, at_ms: int) -> None:
         if len(self._done) >= REMEMBERED_MAX:
             self._done.clear()
-        self._done.add(tick)
+        self._done[tick] = at_ms
 
     async def resend(self, tick: TickId) -> str:
         """Sends the message of a committed tick again; a tick whose job is done is only dropped by the dispatcher."""
@@ -87,10 +96,9 @@ class Auditor:
         """
         message = await self._message(tick)
         note = {"at": iso(now_ms(self._clock)), "by": self._context.node, "reason": reason}
-        key = f"{paths.ROOT}/replays/{tick.path}/{now_ms(self._clock)}-{self._context.ids.token()}.json"
+        key = f"{paths.REPLAYS}/{tick.path}/{now_ms(self._clock)}-{self._context.ids.token()}.json"
         await self._context.store.create(key, msgspec.json.encode(note))
         await self._dispatched.clear(tick)
-        self._done.discard(tick)
         return await self._queue.send(msgspec.structs.replace(message, replay=True))
 
     async def find(self, tick_id: str, *, org_id: str = "", project_id: str = "") -> TickId:

@@ -9,6 +9,7 @@ from lakebed.tick_manifest import FILE_SEQ_MAX
 from lakebed.ticks.model import TickId
 
 ROOT = "ticks/v1"
+REPLAYS = f"{ROOT}/replays"  # one note for each replay by hand: <tick>/<ms>-<token>.json
 BRONZE_ROOT = "tables/bronze"
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?!\.)){0,126}")

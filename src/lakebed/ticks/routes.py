@@ -29,9 +29,10 @@ from lakebed.ticks.seams import Bronze
 from lakebed.ticks.settings import TicksSettings
 from lakebed.ticks.standing import ProjectStatus, project_status
 from lakebed.ticks.vault import Vault
-from lakebed.wire import body_limit, json_answer, operation, own_keys
+from lakebed.wire import body_limit, json_answer, operation, own_keys, streamed
 
 STREAM_BYTES_MAX = 4 * 1024**3  # what any setting may allow; ticks.part_bytes_max is the limit itself
+STREAM_HELD_BYTES = 40 * 1024 * 1024  # of a part: the store's client sends 4 pieces of 8 MiB and fills a fifth
 PART = "/v1/projects/{project_id}/ticks/{tick_id}/parts/{file_seq}"
 
 
@@ -75,6 +76,7 @@ class TicksRoutes:
 
     @own_keys
     @body_limit(STREAM_BYTES_MAX)
+    @streamed(STREAM_HELD_BYTES)
     @operation("Upload one part of a tick", media_type="application/json", answer=Stored)
     async def put(self, request: Request) -> Response:
         tick = await self._admitted(request)

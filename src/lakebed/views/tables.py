@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import io
 from typing import Any
-from urllib.parse import unquote
 
 import msgspec
 
 from lakebed.context import Context
 from lakebed.delta import history
 from lakebed.delta.log import LOG_FOLDER, change_of, decode, fields_of, log_key
-from lakebed.delta.model import NAME, DataFile, Snapshot
+from lakebed.delta.model import NAME, DataFile, Snapshot, key_of
 from lakebed.errors import Corrupt, NotFound
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
@@ -127,7 +126,7 @@ class Tables:
         small = [file for file in reversed(state.files) if file.size <= SAMPLE_FILE_BYTES_MAX and file.rows != 0]
         for file in small[:FILES_TRIED]:
             try:
-                data = (await self._store.get(f"{ROOT}{name}/{unquote(file.path)}")).data
+                data = (await self._store.get(key_of(f"{ROOT}{name}", file.path))).data
             except NotFound:
                 continue  # swept since
             return await asyncio.to_thread(_sample, data, file, names, min(count, SAMPLE_ROWS))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -53,6 +54,26 @@ def test_batches_come_back_oldest_boot_first_after_a_restart(tmp_path: Path) -> 
         ("boot-a", 5, 9),
         ("boot-m", 0, 0),
     ]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_batches_of_a_boot_come_back_in_order_whatever_order_the_folder_lists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """A folder lists its files in no order: after a restart twelve batches are sent as they were numbered."""
+    spool = open_spool(tmp_path)
+    spool.append([frame("boot-1", n, n) for n in range(12)])
+    spool.close()
+    real = os.scandir
+
+    def shuffled(folder: Path) -> list[os.DirEntry[str]]:
+        found = list(real(folder))
+        random.Random(seed).shuffle(found)
+        return found
+
+    monkeypatch.setattr(os, "scandir", shuffled)
+
+    assert [("boot-1", n, n) for n in range(12)] == waiting(open_spool(tmp_path, "boot-2"))
 
 
 def test_what_is_read_is_exactly_what_was_stored(tmp_path: Path) -> None:
@@ -133,6 +154,19 @@ def test_parked_batches_are_never_given_up_for_room(tmp_path: Path) -> None:
 
     assert (len(stored.stored), stored.dropped_batches, stored.dropped_samples) == (0, 1, 8)
     assert spool.parked_batches == 2
+
+
+def test_waiting_batches_are_not_given_up_when_that_makes_no_room(tmp_path: Path) -> None:
+    """Parked batches leave too little: the new batch is given up, and not every waiting one in vain before it."""
+    spool = open_spool(tmp_path, bytes_max=4 * BLOCK_BYTES, when_full="drop_oldest")
+    for entry in spool.append([frame("boot-1", n, n) for n in range(3)]).stored:
+        spool.park(entry, parked_for(entry))
+    spool.append([frame("boot-1", 3, 3)])
+
+    stored = spool.append([frame("boot-1", 4, 9, size=2 * BLOCK_BYTES)])
+
+    assert (0, 1, 6) == (len(stored.stored), stored.dropped_batches, stored.dropped_samples)
+    assert [("boot-1", 3, 3)] == waiting(spool)
 
 
 def test_damaged_bytes_are_refused_and_a_missing_file_is_said_to_be_gone(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 import pytest
@@ -182,6 +183,45 @@ async def test_the_steady_scan_follows_the_index_from_its_checkpoint_with_overla
     assert (later.checked, much_later.checked) == (1, 0)
 
 
+async def test_the_scan_shows_how_far_it_is_behind(
+    manual_clock: ManualClock, make_reconciler: Callable[..., Reconciler], metrics: Metrics
+) -> None:
+    """What was accepted while it ran has waited for as long as it ran."""
+
+    class Slow(MemoryStore):
+        async def children(self, prefix: str):  # type: ignore[no-untyped-def]
+            if prefix == paths.ACCEPTED_BY_TIME:
+                await manual_clock.advance(7)
+            return await super().children(prefix)
+
+    await make_reconciler(Slow(clock=manual_clock)).scan()
+
+    assert 7.0 == metrics.value("lakebed_batches_reconciler_lag_seconds")
+
+
+async def test_a_proof_never_goes_back(
+    manual_clock: ManualClock, make_reconciler: Callable[..., Reconciler], ids: Ids, metrics: Metrics
+) -> None:
+    """An audit that ends late, after a later one has, leaves the later one's proof and its successor alone."""
+    running: list[Audit] = []
+
+    class Overtaken(MemoryStore):
+        async def list(self, prefix: str, *, after: str = ""):  # type: ignore[no-untyped-def]
+            if prefix == paths.QUARANTINE and not running:
+                await manual_clock.advance(60)
+                now_ns = manual_clock.now_ns()
+                later = Audit(now_ns, now_ns, 1, 1, running_since_ns=now_ns)
+                running.append(later)
+                await reconciler.audits.change(lambda _: (later, None))
+            async for info in super().list(prefix, after=after):
+                yield info
+
+    reconciler = make_reconciler(Overtaken(clock=manual_clock))
+    await reconciler.audit()
+
+    assert running == [(await reconciler.audits.read()).value]
+
+
 async def test_a_missing_or_damaged_blob_is_marked_until_it_is_good_again(
     store: MemoryStore, manual_clock: ManualClock, make_reconciler: Callable[..., Reconciler]
 ) -> None:
@@ -205,10 +245,12 @@ async def test_a_missing_or_damaged_blob_is_marked_until_it_is_good_again(
     assert await keys(store, paths.REPAIRS) == []
 
 
+@pytest.mark.parametrize("agents", [3, 1], ids=["between two agents", "inside one boot"])
 async def test_an_audit_cut_off_is_resumed_from_its_cursor(
-    manual_clock: ManualClock, make_reconciler: Callable[..., Reconciler], monkeypatch: pytest.MonkeyPatch
+    manual_clock: ManualClock, make_reconciler: Callable[..., Reconciler], monkeypatch: pytest.MonkeyPatch, agents: int
 ) -> None:
-    """A crash in the middle loses no proof and repeats little: the next audit begins behind what was mended."""
+    """A crash in the middle loses no proof and repeats little: the next audit begins behind what was mended, wherever
+    among the batches of an agent that is."""
     monkeypatch.setattr("lakebed.batches.reconciler.SAVE_EVERY", 4)
 
     class Dying(MemoryStore):
@@ -223,7 +265,7 @@ async def test_an_audit_cut_off_is_resumed_from_its_cursor(
 
     store = Dying(clock=manual_clock)
     for n in range(12):
-        await accepted_without_aftermath(store, manual_clock, frame_of(n * 10, n * 10 + 9, agent=f"agent-{n % 3}"))
+        await accepted_without_aftermath(store, manual_clock, frame_of(n * 10, n * 10 + 9, agent=f"agent-{n % agents}"))
     with pytest.raises(Unavailable):
         await make_reconciler(store).audit()
     await manual_clock.advance(60)
@@ -263,6 +305,22 @@ async def test_a_quarantine_manifest_gets_its_reverse_reference_back(
 
     assert report.repaired["quarantine_by_blob"] == 1
     assert [reference] == await keys(store, paths.QUARANTINE_BY_BLOB)
+
+
+async def test_a_damaged_quarantine_manifest_still_keeps_its_blob(
+    store: MemoryStore, manual_clock: ManualClock, make_sweeper: Callable[..., Sweeper]
+) -> None:
+    """Its key names the blob: an audit restores the reference from it, so garbage collection keeps the bytes."""
+    accepted = await accepted_without_aftermath(store, manual_clock, frame_of())
+    refused = submit(frame_of(value=2.0))
+    await write_blob(store, refused)
+    await store.create(paths.quarantine_key(accepted.identity, refused.sha256), b"{")
+    await manual_clock.advance(HORIZON_S + 1)
+
+    report = await make_sweeper(store).sweep(dry_run=False)
+
+    assert {"keep": 2} == report.counts
+    assert refused.frame == (await store.get(refused.blob_key)).data
 
 
 # Garbage collection.
@@ -310,6 +368,31 @@ async def test_a_race_lost_with_other_bytes_is_garbage_after_the_horizon(
     assert report.counts == {"delete": 1, "keep": 1}
     assert [accepted.raw_blob_key] == await keys(store, paths.RAW_BLOBS)
     assert len(await keys(store, paths.GC_REPORTS)) == 1
+
+
+@pytest.mark.parametrize("source", ["all", "by_time"])
+async def test_a_quarantined_blob_is_kept_however_old_it_is(
+    store: MemoryStore,
+    manual_clock: ManualClock,
+    make_sweeper: Callable[..., Sweeper],
+    source: Literal["all", "by_time"],
+) -> None:
+    """The bytes of a conflict stay for whoever has to decide it, through a real sweep past the horizon."""
+    accepted = await accepted_without_aftermath(store, manual_clock, frame_of())
+    refused = submit(frame_of(value=2.0))
+    await write_blob(store, refused)
+    seen = acceptance.blob_seen(refused.sha256, manual_clock.now_ns())
+    await store.create(seen.key, seen.data)
+    await store_conflict(
+        store, acceptance.conflict(accepted, refused.sha256, at_ns=manual_clock.now_ns(), collector_id="c")
+    )
+    await manual_clock.advance(2 * 86400 + HORIZON_S)
+
+    report = await make_sweeper(store).sweep(dry_run=False, source=source)
+
+    assert {"keep": 2} == report.counts
+    assert "a quarantine manifest refers to it" in {row.reason for row in report.rows}
+    assert refused.frame == (await store.get(refused.blob_key)).data
 
 
 async def test_a_dry_run_says_what_it_would_delete_and_why_the_rest_is_kept(

@@ -318,6 +318,38 @@ def test_the_state_refuses_what_was_not_begun() -> None:
     assert (2, False, True, False) == (second.sequence, after.counts(1), after.counts(2), after.counts(3))
 
 
+async def test_what_one_generation_has_no_room_for_is_in_the_next_however_old_it_is(manual_clock: ManualClock) -> None:
+    """A backlog far behind the overlap is rolled up in pieces, and nothing of it is taken for settled before."""
+    store = MemoryStore(clock=manual_clock)
+    metrics = Metrics()
+    told = []
+    for agent in range(5):
+        held = some(agent, 0)
+        await accept(store, frame(f"agent-{agent}", 0, held), manual_clock.now_ns() - (7200 - agent) * SECOND_NS)
+        told += [(f"agent-{agent}", sample) for sample in held]
+
+    report = await make_roller(store, manual_clock, batches_max=2, metrics=metrics).run()
+
+    assert (3, 5, len(told)) == (report.generations, report.batches, report.samples)
+    assert 0.0 == metrics.value("lakebed_rollup_lag_seconds")
+    await agrees(store, manual_clock, told)
+
+
+async def test_the_roller_shows_how_far_it_is_behind(manual_clock: ManualClock) -> None:
+    """Time that passes while it works is time that it lags."""
+    store = MemoryStore(clock=manual_clock)
+    metrics = Metrics()
+    await accept(store, frame("a", 0, some(0, 0)), manual_clock.now_ns() - SECOND_NS)
+    job = Pausing(store)
+    running = asyncio.create_task(make_roller(store, manual_clock, job=job, metrics=metrics).run())
+    await job.reached.wait()
+    await manual_clock.advance(7)
+    job.go.set()
+    await running
+
+    assert 7.0 == metrics.value("lakebed_rollup_lag_seconds")
+
+
 async def test_the_index_leads_to_the_blobs_that_matter(manual_clock: ManualClock) -> None:
     """One series among fifty agents costs one blob, not fifty: counted in reads of the store."""
     store = MemoryStore(clock=manual_clock)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from batches_frames import START_NS, frame_of, submit
 from batches_gateway import collector
 from lakebed.batches import paths
 from lakebed.batches.model import Accepted, read_record
-from lakebed.batches.segments import Segments, pack
+from lakebed.batches.segments import HEAD, Segments, pack, records
+from lakebed.batches.spool import Spool
 from lakebed.clock import SystemClock
 from lakebed.errors import Conflict, Unavailable
 from lakebed.store.memory import MemoryStore
@@ -142,6 +144,172 @@ async def test_many_uploads_share_an_fsync(store: Switched, tmp_path: Path, monk
         await asyncio.gather(*(part.acceptor.accept(submit(frame_of(n * 10, n * 10 + 9))) for n in range(50)))
 
     assert syncs < 10
+
+
+async def test_an_answer_comes_after_its_record_is_on_the_disk(
+    store: Switched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When `accept` returns, the segment file was fsynced with the record in it, and its folder after it was made."""
+    synced: dict[str, bytes] = {}
+    real = os.fsync
+
+    def noted(handle: int) -> None:
+        real(handle)
+        path = Path(f"/proc/self/fd/{handle}").readlink()
+        synced[path.name] = path.read_bytes() if path.is_file() else b"".join(sorted(map(bytes, path.iterdir())))
+
+    monkeypatch.setattr(os, "fsync", noted)
+    async with collector(store, **spooling(tmp_path)) as (_, part):
+        for start in (0, 10):
+            await part.acceptor.accept(submit(frame_of(start, start + 9)))
+            (segment,) = tmp_path.glob("*.spool")
+            assert frame_of(start, start + 9) in synced[segment.name]
+            assert bytes(segment) in synced[tmp_path.name]
+
+
+class StalledDisk:
+    """Holds the first write to a new segment back, after its file was made."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self.go = threading.Event(), threading.Event()
+        real = Segments._sync_folder
+
+        def stalled(segments: Segments) -> None:
+            self.reached.set()
+            assert self.go.wait(60)
+            real(segments)
+
+        monkeypatch.setattr(Segments, "_sync_folder", stalled)
+
+
+async def test_a_sweep_leaves_the_segment_that_is_being_written(
+    store: Switched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first write to a new segment stalls, a sweep comes: what is acknowledged then is still on the disk."""
+    disk = StalledDisk(monkeypatch)
+    async with collector(store, **spooling(tmp_path)) as (_, part):
+        assert isinstance(part.acceptor, Spool)
+        upload = asyncio.create_task(part.acceptor.accept(submit(frame_of())))
+        await asyncio.to_thread(disk.reached.wait, 60)
+        await part.acceptor.sweep()
+        disk.go.set()
+        await upload
+
+        assert [frame_of()] == stored_frames(tmp_path)
+
+
+async def test_an_upload_given_up_while_it_is_written_takes_no_later_one_with_it(
+    store: Switched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client goes away during the write, a sweep comes: the segment stays, since the next upload goes into it."""
+    disk = StalledDisk(monkeypatch)
+    async with collector(store, **spooling(tmp_path)) as (_, part):
+        assert isinstance(part.acceptor, Spool)
+        upload = asyncio.create_task(part.acceptor.accept(submit(frame_of())))
+        await asyncio.to_thread(disk.reached.wait, 60)
+        upload.cancel()
+        await asyncio.gather(upload, return_exceptions=True)
+        part.acceptor.waiting()
+        await part.acceptor.sweep()
+        disk.go.set()
+        await part.acceptor.accept(submit(frame_of(10, 19)))
+
+        assert frame_of(10, 19) in stored_frames(tmp_path)
+
+
+def stored_frames(folder: Path) -> list[bytes]:
+    """What a collector would find on this disk after a crash now."""
+    found = []
+    for path in sorted(folder.glob("*.spool")):
+        data = path.read_bytes()
+        for record in records(data):
+            start = record.offset + HEAD.size
+            found.append(data[start : start + record.frame_bytes])
+    return found
+
+
+async def test_a_batch_that_was_written_twice_counts_once_after_a_restart(store: Switched, tmp_path: Path) -> None:
+    """An upload that was given up and sent again left two records: the room they take is free when it has landed."""
+    (tmp_path / f"{1:020d}.spool").write_bytes(pack(frame_of(), 1, "a") + pack(frame_of(), 2, "b"))
+    store.down = False
+    async with collector(store, **spooling(tmp_path)) as (_, part):
+        assert isinstance(part.acceptor, Spool) and part._lander is not None
+        held_bytes = part.acceptor._bytes
+        await part._lander.land()
+
+        assert len(pack(frame_of(), 1, "a")) == held_bytes
+        assert 0 == part.acceptor._bytes
+
+
+def test_a_segment_whose_folder_could_not_be_synced_is_not_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name may be lost with the power: the next append makes a new segment and syncs the folder again."""
+    segments = Segments(tmp_path)
+    real, calls = Segments._sync_folder, 0
+
+    def failing(one: Segments) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise OSError("the folder cannot be synced")
+        real(one)
+
+    monkeypatch.setattr(Segments, "_sync_folder", failing)
+    with pytest.raises(OSError, match="synced"):
+        segments.append([pack(frame_of(), 1, "a")])
+    number, start = segments.append([pack(frame_of(), 1, "a")])
+
+    assert (2, 2, 0) == (calls, number, start)
+    segments.close()
+
+
+async def test_a_sync_that_fails_accepts_nothing_and_the_next_upload_goes_on(
+    store: Switched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was answered 503 is not on the disk after a crash; uploads that were waiting behind it are written."""
+    monkeypatch.setattr("lakebed.batches.spool.GROUP_MAX", 1)
+    real, broken = os.fsync, True
+
+    def failing(handle: int) -> None:
+        path = Path(f"/proc/self/fd/{handle}").readlink()
+        if broken and path.suffix == ".spool" and path.stat().st_size:
+            raise OSError("the disk cannot be synced")
+        real(handle)
+
+    async with collector(store, **spooling(tmp_path)) as (_, part):
+        await part.acceptor.accept(submit(frame_of()))
+        monkeypatch.setattr(os, "fsync", failing)
+        broken = True
+        refused = await asyncio.gather(
+            *(part.acceptor.accept(submit(frame_of(n, n + 9))) for n in (10, 20)), return_exceptions=True
+        )
+        broken = False
+        await part.acceptor.accept(submit(frame_of(30, 39)))
+
+        assert [Unavailable, Unavailable] == [type(each) for each in refused]
+        assert [frame_of(), frame_of(30, 39)] == stored_frames(tmp_path)
+
+
+async def test_one_damaged_record_does_not_hold_the_others_back(store: Switched, tmp_path: Path) -> None:
+    """What can be landed is landed and the damage is reported; a query says that something is missing."""
+    store.down = False
+    async with collector(store, **spooling(tmp_path), live_bytes_max=0) as (client, part):
+        for n in range(20):
+            assert 200 == (await client.post("/v1/batches", content=frame_of(n * 10, n * 10 + 9))).status_code
+        (segment,) = tmp_path.glob("*.spool")
+        data = bytearray(segment.read_bytes())
+        data[HEAD.size + 60] ^= 0xFF
+        segment.write_bytes(bytes(data))
+        answer = (await client.get(f"/v1/query/range?{WINDOW}")).json()
+        assert part._lander is not None
+        with pytest.raises(Unavailable, match="cannot be read back"):
+            await part._lander.land()
+
+    assert (19, True) == (answer["sources"]["spool"], answer["partial"])
+    assert "1 accepted batches cannot be read: see repairs" in answer["why_partial"]
+    assert 19 == len([info async for info in store.list(paths.ACCEPTED)])
+    assert [segment] == list(tmp_path.glob("*.spool"))
 
 
 def test_a_spool_has_one_owner(tmp_path: Path) -> None:

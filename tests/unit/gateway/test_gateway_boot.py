@@ -14,7 +14,7 @@ from lakebed.gateway.boot import boot, needs_proof, proven
 from lakebed.parts import Part
 from lakebed.settings import load
 from lakebed.store.memory import MemoryBucket, MemoryStore
-from lakebed.store.prover import REPORTS
+from lakebed.store.prover import REPORTS, SCRATCH
 from support.careless import careless_store
 
 WRITER = Part("writer", "writes under conditions", component="nowhere:component")
@@ -74,14 +74,40 @@ async def test_a_store_that_was_mended_is_raced_again() -> None:
     assert len(await reports(context)) == 2
 
 
-@pytest.mark.parametrize("flags", [{"gateway.prove": "never"}, {"gateway.read_only": "true"}])
-async def test_no_proof_is_asked_for_when_told_or_when_nothing_is_written(flags: dict[str, str]) -> None:
-    """A read-only gateway and one that was told not to leave the store alone."""
-    context = context_on(careless_store(context_with().clock), **flags)
+async def test_no_proof_is_asked_for_when_nothing_is_written() -> None:
+    """A read-only gateway leaves the store alone."""
+    context = context_on(careless_store(context_with().clock), **{"gateway.read_only": "true"})
 
     await boot(context)
 
     assert await reports(context) == []
+
+
+async def test_no_race_is_run_when_told_but_the_path_is_still_checked() -> None:
+    """`gateway.prove = "never"` saves the race of a good store; it never lets a bad one in."""
+    never = {"gateway.prove": "never"}
+    good = context_on(MemoryStore(clock=context_with().clock), **never)
+
+    await boot(good)
+
+    assert await reports(good) == []
+    with pytest.raises(Invalid, match="stale_replace_is_refused"):
+        await boot(context_on(careless_store(context_with().clock), **never))
+
+
+async def test_a_proof_that_was_made_through_another_endpoint_is_not_enough() -> None:
+    """The bucket was proven; the path of this process ignores conditions: it does not start."""
+    good = context_on(MemoryStore(clock=context_with().clock))
+    await boot(good)
+    stripping = careless_store(context_with().clock)
+    async for info in good.store.list(""):
+        await stripping.create(info.key, (await good.store.get(info.key)).data)
+
+    with pytest.raises(Invalid, match="second_create_is_refused") as caught:
+        await boot(context_on(stripping))
+
+    assert "If-None-Match" in caught.value.hint
+    assert [info.key async for info in stripping.list(SCRATCH)] == []
 
 
 def test_only_parts_that_write_need_a_proof() -> None:

@@ -171,3 +171,28 @@ async def test_metrics_need_a_right(make: Make, ask: Ask) -> None:
 
     assert (await ask(app, "GET", "/metrics", headers={"x-api-key": "0123456789abcdef-agent"})).status_code == 403
     assert (await ask(app, "GET", "/metrics", headers={"x-api-key": "0123456789abcdef-scraper"})).status_code == 200
+
+
+async def test_strangers_who_ask_often_cost_one_report_a_second(make: Make, ask: Ask) -> None:
+    """However many ask, every component is asked once a second: those who come meanwhile share the answer."""
+    clock = ManualClock()
+
+    class Counted(Sample):
+        asked = 0
+
+        async def health(self) -> Health:
+            self.asked += 1
+            await asyncio.sleep(0)
+            return self.told if isinstance(self.told, Health) else Health("down")
+
+    part = Counted()
+    app = await claimed(make([part], clock=clock))
+
+    await asyncio.gather(*(ask(app, "GET", "/healthz") for _ in range(20)))
+    await ask(app, "GET", "/health")
+    first, part.told = part.asked, Health("degraded")
+    await clock.advance(1.1)
+    later = await ask(app, "GET", "/healthz")
+
+    assert (first, part.asked) == (1, 2)
+    assert later.json()["status"] == "degraded"

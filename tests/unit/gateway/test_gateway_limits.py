@@ -13,8 +13,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from lakebed.clock import ManualClock
 from lakebed.gateway.app import Gateway
-from lakebed.wire import body_limit
+from lakebed.settings import Contradiction
+from lakebed.wire import body_limit, streamed
 
 Make = Callable[..., Gateway]
 
@@ -204,3 +206,196 @@ async def test_a_refused_request_whose_body_was_not_read_closes_the_connection(m
 
     assert (unread.status, unread.closes) == (404, True)
     assert (bodiless.status, bodiless.closes) == (404, False)
+
+
+class Slow(Exchange):
+    """Each chunk arrives `pause_s` after it was asked for, by the clock that the gateway reads."""
+
+    def __init__(self, clock: ManualClock, pause_s: float, path: str, headers: Any, chunks: list[bytes]) -> None:
+        super().__init__(path, headers, chunks)
+        self._clock, self._pause_s = clock, pause_s
+
+    async def receive(self) -> Any:
+        await asyncio.sleep(0)
+        await self._clock.advance(self._pause_s)
+        return await super().receive()
+
+
+async def test_a_body_that_drips_is_given_up_by_its_rate(make: Make) -> None:
+    """A byte a second keeps no connection: 408 and a close once `body_timeout_s` have passed below the minimum rate."""
+    clock = ManualClock()
+    drip = Slow(clock, 1.0, "/sample", [(LENGTH, b"600")], [b"x"] * 600)
+
+    await drip.through(make(clock=clock, body_timeout_s=20.0))
+
+    assert (drip.status, drip.closes, drip.problem["code"]) == (408, True, "slow_body")
+    assert drip.asked == 20
+
+
+async def test_a_slow_link_passes(make: Make) -> None:
+    """10 KB/s for five minutes, with a pause of 15 s in between, is slow and not too slow."""
+    clock = ManualClock()
+    link = Slow(clock, 1.0, "/sample", [(LENGTH, b"3000000")], [b"x" * 10_000] * 300)
+
+    class Paused(Slow):
+        async def receive(self) -> Any:
+            if self.asked == 100:
+                await asyncio.sleep(0)
+                await clock.advance(15.0)
+            return await super().receive()
+
+    paused = Paused(clock, 1.0, "/sample", [CHUNKED], [b"x" * 10_000] * 300)
+
+    app = make(clock=clock, body_timeout_s=20.0)
+
+    assert [200, 200] == [(await each.through(app)).status for each in (link, paused)]
+
+
+async def test_a_route_that_is_slow_itself_does_not_make_its_client_slow(make: Make) -> None:
+    """Time between two questions for more is the route's own: only waiting for the client counts."""
+    clock = ManualClock()
+
+    async def slow_route(request: Request) -> Response:
+        async for _ in request.stream():
+            await clock.advance(15.0)
+        return Response("done")
+
+    app = make([Sample(more=[Route("/slow", slow_route, methods=["POST"])])], clock=clock, body_timeout_s=20.0)
+
+    assert (await Slow(clock, 0.1, "/slow", [CHUNKED], [b"x"] * 20).through(app)).status == 200
+
+
+class Held(Exchange):
+    """A body whose last byte is not sent before it is told to."""
+
+    def __init__(self, headers: Any, chunks: list[bytes], last: str = "end") -> None:
+        super().__init__("/sample", headers, chunks, last)
+        self.go, self.waits = asyncio.Event(), asyncio.Event()
+
+    async def receive(self) -> Any:
+        if self.asked and len(self.chunks) <= 1:
+            self.waits.set()
+            await self.go.wait()
+        return await super().receive()
+
+
+async def test_bodies_under_way_share_one_budget(make: Make) -> None:
+    """What does not fit is 503 with Retry-After, before a byte is read when it is declared and as it grows when not;
+    when the others are done there is room again.
+    """
+    app = make(body_bytes_max=60, bodies_bytes_max=100)
+    held = Held([(LENGTH, b"60")], [b"x" * 30, b"x" * 30])
+    running = asyncio.create_task(held.through(app))
+    await held.waits.wait()
+
+    declared = await Exchange("/sample", [(LENGTH, b"41")], [b"x" * 41]).through(app)
+    fits = await Exchange("/sample", [(LENGTH, b"40")], [b"x" * 40]).through(app)
+    grows = await Exchange("/sample", [CHUNKED], [b"x" * 20, b"x" * 20, b"x" * 20]).through(app)
+    held.go.set()
+    await running
+    after = await Exchange("/sample", [(LENGTH, b"60")], [b"x" * 60]).through(app)
+
+    assert (declared.status, declared.asked, declared.closes) == (503, 0, True)
+    assert (declared.problem["code"], (b"retry-after", b"1") in declared.sent[0]["headers"]) == ("overloaded", True)
+    assert (fits.status, grows.status, grows.asked) == (200, 503, 3)
+    assert (held.status, after.status) == (200, 200)
+    assert app.state.context.metrics.value("lakebed_http_bodies_refused_total") == 2
+    assert app.state.context.metrics.value("lakebed_http_body_bytes") == 0
+
+
+async def test_a_body_that_could_never_fit_is_413(make: Make) -> None:
+    """Waiting would not help, so nobody is told to wait: declared, or as it grows."""
+
+    @body_limit(1000)
+    async def large(request: Request) -> Response:
+        return Response(str(len(await request.body())))
+
+    routes = [Route("/large", large, methods=["POST"])]
+    app = make([Sample(more=routes)], body_bytes_max=60, bodies_bytes_max=100)
+
+    declared = await Exchange("/large", [(LENGTH, b"101")], [b"x" * 101]).through(app)
+    grows = await Exchange("/large", [CHUNKED], [b"x" * 60, b"x" * 60]).through(app)
+
+    assert (declared.status, grows.status) == (413, 413)
+    assert app.state.context.metrics.value("lakebed_http_body_bytes") == 0
+
+
+async def test_a_route_that_streams_takes_what_it_holds_and_no_more(make: Make) -> None:
+    """A stream longer than the whole budget passes, and takes its share while it does."""
+    seen: list[float] = []
+
+    @body_limit(10_000)
+    @streamed(40)
+    async def stream(request: Request) -> Response:
+        size = 0
+        async for chunk in request.stream():
+            size += len(chunk)
+            seen.append(app.state.context.metrics.value("lakebed_http_body_bytes"))
+        return Response(str(size))
+
+    routes = [Route("/stream", stream, methods=["POST"])]
+    app = make([Sample(more=routes)], body_bytes_max=60, bodies_bytes_max=100)
+
+    declared = await Exchange("/stream", [(LENGTH, b"500")], [b"x" * 50] * 10).through(app)
+    chunked = await Exchange("/stream", [CHUNKED], [b"x" * 30] * 10).through(app)
+
+    assert (declared.status, chunked.status) == (200, 200)
+    assert (seen[:10], 30 in seen, max(seen)) == ([40] * 10, True, 40)
+    assert app.state.context.metrics.value("lakebed_http_body_bytes") == 0
+
+
+@pytest.mark.parametrize(
+    ("headers", "chunks", "last", "options"),
+    [
+        ([CHUNKED], [b"abc"], "leaves", {}),
+        ([(LENGTH, b"9")], [b"abc"], "leaves", {}),
+        ([(LENGTH, b"9")], [b"abc"], "stalls", {"body_timeout_s": 0.02}),
+        ([CHUNKED], [b"x" * 50, b"x" * 50], "end", {"body_bytes_max": 60, "bodies_bytes_max": 80}),
+        ([(LENGTH, b"3")], [b"x" * 20], "end", {"body_bytes_max": 10, "bodies_bytes_max": 80}),
+    ],
+    ids=["leaves", "leaves early", "stalls", "too large", "lies"],
+)
+async def test_what_a_body_took_is_given_back_however_it_ends(
+    make: Make, headers: Any, chunks: list[bytes], last: str, options: dict[str, Any]
+) -> None:
+    """Refused, gone, given up or wrong: the budget is whole again."""
+    app = make(**options)
+
+    await Exchange("/sample", headers, chunks, last).through(app)
+
+    assert app.state.context.metrics.value("lakebed_http_body_bytes") == 0
+
+
+async def test_what_a_cancelled_request_took_is_given_back(make: Make) -> None:
+    """A drain that is over ends requests in the middle of their bodies."""
+    app = make(body_bytes_max=60, bodies_bytes_max=100)
+    held = Held([(LENGTH, b"60")], [b"x" * 30, b"x" * 30])
+    running = asyncio.create_task(held.through(app))
+    await held.waits.wait()
+    assert app.state.context.metrics.value("lakebed_http_body_bytes") == 60
+
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    assert app.state.context.metrics.value("lakebed_http_body_bytes") == 0
+
+
+def test_a_largest_body_over_the_budget_is_a_contradiction(make: Make) -> None:
+    """Such a body could never be taken: said at start."""
+    with pytest.raises(Contradiction):
+        make(body_bytes_max=101, bodies_bytes_max=100)
+
+
+async def test_an_answer_that_did_not_read_its_body_closes_the_connection(make: Make) -> None:
+    """Otherwise a client could go on dripping it for ever, on a request that was answered long ago."""
+    done = await Exchange("/sample", [(LENGTH, b"5")], [b"hello"], "end").through(make([Sample(more=[UNREAD])]))
+    unread = await Exchange("/unread", [(LENGTH, b"5")], [b"hello"], "end").through(make([Sample(more=[UNREAD])]))
+
+    assert (done.status, done.closes, unread.status, unread.closes) == (200, False, 200, True)
+
+
+async def _unread(request: Request) -> Response:
+    return Response("not read")
+
+
+UNREAD = Route("/unread", _unread, methods=["POST"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from lifecycle_harness import Harness
 from lifecycle_makers import rule
@@ -9,6 +11,7 @@ from lifecycle_makers import rule
 from lakebed.errors import Corrupt, Unavailable
 from lakebed.ids import Ids
 from lakebed.lifecycle import ledger_table, paths
+from lakebed.lifecycle.ledger import Ledger
 from lakebed.lifecycle.ledger_table import LedgerTable, Mover
 from lakebed.lifecycle.state import Fold
 from lakebed.store.memory import MemoryStore
@@ -43,6 +46,46 @@ async def test_rows_are_the_same_before_and_after_they_were_moved() -> None:
     assert one == await world.ledger("b", "k1")
     assert ["", "DELETED"] == [row.outcome for row in one]
     assert 0 == await Mover(world.shelf).run()
+
+
+async def test_rows_that_are_moved_while_they_are_read_are_told_once() -> None:
+    """The segment was listed and is gone when it is read: its rows are in the table by then."""
+    world = await lived()
+    before = await world.ledger("b")
+
+    class Moving:
+        moved = False
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(world.store, name)
+
+        async def get(self, key: str) -> Any:
+            if not self.moved and key.startswith(paths.ledger_folder("b")):
+                self.moved = True
+                await Mover(world.shelf).run()
+            return await world.store.get(key)
+
+    store: Any = Moving()
+    found = [row async for row in Ledger(store, world.clock, Ids()).rows("b")]
+
+    assert store.moved
+    assert sorted(before, key=str) == sorted(found, key=str)
+
+
+async def test_rows_from_an_instant_on_begin_with_that_instant() -> None:
+    """The same from segments and from the table: a reader that goes on where it ended misses nothing."""
+    world = await lived(1)
+    last_ns = max(row.at_ns for row in await world.ledger("b"))
+
+    async def since() -> list[str]:
+        ledger = Ledger(world.store, world.clock, Ids())
+        return [row.outcome async for row in ledger.rows("b", after_ns=last_ns)]
+
+    before = await since()
+    await Mover(world.shelf).run()
+
+    assert "DELETED" in before
+    assert sorted(before) == sorted(await since())
 
 
 async def test_new_rows_join_the_moved_ones_and_small_files_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
 import httpx2
+import pytest
 from lifecycle_harness import Harness
 from lifecycle_makers import rule
 
@@ -11,6 +17,7 @@ from lakebed.context import Context
 from lakebed.errors import Corrupt
 from lakebed.gateway.app import Gateway, build
 from lakebed.ids import Ids
+from lakebed.lifecycle import routes
 from lakebed.lifecycle.model import StreamKind
 from lakebed.lifecycle.operator import Operator
 from lakebed.lifecycle.routes import component
@@ -89,3 +96,31 @@ async def test_blockers_are_told_and_decided() -> None:
         ("lifecycle.resume", "done", ident),
         ("lifecycle.resume", "not_found", ident),
     ] == tried
+
+
+SCRIPT = b'<x:script xmlns:x="http://www.w3.org/1999/xhtml">alert(1)</x:script>'
+HOSTILE = b"<LifecycleConfiguration>" + SCRIPT + b"</LifecycleConfiguration>"
+
+
+async def test_a_policy_is_given_as_a_file_that_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may put a policy over S3 chooses its bytes: on the console's origin they are sandboxed, never sniffed,
+    and saved instead of shown.
+    """
+
+    class Lake:
+        async def get(self, bucket: str) -> Any:
+            return SimpleNamespace(text=HOSTILE)
+
+    @asynccontextmanager
+    async def opened(context: Context) -> AsyncIterator[Any]:
+        yield SimpleNamespace(lake=Lake())
+
+    monkeypatch.setattr(routes, "opened", opened)
+    async with client(await gateway(Harness())) as ask:
+        answer = await ask.get("/api/s3/buckets/b/lifecycle")
+
+    assert (200, HOSTILE) == (answer.status_code, answer.content)
+    (policy,) = answer.headers.get_list("content-security-policy")
+    assert {"sandbox", "default-src 'none'"} <= {rule.strip() for rule in policy.split(";")}
+    assert ["nosniff"] == answer.headers.get_list("x-content-type-options")
+    assert answer.headers["content-disposition"].startswith("attachment")

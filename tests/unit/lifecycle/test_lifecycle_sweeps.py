@@ -9,13 +9,17 @@ import pytest
 from lifecycle_harness import DAY_S, Harness, failing
 from lifecycle_makers import rule
 
+from lakebed.clock import ManualClock
 from lakebed.errors import Corrupt
+from lakebed.ids import Ids
 from lakebed.lifecycle.cursors import seed
 from lakebed.lifecycle.engine import ActionRef, Activation, compile_policies
-from lakebed.lifecycle.model import Calendar, Degraded, Mode, Position
+from lakebed.lifecycle.model import ActionKey, ActionKind, Calendar, Degraded, Identity, Mode, Position
 from lakebed.lifecycle.operator import Operator
+from lakebed.lifecycle.pending import Pending
 from lakebed.lifecycle.seams import Event
-from lakebed.lifecycle.state import ReaderState
+from lakebed.lifecycle.state import PendingItem, ReaderState
+from lakebed.store.memory import MemoryStore
 
 SECOND = 1_000_000_000
 DAY = round(DAY_S) * SECOND
@@ -67,6 +71,54 @@ async def test_each_cursor_trails_by_its_own_delay() -> None:
     assert now_ns - 2 * DAY == state.originals[str(2 * DAY)].ts_ns
     assert now_ns - 3 * DAY == state.originals[str(3 * DAY)].ts_ns
     assert state.predicate is not None and now_ns - SECOND == state.predicate.ts_ns
+
+
+async def test_no_cursor_passes_what_may_still_appear_in_the_log() -> None:
+    """An event appears in the store's log up to `flush_lag_s` late: until then its instant is not passed."""
+    world = Harness(flush_lag_s=30.0)
+    await world.policy("b", TAGGED)
+    await world.tick()
+    await world.tick(10)
+    world.lake.write("b", "t1")
+    await world.tick(4)  # its own instant has passed: only the tag is missing
+    world.lake.tag("b", "t1", {"t": "1"})
+    held = world.lake.log.pop()
+
+    await world.tick(0.2)  # 20 s later the event is not there yet
+
+    cursor = (await world.reader()).predicate
+    assert cursor is not None and cursor < held.position
+    world.lake.log.append(held)
+    await world.tick(0.2)
+    assert [] == world.left()
+
+
+async def test_an_exception_that_comes_during_a_compaction_is_kept() -> None:
+    """Compaction removes the segments it has folded, and no segment of another writer."""
+    clock = ManualClock()
+    ref = ActionRef("b", ActionKey("0" * 16, ActionKind.EXPIRATION_DAYS))
+
+    def item(key: str) -> PendingItem:
+        return PendingItem(key, "", 7, Identity(1, 1, "", ""))
+
+    class Racing(MemoryStore):
+        raced = False
+
+        async def delete(self, key: str) -> None:
+            if not self.raced:
+                self.raced = True
+                await Pending(self, Ids.seeded(2)).upsert(ref, [item("late")])
+            await super().delete(key)
+
+    store = Racing(clock=clock)
+    pending = Pending(store, Ids.seeded(1))
+    for key in ("a", "b", "c"):
+        await pending.upsert(ref, [item(key)])
+
+    await pending.remove(ref, [item("a").id, item("b").id])
+
+    assert store.raced
+    assert {item("c").id, item("late").id} == set((await pending.load(ref)).items)
 
 
 async def test_a_blocked_group_is_not_read_again_until_somebody_decides() -> None:

@@ -2,77 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import pytest
+from lifecycle_filer import CONF, ROUTED, Place
 from lifecycle_harness import Harness
 from lifecycle_makers import rule
 
-from lakebed.clock import ManualClock
-from lakebed.errors import Corrupt, NotFound, Stale
+from lakebed.errors import Corrupt, Stale
 from lakebed.filer import s3
-from lakebed.filer.model import Attributes, Chunk, ConditionKind, Entry, MutationKind, Transaction
-from lakebed.filer.requests import write_entry
-from lakebed.filer.wire import read_entry
-from lakebed.ids import Ids
+from lakebed.filer.model import ConditionKind
 from lakebed.lifecycle.memory import MemoryLake
 from lakebed.lifecycle.model import Entry as Judged
 from lakebed.lifecycle.model import Verb
 from lakebed.lifecycle.seams import Removal
-from lakebed.lifecycle.seaweed_deletes import SeaweedDeleter
 from lakebed.lifecycle.seaweed_ttl import FRESH_S, is_routed, read_routes
 from lakebed.lifecycle.seaweed_view import object_of
-
-ROUTED = b'{"version": 1, "locations": [{"locationPrefix": "/buckets/b/", "collection": "b", "ttl": "60d"}]}'
-CONF = "/etc/seaweedfs/filer.conf"
-
-
-class ScriptedFiler:
-    """Entries by path; every transaction is noted, and refused when its condition names another entry."""
-
-    def __init__(self) -> None:
-        self.entries: dict[str, Entry] = {}
-        self.done: list[Transaction] = []
-        self.looks: list[str] = []
-
-    def put(self, path: str, **said: Any) -> Entry:
-        self.entries[path] = read_entry(write_entry(Entry(path.rsplit("/", 1)[1], **said)))
-        return self.entries[path]
-
-    async def lookup(self, directory: str, name: str) -> Entry:
-        self.looks.append(f"{directory}/{name}")
-        try:
-            return self.entries[f"{directory}/{name}"]
-        except KeyError:
-            raise NotFound(name) from None
-
-    async def transact(self, transaction: Transaction) -> None:
-        (clause,) = transaction.clauses
-        held = self.entries.get(transaction.condition_path or transaction.path)
-        if clause.kind is ConditionKind.ENTRY_EQUAL and (held is None or held.raw != clause.expected):
-            raise Stale("another entry")
-        self.done.append(transaction)
-
-
-class Place:
-    def __init__(self, conf: bytes = ROUTED) -> None:
-        self.clock, self.filer = ManualClock(), ScriptedFiler()
-        self.deleter = SeaweedDeleter(self.filer, self.clock, Ids.seeded(1))  # type: ignore[arg-type]
-        self.filer.put(CONF, content=conf)
-
-    def put(self, name: str = "k", *, ttl_s: int = 60, chunks: int = 1) -> Judged:
-        attributes = Attributes(mtime_ns=7_000_000_000, file_size=chunks, ttl_s=ttl_s)
-        pieces = tuple(Chunk(f"3,0{number}", number, 1) for number in range(chunks))
-        entry = self.filer.put(f"/buckets/b/{name}", attributes=attributes, chunks=pieces)
-        return object_of("b", name, entry, 0)
-
-    async def delete(self, judged: Judged, verb: Verb = Verb.CURRENT, versioning: str = "") -> Removal:
-        return await self.deleter.delete(judged, verb, versioning)
-
-    def deleted_data(self) -> list[bool]:
-        found = [change for one in self.filer.done for change in one.mutations if change.kind is MutationKind.DELETE]
-        return [change.delete_data for change in found]
 
 
 async def test_the_entry_alone_goes_in_the_same_conditional_step() -> None:
@@ -116,6 +60,22 @@ async def test_an_entry_that_lost_its_time_meanwhile_goes_with_its_bytes() -> No
 
     assert Removal.WHOLE is await place.delete(judged)
     assert [True] == place.deleted_data()
+
+
+async def test_an_object_that_was_overwritten_since_it_was_judged_stays() -> None:
+    """Judged, overwritten and looked at again, for another action: the delete of the first one must not take it."""
+    place = Place()
+    judged = place.put()
+    place.deleter.remember("b", "k", place.filer.entries["/buckets/b/k"])
+    newer = place.put(chunks=2)
+    place.deleter.remember("b", "k", place.filer.entries["/buckets/b/k"])
+
+    with pytest.raises(Stale):
+        await place.delete(judged)
+    assert [] == place.filer.done
+
+    place.deleter.remember("b", "k", place.filer.entries["/buckets/b/k"])
+    assert Removal.METADATA_ONLY is await place.delete(newer)
 
 
 async def test_a_noncurrent_version_and_a_suspended_null_version_are_left_to_their_volume_too() -> None:

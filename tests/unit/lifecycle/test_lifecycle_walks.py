@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import msgspec
 import pytest
 from lifecycle_harness import DAY_S, Harness, failing
 from lifecycle_makers import rule
@@ -13,6 +14,7 @@ from lakebed.errors import Corrupt, Unavailable
 from lakebed.lifecycle.model import Mode, Resolution, StreamKind
 from lakebed.lifecycle.operator import Operator
 from lakebed.lifecycle.seams import Family
+from lakebed.lifecycle.state import WalkProgress
 from lakebed.lifecycle.walker import Walker
 
 SECOND = 1_000_000_000
@@ -26,6 +28,43 @@ async def old_bucket(*keys: str, **changed: Any) -> tuple[Harness, Any]:
     await world.clock.advance(2 * DAY_S)
     await world.policy("b", rule(rule_id="r", expiration_days=1))
     return world, store
+
+
+async def test_a_walk_that_was_overtaken_does_not_move_its_successor() -> None:
+    """A rescan for the same actions begins anew: progress of the walk before it would hide what it has not seen."""
+    world, store = await old_bucket("a")
+    walker = Walker(store, world.worker.resolver, world.shelf, world.settings)
+    late, fresh = WalkProgress("same", 1), WalkProgress("same", 2)
+    await world.shelf.bucket("b").change(lambda state: (msgspec.structs.replace(state, walk=fresh), None))
+
+    await walker._checkpoint("b", late, "k/z", 5)
+    assert fresh == (await world.state()).walk
+
+    await walker._checkpoint("b", fresh, "k/c", 5)
+    assert WalkProgress("same", 2, "k/c", 5) == (await world.state()).walk
+
+
+async def test_a_scan_is_dated_to_its_start() -> None:
+    """What came while it went along may have been passed by: the next scan is due from the start, not from the end."""
+    world, store = await old_bucket("a")
+
+    class Slow:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(store, name)
+
+        async def walk(self, bucket: str, after: str = "") -> AsyncGenerator[Family, None]:
+            async for family in store.walk(bucket, after):
+                await world.clock.advance(50)
+                yield family
+
+    world.worker = world.new_worker(Slow())
+    started_ns = world.clock.now_ns()
+    await world.tick()
+
+    action = await world.action("EXPIRATION_DAYS")
+    assert (started_ns, started_ns) == (action.bootstrap_started_at_ns, action.last_scan_ns)
+    assert started_ns + 50 * SECOND == action.bootstrap_completed_at_ns
+    assert started_ns + round(7 * DAY_S) * SECOND == action.next_scan_ns
 
 
 class Spy:

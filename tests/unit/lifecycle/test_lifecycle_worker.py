@@ -87,7 +87,11 @@ async def test_a_tag_added_late_expires_at_the_objects_own_instant() -> None:
     (action,) = (await world.worker.compile()).actions
     (waiting,) = (await world.worker.resolver.pending.load(action)).items.values()
     assert ("a", round(0.5 * DAY_S * 1e9)) == (waiting.key, waiting.due_at_ns - world.clock.now_ns())
+    shown = {"bucket": "b", "action": str(action.key)}
+    assert 1 == world.metrics.value("lakebed_lifecycle_pending_size", **shown)
     await world.tick(0.51)
+    await world.tick()
+    assert 0 == world.metrics.value("lakebed_lifecycle_pending_size", **shown)
 
     assert [] == world.left()
     assert {} == (await world.worker.resolver.pending.load(action)).items

@@ -25,6 +25,15 @@ def test_batches_that_are_there_are_left_out() -> None:
     assert not step.cut
 
 
+def test_a_batch_that_any_note_of_the_overlap_knows_is_left_out() -> None:
+    """Not only the last step's: a listing begins so far back that it meets the batches of several."""
+    known = [note_of({"through_ns": n}, [piece(n, n * 10, n * 10 + 9)]) for n in range(3)]
+
+    step = plan([piece(n, n * 10, n * 10 + 9) for n in range(4)], known, Limit())
+
+    assert [piece(3, 30, 39)] == [work.piece for work in step.works]
+
+
 def test_a_limit_takes_the_first_and_says_that_more_waits() -> None:
     """Steps are bounded, and a run knows when to take another."""
     step = plan([piece(n) for n in range(5)], [], Limit(objects=2))
@@ -61,3 +70,5 @@ def test_listing_looks_back_over_the_overlap() -> None:
     """Not before the beginning of time."""
     assert {"through_ns": 10_000_000_000, "late_ms": 0} == looked_back({"through_ns": 20_000_000_000, "late_ms": 5}, 10)
     assert {"through_ns": -1, "late_ms": 0} == looked_back({"through_ns": -1, "late_ms": 0}, 900)
+    late = {"through_ns": 10**18, "late_ms": 10**12}
+    assert {"through_ns": 10**18 - 900 * 10**9, "late_ms": 10**12 - 900_000} == looked_back(late, 900)

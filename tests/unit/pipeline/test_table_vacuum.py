@@ -61,9 +61,9 @@ async def test_orphans_go_when_they_are_old_and_fresh_ones_stay(manual_clock: Ma
     await manual_clock.advance(2 * DAY_S)
     await world.put("writing")
 
-    keys = await sweepable(world.store, SPEC.root, clock=manual_clock, keep_s=DAY_S)
+    found = await sweepable(world.store, SPEC.root, clock=manual_clock, keep_s=DAY_S)
 
-    assert [f"{SPEC.root}/orphan.parquet"] == keys
+    assert [f"{SPEC.root}/orphan.parquet"] == [info.key for info in found]
     assert ["held", "orphan", "writing"] == await world.left()
 
 

@@ -13,7 +13,7 @@ from lakebed.clock import ManualClock, SystemClock
 from lakebed.errors import Conflict, Corrupt, Fenced, Invalid, NotFound, Unavailable
 from lakebed.metrics import Metrics
 from lakebed.queue import paths
-from lakebed.queue.collector import Collector
+from lakebed.queue.collector import MISSING_S, Collector
 from lakebed.queue.errors import Closed
 from lakebed.queue.ingestor import Ingestor
 from lakebed.queue.model import Append, ClosedLetter, KeyValueEntry
@@ -221,12 +221,18 @@ async def test_a_batch_that_does_not_decode_becomes_a_dead_letter(open_queue: Op
     await collector.close()
 
 
-async def test_a_missing_batch_becomes_a_dead_letter(open_queue: Open, memory: MemoryStore) -> None:
-    """Data that somebody removed does not hold up the queue, and is told."""
+async def test_a_missing_batch_becomes_a_dead_letter(
+    open_queue: Open, memory: MemoryStore, manual_clock: ManualClock
+) -> None:
+    """Data that somebody removed holds up the queue for a minute only, and is reported."""
     queue = open_queue()
     await fill(queue, "a", "b")
     await memory.delete((await queue.producer.read()).pending[0])
     collector = queue.collector()
+    with pytest.raises(Unavailable):
+        await collector.next_batch()
+    assert [letter async for letter in queue.dead_letters.letters()] == []
+    await manual_clock.advance(MISSING_S)
 
     assert await drain(collector) == ["b"]
 

@@ -9,8 +9,9 @@ import pytest
 from lakebed.clock import ManualClock
 from lakebed.errors import Conflict, Corrupt
 from lakebed.ids import Ids
-from lakebed.store.authority import AUTHORITY_KEY, claim
+from lakebed.store.authority import AUTHORITY_KEY, claim, decode
 from lakebed.store.memory import MemoryStore
+from lakebed.store.model import StoredObject
 
 
 async def test_the_first_claim_makes_the_authority_and_all_see_the_same(manual_clock: ManualClock) -> None:
@@ -50,3 +51,27 @@ async def test_a_mangled_authority_is_corrupt(manual_clock: ManualClock) -> None
     with pytest.raises(Corrupt):
         await claim(store, expected="", clock=manual_clock, ids=Ids.seeded(1))
     assert (await store.get(AUTHORITY_KEY)).data == b"{}"
+
+
+class Slow(MemoryStore):
+    """Lets others run between a look and its answer, as every real store does."""
+
+    async def get(self, key: str) -> StoredObject:
+        try:
+            return await super().get(key)
+        finally:
+            await asyncio.sleep(0)
+
+
+async def test_whoever_lost_the_race_for_an_empty_bucket_carries_the_winners_id(manual_clock: ManualClock) -> None:
+    """All have seen it empty before the first one creates; one that expects its own id is refused."""
+    store = Slow(clock=manual_clock)
+
+    async def claimed(number: int, expected: str = "") -> str:
+        return (await claim(store, expected=expected, clock=manual_clock, ids=Ids.seeded(number))).authority_id
+
+    *same, other = await asyncio.gather(*(claimed(n) for n in range(3)), claimed(9, "mine"), return_exceptions=True)
+
+    stored = decode(await store.get(AUTHORITY_KEY)).authority_id
+    assert [stored] * 3 == same
+    assert isinstance(other, Conflict)

@@ -12,7 +12,7 @@ from lakebed.store import prover
 from lakebed.store.memory import MemoryStore
 from lakebed.store.model import ObjectInfo
 from lakebed.store.prover import Proof
-from support.careless import careless_store
+from support.careless import CarelessBucket, careless_store
 
 
 class Silent(MemoryStore):
@@ -20,6 +20,18 @@ class Silent(MemoryStore):
 
     async def create(self, key: str, data: bytes) -> ObjectInfo:
         raise Unavailable("no answer")
+
+
+class CarelessAndSilent(MemoryStore):
+    """A store that ignores conditions and stops answering."""
+
+    creates = 0
+
+    async def create(self, key: str, data: bytes) -> ObjectInfo:
+        self.creates += 1
+        if self.creates > 5:
+            raise Unavailable("no answer")
+        return await super().create(key, data)
 
 
 async def proof_of(store: MemoryStore, clock: ManualClock) -> Proof:
@@ -49,10 +61,20 @@ async def test_a_store_that_ignores_the_condition_is_refused_in_plain_words(manu
     assert "conditional PUT" in caught.value.hint
 
 
-async def test_a_store_that_does_not_answer_is_not_believed(manual_clock: ManualClock) -> None:
-    """No answer is a finding, not a crash and not a proof."""
+async def test_a_store_that_does_not_answer_is_neither_believed_nor_refused(manual_clock: ManualClock) -> None:
+    """No answer is no proof, and no proof of the contrary: it is to be made again."""
     proof = await proof_of(Silent(clock=manual_clock), manual_clock)
 
     assert not proof.held
-    with pytest.raises(Invalid, match="no answer"):
+    with pytest.raises(Unavailable, match="no answer"):
+        prover.demand(proof)
+
+
+async def test_two_winners_are_refused_although_other_races_were_not_answered(manual_clock: ManualClock) -> None:
+    """What was seen is evidence, whatever could not be seen beside it."""
+    proof = await proof_of(
+        CarelessAndSilent(clock=manual_clock, bucket=CarelessBucket(clock=manual_clock)), manual_clock
+    )
+
+    with pytest.raises(Invalid, match="create_has_one_winner"):
         prover.demand(proof)

@@ -12,8 +12,10 @@ from botocore.credentials import Credentials
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lakebed import errors as kinds
 from lakebed.settings import Secret
 from lakebed.store.puts import UNRESERVED, Puts, Signer
+from lakebed.store.puts import Answer as PutAnswer
 from lakebed.store.settings import StoreSettings
 
 KEYS = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=40)
@@ -67,3 +69,13 @@ def test_the_short_way_is_for_plain_stores_only(monkeypatch: pytest.MonkeyPatch)
     )
     monkeypatch.setenv("http_proxy", "http://10.9.9.9:3128")
     assert not Puts.reach(PLAIN)
+
+
+def test_a_missing_key_is_a_conflict_and_a_missing_bucket_is_not() -> None:
+    """S3 and MinIO answer 404 NoSuchKey to a replace of an object that is gone: another truth, not a wrong bucket."""
+    gone, absent = PutAnswer(), PutAnswer()
+    gone.status, gone.body = 404, b"<Error><Code>NoSuchKey</Code></Error>"
+    absent.status, absent.body = 404, b"<Error><Code>NoSuchBucket</Code></Error>"
+
+    assert type(gone.error("key")) is kinds.Conflict
+    assert type(absent.error("key")) is kinds.NotFound

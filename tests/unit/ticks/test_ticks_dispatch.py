@@ -13,11 +13,11 @@ from lakebed.context import Context
 from lakebed.errors import Conflict, NotFound, Unavailable
 from lakebed.store.memory import MemoryStore
 from lakebed.ticks.adapters import open_audit, open_queue
-from lakebed.ticks.audit import COMMITTED, DISPATCHED
+from lakebed.ticks.audit import COMMITTED, DISPATCHED, AuditRow
 from lakebed.ticks.auditor import Auditor
 from lakebed.ticks.dispatcher import Dispatcher
 from lakebed.ticks.model import Message, SilverResult, SilverTick, TickId
-from ticks_kit import ORG, PROJECT, Service, context_of
+from ticks_kit import ORG, PROJECT, Guarded, Service, context_of
 
 
 class Job:
@@ -120,6 +120,63 @@ async def test_the_row_is_there_before_the_job_starts(fleet: Fleet) -> None:
 
     assert running is not None and running.state == "running"
     assert 1 == len(fleet.job.runs)
+
+
+@pytest.mark.parametrize("after_s", [1.0, 15.0, 55.0])
+async def test_a_duplicate_in_the_middle_of_a_job_starts_nothing(fleet: Fleet, after_s: float) -> None:
+    """Another dispatcher gets it so long after the job began, within the timeout: the tick is not taken over."""
+    fleet.job.hangs = asyncio.Event()
+    await fleet.queue.send(message("t1"))
+    first = asyncio.create_task(fleet.first.round())
+    while not fleet.job.runs:
+        await fleet.clock.advance(0.01)
+    await fleet.clock.advance(after_s)
+    running = await fleet.dispatched.get(TickId("o", "p", "t1"))
+
+    await fleet.queue.send(message("t1"))
+    node, rival = fleet.node("node-2"), Job()
+    other = Dispatcher(node, queue=open_queue(node), dispatched=open_audit(node, DISPATCHED), job=rival)
+    taken = await fleet.round(other)
+    after = await fleet.dispatched.get(TickId("o", "p", "t1"))
+    fleet.job.hangs.set()
+    await first
+
+    assert (1, [], 1) == (taken, rival.runs, len(fleet.job.runs))
+    assert running == after and running is not None and ("running", "node-1") == (running.state, running.fields["by"])
+
+
+@pytest.mark.parametrize("fails", [1, 0])
+async def test_a_job_that_was_taken_over_changes_nothing_when_it_ends(fleet: Fleet, fails: int) -> None:
+    """Its dispatcher could not keep its row fresh: whether it fails or not, the other's row and message stay."""
+    queue, rows = Guarded(fleet.queue), Guarded(fleet.dispatched)
+    slow, quick = Job(), Job()
+    slow.hangs, quick.hangs, slow.fails = asyncio.Event(), asyncio.Event(), fails
+    node = fleet.node("node-2")
+    other = Dispatcher(node, queue=open_queue(node), dispatched=open_audit(node, DISPATCHED), job=quick)
+    await fleet.queue.send(message("t1"))
+    first = asyncio.create_task(Dispatcher(fleet.context, queue=queue, dispatched=rows, job=slow).round())
+    while not slow.runs:
+        await fleet.clock.advance(0.01)
+    queue.before, rows.before = {"hide": 99}, {"change": 99}
+    await fleet.clock.advance(61.0)
+    second = asyncio.create_task(other.round())
+    while not quick.runs:
+        await fleet.clock.advance(0.01)
+    taken_over = await fleet.dispatched.get(TickId("o", "p", "t1"))
+    queue.before, rows.before = {}, {}
+
+    slow.hangs.set()
+    await first
+    left = await fleet.dispatched.get(TickId("o", "p", "t1"))
+    in_flight = (await fleet.queue.depth()).in_flight
+    quick.hangs.set()
+    await second
+    done = await fleet.dispatched.get(TickId("o", "p", "t1"))
+
+    assert taken_over is not None and done is not None
+    assert ("running", "node-2", 2) == (taken_over.state, taken_over.fields["by"], taken_over.fields["tries"])
+    assert (taken_over, 1) == (left, in_flight)
+    assert ("done", "node-2", 0) == (done.state, done.fields["by"], (await fleet.queue.depth()).in_flight)
 
 
 async def test_a_long_job_keeps_its_messages_and_rows(fleet: Fleet) -> None:
@@ -256,6 +313,39 @@ async def test_a_committed_tick_whose_message_was_lost_is_found_and_sent_again(m
     assert 0 == fleet.context.metrics.value("lakebed_ticks_undispatched")
 
 
+async def test_the_lag_is_the_oldest_waiting_ticks(manual_clock: ManualClock) -> None:
+    """Of ticks that wait, the one that waits longest counts; when it is done, the next one does; then nothing waits."""
+    service, auditor, fleet = await committed(manual_clock)
+    old = TickId(ORG, PROJECT, "20261115T120000__abc")
+    await manual_clock.advance(600.0)
+    young = TickId(ORG, PROJECT, "20261115T121000__abc")
+    said = await service.upload(young.tick_id)
+    assert 200 == (await service.finalize(said, tick=young.tick_id)).status_code
+    await manual_clock.advance(30.0)
+
+    async def measured() -> tuple[float, float]:
+        await auditor.measure()
+        value = fleet.context.metrics.value
+        return value("lakebed_ticks_lag_seconds"), value("lakebed_ticks_undispatched")
+
+    both = await measured()
+    listed = [each.tick_id for each in await auditor.undispatched()]
+    older = [each.tick_id for each in await auditor.undispatched(older_than_s=60.0)]
+    await done(fleet, old)
+    one = await measured()
+    await done(fleet, young)
+    none = await measured()
+
+    assert ((630.0, 2), (30.0, 1), (0.0, 0)) == (both, one, none)
+    assert ([old.tick_id, young.tick_id], [old.tick_id]) == (listed, older)
+
+
+async def done(fleet: Fleet, tick: TickId) -> None:
+    now = fleet.clock.now_ns() // 10**6
+    row = AuditRow(tick.org_id, tick.project_id, tick.tick_id, "done", "a", now, now // 1000 + 3600)
+    assert await fleet.dispatched.create(row)
+
+
 async def test_a_replay_runs_silver_again_for_a_done_tick(manual_clock: ManualClock) -> None:
     """Its row is cleared first, its message is sent from the commit record, and the reason is kept."""
     _, auditor, fleet = await committed(manual_clock)
@@ -268,6 +358,29 @@ async def test_a_replay_runs_silver_again_for_a_done_tick(manual_clock: ManualCl
     assert 2 == len(fleet.job.runs)
     notes = [(await fleet.store.get(info.key)).data async for info in fleet.store.list("ticks/v1/replays/")]
     assert len(notes) == 1 and b"a rule was wrong" in notes[0]
+
+
+async def test_a_replay_by_another_process_is_waited_for_like_a_new_tick(manual_clock: ManualClock) -> None:
+    """An auditor that has seen the tick's job done does not call it done while its replay waits or fails."""
+    _, auditor, fleet = await committed(manual_clock)
+    await fleet.round()
+    tick = TickId(ORG, PROJECT, "20261115T120000__abc")
+    assert [] == await auditor.undispatched()
+    node = fleet.node("operator")
+    operator = Auditor(
+        node, queue=open_queue(node), committed=open_audit(node, COMMITTED), dispatched=open_audit(node, DISPATCHED)
+    )
+    await manual_clock.advance(5.0)
+
+    await operator.replay(tick, "a rule was wrong")
+    waiting = [each.state for each in await auditor.undispatched()]
+    fleet.job.fails = 1
+    await fleet.round()
+    failed = [each.state for each in await auditor.undispatched()]
+    await manual_clock.advance(301.0)
+    await fleet.round()
+
+    assert ([""], ["failed"], []) == (waiting, failed, await auditor.undispatched())
 
 
 async def test_a_tick_id_that_is_not_alone_must_be_named_in_full(manual_clock: ManualClock) -> None:

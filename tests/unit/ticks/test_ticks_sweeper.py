@@ -86,6 +86,64 @@ async def test_only_orphans_older_than_any_upload_are_swept(service: Service, ma
     assert 1 == service.context.metrics.value("lakebed_ticks_swept_total", why="orphan")
 
 
+async def test_parts_are_kept_a_day_from_the_commit_however_old_they_are(
+    service: Service, manual_clock: ManualClock
+) -> None:
+    """A tick that was uploaded days before its finalize keeps its parts as long as any other."""
+    said = await service.upload()
+    await manual_clock.advance(3 * DAY_S)
+    assert 200 == (await service.finalize(said)).status_code
+    sweeper = Sweeper(service.context)
+
+    await manual_clock.advance(0.9 * DAY_S)
+    await sweeper.round()
+    kept = await parts(service)
+    await manual_clock.advance(0.2 * DAY_S)
+    await sweeper.round()
+
+    assert (2, []) == (len(kept), await parts(service))
+
+
+async def test_a_tick_that_was_opened_again_after_it_expired_expires_again(
+    service: Service, manual_clock: ManualClock
+) -> None:
+    """What a sweeper remembers of a tick is over as soon as the tick changes."""
+    sweeper = Sweeper(service.context)
+    await service.upload()
+    for _ in range(3):  # expires, is swept, and is remembered as settled
+        await manual_clock.advance(8 * DAY_S)
+        await sweeper.round()
+    await service.upload()
+    await manual_clock.advance(8 * DAY_S)
+
+    await sweeper.round()
+
+    state = (await register_of(service.context, OF).read()).value
+    assert ("failed", {}, 2) == (
+        state.state, state.parts, service.context.metrics.value("lakebed_ticks_expired_total"),
+    )  # fmt: skip
+    assert [] == await parts(service)
+
+
+@pytest.mark.parametrize("whose", [("acme", "p-2"), ("zeta", PROJECT), ("aaaa", PROJECT)])
+async def test_a_tick_of_the_same_name_in_another_project_keeps_its_parts(
+    service: Service, manual_clock: ManualClock, whose: tuple[str, str]
+) -> None:
+    """One was committed long ago, the other, of another project or org, is being uploaded: its parts stay."""
+    org, project = whose
+    await service.issue(org, project)
+    assert 200 == (await service.finalize(await service.upload())).status_code
+    said = await service.upload(org=org, project=project)
+    await manual_clock.advance(2 * DAY_S)
+
+    await Sweeper(service.context).round()
+    left = await parts(service)
+    late = await service.finalize(said, org=org, project=project)
+
+    assert 2 == len(left) and all(key.startswith(f"ticks/v1/parts/{org}/{project}/") for key in left)
+    assert 200 == late.status_code
+
+
 @pytest.mark.parametrize("step", ["bronze", "queue", "committed"])
 async def test_a_finalize_that_nobody_comes_back_to_is_finished(
     service: Service, manual_clock: ManualClock, step: str

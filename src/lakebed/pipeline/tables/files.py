@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from lakebed.delta.model import DataFile, TableSpec
+from lakebed.delta.model import DataFile, TableSpec, key_of, path_of
 from lakebed.pipeline.tables.location import Location
 
 ROWS_PER_FILE_MAX = 2_000_000
@@ -61,7 +61,7 @@ def reading(
         filesystem = location.filesystem()
         for batch in batches:
             for path, partition in zip(batch["path"].to_pylist(), batch["partition"].to_pylist(), strict=True):
-                with pq.ParquetFile(location.path(f"{root}/{path}"), filesystem=filesystem) as file:
+                with pq.ParquetFile(location.path(key_of(root, path)), filesystem=filesystem) as file:
                     values = msgspec.json.decode(partition)
                     stored = [name for name in types if name in file.schema_arrow.names and name not in partition_by]
                     for rows in file.iter_batches(batch_size=65_536, columns=stored):
@@ -85,7 +85,7 @@ def write_part(
 ) -> DataFile:
     """One Parquet file of the partition with these values, which are in its folder and the log, not in the file."""
     folder = "".join(f"{name}={_folder(value)}/" for name, value in values.items())
-    path = f"{folder}part-{uuid.uuid4()}.parquet"
+    path = path_of(f"{folder}part-{uuid.uuid4()}.parquet")
     return _write(part, path, values, spec, location, filesystem, encodings(part.schema) if dense else {})
 
 
@@ -119,7 +119,7 @@ def _write(
 ) -> DataFile:
     import pyarrow.parquet as pq
 
-    with filesystem.open_output_stream(location.path(f"{spec.root}/{path}")) as sink:
+    with filesystem.open_output_stream(location.path(key_of(spec.root, path))) as sink:
         pq.write_table(part, sink, compression="zstd", coerce_timestamps="us", **layout)
         size = sink.tell()
     measured = [name for name in dict.fromkeys((*spec.keys, *spec.stats)) if name in part.column_names]

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from lakebed.delta.model import DataFile, TableSpec
+from lakebed.delta.model import DataFile, TableSpec, key_of
 from lakebed.pipeline.tables.files import Batches, write_files
 from lakebed.pipeline.tables.location import Location
 
@@ -47,7 +47,8 @@ def merging(spec: TableSpec, location: Location, load: Load, schema: Any) -> Cal
                     written = write_files(coming, spec, location, filesystem) if coming.num_rows else []
                     told.append(Merged(path, coming.num_rows, tuple(written)))
                     continue
-                found = pq.read_table(location.path(f"{spec.root}/{path}"), filesystem=filesystem, partitioning=None)
+                key = key_of(spec.root, path)
+                found = pq.read_table(location.path(key), filesystem=filesystem, partitioning=None)
                 held = fitted(found, schema)
                 rest = without(held, coming, spec.keys)
                 gone = held.num_rows - rest.num_rows

@@ -16,7 +16,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from lakebed.delta.log import Commit, Raced
-from lakebed.delta.model import Batch, Committed, DataFile, Snapshot, TableSpec
+from lakebed.delta.model import Batch, Committed, DataFile, Snapshot, TableSpec, key_of
 from lakebed.errors import Overloaded
 from lakebed.pipeline.tables import files, merge
 from lakebed.pipeline.tables.location import Location
@@ -109,7 +109,7 @@ def joining(spec: TableSpec, location: Location, schema: Any) -> Callable[[files
                 paths = tuple(file.path for file in group)
                 parts = [
                     merge.fitted(
-                        pq.read_table(location.path(f"{spec.root}/{path}"), filesystem=filesystem, partitioning=None),
+                        pq.read_table(location.path(key_of(spec.root, path)), filesystem=filesystem, partitioning=None),
                         schema,
                     )
                     for path in paths

@@ -1,0 +1,122 @@
+"""A store that takes no write before its path is checked, and none while the path is known to ignore conditions.
+
+Every process gets its store through this guard, so no part has to remember it: the first write of a command makes the
+check, a gateway and the workers make it at their start and again every hour. A path that fails later refuses every
+write, deletes too (what looks unreferenced there may have been overwritten), until a check holds again.
+
+Writes that were under way, and those since the last check that held, may have been acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from typing import Any
+
+from lakebed.clock import Clock
+from lakebed.errors import Invalid, Unavailable
+from lakebed.ids import Ids
+from lakebed.logs import logger
+from lakebed.metrics import Metrics
+from lakebed.store.model import ObjectInfo, StoredObject, Version, Written
+from lakebed.store.path_check import check_path
+from lakebed.store.protocol import Store
+from lakebed.store.prover import Proof, demand
+
+RETRY_AFTER_S = 60.0  # a client that was refused comes back when the path has been checked again
+
+log = logger("store")
+
+
+class ConditionsIgnored(Unavailable):
+    """This process no longer writes: its path to the bucket ignores conditions. Use another process, or wait."""
+
+    code = "conditions_ignored"
+
+
+class GuardedStore:
+    """The store `inner` behind the check. Reads pass; a write passes once the path is known to hold."""
+
+    def __init__(self, inner: Store, *, clock: Clock, ids: Ids, metrics: Metrics) -> None:
+        self.inner = inner
+        self._clock, self._ids = clock, ids
+        self._ignored = metrics.gauge("lakebed_store_conditions_ignored")
+        self._holds = False
+        self._checking: asyncio.Task[Proof] | None = None
+        self.refusal = ""  # why writes are refused; empty while nothing is known against the path
+
+    async def check(self) -> Proof:
+        """Checks the path now and opens or closes it for writes. Those who ask while a check runs share it.
+
+        Raises what the store raises when it does not answer; what was known before stays.
+        """
+        task = self._checking
+        if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
+            task = self._checking = asyncio.create_task(self._check())
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # its caller may have left
+        return await asyncio.shield(task)
+
+    async def _check(self) -> Proof:
+        proof = await check_path(self.inner, clock=self._clock, ids=self._ids)
+        try:
+            demand(proof)
+        except Invalid as error:
+            self._holds, self.refusal = False, error.message
+            self._ignored.set(1)
+            log.error("the store ignores conditions on this path; writes are refused", seen=error.message)
+        else:
+            if self.refusal:
+                log.warning("the store honours conditions again; writes are taken")
+            self._holds, self.refusal = True, ""
+            self._ignored.set(0)
+        return proof
+
+    async def _admit(self) -> None:
+        """Raises Invalid when the first check fails, ConditionsIgnored when a later one did."""
+        if self.refusal:
+            raise ConditionsIgnored(
+                f"writes are refused by this process: {self.refusal}",
+                retry_after_s=RETRY_AFTER_S,
+                hint="lakebed doctor shows what is wrong with the path to the store",
+            )
+        demand(await self.check())
+
+    def get(self, key: str) -> Coroutine[Any, Any, StoredObject]:
+        return self.inner.get(key)
+
+    def get_range(self, key: str, start: int, length: int) -> Coroutine[Any, Any, bytes]:
+        return self.inner.get_range(key, start, length)
+
+    def head(self, key: str) -> Coroutine[Any, Any, ObjectInfo]:
+        return self.inner.head(key)
+
+    def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+        return self.inner.list(prefix, after=after)
+
+    def children(self, prefix: str) -> Coroutine[Any, Any, Sequence[str]]:
+        return self.inner.children(prefix)
+
+    async def create(self, key: str, data: bytes) -> Written:
+        if not self._holds:
+            await self._admit()
+        return await self.inner.create(key, data)
+
+    async def replace(self, key: str, data: bytes, etag: Version) -> Written:
+        if not self._holds:
+            await self._admit()
+        return await self.inner.replace(key, data, etag)
+
+    async def upload(self, key: str, chunks: AsyncIterator[bytes]) -> ObjectInfo:
+        if not self._holds:
+            await self._admit()
+        return await self.inner.upload(key, chunks)
+
+    async def delete(self, key: str) -> None:
+        if not self._holds:
+            await self._admit()
+        await self.inner.delete(key)
+
+
+def unguarded(store: Store) -> Store:
+    """The store without its guard, for whoever examines the path itself."""
+    return store.inner if isinstance(store, GuardedStore) else store

@@ -1,0 +1,48 @@
+"""Tables that delta-rs writes into the real bucket: Lakebed lists, reads and vacuums them by the right keys."""
+
+from __future__ import annotations
+
+import deltalake
+import msgspec
+import pyarrow as pa
+
+from delta_kit import VALUES
+from lakebed.clock import ManualClock, SystemClock
+from lakebed.delta import history
+from lakebed.delta.vacuum import KEEP_S, sweep, sweepable
+from lakebed.pipeline.tables import files
+from lakebed.pipeline.tables.location import Location
+from lakebed.store.protocol import Store
+from lakebed.store.settings import StoreSettings
+
+ROOT = "tables/t"
+
+
+async def test_escaped_partitions_of_delta_rs_are_read_and_kept(bucket: Store, bucket_settings: StoreSettings) -> None:
+    """Every row comes, no live file is swept, and after an overwrite exactly the old files go."""
+    location = Location.of(bucket_settings)
+    rows = pa.table({"id": pa.array(range(len(VALUES)), pa.int64()), "p": pa.array(VALUES, pa.string())})
+    later = ManualClock(SystemClock().now_ns() + round(KEEP_S * 2e9))
+
+    def write(mode: str) -> None:
+        deltalake.write_deltalake(
+            location.uri(ROOT), rows, partition_by=["p"], mode=mode, storage_options=location.storage_options()
+        )
+
+    write("append")
+    state = await history.snapshot(bucket, ROOT)
+    listed = pa.RecordBatch.from_pydict(
+        {
+            "path": [file.path for file in state.files],
+            "partition": [msgspec.json.encode(file.partition).decode() for file in state.files],
+        }
+    )
+    task = files.reading(location, ROOT, {"id": pa.int64(), "p": pa.string()}, state.partition_by)
+    read = sorted((row["id"], row["p"]) for batch in task(iter([listed])) for row in batch.to_pylist())
+    live = await sweepable(bucket, ROOT, clock=later)
+    write("overwrite")
+    gone = await sweep(bucket, ROOT, clock=later)
+    left = deltalake.DeltaTable(location.uri(ROOT), storage_options=location.storage_options()).to_pyarrow_table()
+
+    assert list(enumerate(VALUES)) == read
+    assert ([], len(VALUES), len(VALUES)) == (live, gone, left.num_rows)

@@ -1,0 +1,73 @@
+"""A sample's own `agent_id` label never replaces its sender: in Spark's source, in bronze, in rollups and in audits."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from audit_yard import AuditYard
+from pyspark.sql import SparkSession
+
+import lakebed.spark
+from batches_frames import START_NS
+from lakebed.batches.matchers import Selector, parse
+from lakebed.batches.rollups import Rollups
+from lakebed.feed import Limit
+from lakebed.frame.codec import columns_of, encode
+from lakebed.frame.model import Identity, Sample
+from lakebed.gateway.rollups import spark_job
+from lakebed.pipeline.audit.job import Auditor
+from lakebed.pipeline.samples import Samples
+from lakebed.store.protocol import Store
+from lakebed.store.settings import StoreSettings
+from rollup_kit import make_roller, make_sources
+
+pytestmark = pytest.mark.timeout(600)
+
+SECOND_NS = 10**9
+HOUR_NS = START_NS // (3600 * SECOND_NS) * 3600 * SECOND_NS
+
+
+@pytest.fixture
+def yard(spark: SparkSession, bucket: Store, bucket_settings: StoreSettings) -> AuditYard:
+    """Agent b sent 10.0 five times; agent a sent 666.0 five times and claims to be b."""
+    made = AuditYard(spark, bucket, bucket_settings)
+    for agent, value, labels in (("b", 10.0, {"host": "h"}), ("a", 666.0, {"host": "h", "agent_id": "b"})):
+        samples = [Sample("cpu", START_NS + n * SECOND_NS, value, labels=labels) for n in range(5)]
+        made.accept(encode(Identity(agent, "boot-1", 0, 4), columns_of(samples)))
+    return made
+
+
+def values(rows: Any) -> dict[str, set[float]]:
+    """Values by agent, asked for in SQL as an analyst does."""
+    found = rows.groupBy("agent_id").agg({"value": "collect_set"}).collect()
+    return {row["agent_id"]: set(row["collect_set(value)"]) for row in found}
+
+
+def test_every_table_and_sum_names_the_real_sender(yard: AuditYard) -> None:
+    """Source, bronze and rollups give b what b sent; the audit finds every sample conserved for its real sender."""
+    wanted = {"a": {666.0}, "b": {10.0}}
+    lakebed.spark.register(yard.spark, yard.context.settings)
+    source = yard.spark.read.format("lakebed.batches").option("settle_s", "-1").load()
+
+    assert wanted == values(source)
+    assert [10.0] * 5 == [row["value"] for row in source.filter("agent_id = 'b'").collect()]
+
+    bronze = Samples(yard.spark, yard.context)
+    while bronze.step(Limit()) is not None:
+        pass
+    rows = bronze.table.read()
+    assert wanted == values(rows)
+    assert {"host": "h", "agent_id": "b"} == rows.filter("agent_id = 'a'").first()["labels"]  # type: ignore[index]
+
+    asyncio.run(make_roller(yard.store, yard.context.clock, job=spark_job(yard.context, yard.spark)).run())
+    rollups = Rollups(yard.store, make_sources(yard.store, yard.context.clock), yard.context.clock)
+    for agent, total in (("a", 3330.0), ("b", 50.0)):
+        selector = Selector("cpu", [parse(f"agent_id={agent}")])
+        answer = asyncio.run(rollups.range(selector, 3600, HOUR_NS, HOUR_NS + 3600 * SECOND_NS))
+        assert (3600, [total]) == (answer.resolution_s, [b.sum for series in answer.series for b in series.buckets])
+
+    record = Auditor(yard.spark, yard.context).run(horizon_s=0.0, verify=True)
+    assert (True, ()) == (record.ok, record.conservation.rows)
+    assert (10, 10) == (record.conservation.stages["bronze"], record.conservation.stages["rollup"])

@@ -1,0 +1,89 @@
+"""What a browser makes of an answer: it runs nothing of one that is no page, and guesses no type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from conftest_gateway import Sample
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from lakebed.gateway import sessions
+from lakebed.gateway.app import Gateway
+from lakebed.gateway.docs import POLICY as DOCS_POLICY
+
+Make = Callable[..., Gateway]
+Ask = Callable[..., Any]
+SECRET = "0123456789abcdef-very-secret"
+KEYS = [{"name": "reader", "secret": SECRET, "rights": ["*"]}]
+SCRIPT = b'<x:script xmlns:x="http://www.w3.org/1999/xhtml">alert(1)</x:script>'
+
+
+async def _stored(request: Request) -> Response:
+    """Somebody's bytes, under a type that a browser would run."""
+    return Response(SCRIPT, media_type=request.query_params["type"])
+
+
+STORED = Route("/stored", _stored)
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/metrics", "/openapi.json", "/sample", "/nowhere", "/raise"])
+async def test_an_answer_that_is_no_page_runs_nothing(make: Make, ask: Ask, path: str) -> None:
+    """Answers and refusals of every kind say that their type is meant, and that nothing may be loaded or run."""
+    answer = await ask(make(), "GET", path)
+
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["content-security-policy"].startswith("default-src 'none'")
+
+
+@pytest.mark.parametrize(
+    "kind", ["application/xml", "image/svg+xml", "text/html", "text/plain", "application/xhtml+xml"]
+)
+async def test_stored_bytes_run_nothing_whatever_their_type(make: Make, ask: Ask, kind: str) -> None:
+    """A route that forgets its own policy gets the strictest."""
+    answer = await ask(make([Sample(more=[STORED])]), "GET", f"/stored?type={kind}")
+
+    assert answer.headers["content-security-policy"].startswith("default-src 'none'")
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+async def test_a_page_keeps_its_own_policy(make: Make, ask: Ask) -> None:
+    """Two policies would both be in force: a page has one."""
+    answer = await ask(make(), "GET", "/docs")
+
+    assert answer.headers.get_list("content-security-policy") == [DOCS_POLICY]
+    assert answer.headers.get_list("x-content-type-options") == ["nosniff"]
+
+
+@pytest.mark.parametrize(
+    "cookie",
+    [
+        "v1.x.².n.s",
+        "v1.x.99999999999.n.\xe9\xff",
+        "v1.cmVhZGVy.99999999999.\xe9.seal",
+        "v1.cmVhZGVy.٣٣٣٣٣٣٣٣٣٣٣.n.seal",
+        "v1....",
+        "....",
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_strangers_cookie_is_no_session(make: Make, ask: Ask, cookie: str, method: str) -> None:
+    """Whatever bytes a cookie has, it is known or it is not: 401, and no error of ours."""
+    app = make(keys=KEYS)
+    raw = f"{sessions.COOKIE}={cookie}".encode()
+
+    answer = await ask(app, method, "/sample", headers=[(b"cookie", raw)])
+    quoted = await ask(app, method, "/sample", headers=[(b"cookie", f'{sessions.COOKIE}="{cookie}"'.encode())])
+
+    assert (answer.status_code, quoted.status_code) == (401, 401)
+    assert sessions.read(cookie) is None or not sessions.read(cookie).is_sealed_by(b"digest")  # type: ignore[union-attr]
+
+
+def test_a_seal_that_is_not_ascii_is_compared_and_not_raised() -> None:
+    """The comparison takes any text."""
+    claimed = sessions.Session("reader", 99999999999, "v1.cmVhZGVy.99999999999.n", "\xe9")
+
+    assert claimed.is_sealed_by(b"digest") is False

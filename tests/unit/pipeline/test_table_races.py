@@ -1,0 +1,192 @@
+"""A table's commits that race, without Spark: what others did in between is never undone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from delta_kit import Folder
+from lakebed.clock import ManualClock
+from lakebed.delta.log import Commit
+from lakebed.delta.model import Batch, Committed, DataFile, TableSpec
+from lakebed.delta.plain import schema_json
+from lakebed.errors import Stale
+from lakebed.ids import Ids
+from lakebed.pipeline.tables import files, upkeep
+from lakebed.pipeline.tables.table import Table
+from lakebed.store.memory import MemoryStore
+
+SPEC = TableSpec("t", schema_json((("id", "long"), ("day", "string"))), keys=("id",), partition_by=("day",))
+
+
+class World:
+    """One table, seen by two writers; `between` happens while the first one's executors are at work."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.store, self.location = MemoryStore(clock=ManualClock()), Folder.at(folder)
+        self.ours, self.theirs = self.opened(), self.opened()
+        self.between: Callable[[], Any] = lambda: None
+        monkeypatch.setattr(upkeep, "_joined", self.joined)
+
+    def opened(self) -> Table:
+        clock, ids = ManualClock(), Ids()
+        return Table(None, SPEC, store=self.store, location=self.location, clock=clock, ids=ids)  # type: ignore[arg-type]
+
+    def append(self, day: str, *ids: int, table: Table | None = None) -> DataFile:
+        rows = pa.table({"id": pa.array(ids, pa.int64()), "day": pa.array([day] * len(ids))})
+        (file,) = files.write_files(rows, SPEC, self.location, self.location.filesystem())
+        (table or self.theirs).append_files([file])
+        return file
+
+    def delete(self, file: DataFile) -> None:
+        self.theirs.commit_on(self.theirs.snapshot(), Commit("DELETE", (), (file,)), Committed(0), None)
+
+    def joined(
+        self, table: Table, planned: Sequence[Sequence[DataFile]], partition_by: Sequence[str]
+    ) -> list[upkeep.Joined]:
+        """The same task as in Spark, in this process."""
+        asked = pa.RecordBatch.from_pydict({"files": [msgspec.json.encode(group).decode() for group in planned]})
+        task = upkeep.joining(SPEC, self.location, pa.schema([("id", pa.int64())]))
+        found = [msgspec.json.decode(batch["file"][0].as_py(), type=upkeep.Joined) for batch in task(iter([asked]))]
+        self.between()
+        return found
+
+    def ids(self) -> list[int]:
+        state = self.opened().snapshot()
+        listed = {"path": [file.path for file in state.files], "partition": ["{}"] * len(state.files)}
+        task = files.reading(self.location, SPEC.root, {"id": pa.int64()}, ("day",))
+        rows = task(iter([pa.RecordBatch.from_pydict(listed)])) if state.files else []
+        return sorted(id for batch in rows for id in batch["id"].to_pylist())
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(tmp_path, monkeypatch)
+
+
+def test_a_group_that_lost_a_file_is_given_up_and_the_others_are_joined(world: World) -> None:
+    """Rows that were deleted between the join and its commit do not come back."""
+    gone = world.append("a", 1)
+    for day, id in (("a", 2), ("b", 3), ("b", 4)):
+        world.append(day, id)
+    world.between = lambda: world.delete(gone)
+
+    result = world.ours.compact()
+
+    assert [2, 3, 4] == world.ids()
+    assert (2, 1, False) == (result.files_removed, result.files_added, result.repeated)
+
+
+def test_a_compaction_whose_every_group_lost_a_file_commits_nothing(world: World) -> None:
+    """It says so, and the table stays at the version that won."""
+    gone = world.append("a", 1)
+    world.append("a", 2)
+    world.between = lambda: world.delete(gone)
+
+    result = world.ours.compact()
+
+    assert ([2], True, 2) == (world.ids(), result.repeated, world.opened().snapshot().version)
+
+
+def test_an_append_beside_a_compaction_stays(world: World) -> None:
+    """The compaction is planned again on what won, with the files it has joined already."""
+    world.append("a", 1)
+    world.append("a", 2)
+    world.between = lambda: world.append("a", 3)
+
+    result = world.ours.compact()
+
+    state = world.opened().snapshot()
+    assert ([1, 2, 3], 2, 3) == (world.ids(), len(state.files), result.version)
+    assert all(not entry["add"]["dataChange"] for entry in entries(world, 3) if "add" in entry)
+
+
+def test_a_batch_that_another_applied_while_ours_was_written_is_not_applied_twice(world: World) -> None:
+    """The writer that lost the race looks at what won before it goes on behind it."""
+    world.append("a", 1)
+    world.ours.snapshot()
+    late = world.append("a", 2, table=world.opened())
+    world.theirs.append_files([late], Batch("app", 7))
+
+    result = world.ours.append_files([late], Batch("app", 7))
+    earlier = world.ours.append_files([late], Batch("app", 6))
+    with pytest.raises(Stale):
+        world.ours.append_files([late], Batch("app", 9, after=8))
+    later = world.ours.append_files([late], Batch("app", 8, after=7))
+
+    assert (True, True, False) == (result.repeated, earlier.repeated, later.repeated)
+    assert {"app": 8} == world.opened().snapshot().applied
+
+
+def test_a_commit_planned_on_a_state_that_moved_is_not_made(world: World) -> None:
+    """An upsert read files that may be gone: it is told, and plans again."""
+    file = world.append("a", 1)
+    state = world.ours.snapshot()
+    world.append("a", 2)
+
+    with pytest.raises(upkeep.Raced):
+        world.ours.commit_on(state, Commit("MERGE", (), (file,)), Committed(0), None)
+
+    assert [1, 2] == world.ids()
+
+
+def test_files_that_are_old_as_a_whole_leave_without_being_read(
+    tmp_path: Path, manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file whose last row is exactly at the moment is not old as a whole, nor is one with rows without a time."""
+    spec = TableSpec("t", schema_json((("time", "timestamp"),)), stats=("time",))
+    location, store = Folder.at(tmp_path), MemoryStore(clock=manual_clock)
+    table = Table(None, spec, store=store, location=location, clock=manual_clock, ids=Ids())  # type: ignore[arg-type]
+    moment = datetime(2026, 11, 16, tzinfo=UTC)
+    for times in ([-2, -1], [-1, 0], [0, 1], [-1, None]):
+        values = [None if at is None else moment + timedelta(hours=at) for at in times]
+        rows = pa.table({"time": pa.array(values, pa.timestamp("us", "UTC"))})
+        table.append_files(files.write_files(rows, spec, location, location.filesystem()))
+    asked: list[list[Any]] = []
+    monkeypatch.setattr(table, "rows_of", lambda mixed, *_: asked.append([file.path for file in mixed]) or _Frame())
+    monkeypatch.setattr(table, "write", lambda rows: [])
+    held = [file.path for file in table.snapshot().files]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(upkeep, "F", _Column())
+        result = table.remove_before("time", moment)
+
+    assert [[held[1], held[3]]] == asked
+    assert (6, [held[2]]) == (result.rows_removed, [file.path for file in table.snapshot().files])
+    assert moment.timestamp() * 1_000_000 == upkeep.kept_since_us(table.snapshot())
+
+
+class _Frame:
+    """Stands where Spark's frame would: its rows are all filtered out."""
+
+    def filter(self, _: Any) -> _Frame:
+        return self
+
+    def select(self, *_: Any) -> _Frame:
+        return self
+
+    def coalesce(self, _: int) -> _Frame:
+        return self
+
+
+class _Column:
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: self
+
+    def __or__(self, _: object) -> _Column:
+        return self
+
+    def __ge__(self, _: object) -> _Column:
+        return self
+
+
+def entries(world: World, version: int) -> list[dict[str, Any]]:
+    data = asyncio.run(world.store.get(f"{SPEC.root}/_delta_log/{version:020d}.json")).data
+    return [msgspec.json.decode(line) for line in data.splitlines()]

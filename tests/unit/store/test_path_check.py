@@ -1,0 +1,204 @@
+"""The path check: what speaks against a path, what does not, and what a guarded store does about it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from lakebed.clock import ManualClock
+from lakebed.errors import Invalid, OutcomeUnknown, Unavailable
+from lakebed.ids import Ids
+from lakebed.metrics import Metrics
+from lakebed.store.guarded import ConditionsIgnored, GuardedStore, unguarded
+from lakebed.store.memory import MemoryStore
+from lakebed.store.model import ObjectInfo
+from lakebed.store.path_check import LEFT_AFTER_MS, check_path
+from lakebed.store.prover import SCRATCH, Proof
+from lakebed.store.puts import SHORT_BYTES_MAX
+
+
+class Path(MemoryStore):
+    """A bucket behind something that may drop a condition, or lose answers, for bodies of some sizes."""
+
+    drops: frozenset[str] = frozenset()
+    least_bytes = 0
+    most_bytes = 1 << 30
+    lost = 0
+    creates = 0
+
+    def _dropped(self, header: str, data: bytes) -> bool:
+        return header in self.drops and self.least_bytes <= len(data) <= self.most_bytes
+
+    async def create(self, key: str, data: bytes) -> ObjectInfo:
+        self.creates += 1
+        if self.lost:
+            self.lost -= 1
+            raise OutcomeUnknown("no answer")
+        if self._dropped("if-none-match", data):
+            return self.bucket.overwrite(key, data)
+        return await super().create(key, data)
+
+    async def replace(self, key: str, data: bytes, etag: str) -> ObjectInfo:
+        if self._dropped("if-match", data):
+            return self.bucket.overwrite(key, data)
+        return await super().replace(key, data, etag)
+
+
+@pytest.fixture
+def path(manual_clock: ManualClock) -> Path:
+    return Path(clock=manual_clock)
+
+
+@pytest.fixture
+def guarded(path: Path, manual_clock: ManualClock, metrics: Metrics) -> GuardedStore:
+    return GuardedStore(path, clock=manual_clock, ids=Ids.seeded(1), metrics=metrics)
+
+
+async def checked(path: Path, clock: ManualClock) -> Proof:
+    return await check_path(path, clock=clock, ids=Ids.seeded(1))
+
+
+def broken(proof: Proof) -> list[str]:
+    return [f"{finding.name}: {finding.seen}" for finding in proof.findings if not finding.held]
+
+
+async def test_a_good_path_holds_and_nothing_is_left(path: Path, manual_clock: ManualClock) -> None:
+    """Both conditions are seen to be refused, with small and with large bodies; the scratch objects are gone."""
+    proof = await checked(path, manual_clock)
+
+    assert proof.held
+    assert [finding.name for finding in proof.findings] == ["stale_replace_is_refused", "second_create_is_refused"] * 2
+    assert [info.key async for info in path.list("")] == []
+
+
+@pytest.mark.parametrize(
+    ("header", "found"), [("if-none-match", "second_create_is_refused"), ("if-match", "stale_replace_is_refused")]
+)
+@pytest.mark.parametrize("large", [False, True])
+async def test_one_dropped_condition_on_one_way_to_write_is_found(
+    path: Path, manual_clock: ManualClock, header: str, found: str, large: bool
+) -> None:
+    """A path that drops one header, of bodies of one size only, is found out; nothing is left behind."""
+    path.drops = frozenset({header})
+    path.least_bytes, path.most_bytes = (SHORT_BYTES_MAX + 1, 1 << 30) if large else (0, SHORT_BYTES_MAX)
+
+    (said,) = broken(await checked(path, manual_clock))
+
+    assert said.startswith(found)
+    assert str(SHORT_BYTES_MAX + 1 if large else 64) in said
+    assert [info.key async for info in path.list("")] == []
+
+
+async def test_no_answer_is_no_evidence(path: Path, guarded: GuardedStore) -> None:
+    """A lost answer refuses nobody: the write fails as unavailable, and the next one checks again."""
+    path.lost = 1
+
+    with pytest.raises(Unavailable):
+        await guarded.create("a", b"1")
+
+    assert guarded.refusal == ""
+    await guarded.create("a", b"1")
+    assert (await guarded.get("a")).data == b"1"
+
+
+async def test_what_a_dead_process_left_is_removed_after_a_day(path: Path, manual_clock: ManualClock) -> None:
+    """Scratch objects do not gather; those of a check under way stay."""
+    await path.create(f"{SCRATCH}old/path-small", b"1")
+    await manual_clock.advance(LEFT_AFTER_MS / 1000 + 1)
+    await path.create(f"{SCRATCH}new/path-small", b"1")
+
+    await checked(path, manual_clock)
+
+    assert [info.key async for info in path.list(SCRATCH)] == [f"{SCRATCH}new/path-small"]
+
+
+async def test_the_first_write_checks_the_path_once(path: Path, guarded: GuardedStore) -> None:
+    """Whoever writes first waits for one check; those beside it share it; later writes do not pay for it."""
+    await asyncio.gather(*[guarded.create(f"key-{number}", b"1") for number in range(10)])
+    after_first = path.creates
+
+    await guarded.create("later", b"1")
+
+    assert after_first == 10 + 4  # two creates for each size of body
+    assert path.creates == after_first + 1
+
+
+async def test_a_read_checks_nothing(path: Path, guarded: GuardedStore) -> None:
+    """A process that only reads writes no scratch objects, and reads also while writes are refused."""
+    await path.create("a", b"1")
+    path.creates = 0
+    assert (await guarded.get("a")).data == b"1"
+    assert path.creates == 0
+    path.drops = frozenset({"if-match"})
+    await guarded.check()
+
+    assert (await guarded.head("a")).size == 1
+    assert await guarded.get_range("a", 0, 1) == b"1"
+    assert [info.key async for info in guarded.list("")] == ["a"]
+    assert list(await guarded.children("")) == []
+
+
+async def test_a_command_on_a_bad_path_writes_nothing(path: Path, guarded: GuardedStore) -> None:
+    """The first write is refused as a wrong setting, in words a person can act on."""
+    path.drops = frozenset({"if-none-match", "if-match"})
+
+    with pytest.raises(Invalid, match="cannot carry active-active writes") as caught:
+        await guarded.create("a", b"1")
+
+    assert "If-Match" in caught.value.hint
+    assert [info.key async for info in path.list("")] == []
+
+
+async def test_a_path_that_fails_later_refuses_every_write_until_it_holds(
+    path: Path, guarded: GuardedStore, metrics: Metrics
+) -> None:
+    """Nothing is acknowledged on a path that is known to ignore conditions, and nothing is deleted."""
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"1"
+
+    info = await guarded.create("a", b"1")
+    path.drops = frozenset({"if-match"})
+    assert not (await guarded.check()).held
+
+    for write in (
+        guarded.create("b", b"1"),
+        guarded.replace("a", b"2", info.etag),
+        guarded.upload("c", chunks()),
+        guarded.delete("a"),
+    ):
+        with pytest.raises(ConditionsIgnored, match="stale_replace_is_refused"):
+            await write
+    assert metrics.value("lakebed_store_conditions_ignored") == 1
+    assert [info.key async for info in path.list("")] == ["a"]
+
+    path.drops = frozenset()
+    assert (await guarded.check()).held
+    await guarded.replace("a", b"2", info.etag)
+    assert metrics.value("lakebed_store_conditions_ignored") == 0
+
+
+async def test_a_check_that_is_not_answered_keeps_what_was_known(path: Path, guarded: GuardedStore) -> None:
+    """A store that is away neither closes a good path nor opens a bad one."""
+    await guarded.check()
+    path.lost = 1
+    with pytest.raises(Unavailable):
+        await guarded.check()
+    await guarded.create("a", b"1")
+    path.drops = frozenset({"if-match"})
+    await guarded.check()
+    path.lost = 1
+
+    with pytest.raises(Unavailable):
+        await guarded.check()
+
+    with pytest.raises(ConditionsIgnored):
+        await guarded.create("b", b"1")
+
+
+async def test_whoever_examines_the_path_gets_it_without_the_guard(path: Path, guarded: GuardedStore) -> None:
+    """Doctor must be able to write where others are refused."""
+    assert unguarded(guarded) is path
+    assert unguarded(path) is path

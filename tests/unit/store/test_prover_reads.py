@@ -1,0 +1,46 @@
+"""The prover looks with another client than the one that wrote: a client that reads its own cache is found out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from lakebed.clock import ManualClock
+from lakebed.ids import Ids
+from lakebed.store.memory import MemoryStore
+from lakebed.store.model import StoredObject
+from lakebed.store.prover import prove
+
+
+class Behind:
+    """A client whose first read of each key gives bytes that nobody wrote."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+        self._seen: set[str] = set()
+        self.reads = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def get(self, key: str) -> StoredObject:
+        self.reads += 1
+        found = await self._store.get(key)
+        if key in self._seen:
+            return found
+        self._seen.add(key)
+        return msgspec.structs.replace(found, data=b"old")
+
+
+async def test_a_first_read_that_gives_other_bytes_is_a_finding(manual_clock: ManualClock) -> None:
+    """After the race of creates already, not only at the end."""
+    store = MemoryStore(clock=manual_clock)
+    honest = await prove([store, store], rounds=2, clock=manual_clock, ids=Ids())
+
+    behind = Behind(store)
+    proof = await prove([store, behind], rounds=2, clock=manual_clock, ids=Ids())  # type: ignore[list-item]
+
+    assert honest.held
+    assert 2 == behind.reads  # in each round before the replaces; a lie is not asked for again
+    assert ["reads_see_the_winner"] == [finding.name for finding in proof.findings if not finding.held]
