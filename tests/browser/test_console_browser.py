@@ -351,3 +351,35 @@ def test_signing_in_with_a_key(browser: Browser, yard: Yard) -> None:
     finally:
         context.close()
         guarded.close()
+
+
+HOSTILE_POLICY = """<LifecycleConfiguration xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Rule><ID>old</ID>
+<Status>Enabled</Status><Filter><Prefix>old/</Prefix></Filter><Expiration><Days>30</Days></Expiration></Rule>
+<x:script xmlns:x="http://www.w3.org/1999/xhtml">document.documentElement.setAttribute("hacked", "yes")</x:script>
+</LifecycleConfiguration>"""
+
+
+@pytest.mark.parametrize("shown", [False, True], ids=["as it is", "shown in spite of it"])
+def test_a_hostile_lifecycle_policy_runs_nothing(tab: Tab, yard: Yard, shown: bool) -> None:
+    """Opened by itself on the console's origin it is saved and not shown; a browser that shows it runs no script."""
+    address = f"{yard.url}/api/s3/buckets/landing/lifecycle"
+
+    def answer(route: Any) -> None:
+        got = route.fetch()
+        headers = {
+            name: value for name, value in got.headers.items() if shown is False or name != "content-disposition"
+        }
+        assert got.status == 200
+        route.fulfill(status=200, headers=headers, body=HOSTILE_POLICY)
+
+    tab.page.route(address, answer)
+    tab.page.goto(f"{yard.url}/lifecycle")
+    if shown:
+        tab.page.goto(address)
+        tab.page.wait_for_timeout(1_000)
+        assert tab.page.evaluate("() => document.documentElement.getAttribute('hacked')") is None
+    else:
+        with tab.page.expect_download() as saved:
+            tab.page.evaluate("(address) => { window.location = address }", address)
+        assert saved.value.suggested_filename == "lifecycle.xml"
+        assert tab.page.url == f"{yard.url}/lifecycle"

@@ -180,7 +180,9 @@ class BatchingProducer:
                 uploaded=slot.leave if not by_time else lambda: None,
             )
         except LakebedError as error:
-            outcomes = [[error] * len(group) for _, group in groups]
+            # Without its traceback, whose frames hold this list, the records and the blob: a cycle of megabytes.
+            failed = error.with_traceback(None)
+            outcomes = [[failed] * len(group) for _, group in groups]
         except BaseException:
             self._tell(groups, [[NO_OUTCOME] * len(group) for _, group in groups])
             raise

@@ -1,0 +1,54 @@
+"""A flight that failed leaves nothing behind: not its records, not its blob."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from lakebed.clock import SystemClock
+from lakebed.errors import Unavailable
+from lakebed.log.batching import BatchingProducer
+from lakebed.log.columns import columns
+from lakebed.log.control import Chunk
+from lakebed.log.model import topic_partition
+from lakebed.log.settings import LogSettings
+from lakebed.log.writer import Group, Writer
+from lakebed.metrics import Metrics
+
+
+class Blob:
+    """Stands for the bytes that are uploaded."""
+
+
+class Away:
+    """A writer whose store is away, and what it had in its hands when it failed."""
+
+    def __init__(self) -> None:
+        self.held: list[weakref.ref[Blob]] = []
+
+    async def append_shared(self, groups: Sequence[Group], *, uploaded: Callable[[], None]) -> Any:
+        blob = Blob()
+        self.held.append(weakref.ref(blob))
+        await asyncio.sleep(0)
+        raise Unavailable("the store is away")
+
+
+async def test_what_a_failed_flight_carried_is_freed_with_its_answer() -> None:
+    """Without the garbage collector: an outage that fails every flight does not fill the memory with them."""
+    writer, told = Away(), asyncio.Event()
+    producer = BatchingProducer(
+        cast(Writer, writer), LogSettings(batch_max_delay_ms=1), clock=SystemClock(), metrics=Metrics()
+    )
+    gc.collect()
+    gc.disable()
+    try:
+        producer.append([(topic_partition("t", 0), Chunk(columns([b"x"]), None))], lambda _: told.set())
+        await asyncio.wait_for(told.wait(), 60)
+        await asyncio.sleep(0.01)
+
+        assert [None] == [each() for each in writer.held]
+    finally:
+        gc.enable()
