@@ -13,8 +13,8 @@ from lakebed.log.broker import Broker
 from lakebed.log.columns import columns
 from lakebed.log.commit import Committer
 from lakebed.log.compactor import Compactor
-from lakebed.log.control import Chunk
 from lakebed.log.model import TopicPartition
+from lakebed.log.producers import Chunk
 from lakebed.log.records import Records
 from lakebed.log.vacuum import Vacuum
 from lakebed.log.workers import Workshop

@@ -84,8 +84,8 @@ def produce(
 
     async def work(broker: Broker) -> dict[str, Any]:
         from lakebed.log.columns import columns
-        from lakebed.log.control import Chunk
         from lakebed.log.model import topic_partition
+        from lakebed.log.producers import Chunk
 
         tp = topic_partition(topic, partition)
         first = last = count = 0

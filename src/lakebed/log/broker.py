@@ -11,11 +11,11 @@ from lakebed.errors import LakebedError
 from lakebed.log.batching import BatchingProducer, Landed
 from lakebed.log.billing import MeteredStore
 from lakebed.log.cache import TailCache
-from lakebed.log.control import Chunk
 from lakebed.log.fetcher import Fetcher, Want
 from lakebed.log.groups import Groups
 from lakebed.log.model import TopicPartition
 from lakebed.log.paths import uris
+from lakebed.log.producers import Chunk
 from lakebed.log.reader import Fetched, Reader
 from lakebed.log.records import Records
 from lakebed.log.settings import LogSettings
@@ -33,6 +33,7 @@ class Broker:
 
     def __init__(self, context: Context, meta: Meta | None = None) -> None:
         clock, ids, metrics = context.clock, context.ids, context.metrics
+        self._clock = clock
         self.settings = context.settings.of(LogSettings)
         self.meta = meta or connect(
             context.settings.of(MetaSettings), store=context.store, clock=clock, ids=ids, metrics=metrics
@@ -41,7 +42,15 @@ class Broker:
         self.uris = uris(where.url, where.prefix, where.moved_from)
         self.store = MeteredStore(context.store, metrics=metrics)
         self.records = Records(self.meta, clock=clock, ids=ids)
-        self.writer = Writer(self.store, self.records, self.uris, clock=clock, ids=ids, metrics=metrics)
+        self.writer = Writer(
+            self.store,
+            self.records,
+            self.uris,
+            clock=clock,
+            ids=ids,
+            metrics=metrics,
+            producer_memory_s=self.settings.producer_memory_s,
+        )
         self.cache = TailCache(self.settings.cache_bytes, metrics=metrics)
         self.shared: SharedTail | None = None
         if self.settings.tail_cache_dir is not None:
@@ -87,7 +96,8 @@ class Broker:
     def _landed(self, appended: Sequence[Landed]) -> None:
         self._in.inc(sum([records.count for _, _, records in appended]))
         self._in_bytes.inc(sum([records.size for _, _, records in appended]))
+        at_ms = now_ms(self._clock)
         for tp, start_offset, records in appended:
-            self.cache.add(tp, start_offset, records)
+            self.cache.add(tp, start_offset, records, at_ms=at_ms)
             if self.shared is not None:
                 self.shared.put(tp, start_offset, records)

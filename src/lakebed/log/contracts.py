@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import msgspec
 
 from lakebed.errors import Invalid, LakebedError
-from lakebed.log import control
+from lakebed.log import producers
 from lakebed.log.columns import Columns, columns
-from lakebed.log.control import Chunk
 from lakebed.log.model import BackPressureRejected, TopicPartition, topic_partition
+from lakebed.log.producers import Chunk
 from lakebed.log.reader import Fetched
 from lakebed.log.writer import Appended, Outcome
 
@@ -110,7 +110,7 @@ def chunk_of(
         raise Invalid("producer_id and sequence go together")
     if records.size > record_max_bytes and max(memoryview(records.lengths).cast("I")) > record_max_bytes:
         raise Invalid(f"a record is larger than log.record_max_bytes ({record_max_bytes})")
-    stamp = control.check_stamp(producer_id, sequence) if producer_id is not None and sequence is not None else None
+    stamp = producers.check_stamp(producer_id, sequence) if producer_id is not None and sequence is not None else None
     return topic_partition(topic, partition), Chunk(records, stamp)
 
 

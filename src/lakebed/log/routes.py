@@ -17,9 +17,9 @@ from lakebed.errors import Invalid
 from lakebed.log import contracts, frame
 from lakebed.log.broker import Broker
 from lakebed.log.contracts import ConsumeRequest, ProduceRequest
-from lakebed.log.control import Chunk
 from lakebed.log.fetcher import Want
 from lakebed.log.model import TopicConfig, TopicPartition, check_topic, topic_partition
+from lakebed.log.producers import Chunk
 from lakebed.log.reader import Fetched
 from lakebed.log.steward import Segments
 from lakebed.log.writer import Outcome
@@ -220,7 +220,7 @@ class LogRoutes:
         subject = _subject(tp) | {"before": str(before)}
         async with self._trail.record(request.state.principal.name, "log.trim", subject):
             after = await self.broker.steward.trim(tp, before)
-        self.broker.cache.forget(tp)
+        self.broker.fetcher.forget(tp)
         return json_answer(after)
 
     @operation("Delete a topic", body=Reason)
@@ -230,7 +230,7 @@ class LogRoutes:
         async with self._trail.record(request.state.principal.name, "log.delete", {"topic": topic}, reason):
             tps = await self.broker.steward.delete(topic, reason=reason)
         for tp in tps:
-            self.broker.cache.forget(tp)
+            self.broker.fetcher.forget(tp)
         return json_answer({"topic": topic, "deleted": [tp.partition for tp in tps]})
 
     @operation("Set what is kept of a topic", body=TopicConfig)

@@ -15,8 +15,8 @@ from lakebed.errors import Conflict, Fenced, OutcomeUnknown, Overloaded, Unavail
 from lakebed.log import codec, paths, resolve
 from lakebed.log.broker import Broker
 from lakebed.log.columns import columns
-from lakebed.log.control import Chunk, Stamp
 from lakebed.log.model import Control, IndexEntry, OffsetOutOfRange, Span, TopicPartition, UnknownTopicPartition
+from lakebed.log.producers import Chunk, Stamp
 from lakebed.log.settings import LogSettings
 from lakebed.log.workers import Workshop
 from lakebed.log.writer import Appended

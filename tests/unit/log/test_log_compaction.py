@@ -12,7 +12,6 @@ from log_host import TP, Host
 from lakebed.errors import LakebedError
 from lakebed.log import compaction, control, paths
 from lakebed.log.columns import columns
-from lakebed.log.control import Chunk
 from lakebed.log.model import (
     Compaction,
     Cursor,
@@ -23,6 +22,7 @@ from lakebed.log.model import (
     TopicPartition,
     UnknownTopicPartition,
 )
+from lakebed.log.producers import Chunk
 from lakebed.log.writer import Appended, Group
 
 OTHER = TopicPartition("clicks", 0)

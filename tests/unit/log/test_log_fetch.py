@@ -17,9 +17,9 @@ from lakebed.log import codec, paths
 from lakebed.log.broker import Broker
 from lakebed.log.codec import Segment
 from lakebed.log.columns import columns
-from lakebed.log.control import Chunk
 from lakebed.log.fetcher import Want
 from lakebed.log.model import IndexEntry, OffsetOutOfRange, TopicPartition, UnknownTopicPartition
+from lakebed.log.producers import Chunk
 from lakebed.log.reader import Fetched
 from lakebed.log.settings import LogSettings
 from lakebed.log.writer import Group
@@ -137,13 +137,13 @@ async def test_hot_records_come_from_the_cache_and_gaps_from_the_reader(host: Ho
 
 async def test_the_cache_is_bounded_and_misses_what_it_dropped(host: Host) -> None:
     """The oldest chunks go first; what is gone comes from the bucket."""
-    broker = host.broker(cache_bytes=100)
+    broker = host.broker(cache_bytes=1000)
     for number in range(5):
-        await produce(host, broker, b"%d" % number * 40)
+        await produce(host, broker, b"%d" % number * 400)
 
     assert broker.cache.read(TP, 1, 10) is None
     assert broker.cache.read(TP, 5, 10) is not None
-    assert list((await fetch(broker, 1)).parts[0]) == [b"0" * 40]
+    assert list((await fetch(broker, 1)).parts[0]) == [b"0" * 400]
 
 
 async def test_a_long_poll_wakes_for_an_append_here_and_for_one_elsewhere(host: Host) -> None:

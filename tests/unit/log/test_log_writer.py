@@ -17,8 +17,8 @@ from lakebed.log import paths
 from lakebed.log.blob import decode_header
 from lakebed.log.broker import Broker
 from lakebed.log.columns import columns
-from lakebed.log.control import Chunk, Stamp
 from lakebed.log.model import BackPressureRejected, LogFenced, OutOfOrderSequence, TopicPartition
+from lakebed.log.producers import Chunk, Stamp
 from lakebed.log.writer import Appended, Group
 from lakebed.meta.memory import MemoryMeta
 from lakebed.meta.model import Entry, Put
