@@ -33,7 +33,7 @@ class Broker:
 
     def __init__(self, context: Context, meta: Meta | None = None) -> None:
         clock, ids, metrics = context.clock, context.ids, context.metrics
-        self._clock = clock
+        self._clock, self._ids = clock, ids
         self.settings = context.settings.of(LogSettings)
         self.meta = meta or connect(
             context.settings.of(MetaSettings), store=context.store, clock=clock, ids=ids, metrics=metrics
@@ -85,6 +85,10 @@ class Broker:
                 self._out.inc(answer.count)
                 self._out_bytes.inc(answer.size)
         return answers
+
+    def producer_id(self) -> str:
+        """An id for a new idempotent producer: it carries the time of this broker's clock."""
+        return self._ids.uuid7(now_ms(self._clock))
 
     async def stop(self) -> None:
         """Everything that was accepted is committed and in the index."""
