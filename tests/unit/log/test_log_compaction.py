@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from log_host import TP, Host
 
+from lakebed.clock import settle
 from lakebed.errors import LakebedError
 from lakebed.log import compaction, control, paths
 from lakebed.log.columns import columns
@@ -193,6 +194,22 @@ async def test_retention_trims_by_age_and_by_size(host: Host) -> None:
     assert await host.read_all(broker) == []
 
 
+async def test_retention_by_age_counts_from_the_append_not_from_a_later_compaction(host: Host) -> None:
+    """Records that are old are removed although the blob that holds them was made a moment ago; young ones stay."""
+    broker, shop = await fill(host, 3), host.workshop()
+    await broker.steward.configure("orders", TopicConfig(retention_s=30))
+    await host.clock.advance(29)
+    assert await shop.compactor.compact_once(TP) == "compacted"
+    await host.append(broker, b"new")
+
+    await shop.housekeeper.keep_once(TP)
+    assert len(await host.read_all(broker)) == 7
+    await host.clock.advance(2)
+    await shop.housekeeper.keep_once(TP)
+
+    assert await host.read_all(broker) == [b"new"]
+
+
 async def test_a_deleted_topic_leaves_nothing_and_comes_back_behind_its_offsets(host: Host) -> None:
     """Nothing is readable any more, nothing leaks, and an offset is never given out twice."""
     broker, shop = await fill(host), host.workshop()
@@ -236,6 +253,31 @@ async def test_the_vacuum_takes_only_what_nothing_refers_to_and_is_old(host: Hos
     assert "llog/wal-shared/young" in left and len([key for key in left if "wal-shared" in key]) == 2
     assert await host.read_all(host.broker()) == [b"a", b"c"]
     assert await host.read_all(host.broker(), OTHER) == [b"b"]
+
+
+async def test_a_compaction_left_by_a_crash_is_finished_while_the_first_vacuum_runs(host: Host) -> None:
+    """Its blob is old and in no index yet when the vacuum looks: it is referred to all the same, and stays."""
+    broker, dying, heir, shop = await fill(host), host.workshop(), host.workshop(), host.workshop()
+    before = await host.read_all(broker)
+    _die_at(dying, "put", 1, "before")  # its record stands; the end key was not overwritten
+    crashed = asyncio.ensure_future(dying.compactor.compact_once(TP))
+    await settle(200)
+    await host.clock.advance(1000)
+    going, put = asyncio.Event(), heir.meta.put
+
+    async def held(key: str, *more: Any, **options: Any) -> Any:
+        await going.wait()
+        return await put(key, *more, **options)
+
+    heir.meta.put = held  # type: ignore[method-assign]
+    finishing = asyncio.ensure_future(heir.compactor.compact_once(TP))  # it has read the control record, and goes on
+    await settle(200)
+    swept = await shop.vacuum.sweep_once()
+    going.set()
+
+    assert await finishing == "recovered" and swept.candidates == 6
+    crashed.cancel()
+    assert before == await host.read_all(host.broker())
 
 
 async def test_a_writer_overtaken_by_the_vacuum_writes_its_records_again(host: Host) -> None:
