@@ -100,8 +100,7 @@ class Broker:
     def _landed(self, appended: Sequence[Landed]) -> None:
         self._in.inc(sum([records.count for _, _, records in appended]))
         self._in_bytes.inc(sum([records.size for _, _, records in appended]))
-        at_ms = now_ms(self._clock)
         for tp, start_offset, records in appended:
-            self.cache.add(tp, start_offset, records, at_ms=at_ms)
+            self.fetcher.appended(tp, start_offset, records)
             if self.shared is not None:
                 self.shared.put(tp, start_offset, records)

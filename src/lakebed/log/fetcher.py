@@ -17,6 +17,7 @@ from lakebed.clock import Clock, now_ms
 from lakebed.errors import LakebedError
 from lakebed.log import control
 from lakebed.log.cache import UNKNOWN, TailCache
+from lakebed.log.columns import Columns
 from lakebed.log.looks import Looks
 from lakebed.log.model import TopicPartition, UnknownTopicPartition
 from lakebed.log.reader import Fetched, Reader
@@ -61,6 +62,11 @@ class Fetcher:
             if have >= bytes_min or now_s >= deadline_s or any(isinstance(answer, LakebedError) for answer in answers):
                 return answers
             await self._woken(events, min(deadline_s, self._looks.due_s(tps), now_s + self._settings.poll_s) - now_s)
+
+    def appended(self, tp: TopicPartition, start_offset: int, records: Columns) -> None:
+        """This broker has appended: its own consumers see it at once."""
+        self._cache.add(tp, start_offset, records, at_ms=now_ms(self._clock))
+        self._looks.passed(tp)
 
     def forget(self, tp: TopicPartition) -> None:
         """This broker has trimmed or deleted the log."""
@@ -118,6 +124,7 @@ class Fetcher:
         for want, answer in zip(wants, found, strict=True):
             if isinstance(answer, Fetched):
                 self._cache.saw(want.tp, answer.high_watermark, answer.log_start_offset, at_ms=at_ms)
+                self._looks.passed(want.tp)
         return found
 
     async def _look(self, tp: TopicPartition) -> None:

@@ -46,16 +46,15 @@ class Looks:
         """The partition has changed: the next one to ask looks."""
         self._last.pop(tp, None)
 
+    def passed(self, tp: TopicPartition) -> None:
+        """The partition was read or appended to: an error of the last look says nothing any more."""
+        last = self._last.get(tp)
+        if last is not None and last.task.done() and not _succeeded(last.task):
+            del self._last[tp]
+
     def _good(self, tp: TopicPartition, asked_s: float) -> bool:
         last = self._last.get(tp)
-        return (
-            last is not None
-            and last.due_s > asked_s
-            and last.task.done()
-            and not last.task.cancelled()
-            and last.task.exception() is None
-            and last.task.result() is None
-        )
+        return last is not None and last.due_s > asked_s and last.task.done() and _succeeded(last.task)
 
     async def _fresh(self, tp: TopicPartition, asked_s: float) -> LakebedError | None:
         """Joins a look that is under way. One that began too early is waited for, and then followed by another."""
@@ -82,3 +81,7 @@ class Looks:
             except LakebedError as error:
                 return error
         return None
+
+
+def _succeeded(task: asyncio.Task[LakebedError | None]) -> bool:
+    return not task.cancelled() and task.exception() is None and task.result() is None

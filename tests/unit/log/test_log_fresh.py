@@ -123,6 +123,20 @@ async def test_a_topic_that_was_deleted_and_made_again_has_none_of_its_old_recor
     assert [b"new"] == texts(await host.fetch(reading, 2))
 
 
+async def test_a_topic_that_this_broker_makes_again_is_there_at_once(host: Host) -> None:
+    """What was answered a moment ago, that it does not exist, is not held against its own append or a read."""
+    operating, here = host.broker(), host.broker(poll_s=10.0)
+    await host.produce(here, b"old")
+    await operating.steward.delete("orders", reason="test")
+    await host.clock.advance(11)
+    assert isinstance(await host.fetch(here, 2), UnknownTopicPartition)
+
+    await host.produce(here, b"new")
+
+    assert [b"new"] == texts(await host.fetch(here, 2))
+    assert isinstance(await host.fetch(here, 1), OffsetOutOfRange)
+
+
 @pytest.mark.parametrize("polled", [False, True])
 async def test_a_topic_made_again_after_its_tombstone_went_has_none_of_its_old_records(
     host: Host, polled: bool
