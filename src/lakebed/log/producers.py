@@ -11,6 +11,7 @@ import re
 import zlib
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import islice
 
 import msgspec
 
@@ -209,14 +210,12 @@ def remember(
 def _bounded(
     producers: dict[str, list[Mark]], forgotten_ms: int, now_ms: int, memory_ms: int
 ) -> tuple[dict[str, list[Mark]], int]:
-    kept: dict[str, list[Mark]] = {}
-    short = len(producers) - MARKED_MAX
-    for number, (id, marks) in enumerate(producers.items()):
-        if _expired(id, marks, now_ms, memory_ms):
-            forgotten_ms = max(forgotten_ms, marks[-1].at_ms)
-        else:
-            kept[id] = marks[-1:] if number < short else marks
-    return kept, forgotten_ms
+    """Drops what has expired and shortens what is long unused, in place: this is done at each append."""
+    for id in [id for id, marks in producers.items() if _expired(id, marks, now_ms, memory_ms)]:
+        forgotten_ms = max(forgotten_ms, producers.pop(id)[-1].at_ms)
+    for id in [id for id in islice(producers, max(0, len(producers) - MARKED_MAX)) if len(producers[id]) > 1]:
+        producers[id] = producers[id][-1:]
+    return producers, forgotten_ms
 
 
 def _out_of_order(stamp: Stamp, expected: int) -> OutOfOrderSequence:

@@ -13,7 +13,7 @@ from log_host import TP, Host
 
 from lakebed.clock import settle
 from lakebed.errors import Corrupt, LakebedError
-from lakebed.log import codec, paths
+from lakebed.log import codec, paths, shared_cache
 from lakebed.log.broker import Broker
 from lakebed.log.codec import Segment
 from lakebed.log.columns import columns
@@ -247,6 +247,22 @@ async def test_a_slow_disk_holds_up_no_append(host: Host, tmp_path: Path) -> Non
     await published(writing)
 
     assert ([], 1) == (files, len([file for file in tmp_path.rglob("*") if file.is_file()]))
+
+
+async def test_a_broker_that_only_writes_forgets_the_names_it_published(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it remembers of the folder is bounded by what is in the folder, also when nobody reads here."""
+    monkeypatch.setattr(shared_cache, "FILES_MAX", 5)
+    writing = host.broker(tail_cache_dir=tmp_path)
+    assert writing.shared is not None
+    for _ in range(30):
+        await produce(host, writing, b"x")
+        await published(writing)
+        for file in (tmp_path / "orders" / "0").iterdir():
+            file.unlink()
+
+    assert len(writing.shared._seen[TP]) <= 6
 
 
 async def test_the_shared_folder_is_bounded(host: Host, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from log_host import TP, Host
 from lakebed.clock import settle
 from lakebed.errors import LakebedError, OutcomeUnknown, Unavailable
 from lakebed.ids import Ids
-from lakebed.log import paths
+from lakebed.log import paths, writer
 from lakebed.log.blob import decode_header
 from lakebed.log.broker import Broker
 from lakebed.log.columns import columns
@@ -323,6 +323,20 @@ async def test_a_partition_that_another_has_changed_holds_up_no_other_of_the_blo
     assert [(2, 2), (2, 2), (3, 3), (2, 2)] == [
         (one.start_offset, one.end_offset) for (one,) in outcomes if isinstance(one, Appended)
     ]
+
+
+async def test_what_is_kept_of_partitions_between_appends_is_bounded(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The longest unused lanes go; an append to such a partition only reads its control record again."""
+    monkeypatch.setattr(writer, "LANES_MAX", 3)
+    broker = host.broker()
+    tps = [TopicPartition("t", number) for number in range(10)]
+    for tp in (*tps, *tps):
+        assert isinstance(await host.append(broker, b"x", tp=tp), Appended)
+
+    assert len(broker.writer._lanes) <= 3
+    assert [2] * 10 == [(await broker.reader.control(tp)).sequence_counter for tp in tps]
 
 
 async def test_no_blob_grows_beyond_its_limit(host: Host) -> None:
