@@ -169,6 +169,8 @@ class Committer:
         for doubt in doubts:
             if now.sequence_counter < doubt.end_offset:
                 continue
+            if doubt.end_offset < now.log_start_offset:
+                raise OutcomeUnknown(f"an append to {tp} may have happened; its place has been trimmed or deleted")
             for found in await self._records.spans(tp, doubt.end_offset, limit=1):
                 if found.end_offset == doubt.end_offset and found.entry == doubt.entry():
                     return doubt

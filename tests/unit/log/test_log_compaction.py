@@ -10,7 +10,7 @@ import pytest
 from log_host import TP, Host
 
 from lakebed.clock import settle
-from lakebed.errors import LakebedError
+from lakebed.errors import LakebedError, Unavailable
 from lakebed.log import compaction, control, paths
 from lakebed.log.columns import columns
 from lakebed.log.model import (
@@ -24,6 +24,7 @@ from lakebed.log.model import (
     UnknownTopicPartition,
 )
 from lakebed.log.producers import Chunk
+from lakebed.log.reader import BlobGone
 from lakebed.log.writer import Appended, Group
 
 OTHER = TopicPartition("clicks", 0)
@@ -314,6 +315,21 @@ async def test_offsets_are_found_by_time_also_after_compaction(host: Host) -> No
     after = [await broker.steward.offset_at(TP, at) for at in (0, times[1], times[1] + 1, times[3], times[3] + 1)]
 
     assert [1, 3, 5, 7, 9] == before == after
+
+
+async def test_an_offset_by_time_that_cannot_be_found_is_not_the_end_of_the_log(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blobs that keep vanishing under the search are Unavailable: the end would make a consumer skip records."""
+    broker, shop = await fill(host), host.workshop()
+    await shop.compactor.compact_once(TP)
+
+    async def gone(span: Span) -> Any:
+        raise BlobGone(span.entry.data_key)
+
+    monkeypatch.setattr(broker.reader, "batch", gone)
+    with pytest.raises(Unavailable):
+        await broker.steward.offset_at(TP, 0)
 
 
 async def test_the_schedule_discovers_claims_and_compacts(host: Host) -> None:

@@ -91,6 +91,29 @@ async def test_a_lost_answer_to_the_commit_is_not_appended_twice(host: Host) -> 
     assert await host.read_all(broker) == [b"a", b"b"]
 
 
+async def test_a_lost_answer_whose_append_was_trimmed_meanwhile_is_not_appended_again(host: Host) -> None:
+    """The commit was made, its answer lost, and its place is gone from the index: nobody can say, so nobody does."""
+    broker, operating, shop = host.broker(), host.broker(), host.workshop()
+    await host.append(broker, b"a")
+    put, lost = broker.meta.put, []
+
+    async def losing(key: str, value: bytes, **options: object) -> object:
+        done = await put(key, value, **options)  # type: ignore[arg-type]
+        if key.endswith("/control") and not lost:
+            lost.append(key)
+            await host.append(operating, b"c")
+            await operating.steward.trim(TP, 4)
+            await shop.housekeeper.keep_once(TP)
+            raise OutcomeUnknown("lost")
+        return done
+
+    broker.meta.put = losing  # type: ignore[assignment, method-assign]
+    outcome = await host.append(broker, b"b")
+
+    assert lost and isinstance(outcome, OutcomeUnknown)
+    assert (await broker.reader.control(TP)).sequence_counter == 3
+
+
 async def test_a_failed_blob_fails_its_groups_and_changes_no_log(host: Host) -> None:
     """Nothing is committed without its bytes in the bucket."""
     broker = host.broker()
