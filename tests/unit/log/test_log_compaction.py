@@ -11,7 +11,7 @@ from log_host import TP, Host
 
 from lakebed.clock import settle
 from lakebed.errors import LakebedError, Unavailable
-from lakebed.log import compaction, control, paths
+from lakebed.log import compaction, control, paths, vacuum
 from lakebed.log.columns import columns
 from lakebed.log.model import (
     Compaction,
@@ -254,6 +254,25 @@ async def test_the_vacuum_takes_only_what_nothing_refers_to_and_is_old(host: Hos
     assert "llog/wal-shared/young" in left and len([key for key in left if "wal-shared" in key]) == 2
     assert await host.read_all(host.broker()) == [b"a", b"c"]
     assert await host.read_all(host.broker(), OTHER) == [b"b"]
+
+
+async def test_the_vacuum_gets_past_more_live_objects_than_it_holds_at_once(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Live blobs that are listed first do not keep it from the orphans behind them."""
+    monkeypatch.setattr(vacuum, "CANDIDATES_MAX", 3)
+    broker, shop = host.broker(), host.workshop()
+    for number in range(8):
+        for _ in range(2):
+            await host.append(broker, b"x", tp=TopicPartition("a", number))
+        await shop.compactor.compact_once(TopicPartition("a", number))
+    await host.clock.advance(1000)
+
+    dry, done = await shop.vacuum.sweep_once(dry_run=True), await shop.vacuum.sweep_once()
+
+    assert dry == done and (24, 16) == (done.candidates, len(done.orphans))
+    assert 8 == len(await host.objects()) and all("compacted" in key for key in await host.objects())
+    assert [b"x", b"x"] == await host.read_all(host.broker(), TopicPartition("a", 7))
 
 
 async def test_a_compaction_left_by_a_crash_is_finished_while_the_first_vacuum_runs(host: Host) -> None:
