@@ -10,11 +10,12 @@ from lakebed.embedded.endpoints import find
 gateway = find(Where().folder).gateway
 
 with httpx2.Client(base_url=gateway, timeout=20.0) as client:
+    producer = client.post("/producers").json()["producer_id"]  # or a UUID of version 7 of your own
     batch = {
         "topic": "example-log",
         "partition": 0,
         "records": ["one", "two"],
-        "producer_id": "example",
+        "producer_id": producer,
         "sequence": 0,  # the same producer and sequence again is appended once
     }
     for _ in range(2):

@@ -6,8 +6,9 @@ The marks are attributes on the endpoint function; the gateway reads them when i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import wraps
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
@@ -87,10 +88,12 @@ class Answered(NamedTuple):
     body: bytes
     status: int = 200
     media_type: str = JSON
+    more: Mapping[str, str] = MappingProxyType({})  # further headers, names in lower case
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
-        return [(b"content-type", self.media_type.encode()), (b"content-length", b"%d" % len(self.body))]
+        further = [(name.encode(), value.encode()) for name, value in self.more.items()]
+        return [(b"content-type", self.media_type.encode()), (b"content-length", b"%d" % len(self.body)), *further]
 
 
 Handler = Callable[[Call], Awaitable[Answered]]
@@ -114,14 +117,14 @@ def direct(handler: Handler, prompt: Prompt | None = None) -> Callable[[Request]
     async def endpoint(request: Request) -> Response:
         call = Call(request.state.principal, request.scope["headers"], lambda: whole_body(request))
         answered = await handler(call)
-        return Response(answered.body, answered.status, media_type=answered.media_type)
+        return Response(answered.body, answered.status, answered.more, media_type=answered.media_type)
 
     return _mark(endpoint, DIRECT_MARK, Direct(handler, prompt))
 
 
-def answered(value: Any, status: int = 200) -> Answered:
-    """A direct handler's answer of msgspec's JSON."""
-    return Answered(ENCODER.encode(value), status)
+def answered(value: Any, status: int = 200, more: Mapping[str, str] = MappingProxyType({})) -> Answered:
+    """A direct handler's answer of msgspec's JSON, with further headers."""
+    return Answered(ENCODER.encode(value), status, more=more)
 
 
 def decoder(kind: type[T]) -> msgspec.json.Decoder[T]:

@@ -44,6 +44,7 @@ WHY = "--reason because"
 # In this order: what comes later works on what came before. `BUCKET` and `LETTER` are put in.
 DEEDS: dict[str, Doing] = {
     "topics trim": Doing(f"orders --before 2 {WHY}", "log.trim", dry=True),
+    "topics seek": Doing(f"orders --group g --to end {WHY}", "log.seek", dry=True),
     "topics fence": Doing(f"orders {WHY}", "log.fence", dry=True),
     "topics unfence": Doing("orders", "log.unfence", dry=True),
     "topics delete": Doing(f"orders {WHY}", "log.delete", dry=True),

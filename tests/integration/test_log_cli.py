@@ -58,6 +58,10 @@ def test_lines_go_in_and_come_out_from_wherever_they_are_asked_for(shell: Shell)
     assert msgspec.json.decode(shell("consume", "orders", "-o", "4", "-f", "json")[1])["record"] == "d"
     assert shell("consume", "orders", "--group", "g", "-c", "3")[1] == "a\nb\nc\n"
     assert shell("consume", "orders", "--group", "g")[1] == "d\n"
+    assert shell("seek", "orders", "--group", "g", "--to", "-2", "--reason", "again", "--dry-run")[0] == 0
+    assert shell("consume", "orders", "--group", "g")[1] == ""
+    assert shell("seek", "orders", "--group", "g", "--to", "-2", "--reason", "again")[0] == 0
+    assert shell("consume", "orders", "--group", "g")[1] == "c\nd\n"
     rows = msgspec.json.decode(shell("list", "-o", "json")[1])
     assert rows == [{"topic": "orders", "partitions": 1, "records": 4, "uncompacted": 4}]
     report = msgspec.json.decode(shell("report", "-o", "json")[1])

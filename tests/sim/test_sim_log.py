@@ -8,13 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from lakebed.log import control, paths
+from lakebed.log import control, paths, producers
 from lakebed.log.broker import Broker
 from lakebed.log.columns import columns
 from lakebed.log.commit import Committer
 from lakebed.log.compactor import Compactor
-from lakebed.log.control import Chunk
+from lakebed.log.groups import Groups
 from lakebed.log.model import TopicPartition
+from lakebed.log.producers import Chunk
 from lakebed.log.records import Records
 from lakebed.log.vacuum import Vacuum
 from lakebed.log.workers import Workshop
@@ -71,6 +72,18 @@ async def _deletes_first(self: Compactor, tp: TopicPartition, record: Any) -> bo
 _finish = Compactor._finish
 
 
+def _forgets(*_: Any, **__: Any) -> None:
+    """Whoever is not known is taken for new."""
+
+
+async def _believes(self: Groups, group: str, tp: TopicPartition, offset: int, **options: Any) -> Any:
+    """The last commit wins, whoever makes it."""
+    return await _commit(self, group, tp, offset, seek=True, note=options.get("note", ""))
+
+
+_commit = Groups.commit
+
+
 def _ignores_fence(now: Any, tp: TopicPartition) -> None:
     """Appends are taken whatever the state."""
 
@@ -84,6 +97,8 @@ def _ignores_fence(now: Any, tp: TopicPartition) -> None:
         (Vacuum, "_announce", _unannounced),
         (Compactor, "_finish", _deletes_first),
         (control, "demand_open", _ignores_fence),
+        (producers, "_stranger", _forgets),
+        (Groups, "commit", _believes),
     ],
 )
 def test_the_world_catches_what_it_is_there_to_catch(

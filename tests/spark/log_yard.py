@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from lakebed.context import Context
 from lakebed.log.broker import Broker
 from lakebed.log.columns import columns
-from lakebed.log.control import Chunk
 from lakebed.log.model import TopicPartition
+from lakebed.log.producers import Chunk
 from lakebed.log.workers import Workshop
 from lakebed.log.writer import Group
 

@@ -84,8 +84,8 @@ def produce(
 
     async def work(broker: Broker) -> dict[str, Any]:
         from lakebed.log.columns import columns
-        from lakebed.log.control import Chunk
         from lakebed.log.model import topic_partition
+        from lakebed.log.producers import Chunk
 
         tp = topic_partition(topic, partition)
         first = last = count = 0
@@ -114,7 +114,7 @@ def consume(
         Parameter(name=["--format", "-f"], help="%s record, %o offset, %t topic, %p partition, %S size; or json"),
     ] = "%s\\n",
     follow: Annotated[bool, Parameter(help="wait for more at the end", negative="")] = False,
-    group: Annotated[str, Parameter(help="go on where this group stopped, and commit what was read")] = "",
+    group: Annotated[str, Parameter(help="take over this group, read on where it stopped, and commit")] = "",
     where: Where = Where(),
 ) -> None:
     """Print records to stdout, from an offset to the end."""
@@ -125,7 +125,8 @@ def consume(
         from lakebed.log.reader import Fetched
 
         tp = topic_partition(topic, partition)
-        at = await _offset(broker, tp, offset, group)
+        claimed = await broker.groups.claim(group, tp) if group else None
+        at = claimed.offset if claimed and claimed.offset else await _offset(broker, tp, offset)
         left = count or sys.maxsize
         while left > 0:
             (found,) = await broker.consume(
@@ -139,9 +140,37 @@ def consume(
                 if left > 0:
                     _print(format, tp, at, record)
                     at, left = at + 1, left - 1
-            if group and found.count:
-                await broker.groups.commit(group, tp, at)
+            if claimed and found.count:
+                await broker.groups.commit(group, tp, at, generation=claimed.generation)
         sys.stdout.flush()
+
+    _with(where, work)
+
+
+@app.command
+def seek(
+    topic: Name,
+    /,
+    *,
+    group: Annotated[str, Parameter(help="the group")],
+    to: Annotated[str, Parameter(help="an offset, -N from the end, start, end, @MILLIS or an ISO time")],
+    reason: Annotated[str, Parameter(help="why; kept on the trail and with the group's offset")],
+    partition: Partition = 0,
+    dry_run: DryRun = False,
+    where: Where = Where(),
+) -> None:
+    """Move a group's offset, back or forward. Members that hold the partition are fenced and start from there."""
+
+    async def work(broker: Broker) -> None:
+        from lakebed.log.model import topic_partition
+
+        tp = topic_partition(topic, partition)
+        at, now = await _offset(broker, tp, to), await broker.groups.committed(group, tp)
+        say(f"{group} in {tp}: {now.offset if now else 0} → {at} ({reason})")
+        if not dry_run:
+            subject = {"topic": topic, "partition": str(partition), "group": group, "to": str(at)}
+            async with by_hand(where.context("cli"), "log.seek", subject, reason):
+                await broker.groups.commit(group, tp, at, note=reason, seek=True)
 
     _with(where, work)
 
@@ -175,7 +204,7 @@ def trim(
         from lakebed.log.model import topic_partition
 
         tp = topic_partition(topic, partition)
-        at = await _offset(broker, tp, before, "")
+        at = await _offset(broker, tp, before)
         now = await broker.reader.control(tp)
         say(f"{tp}: {max(0, at - now.log_start_offset)} records below {at} ({reason})")
         if not dry_run:
@@ -305,12 +334,8 @@ def _lines() -> Any:
         yield held
 
 
-async def _offset(broker: Broker, tp: TopicPartition, text: str, group: str) -> int:
+async def _offset(broker: Broker, tp: TopicPartition, text: str) -> int:
     """An offset as people write it: 17, -10 (from the end), start, end, @1760000000000, 2026-01-31T12:00:00Z."""
-    if group:
-        committed = await broker.groups.committed(group, tp)
-        if committed is not None:
-            return committed.offset
     now = await broker.reader.control(tp)
     if text == "start":
         return now.log_start_offset

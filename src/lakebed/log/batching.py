@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from lakebed.clock import Clock
 from lakebed.errors import LakebedError, OutcomeUnknown, Unavailable
 from lakebed.log.columns import Columns
-from lakebed.log.control import Chunk
 from lakebed.log.model import BackPressureRejected, TopicPartition
+from lakebed.log.producers import Chunk
 from lakebed.log.settings import LogSettings
 from lakebed.log.writer import Appended, Group, Outcome, Writer
 from lakebed.metrics import Metrics

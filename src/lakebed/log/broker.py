@@ -11,11 +11,11 @@ from lakebed.errors import LakebedError
 from lakebed.log.batching import BatchingProducer, Landed
 from lakebed.log.billing import MeteredStore
 from lakebed.log.cache import TailCache
-from lakebed.log.control import Chunk
 from lakebed.log.fetcher import Fetcher, Want
 from lakebed.log.groups import Groups
 from lakebed.log.model import TopicPartition
 from lakebed.log.paths import uris
+from lakebed.log.producers import Chunk
 from lakebed.log.reader import Fetched, Reader
 from lakebed.log.records import Records
 from lakebed.log.settings import LogSettings
@@ -33,6 +33,7 @@ class Broker:
 
     def __init__(self, context: Context, meta: Meta | None = None) -> None:
         clock, ids, metrics = context.clock, context.ids, context.metrics
+        self._clock, self._ids = clock, ids
         self.settings = context.settings.of(LogSettings)
         self.meta = meta or connect(
             context.settings.of(MetaSettings), store=context.store, clock=clock, ids=ids, metrics=metrics
@@ -41,7 +42,15 @@ class Broker:
         self.uris = uris(where.url, where.prefix, where.moved_from)
         self.store = MeteredStore(context.store, metrics=metrics)
         self.records = Records(self.meta, clock=clock, ids=ids)
-        self.writer = Writer(self.store, self.records, self.uris, clock=clock, ids=ids, metrics=metrics)
+        self.writer = Writer(
+            self.store,
+            self.records,
+            self.uris,
+            clock=clock,
+            ids=ids,
+            metrics=metrics,
+            producer_memory_s=self.settings.producer_memory_s,
+        )
         self.cache = TailCache(self.settings.cache_bytes, metrics=metrics)
         self.shared: SharedTail | None = None
         if self.settings.tail_cache_dir is not None:
@@ -77,6 +86,10 @@ class Broker:
                 self._out_bytes.inc(answer.size)
         return answers
 
+    def producer_id(self) -> str:
+        """An id for a new idempotent producer: it carries the time of this broker's clock."""
+        return self._ids.uuid7(now_ms(self._clock))
+
     async def stop(self) -> None:
         """Everything that was accepted is committed and in the index."""
         await self.producer.drain()
@@ -88,6 +101,6 @@ class Broker:
         self._in.inc(sum([records.count for _, _, records in appended]))
         self._in_bytes.inc(sum([records.size for _, _, records in appended]))
         for tp, start_offset, records in appended:
-            self.cache.add(tp, start_offset, records)
+            self.fetcher.appended(tp, start_offset, records)
             if self.shared is not None:
                 self.shared.put(tp, start_offset, records)

@@ -2,21 +2,26 @@
 
 A partition's records are kept as the columns they came in, in runs without gaps; another broker's append leaves a gap,
 and whoever wants those records goes to the reader. The oldest chunks of all partitions are dropped first.
+
+What other brokers do to a partition (append, trim, delete, create again) is learned from its control record, which the
+fetcher looks at before the cache may answer. A control record that changed its state after something was cached may
+belong to another life of the partition, in which the same offsets hold other records: then all of it is dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 
-from lakebed.log.columns import Columns
-from lakebed.log.model import TopicPartition
+from lakebed.log.columns import WIDTH, Columns
+from lakebed.log.model import NAMES_MAX, Control, TopicPartition
 from lakebed.log.reader import Fetched
 from lakebed.metrics import Metrics
 
 UNKNOWN = -1  # a high watermark that nobody has seen: an empty log has 0
+CHUNK_OVERHEAD_BYTES = 256  # so that a flood of tiny chunks is counted too
 
 
 class _Tail:
@@ -25,6 +30,8 @@ class _Tail:
         self.chunks: list[Columns] = []
         self.high_watermark = UNKNOWN
         self.log_start_offset = 1
+        self.since_ms: int | None = None  # when the oldest of what is known here was learned
+        self.changed_at_ms = 0  # as the control record said when it was last looked at
         self.changed: asyncio.Event | None = None  # made when somebody waits
 
     def add(self, start: int, records: Columns) -> bool:
@@ -38,6 +45,9 @@ class _Tail:
         self.starts.insert(at, start)
         self.chunks.insert(at, records)
         return True
+
+    def learned(self, at_ms: int) -> None:
+        self.since_ms = at_ms if self.since_ms is None else min(self.since_ms, at_ms)
 
     def reached(self, high_watermark: int) -> None:
         if high_watermark > self.high_watermark:
@@ -59,7 +69,7 @@ class _Tail:
         at = bisect_right(self.starts, start) - 1
         if at < 0 or self.starts[at] != start:
             return 0
-        size = self.chunks[at].size
+        size = _held(self.chunks[at])
         del self.starts[at], self.chunks[at]
         return size
 
@@ -67,28 +77,40 @@ class _Tail:
 class TailCache:
     def __init__(self, bytes_max: int, *, metrics: Metrics) -> None:
         self._bytes_max, self._bytes = bytes_max, 0
-        self._tails: dict[TopicPartition, _Tail] = {}
+        self._tails: OrderedDict[TopicPartition, _Tail] = OrderedDict()  # the longest unused first
         self._age: deque[tuple[TopicPartition, int]] = deque()
         self._hits = metrics.counter("lakebed_log_cache_reads_total").labels(outcome="hit")
         self._waits = metrics.counter("lakebed_log_cache_reads_total").labels(outcome="at_end")
         self._misses = metrics.counter("lakebed_log_cache_reads_total").labels(outcome="miss")
         metrics.gauge("lakebed_log_cache_bytes").set_function(lambda: self._bytes)
 
-    def add(self, tp: TopicPartition, start_offset: int, records: Columns) -> None:
-        """Records that stand in the log from `start_offset` on. Wakes whoever waits for them."""
+    def add(self, tp: TopicPartition, start_offset: int, records: Columns, *, at_ms: int) -> None:
+        """Records that stand in the log from `start_offset` on since `at_ms`. Wakes whoever waits for them."""
         tail = self._tail(tp)
-        if not tail.add(start_offset, records):
+        if at_ms < tail.changed_at_ms or not tail.add(start_offset, records):
             return
+        tail.learned(at_ms)
         self._age.append((tp, start_offset))
-        self._bytes += records.size
+        self._bytes += _held(records)
         tail.reached(start_offset + records.count - 1)
         while self._bytes > self._bytes_max and self._age:
             old, start = self._age.popleft()
-            self._bytes -= self._tail(old).drop(start)
+            held = self._tails.get(old)
+            self._bytes -= held.drop(start) if held is not None else 0
 
-    def saw(self, tp: TopicPartition, high_watermark: int, log_start_offset: int = 0) -> None:
-        """What is known of the log's ends, from wherever."""
+    def looked(self, tp: TopicPartition, now: Control, *, at_ms: int) -> None:
+        """What the control record said when it was asked for at `at_ms`."""
+        tail = self._tails.get(tp)
+        if tail is not None and tail.since_ms is not None and now.changed_at_ms > tail.since_ms:
+            self.forget(tp)
         tail = self._tail(tp)
+        tail.changed_at_ms = max(tail.changed_at_ms, now.changed_at_ms)
+        self.saw(tp, now.sequence_counter, now.log_start_offset, at_ms=at_ms)
+
+    def saw(self, tp: TopicPartition, high_watermark: int, log_start_offset: int, *, at_ms: int) -> None:
+        """What a reader found of the log's ends. They only go forward."""
+        tail = self._tail(tp)
+        tail.learned(at_ms)
         tail.log_start_offset = max(tail.log_start_offset, log_start_offset)
         tail.reached(high_watermark)
 
@@ -113,6 +135,11 @@ class TailCache:
         tail = self._tails.get(tp)
         return tail.high_watermark if tail is not None else UNKNOWN
 
+    def start(self, tp: TopicPartition) -> int:
+        """The first offset that readers may have, as far as it is known."""
+        tail = self._tails.get(tp)
+        return tail.log_start_offset if tail is not None else 1
+
     def changes(self, tps: Sequence[TopicPartition]) -> list[asyncio.Event]:
         """Events that are set when the known end of one of these partitions moves."""
         return [self._tail(tp).change() for tp in tps]
@@ -120,15 +147,26 @@ class TailCache:
     def forget(self, tp: TopicPartition) -> None:
         """What is known may be wrong: the log was deleted or trimmed."""
         tail = self._tails.pop(tp, None)
-        if tail is not None:
-            self._bytes -= sum(chunk.size for chunk in tail.chunks)
-            tail.wake()
+        if tail is None:
+            return
+        if tail.chunks:
+            self._bytes -= sum(map(_held, tail.chunks))
+            self._age = deque(entry for entry in self._age if entry[0] != tp)
+        tail.wake()
 
     def _tail(self, tp: TopicPartition) -> _Tail:
         found = self._tails.get(tp)
         if found is None:
             found = self._tails[tp] = _Tail()
+            if len(self._tails) > NAMES_MAX:
+                self.forget(next(iter(self._tails)))
+        else:
+            self._tails.move_to_end(tp)
         return found
+
+
+def _held(records: Columns) -> int:
+    return records.size + records.count * WIDTH + CHUNK_OVERHEAD_BYTES
 
 
 def _run(tail: _Tail, offset: int, bytes_max: int) -> tuple[list[Columns], int]:

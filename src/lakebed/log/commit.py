@@ -13,10 +13,11 @@ from collections.abc import Sequence
 import msgspec
 
 from lakebed.errors import LakebedError, OutcomeUnknown, Overloaded, Stale
-from lakebed.log import blob, control, paths
-from lakebed.log.control import BlobTooOld, Chunk, Verdict
+from lakebed.log import blob, control, paths, producers
+from lakebed.log.control import BlobTooOld
 from lakebed.log.lane import Lane, Materialising
 from lakebed.log.model import Control, LogFenced, Pending, TopicPartition
+from lakebed.log.producers import Chunk, Verdict
 from lakebed.log.records import SWAPS_MAX, Records, Versioned
 from lakebed.metrics import Metrics
 
@@ -45,8 +46,8 @@ class NotFresh(Exception):
 class Committer:
     """Works inside a turn of the lane, which it leaves knowing the control record, or knowing nothing."""
 
-    def __init__(self, records: Records, *, metrics: Metrics) -> None:
-        self._records = records
+    def __init__(self, records: Records, *, producer_memory_s: float, metrics: Metrics) -> None:
+        self._records, self._memory_ms = records, round(producer_memory_s * 1000)
         self._lost_swaps = metrics.counter("lakebed_log_lost_swaps_total")
 
     async def append_all(self, turns: Sequence[tuple[Lane, Written]]) -> list[Pending | Doubts]:
@@ -55,7 +56,7 @@ class Committer:
         Gives each append, or what the attempt leaves in doubt: whoever gets that goes on with `append`.
         """
         await _arrived([lane.materialising[1] for lane, _ in turns if lane.materialising is not None])
-        planned = [_planned(lane, written) for lane, written in turns]
+        planned = [self._planned(lane, written) for lane, written in turns]
         swaps = [
             (lane.tp, after, lane.known.version)
             for (lane, _), after in zip(turns, planned, strict=True)
@@ -98,13 +99,13 @@ class Committer:
                 landed = await self._landed(lane.tp, known.value, written, doubts)
                 if landed is not None:
                     return landed
-                verdicts = control.judge(known.value, written.chunks)
-                if not control.all_fresh(verdicts):
+                verdicts = self._judged(known.value, written)
+                if not producers.all_fresh(verdicts):
                     if fresh:
                         raise NotFresh(verdicts)
                     lane.forget()  # only believed on a fresh read
                     continue
-                after = _after(lane.tp, known.value, written)
+                after = self._after(lane.tp, known.value, written)
                 await self._materialised(lane, known.value)
                 try:
                     lane.known = await self._records.swap(lane.tp, paths.control(lane.tp), after, known.version)
@@ -168,6 +169,8 @@ class Committer:
         for doubt in doubts:
             if now.sequence_counter < doubt.end_offset:
                 continue
+            if doubt.end_offset < now.log_start_offset:
+                raise OutcomeUnknown(f"an append to {tp} may have happened; its place has been trimmed or deleted")
             for found in await self._records.spans(tp, doubt.end_offset, limit=1):
                 if found.end_offset == doubt.end_offset and found.entry == doubt.entry():
                     return doubt
@@ -175,32 +178,34 @@ class Committer:
                     raise OutcomeUnknown(f"an append to {tp} may have happened; a compaction has passed over its place")
         return None
 
+    def _judged(self, now: Control, written: Written) -> list[Verdict]:
+        return producers.judge(now, written.chunks, now_ms=written.created_at_ms, memory_ms=self._memory_ms)
 
-def _after(tp: TopicPartition, known: Control, written: Written) -> Control:
-    return control.append(
-        known,
-        written.chunks,
-        tp=tp,
-        append_id=written.append_id,
-        data_key=written.data_key,
-        place=written.place,
-        created_at_ms=written.created_at_ms,
-    )
+    def _after(self, tp: TopicPartition, known: Control, written: Written) -> Control:
+        return control.append(
+            known,
+            written.chunks,
+            tp=tp,
+            append_id=written.append_id,
+            data_key=written.data_key,
+            place=written.place,
+            created_at_ms=written.created_at_ms,
+            memory_ms=self._memory_ms,
+        )
 
-
-def _planned(lane: Lane, written: Written) -> Control | None:
-    """The control record after the append; None where it is not known, not fresh, refused, or not yet in the index."""
-    if lane.known is None:
-        return None
-    now = lane.known.value
-    if now.pending is not None and not _in_index(lane, now):
-        return None
-    if not control.all_fresh(control.judge(now, written.chunks)):
-        return None
-    try:
-        return _after(lane.tp, now, written)
-    except (LogFenced, BlobTooOld):
-        return None
+    def _planned(self, lane: Lane, written: Written) -> Control | None:
+        """The control record after the append; None where it is not known, not fresh, refused, or not in the index."""
+        if lane.known is None:
+            return None
+        now = lane.known.value
+        if now.pending is not None and not _in_index(lane, now):
+            return None
+        if not producers.all_fresh(self._judged(now, written)):
+            return None
+        try:
+            return self._after(lane.tp, now, written)
+        except (LogFenced, BlobTooOld):
+            return None
 
 
 def _in_index(lane: Lane, now: Control) -> bool:

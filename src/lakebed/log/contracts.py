@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
 
-from lakebed.errors import Invalid, LakebedError
-from lakebed.log import control
+from lakebed.errors import Invalid, LakebedError, Overloaded, Unavailable
+from lakebed.log import producers
 from lakebed.log.columns import Columns, columns
-from lakebed.log.control import Chunk
-from lakebed.log.model import BackPressureRejected, TopicPartition, topic_partition
+from lakebed.log.model import TopicPartition, topic_partition
+from lakebed.log.producers import Chunk
 from lakebed.log.reader import Fetched
 from lakebed.log.writer import Appended, Outcome
 
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 Number = Annotated[int, msgspec.Meta(ge=0)]
+LATER = (Overloaded, Unavailable)  # back pressure, a store or meta that is away, an outcome that is not known
 
 
 class Base64Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -110,7 +112,7 @@ def chunk_of(
         raise Invalid("producer_id and sequence go together")
     if records.size > record_max_bytes and max(memoryview(records.lengths).cast("I")) > record_max_bytes:
         raise Invalid(f"a record is larger than log.record_max_bytes ({record_max_bytes})")
-    stamp = control.check_stamp(producer_id, sequence) if producer_id is not None and sequence is not None else None
+    stamp = producers.check_stamp(producer_id, sequence) if producer_id is not None and sequence is not None else None
     return topic_partition(topic, partition), Chunk(records, stamp)
 
 
@@ -171,10 +173,21 @@ def answer(results: Sequence[ProduceResult] | Sequence[ConsumeResult]) -> Answer
     return Answer(results, good, len(results) - good)
 
 
-def status(results: Sequence[ProduceResult] | Sequence[ConsumeResult]) -> int:
-    """200 when all succeeded, 503 when all were refused for back pressure, 409 for every other failure."""
-    failed = [result for result in results if not result.ok]
+def status(outcomes: Sequence[object]) -> int:
+    """200 when all succeeded; 503 when every one of them may succeed later; 409 for every other failure, whole or part.
+
+    Part of a request is never answered 503: a client that sends all of it again would repeat what succeeded.
+    """
+    failed = [outcome for outcome in outcomes if isinstance(outcome, LakebedError)]
     if not failed:
         return 200
-    refused = all(result.error_type == BackPressureRejected.__name__ for result in failed)
-    return 503 if refused and len(failed) == len(results) else 409
+    later = len(failed) == len(outcomes) and all(isinstance(error, LATER) for error in failed)
+    return 503 if later else 409
+
+
+def headers(outcomes: Sequence[object]) -> dict[str, str]:
+    """Retry-After of an answer with status 503."""
+    if status(outcomes) != 503:
+        return {}
+    waits_s = [outcome.retry_after_s for outcome in outcomes if isinstance(outcome, LATER)]
+    return {"retry-after": str(max(1, math.ceil(max(waits_s))))}

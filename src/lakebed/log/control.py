@@ -10,67 +10,25 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lakebed.errors import Conflict, Invalid
+from lakebed.errors import Conflict
 from lakebed.log.blob import Slice
-from lakebed.log.columns import Columns
 from lakebed.log.model import (
     ENCODING,
     Control,
     LogDeleted,
     LogFenced,
-    Mark,
     OffsetOutOfRange,
-    OutOfOrderSequence,
     Pending,
     TopicPartition,
+    UnknownTopicPartition,
 )
-
-MARKS_MAX = 5  # batches remembered per producer: as many as a client may have in flight
-PRODUCERS_MAX = 200  # producers remembered per partition; the longest unused is forgotten first
+from lakebed.log.producers import MEMORY_MS, Chunk, remember
 
 
 class BlobTooOld(Conflict):
     """The vacuum may have deleted this blob already: write the records again under a new name."""
 
     code = "blob_too_old"
-
-
-class Stamp(msgspec.Struct, frozen=True, gc=False):
-    """Which batch of which producer this is. Sequences count 0, 1, 2 … per producer and partition."""
-
-    producer_id: str
-    sequence: int
-
-
-class Chunk(msgspec.Struct, frozen=True, gc=False):
-    """Records that came together and are answered together."""
-
-    records: Columns
-    stamp: Stamp | None = None
-
-
-class Fresh(msgspec.Struct, frozen=True, gc=False):
-    """To be appended."""
-
-
-class Duplicate(msgspec.Struct, frozen=True):
-    """Was appended before."""
-
-    mark: Mark
-
-
-class Repeat(msgspec.Struct, frozen=True):
-    """The same batch as an earlier fresh one of this append."""
-
-    index: int
-
-
-class Refused(msgspec.Struct, frozen=True):
-    error: OutOfOrderSequence
-
-
-FRESH = Fresh()
-Verdict = Fresh | Duplicate | Repeat | Refused
 
 
 def opened(now_ms: int) -> Control:
@@ -87,38 +45,8 @@ def reopened(control: Control, now_ms: int) -> Control:
         log_start_offset=control.next_offset,
         vacuum_before_ms=control.vacuum_before_ms,
         changed_at_ms=now_ms,
+        forgotten_ms=max(now_ms, control.forgotten_ms),
     )
-
-
-def judge(control: Control, chunks: Sequence[Chunk]) -> list[Verdict]:
-    """What becomes of each chunk. An unknown producer must begin at 0, so a forgotten one cannot append twice."""
-    stamps = [chunk.stamp for chunk in chunks]
-    if not any(stamps):
-        return [FRESH] * len(stamps)
-    verdicts: list[Verdict] = []
-    seen: dict[Stamp, int] = {}
-    last = {producer: marks[-1].sequence for producer, marks in control.producers.items() if marks}
-    for index, stamp in enumerate(stamps):
-        if stamp is None:
-            verdicts.append(FRESH)
-            continue
-        mark = next((m for m in control.producers.get(stamp.producer_id, ()) if m.sequence == stamp.sequence), None)
-        expected = last.get(stamp.producer_id, -1) + 1
-        if stamp in seen:
-            verdicts.append(Repeat(seen[stamp]))
-        elif mark is not None:
-            verdicts.append(Duplicate(mark))
-        elif stamp.sequence == expected:
-            seen[stamp] = index
-            last[stamp.producer_id] = stamp.sequence
-            verdicts.append(FRESH)
-        else:
-            verdicts.append(Refused(_out_of_order(stamp, expected)))
-    return verdicts
-
-
-def all_fresh(verdicts: Sequence[Verdict]) -> bool:
-    return verdicts.count(FRESH) == len(verdicts)
 
 
 def append(
@@ -130,6 +58,7 @@ def append(
     data_key: str,
     place: Slice,
     created_at_ms: int,
+    memory_ms: int = MEMORY_MS,
 ) -> Control:
     """The control after appending these chunks, all judged fresh, which lie at `place` in the blob at `data_key`."""
     demand_open(control, tp)
@@ -148,11 +77,13 @@ def append(
         byte_offset=place.byte_offset,
         byte_length=place.byte_length,
     )
+    producers, forgotten_ms = remember(control, chunks, pending.start_offset, created_at_ms, memory_ms)
     return msgspec.structs.replace(
         control,
         sequence_counter=pending.end_offset,
         pending=pending,
-        producers=_remember(control.producers, chunks, pending.start_offset),
+        producers=producers,
+        forgotten_ms=forgotten_ms,
     )
 
 
@@ -189,6 +120,7 @@ def deleted(control: Control, *, reason: str, now_ms: int) -> Control:
         vacuum_before_ms=control.vacuum_before_ms,
         changed_at_ms=now_ms,
         reason=reason,
+        forgotten_ms=max(now_ms, control.forgotten_ms),
     )
 
 
@@ -220,8 +152,18 @@ def demand_open(control: Control, tp: TopicPartition) -> None:
         )
 
 
+def demand_existing(control: Control, tp: TopicPartition) -> None:
+    """Raises UnknownTopicPartition for a deleted log, of which only the tombstone is left."""
+    if control.log_state == "DELETED":
+        raise UnknownTopicPartition(f"{tp} is deleted", hint="a produce creates it again")
+
+
 def demand_readable(control: Control, tp: TopicPartition, offset: int) -> None:
-    """Raises OffsetOutOfRange unless a reader may stand at `offset`: in the log, or right behind its end."""
+    """Raises OffsetOutOfRange unless a reader may stand at `offset`: in the log, or right behind its end.
+
+    Raises UnknownTopicPartition for a deleted one.
+    """
+    demand_existing(control, tp)
     if offset < control.log_start_offset or offset > control.next_offset:
         raise OffsetOutOfRange(
             f"{tp} has offsets {control.log_start_offset} to {control.sequence_counter}, not {offset}",
@@ -229,31 +171,3 @@ def demand_readable(control: Control, tp: TopicPartition, offset: int) -> None:
             log_start_offset=control.log_start_offset,
             high_watermark=control.sequence_counter,
         )
-
-
-def check_stamp(producer_id: str, sequence: int) -> Stamp:
-    if not producer_id or len(producer_id) > 128 or sequence < 0:
-        raise Invalid("producer_id must have 1 to 128 characters and sequence must be 0 or more")
-    return Stamp(producer_id, sequence)
-
-
-def _remember(producers: dict[str, list[Mark]], chunks: Sequence[Chunk], start_offset: int) -> dict[str, list[Mark]]:
-    after = producers
-    for chunk in chunks:
-        end_offset = start_offset + chunk.records.count - 1
-        if chunk.stamp is not None:
-            after = dict(after) if after is producers else after
-            marks = after.pop(chunk.stamp.producer_id, [])  # popped and set again: the longest unused comes first
-            after[chunk.stamp.producer_id] = [*marks, Mark(chunk.stamp.sequence, start_offset, end_offset)][-MARKS_MAX:]
-        start_offset = end_offset + 1
-    while len(after) > PRODUCERS_MAX:
-        after.pop(next(iter(after)))
-    return after
-
-
-def _out_of_order(stamp: Stamp, expected: int) -> OutOfOrderSequence:
-    return OutOfOrderSequence(
-        f"producer {stamp.producer_id} sent batch {stamp.sequence}, but {expected} is next",
-        hint="resend from the missing batch on, or begin at 0 under a new producer_id",
-        expected=expected,
-    )

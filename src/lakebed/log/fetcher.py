@@ -1,7 +1,8 @@
 """The fetcher answers a consume request: tail cache first, then the reader, then the long poll.
 
-A fetch at the known end waits for this broker's own appends without asking anybody, and looks for those of other
-brokers every `poll_s`.
+What a consumer is told is at most `poll_s` older than its request, whether it waits or not. Before the cache answers,
+the partition's control record has been looked at within `poll_s`; where that fails, the caller gets the error and not
+what was known before. This broker's own appends wake a long poll at once.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from typing import Any
 
 import msgspec
 
-from lakebed.clock import Clock
+from lakebed.clock import Clock, now_ms
 from lakebed.errors import LakebedError
-from lakebed.log.cache import TailCache
-from lakebed.log.model import OffsetOutOfRange, TopicPartition
+from lakebed.log import control
+from lakebed.log.cache import UNKNOWN, TailCache
+from lakebed.log.columns import Columns
+from lakebed.log.looks import Looks
+from lakebed.log.model import TopicPartition, UnknownTopicPartition
 from lakebed.log.reader import Fetched, Reader
 from lakebed.log.settings import LogSettings
 from lakebed.log.shared_cache import SharedTail
@@ -39,6 +43,7 @@ class Fetcher:
     ) -> None:
         self._reader, self._cache, self._settings, self._clock = reader, cache, settings, clock
         self._shared = shared
+        self._looks = Looks(self._look, every_s=settings.poll_s, clock=clock)
 
     async def fetch(
         self, wants: Sequence[Want], *, bytes_max: int, bytes_min: int = 1, wait_s: float = 0.0
@@ -48,21 +53,36 @@ class Fetcher:
         Returns once `bytes_min` are there, something failed, or `wait_s` is over; gives at most about `bytes_max`.
         """
         deadline_s = self._clock.monotonic_s() + wait_s
+        tps = [want.tp for want in wants]
         while True:
-            events = self._cache.changes([want.tp for want in wants])
+            events = self._cache.changes(tps)
             answers = await self._once(wants, bytes_max)
             have = sum(answer.size for answer in answers if isinstance(answer, Fetched))
-            left_s = deadline_s - self._clock.monotonic_s()
-            if have >= bytes_min or left_s <= 0 or any(isinstance(answer, LakebedError) for answer in answers):
+            now_s = self._clock.monotonic_s()
+            if have >= bytes_min or now_s >= deadline_s or any(isinstance(answer, LakebedError) for answer in answers):
                 return answers
-            await self._woken(events, min(left_s, self._settings.poll_s))
-            await self._look([want.tp for want, event in zip(wants, events, strict=True) if not event.is_set()])
+            await self._woken(events, min(deadline_s, self._looks.due_s(tps), now_s + self._settings.poll_s) - now_s)
+
+    def appended(self, tp: TopicPartition, start_offset: int, records: Columns) -> None:
+        """This broker has appended: its own consumers see it at once."""
+        self._cache.add(tp, start_offset, records, at_ms=now_ms(self._clock))
+        self._looks.passed(tp)
+
+    def forget(self, tp: TopicPartition) -> None:
+        """This broker has trimmed or deleted the log."""
+        self._cache.forget(tp)
+        self._looks.forget(tp)
 
     async def _once(self, wants: Sequence[Want], bytes_max: int) -> list[Fetched | LakebedError]:
         await self._take_news(wants)
         answers: dict[int, Fetched | LakebedError] = {}
+        # Of a partition that is not known the reader asks for the control record itself.
+        unsure = await self._looks.fresh([want.tp for want in wants if self._cache.end(want.tp) != UNKNOWN])
         left = bytes_max
         for index, want in enumerate(wants):
+            if want.tp in unsure:
+                answers[index] = unsure[want.tp]
+                continue
             found = self._cache.read(want.tp, want.offset, min(left, want.bytes_max)) if left > 0 else None
             if found is not None:
                 answers[index] = found
@@ -73,7 +93,7 @@ class Fetcher:
             asked = [wants[index] for index in missing]
             read = await self._read([Want(want.tp, want.offset, min(share, want.bytes_max)) for want in asked])
             answers |= dict(zip(missing, read, strict=True))
-        return [answers.get(index) or self._nothing(want) for index, want in enumerate(wants)]
+        return [answers.get(index) or await self._nothing(want) for index, want in enumerate(wants)]
 
     async def _take_news(self, wants: Sequence[Want]) -> None:
         """What other brokers of this host have appended since, where they share a folder with us."""
@@ -81,40 +101,42 @@ class Fetcher:
             return
         for want in wants:
             if want.offset > self._cache.end(want.tp):
-                for start_offset, records in await self._shared.news(want.tp):
-                    self._cache.add(want.tp, start_offset, records)
+                for start_offset, records, at_ms in await self._shared.news(want.tp):
+                    self._cache.add(want.tp, start_offset, records, at_ms=at_ms)
 
-    def _nothing(self, want: Want) -> Fetched:
+    async def _nothing(self, want: Want) -> Fetched | LakebedError:
         """The answer is full: this partition comes first next time."""
-        return Fetched(want.offset, want.offset, max(self._cache.end(want.tp), want.offset - 1), 0)
+        error = (await self._looks.fresh([want.tp])).get(want.tp)
+        if error is not None:
+            return error
+        return Fetched(want.offset, want.offset, self._cache.end(want.tp), self._cache.start(want.tp))
 
     async def _read(self, wants: Sequence[Want]) -> list[Fetched | LakebedError]:
+        at_ms = now_ms(self._clock)
         try:
             found: list[Fetched | LakebedError] = [
                 *await self._reader.read_many([(want.tp, want.offset, want.bytes_max) for want in wants])
             ]
         except LakebedError as error:
             if len(wants) == 1:
-                if isinstance(error, OffsetOutOfRange):
-                    self._cache.forget(wants[0].tp)
                 return [error]
             found = [(await self._read([want]))[0] for want in wants]  # one bad partition must not fail the others
         for want, answer in zip(wants, found, strict=True):
             if isinstance(answer, Fetched):
-                self._cache.saw(want.tp, answer.high_watermark, answer.log_start_offset)
+                self._cache.saw(want.tp, answer.high_watermark, answer.log_start_offset, at_ms=at_ms)
+                self._looks.passed(want.tp)
         return found
 
-    async def _look(self, tps: Sequence[TopicPartition]) -> None:
-        """Learns of other brokers' appends to partitions that were quiet here."""
-        for tp in tps:
-            try:
-                now = await self._reader.control(tp)
-            except LakebedError:
-                continue  # the next fetch says it to the caller
-            if now.log_state == "DELETED":
-                self._cache.forget(tp)
-            else:
-                self._cache.saw(tp, now.sequence_counter, now.log_start_offset)
+    async def _look(self, tp: TopicPartition) -> None:
+        """Learns what other brokers have done to a partition. Raises when that is not known, or it is deleted."""
+        at_ms = now_ms(self._clock)
+        try:
+            now = await self._reader.control(tp)
+            control.demand_existing(now, tp)
+        except UnknownTopicPartition:
+            self._cache.forget(tp)
+            raise
+        self._cache.looked(tp, now, at_ms=at_ms)
 
     async def _woken(self, events: Sequence[asyncio.Event], timeout_s: float) -> None:
         waiting: list[asyncio.Future[Any]] = [asyncio.ensure_future(event.wait()) for event in events]

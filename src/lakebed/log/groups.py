@@ -1,15 +1,31 @@
-"""Consumer groups: how far each has come in each partition, and how much is left. One meta entry per partition."""
+"""Consumer groups: how far each has come in each partition, and how much is left. One meta entry per partition.
+
+An offset goes forward, unless a commit says that it is a seek. Whoever claims a partition gets its next generation, and
+a commit that carries another generation is refused: a member that was replaced and does not know it changes nothing.
+"""
 
 from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
 from lakebed.clock import Clock, now_ms
-from lakebed.errors import Invalid
-from lakebed.log import paths
-from lakebed.log.model import TOPIC, Committed, OffsetOutOfRange, TopicPartition
-from lakebed.log.records import Records, decoded
-from lakebed.meta.model import RANGE_LIMIT_MAX, prefix_end
+from lakebed.errors import AlreadyExists, Invalid, OutcomeUnknown, Overloaded, Stale
+from lakebed.log import control, paths
+from lakebed.log.model import (
+    TOPIC,
+    Committed,
+    Control,
+    GroupFenced,
+    OffsetMovedBack,
+    OffsetOutOfRange,
+    TopicPartition,
+)
+from lakebed.log.records import PAGE, SWAPS_MAX, Records, Versioned, decoded
+from lakebed.meta.model import Entry, prefix_end
+
+NOTHING = Committed(0, 0)  # of a group that has neither committed nor claimed
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -20,26 +36,65 @@ class Progress(msgspec.Struct, frozen=True):
     high_watermark: int
     lag: int
     committed_at_ms: int
+    generation: int = 0
 
 
 class Groups:
     def __init__(self, records: Records, *, clock: Clock) -> None:
         self._records, self._clock = records, clock
 
-    async def commit(self, group: str, tp: TopicPartition, offset: int, *, note: str = "") -> Committed:
-        """Remembers the next offset the group wants. The last commit wins. Raises OffsetOutOfRange."""
-        check_group(group)
-        now = (await self._records.control(tp)).value
-        if not 1 <= offset <= now.next_offset:
+    async def claim(self, group: str, tp: TopicPartition) -> Committed:
+        """Takes the partition over: every commit with an earlier generation is refused from now on."""
+        await self._existing(tp)
+        at_ms = now_ms(self._clock)
+
+        def decide(now: Committed) -> Committed:
+            return msgspec.structs.replace(now, generation=now.generation + 1, committed_at_ms=at_ms)
+
+        return await self._change(group, tp, decide)
+
+    async def commit(
+        self,
+        group: str,
+        tp: TopicPartition,
+        offset: int,
+        *,
+        note: str = "",
+        generation: int | None = None,
+        seek: bool = False,
+    ) -> Committed:
+        """Remembers the next offset the group wants. Repeating a commit is harmless.
+
+        Raises OffsetOutOfRange; GroupFenced for a generation that is not the last one; OffsetMovedBack for an offset
+        below the committed one, unless `seek`. A seek without a generation makes a new one, so that a member which
+        still reads elsewhere cannot commit over it.
+        """
+        log = await self._existing(tp)
+        if not 1 <= offset <= log.next_offset:
             raise OffsetOutOfRange(
-                f"{tp} ends at {now.sequence_counter}; a group cannot be at {offset}",
-                high_watermark=now.sequence_counter,
+                f"{tp} ends at {log.sequence_counter}; a group cannot be at {offset}",
+                high_watermark=log.sequence_counter,
             )
-        made = Committed(offset, now_ms(self._clock), note)
-        await self._records.meta.put(
-            paths.group_offset(tp, group), msgspec.json.encode(made), partition_key=tp.partition_key
-        )
-        return made
+        at_ms = now_ms(self._clock)
+
+        def decide(now: Committed) -> Committed:
+            if generation is not None and generation != now.generation:
+                raise GroupFenced(
+                    f"group {group} has generation {now.generation} of {tp}, not {generation}",
+                    hint="another member has taken over: stop, or claim a generation and read on from its offset",
+                    generation=now.generation,
+                )
+            # A log that was deleted and made anew may end below what a group of its former life had committed.
+            if not seek and offset < now.offset <= log.next_offset:
+                raise OffsetMovedBack(
+                    f"group {group} is at {now.offset} of {tp}; a commit of {offset} would move it back",
+                    hint='a commit with "seek": true may go back',
+                    offset=now.offset,
+                )
+            following = now.generation + 1 if seek and generation is None else now.generation
+            return Committed(offset, at_ms, note, following)
+
+        return await self._change(group, tp, decide)
 
     async def committed(self, group: str, tp: TopicPartition) -> Committed | None:
         found = await self._records.find(tp, paths.group_offset(tp, check_group(group)), Committed)
@@ -47,25 +102,68 @@ class Groups:
 
     async def progress(self, topic: str, group: str = "") -> list[Progress]:
         """Every partition of every group of the topic (or of one), with its lag."""
-        folder = paths.group_folder(topic, check_group(group)) if group else paths.groups_folder(topic)
+        logs: dict[TopicPartition, Versioned[Control] | None] = {}
         rows: list[Progress] = []
-        for entry in await self._records.meta.range(folder, prefix_end(folder), limit=RANGE_LIMIT_MAX):
+        async for entry in self._entries(topic, group):
             name, partition = entry.key.split("/")[-2:]
             tp = TopicPartition(topic, int(partition))
-            now = (await self._records.control(tp)).value
-            at = decoded(entry, Committed).value
-            behind = now.next_offset - max(at.offset, now.log_start_offset)
+            if tp not in logs:
+                logs[tp] = await self._records.find(tp, paths.control(tp), Control)
+            found = logs[tp]
+            if found is None:
+                continue  # the log is gone, and its groups are going
+            log, at = found.value, decoded(entry, Committed).value
+            behind = log.next_offset - max(at.offset, log.log_start_offset)
             rows.append(
-                Progress(name, topic, tp.partition, at.offset, now.sequence_counter, max(0, behind), at.committed_at_ms)
+                Progress(
+                    name,
+                    topic,
+                    tp.partition,
+                    at.offset,
+                    log.sequence_counter,
+                    max(0, behind),
+                    at.committed_at_ms,
+                    at.generation,
+                )
             )
         return rows
 
     async def forget(self, topic: str, group: str = "") -> None:
         """Drops a group's offsets in a topic, or those of all its groups."""
-        folder = paths.group_folder(topic, check_group(group)) if group else paths.groups_folder(topic)
-        for entry in await self._records.meta.range(folder, prefix_end(folder), limit=RANGE_LIMIT_MAX):
+        async for entry in self._entries(topic, group):
             tp = TopicPartition(topic, int(entry.key.rsplit("/", 1)[-1]))
             await self._records.meta.delete(entry.key, partition_key=tp.partition_key)
+
+    async def _entries(self, topic: str, group: str) -> AsyncIterator[Entry]:
+        """All of them, page by page."""
+        folder = paths.group_folder(topic, check_group(group)) if group else paths.groups_folder(topic)
+        start = folder
+        while True:
+            page = await self._records.meta.range(start, prefix_end(folder), limit=PAGE)
+            for entry in page:
+                yield entry
+            if len(page) < PAGE:
+                return
+            start = page[-1].key + "\0"
+
+    async def _existing(self, tp: TopicPartition) -> Control:
+        found = (await self._records.control(tp)).value
+        control.demand_existing(found, tp)
+        return found
+
+    async def _change(self, group: str, tp: TopicPartition, decide: Callable[[Committed], Committed]) -> Committed:
+        """Changes a group's entry by a pure decision, again and again until it sticks."""
+        key = paths.group_offset(tp, check_group(group))
+        for attempt in range(SWAPS_MAX):
+            found = await self._records.find(tp, key, Committed)
+            after = decide(found.value if found is not None else NOTHING)
+            try:
+                if found is None:
+                    return (await self._records.create(tp, key, after)).value
+                return (await self._records.swap(tp, key, after, found.version)).value
+            except (AlreadyExists, Stale, OutcomeUnknown):
+                await self._records.pause(attempt)
+        raise Overloaded(f"the offset of group {group} in {tp} changed {SWAPS_MAX} times during one commit")
 
 
 def check_group(group: str) -> str:

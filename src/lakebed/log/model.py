@@ -42,6 +42,34 @@ class OutOfOrderSequence(Conflict):
     code = "out_of_order_sequence"
 
 
+class UnknownProducer(OutOfOrderSequence):
+    """Nothing is known of this producer here, so nobody can say whether its batch was appended before."""
+
+    code = "unknown_producer"
+
+
+class SequenceReused(Conflict):
+    """Another batch was appended under this producer and sequence."""
+
+    code = "sequence_reused"
+
+
+class TooManyProducers(Overloaded):
+    code = "too_many_producers"
+
+
+class GroupFenced(Fenced):
+    """Another member has taken over this partition of the group: stop, and claim it anew."""
+
+    code = "group_fenced"
+
+
+class OffsetMovedBack(Conflict):
+    """A commit below the committed offset that does not say that it is a seek."""
+
+    code = "offset_moved_back"
+
+
 class TopicPartition(msgspec.Struct, frozen=True, order=True):
     """One log. Everything in meta that belongs to it is routed by `partition_key`."""
 
@@ -101,18 +129,25 @@ class Pending(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One batch of an idempotent producer: its sequence number and where it went."""
+    """One batch of an idempotent producer: its sequence number and where it went.
+
+    `crc` is that of its records, 0 in marks of older versions. `at_ms` is set in a producer's last mark alone: when it
+    was last used.
+    """
 
     sequence: int
     start_offset: int
     end_offset: int
+    crc: int = 0
+    at_ms: int = 0
 
 
 class Control(msgspec.Struct, frozen=True, omit_defaults=True):
     """The truth about one partition. Everything below `pending` is beyond the seed and left out while unused.
 
     `vacuum_before_ms` refuses commits of blobs made at or before it: the vacuum has looked, and may delete them.
-    `producers` are the last batches of idempotent producers, the longest unused producer first.
+    `producers` are the last batches of idempotent producers, the longest unused producer first. `forgotten_ms`: a
+    producer that was last used at or before this time may have been removed from them.
     """
 
     log_state: Literal["OPEN", "FENCED", "DELETED"]
@@ -123,6 +158,7 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
     producers: dict[str, list[Mark]] = {}
     changed_at_ms: int = 0
     reason: str = ""
+    forgotten_ms: int = 0
 
     @property
     def next_offset(self) -> int:
@@ -193,12 +229,16 @@ class Claim(msgspec.Struct, frozen=True):
     claimed_at_ms: int
 
 
-class Committed(msgspec.Struct, frozen=True):
-    """How far a consumer group has come: the next offset it wants."""
+class Committed(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How far a consumer group has come: the next offset it wants, 0 when none was committed yet.
+
+    `generation` counts how often a member has claimed the partition; the last one to do so has this number.
+    """
 
     offset: int
     committed_at_ms: int
     note: str = ""
+    generation: int = 0
 
 
 class TopicConfig(msgspec.Struct, frozen=True):

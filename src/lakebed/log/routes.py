@@ -17,9 +17,9 @@ from lakebed.errors import Invalid
 from lakebed.log import contracts, frame
 from lakebed.log.broker import Broker
 from lakebed.log.contracts import ConsumeRequest, ProduceRequest
-from lakebed.log.control import Chunk
 from lakebed.log.fetcher import Want
-from lakebed.log.model import TopicConfig, TopicPartition, check_topic, topic_partition
+from lakebed.log.model import Committed, TopicConfig, TopicPartition, check_topic, topic_partition
+from lakebed.log.producers import Chunk
 from lakebed.log.reader import Fetched
 from lakebed.log.steward import Segments
 from lakebed.log.writer import Outcome
@@ -54,10 +54,28 @@ class CommitPartition(msgspec.Struct, frozen=True):
     partition: int
     offset: int
     note: str = ""
+    generation: int | None = None
+    seek: bool = False
 
 
 class CommitRequest(msgspec.Struct, frozen=True):
     topic_partitions: Annotated[list[CommitPartition], msgspec.Meta(min_length=1)]
+
+
+class ClaimPartition(msgspec.Struct, frozen=True):
+    topic: str
+    partition: int
+
+
+class ClaimRequest(msgspec.Struct, frozen=True):
+    topic_partitions: Annotated[list[ClaimPartition], msgspec.Meta(min_length=1)]
+
+
+class ProducerId(msgspec.Struct, frozen=True):
+    """`memory_s`: how long a partition knows it after its last batch there."""
+
+    producer_id: str
+    memory_s: float
 
 
 class LogRoutes:
@@ -87,6 +105,8 @@ class LogRoutes:
             Route("/topics/{topic}/partitions/{partition:int}/unfence", self._unfence, methods=["POST"]),
             Route("/topics/{topic}/partitions/{partition:int}/trim", self._trim, methods=["POST"]),
             Route("/groups/{group}/commit", self._commit, methods=["POST"]),
+            Route("/groups/{group}/generation", self._claim, methods=["POST"]),
+            Route("/producers", self._producer, methods=["POST"]),
         ]
         self.reads: Sequence[BaseRoute] = reads if roles in ("both", "read") else ()
         self.writes: Sequence[BaseRoute] = writes if roles in ("both", "write") else ()
@@ -151,11 +171,11 @@ class LogRoutes:
         )
         as_json = frame.MEDIA_TYPE not in request.headers.get("accept", "")
         results = [contracts.consumed(want.tp, each, as_json=as_json) for want, each in zip(wants, found, strict=True)]
-        answer, status = contracts.answer(results), contracts.status(results)
+        answer, status, headers = contracts.answer(results), contracts.status(found), contracts.headers(found)
         if as_json:
-            return json_answer(answer, status)
+            return json_answer(answer, status, headers)
         parts = [each.parts if isinstance(each, Fetched) else () for each in found]
-        return Response(frame.encode_grouped(answer, parts), status, media_type=frame.MEDIA_TYPE)
+        return Response(frame.encode_grouped(answer, parts), status, headers, media_type=frame.MEDIA_TYPE)
 
     async def _topics(self, request: Request) -> Response:
         """Every topic with its partitions."""
@@ -202,15 +222,33 @@ class LogRoutes:
 
     @operation("Commit a group's offsets", body=CommitRequest)
     async def _commit(self, request: Request) -> Response:
+        """Each partition on its own, in order: an error leaves those before it committed, and may be repeated whole."""
         asked = decode_json(await request.body(), CommitRequest).topic_partitions
         tps = [topic_partition(part.topic, part.partition) for part in asked]
         self._check(request.state.principal, "consume", [(tp, None) for tp in tps])
         group = request.path_params["group"]
         rows: list[Any] = []
         for tp, part in zip(tps, asked, strict=True):
-            made = await self.broker.groups.commit(group, tp, part.offset, note=part.note)
-            rows.append({"topic": tp.topic, "partition": tp.partition, "offset": made.offset})
+            made = await self.broker.groups.commit(
+                group, tp, part.offset, note=part.note, generation=part.generation, seek=part.seek
+            )
+            rows.append(_standing(tp, made))
         return json_answer({"group": group, "committed": rows})
+
+    @operation("Take over a group's partitions", body=ClaimRequest)
+    async def _claim(self, request: Request) -> Response:
+        """Gives each partition's next generation and committed offset (0: none). Earlier generations are refused."""
+        asked = decode_json(await request.body(), ClaimRequest).topic_partitions
+        tps = [topic_partition(part.topic, part.partition) for part in asked]
+        self._check(request.state.principal, "consume", [(tp, None) for tp in tps])
+        group = request.path_params["group"]
+        rows = [_standing(tp, await self.broker.groups.claim(group, tp)) for tp in tps]
+        return json_answer({"group": group, "claimed": rows})
+
+    @operation("Issue a producer id", answer=ProducerId)
+    async def _producer(self, request: Request) -> Response:
+        """A UUID of version 7. Nothing is stored: a client may make one itself."""
+        return json_answer(ProducerId(self.broker.producer_id(), self.broker.settings.producer_memory_s))
 
     @operation("Refuse every append from now on", body=Reason)
     async def _fence(self, request: Request) -> Response:
@@ -232,7 +270,7 @@ class LogRoutes:
         subject = _subject(tp) | {"before": str(before)}
         async with self._trail.record(request.state.principal.name, "log.trim", subject):
             after = await self.broker.steward.trim(tp, before)
-        self.broker.cache.forget(tp)
+        self.broker.fetcher.forget(tp)
         return json_answer(after)
 
     @operation("Delete a topic", body=Reason)
@@ -242,7 +280,7 @@ class LogRoutes:
         async with self._trail.record(request.state.principal.name, "log.delete", {"topic": topic}, reason):
             tps = await self.broker.steward.delete(topic, reason=reason)
         for tp in tps:
-            self.broker.cache.forget(tp)
+            self.broker.fetcher.forget(tp)
         return json_answer({"topic": topic, "deleted": [tp.partition for tp in tps]})
 
     @operation("Set what is kept of a topic", body=TopicConfig)
@@ -273,7 +311,11 @@ class LogRoutes:
 
 def _told(asked: Sequence[tuple[TopicPartition, Chunk]], outcomes: Sequence[Outcome]) -> Answered:
     results = [contracts.produced(tp, outcome) for (tp, _), outcome in zip(asked, outcomes, strict=True)]
-    return answered(contracts.answer(results), contracts.status(results))
+    return answered(contracts.answer(results), contracts.status(outcomes), contracts.headers(outcomes))
+
+
+def _standing(tp: TopicPartition, made: Committed) -> dict[str, Any]:
+    return {"topic": tp.topic, "partition": tp.partition, "offset": made.offset, "generation": made.generation}
 
 
 def _subject(tp: TopicPartition) -> dict[str, str]:

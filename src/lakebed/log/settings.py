@@ -25,7 +25,12 @@ class LogSettings(Section, frozen=True):
     tail_cache_dir: Annotated[Path | None, describe("folder of a tail cache shared by brokers of one host")] = None
     max_wait_ms: Annotated[int, describe("longest long poll")] = 30_000
     max_bytes: Annotated[int, describe("largest answer to one consume")] = 32 * 1024 * 1024
-    poll_s: Annotated[float, describe("how often a long poll looks for other brokers' appends")] = 0.25
+    poll_s: Annotated[float, describe("how old, at most, what a consumer is told of other brokers' changes may be")] = (
+        0.25
+    )
+    producer_memory_s: Annotated[float, describe("how long an idempotent producer is known after its last batch")] = (
+        24 * 3600.0
+    )
     compact_every_s: Annotated[float, describe("pause between two passes of the compactor")] = 5.0
     compact_workers: Annotated[int, describe("partitions compacted at once")] = 2
     compact_min_entries: Annotated[int, describe("appends worth compacting")] = 8
@@ -40,6 +45,8 @@ class LogSettings(Section, frozen=True):
     billing_every_s: Annotated[float, describe("pause between two scans of what is stored; 0 never")] = 0.0
 
     def check(self) -> None:
+        if self.poll_s <= 0 or self.producer_memory_s <= 0:
+            raise Contradiction("log.poll_s", "log.producer_memory_s", "both are times of more than 0 seconds")
         if self.record_max_bytes > self.buffer_max_bytes:
             raise Contradiction("log.record_max_bytes", "log.buffer_max_bytes", "the largest record would never fit")
         if self.batch_max_bytes > self.buffer_max_bytes:

@@ -41,8 +41,8 @@ class SharedTail:
             self._waiting.add(waiting)
             waiting.add_done_callback(self._waiting.discard)
 
-    async def news(self, tp: TopicPartition) -> list[tuple[int, Columns]]:
-        """Appends that other processes have published since the last look, lowest offset first."""
+    async def news(self, tp: TopicPartition) -> list[tuple[int, Columns, int]]:
+        """Appends that other processes have published since the last look, lowest offset first, and when (ms)."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._news, tp)
 
     async def close(self) -> None:
@@ -57,33 +57,41 @@ class SharedTail:
             part = folder / f".{name}.{self._node}"
             part.write_bytes(b"".join([PREFIX.pack(MAGIC, records.count), records.lengths, records.payload]))
             part.rename(folder / name)
-            self._seen.setdefault(tp, set()).add(name)
+            self._note(tp, name)
         self._written += 1
         if self._written % PRUNE_EVERY == 0:
             self._prune()
 
-    def _news(self, tp: TopicPartition) -> list[tuple[int, Columns]]:
+    def _note(self, tp: TopicPartition, name: str) -> None:
+        """A broker that only writes never looks at the folder: its own names are kept while their files are."""
+        seen = self._seen.setdefault(tp, set())
+        seen.add(name)
+        if len(seen) > FILES_MAX:
+            seen &= {file.name for file in self._folder(tp).iterdir()}
+
+    def _news(self, tp: TopicPartition) -> list[tuple[int, Columns, int]]:
         try:
             names = sorted(file.name for file in self._folder(tp).iterdir() if not file.name.startswith("."))
         except OSError:
             return []
         seen = self._seen.get(tp, set())
-        found: list[tuple[int, Columns]] = []
+        found: list[tuple[int, Columns, int]] = []
         for name in [name for name in names[-FILES_MAX:] if name not in seen]:
-            records = self._read(tp, name)
-            if records is not None:
-                found.append((int(name.partition("-")[0]), records))
+            read = self._read(tp, name)
+            if read is not None:
+                found.append((int(name.partition("-")[0]), *read))
         self._seen[tp] = set(names)
         return found
 
-    def _read(self, tp: TopicPartition, name: str) -> Columns | None:
+    def _read(self, tp: TopicPartition, name: str) -> tuple[Columns, int] | None:
         try:
-            data = (self._folder(tp) / name).read_bytes()
+            file = self._folder(tp) / name
+            data, at_ms = file.read_bytes(), file.stat().st_mtime_ns // 1_000_000
             magic, count = PREFIX.unpack_from(data)
             at = PREFIX.size + count * WIDTH
             if magic != MAGIC or name != f"{int(name.partition('-')[0]):020d}-{count}":
                 return None
-            return checked(count, memoryview(data)[PREFIX.size : at], memoryview(data)[at:])
+            return checked(count, memoryview(data)[PREFIX.size : at], memoryview(data)[at:]), at_ms
         except (OSError, ValueError, struct.error, Invalid):
             return None
 

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from lakebed.clock import Clock, now_ms
-from lakebed.errors import NotFound
+from lakebed.errors import NotFound, Unavailable
 from lakebed.log import control, paths, resolve
 from lakebed.log.groups import Groups
 from lakebed.log.model import Control, Cursor, Span, TopicConfig, TopicPartition, UnknownTopicPartition, check_topic
@@ -151,13 +151,16 @@ class Steward:
         await self._records.meta.put(paths.config(topic), msgspec.json.encode(config), partition_key=topic)
 
     async def offset_at(self, tp: TopicPartition, at_ms: int) -> int:
-        """The first offset appended at that time or later; the end of the log when there is none."""
+        """The first offset appended at that time or later; the end of the log when there is none.
+
+        Raises Unavailable when compactions kept overtaking it: the end would make a consumer skip records.
+        """
         for _ in range(LOOKS_MAX):
             try:
                 return await self._offset_at(tp, at_ms)
             except BlobGone:
                 continue  # compacted or trimmed meanwhile
-        return (await self._records.control(tp)).value.next_offset
+        raise Unavailable(f"the blobs of {tp} were replaced {LOOKS_MAX} times while an offset was looked for")
 
     async def _offset_at(self, tp: TopicPartition, at_ms: int) -> int:
         now = (await self._records.control(tp)).value

@@ -2,7 +2,7 @@
 
 Four steps in this order make it safe beside writers and compactors, however slow they are:
 
-1. candidates: objects that are older than the horizon (by twice its margin for clocks that differ);
+1. candidates: objects that are older than the horizon (by twice its margin for clocks that differ), page by page;
 2. every partition's control record is told `vacuum_before_ms`: from there on no commit of an older blob succeeds, and
    no older compaction overwrites the index. The swap also shows what was pending at that instant;
 3. then, and only then, references are collected: pending, compaction under way, index;
@@ -26,7 +26,8 @@ from lakebed.metrics import Metrics
 from lakebed.store.protocol import Store
 from lakebed.traces import traced
 
-CANDIDATES_MAX = 100_000  # per pass; the next pass goes on
+CANDIDATES_MAX = 100_000  # old objects held at once: live ones are most of them
+ORPHANS_MAX = 100_000  # deleted by one pass, about; the next pass goes on
 
 
 class Vacuumed(msgspec.Struct, frozen=True):
@@ -49,25 +50,35 @@ class Vacuum:
     @traced("log vacuum")
     async def sweep_once(self, *, dry_run: bool = False) -> Vacuumed:
         before_ms = now_ms(self._clock) - self._horizon_ms
-        candidates: dict[str, int] = {}
-        async for info in self._store.list(paths.ROOT):
-            if info.modified_ms < before_ms - self._horizon_ms // 2:  # a writer's clock may be ahead of the store's
-                candidates[info.key] = info.size
-            if len(candidates) >= CANDIDATES_MAX:
-                break
-        if not candidates:
+        found, after = await self._candidates(before_ms, "")
+        if not found:
             return Vacuumed(0, 0, [], 0)
         tps = [tp async for tp in self._records.partitions()]
         referred: set[str] = set()
         for tp in tps:
             now = await self._announce(tp, before_ms) if not dry_run else await self._look(tp)
             referred |= await self._references(tp, now, dry_run)
-        orphans = sorted(candidates.keys() - referred)
-        if not dry_run:
-            for key in orphans:
+        looked, orphans, size = 0, list[str](), 0
+        while found and len(orphans) < ORPHANS_MAX:
+            # What is as old and was listed later cannot have come to be referred to either: see step 2.
+            of_page = sorted(found.keys() - referred)
+            looked, size = looked + len(found), size + sum(found[key] for key in of_page)
+            orphans += of_page
+            for key in of_page if not dry_run else ():
                 await self._store.delete(key)
                 self._swept.inc()
-        return Vacuumed(len(tps), len(candidates), orphans, sum(candidates[key] for key in orphans))
+            found, after = await self._candidates(before_ms, after) if after else ({}, "")
+        return Vacuumed(len(tps), looked, orphans, size)
+
+    async def _candidates(self, before_ms: int, after: str) -> tuple[dict[str, int], str]:
+        """Old objects behind `after` with their sizes, at most CANDIDATES_MAX, and where to go on; "" at the end."""
+        found: dict[str, int] = {}
+        async for info in self._store.list(paths.ROOT, after=after):
+            if info.modified_ms < before_ms - self._horizon_ms // 2:  # a writer's clock may be ahead of the store's
+                found[info.key] = info.size
+                if len(found) >= CANDIDATES_MAX:
+                    return found, info.key
+        return found, ""
 
     async def _announce(self, tp: TopicPartition, before_ms: int) -> Control | None:
         try:

@@ -18,15 +18,17 @@ from lakebed.errors import AlreadyExists, LakebedError, Unavailable
 from lakebed.ids import Ids
 from lakebed.log import blob, codec, control, paths
 from lakebed.log.commit import Committer, Doubts, NotFresh, Written
-from lakebed.log.control import BlobTooOld, Chunk, Duplicate, Fresh, Refused, Verdict
+from lakebed.log.control import BlobTooOld
 from lakebed.log.lane import Lane, Ticket, any_turn
 from lakebed.log.model import FIRST_OFFSET, Control, Cursor, LogDeleted, Mark, Pending, TopicPartition
 from lakebed.log.paths import Uris
+from lakebed.log.producers import MEMORY_MS, Chunk, Duplicate, Fresh, Refused, Verdict
 from lakebed.log.records import Records, Versioned
 from lakebed.metrics import Metrics
 from lakebed.store.protocol import Store
 
 SETTLE_S = 0.05  # a lane in which nothing happens for so long clears its pending append
+LANES_MAX = 4096  # partitions whose control record is kept between appends: each may hold some hundred kilobytes
 REWRITES_MAX = 3  # times one append writes its records again, because of duplicates in it or a blob grown old
 
 
@@ -54,11 +56,21 @@ Outcome = Appended | LakebedError
 class Writer:
     """Appends to any partition. One per process, so that its lanes see every append of the process."""
 
-    def __init__(self, store: Store, records: Records, uris: Uris, *, clock: Clock, ids: Ids, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        store: Store,
+        records: Records,
+        uris: Uris,
+        *,
+        clock: Clock,
+        ids: Ids,
+        metrics: Metrics,
+        producer_memory_s: float = MEMORY_MS / 1000,
+    ) -> None:
         self._store, self._records, self._uris = store, records, uris
         self._clock, self._ids = clock, ids
         self._lanes: dict[TopicPartition, Lane] = {}
-        self._committer = Committer(records, metrics=metrics)
+        self._committer = Committer(records, producer_memory_s=producer_memory_s, metrics=metrics)
         self._unsettled: dict[Lane, int] = {}  # lanes to be cleared when quiet → how many appends were last seen there
         self._settler: asyncio.Task[None] | None = None
         self._blobs = metrics.counter("lakebed_log_blobs_total")
@@ -109,10 +121,17 @@ class Writer:
         await self._settle(list(self._unsettled))
 
     def _lane(self, tp: TopicPartition) -> Lane:
-        found = self._lanes.get(tp)
-        if found is None:
-            found = self._lanes[tp] = Lane(tp)
+        found = self._lanes.pop(tp, None) or Lane(tp)
+        self._lanes[tp] = found  # the longest unused comes first
+        if len(self._lanes) > LANES_MAX:
+            self._forget_idle()
         return found
+
+    def _forget_idle(self) -> None:
+        """A lane that is not in use only saves its next append a read."""
+        for tp, lane in list(self._lanes.items())[: len(self._lanes) - LANES_MAX]:
+            if not lane.waiting and lane not in self._unsettled:
+                del self._lanes[tp]
 
     async def _initialise(self, lanes: Sequence[Lane]) -> None:
         """Before a blob is named: so no blob is older than the control record of a partition it is for."""

@@ -1,7 +1,8 @@
 """The world of the log: brokers, compactors, a vacuum and an operator on a few partitions, all of them mortal.
 
 After every step, every committed record must be readable where it was acknowledged, with its bytes: the index, the
-control record and the bucket together must resolve each offset to the same record for ever.
+control record and the bucket together must resolve each offset to the same record for ever. A group's offset never
+goes back, and is only committed by the member that claimed it last.
 """
 
 from __future__ import annotations
@@ -15,8 +16,17 @@ from lakebed.errors import Conflict, Fenced, OutcomeUnknown, Overloaded, Unavail
 from lakebed.log import codec, paths, resolve
 from lakebed.log.broker import Broker
 from lakebed.log.columns import columns
-from lakebed.log.control import Chunk, Stamp
-from lakebed.log.model import Control, IndexEntry, OffsetOutOfRange, Span, TopicPartition, UnknownTopicPartition
+from lakebed.log.groups import NOTHING
+from lakebed.log.model import (
+    Committed,
+    Control,
+    IndexEntry,
+    OffsetOutOfRange,
+    Span,
+    TopicPartition,
+    UnknownTopicPartition,
+)
+from lakebed.log.producers import Chunk, Stamp
 from lakebed.log.settings import LogSettings
 from lakebed.log.workers import Workshop
 from lakebed.log.writer import Appended
@@ -31,6 +41,8 @@ from lakebed.sim.world import Process, World
 CRASH = 0.002
 HORIZON_S = 1.5  # short: a slow writer is overtaken by the vacuum now and then
 SKEW_S = 0.5
+MEMORY_S = 1.0  # short: a producer that retries is forgotten meanwhile, now and then
+GROUP = "g"
 SETTINGS = LogSettings(
     batch_max_delay_ms=5.0,
     flights_max=2,
@@ -39,6 +51,7 @@ SETTINGS = LogSettings(
     compact_max_entries=6,
     claim_s=3.0,
     vacuum_horizon_s=HORIZON_S,
+    producer_memory_s=MEMORY_S,
 )
 
 
@@ -53,6 +66,7 @@ class Watch:
         self._seen: tuple[int, int] = (-1, -1)
         self._controls: dict[TopicPartition, Control] = {}
         self._batches: dict[tuple[str, int], codec.Batch] = {}
+        self._groups: dict[TopicPartition, Committed] = {}
         world.invariant("log", self.complaint)
 
     def complaint(self) -> str | None:
@@ -83,6 +97,9 @@ class Watch:
         now = self.control(tp)
         if now is None:
             return None
+        wrong = self._group(tp)
+        if wrong:
+            return wrong
         before = self._controls.get(tp)
         self._controls[tp] = now
         if before is not None and now.sequence_counter < before.sequence_counter:
@@ -93,6 +110,18 @@ class Watch:
         if before is not None and closed and now.sequence_counter != before.sequence_counter:
             return f"an append was taken while {now.log_state}"
         return self._readable(tp, now)
+
+    def _group(self, tp: TopicPartition) -> str | None:
+        entry = self._state.entries.get(paths.group_offset(tp, GROUP))
+        if entry is None:
+            return None
+        now, before = msgspec.json.decode(entry.value, type=Committed), self._groups.get(tp, NOTHING)
+        self._groups[tp] = now
+        if now.offset < before.offset or now.generation < before.generation:
+            return f"the group went back from {before} to {now}"
+        if now.offset > before.offset and now.note and now.note != str(now.generation):
+            return f"generation {now.note} committed {now.offset} in generation {now.generation}"
+        return None
 
     def _readable(self, tp: TopicPartition, now: Control) -> str | None:
         """Walks the whole log as a reader would, avoiding blobs that are gone."""
@@ -156,10 +185,11 @@ async def log(world: World, workshop: Callable[..., Workshop] = Workshop) -> Non
 
     async def produce(process: Process, broker: Broker, name: str, stamped: bool) -> None:
         sequence = dict.fromkeys(tps, 0)
+        producer = broker.producer_id() if rng.random() < 0.5 else name
         for number in range(appends):
             tp = rng.choice(tps)
             record = f"{name}-{number}".encode()
-            stamp = Stamp(name, sequence[tp]) if stamped else None
+            stamp = Stamp(producer, sequence[tp]) if stamped else None
             change = watch.history.asked(f"{tp}:{record.decode()}")
             for _ in range(8):
                 (outcome,) = await broker.produce([(tp, Chunk(columns([record]), stamp))])
@@ -195,11 +225,28 @@ async def log(world: World, workshop: Callable[..., Workshop] = Workshop) -> Non
             world.check(read == truth, f"log: a reader of {tp} from {offset} got {read}, not {truth}")
             await process.clock.sleep(rng.uniform(0.0, 1.0))
 
+    async def member(process: Process, broker: Broker) -> None:
+        """Claims, sleeps now and then until another one has claimed, and commits all the same."""
+        for _ in range(appends):
+            tp = rng.choice(tps)
+            try:
+                claimed = await broker.groups.claim(GROUP, tp)
+                for _ in range(rng.randint(1, 3)):
+                    await process.clock.sleep(rng.choice((0.0, 0.1, 2.0)))
+                    now = await broker.reader.control(tp)
+                    at = rng.randint(claimed.offset, now.next_offset)
+                    generation = claimed.generation if rng.random() < 0.8 else None
+                    note = str(generation) if generation is not None else ""
+                    await broker.groups.commit(GROUP, tp, at, generation=generation, note=note)
+            except (Unavailable, Overloaded, Conflict, Fenced, UnknownTopicPartition):
+                await process.clock.sleep(rng.uniform(0.0, 1.0))
+
     async def broker_life(process: Process) -> None:
         broker = Broker(process.context(settings()), FaultyMeta(process, state))
         await asyncio.gather(
             *(produce(process, broker, f"{process.node}-{n}", stamped=n % 2 == 0) for n in range(rng.randint(1, 3))),
             consume(process, broker),
+            member(process, broker),
         )
         await broker.producer.drain()
 

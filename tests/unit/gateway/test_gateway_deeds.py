@@ -51,6 +51,7 @@ DEEDS: dict[str, Asking] = {
 EXEMPT: dict[str, str] = {
     "data as clients send and read it, on record as such": (
         "POST /v1/batches; POST /produce; POST /consume; POST /groups/{group}/commit; POST /v1/queues/{name}/entries; "
+        "POST /groups/{group}/generation; POST /producers; "
         "PUT /v1/projects/{project_id}/ticks/{tick_id}/parts/{file_seq}; "
         "DELETE /v1/projects/{project_id}/ticks/{tick_id}/parts/{file_seq}; "
         "POST /v1/projects/{project_id}/ticks/{tick_id}/finalize"

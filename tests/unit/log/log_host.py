@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from lakebed.clock import ManualClock
@@ -9,8 +10,9 @@ from lakebed.context import Context
 from lakebed.ids import Ids
 from lakebed.log.broker import Broker
 from lakebed.log.columns import columns
-from lakebed.log.control import Chunk, Stamp
+from lakebed.log.fetcher import Want
 from lakebed.log.model import TopicPartition
+from lakebed.log.producers import Chunk, Stamp
 from lakebed.log.settings import LogSettings
 from lakebed.log.workers import Workshop
 from lakebed.log.writer import Group
@@ -58,6 +60,16 @@ class Host:
         ((outcome,),) = await broker.writer.append_shared([Group(tp, (Chunk(columns(records), stamp),))])
         await broker.writer.drain()
         return outcome
+
+    async def produce(self, broker: Broker, *records: bytes, tp: TopicPartition = TP) -> None:
+        """As a request does: through the batching producer, so that the broker's tail cache has the records."""
+        working = asyncio.ensure_future(broker.produce([(tp, Chunk(columns(list(records))))]))
+        await self.clock.advance(0.02)
+        await working
+
+    async def fetch(self, broker: Broker, offset: int, *, wait_s: float = 0.0, tp: TopicPartition = TP) -> Any:
+        (found,) = await broker.consume([Want(tp, offset, 1 << 20)], bytes_max=1 << 20, bytes_min=1, wait_s=wait_s)
+        return found
 
     async def read(self, broker: Broker, offset: int, tp: TopicPartition = TP, bytes_max: int = 1 << 20) -> list[bytes]:
         found = await broker.reader.read(tp, offset, bytes_max=bytes_max)

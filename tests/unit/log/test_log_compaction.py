@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from log_host import TP, Host
 
-from lakebed.errors import LakebedError
-from lakebed.log import compaction, control, paths
+from lakebed.clock import settle
+from lakebed.errors import LakebedError, Unavailable
+from lakebed.log import compaction, control, paths, vacuum
 from lakebed.log.columns import columns
-from lakebed.log.control import Chunk
 from lakebed.log.model import (
     Compaction,
     Cursor,
@@ -23,6 +23,8 @@ from lakebed.log.model import (
     TopicPartition,
     UnknownTopicPartition,
 )
+from lakebed.log.producers import Chunk
+from lakebed.log.reader import BlobGone
 from lakebed.log.writer import Appended, Group
 
 OTHER = TopicPartition("clicks", 0)
@@ -193,6 +195,22 @@ async def test_retention_trims_by_age_and_by_size(host: Host) -> None:
     assert await host.read_all(broker) == []
 
 
+async def test_retention_by_age_counts_from_the_append_not_from_a_later_compaction(host: Host) -> None:
+    """Records that are old are removed although the blob that holds them was made a moment ago; young ones stay."""
+    broker, shop = await fill(host, 3), host.workshop()
+    await broker.steward.configure("orders", TopicConfig(retention_s=30))
+    await host.clock.advance(29)
+    assert await shop.compactor.compact_once(TP) == "compacted"
+    await host.append(broker, b"new")
+
+    await shop.housekeeper.keep_once(TP)
+    assert len(await host.read_all(broker)) == 7
+    await host.clock.advance(2)
+    await shop.housekeeper.keep_once(TP)
+
+    assert await host.read_all(broker) == [b"new"]
+
+
 async def test_a_deleted_topic_leaves_nothing_and_comes_back_behind_its_offsets(host: Host) -> None:
     """Nothing is readable any more, nothing leaks, and an offset is never given out twice."""
     broker, shop = await fill(host), host.workshop()
@@ -238,6 +256,50 @@ async def test_the_vacuum_takes_only_what_nothing_refers_to_and_is_old(host: Hos
     assert await host.read_all(host.broker(), OTHER) == [b"b"]
 
 
+async def test_the_vacuum_gets_past_more_live_objects_than_it_holds_at_once(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Live blobs that are listed first do not keep it from the orphans behind them."""
+    monkeypatch.setattr(vacuum, "CANDIDATES_MAX", 3)
+    broker, shop = host.broker(), host.workshop()
+    for number in range(8):
+        for _ in range(2):
+            await host.append(broker, b"x", tp=TopicPartition("a", number))
+        await shop.compactor.compact_once(TopicPartition("a", number))
+    await host.clock.advance(1000)
+
+    dry, done = await shop.vacuum.sweep_once(dry_run=True), await shop.vacuum.sweep_once()
+
+    assert dry == done and (24, 16) == (done.candidates, len(done.orphans))
+    assert 8 == len(await host.objects()) and all("compacted" in key for key in await host.objects())
+    assert [b"x", b"x"] == await host.read_all(host.broker(), TopicPartition("a", 7))
+
+
+async def test_a_compaction_left_by_a_crash_is_finished_while_the_first_vacuum_runs(host: Host) -> None:
+    """Its blob is old and in no index yet when the vacuum looks: it is referred to all the same, and stays."""
+    broker, dying, heir, shop = await fill(host), host.workshop(), host.workshop(), host.workshop()
+    before = await host.read_all(broker)
+    _die_at(dying, "put", 1, "before")  # its record stands; the end key was not overwritten
+    crashed = asyncio.ensure_future(dying.compactor.compact_once(TP))
+    await settle(200)
+    await host.clock.advance(1000)
+    going, put = asyncio.Event(), heir.meta.put
+
+    async def held(key: str, *more: Any, **options: Any) -> Any:
+        await going.wait()
+        return await put(key, *more, **options)
+
+    heir.meta.put = held  # type: ignore[method-assign]
+    finishing = asyncio.ensure_future(heir.compactor.compact_once(TP))  # it has read the control record, and goes on
+    await settle(200)
+    swept = await shop.vacuum.sweep_once()
+    going.set()
+
+    assert await finishing == "recovered" and swept.candidates == 6
+    crashed.cancel()
+    assert before == await host.read_all(host.broker())
+
+
 async def test_a_writer_overtaken_by_the_vacuum_writes_its_records_again(host: Host) -> None:
     """It may not commit a blob that may be gone; the caller notices nothing."""
     broker, shop = await fill(host, 1), host.workshop()
@@ -272,6 +334,21 @@ async def test_offsets_are_found_by_time_also_after_compaction(host: Host) -> No
     after = [await broker.steward.offset_at(TP, at) for at in (0, times[1], times[1] + 1, times[3], times[3] + 1)]
 
     assert [1, 3, 5, 7, 9] == before == after
+
+
+async def test_an_offset_by_time_that_cannot_be_found_is_not_the_end_of_the_log(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blobs that keep vanishing under the search are Unavailable: the end would make a consumer skip records."""
+    broker, shop = await fill(host), host.workshop()
+    await shop.compactor.compact_once(TP)
+
+    async def gone(span: Span) -> Any:
+        raise BlobGone(span.entry.data_key)
+
+    monkeypatch.setattr(broker.reader, "batch", gone)
+    with pytest.raises(Unavailable):
+        await broker.steward.offset_at(TP, 0)
 
 
 async def test_the_schedule_discovers_claims_and_compacts(host: Host) -> None:

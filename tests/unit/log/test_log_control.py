@@ -8,8 +8,9 @@ import pytest
 from lakebed.log import control
 from lakebed.log.blob import Slice
 from lakebed.log.columns import columns
-from lakebed.log.control import PRODUCERS_MAX, BlobTooOld, Chunk, Duplicate, Fresh, Refused, Repeat, Stamp
+from lakebed.log.control import BlobTooOld
 from lakebed.log.model import Control, LogDeleted, LogFenced, OffsetOutOfRange, TopicPartition
+from lakebed.log.producers import Chunk
 
 TP = TopicPartition("orders", 0)
 OPEN = control.opened(5)
@@ -25,10 +26,6 @@ def append(now: Control, *chunks: Chunk, created_at_ms: int = 10) -> Control:
         place=Slice(100, 50),
         created_at_ms=created_at_ms,
     )
-
-
-def stamped(sequence: int, producer: str = "p", count: int = 1) -> Chunk:
-    return Chunk(columns([b"x"] * count), Stamp(producer, sequence))
 
 
 def test_the_stored_record_has_the_seeds_fields() -> None:
@@ -75,38 +72,6 @@ def test_fenced_and_deleted_logs_take_no_append() -> None:
     assert append(control.unfenced(fenced, TP, now_ms=9), Chunk(columns([b"b"]))).sequence_counter == 4
     again = append(control.reopened(dead, 9), Chunk(columns([b"b"])))
     assert (again.log_start_offset, again.sequence_counter) == (4, 4)
-
-
-def test_a_batch_is_fresh_once_and_a_duplicate_afterwards() -> None:
-    """The last five batches of a producer are recognised with their offsets; gaps and strangers are refused."""
-    now = OPEN
-    for sequence in range(7):
-        now = append(now, stamped(sequence, count=2))
-
-    verdicts = control.judge(now, [stamped(6), stamped(2), stamped(1), stamped(8), stamped(7), stamped(7)])
-
-    duplicate, remembered, forgotten, gap, fresh, repeat = verdicts
-    assert isinstance(duplicate, Duplicate) and (duplicate.mark.start_offset, duplicate.mark.end_offset) == (13, 14)
-    assert isinstance(remembered, Duplicate)
-    assert isinstance(forgotten, Refused) and isinstance(gap, Refused)
-    assert isinstance(fresh, Fresh) and repeat == Repeat(4)
-    (stranger,) = control.judge(now, [stamped(3, "other")])
-    assert isinstance(stranger, Refused)
-
-
-def test_the_longest_unused_producer_is_forgotten_first() -> None:
-    """The record stays bounded, and whoever was forgotten cannot append twice by accident."""
-    now = OPEN
-    for number in range(PRODUCERS_MAX):
-        now = append(now, stamped(0, f"p{number}"))
-    now = append(now, stamped(1, "p0"))
-
-    now = append(now, stamped(0, "new"))
-
-    assert len(now.producers) == PRODUCERS_MAX
-    assert "p0" in now.producers and "p1" not in now.producers
-    (verdict,) = control.judge(now, [stamped(1, "p1")])
-    assert isinstance(verdict, Refused)
 
 
 def test_a_blob_that_the_vacuum_may_have_taken_is_not_committed() -> None:

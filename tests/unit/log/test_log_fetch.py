@@ -13,13 +13,13 @@ from log_host import TP, Host
 
 from lakebed.clock import settle
 from lakebed.errors import Corrupt, LakebedError
-from lakebed.log import codec, paths
+from lakebed.log import codec, paths, shared_cache
 from lakebed.log.broker import Broker
 from lakebed.log.codec import Segment
 from lakebed.log.columns import columns
-from lakebed.log.control import Chunk
 from lakebed.log.fetcher import Want
 from lakebed.log.model import IndexEntry, OffsetOutOfRange, TopicPartition, UnknownTopicPartition
+from lakebed.log.producers import Chunk
 from lakebed.log.reader import Fetched
 from lakebed.log.settings import LogSettings
 from lakebed.log.writer import Group
@@ -65,6 +65,19 @@ async def test_a_limit_on_bytes_cuts_between_records_and_always_gives_one(host: 
     assert await host.read(broker, 1, bytes_max=8) == [b"aaaa", b"bbbb"]
     assert await host.read(broker, 1, bytes_max=7) == [b"aaaa"]
     assert await host.read(broker, 3, bytes_max=1) == [b"c" * 100]
+
+
+async def test_a_limit_on_bytes_holds_over_several_spans(host: Host) -> None:
+    """A fetch that takes records of many appends gives no more bytes in all than were asked for."""
+    broker = host.broker()
+    records = [b"%03d" % number * 200 for number in range(12)]  # 600 bytes each
+    for first in range(0, 12, 2):
+        await host.append(broker, *records[first : first + 2])
+
+    assert records[:4] == await host.read(broker, 1, bytes_max=2900)  # of three spans
+    assert [[limit // 600 for limit in range(600, 7200, 100)]] == [
+        [len(await host.read(broker, 1, bytes_max=limit)) for limit in range(600, 7200, 100)]
+    ]
 
 
 async def test_a_blob_that_several_partitions_need_is_downloaded_once(host: Host) -> None:
@@ -137,13 +150,13 @@ async def test_hot_records_come_from_the_cache_and_gaps_from_the_reader(host: Ho
 
 async def test_the_cache_is_bounded_and_misses_what_it_dropped(host: Host) -> None:
     """The oldest chunks go first; what is gone comes from the bucket."""
-    broker = host.broker(cache_bytes=100)
+    broker = host.broker(cache_bytes=1000)
     for number in range(5):
-        await produce(host, broker, b"%d" % number * 40)
+        await produce(host, broker, b"%d" % number * 400)
 
     assert broker.cache.read(TP, 1, 10) is None
     assert broker.cache.read(TP, 5, 10) is not None
-    assert list((await fetch(broker, 1)).parts[0]) == [b"0" * 40]
+    assert list((await fetch(broker, 1)).parts[0]) == [b"0" * 400]
 
 
 async def test_a_long_poll_wakes_for_an_append_here_and_for_one_elsewhere(host: Host) -> None:
@@ -234,6 +247,22 @@ async def test_a_slow_disk_holds_up_no_append(host: Host, tmp_path: Path) -> Non
     await published(writing)
 
     assert ([], 1) == (files, len([file for file in tmp_path.rglob("*") if file.is_file()]))
+
+
+async def test_a_broker_that_only_writes_forgets_the_names_it_published(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it remembers of the folder is bounded by what is in the folder, also when nobody reads here."""
+    monkeypatch.setattr(shared_cache, "FILES_MAX", 5)
+    writing = host.broker(tail_cache_dir=tmp_path)
+    assert writing.shared is not None
+    for _ in range(30):
+        await produce(host, writing, b"x")
+        await published(writing)
+        for file in (tmp_path / "orders" / "0").iterdir():
+            file.unlink()
+
+    assert len(writing.shared._seen[TP]) <= 6
 
 
 async def test_the_shared_folder_is_bounded(host: Host, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import math
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,13 +13,18 @@ import pytest
 from httpx2 import ASGITransport, AsyncClient
 from log_host import TP, Host
 
+from lakebed.auth import Principal
 from lakebed.context import Context
+from lakebed.errors import LakebedError, OutcomeUnknown, Unavailable
 from lakebed.gateway.app import build
 from lakebed.log import frame
 from lakebed.log.columns import Columns, columns
 from lakebed.log.contracts import Answer
 from lakebed.log.model import BackPressureRejected
 from lakebed.log.routes import LogRoutes
+from lakebed.wire import Answered, Call
+
+SYSTEM = Principal("test", ("*",))
 
 
 class Server:
@@ -160,7 +166,7 @@ async def test_unknown_partitions_and_offsets_out_of_range_are_typed_results(ser
 
 
 async def test_statuses_follow_the_outcomes(server: Server) -> None:
-    """200 all good, 409 mixed or failed, 503 only when every batch met back pressure; unknown paths 404."""
+    """200 all good, 409 mixed or failed for good, 503 when every batch met back pressure; unknown paths 404."""
     await server.produce("a")
     await server.routes.broker.steward.fence(TP, reason="stop")
     mixed = await server.post(
@@ -181,6 +187,140 @@ async def test_statuses_follow_the_outcomes(server: Server) -> None:
     assert mixed.json()["results"][0]["error_type"] == "LogFenced" and mixed.json()["error_count"] == 1
     assert refused.json()["results"][0]["error_type"] == BackPressureRejected.__name__
     assert (await server.client.get("/nowhere")).status_code == 404
+
+
+class Away:
+    """Every read and write of blobs fails in this way."""
+
+    def __init__(self, server: Server, monkeypatch: pytest.MonkeyPatch, error: LakebedError) -> None:
+        async def failing(*_: Any, **__: Any) -> Any:
+            raise error
+
+        for verb in ("create", "get", "get_range"):
+            monkeypatch.setattr(server.host.store, verb, failing)
+
+
+@pytest.mark.parametrize("error", [Unavailable("the bucket is away", retry_after_s=2.5), OutcomeUnknown("no answer")])
+async def test_a_store_that_is_away_is_503_with_retry_after(
+    server: Server, monkeypatch: pytest.MonkeyPatch, error: LakebedError
+) -> None:
+    """Produce and consume, JSON and binary, through the application and by the direct way: clients retry 5xx."""
+    await server.produce("a", "b")
+    server.routes.broker.fetcher.forget(TP)
+    Away(server, monkeypatch, error)
+    records = columns([b"c"])
+    header = {"topic_partitions": [{"topic": "orders", "partition": 0, "count": 1, "payload_bytes": records.size}]}
+    asked = {"topic_partitions": [{"topic": "orders", "partition": 0, "fetch_offset": 1}]}
+
+    answers = [
+        await server.produce("c"),
+        await server.post("/produce", frame.encode(header, [records]), **{"content-type": frame.MEDIA_TYPE}),
+        await server.consume(1),
+        await server.post("/consume", asked, accept=frame.MEDIA_TYPE),
+    ]
+    told: list[Answered] = []
+    call = Call(SYSTEM, [(b"content-type", b"application/json")], b"")
+    body = msgspec.json.encode({"topic_partitions": [{"topic": "orders", "partition": 0, "records": ["c"]}]})
+    server.routes._produce_promptly(call, body, lambda make: told.append(make()))
+    await server.host.clock.advance(0.1)
+
+    wait = str(math.ceil(error.retry_after_s))  # type: ignore[attr-defined]
+    assert [(503, wait)] * 4 == [(answer.status_code, answer.headers["retry-after"]) for answer in answers]
+    assert all(type(error).__name__.encode() in answer.content for answer in answers)
+    assert (503, (b"retry-after", wait.encode())) == (told[0].status, told[0].headers[-1])
+
+
+async def test_a_request_that_succeeded_in_part_is_never_503(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that repeats all of it would append twice what was appended; each result says what to do."""
+    await server.produce("a")
+    await server.produce("b", partition=1)
+    put = server.routes.broker.meta.put
+
+    async def failing(key: str, *more: Any, **options: Any) -> Any:
+        if "/partitions/1/" in key:
+            raise Unavailable("away")
+        return await put(key, *more, **options)
+
+    monkeypatch.setattr(server.routes.broker.meta, "put", failing)
+    parts = [{"topic": "orders", "partition": number, "records": ["c"]} for number in (0, 1)]
+
+    answer = await server.post("/produce", {"topic_partitions": parts})
+
+    good, bad = answer.json()["results"]
+    assert (409, True, False) == (answer.status_code, good["ok"], bad["ok"]) and "retry-after" not in answer.headers
+    assert bad["error_type"] in ("Unavailable", "OutcomeUnknown")
+
+
+async def test_meta_that_is_away_is_503_on_every_route_of_the_log(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading, operating and committing say so in the same way."""
+    await server.produce("a")
+    await server.host.clock.advance(1.0)
+
+    async def failing(*_: Any, **__: Any) -> Any:
+        raise Unavailable("meta is away")
+
+    for verb in ("get", "range", "put", "put_all"):
+        monkeypatch.setattr(server.routes.broker.meta, verb, failing)
+    part = {"topic": "orders", "partition": 0}
+    answers = [
+        await server.produce("b", partition=7),
+        await server.consume(1),
+        await server.consume(2, max_wait_ms=100),
+        await server.post("/groups/g/commit", {"topic_partitions": [{**part, "offset": 1}]}),
+        await server.post("/groups/g/generation", {"topic_partitions": [part]}),
+        await server.post("/topics/orders/partitions/0/trim", {"before_offset": 1}),
+        await server.client.get("/topics/orders/partitions/0"),
+        await server.client.get("/topics/orders/groups"),
+    ]
+
+    assert [503] * 8 == [answer.status_code for answer in answers]
+    assert all("retry-after" in answer.headers for answer in answers)
+
+
+async def test_conflicts_of_producers_are_409_and_typed(server: Server) -> None:
+    """A gap, an unknown producer and a reused sequence: sending it again changes nothing."""
+    issued = (await server.post("/producers", b"")).json()
+    id = issued["producer_id"]
+    assert (await server.produce("a", producer_id=id, sequence=0)).status_code == 200
+
+    answers = [
+        await server.produce("b", producer_id=id, sequence=0),
+        await server.produce("b", producer_id=id, sequence=2),
+        await server.produce("b", producer_id="stranger", sequence=4),
+    ]
+
+    assert [409] * 3 == [answer.status_code for answer in answers]
+    assert ["SequenceReused", "OutOfOrderSequence", "UnknownProducer"] == [
+        answer.json()["results"][0]["error_type"] for answer in answers
+    ]
+    assert issued["memory_s"] == server.routes.broker.settings.producer_memory_s
+
+
+async def test_generations_fence_members_over_http(server: Server) -> None:
+    """Claim, commit, take over; the member before is 409, a step back too, unless it is a seek."""
+    await server.produce(*"abcde")
+    part = {"topic": "orders", "partition": 0}
+
+    async def commit(offset: int, **more: Any) -> Any:
+        return await server.post("/groups/g/commit", {"topic_partitions": [{**part, "offset": offset, **more}]})
+
+    async def claim() -> Any:
+        return (await server.post("/groups/g/generation", {"topic_partitions": [part]})).json()["claimed"][0]
+
+    first = await claim()
+    assert (await commit(4, generation=first["generation"])).status_code == 200
+    second = await claim()
+    zombie, back, plain = await commit(5, generation=1), await commit(2), await commit(5)
+    sought = await commit(2, seek=True)
+
+    assert (1, 0, 2, 4) == (first["generation"], first["offset"], second["generation"], second["offset"])
+    assert [(409, "group_fenced"), (409, "offset_moved_back")] == [
+        (answer.status_code, answer.json()["code"]) for answer in (zombie, back)
+    ]
+    assert plain.json()["committed"] == [{**part, "offset": 5, "generation": 2}]
+    assert sought.json()["committed"] == [{**part, "offset": 2, "generation": 3}]
 
 
 async def test_the_binary_content_type_carries_columns_both_ways(server: Server) -> None:

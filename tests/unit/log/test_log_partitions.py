@@ -8,8 +8,8 @@ from log_host import Host
 from lakebed.ids import Ids
 from lakebed.log.broker import Broker
 from lakebed.log.columns import columns
-from lakebed.log.control import Chunk
 from lakebed.log.model import TopicConfig, TopicPartition
+from lakebed.log.producers import Chunk
 from lakebed.log.writer import Group
 from lakebed.meta.bucket import BucketMeta
 from lakebed.meta.protocol import Grouped, Meta

@@ -13,12 +13,12 @@ from log_host import TP, Host
 from lakebed.clock import settle
 from lakebed.errors import LakebedError, OutcomeUnknown, Unavailable
 from lakebed.ids import Ids
-from lakebed.log import paths
+from lakebed.log import paths, writer
 from lakebed.log.blob import decode_header
 from lakebed.log.broker import Broker
 from lakebed.log.columns import columns
-from lakebed.log.control import Chunk, Stamp
 from lakebed.log.model import BackPressureRejected, LogFenced, OutOfOrderSequence, TopicPartition
+from lakebed.log.producers import Chunk, Stamp
 from lakebed.log.writer import Appended, Group
 from lakebed.meta.memory import MemoryMeta
 from lakebed.meta.model import Entry, Put
@@ -89,6 +89,29 @@ async def test_a_lost_answer_to_the_commit_is_not_appended_twice(host: Host) -> 
 
     assert lost and isinstance(outcome, Appended) and outcome.start_offset == 2
     assert await host.read_all(broker) == [b"a", b"b"]
+
+
+async def test_a_lost_answer_whose_append_was_trimmed_meanwhile_is_not_appended_again(host: Host) -> None:
+    """The commit was made, its answer lost, and its place is gone from the index: nobody can say, so nobody does."""
+    broker, operating, shop = host.broker(), host.broker(), host.workshop()
+    await host.append(broker, b"a")
+    put, lost = broker.meta.put, []
+
+    async def losing(key: str, value: bytes, **options: object) -> object:
+        done = await put(key, value, **options)  # type: ignore[arg-type]
+        if key.endswith("/control") and not lost:
+            lost.append(key)
+            await host.append(operating, b"c")
+            await operating.steward.trim(TP, 4)
+            await shop.housekeeper.keep_once(TP)
+            raise OutcomeUnknown("lost")
+        return done
+
+    broker.meta.put = losing  # type: ignore[assignment, method-assign]
+    outcome = await host.append(broker, b"b")
+
+    assert lost and isinstance(outcome, OutcomeUnknown)
+    assert (await broker.reader.control(TP)).sequence_counter == 3
 
 
 async def test_a_failed_blob_fails_its_groups_and_changes_no_log(host: Host) -> None:
@@ -323,6 +346,20 @@ async def test_a_partition_that_another_has_changed_holds_up_no_other_of_the_blo
     assert [(2, 2), (2, 2), (3, 3), (2, 2)] == [
         (one.start_offset, one.end_offset) for (one,) in outcomes if isinstance(one, Appended)
     ]
+
+
+async def test_what_is_kept_of_partitions_between_appends_is_bounded(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The longest unused lanes go; an append to such a partition only reads its control record again."""
+    monkeypatch.setattr(writer, "LANES_MAX", 3)
+    broker = host.broker()
+    tps = [TopicPartition("t", number) for number in range(10)]
+    for tp in (*tps, *tps):
+        assert isinstance(await host.append(broker, b"x", tp=tp), Appended)
+
+    assert len(broker.writer._lanes) <= 3
+    assert [2] * 10 == [(await broker.reader.control(tp)).sequence_counter for tp in tps]
 
 
 async def test_no_blob_grows_beyond_its_limit(host: Host) -> None:

@@ -16,8 +16,8 @@ from lakebed.context import Context
 from lakebed.ids import Ids
 from lakebed.log.broker import Broker
 from lakebed.log.columns import columns
-from lakebed.log.control import Chunk
 from lakebed.log.model import TopicPartition
+from lakebed.log.producers import Chunk
 from lakebed.log.settings import LogSettings
 from lakebed.log.writer import Group
 from lakebed.meta.settings import MetaSettings

@@ -1,0 +1,233 @@
+"""Which batches of idempotent producers are fresh, and what a partition keeps to know it. Pure.
+
+A stamped chunk is appended only where it is certain that it was not appended before; everything else is a duplicate
+with its offsets, or refused. An id that carries its time (a UUID of version 7) is forgotten some time after its last
+batch, and refused from then on. Any other id is a name: it is never forgotten, and the number of names is limited.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import islice
+
+import msgspec
+
+from lakebed.errors import Invalid, LakebedError
+from lakebed.log.columns import Columns
+from lakebed.log.model import (
+    Control,
+    Mark,
+    OutOfOrderSequence,
+    SequenceReused,
+    TooManyProducers,
+    UnknownProducer,
+)
+
+MARKS_MAX = 5  # batches known of a producer: as many as a client may have in flight
+MARKED_MAX = 200  # producers, the last used ones, of which so many batches are known; of all others the last one
+NAMES_MAX = 1000  # producers with ids that carry no time: these are never forgotten
+PRODUCERS_MAX = 2000  # producers known in all: the record stays below half of what a meta entry may hold (512 KiB)
+MEMORY_MS = 24 * 3600 * 1000  # how long a producer is known after its last batch, unless log.producer_memory_s says
+AHEAD_MS_MAX = 3600 * 1000  # how far in the future an id may have been issued: clocks differ, but not by more
+PRODUCER_ID_BYTES_MAX = 128
+UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+
+
+class Stamp(msgspec.Struct, frozen=True, gc=False):
+    """Which batch of which producer this is. Sequences count 0, 1, 2 … per producer and partition."""
+
+    producer_id: str
+    sequence: int
+
+
+class Chunk(msgspec.Struct, frozen=True, gc=False):
+    """Records that came together and are answered together. `crc` is theirs, and made only for a stamped chunk."""
+
+    records: Columns
+    stamp: Stamp | None = None
+    crc: int = 0
+
+    def __post_init__(self) -> None:
+        if self.stamp is not None and not self.crc:
+            crc = zlib.crc32(self.records.payload, zlib.crc32(self.records.lengths))
+            msgspec.structs.force_setattr(self, "crc", crc)
+
+
+class Fresh(msgspec.Struct, frozen=True, gc=False):
+    """To be appended."""
+
+
+class Duplicate(msgspec.Struct, frozen=True):
+    """Was appended before."""
+
+    mark: Mark
+
+
+class Repeat(msgspec.Struct, frozen=True):
+    """The same batch as an earlier fresh one of this append."""
+
+    index: int
+
+
+class Refused(msgspec.Struct, frozen=True):
+    error: LakebedError
+
+
+FRESH = Fresh()
+Verdict = Fresh | Duplicate | Repeat | Refused
+
+
+def judge(control: Control, chunks: Sequence[Chunk], *, now_ms: int, memory_ms: int = MEMORY_MS) -> list[Verdict]:
+    """What becomes of each chunk: a stamped one is fresh only where it is certain that it was not appended before."""
+    if all(chunk.stamp is None for chunk in chunks):
+        return [FRESH] * len(chunks)
+    verdicts: list[Verdict] = []
+    seen: dict[Stamp, int] = {}
+    last: dict[str, int] = {}  # of producers with fresh chunks among these: the last sequence
+    new: set[str] = set()
+    for index, chunk in enumerate(chunks):
+        stamp = chunk.stamp
+        if stamp is None:
+            verdicts.append(FRESH)
+            continue
+        marks = control.producers.get(stamp.producer_id, ())
+        mark = next((mark for mark in marks if mark.sequence == stamp.sequence), None)
+        if stamp in seen:
+            same = chunk.crc == chunks[seen[stamp]].crc
+            verdicts.append(Repeat(seen[stamp]) if same else Refused(_reused(stamp)))
+            continue
+        if mark is not None:
+            verdicts.append(Duplicate(mark) if mark.crc in (0, chunk.crc) else Refused(_reused(stamp)))
+            continue
+        expected = last.get(stamp.producer_id, marks[-1].sequence if marks else -1) + 1
+        error: LakebedError | None = None
+        if not marks and stamp.producer_id not in last:
+            error = _stranger(control, stamp, new, now_ms=now_ms, memory_ms=memory_ms)
+            new.add(stamp.producer_id)
+        elif stamp.sequence != expected:
+            error = _out_of_order(stamp, expected)
+        if error is not None:
+            verdicts.append(Refused(error))
+            continue
+        seen[stamp], last[stamp.producer_id] = index, stamp.sequence
+        verdicts.append(FRESH)
+    return verdicts
+
+
+def all_fresh(verdicts: Sequence[Verdict]) -> bool:
+    return verdicts.count(FRESH) == len(verdicts)
+
+
+def check_stamp(producer_id: str, sequence: int) -> Stamp:
+    if not producer_id.isprintable() or not 1 <= len(producer_id.encode()) <= PRODUCER_ID_BYTES_MAX or sequence < 0:
+        raise Invalid(
+            f"producer_id must have 1 to {PRODUCER_ID_BYTES_MAX} printable bytes and sequence must be 0 or more"
+        )
+    return Stamp(producer_id, sequence)
+
+
+@lru_cache(16_384)
+def issued_ms(producer_id: str) -> int | None:
+    """When this id was issued: a UUID of version 7 carries the time. None for every other id, a name."""
+    if len(producer_id) != 36 or not UUID7.fullmatch(producer_id.lower()):
+        return None
+    return int(producer_id[:8] + producer_id[9:13], 16)
+
+
+def _stranger(control: Control, stamp: Stamp, new: set[str], *, now_ms: int, memory_ms: int) -> LakebedError | None:
+    """Why a producer that is not known here may not append; None when it is certain that it never did.
+
+    An id that carries its time was used after that time. So one that was issued after everything that was ever
+    forgotten is new. A name is never forgotten, so one that is not known is new.
+    """
+    at_ms = issued_ms(stamp.producer_id)
+    if stamp.sequence != 0:
+        return UnknownProducer(
+            f"producer {stamp.producer_id} sent batch {stamp.sequence}, but is not known here",
+            hint="batches count from 0 per partition; a producer that was idle for too long takes a new producer_id",
+            expected=0,
+        )
+    if at_ms is not None and at_ms <= control.forgotten_ms:
+        return UnknownProducer(
+            f"producer_id {stamp.producer_id} is so old that its batches may have been forgotten",
+            hint="take a new producer_id (POST /producers) and begin at 0; read first if an answer is missing",
+        )
+    if at_ms is not None and at_ms > now_ms + AHEAD_MS_MAX:
+        return UnknownProducer(
+            f"producer_id {stamp.producer_id} was issued in the future", hint="take one from POST /producers"
+        )
+    return _no_room(control, stamp, new, now_ms=now_ms, memory_ms=memory_ms)
+
+
+def _no_room(control: Control, stamp: Stamp, new: set[str], *, now_ms: int, memory_ms: int) -> LakebedError | None:
+    if len(control.producers) + len(new) < NAMES_MAX:
+        return None
+    known = [id for id, marks in control.producers.items() if not _expired(id, marks, now_ms, memory_ms)]
+    names = sum([issued_ms(id) is None for id in (*known, *new)])
+    if issued_ms(stamp.producer_id) is None and names >= NAMES_MAX:
+        return TooManyProducers(
+            f"{names} named producers are known here, and names are never forgotten",
+            retry_after_s=60.0,
+            hint="take a producer_id from POST /producers, which carries its time",
+        )
+    if len(known) + len(new) >= PRODUCERS_MAX:
+        return TooManyProducers(
+            f"{len(known)} producers are known here",
+            retry_after_s=60.0,
+            hint="use fewer producers, more partitions, or a shorter log.producer_memory_s",
+        )
+    return None
+
+
+def _expired(producer_id: str, marks: Sequence[Mark], now_ms: int, memory_ms: int) -> bool:
+    used_ms = marks[-1].at_ms if marks else 0
+    return 0 < used_ms < now_ms - memory_ms and issued_ms(producer_id) is not None
+
+
+def remember(
+    control: Control, chunks: Sequence[Chunk], start_offset: int, now_ms: int, memory_ms: int
+) -> tuple[dict[str, list[Mark]], int]:
+    """The producers after these chunks, and up to when producers have been forgotten."""
+    if all(chunk.stamp is None for chunk in chunks):
+        return control.producers, control.forgotten_ms
+    after = dict(control.producers)
+    for chunk in chunks:
+        end_offset = start_offset + chunk.records.count - 1
+        if chunk.stamp is not None:
+            id = chunk.stamp.producer_id
+            marks = [Mark(m.sequence, m.start_offset, m.end_offset, m.crc) for m in after.pop(id, ())]
+            # A clock that issued the id may be ahead of this one: an id is never used before it was issued.
+            used_ms = max(now_ms, issued_ms(id) or 0)
+            mark = Mark(chunk.stamp.sequence, start_offset, end_offset, chunk.crc, used_ms)
+            after[id] = [*marks, mark][-MARKS_MAX:]  # popped and set again: the longest unused comes first
+        start_offset = end_offset + 1
+    return _bounded(after, control.forgotten_ms, now_ms, memory_ms)
+
+
+def _bounded(
+    producers: dict[str, list[Mark]], forgotten_ms: int, now_ms: int, memory_ms: int
+) -> tuple[dict[str, list[Mark]], int]:
+    """Drops what has expired and shortens what is long unused, in place: this is done at each append."""
+    for id in [id for id, marks in producers.items() if _expired(id, marks, now_ms, memory_ms)]:
+        forgotten_ms = max(forgotten_ms, producers.pop(id)[-1].at_ms)
+    for id in [id for id in islice(producers, max(0, len(producers) - MARKED_MAX)) if len(producers[id]) > 1]:
+        producers[id] = producers[id][-1:]
+    return producers, forgotten_ms
+
+
+def _out_of_order(stamp: Stamp, expected: int) -> OutOfOrderSequence:
+    return OutOfOrderSequence(
+        f"producer {stamp.producer_id} sent batch {stamp.sequence}, but {expected} is next",
+        hint="resend from the missing batch on, or begin at 0 under a new producer_id",
+        expected=expected,
+    )
+
+
+def _reused(stamp: Stamp) -> SequenceReused:
+    return SequenceReused(
+        f"producer {stamp.producer_id} sent other records as batch {stamp.sequence} before",
+        hint="two processes use this producer_id, or a retry was changed: each takes an id of its own",
+    )
