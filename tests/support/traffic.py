@@ -12,7 +12,7 @@ DEADLINE_S = 120.0  # load ends here whatever has happened, and the test says wh
 
 
 class Traffic:
-    """Goes on for `seconds`, and then until enough answers were dropped, every other fault was met, and `enough` says yes."""
+    """Goes on for `seconds`, then until enough answers were dropped, each other fault was met, and `enough` is true."""
 
     def __init__(self, proxy: LossyProxy, *, seconds: float, dropped: int, enough: Callable[[], bool]) -> None:
         self._proxy, self._seconds, self._dropped, self._enough = proxy, seconds, dropped, enough
