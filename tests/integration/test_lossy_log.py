@@ -146,8 +146,6 @@ async def test_the_log_keeps_its_promises_when_answers_are_lost(
     assert check([*clients.history, *final]) == []
     assert check_log(operations(clients, final)) == []
     assert not [answer for answer in traffic.answers if "Corrupt" in answer], traffic.answers
-    assert proxy.counts["cut"] > 0
-    assert proxy.counts["repeated"] > 0
 
 
 async def run(clients: Clients, fleet: Fleet) -> None:

@@ -12,7 +12,7 @@ DEADLINE_S = 120.0  # load ends here whatever has happened, and the test says wh
 
 
 class Traffic:
-    """Goes on for `seconds`, and then until enough answers were dropped and `enough` says yes."""
+    """Goes on for `seconds`, then until enough answers were dropped, each other fault was met, and `enough` is true."""
 
     def __init__(self, proxy: LossyProxy, *, seconds: float, dropped: int, enough: Callable[[], bool]) -> None:
         self._proxy, self._seconds, self._dropped, self._enough = proxy, seconds, dropped, enough
@@ -33,4 +33,5 @@ class Traffic:
         assert self._happened(), f"too little happened: {dict(self._proxy.counts)}, answers {dict(self.answers)}"
 
     def _happened(self) -> bool:
-        return self._proxy.counts["dropped"] >= self._dropped and self._enough()
+        counts = self._proxy.counts
+        return counts["dropped"] >= self._dropped and min(counts["cut"], counts["repeated"]) > 0 and self._enough()

@@ -61,10 +61,9 @@ async def test_a_page_keeps_its_own_policy(make: Make, ask: Ask) -> None:
 @pytest.mark.parametrize(
     "cookie",
     [
-        "v1.x.².n.s",
-        "v1.x.99999999999.n.\xe9\xff",
+        "v1.cmVhZGVy.².n.s",
+        "v1.cmVhZGVy.99999999999.n.\xe9\xff",
         "v1.cmVhZGVy.99999999999.\xe9.seal",
-        "v1.cmVhZGVy.٣٣٣٣٣٣٣٣٣٣٣.n.seal",
         "v1....",
         "....",
     ],
@@ -73,13 +72,11 @@ async def test_a_page_keeps_its_own_policy(make: Make, ask: Ask) -> None:
 async def test_a_strangers_cookie_is_no_session(make: Make, ask: Ask, cookie: str, method: str) -> None:
     """Whatever bytes a cookie has, it is known or it is not: 401, and no error of ours."""
     app = make(keys=KEYS)
-    raw = f"{sessions.COOKIE}={cookie}".encode()
+    sent = [f"{sessions.COOKIE}={cookie}".encode("latin-1"), f'{sessions.COOKIE}="{cookie}"'.encode("latin-1")]
 
-    answer = await ask(app, method, "/sample", headers=[(b"cookie", raw)])
-    quoted = await ask(app, method, "/sample", headers=[(b"cookie", f'{sessions.COOKIE}="{cookie}"'.encode())])
+    answers = [await ask(app, method, "/sample", headers=[(b"cookie", raw)]) for raw in sent]
 
-    assert (answer.status_code, quoted.status_code) == (401, 401)
-    assert sessions.read(cookie) is None or not sessions.read(cookie).is_sealed_by(b"digest")  # type: ignore[union-attr]
+    assert [answer.status_code for answer in answers] == [401, 401]
 
 
 def test_a_seal_that_is_not_ascii_is_compared_and_not_raised() -> None:
