@@ -45,10 +45,9 @@ class Groups:
 
     async def claim(self, group: str, tp: TopicPartition) -> Committed:
         """Takes the partition over: every commit with an earlier generation is refused from now on."""
-        await self._existing(tp)
         at_ms = now_ms(self._clock)
 
-        def decide(now: Committed) -> Committed:
+        def decide(now: Committed, _: Control) -> Committed:
             return msgspec.structs.replace(now, generation=now.generation + 1, committed_at_ms=at_ms)
 
         return await self._change(group, tp, decide)
@@ -69,15 +68,14 @@ class Groups:
         below the committed one, unless `seek`. A seek without a generation makes a new one, so that a member which
         still reads elsewhere cannot commit over it.
         """
-        log = await self._existing(tp)
-        if not 1 <= offset <= log.next_offset:
-            raise OffsetOutOfRange(
-                f"{tp} ends at {log.sequence_counter}; a group cannot be at {offset}",
-                high_watermark=log.sequence_counter,
-            )
         at_ms = now_ms(self._clock)
 
-        def decide(now: Committed) -> Committed:
+        def decide(now: Committed, log: Control) -> Committed:
+            if not 1 <= offset <= log.next_offset:
+                raise OffsetOutOfRange(
+                    f"{tp} ends at {log.sequence_counter}; a group cannot be at {offset}",
+                    high_watermark=log.sequence_counter,
+                )
             if generation is not None and generation != now.generation:
                 raise GroupFenced(
                     f"group {group} has generation {now.generation} of {tp}, not {generation}",
@@ -146,17 +144,19 @@ class Groups:
                 return
             start = page[-1].key + "\0"
 
-    async def _existing(self, tp: TopicPartition) -> Control:
-        found = (await self._records.control(tp)).value
-        control.demand_existing(found, tp)
-        return found
+    async def _change(
+        self, group: str, tp: TopicPartition, decide: Callable[[Committed, Control], Committed]
+    ) -> Committed:
+        """Changes a group's entry by a pure decision, again and again until it sticks.
 
-    async def _change(self, group: str, tp: TopicPartition, decide: Callable[[Committed], Committed]) -> Committed:
-        """Changes a group's entry by a pure decision, again and again until it sticks."""
+        The entry is read before the log: so no offset of the log's present life lies beyond the end that is found.
+        """
         key = paths.group_offset(tp, check_group(group))
         for attempt in range(SWAPS_MAX):
             found = await self._records.find(tp, key, Committed)
-            after = decide(found.value if found is not None else NOTHING)
+            log = (await self._records.control(tp)).value
+            control.demand_existing(log, tp)
+            after = decide(found.value if found is not None else NOTHING, log)
             try:
                 if found is None:
                     return (await self._records.create(tp, key, after)).value

@@ -89,6 +89,24 @@ async def test_racing_commits_end_at_the_highest_offset(host: Host) -> None:
     assert found is not None and found.offset == 9
 
 
+async def test_a_commit_that_was_held_up_while_the_log_and_the_group_went_on_does_not_move_it_back(host: Host) -> None:
+    """What it knew of the log's end is old by then: an offset beyond that end is not one of a former life."""
+    broker, other = await filled(host), host.broker()
+    await broker.groups.commit("g", TP, 2)
+    find, held = broker.records.find, []
+
+    async def slow(tp: TopicPartition, key: str, kind: Any) -> Any:
+        if "/groups/" in key and not held:
+            held.append(key)
+            await host.append(other, *[b"x"] * 10)
+            await other.groups.commit("g", TP, 20)
+        return await find(tp, key, kind)
+
+    broker.records.find = slow  # type: ignore[method-assign, assignment]
+    with pytest.raises(OffsetMovedBack):
+        await broker.groups.commit("g", TP, 5)
+
+
 async def test_a_commit_whose_answer_was_lost_is_made_once_more_and_stands(host: Host) -> None:
     """The answer is lost, the commit is repeated, and nothing moves back."""
     broker = await filled(host)
