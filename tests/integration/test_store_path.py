@@ -113,6 +113,7 @@ async def hasty(bucket_settings: StoreSettings, proxy: StrippingProxy, tmp_path:
     """A gateway behind the proxy, which strips nothing yet; its hourly check comes several times a second."""
     proxy.strips = False
     clean = {name: value for name, value in os.environ.items() if not name.startswith("LAKEBED_")}
+    clean["LAKEBED_QUEUE_FLUSH_TIMEOUT_S"] = "2"  # how long the queue goes on trying before its caller is told
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(HERE / "hasty_watch.py"), "serve", "--parts", "queue",
         env={**clean, "PYTHONPATH": os.pathsep.join(sys.path), **through(bucket_settings, proxy)},
