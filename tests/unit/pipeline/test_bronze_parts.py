@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -11,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lakebed.delta.model import TableSpec
 from lakebed.pipeline.bronze import may_repeat
-from lakebed.pipeline.bronze_parts import Asked, Seen, rows_of, see, with_place
+from lakebed.pipeline.bronze_parts import Asked, Draft, Seen, rows_of, see, with_place
 from lakebed.tick_manifest import BadManifest, Column, TickTable
 
 COLUMNS = (Column("id", "long"), Column("note", "string"))
@@ -115,3 +117,27 @@ def test_keys_repeat_unless_their_ranges_prove_otherwise(parts: list[Seen], repe
     table = TickTable("t", "delta", COLUMNS, 0, (), ("id",))
 
     assert repeat == may_repeat(table, parts)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "unique", "taken"),
+    [
+        (1, 9, True, True),
+        (1, 10, True, False),
+        (20, 30, True, False),
+        (21, 30, True, True),
+        (12, 15, True, False),
+        (1, 99, True, False),
+        (1, 9, False, False),
+        (None, None, True, False),
+    ],
+)
+def test_a_part_is_written_at_once_only_when_no_key_of_it_can_be_in_the_table(
+    low: int | None, high: int | None, unique: bool, taken: bool
+) -> None:
+    """A part whose first or last key is the last or first one of a file has to be merged with that file."""
+    fields = '{"type":"struct","fields":[{"name":"id","type":"long","nullable":true,"metadata":{}}]}'
+    draft = Draft(TableSpec("t", fields, keys=("id",)), {}, datetime(2026, 11, 16, tzinfo=UTC), ((10, 20),))
+
+    assert taken == draft.takes(Seen(0, 1, rows=3, unique=unique, low=low, high=high))
+    assert not draft.takes(Seen(0, 1, rows=0, unique=unique, low=low, high=high))
