@@ -94,3 +94,25 @@ async def test_what_another_process_has_buried_is_out_of_the_gauges(host: Host) 
     assert {TP: "gone"} == found
     assert 0 == context.metrics.value("lakebed_log_compaction_lag_records")
     assert 0 == context.metrics.value("lakebed_log_known_partitions")
+
+
+async def test_a_log_that_is_opened_again_while_its_tombstone_goes_stays(host: Host) -> None:
+    """A produce comes between the last look at a tombstone and its removal: the new log is kept."""
+    broker = await fill(host)
+    await broker.steward.delete("orders", reason="test")
+    await host.clock.advance(200.0)
+
+    class Overtaken(MemoryMeta):
+        overtaken = False
+
+        async def delete(self, key: str, **options: Any) -> None:
+            if key == paths.control(TP) and not self.overtaken:
+                self.overtaken = True
+                await host.append(host.broker(), b"new")
+            await super().delete(key, **options)
+
+    meta = Overtaken(host.state, clock=host.clock, ids=Ids.seeded("overtaken"))
+    await Workshop(host.context(), meta).housekeeper.keep_once(TP)
+
+    assert meta.overtaken
+    assert [b"new"] == await host.read_all(host.broker())
