@@ -51,9 +51,10 @@ class Gauges:
 
     # Streams.
 
-    def lag(self, delay_ns: int | None, lag_ns: int, *, high: bool) -> None:
+    def lag(self, delay_ns: int | None, behind_ns: int, *, high: bool) -> None:
+        """`behind_ns`: from the cursor to the latest event that is due."""
         name = stream_name(delay_ns)
-        behind_s = max(0, lag_ns - (delay_ns or 0)) / 1e9
+        behind_s = max(0, behind_ns) / 1e9
         self._metrics.gauge("lakebed_lifecycle_watermark_lag_seconds").labels(stream=name).set(behind_s)
         self._metrics.gauge("lakebed_lifecycle_lag_warning").labels(stream=name).set(high)
         if delay_ns is None:

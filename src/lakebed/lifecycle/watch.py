@@ -51,7 +51,9 @@ class Watch:
                 continue
             lag_ns = now_ns - cursor.ts_ns
             verdict = judge_lag(lag_ns, self.retention_ns, delay_ns or 0)
-            self._gauges.lag(delay_ns, lag_ns, high=verdict is not Lag.HEALTHY)
+            # Rules may be due at midnight only: what waits for it is not behind.
+            due_ns = now_ns if delay_ns is None else snapshot.calendar.cutoff(now_ns, delay_ns)
+            self._gauges.lag(delay_ns, due_ns - cursor.ts_ns, high=verdict is not Lag.HEALTHY)
             for ref in sorted(
                 snapshot.predicate_actions if delay_ns is None else snapshot.original_delay_groups[delay_ns]
             ):

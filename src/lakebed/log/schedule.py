@@ -82,7 +82,11 @@ class Schedule:
     async def _discover(self) -> None:
         async for tp in self._records.partitions():
             self._known.add(tp)
+        self._show()
+
+    def _show(self) -> None:
         self._known_gauge.set(len(self._known))
+        self._lag_gauge.set(sum(self._lags.values()))
 
     async def _attempt(self, tp: TopicPartition) -> str:
         try:
@@ -97,8 +101,9 @@ class Schedule:
                         paths.claim(tp), expected=claim.version, partition_key=tp.partition_key
                     )
         except UnknownTopicPartition:
-            self._known.discard(tp)  # deleted and buried
+            self._known.discard(tp)  # deleted and buried, perhaps by another process
             self._lags.pop(tp, None)
+            self._show()
             return "gone"
         except LakebedError as error:
             log.warning("compaction failed", partition=str(tp), code=error.code, error=error.message)
@@ -113,7 +118,7 @@ class Schedule:
                 break
             done = outcome
         self._lags[tp] = await self._compactor.lag(tp)
-        self._lag_gauge.set(sum(self._lags.values()))
+        self._show()
         return done
 
     async def _claim(self, tp: TopicPartition) -> Entry | None:

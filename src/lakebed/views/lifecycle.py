@@ -41,15 +41,19 @@ async def streams(context: Context) -> list[StreamRow]:
     """Where each cursor is, and how far behind the instant its delay allows."""
     state = (await shelf_of(context).reader.read()).value
     calendar = context.settings.of(LifecycleSettings).calendar
-    now_ns = context.clock.now_ns() - calendar.small_delay_ns
+    now_ns = context.clock.now_ns()
     rows = [
         StreamRow(
-            f"delay {int(delay) / calendar.day_ns:g} d", int(delay) / 1e9, at.ts_ns, _s(now_ns - int(delay) - at.ts_ns)
+            f"delay {int(delay) / calendar.day_ns:g} d",
+            int(delay) / 1e9,
+            at.ts_ns,
+            _s(calendar.cutoff(now_ns, int(delay)) - at.ts_ns),
         )
         for delay, at in sorted(state.originals.items(), key=lambda pair: int(pair[0]))
     ]
     if state.predicate is not None:
-        rows.append(StreamRow("predicates", 0.0, state.predicate.ts_ns, _s(now_ns - state.predicate.ts_ns)))
+        due_ns = now_ns - calendar.small_delay_ns
+        rows.append(StreamRow("predicates", 0.0, state.predicate.ts_ns, _s(due_ns - state.predicate.ts_ns)))
     return rows
 
 

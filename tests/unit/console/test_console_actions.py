@@ -220,3 +220,16 @@ async def test_the_doctor_tells_verdicts_as_they_fall() -> None:
     assert called.status_code == 200 and again.running
     assert {"python", "disk", "clock"} <= {one["name"] for one in twin["diagnoses"]}
     assert {one["verdict"] for one in twin["diagnoses"]} <= {"pass", "warn", "fail"}
+
+
+@pytest.mark.parametrize("name", sorted(ACTIONS))
+def test_the_right_to_act_is_given_for_the_thing_that_is_acted_on(name: str) -> None:
+    """Who may act on one queue, project or bucket may not act on another, and a project belongs to its org."""
+    action = ACTIONS[name]
+    fields = dict.fromkeys(action.fields, "a")
+    subjects = [field for field in action.fields if field in ("queue", "org", "project", "bucket")]
+
+    for subject in subjects:
+        assert action.right(fields) != action.right({**fields, subject: "b"}), subject
+    if not subjects:
+        assert action.right(fields).endswith((":*", ":admin", ":doctor"))

@@ -59,6 +59,20 @@ async def test_trouble_keeps_the_last_good_answer_and_goes_by_itself() -> None:
     assert (after.value, after.trouble) == (3, None)
 
 
+async def test_the_last_good_answer_keeps_its_time_while_there_is_trouble() -> None:
+    """A page says how old a number is: an answer that failed does not make the last good one look fresh."""
+    clock, backend = ManualClock(), Backend()
+    shared = Samples(clock)
+    good = await shared.get("a", 5.0, backend)
+    await clock.advance(60.0)
+
+    backend.error = Unavailable("gone", hint="wait")
+    during = await shared.get("a", 5.0, backend)
+
+    assert during.trouble is not None
+    assert (good.value, good.at_ms) == (during.value, during.at_ms)
+
+
 async def test_what_is_no_error_of_ours_is_told_without_its_text() -> None:
     shared, backend = Samples(ManualClock()), Backend()
     backend.error = RuntimeError("a secret path")

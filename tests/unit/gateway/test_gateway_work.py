@@ -141,3 +141,32 @@ async def test_health_names_each_worker() -> None:
 
     assert answer.json()["components"]["flaky"]["status"] == "degraded"
     assert answer.json()["components"]["workers"]["status"] == "ok"
+
+
+async def test_a_failure_after_a_steady_run_is_the_first_again() -> None:
+    """A worker that failed often, then ran for long and failed once more, is degraded and not down."""
+    clock = ManualClock()
+    fails = asyncio.Event()
+    runs = 0
+
+    async def run() -> None:
+        nonlocal runs
+        runs += 1
+        if runs > DOWN_AFTER:
+            await fails.wait()
+            fails.clear()
+        raise Unavailable("no store")
+
+    foreman, crew = kept(context_with(clock), run)
+    await crew.start()
+    await clock.advance(20.0)  # 5 pauses of at most 1, 1.5, 2.5, 4.5 and 8.5 seconds
+    assert ("down", DOWN_AFTER + 1) == ((await foreman.health()).status, runs)
+
+    await clock.advance(STEADY_S)
+    fails.set()
+    await clock.advance(LONGEST_PAUSE_S)
+
+    health = await foreman.health()
+    assert ("degraded", DOWN_AFTER + 2) == (health.status, runs)
+    assert "after 1 failures" in health.detail
+    await crew.stop()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from lifecycle_harness import DAY_S, Harness
+from lifecycle_makers import rule
 
 from lakebed.lifecycle.gauges import Gauges
 from lakebed.lifecycle.model import Position, StreamKind
@@ -14,25 +16,46 @@ SECOND_NS = 10**9
 
 
 @pytest.mark.parametrize(
-    ("delay_s", "lag_s", "shown_s", "stream"),
-    [(1, 8, 7.0, "1s"), (1, 1, 0.0, "1s"), (60, 8, 0.0, "60s"), (None, 8, 8.0, "predicate")],
+    ("delay_s", "behind_s", "shown_s", "stream"),
+    [(1, 7, 7.0, "1s"), (1, 0, 0.0, "1s"), (60, -52, 0.0, "60s"), (None, 8, 8.0, "predicate")],
 )
-def test_a_stream_lags_by_what_it_is_behind_its_own_delay(
-    metrics: Metrics, delay_s: int | None, lag_s: int, shown_s: float, stream: str
+def test_a_stream_lags_by_what_it_is_behind(
+    metrics: Metrics, delay_s: int | None, behind_s: int, shown_s: float, stream: str
 ) -> None:
     """A stream that waits as it should lags by nothing; one that is 7 s later than that lags by 7 s."""
     delay_ns = None if delay_s is None else delay_s * SECOND_NS
 
-    Gauges(metrics).lag(delay_ns, lag_s * SECOND_NS, high=lag_s > 7)
+    Gauges(metrics).lag(delay_ns, behind_s * SECOND_NS, high=behind_s > 6)
 
     def value(name: str, **labels: str) -> float | None:
         found = metrics.registry.get_sample_value(name, labels)
         return None if found is None else float(found)
 
     assert shown_s == value("lakebed_lifecycle_watermark_lag_seconds", stream=stream)
-    assert float(lag_s > 7) == value("lakebed_lifecycle_lag_warning", stream=stream)
+    assert float(behind_s > 6) == value("lakebed_lifecycle_lag_warning", stream=stream)
     if delay_s is None:
         assert shown_s == value("lakebed_lifecycle_predicate_lag_seconds")
+
+
+@pytest.mark.parametrize("rounding", ["midnight", "exact"])
+async def test_a_stream_that_waits_for_midnight_is_not_behind(rounding: str) -> None:
+    """Rules are due at midnight by default: late in the day the cursor stands where it should, and the gauge says 0."""
+    world = Harness(rounding=rounding)
+    await world.policy("b", rule(expiration_days=1))
+    for _ in range(6):
+        await world.tick(days=0.5)
+    midnight_s = world.clock.now_ns() / SECOND_NS // DAY_S * DAY_S
+    await world.clock.advance(midnight_s + DAY_S - world.clock.now_ns() / SECOND_NS)
+    await world.tick(days=0.01)
+
+    await world.tick(days=0.9)
+    on_time = world.metrics.value("lakebed_lifecycle_watermark_lag_seconds", stream="100s")
+    await world.clock.advance(3 * DAY_S)
+    await world.worker._watch.judge(await world.worker.compile())
+    late = world.metrics.value("lakebed_lifecycle_watermark_lag_seconds", stream="100s")
+
+    assert on_time == 0.0
+    assert late == 3 * DAY_S
 
 
 def test_blockers_are_counted_by_kind_and_bucket_and_go_back_to_nothing(metrics: Metrics) -> None:

@@ -169,6 +169,18 @@ def test_an_id_of_a_clock_that_is_ahead_cannot_come_back_after_it_was_forgotten(
     assert isinstance(refusal(OPEN, stamped(0, IDS.uuid7(NOW + AHEAD_MS_MAX + 1))), UnknownProducer)
 
 
+def test_what_was_forgotten_stays_forgotten_when_an_earlier_one_is_forgotten_after_it() -> None:
+    """Brokers' clocks differ, so producers do not expire in the order of their times: the limit never goes back."""
+    ahead, behind = IDS.uuid7(NOW + 5000), IDS.uuid7(NOW)
+    now = append(OPEN, stamped(0, ahead), at_ms=NOW)
+    now = append(now, stamped(0, behind), at_ms=NOW + 1)
+    now = append(now, stamped(0, "other"), at_ms=NOW + 20_000, memory_ms=1000)
+
+    assert ["other"] == list(now.producers)
+    for old in (ahead, behind):
+        assert isinstance(refusal(now, stamped(0, old), at_ms=NOW + 20_000), UnknownProducer)
+
+
 def test_a_deleted_log_that_is_opened_again_takes_no_batch_of_producers_before() -> None:
     """Their batches are gone with it: a late retry must not put them back."""
     old = IDS.uuid7(NOW)

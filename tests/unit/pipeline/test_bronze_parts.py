@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -11,8 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from delta_kit import Folder
+from lakebed.delta.model import TableSpec
+from lakebed.delta.plain import schema_json
 from lakebed.pipeline.bronze import may_repeat
-from lakebed.pipeline.bronze_parts import Asked, Seen, rows_of, see, with_place
+from lakebed.pipeline.bronze_parts import Asked, Draft, Seen, loading, rows_of, see, with_place
 from lakebed.tick_manifest import BadManifest, Column, TickTable
 
 COLUMNS = (Column("id", "long"), Column("note", "string"))
@@ -115,3 +120,45 @@ def test_keys_repeat_unless_their_ranges_prove_otherwise(parts: list[Seen], repe
     table = TickTable("t", "delta", COLUMNS, 0, (), ("id",))
 
     assert repeat == may_repeat(table, parts)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "unique", "taken"),
+    [
+        (1, 9, True, True),
+        (1, 10, True, False),
+        (20, 30, True, False),
+        (21, 30, True, True),
+        (12, 15, True, False),
+        (1, 99, True, False),
+        (1, 9, False, False),
+        (None, None, True, False),
+    ],
+)
+def test_a_part_is_written_at_once_only_when_no_key_of_it_can_be_in_the_table(
+    low: int | None, high: int | None, unique: bool, taken: bool
+) -> None:
+    """A part whose first or last key is the last or first one of a file has to be merged with that file."""
+    fields = '{"type":"struct","fields":[{"name":"id","type":"long","nullable":true,"metadata":{}}]}'
+    draft = Draft(TableSpec("t", fields, keys=("id",)), {}, datetime(2026, 11, 16, tzinfo=UTC), ((10, 20),))
+
+    assert taken == draft.takes(Seen(0, 1, rows=3, unique=unique, low=low, high=high))
+    assert not draft.takes(Seen(0, 1, rows=0, unique=unique, low=low, high=high))
+
+
+def test_of_a_key_in_several_parts_the_highest_part_wins_in_whatever_order_they_are_listed(tmp_path: Path) -> None:
+    """The manifest may list parts in any order: part 2 is later than part 1, and part 10 than both."""
+    folder = Folder.at(tmp_path)
+    fields = schema_json((("id", "long"), ("note", "string"), ("_file_seq", "long")))
+    draft = Draft(TableSpec("t", fields, keys=("id",)), {}, datetime(2026, 11, 16, tzinfo=UTC))
+    asked = []
+    for seq, ids in ((10, [1]), (2, [1, 2]), (1, [1, 2, 3])):
+        data = parquet(id=ids, note=[f"of {seq}"] * len(ids))
+        Path(folder.path(f"parts/{seq}")).write_bytes(data)
+        asked.append(Asked(0, seq, f"parts/{seq}", len(ids), len(data)))
+
+    rows = loading(folder, asked, COLUMNS, draft)(folder.filesystem())
+
+    found = {row["id"]: (row["note"], row["_file_seq"]) for row in rows.to_pylist()}
+    assert {1: ("of 10", 10), 2: ("of 2", 2), 3: ("of 1", 1)} == found
+    assert 3 == rows.num_rows

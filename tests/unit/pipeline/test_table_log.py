@@ -96,6 +96,37 @@ async def test_a_kept_snapshot_gives_the_same_table_as_the_whole_log(manual_cloc
     assert whole == await history.snapshot(store, SPEC.root)
 
 
+async def test_an_older_version_is_not_read_from_a_newer_snapshot(manual_clock: ManualClock) -> None:
+    """Neither a kept snapshot nor one that the caller knows is used for a version before it."""
+    store = MemoryStore(clock=manual_clock)
+    more = [Commit("WRITE", (DataFile(f"part-x{n}.parquet", 1, 1),)) for n in range(20)]
+    await commit_all(store, CREATED, *more)
+    fifth = await history.snapshot(store, SPEC.root, version=5)
+    newest = await history.snapshot(store, SPEC.root)
+    await history.keep(store, SPEC.root, await history.snapshot(store, SPEC.root, version=16))
+
+    assert (5, 6) == (fifth.version, len(fifth.files))
+    assert fifth == await history.snapshot(store, SPEC.root, version=5)
+    assert fifth == await history.snapshot(store, SPEC.root, version=5, known=newest)
+
+
+async def test_what_versions_brought_is_read_though_it_was_joined_since(manual_clock: ManualClock) -> None:
+    """A file that a compaction replaced still counts as brought; one whose rows were deleted does not."""
+    store = MemoryStore(clock=manual_clock)
+    joined = DataFile("part-3.parquet", 30, 7)
+    await commit_all(
+        store,
+        CREATED,
+        Commit("WRITE", (TWO,)),
+        Commit("OPTIMIZE", (joined,), (ONE, TWO), data_change=False),
+        Commit("WRITE", (DataFile("part-4.parquet", 1, 1),)),
+        Commit("DELETE", (), (DataFile("part-4.parquet", 1, 1),)),
+    )
+
+    assert [TWO] == await history.brought(store, SPEC.root, 0, 4)
+    assert [ONE, TWO] == await history.brought(store, SPEC.root, -1, 2)
+
+
 async def test_a_missing_version_is_not_found_and_no_table_is_version_minus_one(manual_clock: ManualClock) -> None:
     """A pinned version that is not there is an error; a table that is not there is empty."""
     store = MemoryStore(clock=manual_clock)

@@ -50,6 +50,15 @@ def test_avro_is_read_by_its_schema() -> None:
     assert ["7", "2.5"] == texts(decoder("avro", AVRO)(sink.getvalue()), ["id", "amount"])
 
 
+def test_bytes_behind_an_avro_record_are_refused() -> None:
+    """A record of another schema may decode by accident: what is left over says so."""
+    sink = io.BytesIO()
+    fastavro.schemaless_writer(sink, AVRO, {"id": 7, "amount": 2.5})
+
+    with pytest.raises(Undecodable, match="1 bytes follow"):
+        decoder("avro", AVRO)(sink.getvalue() + b"\x00")
+
+
 @given(st.binary(max_size=40))
 def test_any_bytes_are_read_or_told(payload: bytes) -> None:
     """Whatever the bytes are, the answer is fields or one reason."""

@@ -162,3 +162,34 @@ async def test_a_project_that_another_replica_wants_is_handed_over(
 
     assert ([], [("o", "p")]) == (first.projects, other.projects)
     assert taken > 1
+
+
+async def test_a_finalize_renews_a_lease_of_which_less_than_half_is_left(
+    store: MemoryStore, manual_clock: ManualClock
+) -> None:
+    """A finalize that begins shortly before the lease ends still owns the project after the old end."""
+    first = Ownership(replica(store, manual_clock, "a", lease_s=10.0))
+    other = Ownership(replica(store, manual_clock, "b", lease_s=10.0))
+    await hold(first)
+    await manual_clock.advance(8.0)
+
+    async with first.of("o", "p"):
+        await manual_clock.advance(5.0)  # 13 s: past the first end and the allowed clock difference
+
+        with pytest.raises(TooEarly):
+            await hold(other)
+
+
+async def test_the_lease_of_a_busy_project_is_renewed_though_it_is_idle_for_long_or_wanted(
+    store: MemoryStore, manual_clock: ManualClock
+) -> None:
+    """A finalize that takes longer than the idle time and the lease is not taken over by a replica that asks for it."""
+    first = Ownership(replica(store, manual_clock, "a", lease_s=10.0, idle_ttl_s=1.0))
+    other = Ownership(replica(store, manual_clock, "b", lease_s=10.0))
+
+    async with first.of("o", "p"):
+        for _ in range(4):
+            await manual_clock.advance(4.0)
+            with pytest.raises(TooEarly):
+                await hold(other)
+            await first.keep()

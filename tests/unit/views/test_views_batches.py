@@ -66,3 +66,19 @@ async def test_a_busy_hour_is_looked_at_from_its_end(monkeypatch) -> None:  # ty
     monkeypatch.setattr(views, "LISTED_MAX", 1)
 
     assert len(await RecentBatches(store, clock).newest(1)) == 1
+
+
+async def test_of_one_hour_the_newest_are_shown_newest_first() -> None:
+    """Five batches within a minute and a look at two: the last two, the last one first."""
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    async with collector(store, clock=clock) as (client, part):
+        for number in range(5):
+            frame = frame_of(number * 10, number * 10 + 9, at_ns=clock.now_ns() - 10**9)
+            assert (await client.post("/v1/batches", content=frame)).status_code == 200
+            await clock.advance(2.0)
+        await part.aftermath.stop()
+
+    newest = await RecentBatches(store, clock).newest(2)
+
+    assert [40, 30] == [row.seq_start for row in newest]

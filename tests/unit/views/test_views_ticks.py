@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import pytest
 
 from lakebed.console.drawing import steps
 from lakebed.ticks.audit import AuditRow
-from lakebed.ticks.model import BronzeResult, CommitRecord, Failure, Part, TickState
+from lakebed.ticks.model import BronzeResult, CommitRecord, Failure, Part, TickId, TickState
+from lakebed.ticks.receiver import Receiver
+from lakebed.views import ticks as views
 from lakebed.views.ticks import stages
+from ticks_kit import context_of, parquet, sha
 
 PARTS = {"1": Part("a", 10, 1000, "k1"), "2": Part("b", 10, 3000, "k2")}
 COMMIT = CommitRecord(
@@ -60,3 +65,21 @@ def test_the_time_between_stages_is_told() -> None:
     found = steps(stages(TickState(state="committed", parts=PARTS), COMMIT, row("done"), None))
 
     assert [step.after_ms for step in found] == [None, 1000, 0, 5000, 0]
+
+
+async def test_a_project_is_shown_of_the_org_that_was_asked_for_alone() -> None:
+    """Two orgs have a project of the same name: neither sees the other's ticks."""
+    context = context_of()
+    for org, tick in (("acme", "20261115T120000__a"), ("other", "20261115T120000__b")):
+        data = parquet([1])
+
+        async def chunks(data: bytes = data) -> AsyncIterator[bytes]:
+            yield data
+
+        await Receiver(context).put(TickId(org, "p-1", tick), 1, sha(data), chunks())
+
+    of_one = await views.standing(context, "acme", "p-1")
+    of_all = await views.standing(context)
+
+    assert [("acme", ["20261115T120000__a"])] == [(row.org_id, [each.tick_id for each in row.ticks]) for row in of_one]
+    assert ["acme", "other"] == [row.org_id for row in of_all]
