@@ -14,6 +14,8 @@ from lakebed.console.looker import levels
 from lakebed.console.samples import ENTRIES_MAX, Samples
 from lakebed.errors import Overloaded, Unavailable
 from lakebed.metrics import Metrics
+from lakebed.queue.model import QueueStatus
+from lakebed.views.lifecycle import StreamRow
 
 
 class Backend:
@@ -160,3 +162,17 @@ def test_an_event_cannot_be_ended_by_what_it_says() -> None:
 
 def test_levels_of_a_lake_nobody_has_asked_yet_are_unknown() -> None:
     assert set(levels(lambda key: None).values()) == {None}
+
+
+def test_levels_of_several_queues_are_their_sum_and_their_oldest() -> None:
+    """One queue is empty and one is late: the picture shows the late one."""
+    late = QueueStatus("a", 3, 10, 1, 0, 2, 90.0, None, None, 0, 4, 0, [])
+    empty = QueueStatus("b", 0, 0, 0, 0, 1, None, None, None, 0, 1, 0, [])
+    streams = [StreamRow("delay 1 d", 86_400.0, 0, 5.0), StreamRow("predicates", 0.0, 0, 0.0)]
+    seen = {"queue.statuses": [late, empty], "lifecycle.streams": streams}
+
+    found = levels(seen.get)
+
+    assert (3, 1, 3) == (found["queue_waiting"], found["queue_claimed"], found["queue_dead"])
+    assert (90.0, 5.0) == (found["queue_oldest_s"], found["lifecycle_behind_s"])
+    assert found["ticks_lag_s"] is None
