@@ -98,6 +98,30 @@ async def test_a_backend_that_hangs_holds_nobody_up_for_long() -> None:
     assert never.trouble is not None and never.trouble.code == "timeout"
 
 
+async def test_once_something_was_seen_a_backend_that_hangs_is_waited_for_shortly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last answer is shown after WAIT_S, however patient the page would be without one."""
+    monkeypatch.setattr(module, "WAIT_S", 0.01)
+    shared = Samples(SystemClock())
+    hangs = False
+
+    async def backend() -> Any:
+        if hangs:
+            await asyncio.Event().wait()
+        return "seen"
+
+    await shared.get("a", 60.0, backend)
+    shared.forget()
+    hangs = True
+
+    async with asyncio.timeout(30.0):
+        found = await shared.get("a", 60.0, backend, timeout_s=3600.0, patience_s=3600.0)
+    await shared.stop()
+
+    assert ("seen", None) == (found.value, found.trouble)
+
+
 async def test_what_is_kept_is_bounded() -> None:
     shared, backend = Samples(ManualClock()), Backend()
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 from log_host import TP, Host
 
 from lakebed.clock import now_ms
+from lakebed.log import control, resolve
+from lakebed.log.cache import TailCache
 from lakebed.log.columns import columns
+from lakebed.log.model import ENCODING, IndexEntry, Span
 from lakebed.log.producers import Chunk
 from lakebed.log.shared_cache import SharedTail
 from lakebed.log.writer import Group
+from lakebed.metrics import Metrics
 
 
 async def test_an_append_that_is_only_pending_is_found_by_its_time(host: Host) -> None:
@@ -48,3 +53,33 @@ async def test_a_published_file_that_is_not_what_its_name_says_is_passed_over(tm
     await reading.close()
 
     assert [(1, [b"x", b"y"])] == [(start, list(records)) for start, records, _ in found]
+
+
+def test_an_entry_left_inside_a_compacted_range_is_not_read() -> None:
+    """A slow writer put its entry after the compaction: its blob may be vacuumed, the compacted one is kept."""
+
+    def span(start: int, end: int, kind: Literal["WAL", "COMPACTED"], key: str) -> Span:
+        return Span(start, end, IndexEntry(kind, end - start + 1, key, ENCODING, 1, 0, 10))
+
+    left, compacted, behind = span(3, 4, "WAL", "w"), span(1, 10, "COMPACTED", "c"), span(11, 12, "WAL", "b")
+    now = msgspec.structs.replace(control.opened(1), sequence_counter=12)
+
+    for offset in (1, 3, 4, 5):
+        assert ([compacted, behind], 13) == resolve.chain(offset, [left, compacted, behind], now)
+    assert ([left], 5) == resolve.chain(3, [left, compacted, behind], now, avoid=frozenset({"c"}))
+
+
+def test_the_tail_cache_counts_what_it_holds_and_gives_all_of_it_back() -> None:
+    """A flood of tiny appends is counted with its overhead: the bound holds, and what is forgotten counts nothing."""
+    metrics = Metrics()
+    cache = TailCache(10_000, metrics=metrics)
+    for offset in range(1, 201):
+        cache.add(TP, offset, columns([b"x"]), at_ms=1)
+    held = metrics.value("lakebed_log_cache_bytes")
+    kept = [offset for offset in range(1, 201) if cache.read(TP, offset, 1) is not None]
+
+    assert 10_000 - 300 < held <= 10_000
+    assert kept == list(range(201 - len(kept), 201))
+    assert 20 < len(kept) < 40  # 261 bytes each
+    cache.forget(TP)
+    assert 0 == metrics.value("lakebed_log_cache_bytes")
