@@ -13,7 +13,7 @@ import msgspec
 from lakebed.errors import Conflict, Invalid, NotFound
 from lakebed.lifecycle import cursors, troubles
 from lakebed.lifecycle.engine import ActionRef, CompiledAction, Snapshot
-from lakebed.lifecycle.model import ActionKey, ActionKind, Degraded, Mode, Position, Resolution, StreamKind
+from lakebed.lifecycle.model import ActionKey, ActionKind, Calendar, Degraded, Mode, Position, Resolution, StreamKind
 from lakebed.lifecycle.pending import Pending
 from lakebed.lifecycle.resolver import Resolver, Work
 from lakebed.lifecycle.shelf import Shelf, changed
@@ -24,8 +24,10 @@ STATUS_ROWS = 500  # of one answer: each row reads its action's exceptions
 
 
 class Operator:
-    def __init__(self, shelf: Shelf) -> None:
-        self._shelf = shelf
+    """`calendar` is the workers' own: it says what is due, and so what is late."""
+
+    def __init__(self, shelf: Shelf, calendar: Calendar = Calendar()) -> None:
+        self._shelf, self._calendar = shelf, calendar
         self._pending = Pending(shelf.store, shelf.ids)
 
     # Looking.
@@ -47,7 +49,7 @@ class Operator:
                 pending = len((await self._pending.load(_ref(name, key))).items)
                 row = _row(name, key, action, state)
                 row |= {"pending": pending, "blockers": _blocked(held, name, key, action), "last_tick_ns": tick_ns}
-                rows.append(row | {"lag_s": _lag_s(reader, action, self._shelf.clock.now_ns())})
+                rows.append(row | {"lag_s": _lag_s(reader, action, self._shelf.clock.now_ns(), self._calendar)})
         return rows
 
     async def last_tick_ns(self) -> int:
@@ -250,11 +252,12 @@ def _ref(bucket: str, action: str) -> ActionRef:
     return ActionRef(bucket, ActionKey(rule_hash, ActionKind(kind)))
 
 
-def _lag_s(reader: ReaderState, action: ActionState, now_ns: int) -> float:
+def _lag_s(reader: ReaderState, action: ActionState, now_ns: int, calendar: Calendar) -> float:
     """How far the slowest of the action's sweeps is behind what is due for it; 0 for one that no sweep reaches."""
     if action.mode is not Mode.EVENT_DRIVEN or not action.bootstrap_complete:
         return 0.0
-    behind = [now_ns - delay - at.ts_ns for delay in action.delays_ns if (at := reader.cursor(delay)) is not None]
+    places = [(delay, reader.cursor(delay)) for delay in action.delays_ns]
+    behind = [calendar.cutoff(now_ns, delay) - at.ts_ns for delay, at in places if at is not None]
     if action.predicate and reader.predicate is not None:
         behind.append(now_ns - reader.predicate.ts_ns)
     return round(max(0, *behind, 0) / 1e9, 3)

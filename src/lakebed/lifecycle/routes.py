@@ -22,6 +22,7 @@ from lakebed.lifecycle.dryrun import DryRun, dry_run
 from lakebed.lifecycle.ledger import Ledger
 from lakebed.lifecycle.operator import STATUS_ROWS, Operator
 from lakebed.lifecycle.policies import rules_of
+from lakebed.lifecycle.settings import LifecycleSettings
 from lakebed.lifecycle.state import Blocker, LedgerRow
 from lakebed.lifecycle.workers import Site, opened, shelf_of
 from lakebed.wire import decode_json, json_answer, operation
@@ -63,7 +64,7 @@ class LifecycleRoutes:
 
     def __init__(self, context: Context) -> None:
         self._context, self._shelf = context, shelf_of(context)
-        self._operator = Operator(self._shelf)
+        self._operator = Operator(self._shelf, context.settings.of(LifecycleSettings).calendar)
         self._ledger = Ledger(context.store, context.clock, context.ids)
         self.reads: Sequence[BaseRoute] = (
             Route("/api/s3/lifecycle/status", self._status_of_all),

@@ -58,7 +58,7 @@ async def opened(context: Context) -> AsyncIterator[Site]:
     lake = SeaweedLake(filer, context.clock, context.ids)
     worker = LifecycleWorker(lake, Seams(lake, lake, lake), shelf, settings, node=context.node, home=home)
     try:
-        yield Site(settings, shelf, lake, worker, Operator(shelf), home)
+        yield Site(settings, shelf, lake, worker, Operator(shelf, settings.calendar), home)
     finally:
         await lake.close()
 

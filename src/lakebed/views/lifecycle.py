@@ -34,7 +34,8 @@ class StreamRow(msgspec.Struct, frozen=True):
 
 async def status(context: Context, bucket: str = "") -> list[dict[str, Any]]:
     """Mode, health and progress of every action."""
-    return await Operator(shelf_of(context)).status(bucket, limit=ROWS_MAX)
+    calendar = context.settings.of(LifecycleSettings).calendar
+    return await Operator(shelf_of(context), calendar).status(bucket, limit=ROWS_MAX)
 
 
 async def streams(context: Context) -> list[StreamRow]:

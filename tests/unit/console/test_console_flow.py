@@ -6,7 +6,7 @@ import pytest
 
 from lakebed.console import text
 from lakebed.console.drawing import WIDTH, bars, layers
-from lakebed.console.flow import INGEST, TABLES, WORKERS, pictures
+from lakebed.console.flow import INGEST, TABLES, WORKERS, judged, pictures
 from lakebed.console.live import RATES
 from lakebed.console.looker import levels
 from lakebed.views.log import SegmentRow, Segments
@@ -38,6 +38,16 @@ def test_health_is_the_parts_own_unless_something_waits_for_a_person() -> None:
     found = {placed.box.name: placed.health for placed in picture.boxes}
 
     assert (found["queue"], found["log"], found["ticks"]) == ("degraded", "down", "quiet")
+
+
+def test_what_waits_for_a_person_is_shown_though_nothing_is_known_of_the_part() -> None:
+    """A gateway that does not serve the queue still shows its dead letters; a part that is down stays down."""
+    box = next(box for box in INGEST if box.name == "queue")
+
+    assert "degraded" == judged(box, {}, {"queue_dead": 2.0})
+    assert "quiet" == judged(box, {}, {"queue_dead": 0.0})
+    assert "quiet" == judged(box, {}, {"queue_dead": None})
+    assert "down" == judged(box, {"queue": "down"}, {"queue_dead": 2.0})
 
 
 def test_segments_are_drawn_inside_the_line_and_never_vanish() -> None:

@@ -14,6 +14,8 @@ from lakebed.console.looker import levels
 from lakebed.console.samples import ENTRIES_MAX, Samples
 from lakebed.errors import Overloaded, Unavailable
 from lakebed.metrics import Metrics
+from lakebed.queue.model import QueueStatus
+from lakebed.views.lifecycle import StreamRow
 
 
 class Backend:
@@ -96,6 +98,30 @@ async def test_a_backend_that_hangs_holds_nobody_up_for_long() -> None:
     assert never.trouble is not None and never.trouble.code == "timeout"
 
 
+async def test_once_something_was_seen_a_backend_that_hangs_is_waited_for_shortly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last answer is shown after WAIT_S, however patient the page would be without one."""
+    monkeypatch.setattr(module, "WAIT_S", 0.01)
+    shared = Samples(SystemClock())
+    hangs = False
+
+    async def backend() -> Any:
+        if hangs:
+            await asyncio.Event().wait()
+        return "seen"
+
+    await shared.get("a", 60.0, backend)
+    shared.forget()
+    hangs = True
+
+    async with asyncio.timeout(30.0):
+        found = await shared.get("a", 60.0, backend, timeout_s=3600.0, patience_s=3600.0)
+    await shared.stop()
+
+    assert ("seen", None) == (found.value, found.trouble)
+
+
 async def test_what_is_kept_is_bounded() -> None:
     shared, backend = Samples(ManualClock()), Backend()
 
@@ -160,3 +186,17 @@ def test_an_event_cannot_be_ended_by_what_it_says() -> None:
 
 def test_levels_of_a_lake_nobody_has_asked_yet_are_unknown() -> None:
     assert set(levels(lambda key: None).values()) == {None}
+
+
+def test_levels_of_several_queues_are_their_sum_and_their_oldest() -> None:
+    """One queue is empty and one is late: the picture shows the late one."""
+    late = QueueStatus("a", 3, 10, 1, 0, 2, 90.0, None, None, 0, 4, 0, [])
+    empty = QueueStatus("b", 0, 0, 0, 0, 1, None, None, None, 0, 1, 0, [])
+    streams = [StreamRow("delay 1 d", 86_400.0, 0, 5.0), StreamRow("predicates", 0.0, 0, 0.0)]
+    seen = {"queue.statuses": [late, empty], "lifecycle.streams": streams}
+
+    found = levels(seen.get)
+
+    assert (3, 1, 3) == (found["queue_waiting"], found["queue_claimed"], found["queue_dead"])
+    assert (90.0, 5.0) == (found["queue_oldest_s"], found["lifecycle_behind_s"])
+    assert found["ticks_lag_s"] is None

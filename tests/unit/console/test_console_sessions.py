@@ -78,6 +78,17 @@ async def test_where_nobody_signs_in_a_page_still_needs_its_token(headers: dict[
         assert [] == await here.console.look.trail.latest()
 
 
+async def test_where_nobody_signs_in_a_request_that_never_saw_a_page_does_nothing() -> None:
+    """Without a cookie there is no page whose token it could be, whatever is sent as one."""
+    async with site() as here:
+        for token in ("", "0" * 64, sessions.token_of("")):
+            answer = await here.browser.client.post(DO, data=FORM, headers={"origin": ADDRESS, "x-csrf-token": token})
+            assert answer.status_code == 403
+            here.browser.client.cookies.clear()
+
+        assert [] == await here.console.look.trail.latest()
+
+
 async def test_a_cookie_alone_writes_nowhere_else_either() -> None:
     """The session reads every route; to write to any of them it needs the token too."""
     async with site(keys=KEYS) as here:

@@ -17,6 +17,7 @@ from starlette.routing import Mount, Route
 
 from lakebed import errors
 from lakebed.gateway import app as module
+from lakebed.gateway import door
 from lakebed.gateway.app import Gateway
 from lakebed.wire import decode_json, operation
 
@@ -294,3 +295,18 @@ async def test_many_requests_at_once_keep_their_own_ids(make: Make) -> None:
         answers = await asyncio.gather(*asked)
 
     assert [f"r-{n}" for n in range(50)] == [answer.headers["x-request-id"] for answer in answers]
+
+
+async def test_the_series_that_are_kept_by_hand_are_bounded(
+    make: Make, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers beyond the bound are counted all the same."""
+    monkeypatch.setattr(door, "SERIES_MAX", 2)
+    app = make()
+    for path in ("/healthz", "/metrics", "/nope", "/openapi.json", "/nope"):
+        await ask(app, "GET", path)
+
+    assert isinstance(app.middleware_stack, door.Door)
+    assert 2 == len(app.middleware_stack._series)
+    counted = app.state.context.metrics.value("lakebed_http_requests_total", route="(none)", method="any", status="404")
+    assert 2 == counted

@@ -224,3 +224,10 @@ async def test_a_route_with_keys_of_its_own_is_reached_without_the_gateways(ask:
         closed.status_code,
         other_method.status_code,
     )
+
+
+@pytest.mark.parametrize("path", ["/healthz/sample", "/health-sample", "/healthzz", "/health/", "/HEALTHZ"])
+async def test_a_path_that_only_begins_as_a_public_one_needs_a_key(make: Make, ask: Ask, path: str) -> None:
+    """Health is public, by its two names and no others."""
+    assert (await ask(make(keys=KEYS), "GET", path)).status_code == 401
+    assert (await ask(make(keys=KEYS), "GET", "/healthz")).status_code in (200, 503)

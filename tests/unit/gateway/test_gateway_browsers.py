@@ -13,6 +13,8 @@ from starlette.routing import Route
 
 from lakebed.gateway import sessions
 from lakebed.gateway.app import Gateway
+from lakebed.gateway.asked import Asked
+from lakebed.gateway.auth import same_origin
 from lakebed.gateway.docs import POLICY as DOCS_POLICY
 
 Make = Callable[..., Gateway]
@@ -84,3 +86,25 @@ def test_a_seal_that_is_not_ascii_is_compared_and_not_raised() -> None:
     claimed = sessions.Session("reader", 99999999999, "v1.cmVhZGVy.99999999999.n", "\xe9")
 
     assert claimed.is_sealed_by(b"digest") is False
+
+
+@pytest.mark.parametrize(
+    ("origin", "same"),
+    [
+        ("http://lake.example", True),
+        ("https://lake.example", True),
+        ("http://lake.example.evil.example", False),
+        ("http://lake.example:9000", False),
+        ("http://evil.example/lake.example", False),
+        ("http://sub.lake.example", False),
+        ("http://lake.exampl", False),
+        ("http://", False),
+        ("null", False),
+        ("", False),
+    ],
+)
+def test_an_origin_is_ours_only_as_a_whole(origin: str, same: bool) -> None:
+    """A name that begins or ends as ours does is another site's."""
+    asked = Asked([(b"host", b"lake.example"), (b"origin", origin.encode())])
+
+    assert same == same_origin(asked)

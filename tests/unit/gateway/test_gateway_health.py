@@ -122,6 +122,36 @@ async def test_the_store_is_asked_once_a_second_however_many_ask() -> None:
     assert (first, store.asked) == (1, 2)
 
 
+async def test_a_store_that_went_away_is_not_called_well_by_an_earlier_answer() -> None:
+    """It was well a moment ago and does not answer now: everybody within the next second hears that, and why."""
+    clock = ManualClock()
+
+    class Away(MemoryStore):
+        away = False
+
+        async def head(self, key: str) -> ObjectInfo:
+            if self.away:
+                raise Unavailable("no route to the store")
+            return await super().head(key)
+
+    store = Away(clock=clock)
+    await store.create(AUTHORITY_KEY, b"{}")
+    check = StoreCheck(store, clock)
+    before = await check()
+    await clock.advance(1.1)
+    store.away = True
+
+    first = await check()
+    await clock.advance(0.5)
+    second = await check()
+    store.away = False
+    await clock.advance(0.6)
+
+    assert ("ok", "down", "down") == (before.status, first.status, second.status)
+    assert "no route to the store" == second.detail
+    assert "ok" == (await check()).status
+
+
 @pytest.mark.parametrize(
     ("accept", "form"),
     [

@@ -8,6 +8,7 @@ from lifecycle_makers import rule
 
 from lakebed.lifecycle.gauges import Gauges
 from lakebed.lifecycle.model import Position, StreamKind
+from lakebed.lifecycle.operator import Operator
 from lakebed.lifecycle.state import Stream, Troubles
 from lakebed.lifecycle.troubles import block, lift
 from lakebed.metrics import Metrics
@@ -50,12 +51,15 @@ async def test_a_stream_that_waits_for_midnight_is_not_behind(rounding: str) -> 
 
     await world.tick(days=0.9)
     on_time = world.metrics.value("lakebed_lifecycle_watermark_lag_seconds", stream="100s")
+    operator = Operator(world.shelf, world.settings.calendar)
+    (before,) = await operator.status("b")
     await world.clock.advance(3 * DAY_S)
     await world.worker._watch.judge(await world.worker.compile())
     late = world.metrics.value("lakebed_lifecycle_watermark_lag_seconds", stream="100s")
+    (after,) = await operator.status("b")
 
-    assert on_time == 0.0
-    assert late == 3 * DAY_S
+    assert (0.0, 0.0) == (on_time, before["lag_s"])
+    assert (3 * DAY_S, 3 * DAY_S) == (late, after["lag_s"])
 
 
 def test_blockers_are_counted_by_kind_and_bucket_and_go_back_to_nothing(metrics: Metrics) -> None:

@@ -190,6 +190,15 @@ def test_a_deleted_log_that_is_opened_again_takes_no_batch_of_producers_before()
     assert isinstance(judge(now, stamped(0, IDS.uuid7(NOW + 25)), at_ms=NOW + 30)[0], Fresh)
 
 
+def test_a_deleted_log_that_a_slower_clock_opens_again_takes_no_batch_of_producers_before() -> None:
+    """The deletion counts, not only the moment at which another broker's clock opens the log again."""
+    old = IDS.uuid7(NOW + 5)
+    deleted = control.deleted(append(OPEN, stamped(0, old), at_ms=NOW + 6), reason="", now_ms=NOW + 10)
+    now = control.reopened(deleted, NOW - 20)
+
+    assert isinstance(refusal(now, stamped(0, old), at_ms=NOW + 30), UnknownProducer)
+
+
 def test_the_record_stays_within_what_meta_takes() -> None:
     """With as many producers as there may be, long names among them, all of them busy; one more is refused."""
     names = [f"{number:0128d}" for number in range(NAMES_MAX)]

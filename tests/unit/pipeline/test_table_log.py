@@ -58,6 +58,9 @@ def test_a_table_with_features_we_do_not_speak_is_left_alone() -> None:
     """A higher protocol is refused rather than misread."""
     with pytest.raises(Invalid, match="reader 3"):
         apply(Snapshot(), 0, [{"protocol": {"minReaderVersion": 3, "minWriterVersion": 7}}], "k")
+    for reader, writer in ((1, 7), (2, 2), (1, 3)):  # one of the two is enough
+        with pytest.raises(Invalid, match=f"reader {reader} and writer {writer}"):
+            apply(Snapshot(), 0, [{"protocol": {"minReaderVersion": reader, "minWriterVersion": writer}}], "k")
 
 
 def test_only_files_whose_bounds_overlap_can_matter() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lakebed.clock import ManualClock, settle
-from lakebed.errors import Unavailable
+from lakebed.errors import Fenced, Unavailable
 from lakebed.metrics import Metrics
 from lakebed.queue import appending, paths
 from lakebed.queue.appending import split
@@ -328,3 +328,30 @@ async def test_a_heartbeat_that_is_answered_late_makes_nothing_fresh(
 def test_pieces_are_batches_of_the_queue() -> None:
     """A piece lives where the sweeper and the clean-up look for batches."""
     assert paths.is_batch(paths.batch("ingest", 3, "uuid", "binary"))
+
+
+async def test_a_late_ack_of_a_lost_claim_does_not_end_the_claim_that_followed(
+    open_queue: Open, manual_clock: ManualClock
+) -> None:
+    """A collector loses a batch and claims it again: acking its first copy is refused, and the second stays held."""
+    queue, other = open_queue(), open_queue()
+    await put(queue, b"a")
+    collector, rival = queue.collector("one"), other.collector("two")
+    first = await collector.next_batch()
+    assert first is not None
+    assert collector._heart is not None
+    collector._heart.cancel()  # it sleeps past its claim
+    await manual_clock.advance(queue.settings.heartbeat_timeout_s + 1.0)
+    assert await rival.next_batch() is not None
+    await rival.close()
+    await collector.heartbeat()
+    second = await collector.next_batch()
+    assert second is not None
+
+    with pytest.raises(Fenced):
+        await collector.ack(first)
+
+    assert await collector.next_batch() is None
+    await collector.ack(second)
+    await collector.close()
+    assert 0 == (await queue.status()).pending

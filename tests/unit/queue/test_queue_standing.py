@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from lakebed.clock import ManualClock
 from lakebed.errors import LakebedError, Unavailable
 from lakebed.queue import paths
 from lakebed.queue.model import Claim, ConsumerManifest, Done, KeyValueEntry, Pending, ProducerManifest
@@ -79,3 +80,42 @@ async def test_a_letter_whose_replay_could_not_be_enqueued_stays_with_its_data(
     await collector.ack(again)
     assert await collector.next_batch() is None
     await collector.close()
+
+
+async def test_a_split_whose_pieces_were_stored_too_slowly_stores_them_again(
+    open_queue: Callable[..., Queue], manual_clock: ManualClock
+) -> None:
+    """Two generations pass while the pieces are stored: they are stored again, and every entry comes once."""
+
+    class Slow(MemoryStore):
+        ageing: Queue | None = None
+
+        async def create(self, key: str, data: bytes) -> ObjectInfo:
+            made = await super().create(key, data)
+            queue, self.ageing = self.ageing, None
+            for _ in range(2 if queue is not None else 0):
+                assert queue is not None
+                await manual_clock.advance(queue.settings.horizon_s + 1.0)
+                await queue.producer.age()
+            return made
+
+    store = Slow(clock=manual_clock)
+    queue = open_queue(store=store)
+    ingestor = queue.ingestor()
+    await ingestor.ingest([KeyValueEntry(b"k", b"a"), KeyValueEntry(b"k", b"b")])
+    await ingestor.flush()
+    collector = queue.collector()
+    batch = await collector.next_batch()
+    assert batch is not None
+    for _ in range(queue.settings.rejections_max - 1):
+        await collector.reject(batch, "no")
+    store.ageing = open_queue(store=store)
+
+    assert not await collector.reject(batch, "no")
+
+    values = []
+    while (piece := await collector.next_batch()) is not None:
+        values += [entry.value for entry in piece.entries]
+        await collector.ack(piece)
+    await collector.close()
+    assert [b"a", b"b"] == values

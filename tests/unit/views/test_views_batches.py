@@ -82,3 +82,4 @@ async def test_of_one_hour_the_newest_are_shown_newest_first() -> None:
     newest = await RecentBatches(store, clock).newest(2)
 
     assert [40, 30] == [row.seq_start for row in newest]
+    assert all(0.9 < row.delay_s < 1.0 for row in newest)  # seconds from the last sample to its acceptance

@@ -47,6 +47,7 @@ async def test_segments_tell_what_is_compacted_and_what_is_trimmed() -> None:
     fresh = await lake.window.segments("orders", 0)
     await lake.broker.steward.trim(TP, 5)
     trimmed = await lake.window.segments("orders", 0)
+    (described,) = await views.partitions(lake.window.steward, "orders")
     await Workshop(lake.context, lake.meta("shop")).compactor.compact_once(TP)
     await lake.append(b"c", b"d")
     after = await lake.window.segments("orders", 0)
@@ -56,6 +57,7 @@ async def test_segments_tell_what_is_compacted_and_what_is_trimmed() -> None:
         (one.start_offset, one.end_offset, one.records) for one in fresh.segments
     ]
     assert (5, 5) == (trimmed.log_start_offset, trimmed.compacted_to)
+    assert (2, 2, 6) == (described.records, described.uncompacted, described.high_watermark)
     assert (5, 8) == (after.log_start_offset, after.high_watermark)
     assert (7, 8) == (after.segments[-1].start_offset, after.segments[-1].end_offset)
 

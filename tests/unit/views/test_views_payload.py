@@ -32,6 +32,8 @@ def test_long_ones_are_cut_and_say_so() -> None:
     texts = [payload(b"x" * 10**6), payload("ü".encode() * 10**6), payload(b"a" + "ü".encode() * 10**6)]
 
     assert all(one.kind == "text" and one.cut and len(one.text) <= CHARS_MAX for one in texts)
+    assert payload("😀".encode() * (CHARS_MAX + 1)).cut  # the start alone fills what is shown
+    assert not payload("😀".encode() * CHARS_MAX).cut
     assert len(payload(b"\xff" * 10**6).text) <= HEX_BYTES * 3
     assert payload(b"[" * 60_000).kind == "text"
 

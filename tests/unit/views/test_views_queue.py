@@ -53,3 +53,21 @@ async def test_only_batches_of_the_queue_itself_are_opened(manual_clock: ManualC
     for location in (others, "secrets/key.json"):
         with pytest.raises(NotFound):
             await views.batch(context, "jobs", location)
+
+
+async def test_a_batch_that_is_done_is_not_opened_any_more(manual_clock: ManualClock) -> None:
+    """Its data may be there until the next clean-up; it is no batch of the queue now."""
+    context = context_of(MemoryStore(clock=manual_clock), clock=manual_clock)
+    queue = Queue.of(context, "jobs")
+    location = await put(queue, "a")
+    collector = queue.collector()
+    batch = await collector.next_batch()
+    assert batch is not None
+    assert 1 == (await views.batch(context, "jobs", location)).entries
+
+    await collector.ack(batch)
+    await collector.close()
+
+    assert (await context.store.head(location)).size
+    with pytest.raises(NotFound):
+        await views.batch(context, "jobs", location)

@@ -6,13 +6,15 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from lakebed.clock import ManualClock
 from lakebed.console.drawing import steps
+from lakebed.store.memory import MemoryStore
 from lakebed.ticks.audit import AuditRow
 from lakebed.ticks.model import BronzeResult, CommitRecord, Failure, Part, TickId, TickState
 from lakebed.ticks.receiver import Receiver
 from lakebed.views import ticks as views
 from lakebed.views.ticks import stages
-from ticks_kit import context_of, parquet, sha
+from ticks_kit import Service, context_of, parquet, sha
 
 PARTS = {"1": Part("a", 10, 1000, "k1"), "2": Part("b", 10, 3000, "k2")}
 COMMIT = CommitRecord(
@@ -83,3 +85,17 @@ async def test_a_project_is_shown_of_the_org_that_was_asked_for_alone() -> None:
 
     assert [("acme", ["20261115T120000__a"])] == [(row.org_id, [each.tick_id for each in row.ticks]) for row in of_one]
     assert ["acme", "other"] == [row.org_id for row in of_all]
+
+
+async def test_silver_is_behind_by_the_oldest_tick_that_waits(manual_clock: ManualClock) -> None:
+    """Two committed ticks wait for silver, a minute apart: the lag is that of the first."""
+    service = Service(context_of(MemoryStore(clock=manual_clock), clock=manual_clock))
+    await service.issue()
+    for tick in ("20261115T120000__a", "20261115T120100__b"):
+        assert (await service.finalize(await service.upload(tick), tick=tick)).status_code == 200
+        await manual_clock.advance(60.0)
+
+    found = await views.silver_status(service.context)
+
+    assert (2, 2, 0) == (found["undispatched"], found["waiting"], found["dead"])
+    assert 120.0 == found["lag_s"]
