@@ -1,4 +1,4 @@
-"""When a worker works: between rounds it sleeps until something is due, is woken, retries, folds and keeps its lease."""
+"""What a worker does between rounds: it sleeps until something is due, is woken, retries, folds, keeps its lease."""
 
 from __future__ import annotations
 

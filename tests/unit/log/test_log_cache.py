@@ -1,4 +1,4 @@
-"""What the tail cache and the kept batches may answer: never another life of a partition, never more than the bound."""
+"""What the tail cache and the kept batches answer: nothing of another life of a partition, no more than the bound."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_records_appended_before_the_partition_changed_its_state_are_not_cached(
 
 
 def test_a_change_after_the_oldest_of_what_is_cached_drops_all_of_it() -> None:
-    """The oldest counts, in whichever order things were learned; a change that is as old as the oldest drops nothing."""
+    """The oldest counts, in whichever order things were learned; a change as old as the oldest drops nothing."""
     for times in ((10, 30), (30, 10)):
         cache = TailCache(1 << 20, metrics=Metrics())
         for offset, at_ms in enumerate(times, 1):
@@ -115,9 +115,7 @@ def test_reads_are_answered_up_to_a_gap_a_limit_or_the_end_and_counted_by_outcom
     size = columns([b"three", b"four"]).size
     assert [b"three", b"four"] == _found(cache, 3, size)
     assert [b"three"] == _found(cache, 3, size - 1)
-    counted = [
-        metrics.value("lakebed_log_cache_reads_total", outcome=outcome) for outcome in ("hit", "at_end", "miss")
-    ]
+    counted = [metrics.value("lakebed_log_cache_reads_total", outcome=outcome) for outcome in ("hit", "at_end", "miss")]
     assert [7, 1, 4] == counted
 
 

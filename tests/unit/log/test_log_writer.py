@@ -17,7 +17,7 @@ from lakebed.log import paths, writer
 from lakebed.log.blob import decode_header
 from lakebed.log.broker import Broker
 from lakebed.log.columns import columns
-from lakebed.log.model import BackPressureRejected, LogFenced, OutOfOrderSequence, TopicPartition
+from lakebed.log.model import BackPressureRejected, Control, LogFenced, OutOfOrderSequence, TopicPartition
 from lakebed.log.producers import Chunk, Stamp
 from lakebed.log.writer import Appended, Group
 from lakebed.meta.memory import MemoryMeta
@@ -375,3 +375,39 @@ async def test_no_blob_grows_beyond_its_limit(host: Host) -> None:
     assert all(isinstance(one, Appended) for one in outcomes)
     assert sizes[-2] <= 10_000 < 20_000 < sizes[-1]
     assert len(sizes) <= 7
+
+
+async def test_appends_are_counted_once_each_whichever_attempt_commits_them(host: Host) -> None:
+    """One partition of the blob loses its first swap; it is counted when it is committed, and not before."""
+    ours, theirs = host.broker(), host.broker()
+    groups = [Group(TopicPartition("t", number), (Chunk(columns([b"x"])),)) for number in range(4)]
+    metrics = ours.writer._appends
+    await ours.writer.append_shared(groups)
+    await theirs.writer.append_shared([groups[2]])
+    before = metrics._value.get()
+
+    working = asyncio.ensure_future(ours.writer.append_shared(groups))
+    await host.clock.advance(5.0)
+    await working
+
+    assert (4, 8) == (before, metrics._value.get())
+
+
+async def test_a_writer_that_saw_a_partition_deleted_does_not_open_it_a_second_time(host: Host) -> None:
+    """Another opened it meanwhile and appended: what it appended stays readable."""
+    late, quick = host.broker(), host.broker()
+    await host.append(quick, b"old")
+    await quick.steward.delete(TP.topic, reason="test")
+    seen = await late.records.find(TP, paths.control(TP), Control)
+    await host.append(host.broker(), b"new")
+
+    find, answers = late.records.find, [seen]
+
+    async def stale(*place: Any) -> Any:
+        return answers.pop() if answers else await find(*place)
+
+    late.records.find = stale  # type: ignore[method-assign]
+    found = await late.writer.ensure(TP)
+
+    assert (2, 2) == (found.value.log_start_offset, found.value.sequence_counter)
+    assert [b"new"] == await host.read_all(host.broker())

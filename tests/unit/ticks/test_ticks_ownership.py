@@ -193,3 +193,19 @@ async def test_the_lease_of_a_busy_project_is_renewed_though_it_is_idle_for_long
             with pytest.raises(TooEarly):
                 await hold(other)
             await first.keep()
+
+
+async def test_a_project_is_idle_since_its_last_finalize_and_not_its_first(
+    store: MemoryStore, manual_clock: ManualClock
+) -> None:
+    """Used again after 25 s, it is kept at 50 s and let go at 55 s."""
+    first = Ownership(replica(store, manual_clock, "a", idle_ttl_s=30.0, lease_s=15.0))
+    kept = []
+    for second in range(0, 60, 5):
+        if second in (0, 25):
+            await hold(first)
+        await first.keep()
+        kept.append(bool(first.projects))
+        await manual_clock.advance(5.0)
+
+    assert [True] * 11 + [False] == kept
