@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,28 @@ def test_a_folder_that_is_no_queue_is_told(tmp_path: Path) -> None:
     """A wrong path is not taken for an agent that lost nothing."""
     with pytest.raises(NotFound, match="no agent queue"):
         accounts(tmp_path)
+
+
+def test_the_owner_sees_waiting_batches_oldest_first_up_to_a_limit_over_all_boots(tmp_path: Path) -> None:
+    """The limit is of all boots together; a boot's age is that of its first batch, and not of its last."""
+    limits = SpoolLimits(bytes_max=10**6, batches_max=100, when_full="block")
+    folder = tmp_path / "queue"
+    for boot in ("one", "two"):
+        spool = Spool.open(folder, agent_id="a", boot_id=boot, limits=limits, now_ms=lambda: 0)
+        for n in range(3):
+            spool.append([make_frame(Identity("a", boot, n * 10, n * 10 + 9), [Sample("m", 1, 1.0)] * 10)])
+        spool.close()
+    for path in (folder / "boots").rglob("*.lmbatch"):
+        at_s = 1000 + int(path.name.split("-")[0])
+        os.utime(path, (at_s, at_s))
+    keeper = Keeper(folder, lambda: 0)
+
+    found = [[(each.boot_id, each.seq_start) for each in keeper.queued(limit)] for limit in (2, 4, 100)]
+    rows = keeper.boots()
+
+    assert [("one", 0), ("one", 10)] == found[0]
+    assert [("one", 0), ("one", 10), ("one", 20), ("two", 0)] == found[1]
+    assert 6 == len(found[2])
+    assert [(3, 30, 0, 29, 1_000_000)] * 2 == [
+        (row.batches, row.samples, row.seq_start, row.seq_end, row.oldest_at_ms) for row in rows
+    ]
