@@ -7,7 +7,8 @@ from pathlib import Path
 from agent_worlds import ScriptedCollectors, frame, open_spool
 
 from lakebed.agent.alerts import Alerts
-from lakebed.agent.order import Order, OrderLimits
+from lakebed.agent.model import Queued
+from lakebed.agent.order import DEMOTED_S, WAITS_MAX, Order, OrderLimits
 from lakebed.agent.sender import Sender
 from lakebed.agent.waiting import inline
 from lakebed.clock import ManualClock
@@ -52,3 +53,79 @@ def test_the_queue_is_shown_by_what_waits_in_it(tmp_path: Path, metrics: Metrics
         metrics.value(f"lakebed_agent_{name}") for name in ("queue_batches", "queue_bytes", "parked_batches")
     )
     assert spool.pending_bytes >= 10_000
+
+
+def test_a_collector_that_lost_to_a_hedge_is_asked_last_for_a_while() -> None:
+    """And first again afterwards; alone, it is asked all the same."""
+    order = Order(["http://one", "http://two"], LIMITS, Ids.seeded(1))
+    slow, quick = order.lanes
+
+    assert slow is order.lane(1000.0)
+    order.lost_hedge(slow, 1000.0)
+
+    assert [quick, quick, slow] == [order.lane(at_s) for at_s in (1000.0, 1000.0 + DEMOTED_S - 0.1, 1000.0 + DEMOTED_S)]
+    assert slow is order.lane(1000.0, other_than=quick)
+
+
+def test_a_shorter_wish_does_not_shorten_a_rest() -> None:
+    """Two answers of one moment: the longer Retry-After counts, in whichever order they come, and as one fall."""
+    for asked in ((60.0, 5.0), (5.0, 60.0)):
+        order = Order(["http://one"], LIMITS, Ids.seeded(1))
+        (lane,) = order.lanes
+        for retry_after_s in asked:
+            order.failed(lane, 1000.0, retry_after_s=retry_after_s)
+        order.failed(lane, 1001.0)
+
+        assert 1060.0 <= lane.rests_until_s <= 1060.0 + LIMITS.base_s
+        assert (1, 1) == (lane.failures, lane.falls)
+        assert lane.rests_until_s == order.next_s(1001.0)
+
+
+def test_a_success_that_began_before_the_fall_does_not_open_a_collector() -> None:
+    """One that began after it does; until then one request at a time goes to it."""
+    order = Order(["http://one"], LIMITS, Ids.seeded(1))
+    (lane,) = order.lanes
+    before = lane.falls
+    order.failed(lane, 1000.0)
+    order.succeeded(lane, falls=before)
+    assert (1, None) == (lane.failures, order.lane(1000.0))
+
+    order.started(lane)
+    assert None is order.lane(2000.0)  # the probe is under way
+    order.succeeded(lane, falls=lane.falls)
+    assert (0, lane) == (lane.failures, order.lane(1000.0))
+
+
+def test_hedges_are_a_share_of_the_successes_after_a_first_burst() -> None:
+    """Five at first, then one for every five successes, and never more than five saved up."""
+    order = Order(["http://one"], LIMITS, Ids.seeded(1))
+    (lane,) = order.lanes
+
+    def hedges() -> int:
+        return sum(order.may_hedge() for _ in range(20))
+
+    assert [5, 0] == [hedges(), hedges()]
+    for _ in range(11):
+        order.succeeded(lane, falls=0)
+    assert 2 == hedges()
+    for _ in range(100):
+        order.succeeded(lane, falls=0)
+    assert 5 == hedges()
+
+
+def test_batches_that_rest_are_remembered_up_to_a_limit() -> None:
+    """Rests that are over are forgotten when there are too many; those that are not are kept."""
+    order = Order(["http://one"], LIMITS, Ids.seeded(1))
+
+    def entry(number: int) -> Queued:
+        return Queued(1, "boot", number, number, "0" * 64, 1)
+
+    for number in range(WAITS_MAX):
+        order.set_back(entry(number), 1000.0)
+    assert order.failed_before(entry(0)) and order.waits(entry(0), 1000.0)
+    order.set_back(entry(WAITS_MAX), 5000.0)
+
+    assert not any(order.failed_before(entry(number)) for number in range(WAITS_MAX))
+    assert order.waits(entry(WAITS_MAX), 5000.0)
+    order.forget(entry(WAITS_MAX))
+    assert not order.failed_before(entry(WAITS_MAX))

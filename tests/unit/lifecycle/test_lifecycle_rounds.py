@@ -12,6 +12,7 @@ from lifecycle_makers import rule
 
 from lakebed.clock import settle
 from lakebed.errors import Unavailable
+from lakebed.lifecycle import reader
 from lakebed.lifecycle.operator import Operator
 from lakebed.lifecycle.worker import NAP_S, RETRY_S
 from lakebed.store.lease import HeldByAnother
@@ -159,3 +160,22 @@ async def test_a_later_round_of_another_worker_stays_on_record() -> None:
     await world.tick(20 / DAY_S)
 
     assert later == (await world.shelf.tick.read()).value
+
+
+async def test_a_sweep_looks_through_only_so_many_events_for_the_next_due_instant(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Five events that no rule wants, one second apart: the third is taken for the next, and the sweep ends there."""
+    monkeypatch.setattr(reader, "PEEK_EVENTS", 3)
+    world = Harness(poll_s=10_000.0)
+    await world.policy("b", rule(prefix="x/", expiration_days=1))
+    await world.tick()
+    await world.tick(1.5)
+    began_ns = world.clock.now_ns()
+    for number in range(5):
+        await world.clock.advance(1.0)
+        world.lake.write("b", f"other/{number}")
+
+    (sweep,) = (await world.tick(0.1)).sweeps
+
+    assert began_ns + round((3 + DAY_S) * SECOND_NS) == sweep.next_due_ns

@@ -194,6 +194,7 @@ async def test_a_long_job_keeps_its_messages_and_rows(fleet: Fleet) -> None:
     assert 1 == len(fleet.job.runs)
     row = await fleet.dispatched.get(TickId("o", "p", "t1"))
     assert row is not None and row.state == "done"
+    assert 180 < fleet.context.metrics.value("lakebed_ticks_job_seconds_sum") <= 210
 
 
 async def test_a_heartbeat_that_was_cut_off_does_not_lose_the_tick(fleet: Fleet) -> None:
