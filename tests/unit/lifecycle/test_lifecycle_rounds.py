@@ -13,7 +13,10 @@ from lifecycle_makers import rule
 from lakebed.clock import settle
 from lakebed.errors import Unavailable
 from lakebed.lifecycle import reader
+from lakebed.lifecycle.model import Identity
 from lakebed.lifecycle.operator import Operator
+from lakebed.lifecycle.pending import PendingLog, Segment
+from lakebed.lifecycle.state import PendingItem
 from lakebed.lifecycle.worker import NAP_S, RETRY_S
 from lakebed.store.lease import HeldByAnother
 
@@ -179,3 +182,14 @@ async def test_a_sweep_looks_through_only_so_many_events_for_the_next_due_instan
     (sweep,) = (await world.tick(0.1)).sweeps
 
     assert began_ns + round((3 + DAY_S) * SECOND_NS) == sweep.next_due_ns
+
+
+def test_an_exception_is_due_at_its_instant_and_the_earliest_comes_first() -> None:
+    """The worker sleeps until the earliest: at that very nanosecond it must be found."""
+    dues = (("c", 9), ("b", 7), ("a", 7))
+    items = [PendingItem(name, "", at_ns, Identity(1, 1)) for name, at_ns in dues]
+    log = PendingLog().after(Segment(upserts=tuple(items)), 1)
+
+    assert 7 == log.next_due_ns
+    assert [[], ["a", "b"], ["a", "b", "c"]] == [[item.key for item in log.due(at_ns)] for at_ns in (6, 7, 9)]
+    assert 9 == log.after(Segment(tombstones=tuple(item.id for item in items[1:])), 2).next_due_ns

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import pytest
 from log_host import TP, Host
 
 from lakebed.clock import now_ms
-from lakebed.log import control, resolve
+from lakebed.log import control, reader, resolve
 from lakebed.log.cache import TailCache
 from lakebed.log.columns import columns
 from lakebed.log.model import ENCODING, IndexEntry, Span
@@ -83,3 +84,24 @@ def test_the_tail_cache_counts_what_it_holds_and_gives_all_of_it_back() -> None:
     assert 20 < len(kept) < 40  # 261 bytes each
     cache.forget(TP)
     assert 0 == metrics.value("lakebed_log_cache_bytes")
+
+
+async def test_an_entry_behind_many_that_are_gone_is_found_page_by_page(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forty entries whose blob was vacuumed lie before the compacted one: each page goes on where the last ended."""
+    monkeypatch.setattr(reader, "PAGE", 16)
+    gone = [Span(n, n, IndexEntry("WAL", 1, "w", ENCODING, 1, 0, 10)) for n in range(1, 41)]
+    compacted = Span(1, 100, IndexEntry("COMPACTED", 100, "c", ENCODING, 1, 0, 10))
+    now = msgspec.structs.replace(control.opened(1), sequence_counter=100)
+    looked: list[int] = []
+    reading = host.broker().reader
+
+    async def spans(tp: Any, look_from: int, *, limit: int) -> list[Span]:
+        looked.append(look_from)
+        return [span for span in (*gone, compacted) if span.end_offset >= look_from][:limit]
+
+    monkeypatch.setattr(reading._records, "spans", spans)
+
+    assert [compacted] == await reading._covering(TP, 1, now, frozenset({"w"}))
+    assert [1, 17, 33] == looked
