@@ -11,6 +11,7 @@ import pytest
 from log_host import TP, Host
 
 from lakebed.clock import now_ms
+from lakebed.errors import Corrupt
 from lakebed.log import control, reader, resolve
 from lakebed.log.cache import TailCache
 from lakebed.log.columns import columns
@@ -105,3 +106,12 @@ async def test_an_entry_behind_many_that_are_gone_is_found_page_by_page(
 
     assert [compacted] == await reading._covering(TP, 1, now, frozenset({"w"}))
     assert [1, 17, 33] == looked
+
+
+def test_a_blob_that_ends_inside_an_entry_is_corrupt_and_one_that_ends_with_it_is_not() -> None:
+    """A cut blob is named as such, before its bytes are taken for records."""
+    span = Span(1, 1, IndexEntry("WAL", 1, "w", ENCODING, 1, 5, 10))
+
+    assert b"x" * 10 == bytes(reader._cut(memoryview(b"y" * 5 + b"x" * 10), span))
+    with pytest.raises(Corrupt, match="ends at byte 14, before 15"):
+        reader._cut(memoryview(b"y" * 14), span)
