@@ -79,6 +79,22 @@ async def test_claims_are_kept_alive_while_work_goes_on(open_queue: Open, manual
     await theirs.close()
 
 
+async def test_a_heartbeat_comes_at_each_third_of_the_timeout(open_queue: Open, manual_clock: ManualClock) -> None:
+    """So that two may be lost before a claim is stale."""
+    queue = open_queue(heartbeat_timeout_s=30.0)
+    await fill(queue, "a")
+    mine = queue.collector()
+    assert await mine.next_batch() is not None
+    (held,) = mine._held.values()
+    began_s, seen = held.confirmed_s, []
+    for _ in range(6):
+        await manual_clock.advance(5.0)
+        seen.append(held.confirmed_s - began_s)
+    await mine.close()
+
+    assert [0, 10, 10, 20, 20, 30] == seen
+
+
 async def test_a_silent_collector_is_taken_over_in_order_and_fenced(
     open_queue: Open, manual_clock: ManualClock, metrics: Metrics
 ) -> None:
