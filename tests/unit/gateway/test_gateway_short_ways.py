@@ -10,12 +10,16 @@ import msgspec
 import pytest
 from conftest_gateway import context_with
 from starlette.routing import Route
+from uvicorn.server import ServerState
 
 from lakebed import wire
 from lakebed.clock import ManualClock
+from lakebed.errors import Unavailable
+from lakebed.gateway import waiting as waiting_module
 from lakebed.gateway.direct import DIRECT_BYTES_MAX, DirectRoutes
 from lakebed.gateway.large_body import LARGE_BYTES, LARGE_BYTES_MAX, large_body
 from lakebed.gateway.limits import Limits
+from lakebed.gateway.listen import HEAD_BYTES_MAX, HEAD_LINES_MAX, _config
 from lakebed.gateway.settings import GatewaySettings
 from lakebed.gateway.waiting import Waiting
 
@@ -159,3 +163,107 @@ async def test_a_process_that_waits_for_its_store_is_down_and_says_when_to_come_
         assert told["status"] == "down" and "connection refused" in told["components"]["store"]["detail"]
     else:
         assert headers[b"retry-after"] == b"5" and "connection refused" in told["message"]
+
+
+async def test_a_waiting_process_logs_at_once_and_then_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not each try: a store that is away for an hour does not fill the log."""
+    clock = ManualClock()
+    context = context_with(clock)
+    logged: list[float] = []
+    tries: list[float] = []
+
+    async def boot(*_: Any) -> Any:
+        tries.append(clock.monotonic_s())
+        if len(tries) > 40:
+            return "the authority"
+        raise Unavailable("refused")
+
+    async def sleep(seconds: float) -> None:
+        await ManualClock.advance(clock, 1.0)
+
+    monkeypatch.setattr(waiting_module, "boot", boot)
+    monkeypatch.setattr(clock, "sleep", sleep)
+    monkeypatch.setattr(waiting_module.log, "warning", lambda *_, waited_s, **__: logged.append(waited_s))
+
+    assert await waiting_module._boot(context, (), Waiting(context)) == "the authority"  # type: ignore[comparison-overlap]
+
+    assert logged == [0.0, 10.0, 20.0, 30.0]
+
+
+class Wire:
+    """A transport that keeps what is written to it."""
+
+    def __init__(self) -> None:
+        self.sent = b""
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        self.sent += data
+
+    def close(self) -> None:
+        self.closed = True
+
+    def write_eof(self) -> None:
+        return None
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
+    def pause_reading(self) -> None:
+        return None
+
+    def resume_reading(self) -> None:
+        return None
+
+
+def connected() -> tuple[Any, Wire, list[Any]]:
+    """One connection of a gateway whose app only notes who asks."""
+    asked: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope)
+
+    config = _config(app, GatewaySettings())  # type: ignore[arg-type]
+    config.load()
+    made = config.http_protocol_class(config=config, server_state=ServerState(), app_state={})  # type: ignore[call-arg]
+    wire_ = Wire()
+    made.connection_made(wire_)  # type: ignore[arg-type]
+    return made, wire_, asked
+
+
+def head(lines: int, more: bytes = b"") -> bytes:
+    return b"GET / HTTP/1.1\r\n" + b"".join(b"x-%d: y\r\n" % number for number in range(lines)) + more + b"\r\n"
+
+
+async def test_a_head_has_so_many_lines_and_no_more() -> None:
+    made, wire_, asked = connected()
+    made.data_received(head(HEAD_LINES_MAX))
+    await asyncio.sleep(0)
+    assert (len(asked), b" 431 " in wire_.sent) == (1, False)
+
+    made, wire_, asked = connected()
+    made.data_received(head(HEAD_LINES_MAX + 1))
+    await asyncio.sleep(0)
+    assert (len(asked), wire_.sent.startswith(b"HTTP/1.1 431 ")) == (0, True)
+    made.data_received(head(1))  # what still comes is dropped
+    await asyncio.sleep(0)
+    assert asked == []
+
+
+async def test_a_head_has_so_many_bytes_whole_or_in_parts() -> None:
+    made, wire_, asked = connected()
+    made.data_received(head(1, b"big: " + b"z" * (HEAD_BYTES_MAX - 200) + b"\r\n"))
+    await asyncio.sleep(0)
+    assert (len(asked), b" 431 " in wire_.sent) == (1, False)
+
+    for parts in (1, 40):
+        made, wire_, asked = connected()
+        whole = head(1, b"big: " + b"z" * (HEAD_BYTES_MAX + 200) + b"\r\n")
+        size = len(whole) // parts + 1
+        for start in range(0, len(whole), size):
+            made.data_received(whole[start : start + size])
+        await asyncio.sleep(0)
+        assert (len(asked), wire_.sent.startswith(b"HTTP/1.1 431 ")) == (0, True)
