@@ -12,6 +12,7 @@ import pytest
 
 from lakebed.clock import ManualClock
 from lakebed.context import Context, Diagnosis
+from lakebed.doctor import checks
 from lakebed.doctor.checks import clock_skew, disk, examine
 from lakebed.errors import Unavailable
 from lakebed.ids import Ids
@@ -117,3 +118,25 @@ async def test_a_store_that_refuses_is_not_examined_further() -> None:
     assert found == told
     assert [each.name for each in found] == ["python", "java", "ports", "disk", "store"]
     assert (found[-1].verdict, found[-1].seen, found[-1].fix) == ("fail", "nobody answers", "start it")
+
+
+async def test_a_clock_that_is_a_little_off_does_not_end_the_examination(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warning is no failure: the path and the proof are still looked at."""
+    clock = ManualClock()
+    store = OffStore(clock=clock)
+    store.off_ms = 5_000
+    context = Context("node", Settings({}, {}), store, clock, Ids.seeded(1), Metrics())
+
+    async def well(*_: object) -> Diagnosis:
+        return Diagnosis("proof", "pass", "")
+
+    async def none(*_: object) -> list[Diagnosis]:
+        return []
+
+    monkeypatch.setattr(checks, "store_proof", well)
+    monkeypatch.setattr(checks, "diagnose", none)
+    monkeypatch.setattr(checks, "_doors", lambda *_: [])
+
+    found = await examine(context, Path(), lambda _: None)
+
+    assert [(each.name, each.verdict) for each in found[-2:]] == [("clock", "warn"), ("proof", "pass")]
