@@ -143,3 +143,9 @@ def test_completion_scripts_can_be_made() -> None:
     from lakebed.cli.main import app
 
     assert all("lakebed" in app.generate_completion(shell=shell) for shell in ("bash", "zsh", "fish"))
+
+
+def test_lines_of_json_are_one_row_each(capsys: pytest.CaptureFixture[str]) -> None:
+    emit([{"a": 1}, {"a": 2}], "jsonl")
+
+    assert capsys.readouterr().out == '{"a":1}\n{"a":2}\n'

@@ -108,3 +108,11 @@ def test_an_origin_is_ours_only_as_a_whole(origin: str, same: bool) -> None:
     asked = Asked([(b"host", b"lake.example"), (b"origin", origin.encode())])
 
     assert same == same_origin(asked)
+
+
+def test_a_session_longer_than_a_cookie_may_be_is_none() -> None:
+    value = sessions.issue("reader", b"digest", now_s=1, nonce="n")
+    longer = sessions.issue("reader", b"digest", now_s=1, nonce="n" * sessions.COOKIE_BYTES_MAX)
+
+    assert sessions.read(value) is not None
+    assert sessions.read(longer) is None

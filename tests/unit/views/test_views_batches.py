@@ -83,3 +83,17 @@ async def test_of_one_hour_the_newest_are_shown_newest_first() -> None:
 
     assert [40, 30] == [row.seq_start for row in newest]
     assert all(0.9 < row.delay_s < 1.0 for row in newest)  # seconds from the last sample to its acceptance
+
+
+async def test_no_more_hours_are_looked_into_than_the_limit(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """Batches of several hours: with one hour allowed, those of the newest alone are shown."""
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    await filled(store, clock)
+    every = await RecentBatches(store, clock).newest()
+    monkeypatch.setattr(views, "HOURS_MAX", 1)
+    newest = await RecentBatches(store, clock).newest()
+
+    hours = {row.accepted_at_unix_ns // (3600 * 10**9) for row in every}
+    assert len(hours) > 1
+    assert {row.accepted_at_unix_ns // (3600 * 10**9) for row in newest} == {max(hours)}
