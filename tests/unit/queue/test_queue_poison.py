@@ -325,6 +325,28 @@ async def test_a_heartbeat_that_is_answered_late_makes_nothing_fresh(
     await slow.close()
 
 
+async def test_a_third_of_the_timeout_is_left_for_clocks_that_differ(
+    open_queue: Open, memory: MemoryStore, manual_clock: ManualClock
+) -> None:
+    """What was read ahead is handed out without a question for two thirds of the timeout; then the claim is renewed."""
+    for value in (b"a", b"b", b"c"):
+        await put(open_queue(), value)
+    queue = open_queue(prefetch_batches=3, heartbeat_timeout_s=30.0)
+    collector = queue.collector()
+    assert await collector.next_batch() is not None
+    collector._heart.cancel()  # type: ignore[union-attr]
+    manifest = paths.consumer_manifest(queue.settings.manifest_path)
+    before = (await memory.get(manifest)).etag
+
+    await manual_clock.advance(19.0)
+    assert await collector.next_batch() is not None
+    assert before == (await memory.get(manifest)).etag
+    await manual_clock.advance(2.0)
+    assert await collector.next_batch() is not None
+    assert before != (await memory.get(manifest)).etag
+    await collector.close()
+
+
 def test_pieces_are_batches_of_the_queue() -> None:
     """A piece lives where the sweeper and the clean-up look for batches."""
     assert paths.is_batch(paths.batch("ingest", 3, "uuid", "binary"))
