@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zlib
 from pathlib import Path
 
 import msgspec
@@ -161,3 +162,25 @@ def test_a_frame_carries_partitions_as_views() -> None:
     for wrong in (data[:-1], data + b"x", data[:6], b"LLC2" + data[4:]):
         with pytest.raises(Invalid):
             frame.decode(wrong)
+
+
+@pytest.mark.parametrize("counts", [(3,), (1,), (2, 0), (0, 2), (1, 2)])
+def test_segments_that_do_not_add_up_are_corrupt(counts: tuple[int, ...]) -> None:
+    """A body whose checksum is right and whose segments claim other records, or none, is refused."""
+    rest = b"".join(codec.SEGMENT.pack(count, 7) for count in counts)
+    rest += bytes(memoryview(columns([b"a", b"b"]).lengths)) + b"ab"
+    body = codec.HEADER.pack(codec.MAGIC, 2, len(counts), zlib.crc32(rest)) + rest
+
+    with pytest.raises(Corrupt, match="segments"):
+        codec.decode(body)
+
+
+def test_a_header_that_reaches_over_the_end_of_its_blob_is_corrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is too long, and one that is cut off, each alone."""
+    whole = blob.PREFIX.pack(blob.MAGIC, 40) + b" " * 40
+    for data in (whole[:-1], blob.PREFIX.pack(blob.MAGIC, 41) + b" " * 40):
+        with pytest.raises(Corrupt, match="claims a header"):
+            blob.decode_header(data)
+    monkeypatch.setattr(blob, "HEADER_BYTES_MAX", 39)
+    with pytest.raises(Corrupt, match="claims a header"):
+        blob.decode_header(whole)
