@@ -48,14 +48,14 @@ test-oxia: setup ## the meta contract on a real Oxia server, where Go can build 
 	$(BIN)/python tests/oxia/run.py
 
 browser: setup ## the console in a real browser; skipped, in so many words, where there is none
-	@$(BIN)/python tests/browser/chromium.py || echo "browser: skipped, no Chromium is found (install it, or set LAKEBED_TEST_BROWSER)"
-	@! $(BIN)/python tests/browser/chromium.py || $(BIN)/pytest tests/browser
+	@$(BIN)/python tests/support/chromium.py || echo "browser: skipped, no Chromium is found (install it, or set LAKEBED_TEST_BROWSER)"
+	@! $(BIN)/python tests/support/chromium.py || $(BIN)/pytest tests/browser
 
 screenshots: setup ## every page of the console, light, dark and on a phone, into docs/screenshots
 	PYTHONPATH=src:tests:tests/browser $(BIN)/python tests/browser/screenshots.py
 
 docs: setup ## make the reference pages, the dashboards and the alert rules again
-	$(BIN)/python -m lakebed.reference .
+	$(BIN)/python -m lakebed.wiring.reference .
 
 spark: setup ## real Spark
 	$(BIN)/pytest tests/spark -n 2 --dist loadfile

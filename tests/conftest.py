@@ -11,11 +11,12 @@ import hypothesis
 import msgspec
 import pytest
 
-from lakebed.clock import ManualClock, SystemClock
+from lakebed.core.clock import ManualClock, SystemClock
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
+from lakebed.core.runtime import system_runtime
 from lakebed.embedded.endpoints import BucketEndpoints
 from lakebed.embedded.weed import Weed
-from lakebed.ids import Ids
-from lakebed.metrics import Metrics
 from lakebed.store.connect import connect
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
@@ -54,7 +55,7 @@ def metrics() -> Metrics:
 @pytest.fixture(scope="session")
 def weed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Weed]:
     """A real SeaweedFS server for the whole session (one per xdist worker), started when first asked for."""
-    server = Weed(tmp_path_factory.mktemp("weed"), clock=SystemClock(), ids=Ids())
+    server = Weed(tmp_path_factory.mktemp("weed"), runtime=system_runtime())
     asyncio.run(server.start())
     try:
         yield server

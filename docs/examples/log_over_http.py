@@ -1,4 +1,4 @@
-"""The log through a gateway: python docs/examples/log_over_http.py"""
+"""Produce to and consume from the log through a gateway: python docs/examples/log_over_http.py"""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from lakebed.embedded.endpoints import find
 gateway = find(Where().folder).gateway
 
 with httpx2.Client(base_url=gateway, timeout=20.0) as client:
-    producer = client.post("/producers").json()["producer_id"]  # or a UUID of version 7 of your own
+    producer = client.post("/producers").json()["producer_id"]  # or your own UUID, version 7
     batch = {
         "topic": "example-log",
         "partition": 0,
         "records": ["one", "two"],
         "producer_id": producer,
-        "sequence": 0,  # the same producer and sequence again is appended once
+        "sequence": 0,  # a retry with the same producer and sequence is not appended again
     }
     for _ in range(2):
         (produced,) = client.post("/produce", json={"topic_partitions": [batch]}).json()["results"]

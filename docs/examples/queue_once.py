@@ -1,4 +1,4 @@
-"""A queue without a broker: python docs/examples/queue_once.py"""
+"""Use a queue without a broker: python docs/examples/queue_once.py"""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import asyncio
 
 from lakebed.cli.where import Where
 from lakebed.queue.model import KeyValueEntry
-from lakebed.queue.queue import Queue
+from lakebed.queue.roles import Queue
 
 
 async def main() -> None:
     queue = Queue.of(Where().context("example"), "example-orders")
     ingestor = queue.ingestor()
     watcher = await ingestor.ingest([KeyValueEntry(b"order-1", b"3 apples")])
-    await watcher.await_durable()  # in the bucket, and in the producer manifest
+    await watcher.await_durable()  # stored in the bucket and listed in the producer manifest
     await ingestor.close()
 
     collector = queue.collector("example")

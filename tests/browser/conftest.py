@@ -5,59 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from chromium import LAUNCH, found_browser
 
-from console_yard import Yard, yard_on
 from lakebed.embedded.endpoints import BucketEndpoints
-
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: make setup")
-
-DEADLINE_MS = 120_000
+from support.browser_tab import Tab, sync_api
+from support.chromium import LAUNCH, found_browser
+from support.console_stack import Yard, yard_on
 
 
 @pytest.fixture(scope="session")
-def yard(weed: BucketEndpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
+def executable() -> str:
+    return found_browser() or pytest.skip("no browser is found: install chromium, or set LAKEBED_TEST_BROWSER")
+
+
+@pytest.fixture(scope="session")
+def yard(executable: str, weed: BucketEndpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
     """One gateway for all tests, with a little of everything in its bucket."""
-    if not found_browser():
-        pytest.skip("no browser is found: install chromium, or set LAKEBED_TEST_BROWSER")
     with yard_on(weed, tmp_path_factory.mktemp("yard")) as made:
         made.seed()
         yield made
 
 
-@pytest.fixture(scope="session")
-def browser(yard: Yard) -> Iterator[sync_api.Browser]:
+@pytest.fixture(scope="module")
+def browser(executable: str) -> Iterator[sync_api.Browser]:
+    """One browser for each file: Playwright's event loop would not let the session's fixtures run theirs after it."""
     with sync_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=found_browser(), args=LAUNCH)
+        opened = playwright.chromium.launch(executable_path=executable, args=LAUNCH)
         yield opened
         opened.close()
-
-
-class Tab:
-    """A page that notices what it should not do: ask elsewhere, fail, complain, or ask its user by itself."""
-
-    def __init__(self, page: sync_api.Page, url: str) -> None:
-        self.page, self.url = page, url
-        self.asked: list[str] = []
-        self.complaints: list[str] = []
-        page.set_default_timeout(DEADLINE_MS)
-        page.on("request", lambda request: self.asked.append(request.url))
-        page.on("console", lambda message: self._hear(message.type, message.text))
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on("dialog", lambda dialog: (self.complaints.append(f"dialog {dialog.message}"), dialog.dismiss()))
-
-    def _hear(self, kind: str, text: str) -> None:
-        if kind == "error":
-            self.complaints.append(text)
-
-    def go(self, path: str) -> sync_api.Page:
-        self.page.goto(f"{self.url}{path}")
-        self.page.wait_for_selector("html[data-live]", state="attached")
-        return self.page
-
-    @property
-    def elsewhere(self) -> list[str]:
-        return [url for url in self.asked if not url.startswith((f"{self.url}/", "data:"))]
 
 
 @pytest.fixture

@@ -9,14 +9,13 @@ import threading
 import time
 from pathlib import Path
 
-from chromium import LAUNCH, found_browser
 from playwright.sync_api import Browser, sync_playwright
 
-from console_yard import Yard, yard_on
-from lakebed.clock import SystemClock
 from lakebed.console.pages import PAGES
+from lakebed.core.runtime import system_runtime
 from lakebed.embedded.weed import Weed
-from lakebed.ids import Ids
+from support.chromium import LAUNCH, found_browser
+from support.console_stack import Yard, yard_on
 
 OUT = Path(__file__).parents[2] / "docs/screenshots"
 WIDE, PHONE = {"width": 1280, "height": 860}, {"width": 390, "height": 844}
@@ -30,7 +29,7 @@ def main(names: list[str]) -> None:
     out = Path(names.pop(0)) if names and "/" in names[0] else OUT
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        server = Weed(Path(folder) / "weed", clock=SystemClock(), ids=Ids())
+        server = Weed(Path(folder) / "weed", runtime=system_runtime())
         asyncio.run(server.start())
         try:
             with yard_on(server.endpoints, Path(folder)) as yard, sync_playwright() as playwright:

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from spark_cluster import Cluster, Processes, conf, start_connect
+
+from support.spark_cluster import Cluster, Processes, conf, start_connect
 
 SPARK_LANE = Path(__file__).parents[1] / "spark"
 DEADLINE_S = 900.0  # a minute or two on two idle cores, and ten times that on busy ones

@@ -13,17 +13,19 @@ from typing import Any
 
 import pytest
 
-from lakebed.clock import SystemClock
-from lakebed.errors import AlreadyExists, Conflict, Fenced, Invalid, NotFound, Stale, Unavailable
-from lakebed.ids import Ids
-from lakebed.meta.bucket import BucketMeta
+from lakebed.core.clock import SystemClock
+from lakebed.core.errors import AlreadyExists, Conflict, Fenced, Invalid, NotFound, Stale, Unavailable
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
+from lakebed.core.runtime import Runtime
+from lakebed.meta.bucket.backend import BucketMeta
 from lakebed.meta.memory import MemoryMeta, MemoryState
 from lakebed.meta.model import ABSENT, RANGE_LIMIT_MAX, VALUE_BYTES_MAX, Put, prefix_end
 from lakebed.meta.protocol import Meta
-from lakebed.meta.sqlite import SqliteMeta
-from lakebed.metrics import Metrics
+from lakebed.meta.sqlite.backend import SqliteMeta
 from lakebed.store.memory import MemoryStore
 from lakebed.store.protocol import Store
+from lakebed.store.runtime import StoreRuntime
 
 OXIA = os.environ.get("LAKEBED_TEST_OXIA", "")
 BACKENDS = ["memory", "sqlite", "bucket-memory", "bucket-seaweedfs"] + (["oxia"] if OXIA else [])
@@ -37,21 +39,22 @@ Client = Callable[[], Meta]
 @pytest.fixture(params=BACKENDS)
 def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Client:
     """Makes clients of one and the same meta store, as different processes would have them."""
-    clock, ids = SystemClock(), Ids()
+    clock = SystemClock()
+    runtime = Runtime(clock, Ids(), Metrics())
     match request.param:
         case "memory":
             state = MemoryState()
-            return lambda: MemoryMeta(state, clock=clock, ids=ids)
+            return lambda: MemoryMeta(runtime, state)
         case "sqlite":
-            return lambda: SqliteMeta(tmp_path / "meta.sqlite", clock=clock, ids=ids, metrics=Metrics())
+            return lambda: SqliteMeta(runtime, tmp_path / "meta.sqlite")
         case "oxia":
-            from lakebed.meta.oxia import OxiaMeta
+            from lakebed.meta.oxia.backend import OxiaMeta
 
-            return lambda: OxiaMeta(OXIA, clock=clock, ids=ids, metrics=Metrics())
+            return lambda: OxiaMeta(runtime, OXIA)
         case _:
             real = request.param == "bucket-seaweedfs"
             store: Store = request.getfixturevalue("bucket") if real else MemoryStore(clock=clock)
-            return lambda: BucketMeta(store, "llog-meta", clock=clock, ids=ids, metrics=Metrics())
+            return lambda: BucketMeta(StoreRuntime(clock, runtime.ids, runtime.metrics, store), "llog-meta")
 
 
 @pytest.fixture
@@ -201,7 +204,7 @@ async def test_several_puts_succeed_and_fail_each_on_its_own(meta: Meta, root: s
         ]
     )
 
-    assert ["Entry", "AlreadyExists", "Entry", "Stale", "Entry"] == [type(one).__name__ for one in made]
+    assert ["MetaEntry", "AlreadyExists", "MetaEntry", "Stale", "MetaEntry"] == [type(one).__name__ for one in made]
     for key, value in (("new", b"new"), ("stands", b"2"), ("changed", b"2"), ("any", b"any")):
         found = await meta.get(f"{root}{key}", **group)
         assert value == found.value

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
-from lakebed.clock import SystemClock
-from lakebed.errors import AlreadyExists, Corrupt, Invalid, NotFound, Stale
-from lakebed.ids import Ids
-from lakebed.metrics import Metrics
+from lakebed.core.clock import SystemClock
+from lakebed.core.errors import AlreadyExists, Corrupt, Invalid, NotFound, Stale
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
 from lakebed.store.bucket import BucketStore
+from lakebed.store.connect import PrefixedStore, connect
 from lakebed.store.memory import MemoryStore
-from lakebed.store.obstore_client import ObstoreClient, open_bucket
-from lakebed.store.prefixed import PrefixedStore
+from lakebed.store.obstore_client import ObstoreClient
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
 
@@ -38,7 +39,7 @@ AWKWARD = [
 ]
 
 
-@pytest.fixture(params=["memory", "prefixed", "obstore", "seaweedfs", "seaweedfs by the general client"])
+@pytest.fixture(params=["memory", "prefixed", "obstore", "seaweedfs", "seaweedfs without the fast path"])
 def store(request: pytest.FixtureRequest, metrics: Metrics) -> Store:
     match request.param:
         case "memory":
@@ -49,11 +50,10 @@ def store(request: pytest.FixtureRequest, metrics: Metrics) -> Store:
             from obstore.store import MemoryStore as ObstoreMemory
 
             return BucketStore(ObstoreClient(ObstoreMemory()), clock=SystemClock(), ids=Ids(), metrics=metrics)
-        case "seaweedfs by the general client":
+        case "seaweedfs without the fast path":
             settings: StoreSettings = request.getfixturevalue("bucket_settings")
-            client = ObstoreClient(open_bucket(settings))
-            general = BucketStore(client, clock=SystemClock(), ids=Ids(), metrics=metrics)
-            return PrefixedStore(general, settings.prefix)
+            settings = msgspec.structs.replace(settings, fast_path=False)
+            return connect(settings, clock=SystemClock(), ids=Ids(), metrics=metrics)
         case _:
             found: Store = request.getfixturevalue("bucket")
             return found

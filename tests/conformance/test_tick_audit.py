@@ -9,15 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from aws_servers import aws_server
-from lakebed.clock import SystemClock, now_ms
-from lakebed.ids import Ids
+from lakebed.core.clock import SystemClock, now_ms
+from lakebed.core.ids import Ids
 from lakebed.store.memory import MemoryStore
 from lakebed.store.protocol import Store
 from lakebed.ticks.adapters import open_audit
 from lakebed.ticks.audit import AuditRow, AuditTable
 from lakebed.ticks.model import TickId
-from ticks_kit import context_of
+from support.aws_servers import aws_server
+from support.tick_fixtures import context_of
 
 KINDS = ("memory", "bucket", "ministack", "moto")
 

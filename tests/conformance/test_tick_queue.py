@@ -9,15 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from aws_servers import aws_server
-from lakebed.clock import SystemClock
-from lakebed.ids import Ids
+from lakebed.core.clock import SystemClock
+from lakebed.core.ids import Ids
 from lakebed.store.memory import MemoryStore
 from lakebed.store.protocol import Store
 from lakebed.ticks.adapters import open_queue
-from lakebed.ticks.model import Message
-from lakebed.ticks.queue import Received, TickQueue
-from ticks_kit import context_of
+from lakebed.ticks.model import TickMessage
+from lakebed.ticks.queue import ReceivedMessage, TickQueue
+from support.aws_servers import aws_server
+from support.tick_fixtures import context_of
 
 HIDDEN_S = 3  # where a message must come back by itself; longer than what is done with it while it is in hand
 KEPT_S = 300  # elsewhere: it must not
@@ -61,13 +61,13 @@ def opened(kind: tuple[str, str], request: pytest.FixtureRequest, hidden_s: int)
     return open_queue(context_of(store, **more))
 
 
-def message(tick: str, project: str = "p") -> Message:
-    return Message("o", project, tick, "delta", "20261115", "tables/bronze/o/p", "orders=3", "2026-11-15T12:00:00Z")
+def message(tick: str, project: str = "p") -> TickMessage:
+    return TickMessage("o", project, tick, "delta", "20261115", "tables/bronze/o/p", "orders=3", "2026-11-15T12:00:00Z")
 
 
-async def receive(queue: TickQueue, count: int, deadline_s: float = DEADLINE_S) -> list[Received]:
+async def receive(queue: TickQueue, count: int, deadline_s: float = DEADLINE_S) -> list[ReceivedMessage]:
     """Receives until that many came, or the deadline is over."""
-    taken: list[Received] = []
+    taken: list[ReceivedMessage] = []
     until = SystemClock().monotonic_s() + deadline_s
     while len(taken) < count and SystemClock().monotonic_s() < until:
         taken += await queue.receive(10)
@@ -155,7 +155,7 @@ async def test_every_message_is_received(queue: TickQueue) -> None:
     assert (0, 0, 0) == msgspec.structs.astuple(await queue.depth())
 
 
-async def test_after_five_receives_a_message_is_a_dead_letter_until_it_is_redriven(queue: TickQueue) -> None:
+async def test_after_five_receives_a_message_is_a_dead_letter_until_it_is_replayed(queue: TickQueue) -> None:
     """Five tries, not six; then it is listed, sent back on demand, and counted anew."""
     await queue.send(message("bad"))
     counts: list[int] = []
@@ -167,7 +167,7 @@ async def test_after_five_receives_a_message_is_a_dead_letter_until_it_is_redriv
     sixth = await receive(queue, 1, 1.5)
     listed = await queue.dead_letters()
     depth = await queue.depth()
-    other, moved = await queue.redrive(tick_id="another"), await queue.redrive(tick_id="bad")
+    other, moved = await queue.replay(tick_id="another"), await queue.replay(tick_id="bad")
     (back,) = await receive(queue, 1)
 
     assert ([1, 2, 3, 4, 5], []) == (counts, sixth)

@@ -3,75 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
-from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx2
 import msgspec
 
 from lakebed.agent.batcher import make_frame
-from lakebed.agent.keeper import Keeper
-from lakebed.frame.codec import decode, peek
-from lakebed.frame.model import Sample
-from lakebed.settings import env_name
+from lakebed.agent.inspector import QueueInspector
+from lakebed.batches.codec.frame import decode, peek
+from lakebed.batches.model import Sample
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
-from spoken import next_line
-
-DEADLINE_S = 150.0
-
-
-@asynccontextmanager
-async def gateway(settings: StoreSettings, **more: str) -> AsyncIterator[tuple[Process, str]]:
-    env = {**os.environ, **{env_name(key): str(value) for key, value in settings.as_layer().items()}, **more}
-    arguments = ("serve", "--port", "0", "--parts", "batches", "--log", "error")
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "lakebed", *arguments, env=env, stdout=PIPE)
-    try:
-        yield process, msgspec.json.decode(await next_line(process))["url"]
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-
-
-async def run_agent(
-    queue: Path, collectors: list[str], lines: list[str], *, token: str = "", until: Callable[[], bool] | None = None
-) -> int:
-    """Feeds an agent to the end of its input and waits until it has sent everything.
-
-    With `until` it is one that will not: its input ends when that is so, and it has half a second to send the rest.
-    """
-    values = {
-        "AGENT_ID": "agent-a",
-        "QUEUE_DIR": str(queue),
-        "COLLECTORS": msgspec.json.encode(collectors).decode(),
-        "STDIN": "true",
-        "BATCH_SAMPLES_MAX": "40",
-        "BATCH_INTERVAL_S": "0.2" if until else "3600",  # else cut by size alone, however slowly lines come
-        "BACKOFF_BASE_S": "0.05",
-        "BACKOFF_CAP_S": "0.5",
-        "HEDGE_AFTER_S": "0.5",
-        "DRAIN_S": "0.5" if until else "120",
-        "TOKEN": token,
-    }
-    env = {name: value for name, value in os.environ.items() if not name.startswith("LAKEBED_")}
-    env |= {f"LAKEBED_AGENT_{name}": value for name, value in values.items()}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "lakebed", "agent", "run", env=env, stdin=PIPE, stderr=PIPE, cwd=queue.parent
-    )
-    if until:
-        assert process.stdin is not None
-        process.stdin.write("".join(f"{line}\n" for line in lines).encode())
-        async with asyncio.timeout(DEADLINE_S):
-            while not until():
-                await asyncio.sleep(0.02)
-        lines = []
-    await asyncio.wait_for(process.communicate("\n".join(lines).encode()), DEADLINE_S)
-    return process.returncode or 0
+from support.agent_process import DEADLINE_S, gateway, lines, run_agent
 
 
 async def readable(bucket: Store) -> list[float]:
@@ -81,10 +24,6 @@ async def readable(bucket: Store) -> list[float]:
         manifest = msgspec.json.decode((await bucket.get(info.key)).data)
         values += decode((await bucket.get(manifest["raw_blob_key"])).data).columns.values.tolist()
     return values
-
-
-def lines(start: int, end: int) -> list[str]:
-    return [f'{{"metric":"m","value":{n}}}' for n in range(start, end)]
 
 
 async def test_every_sample_is_readable_once_though_a_collector_is_killed(
@@ -110,8 +49,8 @@ async def test_a_real_conflict_is_parked_with_the_hashes_of_both(
     """Other bytes stand under a queued batch's identity; the agent keeps its own and delivers the rest."""
     queue = tmp_path / "queue"
     await run_agent(queue, [], lines(0, 120))
-    keeper = Keeper(queue, lambda: 0)
-    chosen = keeper.choose([keeper.queued(10)[1].sha256])[0]
+    keeper = QueueInspector(queue, lambda: 0)
+    chosen = keeper.select([keeper.queued(10)[1].sha256])[0]
     rival = make_frame(peek(chosen.path.read_bytes()), [Sample("rival", 1, -1.0)] * 40)
     async with gateway(bucket_settings) as (_, url):
         async with httpx2.AsyncClient(timeout=DEADLINE_S) as client:
@@ -139,7 +78,7 @@ async def test_a_wrong_token_keeps_everything_until_it_is_right(
         denied = (queue / "alerts" / "denied.json").exists
         refused = await run_agent(queue, [url], lines(0, 100), token="some-wrong-token-of-nobody", until=denied)
         alerts = [path.name for path in (queue / "alerts").iterdir()]
-        waiting = sum(row.samples for row in Keeper(queue, lambda: 0).boots())
+        waiting = sum(row.samples for row in QueueInspector(queue, lambda: 0).boots())
         code = await run_agent(queue, [url], [], token="the-right-token-of-agent-a")
 
     assert (refused, alerts, waiting) == (9, ["denied.json"], 100)

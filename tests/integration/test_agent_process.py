@@ -16,7 +16,7 @@ import httpx2
 import msgspec
 import pytest
 
-from agent_collector import TestCollector
+from support.agent_collector import TestCollector
 
 DEADLINE_S = 120.0
 SRC = str(Path(__file__).parents[2] / "src")
@@ -26,8 +26,6 @@ FAST = {
     "TOKEN": "t0ken",
     "BATCH_INTERVAL_S": "0.05",
     "BATCH_SAMPLES_MAX": "50",
-    "BACKOFF_BASE_S": "0.02",
-    "BACKOFF_CAP_S": "0.2",
     "REQUEST_TIMEOUT_S": "30",
     "STDIN": "true",
     "STDIN_ACKS": "true",

@@ -7,31 +7,32 @@ from collections import Counter
 
 import pytest
 
-from batches_frames import frame_of, submit
 from lakebed.batches import acceptance, paths
 from lakebed.batches.acceptor import write_blob
 from lakebed.batches.events import EventFollower
 from lakebed.batches.model import write_record
 from lakebed.batches.reconciler import Reconciler
-from lakebed.clock import SystemClock
+from lakebed.core.clock import SystemClock
+from lakebed.core.errors import Unavailable
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
+from lakebed.core.runtime import Runtime
 from lakebed.embedded.endpoints import BucketEndpoints
-from lakebed.errors import Unavailable
 from lakebed.filer.client import FilerClient
-from lakebed.ids import Ids
-from lakebed.metrics import Metrics
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
+from support.batch_frames import frame_of, submit
+from support.runtimes import runtime_on
 
 DEADLINE_S = 100.0
 
 
 def follower(store: Store, address: str, root: str, listen_s: float = 1.0) -> EventFollower:
     clock, ids, metrics = SystemClock(), Ids(), Metrics()
-    mender = Reconciler(store, overlap_s=900.0, concurrency=4, clock=clock, ids=ids, metrics=metrics)
-    filer = FilerClient([address], clock=clock, ids=ids)
-    return EventFollower(
-        filer, root, mender, store, clock=clock, ids=ids, metrics=metrics, listen_s=listen_s, grace_s=0.5
-    )
+    runtime = runtime_on(store, clock, ids=ids, metrics=metrics)
+    reconciler = Reconciler(runtime, overlap_s=900.0, concurrency=4)
+    filer = FilerClient([address], Runtime(clock=clock, ids=ids, metrics=Metrics()))
+    return EventFollower(runtime, filer, root, reconciler, listen_s=listen_s, grace_s=0.5)
 
 
 async def listen_until(store: Store, address: str, root: str, indexed: int) -> tuple[int, Counter[str]]:

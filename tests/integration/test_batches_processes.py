@@ -14,20 +14,20 @@ import httpx2
 import msgspec
 import pytest
 
-from batches_frames import frame_of, submit
-from batches_gateway import collector
 from lakebed.batches import paths
-from lakebed.batches.model import Accepted, read_record
-from lakebed.batches.raw import verified
+from lakebed.batches.model import ID_BYTES_MAX, SEQ_MAX, AcceptedBatch, read_record
+from lakebed.batches.reader import verified
 from lakebed.batches.reconciler import Reconciler
-from lakebed.clock import SystemClock
-from lakebed.frame.model import ID_BYTES_MAX, SEQ_MAX
-from lakebed.ids import Ids
-from lakebed.metrics import Metrics
-from lakebed.settings import env_name
+from lakebed.core.clock import SystemClock
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
+from lakebed.core.settings import env_name
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
-from spoken import next_line
+from support.batch_frames import frame_of, submit
+from support.batches_gateway import collector
+from support.process_output import next_line
+from support.runtimes import runtime_on
 
 CRASH_POINTS = 11  # before and behind each of the two creates and the three derived writes, and one past the end
 DEADLINE_S = 200.0
@@ -53,15 +53,15 @@ async def served(settings: StoreSettings, **more: object) -> AsyncIterator[tuple
         await process.wait()
 
 
-async def accepted(store: Store) -> list[Accepted]:
-    found = [read_record(await store.get(info.key), Accepted) async for info in store.list(paths.ACCEPTED)]
+async def accepted(store: Store) -> list[AcceptedBatch]:
+    found = [read_record(await store.get(info.key), AcceptedBatch) async for info in store.list(paths.ACCEPTED)]
     for manifest in found:
         verified((await store.get(manifest.raw_blob_key)).data, manifest.frame_sha256)
     return found
 
 
 def reconciler(store: Store) -> Reconciler:
-    return Reconciler(store, overlap_s=900.0, concurrency=4, clock=SystemClock(), ids=Ids(), metrics=Metrics())
+    return Reconciler(runtime_on(store, SystemClock(), ids=Ids(), metrics=Metrics()), overlap_s=900.0, concurrency=4)
 
 
 async def test_a_collector_killed_at_every_step_loses_and_doubles_nothing(
@@ -70,7 +70,7 @@ async def test_a_collector_killed_at_every_step_loses_and_doubles_nothing(
     """kill -9 before and behind each request: a 200 that was heard stands, and the agent's retry ends in one truth."""
     crashing = await asyncio.create_subprocess_exec(
         sys.executable,
-        str(TESTS / "batches_crashing.py"),
+        str(TESTS / "support/collector_crash_points.py"),
         str(CRASH_POINTS),
         env=environment(bucket_settings) | {"PYTHONPATH": f"{TESTS.parent / 'src'}:{TESTS}"},
         stdout=PIPE,
@@ -117,8 +117,8 @@ async def test_racing_collectors_have_one_winner_per_identity(bucket: Store, buc
             )
             assert sorted(answer.status_code for answer in mixed) == [200, 409]
             lost = next(answer.json() for answer in mixed if answer.status_code == 409)
-            won = next(answer.json() for answer in mixed if answer.status_code == 200)
-            assert won["frame_sha256"] == lost["accepted_frame_sha256"]
+            on_accepted = next(answer.json() for answer in mixed if answer.status_code == 200)
+            assert on_accepted["frame_sha256"] == lost["accepted_frame_sha256"]
             assert lost["quarantined"]
 
     assert len(await accepted(bucket)) == 5
@@ -163,14 +163,14 @@ async def test_a_spool_is_recovered_after_kill_9_and_lands(
     bucket: Store, bucket_settings: StoreSettings, tmp_path: Path
 ) -> None:
     """Acknowledged on disk, killed before landing: the next process deduplicates, lands, and the bucket has it once."""
-    spool = {"ingest.acceptance": "local_spool", "ingest.spool_dir": str(tmp_path)}
-    async with served(bucket_settings, **spool, **{"ingest.object_landing_interval_ms": 3_600_000}) as (first, client):
+    spool = {"batches.acceptance": "local_spool", "batches.spool_dir": str(tmp_path)}
+    async with served(bucket_settings, **spool, **{"batches.object_landing_interval_ms": 3_600_000}) as (first, client):
         answers = [await client.post("/v1/batches", content=frame_of(n * 10, n * 10 + 9)) for n in range(5)]
         first.kill()
         await first.wait()
     before = await accepted(bucket)
 
-    async with served(bucket_settings, **spool, **{"ingest.object_landing_interval_ms": 50}) as (_, client):
+    async with served(bucket_settings, **spool, **{"batches.object_landing_interval_ms": 50}) as (_, client):
         again = await client.post("/v1/batches", content=frame_of())
         async with asyncio.timeout(DEADLINE_S):
             while len(await accepted(bucket)) < 5 or list(tmp_path.glob("*.spool")):
@@ -188,7 +188,7 @@ async def test_the_longest_identity_fits_every_key(bucket: Store) -> None:
     async with collector(bucket) as (client, part):
         first = await client.post("/v1/batches", content=frame_of(SEQ_MAX, SEQ_MAX, at_ns=1, **ids))
         other = await client.post("/v1/batches", content=frame_of(SEQ_MAX, SEQ_MAX, at_ns=2, **ids))
-        (view,) = await part.desk.list()
+        (view,) = await part.review.list()
     report = await reconciler(bucket).audit()
 
     assert [first.status_code, other.status_code] == [200, 409]

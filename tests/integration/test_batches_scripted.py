@@ -5,18 +5,17 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from batches_frames import frame_of, submit
-from batches_gateway import collector
 from lakebed.batches import acceptance, paths
-from lakebed.batches.model import write_record
-from lakebed.clock import SystemClock
-from lakebed.frame.model import Identity
-from lakebed.ids import Ids
-from lakebed.metrics import Metrics
+from lakebed.batches.model import BatchIdentity, write_record
+from lakebed.core.clock import SystemClock
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
 from lakebed.store.connect import connect
-from scripted_s3 import ScriptedS3, Step
+from support.batch_frames import frame_of, submit
+from support.batches_gateway import collector
+from support.scripted_s3 import ScriptedS3, Step
 
-KEY = paths.accepted_key(Identity("agent-a", "boot-1", 0, 9))
+KEY = paths.accepted_key(BatchIdentity("agent-a", "boot-1", 0, 9))
 MINE = submit(frame_of())
 OTHER = submit(frame_of(value=2.0))
 
@@ -33,7 +32,7 @@ async def upload(
     async with collector(store, accept_timeout_s=accept_timeout_s) as (client, part):
         server.seen.clear()  # what a collector reads at its start is not part of an upload
         answer = await client.post("/v1/batches", content=MINE.frame)
-        part.aftermath._waiting.clear()
+        part.derived_writes._waiting.clear()
     return answer.status_code, answer.json(), answer.headers.get("retry-after", "")
 
 

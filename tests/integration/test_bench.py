@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lakebed.settings import env_name
+from lakebed.core.settings import env_name
 from lakebed.store.settings import StoreSettings
 
 
@@ -29,6 +29,7 @@ def test_bench_store_prints_its_checks_and_ends_in_time(bucket_settings: StoreSe
     assert _cpu_s() - began_s < 45
     report = json.loads(ran.stdout)
     assert "store" == report["name"]
+    assert "plain HTTP with a static key pair" in report["note"]
     assert all({"name", "value", "unit", "bar", "pass"} <= set(check) for check in report["checks"])
     barred = [check for check in report["checks"] if check["bar"] is not None]
     assert len(barred) >= 3

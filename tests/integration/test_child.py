@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from lakebed.clock import SystemClock
+from lakebed.core.clock import SystemClock
 from lakebed.embedded import child as child_module
 from lakebed.embedded.child import Child
-from lakebed.embedded.lock import start_ticks
+from lakebed.embedded.endpoints import start_ticks
 
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
@@ -94,13 +94,13 @@ async def test_a_program_that_is_not_there_is_said_so(child: Child) -> None:
 
 
 async def test_its_log_is_bounded(child: Child, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A log that grew too long is set aside, and the child goes on writing into an empty one."""
+    """A log that grew too long is rotated, and the child keeps writing into an empty one."""
     monkeypatch.setattr(child_module, "LOG_BYTES_MAX", 5)
     go = tmp_path / "go"
     child.start(["/bin/sh", "-c", f"echo long enough; while [ ! -e {go} ]; do sleep 0.05; done; echo more; sleep 60"])
     assert first_word(child) == "long"
 
-    child.set_log_aside()
+    child.rotate_log()
 
     assert child.log.with_name("thing.log.1").read_text() == "long enough\n"
     go.touch()

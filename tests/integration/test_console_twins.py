@@ -9,9 +9,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from console_yard import ORG, PROJECT, Yard, yard_on
 from lakebed.cli.main import run
 from lakebed.embedded.endpoints import BucketEndpoints
+from support.console_stack import ORG, PROJECT, Yard, yard_on
 
 TICK, TABLE = "20261116T120000__0000", f"bronze/{ORG}/{PROJECT}/orders"
 MOVING = {"age_s", "pending_age_s", "claimed_age_s", "done_age_s", "claimed_s", "lag_s", "behind_s", "stale_claims"}
@@ -26,18 +26,18 @@ SAME = [
     ("/queue.json?queue=orders", "queues", "queue status"),
     ("/queue.json?queue=orders", "waiting", "queue waiting -q orders"),
     ("/queue.json?queue=orders", "letters", "queue dlq list -q orders"),
-    (f"/ticks.json?org={ORG}&project={PROJECT}&tick={TICK}", "projects", "ticks ls"),
+    (f"/ticks.json?org={ORG}&project={PROJECT}&tick={TICK}", "projects", "ticks list"),
     (f"/ticks.json?org={ORG}&project={PROJECT}&tick={TICK}", "tick", f"ticks show {TICK} --org {ORG} -p {PROJECT}"),
     ("/ticks.json", "silver", "silver status"),
     ("/ticks.json", "letters", "silver dlq list"),
-    (f"/tables.json?table={TABLE}", "tables", "tables ls"),
+    (f"/tables.json?table={TABLE}", "tables", "tables list"),
     (f"/tables.json?table={TABLE}", "table", f"tables show {TABLE}"),
     (f"/tables.json?table={TABLE}", "rows", f"tables sample {TABLE}"),
     (f"/tables.json?table={TABLE}", "snippets", f"tables how {TABLE}"),
     ("/lifecycle.json?bucket=landing", "actions", "lifecycle status"),
-    ("/lifecycle.json?bucket=landing", "blockers", "lifecycle blockers ls"),
+    ("/lifecycle.json?bucket=landing", "blockers", "lifecycle blockers list"),
     ("/lifecycle.json?bucket=landing", "streams", "lifecycle streams"),
-    ("/lifecycle.json?bucket=landing", "rules", "lifecycle rules ls"),
+    ("/lifecycle.json?bucket=landing", "rules", "lifecycle rules list"),
     ("/lifecycle.json?bucket=landing", "ledger", "lifecycle ledger landing"),
     ("/audit.json", "deeds", "trail"),
 ]

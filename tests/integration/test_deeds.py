@@ -13,19 +13,19 @@ from typing import Any, NamedTuple
 import cyclopts
 import pytest
 
-import ticks_kit
 from lakebed.cli.main import app, run
 from lakebed.cli.where import Where
+from lakebed.core.ids import Ids
+from lakebed.core.settings import env_name
+from lakebed.core.trail import ROOT
 from lakebed.embedded.endpoints import BucketEndpoints
-from lakebed.ids import Ids
 from lakebed.queue.model import Append
-from lakebed.queue.queue import Queue
-from lakebed.settings import env_name
+from lakebed.queue.roles import Queue
 from lakebed.store.admin import client
 from lakebed.ticks.adapters import open_audit
 from lakebed.ticks.audit import COMMITTED, AuditRow
 from lakebed.ticks.model import TickId
-from lakebed.trail import ROOT
+from support import tick_fixtures as ticks_kit
 
 TICK = TickId("acme", "shop", "20261115T120000__abc")
 POLICY = """<LifecycleConfiguration><Rule><ID>tmp</ID><Status>Enabled</Status>
@@ -48,20 +48,20 @@ DEEDS: dict[str, Doing] = {
     "topics fence": Doing(f"orders {WHY}", "log.fence", dry=True),
     "topics unfence": Doing("orders", "log.unfence", dry=True),
     "topics delete": Doing(f"orders {WHY}", "log.delete", dry=True),
-    "topics vacuum": Doing(WHY, "log.vacuum", dry=True),
+    "topics sweep": Doing(WHY, "log.vacuum", dry=True),
     "meta sweep": Doing("", "meta.sweep", dry=True),
     "queue drain": Doing("", "queue.drain", dry=True),
     "queue dlq replay": Doing(f"LETTER {WHY}", "queue.replay", dry=True),
     "queue dlq discard": Doing(f"LETTER {WHY}", "queue.discard", dry=True),
-    "queue clean": Doing("", "queue.clean", dry=True),
+    "queue sweep": Doing("", "queue.clean", dry=True),
     "batches resolve": Doing(f"none --action accept-existing {WHY}", "batches.accept-existing"),
     "batches reconcile": Doing("", "batches.reconcile"),
-    "batches gc": Doing(WHY, "batches.gc", dry=True),
+    "batches sweep": Doing(WHY, "batches.gc", dry=True),
     "ticks secret": Doing("--org acme --project shop", "ticks.secret", dry=True),
     "silver replay": Doing(f"--tick {TICK.tick_id} {WHY}", "ticks.replay", dry=True),
     "silver rebuild": Doing(f"--org acme --project shop {WHY}", "silver.rebuild", dry=True),
     "silver audit": Doing(f"--resend {WHY}", "silver.resend"),
-    "silver dlq redrive": Doing(WHY, "ticks.redrive", dry=True),
+    "silver dlq replay": Doing(WHY, "ticks.redrive", dry=True),
     "pipeline run": Doing("", "pipeline.run"),
     "pipeline compact": Doing("", "pipeline.compact", dry=True),
     "pipeline vacuum": Doing("", "pipeline.vacuum", dry=True),
@@ -86,9 +86,10 @@ EXEMPT: dict[str, str] = {
         "queue dump; queue dlq list; queue dlq show; agent queue; agent conflicts; agent ticks list; batches dump; "
         "batches agents; batches recent; batches conflicts; batches query; topics list; topics describe; "
         "topics segments; topics report; topics dump; meta get; meta scan; meta groups; meta dump; ticks outbox; "
-        "ticks status; ticks ls; ticks show; ticks dump; silver status; silver show; silver dlq list; tables ls; "
+        "ticks status; ticks list; ticks show; ticks dump; silver status; silver show; silver dlq list; tables list; "
         "tables show; tables sample; tables how; lifecycle status; lifecycle streams; lifecycle ledger; lifecycle why; "
-        "lifecycle rules ls; lifecycle rules get; lifecycle rules diff; lifecycle rules export; lifecycle blockers ls"
+        "lifecycle rules list; lifecycle rules get; lifecycle rules diff; lifecycle rules export; "
+        "lifecycle blockers list"
     ),
     "data as any client sends and reads it, on record as such": (
         "queue put; topics produce; topics consume; ticks push; ticks resume; agent run"
@@ -103,8 +104,8 @@ EXEMPT: dict[str, str] = {
 
 
 def commands(of: cyclopts.App = app, path: tuple[str, ...] = ()) -> Iterator[str]:
-    """Every command line there is, by its words."""
-    for name in (each for each in of if not each.startswith("-")):
+    """Every command line that help shows, by its words; former names are hidden."""
+    for name in (each for each in of if not each.startswith("-") and of[each].show):
         below = [each for each in of[name] if not each.startswith("-")]
         yield from commands(of[name], (*path, name)) if below else (" ".join((*path, name)),)
 

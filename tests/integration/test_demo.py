@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import terminal
+from support import terminal
 
 SMALL = "0.05"
 DEADLINE_S = 540  # of a busy machine; a quiet one needs a tenth
@@ -31,24 +31,24 @@ def test_the_demo_proves_its_totals_in_a_pipe(tmp_path: Path) -> None:
     assert 0 == done.returncode, done.stderr[-4000:]
     outcome = json.loads(done.stdout)
     assert [] == [each for each in outcome["proven"] if not each["held"]]
-    assert {"agents", "queue", "log", "ticks", "lifecycle", "store", "pipeline", "totals"} <= {
+    assert {"agent", "queue", "log", "ticks", "lifecycle", "store", "pipeline", "totals"} <= {
         each["scenario"] for each in outcome["proven"]
     }
-    assert {"agents", "queue", "log", "ticks"} <= {each["scenario"] for each in outcome["faults"]}
+    assert {"agent", "queue", "log", "ticks"} <= {each["scenario"] for each in outcome["faults"]}
     assert "\x1b[" not in done.stderr, "no bars in a pipe"
     assert 0 < outcome["moving_s"] < outcome["total_s"]
     text = page.read_text()
-    for title in ("Throughput", "Latency", "Duplicates and conflicts", "Lag", "Requests and their price"):
+    for title in ("Throughput", "Latency", "Duplicates and conflicts", "Lag", "Requests and their cost"):
         assert title in text
     assert outcome["report"] == str(page)
-    assert f"the page with plots: {page}" in done.stderr
-    assert "What to type next" in done.stderr
+    assert f"report: {page}" in done.stderr
+    assert "Next:" in done.stderr
 
 
 def test_on_a_terminal_bars_move_and_a_broken_invariant_exits_non_zero(tmp_path: Path) -> None:
     """The live table is drawn over and over; a total that does not add up is named, and the exit code says so."""
     (tmp_path / "sitecustomize.py").write_text(
-        "import lakebed.demo.store as scenario\n"
+        "import lakebed.store.demo as scenario\n"
         "async def play(stage):\n"
         "    stage.counted('things', 'before', 2)\n"
         "    stage.counted('things', 'after', 1)\n"

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lakebed.core.settings import env_name
 from lakebed.embedded.endpoints import BucketEndpoints
-from lakebed.settings import env_name
 from lakebed.store.settings import StoreSettings
-from scripted_s3 import ScriptedS3
+from support.scripted_s3 import ScriptedS3
 
 DEADLINE_S = 300
 

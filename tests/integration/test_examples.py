@@ -1,4 +1,4 @@
-"""What the documentation shows is run: the README's first five minutes and every example."""
+"""What the documentation shows is run: the README's quick start and every example."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from docs_ground import ROOT
+from support.doc_commands import ROOT
 
 DEADLINE_S = 300
 EXPECTED = {
@@ -39,9 +39,9 @@ def shell(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def five_minutes() -> list[str]:
+def quick_start() -> list[str]:
     text = (ROOT / "README.md").read_text()
-    part = text.split("<!-- five minutes", 1)[1].split("<!-- end of five minutes -->", 1)[0]
+    part = text.split("<!-- quick start", 1)[1].split("<!-- end of quick start -->", 1)[0]
     return [line for block in re.findall(r"```\n(.*?)```", part, flags=re.S) for line in block.splitlines() if line]
 
 
@@ -52,9 +52,9 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.timeout(1200)
-def test_the_first_five_minutes_and_the_examples_work(folder: Path) -> None:
-    """Every line of the README's tour succeeds in order and shows what it promises; so does every example."""
-    lines = five_minutes()
+def test_the_quick_start_and_the_examples_work(folder: Path) -> None:
+    """Every line of the quick start succeeds in order and shows what it promises; so does every example."""
+    lines = quick_start()
     assert ".venv/bin/lakebed up --detach" == lines[0]
     assert ".venv/bin/lakebed down" == lines[-1]
     shown: dict[str, str] = {}

@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from lakebed.clock import SystemClock
+from lakebed.core.clock import SystemClock
+from lakebed.core.errors import Invalid, NotFound, Stale, Unavailable
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
+from lakebed.core.runtime import Runtime
 from lakebed.embedded.endpoints import BucketEndpoints
-from lakebed.errors import Invalid, NotFound, Stale, Unavailable
 from lakebed.filer import s3
 from lakebed.filer.client import FilerClient
-from lakebed.filer.model import Clause, ConditionKind, Event, Mutation, MutationKind, Transaction
-from lakebed.ids import Ids
+from lakebed.filer.model import Clause, ConditionKind, FilerEvent, Mutation, MutationKind, Transaction
 from lakebed.store.admin import client
 
 DEADLINE_S = 60.0
@@ -25,7 +27,7 @@ NOBODY = "127.0.0.1:1"  # a port that nobody listens on
 
 @pytest_asyncio.fixture
 async def filer(weed: BucketEndpoints) -> AsyncIterator[FilerClient]:
-    async with FilerClient([weed.filer_grpc], clock=SystemClock(), ids=Ids()) as made:
+    async with FilerClient([weed.filer_grpc], Runtime(clock=SystemClock(), ids=Ids(), metrics=Metrics())) as made:
         yield made
 
 
@@ -41,14 +43,14 @@ def name(boto: Any) -> str:
     return made
 
 
-async def changes(filer: FilerClient, name: str, since_ns: int, until_ns: int = 0) -> list[Event]:
+async def changes(filer: FilerClient, name: str, since_ns: int, until_ns: int = 0) -> list[FilerEvent]:
     """Everything that was told of one bucket up to now."""
     async with asyncio.timeout(DEADLINE_S):
         stream = filer.subscribe([f"/buckets/{name}/"], since_ns=since_ns, until_ns=until_ns or SystemClock().now_ns())
         return [event async for event in stream if not event.heartbeat]
 
 
-def story(events: list[Event]) -> list[str]:
+def story(events: list[FilerEvent]) -> list[str]:
     """Files only, as "path verb"."""
     told = []
     for event in events:
@@ -145,7 +147,7 @@ async def test_a_follower_hears_of_an_object_as_it_appears(filer: FilerClient, b
 async def test_a_stream_that_falls_silent_is_given_up(weed: BucketEndpoints, name: str) -> None:
     """Without even a heartbeat for long enough it is Unavailable, not waited for without end."""
     clock = SystemClock()
-    async with FilerClient([weed.filer_grpc], clock=clock, ids=Ids(), idle_s=0.3) as filer:
+    async with FilerClient([weed.filer_grpc], Runtime(clock=clock, ids=Ids(), metrics=Metrics()), idle_s=0.3) as filer:
         for tick_s in (0.0, 0.1):
             with pytest.raises(Unavailable):
                 async with asyncio.timeout(DEADLINE_S):
@@ -200,12 +202,14 @@ async def test_a_transaction_is_made_only_under_its_conditions(filer: FilerClien
 async def test_another_filer_is_asked_when_one_does_not_answer(weed: BucketEndpoints, name: str) -> None:
     """The one that failed is asked last for a while; with none left it is Unavailable, and no address is Invalid."""
     clock, ids = SystemClock(), Ids()
-    async with FilerClient([NOBODY, weed.filer_grpc], clock=clock, ids=ids, timeout_s=DEADLINE_S) as filer:
+    async with FilerClient(
+        [NOBODY, weed.filer_grpc], Runtime(clock=clock, ids=ids, metrics=Metrics()), timeout_s=DEADLINE_S
+    ) as filer:
         assert name == (await filer.lookup("/buckets", name)).name
         assert [weed.filer_grpc, NOBODY] == filer._in_order()
         assert name == (await filer.lookup("/buckets", name)).name
         assert [] == await changes(filer, name, clock.now_ns())
-    async with FilerClient([NOBODY], clock=clock, ids=ids, timeout_s=1.0) as alone:
+    async with FilerClient([NOBODY], Runtime(clock=clock, ids=ids, metrics=Metrics()), timeout_s=1.0) as alone:
         with pytest.raises(Unavailable):
             await alone.lookup("/buckets", name)
         with pytest.raises(Unavailable):
@@ -213,4 +217,4 @@ async def test_another_filer_is_asked_when_one_does_not_answer(weed: BucketEndpo
         with pytest.raises(Unavailable):
             await changes(alone, name, clock.now_ns())
     with pytest.raises(Invalid):
-        FilerClient([], clock=clock, ids=ids)
+        FilerClient([], Runtime(clock=clock, ids=ids, metrics=Metrics()))

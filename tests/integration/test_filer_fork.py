@@ -11,9 +11,11 @@ from lakebed.embedded.endpoints import BucketEndpoints
 LISTENING = """
 import asyncio, signal, subprocess, sys, time
 
-from lakebed.clock import SystemClock
+from lakebed.core.clock import SystemClock
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
+from lakebed.core.runtime import Runtime
 from lakebed.filer.client import FilerClient
-from lakebed.ids import Ids
 
 
 def start():
@@ -23,7 +25,7 @@ def start():
 
 
 async def main():
-    filer = FilerClient([sys.argv[1]], clock=SystemClock(), ids=Ids())
+    filer = FilerClient([sys.argv[1]], Runtime(clock=SystemClock(), ids=Ids(), metrics=Metrics()))
     found = asyncio.Event()
 
     async def listen():

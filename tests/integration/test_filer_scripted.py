@@ -11,11 +11,13 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 
-from lakebed.clock import SystemClock
-from lakebed.errors import Corrupt, Invalid, LakebedError, NotFound, OutcomeUnknown, Stale, Unavailable
+from lakebed.core.clock import SystemClock
+from lakebed.core.errors import Corrupt, Invalid, LakebedError, NotFound, OutcomeUnknown, Stale, Unavailable
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
+from lakebed.core.runtime import Runtime
 from lakebed.filer.client import FilerClient
-from lakebed.filer.model import Clause, ConditionKind, Event, Transaction
-from lakebed.ids import Ids
+from lakebed.filer.model import Clause, ConditionKind, FilerEvent, Transaction
 
 PATIENT_S = 60.0  # where an answer is expected: a pause must not pass for a filer that hangs
 HURRIED_S = 3.0  # where one hangs: waited for once in a test
@@ -91,7 +93,9 @@ async def servers() -> AsyncIterator[tuple[ScriptedFiler, ScriptedFiler]]:
 
 def client_of(servers: tuple[ScriptedFiler, ScriptedFiler], timeout_s: float) -> FilerClient:
     addresses = [server.address for server in servers]
-    return FilerClient(addresses, clock=SystemClock(), ids=Ids(), timeout_s=timeout_s, idle_s=timeout_s)
+    return FilerClient(
+        addresses, Runtime(clock=SystemClock(), ids=Ids(), metrics=Metrics()), timeout_s=timeout_s, idle_s=timeout_s
+    )
 
 
 @pytest_asyncio.fixture
@@ -106,7 +110,7 @@ async def hurried(servers: tuple[ScriptedFiler, ScriptedFiler]) -> AsyncIterator
         yield made
 
 
-async def told(filer: FilerClient) -> list[Event]:
+async def told(filer: FilerClient) -> list[FilerEvent]:
     return [event async for event in filer.subscribe(["/buckets/"], since_ns=1)]
 
 

@@ -14,10 +14,10 @@ import uvloop
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 
-from lakebed.gateway.large_body import LARGE_BYTES, UNREAD_BYTES_MAX
-from lakebed.gateway.listen import _config, bind
+from lakebed.core.http import whole_body
+from lakebed.gateway.fast.large_body import LARGE_BYTES, UNREAD_BYTES_MAX
+from lakebed.gateway.listen import bind, server_config
 from lakebed.gateway.settings import GatewaySettings
-from lakebed.wire import whole_body
 
 Loop = Callable[[], asyncio.AbstractEventLoop]
 LOOPS: dict[str, Loop] = {
@@ -78,12 +78,12 @@ def sha(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
-def serving(loop: str, asked: Callable[[App, Client], Coroutine[Any, Any, None]]) -> None:
+def serving(loop: str, asked: Callable[[App, Client], Coroutine[Any, Any, None]], fast_path: bool) -> None:
     """Runs the questions against a server on that loop."""
 
     async def run() -> None:
         app, bound = App(), bind("127.0.0.1", 0)
-        server = uvicorn.Server(_config(app, GatewaySettings()))  # type: ignore[arg-type]
+        server = uvicorn.Server(server_config(app, GatewaySettings(fast_path=fast_path)))  # type: ignore[arg-type]
         serve = asyncio.create_task(server.serve(sockets=[bound]))
         while not server.started:
             await asyncio.sleep(0.01)
@@ -100,21 +100,24 @@ def serving(loop: str, asked: Callable[[App, Client], Coroutine[Any, Any, None]]
         runner.run(run())
 
 
+@pytest.mark.parametrize("fast_path", [True, False], ids=["fast", "asgi"])
 @pytest.mark.parametrize("loop", LOOPS)
-def test_large_and_small_bodies_share_a_connection(loop: str) -> None:
-    """A connection carries bodies of any size one after another; a large one arrives without being joined."""
+def test_large_and_small_bodies_share_a_connection(loop: str, fast_path: bool) -> None:
+    """A connection carries bodies of any size one after another; on the fast path, a large one is not joined."""
 
     async def asked(app: App, client: Client) -> None:
         for body in (MUCH, b"small", SOME, MUCH, b""):
             client.send("/whole", body)
             assert sha(body) == await client.answer()
-        assert ["memoryview", "bytes", "memoryview", "memoryview", "bytes"] == app.kinds
+        large = "memoryview" if fast_path else "bytes"
+        assert [large, "bytes", large, large, "bytes"] == app.kinds
 
-    serving(loop, asked)
+    serving(loop, asked, fast_path)
 
 
+@pytest.mark.parametrize("fast_path", [True, False], ids=["fast", "asgi"])
 @pytest.mark.parametrize("loop", LOOPS)
-def test_a_body_in_odd_pieces_arrives_whole(loop: str) -> None:
+def test_a_body_in_odd_pieces_arrives_whole(loop: str, fast_path: bool) -> None:
     """It does not matter where the packets end: not in the head, not in the body."""
 
     async def asked(app: App, client: Client) -> None:
@@ -124,11 +127,12 @@ def test_a_body_in_odd_pieces_arrives_whole(loop: str) -> None:
             await asyncio.sleep(0.02)
         assert sha(SOME) == await client.answer()
 
-    serving(loop, asked)
+    serving(loop, asked, fast_path)
 
 
+@pytest.mark.parametrize("fast_path", [True, False], ids=["fast", "asgi"])
 @pytest.mark.parametrize("loop", LOOPS)
-def test_requests_sent_without_waiting_are_answered_in_order(loop: str) -> None:
+def test_requests_sent_without_waiting_are_answered_in_order(loop: str, fast_path: bool) -> None:
     """Pipelined requests with large bodies do not get into each other's bytes."""
 
     async def asked(app: App, client: Client) -> None:
@@ -136,22 +140,24 @@ def test_requests_sent_without_waiting_are_answered_in_order(loop: str) -> None:
             client.send("/whole", body)
         assert [sha(SOME), sha(MUCH), sha(b"small"), sha(MUCH)] == [await client.answer() for _ in range(4)]
 
-    serving(loop, asked)
+    serving(loop, asked, fast_path)
 
 
+@pytest.mark.parametrize("fast_path", [True, False], ids=["fast", "asgi"])
 @pytest.mark.parametrize("loop", LOOPS)
-def test_a_slow_app_makes_the_client_wait(loop: str) -> None:
+def test_a_slow_app_makes_the_client_wait(loop: str, fast_path: bool) -> None:
     """An app that takes its time over the chunks still sees every byte once."""
 
     async def asked(app: App, client: Client) -> None:
         client.send("/slowly", MUCH)
         assert sha(MUCH) == await client.answer()
 
-    serving(loop, asked)
+    serving(loop, asked, fast_path)
 
 
+@pytest.mark.parametrize("fast_path", [True, False], ids=["fast", "asgi"])
 @pytest.mark.parametrize("loop", LOOPS)
-def test_a_body_nobody_reads_does_not_spoil_the_connection(loop: str) -> None:
+def test_a_body_nobody_reads_does_not_spoil_the_connection(loop: str, fast_path: bool) -> None:
     """An answer without a look at the body is followed by the next request's answer."""
 
     async def asked(app: App, client: Client) -> None:
@@ -160,11 +166,12 @@ def test_a_body_nobody_reads_does_not_spoil_the_connection(loop: str) -> None:
         client.send("/whole", SOME)
         assert sha(SOME) == await client.answer()
 
-    serving(loop, asked)
+    serving(loop, asked, fast_path)
 
 
+@pytest.mark.parametrize("fast_path", [True, False], ids=["fast", "asgi"])
 @pytest.mark.parametrize("loop", LOOPS)
-def test_a_client_that_goes_away_is_noticed(loop: str) -> None:
+def test_a_client_that_goes_away_is_noticed(loop: str, fast_path: bool) -> None:
     """A body that ends too early is a disconnect, not a short body."""
 
     async def asked(app: App, client: Client) -> None:
@@ -174,12 +181,13 @@ def test_a_client_that_goes_away_is_noticed(loop: str) -> None:
         await app.gone.wait()
         assert [] == app.kinds
 
-    serving(loop, asked)
+    serving(loop, asked, fast_path)
 
 
+@pytest.mark.parametrize("fast_path", [True, False], ids=["fast", "asgi"])
 @pytest.mark.parametrize("loop", LOOPS)
-def test_a_client_that_asks_first_is_told_to_go_on(loop: str) -> None:
-    """Expect: 100-continue is answered before the body is sent."""
+def test_a_client_that_asks_first_is_told_to_go_on(loop: str, fast_path: bool) -> None:
+    """Expect: 100-continue is direct_response before the body is sent."""
 
     async def asked(app: App, client: Client) -> None:
         head = f"POST /whole HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: {len(SOME)}\r\n\r\n"
@@ -188,4 +196,4 @@ def test_a_client_that_asks_first_is_told_to_go_on(loop: str) -> None:
         client.writer.write(SOME)
         assert sha(SOME) == await client.answer()
 
-    serving(loop, asked)
+    serving(loop, asked, fast_path)

@@ -9,12 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from test_gateway import DEADLINE_S, MEMORY, Running, Start, answer_of, start
-from test_gateway_direct import LOOPS, Server, serving
 
-from lakebed.gateway.listen import HEAD_BYTES_MAX, HEAD_LINES_MAX
-
-__all__ = ["start"]
+from lakebed.gateway.protocol import HEAD_BYTES_MAX, HEAD_LINES_MAX
+from support.gateway_process import DEADLINE_S, MEMORY, Running, Start, answer_of
+from support.hot_gateway import LOOPS, Server, serving
 
 MIB = 1024 * 1024
 POST = b"POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"

@@ -6,12 +6,12 @@ import os
 import sys
 from pathlib import Path
 
-import terminal
+from support import terminal
 
 JOB = """
 import time
-from lakebed.cli.jobs import spark_progress
-from lakebed.pipeline import progress
+from lakebed.spark.progress import spark_progress
+from lakebed.spark import progress
 with spark_progress("audit"):
     time.sleep(3 * progress.POLL_S)
 print("done")

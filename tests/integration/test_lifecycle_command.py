@@ -13,18 +13,17 @@ import pytest
 
 from lakebed.cli.main import run
 from lakebed.cli.where import Where
+from lakebed.core.ids import Ids
+from lakebed.core.settings import env_name
 from lakebed.embedded.endpoints import BucketEndpoints
 from lakebed.filer.client import FilerClient
-from lakebed.filer.model import Attributes, Clause, ConditionKind, Entry, Mutation, MutationKind, Transaction
+from lakebed.filer.model import Attributes, Clause, ConditionKind, FilerEntry, Mutation, MutationKind, Transaction
 from lakebed.filer.settings import FilerSettings
-from lakebed.ids import Ids
+from lakebed.lifecycle.blockers import block
 from lakebed.lifecycle.engine import ActionRef
 from lakebed.lifecycle.model import ActionKey, ActionKind, Degraded, Position, StreamKind
-from lakebed.lifecycle.shelf import changed
-from lakebed.lifecycle.state import Stream
-from lakebed.lifecycle.troubles import block
-from lakebed.lifecycle.workers import Site, opened
-from lakebed.settings import env_name
+from lakebed.lifecycle.state import Stream, changed
+from lakebed.lifecycle.workers import LifecycleServices, open_services
 from lakebed.store.admin import client
 
 DAY_S = 1.5
@@ -140,7 +139,7 @@ def test_a_policy_that_reaches_lakebeds_own_keys_is_not_put(
     (tmp_path / "tmp.xml").write_bytes(POLICY)
 
     assert 0 != run(["lifecycle", "rules", "put", weed.bucket, "all.xml"])
-    assert "could delete what Lakebed itself keeps" in capsys.readouterr().err
+    assert "could delete Lakebed's own data" in capsys.readouterr().err
     assert 0 == run(["lifecycle", "rules", "put", weed.bucket, "tmp.xml", "--dry-run"])
     assert 0 == run(["lifecycle", "rules", "put", name, "all.xml", "--dry-run"])
 
@@ -148,11 +147,11 @@ def test_a_policy_that_reaches_lakebeds_own_keys_is_not_put(
 TAGGED = POLICY.replace(b"<Prefix>tmp/</Prefix>", b"<Tag><Key>k</Key><Value>v</Value></Tag>")
 
 
-def inside(work: Callable[[Site], Coroutine[Any, Any, None]]) -> None:
+def inside(work: Callable[[LifecycleServices], Coroutine[Any, Any, None]]) -> None:
     """Does something behind the command line's back."""
 
     async def go() -> None:
-        async with opened(Where().context("test")) as site:
+        async with open_services(Where().context("test")) as site:
             await work(site)
 
     asyncio.run(go())
@@ -161,7 +160,7 @@ def inside(work: Callable[[Site], Coroutine[Any, Any, None]]) -> None:
 def demote(bucket: str, action: str, why: Degraded) -> None:
     rule_hash, _, kind = action.partition("/")
     ref = ActionRef(bucket, ActionKey(rule_hash, ActionKind(kind)))
-    inside(lambda site: site.worker.resolver.demote(ref, why, "for the test"))
+    inside(lambda site: site.enforcer.resolver.demote(ref, why, "for the test"))
 
 
 @pytest.mark.parametrize(
@@ -206,11 +205,11 @@ def test_a_lost_log_is_acknowledged_with_a_reason_and_only_when_it_is_lost(
     assert 0 == run(["lifecycle", "rules", "put", name, "policy.xml"])
     assert 0 == run(["lifecycle", "run", "-o", "json"])
     assert 0 != run(["lifecycle", "reseed", "--ack-lost-log", "--reason", "none is"])
-    assert "no log is lost" in capsys.readouterr().err
+    assert "no event log is lost" in capsys.readouterr().err
 
-    async def lose(site: Site) -> None:
+    async def lose(site: LifecycleServices) -> None:
         lost = changed(lambda known: msgspec.structs.replace(known, lost_log_since_ns=1, lost_log="for the test"))
-        await site.shelf.reader.change(lost)
+        await site.state.reader.change(lost)
 
     inside(lose)
     assert 0 != run(["lifecycle", "reseed", "--ack-lost-log"])
@@ -219,8 +218,8 @@ def test_a_lost_log_is_acknowledged_with_a_reason_and_only_when_it_is_lost(
     assert name in capsys.readouterr().err
     assert 0 == run(["lifecycle", "run", "-o", "json"])
 
-    async def healthy(site: Site) -> None:
-        assert 0 == (await site.shelf.reader.read()).value.lost_log_since_ns
+    async def healthy(site: LifecycleServices) -> None:
+        assert 0 == (await site.state.reader.read()).value.lost_log_since_ns
         (row,) = await site.operator.status(name)
         assert ("event_driven", "complete") == (row["mode"], row["bootstrap"])
 
@@ -235,16 +234,16 @@ def test_blockers_are_retried_resumed_and_given_up(name: str, capsys: pytest.Cap
         "bad": Stream(StreamKind.BOOTSTRAP, bucket=name, key="bad", upload_id="nameless"),
     }
 
-    async def prepare(site: Site) -> None:
+    async def prepare(site: LifecycleServices) -> None:
         for key, stream in places.items():
-            await site.shelf.troubles.change(
+            await site.state.blockers.change(
                 changed(lambda known: block(known, stream, bucket=name, key=key, now_ns=1, reason="r", error="e"))  # noqa: B023
             )
         context = Where().context("test")
-        filer = FilerClient.of(context.settings.of(FilerSettings), clock=context.clock, ids=context.ids)
+        filer = FilerClient.of(context.settings.of(FilerSettings), context)
         async with filer:  # an upload that does not say its key: it cannot be understood
             folder, at_ns = f"/buckets/{name}/.uploads", context.clock.now_ns()
-            upload = Entry("nameless", is_directory=True, attributes=Attributes(0, at_ns, at_ns, 0o755 | 1 << 31))
+            upload = FilerEntry("nameless", is_directory=True, attributes=Attributes(0, at_ns, at_ns, 0o755 | 1 << 31))
             put = Mutation(MutationKind.PUT, folder, upload.name, upload)
             await filer.transact(Transaction(f"{folder}/nameless", (Clause(ConditionKind.NOT_EXISTS),), (put,)))
 

@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from lakebed.clock import SystemClock
+from lakebed.core.clock import SystemClock
+from lakebed.core.errors import Denied, LakebedError, NotFound, Stale, Unavailable
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
+from lakebed.core.runtime import Runtime
 from lakebed.embedded.endpoints import BucketEndpoints
-from lakebed.errors import Denied, LakebedError, NotFound, Stale, Unavailable
 from lakebed.filer.client import FilerClient
-from lakebed.ids import Ids
-from lakebed.lifecycle.guard import outcome_of
-from lakebed.lifecycle.model import Entry, Outcome, Position, Verb
-from lakebed.lifecycle.seams import Event
-from lakebed.lifecycle.seaweed_filer import SeaweedLake
+from lakebed.lifecycle.decide import outcome_of
+from lakebed.lifecycle.model import DeleteOutcome, ObjectEntry, Position, Verb
+from lakebed.lifecycle.seams import ChangeEvent
+from lakebed.lifecycle.seaweed.store import SeaweedLake
 from lakebed.store.admin import client
 
 RACES = 48
@@ -32,8 +34,8 @@ class Place:
         self.clock, self.name = SystemClock(), f"gd-{Ids().token()}"
         self.s3: Any = client(weed.store_settings())
         self.s3.create_bucket(Bucket=self.name, ObjectLockEnabledForBucket=lock)
-        filer = FilerClient([weed.filer_grpc], clock=self.clock, ids=Ids())
-        self.lake = SeaweedLake(filer, self.clock, Ids())
+        filer = FilerClient([weed.filer_grpc], Runtime(clock=self.clock, ids=Ids(), metrics=Metrics()))
+        self.lake = SeaweedLake(filer, Runtime(clock=self.clock, ids=Ids(), metrics=Metrics()))
 
     def put(self, key: str, body: bytes = b"x", **options: Any) -> str:
         return str(self.s3.put_object(Bucket=self.name, Key=key, Body=body, **options).get("VersionId", ""))
@@ -59,10 +61,10 @@ class Place:
         ]
         return shown[0], shown[1]
 
-    async def entries(self, key: str) -> tuple[Entry, ...]:
+    async def entries(self, key: str) -> tuple[ObjectEntry, ...]:
         return (await self.lake.look(self.name, key)).entries
 
-    async def read(self, after: Position) -> list[Event]:
+    async def read(self, after: Position) -> list[ChangeEvent]:
         async with asyncio.timeout(DEADLINE_S):
             events = [event async for event in self.lake.read(after, self.clock.now_ns())]
         return [event for event in events if event.bucket == self.name]
@@ -75,7 +77,7 @@ async def place(weed: BucketEndpoints) -> AsyncIterator[Place]:
     await made.lake.close()
 
 
-async def refused(place: Place, entry: Entry, verb: Verb = Verb.CURRENT) -> Outcome:
+async def refused(place: Place, entry: ObjectEntry, verb: Verb = Verb.CURRENT) -> DeleteOutcome:
     with pytest.raises(LakebedError) as caught:
         await place.lake.delete(entry, verb)
     return outcome_of(caught.value)
@@ -94,7 +96,7 @@ async def test_what_was_judged_is_deleted_and_a_second_time_is_gone(place: Place
         (judged,) = await place.entries(key)
         await place.lake.delete(judged, Verb.CURRENT)
         assert place.body(key) is None
-        assert Outcome.NOT_FOUND is await refused(place, judged)
+        assert DeleteOutcome.NOT_FOUND is await refused(place, judged)
 
 
 @pytest.mark.parametrize("body", [b"x", b"y", b""])
@@ -104,7 +106,7 @@ async def test_an_overwritten_object_stays(place: Place, body: bytes) -> None:
     (judged,) = await place.entries("k")
     place.put("k", body)
 
-    assert Outcome.STALE_IDENTITY is await refused(place, judged)
+    assert DeleteOutcome.STALE_IDENTITY is await refused(place, judged)
     assert body == place.body("k")
 
 
@@ -114,7 +116,7 @@ async def test_an_object_tagged_in_between_stays(place: Place) -> None:
     (judged,) = await place.entries("k")
     place.tag("k")
 
-    assert Outcome.STALE_IDENTITY is await refused(place, judged)
+    assert DeleteOutcome.STALE_IDENTITY is await refused(place, judged)
     assert b"x" == place.body("k")
 
 
@@ -155,8 +157,8 @@ async def test_object_lock_is_never_bypassed(weed: BucketEndpoints) -> None:
 
     assert {held: True, kept: True, free: False} == {one: after[one].locked for one in (held, kept, free)}
     for locked in (held, kept):
-        assert Outcome.STALE_IDENTITY is await refused(place, before[locked], Verb.VERSION)
-        assert Outcome.SKIPPED_OBJECT_LOCK is await refused(place, after[locked], Verb.VERSION)
+        assert DeleteOutcome.STALE_IDENTITY is await refused(place, before[locked], Verb.VERSION)
+        assert DeleteOutcome.SKIPPED_OBJECT_LOCK is await refused(place, after[locked], Verb.VERSION)
     await place.lake.delete(after[free], Verb.VERSION)
     versions, _ = place.versions()
     assert {held, kept} < set(versions) and free not in versions
@@ -186,7 +188,7 @@ async def test_versions_go_one_by_one_until_nothing_is_left(place: Place, status
     assert lone.marker and lone.alone
     await place.lake.delete(lone, Verb.DELETE_MARKER)
     assert ([], []) == place.versions()
-    assert [] == [family async for family in place.lake.walk(place.name)]
+    assert [] == [family async for family in place.lake.scan(place.name)]
 
     place.put("k", b"again")
     assert b"again" == place.body("k")
@@ -199,14 +201,14 @@ async def test_a_newer_version_saves_the_current_one_and_its_marker(place: Place
     (judged,) = await place.entries("k")
     newer = place.put("k", b"2")
 
-    assert Outcome.STALE_IDENTITY is await refused(place, judged)
+    assert DeleteOutcome.STALE_IDENTITY is await refused(place, judged)
     assert b"2" == place.body("k")
     place.s3.delete_object(Bucket=place.name, Key="k")
     marker, _, old = await place.entries("k")
-    assert Outcome.STALE_IDENTITY is await refused(place, marker, Verb.DELETE_MARKER)
+    assert DeleteOutcome.STALE_IDENTITY is await refused(place, marker, Verb.DELETE_MARKER)
     place.s3.delete_object(Bucket=place.name, Key="k", VersionId=marker.version_id)
     place.s3.delete_object(Bucket=place.name, Key="k", VersionId=newer)
-    assert Outcome.STALE_IDENTITY is await refused(place, old, Verb.VERSION)  # it is the current one again
+    assert DeleteOutcome.STALE_IDENTITY is await refused(place, old, Verb.VERSION)  # it is the current one again
     assert b"1" == place.body("k")
 
 
@@ -219,7 +221,7 @@ async def test_an_upload_is_aborted_with_its_parts(place: Place) -> None:
     await place.lake.delete(judged, Verb.ABORT_MPU)
 
     assert not place.s3.list_multipart_uploads(Bucket=place.name).get("Uploads")
-    assert Outcome.NOT_FOUND is await refused(place, judged, Verb.ABORT_MPU)
+    assert DeleteOutcome.NOT_FOUND is await refused(place, judged, Verb.ABORT_MPU)
 
 
 async def test_events_resume_behind_any_position(place: Place) -> None:
@@ -247,8 +249,10 @@ async def test_events_come_from_another_filer_when_one_is_gone(weed: BucketEndpo
     """One pass, one position, whichever filer tells."""
     began = Position(place.clock.now_ns())
     place.put("k")
-    filer = FilerClient(["127.0.0.1:1", weed.filer_grpc], clock=place.clock, ids=Ids(), timeout_s=DEADLINE_S)
-    lake = SeaweedLake(filer, place.clock, Ids())
+    filer = FilerClient(
+        ["127.0.0.1:1", weed.filer_grpc], Runtime(clock=place.clock, ids=Ids(), metrics=Metrics()), timeout_s=DEADLINE_S
+    )
+    lake = SeaweedLake(filer, Runtime(clock=place.clock, ids=Ids(), metrics=Metrics()))
 
     told = [event.key async for event in lake.read(began, place.clock.now_ns()) if event.bucket == place.name]
 
@@ -260,12 +264,12 @@ async def test_a_filer_that_is_not_there_is_a_transport_error(place: Place) -> N
     """Nothing is decided without an answer."""
     place.put("k")
     (judged,) = await place.entries("k")
-    nobody = FilerClient(["127.0.0.1:1"], clock=place.clock, ids=Ids(), timeout_s=1.0)
-    alone = SeaweedLake(nobody, place.clock, Ids())
+    nobody = FilerClient(["127.0.0.1:1"], Runtime(clock=place.clock, ids=Ids(), metrics=Metrics()), timeout_s=1.0)
+    alone = SeaweedLake(nobody, Runtime(clock=place.clock, ids=Ids(), metrics=Metrics()))
 
     with pytest.raises(Unavailable) as caught:
         await alone.delete(judged, Verb.CURRENT)
-    assert Outcome.TRANSPORT_ERROR is outcome_of(caught.value)
+    assert DeleteOutcome.TRANSPORT_ERROR is outcome_of(caught.value)
     with pytest.raises(Unavailable):
         await alone.look(place.name, "k")
     await alone.close()
@@ -273,5 +277,9 @@ async def test_a_filer_that_is_not_there_is_a_transport_error(place: Place) -> N
 
 def test_outcomes_follow_from_errors() -> None:
     """The typed refusals of the store are the seed's outcomes."""
-    wanted = {NotFound: Outcome.NOT_FOUND, Stale: Outcome.STALE_IDENTITY, Denied: Outcome.SKIPPED_OBJECT_LOCK}
+    wanted = {
+        NotFound: DeleteOutcome.NOT_FOUND,
+        Stale: DeleteOutcome.STALE_IDENTITY,
+        Denied: DeleteOutcome.SKIPPED_OBJECT_LOCK,
+    }
     assert list(wanted.values()) == [outcome_of(kind("so")) for kind in wanted]

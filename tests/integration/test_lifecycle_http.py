@@ -9,26 +9,26 @@ from typing import Any
 import httpx2
 import pytest
 
-from lakebed.clock import SystemClock
-from lakebed.context import Context
+from lakebed.core.clock import SystemClock
+from lakebed.core.context import Context
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
+from lakebed.core.settings import load
 from lakebed.embedded.endpoints import BucketEndpoints
 from lakebed.gateway.app import build
-from lakebed.ids import Ids
-from lakebed.lifecycle import xml
+from lakebed.lifecycle.blockers import block
 from lakebed.lifecycle.model import Position, Rule, StreamKind
+from lakebed.lifecycle.policy import render_xml
 from lakebed.lifecycle.routes import component
 from lakebed.lifecycle.state import Stream
-from lakebed.lifecycle.troubles import block
-from lakebed.lifecycle.workers import opened, shelf_of
-from lakebed.metrics import Metrics
-from lakebed.parts import sections
-from lakebed.settings import load
+from lakebed.lifecycle.workers import open_services, state_of
 from lakebed.store import admin
 from lakebed.store.authority import claim
 from lakebed.store.connect import connect
 from lakebed.store.settings import StoreSettings
+from lakebed.wiring.parts import sections
 
-POLICY = xml.render((Rule("tmp", prefix="tmp/", expiration_days=1),))
+POLICY = render_xml((Rule("tmp", prefix="tmp/", expiration_days=1),))
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def context(weed: BucketEndpoints) -> Context:
     settings = load(sections(), flags=told)
     clock, ids, metrics = SystemClock(), Ids(), Metrics()
     store = connect(settings.of(StoreSettings), clock=clock, ids=ids, metrics=metrics)
-    return Context("http-test", settings, store, clock, ids, metrics)
+    return Context(node="http-test", settings=settings, store=store, clock=clock, ids=ids, metrics=metrics)
 
 
 async def client(context: Context) -> httpx2.AsyncClient:
@@ -71,8 +71,8 @@ async def test_a_policy_is_judged_before_it_is_enabled(context: Context, weed: B
 async def test_a_blocker_is_tried_again_against_what_is_live(context: Context) -> None:
     """The object is long gone: the retry resolves it, and its stream goes on."""
     stream = Stream(StreamKind.ORIGINAL, 5, Position(7, 0))
-    shelf = shelf_of(context)
-    await shelf.troubles.change(
+    registers = state_of(context)
+    await registers.blockers.change(
         lambda known: (block(known, stream, bucket="gone", key="k", now_ns=1, reason="r", error="e"), None)
     )
     async with await client(context) as ask:
@@ -88,12 +88,12 @@ async def test_a_policy_is_read_back_with_the_last_round(context: Context, weed:
     s3, bucket = admin.client(weed.store_settings()), f"lch-{Ids().token()}"
     await asyncio.to_thread(s3.create_bucket, Bucket=bucket)
     where = f"/api/s3/buckets/{bucket}/lifecycle"
-    async with await client(context) as ask, opened(context) as site:
+    async with await client(context) as ask, open_services(context) as site:
         none = await ask.get(where)
         await site.lake.put(bucket, POLICY)
         before = await ask.get(where)
         began_ns = context.clock.now_ns()
-        await site.worker.tick()
+        await site.enforcer.run_round()
         after = await ask.get(where)
         (row,) = (await ask.get(f"{where}/status")).json()
 
@@ -111,12 +111,12 @@ async def test_a_retry_deletes_what_is_due_now(context: Context, weed: BucketEnd
     await asyncio.to_thread(s3.create_bucket, Bucket=bucket)
     await asyncio.to_thread(s3.put_object, Bucket=bucket, Key="tmp/a", Body=b"1")
     stream = Stream(StreamKind.BOOTSTRAP, bucket=bucket, key="tmp/a")
-    shelf = shelf_of(context)
-    await shelf.troubles.change(
+    registers = state_of(context)
+    await registers.blockers.change(
         lambda known: (block(known, stream, bucket=bucket, key="tmp/a", now_ns=1, reason="r", error="e"), None)
     )
-    async with await client(context) as ask, opened(context) as site:
-        await site.lake.put(bucket, xml.render((Rule("d", prefix="tmp/", expiration_date_ns=86_400 * 10**9),)))
+    async with await client(context) as ask, open_services(context) as site:
+        await site.lake.put(bucket, render_xml((Rule("d", prefix="tmp/", expiration_date_ns=86_400 * 10**9),)))
         (told,) = (await ask.get(f"/api/s3/lifecycle/blockers?bucket={bucket}")).json()
         where = f"/api/s3/lifecycle/blockers/{told['blocker_id']}"
         answer = await ask.post(where, json={"verb": "retry"})

@@ -10,28 +10,27 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from lakebed.clock import SystemClock
+from lakebed.core.clock import SystemClock
+from lakebed.core.errors import NotFound, Stale
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
 from lakebed.embedded.endpoints import BucketEndpoints
-from lakebed.errors import NotFound, Stale
 from lakebed.filer import s3
 from lakebed.filer.client import FilerClient
-from lakebed.filer.model import Attributes, Clause, ConditionKind, Entry, Mutation, MutationKind, Transaction
-from lakebed.ids import Ids
-from lakebed.lifecycle import xml
-from lakebed.lifecycle.home import Home
-from lakebed.lifecycle.ledger import Ledger
-from lakebed.lifecycle.model import Degraded, Mode, Outcome, Rule, Verb
+from lakebed.filer.model import Attributes, Clause, ConditionKind, FilerEntry, Mutation, MutationKind, Transaction
+from lakebed.lifecycle.enforcer import Enforcer
+from lakebed.lifecycle.ledger import DeletionLedger
+from lakebed.lifecycle.model import Degraded, DeleteOutcome, Mode, Rule, Verb
 from lakebed.lifecycle.operator import Operator
-from lakebed.lifecycle.policies import rules_of
+from lakebed.lifecycle.policy import render_xml, rules_of
+from lakebed.lifecycle.reserved import ReservedKeys
 from lakebed.lifecycle.resolver import Seams
-from lakebed.lifecycle.seaweed_filer import SeaweedLake
+from lakebed.lifecycle.seaweed.store import SeaweedLake
 from lakebed.lifecycle.settings import LifecycleSettings
-from lakebed.lifecycle.shelf import Shelf
-from lakebed.lifecycle.state import LedgerRow
-from lakebed.lifecycle.worker import LifecycleWorker
-from lakebed.metrics import Metrics
+from lakebed.lifecycle.state import LedgerRow, LifecycleState
 from lakebed.store.admin import client
 from lakebed.store.protocol import Store
+from lakebed.store.runtime import StoreRuntime
 
 DAY_S = 3.0
 DEADLINE_S = 100.0
@@ -48,24 +47,25 @@ class Site:
         self.name = f"lc-{self.ids.token()}"
         self.s3: Any = client(weed.store_settings())
         self.s3.create_bucket(Bucket=self.name)
-        self.filer = FilerClient([weed.filer_grpc], clock=self.clock, ids=self.ids)
-        self.lake = SeaweedLake(self.filer, self.clock, self.ids)
-        self.home = Home.of(weed.store_settings())
-        self.shelf = Shelf(store, clock=self.clock, ids=self.ids, metrics=Metrics())
+        runtime = StoreRuntime(clock=self.clock, ids=self.ids, metrics=Metrics(), store=store)
+        self.filer = FilerClient([weed.filer_grpc], runtime)
+        self.lake = SeaweedLake(self.filer, runtime)
+        self.reserved = ReservedKeys.of(weed.store_settings())
+        self.registers = LifecycleState(runtime)
         self.seams = Seams(self.lake, self.lake, Only(self.lake, self.name))
-        self.worker = LifecycleWorker(self.lake, self.seams, self.shelf, SETTINGS, node="test", home=self.home)
+        self.worker = Enforcer(self.lake, self.seams, self.registers, SETTINGS, node="test", reserved=self.reserved)
 
-    def worker_with(self, **changed: Any) -> LifecycleWorker:
+    def worker_with(self, **changed: Any) -> Enforcer:
         settings = msgspec.structs.replace(SETTINGS, **changed)
-        return LifecycleWorker(self.lake, self.seams, self.shelf, settings, node="other", home=self.home)
+        return Enforcer(self.lake, self.seams, self.registers, settings, node="other", reserved=self.reserved)
 
     async def rules(self, *rules: Rule) -> None:
-        await self.lake.put(self.name, xml.render(rules))
+        await self.lake.put(self.name, render_xml(rules))
 
     async def put_aged(self, key: str, age_s: float) -> None:
         """An object that was put so long ago: nobody has to wait for its age, nor to hurry for a younger one's."""
         at_ns = self.clock.now_ns() - round(age_s * 1e9)
-        entry = Entry(
+        entry = FilerEntry(
             key, attributes=Attributes(file_size=1, mtime_ns=at_ns, crtime_ns=at_ns, mode=0o660), content=b"x"
         )
         folder = s3.bucket_path(self.name)
@@ -86,14 +86,14 @@ class Site:
         """Ticks until it holds."""
         began = self.clock.monotonic_s()
         while self.clock.monotonic_s() - began < DEADLINE_S:
-            await self.worker.tick()
+            await self.worker.run_round()
             if await asyncio.to_thread(holds):
                 return
             await asyncio.sleep(0.1)
-        raise AssertionError(f"not within {DEADLINE_S} s: {self.keys()} {await self.shelf.troubles.read()}")
+        raise AssertionError(f"not within {DEADLINE_S} s: {self.keys()} {await self.registers.blockers.read()}")
 
     async def rows(self, key: str) -> list[LedgerRow]:
-        return [row async for row in Ledger(self.store, self.clock, self.ids).rows(self.name, key=key)]
+        return [row async for row in DeletionLedger(self.registers.runtime).rows(self.name, key=key)]
 
     async def why(self, key: str) -> list[str]:
         return [row.outcome for row in await self.rows(key)]
@@ -121,7 +121,7 @@ async def site(weed: BucketEndpoints, bucket: Store) -> AsyncIterator[Site]:
 async def test_an_object_expires_by_its_rule_and_the_ledger_says_why(site: Site) -> None:
     """Put a rule, put objects: the one it names goes after its days and not before, the other stays."""
     await site.rules(Rule("tmp", prefix="tmp/", expiration_days=1))
-    await site.worker.tick()
+    await site.worker.run_round()
     began_ns = site.clock.now_ns()
     site.put("tmp/a/b.txt")
     site.put("kept.txt")
@@ -129,7 +129,7 @@ async def test_an_object_expires_by_its_rule_and_the_ledger_says_why(site: Site)
     await site.until(lambda: site.keys() == ["kept.txt"])
 
     planned, verdict = await site.rows("tmp/a/b.txt")
-    assert ("", Outcome.DELETED) == (planned.outcome, verdict.outcome)
+    assert ("", DeleteOutcome.DELETED) == (planned.outcome, verdict.outcome)
     assert planned.at_ns - began_ns > (DAY_S - 1) * 10**9, "before its time"  # a store may tell whole seconds
     assert [] == await site.why("kept.txt")
 
@@ -142,11 +142,11 @@ async def test_a_policy_put_with_boto3_is_enforced_and_reads_back_verbatim(site:
     policy = {"Rules": [{"ID": "all", "Status": "Enabled", "Filter": {"Prefix": ""}, "Expiration": {"Days": 1}}]}
     site.s3.put_bucket_lifecycle_configuration(Bucket=site.name, LifecycleConfiguration=policy)
 
-    await site.worker.tick()
+    await site.worker.run_round()
     assert ["young"] == site.keys()
-    state = (await site.shelf.bucket(site.name).read()).value
+    state = (await site.registers.bucket(site.name).read()).value
     assert [Mode.EVENT_DRIVEN] == [action.mode for action in state.actions.values()]
-    text = xml.render((Rule("mine", prefix="x", expiration_days=123),))
+    text = render_xml((Rule("mine", prefix="x", expiration_days=123),))
     await site.lake.put(site.name, text)
     read = await site.lake.get(site.name)
     assert read is not None and text == read.text
@@ -159,11 +159,11 @@ async def test_tags_sizes_and_a_late_tag(site: Site) -> None:
         Rule("t", prefix="t/", tags=(("tmp", "1"),), expiration_days=1),
         Rule("s", prefix="s/", size_greater_than=5, expiration_days=1),
     )
-    await site.worker.tick()
+    await site.worker.run_round()
     for key, body in (("t/late", b"x"), ("t/never", b"x"), ("s/big", b"123456"), ("s/small", b"12345")):
         site.put(key, Body=body)
     await asyncio.sleep(DAY_S * 1.2)
-    await site.worker.tick()
+    await site.worker.run_round()
     assert ["s/small", "t/late", "t/never"] == site.keys()
     tagged_ns = site.clock.now_ns()
     site.s3.put_object_tagging(Bucket=site.name, Key="t/late", Tagging={"TagSet": [{"Key": "tmp", "Value": "1"}]})
@@ -177,12 +177,12 @@ async def test_versions_and_markers(site: Site) -> None:
     """Current versions get a marker, noncurrent ones go, and the lone marker goes last."""
     site.s3.put_bucket_versioning(Bucket=site.name, VersioningConfiguration={"Status": "Enabled"})
     await site.rules(Rule("v", expiration_days=1, noncurrent_days=1))
-    await site.worker.tick()
+    await site.worker.run_round()
     site.put("a")
 
     await site.until(lambda: site.versions() == [])
 
-    done = [row for row in await site.rows("a") if row.outcome == Outcome.DELETED]
+    done = [row for row in await site.rows("a") if row.outcome == DeleteOutcome.DELETED]
     assert [Verb.CURRENT, Verb.VERSION, Verb.DELETE_MARKER] == [Verb(row.verb) for row in done]
     assert done[1].at_ns - done[0].at_ns > (DAY_S - 1) * 10**9, "a day after it was noncurrent"
 
@@ -190,7 +190,7 @@ async def test_versions_and_markers(site: Site) -> None:
 async def test_an_upload_left_open_is_aborted(site: Site) -> None:
     """After its days, and only under its prefix."""
     await site.rules(Rule("u", prefix="in/", abort_days=1))
-    await site.worker.tick()
+    await site.worker.run_round()
     for key in ("in/a", "out/a"):
         site.s3.create_multipart_upload(Bucket=site.name, Key=key)
 
@@ -220,11 +220,11 @@ async def test_a_walk_goes_on_behind_any_token(site: Site) -> None:
     site.s3.create_multipart_upload(Bucket=site.name, Key="up")
     for key in ("a", "b/c", "b/d/e", "b/d/f", "b-x", "z"):
         site.put(key)
-    families = [family async for family in site.lake.walk(site.name)]
+    families = [family async for family in site.lake.scan(site.name)]
 
     assert ["a", "b-x", "b/c", "b/d/e", "b/d/f", "up", "z"] == sorted(family.key for family in families)
     for place, family in enumerate(families):
-        rest = [one.token async for one in site.lake.walk(site.name, family.token)]
+        rest = [one.token async for one in site.lake.scan(site.name, family.token)]
         assert [one.token for one in families[place + 1 :]] == rest
 
 
@@ -233,7 +233,7 @@ async def test_a_date_that_has_passed_takes_what_is_there_and_what_comes(site: S
     site.put("x/a")
     site.put("y/a")
     await site.rules(Rule("d", prefix="x/", expiration_date_ns=18262 * 86_400 * 10**9))
-    await site.worker.tick()
+    await site.worker.run_round()
     assert ["y/a"] == site.keys()
     site.put("x/later")
 
@@ -244,22 +244,22 @@ async def test_an_object_under_legal_hold_stays_until_it_is_let_go(site: Site, w
     """Never bypassed: skipped, with the verdict in the ledger; the next scan after the release takes it."""
     site.name = f"lock-{site.ids.token()}"
     site.seams = Seams(site.lake, site.lake, Only(site.lake, site.name))
-    site.worker = LifecycleWorker(site.lake, site.seams, site.shelf, SETTINGS, node="test", home=site.home)
+    site.worker = Enforcer(site.lake, site.seams, site.registers, SETTINGS, node="test", reserved=site.reserved)
     site.s3.create_bucket(Bucket=site.name, ObjectLockEnabledForBucket=True)
     await site.rules(Rule("n", noncurrent_days=1))
-    await site.worker.tick()
+    await site.worker.run_round()
     site.put("a", ObjectLockLegalHoldStatus="ON")
     held = site.versions()[0]
     site.put("a")
     deadline = site.clock.monotonic_s() + DEADLINE_S
-    while Outcome.SKIPPED_OBJECT_LOCK not in await site.why("a") and site.clock.monotonic_s() < deadline:
-        await site.worker.tick()
+    while DeleteOutcome.SKIPPED_OBJECT_LOCK not in await site.why("a") and site.clock.monotonic_s() < deadline:
+        await site.worker.run_round()
         await asyncio.sleep(0.2)
-    assert Outcome.SKIPPED_OBJECT_LOCK in await site.why("a")
+    assert DeleteOutcome.SKIPPED_OBJECT_LOCK in await site.why("a")
     assert held in site.versions()
 
     site.s3.put_object_legal_hold(Bucket=site.name, Key="a", VersionId=held, LegalHold={"Status": "OFF"})
-    await Operator(site.shelf).rebootstrap(site.name)
+    await Operator(site.registers).rebootstrap(site.name)
     await site.until(lambda: held not in site.versions())
     assert 1 == len(site.versions())
 
@@ -268,29 +268,29 @@ async def test_too_short_a_log_means_scans_alone(site: Site) -> None:
     """The action says so, no event deletes anything, and a scan does."""
     site.worker = site.worker_with(retention_s=2.0)
     await site.rules(Rule("s", expiration_days=1))
-    await site.worker.tick()
-    (action,) = (await site.shelf.bucket(site.name).read()).value.actions.values()
+    await site.worker.run_round()
+    (action,) = (await site.registers.bucket(site.name).read()).value.actions.values()
     assert (Mode.SCAN_ONLY, Degraded.RETENTION_BELOW_HORIZON) == (action.mode, action.degraded)
     site.put("a")
     await asyncio.sleep(DAY_S * 1.3)
-    await site.worker.tick()
+    await site.worker.run_round()
     assert ["a"] == site.keys()
 
-    await Operator(site.shelf).rebootstrap(site.name)
-    await site.worker.tick()
+    await Operator(site.registers).rebootstrap(site.name)
+    await site.worker.run_round()
     assert [] == site.keys()
 
 
 async def test_an_edit_takes_back_what_the_old_policy_wanted(site: Site) -> None:
     """Shortly before an object is due its rule is given more days: it stays."""
     await site.rules(Rule("e", expiration_days=1))
-    await site.worker.tick()
+    await site.worker.run_round()
     site.put("a")
     await asyncio.sleep(DAY_S * 0.6)
     await site.rules(Rule("e", expiration_days=100))
 
     await asyncio.sleep(DAY_S)
-    await site.worker.tick()
+    await site.worker.run_round()
 
     assert ["a"] == site.keys()
     assert [] == await site.why("a")
@@ -305,7 +305,7 @@ async def fill(site: Site, count: int) -> None:
 
     async def some(first: int) -> None:
         made = [
-            Entry(f"k{number:06d}", attributes=attributes, content=b"x")
+            FilerEntry(f"k{number:06d}", attributes=attributes, content=b"x")
             for number in range(first, min(first + 1000, count))
         ]
         puts = tuple(Mutation(MutationKind.PUT, folder, entry.name, entry) for entry in made)
@@ -340,21 +340,21 @@ async def test_a_policy_put_on_sixty_thousand_objects_returns_in_under_a_second(
 
 async def test_a_policy_that_reaches_lakebeds_own_bucket_deletes_nothing(site: Site, weed: BucketEndpoints) -> None:
     """Put with boto3, so past our own refusal: an empty prefix on the very bucket that everything is kept in."""
-    site.name, home = weed.bucket, weed.bucket
-    site.seams = Seams(site.lake, site.lake, Only(site.lake, home))
-    site.worker = LifecycleWorker(site.lake, site.seams, site.shelf, SETTINGS, node="test", home=site.home)
+    site.name, reserved = weed.bucket, weed.bucket
+    site.seams = Seams(site.lake, site.lake, Only(site.lake, reserved))
+    site.worker = Enforcer(site.lake, site.seams, site.registers, SETTINGS, node="test", reserved=site.reserved)
     await site.store.create("accepted/v1/one.json", b"{}")
     rule = {"ID": "all", "Status": "Enabled", "Filter": {"Prefix": ""}, "Expiration": {"Days": 1}}
-    site.s3.put_bucket_lifecycle_configuration(Bucket=home, LifecycleConfiguration={"Rules": [rule]})
+    site.s3.put_bucket_lifecycle_configuration(Bucket=reserved, LifecycleConfiguration={"Rules": [rule]})
     try:
         await asyncio.sleep(DAY_S + 1.5)
-        await site.worker.tick()
-        (told,) = await Operator(site.shelf).status(home)
+        await site.worker.run_round()
+        (told,) = await Operator(site.registers).status(reserved)
     finally:
-        site.s3.delete_bucket_lifecycle(Bucket=home)
+        site.s3.delete_bucket_lifecycle(Bucket=reserved)
 
     assert b"{}" == (await site.store.get("accepted/v1/one.json")).data
-    assert "could delete what Lakebed itself keeps" in told["why"]
+    assert "could delete Lakebed's own data" in told["why"]
 
 
 async def test_an_object_whose_key_ends_in_a_slash_expires_when_it_holds_nothing(site: Site) -> None:
@@ -369,23 +369,23 @@ async def test_an_object_whose_key_ends_in_a_slash_expires_when_it_holds_nothing
         Rule("g", prefix="full/", size_less_than=1, expiration_days=1),
         Rule("new", prefix="new/", expiration_days=1),
     )
-    await site.worker.tick()
+    await site.worker.run_round()
     assert ["full/", "full/kept.txt", "plain/kept.txt"] == site.keys()
 
     site.put("new/", Body=b"")
     await site.until(lambda: "new/" not in set(site.keys()))
 
-    assert Outcome.DELETED in await site.why("old/") and Outcome.DELETED in await site.why("new/")
+    assert DeleteOutcome.DELETED in await site.why("old/") and DeleteOutcome.DELETED in await site.why("new/")
     assert ["full/", "full/kept.txt", "plain/kept.txt"] == site.keys()
 
 
 async def test_a_restarted_worker_goes_on_where_the_last_stood(site: Site) -> None:
     """Cursors and states are in the bucket: another worker needs no walk, and misses nothing."""
     await site.rules(Rule("r", expiration_days=1))
-    await site.worker.tick()
+    await site.worker.run_round()
     site.put("a")
     site.worker = site.worker_with()
 
-    tick = await site.worker.tick()
-    assert () == tick.walks
+    run_round = await site.worker.run_round()
+    assert () == run_round.scans
     await site.until(lambda: site.keys() == [])

@@ -14,16 +14,18 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from lakebed.clock import SystemClock
+from lakebed.core.clock import SystemClock
+from lakebed.core.errors import NotFound, Stale
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
+from lakebed.core.runtime import Runtime
 from lakebed.embedded.weed import Weed, WeedIdentity
-from lakebed.errors import NotFound, Stale
 from lakebed.filer.client import FilerClient
-from lakebed.filer.model import Attributes, Clause, ConditionKind, Entry, Mutation, MutationKind, Transaction
-from lakebed.ids import Ids
+from lakebed.filer.model import Attributes, Clause, ConditionKind, FilerEntry, Mutation, MutationKind, Transaction
 from lakebed.lifecycle.model import Verb
 from lakebed.lifecycle.seams import Removal
-from lakebed.lifecycle.seaweed_filer import SeaweedLake
-from lakebed.lifecycle.seaweed_ttl import FOLDER, NAME
+from lakebed.lifecycle.seaweed.deletes import CONF_FOLDER, CONF_NAME
+from lakebed.lifecycle.seaweed.store import SeaweedLake
 from lakebed.store.admin import client
 
 DEADLINE_S = 100.0
@@ -39,23 +41,23 @@ class Place:
         self.identity = msgspec.json.decode(file.read_bytes(), type=WeedIdentity)
         self.s3 = client(weed.store_settings())
         self.s3.create_bucket(Bucket=self.name)
-        self.filer = FilerClient([weed.filer_grpc], clock=self.clock, ids=Ids())
-        self.lake = SeaweedLake(self.filer, self.clock, Ids())
+        self.filer = FilerClient([weed.filer_grpc], Runtime(clock=self.clock, ids=Ids(), metrics=Metrics()))
+        self.lake = SeaweedLake(self.filer, Runtime(clock=self.clock, ids=Ids(), metrics=Metrics()))
 
     async def route(self, *locations: dict[str, str]) -> None:
         """Written as the store's own shell writes it; the filer takes it up by itself."""
         conf = msgspec.json.encode({"version": 1, "locations": locations})
         now_ns = self.clock.now_ns()
-        entry = Entry(NAME, attributes=Attributes(len(conf), now_ns, now_ns, 0o644), content=conf)
-        put = Mutation(MutationKind.PUT, FOLDER, NAME, entry)
+        entry = FilerEntry(CONF_NAME, attributes=Attributes(len(conf), now_ns, now_ns, 0o644), content=conf)
+        put = Mutation(MutationKind.PUT, CONF_FOLDER, CONF_NAME, entry)
         try:
-            held = await self.filer.lookup(FOLDER, NAME)
+            held = await self.filer.lookup(CONF_FOLDER, CONF_NAME)
             clause = Clause(ConditionKind.ENTRY_EQUAL, expected=held.raw)
         except NotFound:
             clause = Clause(ConditionKind.NOT_EXISTS)
-        await self.filer.transact(Transaction(f"{FOLDER}/{NAME}", (clause,), (put,)))
+        await self.filer.transact(Transaction(f"{CONF_FOLDER}/{CONF_NAME}", (clause,), (put,)))
 
-    async def put(self, key: str, *, timed: bool) -> Entry:
+    async def put(self, key: str, *, timed: bool) -> FilerEntry:
         """Puts the object until it has a time, or has none: a new route takes effect a moment later."""
         async with asyncio.timeout(DEADLINE_S):
             while True:
@@ -66,7 +68,7 @@ class Place:
                     return entry
                 await asyncio.sleep(0.2)
 
-    async def has_bytes(self, entry: Entry) -> bool:
+    async def has_bytes(self, entry: FilerEntry) -> bool:
         """Whether the volume still gives the first piece."""
         claims = {"fid": entry.head_fid, "exp": self.clock.now_ns() // 1_000_000_000 + 600}
         head = {"authorization": f"Bearer {_token(self.identity.volume_read_key, claims)}"}

@@ -9,23 +9,23 @@ from typing import Any
 
 import pytest
 
-from lakebed.clock import SystemClock
-from lakebed.context import Context
-from lakebed.ids import Ids
-from lakebed.metrics import Metrics
-from lakebed.parts import sections
-from lakebed.pipeline import lineage
-from lakebed.pipeline.lineage import Dataset, Mouth, lineage_of
-from lakebed.settings import Secret, load
+from lakebed.core.clock import SystemClock
+from lakebed.core.context import Context
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
+from lakebed.core.settings import Secret, load
+from lakebed.spark import lineage
+from lakebed.spark.lineage import Dataset, EventSender, lineage_of
 from lakebed.store.memory import MemoryStore
-from lineage_receiver import check, receiving
+from lakebed.wiring.parts import sections
+from support.lineage_receiver import check, receiving
 
 AT_THE_END = """
-from lakebed.clock import SystemClock
-from lakebed.context import make_context
-from lakebed.parts import sections
-from lakebed.pipeline.lineage import lineage_of
-from lakebed.settings import load
+from lakebed.core.clock import SystemClock
+from lakebed.wiring.context import make_context
+from lakebed.wiring.parts import sections
+from lakebed.spark.lineage import lineage_of
+from lakebed.core.settings import load
 
 with lineage_of(make_context(load(sections(), flags={"store.url": "s3://lake"}), role="test")).job("short"):
     pass
@@ -35,20 +35,22 @@ with lineage_of(make_context(load(sections(), flags={"store.url": "s3://lake"}),
 def context_of(**flags: Any) -> Context:
     settings = load(sections(), flags={"store.url": "s3://lake", "store.prefix": "a", **flags})
     clock = SystemClock()
-    return Context("node", settings, MemoryStore(clock=clock), clock, Ids(), Metrics())
+    return Context(
+        node="node", settings=settings, store=MemoryStore(clock=clock), clock=clock, ids=Ids(), metrics=Metrics()
+    )
 
 
-def said(context: Context) -> Mouth:
-    mouth = lineage_of(context)._mouth
-    assert mouth is not None
-    assert mouth.flush(timeout_s=100.0)
-    return mouth
+def said(context: Context) -> EventSender:
+    sender = lineage_of(context)._sender
+    assert sender is not None
+    assert sender.flush(timeout_s=100.0)
+    return sender
 
 
 def test_a_job_is_told_from_start_to_end() -> None:
     """START and COMPLETE of one run, with the datasets as they became known; a failure is FAIL, and goes on."""
     with receiving() as receiver:
-        context = context_of(**{"pipeline.lineage": {"url": receiver.url, "api_key": "k3y", "namespace": "site"}})
+        context = context_of(**{"spark.lineage": {"url": receiver.url, "api_key": "k3y", "namespace": "site"}})
         with lineage_of(context).job("rollup", inputs=[Dataset("tables/bronze/x", 3)]) as run:
             run.wrote("tables/silver/x", version=7, rows=12)
         with pytest.raises(ZeroDivisionError), lineage_of(context).job("broken"):
@@ -73,7 +75,7 @@ def test_a_job_is_told_from_start_to_end() -> None:
 def test_a_job_that_polls_is_told_only_when_it_did_something() -> None:
     """An idle round says nothing; one that wrote, and one that failed, say both their events, in order."""
     with receiving() as receiver:
-        context = context_of(**{"pipeline.lineage": {"url": receiver.url, "namespace": "polls"}})
+        context = context_of(**{"spark.lineage": {"url": receiver.url, "namespace": "polls"}})
         with lineage_of(context).job("idle", polls=True):
             pass
         with lineage_of(context).job("busy", polls=True) as run:
@@ -90,19 +92,19 @@ def test_a_receiver_that_refuses_or_is_gone_fails_no_job(monkeypatch: pytest.Mon
     """500, nobody there, a full queue: the job goes on, and the events are counted."""
     with receiving() as receiver:
         receiver.status = 500
-        refused = context_of(**{"pipeline.lineage": {"url": receiver.url}})
+        refused = context_of(**{"spark.lineage": {"url": receiver.url}})
         with lineage_of(refused).job("one"):
             pass
         said(refused)
-    gone = context_of(**{"pipeline.lineage": {"url": receiver.url, "endpoint": "gone"}})
+    gone = context_of(**{"spark.lineage": {"url": receiver.url, "endpoint": "gone"}})
     with lineage_of(gone).job("two"):
         pass
     said(gone)
     monkeypatch.setattr(lineage, "EVENTS_MAX", 1)
     full = Metrics()
-    mouth = Mouth("http://127.0.0.1:9/", Secret(""), full)
+    sender = EventSender("http://127.0.0.1:9/", Secret(""), full)
     for _ in range(100):
-        mouth.say(b"{}")
+        sender.send(b"{}")
 
     outcomes = [each.metrics.value("lakebed_lineage_events_total", outcome="failed") for each in (refused, gone)]
     assert [2.0, 2.0] == outcomes
@@ -125,4 +127,4 @@ def test_the_standard_environment_counts_and_the_last_event_leaves_a_short_proce
 
 def test_without_an_address_nothing_is_said() -> None:
     """No sender, no thread."""
-    assert lineage_of(context_of(), env={})._mouth is None
+    assert lineage_of(context_of(), env={})._sender is None

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from lakebed.embedded.endpoints import find
-from lakebed.embedded.lock import FolderLock, is_held, start_ticks
-from lakebed.errors import Conflict, NotFound
+from lakebed.core.errors import Conflict, NotFound
+from lakebed.embedded.endpoints import FolderLock, find, is_held, start_ticks
 
 HOLDER = """
 import pathlib, sys, time
-from lakebed.embedded.lock import FolderLock
+from lakebed.embedded.endpoints import FolderLock
 FolderLock(pathlib.Path(sys.argv[1])).take()
 """
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from lakebed.cli.main import run
-from lakebed.settings import env_name
+from lakebed.core.settings import env_name
 from lakebed.store.settings import StoreSettings
 
 

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,39 +12,18 @@ import msgspec
 import pytest
 from httpx2 import AsyncClient, HTTPError
 
-from lakebed.clock import SystemClock
-from lakebed.context import make_context
-from lakebed.embedded.child import Child
-from lakebed.embedded.ports import HOST, HeldPorts
-from lakebed.ids import Ids
-from lakebed.log.history import Operation, Poll, Send, check
-from lakebed.log.workers import Workshop
-from lakebed.parts import sections
-from lakebed.settings import env_name
-from lakebed.settings import load as load_settings
+from lakebed.core.settings import env_name
+from lakebed.core.settings import load as load_settings
+from lakebed.log.checker import Operation, Poll, Send, check
+from lakebed.log.services import LogServices
 from lakebed.store.settings import StoreSettings
+from lakebed.wiring.context import make_context
+from lakebed.wiring.parts import sections
+from support.log_processes import DEADLINE_S, Crew, crew_of, settings_of
 
 PARTITIONS = (0, 1)
 LOAD_S = 8.0  # and on, until enough was acknowledged and everybody was killed
-DEADLINE_S = 250.0
 KILLS, ACKNOWLEDGED = 6, 50
-
-
-def settings_of(store: StoreSettings, folder: Path) -> dict[str, str]:
-    return {
-        "store.url": store.url,
-        "store.prefix": store.prefix,
-        "store.endpoint": store.endpoint,
-        "store.access_key_id": store.access_key_id.reveal(),
-        "store.secret_access_key": store.secret_access_key.reveal(),
-        "meta.path": str(folder / "meta.sqlite"),
-        "log.compact_every_s": "0.3",
-        "log.compact_min_entries": "4",
-        "log.claim_s": "1.5",
-        "log.vacuum_every_s": "1.0",
-        "log.vacuum_horizon_s": "2.0",
-        "log.batch_max_delay_ms": "5",
-    }
 
 
 class Load:
@@ -62,47 +37,6 @@ class Load:
         acknowledged = sum(isinstance(one, Send) and one.outcome == "ok" for one in self._history)
         enough = past_s > LOAD_S and self.kills >= KILLS and acknowledged > ACKNOWLEDGED
         return not enough and past_s < DEADLINE_S
-
-
-class Crew:
-    """Processes of one log, each of which can be killed and started again under its name."""
-
-    def __init__(self, folder: Path, settings: dict[str, str]) -> None:
-        self.folder, self.settings = folder, settings
-        self.children: dict[str, Child] = {}
-        self.urls: dict[str, str] = {}
-
-    async def start(self, name: str, command: str, port: int) -> None:
-        child = Child(name, self.folder / f"{name}.log", clock=SystemClock())
-        env = {**os.environ, **{env_name(key): value for key, value in self.settings.items() if value}}
-        arguments = ["lakebed", command, "--parts", "log", "--port", str(port), "--log", "warning"]
-        child.start([sys.executable, "-m", *arguments], env=env)
-        self.children[name] = child
-        self.urls[name] = f"http://{HOST}:{port}"
-
-    async def ready(self, name: str) -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        async with AsyncClient(timeout=2.0) as client:
-            while time.monotonic() < deadline and self.children[name].running():
-                try:
-                    if (await client.get(f"{self.urls[name]}/healthz")).status_code == 200:
-                        return
-                except HTTPError:
-                    pass
-                await asyncio.sleep(0.1)
-        raise AssertionError(self.children[name].tail())
-
-
-@asynccontextmanager
-async def crew_of(folder: Path, settings: dict[str, str]) -> AsyncIterator[tuple[Crew, list[int]]]:
-    crew = Crew(folder, settings)
-    async with AsyncExitStack() as stack:
-        held = stack.enter_context(HeldPorts(Ids()))
-        try:
-            yield crew, [held.take() for _ in range(4)]
-        finally:
-            for child in crew.children.values():
-                await child.stop(grace_s=0.0)
 
 
 async def produce(client: AsyncClient, url: str, asked: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -223,26 +157,26 @@ async def final_read(crew: Crew, history: list[Operation]) -> None:
 async def something_is_compacted(settings: dict[str, str]) -> None:
     """However often they were killed, the compactors that are left get to it."""
     env = {env_name(key): value for key, value in settings.items() if value}
-    shop = Workshop(make_context(load_settings(sections(), env=env), role="test"))
+    services = LogServices(make_context(load_settings(sections(), env=env), role="test"))
     async with asyncio.timeout(DEADLINE_S):
         while not [
             span
-            async for tp in shop.records.partitions()
-            async for span in shop.records.all_spans(tp)
+            async for tp in services.records.partitions()
+            async for span in services.records.all_spans(tp)
             if span.entry.type == "COMPACTED"
         ]:
             await asyncio.sleep(0.2)
-    await shop.meta.close()
+    await services.meta.close()
 
 
 async def nothing_referenced_is_missing(settings: dict[str, str]) -> None:
     """Every blob that control, compaction or index name is in the bucket."""
     env = {env_name(key): value for key, value in settings.items() if value}
-    shop = Workshop(make_context(load_settings(sections(), env=env), role="test"))
+    services = LogServices(make_context(load_settings(sections(), env=env), role="test"))
     compacted = 0
-    async for tp in shop.records.partitions():
-        async for span in shop.records.all_spans(tp):
+    async for tp in services.records.partitions():
+        async for span in services.records.all_spans(tp):
             compacted += span.entry.type == "COMPACTED"
-            assert (await shop.reader.batch(span)).records.count == span.entry.msg_count
+            assert (await services.reader.batch(span)).records.count == span.entry.msg_count
     assert compacted > 0
-    await shop.meta.close()
+    await services.meta.close()

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 from httpx2 import AsyncClient
-from test_log_kills import DEADLINE_S, crew_of, settings_of
 
 from lakebed.store.settings import StoreSettings
+from support.log_processes import DEADLINE_S, crew_of, settings_of
 
 
 @pytest.mark.timeout(600)

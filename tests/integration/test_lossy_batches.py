@@ -9,16 +9,17 @@ from typing import Any
 
 import aiohttp
 
-from batches_frames import frame_of, submit
 from lakebed.batches import paths
-from lakebed.batches.model import Accepted, read_record
-from lakebed.batches.raw import verified
+from lakebed.batches.model import AcceptedBatch, read_record
+from lakebed.batches.reader import verified
 from lakebed.batches.reconciler import Reconciler
-from lakebed.context import Context
+from lakebed.core.context import Context
 from lakebed.store.settings import StoreSettings
+from support.batch_frames import frame_of, submit
 from support.fleet import Fleet, behind, context_of, fleet_of
 from support.histories import Event, Seen, Write, check
 from support.lossy_proxy import LossyProxy
+from support.runtimes import runtime_on
 from support.traffic import Traffic
 
 LOAD_S = 6.0
@@ -108,7 +109,7 @@ async def accepted(context: Context) -> list[Seen]:
     """Every accepted batch in order of its numbers; its blob is there, with these bytes."""
     found = []
     async for info in context.store.list(paths.ACCEPTED):
-        manifest = read_record(await context.store.get(info.key), Accepted)
+        manifest = read_record(await context.store.get(info.key), AcceptedBatch)
         verified((await context.store.get(manifest.raw_blob_key)).data, manifest.frame_sha256)
         found.append((manifest.agent_id, manifest.seq_start, manifest.frame_sha256))
     return [Seen(agent, sha256, start) for agent, start, sha256 in sorted(found)]
@@ -117,5 +118,5 @@ async def accepted(context: Context) -> list[Seen]:
 async def by_time(context: Context) -> int:
     """How many batches the index by time has, once the reconciler has repaired it."""
     store, clock, ids, metrics = context.store, context.clock, context.ids, context.metrics
-    await Reconciler(store, overlap_s=900.0, concurrency=4, clock=clock, ids=ids, metrics=metrics).audit()
+    await Reconciler(runtime_on(store, clock, ids=ids, metrics=metrics), overlap_s=900.0, concurrency=4).audit()
     return len([info async for info in store.list(paths.ACCEPTED_BY_TIME)])

@@ -15,11 +15,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lakebed.context import Context
-from lakebed.log.history import Operation, Poll, Send
-from lakebed.log.history import check as check_log
+from lakebed.core.context import Context
+from lakebed.log.checker import Operation, Poll, Send
+from lakebed.log.checker import check as check_log
 from lakebed.log.model import FIRST_OFFSET, TopicPartition
-from lakebed.log.workers import Workshop
+from lakebed.log.services import LogServices
 from lakebed.store.settings import StoreSettings
 from support.fleet import Fleet, behind, context_of, fleet_of
 from support.histories import Event, Seen, Write, check
@@ -171,17 +171,17 @@ async def run(clients: Clients, fleet: Fleet) -> None:
 
 async def read_back(context: Context) -> list[Seen]:
     """Every record of the log in order, by a reader that has seen nothing of it before."""
-    shop = Workshop(context)
+    services = LogServices(context)
     found: list[Seen] = []
     for partition in PARTITIONS:
         tp = TopicPartition("t", partition)
-        offset, end = FIRST_OFFSET, (await shop.reader.control(tp)).sequence_counter
+        offset, end = FIRST_OFFSET, (await services.reader.control(tp)).sequence_counter
         while offset <= end:
-            fetched = await shop.reader.read(tp, offset, bytes_max=1024 * 1024)
+            fetched = await services.reader.read(tp, offset, bytes_max=1024 * 1024)
             records = [record for part in fetched.parts for record in part]
             found += [Seen(f"t/{partition}", bytes(each).decode(), at) for at, each in enumerate(records, offset)]
             offset = fetched.next_offset
-    await shop.meta.close()
+    await services.meta.close()
     return found
 
 

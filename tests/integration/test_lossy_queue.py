@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
-from lakebed.context import Context
+from lakebed.core.context import Context
+from lakebed.core.http import json_response
 from lakebed.queue.model import KeyValueEntry
-from lakebed.queue.queue import Queue
+from lakebed.queue.roles import Queue
 from lakebed.store.settings import StoreSettings
-from lakebed.wire import json_answer
 from support.fleet import Fleet, behind, context_of, fleet_of
 from support.histories import Event, Handled, Seen, Write, check
 from support.lossy_proxy import LossyProxy
@@ -106,7 +106,7 @@ async def produce(
         if not traffic.goes_on():
             return
         value = f"{who}-{number}"
-        body = bytes(json_answer([KeyValueEntry(b"k", value.encode())]).body)
+        body = bytes(json_response([KeyValueEntry(b"k", value.encode())]).body)
         answer: dict[str, Any] = {}
         status = 0
         try:

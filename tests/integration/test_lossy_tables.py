@@ -9,13 +9,13 @@ from itertools import count
 import deltalake
 import pyarrow as pa
 
-from lakebed.clock import SystemClock
+from lakebed.core.clock import SystemClock
+from lakebed.core.errors import LakebedError, Overloaded, Unavailable
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
 from lakebed.delta.log import Commit, overlapping
-from lakebed.delta.model import Batch, DataFile, Snapshot, TableSpec
+from lakebed.delta.model import DataFile, Snapshot, TableSpec, WriteBatch
 from lakebed.delta.plain import PlainTable, schema_json
-from lakebed.errors import LakebedError, Overloaded, Unavailable
-from lakebed.ids import Ids
-from lakebed.metrics import Metrics
 from lakebed.store.connect import connect
 from lakebed.store.settings import StoreSettings
 from support.fleet import behind
@@ -63,7 +63,7 @@ class Writer:
 
     async def _commit(self, number: int, write: Callable, removes: Callable[[Snapshot], tuple[DataFile, ...]]) -> None:  # type: ignore[type-arg]
         """Repeats until it is told that the batch is in the table."""
-        batch = Batch(self.name, number)
+        batch = WriteBatch(self.name, number)
 
         async with asyncio.timeout(RETRIES_S):
             while True:

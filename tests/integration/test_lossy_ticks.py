@@ -10,17 +10,17 @@ from typing import Any
 
 import aiohttp
 
-from lakebed.context import Context
+from lakebed.core.context import Context
 from lakebed.store.settings import StoreSettings
 from lakebed.ticks.adapters import open_audit, open_queue, open_vault
 from lakebed.ticks.audit import COMMITTED
+from lakebed.ticks.fakes import FakeBronze, FakeSilverJob
 from lakebed.ticks.model import TickId
-from lakebed.ticks.twins import TwinBronze, TwinSilverJob
 from support.fleet import Fleet, behind, context_of, fleet_of
 from support.histories import Event, Seen, Write, check
 from support.lossy_proxy import LossyProxy
+from support.tick_fixtures import ORG, PAYLOAD_KEY, manifest, parquet, sha
 from support.traffic import Traffic
-from ticks_kit import ORG, PAYLOAD_KEY, manifest, parquet, sha
 
 LOAD_S = 8.0
 DROPPED, FINALIZED = 50, 16
@@ -149,7 +149,7 @@ async def committed(context: Context) -> list[Seen]:
     """The ticks of each project's bronze, in the order of their commits."""
     seen: list[Seen] = []
     for project in PROJECTS:
-        ticks = (await TwinBronze(context).register(ORG, project).read()).value.ticks
+        ticks = (await FakeBronze(context).register(ORG, project).read()).value.ticks
         by_version = sorted(ticks, key=lambda tick: ticks[tick].versions["orders"])
         seen += [Seen(project, tick, ticks[tick].versions["orders"]) for tick in by_version]
     return seen
@@ -158,7 +158,7 @@ async def committed(context: Context) -> list[Seen]:
 async def rows(context: Context) -> int:
     found: list[dict[str, Any]] = []
     for project in PROJECTS:
-        found += (await TwinBronze(context).register(ORG, project).read()).value.rows.get("orders", {}).values()
+        found += (await FakeBronze(context).register(ORG, project).read()).value.rows.get("orders", {}).values()
     return len(found)
 
 
@@ -170,6 +170,6 @@ async def audited(context: Context, name: str) -> bool:
 async def in_silver(context: Context) -> set[str]:
     found: set[str] = set()
     for project in PROJECTS:
-        runs = (await TwinSilverJob(context).register(ORG, project).read()).value.runs
+        runs = (await FakeSilverJob(context).register(ORG, project).read()).value.runs
         found |= {f"{project}/{tick}" for run in runs for tick in run}
     return found

@@ -8,12 +8,13 @@ import os
 import signal
 import sys
 
-from lakebed.clock import SystemClock
-from lakebed.ids import Ids
-from lakebed.meta.bucket import BucketMeta
+from lakebed.core.clock import SystemClock
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
+from lakebed.meta.bucket.backend import BucketMeta
 from lakebed.meta.model import prefix_end
-from lakebed.metrics import Metrics
 from lakebed.store.protocol import Store
+from lakebed.store.runtime import StoreRuntime
 from lakebed.store.settings import StoreSettings
 
 GROUP = "orders:0"
@@ -23,19 +24,20 @@ PROCESSES = 3
 DEADLINE_S = 300.0
 APPENDER = """
 import asyncio, json, sys
-from lakebed.clock import SystemClock
-from lakebed.ids import Ids
-from lakebed.meta.bucket import BucketMeta
+from lakebed.core.clock import SystemClock
+from lakebed.core.ids import Ids
+from lakebed.meta.bucket.backend import BucketMeta
 from lakebed.meta.model import ABSENT
-from lakebed.metrics import Metrics
+from lakebed.core.metrics import Metrics
 from lakebed.store.connect import connect
+from lakebed.store.runtime import StoreRuntime
 from lakebed.store.settings import StoreSettings
 
 name, count, options = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
 tools = {"clock": SystemClock(), "ids": Ids(), "metrics": Metrics()}
 
 async def main():
-    meta = BucketMeta(connect(StoreSettings.of(options), **tools), "meta", **tools)
+    meta = BucketMeta(StoreRuntime(**tools, store=connect(StoreSettings.of(options), **tools)), "meta")
     session = await meta.open_session(timeout_s=8.0)
     await meta.put(f"llog/orders/partitions/0/claims/{name}", b"", session=session, partition_key="orders:0")
     for at in range(count):
@@ -77,7 +79,7 @@ async def test_what_was_acknowledged_before_a_kill_is_there_and_the_others_go_on
         told = await asyncio.gather(
             appender("victim", ENTRIES // 2), *(appender(f"p{at}", 0) for at in range(PROCESSES - 1))
         )
-        meta = BucketMeta(bucket, "meta", clock=SystemClock(), ids=Ids(), metrics=Metrics(), horizon_s=-60.0)
+        meta = BucketMeta(StoreRuntime(SystemClock(), Ids(), Metrics(), bucket), "meta", horizon_s=-60.0)
         found = await meta.range(ROOT + "index/", prefix_end(ROOT + "index/"), limit=1000, partition_key=GROUP)
         while await meta.range(ROOT + "claims/", prefix_end(ROOT + "claims/"), limit=9, partition_key=GROUP):
             await asyncio.sleep(0.1)

@@ -7,23 +7,25 @@ import signal
 import sys
 from pathlib import Path
 
-from lakebed.clock import SystemClock
-from lakebed.ids import Ids
-from lakebed.meta.sqlite import SqliteMeta
-from lakebed.metrics import Metrics
-from spoken import next_line
+from lakebed.core.clock import SystemClock
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
+from lakebed.core.runtime import Runtime
+from lakebed.meta.sqlite.backend import SqliteMeta
+from support.process_output import next_line
 
 COUNTER = """
 import asyncio, sys
 from pathlib import Path
-from lakebed.clock import SystemClock
-from lakebed.errors import Stale
-from lakebed.ids import Ids
-from lakebed.meta.sqlite import SqliteMeta
-from lakebed.metrics import Metrics
+from lakebed.core.clock import SystemClock
+from lakebed.core.errors import Stale
+from lakebed.core.ids import Ids
+from lakebed.meta.sqlite.backend import SqliteMeta
+from lakebed.core.metrics import Metrics
+from lakebed.core.runtime import Runtime
 
 async def main(path, times):
-    meta = SqliteMeta(Path(path), clock=SystemClock(), ids=Ids(), metrics=Metrics())
+    meta = SqliteMeta(Runtime(SystemClock(), Ids(), Metrics()), Path(path))
     session = await meta.open_session(timeout_s=8.0)
     await meta.put(f"alive/{session.id}", b"", session=session)
     done = 0
@@ -44,7 +46,7 @@ asyncio.run(main(sys.argv[1], int(sys.argv[2])))
 async def test_racing_processes_lose_no_update_and_a_killed_one_leaves_nothing_behind(tmp_path: Path) -> None:
     """Every acknowledged increment counts once; the killed process's ephemeral key goes with its session."""
     path = tmp_path / "meta.sqlite"
-    meta = SqliteMeta(path, clock=SystemClock(), ids=Ids(), metrics=Metrics())
+    meta = SqliteMeta(Runtime(SystemClock(), Ids(), Metrics()), path)
     await meta.put("count", b"0")
 
     async def start(times: int) -> asyncio.subprocess.Process:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 
+from lakebed.core.ids import Ids
 from lakebed.embedded.ports import HeldPorts
-from lakebed.ids import Ids
 
 
 def test_no_two_holders_get_the_same_port() -> None:
@@ -24,7 +24,7 @@ def test_the_server_it_was_promised_to_can_listen_on_a_held_port() -> None:
         with socket.create_server(("127.0.0.1", port)) as server:
             socket.create_connection(server.getsockname(), timeout=5).close()
             with HeldPorts(Ids()) as other:
-                assert other.take(wish=port) != port
+                assert other.take(preferred=port) != port
 
 
 def test_a_wished_port_is_kept_even_when_closed_connections_linger_on_it() -> None:
@@ -38,7 +38,7 @@ def test_a_wished_port_is_kept_even_when_closed_connections_linger_on_it() -> No
         client.close()
 
     with HeldPorts(Ids()) as held:
-        assert held.take(wish=port) == port
+        assert held.take(preferred=port) == port
 
 
 def test_a_port_that_is_released_is_free() -> None:

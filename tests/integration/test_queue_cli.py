@@ -11,7 +11,7 @@ import pytest
 
 from lakebed.cli import exits
 from lakebed.cli.main import run
-from lakebed.settings import env_name
+from lakebed.core.settings import env_name
 from lakebed.store.settings import StoreSettings
 
 
@@ -47,7 +47,7 @@ def test_what_is_put_is_seen_and_drained(lakebed: Any) -> None:
     _, _, would = lakebed("queue drain --queue orders --dry-run")
     _, drained, words = lakebed("queue drain --queue orders")
     _, again, _ = lakebed("queue drain --queue orders")
-    _, _, cleaned = lakebed("queue clean --queue orders")
+    _, _, cleaned = lakebed("queue sweep --queue orders")
 
     assert code == exits.OK
     assert [(row["queue"], row["pending"]) for row in json.loads(status)] == [("orders", 1)]
@@ -58,7 +58,7 @@ def test_what_is_put_is_seen_and_drained(lakebed: Any) -> None:
     assert [json.loads(line)["value"] for line in drained.splitlines()] == ["one", "two"]
     assert "1 batches were taken" in words
     assert again == ""
-    assert "1 done batches and 0 orphans were removed" in cleaned
+    assert "1 done batches and 0 orphans were deleted" in cleaned
 
 
 def test_dead_letters_are_listed_shown_replayed_and_discarded(lakebed: Any, bucket_settings: StoreSettings) -> None:
@@ -88,7 +88,7 @@ def test_dead_letters_are_listed_shown_replayed_and_discarded(lakebed: Any, buck
     assert code == exits.OK
     assert "enqueued again as sequence 3" in replayed
     assert second != letter
-    assert f"{second} is discarded" in discarded
+    assert f"{second} was discarded" in discarded
     assert json.loads(closed)["object"]["reason"] == "beyond repair"
     assert missing != exits.OK
     assert "lakebed queue dlq list" in told
@@ -106,18 +106,20 @@ def _bury(settings: StoreSettings) -> None:
     """Enqueues a batch that nobody can read."""
     import asyncio
 
-    from lakebed.clock import SystemClock
-    from lakebed.ids import Ids
-    from lakebed.metrics import Metrics
+    from lakebed.core.clock import SystemClock
+    from lakebed.core.ids import Ids
+    from lakebed.core.metrics import Metrics
     from lakebed.queue.model import Append
-    from lakebed.queue.queue import Queue
+    from lakebed.queue.roles import Queue
     from lakebed.queue.settings import QueueSettings
     from lakebed.store.connect import connect
+    from lakebed.store.runtime import StoreRuntime
 
     async def work() -> None:
         clock, ids, metrics = SystemClock(), Ids(), Metrics()
         store = connect(settings, clock=clock, ids=ids, metrics=metrics)
-        queue = Queue("default", QueueSettings(), store, clock, ids=ids, metrics=metrics)
+        runtime = StoreRuntime(clock=clock, ids=ids, metrics=metrics, store=store)
+        queue = Queue("default", QueueSettings(), runtime)
         await store.create("ingest/00000000/bad.batch", b"not a batch")
         await queue.producer.append([Append("test", 1, 0, "ingest/00000000/bad.batch", 11, 1)])
 
@@ -131,5 +133,5 @@ def test_what_is_not_there_is_told(lakebed: Any) -> None:
     empty, _, nothing = lakebed("queue put", stdin=b"")
 
     assert exits.OK not in (named, keyed, empty)
-    assert "is not a name" in name_told
+    assert "is invalid" in name_told
     assert "no entries" in nothing

@@ -15,16 +15,16 @@ import httpx2
 import msgspec
 import pytest
 
-from lakebed.clock import SystemClock
-from lakebed.context import Context
-from lakebed.demo.queue import in_order, open_queue, read_table, said_durable
+from lakebed.core.clock import SystemClock
+from lakebed.core.context import Context
+from lakebed.core.errors import Fenced, NotFound
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
+from lakebed.core.settings import Settings, env_name
 from lakebed.embedded.ports import HeldPorts
-from lakebed.errors import Fenced, NotFound
-from lakebed.ids import Ids
-from lakebed.metrics import Metrics
 from lakebed.queue import paths
+from lakebed.queue.demo import durable_lines, in_order, open_queue, read_table
 from lakebed.queue.model import KeyValueEntry
-from lakebed.settings import Settings, env_name
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
 
@@ -54,16 +54,16 @@ class Fleet:
         return process
 
     async def producer(self, who: str, count: int) -> asyncio.subprocess.Process:
-        return await self.start(who, "lakebed.demo.queue", "produce", NAME, who, str(count))
+        return await self.start(who, "lakebed.queue.demo", "produce", NAME, who, str(count))
 
     async def collector(self, who: str) -> asyncio.subprocess.Process:
-        return await self.start(who, "lakebed.demo.queue", "collect", NAME, who, TABLE)
+        return await self.start(who, "lakebed.queue.demo", "collect", NAME, who, TABLE)
 
     def log(self, who: str) -> Path:
         return self._folder / f"{who}.log"
 
     def durable(self, who: str) -> list[str]:
-        return said_durable(self.log(who).read_text())
+        return durable_lines(self.log(who).read_text())
 
     async def kill(self, process: asyncio.subprocess.Process) -> None:
         process.kill()
@@ -195,7 +195,7 @@ async def test_clean_up_on_the_bucket_leaves_only_the_manifests(context: Context
     while (batch := await collector.next_batch()) is not None:
         await collector.ack(batch)
     await collector.close()
-    await queue.cleaner.clean()
+    await queue.sweeper.sweep_done()
 
     left = [info.key async for info in bucket.list(f"{paths.home(NAME)}/")]
     assert sorted(left) == [f"ingest/{NAME}/manifest.consumer.json", f"ingest/{NAME}/manifest.json"]
@@ -271,7 +271,7 @@ async def test_a_seed_manifest_on_the_bucket_is_taken_up(context: Context, bucke
         found.append((batch.sequence, batch.entries[0].value.decode()))
         await collector.ack(batch)
     await collector.close()
-    await queue.cleaner.clean()
+    await queue.sweeper.sweep_done()
 
     assert found == [(2, "b"), (3, "c"), (4, "d")]
     with pytest.raises(NotFound):

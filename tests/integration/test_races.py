@@ -10,13 +10,13 @@ from asyncio.subprocess import PIPE, Process
 import msgspec
 import pytest
 
-from lakebed.clock import SystemClock
-from lakebed.context import Context
-from lakebed.demo.racer import Tally, tally
-from lakebed.errors import Fenced
-from lakebed.ids import Ids
-from lakebed.metrics import Metrics
-from lakebed.settings import Settings, env_name
+from lakebed.core.clock import SystemClock
+from lakebed.core.context import Context
+from lakebed.core.errors import Fenced
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
+from lakebed.core.settings import Settings, env_name
+from lakebed.store.demo_racer import Tally, tally
 from lakebed.store.lease import HeldByAnother, Lease
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
@@ -33,7 +33,7 @@ def context(bucket: Store, clock: SystemClock, ids: Ids, metrics: Metrics) -> Co
 async def racer(settings: StoreSettings, *arguments: str) -> Process:
     env = {env_name(key): str(value) for key, value in settings.as_layer().items()}
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "lakebed.demo.racer", *arguments, env={**os.environ, **env}, stdout=PIPE
+        sys.executable, "-m", "lakebed.store.demo_racer", *arguments, env={**os.environ, **env}, stdout=PIPE
     )
 
 
@@ -76,16 +76,7 @@ async def test_of_processes_racing_for_a_lease_one_holds_it_and_the_killed_is_re
     """A held lease is refused; after kill -9 another takes it under a higher epoch, and the old epoch is fenced."""
     first = await racer(bucket_settings, "hold", "l/lease.json", "first", "10")
     epoch = int((await line_of(first)).removeprefix("held "))
-    rival = Lease(
-        context.store,
-        "l/lease.json",
-        owner="rival",
-        lease_s=5,
-        skew_s=0.1,
-        clock=context.clock,
-        ids=context.ids,
-        metrics=context.metrics,
-    )
+    rival = Lease(context, "l/lease.json", owner="rival", lease_s=5, skew_s=0.1)
     with pytest.raises(HeldByAnother):
         await rival.acquire()
 

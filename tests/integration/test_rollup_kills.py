@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from lakebed.clock import ManualClock, SystemClock
-from lakebed.settings import env_name
-from lakebed.store.prefixed import PrefixedStore
+from lakebed.core.clock import ManualClock, SystemClock
+from lakebed.core.settings import env_name
+from lakebed.store.connect import PrefixedStore
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
-from rollup_crashing import HOUR_NS, samples
-from rollup_kit import ask, by_hand, make_roller, shown
+from support.roller_crash_points import HOUR_NS, samples
+from support.rollup_fixtures import ask, by_hand, make_roller, shown
 
 CRASH_POINTS = 30  # more than a run makes requests: the last ones end by themselves
 DEADLINE_S = 500.0
@@ -31,7 +31,7 @@ async def test_a_roller_killed_behind_every_request_counts_every_sample_once(
     layer = {env_name(key): str(value) for key, value in bucket_settings.as_layer().items()}
     crashing = await asyncio.create_subprocess_exec(
         sys.executable,
-        str(TESTS / "rollup_crashing.py"),
+        str(TESTS / "support/roller_crash_points.py"),
         str(CRASH_POINTS),
         env={**os.environ, **layer, "PYTHONPATH": f"{TESTS.parent / 'src'}:{TESTS}"},
         stdout=PIPE,

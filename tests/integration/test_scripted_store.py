@@ -6,28 +6,24 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from lakebed.clock import SystemClock
-from lakebed.errors import AlreadyExists, Corrupt, Denied, NotFound, OutcomeUnknown, Stale, Unavailable
-from lakebed.ids import Ids
-from lakebed.metrics import Metrics
-from lakebed.store.bucket import BucketStore
+from lakebed.core.clock import SystemClock
+from lakebed.core.errors import AlreadyExists, Corrupt, Denied, NotFound, OutcomeUnknown, Stale, Unavailable
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
 from lakebed.store.connect import connect
-from lakebed.store.obstore_client import ObstoreClient, open_bucket
 from lakebed.store.protocol import Store
-from scripted_s3 import ScriptedS3, Step
+from support.scripted_s3 import ScriptedS3, Step
 
 StoreOn = Callable[..., Store]
 
 
-@pytest.fixture(params=["short way", "general client"])
+@pytest.fixture(params=[True, False], ids=["fast-path", "obstore"])
 def store_on(request: pytest.FixtureRequest) -> StoreOn:
-    """A store on such a server, by either of the ways a conditional write can take."""
+    """A store on such a server, with the fast path on, and off."""
 
     def made(server: ScriptedS3, **settings: object) -> Store:
-        told = server.settings(**settings)
-        if request.param == "short way":
-            return connect(told, clock=SystemClock(), ids=Ids(), metrics=Metrics())
-        return BucketStore(ObstoreClient(open_bucket(told)), clock=SystemClock(), ids=Ids(), metrics=Metrics())
+        chosen = server.settings(fast_path=request.param, **settings)
+        return connect(chosen, clock=SystemClock(), ids=Ids(), metrics=Metrics())
 
     return made
 

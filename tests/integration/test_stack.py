@@ -15,16 +15,15 @@ from pathlib import Path
 
 import pytest
 
-import stand_in_stack
-from lakebed.clock import SystemClock
-from lakebed.embedded.endpoints import Endpoints, environment, find
-from lakebed.embedded.lock import start_ticks
+from lakebed.core.clock import SystemClock
+from lakebed.core.errors import NotFound
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
+from lakebed.embedded.endpoints import Endpoints, environment, find, start_ticks
 from lakebed.embedded.supervise import down, status
-from lakebed.errors import NotFound
-from lakebed.ids import Ids
-from lakebed.metrics import Metrics
 from lakebed.store.connect import connect
 from lakebed.store.protocol import Store
+from support import fake_stack as stand_in_stack
 
 UP_S = 240.0
 GONE_S = 100.0
@@ -204,18 +203,18 @@ def test_after_a_kill_every_command_says_what_happened_and_what_to_do(start: Sta
     assert {4} == {answer.returncode for answer in asked}
     for answer in asked:
         error, hint = answer.stderr.splitlines()
-        assert error == f"error: the stack in {folder} was killed: nothing answers where its endpoints.json points"
+        assert error == f"error: the stack in {folder} was killed: its endpoints.json is out of date"
         assert f"lakebed up --dir {folder}" in hint and f"lakebed down --dir {folder}" in hint
     assert looked.returncode == 1
     assert "✓ python" in looked.stdout and "✗ store" in looked.stdout and "was killed" in looked.stdout
-    assert "was killed before; what it left is cleared" in cleared.stderr
-    assert "nothing runs" in none.stderr
+    assert "cleaned up after a killed stack" in cleared.stderr
+    assert "no stack runs" in none.stderr
     assert after.returncode == 4 and "no stack runs" in after.stderr
 
 
 def test_where_nothing_runs_and_nothing_is_named_a_command_says_so(tmp_path: Path) -> None:
     """Before the first `up` nobody is sent to a cloud: one line on what is missing, one on what to type."""
-    for words in (("topics", "list"), ("tables", "ls"), ("queue", "put", "--value", "x"), ("serve", "--port", "0")):
+    for words in (("topics", "list"), ("tables", "list"), ("queue", "put", "--value", "x"), ("serve", "--port", "0")):
         answer = lakebed(*words, cwd=tmp_path)
 
         assert answer.returncode == 4

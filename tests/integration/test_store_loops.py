@@ -7,9 +7,9 @@ import gc
 import time
 from pathlib import Path
 
-from lakebed.clock import SystemClock
-from lakebed.ids import Ids
-from lakebed.metrics import Metrics
+from lakebed.core.clock import SystemClock
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
 from lakebed.store.connect import connect
 from lakebed.store.settings import StoreSettings
 

@@ -14,24 +14,22 @@ from typing import Any
 import httpx2
 import msgspec
 import pytest
-from test_gateway import DEADLINE_S, Running, Start, bucket_env, start
 
-from lakebed.clock import SystemClock
+from lakebed.core.clock import SystemClock
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
 from lakebed.embedded.endpoints import BucketEndpoints
-from lakebed.ids import Ids
-from lakebed.metrics import Metrics
 from lakebed.store.connect import connect
+from lakebed.store.fast.puts import FAST_BYTES_MAX
 from lakebed.store.path_check import check_path
 from lakebed.store.protocol import Store
 from lakebed.store.prover import REPORTS, SCRATCH
-from lakebed.store.puts import SHORT_BYTES_MAX
 from lakebed.store.settings import StoreSettings
-from scripted_s3 import Request, ScriptedS3, Step
-from stripping_proxy import StrippingProxy
+from support.bucket_proxies import StrippingProxy
+from support.gateway_process import DEADLINE_S, Running, Start, bucket_env
+from support.scripted_s3 import Request, ScriptedS3, Step
 
-__all__ = ["start"]  # the fixture
-
-HERE = Path(__file__).parent
+SUPPORT = Path(__file__).parents[1] / "support"
 ENTRIES = "/v1/queues/default/entries"
 ENTRY = [{"key": "", "value": "MQ=="}]
 
@@ -65,7 +63,7 @@ async def until(running: Running, path: str, status: int) -> Any:
     return answer.json()
 
 
-@pytest.mark.parametrize(("least", "most"), [(0, SHORT_BYTES_MAX), (SHORT_BYTES_MAX + 1, 1 << 30)])
+@pytest.mark.parametrize(("least", "most"), [(0, FAST_BYTES_MAX), (FAST_BYTES_MAX + 1, 1 << 30)])
 async def test_each_client_of_a_store_is_checked(least: int, most: int) -> None:
     """Small bodies go over our own connections, large ones through the general client: either may lose conditions."""
     async with Stripping() as server:
@@ -76,7 +74,7 @@ async def test_each_client_of_a_store_is_checked(least: int, most: int) -> None:
 
         found = {finding.name: finding.seen for finding in proof.findings if not finding.held}
         assert set(found) == {"stale_replace_is_refused", "second_create_is_refused"}
-        assert all(str(64 if most == SHORT_BYTES_MAX else SHORT_BYTES_MAX + 1) in seen for seen in found.values())
+        assert all(str(64 if most == FAST_BYTES_MAX else FAST_BYTES_MAX + 1) in seen for seen in found.values())
 
 
 @pytest.mark.parametrize("command", ["serve", "work"])
@@ -90,7 +88,7 @@ async def test_a_path_that_strips_conditions_is_refused_on_a_bucket_that_was_pro
     bad = await start(command, "--parts", "queue", env=through(bucket_settings, proxy), probe=False)
 
     assert await bad.ended() == 3
-    assert b"cannot carry active-active writes" in bad.errors
+    assert b"does not support concurrent writers" in bad.errors
     assert b"If-None-Match" in bad.errors
     assert b"Traceback" not in bad.errors
     assert (await good.ask("POST", ENTRIES, json=ENTRY)).status_code == 200
@@ -104,7 +102,7 @@ async def test_a_command_does_not_write_on_a_path_that_strips_conditions(
     put = await start("queue", "put", "--value", "1", env=through(bucket_settings, proxy), probe=False)
 
     assert await put.ended() == 3
-    assert b"cannot carry active-active writes" in put.errors
+    assert b"does not support concurrent writers" in put.errors
     assert [info.key async for info in bucket.list("")] == []
 
 
@@ -115,7 +113,7 @@ async def hasty(bucket_settings: StoreSettings, proxy: StrippingProxy, tmp_path:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("LAKEBED_")}
     clean["LAKEBED_QUEUE_FLUSH_TIMEOUT_S"] = "2"  # how long the queue goes on trying before its caller is told
     process = await asyncio.create_subprocess_exec(
-        sys.executable, str(HERE / "hasty_watch.py"), "serve", "--parts", "queue",
+        sys.executable, str(SUPPORT / "frequent_path_check.py"), "serve", "--parts", "queue",
         env={**clean, "PYTHONPATH": os.pathsep.join(sys.path), **through(bucket_settings, proxy)},
         cwd=tmp_path, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip

@@ -6,14 +6,14 @@ import deltalake
 import msgspec
 import pyarrow as pa
 
-from delta_kit import VALUES
-from lakebed.clock import ManualClock, SystemClock
+from lakebed.core.clock import ManualClock, SystemClock
 from lakebed.delta import history
 from lakebed.delta.vacuum import KEEP_S, sweep, sweepable
 from lakebed.pipeline.tables import files
-from lakebed.pipeline.tables.location import Location
+from lakebed.spark.location import Location
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
+from support.delta_tables import VALUES
 
 ROOT = "tables/t"
 

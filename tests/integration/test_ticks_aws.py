@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from aws_servers import aws_server
-from lakebed.errors import Unavailable
+from lakebed.core.errors import Unavailable
 from lakebed.ticks.adapters import open_audit, open_queue
 from lakebed.ticks.audit import COMMITTED, DISPATCHED
-from lakebed.ticks.auditor import Auditor
+from lakebed.ticks.auditor import DispatchAuditor
 from lakebed.ticks.dispatcher import Dispatcher
+from lakebed.ticks.fakes import FakeSilverJob
 from lakebed.ticks.model import TickId
-from lakebed.ticks.twins import TwinSilverJob
-from ticks_kit import ORG, PROJECT, TICK, context_of, serving
+from support.aws_servers import aws_server
+from support.tick_fixtures import ORG, PROJECT, TICK, context_of, serving
 
 OF = TickId(ORG, PROJECT, TICK)
 
@@ -26,9 +26,9 @@ async def test_a_tick_goes_from_finalize_to_silver_once(kind: str) -> None:
             batch_window_s=0.2, poll_s=0.1,
         )  # fmt: skip
         queue, dispatched = open_queue(context), open_audit(context, DISPATCHED)
-        job = TwinSilverJob(context)
+        job = FakeSilverJob(context)
         dispatcher = Dispatcher(context, queue=queue, dispatched=dispatched, job=job)
-        auditor = Auditor(context, queue=queue, committed=open_audit(context, COMMITTED), dispatched=dispatched)
+        auditor = DispatchAuditor(context, queue=queue, committed=open_audit(context, COMMITTED), dispatched=dispatched)
         async with serving(context) as service:
             committed = await service.finalize(await service.upload())
 

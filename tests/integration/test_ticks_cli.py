@@ -13,17 +13,19 @@ from typing import Any
 
 import pytest
 
-import terminal
-from lakebed.settings import env_name
+from lakebed.core.settings import env_name
 from lakebed.store.settings import StoreSettings
-from spoken import next_line
-from ticks_kit import ORG, PAYLOAD_KEY, PROJECT, parquet
+from support import terminal
+from support.process_output import next_line
+from support.tick_fixtures import ORG, PAYLOAD_KEY, PROJECT, parquet
 
 DEADLINE_S = 200.0
 SETTINGS = {
     "ticks.payload_key": PAYLOAD_KEY, "ticks.pipeline": "twin", "ticks.org_id": ORG, "gateway.prove": "never",
     "ticks.batch_window_s": 0.2, "ticks.poll_s": 0.1,
 }  # fmt: skip
+
+CRASH_POINTS = Path(__file__).parents[1] / "support/ticks_crash_points.py"
 
 
 class Shell:
@@ -37,7 +39,7 @@ class Shell:
 
     async def run(self, *arguments: str, code: int = 0, dies_at: str = "") -> Any:
         """The command's data on stdout; fails unless it ends with the code."""
-        program = [str(Path(__file__).parent / "ticks_dying.py")] if dies_at else ["-m", "lakebed"]
+        program = [str(CRASH_POINTS)] if dies_at else ["-m", "lakebed"]
         process = await asyncio.create_subprocess_exec(
             sys.executable, *program, *arguments, "-o", "json", env={**self.env, "DIES_AT": dies_at},
             cwd=self.folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
@@ -60,7 +62,7 @@ class Shell:
         folder = {"folder": "drop", "project_id": PROJECT, "keys": {"": ["id"]}, "urls": [url], "interval_s": 0.1}
         env = {**self.env, "LAKEBED_AGENT_TICKS": json.dumps([folder]), "DIES_AT": dies_at}
         process = await asyncio.create_subprocess_exec(
-            sys.executable, str(Path(__file__).parent / "ticks_dying.py"), "agent", "run", "--agent-id", "a",
+            sys.executable, str(CRASH_POINTS), "agent", "run", "--agent-id", "a",
             env=env, cwd=self.folder, stdout=asyncio.subprocess.DEVNULL, stderr=(self.folder / "log").open("ab"),
         )  # fmt: skip
         self._servers.append(process)

@@ -14,23 +14,23 @@ from typing import Any
 import httpx2
 import pytest
 
-from lakebed.clock import SystemClock
-from lakebed.context import Context
-from lakebed.ids import Ids
-from lakebed.metrics import Metrics
-from lakebed.parts import sections
-from lakebed.settings import env_name, load
+from lakebed.core.clock import SystemClock
+from lakebed.core.context import Context
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
+from lakebed.core.settings import env_name, load
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
 from lakebed.ticks.adapters import open_audit, open_queue, open_vault
 from lakebed.ticks.audit import COMMITTED
+from lakebed.ticks.fakes import FakeBronze, FakeSilverJob
 from lakebed.ticks.model import TickId
 from lakebed.ticks.receiver import register_of
-from lakebed.ticks.twins import TwinBronze, TwinSilverJob
-from spoken import next_line
-from ticks_kit import ORG, PAYLOAD_KEY, PROJECT, TICK, manifest, parquet, sha
+from lakebed.wiring.parts import sections
+from support.process_output import next_line
+from support.tick_fixtures import ORG, PAYLOAD_KEY, PROJECT, TICK, manifest, parquet, sha
 
-HERE = Path(__file__).parent
+SUPPORT = Path(__file__).parents[1] / "support"
 DEADLINE_S = 150.0
 OF = TickId(ORG, PROJECT, TICK)
 PARTS = {1: parquet([1, 2, 3]), 2: parquet([4, 5])}
@@ -42,20 +42,22 @@ QUICK = {
 
 
 class Fleet:
-    """Replicas and workers as processes; `ticks_dying.py` gives them a step to die at."""
+    """Replicas and workers as processes; `support/ticks_crash_points.py` gives them a step to die at."""
 
     def __init__(self, settings: StoreSettings, folder: Path, store: Store) -> None:
         layer = {**settings.as_layer(), **QUICK}
         self._env = {env_name(key): str(value) for key, value in layer.items()}
         self._folder, self._running = folder, list[asyncio.subprocess.Process]()
         clock = SystemClock()
-        self.context = Context("test", load(sections(), flags=layer), store, clock, Ids(), Metrics())
+        self.context = Context(
+            node="test", settings=load(sections(), flags=layer), store=store, clock=clock, ids=Ids(), metrics=Metrics()
+        )
         self.secret = ""
 
     async def start(self, command: str, *, dies_at: str = "") -> tuple[asyncio.subprocess.Process, str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("LAKEBED_")}
         process = await asyncio.create_subprocess_exec(
-            sys.executable, str(HERE / "ticks_dying.py"), command, "--parts", "ticks",
+            sys.executable, str(SUPPORT / "ticks_crash_points.py"), command, "--parts", "ticks",
             env={**clean, **self._env, "PYTHONPATH": os.pathsep.join(sys.path), "DIES_AT": dies_at},
             cwd=self._folder, stdout=asyncio.subprocess.PIPE, stderr=(self._folder / "log").open("ab"),
         )  # fmt: skip
@@ -89,7 +91,7 @@ class Fleet:
                 await asyncio.sleep(0.1)
 
     async def rows(self) -> int:
-        tables = (await TwinBronze(self.context).register(ORG, PROJECT).read()).value
+        tables = (await FakeBronze(self.context).register(ORG, PROJECT).read()).value
         return len(tables.rows.get("orders", {}))
 
 
@@ -188,7 +190,7 @@ async def test_a_dispatcher_killed_in_its_job_is_replaced_and_silver_has_the_tic
     code = await died(victim)
     await fleet.start("work")
 
-    silver = TwinSilverJob(fleet.context).register(ORG, PROJECT)
+    silver = FakeSilverJob(fleet.context).register(ORG, PROJECT)
     async with asyncio.timeout(DEADLINE_S):
         while not (runs := (await silver.read()).value.runs):
             await asyncio.sleep(0.1)

@@ -14,24 +14,24 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from lakebed.clock import SystemClock
+from lakebed.core.clock import SystemClock
+from lakebed.core.errors import Denied, LakebedError, Unavailable
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
+from lakebed.core.runtime import Runtime, system_runtime
+from lakebed.core.settings import Secret
 from lakebed.embedded.endpoints import BucketEndpoints
 from lakebed.embedded.weed import PORTS, Weed, WeedIdentity, find_weed
-from lakebed.errors import Denied, LakebedError, Unavailable
-from lakebed.ids import Ids
-from lakebed.metrics import Metrics
-from lakebed.settings import Secret
 from lakebed.store.connect import connect
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
-from spoken import line_of
+from support.process_output import line_of
 
 PARENT = """
 import asyncio, pathlib, sys, time
-from lakebed.clock import SystemClock
+from lakebed.core.runtime import system_runtime
 from lakebed.embedded.weed import Weed
-from lakebed.ids import Ids
-weed = Weed(pathlib.Path(sys.argv[1]), clock=SystemClock(), ids=Ids())
+weed = Weed(pathlib.Path(sys.argv[1]), runtime=system_runtime())
 asyncio.run(weed.start())
 print(weed.child.pid, flush=True)
 time.sleep(600)
@@ -72,13 +72,13 @@ async def test_comes_back_the_same_after_a_kill_and_elsewhere_when_its_ports_are
     """After kill -9 the same folder gives the same address, credentials and every acknowledged object; when somebody
     has taken its ports meanwhile, it answers at others.
     """
-    weed = Weed(tmp_path / "bucket", clock=SystemClock(), ids=Ids())
+    weed = Weed(tmp_path / "bucket", runtime=system_runtime())
     before = await weed.start()
     await open_store(before.store_settings()).create("kept", b"here")
     os.kill(weed.child.pid, signal.SIGKILL)
     assert await weed.child.wait(60.0)
 
-    again = Weed(tmp_path / "bucket", clock=SystemClock(), ids=Ids())
+    again = Weed(tmp_path / "bucket", runtime=system_runtime())
     after = await again.start()
     kept = await open_store(after.store_settings()).get("kept")
     await again.stop(0.0)
@@ -112,7 +112,7 @@ async def test_one_that_is_never_ready_is_started_a_second_time_in_the_same_fold
     told, program = tmp_path / "pids", tmp_path / "weed"
     program.write_text(SLOW_AT_FIRST.format(told=told, weed=find_weed()))
     program.chmod(0o700)
-    weed = Weed(tmp_path / "bucket", clock=SystemClock(), ids=Ids(), program=program, first_ready_s=1.0)
+    weed = Weed(tmp_path / "bucket", runtime=system_runtime(), program=program, first_ready_s=1.0)
 
     found = await weed.start()
     await open_store(found.store_settings()).create("key", b"here")
@@ -138,7 +138,7 @@ async def test_a_machine_that_stood_still_is_not_taken_for_a_slow_start(tmp_path
     told, program = tmp_path / "pids", tmp_path / "weed"
     program.write_text(f'#!/bin/sh\necho $$ >> "{told}"\nexec "{find_weed()}" "$@"\n')
     program.chmod(0o700)
-    weed = Weed(tmp_path / "bucket", clock=Stopped(), ids=Ids(), program=program)
+    weed = Weed(tmp_path / "bucket", runtime=Runtime(Stopped(), Ids(), Metrics()), program=program)
 
     await weed.start()
     await weed.stop(0.0)
@@ -150,7 +150,7 @@ async def test_says_why_it_did_not_start(tmp_path: Path) -> None:
     """A server that dies while starting is reported with the last lines of its log, not waited for."""
     (tmp_path / "bucket" / "data").mkdir(parents=True)
     (tmp_path / "bucket" / "data" / "filerldb2").write_text("not a folder")
-    weed = Weed(tmp_path / "bucket", clock=SystemClock(), ids=Ids())
+    weed = Weed(tmp_path / "bucket", runtime=system_runtime())
 
     with pytest.raises(Unavailable) as caught:
         await weed.start()

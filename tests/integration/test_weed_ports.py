@@ -12,11 +12,12 @@ import httpx2
 import msgspec
 import pytest
 
-from lakebed.clock import SystemClock
+from lakebed.core.clock import SystemClock
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
+from lakebed.core.runtime import Runtime, system_runtime
 from lakebed.embedded.weed import PORTS, Weed, WeedIdentity
 from lakebed.filer.client import FilerClient
-from lakebed.ids import Ids
-from lakebed.metrics import Metrics
 from lakebed.store.connect import connect
 from lakebed.store.protocol import Store
 
@@ -48,7 +49,9 @@ class Place:
         self.ports = msgspec.json.decode(file.read_bytes(), type=WeedIdentity).ports
 
     async def paths(self) -> list[str]:
-        async with FilerClient([self.weed.endpoints.filer_grpc], clock=SystemClock(), ids=Ids()) as filer:
+        async with FilerClient(
+            [self.weed.endpoints.filer_grpc], Runtime(clock=SystemClock(), ids=Ids(), metrics=Metrics())
+        ) as filer:
             entry = await filer.lookup(f"/buckets/{self.bucket}/folder", "private")
         return [
             *(f"/{chunk.fid}" for chunk in entry.chunks),
@@ -79,7 +82,7 @@ class Place:
 
 @pytest.fixture
 async def place(tmp_path: Path) -> AsyncIterator[Place]:
-    weed = Weed(tmp_path / "bucket", clock=SystemClock(), ids=Ids())
+    weed = Weed(tmp_path / "bucket", runtime=system_runtime())
     await weed.start()
     made = Place(weed)
     await made.store.create(KEY, SECRET)
@@ -143,7 +146,7 @@ async def test_what_a_web_page_could_do_once_is_refused(place: Place) -> None:
 async def test_a_folder_of_an_earlier_version_gets_its_keys(tmp_path: Path) -> None:
     """Its identity names no keys for the volume server: they are made, and all that was stored is still read."""
     folder = tmp_path / "bucket"
-    weed = Weed(folder, clock=SystemClock(), ids=Ids())
+    weed = Weed(folder, runtime=system_runtime())
     await weed.start()
     await Place(weed).store.create(KEY, SECRET)
     await weed.stop(0.0)

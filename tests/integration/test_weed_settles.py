@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lakebed.clock import SystemClock
+from lakebed.core.clock import SystemClock
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
+from lakebed.core.runtime import Runtime, system_runtime
 from lakebed.embedded.program import BucketProgram
 from lakebed.embedded.weed import Weed
 from lakebed.filer.client import FilerClient
-from lakebed.ids import Ids
-from lakebed.metrics import Metrics
 from lakebed.store.connect import connect
 
 OBJECTS = 30
@@ -18,7 +19,7 @@ OBJECTS = 30
 async def changed(weed: Weed, since_ns: int) -> int:
     """How many of the test's objects the change log tells of."""
     clock = SystemClock()
-    async with FilerClient([weed.endpoints.filer_grpc], clock=clock, ids=Ids()) as filer:
+    async with FilerClient([weed.endpoints.filer_grpc], Runtime(clock=clock, ids=Ids(), metrics=Metrics())) as filer:
         events = [event async for event in filer.subscribe(["/buckets/"], since_ns=since_ns, until_ns=clock.now_ns())]
     return sum(event.new is not None and event.new.name.startswith("kept-") for event in events)
 
@@ -26,7 +27,7 @@ async def changed(weed: Weed, since_ns: int) -> int:
 async def test_the_last_minute_of_changes_outlives_a_quick_stop(tmp_path: Path) -> None:
     """Every change made until the stop is told after the next start, and nobody waited for the filer's listeners."""
     clock = SystemClock()
-    weed = Weed(tmp_path, clock=clock, ids=Ids())
+    weed = Weed(tmp_path, runtime=Runtime(clock, Ids(), Metrics()))
     bucket = BucketProgram(weed)
     try:
         await bucket.start()
@@ -50,7 +51,7 @@ async def test_the_last_minute_of_changes_outlives_a_quick_stop(tmp_path: Path) 
 
 async def test_a_bucket_that_is_gone_settles_nothing(tmp_path: Path) -> None:
     """False, not an error: whoever stops it goes on stopping."""
-    weed = Weed(tmp_path, clock=SystemClock(), ids=Ids())
+    weed = Weed(tmp_path, runtime=system_runtime())
     await weed.start()
     weed.child.kill()
 

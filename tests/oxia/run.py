@@ -16,8 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from lakebed.core.ids import Ids
 from lakebed.embedded.ports import HOST, HeldPorts
-from lakebed.ids import Ids
 
 MODULE = "github.com/oxia-db/oxia"
 VERSIONS = ("v0.14.4", "v0.14.0")  # later ones keep the server in modules that cannot be built from outside

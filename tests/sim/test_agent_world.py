@@ -8,13 +8,13 @@ from collections.abc import Callable
 import pytest
 
 from lakebed.agent import sender as sender_module
-from lakebed.agent.model import Queued
-from lakebed.agent.spool import Spool
-from lakebed.agent.verdict import Answer, Outcome, Verdict, judge
-from lakebed.sim import agent as world_module
-from lakebed.sim.agent import agent
+from lakebed.agent import simulation as world_module
+from lakebed.agent.disk_queue import DiskQueue
+from lakebed.agent.model import QueuedBatch
+from lakebed.agent.simulation import agent
+from lakebed.agent.verdict import CollectorResponse, SendOutcome, SendVerdict, judge
+from lakebed.sim.commands import play
 from lakebed.sim.world import InvariantBroken, World
-from lakebed.sim.worlds import play
 
 SEEDS = 60
 SEEDS_TO_CATCH = 60
@@ -45,21 +45,29 @@ def test_the_seeds_meet_what_the_world_is_about() -> None:
     assert seen["fine, other bytes stand"] >= 3
 
 
-def trusting(answer: Answer, *, frame_sha256: str, now_s: float) -> Verdict:
+def trusting(answer: CollectorResponse, *, frame_sha256: str, now_s: float) -> SendVerdict:
     """Deletes on any 200."""
-    return Verdict(Outcome.ACCEPTED) if answer.status == 200 else judge(answer, frame_sha256=frame_sha256, now_s=now_s)
+    return (
+        SendVerdict(SendOutcome.ACCEPTED)
+        if answer.status == 200
+        else judge(answer, frame_sha256=frame_sha256, now_s=now_s)
+    )
 
 
-def careless(answer: Answer, *, frame_sha256: str, now_s: float) -> Verdict:
+def careless(answer: CollectorResponse, *, frame_sha256: str, now_s: float) -> SendVerdict:
     """Takes a conflict for a duplicate."""
-    return Verdict(Outcome.DUPLICATE) if answer.status == 409 else judge(answer, frame_sha256=frame_sha256, now_s=now_s)
+    return (
+        SendVerdict(SendOutcome.DUPLICATE)
+        if answer.status == 409
+        else judge(answer, frame_sha256=frame_sha256, now_s=now_s)
+    )
 
 
 @pytest.mark.parametrize("broken", [trusting, careless])
 def test_a_sender_that_deletes_too_easily_is_caught(
-    broken: Callable[..., Verdict], monkeypatch: pytest.MonkeyPatch
+    broken: Callable[..., SendVerdict], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The world sees a batch deleted on a stranger's 200, and a conflict that cost the agent its copy."""
+    """The world sees a batch deleted on a stranger's 200, and a conflict that made the agent lose its copy."""
     monkeypatch.setattr(sender_module, "judge", broken)
 
     with pytest.raises(InvariantBroken):
@@ -67,10 +75,10 @@ def test_a_sender_that_deletes_too_easily_is_caught(
             play("agent", seed)
 
 
-class Forgetful(Spool):
+class Forgetful(DiskQueue):
     """Deletes a batch when it is read for sending."""
 
-    def read(self, entry: Queued) -> bytes:
+    def read(self, entry: QueuedBatch) -> bytes:
         data = super().read(entry)
         self.complete(entry)
         return data
@@ -78,7 +86,7 @@ class Forgetful(Spool):
 
 def test_a_queue_that_deletes_before_the_answer_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deleting before the 200 loses what was under way at a kill."""
-    monkeypatch.setattr(world_module, "Spool", Forgetful)
+    monkeypatch.setattr(world_module, "DiskQueue", Forgetful)
 
     with pytest.raises(InvariantBroken):
         for seed in range(SEEDS_TO_CATCH):

@@ -9,12 +9,12 @@ import pytest
 from lakebed.batches import acceptance, paths
 from lakebed.batches.acceptance import Submission
 from lakebed.batches.acceptor import Acceptor, write_blob
-from lakebed.batches.model import Accepted, Answer, read_record, write_record
-from lakebed.errors import AlreadyExists, LakebedError, OutcomeUnknown
-from lakebed.sim.batches import Collector, Watch, batches, submission
+from lakebed.batches.model import AcceptedBatch, UploadResponse, read_record, write_record
+from lakebed.batches.simulation import AcceptanceInvariants, SimCollector, batches, submission
+from lakebed.core.errors import AlreadyExists, LakebedError, OutcomeUnknown
+from lakebed.sim.commands import play
 from lakebed.sim.faults import CALM
 from lakebed.sim.world import InvariantBroken, Process, World
-from lakebed.sim.worlds import play
 
 SEEDS = 120
 SEEDS_TO_CATCH = 150
@@ -37,18 +37,18 @@ def test_a_collector_killed_at_any_await_leaves_what_the_next_one_finishes(other
         died: list[bool] = []
 
         async def script(world: World, crash_at: int = crash_at, died: list[bool] = died) -> None:
-            watch = Watch(world)
+            watch = AcceptanceInvariants(world)
             one = submission("agent", 0, 1.0)
 
             async def upload(process: Process, submitted: Submission) -> None:
-                collector = Collector(world, process)
-                collector.aftermath.start()
+                collector = SimCollector(world, process)
+                collector.derived_writes.start()
                 try:
                     await collector.acceptor.accept(submitted)
                     watch.answered(submitted)
                 except LakebedError:
                     pass
-                await collector.aftermath.drain()
+                await collector.derived_writes.drain()
 
             if other_bytes:
                 first = world.process("first")
@@ -70,7 +70,7 @@ def test_a_collector_killed_at_any_await_leaves_what_the_next_one_finishes(other
 class ManifestFirst(Acceptor):
     """Accepts before the bytes are there."""
 
-    async def _accept(self, submitted: Submission) -> Answer:
+    async def _accept(self, submitted: Submission) -> UploadResponse:
         mine = acceptance.manifest(
             submitted, at_ns=self._clock.now_ns(), collector_id=self._collector_id, attempt_id=self._ids.token()
         )
@@ -82,20 +82,20 @@ class ManifestFirst(Acceptor):
 class Presuming(Acceptor):
     """Takes an unknown outcome for success."""
 
-    async def _create_manifest(self, mine: Accepted) -> Accepted:
+    async def _create_manifest(self, mine: AcceptedBatch) -> AcceptedBatch:
         try:
             await self._store.create(paths.accepted_key(mine.identity), write_record(mine))
             return mine
         except OutcomeUnknown:
             return mine
         except AlreadyExists as error:
-            return read_record(error.current, Accepted)
+            return read_record(error.current, AcceptedBatch)
 
 
 class Forgetful(Acceptor):
     """Does not compare hashes: whatever stands is a duplicate."""
 
-    async def _create_manifest(self, mine: Accepted) -> Accepted:
+    async def _create_manifest(self, mine: AcceptedBatch) -> AcceptedBatch:
         await super()._create_manifest(mine)
         return mine
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from lakebed.sim import store
-from lakebed.sim.store import boot
+from lakebed.sim.commands import play
 from lakebed.sim.world import InvariantBroken, World
-from lakebed.sim.worlds import play
+from lakebed.store import simulation as store
 from lakebed.store.authority import Authority
 from lakebed.store.protocol import Store
+from lakebed.store.simulation import boot
 
 
 def test_all_agree_on_the_authority_and_a_good_store_is_proven() -> None:

@@ -6,20 +6,20 @@ import asyncio
 
 import pytest
 
-from lakebed.errors import Fenced
+from lakebed.core.errors import Fenced
+from lakebed.sim.commands import deaths
 from lakebed.sim.faults import CALM
 from lakebed.sim.history import ACKNOWLEDGED
-from lakebed.sim.store import LEASE_S, Watch, open_journal, open_lease, write
 from lakebed.sim.world import Process, World
-from lakebed.sim.worlds import deaths
 from lakebed.store.lease import HeldByAnother
+from lakebed.store.simulation import LEASE_S, RegisterWatch, open_journal, open_lease, write
 
 CHANGES = 5  # that one life makes
 AWAITS_MIN = 14  # one life is at least seven requests of two awaits each
 SEEDS = 5
 
 
-async def live(process: Process, watch: Watch, ends: list[str]) -> None:
+async def live(process: Process, watch: RegisterWatch, ends: list[str]) -> None:
     """A whole life: take the lease, write under it and beside it, renew, give it back."""
     mine, journal = open_lease(process), open_journal(process)
     while True:
@@ -39,12 +39,12 @@ async def live(process: Process, watch: Watch, ends: list[str]) -> None:
     ends.append(process.node)
 
 
-def play(seed: int, crash_at_await: int) -> tuple[Watch, list[str], bool]:
+def play(seed: int, crash_at_await: int) -> tuple[RegisterWatch, list[str], bool]:
     """A victim that dies at the given await, if it gets there, and a survivor: who came to an end, and if it died."""
     world, watches, ends = World(seed, name="crash", faults=CALM), [], []
 
     async def script(world: World) -> None:
-        watch = Watch(world)
+        watch = RegisterWatch(world)
         watches.append(watch)
         victim, survivor = world.process("victim", crash_at_await=crash_at_await), world.process("survivor")
         victim_ended = victim.spawn(live(victim, watch, ends))

@@ -7,11 +7,11 @@ import random
 
 import pytest
 
-from lakebed.errors import NotFound
+from lakebed.core.errors import NotFound
+from lakebed.sim.commands import WORLDS, find, play
 from lakebed.sim.faults import CALM, NONE, Crashed, Faults
 from lakebed.sim.loop import Deadlock, Livelock, SimLoop
 from lakebed.sim.world import InvariantBroken, Process, World
-from lakebed.sim.worlds import WORLDS, find, play
 
 
 @pytest.mark.parametrize("name", [row.name for row in WORLDS])

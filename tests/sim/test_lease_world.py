@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from lakebed.sim import store
-from lakebed.sim.store import lease
+from lakebed.sim.commands import play
 from lakebed.sim.world import InvariantBroken, World
-from lakebed.sim.worlds import play
+from lakebed.store import simulation as store
 from lakebed.store.lease import Lease, LeaseRecord
+from lakebed.store.simulation import lease
 
 SEEDS = 300
 SEEDS_TO_CATCH = 100

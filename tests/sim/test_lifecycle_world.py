@@ -9,17 +9,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from lakebed.lifecycle import xml
-from lakebed.lifecycle.guard import guard
-from lakebed.lifecycle.home import Home
+from lakebed.lifecycle.decide import guard
 from lakebed.lifecycle.memory import MemoryLake
-from lakebed.lifecycle.model import Entry, Outcome, Position, Rule, Verb
-from lakebed.lifecycle.reader import Reader
-from lakebed.lifecycle.walker import Walker
+from lakebed.lifecycle.model import DeleteOutcome, ObjectEntry, Position, Rule, Verb
+from lakebed.lifecycle.policy import render_xml
+from lakebed.lifecycle.reader import LifecycleReader
+from lakebed.lifecycle.reserved import ReservedKeys
+from lakebed.lifecycle.scanner import BucketScanner
+from lakebed.lifecycle.simulation import BUCKET, DAY_S, RULES, SETTINGS, DeleteChecker, keep_running, lifecycle
+from lakebed.sim.commands import deaths, play
 from lakebed.sim.faults import CALM
-from lakebed.sim.lifecycle import BUCKET, DAY_S, RULES, SETTINGS, Judge, keep_ticking, lifecycle
 from lakebed.sim.world import InvariantBroken, World
-from lakebed.sim.worlds import deaths, play
 
 SEEDS = {"lifecycle": 6, "versions": 6}
 SEEDS_TO_CATCH = 25
@@ -58,7 +58,7 @@ def caught() -> bool:
 def test_a_careless_delete_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the store's own condition, what a client has just written goes."""
 
-    async def careless(self: MemoryLake, entry: Entry, verb: Verb) -> None:
+    async def careless(self: MemoryLake, entry: ObjectEntry, verb: Verb) -> None:
         live = self._entries(entry.bucket, entry.key)
         if live:
             self._drop(entry.bucket, entry.key, self.objects[entry.bucket][entry.key][0])
@@ -72,35 +72,35 @@ def test_a_careless_delete_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_hasty_cursor_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cursor that passes what was not resolved leaves something behind."""
 
-    async def hasty(self: Reader, delay_ns: int | None, cursor: Position, batch: list[Any]) -> Any:
+    async def hasty(self: LifecycleReader, delay_ns: int | None, cursor: Position, batch: list[Any]) -> Any:
         works = [work for _, work in batch if work is not None]
         await self._resolver.settle(works)
         return await self._advance(delay_ns, cursor, batch[-1][0]), None
 
-    monkeypatch.setattr(Reader, "_settle", hasty)
+    monkeypatch.setattr(LifecycleReader, "_settle", hasty)
 
     assert caught()
 
 
 def test_a_walk_that_goes_on_over_failures_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a walk could not delete must hold it: no event comes for it any more."""
-    settle = Walker._settle
+    settle = BucketScanner._settle
 
-    async def careless(self: Walker, *arguments: Any) -> None:
+    async def careless(self: BucketScanner, *arguments: Any) -> None:
         await settle(self, *arguments)
 
-    monkeypatch.setattr(Walker, "_settle", careless)
+    monkeypatch.setattr(BucketScanner, "_settle", careless)
 
     assert caught()
 
 
 def test_lakebeds_own_keys_outlive_either_wall(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the check of policies the guarded delete still refuses; without both the world is caught."""
-    monkeypatch.setattr(Home, "check", lambda *_: None)
+    monkeypatch.setattr(ReservedKeys, "check", lambda *_: None)
     World(1, name="lifecycle").run(lifecycle)
 
-    def open_door(*words: Any, **said: Any) -> Outcome | None:
-        return guard(*words, **{**said, "home": Home("")})
+    def open_door(*words: Any, **said: Any) -> DeleteOutcome | None:
+        return guard(*words, **{**said, "reserved": ReservedKeys("")})
 
     monkeypatch.setattr("lakebed.lifecycle.resolver.guard", open_door)
 
@@ -116,11 +116,11 @@ def life(rules: tuple[Rule, ...], versioned: bool, crash_at_await: int) -> bool:
 
     async def script(world: World) -> None:
         lake = MemoryLake(world.clock)
-        judge = Judge(world, lake)
+        judge = DeleteChecker(world, lake)
         (lake.versioned if versioned else set[str]()).add(BUCKET)
         lake.write(BUCKET, "a-old")
         await asyncio.sleep(1.5 * DAY_S)
-        await lake.put(BUCKET, xml.render(rules))
+        await lake.put(BUCKET, render_xml(rules))
         judge.policy(rules)
         lake.write(BUCKET, "b-kept")
         if versioned:
@@ -129,7 +129,7 @@ def life(rules: tuple[Rule, ...], versioned: bool, crash_at_await: int) -> bool:
         lake.write(BUCKET, "a-new")
         end_ns = world.clock.now_ns() + round(1.45 * DAY_S * 1e9)
         last = await world.keep(
-            "w", lambda process: keep_ticking(world, process, lake, end_ns, SPARSE), crash_at_await=crash_at_await
+            "w", lambda process: keep_running(world, process, lake, end_ns, SPARSE), crash_at_await=crash_at_await
         )
         died.append(last.boot > 1)
         world.check(judge.due_and_there() == [], f"{judge.due_and_there()} should be gone")

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from lakebed.errors import LakebedError
-from lakebed.meta.bucket import BucketMeta
+from lakebed.core.errors import LakebedError
+from lakebed.meta.bucket.backend import BucketMeta
 from lakebed.meta.model import ABSENT
-from lakebed.meta.protocol import Session
+from lakebed.meta.protocol import MetaSession
 from lakebed.sim.faults import NONE, Faults
 from lakebed.sim.world import Process, World
 
@@ -23,10 +23,10 @@ SLOW_OPENING = 133  # a session whose opening was answered after it had expired
 
 
 def connect(process: Process) -> BucketMeta:
-    return BucketMeta(process.store, "m", clock=process.clock, ids=process.ids, metrics=process.metrics)
+    return BucketMeta(process.context(), "m")
 
 
-async def contend(world: World, process: Process, holders: dict[str, Session], acts: list[str]) -> None:
+async def contend(world: World, process: Process, holders: dict[str, MetaSession], acts: list[str]) -> None:
     """Claims, acts a few times as long as its session lives, lets go, and begins anew."""
     meta = connect(process)
     for _ in range(TURNS):
@@ -53,7 +53,7 @@ async def contend(world: World, process: Process, holders: dict[str, Session], a
         await closed(session)
 
 
-async def closed(session: Session) -> None:
+async def closed(session: MetaSession) -> None:
     try:
         await session.close()
     except LakebedError:
@@ -64,7 +64,7 @@ async def closed(session: Session) -> None:
 def test_a_claim_has_one_living_holder_at_a_time(seed: int) -> None:
     """Whoever acts under a living session is alone; crashed and stopped holders are followed by others."""
     world, acts = World(seed, name="meta-claims", faults=Faults(crash=0.003)), list[str]()
-    holders: dict[str, Session] = {}
+    holders: dict[str, MetaSession] = {}
 
     async def script(world: World) -> None:
         async def one(name: str, skew_s: float) -> None:

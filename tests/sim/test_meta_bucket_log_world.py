@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-import lakebed.sim.log
-from lakebed.meta import bucket_spill
-from lakebed.meta.bucket import BucketMeta
-from lakebed.meta.bucket_model import Paths, decode_head, decode_leaf, entry_of
-from lakebed.meta.model import Entry
+import lakebed.log.simulation
+from lakebed.meta.bucket import decisions
+from lakebed.meta.bucket.backend import BucketMeta
+from lakebed.meta.bucket.model import BucketPaths, decode_head, decode_leaf, entry_of
+from lakebed.meta.model import MetaEntry
+from lakebed.sim.commands import play
 from lakebed.sim.world import Process
-from lakebed.sim.worlds import play
 from lakebed.store.model import StoredObject
 
 SEEDS = range(12)
-PATHS = Paths("meta")
+PATHS = BucketPaths("meta")
 
 
 class StateInTheBucket:
@@ -24,11 +24,11 @@ class StateInTheBucket:
         self.objects: dict[str, StoredObject] = {}
         self.leaves_read = 0
         self._etags: dict[str, str] = {}
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, MetaEntry] = {}
         self._changes = 0
 
     @property
-    def entries(self) -> dict[str, Entry]:
+    def entries(self) -> dict[str, MetaEntry]:
         objects = self.objects
         heads = {key: stored for key, stored in objects.items() if key.startswith(PATHS.heads)}
         etags = {key: stored.etag for key, stored in heads.items()}
@@ -69,14 +69,12 @@ def test_the_log_keeps_its_promises_on_the_bucket_backend(seed: int, monkeypatch
 
     def connect(process: Process, state: StateInTheBucket) -> BucketMeta:
         state.objects = process.world.bucket.objects
-        return BucketMeta(
-            process.store, "meta", clock=process.clock, ids=process.ids, metrics=process.metrics, horizon_s=5.0
-        )
+        return BucketMeta(process.context(), "meta", horizon_s=5.0)
 
-    monkeypatch.setattr(lakebed.sim.log, "MemoryState", state)
-    monkeypatch.setattr(lakebed.sim.log, "FaultyMeta", connect)
-    monkeypatch.setattr(bucket_spill, "HOT_BYTES_MAX", 2000)
-    monkeypatch.setattr(bucket_spill, "HOT_BYTES_KEPT", 800)
+    monkeypatch.setattr(lakebed.log.simulation, "MemoryState", state)
+    monkeypatch.setattr(lakebed.log.simulation, "FaultyMeta", connect)
+    monkeypatch.setattr(decisions, "HOT_BYTES_MAX", 2000)
+    monkeypatch.setattr(decisions, "HOT_BYTES_KEPT", 800)
 
     play("log", seed)
 

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from lakebed.errors import AlreadyExists, LakebedError, NotFound, OutcomeUnknown
-from lakebed.meta import bucket_spill
-from lakebed.meta.bucket import BucketMeta
-from lakebed.meta.bucket_model import Paths, decode_head, decode_leaf, group_name
+from lakebed.core.errors import AlreadyExists, LakebedError, NotFound, OutcomeUnknown
+from lakebed.meta.bucket import decisions
+from lakebed.meta.bucket.backend import BucketMeta
+from lakebed.meta.bucket.model import BucketPaths, decode_head, decode_leaf, group_name
 from lakebed.meta.model import ABSENT, prefix_end
 from lakebed.sim.faults import CALM, NONE, Faults
 from lakebed.sim.world import Process, World
@@ -20,17 +20,17 @@ VALUE = b"." * 150
 ROUNDS = 30
 SEEDS = 5
 AWAITS_MAX = 200
-PATHS = Paths("m")
+PATHS = BucketPaths("m")
 
 
 @pytest.fixture(autouse=True)
 def small_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spills after a handful of entries, into leaves of a handful, merged when there are more than a few."""
-    monkeypatch.setattr(bucket_spill, "HOT_BYTES_MAX", 1500)
-    monkeypatch.setattr(bucket_spill, "HOT_BYTES_KEPT", 500)
-    monkeypatch.setattr(bucket_spill, "LEAF_BYTES", 1200)
-    monkeypatch.setattr(bucket_spill, "LEAF_MERGED_BYTES_MAX", 8000)
-    monkeypatch.setattr(bucket_spill, "REFS_MAX", 17)
+    monkeypatch.setattr(decisions, "HOT_BYTES_MAX", 1500)
+    monkeypatch.setattr(decisions, "HOT_BYTES_KEPT", 500)
+    monkeypatch.setattr(decisions, "LEAF_BYTES", 1200)
+    monkeypatch.setattr(decisions, "LEAF_MERGED_BYTES_MAX", 8000)
+    monkeypatch.setattr(decisions, "REFS_MAX", 17)
 
 
 class Ledger:
@@ -43,9 +43,7 @@ class Ledger:
 
 
 def connect(process: Process) -> BucketMeta:
-    return BucketMeta(
-        process.store, "m", clock=process.clock, ids=process.ids, metrics=process.metrics, horizon_s=-10.0
-    )
+    return BucketMeta(process.context(), "m", horizon_s=-10.0)
 
 
 def whole(world: World) -> str | None:

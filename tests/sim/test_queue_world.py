@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from lakebed.queue import appending, claiming, cleaner, collector, sweeper
+from lakebed.queue import appending, claiming, collector, sweeper
 from lakebed.queue.model import ConsumerManifest, ProducerManifest
-from lakebed.sim.queue import crash, queue
+from lakebed.queue.simulation import crash, queue
+from lakebed.sim.commands import play
 from lakebed.sim.world import InvariantBroken, World
-from lakebed.sim.worlds import play
 
 SEEDS = 60
 SEEDS_TO_CATCH = 250  # a bug that this many seeds do not show would not be caught by running the lane either
@@ -25,7 +25,7 @@ def test_nothing_durable_is_lost_doubled_or_out_of_order(first: int) -> None:
         assert not play("queue", seed).cut
 
 
-@pytest.mark.parametrize("victim", ["ingest", "collect", "keeper"])
+@pytest.mark.parametrize("victim", ["ingest", "collect", "sweeper"])
 def test_a_crash_at_any_await_harms_nothing(victim: str) -> None:
     """Each role is killed at every await at the store that it comes to, one world for each."""
     awaits = 0
@@ -95,14 +95,14 @@ def takes_what_is_fresh(patch: pytest.MonkeyPatch) -> None:
 
 def deletes_first(patch: pytest.MonkeyPatch) -> None:
     """Clean-up takes claimed batches for done ones."""
-    real = cleaner.Cleaner.clean
+    real = sweeper.QueueSweeper.sweep_done
 
-    async def clean(self: cleaner.Cleaner) -> int:
+    async def clean(self: sweeper.QueueSweeper) -> int:
         manifest = await self._consumer.read()
-        await cleaner.delete_all(self._store, list(manifest.claimed))
+        await self._delete(list(manifest.claimed))
         return await real(self)
 
-    patch.setattr(cleaner.Cleaner, "clean", clean)
+    patch.setattr(sweeper.QueueSweeper, "sweep_done", clean)
 
 
 def forgets_order(patch: pytest.MonkeyPatch) -> None:

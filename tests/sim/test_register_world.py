@@ -9,15 +9,15 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from lakebed.errors import OutcomeUnknown, Stale, Unavailable
+from lakebed.core.errors import OutcomeUnknown, Stale, Unavailable
+from lakebed.sim.commands import play
 from lakebed.sim.faults import Faults
-from lakebed.sim.store import Journal, register
 from lakebed.sim.world import InvariantBroken, World
-from lakebed.sim.worlds import play
 from lakebed.store import register as register_module
 from lakebed.store.bucket import BucketStore
 from lakebed.store.model import Written
-from lakebed.store.register import Register, Snapshot
+from lakebed.store.register import Register, RegisterState
+from lakebed.store.simulation import Journal, register
 
 MET = ("crash", "pause", "done", "conflict", "unavailable", "cut short", "done, lost", "unanswered (unknown)")
 MET += ("unanswered (late)", "landed late, done", "landed late, conflict", "done, duplicated")
@@ -57,21 +57,21 @@ def test_the_seeds_meet_what_the_world_is_about() -> None:
 class Unconditional(Register[Journal]):
     """Replaces whatever stands there."""
 
-    async def _put(self, snapshot: Snapshot[Journal], value: Journal, epoch: int, attempt: str) -> None:
+    async def _put(self, snapshot: RegisterState[Journal], value: Journal, epoch: int, attempt: str) -> None:
         await self._store.delete(self._key)
-        await super()._put(Snapshot(snapshot.value, snapshot.epoch, "", snapshot.attempts), value, epoch, attempt)
+        await super()._put(RegisterState(snapshot.value, snapshot.epoch, "", snapshot.attempts), value, epoch, attempt)
 
 
 class Pessimist(Register[Journal]):
     """Believes that an unknown outcome is a failure, and tries again."""
 
-    async def _put(self, snapshot: Snapshot[Journal], value: Journal, epoch: int, attempt: str) -> None:
+    async def _put(self, snapshot: RegisterState[Journal], value: Journal, epoch: int, attempt: str) -> None:
         try:
             await super()._put(snapshot, value, epoch, attempt)
         except OutcomeUnknown as error:
             raise Stale("it did not work", current=None) from error
 
-    async def _after_conflict(self, error: Any) -> Snapshot[Journal]:
+    async def _after_conflict(self, error: Any) -> RegisterState[Journal]:
         found = await (self.read() if isinstance(error.__cause__, OutcomeUnknown) else super()._after_conflict(error))
         return msgspec.structs.replace(found, attempts=())
 
@@ -79,7 +79,7 @@ class Pessimist(Register[Journal]):
 class Forgetful(Register[Journal]):
     """Does not know its own write again when another was built upon it."""
 
-    async def _after_conflict(self, error: Any) -> Snapshot[Journal]:
+    async def _after_conflict(self, error: Any) -> RegisterState[Journal]:
         return msgspec.structs.replace(await super()._after_conflict(error), attempts=())
 
 
@@ -93,7 +93,7 @@ class Unfenced(Register[Journal]):
 class Optimist(Register[Journal]):
     """Believes that an unknown outcome is a success."""
 
-    async def _put(self, snapshot: Snapshot[Journal], value: Journal, epoch: int, attempt: str) -> None:
+    async def _put(self, snapshot: RegisterState[Journal], value: Journal, epoch: int, attempt: str) -> None:
         try:
             await super()._put(snapshot, value, epoch, attempt)
         except OutcomeUnknown:

@@ -6,12 +6,12 @@ from collections import Counter
 
 import pytest
 
-from lakebed.sim.ticks import ticks
+from lakebed.sim.commands import play
 from lakebed.sim.world import InvariantBroken, World
-from lakebed.sim.worlds import play
+from lakebed.ticks.fakes import FakeBronze
 from lakebed.ticks.finalizer import Finalizer
 from lakebed.ticks.model import BronzeTick
-from lakebed.ticks.twins import TwinBronze
+from lakebed.ticks.simulation import ticks
 
 SEEDS = 40
 FOUND = (1061, 2017)  # a project let go while it was taken; a heartbeat that was cut off
@@ -55,15 +55,15 @@ def test_a_finalizer_that_sends_no_message_is_caught(monkeypatch: pytest.MonkeyP
 
 def test_a_bronze_that_is_not_idempotent_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counting a repeat anew gives two answers to one tick, or rows that were never inserted."""
-    commit = TwinBronze.commit
+    commit = FakeBronze.commit
 
-    async def forgetful(self: TwinBronze, tick: BronzeTick) -> object:
+    async def forgetful(self: FakeBronze, tick: BronzeTick) -> object:
         done = await commit(self, tick)
         register = self.register(tick.org_id, tick.project_id)
         await register.change(lambda now: (type(now)(now.rows, now.versions, {}), None))
         return done
 
-    monkeypatch.setattr(TwinBronze, "commit", forgetful)
+    monkeypatch.setattr(FakeBronze, "commit", forgetful)
     with pytest.raises(InvariantBroken):
         for seed in range(SEEDS):
             World(seed, name="ticks").run(ticks)

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from lakebed.pipeline.session import close_session, open_session
-from lakebed.pipeline.settings import SparkSettings
-from lakebed.settings import load
+from lakebed.core.settings import load
+from lakebed.spark.session import close_session, open_session
+from lakebed.spark.settings import SparkSettings
 
 GIVEN = {name: value for name, value in os.environ.items() if name.startswith("LAKEBED_SPARK_")}
 LOCAL = {} if "LAKEBED_SPARK_REMOTE" in GIVEN else {"spark.master": "local[2]"}

@@ -8,27 +8,27 @@ import re
 
 import msgspec
 import pytest
-from audit_yard import AuditYard, found
 from pyspark.sql import SparkSession
 
-from bad_batches import BLOBS, entry_key, spoil
-from batches_frames import frame_of, submit
-from counting_proxy import CountingProxy
 from lakebed.batches import acceptance, paths
 from lakebed.batches.acceptor import write_blob
-from lakebed.batches.model import Accepted
-from lakebed.clock import SystemClock
+from lakebed.batches.model import AcceptedBatch, BatchIdentity
+from lakebed.core.clock import SystemClock
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
 from lakebed.delta.model import TableSpec
-from lakebed.frame.model import Identity
-from lakebed.ids import Ids
-from lakebed.metrics import Metrics
 from lakebed.pipeline.audit import keys
-from lakebed.pipeline.audit.shelf import last_audit
-from lakebed.pipeline.tables.location import Location
+from lakebed.pipeline.audit.stored import last_audit
 from lakebed.pipeline.tables.table import Table
+from lakebed.rollups.paths import ROLLER_STATE, ROLLUP_WORK
+from lakebed.spark.location import Location
 from lakebed.store.connect import connect
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
+from support.audited_batches import AuditYard, found
+from support.bad_batches import BLOBS, entry_key, spoil
+from support.batch_frames import frame_of, submit
+from support.counting_proxy import CountingProxy
 
 pytestmark = pytest.mark.timeout(600)  # an audit is many Spark jobs: slow where many share two cores
 
@@ -41,7 +41,7 @@ def yard(spark: SparkSession, bucket: Store, bucket_settings: StoreSettings) -> 
 @pytest.mark.parametrize("at_ns", [1_760_000_399_999_999_999, 1_760_000_400_000_000_000])
 def test_the_layout_in_spark_is_the_layout_of_batches(spark: SparkSession, at_ns: int) -> None:
     """Every key that batches writes is built and taken apart alike on both sides, also at the edge of an hour."""
-    identity, sha256 = Identity("agent ü/1", "boot-1", 7, 2**63 - 1), "ab12" * 16
+    identity, sha256 = BatchIdentity("agent ü/1", "boot-1", 7, 2**63 - 1), "ab12" * 16
     place = paths.accepted_key(identity).removeprefix(paths.ACCEPTED).removesuffix(".json")
     row = spark.createDataFrame([(place, sha256, at_ns)], "place string, sha256 string, at_ns bigint")
     accepted = keys.accepted_key("place")
@@ -50,7 +50,7 @@ def test_the_layout_in_spark_is_the_layout_of_batches(spark: SparkSession, at_ns
         accepted,
         keys.by_time_key(accepted, "at_ns"),
         keys.by_blob_key("sha256", "place"),
-        keys.by_blob_key("sha256", "place", of="quarantine"),
+        keys.by_blob_key("sha256", "place", prefix=paths.QUARANTINE_BY_BLOB),
         keys.blob_key("sha256"),
         keys.blob_by_time_key("sha256", keys.hour_of("at_ns")),
     ).first()
@@ -110,7 +110,7 @@ def connected(settings: StoreSettings) -> Store:
     return connect(settings, clock=SystemClock(), ids=Ids(), metrics=Metrics())
 
 
-def lie(yard: AuditYard, batch: Accepted, sha256: str) -> tuple[str, str]:
+def lie(yard: AuditYard, batch: AcceptedBatch, sha256: str) -> tuple[str, str]:
     """Moves the reverse reference of a batch under the key of another blob: where it should be, and where it is."""
     true = paths.accepted_by_blob_key(batch.frame_sha256, batch.identity)
     wrong = paths.accepted_by_blob_key(sha256, batch.identity)
@@ -131,7 +131,7 @@ def test_a_reverse_reference_that_lies_is_told_with_its_key(yard: AuditYard, ver
     yard.delete(gone)
 
     record = yard.audit(verify=verify)
-    asyncio.run(yard.mender().mend())
+    asyncio.run(yard.mender().repair())
     after = yard.audit(verify=verify)
 
     assert {("orphaned", "accepted_by_blob", lie) for lie in lies.values()} | {
@@ -202,8 +202,8 @@ def test_every_kind_of_damage_is_named_with_its_key_and_size(yard: AuditYard, sp
     totals = {(total.finding, total.kind): (total.objects, total.size_bytes, total.wrong) for total in record.totals}
     assert totals["orphaned", "raw_blob"] == (1, len(orphan.frame), False)
     assert totals["unindexed", "accepted_by_time"] == (1, unindexed.frame_bytes, True)
-    parts = {"store": yard.store, "clock": yard.context.clock, "ids": yard.context.ids}
-    table = Table(spark, TableSpec("audit/findings", '{"fields":[]}'), location=Location.of(yard.settings), **parts)  # type: ignore[arg-type]
+    spec = TableSpec("audit/findings", '{"fields":[]}')
+    table = Table(spark, spec, yard.context.on(yard.store), location=Location.of(yard.settings))
     assert found(record) == {(row["finding"], row["kind"], row["key"]) for row in table.read().collect()}
 
 
@@ -220,13 +220,13 @@ def test_an_entry_by_time_that_is_missing_extra_or_damaged_is_told_with_its_key_
     wrong = paths.accepted_by_time_key(moved.identity, moved.accepted_at_unix_ns + 1)
     yard.overwrite(wrong, yard.read(at[moved.identity]))
     yard.delete(at[moved.identity])
-    nobody = paths.accepted_by_time_key(Identity("nobody", "boot-1", 0, 9), good.accepted_at_unix_ns)
+    nobody = paths.accepted_by_time_key(BatchIdentity("nobody", "boot-1", 0, 9), good.accepted_at_unix_ns)
     yard.overwrite(nobody, yard.read(at[good.identity]))
     astray = re.sub(r"hour=\d\d", lambda hour: f"hour={(int(hour[0][-2:]) + 5) % 24:02d}", at[good.identity])
     yard.overwrite(astray, yard.read(at[good.identity]))
 
     record = yard.audit(verify=True)
-    report = asyncio.run(yard.mender().mend())
+    report = asyncio.run(yard.mender().repair())
     after = yard.audit(verify=True)
 
     left = {
@@ -271,7 +271,7 @@ def test_findings_are_what_the_reconciler_would_mend(yard: AuditYard) -> None:
     created = yard.keys() - before - {paths.AUDIT}
     # Beside the missing entries, the reconciler marks bad blobs and asks for rollups of what was indexed late.
     marks = {paths.repair_key(batch.identity) for batch in (gone, changed)}
-    work = {key.replace(paths.ACCEPTED_BY_TIME, paths.ROLLUP_WORK) for key in created if "accepted-by-time" in key}
+    work = {key.replace(paths.ACCEPTED_BY_TIME, ROLLUP_WORK) for key in created if "accepted-by-time" in key}
     missing = {each.key for each in record.findings if each.finding == "unindexed"}
     assert missing == created - marks - work
     assert marks <= created
@@ -288,13 +288,13 @@ def test_the_reconciler_takes_the_findings_as_work(yard: AuditYard) -> None:
     record = yard.audit()
     mender = yard.mender()
 
-    report = asyncio.run(mender.mend())
+    report = asyncio.run(mender.repair())
 
     assert report is not None
     assert report.repaired == {
         "by_time": 1, "by_blob": 1, "blob_by_time": 1, "rollup_work": 1, "quarantine_by_blob": 1,
     }  # fmt: skip
-    assert asyncio.run(yard.mender().mend()) is None
+    assert asyncio.run(yard.mender().repair()) is None
     proven = asyncio.run(yard.reconciler().audits.read()).value
     assert (proven.audited_through_ns, proven.accepted) == (record.proof.through_ns, 3)
     assert yard.audit().ok
@@ -340,7 +340,7 @@ def test_what_cannot_be_read_is_set_aside_with_its_key_and_the_rest_is_audited(y
     yard.overwrite(paths.accepted_key(torn.identity), b'{"schema": "lightmetrics.accepted_batch.v1", "agent_id"')
     to_come = json.dumps({"schema": "lightmetrics.accepted_batch.v2", "who": "x"}).encode()
     yard.overwrite(paths.accepted_key(later.identity), to_come)
-    yard.overwrite(paths.ROLLER_STATE, b'{"committed": ')
+    yard.overwrite(ROLLER_STATE, b'{"committed": ')
 
     record = yard.audit(verify=True)
 
@@ -348,7 +348,7 @@ def test_what_cannot_be_read_is_set_aside_with_its_key_and_the_rest_is_audited(y
     wanted = {batch.raw_blob_key: BLOBS[how] for how, batch in bad.items() if how != "missing"} | {
         paths.accepted_key(torn.identity): "does not decode",
         paths.accepted_key(later.identity): "v2' is not known here",
-        paths.ROLLER_STATE: "does not decode",
+        ROLLER_STATE: "does not decode",
     }
     assert wanted.keys() == says.keys()
     for key, words in wanted.items():
@@ -363,12 +363,12 @@ def test_what_is_younger_than_the_grace_is_not_judged(yard: AuditYard) -> None:
     """A collector between its manifest and its index entries is not damage."""
     yard.accept(frame_of(), derived=())
     flags = {"audit.grace_s": 3600.0} | yard.settings.as_layer()
-    from lakebed.parts import sections
-    from lakebed.pipeline.audit.job import Auditor
-    from lakebed.settings import load
+    from lakebed.core.settings import load
+    from lakebed.pipeline.audit.job import BucketAuditor
+    from lakebed.wiring.parts import sections
 
     patient = msgspec.structs.replace(yard.context, settings=load(sections(), flags=flags))
 
-    record = Auditor(yard.spark, patient).run(horizon_s=0.0)
+    record = BucketAuditor(yard.spark, patient).run(horizon_s=0.0)
 
     assert (record.ok, record.findings) == (True, ())

@@ -10,17 +10,17 @@ from pathlib import Path
 from urllib.parse import quote_plus
 
 import pytest
-from audit_yard import AuditYard
 from pyspark.sql import SparkSession
 
-from batches_frames import frame_of
 from lakebed.batches import paths
 from lakebed.cli import exits
 from lakebed.cli.main import run
-from lakebed.pipeline.settings import SparkSettings
-from lakebed.settings import env_name
+from lakebed.core.settings import env_name
+from lakebed.spark.settings import SparkSettings
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
+from support.audited_batches import AuditYard
+from support.batch_frames import frame_of
 
 pytestmark = pytest.mark.timeout(600)  # an audit is many Spark jobs: slow where many share two cores
 

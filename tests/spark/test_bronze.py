@@ -10,14 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
-from ticks_yard import Yard, parquet, table
 
-from lakebed.errors import Unavailable
-from lakebed.pipeline.bronze import TableDone, Tick
+from lakebed.core.errors import Unavailable
+from lakebed.pipeline.bronze.ticks import TableDone
 from lakebed.pipeline.tables import merge
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
-from lakebed.tick_manifest import BadManifest, Column, Part
+from lakebed.ticks.model import BadManifest, BronzeTick, ManifestPart, TickColumn
+from support.stored_ticks import Yard, parquet, table
 
 TWO_DAYS_S = 2 * 86_400.0
 
@@ -150,11 +150,11 @@ def test_a_tick_that_was_half_done_goes_on_where_it_stopped(yard: Yard, bucket: 
 
 
 GOOD = parquet(id=[1, 2], note=["a", "b"])
-SCHEMA = (Column("id", "long"), Column("note", "string"))
+SCHEMA = (TickColumn("id", "long"), TickColumn("note", "string"))
 ONE_BAD_PART: list[tuple[str, bytes, dict[str, Any]]] = [
     ("not_parquet", b"these are no rows", {"schema": SCHEMA}),
     ("not_parquet", GOOD[: len(GOOD) // 2], {"schema": SCHEMA}),
-    ("row_count_mismatch", GOOD, {"parquets": (Part(9, "0" * 64, 3, len(GOOD)),), "row_count": 3}),
+    ("row_count_mismatch", GOOD, {"parquets": (ManifestPart(9, "0" * 64, 3, len(GOOD)),), "row_count": 3}),
     ("missing_column", parquet(id=[1]), {"schema": SCHEMA}),
     ("unknown_column", parquet(id=[1], note=["a"], more=[1]), {"schema": SCHEMA}),
     ("wrong_type", parquet(id=["1"], note=["a"]), {"schema": SCHEMA}),
@@ -179,7 +179,7 @@ def test_new_columns_follow_the_policy(yard: Yard) -> None:
     """Evolve adds them as nullable, freeze refuses, discard leaves them out and says so; a type never changes."""
     yard.bronze().commit(yard.tick("t1", table(parquet(id=[1], note=["a"]))))
 
-    def wider(name: str, key: int) -> Tick:
+    def wider(name: str, key: int) -> BronzeTick:
         return yard.tick(name, table(parquet(id=[key], note=["w"], more=[1.5])))
 
     with pytest.raises(BadManifest, match="frozen"):

@@ -10,27 +10,26 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
-from audit_yard import AuditYard
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from batches_frames import START_NS, frame_of
 from lakebed.batches import paths
-from lakebed.clock import ManualClock
-from lakebed.feed import Limit
-from lakebed.frame.index import batch_schema, encode_index, series_schema
-from lakebed.frame.rollup import encode_rollup, rollup_schema
-from lakebed.parts import sections
-from lakebed.pipeline.audit.conserver import Dropped
-from lakebed.pipeline.audit.job import Auditor
-from lakebed.pipeline.audit.model import AuditRecord, Conserved
-from lakebed.pipeline.listing import list_bucket
-from lakebed.pipeline.samples import Samples
-from lakebed.pipeline.upkeep import Upkeep
-from lakebed.settings import load
+from lakebed.core.clock import ManualClock
+from lakebed.core.feed import Limit
+from lakebed.core.settings import load
+from lakebed.pipeline.audit.conservation_check import DroppedSamples
+from lakebed.pipeline.audit.job import BucketAuditor
+from lakebed.pipeline.audit.model import AuditRecord, ConservationRow
+from lakebed.pipeline.bronze.samples import SampleLoader
+from lakebed.pipeline.tables.maintenance import TableMaintenance
+from lakebed.rollups.codec.chunk import batch_schema, encode_index, encode_rollup, rollup_schema, series_schema
+from lakebed.spark.listing import list_bucket
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
-from rollup_kit import make_roller
+from lakebed.wiring.parts import sections
+from support.audited_batches import AuditYard
+from support.batch_frames import START_NS, frame_of
+from support.rollup_fixtures import make_roller
 
 HOUR = paths.hour_of(START_NS)
 
@@ -43,20 +42,20 @@ def yard(spark: SparkSession, bucket: Store, bucket_settings: StoreSettings) -> 
     return AuditYard(spark, bucket, bucket_settings)
 
 
-def to_bronze(yard: AuditYard) -> Samples:
-    samples = Samples(yard.spark, yard.context)
+def to_bronze(yard: AuditYard) -> SampleLoader:
+    samples = SampleLoader(yard.spark, yard.context)
     while samples.step(Limit()) is not None:
         pass
     return samples
 
 
-def rewrite(samples: Samples, change: Any) -> None:
+def rewrite(samples: SampleLoader, change: Any) -> None:
     """What a broken job, a restore or a person does to a table."""
     rows = samples.table.read().localCheckpoint()
     samples.table.replace(change(rows), note=samples.table.snapshot().note)
 
 
-def rows_of(record: AuditRecord) -> dict[str, Conserved]:
+def rows_of(record: AuditRecord) -> dict[str, ConservationRow]:
     return {row.agent_id: row for row in record.conservation.rows}
 
 
@@ -76,7 +75,7 @@ def test_what_is_whole_is_conserved_and_every_stage_is_told(yard: AuditYard) -> 
     later = ManualClock(yard.context.clock.now_ns() + 7_200_000_000_000)
     assert 10 == asyncio.run(make_roller(yard.store, later).run()).samples  # and everything is settled by now
 
-    record = Auditor(yard.spark, yard.context).run(horizon_s=0.0, verify=True, listing=listing)
+    record = BucketAuditor(yard.spark, yard.context).run(horizon_s=0.0, verify=True, listing=listing)
 
     kept = record.conservation
     assert (record.ok, kept.rows, kept.wrong) == (True, (), False)
@@ -107,8 +106,8 @@ def test_loss_double_and_change_are_named_at_every_stage(yard: AuditYard) -> Non
 
     rewrite(samples, harm)
 
-    record = Auditor(yard.spark, yard.context).run(
-        horizon_s=0.0, verify=True, dropped=[Dropped("frugal", "boot-1", 10, 19)]
+    record = BucketAuditor(yard.spark, yard.context).run(
+        horizon_s=0.0, verify=True, dropped=[DroppedSamples("frugal", "boot-1", 10, 19)]
     )
 
     found = rows_of(record)
@@ -144,9 +143,12 @@ def rolled_up(yard: AuditYard, accepted: list[Any], rows: dict[str, tuple[int, f
     arrays = [pa.array([row.get(field.name, []) for row in made], field.type) for field in schema]
     chunk = encode_rollup(pa.Table.from_arrays(arrays, schema=schema))
     generation = f"{1:012d}-{'0' * 32}"
-    chunks = [{"key": f"rollup/v1/window=60s/{HOUR}/metric=cpu/{generation}-000.lmrollup.zst", "size": len(chunk)}]
+    sizes = {"rows": 0, "samples": 0}  # not looked at by an audit
+    name = f"rollup/v1/window=60s/{HOUR}/metric=cpu/{generation}-000.lmrollup.zst"
+    chunks = [{"key": name, "window_s": 60, "size": len(chunk), **sizes}]
     listed = encode_index(batch_schema().empty_table(), series_schema().empty_table())
-    index = [{"key": f"index/v1/{HOUR}/{generation}-000.lmindex.zst", "size": len(listed)}]
+    name = f"index/v1/{HOUR}/{generation}-000.lmindex.zst"
+    index = [{"key": name, "window_s": 0, "size": len(listed), **sizes}]
     yard.overwrite(str(chunks[0]["key"]), chunk)
     yard.overwrite(str(index[0]["key"]), listed)
     manifest = {"schema": "lightmetrics.rollup_manifest.v1", "covers": ids, "chunks": chunks, "index": index}
@@ -159,7 +161,7 @@ def test_what_retention_removed_or_nobody_came_to_is_not_lost_and_what_was_passe
     """Old rows are expired, late batches wait; a number that came twice hours apart is doubled in bronze too, and a
     settled batch that no rollup covers is told with its key."""
     day_s, hour_s = 86_400.0, 3_600.0
-    samples = Samples(yard.spark, yard.context)
+    samples = SampleLoader(yard.spark, yard.context)
     steps = [  # each a commit of bronze, which remembers the numbers of the last ones only
         [("old", 0, 100 * day_s), ("again", 0, 100 * day_s)],
         [("again", 5, 10 * hour_s), ("twice", 0, 10 * hour_s)],
@@ -172,7 +174,7 @@ def test_what_retention_removed_or_nobody_came_to_is_not_lost_and_what_was_passe
             yard.accept(frame_of(first, first + 9, agent=agent), ago_s=ago_s)
         assert samples.step(Limit()) is not None
     kept = load(sections(), flags={"bronze.retention_days": 30} | yard.settings.as_layer())
-    (removed,) = Upkeep(msgspec.structs.replace(yard.context, settings=kept), lambda: yard.spark).expire()
+    (removed,) = TableMaintenance(msgspec.structs.replace(yard.context, settings=kept), lambda: yard.spark).expire()
     asyncio.run(make_roller(yard.store, yard.context.clock).run())
     time.sleep(1.1)  # the store tells whole seconds: what comes now comes after bronze has looked
     yard.accept(frame_of(0, 9, agent="late"), ago_s=50 * hour_s, noted=True)

@@ -11,30 +11,29 @@ import httpx2
 import msgspec
 import pytest
 from pyspark.sql import SparkSession
-from ticks_yard import Yard, parquet, table
 
-from lakebed import traces
-from lakebed.clock import SystemClock
-from lakebed.context import Context
+from lakebed.core.clock import SystemClock
+from lakebed.core.context import Context
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
+from lakebed.core.settings import load
 from lakebed.gateway.app import build
-from lakebed.gateway.ticks import SparkFlow, SparkSilver, component
-from lakebed.ids import Ids
-from lakebed.metrics import Metrics
-from lakebed.parts import sections
-from lakebed.pipeline.flow import Flow
-from lakebed.pipeline.lineage import lineage_of
-from lakebed.pipeline.settings import SparkSettings
+from lakebed.pipeline.runner import PipelineRunner
 from lakebed.pipeline.workers import workers
-from lakebed.settings import load
+from lakebed.spark.lineage import lineage_of
+from lakebed.spark.settings import SparkSettings
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
 from lakebed.ticks.adapters import open_audit, open_queue, open_vault
 from lakebed.ticks.audit import COMMITTED, DISPATCHED
-from lakebed.ticks.auditor import Auditor
+from lakebed.ticks.auditor import DispatchAuditor
 from lakebed.ticks.dispatcher import Dispatcher
 from lakebed.ticks.model import TickId
-from lakebed.traces.model import Span
-from lineage_receiver import Receiver, check, receiving
+from lakebed.wiring.parts import sections
+from lakebed.wiring.ticks import SparkFlow, SparkSilver, component
+from support.lineage_receiver import Receiver, check, receiving
+from support.recorded_spans import Recorded, error, parent_id, recording, span_id
+from support.stored_ticks import Yard, parquet, table
 
 DAY_S = 86_400.0
 END_OF_SILVER = ("COMPLETE", "silver/acme/p1")
@@ -48,12 +47,9 @@ def receiver() -> Iterator[Receiver]:
 
 
 @pytest.fixture
-def spans() -> Iterator[list[Span]]:
-    """Tracing on, with every ended span in the list."""
-    found: list[Span] = []
-    traces.install(traces.Tracer(found.append, clock=SystemClock(), ids=Ids()))
-    yield found
-    traces.install(None)
+def spans() -> Iterator[Recorded]:
+    with recording() as found:
+        yield found
 
 
 @pytest.fixture
@@ -66,9 +62,9 @@ def context(
 ) -> Context:
     flags: dict[str, Any] = {"ticks.payload_key": PAYLOAD_KEY, "ticks.batch_window_s": 0.1, "ticks.poll_s": 0.05}
     flags |= {"pipeline.contracts": "examples", "pipeline.gold": "examples"}
-    flags |= {"pipeline.lineage": {"url": receiver.url}}
-    settings = load(sections(), flags=flags | spark_settings.as_layer() | bucket_settings.as_layer())
-    return Context("node-1", settings, bucket, SystemClock(), Ids(), Metrics())
+    lineage = {"spark.lineage": {"url": receiver.url}}
+    settings = load(sections(), flags=flags | spark_settings.as_layer() | bucket_settings.as_layer() | lineage)
+    return Context(node="node-1", settings=settings, store=bucket, clock=SystemClock(), ids=Ids(), metrics=Metrics())
 
 
 @pytest.fixture
@@ -86,7 +82,7 @@ def orders(**columns: Any) -> bytes:
     )
 
 
-async def test_a_tick_goes_from_http_to_gold_once(context: Context, receiver: Receiver, spans: list[Span]) -> None:
+async def test_a_tick_goes_from_http_to_gold_once(context: Context, receiver: Receiver, spans: Recorded) -> None:
     """Finalize answers exact counts; a null key is a 422 with its class; silver runs once; each job tells lineage, and
     is a span inside what began it.
     """
@@ -118,7 +114,9 @@ async def test_a_tick_goes_from_http_to_gold_once(context: Context, receiver: Re
     )
     rounds = [await dispatcher.round(), await dispatcher.round()]
     of, audits = TickId("acme", "p1", "t1"), {name: open_audit(context, name) for name in (COMMITTED, DISPATCHED)}
-    auditor = Auditor(context, queue=open_queue(context), committed=audits[COMMITTED], dispatched=audits[DISPATCHED])
+    auditor = DispatchAuditor(
+        context, queue=open_queue(context), committed=audits[COMMITTED], dispatched=audits[DISPATCHED]
+    )
     await auditor.replay(of, "to see it")
     rounds.append(await dispatcher.round())
     replayed = await audits[DISPATCHED].get(of)
@@ -131,7 +129,7 @@ async def test_a_tick_goes_from_http_to_gold_once(context: Context, receiver: Re
     assert replayed is not None
     (made,) = msgspec.json.decode(str(replayed.fields["detail"]))["silver"]
     assert ("orders", True, 3, 2, 1) == tuple(made[key] for key in ("table", "anew", "rows_in", "good", "quarantined"))
-    again = await asyncio.to_thread(Flow(context).run_silver, "acme", "p1", ["t1"], {"orders": 0})
+    again = await asyncio.to_thread(PipelineRunner(context).run_silver, "acme", "p1", ["t1"], {"orders": 0})
     assert again.silver == ()
     assert [True, True] == [made.repeated for made in again.gold]
     held = await asyncio.to_thread(_silver_rows, context)
@@ -144,17 +142,17 @@ async def test_a_tick_goes_from_http_to_gold_once(context: Context, receiver: Re
     _check_spans(spans)
 
 
-def _check_spans(spans: list[Span]) -> None:
-    by_id = {one.place.span_id: one for one in spans}
-    begun_by = {(one.name, by_id[one.parent_id].name) for one in spans if one.parent_id in by_id}
+def _check_spans(spans: Recorded) -> None:
+    by_id = {span_id(one): one for one in spans()}
+    begun_by = {(one.name, by_id[parent_id(one)].name) for one in spans() if parent_id(one) in by_id}
     assert {("silver job", "ticks dispatch"), ("gold models", "silver job")} <= begun_by
-    assert ["", "bad_manifest"] == [one.error for one in spans if one.name == "bronze commit"]
+    assert ["", "bad_manifest"] == [error(one) for one in spans() if one.name == "bronze commit"]
 
 
 def _check_lineage(context: Context, receiver: Receiver) -> None:
-    mouth = lineage_of(context)._mouth
-    assert mouth is not None
-    assert mouth.flush(timeout_s=100.0)
+    sender = lineage_of(context)._sender
+    assert sender is not None
+    assert sender.flush(timeout_s=100.0)
     for event in receiver.events:
         check(event)
     ends = {(kind, name) for kind, name in receiver.told() if kind != "START"}
@@ -200,6 +198,6 @@ async def _files(yard: Yard) -> int:
 
 
 def _silver_rows(context: Context) -> list[int]:
-    flow = Flow(context)
+    flow = PipelineRunner(context)
     contract = next(one for one in flow.silver.contracts if one.table == "orders")
     return sorted(row["order_id"] for row in flow.silver.table(contract, "acme", "p1").read().collect())

@@ -6,22 +6,23 @@ import asyncio
 from typing import Any
 
 import pytest
-from audit_yard import AuditYard
 from pyspark.sql import SparkSession
 
 import lakebed.spark
-from batches_frames import START_NS
+from lakebed.batches.codec.frame import columns_of, encode
 from lakebed.batches.matchers import Selector, parse
-from lakebed.batches.rollups import Rollups
-from lakebed.feed import Limit
-from lakebed.frame.codec import columns_of, encode
-from lakebed.frame.model import Identity, Sample
-from lakebed.gateway.rollups import spark_job
-from lakebed.pipeline.audit.job import Auditor
-from lakebed.pipeline.samples import Samples
+from lakebed.batches.model import BatchIdentity, Sample
+from lakebed.batches.window_query import RollupQuerier
+from lakebed.core.feed import Limit
+from lakebed.pipeline.audit.job import BucketAuditor
+from lakebed.pipeline.bronze.samples import SampleLoader
+from lakebed.rollups.workers import spark_job
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
-from rollup_kit import make_roller, make_sources
+from support.audited_batches import AuditYard
+from support.batch_frames import START_NS
+from support.rollup_fixtures import make_roller, make_sources
+from support.runtimes import runtime_on
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -35,7 +36,7 @@ def yard(spark: SparkSession, bucket: Store, bucket_settings: StoreSettings) -> 
     made = AuditYard(spark, bucket, bucket_settings)
     for agent, value, labels in (("b", 10.0, {"host": "h"}), ("a", 666.0, {"host": "h", "agent_id": "b"})):
         samples = [Sample("cpu", START_NS + n * SECOND_NS, value, labels=labels) for n in range(5)]
-        made.accept(encode(Identity(agent, "boot-1", 0, 4), columns_of(samples)))
+        made.accept(encode(BatchIdentity(agent, "boot-1", 0, 4), columns_of(samples)))
     return made
 
 
@@ -54,7 +55,7 @@ def test_every_table_and_sum_names_the_real_sender(yard: AuditYard) -> None:
     assert wanted == values(source)
     assert [10.0] * 5 == [row["value"] for row in source.filter("agent_id = 'b'").collect()]
 
-    bronze = Samples(yard.spark, yard.context)
+    bronze = SampleLoader(yard.spark, yard.context)
     while bronze.step(Limit()) is not None:
         pass
     rows = bronze.table.read()
@@ -62,12 +63,12 @@ def test_every_table_and_sum_names_the_real_sender(yard: AuditYard) -> None:
     assert {"host": "h", "agent_id": "b"} == rows.filter("agent_id = 'a'").first()["labels"]  # type: ignore[index]
 
     asyncio.run(make_roller(yard.store, yard.context.clock, job=spark_job(yard.context, yard.spark)).run())
-    rollups = Rollups(yard.store, make_sources(yard.store, yard.context.clock), yard.context.clock)
+    rollups = RollupQuerier(runtime_on(yard.store, yard.context.clock), make_sources(yard.store, yard.context.clock))
     for agent, total in (("a", 3330.0), ("b", 50.0)):
         selector = Selector("cpu", [parse(f"agent_id={agent}")])
         answer = asyncio.run(rollups.range(selector, 3600, HOUR_NS, HOUR_NS + 3600 * SECOND_NS))
         assert (3600, [total]) == (answer.resolution_s, [b.sum for series in answer.series for b in series.buckets])
 
-    record = Auditor(yard.spark, yard.context).run(horizon_s=0.0, verify=True)
+    record = BucketAuditor(yard.spark, yard.context).run(horizon_s=0.0, verify=True)
     assert (True, ()) == (record.ok, record.conservation.rows)
     assert (10, 10) == (record.conservation.stages["bronze"], record.conservation.stages["rollup"])

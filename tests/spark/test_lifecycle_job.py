@@ -17,26 +17,26 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from lakebed.clock import SystemClock
-from lakebed.context import Context
+from lakebed.core.clock import SystemClock
+from lakebed.core.context import Context
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
+from lakebed.core.settings import load
 from lakebed.embedded.endpoints import BucketEndpoints
-from lakebed.ids import Ids
-from lakebed.lifecycle import xml
-from lakebed.lifecycle.applier import Applied
-from lakebed.lifecycle.ledger_table import SPEC, Mover
+from lakebed.lifecycle.drainer import ApplyReport
+from lakebed.lifecycle.ledger import SPEC, LedgerMover
 from lakebed.lifecycle.model import Rule
+from lakebed.lifecycle.policy import render_xml
 from lakebed.lifecycle.settings import LifecycleSettings
-from lakebed.lifecycle.workers import opened, shelf_of
-from lakebed.metrics import Metrics
-from lakebed.parts import sections
-from lakebed.pipeline.settings import SparkSettings
-from lakebed.pipeline.tables.location import Location
+from lakebed.lifecycle.spark_job import apply, candidate_count, scan
+from lakebed.lifecycle.workers import open_services, state_of
 from lakebed.pipeline.tables.table import Table
-from lakebed.settings import load
+from lakebed.spark.location import Location
+from lakebed.spark.settings import SparkSettings
 from lakebed.store import admin
 from lakebed.store.connect import connect
 from lakebed.store.settings import StoreSettings
-from lakebed.views.lifecycle_scan import apply, found, scan
+from lakebed.wiring.parts import sections
 
 pytestmark = pytest.mark.timeout(900)  # the first of a lane waits for Spark, its own jobs and the days that pass
 
@@ -56,7 +56,7 @@ def context(weed: BucketEndpoints, spark_settings: SparkSettings) -> Context:
     settings = load(sections(), flags=told)
     clock, ids, metrics = SystemClock(), Ids(), Metrics()
     store = connect(settings.of(StoreSettings), clock=clock, ids=ids, metrics=metrics)
-    return Context("spark-test", settings, store, clock, ids, metrics)
+    return Context(node="spark-test", settings=settings, store=store, clock=clock, ids=ids, metrics=metrics)
 
 
 def with_day(context: Context, day_s: float) -> Context:
@@ -81,7 +81,7 @@ def test_a_bucket_is_judged_by_spark_and_the_candidates_are_applied_by_the_guard
 ) -> None:
     """Before the policy is enabled it says how many and how much; afterwards only what the policy wants goes."""
     s3 = admin.client(weed.store_settings())
-    policy = xml.render(RULES)
+    policy = render_xml(RULES)
 
     now = scan(context, name, policy)
     ahead = scan(context, name, policy, days_ahead=30.0, keep=True)
@@ -93,9 +93,9 @@ def test_a_bucket_is_judged_by_spark_and_the_candidates_are_applied_by_the_guard
 
     s3.put_object(Bucket=name, Key="tmp/3", Body=b"new")
 
-    async def enable_and_apply() -> tuple[int, Applied, Applied]:
-        async with opened(with_day(context, DAY_S)) as site:
-            count = await found(site, name)
+    async def enable_and_apply() -> tuple[int, ApplyReport, ApplyReport]:
+        async with open_services(with_day(context, DAY_S)) as site:
+            count = await candidate_count(site, name)
             before = await apply(site, name)  # no policy is in force: candidates alone delete nothing
             await site.lake.put(name, policy)
             await asyncio.sleep(DAY_S + 1.5)
@@ -105,7 +105,7 @@ def test_a_bucket_is_judged_by_spark_and_the_candidates_are_applied_by_the_guard
     count, before, after = asyncio.run(enable_and_apply())
 
     assert (5, 0) == (count, before.deleted)
-    assert Applied(keys=5, deleted=3, passed=2) == after
+    assert ApplyReport(keys=5, deleted=3, passed=2) == after
     assert ["kept", "tmp/2"] == [one["Key"] for one in s3.list_objects_v2(Bucket=name)["Contents"]]
 
 
@@ -118,7 +118,7 @@ def test_versions_and_a_report_are_judged_alike(
     s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
     for body in (b"1", b"22", b"333"):
         s3.put_object(Bucket=bucket, Key="k", Body=body)
-    policy = xml.render((Rule("old", noncurrent_days=1), Rule("few", newer_noncurrent=5)))
+    policy = render_xml((Rule("old", noncurrent_days=1), Rule("few", newer_noncurrent=5)))
     moment = pa.array([1_700_000_000_000, 1_700_000_100_000]).cast(pa.timestamp("ms", "UTC"))
     rows = pa.table(
         {
@@ -150,17 +150,17 @@ def test_the_ledger_is_a_table_for_duckdb_polars_and_spark(spark: SparkSession, 
     """The same counts of outcomes by every engine, and `why` still tells the whole story."""
 
     async def live() -> int:
-        async with opened(with_day(context, 1.5)) as site:
-            await site.lake.put(name, xml.render(RULES[:1]))
+        async with open_services(with_day(context, 1.5)) as site:
+            await site.lake.put(name, render_xml(RULES[:1]))
             await asyncio.sleep(3.0)
-            await site.worker.walk(name, await site.worker.compile())
-            return await Mover(shelf_of(context)).run()
+            await site.enforcer.scan(name, await site.enforcer.compile())
+            return await LedgerMover(state_of(context)).run()
 
     assert 2 == asyncio.run(live())
 
     location = Location.of(context.settings.of(StoreSettings))
     uri, options = location.uri(SPEC.root), location.storage_options()
-    table = Table(spark, SPEC, store=context.store, location=location, clock=context.clock, ids=context.ids)
+    table = Table(spark, SPEC, context, location=location)
     by_spark = {row["outcome"]: row["count"] for row in table.read().groupBy("outcome").count().collect()}
     ledger = deltalake.DeltaTable(uri, storage_options=options).to_pyarrow_dataset()  # noqa: F841 (read by DuckDB)
     by_duckdb = dict(duckdb.sql("SELECT outcome, count(*) FROM ledger WHERE rule_id = 'tmp' GROUP BY 1").fetchall())

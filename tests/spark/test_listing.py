@@ -15,13 +15,13 @@ import pytest
 from pyarrow import orc
 from pyspark.sql import SparkSession
 
-from lakebed.clock import SystemClock
+from lakebed.core.clock import SystemClock
+from lakebed.core.errors import LakebedError, NotFound
+from lakebed.core.ids import Ids
 from lakebed.embedded.endpoints import BucketEndpoints
-from lakebed.errors import LakebedError, NotFound
-from lakebed.ids import Ids
-from lakebed.pipeline.inventory import DamagedInventory, Shelf, inventory
-from lakebed.pipeline.listing import list_bucket
-from lakebed.pipeline.tables.location import Location
+from lakebed.spark.inventory import DamagedInventory, ReportLocation, inventory
+from lakebed.spark.listing import list_bucket
+from lakebed.spark.location import Location
 from lakebed.store import admin
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
@@ -173,7 +173,7 @@ def test_an_inventory_report_has_the_columns_of_a_listing(spark: SparkSession, t
     """The three formats say the same; keys come back decoded, times in nanoseconds, keys below the prefix alone."""
     report(tmp_path, kind)
 
-    found = inventory(spark, Shelf(folder=str(tmp_path)), "manifest.json", prefix="a")
+    found = inventory(spark, ReportLocation(folder=str(tmp_path)), "manifest.json", prefix="a")
 
     assert (found.source, found.began_ns, found.objects) == ("inventory", 1_763_164_800_000_000_000, 3)
     assert [
@@ -187,7 +187,7 @@ def test_an_inventory_may_leave_out_every_optional_field(spark: SparkSession, tm
     """What is not told is null; without versions each row is the latest and no marker."""
     report(tmp_path, "CSV", [0, 1])
 
-    rows = inventory(spark, Shelf(folder=str(tmp_path)), "manifest.json").rows.collect()
+    rows = inventory(spark, ReportLocation(folder=str(tmp_path)), "manifest.json").rows.collect()
 
     assert ("other/x", None, None, None, None, True, False) in {tuple(row) for row in rows}
     assert len(rows) == len(ROWS)
@@ -202,7 +202,7 @@ def test_an_inventory_in_the_bucket_is_read_from_there(
         data.name.encode(), f"{bucket_settings.prefix}/inv/{data.name}".encode())))  # fmt: skip
     asyncio.run(bucket.create(f"inv/{data.name}", data.read_bytes()))
 
-    shelf = Shelf(location=Location.of(bucket_settings))
+    shelf = ReportLocation(location=Location.of(bucket_settings))
     found = inventory(spark, shelf, f"{bucket_settings.prefix}/inv/manifest.json")
 
     assert found.objects == len(ROWS)
@@ -221,10 +221,10 @@ def test_a_damaged_data_file_is_named_and_nothing_of_the_report_is_used(
         data.write_bytes(whole[:-5] if damage == "cut" else whole[:-1] + bytes([whole[-1] ^ 1]))
 
     with pytest.raises(DamagedInventory, match=r"data\.csv\.gz"):
-        inventory(spark, Shelf(folder=str(tmp_path)), "manifest.json")
+        inventory(spark, ReportLocation(folder=str(tmp_path)), "manifest.json")
 
 
 def test_a_missing_manifest_is_not_found(spark: SparkSession, tmp_path: Path) -> None:
     """Typed, with the place in its words."""
     with pytest.raises(NotFound, match=r"manifest\.json"):
-        inventory(spark, Shelf(folder=str(tmp_path)), "manifest.json")
+        inventory(spark, ReportLocation(folder=str(tmp_path)), "manifest.json")

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batches_yard import BatchesYard
 
 from lakebed.cli import exits
-from lakebed.settings import env_name
+from lakebed.core.settings import env_name
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
-from spoken import line_of
+from support.accepted_batches import BatchesYard
+from support.process_output import line_of
 
 DEADLINE_S = 300.0
 pytestmark = pytest.mark.timeout(1200)
@@ -132,7 +132,7 @@ def test_a_run_reports_what_it_set_aside_and_ends_non_zero(command: Command, buc
     samples, orders = by_table["batches/samples"], by_table["topics/orders"]
     assert (50, 40, 10, 0) == tuple(samples[name] for name in ("rows_in", "good", "quarantined", "duplicates"))
     assert [damaged] == samples["unreadable"]
-    assert f"set aside: {damaged}" in words
+    assert f"quarantined: {damaged}" in words
     assert (2, 1, 1, 0) == tuple(orders[name] for name in ("rows_in", "good", "quarantined", "behind"))
     assert [("batches/samples", 2)] == [(each["table"], each["files_joined"]) for each in planned]
     assert [] == swept

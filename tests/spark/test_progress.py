@@ -8,12 +8,12 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from lakebed.pipeline.progress import Seen, Stages, watching
+from lakebed.spark.progress import JobProgress, StageCounter, watching
 
 
 def test_the_tasks_of_a_running_job_are_counted_up_to_the_end(spark: SparkSession) -> None:
     """While the job runs some of its tasks are done and some run; at the end all were seen."""
-    seen: list[Seen] = []
+    seen: list[JobProgress] = []
 
     def slowly(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
@@ -33,10 +33,10 @@ def test_the_tasks_of_a_running_job_are_counted_up_to_the_end(spark: SparkSessio
 
 def test_a_stage_that_spark_has_forgotten_is_done() -> None:
     """Stages come and go; the sum goes on."""
-    stages = Stages()
+    stages = StageCounter()
 
     first = stages.look({"1": (4, 1, 0)}, running=2)
     second = stages.look({"2": (6, 0, 1)}, running=1)
 
-    assert Seen("ready", 1, 4, 1, 2, 0) == first
-    assert Seen("ready", 2, 10, 4, 1, 1) == second
+    assert JobProgress("ready", 1, 4, 1, 2, 0) == first
+    assert JobProgress("ready", 2, 10, 4, 1, 1) == second

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from bad_batches import BAD, spoil, told_key
+from lakebed.batches.model import Sample
 from lakebed.cli import exits
 from lakebed.cli.main import run
-from lakebed.clock import SystemClock
-from lakebed.frame.model import Sample
-from lakebed.pipeline.settings import SparkSettings
-from lakebed.settings import env_name
+from lakebed.core.clock import SystemClock
+from lakebed.core.settings import env_name
+from lakebed.spark.settings import SparkSettings
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
-from rollup_kit import accept, by_hand, frame
+from support.bad_batches import BAD, spoil, told_key
+from support.rollup_fixtures import accept, by_hand, frame
 
 pytestmark = pytest.mark.timeout(600)
 MINUTE_NS = 60 * 10**9
@@ -69,7 +69,7 @@ def test_what_cannot_be_read_is_set_aside_by_key_and_the_rest_is_rolled_up_and_a
     assert bad.keys() == {each["key"] for each in report["unreadable"]}
     for each in report["unreadable"]:
         assert BAD[bad[each["key"]]] in each["problem"]
-        assert f"set aside: {each['key']}" in words
+        assert f"skipped: {each['key']}" in words
     assert (exits.FAILED, 0, bad.keys()) == (again, second["samples"], {each["key"] for each in second["unreadable"]})
     assert (exits.OK, 60, 1) == (asked, answer["resolution_s"], answer["sources"]["rollup"])
     assert "from rollups of 60 s: 1 rollup" in source
@@ -89,10 +89,10 @@ def test_other_windows_than_those_of_the_first_run_are_refused(
     now_ns = SystemClock().now_ns()
     asyncio.run(accept(bucket, frame("a", 0, [Sample("cpu", now_ns, 1.0)]), now_ns - 10**9))
     assert command("pipeline", "rollup", "--engine", "local")[0] == exits.OK
-    monkeypatch.setenv(env_name("rollup.windows_s"), "[10, 60]")
+    monkeypatch.setenv(env_name("rollups.windows_s"), "[10, 60]")
 
     code, report, words = command("pipeline", "rollup", "--engine", "local")
 
     assert (3, None) == (code, report)
-    assert "begun with [60, 300, 3600] s" in words
-    assert "rollup.windows_s" in words
+    assert "the stored rollups have [60, 300, 3600] s" in words
+    assert "rollups.windows_s" in words

@@ -6,18 +6,19 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from batches_yard import BatchesYard
 from pyspark.sql import SparkSession
 
-from bad_batches import BAD, BLOBS, entry_key, spoil
-from lakebed.context import Context, make_context
-from lakebed.feed import Limit
-from lakebed.parts import sections
-from lakebed.pipeline.ingested import IngestReport
-from lakebed.pipeline.samples import Samples
-from lakebed.settings import load
+from lakebed.core.context import Context
+from lakebed.core.feed import Limit
+from lakebed.core.settings import load
+from lakebed.pipeline.bronze.runs import IngestReport
+from lakebed.pipeline.bronze.samples import SampleLoader
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
+from lakebed.wiring.context import make_context
+from lakebed.wiring.parts import sections
+from support.accepted_batches import BatchesYard
+from support.bad_batches import BAD, BLOBS, entry_key, spoil
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -33,11 +34,11 @@ def yard(bucket: Store) -> BatchesYard:
 
 
 @pytest.fixture
-def samples(spark: SparkSession, context: Context) -> Samples:
-    return Samples(spark, context)
+def samples(spark: SparkSession, context: Context) -> SampleLoader:
+    return SampleLoader(spark, context)
 
 
-def drained(samples: Samples, limit: Limit = Limit(objects=100)) -> IngestReport | None:
+def drained(samples: SampleLoader, limit: Limit = Limit(objects=100)) -> IngestReport | None:
     total: IngestReport | None = None
     for _ in range(20):
         step = samples.step(limit)
@@ -47,7 +48,7 @@ def drained(samples: Samples, limit: Limit = Limit(objects=100)) -> IngestReport
     raise AssertionError("twenty steps were not enough")
 
 
-def seqs(samples: Samples) -> list[tuple[str, int]]:
+def seqs(samples: SampleLoader) -> list[tuple[str, int]]:
     rows = samples.table.read(columns=["agent_id", "seq"]).collect()
     return sorted((row["agent_id"], row["seq"]) for row in rows)
 
@@ -56,7 +57,7 @@ def numbers(count: int, agent: str = "agent-a") -> list[tuple[str, int]]:
     return [(agent, n) for n in range(count)]
 
 
-def test_every_accepted_sample_is_in_the_table_once(samples: Samples, yard: BatchesYard) -> None:
+def test_every_accepted_sample_is_in_the_table_once(samples: SampleLoader, yard: BatchesYard) -> None:
     """Steps of any size give the same table and tell how far they lag; a run that finds nothing new changes nothing."""
     for n in range(5):
         yard.accept(n * 10, n * 10 + 9, at_s=n * 0.5)
@@ -89,7 +90,7 @@ def test_every_accepted_sample_is_in_the_table_once(samples: Samples, yard: Batc
     )
 
 
-def test_late_batches_come_in_whenever_they_are_indexed(samples: Samples, yard: BatchesYard) -> None:
+def test_late_batches_come_in_whenever_they_are_indexed(samples: SampleLoader, yard: BatchesYard) -> None:
     """Within the overlap the index is looked through again; beyond it the reconciler's note brings them."""
     yard.accept(100, 109, at_s=10_000)
     drained(samples)
@@ -104,7 +105,7 @@ def test_late_batches_come_in_whenever_they_are_indexed(samples: Samples, yard: 
     assert samples.step(Limit()) is None
 
 
-def test_what_cannot_be_read_is_set_aside_once_and_the_rest_goes_on(samples: Samples, yard: BatchesYard) -> None:
+def test_what_cannot_be_read_is_set_aside_once_and_the_rest_goes_on(samples: SampleLoader, yard: BatchesYard) -> None:
     """Missing, half-written, another hash, a later format, an entry that is none: in = good + quarantined + duplicates,
     and each object's key and reason are a row of the quarantine."""
     yard.accept(0, 9)
@@ -122,14 +123,14 @@ def test_what_cannot_be_read_is_set_aside_once_and_the_rest_goes_on(samples: Sam
     assert (20 + blobs, 15, blobs, 5) == (report.rows_in, report.good, report.quarantined, report.duplicates)
     assert set(bad) == set(report.unreadable)
     assert not report.sound
-    aside = {row["key"]: row for row in samples.aside.table.read().collect()}
+    aside = {row["key"]: row for row in samples.quarantine.table.read().collect()}
     assert bad.keys() == aside.keys()
     for at, words in bad.items():
         assert words in aside[at]["problem"]
     assert numbers(15) == seqs(samples)
 
 
-def test_what_was_set_aside_comes_in_when_it_is_mended(samples: Samples, yard: BatchesYard) -> None:
+def test_what_was_set_aside_comes_in_when_it_is_mended(samples: SampleLoader, yard: BatchesYard) -> None:
     """A retry reads it again: mended batches leave the quarantine for the table, once, the others stay."""
     mended = yard.accept(0, 9)
     frame = yard.frame(mended)
@@ -146,7 +147,7 @@ def test_what_was_set_aside_comes_in_when_it_is_mended(samples: Samples, yard: B
     assert (20, 10, 10) == (report.rows_in, report.good, report.quarantined)
     assert (0, (lost,)) == (again.good, again.unreadable)
     assert numbers(10) == seqs(samples)
-    assert [lost] == [row["key"] for row in samples.aside.table.read().collect()]
+    assert [lost] == [row["key"] for row in samples.quarantine.table.read().collect()]
     assert samples.step(Limit()) is None
 
 
@@ -156,7 +157,7 @@ def test_two_runs_at_once_take_every_batch_once(spark: SparkSession, context: Co
         yard.accept(n * 10, n * 10 + 9, at_s=n * 0.1)
 
     with ThreadPoolExecutor(2) as pool:
-        reports = list(pool.map(lambda _: drained(Samples(spark, context), Limit(objects=2)), range(2)))
+        reports = list(pool.map(lambda _: drained(SampleLoader(spark, context), Limit(objects=2)), range(2)))
 
     assert 60 == sum(report.good for report in reports if report)
-    assert numbers(60) == seqs(Samples(spark, context))
+    assert numbers(60) == seqs(SampleLoader(spark, context))

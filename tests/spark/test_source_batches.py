@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batches_yard import ACCEPTED_NS, BatchesYard, samples_of
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import lakebed.spark
-from lakebed.frame.model import Identity
-from lakebed.parts import sections
-from lakebed.settings import Settings, load
+from lakebed.batches.model import BatchIdentity
+from lakebed.core.settings import Settings, load
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
+from lakebed.wiring.parts import sections
+from support.accepted_batches import ACCEPTED_NS, BatchesYard, samples_of
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -53,7 +53,7 @@ def test_every_sample_comes_back_in_every_column(source: Any, yard: BatchesYard)
     rows = source().orderBy("seq").collect()
 
     assert list(range(60)) == [row["seq"] for row in rows]
-    wanted = samples_of(Identity("agent-a", "boot-1", 0, 59))
+    wanted = samples_of(BatchIdentity("agent-a", "boot-1", 0, 59))
     for row, sample in zip(rows, wanted, strict=True):
         assert (row["agent_id"], row["boot_id"]) == ("agent-a", "boot-1")
         assert (row["metric"], row["labels"], row["value"]) == (sample.metric, dict(sample.labels), sample.value)

@@ -8,21 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batches_yard import BatchesYard
-from log_yard import LogYard
 from pyspark.sql import SparkSession
 
 import lakebed.spark
-from lakebed.context import make_context
+from lakebed.core.settings import load
 from lakebed.delta.model import TableSpec
-from lakebed.parts import sections
-from lakebed.pipeline.tables.location import Location
 from lakebed.pipeline.tables.table import Table
 from lakebed.queue.model import KeyValueEntry
-from lakebed.queue.queue import Queue
-from lakebed.settings import load
+from lakebed.queue.roles import Queue
+from lakebed.spark.location import Location
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
+from lakebed.wiring.context import make_context
+from lakebed.wiring.parts import sections
+from support.accepted_batches import BatchesYard
+from support.topic_records import LogYard
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -48,7 +48,7 @@ def test_the_page_s_examples_run(
     first, *blocks = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     spec = TableSpec("copied/orders", spark.createDataFrame([], "partition int, offset bigint").schema.json())
     location = Location.of(bucket_settings)
-    table = Table(spark, spec, store=bucket, location=location, clock=context.clock, ids=context.ids)
+    table = Table(spark, spec, context.on(bucket), location=location)
     names: dict[str, Any] = {"spark": spark, "checkpoint": str(tmp_path / "checkpoint"), "settings": context.settings}
 
     exec(first, names)  # registers by the environment, in which there is no bucket here

@@ -8,20 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batches_yard import BatchesYard
-from log_yard import LogYard
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import lakebed.spark
-from lakebed.context import Context, make_context
-from lakebed.parts import sections
+from lakebed.core.context import Context
+from lakebed.core.settings import load
 from lakebed.pipeline.tables.sink import TableSink
 from lakebed.queue.model import KeyValueEntry
-from lakebed.queue.queue import Queue
-from lakebed.settings import load
+from lakebed.queue.roles import Queue
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
+from lakebed.wiring.context import make_context
+from lakebed.wiring.parts import sections
+from support.accepted_batches import BatchesYard
+from support.topic_records import LogYard
 
 
 @pytest.fixture

@@ -9,14 +9,15 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from lakebed.clock import SystemClock
-from lakebed.delta.model import Batch, TableSpec
-from lakebed.errors import Invalid, NotFound
-from lakebed.ids import Ids
-from lakebed.pipeline.tables.location import Location
+from lakebed.core.clock import SystemClock
+from lakebed.core.errors import Invalid, NotFound
+from lakebed.core.ids import Ids
+from lakebed.delta.model import TableSpec, WriteBatch
 from lakebed.pipeline.tables.table import Table
+from lakebed.spark.location import Location
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
+from support.delta_tables import runtime_on
 
 Open = Callable[[TableSpec], Table]
 
@@ -24,7 +25,7 @@ Open = Callable[[TableSpec], Table]
 @pytest.fixture
 def opened(spark: SparkSession, bucket: Store, bucket_settings: StoreSettings) -> Open:
     def open_(spec: TableSpec) -> Table:
-        return Table(spark, spec, store=bucket, location=Location.of(bucket_settings), clock=SystemClock(), ids=Ids())
+        return Table(spark, spec, runtime_on(bucket, SystemClock(), Ids()), location=Location.of(bucket_settings))
 
     return open_
 
@@ -99,13 +100,13 @@ def test_a_replace_makes_the_rows_the_whole_table(spark: SparkSession, opened: O
 
 def test_the_same_batch_changes_nothing_twice(spark: SparkSession, opened: Open, spec: TableSpec) -> None:
     """A repeated batch is told apart, whichever way it writes and whichever process asks."""
-    opened(spec).append(rows(spark, 0, 10), Batch("ticks", 1))
-    opened(spec).upsert(rows(spark, 0, 5, "new"), Batch("ticks", 2))
+    opened(spec).append(rows(spark, 0, 10), WriteBatch("ticks", 1))
+    opened(spec).upsert(rows(spark, 0, 5, "new"), WriteBatch("ticks", 2))
 
     repeats = [
-        opened(spec).append(rows(spark, 0, 10), Batch("ticks", 1)),
-        opened(spec).upsert(rows(spark, 0, 5), Batch("ticks", 2)),
-        opened(spec).replace(rows(spark, 0, 5), Batch("ticks", 2)),
+        opened(spec).append(rows(spark, 0, 10), WriteBatch("ticks", 1)),
+        opened(spec).upsert(rows(spark, 0, 5), WriteBatch("ticks", 2)),
+        opened(spec).replace(rows(spark, 0, 5), WriteBatch("ticks", 2)),
     ]
 
     assert all(done.repeated for done in repeats)

@@ -7,16 +7,17 @@ from pathlib import Path
 
 import fastavro
 import pytest
-from log_yard import LogYard
 from pyspark.sql import SparkSession
 
-from lakebed.context import Context, make_context
-from lakebed.feed import Limit
-from lakebed.parts import sections
-from lakebed.pipeline.topics import Topic
-from lakebed.pipeline.topics_decode import read_topic_contract
-from lakebed.settings import load
+from lakebed.core.context import Context
+from lakebed.core.feed import Limit
+from lakebed.core.settings import load
+from lakebed.pipeline.bronze.topics import TopicLoader
+from lakebed.pipeline.bronze.topics_decode import read_topic_contract
 from lakebed.store.settings import StoreSettings
+from lakebed.wiring.context import make_context
+from lakebed.wiring.parts import sections
+from support.topic_records import LogYard
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -48,7 +49,7 @@ def test_records_become_rows_or_have_a_reason(spark: SparkSession, context: Cont
     """Every record is a row of the table or of the quarantine: in = good + quarantined, and again changes nothing."""
     yard.append("orders", b'{"id": 1, "amount": 10.10, "at": "2026-01-02T03:04:05Z", "more": 1}', b"{half a rec")
     yard.append("orders", b'{"amount": 1}', b'{"id": 2, "amount": 1.005}', b'{"id": 3, "amount": -1}', partition=1)
-    topic = Topic(spark, context, read_topic_contract(JSON, "orders.yaml"))
+    topic = TopicLoader(spark, context, read_topic_contract(JSON, "orders.yaml"))
 
     report = topic.step(Limit())
 
@@ -71,14 +72,14 @@ def test_a_topic_goes_on_from_the_offsets_in_its_table(spark: SparkSession, cont
     for n in range(4):
         yard.append("orders", *(b'{"id": %d}' % (n * 3 + i) for i in range(3)))
 
-    first = Topic(spark, context, made).step(Limit(rows=5))
+    first = TopicLoader(spark, context, made).step(Limit(rows=5))
     yard.compact("orders")
-    second = Topic(spark, context, made).step(Limit())
+    second = TopicLoader(spark, context, made).step(Limit())
 
     assert first is not None
     assert second is not None
     assert ((5, 7), (7, 0)) == ((first.good, first.behind), (second.good, second.behind))
-    topic = Topic(spark, context, made)
+    topic = TopicLoader(spark, context, made)
     assert [(n, n + 1) for n in range(12)] == sorted((r["id"], r["_offset"]) for r in topic.table.read().collect())
 
 
@@ -89,7 +90,7 @@ def test_avro_payloads_are_judged_alike_and_damaged_slices_are_set_aside(
     text = "table: notes\nkeys: [id]\npayload: avro\ncolumns:\n  id: {type: long, required: true}\n  note: string\n"
     made = read_topic_contract(text + f"avro: {AVRO}", "notes.yaml")
     yard.append("notes", avro(1, "one"), b"\xff", avro(2, "two"))
-    topic = Topic(spark, context, made)
+    topic = TopicLoader(spark, context, made)
     first = topic.step(Limit())
     yard.append("notes", avro(3, "three"), avro(4, "four"))
     keys = yard.damage_all("llog/wal-shared/")

@@ -8,21 +8,22 @@ from typing import Any
 
 import msgspec
 import pytest
-from batches_yard import ACCEPTED_NS, BatchesYard
 from pyspark.sql import SparkSession
 
-from lakebed.clock import ManualClock, SystemClock
-from lakebed.context import Context, make_context
-from lakebed.errors import Invalid
-from lakebed.feed import Limit
-from lakebed.parts import sections
-from lakebed.pipeline.bronze_workers import workers
-from lakebed.pipeline.samples import Samples
-from lakebed.pipeline.settings import SparkSettings
-from lakebed.pipeline.upkeep import Upkeep
-from lakebed.settings import load
+from lakebed.core.clock import ManualClock, SystemClock
+from lakebed.core.context import Context
+from lakebed.core.errors import Invalid
+from lakebed.core.feed import Limit
+from lakebed.core.settings import load
+from lakebed.pipeline.bronze.samples import SampleLoader
+from lakebed.pipeline.tables.maintenance import TableMaintenance
+from lakebed.pipeline.workers import bronze_workers
+from lakebed.spark.settings import SparkSettings
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
+from lakebed.wiring.context import make_context
+from lakebed.wiring.parts import sections
+from support.accepted_batches import ACCEPTED_NS, BatchesYard
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -42,15 +43,15 @@ def contexts(bucket_settings: StoreSettings) -> Any:
     return at
 
 
-def filled(spark: SparkSession, context: Context, bucket: Store, steps: int) -> Samples:
-    yard, samples = BatchesYard(bucket), Samples(spark, context)
+def filled(spark: SparkSession, context: Context, bucket: Store, steps: int) -> SampleLoader:
+    yard, samples = BatchesYard(bucket), SampleLoader(spark, context)
     for n in range(steps):
         yard.accept(n * 10, n * 10 + 9, at_s=n)
         assert samples.step(Limit()) is not None
     return samples
 
 
-def seqs(samples: Samples, version: int | None = None) -> list[int]:
+def seqs(samples: SampleLoader, version: int | None = None) -> list[int]:
     return sorted(row["seq"] for row in samples.table.read(version, columns=["seq"]).collect())
 
 
@@ -65,7 +66,7 @@ def test_joining_files_keeps_every_row_and_every_version(spark: SparkSession, co
     """One file instead of three; a reader of an older version, and one of what was added, see what they saw."""
     context = contexts(0)
     samples = filled(spark, context, bucket, 3)
-    upkeep = Upkeep(context, lambda: spark)
+    upkeep = TableMaintenance(context, lambda: spark)
 
     planned = upkeep.compact(dry_run=True)
     (done,) = upkeep.compact()
@@ -87,28 +88,28 @@ def test_joining_files_keeps_every_row_and_every_version(spark: SparkSession, co
 def test_vacuum_spares_what_a_kept_version_needs(spark: SparkSession, contexts: Any, bucket: Store) -> None:
     """A reader at a pinned version reads on for the kept time; afterwards only what the table is stays."""
     samples = filled(spark, contexts(0), bucket, 2)
-    Upkeep(contexts(0), lambda: spark).compact()
+    TableMaintenance(contexts(0), lambda: spark).compact()
 
-    early = Upkeep(contexts(KEEP_S / 2)).vacuum()
+    early = TableMaintenance(contexts(KEEP_S / 2)).vacuum()
     pinned = seqs(samples, 1)
-    planned = Upkeep(contexts(KEEP_S * 2)).vacuum(dry_run=True)
+    planned = TableMaintenance(contexts(KEEP_S * 2)).vacuum(dry_run=True)
     before = parquets(bucket)
-    (late,) = Upkeep(contexts(KEEP_S * 2)).vacuum()
+    (late,) = TableMaintenance(contexts(KEEP_S * 2)).vacuum()
 
     assert ([], list(range(20)), 3) == (early, pinned, before)
     assert [late] == planned
     assert (2, 1) == (late.files_swept, parquets(bucket))
     assert list(range(20)) == seqs(samples)
     with pytest.raises(Invalid, match="no table"):
-        Upkeep(contexts(0)).vacuum("batches/sample")
+        TableMaintenance(contexts(0)).vacuum("batches/sample")
 
 
 def test_retention_removes_samples_by_their_acceptance(spark: SparkSession, contexts: Any, bucket: Store) -> None:
     """Samples older than the retention go; without one everything stays."""
     samples = filled(spark, contexts(0), bucket, 1)
 
-    kept = Upkeep(contexts(0), lambda: spark).expire()
-    (done,) = Upkeep(contexts(0, **{"bronze.retention_days": 1}), lambda: spark).expire()
+    kept = TableMaintenance(contexts(0), lambda: spark).expire()
+    (done,) = TableMaintenance(contexts(0, **{"bronze.retention_days": 1}), lambda: spark).expire()
 
     assert ([], 10, []) == (kept, done.rows_removed, seqs(samples))
     assert samples.step(Limit()) is None  # what has left does not come in again
@@ -119,7 +120,7 @@ def test_the_workers_bring_batches_in_and_keep_the_table_by_themselves(
 ) -> None:
     """Two steps become two files, then one: nobody typed a command."""
     context = msgspec.structs.replace(contexts(0, **EAGER, **spark_settings.as_layer()), clock=SystemClock())
-    yard, samples = BatchesYard(bucket), Samples(spark, context)
+    yard, samples = BatchesYard(bucket), SampleLoader(spark, context)
 
     async def until(held: Callable[[], bool], worker: asyncio.Task[None]) -> None:
         async with asyncio.timeout(300):
@@ -128,7 +129,7 @@ def test_the_workers_bring_batches_in_and_keep_the_table_by_themselves(
                 await asyncio.sleep(0.1)
 
     async def play() -> None:
-        ingest, upkeep = workers(context)
+        ingest, upkeep = bronze_workers(context)
         assert ("bronze-ingest", "bronze-upkeep") == (ingest.name, upkeep.name)
         bringing = asyncio.create_task(ingest.run())
         for number in range(2):

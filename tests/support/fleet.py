@@ -12,14 +12,15 @@ from typing import Any
 import msgspec
 from httpx2 import AsyncClient, HTTPError
 
-from lakebed.clock import SystemClock
-from lakebed.context import Context, make_context
+from lakebed.core.clock import SystemClock
+from lakebed.core.context import Context
+from lakebed.core.ids import Ids
+from lakebed.core.settings import env_name, load
 from lakebed.embedded.child import Child
 from lakebed.embedded.ports import HOST, HeldPorts
-from lakebed.ids import Ids
-from lakebed.parts import sections
-from lakebed.settings import env_name, load
 from lakebed.store.settings import StoreSettings
+from lakebed.wiring.context import make_context
+from lakebed.wiring.parts import sections
 
 DEADLINE_S = 150.0  # for a process to become ready on a busy machine; a pass waits for none of it
 TESTS = Path(__file__).parent.parent

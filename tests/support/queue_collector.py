@@ -11,13 +11,14 @@ import sys
 
 import msgspec
 
-from lakebed.context import Context, make_context
-from lakebed.errors import Fenced, LakebedError
-from lakebed.parts import sections
+from lakebed.core.context import Context
+from lakebed.core.errors import Fenced, LakebedError
+from lakebed.core.settings import load
 from lakebed.queue.collector import Collector
 from lakebed.queue.model import CollectedBatch
-from lakebed.queue.queue import Queue
-from lakebed.settings import load
+from lakebed.queue.roles import Queue
+from lakebed.wiring.context import make_context
+from lakebed.wiring.parts import sections
 
 
 async def collect(context: Context, name: str) -> None:

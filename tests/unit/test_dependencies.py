@@ -16,7 +16,7 @@ import lakebed
 ROOT = Path(lakebed.__file__).parent
 PROJECT = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text())["project"]
 # Loaded only where an extra of this name is asked for, by a setting or a command that says so.
-EXTRAS = {"meta/oxia.py": "oxia", "meta/oxia_session.py": "oxia"}
+EXTRAS = {"meta/oxia/backend.py": "oxia", "meta/oxia/session.py": "oxia", "core/traces/export.py": "traces"}
 
 
 def test_every_import_is_of_a_package_that_is_installed() -> None:

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from lakebed.parts import PARTS
-
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
 
@@ -32,19 +30,18 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert [] == [link for link in links if "://" not in link and not (page.parent / link).exists()]
 
 
-def test_every_part_has_its_page_and_its_row() -> None:
-    """A part that plugs in is described, and the README leads to it."""
-    readme = (ROOT / "README.md").read_text()
-
-    for part in PARTS:
-        if place := part.component or part.workers:
-            folder = place.split(".")[1]
-            assert f"docs/parts/{folder}.md" in readme, part.name
-
-
 def test_pinned_requirements_carry_no_addresses() -> None:
     """The lock file pins every line to one version and names no place to download from."""
     text = (ROOT / "requirements.lock").read_text()
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
 
     assert [] == [line for line in lines if not re.fullmatch(r"[A-Za-z0-9_.\[\]-]+==[A-Za-z0-9_.+!-]+( ;.*)?", line)]
+
+
+def test_every_file_that_the_architecture_names_exists() -> None:
+    """The map of what to change where leads to files that are there."""
+    text = (ROOT / "docs/architecture.md").read_text()
+    named = {name for name in re.findall(r"`([a-z_/]+\.py)`", text) if "/" in name}
+
+    assert len(named) > 30
+    assert [] == sorted(name for name in named if not (ROOT / "src/lakebed" / name).exists())

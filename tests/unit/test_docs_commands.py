@@ -33,7 +33,7 @@ def commands() -> dict[tuple[str, ...], set[str]]:
 
 def settings() -> tuple[set[str], set[str]]:
     """Every setting, and every variable."""
-    text = (ROOT / "docs/reference/settings.md").read_text()
+    text = "".join((ROOT / "docs/reference" / name).read_text() for name in ("settings.md", "settings-advanced.md"))
     return set(re.findall(r"^\| `([a-z_.]+)`<br>", text, re.M)), set(re.findall(r"`(LAKEBED_[A-Z_]+)`", text))
 
 

@@ -38,8 +38,8 @@ def test_direct_use_is_caught_in_a_part(code: str) -> None:
 @pytest.mark.parametrize(
     ("code", "file"),
     [
-        ("import time", "src/lakebed/clock.py"),
-        ("import random", "src/lakebed/ids.py"),
+        ("import time", "src/lakebed/core/clock.py"),
+        ("import random", "src/lakebed/core/ids.py"),
         ("import obstore", "src/lakebed/store/obstore_client.py"),
         ("import pyspark", "src/lakebed/pipeline/anything.py"),
     ],

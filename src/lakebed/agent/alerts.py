@@ -1,4 +1,4 @@
-"""Local alerts: a log line, a metric and a file. `alerts/<kind>.json` exists exactly as long as the trouble does."""
+"""Local alerts: a log line, a metric and a file. `alerts/<kind>.json` exists exactly as long as the problem does."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 
 import msgspec
 
-from lakebed import logs
-from lakebed.agent.model import Alert
-from lakebed.metrics import Metrics
+from lakebed.agent.model import AgentAlert
+from lakebed.core import logs
+from lakebed.core.metrics import Metrics
 
 KINDS = {
     "identity_conflict": "another batch was accepted under the identity of a queued one; see lakebed agent conflicts",
-    "boot_quarantined": "an operator set this boot aside: restart the agent for a new one; see lakebed agent conflicts",
-    "rejected": "a collector will never take a queued batch; see lakebed agent conflicts",
+    "boot_quarantined": "an operator quarantined this boot: restart the agent; see lakebed agent conflicts",
+    "rejected": "a collector rejected a queued batch for good; see lakebed agent conflicts",
     "corrupt": "a queued batch is damaged on this disk; see lakebed agent conflicts",
-    "denied": "collectors refuse the agent's token or its agent_id",
-    "misrouted": "what answers at a collector's address is not a collector",
+    "denied": "collectors reject the agent's token or its agent_id",
+    "misrouted": "the server at a collector's address is not a collector",
     "queue_full": "the queue is full",
-    "disk_trouble": "the queue's disk refuses writes",
-    "tick_refused": "a tick will never be taken as it is; see lakebed agent ticks list",
-    "ticks_stuck": "ticks wait, and the service does not take them now",
+    "disk_trouble": "the disk of the queue fails",
+    "tick_refused": "a tick was rejected for good; see lakebed agent ticks list",
+    "ticks_stuck": "ticks are waiting, and the service does not accept them now",
 }
 PARKED_KINDS = (
     "identity_conflict",
@@ -37,14 +37,14 @@ class Alerts:
     def __init__(self, folder: Path, *, metrics: Metrics, now_ms: Callable[[], int]) -> None:
         self._folder, self._metrics, self._now_ms = folder, metrics, now_ms
         self._log = logs.logger("agent")
-        self._on: dict[str, Alert] = {alert.kind: alert for alert in read_alerts(folder)}
+        self._on: dict[str, AgentAlert] = {alert.kind: alert for alert in read_alerts(folder)}
         self._shown_on()
 
     def on(self, kind: str, message: str, **detail: Any) -> None:
         """Raises the alert, or counts it once more. Never fails: the disk may be the very thing in trouble."""
         now, before = self._now_ms(), self._on.get(kind)
         first, count = (before.first_at_ms, before.count + 1) if before else (now, 1)
-        alert = Alert(kind, message, first, now, count, detail)
+        alert = AgentAlert(kind, message, first, now, count, detail)
         self._on[kind] = alert
         self._metrics.counter("lakebed_agent_alerts_total").labels(kind).inc()
         self._shown_on()
@@ -68,10 +68,10 @@ class Alerts:
             self._metrics.gauge("lakebed_agent_alert_on").labels(kind).set(kind in self._on)
 
 
-def read_alerts(folder: Path) -> list[Alert]:
+def read_alerts(folder: Path) -> list[AgentAlert]:
     """The alerts that are on, oldest first."""
     found = []
     for path in folder.glob("*.json"):
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            found.append(msgspec.json.decode(path.read_bytes(), type=Alert))
+            found.append(msgspec.json.decode(path.read_bytes(), type=AgentAlert))
     return sorted(found, key=lambda alert: alert.first_at_ms)

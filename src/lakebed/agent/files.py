@@ -1,13 +1,19 @@
-"""The few things the queue asks of a file system, each with the fsync that makes it last.
+"""The file operations of the disk queue, each with the fsync that makes it durable, and the ledger of the queue.
 
-A seam on purpose: the crash tests run the queue over one that stops at every step and forgets what was not synced.
+An interface on purpose: the crash tests run the queue over one that stops at every step and loses what was not synced.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lakebed.agent.model import LedgerVerb
 
 BLOCK_BYTES = 4096  # what a small file really takes on common file systems
 
@@ -72,3 +78,19 @@ class Files:
 def disk_bytes(size_bytes: int) -> int:
     """What a file of this size costs the disk: whole blocks."""
     return max(1, -(-size_bytes // BLOCK_BYTES)) * BLOCK_BYTES
+
+
+LEDGER_BYTES_MAX = 4 * 1024 * 1024  # then the file becomes `ledger.1.jsonl` and a new one begins
+
+
+class QueueLedger:
+    def __init__(self, path: Path, files: Files, now_ms: Callable[[], int]) -> None:
+        self._path, self._files, self._now_ms = path, files, now_ms
+
+    def note(self, what: LedgerVerb, **facts: Any) -> None:
+        """Adds a line, synced. A disk that refuses the line must not stop the agent: the metrics still count."""
+        line = msgspec.json.encode({"at_ms": self._now_ms(), "what": what, **facts}) + b"\n"
+        with contextlib.suppress(OSError):
+            if self._path.exists() and self._path.stat().st_size + len(line) > LEDGER_BYTES_MAX:
+                self._path.replace(self._path.with_suffix(".1.jsonl"))
+            self._files.append(self._path, line)

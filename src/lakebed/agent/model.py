@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from lakebed.errors import Conflict, Overloaded, Unavailable
-from lakebed.frame.model import Identity
+from lakebed.batches.model import BatchIdentity
+from lakebed.core.errors import Conflict, Overloaded, Unavailable
 
 QUEUE_FORMAT = "lakebed.agent_queue.v1"
 PARKED_FORMAT = "lakebed.agent_parked.v1"
@@ -37,14 +37,14 @@ class DiskTrouble(Unavailable):
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """A batch whose number and bytes are fixed for ever: whatever happens next, it is only ever offered as this."""
+    """A batch whose number and bytes never change: every retry sends exactly this."""
 
-    identity: Identity
+    identity: BatchIdentity
     data: bytes
     sha256: str
 
 
-class Queued(msgspec.Struct, frozen=True):
+class QueuedBatch(msgspec.Struct, frozen=True):
     """A batch on disk. Everything here is in the file's name, so opening a queue reads no batch."""
 
     boot: int  # ordinal of the boot among those in this queue: older boots are sent first
@@ -63,7 +63,7 @@ class Queued(msgspec.Struct, frozen=True):
         return self.seq_end - self.seq_start + 1
 
 
-class Parked(msgspec.Struct, frozen=True):
+class ParkedBatch(msgspec.Struct, frozen=True):
     """Why a batch left the retry order. Kept beside its bytes until the owner decides."""
 
     agent_id: str
@@ -81,7 +81,7 @@ class Parked(msgspec.Struct, frozen=True):
     format: str = PARKED_FORMAT
 
 
-class Alert(msgspec.Struct, frozen=True):
+class AgentAlert(msgspec.Struct, frozen=True):
     """Something the agent's owner has to know, for as long as it lasts."""
 
     kind: str
@@ -92,9 +92,9 @@ class Alert(msgspec.Struct, frozen=True):
     detail: dict[str, Any] = {}
 
 
-class Stored(msgspec.Struct, frozen=True):
+class AppendResult(msgspec.Struct, frozen=True):
     """What an append did: batches stored, and older ones (or these) given up because the queue was full."""
 
-    stored: tuple[Queued, ...]
+    stored: tuple[QueuedBatch, ...]
     dropped_batches: int = 0
     dropped_samples: int = 0

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 
-from lakebed.agent.model import Parked, Queued
+from lakebed.agent.model import ParkedBatch, QueuedBatch
 
 BATCH, UNFINISHED, REASON = ".lmbatch", ".tmp", ".json"
 LOCK, ABOUT, LEDGER = "lock", "queue.json", "ledger.jsonl"
@@ -52,9 +52,9 @@ def parse_parked(name: str) -> tuple[str, str] | None:
     return (bytes.fromhex(found[1]).decode(errors="replace"), found[2]) if found else None
 
 
-def queued_path(entry: Queued) -> tuple[str, str]:
+def queued_path(entry: QueuedBatch) -> tuple[str, str]:
     return boot_folder(entry.boot, entry.boot_id), batch_file(entry.seq_start, entry.seq_end, entry.sha256)
 
 
-def parked_path(parked: Parked) -> str:
+def parked_path(parked: ParkedBatch) -> str:
     return parked_file(parked.boot_id, parked.seq_start, parked.seq_end, parked.submitted_frame_sha256)

@@ -12,16 +12,15 @@ from pathlib import Path
 import msgspec
 
 from lakebed.agent import paths
-from lakebed.agent.files import Files
-from lakebed.agent.ledger import Ledger
-from lakebed.agent.model import QUEUE_FORMAT, Queued, QueueInUse
-from lakebed.errors import Invalid
+from lakebed.agent.files import Files, QueueLedger
+from lakebed.agent.model import QUEUE_FORMAT, QueuedBatch, QueueInUse
+from lakebed.core.errors import Invalid
 
 
-class Recovered(msgspec.Struct, frozen=True):
+class RecoveredQueue(msgspec.Struct, frozen=True):
     """Waiting batches, oldest first, the next boot's ordinal, and how many unfinished files were cut off."""
 
-    entries: tuple[Queued, ...]
+    entries: tuple[QueuedBatch, ...]
     next_boot: int
     torn: int
 
@@ -40,7 +39,7 @@ def lock(folder: Path) -> int:
 
 
 def claim(folder: Path, agent_id: str, files: Files) -> None:
-    """Makes the folder this agent's queue for ever. Raises Invalid when it is another's, or of another format."""
+    """Makes the folder the queue of this agent only. Raises Invalid when it is another's, or of another format."""
     about = folder / paths.ABOUT
     wanted = {"format": QUEUE_FORMAT, "agent_id": agent_id}
     if not about.exists():
@@ -57,10 +56,10 @@ def claim(folder: Path, agent_id: str, files: Files) -> None:
         files.make_folder(folder / name)
 
 
-def recover(folder: Path, files: Files, ledger: Ledger) -> Recovered:
+def recover(folder: Path, files: Files, ledger: QueueLedger) -> RecoveredQueue:
     """Brings the folder back to order after whatever happened to the agent before."""
-    _mend_parked(folder, files)
-    entries: list[Queued] = []
+    _repair_parked(folder, files)
+    entries: list[QueuedBatch] = []
     next_boot, torn = 1, 0
     boots = [(place, name) for name in names(folder / paths.BOOTS) if (place := paths.parse_boot(name))]
     for (ordinal, boot_id), name in sorted(boots):
@@ -70,21 +69,21 @@ def recover(folder: Path, files: Files, ledger: Ledger) -> Recovered:
         torn += cut
         if not found:
             files.remove_folder(folder / paths.BOOTS / name)
-    return Recovered(tuple(entries), next_boot, torn)
+    return RecoveredQueue(tuple(entries), next_boot, torn)
 
 
-def entry_of(boot: int, boot_id: str, name: str, size_bytes: int) -> Queued:
-    """The batch a file name tells of."""
+def entry_of(boot: int, boot_id: str, name: str, size_bytes: int) -> QueuedBatch:
+    """The batch of a file name."""
     place = paths.parse_batch(name)
     assert place is not None
-    return Queued(boot, boot_id, *place, size_bytes)
+    return QueuedBatch(boot, boot_id, *place, size_bytes)
 
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def _mend_parked(folder: Path, files: Files) -> None:
+def _repair_parked(folder: Path, files: Files) -> None:
     parked = folder / paths.PARKED
     found = set(names(parked))
     for name in found:
@@ -94,11 +93,11 @@ def _mend_parked(folder: Path, files: Files) -> None:
         ):
             files.unlink(parked / name)
         elif name.endswith(paths.BATCH) and name + paths.REASON not in found:
-            files.rename(parked / name, folder / paths.RETURNED / name)  # nobody knows why: ask again
+            files.rename(parked / name, folder / paths.RETURNED / name)  # the reason is lost: send it again
 
 
-def _boot(ordinal: int, boot_id: str, folder: Path, files: Files, ledger: Ledger) -> tuple[list[Queued], int]:
-    entries: list[Queued] = []
+def _boot(ordinal: int, boot_id: str, folder: Path, files: Files, ledger: QueueLedger) -> tuple[list[QueuedBatch], int]:
+    entries: list[QueuedBatch] = []
     torn = 0
     for file in os.scandir(folder):
         if file.name.endswith(paths.UNFINISHED):

@@ -1,7 +1,7 @@
 """The agent whole: sources → batcher → disk queue → sender, and an orderly stop.
 
 At a stop nothing that was read is left in memory: sources end, the batcher flushes to the disk, the sender finishes
-what is under way within `stop_s`, and the rest waits on disk for the next start.
+what is in progress within `stop_s`, and the rest waits on disk for the next start.
 """
 
 from __future__ import annotations
@@ -11,38 +11,44 @@ import contextlib
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lakebed import logs
 from lakebed.agent import paths
 from lakebed.agent.alerts import Alerts, read_alerts
 from lakebed.agent.batcher import Batcher, BatchLimits
-from lakebed.agent.model import Frame, QueueFull, Stored
-from lakebed.agent.order import Order, OrderLimits
+from lakebed.agent.disk_queue import DiskQueue, QueueLimits
+from lakebed.agent.model import AppendResult, Frame, QueueFull
+from lakebed.agent.order import SendLimits, SendOrder
 from lakebed.agent.sender import Sender
 from lakebed.agent.settings import AgentSettings
 from lakebed.agent.sources.host import HostSource
-from lakebed.agent.sources.listen import LOOPBACK, Listener, LoopbackServer, bind
 from lakebed.agent.sources.scrape import ScrapeSource
 from lakebed.agent.sources.stdin import StdinSource
-from lakebed.agent.spool import Spool, SpoolLimits
 from lakebed.agent.transport import HttpTransport
 from lakebed.agent.waiting import cancel, in_thread
-from lakebed.clock import Clock, now_ms
-from lakebed.context import Worker
-from lakebed.errors import Overloaded, Unavailable
-from lakebed.frame.model import check_id
-from lakebed.ids import Ids
-from lakebed.metrics import Metrics
+from lakebed.batches.model import check_id
+from lakebed.core import logs
+from lakebed.core.clock import now_ms
+from lakebed.core.context import Worker
+from lakebed.core.errors import Overloaded, Unavailable
+from lakebed.core.runtime import Runtime
+
+if TYPE_CHECKING:
+    from lakebed.agent.sources.listen import LoopbackServer
 
 RESTART_S = 1.0  # before a source that failed is started again
+BACKOFF_BASE_S = 0.5  # first wait after a failed send; doubled each time, with jitter
+BACKOFF_CAP_S = 30.0  # longest wait of one collector or batch: an agent finds a collector that is back within this
+ACK_LINGER_S = 0.05  # an OTLP request waits for the disk: gather what arrives within this into one fsync
 DRAIN_POLL_S = 0.05
 
 
 class Agent:
     """One run of an agent, from start to stop: a boot."""
 
-    def __init__(self, settings: AgentSettings, *, clock: Clock, ids: Ids, metrics: Metrics) -> None:
+    def __init__(self, runtime: Runtime, settings: AgentSettings) -> None:
+        clock, ids, metrics = runtime.clock, runtime.ids, runtime.metrics
+        self._runtime = runtime
         self._settings, self._clock, self._ids, self._metrics = settings, clock, ids, metrics
         self._log = logs.logger("agent")
         self.agent_id = check_id("agent_id", settings.agent_id or socket.gethostname())
@@ -52,11 +58,11 @@ class Agent:
         self._server: LoopbackServer | None = None
         self._served: asyncio.Task[None] | None = None
         self._fsyncs = 0
-        self._beside: list[Worker] = []
+        self._workers: list[Worker] = []
 
-    def beside(self, worker: Worker) -> None:
+    def add_worker(self, worker: Worker) -> None:
         """Has this run as long as the agent does; one that fails is started again."""
-        self._beside.append(worker)
+        self._workers.append(worker)
 
     def alert(self, kind: str, message: str | None) -> None:
         """Raises an alert, or ends it; for what runs beside."""
@@ -72,7 +78,7 @@ class Agent:
         of standard input, batches that no collector took within `drain_s` (those are safe on disk).
         """
         settings = self._settings
-        self._spool = await asyncio.to_thread(self._open)
+        self._queue = await asyncio.to_thread(self._open)
         try:
             self._alerts = Alerts(settings.queue_dir / paths.ALERTS, metrics=self._metrics, now_ms=self._now_ms)
             transport = HttpTransport(
@@ -85,49 +91,47 @@ class Agent:
                 self._wire(transport)
                 await self._live(transport, stop)
         finally:
-            self._spool.close()
+            self._queue.close()
 
-    def _open(self) -> Spool:
+    def _open(self) -> DiskQueue:
         settings = self._settings
-        limits = SpoolLimits(settings.queue_bytes_max, settings.queue_batches_max, settings.when_full)
-        spool = Spool.open(
+        limits = QueueLimits(settings.queue_bytes_max, settings.queue_batches_max, settings.when_full)
+        disk_queue = DiskQueue.open(
             settings.queue_dir, agent_id=self.agent_id, boot_id=self.boot_id, limits=limits, now_ms=self._now_ms
         )
-        self._metrics.counter("lakebed_agent_torn_total").inc(spool.torn)
-        return spool
+        self._metrics.counter("lakebed_agent_torn_total").inc(disk_queue.torn)
+        return disk_queue
 
     def _wire(self, transport: HttpTransport) -> None:
         settings = self._settings
         self._batcher = Batcher(
+            self._runtime,
             self.agent_id,
             self.boot_id,
             BatchLimits(settings.batch_bytes, settings.batch_samples_max, settings.batch_interval_s),
             self._store,
-            clock=self._clock,
-            metrics=self._metrics,
             trouble=self._trouble,
         )
-        order_limits = OrderLimits(
+        order_limits = SendLimits(
             concurrency=settings.send_concurrency,
-            base_s=settings.backoff_base_s,
-            cap_s=settings.backoff_cap_s,
+            base_s=BACKOFF_BASE_S,
+            cap_s=BACKOFF_CAP_S,
             retry_after_max_s=settings.retry_after_max_s,
             denied_s=settings.denied_retry_s,
             hedge_share_max=settings.hedge_share_max,
         )
         self._sender = Sender(
-            self._spool,
-            Order(settings.collectors, order_limits, self._ids),
+            self._runtime,
+            self._queue,
+            SendOrder(settings.collectors, order_limits, self._ids),
             transport,
             self._alerts,
             hedge_after_s=settings.hedge_after_s,
             concurrency=settings.send_concurrency,
-            clock=self._clock,
-            metrics=self._metrics,
         )
 
     async def _live(self, transport: HttpTransport, stop: asyncio.Event) -> None:
-        waiting, settings = self._spool.batches, self._settings
+        waiting, settings = self._queue.batches, self._settings
         self._log.info("agent starts", agent_id=self.agent_id, boot_id=self.boot_id, waiting=waiting)
         if not settings.collectors:
             self._log.warning("no collectors: batches are only queued", setting="agent.collectors")
@@ -156,50 +160,51 @@ class Agent:
         for ended in (batching, sending, *([self._sources[0]] if self._stdin is not None else [])):
             if not ended.cancelled() and (error := ended.exception()):
                 raise error
-        self._log.info("agent stops", waiting=self._spool.batches, parked=self._spool.parked_batches)
+        self._log.info("agent stops", waiting=self._queue.batches, parked=self._queue.parked_batches)
         if self._batcher.buffered:
-            raise Unavailable(f"{self._batcher.buffered} samples could not be put on disk before the stop and are lost")
-        if only_stdin and not stop.is_set() and self._spool.batches:
             raise Unavailable(
-                f"{self._spool.batches} batches were not sent yet; they are safe in {settings.queue_dir}",
+                f"{self._batcher.buffered} samples could not be written to disk before the stop and are lost"
+            )
+        if only_stdin and not stop.is_set() and self._queue.batches:
+            raise Unavailable(
+                f"{self._queue.batches} batches were not sent yet; they are safe in {settings.queue_dir}",
                 hint="run the agent again: it sends them first",
             )
 
     async def _start_sources(self, transport: HttpTransport) -> None:
-        settings, batcher, clock, metrics = self._settings, self._batcher, self._clock, self._metrics
+        settings, batcher = self._settings, self._batcher
         if settings.otlp_port >= 0:
             await self._listen()
         if settings.stdin:
             acks = _print_ack if settings.stdin_acks else None
-            self._stdin = StdinSource(
-                batcher, line_bytes_max=settings.line_bytes_max, clock=clock, metrics=metrics, acks=acks
-            )
+            self._stdin = StdinSource(self._runtime, batcher, line_bytes_max=settings.line_bytes_max, acks=acks)
             self._sources.append(asyncio.ensure_future(self._stdin.run()))
         for target in settings.scrape:
             source = ScrapeSource(
+                self._runtime,
                 target,
                 batcher,
                 transport,
                 bytes_max=settings.scrape_bytes_max,
                 samples_max=settings.scrape_samples_max,
-                clock=clock,
-                metrics=metrics,
             )
             self._sources.append(asyncio.ensure_future(self._again(source.run)))
         if settings.host_interval_s:
-            host = HostSource(batcher, interval_s=settings.host_interval_s, clock=clock, metrics=metrics)
+            host = HostSource(self._runtime, batcher, interval_s=settings.host_interval_s)
             self._sources.append(asyncio.ensure_future(self._again(host.run)))
-        self._sources += [asyncio.ensure_future(self._again(worker.run)) for worker in self._beside]
+        self._sources += [asyncio.ensure_future(self._again(worker.run)) for worker in self._workers]
 
     async def _listen(self) -> None:
+        # Only here: an agent without OTLP does not load protobuf and a web server.
+        from lakebed.agent.sources.listen import LOOPBACK, LoopbackServer, OtlpListener, bind
+
         settings = self._settings
-        listener = Listener(
+        listener = OtlpListener(
+            self._runtime,
             self._batcher,
-            linger_s=settings.ack_linger_s,
+            linger_s=ACK_LINGER_S,
             bytes_max=settings.otlp_bytes_max,
             points_max=settings.otlp_points_max,
-            clock=self._clock,
-            metrics=self._metrics,
             health=self.health,
         )
         bound = bind(settings.otlp_port)
@@ -226,7 +231,7 @@ class Agent:
 
     async def _drain(self, sending: asyncio.Task[None], stop: asyncio.Event) -> None:
         until_s = self._clock.monotonic_s() + self._settings.drain_s
-        while (self._spool.batches or not self._sender.idle) and self._clock.monotonic_s() < until_s:
+        while (self._queue.batches or not self._sender.idle) and self._clock.monotonic_s() < until_s:
             if stop.is_set() or sending.done() or not self._settings.collectors:
                 return
             await self._clock.sleep(DRAIN_POLL_S)
@@ -237,15 +242,15 @@ class Agent:
             try:
                 await run()
             except Exception as error:
-                self._log.error("a source failed and is started again", error=repr(error))
+                self._log.error("source failed and is restarted", error=repr(error))
             await self._clock.sleep(RESTART_S)
 
-    async def _store(self, frames: Sequence[Frame]) -> Stored:
-        stored = await in_thread(lambda: self._spool.append(frames))
-        self._metrics.counter("lakebed_agent_fsyncs_total").inc(self._spool.files.fsyncs - self._fsyncs)
-        self._fsyncs = self._spool.files.fsyncs
+    async def _store(self, frames: Sequence[Frame]) -> AppendResult:
+        stored = await in_thread(lambda: self._queue.append(frames))
+        self._metrics.counter("lakebed_agent_fsyncs_total").inc(self._queue.files.fsyncs - self._fsyncs)
+        self._fsyncs = self._queue.files.fsyncs
         if stored.dropped_batches:
-            what = f"{stored.dropped_batches} batches ({stored.dropped_samples} samples) were given up for newer ones"
+            what = f"{stored.dropped_batches} batches ({stored.dropped_samples} samples) were dropped for newer ones"
             self._alerts.on("queue_full", f"the queue is full: {what}")
         else:
             self._alerts.off("queue_full")
@@ -259,16 +264,16 @@ class Agent:
             self._alerts.on("queue_full" if isinstance(error, QueueFull) else "disk_trouble", error.message)
 
     def health(self) -> dict[str, Any]:
-        spool = self._spool
+        disk_queue = self._queue
         alerts = [alert.kind for alert in read_alerts(self._settings.queue_dir / paths.ALERTS)]
         return {
             "status": "degraded" if alerts else "ok",
             "agent_id": self.agent_id,
             "boot_id": self.boot_id,
             "buffered_samples": self._batcher.buffered,
-            "queue_batches": spool.batches,
-            "queue_bytes": spool.pending_bytes,
-            "parked_batches": spool.parked_batches,
+            "queue_batches": disk_queue.batches,
+            "queue_bytes": disk_queue.pending_bytes,
+            "parked_batches": disk_queue.parked_batches,
             "alerts": alerts,
         }
 

@@ -1,6 +1,6 @@
 """HTTP to collectors and scrape targets, bounded in time and size.
 
-Redirects are not followed: a token goes where it was told to go and nowhere else. The client is `httpx2` because it is
+Redirects are not followed: a token goes only to the configured address. The client is `httpx2` because it is
 a dependency already and gets TLS, pooling and timeouts right; its millisecond of CPU is paid once a batch, not once a
 sample (see docs/parts/agent.md).
 """
@@ -13,17 +13,17 @@ from typing import Protocol, Self
 
 import httpx2
 
-from lakebed.agent.verdict import Answer
-from lakebed.errors import Invalid, OutcomeUnknown, Unavailable
-from lakebed.traces import outgoing, span
+from lakebed.agent.verdict import CollectorResponse
+from lakebed.core.errors import Invalid, OutcomeUnknown, Unavailable
+from lakebed.core.traces import outgoing, span
 
-ANSWER_BYTES_MAX = 64 * 1024  # a collector's answers are small
+ANSWER_BYTES_MAX = 64 * 1024  # a collector's responses are small
 BATCHES_PATH = "/v1/batches"
 FRAME_TYPE = "application/vnd.lakebed.lmbatch"
 
 
 class Transport(Protocol):
-    async def post(self, url: str, frame: bytes) -> Answer:
+    async def post(self, url: str, frame: bytes) -> CollectorResponse:
         """Sends a frame. Raises Unavailable when nothing was sent, OutcomeUnknown when it may have arrived."""
 
 
@@ -38,21 +38,23 @@ class HttpTransport:
             headers={"user-agent": "lakebed-agent"},
         )
 
-    async def post(self, url: str, frame: bytes) -> Answer:
+    async def post(self, url: str, frame: bytes) -> CollectorResponse:
         with span("agent send", "client", url=url):
             return await self._post(url, frame, {**self._headers, **outgoing(), "content-type": FRAME_TYPE})
 
-    async def _post(self, url: str, frame: bytes, headers: dict[str, str]) -> Answer:
+    async def _post(self, url: str, frame: bytes, headers: dict[str, str]) -> CollectorResponse:
         try:
             async with (
                 asyncio.timeout(self._timeout_s),
                 self._client.stream("POST", url + BATCHES_PATH, content=frame, headers=headers) as response,
             ):
-                return Answer(response.status_code, _lower(response), await _read(response, ANSWER_BYTES_MAX))
+                return CollectorResponse(
+                    response.status_code, _lower(response), await _read(response, ANSWER_BYTES_MAX)
+                )
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
             raise Unavailable(f"{url} cannot be reached: {_why(error)}") from error
         except (httpx2.HTTPError, httpx2.StreamError, TimeoutError, Invalid) as error:
-            raise OutcomeUnknown(f"no answer from {url}: {_why(error)}") from error
+            raise OutcomeUnknown(f"no response from {url}: {_why(error)}") from error
 
     async def get(self, url: str, *, accept: str, timeout_s: float, bytes_max: int) -> bytes:
         """The body of a 200, at most `bytes_max` decompressed bytes. Raises Unavailable or Invalid."""
@@ -62,7 +64,7 @@ class HttpTransport:
                 self._client.stream("GET", url, headers={"accept": accept}, timeout=timeout_s) as response,
             ):
                 if response.status_code != 200:
-                    raise Invalid(f"{url} answered {response.status_code}")
+                    raise Invalid(f"{url} returned {response.status_code}")
                 return await _read(response, bytes_max)
         except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, TimeoutError) as error:
             raise Unavailable(f"{url} cannot be read: {_why(error)}") from error
@@ -81,7 +83,7 @@ async def _read(response: httpx2.Response, bytes_max: int) -> bytes:
     async for chunk in response.aiter_bytes():
         body += chunk
         if len(body) > bytes_max:
-            raise Invalid(f"the answer of {response.url} is over {bytes_max} bytes")
+            raise Invalid(f"the response of {response.url} is over {bytes_max} bytes")
     return bytes(body)
 
 

@@ -1,8 +1,8 @@
-"""What a collector's answer means for a batch. Pure: an answer in, a verdict out.
+"""What a collector's response means for a batch. Pure: a response in, a verdict out.
 
     200 with a collector's body   accepted      delete
     409 identity_conflict         conflict      park, with both hashes
-    409 boot_quarantined          quarantined   park: an operator set this boot aside
+    409 boot_quarantined          quarantined   park: an operator quarantined this boot
     400 413 415 422               rejected      park
     401 403                       denied        keep, alert, retry slowly
     408 429 5xx, other 409        busy          keep, retry after a while
@@ -25,7 +25,7 @@ REJECTED = (400, 413, 415, 422)
 MESSAGE_CHARS_MAX = 500
 
 
-class Outcome(Enum):
+class SendOutcome(Enum):
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"
     CONFLICT = "conflict"
@@ -39,14 +39,20 @@ class Outcome(Enum):
 
     @property
     def final(self) -> bool:
-        """Whether asking another collector could change nothing."""
+        """Whether another collector would return the same."""
         return self in FINAL
 
 
-FINAL = (Outcome.ACCEPTED, Outcome.DUPLICATE, Outcome.CONFLICT, Outcome.QUARANTINED, Outcome.REJECTED)
+FINAL = (
+    SendOutcome.ACCEPTED,
+    SendOutcome.DUPLICATE,
+    SendOutcome.CONFLICT,
+    SendOutcome.QUARANTINED,
+    SendOutcome.REJECTED,
+)
 
 
-class Answer(msgspec.Struct, frozen=True):
+class CollectorResponse(msgspec.Struct, frozen=True):
     """What came back over HTTP. Header names are lower case."""
 
     status: int
@@ -54,37 +60,39 @@ class Answer(msgspec.Struct, frozen=True):
     body: bytes = b""
 
 
-class Verdict(msgspec.Struct, frozen=True):
-    outcome: Outcome
+class SendVerdict(msgspec.Struct, frozen=True):
+    outcome: SendOutcome
     status: int = 0
     message: str = ""
     retry_after_s: float | None = None
     accepted_frame_sha256: str = ""
 
 
-def judge(answer: Answer, *, frame_sha256: str, now_s: float) -> Verdict:
+def judge(answer: CollectorResponse, *, frame_sha256: str, now_s: float) -> SendVerdict:
     body, status = _json(answer.body), answer.status
     message = _message(body, answer.body)
     after_s = _retry_after_s(answer.headers.get("retry-after", ""), now_s)
     if status == 200:
         duplicate = body.get("duplicate")
         if not isinstance(duplicate, bool) or body.get("frame_sha256", frame_sha256) != frame_sha256:
-            return Verdict(Outcome.MISROUTED, status, "a 200 that no collector gives: " + message, after_s)
-        return Verdict(Outcome.DUPLICATE if duplicate else Outcome.ACCEPTED, status)
+            return SendVerdict(
+                SendOutcome.MISROUTED, status, "a 200 response that no collector returns: " + message, after_s
+            )
+        return SendVerdict(SendOutcome.DUPLICATE if duplicate else SendOutcome.ACCEPTED, status)
     if status == 409 and body.get("code") == "identity_conflict":
         accepted = body.get("accepted_frame_sha256") or _detail(body).get("accepted_frame_sha256") or ""
-        if accepted == frame_sha256:  # it says that our own bytes were accepted: ask again rather than park
-            return Verdict(Outcome.BUSY, status, message, after_s)
-        return Verdict(Outcome.CONFLICT, status, message, accepted_frame_sha256=str(accepted))
+        if accepted == frame_sha256:  # our own bytes were accepted: retry rather than park
+            return SendVerdict(SendOutcome.BUSY, status, message, after_s)
+        return SendVerdict(SendOutcome.CONFLICT, status, message, accepted_frame_sha256=str(accepted))
     if status == 409 and body.get("code") == "boot_quarantined":
-        return Verdict(Outcome.QUARANTINED, status, message)
+        return SendVerdict(SendOutcome.QUARANTINED, status, message)
     if status in REJECTED:
-        return Verdict(Outcome.REJECTED, status, message)
+        return SendVerdict(SendOutcome.REJECTED, status, message)
     if status in (401, 403):
-        return Verdict(Outcome.DENIED, status, message, after_s)
+        return SendVerdict(SendOutcome.DENIED, status, message, after_s)
     if status in (408, 409, 425, 429) or 500 <= status <= 599:
-        return Verdict(Outcome.BUSY, status, message, after_s)
-    return Verdict(Outcome.MISROUTED, status, message, after_s)
+        return SendVerdict(SendOutcome.BUSY, status, message, after_s)
+    return SendVerdict(SendOutcome.MISROUTED, status, message, after_s)
 
 
 def _json(data: bytes) -> dict[str, Any]:
@@ -101,8 +109,8 @@ def _detail(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _message(body: dict[str, Any], raw: bytes) -> str:
-    said = body.get("message") or body.get("title") or body.get("detail") or raw[:200].decode(errors="replace")
-    return str(said)[:MESSAGE_CHARS_MAX]
+    message = body.get("message") or body.get("title") or body.get("detail") or raw[:200].decode(errors="replace")
+    return str(message)[:MESSAGE_CHARS_MAX]
 
 
 def _retry_after_s(text: str, now_s: float) -> float | None:

@@ -1,4 +1,4 @@
-"""Waiting for the first of several things on a clock that may be a test's, and work aside of the event loop."""
+"""Waits for the first of several events, on a clock that tests control, and runs disk calls outside the event loop."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeVar
 
-from lakebed.clock import Clock
+from lakebed.core.clock import Clock
 
 T = TypeVar("T")
 
 
-class Aside(Protocol):
+class Offload(Protocol):
     """Runs a call that waits for the disk, so that the event loop need not."""
 
     async def __call__(self, call: Callable[[], T], /) -> T: ...
@@ -22,7 +22,7 @@ async def in_thread(call: Callable[[], T], /) -> T:
 
 
 async def inline(call: Callable[[], T], /) -> T:
-    """For tests: the call is made at once."""
+    """For tests: makes the call at once."""
     return call()
 
 

@@ -1,4 +1,4 @@
-"""The decisions of acceptance, without I/O: what to write, and what the manifest that stands means for an upload.
+"""The decisions of acceptance, without I/O: what to write, and what an existing manifest means for an upload.
 
 A batch is accepted when its manifest is created. All else here is a function of that manifest and the frame, so two
 collectors derive the same bytes and repeating is harmless.
@@ -16,17 +16,22 @@ from lakebed.batches import paths
 from lakebed.batches.model import (
     ACCEPTED_SCHEMA,
     CONFLICT_SCHEMA,
-    Accepted,
+    FRAME_VERSION,
+    LATE_NS,
+    WIRE_VERSION,
+    AcceptedBatch,
     AcceptedByTime,
-    Answer,
+    Batch,
+    BatchIdentity,
     BlobReference,
     BlobSeen,
     ConflictRecord,
     IdentityConflict,
-    RollupWork,
+    UploadResponse,
     write_record,
 )
-from lakebed.frame.model import FRAME_VERSION, WIRE_VERSION, Batch, Identity
+from lakebed.rollups.model import RollupWork
+from lakebed.rollups.paths import work_key
 
 Verdict = Literal["accepted", "duplicate", "conflict"]
 
@@ -54,7 +59,7 @@ def submission(frame: bytes, batch: Batch) -> Submission:
     return Submission(frame, batch, hashlib.sha256(frame).hexdigest())
 
 
-def manifest(submitted: Submission, *, at_ns: int, collector_id: str, attempt_id: str) -> Accepted:
+def manifest(submitted: Submission, *, at_ns: int, collector_id: str, attempt_id: str) -> AcceptedBatch:
     return manifest_of(
         submitted.batch.identity,
         submitted.sha256,
@@ -66,9 +71,9 @@ def manifest(submitted: Submission, *, at_ns: int, collector_id: str, attempt_id
 
 
 def manifest_of(
-    identity: Identity, sha256: str, frame_bytes: int, *, at_ns: int, collector_id: str, attempt_id: str
-) -> Accepted:
-    return Accepted(
+    identity: BatchIdentity, sha256: str, frame_bytes: int, *, at_ns: int, collector_id: str, attempt_id: str
+) -> AcceptedBatch:
+    return AcceptedBatch(
         schema=ACCEPTED_SCHEMA,
         agent_id=identity.agent_id,
         boot_id=identity.boot_id,
@@ -85,35 +90,35 @@ def manifest_of(
     )
 
 
-def judge(mine: Accepted, standing: Accepted) -> Verdict:
-    """What the manifest that stands means for this upload. Ours by attempt is ours, even if answered twice."""
-    if standing.frame_sha256 != mine.frame_sha256:
+def judge(mine: AcceptedBatch, existing: AcceptedBatch) -> Verdict:
+    """What an existing manifest means for this upload. One with our attempt id is ours, even after a retry."""
+    if existing.frame_sha256 != mine.frame_sha256:
         return "conflict"
-    return "accepted" if standing.attempt_id == mine.attempt_id and mine.attempt_id else "duplicate"
+    return "accepted" if existing.attempt_id == mine.attempt_id and mine.attempt_id else "duplicate"
 
 
-def answer(standing: Accepted, *, duplicate: bool) -> Answer:
-    return Answer(
+def response(existing: AcceptedBatch, *, duplicate: bool) -> UploadResponse:
+    return UploadResponse(
         duplicate=duplicate,
-        agent_id=standing.agent_id,
-        boot_id=standing.boot_id,
-        seq_start=standing.seq_start,
-        seq_end=standing.seq_end,
-        frame_sha256=standing.frame_sha256,
-        accepted_at_unix_ns=standing.accepted_at_unix_ns,
+        agent_id=existing.agent_id,
+        boot_id=existing.boot_id,
+        seq_start=existing.seq_start,
+        seq_end=existing.seq_end,
+        frame_sha256=existing.frame_sha256,
+        accepted_at_unix_ns=existing.accepted_at_unix_ns,
     )
 
 
-def conflict(standing: Accepted, submitted_sha256: str, *, at_ns: int, collector_id: str) -> ConflictRecord:
+def conflict(existing: AcceptedBatch, submitted_sha256: str, *, at_ns: int, collector_id: str) -> ConflictRecord:
     return ConflictRecord(
         schema=CONFLICT_SCHEMA,
-        agent_id=standing.agent_id,
-        boot_id=standing.boot_id,
-        seq_start=standing.seq_start,
-        seq_end=standing.seq_end,
-        accepted_manifest_key=paths.accepted_key(standing.identity),
-        accepted_raw_blob_key=standing.raw_blob_key,
-        accepted_frame_sha256=standing.frame_sha256,
+        agent_id=existing.agent_id,
+        boot_id=existing.boot_id,
+        seq_start=existing.seq_start,
+        seq_end=existing.seq_end,
+        accepted_manifest_key=paths.accepted_key(existing.identity),
+        accepted_raw_blob_key=existing.raw_blob_key,
+        accepted_frame_sha256=existing.frame_sha256,
         submitted_raw_blob_key=paths.blob_key(submitted_sha256),
         submitted_frame_sha256=submitted_sha256,
         observed_at_unix_ns=at_ns,
@@ -122,32 +127,32 @@ def conflict(standing: Accepted, submitted_sha256: str, *, at_ns: int, collector
 
 
 def refusal(record: ConflictRecord, *, quarantined: bool) -> IdentityConflict:
-    """The answer to a conflict: both hashes and keys, and whether the record of it is already stored."""
+    """The error of a conflict: both hashes and keys, and whether its record is stored."""
     detail: dict[str, Any] = msgspec.to_builtins(record)
     del detail["schema"]
     return IdentityConflict(
         f"batch {record.seq_start}-{record.seq_end} of this boot was accepted with other bytes",
-        hint="keep the batch, park it outside the retry order, and ask an operator: lakebed batches conflicts",
+        hint="keep the batch, park it outside the retry order, and an operator decides: lakebed batches conflicts",
         quarantined=quarantined,
         quarantine_key=paths.quarantine_key(record.identity, record.submitted_frame_sha256),
         **detail,
     )
 
 
-class Span(msgspec.Struct, frozen=True):
-    """What the by-time index says of a batch's samples."""
+class SampleSpan(msgspec.Struct, frozen=True):
+    """What the by-time index stores of a batch's samples."""
 
     samples: int
     first_ns: int
     last_ns: int
 
 
-def span_of(batch: Batch) -> Span:
+def span_of(batch: Batch) -> SampleSpan:
     times = batch.columns.times_ns
-    return Span(len(times), int(times[times.argmin()]), int(times[times.argmax()]))
+    return SampleSpan(len(times), int(times[times.argmin()]), int(times[times.argmax()]))
 
 
-def by_time(accepted: Accepted, span: Span) -> Write:
+def by_time(accepted: AcceptedBatch, span: SampleSpan) -> Write:
     entry = AcceptedByTime(
         schema="lightmetrics.accepted_by_time.v1",
         accepted_manifest_key=paths.accepted_key(accepted.identity),
@@ -163,7 +168,7 @@ def by_time(accepted: Accepted, span: Span) -> Write:
     return Write(key, write_record(entry))
 
 
-def by_blob(accepted: Accepted) -> Write:
+def by_blob(accepted: AcceptedBatch) -> Write:
     entry = BlobReference(
         "lightmetrics.blob_reference.v1", accepted.frame_sha256, paths.accepted_key(accepted.identity)
     )
@@ -175,29 +180,26 @@ def blob_seen(sha256: str, at_ns: int) -> Write:
     return Write(paths.blob_by_time_key(sha256, at_ns), write_record(entry))
 
 
-def quarantine_by_blob(identity: Identity, sha256: str) -> Write:
-    """The reverse reference from a submitted blob to its quarantine manifest. The manifest's key says all of it."""
+def quarantine_by_blob(identity: BatchIdentity, sha256: str) -> Write:
+    """The reverse reference from a submitted blob to its quarantine manifest. The manifest's key holds all of it."""
     entry = BlobReference("lightmetrics.blob_reference.v1", sha256, paths.quarantine_key(identity, sha256))
     return Write(paths.quarantine_by_blob_key(sha256, identity), write_record(entry))
 
 
-def rollup_work(accepted: Accepted) -> Write:
+def rollup_work(accepted: AcceptedBatch) -> Write:
     entry = RollupWork(
         "lightmetrics.rollup_work.v1",
         paths.accepted_key(accepted.identity),
         paths.accepted_by_time_key(accepted.identity, accepted.accepted_at_unix_ns),
     )
-    return Write(paths.work_key(accepted.identity, accepted.accepted_at_unix_ns), write_record(entry))
+    return Write(work_key(accepted.identity, accepted.accepted_at_unix_ns), write_record(entry))
 
 
-LATE_NS = 60_000_000_000  # an entry written later than this asks for rollup work: far inside the roller's overlap
+def derived(accepted: AcceptedBatch, span: SampleSpan, now_ns: Callable[[], int] | None = None) -> tuple[Write, ...]:
+    """Everything that follows from one acceptance, in the order in which a crash in between costs least.
 
-
-def derived(accepted: Accepted, span: Span, now_ns: Callable[[], int] | None = None) -> tuple[Write, ...]:
-    """Everything that follows from one acceptance, in the order in which a crash in between hurts least.
-
-    `now_ns` tells when it is written. Long after the acceptance, a reader of the index by time may have passed its
-    hour: then rollup work is asked for first.
+    `now_ns` returns when it is written. Long after the acceptance, a reader of the index by time may have passed its
+    hour: then rollup work is requested first.
     """
     late = now_ns is not None and now_ns() - accepted.accepted_at_unix_ns > LATE_NS
     return (

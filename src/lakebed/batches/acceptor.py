@@ -1,7 +1,7 @@
-"""Accepts batches: blob first, then the identity manifest, created if absent. That create is acceptance, and only that.
+"""Accepts batches: first the blob, then the identity manifest, created if absent. Only that create is acceptance.
 
-Steps 5 to 10 of the ingest flow; `routes.py` does 1 to 4. A lost answer is resolved by creating again, with the same
-bytes, or by reading what stands: a batch is called a duplicate only when its manifest was observed with the same hash.
+Steps 5 to 10 of the ingest flow; `routes.py` does 1 to 4. A lost response is resolved by creating again, with the same
+bytes, or by reading what exists: a batch is reported as a duplicate only when its manifest was read with the same hash.
 """
 
 from __future__ import annotations
@@ -14,57 +14,62 @@ from typing import TYPE_CHECKING
 
 from lakebed.batches import acceptance, paths
 from lakebed.batches.acceptance import Submission
-from lakebed.batches.aftermath import Aftermath
-from lakebed.batches.model import Accepted, Answer, ConflictRecord, read_record, write_record
-from lakebed.clock import Clock
-from lakebed.errors import AlreadyExists, Corrupt, Denied, LakebedError, OutcomeUnknown, Overloaded, Stale, Unavailable
-from lakebed.ids import Ids
-from lakebed.logs import logger
-from lakebed.metrics import Metrics
+from lakebed.batches.derived_writes import DerivedWrites
+from lakebed.batches.model import AcceptedBatch, ConflictRecord, UploadResponse, read_record, write_record
+from lakebed.core.errors import (
+    AlreadyExists,
+    Corrupt,
+    Denied,
+    LakebedError,
+    OutcomeUnknown,
+    Overloaded,
+    Stale,
+    Unavailable,
+)
+from lakebed.core.logs import logger
 from lakebed.store.protocol import Store
+from lakebed.store.runtime import StoreRuntime
 
 if TYPE_CHECKING:
-    from lakebed.frame.model import Identity
+    from lakebed.batches.model import BatchIdentity
 
-RESOLVE_TRIES_MAX = 3  # looks at a manifest whose create was answered neither yes nor no, on top of the store's own
+RESOLVE_TRIES_MAX = 3  # creates of a manifest whose outcome is unknown, on top of the store's own retries
 RESOLVE_BASE_S = 0.1
 RESOLVE_CAP_S = 1.0
 QUIET_S = 0.05  # after this long without an upload, derived writes go ahead
-QUARANTINE_TIMEOUT_S = 5.0  # a conflict is answered even when its record cannot be stored
+QUARANTINE_TIMEOUT_S = 5.0  # a conflict is returned even when its record cannot be stored
 
 log = logger("batches")
 
-Won = Callable[[Accepted, Submission], None]
+OnAccepted = Callable[[AcceptedBatch, Submission], None]
 
 
 class Acceptor:
-    """One collector's accept path. `won` is told of each batch this collector accepted, once."""
+    """One collector's accept path. `on_accepted` is called once for each batch that this collector accepted."""
 
     def __init__(
         self,
-        store: Store,
-        aftermath: Aftermath,
+        runtime: StoreRuntime,
+        derived_writes: DerivedWrites,
         *,
         collector_id: str,
-        won: Won,
+        on_accepted: OnAccepted,
         accepting_max: int,
         known_max: int,
         timeout_s: float,
         retry_after_s: float,
-        clock: Clock,
-        ids: Ids,
-        metrics: Metrics,
     ) -> None:
-        self._store, self._aftermath, self._won = store, aftermath, won
+        store, clock, ids, metrics = runtime.store, runtime.clock, runtime.ids, runtime.metrics
+        self._store, self._derived_writes, self._on_accepted = store, derived_writes, on_accepted
         self._collector_id = collector_id
         self._accepting_max, self._known_max = accepting_max, known_max
         self._timeout_s, self._retry_after_s = timeout_s, retry_after_s
         self._clock, self._ids = clock, ids
-        self._known: OrderedDict[Identity, Accepted] = OrderedDict()
-        self._under_way: dict[Identity, asyncio.Future[None]] = {}
+        self._known: OrderedDict[BatchIdentity, AcceptedBatch] = OrderedDict()
+        self._under_way: dict[BatchIdentity, asyncio.Future[None]] = {}
         self._accepting = 0
         self._last_upload_s = -1.0
-        aftermath.uploading = self.is_busy
+        derived_writes.uploading = self.is_busy
         outcomes = metrics.counter("lakebed_batches_uploads_total")
         self._outcomes = {
             name: outcomes.labels(outcome=name) for name in ("accepted", "duplicate", "conflict", "failed")
@@ -72,13 +77,15 @@ class Acceptor:
         self._samples = metrics.counter("lakebed_batches_samples_total")
         self._seconds = metrics.histogram("lakebed_batches_accept_seconds")
 
-    async def accept(self, submitted: Submission) -> Answer:
-        """Accepts the batch, or tells that it already is. Safe to repeat, on any collector.
+    async def accept(self, submitted: Submission) -> UploadResponse:
+        """Accepts the batch, or returns that it was accepted before. Safe to repeat, on any collector.
 
         Raises IdentityConflict when other bytes hold the identity, Overloaded or Unavailable when the agent must retry.
         """
         if self._accepting >= self._accepting_max:
-            raise Overloaded(f"{self._accepting_max} uploads are already under way", retry_after_s=self._retry_after_s)
+            raise Overloaded(
+                f"{self._accepting_max} uploads are already in progress", retry_after_s=self._retry_after_s
+            )
         started_s = self._clock.monotonic_s()
         self._accepting += 1
         try:
@@ -86,7 +93,7 @@ class Acceptor:
                 answer = await self._once(submitted)
         except TimeoutError:
             self._outcomes["failed"].inc()
-            raise self._retry(f"the store did not answer within {self._timeout_s:g} s") from None
+            raise self._retry(f"the store did not respond within {self._timeout_s:g} s") from None
         except (Unavailable, Denied, Corrupt) as error:
             self._outcomes["failed"].inc()
             raise self._retry(error.message) from error
@@ -97,10 +104,10 @@ class Acceptor:
         return answer
 
     def is_busy(self) -> bool:
-        """Whether an upload is under way or one just was: derived writes give way to it."""
+        """Whether an upload is in progress or has just ended: derived writes wait for it."""
         return self._accepting > 0 or self._clock.monotonic_s() - self._last_upload_s < QUIET_S
 
-    async def _once(self, submitted: Submission) -> Answer:
+    async def _once(self, submitted: Submission) -> UploadResponse:
         """One upload of an identity at a time in this process: racing ourselves would only slow the store down."""
         identity = submitted.batch.identity
         while identity in self._under_way:
@@ -108,7 +115,7 @@ class Acceptor:
         known = self._known.get(identity)
         if known is not None and known.frame_sha256 == submitted.sha256:
             self._outcomes["duplicate"].inc()
-            return acceptance.answer(known, duplicate=True)
+            return acceptance.response(known, duplicate=True)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._under_way[identity] = done
         try:
@@ -117,48 +124,48 @@ class Acceptor:
             del self._under_way[identity]
             done.set_result(None)
 
-    async def _accept(self, submitted: Submission) -> Answer:
+    async def _accept(self, submitted: Submission) -> UploadResponse:
         mine = acceptance.manifest(
             submitted, at_ns=self._clock.now_ns(), collector_id=self._collector_id, attempt_id=self._ids.token()
         )
         await write_blob(self._store, submitted)
         try:
-            standing = await self._create_manifest(mine)
+            existing = await self._create_manifest(mine)
         except BaseException:
             # The blob may stay an orphan: let the garbage collector find it without a full scan.
-            self._aftermath.put(lambda: (acceptance.blob_seen(submitted.sha256, mine.accepted_at_unix_ns),))
+            self._derived_writes.put(lambda: (acceptance.blob_seen(submitted.sha256, mine.accepted_at_unix_ns),))
             raise
-        verdict = acceptance.judge(mine, standing)
+        verdict = acceptance.judge(mine, existing)
         self._outcomes[verdict].inc()
         if verdict == "conflict":
-            raise await self._quarantine(standing, submitted)
-        self._remember(standing)
+            raise await self._quarantine(existing, submitted)
+        self._remember(existing)
         if verdict == "accepted":
             self._samples.inc(submitted.batch.columns.samples)
-            self._won(standing, submitted)
-            self._aftermath.put(
-                partial(acceptance.derived, standing, acceptance.span_of(submitted.batch), self._clock.now_ns)
+            self._on_accepted(existing, submitted)
+            self._derived_writes.put(
+                partial(acceptance.derived, existing, acceptance.span_of(submitted.batch), self._clock.now_ns)
             )
-        return acceptance.answer(standing, duplicate=verdict == "duplicate")
+        return acceptance.response(existing, duplicate=verdict == "duplicate")
 
-    async def _create_manifest(self, mine: Accepted) -> Accepted:
-        """Creates the manifest and returns the one that stands. The same bytes each time, so repeating is harmless."""
+    async def _create_manifest(self, mine: AcceptedBatch) -> AcceptedBatch:
+        """Creates the manifest and returns the one that exists. The same bytes each time, so repeating is harmless."""
         key, data = paths.accepted_key(mine.identity), write_record(mine)
         for attempt in range(RESOLVE_TRIES_MAX):
             try:
                 await self._store.create(key, data)
                 return mine
             except AlreadyExists as error:
-                return read_record(error.current, Accepted)
+                return read_record(error.current, AcceptedBatch)
             except OutcomeUnknown:
                 if attempt + 1 == RESOLVE_TRIES_MAX:
                     raise
                 await self._clock.sleep(self._ids.jitter_s(attempt, base_s=RESOLVE_BASE_S, cap_s=RESOLVE_CAP_S))
         raise AssertionError("unreachable")
 
-    async def _quarantine(self, standing: Accepted, submitted: Submission) -> LakebedError:
+    async def _quarantine(self, existing: AcceptedBatch, submitted: Submission) -> LakebedError:
         record = acceptance.conflict(
-            standing, submitted.sha256, at_ns=self._clock.now_ns(), collector_id=self._collector_id
+            existing, submitted.sha256, at_ns=self._clock.now_ns(), collector_id=self._collector_id
         )
         stored = False
         try:
@@ -166,11 +173,15 @@ class Acceptor:
                 record = await store_conflict(self._store, record)
                 stored = True
         except (TimeoutError, LakebedError) as error:
-            log.warning("conflict answered without its record", cause=str(error), accepted=record.accepted_manifest_key)
+            log.warning(
+                "conflict returned, but its record could not be stored",
+                error=str(error),
+                accepted=record.accepted_manifest_key,
+            )
         return acceptance.refusal(record, quarantined=stored)
 
-    def _remember(self, standing: Accepted) -> None:
-        self._known[standing.identity] = standing
+    def _remember(self, existing: AcceptedBatch) -> None:
+        self._known[existing.identity] = existing
         if len(self._known) > self._known_max:
             self._known.popitem(last=False)
 
@@ -183,19 +194,19 @@ class Acceptor:
 
 
 async def write_blob(store: Store, submitted: Submission) -> None:
-    """Makes the blob exist under its hash. One that stands with damaged bytes is replaced by these, which match."""
+    """Makes the blob exist under its hash. One with damaged bytes is replaced."""
     try:
         await store.create(submitted.blob_key, submitted.frame)
     except AlreadyExists as error:
-        log.error("a raw blob was damaged and is written anew", key=submitted.blob_key)
+        log.error("damaged raw blob is rewritten", key=submitted.blob_key)
         try:
             await store.replace(submitted.blob_key, submitted.frame, error.current.etag)
         except Stale as stale:
-            raise Unavailable(f"{submitted.blob_key!r} changes while it is being mended") from stale
+            raise Unavailable(f"{submitted.blob_key!r} changed while it was being repaired") from stale
 
 
 async def store_conflict(store: Store, record: ConflictRecord) -> ConflictRecord:
-    """Stores the quarantine manifest behind its reverse reference; returns the one that stands, the first seen."""
+    """Stores the quarantine manifest behind its reverse reference; returns the one that exists, the first."""
     reference = acceptance.quarantine_by_blob(record.identity, record.submitted_frame_sha256)
     await store.create(reference.key, reference.data)
     try:

@@ -1,4 +1,4 @@
-"""Conflicts for people: list them, look at one, decide. A decision is recorded with its reason and never changed."""
+"""Conflicts for operators: list them, inspect one, decide. A decision is stored with its reason and never changes."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import msgspec
 
 from lakebed.batches import paths
 from lakebed.batches.model import (
-    Action,
+    BatchIdentity,
     BootHeld,
     ConflictRecord,
+    ConflictResolution,
     HeldBoot,
-    Resolution,
+    ResolutionAction,
+    check_identity,
     read_record,
     write_record,
 )
-from lakebed.clock import Clock
-from lakebed.errors import AlreadyExists, Conflict, Invalid, LakebedError, NotFound
-from lakebed.frame.model import Identity, check_identity
-from lakebed.logs import logger
-from lakebed.store.protocol import Store
+from lakebed.core.errors import AlreadyExists, Conflict, Invalid, LakebedError, NotFound
+from lakebed.core.logs import logger
+from lakebed.store.runtime import StoreRuntime
 
 LIST_MAX = 1000
 REASON_CHARS_MAX = 2000
@@ -29,16 +29,17 @@ log = logger("batches")
 
 
 class ConflictView(msgspec.Struct, frozen=True):
-    """A conflict as it is shown: the record, its id, and what was decided."""
+    """A conflict as it is shown: the record, its id, and the decision."""
 
     conflict_id: str
     first_seen_unix_ns: int
     record: ConflictRecord
-    resolution: Resolution | None = None
+    resolution: ConflictResolution | None = None
 
 
-class ConflictDesk:
-    def __init__(self, store: Store, clock: Clock) -> None:
+class ConflictReview:
+    def __init__(self, runtime: StoreRuntime) -> None:
+        store, clock = runtime.store, runtime.clock
         self._store, self._clock = store, clock
 
     async def list(self, *, limit: int = 100, after: str = "", open_only: bool = False) -> list[ConflictView]:
@@ -62,34 +63,34 @@ class ConflictDesk:
             raise NotFound(f"there is no conflict {conflict_id}", hint="lakebed batches conflicts lists them")
         return view
 
-    async def resolve(self, conflict_id: str, action: Action, reason: str, by: str) -> ConflictView:
+    async def resolve(self, conflict_id: str, action: ResolutionAction, reason: str, by: str) -> ConflictView:
         """Records the decision; repeating the same one is harmless. Raises Conflict when another was recorded before.
 
-        accept_existing: the accepted manifest is the truth, and the agent's owner may drop the parked batch.
-        quarantine_boot: from now on nothing of this agent's boot is accepted.
+        accept_existing: the accepted batch is kept, and the agent's owner may drop the parked one.
+        quarantine_boot: from now on no batch of this boot is accepted.
         """
         if not reason.strip() or len(reason) > REASON_CHARS_MAX:
-            raise Invalid(f"a reason of 1 to {REASON_CHARS_MAX} characters is needed", hint="say why, for whoever asks")
+            raise Invalid(f"a reason of 1 to {REASON_CHARS_MAX} characters is needed", hint="state why")
         view = await self.show(conflict_id)
         if view.resolution is not None:
             return self._same(view, view.resolution, action)
         now_ns = self._clock.now_ns()
         if action == "quarantine_boot":
             await self._hold(view.record, reason, by, now_ns)
-        made = Resolution("lightmetrics.conflict_resolution.v1", conflict_id, action, reason, by, now_ns)
+        made = ConflictResolution("lightmetrics.conflict_resolution.v1", conflict_id, action, reason, by, now_ns)
         try:
             await self._store.create(paths.resolution_key(*parse_id(conflict_id)), write_record(made))
         except AlreadyExists as error:
-            return self._same(view, read_record(error.current, Resolution), action)
+            return self._same(view, read_record(error.current, ConflictResolution), action)
         return msgspec.structs.replace(view, resolution=made)
 
-    def _same(self, view: ConflictView, standing: Resolution, action: Action) -> ConflictView:
-        if standing.action != action:
+    def _same(self, view: ConflictView, existing: ConflictResolution, action: ResolutionAction) -> ConflictView:
+        if existing.action != action:
             raise Conflict(
-                f"{view.conflict_id} was already resolved as {standing.action} by {standing.resolved_by}",
-                resolution=msgspec.to_builtins(standing),
+                f"{view.conflict_id} was already resolved as {existing.action} by {existing.resolved_by}",
+                resolution=msgspec.to_builtins(existing),
             )
-        return msgspec.structs.replace(view, resolution=standing)
+        return msgspec.structs.replace(view, resolution=existing)
 
     async def _hold(self, record: ConflictRecord, reason: str, by: str, now_ns: int) -> None:
         held = HeldBoot("lightmetrics.held_boot.v1", record.agent_id, record.boot_id, reason, by, now_ns)
@@ -106,7 +107,7 @@ class ConflictDesk:
         sha256 = record.submitted_frame_sha256
         try:
             stored = await self._store.get(paths.resolution_key(record.identity, sha256))
-            resolution: Resolution | None = read_record(stored, Resolution)
+            resolution: ConflictResolution | None = read_record(stored, ConflictResolution)
         except NotFound:
             resolution = None
         return ConflictView(conflict_id(record.identity, sha256), record.observed_at_unix_ns, record, resolution)
@@ -115,22 +116,23 @@ class ConflictDesk:
 class HeldBoots:
     """The boots nothing is accepted from, known without a request per upload: refreshed every few seconds."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, runtime: StoreRuntime) -> None:
+        store, clock = runtime.store, runtime.clock
         self._store, self._clock = store, clock
         self._held: frozenset[tuple[str, str]] = frozenset()
 
-    def check(self, identity: Identity) -> None:
+    def check(self, identity: BatchIdentity) -> None:
         """Raises BootHeld."""
         if (identity.agent_id, identity.boot_id) in self._held:
             raise BootHeld(
-                "an operator set this boot of the agent aside for investigation",
-                hint="keep the batch; ask who resolved the conflict",
+                "an operator quarantined this boot of the agent",
+                hint="keep the batch; the operator who resolved the conflict decides",
                 agent_id=identity.agent_id,
                 boot_id=identity.boot_id,
             )
 
     async def refresh(self) -> None:
-        """Takes the boots that are held now. Their keys name them, so a damaged record frees nobody."""
+        """Takes the boots that are held now. Their keys name them, so a damaged record releases no boot."""
         found = set()
         async for info in self._store.list(paths.HELD_BOOTS):
             try:
@@ -138,7 +140,7 @@ class HeldBoots:
             except Invalid:
                 continue  # not ours
             if len(found) >= HELD_MAX:
-                log.error("more boots are held than are looked at", limit=HELD_MAX)
+                log.error("too many held boots: the rest is ignored", limit=HELD_MAX)
                 break
         self._held = frozenset(found)
 
@@ -147,7 +149,7 @@ class HeldBoots:
         try:
             await self.refresh()
         except LakebedError as error:
-            log.warning("held boots could not be read", cause=error.message)
+            log.warning("held boots could not be read", error=error.message)
 
     async def run(self) -> None:
         while True:
@@ -155,17 +157,17 @@ class HeldBoots:
             await self.try_refresh()
 
 
-def conflict_id(identity: Identity, sha256: str) -> str:
+def conflict_id(identity: BatchIdentity, sha256: str) -> str:
     agent, boot = identity.agent_id.encode().hex(), identity.boot_id.encode().hex()
     return f"{agent}.{boot}.{identity.seq_start}-{identity.seq_end}.{sha256}"
 
 
-def parse_id(text: str) -> tuple[Identity, str]:
+def parse_id(text: str) -> tuple[BatchIdentity, str]:
     """The identity and the submitted hash that a conflict id names. Raises Invalid."""
     try:
         agent, boot, seqs, sha256 = text.split(".")
         start, end = seqs.split("-")
-        identity = Identity(bytes.fromhex(agent).decode(), bytes.fromhex(boot).decode(), int(start), int(end))
+        identity = BatchIdentity(bytes.fromhex(agent).decode(), bytes.fromhex(boot).decode(), int(start), int(end))
         if len(sha256) != 64 or not set(sha256) <= set("0123456789abcdef"):
             raise ValueError(sha256)
     except ValueError as error:

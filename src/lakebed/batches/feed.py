@@ -1,8 +1,8 @@
-"""Accepted batches for whoever reads them in bulk: found through accepted-by-time, read from their blobs, verified.
+"""Accepted batches for bulk readers: found through accepted-by-time, read from their blobs, verified.
 
-Offsets are acceptance times: `through_ns`, up to which everything indexed was given, and `late_ms`, up to which the
-reconciler's notes of batches that were indexed late were looked through. A step ends `settle_s` before now, so that the
-index has caught up with acceptance; what still comes later has such a note, and is given then.
+Offsets are acceptance times: `through_ns`, up to which everything indexed was returned, and `late_ms`, up to which the
+reconciler's notes of late index entries were processed. A step ends `settle_s` before now, so that the index has caught
+up with acceptance; a batch that is indexed later has such a note, and is returned then.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 import msgspec
 
 from lakebed.batches import paths
-from lakebed.batches.model import AcceptedByTime, read_record
-from lakebed.batches.raw import verified
-from lakebed.context import Context
-from lakebed.errors import Corrupt, Invalid, NotFound
-from lakebed.feed import Limit, Offset, Piece, Wanted, ahead, within
-from lakebed.frame import arrow
-from lakebed.frame.model import Batch
+from lakebed.batches.codec import arrow
+from lakebed.batches.model import AcceptedByTime, Batch, read_record
+from lakebed.batches.reader import verified
+from lakebed.core.context import Context
+from lakebed.core.errors import Corrupt, Invalid, NotFound
+from lakebed.core.feed import FeedFilter, FeedSlice, Limit, Offset, ahead, within
+from lakebed.rollups.paths import ROLLUP_WORK
 from lakebed.store.model import ObjectInfo
 from lakebed.store.protocol import Store
 
@@ -32,7 +32,7 @@ CHUNK = 256  # entries whose contents are read at once to see how many fit a lim
 def open_feed(context: Context, options: Mapping[str, str]) -> BatchesFeed:
     """`start` and `end` (acceptance; ISO 8601 or nanoseconds; end exclusive) and `settle_s`.
 
-    A negative `settle_s` is for those who read once: everything that is indexed, whatever the clocks say.
+    A negative `settle_s` is for a single read: everything that is indexed, whatever the clocks say.
     """
     start, end = options.get("start", ""), options.get("end", "")
     return BatchesFeed(
@@ -49,7 +49,7 @@ class BatchesFeed:
         self, store: Store, *, now_ns: Any, start_ns: int = 0, end_ns: int = FOREVER_NS, settle_s: float = SETTLE_S
     ) -> None:
         if start_ns >= end_ns:
-            raise Invalid(f"nothing was accepted from {start_ns} to before {end_ns}", hint="start must be before end")
+            raise Invalid(f"the range from {start_ns} to {end_ns} is empty", hint="start must be before end")
         self._store, self._now_ns = store, now_ns
         self._start_ns, self._end_ns, self._settle_ns = start_ns, end_ns, round(settle_s * 1e9)
 
@@ -81,27 +81,29 @@ class BatchesFeed:
         # A collector's clock may be ahead: an offset beyond now would pass over what others accept meanwhile.
         until_ns = min(now_ns - self._settle_ns if self._settle_ns >= 0 else FOREVER_NS, self._end_ns - 1)
         last_ns = start["through_ns"]
-        # Notes first: a batch whose note stands now is in the index that is listed next.
+        # Notes first: a batch whose note exists now is in the index that is listed next.
         notes = [(paths.parse_by_time(note.key)[1], note.modified_ms) async for note in self._notes(FOREVER_NS)]
         if self._settle_ns < 0 and not limit:
-            last_ns = max(last_ns, until_ns)  # whoever reads once lists once
+            last_ns = max(last_ns, until_ns)  # a single read lists once
         elif until_ns > last_ns:
             async for piece in self._fitting(self._indexed(last_ns + 1, until_ns), limit):
                 last_ns = max(last_ns, paths.parse_by_time(piece.key)[1])
         late_ms = max((modified_ms for at_ns, modified_ms in notes if at_ns <= last_ns), default=0)
         return {"through_ns": last_ns, "late_ms": max(start["late_ms"], late_ms)}
 
-    async def pieces(self, start: Offset, end: Offset, wanted: Wanted) -> list[Piece]:
+    async def slices(self, start: Offset, end: Offset, wanted: FeedFilter) -> list[FeedSlice]:
         from_ns = max(start["through_ns"] + 1, _ns(wanted.low.get("accepted_at"), 0))
         to_ns = min(end["through_ns"], _ns(wanted.high.get("accepted_at"), FOREVER_NS - 1000) + 999)
         found = [piece async for piece in self._indexed(from_ns, to_ns)]
         for note in [note async for note in self._notes(start["through_ns"])]:
             if start["late_ms"] < note.modified_ms <= end["late_ms"]:
-                manifest_id = paths.parse_by_time(note.key)[0]  # a note's name says it all: nobody reads it
+                manifest_id = paths.parse_by_time(note.key)[
+                    0
+                ]  # a note's name holds everything: its content is not read
                 found.append(_piece(paths.by_time_of(manifest_id)))
         return found
 
-    async def load(self, piece: Piece, columns: Sequence[str], wanted: Wanted) -> Any:
+    async def load(self, piece: FeedSlice, columns: Sequence[str], wanted: FeedFilter) -> Any:
         entry = await self.entry(piece)
         if not _wanted(entry, wanted):
             return None
@@ -110,14 +112,14 @@ class BatchesFeed:
             raise Corrupt(f"blob {entry.frame_sha256} carries another identity than its manifest")
         return self._rows(batch, paths.parse_by_time(piece.key), columns)
 
-    async def entry(self, piece: Piece) -> AcceptedByTime:
-        """What the index says of the piece's batch. Raises NotFound or Corrupt."""
-        if piece.told:
-            return msgspec.json.decode(piece.told, type=AcceptedByTime)
+    async def entry(self, piece: FeedSlice) -> AcceptedByTime:
+        """The index entry of the piece's batch. Raises NotFound or Corrupt."""
+        if piece.locator:
+            return msgspec.json.decode(piece.locator, type=AcceptedByTime)
         return read_record(await self._store.get(piece.key), AcceptedByTime)
 
-    async def described(self, piece: Piece) -> Piece:
-        if piece.told:
+    async def described(self, piece: FeedSlice) -> FeedSlice:
+        if piece.locator:
             return piece
         try:
             entry = await self.entry(piece)
@@ -127,7 +129,7 @@ class BatchesFeed:
             identity = paths.identity_of(entry.accepted_manifest_key)
         except Invalid:
             return piece
-        return Piece(
+        return FeedSlice(
             piece.key,
             entry.samples,
             entry.frame_bytes,
@@ -155,7 +157,7 @@ class BatchesFeed:
                 arrays.append(arrow.column(batch, made.get(name, name)))
         return pa.record_batch(arrays, schema=pa.schema([schema.field(name) for name in columns]))
 
-    async def _indexed(self, from_ns: int, to_ns: int) -> AsyncIterator[Piece]:
+    async def _indexed(self, from_ns: int, to_ns: int) -> AsyncIterator[FeedSlice]:
         """Entries of the index with acceptance in [from_ns, to_ns], in order; only the hours there are are listed."""
         for day in await self._store.children(paths.ACCEPTED_BY_TIME):
             try:
@@ -174,11 +176,11 @@ class BatchesFeed:
                     except Invalid:
                         continue
                     if from_ns <= at_ns <= to_ns:
-                        yield Piece(info.key, id=manifest_id)
+                        yield FeedSlice(info.key, id=manifest_id)
 
     async def _notes(self, through_ns: int) -> AsyncIterator[ObjectInfo]:
         """The reconciler's notes of batches accepted up to then."""
-        async for info in self._store.list(paths.ROLLUP_WORK):
+        async for info in self._store.list(ROLLUP_WORK):
             try:
                 _, at_ns = paths.parse_by_time(info.key)
             except Invalid:
@@ -186,8 +188,8 @@ class BatchesFeed:
             if self._start_ns <= at_ns <= through_ns and at_ns < self._end_ns:
                 yield info
 
-    async def _fitting(self, listed: AsyncIterator[Piece], limit: Limit) -> AsyncIterator[Piece]:
-        held: list[Piece] = []
+    async def _fitting(self, listed: AsyncIterator[FeedSlice], limit: Limit) -> AsyncIterator[FeedSlice]:
+        held: list[FeedSlice] = []
         async for piece in listed:
             if not limit:
                 yield piece
@@ -198,14 +200,14 @@ class BatchesFeed:
         for piece in await self._first(held, limit):
             yield piece
 
-    async def _first(self, held: list[Piece], limit: Limit) -> list[Piece]:
+    async def _first(self, held: list[FeedSlice], limit: Limit) -> list[FeedSlice]:
         if limit.by_content:
             held[:] = [piece async for piece in ahead(held, self.described)]
         return within(held, limit)
 
 
-def _piece(key: str) -> Piece:
-    return Piece(key, id=paths.parse_by_time(key)[0])
+def _piece(key: str) -> FeedSlice:
+    return FeedSlice(key, id=paths.parse_by_time(key)[0])
 
 
 def moment_ns(text: str) -> int:
@@ -215,12 +217,12 @@ def moment_ns(text: str) -> int:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
-        raise Invalid(f"{text!r} is no moment", hint="2026-11-15T12:00:00Z, or nanoseconds since 1970") from error
+        raise Invalid(f"{text!r} is not a time", hint="2026-11-15T12:00:00Z, or nanoseconds since 1970") from error
     return _ns(moment if moment.tzinfo else moment.replace(tzinfo=UTC), 0)
 
 
-def _wanted(entry: AcceptedByTime, wanted: Wanted) -> bool:
-    """By what the index says of a batch: whose it is, and from when to when its samples are."""
+def _wanted(entry: AcceptedByTime, wanted: FeedFilter) -> bool:
+    """Whether a batch may match, by its index entry: its agent and the times of its samples."""
     identity = paths.identity_of(entry.accepted_manifest_key)
     first_ns, last_ns = entry.first_time_unix_ns, entry.last_time_unix_ns
     return (
@@ -233,7 +235,7 @@ def _wanted(entry: AcceptedByTime, wanted: Wanted) -> bool:
 
 
 def _ns(moment: datetime | None, otherwise: int) -> int:
-    """Exactly, to the microsecond: a float would lose what tells neighbours apart."""
+    """Exactly, to the microsecond: a float would lose the difference between neighbours."""
     if moment is None:
         return otherwise
     since = moment - datetime(1970, 1, 1, tzinfo=UTC)

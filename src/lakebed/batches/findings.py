@@ -1,9 +1,9 @@
-"""Takes the findings of an audit as work: the audit's files name what to mend, and which blobs may be garbage.
+"""Repairs what an audit found: the audit's files name the manifests to repair and the blobs that may be garbage.
 
-The audit is made elsewhere, over a listing of the whole bucket (docs/formats/audit.md); here only its files are known.
-Nothing is believed: a manifest is mended as any other is, a candidate is judged as any other blob. When all work of an
-audit is done, everything accepted and quarantined before it was seen and mended: that is the proof that garbage
-collection asks for, and the reconciler's register says so.
+The audit runs in the pipeline, over a listing of the whole bucket (docs/formats/audit.md); this module reads only its
+files. Findings are hints: a named manifest is repaired like any other, a candidate is judged like any other blob. When
+all work of an audit is done, everything accepted and quarantined before it is repaired: garbage collection requires
+that, and the reconciler's register records it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,10 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from lakebed.batches.reconciler import Audit, Reconciler, Report
-from lakebed.clock import Clock
-from lakebed.errors import Corrupt, NotFound
-from lakebed.ids import Ids
-from lakebed.metrics import Metrics
-from lakebed.store.protocol import Store
+from lakebed.batches.reconciler import AuditProgress, Reconciler, ReconcileReport
+from lakebed.core.errors import Corrupt, NotFound
 from lakebed.store.register import Register
+from lakebed.store.runtime import StoreRuntime
 
 LAST = "audit/v1/last.json"
 DONE = "reconciler/v1/findings.json"
@@ -30,17 +27,17 @@ AT_ONCE = 8
 T = TypeVar("T")
 
 
-class Last(msgspec.Struct, frozen=True):
+class LastAudit(msgspec.Struct, frozen=True):
     audit_id: str = ""
 
 
-class WorkFile(msgspec.Struct, frozen=True):
+class AuditWorkFile(msgspec.Struct, frozen=True):
     key: str
     do: str
     lines: int
 
 
-class Proof(msgspec.Struct, frozen=True):
+class AuditProof(msgspec.Struct, frozen=True):
     through_ns: int
     accepted: int
     quarantined: int
@@ -52,56 +49,69 @@ class AuditWork(msgspec.Struct, frozen=True):
 
     schema: Literal["lakebed.audit.v1"]
     audit_id: str
-    work: tuple[WorkFile, ...]
-    proof: Proof
+    work: tuple[AuditWorkFile, ...]
+    proof: AuditProof
 
 
-class Line(msgspec.Struct, frozen=True):
+class AuditWorkLine(msgspec.Struct, frozen=True):
     do: str
     key: str
 
 
-class Done(msgspec.Struct, frozen=True):
+class RepairedAudit(msgspec.Struct, frozen=True):
     """The last audit whose work is done."""
 
     audit_id: str = ""
 
 
-class FindingsMender:
+class FindingsRepairer:
     """Does the work of the last audit, once. Idempotent: one that dies half-way is begun again."""
 
-    def __init__(self, store: Store, reconciler: Reconciler, *, clock: Clock, ids: Ids, metrics: Metrics) -> None:
+    def __init__(self, runtime: StoreRuntime, reconciler: Reconciler) -> None:
+        store, clock = runtime.store, runtime.clock
         self._store, self._reconciler, self._clock = store, reconciler, clock
-        self._last = Register(store, LAST, Last, Last(), clock=clock, ids=ids, metrics=metrics, name="last_audit")
-        self._done = Register(store, DONE, Done, Done(), clock=clock, ids=ids, metrics=metrics, name="findings")
+        self._last = Register(
+            runtime,
+            LAST,
+            LastAudit,
+            LastAudit(),
+            name="last_audit",
+        )
+        self._done = Register(
+            runtime,
+            DONE,
+            RepairedAudit,
+            RepairedAudit(),
+            name="findings",
+        )
 
     async def work(self) -> AuditWork | None:
         """The last audit's record; None when there was none. Raises Corrupt for one that does not decode."""
         audit_id = (await self._last.read()).value.audit_id
         return await self._record(audit_id) if audit_id else None
 
-    async def mend(self) -> Report | None:
-        """Mends what the last audit found, unless that is done already (None)."""
+    async def repair(self) -> ReconcileReport | None:
+        """Repairs what the last audit found; None when that is done already."""
         audit_id = (await self._last.read()).value.audit_id
         if not audit_id or (await self._done.read()).value.audit_id >= audit_id:
             return None
         audit = await self._record(audit_id)
-        report = Report("audit")
-        for do, mend in (("mend", self._reconciler.mend), ("mend_quarantine", self._reconciler.mend_conflict)):
+        report = ReconcileReport("audit")
+        for do, repair in (("mend", self._reconciler.repair), ("mend_quarantine", self._reconciler.repair_conflict)):
             group: list[str] = []
             async for key in self.keys(audit, do):
                 group.append(key)
                 if len(group) == AT_ONCE:
-                    await asyncio.gather(*(mend(key, report) for key in group))
+                    await asyncio.gather(*(repair(key, report) for key in group))
                     group = []
-            await asyncio.gather(*(mend(key, report) for key in group))
+            await asyncio.gather(*(repair(key, report) for key in group))
         if audit.proof.whole:
             await self._reconciler.audits.change(lambda at: (proven(at, audit.proof, self._clock.now_ns()), None))
-        await self._done.change(lambda at: (Done(audit_id) if at.audit_id < audit_id else at, None))
+        await self._done.change(lambda at: (RepairedAudit(audit_id) if at.audit_id < audit_id else at, None))
         return report
 
     async def keys(self, audit: AuditWork, do: str) -> AsyncIterator[str]:
-        """The keys that the audit says this is to be done to."""
+        """The keys of this kind of work."""
         for file in audit.work:
             if file.do != do:
                 continue
@@ -109,17 +119,17 @@ class FindingsMender:
             if len(lines) != file.lines or len(lines) > WORK_LINES_MAX:
                 raise Corrupt(f"{file.key!r} has {len(lines)} lines, not {file.lines}", key=file.key)
             for line in lines:
-                yield _decode(line, file.key, Line).key
+                yield _decode(line, file.key, AuditWorkLine).key
 
     async def _record(self, audit_id: str) -> AuditWork:
         key = f"audit/v1/{audit_id}/audit.json"
         try:
             return _decode((await self._store.get(key)).data, key, AuditWork)
         except NotFound as error:
-            raise Corrupt(f"{LAST!r} names an audit that is not there", key=key) from error
+            raise Corrupt(f"{LAST!r} names an audit that does not exist", key=key) from error
 
 
-def proven(at: Audit, proof: Proof, now_ns: int) -> Audit:
+def proven(at: AuditProgress, proof: AuditProof, now_ns: int) -> AuditProgress:
     """The register after an audit whose work is done; an audit that reaches less far proves nothing new."""
     if at.audited_through_ns >= proof.through_ns:
         return at

@@ -1,39 +1,47 @@
-"""Live state: the batches accepted lately, in memory, bounded by bytes and age. Never a truth of its own.
+"""Live state: recently accepted batches, in memory, bounded by bytes and age. It is a cache; the bucket is the source
+of truth.
 
-It holds what this collector won, and what it rebuilt by reading accepted manifests. An identity is held at most once,
-so a duplicate can never be counted twice.
+It holds what this collector accepted, and what the follower read from accepted-by-time. An identity is held at most
+once, so a duplicate is never counted twice. Each poll of the follower starts an overlap earlier, because an index entry
+is written after its batch is accepted and clocks differ. Every collector polls once at its start, to rebuild what it
+held; the query collector polls at an interval.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Iterator
 
 from lakebed.batches import paths
-from lakebed.clock import Clock
-from lakebed.frame.model import Batch, Identity
-from lakebed.metrics import Metrics
+from lakebed.batches.model import AcceptedByTime, Batch, BatchIdentity
+from lakebed.batches.reader import RawBatches
+from lakebed.core.clock import Clock
+from lakebed.core.errors import Corrupt, LakebedError, NotFound
+from lakebed.core.logs import logger
+from lakebed.core.runtime import Runtime
 
 ROW_OVERHEAD_BYTES = 2048  # what a batch costs beside its columns: dictionaries and objects
 
 
-class Live:
+class LiveBatches:
     """The last batches, oldest acceptance first out."""
 
-    def __init__(self, *, bytes_max: int, window_s: float, clock: Clock, metrics: Metrics) -> None:
+    def __init__(self, runtime: Runtime, *, bytes_max: int, window_s: float) -> None:
+        clock, metrics = runtime.clock, runtime.metrics
         self._bytes_max, self._window_ns, self._clock = bytes_max, round(window_s * 1e9), clock
-        self._held: OrderedDict[Identity, tuple[int, int, Batch]] = OrderedDict()
+        self._held: OrderedDict[BatchIdentity, tuple[int, int, Batch]] = OrderedDict()
         self._ids: set[str] = set()
         self._bytes = 0
         self._gauge = metrics.gauge("lakebed_batches_live_bytes")
         self._batches = metrics.gauge("lakebed_batches_live_batches")
         self.evicted_through_ns = 0  # acceptances up to here may be missing
 
-    def __contains__(self, identity: Identity) -> bool:
+    def __contains__(self, identity: BatchIdentity) -> bool:
         return identity in self._held
 
     def holds(self, manifest_id: str) -> bool:
-        """Whether the batch of this by-time entry is held: asked without reading the entry."""
+        """Whether the batch of this by-time entry is held: without reading the entry."""
         return manifest_id in self._ids
 
     def __len__(self) -> int:
@@ -56,7 +64,7 @@ class Live:
     def bytes_max(self) -> int:
         return self._bytes_max
 
-    def batches(self) -> Iterator[tuple[Identity, Batch]]:
+    def batches(self) -> Iterator[tuple[BatchIdentity, Batch]]:
         self._evict()
         for identity, (_, _, batch) in self._held.items():
             yield identity, batch
@@ -83,3 +91,84 @@ class Live:
 def batch_bytes(batch: Batch) -> int:
     columns = batch.columns
     return int(columns.times_ns.nbytes * 3 + len(columns.strings) * 80) + ROW_OVERHEAD_BYTES
+
+
+KEYS_MAX = 100_000  # entries one look takes into account; older ones are left to the bucket
+READS_AT_ONCE = 16
+
+log = logger("batches")
+
+
+class Follower:
+    """Feeds `live` from the bucket. `caught_up_ns` is the acceptance time up to which everything indexed was seen."""
+
+    def __init__(
+        self, raw: RawBatches, live: LiveBatches, *, window_s: float, overlap_s: float, interval_s: float, clock: Clock
+    ) -> None:
+        self._raw, self._live, self._clock = raw, live, clock
+        self.window_ns, self._overlap_ns = round(window_s * 1e9), round(overlap_s * 1e9)
+        self._interval_s = interval_s
+        self.caught_up_ns = 0
+
+    def is_fresh(self) -> bool:
+        """Whether the last look was complete and is not older than three intervals."""
+        age_ns = self._clock.now_ns() - self.caught_up_ns
+        return self.caught_up_ns > 0 and age_ns <= 3 * self._interval_s * 1e9
+
+    async def poll(self) -> int:
+        """Reads what was accepted since the last look, or within the window at first; returns how many were new.
+
+        The newest come first, and only as many as live state can hold.
+        """
+        now_ns = self._clock.now_ns()
+        since_ns = max(now_ns - self.window_ns, self.caught_up_ns - self._overlap_ns)
+        # Clocks of other collectors may be ahead of ours by as much as the overlap covers behind it.
+        # What was evicted for want of room is not read again only to be evicted.
+        listed = self._raw.entries(max(0, since_ns, self._live.evicted_through_ns + 1), now_ns + self._overlap_ns)
+        new = [key async for key, manifest_id in listed if not self._live.holds(manifest_id)]
+        if len(new) > KEYS_MAX:
+            self._skip(new[-KEYS_MAX - 1])
+        found = await self._read(new[-KEYS_MAX:])
+        for entry, batch in found:
+            self._live.add(entry.accepted_at_unix_ns, batch)
+        self.caught_up_ns = now_ns
+        return len(found)
+
+    async def _read(self, keys: list[str]) -> list[tuple[AcceptedByTime, Batch]]:
+        """The batches of these entries in order of acceptance, from the newest back to where memory ends."""
+        found: list[tuple[AcceptedByTime, Batch]] = []
+        room = self._live.bytes_max
+        for at in range(len(keys), 0, -READS_AT_ONCE):
+            group = keys[max(0, at - READS_AT_ONCE) : at]
+            read = [one for one in await asyncio.gather(*map(self._take, group)) if one is not None]
+            found = read + found
+            room -= sum(batch_bytes(batch) for _, batch in read)
+            if room < 0 and at > READS_AT_ONCE:
+                self._skip(keys[at - READS_AT_ONCE - 1])
+                break
+        return found
+
+    def _skip(self, key: str) -> None:
+        """Acceptances up to this entry's are not in live state: queries must read them from the bucket."""
+        self._live.evicted_through_ns = max(self._live.evicted_through_ns, paths.parse_by_time(key)[1])
+
+    async def run(self) -> None:
+        """Looks again and again until cancelled; a look that fails is tried at the next turn."""
+        while True:
+            try:
+                await self.poll()
+            except LakebedError as error:
+                log.warning("live state could not be refreshed", error=error.message)
+            await self._clock.sleep(self._interval_s)
+
+    async def _take(self, key: str) -> tuple[AcceptedByTime, Batch] | None:
+        entry = await self._raw.entry(key)
+        if entry is None:
+            self._skip(key)
+            return None
+        try:
+            return entry, await self._raw.batch(entry.frame_sha256)
+        except (Corrupt, NotFound) as error:
+            log.warning("batch is missing in live state", key=key, error=error.message)
+            self._skip(key)  # a query reports that it cannot be read
+            return None

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from lakebed.errors import Invalid
-from lakebed.frame.model import Columns
+from lakebed.batches.model import SampleColumns
+from lakebed.core.errors import Invalid
 
 MATCHERS_MAX = 32
 PATTERN_CHARS_MAX = 1000
@@ -32,11 +32,11 @@ class Matcher(msgspec.Struct, frozen=True):
 
 
 class Selector:
-    """A metric and matchers, ready to be asked. A label that is absent counts as empty."""
+    """A metric and matchers. A label that is absent counts as empty."""
 
     def __init__(self, metric: str, matchers: Sequence[Matcher] = ()) -> None:
         if not metric:
-            raise Invalid("a query names a metric", hint="add metric=NAME")
+            raise Invalid("a query needs a metric", hint="add metric=NAME")
         if len(matchers) > MATCHERS_MAX:
             raise Invalid(f"{len(matchers)} matchers, over the limit of {MATCHERS_MAX}")
         self.metric = metric
@@ -48,7 +48,7 @@ class Selector:
             pattern.fits(labels.get(m.label, "")) == (m.op == "=~") for m, pattern in self._patterns
         )
 
-    def series(self, columns: Columns, agent_id: str) -> dict[int, dict[str, str]]:
+    def series(self, columns: SampleColumns, agent_id: str) -> dict[int, dict[str, str]]:
         """The series of these columns that are meant, with their labels as `query_labels` gives them."""
         try:
             wanted = columns.strings.index(self.metric)

@@ -3,20 +3,153 @@ collector whose answer was lost recognises its own manifest."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from enum import IntEnum
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from lakebed.errors import Conflict, Corrupt, Invalid
-from lakebed.frame.model import Identity
+from lakebed.core.errors import Conflict, Corrupt, Invalid
 from lakebed.store.model import StoredObject
+
+WIRE_VERSION = 1  # how a frame is sent
+FRAME_VERSION = 1  # how its header and body are laid out
+SEQ_MAX = 2**63 - 1  # fits a signed 64-bit column in every reader
+ID_BYTES_MAX = 120  # as hex behind "agent=" it fits one path segment: SeaweedFS takes 255 bytes
+
+LATE_NS = 60_000_000_000  # an entry written later than this asks for rollup work: far inside the roller's overlap
+
+
+class Kind(IntEnum):
+    """What a value means. A counter only grows within a boot; a delta is what was added since the sample before."""
+
+    UNTYPED = 0
+    GAUGE = 1
+    COUNTER = 2
+    DELTA = 3
+
+
+class Compression(IntEnum):
+    NONE = 0
+    ZSTD = 1
+
+
+class BatchIdentity(msgspec.Struct, frozen=True, order=True):
+    """Which batch this is: the dedupe key of the whole system. `seq_end` is inclusive."""
+
+    agent_id: str
+    boot_id: str
+    seq_start: int
+    seq_end: int
+
+    @property
+    def samples(self) -> int:
+        return self.seq_end - self.seq_start + 1
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One measurement. `labels` must not name a label twice."""
+
+    metric: str
+    time_ns: int
+    value: float
+    kind: Kind = Kind.GAUGE
+    labels: Mapping[str, str] = {}
+
+
+class FrameLimits(msgspec.Struct, frozen=True):
+    """What a reader accepts. A frame outside them is Invalid before it costs memory."""
+
+    frame_bytes: int = 4 * 1024 * 1024
+    body_bytes: int = 16 * 1024 * 1024  # after decompression
+    samples: int = 250_000
+    series: int = 50_000
+    labels_per_series: int = 64
+    strings: int = 100_000
+    name_bytes: int = 255  # a metric's or a label's name
+    label_value_bytes: int = 1024
+
+
+LIMITS = FrameLimits()
+
+
+class SampleColumns(msgspec.Struct, frozen=True, eq=False):
+    """Samples as columns. One row a sample; series, labels and strings are dictionaries.
+
+    times_ns int64, values float64, kinds uint8, series uint32 (an index of the series table): one entry a sample.
+    series_metric uint32 (an index of `strings`), label_offsets uint32 (one more than there are series): the table.
+    label_names, label_values uint32 (indexes of `strings`): labels of all series, end to end.
+    strings: every name and value once, in ascending order of their UTF-8 bytes.
+    """
+
+    times_ns: Any
+    values: Any
+    kinds: Any
+    series: Any
+    series_metric: Any
+    label_offsets: Any
+    label_names: Any
+    label_values: Any
+    strings: tuple[str, ...]
+
+    @property
+    def samples(self) -> int:
+        return len(self.times_ns)
+
+    def metric(self, series: int) -> str:
+        return self.strings[int(self.series_metric[series])]
+
+    def labels(self, series: int) -> dict[str, str]:
+        start, end = int(self.label_offsets[series]), int(self.label_offsets[series + 1])
+        return {
+            self.strings[name]: self.strings[value]
+            for name, value in zip(
+                self.label_names[start:end].tolist(), self.label_values[start:end].tolist(), strict=True
+            )
+        }
+
+    def rows(self) -> list[Sample]:
+        """Every sample as a value: for people and tests, not for the hot path."""
+        table = [(self.metric(i), self.labels(i)) for i in range(len(self.series_metric))]
+        return [
+            Sample(metric=table[s][0], time_ns=t, value=v, kind=Kind(k), labels=table[s][1])
+            for s, t, v, k in zip(
+                self.series.tolist(), self.times_ns.tolist(), self.values.tolist(), self.kinds.tolist(), strict=True
+            )
+        ]
+
+
+class Batch(msgspec.Struct, frozen=True, eq=False):
+    """A decoded, validated frame."""
+
+    identity: BatchIdentity
+    columns: SampleColumns
+    compression: Compression
+    wire_version: int = WIRE_VERSION
+    frame_version: int = FRAME_VERSION
+
+
+def check_identity(identity: BatchIdentity) -> BatchIdentity:
+    """Returns the identity, or raises Invalid for one that cannot be a key."""
+    check_id("agent_id", identity.agent_id)
+    check_id("boot_id", identity.boot_id)
+    if not 0 <= identity.seq_start <= identity.seq_end <= SEQ_MAX:
+        raise Invalid(f"sequence range {identity.seq_start}-{identity.seq_end} is not a range of 0 to {SEQ_MAX}")
+    return identity
+
+
+def check_id(name: str, value: str) -> str:
+    if not value or len(value.encode()) > ID_BYTES_MAX or not value.isprintable():
+        raise Invalid(f"{name} {value[:80]!r} must be 1 to {ID_BYTES_MAX} printable bytes")
+    return value
+
 
 ACCEPTED_SCHEMA: Literal["lightmetrics.accepted_batch.v1"] = "lightmetrics.accepted_batch.v1"
 CONFLICT_SCHEMA: Literal["lightmetrics.identity_conflict.v1"] = "lightmetrics.identity_conflict.v1"
 
 
-class Accepted(msgspec.Struct, frozen=True):
-    """The identity manifest: whoever created it accepted the batch, and it never changes."""
+class AcceptedBatch(msgspec.Struct, frozen=True):
+    """The identity manifest: the collector that created it accepted the batch, and it never changes."""
 
     schema: Literal["lightmetrics.accepted_batch.v1"]
     agent_id: str
@@ -33,12 +166,12 @@ class Accepted(msgspec.Struct, frozen=True):
     attempt_id: str = ""
 
     @property
-    def identity(self) -> Identity:
-        return Identity(self.agent_id, self.boot_id, self.seq_start, self.seq_end)
+    def identity(self) -> BatchIdentity:
+        return BatchIdentity(self.agent_id, self.boot_id, self.seq_start, self.seq_end)
 
 
 class ConflictRecord(msgspec.Struct, frozen=True):
-    """The quarantine manifest: the same identity came with other bytes. First seen is what stands; it never changes."""
+    """The quarantine manifest: the same identity came with other bytes. The first one is kept; it never changes."""
 
     schema: Literal["lightmetrics.identity_conflict.v1"]
     agent_id: str
@@ -54,8 +187,8 @@ class ConflictRecord(msgspec.Struct, frozen=True):
     collector_id: str
 
     @property
-    def identity(self) -> Identity:
-        return Identity(self.agent_id, self.boot_id, self.seq_start, self.seq_end)
+    def identity(self) -> BatchIdentity:
+        return BatchIdentity(self.agent_id, self.boot_id, self.seq_start, self.seq_end)
 
 
 class AcceptedByTime(msgspec.Struct, frozen=True):
@@ -73,7 +206,7 @@ class AcceptedByTime(msgspec.Struct, frozen=True):
 
 
 class BlobReference(msgspec.Struct, frozen=True):
-    """Derived: somebody refers to this blob. Kept while the record it names stands."""
+    """Derived: a record refers to this blob. Kept while that record exists."""
 
     schema: Literal["lightmetrics.blob_reference.v1"]
     sha256: str
@@ -81,19 +214,11 @@ class BlobReference(msgspec.Struct, frozen=True):
 
 
 class BlobSeen(msgspec.Struct, frozen=True):
-    """Derived: a blob under an hour at which a collector had it in hand."""
+    """Derived: a blob under an hour in which a collector received it."""
 
     schema: Literal["lightmetrics.blob_seen.v1"]
     sha256: str
     raw_blob_key: str
-
-
-class RollupWork(msgspec.Struct, frozen=True):
-    """Derived: a batch that entered the by-time index late, after readers may have passed its hour."""
-
-    schema: Literal["lightmetrics.rollup_work.v1"]
-    accepted_manifest_key: str
-    accepted_by_time_key: str
 
 
 class Repair(msgspec.Struct, frozen=True):
@@ -106,22 +231,22 @@ class Repair(msgspec.Struct, frozen=True):
     observed_at_unix_ns: int
 
 
-Action = Literal["accept_existing", "quarantine_boot"]
+ResolutionAction = Literal["accept_existing", "quarantine_boot"]
 
 
-class Resolution(msgspec.Struct, frozen=True):
+class ConflictResolution(msgspec.Struct, frozen=True):
     """What an operator decided about one conflict, and why. Immutable."""
 
     schema: Literal["lightmetrics.conflict_resolution.v1"]
     conflict_id: str
-    action: Action
+    action: ResolutionAction
     reason: str
     resolved_by: str
     resolved_at_unix_ns: int
 
 
 class HeldBoot(msgspec.Struct, frozen=True):
-    """A boot of an agent that is set aside for investigation: nothing of it is accepted."""
+    """A quarantined boot of an agent: none of its batches is accepted."""
 
     schema: Literal["lightmetrics.held_boot.v1"]
     agent_id: str
@@ -131,8 +256,8 @@ class HeldBoot(msgspec.Struct, frozen=True):
     held_at_unix_ns: int
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """What an agent is told: its batch is durable, and whether this upload made it so."""
+class UploadResponse(msgspec.Struct, frozen=True):
+    """The response to an upload: the batch is durable, and whether this upload accepted it."""
 
     duplicate: bool
     agent_id: str
@@ -150,13 +275,13 @@ class IdentityConflict(Conflict):
 
 
 class BootHeld(Conflict):
-    """An operator set this agent's boot aside: the agent keeps its copy."""
+    """An operator quarantined this agent's boot: the agent keeps its copy."""
 
     code = "boot_quarantined"
 
 
 class BadFrame(Invalid):
-    """The bytes are no frame, or one that nobody may send."""
+    """The bytes are not a valid frame."""
 
     code = "bad_frame"
 
@@ -171,7 +296,7 @@ def read_record(stored: StoredObject, kind: type[R]) -> R:
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
         raise Corrupt(
             f"{stored.key!r} does not decode as {kind.__name__}: {error}",
-            hint="nothing was changed; look at the object",
+            hint="nothing was changed; inspect the object",
             key=stored.key,
         ) from error
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import hashlib
 from datetime import UTC, datetime, timedelta
-from urllib.parse import quote
 
-from lakebed.errors import Invalid
-from lakebed.frame.model import Identity, check_identity
+from lakebed.batches.model import BatchIdentity, check_identity
+from lakebed.core.errors import Invalid
 
 RAW_BLOBS = "raw-blobs/v1/"
 RAW_BLOBS_BY_TIME = "raw-blobs-by-time/v1/"
@@ -17,28 +16,17 @@ ACCEPTED_BY_TIME = "accepted-by-time/v1/"
 ACCEPTED_BY_BLOB = "accepted-by-blob/v1/"
 QUARANTINE = "quarantine/v1/identity-conflict/"
 QUARANTINE_BY_BLOB = "quarantine-by-blob/v1/"
-MANIFESTS = "manifests/v1/"
-ROLLUP = "rollup/v1/"
-INDEX = "index/v1/"
 
-# Beside the protocol's own: what operators decided, what is damaged, what waits for rollups, and two registers.
+# Not part of the protocol: decisions of operators, damaged blobs, and registers of the reconciler.
 RESOLUTIONS = "quarantine/v1/resolutions/"
 HELD_BOOTS = "quarantine/v1/held/"
 REPAIRS = "repairs/v1/raw-blob/"
-ROLLUP_WORK = "rollup-work/v1/"
 CHECKPOINT = "reconciler/v1/checkpoint.json"
 AUDIT = "reconciler/v1/audit.json"
 EVENTS = "reconciler/v1/events.json"
 GC_REPORTS = "gc/v1/reports/"
-ROLLER = "roller/v1/"
-ROLLER_STATE = f"{ROLLER}state.json"
-ROLLER_LEASE = f"{ROLLER}lease.json"
-ROLLER_PLANS = f"{ROLLER}plans/"
-ROLLER_ASIDE = f"{ROLLER}aside/"
 
 SEQ_DIGITS = 20
-SEGMENT_BYTES_MAX = 200  # of a metric's folder: SeaweedFS takes 255 bytes a segment
-GENERATION_DIGITS = 12
 HOUR_NS = 3_600_000_000_000
 
 
@@ -54,16 +42,12 @@ def sha256_of_blob(key: str) -> str:
     return sha256
 
 
-def accepted_key(identity: Identity) -> str:
+def accepted_key(identity: BatchIdentity) -> str:
     return f"{ACCEPTED}{_place(identity)}.json"
 
 
-def accepted_boot(agent_id: str, boot_id: str) -> str:
-    return f"{ACCEPTED}{_boot(agent_id, boot_id)}/"
-
-
-def identity_of(key: str) -> Identity:
-    """The identity an accepted, by-blob or quarantine key speaks of. Raises Invalid for any other key."""
+def identity_of(key: str) -> BatchIdentity:
+    """The identity in an accepted, by-blob or quarantine key. Raises Invalid for any other key."""
     try:
         agent, boot, seqs = next(
             (a, b, s)
@@ -72,7 +56,7 @@ def identity_of(key: str) -> Identity:
         )
         start, end = seqs.removesuffix(".json").split("-")
         return check_identity(
-            Identity(
+            BatchIdentity(
                 bytes.fromhex(agent.removeprefix("agent=")).decode(),
                 bytes.fromhex(boot.removeprefix("boot=")).decode(),
                 int(start),
@@ -83,7 +67,7 @@ def identity_of(key: str) -> Identity:
         raise Invalid(f"{key!r} names no batch") from error
 
 
-def manifest_id(identity: Identity, accepted_at_ns: int) -> str:
+def manifest_id(identity: BatchIdentity, accepted_at_ns: int) -> str:
     """The by-time name of an accepted manifest: sorts by acceptance, one for each identity, short for any id."""
     return f"{accepted_at_ns:020d}-{hashlib.sha256(accepted_key(identity).encode()).hexdigest()[:32]}"
 
@@ -97,7 +81,7 @@ def parse_by_time(key: str) -> tuple[str, int]:
     return name, int(at)
 
 
-def accepted_by_time_key(identity: Identity, accepted_at_ns: int) -> str:
+def accepted_by_time_key(identity: BatchIdentity, accepted_at_ns: int) -> str:
     return f"{ACCEPTED_BY_TIME}{hour_of(accepted_at_ns)}/{manifest_id(identity, accepted_at_ns)}.json"
 
 
@@ -105,7 +89,7 @@ def accepted_by_blob(sha256: str) -> str:
     return f"{ACCEPTED_BY_BLOB}sha256/{_fan(sha256)}/"
 
 
-def accepted_by_blob_key(sha256: str, identity: Identity) -> str:
+def accepted_by_blob_key(sha256: str, identity: BatchIdentity) -> str:
     return f"{accepted_by_blob(sha256)}{_place(identity)}.json"
 
 
@@ -113,11 +97,11 @@ def blob_by_time_key(sha256: str, at_ns: int) -> str:
     return f"{RAW_BLOBS_BY_TIME}{hour_of(at_ns)}/sha256={sha256}.json"
 
 
-def quarantine_key(identity: Identity, sha256: str) -> str:
+def quarantine_key(identity: BatchIdentity, sha256: str) -> str:
     return f"{QUARANTINE}{_place(identity)}/{sha256}.json"
 
 
-def quarantined_of(key: str) -> tuple[Identity, str]:
+def quarantined_of(key: str) -> tuple[BatchIdentity, str]:
     """The identity and the submitted hash that the key of a quarantine manifest names. Raises Invalid for others."""
     identity, sha256 = identity_of(key), key.rsplit("/", 1)[-1].removesuffix(".json")
     if quarantine_key(identity, sha256) != key:
@@ -125,19 +109,15 @@ def quarantined_of(key: str) -> tuple[Identity, str]:
     return identity, sha256
 
 
-def quarantine_of(identity: Identity) -> str:
-    return f"{QUARANTINE}{_place(identity)}/"
-
-
 def quarantine_by_blob(sha256: str) -> str:
     return f"{QUARANTINE_BY_BLOB}sha256/{_fan(sha256)}/"
 
 
-def quarantine_by_blob_key(sha256: str, identity: Identity) -> str:
+def quarantine_by_blob_key(sha256: str, identity: BatchIdentity) -> str:
     return f"{quarantine_by_blob(sha256)}{_place(identity)}.json"
 
 
-def resolution_key(identity: Identity, sha256: str) -> str:
+def resolution_key(identity: BatchIdentity, sha256: str) -> str:
     return f"{RESOLUTIONS}{_place(identity)}/{sha256}.json"
 
 
@@ -160,66 +140,13 @@ def boot_of_held(key: str) -> tuple[str, str]:
     return found
 
 
-def work_key(identity: Identity, accepted_at_ns: int) -> str:
-    """Where rollup and index work for one accepted batch is asked for."""
-    return f"{ROLLUP_WORK}{hour_of(accepted_at_ns)}/{manifest_id(identity, accepted_at_ns)}.json"
-
-
-def rollup_folder(window_s: int, hour: str, metric: str) -> str:
-    """Where chunks of one metric, hour and window lie; what is not plain in a metric's name is percent-encoded."""
-    name = quote(metric, safe="")
-    if len(name) > SEGMENT_BYTES_MAX:  # the '!' is never plain, so no other metric has this name
-        name = f"{name[:120]}!{hashlib.sha256(metric.encode()).hexdigest()[:32]}"
-    return f"{ROLLUP}window={window_s}s/{hour}/metric={name}/"
-
-
-def rollup_key(window_s: int, hour_ns: int, metric: str, generation_id: str, part: int) -> str:
-    return f"{rollup_folder(window_s, hour_of(hour_ns), metric)}{generation_id}-{part:03d}.lmrollup.zst"
-
-
-def index_folder(hour: str) -> str:
-    return f"{INDEX}{hour}/"
-
-
-def index_key(hour_ns: int, generation_id: str, part: int) -> str:
-    return f"{index_folder(hour_of(hour_ns))}{generation_id}-{part:03d}.lmindex.zst"
-
-
-def sequence_of_chunk(key: str) -> int:
-    """The number of the generation that a rollup or index chunk belongs to. Raises Invalid for any other key."""
-    if not key.endswith(".zst"):
-        raise Invalid(f"{key!r} is not the key of a chunk")
-    return sequence_of(key)
-
-
-def sequence_of(key: str) -> int:
-    """The number of the generation that a chunk or a manifest belongs to. Raises Invalid for any other key."""
-    sequence, dash, _ = key.rsplit("/", 1)[-1].partition("-")
-    if len(sequence) != GENERATION_DIGITS or not sequence.isdigit() or not dash:
-        raise Invalid(f"{key!r} is of no generation")
-    return int(sequence)
-
-
-def rollup_manifest_key(generation_id: str, last_at_ns: int) -> str:
-    return f"{MANIFESTS}{hour_of(last_at_ns)}/{generation_id}.json"
-
-
-def plan_key(generation_id: str) -> str:
-    return f"{ROLLER_PLANS}{generation_id}.json"
-
-
 def by_time_of(manifest_id: str) -> str:
     """The accepted-by-time key of a manifest id. Raises Invalid for anything else."""
     _, at_ns = parse_by_time(manifest_id)
     return f"{ACCEPTED_BY_TIME}{hour_of(at_ns)}/{manifest_id}.json"
 
 
-def aside_key(manifest_id: str) -> str:
-    """Where a batch is noted that could not be rolled up."""
-    return f"{ROLLER_ASIDE}{manifest_id}.json"
-
-
-def repair_key(identity: Identity) -> str:
+def repair_key(identity: BatchIdentity) -> str:
     return f"{REPAIRS}{_place(identity)}.json"
 
 
@@ -254,9 +181,9 @@ def _boot(agent_id: str, boot_id: str) -> str:
     return f"agent={agent_id.encode().hex()}/boot={boot_id.encode().hex()}"
 
 
-def _seqs(identity: Identity) -> str:
+def _seqs(identity: BatchIdentity) -> str:
     return f"{identity.seq_start:0{SEQ_DIGITS}d}-{identity.seq_end:0{SEQ_DIGITS}d}"
 
 
-def _place(identity: Identity) -> str:
+def _place(identity: BatchIdentity) -> str:
     return f"{_boot(identity.agent_id, identity.boot_id)}/{_seqs(identity)}"

@@ -1,7 +1,8 @@
-"""Answers latest values and ranges of points, from live state, the local spool and raw batches, each counted once.
+"""Returns latest values and ranges of points, from live state, the local spool and raw batches, each counted once.
 
-An answer is `partial` unless this is the designated query collector and it has caught up, and says why. It is complete
-as far as the by-time index goes: what a crashed collector did not index joins it when the reconciler has.
+A response is `partial`, with the reasons, unless this is the designated query collector and it has caught up. It is
+complete as far as the by-time index goes: batches that a crashed collector did not index are missing until the
+reconciler indexes them.
 """
 
 from __future__ import annotations
@@ -13,21 +14,21 @@ import msgspec
 import numpy as np
 
 from lakebed.batches.matchers import Selector
-from lakebed.batches.sources import SKEW_NS, Reading, Sources
-from lakebed.clock import Clock
-from lakebed.errors import Invalid
-from lakebed.frame.model import Batch, Kind
+from lakebed.batches.model import Batch, Kind
+from lakebed.batches.sources import SKEW_NS, ReadResult, SampleSources
+from lakebed.core.clock import Clock
+from lakebed.core.errors import Invalid
 
 RANGE_S_MAX = 31 * 86400
 
 
-class Series(msgspec.Struct, frozen=True):
+class QuerySeries(msgspec.Struct, frozen=True):
     labels: dict[str, str]
     kind: str
     points: list[tuple[int, float]]
 
 
-class QueryAnswer(msgspec.Struct, frozen=True):
+class QueryResponse(msgspec.Struct, frozen=True):
     metric: str
     partial: bool
     why_partial: list[str]
@@ -35,14 +36,14 @@ class QueryAnswer(msgspec.Struct, frozen=True):
     to_unix_ns: int
     accepted_through_unix_ns: int  # acceptances up to here were looked at
     sources: dict[str, int]  # batches read from each
-    series: list[Series]
+    series: list[QuerySeries]
 
 
 class Querier:
-    def __init__(self, sources: Sources, *, points_max: int, clock: Clock) -> None:
+    def __init__(self, sources: SampleSources, *, points_max: int, clock: Clock) -> None:
         self._sources, self._points_max, self._clock = sources, points_max, clock
 
-    async def range(self, selector: Selector, from_ns: int, to_ns: int, *, late_s: float = 3600.0) -> QueryAnswer:
+    async def range(self, selector: Selector, from_ns: int, to_ns: int, *, late_s: float = 3600.0) -> QueryResponse:
         """Every point of the selected series in [from_ns, to_ns), in order of time.
 
         Batches accepted up to `late_s` after the range are looked for. Raises Invalid over the limits.
@@ -54,7 +55,7 @@ class Querier:
         reading = await self._sources.points(found, selector, from_ns, to_ns, through_ns)
         return self._answer(found, reading, through_ns)
 
-    async def latest(self, selector: Selector, *, lookback_s: float = 300.0) -> QueryAnswer:
+    async def latest(self, selector: Selector, *, lookback_s: float = 300.0) -> QueryResponse:
         """The newest point of each selected series, not older than `lookback_s`."""
         now_ns = self._clock.now_ns()
         from_ns = max(0, now_ns - round(lookback_s * 1e9))
@@ -62,9 +63,9 @@ class Querier:
         newest = [msgspec.structs.replace(series, points=series.points[-1:]) for series in answer.series]
         return msgspec.structs.replace(answer, series=newest)
 
-    def _answer(self, found: _Found, reading: Reading, through_ns: int) -> QueryAnswer:
+    def _answer(self, found: _Found, reading: ReadResult, through_ns: int) -> QueryResponse:
         why = reading.why()
-        return QueryAnswer(
+        return QueryResponse(
             metric=found.selector.metric,
             partial=bool(why),
             why_partial=why,
@@ -101,12 +102,12 @@ class _Found:
                 kept = (columns.times_ns[part], columns.values[part], int(columns.kinds[part[-1]]))
                 self._parts.setdefault(key, []).append(kept)
 
-    def series(self) -> list[Series]:
+    def series(self) -> list[QuerySeries]:
         return [_series(key, parts) for key, parts in sorted(self._parts.items())]
 
 
-def _series(key: Iterable[tuple[str, str]], parts: list[tuple[Any, Any, int]]) -> Series:
+def _series(key: Iterable[tuple[str, str]], parts: list[tuple[Any, Any, int]]) -> QuerySeries:
     times, values = np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
     order = np.argsort(times, kind="stable")
     points = list(zip(times[order].tolist(), values[order].tolist(), strict=True))
-    return Series(dict(key), Kind(parts[-1][2]).name.lower(), points)
+    return QuerySeries(dict(key), Kind(parts[-1][2]).name.lower(), points)

@@ -17,136 +17,136 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from lakebed.auth import Principal
 from lakebed.batches import acceptance
 from lakebed.batches.acceptor import Acceptor
-from lakebed.batches.aftermath import Aftermath
-from lakebed.batches.conflicts import ConflictDesk, ConflictView, HeldBoots
-from lakebed.batches.coverage import Coverage
-from lakebed.batches.follower import Follower
-from lakebed.batches.lander import Lander
-from lakebed.batches.live import Live
+from lakebed.batches.codec.frame import decode_body, unseal
+from lakebed.batches.codec.series import KnownTables
+from lakebed.batches.conflicts import ConflictReview, ConflictView, HeldBoots
+from lakebed.batches.derived_writes import DerivedWrites
+from lakebed.batches.live import Follower, LiveBatches
 from lakebed.batches.matchers import Selector, parse
-from lakebed.batches.model import Accepted, Action, Answer, BadFrame
-from lakebed.batches.query import Querier, QueryAnswer
-from lakebed.batches.raw import RawBatches
-from lakebed.batches.rollups import Rollups
-from lakebed.batches.settings import IngestSettings
-from lakebed.batches.sources import Sources
-from lakebed.batches.spool import Spool
-from lakebed.context import Component, Context, Health
-from lakebed.errors import Invalid, LakebedError, Overloaded, Unprocessable, UnsupportedEncoding
-from lakebed.frame.codec import decode_body, unseal
-from lakebed.frame.series import KnownTables
-from lakebed.logs import logger
-from lakebed.wire import Answered, Call, answered, body_limit, decode_json, direct, json_answer, operation
+from lakebed.batches.model import AcceptedBatch, BadFrame, ResolutionAction, UploadResponse
+from lakebed.batches.query import Querier, QueryResponse
+from lakebed.batches.reader import RawBatches
+from lakebed.batches.settings import BatchesSettings
+from lakebed.batches.sources import SampleSources
+from lakebed.batches.spool import Lander, Spool
+from lakebed.batches.window_query import RollupQuerier
+from lakebed.core.auth import Principal
+from lakebed.core.context import Component, Context, Health
+from lakebed.core.errors import Invalid, LakebedError, Overloaded, Unprocessable, UnsupportedEncoding
+from lakebed.core.http import (
+    DirectRequest,
+    DirectResponse,
+    body_limit,
+    decode_json,
+    direct,
+    direct_response,
+    json_response,
+    operation,
+)
+from lakebed.core.logs import logger
+from lakebed.rollups.reader import RollupCoverage
 
 FRAME_TYPE = "application/vnd.lakebed.lmbatch"
 RESOLUTION_BYTES_MAX = 64 * 1024
+DERIVED_WRITERS = 4  # derived writes in progress at once: they must not take the store's connections from uploads
+FOLLOW_OVERLAP_S = 120.0  # each listing of other collectors' batches starts this far back, for late index entries
 
 log = logger("batches")
 
 
 class ResolveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    action: Action
+    action: ResolutionAction
     reason: str
 
 
-class Batches:
+class BatchesRoutes:
     """The part inside a gateway: one collector."""
 
     name = "batches"
 
     def __init__(self, context: Context) -> None:
-        settings = context.settings.of(IngestSettings)
-        store, clock, ids, metrics = context.store, context.clock, context.ids, context.metrics
-        self._settings, self._limits, self._clock = settings, settings.limits(), clock
-        self._trail = context.trail
+        settings = context.settings.of(BatchesSettings)
+        self._context, self._settings, self._clock = context, settings, context.clock
+        self._limits = settings.limits()
         self._tables = KnownTables(self._limits)
-        collector_id = settings.collector_id or context.node
-        self.live = Live(
-            bytes_max=settings.live_bytes_max, window_s=settings.live_window_s, clock=clock, metrics=metrics
-        )
-        self.aftermath = Aftermath(
-            store,
-            waiting_max=settings.aftermath_max,
-            writers=settings.aftermath_writers,
-            clock=clock,
-            ids=ids,
-            metrics=metrics,
-        )
-        raw = RawBatches(store)
+        self._collector_id = settings.collector_id or context.node
+        self._upload_bytes = 0
+        self._loops: list[asyncio.Task[None]] = []
+        self.held = HeldBoots(context)
+        self.review = ConflictReview(context)
+        self.live = LiveBatches(context, bytes_max=settings.live_bytes_max, window_s=settings.live_window_s)
+        self.derived_writes = DerivedWrites(context, waiting_max=settings.aftermath_max, writers=DERIVED_WRITERS)
+        self.spool: Spool | None = None
+        self._lander: Lander | None = None
+        if settings.acceptance == "local_spool":
+            self.spool, self._lander = self._make_spool()
+        self.acceptor: Acceptor | Spool = self.spool or self._make_acceptor()
+        raw = RawBatches(context.store)
         self.follower = Follower(
             raw,
             self.live,
             window_s=settings.live_window_s,
-            overlap_s=settings.follow_overlap_s,
+            overlap_s=FOLLOW_OVERLAP_S,
             interval_s=settings.follow_interval_s,
-            clock=clock,
+            clock=context.clock,
         )
-        self.held = HeldBoots(store, clock)
-        self.desk = ConflictDesk(store, clock)
-        self.spool: Spool | None = None
-        self._upload_bytes = 0
-        self._loops: list[asyncio.Task[None]] = []
-        self._lander: Lander | None = None
-        if settings.acceptance == "local_spool":
-            assert settings.spool_dir is not None
-            self.spool = Spool(
-                settings.spool_dir,
-                store,
-                collector_id=collector_id,
-                won=self._won,
-                bytes_max=settings.spool_bytes_max,
-                known_max=settings.known_max,
-                retry_after_s=settings.retry_after_s,
-                clock=clock,
-                ids=ids,
-                metrics=metrics,
-            )
-            self._lander = Lander(
-                self.spool,
-                store,
-                self.aftermath,
-                interval_s=settings.landing_interval_s,
-                collector_id=collector_id,
-                clock=clock,
-                metrics=metrics,
-            )
-        self.acceptor: Acceptor | Spool = self.spool or Acceptor(
-            store,
-            self.aftermath,
-            collector_id=collector_id,
-            won=self._won,
+        sources = SampleSources(
+            self.live,
+            raw,
+            RollupCoverage(context.store, raw),
+            follower=self.follower if settings.query_collector else None,
+            spool=self.spool,
+            batches_max=settings.query_batches_max,
+            clock=context.clock,
+        )
+        self.rollups = RollupQuerier(context, sources)
+        self.querier = Querier(sources, points_max=settings.query_points_max, clock=context.clock)
+
+    def _make_acceptor(self) -> Acceptor:
+        settings = self._settings
+        return Acceptor(
+            self._context,
+            self.derived_writes,
+            collector_id=self._collector_id,
+            on_accepted=self._on_accepted,
             accepting_max=settings.accepting_max,
             known_max=settings.known_max,
             timeout_s=settings.accept_timeout_s,
             retry_after_s=settings.retry_after_s,
-            clock=clock,
-            ids=ids,
-            metrics=metrics,
         )
-        sources = Sources(
-            self.live,
-            raw,
-            Coverage(store, raw),
-            follower=self.follower if settings.query_collector else None,
-            spool=self.spool,
-            batches_max=settings.query_batches_max,
-            clock=clock,
+
+    def _make_spool(self) -> tuple[Spool, Lander]:
+        settings = self._settings
+        assert settings.spool_dir is not None
+        spool = Spool(
+            self._context,
+            settings.spool_dir,
+            collector_id=self._collector_id,
+            on_accepted=self._on_accepted,
+            bytes_max=settings.spool_bytes_max,
+            known_max=settings.known_max,
+            retry_after_s=settings.retry_after_s,
         )
-        self.rollups = Rollups(store, sources, clock)
-        self.querier = Querier(sources, points_max=settings.query_points_max, clock=clock)
+        lander = Lander(
+            self._context,
+            spool,
+            self.derived_writes,
+            interval_s=settings.landing_interval_s,
+            collector_id=self._collector_id,
+        )
+        return spool, lander
 
     @property
     def reads(self) -> Sequence[BaseRoute]:
-        @operation("Newest value of each series of a metric.", answer=QueryAnswer)
+        @operation("Newest value of each series of a metric.", answer=QueryResponse, right="batches:read")
         async def latest(request: Request) -> Response:
             request.state.principal.demand("batches:read")
             lookback_s = _number(request, "lookback_s", 300.0)
-            return json_answer(await self.querier.latest(_selector(request), lookback_s=lookback_s))
+            return json_response(await self.querier.latest(_selector(request), lookback_s=lookback_s))
 
-        @operation("Points of a metric's series between two times.", answer=QueryAnswer)
+        @operation("Points of a metric's series between two times.", answer=QueryResponse, right="batches:read")
         async def range_(request: Request) -> Response:
             request.state.principal.demand("batches:read")
             now_ns = self._clock.now_ns()
@@ -154,23 +154,25 @@ class Batches:
             to_ns = _time_ns(request, "to", now_ns)
             window_s = int(_number(request, "window_s", 0))
             if window_s:
-                asked = _quantiles(request)
-                return json_answer(await self.rollups.range(_selector(request), window_s, from_ns, to_ns, asked))
+                quantiles = _quantiles(request)
+                return json_response(await self.rollups.range(_selector(request), window_s, from_ns, to_ns, quantiles))
             late_s = _number(request, "late_s", 3600.0)
-            return json_answer(await self.querier.range(_selector(request), from_ns, to_ns, late_s=late_s))
+            return json_response(await self.querier.range(_selector(request), from_ns, to_ns, late_s=late_s))
 
-        @operation("Identity conflicts, with both hashes.", answer=list[ConflictView])
+        @operation("Identity conflicts, with both hashes.", answer=list[ConflictView], right="batches:admin")
         async def conflicts(request: Request) -> Response:
             request.state.principal.demand("batches:admin")
-            asked = request.query_params
+            params = request.query_params
             limit = int(_number(request, "limit", 100))
-            found = await self.desk.list(limit=limit, after=asked.get("after", ""), open_only=asked.get("open") == "1")
-            return json_answer(found)
+            found = await self.review.list(
+                limit=limit, after=params.get("after", ""), open_only=params.get("open") == "1"
+            )
+            return json_response(found)
 
-        @operation("One identity conflict.", answer=ConflictView)
+        @operation("One identity conflict.", answer=ConflictView, right="batches:admin")
         async def conflict(request: Request) -> Response:
             request.state.principal.demand("batches:admin")
-            return json_answer(await self.desk.show(request.path_params["conflict_id"]))
+            return json_response(await self.review.show(request.path_params["conflict_id"]))
 
         return [
             Route("/v1/query/latest", latest, methods=["GET"]),
@@ -182,26 +184,28 @@ class Batches:
     @property
     def writes(self) -> Sequence[BaseRoute]:
         @body_limit(self._settings.frame_bytes_max)
-        @operation("Upload one .lmbatch frame.", answer=Answer, media_type=FRAME_TYPE)
-        async def upload(call: Call) -> Answered:
-            return answered(await self.upload(call))
+        @operation(
+            "Upload one .lmbatch frame.", answer=UploadResponse, media_type=FRAME_TYPE, right="batches:write:{agent_id}"
+        )
+        async def upload(call: DirectRequest) -> DirectResponse:
+            return direct_response(await self.upload(call))
 
         @body_limit(RESOLUTION_BYTES_MAX)
-        @operation("Decide a conflict, with a reason.", body=ResolveRequest, answer=ConflictView)
+        @operation("Decide a conflict, with a reason.", body=ResolveRequest, answer=ConflictView, right="batches:admin")
         async def resolve(request: Request) -> Response:
             request.state.principal.demand("batches:admin")
-            asked = decode_json(await request.body(), ResolveRequest)
+            wanted = decode_json(await request.body(), ResolveRequest)
             by = request.state.principal.name
-            ident, what = request.path_params["conflict_id"], f"batches.{asked.action.replace('_', '-')}"
-            async with self._trail.record(by, what, {"conflict_id": ident}, asked.reason):
-                return json_answer(await self.desk.resolve(ident, asked.action, asked.reason, by))
+            ident, what = request.path_params["conflict_id"], f"batches.{wanted.action.replace('_', '-')}"
+            async with self._context.trail.record(by, what, {"conflict_id": ident}, wanted.reason):
+                return json_response(await self.review.resolve(ident, wanted.action, wanted.reason, by))
 
         return [
             Route("/v1/batches", direct(upload), methods=["POST"]),
             Route("/v1/batches/conflicts/{conflict_id}/resolve", resolve, methods=["POST"]),
         ]
 
-    async def upload(self, call: Call) -> Answer:
+    async def upload(self, call: DirectRequest) -> UploadResponse:
         """Steps 1 to 4 of the ingest flow; the acceptor does the rest."""
         encoding = call.header(b"content-encoding", "identity")
         if encoding != "identity":
@@ -212,13 +216,13 @@ class Batches:
             return await self._accept(call.principal, bytes(await call.body()))
 
     @contextmanager
-    def _room(self, call: Call) -> Iterator[None]:
-        """Memory for one upload, set aside before its body is read. Raises Overloaded when there is none."""
+    def _room(self, call: DirectRequest) -> Iterator[None]:
+        """Reserves memory for one upload before its body is read. Raises Overloaded when there is none."""
         declared = call.header(b"content-length")
         size = int(declared) if declared.isdigit() else self._settings.frame_bytes_max
         if self._upload_bytes + size > self._settings.upload_bytes_max:
             raise Overloaded(
-                f"uploads of {self._upload_bytes} bytes are under way", retry_after_s=self._settings.retry_after_s
+                f"uploads of {self._upload_bytes} bytes are in progress", retry_after_s=self._settings.retry_after_s
             )
         self._upload_bytes += size
         try:
@@ -226,7 +230,7 @@ class Batches:
         finally:
             self._upload_bytes -= size
 
-    async def _accept(self, principal: Principal, frame: bytes) -> Answer:
+    async def _accept(self, principal: Principal, frame: bytes) -> UploadResponse:
         try:
             envelope = unseal(frame, self._limits)
         except Invalid as error:
@@ -243,8 +247,8 @@ class Batches:
         if self.spool is not None:
             recovered = await self.spool.open()
             if recovered:
-                log.info("took up spooled batches of an earlier run", batches=recovered)
-        self.aftermath.start()
+                log.info("recovered spooled batches", batches=recovered)
+        self.derived_writes.start()
         await self.held.try_refresh()  # before the first upload: what is held stays held through a restart
         self._loops = [asyncio.create_task(self.held.run())]
         if self._settings.query_collector:
@@ -262,8 +266,8 @@ class Batches:
             try:
                 await self._lander.land()
             except LakebedError as error:
-                log.info("what is not landed stays in the spool", cause=error.message)
-        await self.aftermath.stop()
+                log.info("spooled batches stay on disk until the next start", error=error.message)
+        await self.derived_writes.stop()
         if self.spool is not None:
             await self.spool.close()
 
@@ -275,21 +279,21 @@ class Batches:
     async def _rebuild(self) -> None:
         """Fills live state once with what was accepted lately, as well as it can be."""
         try:
-            await self.follower.look()
+            await self.follower.poll()
         except LakebedError as error:
-            log.warning("live state was not rebuilt", cause=error.message)
+            log.warning("live state was not rebuilt", error=error.message)
 
-    def _won(self, accepted: Accepted, submitted: acceptance.Submission) -> None:
+    def _on_accepted(self, accepted: AcceptedBatch, submitted: acceptance.Submission) -> None:
         self.live.add(accepted.accepted_at_unix_ns, submitted.batch)
 
 
 def component(context: Context) -> Component:
-    return Batches(context)
+    return BatchesRoutes(context)
 
 
 def _selector(request: Request) -> Selector:
-    asked: Any = request.query_params
-    return Selector(asked.get("metric", ""), [parse(text) for text in asked.getlist("match")])
+    params: Any = request.query_params
+    return Selector(params.get("metric", ""), [parse(text) for text in params.getlist("match")])
 
 
 def _number(request: Request, name: str, default: float) -> float:
@@ -306,11 +310,11 @@ def _number(request: Request, name: str, default: float) -> float:
 
 
 def _quantiles(request: Request) -> list[float]:
-    asked: Any = request.query_params
+    params: Any = request.query_params
     try:
-        return [float(text) for text in asked.getlist("q")]
+        return [float(text) for text in params.getlist("q")]
     except ValueError as error:
-        raise Invalid("a quantile is not a number", hint="q=0.99, as often as wanted") from error
+        raise Invalid("a quantile is not a number", hint="q=0.99; may be repeated") from error
 
 
 def _time_ns(request: Request, name: str, default: int) -> int:
@@ -327,7 +331,7 @@ def time_ns(text: str, name: str) -> int:
     try:
         at = datetime.fromisoformat(text)
     except ValueError as error:
-        raise Invalid(f"{name}={text[:40]!r} is no time", hint="unix nanoseconds or 2026-01-31T12:00:00Z") from error
+        raise Invalid(f"{name}={text[:40]!r} is not a time", hint="unix nanoseconds or 2026-01-31T12:00:00Z") from error
     if at.tzinfo is None:
         raise Invalid(f"{name}={text[:40]!r} has no offset", hint="add Z or +00:00")
     return int(at.timestamp() * 1_000_000) * 1000

@@ -1,7 +1,7 @@
-"""The local spool's files: append-only segments of checksummed records, fsynced before anybody is told.
+"""The files of the local spool: append-only segments of checksummed records, fsynced before an upload is acknowledged.
 
 A record is a fixed head (magic, lengths, time, attempt, checksum) and the frame. After a crash the tail of the last
-segment may be torn: it was never acknowledged and is cut off. Damage elsewhere is stepped over and the file is kept.
+segment may be torn: it was never acknowledged and is cut off. Damage elsewhere is skipped and the file is kept.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import IO
 import google_crc32c
 import msgspec
 
-from lakebed.errors import Conflict, Corrupt
+from lakebed.core.errors import Conflict, Corrupt
 
 MAGIC = b"LMSPOOL1"
 HEAD = struct.Struct("<8sIQ16sI")  # magic, frame bytes, accepted_at ns, attempt id, crc32c of head and frame
@@ -24,7 +24,7 @@ CRC_AT = HEAD.size - 4
 SUFFIX = ".spool"
 
 
-class Record(msgspec.Struct, frozen=True):
+class SpoolRecord(msgspec.Struct, frozen=True):
     """Where one spooled frame lies."""
 
     segment: int
@@ -39,7 +39,7 @@ def pack(frame: bytes, at_ns: int, attempt_id: str) -> bytes:
     return b"".join((head, google_crc32c.extend(google_crc32c.value(head), frame).to_bytes(4, "little"), frame))
 
 
-class Segments:
+class SpoolSegments:
     """The segment files of one folder, locked for this process."""
 
     def __init__(self, folder: Path) -> None:
@@ -51,7 +51,7 @@ class Segments:
         except OSError as error:
             self._lock.close()
             raise Conflict(
-                f"spool {str(folder)!r} is in use by another collector", hint="give each its own ingest.spool_dir"
+                f"spool {str(folder)!r} is in use by another collector", hint="give each its own batches.spool_dir"
             ) from error
         self._active: IO[bytes] | None = None
         self._number = max(self.numbers(), default=0)
@@ -100,7 +100,7 @@ class Segments:
     def active_number(self) -> int:
         return self._number if self._active is not None else 0
 
-    def recover(self, number: int) -> Iterator[tuple[Record, bytes]]:
+    def recover(self, number: int) -> Iterator[tuple[SpoolRecord, bytes]]:
         """Every whole record of a segment left by an earlier run; a torn tail is cut off."""
         data = self.path(number).read_bytes()
         end = 0
@@ -114,7 +114,7 @@ class Segments:
                 cut.truncate(end)
                 os.fsync(cut.fileno())
 
-    def read(self, record: Record) -> bytes:
+    def read(self, record: SpoolRecord) -> bytes:
         """The frame of a record. Raises Corrupt when the disk no longer holds it."""
         with self.path(record.segment).open("rb") as file:
             file.seek(record.offset)
@@ -155,7 +155,7 @@ class Segments:
             os.close(handle)
 
 
-def records(data: bytes, number: int = 0) -> Iterator[Record]:
+def records(data: bytes, number: int = 0) -> Iterator[SpoolRecord]:
     """Every whole record in a segment's bytes; what is damaged between them is stepped over."""
     at = 0
     while 0 <= at < len(data):
@@ -164,7 +164,7 @@ def records(data: bytes, number: int = 0) -> Iterator[Record]:
             at = data.find(MAGIC, at + 1)
             continue
         _, _, at_ns, attempt, _ = HEAD.unpack_from(data, at)
-        yield Record(number, at, frame_bytes, at_ns, attempt.decode(errors="replace").strip())
+        yield SpoolRecord(number, at, frame_bytes, at_ns, attempt.decode(errors="replace").strip())
         at += HEAD.size + frame_bytes
 
 

@@ -1,84 +1,129 @@
-"""Settings of ingest: where a batch becomes accepted, and the limits of everything around it."""
+"""Settings of ingest and of the reconciler: where a batch is accepted, limits, scans and garbage collection."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from lakebed.batches.acceptance import LATE_NS
-from lakebed.batches.rollup_sweeper import AFTER_S
-from lakebed.frame.model import Limits
-from lakebed.frame.rolling import check_windows
-from lakebed.settings import Contradiction, Secret, Section, describe
+from lakebed.batches.model import FrameLimits
+from lakebed.core.settings import Contradiction, Secret, Section, describe
 
 
-class IngestSettings(Section, frozen=True):
-    section: ClassVar[str] = "ingest"
+class BatchesSettings(Section, frozen=True):
+    section: ClassVar[str] = "batches"
+    former: ClassVar[str] = "ingest"
 
     acceptance: Annotated[
         Literal["s3_manifest", "local_spool"],
-        describe("s3_manifest: accepted in the bucket, any number of collectors; local_spool: on this disk, one only"),
+        describe(
+            "Chooses where a batch becomes durable: s3_manifest in the bucket, for any number of "
+            "collectors; local_spool on this disk, for one collector only.",
+            when="one collector must acknowledge faster than the bucket answers",
+        ),
     ] = "s3_manifest"
-    active_active: Annotated[bool, describe("several collectors share this bucket; refuses local_spool")] = False
-    spool_dir: Annotated[Path | None, describe("folder of the local spool (local_spool only)")] = None
-    spool_bytes_max: Annotated[int, describe("largest local spool before uploads are refused")] = 4 * 1024**3
+    active_active: Annotated[
+        bool,
+        describe(
+            "States that several collectors share this bucket; local_spool is then refused.",
+            when="a second collector uses the bucket",
+        ),
+    ] = False
+    spool_dir: Annotated[
+        Path | None, describe("Folder of the local spool (local_spool only).", when="batches.acceptance is local_spool")
+    ] = None
+    spool_bytes_max: Annotated[
+        int,
+        describe(
+            "Limits the size of the local spool; further uploads get 503.",
+            when="the collector must survive a longer outage of the bucket, or has less disk",
+        ),
+    ] = 4 * 1024**3
     object_landing_interval_ms: Annotated[
-        int, describe("how often spooled batches are landed in the bucket (local_spool only); 0: 1000")
+        int, describe("Uploads spooled batches to the bucket at this interval (local_spool only); 0 means 1000.")
     ] = 0
-    collector_id: Annotated[str, describe("name of this collector in manifests; empty: the process's own")] = ""
-    frame_bytes_max: Annotated[int, describe("largest frame, checked before it is read")] = 4 * 1024 * 1024
-    body_bytes_max: Annotated[int, describe("largest frame body after decompression")] = 16 * 1024 * 1024
-    samples_max: Annotated[int, describe("most samples in one frame")] = 250_000
-    series_max: Annotated[int, describe("most series in one frame")] = 50_000
-    accepting_max: Annotated[int, describe("uploads under way in one collector before others get 503")] = 256
-    upload_bytes_max: Annotated[int, describe("bytes of uploads under way before others get 503")] = 128 * 1024 * 1024
-    accept_timeout_s: Annotated[float, describe("longest an upload waits for the store before it gets 503")] = 25.0
-    retry_after_s: Annotated[float, describe("what a 503 tells the agent to wait")] = 2.0
+    collector_id: Annotated[str, describe("Names this collector in manifests; empty means the process's own id.")] = ""
+    frame_bytes_max: Annotated[int, describe("Limits the size of one frame, checked before it is read.")] = (
+        4 * 1024 * 1024
+    )
+    body_bytes_max: Annotated[int, describe("Limits the size of a frame body after decompression.")] = 16 * 1024 * 1024
+    samples_max: Annotated[int, describe("Limits the samples in one frame.")] = 250_000
+    accepting_max: Annotated[
+        int, describe("Limits the uploads in progress in one collector; further ones get 503.")
+    ] = 256
+    upload_bytes_max: Annotated[int, describe("Limits the bytes of uploads in progress; further uploads get 503.")] = (
+        128 * 1024 * 1024
+    )
+    accept_timeout_s: Annotated[
+        float, describe("Limits how long an upload waits for the store before it gets 503.")
+    ] = 25.0
+    retry_after_s: Annotated[float, describe("Sets the Retry-After of a 503 response.")] = 2.0
     aftermath_max: Annotated[
-        int, describe("acceptances whose derived writes wait; more are left to the reconciler")
+        int, describe("Limits the accepted batches that wait for their derived writes; the reconciler writes the rest.")
     ] = 10_000
-    aftermath_writers: Annotated[int, describe("derived writes under way at once")] = 4
-    known_max: Annotated[int, describe("accepted identities remembered to answer duplicates at once")] = 100_000
-    live_bytes_max: Annotated[int, describe("memory of live state")] = 64 * 1024 * 1024
-    live_window_s: Annotated[float, describe("age of acceptance up to which batches stay in live state")] = 3600.0
-    query_collector: Annotated[bool, describe("this collector follows all others and answers completely")] = False
-    follow_interval_s: Annotated[float, describe("how often the query collector looks for others' batches")] = 2.0
-    follow_overlap_s: Annotated[float, describe("how far back each look reaches again")] = 120.0
-    query_batches_max: Annotated[int, describe("raw batches one query may read from the bucket")] = 2_000
-    query_points_max: Annotated[int, describe("points one query may answer")] = 100_000
+    known_max: Annotated[
+        int,
+        describe("Limits the accepted batch ids in memory, which answer duplicates without a request to the bucket."),
+    ] = 100_000
+    live_bytes_max: Annotated[int, describe("Limits the memory of live state.")] = 64 * 1024 * 1024
+    live_window_s: Annotated[float, describe("Keeps batches in live state until this long after their acceptance.")] = (
+        3600.0
+    )
+    query_collector: Annotated[
+        bool,
+        describe(
+            "Follows the batches of all other collectors, so that this collector returns complete answers.",
+            when="queries go to one collector of several",
+        ),
+    ] = False
+    follow_interval_s: Annotated[
+        float, describe("Lists the batches of other collectors at this interval (query collector only).")
+    ] = 2.0
+    query_batches_max: Annotated[
+        int,
+        describe(
+            "Limits how many raw batches one query reads from the bucket.", when="queries over long ranges are cut off"
+        ),
+    ] = 2_000
+    query_points_max: Annotated[int, describe("Limits how many points one query returns.")] = 100_000
 
     def check(self) -> None:
         if self.acceptance == "local_spool":
             if self.active_active:
                 raise Contradiction(
-                    "ingest.acceptance",
-                    "ingest.active_active",
-                    "each collector has its own spool, so it cannot be the acceptance point of several",
+                    "batches.acceptance",
+                    "batches.active_active",
+                    "local_spool supports one collector only, because each collector has its own spool",
                 )
             if self.spool_dir is None:
-                raise Contradiction("ingest.acceptance", "ingest.spool_dir", "local_spool needs a folder to spool in")
+                raise Contradiction("batches.acceptance", "batches.spool_dir", "local_spool needs a folder")
         else:
             if self.spool_dir is not None:
                 raise Contradiction(
-                    "ingest.acceptance", "ingest.spool_dir", "s3_manifest acknowledges only what is in the bucket"
+                    "batches.acceptance", "batches.spool_dir", "s3_manifest uses no spool: leave the folder empty"
                 )
             if self.object_landing_interval_ms:
                 raise Contradiction(
-                    "ingest.acceptance", "ingest.object_landing_interval_ms", "s3_manifest has nothing to land"
+                    "batches.acceptance",
+                    "batches.object_landing_interval_ms",
+                    "s3_manifest uses no spool: leave the interval at 0",
                 )
         if self.object_landing_interval_ms < 0:
             raise Contradiction(
-                "ingest.object_landing_interval_ms", "ingest.object_landing_interval_ms", "time does not run backwards"
+                "batches.object_landing_interval_ms", "batches.object_landing_interval_ms", "must not be negative"
             )
         if self.frame_bytes_max > self.upload_bytes_max:
             raise Contradiction(
-                "ingest.frame_bytes_max", "ingest.upload_bytes_max", "the largest frame could never be taken"
+                "batches.frame_bytes_max",
+                "batches.upload_bytes_max",
+                "one frame must fit into the total of all uploads",
             )
         if self.frame_bytes_max > self.body_bytes_max:
             raise Contradiction(
-                "ingest.frame_bytes_max", "ingest.body_bytes_max", "an uncompressed frame could be sent but not read"
+                "batches.frame_bytes_max",
+                "batches.body_bytes_max",
+                "an uncompressed frame must fit into the largest body",
             )
-        for name in ("accepting_max", "aftermath_max", "aftermath_writers", "known_max"):
+        for name in ("accepting_max", "aftermath_max", "known_max"):
             if getattr(self, name) < 1:
                 raise Contradiction(f"ingest.{name}", f"ingest.{name}", "must be at least 1")
 
@@ -86,87 +131,70 @@ class IngestSettings(Section, frozen=True):
     def landing_interval_s(self) -> float:
         return (self.object_landing_interval_ms or 1000) / 1000
 
-    def limits(self) -> Limits:
-        return Limits(
+    def limits(self) -> FrameLimits:
+        return FrameLimits(
             frame_bytes=self.frame_bytes_max,
             body_bytes=self.body_bytes_max,
             samples=self.samples_max,
-            series=self.series_max,
         )
 
 
 class ReconcilerSettings(Section, frozen=True):
     section: ClassVar[str] = "reconciler"
 
-    interval_s: Annotated[float, describe("how often the steady scan runs over accepted-by-time")] = 30.0
+    interval_s: Annotated[float, describe("Scans accepted-by-time at this interval.")] = 30.0
     overlap_s: Annotated[
-        float, describe("how far before its checkpoint the scan begins: lost events, clock skew, retries, crashes")
+        float,
+        describe(
+            "Starts each scan this long before its checkpoint, to find entries delayed by lost events, "
+            "clock skew, retries or crashes."
+        ),
     ] = 900.0
-    audit_interval_s: Annotated[float, describe("how often all of accepted and quarantine is audited")] = 3600.0
-    concurrency: Annotated[int, describe("batches being checked at once")] = 8
-    gc_interval_s: Annotated[float, describe("how often garbage is collected; 0: only by command")] = 0.0
-    gc_horizon_s: Annotated[float, describe("age a blob must have before it may be garbage: the longest retry")] = (
-        604800.0
+    audit_interval_s: Annotated[float, describe("Audits all accepted and quarantined batches at this interval.")] = (
+        3600.0
     )
-    gc_access_key_id: Annotated[Secret, describe("credentials of the garbage collection role; empty: the store's")] = (
-        Secret("")
-    )
-    gc_secret_access_key: Annotated[Secret, describe("goes with reconciler.gc_access_key_id")] = Secret("")
+    concurrency: Annotated[int, describe("Limits the batches that are checked at the same time.")] = 8
+    gc_interval_s: Annotated[
+        float,
+        describe(
+            "Deletes blobs that no batch refers to at this interval; 0 means only by command.",
+            when="garbage must be deleted without a command",
+        ),
+    ] = 0.0
+    gc_horizon_s: Annotated[
+        float,
+        describe(
+            "Keeps every blob that is younger than this, which must exceed the longest retry of an agent.",
+            when="agents may be offline for longer",
+        ),
+    ] = 604800.0
+    gc_access_key_id: Annotated[
+        Secret,
+        describe(
+            "Access key of the garbage collection role; empty means the store's credentials.",
+            when="other roles may not delete from the bucket",
+        ),
+    ] = Secret("")
+    gc_secret_access_key: Annotated[
+        Secret,
+        describe("Secret that belongs to reconciler.gc_access_key_id.", when="reconciler.gc_access_key_id is set"),
+    ] = Secret("")
     gc_undecided: Annotated[
         Literal["finish", "keep"],
-        describe("a blob past the horizon that nobody accepted nor refused: accept it, or leave it"),
+        describe(
+            "Chooses what happens to a blob past the horizon that was neither accepted nor refused: "
+            "finish accepts it, keep leaves it."
+        ),
     ] = "finish"
 
     def check(self) -> None:
         if self.overlap_s <= 0:
-            raise Contradiction("reconciler.overlap_s", "reconciler.overlap_s", "without overlap a late entry is lost")
-        if bool(self.gc_access_key_id) != bool(self.gc_secret_access_key):
             raise Contradiction(
-                "reconciler.gc_access_key_id", "reconciler.gc_secret_access_key", "one is set and the other is empty"
+                "reconciler.overlap_s", "reconciler.overlap_s", "must be above 0, or late entries are missed"
             )
+        if bool(self.gc_access_key_id) != bool(self.gc_secret_access_key):
+            raise Contradiction("reconciler.gc_access_key_id", "reconciler.gc_secret_access_key", "set both or neither")
         if self.gc_horizon_s < self.overlap_s:
             raise Contradiction(
-                "reconciler.gc_horizon_s", "reconciler.overlap_s", "garbage would be judged before it is reconciled"
+                "reconciler.gc_horizon_s", "reconciler.overlap_s", "the horizon must not be shorter than the overlap"
             )
-
-
-class RollupSettings(Section, frozen=True):
-    section: ClassVar[str] = "rollup"
-
-    windows_s: Annotated[
-        tuple[int, ...], describe("windows of rollups, each made of whole smaller ones; fixed by the first run")
-    ] = (60, 300, 3600)
-    engine: Annotated[
-        Literal["spark", "local"], describe("who reads and adds up: Spark, or this process on a small machine")
-    ] = "spark"
-    interval_s: Annotated[float, describe("pause between two runs in `lakebed work`; 0: only by command")] = 0.0
-    overlap_s: Annotated[float, describe("how far back each run looks again for batches that were indexed late")] = (
-        900.0
-    )
-    batches_max: Annotated[int, describe("batches rolled up together, in one generation of chunks")] = 10_000
-    lease_s: Annotated[float, describe("how long the one who rolls up may be silent before another takes over")] = 60.0
-    sweep_after_s: Annotated[
-        float,
-        describe(
-            "age at which notes of late batches and chunks of abandoned generations go; readers that were away for"
-            " longer begin anew"
-        ),
-    ] = AFTER_S
-
-    def check(self) -> None:
-        check_windows(self.windows_s)
-        if self.overlap_s * 1e9 < 2 * LATE_NS:
-            raise Contradiction(
-                "rollup.overlap_s",
-                "rollup.overlap_s",
-                f"a late batch is noted only {LATE_NS / 1e9:g} s after acceptance",
-            )
-        for name in ("batches_max", "lease_s"):
-            if getattr(self, name) < 1:
-                raise Contradiction(f"rollup.{name}", f"rollup.{name}", "must be at least 1")
-        if self.sweep_after_s < 2 * self.overlap_s:
-            raise Contradiction(
-                "rollup.sweep_after_s", "rollup.overlap_s", "notes would go before everybody has looked at them"
-            )
-        if self.interval_s < 0:
-            raise Contradiction("rollup.interval_s", "rollup.interval_s", "cannot be below zero")

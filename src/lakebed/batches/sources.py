@@ -13,55 +13,55 @@ from typing import Any, Protocol
 import msgspec
 
 from lakebed.batches import paths
-from lakebed.batches.coverage import Coverage, Covered
-from lakebed.batches.follower import Follower
-from lakebed.batches.live import Live
+from lakebed.batches.live import Follower, LiveBatches
 from lakebed.batches.matchers import Selector, query_labels
-from lakebed.batches.raw import RawBatches
-from lakebed.clock import Clock
-from lakebed.errors import Corrupt, Invalid, NotFound
-from lakebed.frame.model import Batch, Identity
+from lakebed.batches.model import Batch, BatchIdentity
+from lakebed.batches.reader import RawBatches
+from lakebed.core.clock import Clock
+from lakebed.core.errors import Corrupt, Invalid, NotFound
+from lakebed.rollups.paths import index_folder
+from lakebed.rollups.reader import CoverageSnapshot, RollupCoverage
 
 SKEW_NS = 300_000_000_000  # how far an agent's clock may run ahead of its collector's
 READ_AHEAD = 16  # objects being read at once by one query
 
 
-class SpoolView(Protocol):
+class UnlandedBatches(Protocol):
     """What a query needs of the local spool."""
 
-    def unlanded(self) -> AsyncIterator[tuple[Identity, Batch | None]]: ...
+    def unlanded(self) -> AsyncIterator[tuple[BatchIdentity, Batch | None]]: ...
 
 
-class Reading(msgspec.Struct):
+class ReadResult(msgspec.Struct):
     """How reading went: batches by source, and what is missing."""
 
     sources: dict[str, int] = {}
     missing: list[str] = []
     damaged: int = 0
     damaged_chunks: int = 0
-    seen: set[Identity] = set()
+    seen: set[BatchIdentity] = set()
 
     def why(self) -> list[str]:
-        told = list(self.missing)
+        reasons = list(self.missing)
         if self.damaged:
-            told.append(f"{self.damaged} accepted batches cannot be read: see repairs")
+            reasons.append(f"{self.damaged} accepted batches cannot be read: see repairs/v1/")
         if self.damaged_chunks:
-            told.append(f"{self.damaged_chunks} rollup or index chunks cannot be read")
-        return told
+            reasons.append(f"{self.damaged_chunks} rollup or index chunks cannot be read")
+        return reasons
 
 
 Take = Callable[[Batch], None]
 
 
-class Sources:
+class SampleSources:
     def __init__(
         self,
-        live: Live,
+        live: LiveBatches,
         raw: RawBatches,
-        coverage: Coverage,
+        coverage: RollupCoverage,
         *,
         follower: Follower | None,
-        spool: SpoolView | None,
+        spool: UnlandedBatches | None,
         batches_max: int,
         clock: Clock,
     ) -> None:
@@ -69,7 +69,7 @@ class Sources:
         self._follower, self._spool = follower, spool
         self._batches_max, self._clock = batches_max, clock
 
-    async def points(self, take: Take, selector: Selector, from_ns: int, to_ns: int, through_ns: int) -> Reading:
+    async def points(self, take: Take, selector: Selector, from_ns: int, to_ns: int, through_ns: int) -> ReadResult:
         """Offers every batch that may hold points of the range; those accepted after `through_ns` if they are at hand.
 
         Raises Corrupt when the state of rollups cannot be read.
@@ -80,17 +80,19 @@ class Sources:
         await self._take_spool(reading, take, frozenset())
         if self._all_live(reading, from_ns):
             return reading
-        covered = await self.coverage.look()
+        covered = await self.coverage.snapshot()
         indexed = await self._indexed(reading, covered, selector, from_ns, to_ns)
         tail, full = await self._tail(reading, covered, from_ns, through_ns, len(indexed))
         if full:
-            reading.missing.append(f"more than {self._batches_max} raw batches lie in the range")
+            reading.missing.append(f"more than {self._batches_max} raw batches are in the range")
         blobs = [self._take_blob(reading, take, sha256) for sha256 in indexed]
         entries = [self._take_entry(reading, take, manifest_id, from_ns, to_ns) for manifest_id in tail]
         await several([*blobs, *entries])
         return reading
 
-    async def uncovered(self, take: Take, covered: Covered, from_ns: int, to_ns: int, through_ns: int) -> Reading:
+    async def uncovered(
+        self, take: Take, covered: CoverageSnapshot, from_ns: int, to_ns: int, through_ns: int
+    ) -> ReadResult:
         """Offers every batch that is in no rollup of this snapshot, and may hold samples of the range."""
         reading = self._begin()
         reading.damaged_chunks += len(covered.damaged)
@@ -106,33 +108,33 @@ class Sources:
         await several([self._take_entry(reading, take, each, from_ns, to_ns) for each in tail])
         return reading
 
-    def _begin(self) -> Reading:
-        reading = Reading(sources={"live": 0, "spool": 0, "raw": 0})
+    def _begin(self) -> ReadResult:
+        reading = ReadResult(sources={"live": 0, "spool": 0, "raw": 0})
         if self._follower is None:
             reading.missing.append("this is not the query collector")
         elif not self._follower.is_fresh():
             reading.missing.append("the query collector has not caught up")
         return reading
 
-    def _all_live(self, reading: Reading, from_ns: int) -> bool:
+    def _all_live(self, reading: ReadResult, from_ns: int) -> bool:
         """Whether live state holds everything that was accepted since shortly before the range."""
         if reading.missing or self._follower is None or self._live.evicted_through_ns >= from_ns - SKEW_NS:
             return False
         return from_ns - SKEW_NS >= self._clock.now_ns() - self._follower.window_ns
 
-    def _offer(self, reading: Reading, take: Take, source: str, batch: Batch) -> None:
+    def _offer(self, reading: ReadResult, take: Take, source: str, batch: Batch) -> None:
         if batch.identity in reading.seen:
             return
         reading.seen.add(batch.identity)
         reading.sources[source] += 1
         take(batch)
 
-    async def _take_spool(self, reading: Reading, take: Take, landed: frozenset[str]) -> None:
+    async def _take_spool(self, reading: ReadResult, take: Take, landed: frozenset[str]) -> None:
         if self._spool is None:
             return
         async for identity, batch in self._spool.unlanded():
             if reading.sources["spool"] >= self._batches_max:
-                reading.missing.append(f"more than {self._batches_max} batches are not landed yet")
+                reading.missing.append(f"more than {self._batches_max} spooled batches are not in the bucket yet")
                 return
             if _digest(paths.manifest_id(identity, 0)) in landed:
                 continue
@@ -142,12 +144,12 @@ class Sources:
                 reading.damaged += 1
 
     async def _tail(
-        self, reading: Reading, covered: Covered, from_ns: int, through_ns: int, taken: int
+        self, reading: ReadResult, covered: CoverageSnapshot, from_ns: int, through_ns: int, taken: int
     ) -> tuple[list[str], bool]:
         """Manifest ids that are in no generation: accepted since what is settled, or waiting out of order.
 
-        Told with whether there were more than a query may read. What live state holds is left out of the count, and
-        batches of which nobody can tell whether they are in one count as damaged.
+        The flag is True when there are more than a query may read. Batches in live state do not count; batches whose
+        coverage is unknown count as damaged.
         """
         unsure: dict[str, Corrupt] = {}
         found, full = await self._waiting(covered, from_ns, through_ns, taken, unsure)
@@ -155,7 +157,7 @@ class Sources:
         return found, full
 
     async def _waiting(
-        self, covered: Covered, from_ns: int, through_ns: int, taken: int, unsure: dict[str, Corrupt]
+        self, covered: CoverageSnapshot, from_ns: int, through_ns: int, taken: int, unsure: dict[str, Corrupt]
     ) -> tuple[list[str], bool]:
         since_ns = max(0, from_ns - SKEW_NS, covered.state.settled_ns)
         found: list[str] = []
@@ -178,12 +180,12 @@ class Sources:
         return found, False
 
     async def _indexed(
-        self, reading: Reading, covered: Covered, selector: Selector, from_ns: int, to_ns: int
+        self, reading: ReadResult, covered: CoverageSnapshot, selector: Selector, from_ns: int, to_ns: int
     ) -> list[str]:
         """Hashes of the blobs that the index names for the selected series. Empty where nothing is rolled up."""
         found: dict[str, str] = {}
         for hour in paths.hours(from_ns, to_ns - 1) if covered.state.committed else ():
-            async for key in self.coverage.chunks(covered, paths.index_folder(hour)):
+            async for key in self.coverage.chunks(covered, index_folder(hour)):
                 try:
                     batches, series = await self.coverage.index_chunk(key)
                 except (Invalid, NotFound):
@@ -191,23 +193,23 @@ class Sources:
                     continue
                 found |= _selected(selector, batches, series, from_ns, to_ns)
             if len(found) > self._batches_max:
-                reading.missing.append(f"more than {self._batches_max} raw batches lie in the range")
+                reading.missing.append(f"more than {self._batches_max} raw batches are in the range")
                 break
         held = [sha256 for manifest_id, sha256 in found.items() if not self._live.holds(manifest_id)]
         return held[: self._batches_max]
 
-    async def _take_entry(self, reading: Reading, take: Take, manifest_id: str, from_ns: int, to_ns: int) -> None:
+    async def _take_entry(self, reading: ReadResult, take: Take, manifest_id: str, from_ns: int, to_ns: int) -> None:
         if self._live.holds(manifest_id):
             return
         entry = await self._raw.entry(paths.by_time_of(manifest_id))
-        if entry is None:  # entries never go: this one is damaged, and nobody knows what the batch holds
+        if entry is None:  # entries are never deleted: this one is damaged, and the content of the batch is unknown
             reading.damaged += 1
             return
         if entry.last_time_unix_ns < from_ns or entry.first_time_unix_ns >= to_ns:
             return
         await self._take_blob(reading, take, entry.frame_sha256)
 
-    async def _take_blob(self, reading: Reading, take: Take, sha256: str) -> None:
+    async def _take_blob(self, reading: ReadResult, take: Take, sha256: str) -> None:
         try:
             batch = await self._raw.batch(sha256)
         except (NotFound, Corrupt):
@@ -235,12 +237,12 @@ def _selected(selector: Selector, batches: Any, series: Any, from_ns: int, to_ns
 
 
 def _digest(manifest_id: str) -> str:
-    """What a manifest id says of the identity alone."""
+    """The part of a manifest id that depends on the identity alone."""
     return manifest_id.partition("-")[2]
 
 
 async def several(work: list[Coroutine[Any, Any, None]]) -> None:
-    """Runs all of it, a few at a time; the first error is raised after what was under way has ended."""
+    """Runs all of it, a few at a time; the first error is raised after what was in progress has ended."""
     gate = asyncio.Semaphore(READ_AHEAD)
 
     async def one(coroutine: Coroutine[Any, Any, None]) -> None:

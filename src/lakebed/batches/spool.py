@@ -1,7 +1,10 @@
 """Acceptance on this disk, for a single collector: a batch is accepted once its record is fsynced in the spool.
 
-Concurrent uploads share one fsync. Duplicates and conflicts are told from what this spool has seen; the bucket says the
-last word when a batch is landed. Until then a batch is served to private queries from the spool.
+Concurrent uploads share one fsync. Duplicates and conflicts are detected from what this spool has accepted; the bucket
+decides when a batch is landed. Until then queries read the batch from the spool.
+
+Landing writes the blob, then the manifest with the spool's own time and attempt, so landing again after a lost response
+finds its own bytes. It is idempotent and resumable.
 """
 
 from __future__ import annotations
@@ -10,24 +13,22 @@ import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from lakebed.batches import acceptance
+from lakebed.batches import acceptance, paths
 from lakebed.batches.acceptance import Submission
-from lakebed.batches.acceptor import Won, store_conflict, write_blob
-from lakebed.batches.model import Accepted, Answer
-from lakebed.batches.raw import ANY_FRAME
-from lakebed.batches.segments import HEAD, Record, Segments, pack
-from lakebed.clock import Clock
-from lakebed.errors import Corrupt, Invalid, LakebedError, Overloaded, Unavailable
-from lakebed.frame.codec import decode, peek
-from lakebed.frame.model import Batch, Identity
-from lakebed.ids import Ids
-from lakebed.logs import logger
-from lakebed.metrics import Metrics
-from lakebed.store.protocol import Store
+from lakebed.batches.acceptor import OnAccepted, store_conflict, write_blob
+from lakebed.batches.codec.frame import decode, peek
+from lakebed.batches.derived_writes import DerivedWrites
+from lakebed.batches.model import AcceptedBatch, Batch, BatchIdentity, UploadResponse, read_record, write_record
+from lakebed.batches.reader import ANY_FRAME, verified
+from lakebed.batches.segments import HEAD, SpoolRecord, SpoolSegments, pack
+from lakebed.core.errors import AlreadyExists, Corrupt, Invalid, LakebedError, Overloaded, Unavailable
+from lakebed.core.logs import logger
+from lakebed.store.runtime import StoreRuntime
 
 SEGMENT_BYTES_MAX = 64 * 1024 * 1024
 GROUP_MAX = 1_000  # uploads that share one fsync
@@ -36,9 +37,9 @@ QUARANTINE_TIMEOUT_S = 5.0
 log = logger("batches")
 
 
-class Spooled(msgspec.Struct, frozen=True):
-    accepted: Accepted
-    record: Record
+class SpooledBatch(msgspec.Struct, frozen=True):
+    accepted: AcceptedBatch
+    record: SpoolRecord
 
 
 class _Waiting(msgspec.Struct, frozen=True, eq=False):
@@ -51,25 +52,23 @@ class Spool:
 
     def __init__(
         self,
+        runtime: StoreRuntime,
         folder: Path,
-        store: Store,
         *,
         collector_id: str,
-        won: Won,
+        on_accepted: OnAccepted,
         bytes_max: int,
         known_max: int,
         retry_after_s: float,
-        clock: Clock,
-        ids: Ids,
-        metrics: Metrics,
     ) -> None:
-        self._segments = Segments(folder)
-        self._store, self._collector_id, self._won = store, collector_id, won
+        store, clock, ids, metrics = runtime.store, runtime.clock, runtime.ids, runtime.metrics
+        self._segments = SpoolSegments(folder)
+        self._store, self._collector_id, self._on_accepted = store, collector_id, on_accepted
         self._bytes_max, self._known_max, self._retry_after_s = bytes_max, known_max, retry_after_s
         self._clock, self._ids = clock, ids
-        self._held: dict[Identity, Spooled] = {}  # fsynced, not landed
-        self._arriving: dict[Identity, asyncio.Future[tuple[int, int]]] = {}
-        self._known: OrderedDict[Identity, Accepted] = OrderedDict()  # landed
+        self._held: dict[BatchIdentity, SpooledBatch] = {}  # fsynced, not landed
+        self._arriving: dict[BatchIdentity, asyncio.Future[tuple[int, int]]] = {}
+        self._known: OrderedDict[BatchIdentity, AcceptedBatch] = OrderedDict()  # landed
         self._waiting: list[_Waiting] = []
         self._writer: asyncio.Task[None] | None = None
         self._bytes = 0
@@ -84,28 +83,28 @@ class Spool:
                 self._hold(spooled)
         return len(self._held)
 
-    async def accept(self, submitted: Submission) -> Answer:
+    async def accept(self, submitted: Submission) -> UploadResponse:
         """Accepts the batch on this disk. Raises IdentityConflict, Overloaded when the spool is full, Unavailable."""
         identity = submitted.batch.identity
         while (arriving := self._arriving.get(identity)) is not None:
             await asyncio.wait([arriving])
         held = self._held.get(identity)
-        standing = held.accepted if held is not None else self._known.get(identity)
-        if standing is not None:
-            if standing.frame_sha256 == submitted.sha256:
+        existing = held.accepted if held is not None else self._known.get(identity)
+        if existing is not None:
+            if existing.frame_sha256 == submitted.sha256:
                 self._outcomes["duplicate"].inc()
-                return acceptance.answer(standing, duplicate=True)
+                return acceptance.response(existing, duplicate=True)
             self._outcomes["conflict"].inc()
-            raise await self._quarantine(standing, submitted)
+            raise await self._quarantine(existing, submitted)
         if self._bytes + len(submitted.frame) > self._bytes_max:
             raise Overloaded(
-                f"the spool holds {self._bytes} bytes that are not landed yet",
+                f"the spool holds {self._bytes} bytes that are not in the bucket yet",
                 retry_after_s=self._retry_after_s,
-                hint="check that the bucket can be reached, or raise ingest.spool_bytes_max",
+                hint="check that the bucket can be reached, or raise batches.spool_bytes_max",
             )
         return await self._append(submitted)
 
-    async def _append(self, submitted: Submission) -> Answer:
+    async def _append(self, submitted: Submission) -> UploadResponse:
         accepted = acceptance.manifest(
             submitted, at_ns=self._clock.now_ns(), collector_id=self._collector_id, attempt_id=self._ids.token()
         )
@@ -121,11 +120,11 @@ class Spool:
             raise Unavailable(f"the spool cannot be written: {error}", retry_after_s=self._retry_after_s) from error
         finally:
             self._arriving.pop(accepted.identity, None)
-        record = Record(segment, offset, len(submitted.frame), accepted.accepted_at_unix_ns, accepted.attempt_id)
-        self._hold(Spooled(accepted, record))
-        self._won(accepted, submitted)
+        record = SpoolRecord(segment, offset, len(submitted.frame), accepted.accepted_at_unix_ns, accepted.attempt_id)
+        self._hold(SpooledBatch(accepted, record))
+        self._on_accepted(accepted, submitted)
         self._outcomes["accepted"].inc()
-        return acceptance.answer(accepted, duplicate=False)
+        return acceptance.response(accepted, duplicate=False)
 
     async def _write(self) -> None:
         while self._waiting:
@@ -142,7 +141,7 @@ class Spool:
                 one.done.set_result((segment, offset))
                 offset += len(one.data)
 
-    async def unlanded(self) -> AsyncIterator[tuple[Identity, Batch | None]]:
+    async def unlanded(self) -> AsyncIterator[tuple[BatchIdentity, Batch | None]]:
         """Every batch not landed yet, read from disk; None for one that cannot be read. One that lands meanwhile may
         still be given."""
         for identity, spooled in list(self._held.items()):
@@ -156,16 +155,16 @@ class Spool:
                 batch = None
             yield identity, batch
 
-    def waiting(self) -> list[Spooled]:
+    def waiting(self) -> list[SpooledBatch]:
         """What is to be landed, oldest first; uploads from now on go to a new segment."""
         if not self._writing():
             self._segments.seal()
         return list(self._held.values())
 
-    async def frame(self, spooled: Spooled) -> bytes:
+    async def frame(self, spooled: SpooledBatch) -> bytes:
         return await asyncio.to_thread(self._segments.read, spooled.record)
 
-    def landed(self, identity: Identity) -> None:
+    def landed(self, identity: BatchIdentity) -> None:
         """The batch is in the bucket now: its record goes with the next sweep of its segment."""
         spooled = self._release(identity)
         if spooled is None:
@@ -175,7 +174,7 @@ class Spool:
             self._known.popitem(last=False)
 
     async def sweep(self) -> None:
-        """Removes segments of which everything has landed. Uploads under way may still point at one: then not now."""
+        """Removes segments of which everything has landed. Uploads in progress may still point at one: then not now."""
         if self._writing():
             return
         needed = {spooled.record.segment for spooled in self._held.values()} | {self._segments.active_number}
@@ -192,13 +191,13 @@ class Spool:
         """Whether a segment may be in use: also by a write whose uploads were all given up by their clients."""
         return bool(self._waiting or self._arriving) or (self._writer is not None and not self._writer.done())
 
-    def _recover(self, number: int) -> list[Spooled]:
+    def _recover(self, number: int) -> list[SpooledBatch]:
         found = []
         for record, frame in self._segments.recover(number):
             try:
                 identity = peek(frame, ANY_FRAME)
             except Invalid as error:  # a whole record that is no frame: never written by us
-                log.error("a spooled record is set aside", segment=number, cause=error.message)
+                log.error("unreadable spool record is skipped", segment=number, error=error.message)
                 self._segments.damaged.add(number)
                 continue
             accepted = acceptance.manifest_of(
@@ -209,17 +208,17 @@ class Spool:
                 collector_id=self._collector_id,
                 attempt_id=record.attempt_id,
             )
-            found.append(Spooled(accepted, record))
+            found.append(SpooledBatch(accepted, record))
         if not found:
             self._segments.remove(number)
         return found
 
-    def _hold(self, spooled: Spooled) -> None:
+    def _hold(self, spooled: SpooledBatch) -> None:
         self._release(spooled.accepted.identity)  # an upload that was given up and sent again left two records
         self._held[spooled.accepted.identity] = spooled
         self._count(spooled.record.frame_bytes + HEAD.size)
 
-    def _release(self, identity: Identity) -> Spooled | None:
+    def _release(self, identity: BatchIdentity) -> SpooledBatch | None:
         spooled = self._held.pop(identity, None)
         if spooled is not None:
             self._count(-spooled.record.frame_bytes - HEAD.size)
@@ -230,13 +229,98 @@ class Spool:
         self._gauges[0].set(self._bytes)
         self._gauges[1].set(len(self._held))
 
-    async def _quarantine(self, standing: Accepted, submitted: Submission) -> LakebedError:
+    async def _quarantine(self, existing: AcceptedBatch, submitted: Submission) -> LakebedError:
         at_ns = self._clock.now_ns()
-        record = acceptance.conflict(standing, submitted.sha256, at_ns=at_ns, collector_id=self._collector_id)
+        record = acceptance.conflict(existing, submitted.sha256, at_ns=at_ns, collector_id=self._collector_id)
         try:
             async with asyncio.timeout(QUARANTINE_TIMEOUT_S):
                 await write_blob(self._store, submitted)
                 return acceptance.refusal(await store_conflict(self._store, record), quarantined=True)
         except (TimeoutError, LakebedError) as error:
-            log.warning("conflict answered without its record", cause=str(error))
+            log.warning("conflict returned, but its record could not be stored", error=str(error))
             return acceptance.refusal(record, quarantined=False)
+
+
+LANDINGS_MAX = 8  # batches being landed at once
+
+
+class DamagedRecord(Unavailable):
+    """A spooled batch cannot be read back: its segment is kept."""
+
+
+class Lander:
+    def __init__(
+        self,
+        runtime: StoreRuntime,
+        spool: Spool,
+        derived_writes: DerivedWrites,
+        *,
+        interval_s: float,
+        collector_id: str,
+    ) -> None:
+        store, clock, metrics = runtime.store, runtime.clock, runtime.metrics
+        self._spool, self._store, self._derived_writes = spool, store, derived_writes
+        self._interval_s, self._collector_id, self._clock = interval_s, collector_id, clock
+        self._outcomes = metrics.counter("lakebed_batches_landed_total")
+
+    async def run(self) -> None:
+        while True:
+            await self._clock.sleep(self._interval_s)
+            try:
+                await self.land()
+            except LakebedError as error:
+                log.warning("spooled batches could not be uploaded and are retried", error=error.message)
+
+    async def land(self) -> int:
+        """Lands everything the spool holds; returns how many. Raises Unavailable, keeping what is not landed.
+
+        A batch that cannot be read back from the disk is reported after the others have landed; an error of the bucket
+        ends the run at once, because it would meet them all.
+        """
+        waiting = self._spool.waiting()
+        damaged: DamagedRecord | None = None
+        for at in range(0, len(waiting), LANDINGS_MAX):
+            group = waiting[at : at + LANDINGS_MAX]
+            results = await asyncio.gather(*(self._one(spooled) for spooled in group), return_exceptions=True)
+            for result in results:
+                if isinstance(result, DamagedRecord):
+                    damaged = result
+                elif isinstance(result, BaseException):
+                    raise result
+        await self._spool.sweep()
+        if damaged is not None:
+            raise damaged
+        return len(waiting)
+
+    async def _one(self, spooled: SpooledBatch) -> None:
+        try:
+            frame = await self._spool.frame(spooled)
+            submitted = acceptance.submission(frame, verified(frame, spooled.accepted.frame_sha256))
+        except (OSError, Corrupt) as error:
+            self._outcomes.labels(outcome="damaged").inc()
+            raise DamagedRecord(f"a spooled batch cannot be read back: {error}") from error
+        await write_blob(self._store, submitted)
+        existing = await self._create(spooled.accepted)
+        verdict = acceptance.judge(spooled.accepted, existing)
+        if verdict == "conflict":
+            record = acceptance.conflict(
+                existing, submitted.sha256, at_ns=self._clock.now_ns(), collector_id=self._collector_id
+            )
+            await store_conflict(self._store, record)
+            log.error(
+                "conflict: the bucket has another batch under the identity of a spooled one",
+                quarantined=record.submitted_raw_blob_key,
+            )
+        else:
+            self._derived_writes.put(
+                partial(acceptance.derived, existing, acceptance.span_of(submitted.batch), self._clock.now_ns)
+            )
+        self._outcomes.labels(outcome=verdict).inc()
+        self._spool.landed(spooled.accepted.identity)
+
+    async def _create(self, accepted: AcceptedBatch) -> AcceptedBatch:
+        try:
+            await self._store.create(paths.accepted_key(accepted.identity), write_record(accepted))
+        except AlreadyExists as error:
+            return read_record(error.current, AcceptedBatch)
+        return accepted

@@ -1,6 +1,12 @@
-"""Sweeps garbage from among raw blobs: gathers evidence, asks `garbage.judge`, and does as told. Run by its own role.
+"""Deletes raw blobs that can never be accepted, under the credentials of the garbage collection role, and stores a
+report of what was deleted and why. `judge` is pure: evidence in, verdict out.
 
-It runs under the dedicated credentials of the bucket policy, and writes a report of what it deleted and why.
+Why a delete can never hit an accepted batch: a frame carries its identity, so only one key can ever refer to a blob,
+the accepted manifest of that identity. It is created if absent and never changes. A blob is deleted only when that
+manifest exists **for other bytes**: no writer, however long it stalled between blob and manifest, can then make it
+accepted, and a delayed delete does no harm. A blob whose identity is undecided is never deleted, because a stalled
+writer may still accept it; past the horizon its acceptance is completed instead, or it is kept. The four conditions
+apply on top.
 """
 
 from __future__ import annotations
@@ -11,20 +17,63 @@ from typing import Literal
 import msgspec
 
 from lakebed.batches import acceptance, paths
-from lakebed.batches.findings import FindingsMender
-from lakebed.batches.garbage import Evidence, Judgement, judge
-from lakebed.batches.model import Accepted, read_record, write_record
-from lakebed.batches.raw import verified
+from lakebed.batches.findings import FindingsRepairer
+from lakebed.batches.model import AcceptedBatch, Batch, read_record, write_record
+from lakebed.batches.reader import verified
 from lakebed.batches.reconciler import Reconciler
-from lakebed.clock import Clock
-from lakebed.errors import AlreadyExists, Corrupt, Invalid, NotFound
-from lakebed.frame.model import Batch
-from lakebed.ids import Ids
-from lakebed.logs import logger
-from lakebed.metrics import Metrics
+from lakebed.core.errors import AlreadyExists, Corrupt, Invalid, NotFound
+from lakebed.core.logs import logger
+from lakebed.core.traces import traced
 from lakebed.store.model import ObjectInfo
-from lakebed.store.protocol import Store
-from lakebed.traces import traced
+from lakebed.store.runtime import StoreRuntime
+
+Verdict = Literal["delete", "finish", "keep"]
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """What was found out about one blob."""
+
+    sha256: str
+    modified_ns: int
+    now_ns: int
+    horizon_ns: int
+    audited_through_ns: int
+    accepted_references: int
+    quarantine_references: int
+    problem: str = ""  # why its frame cannot be read
+    existing_sha256: str = ""  # hash in the manifest at its identity; empty: undecided
+    boot_held: bool = False
+
+
+class Judgement(msgspec.Struct, frozen=True):
+    verdict: Verdict
+    reason: str
+
+
+def judge(found: Evidence, undecided: Literal["finish", "keep"]) -> Judgement:
+    """The four conditions in their order, then the one that makes them safe."""
+    ripe_ns = found.modified_ns + found.horizon_ns
+    if found.now_ns < ripe_ns:
+        left_s = (ripe_ns - found.now_ns) // 1_000_000_000
+        return Judgement("keep", f"younger than the retry horizon, for another {left_s} s")
+    if found.accepted_references:
+        return Judgement("keep", "an accepted manifest refers to it")
+    if found.quarantine_references:
+        return Judgement("keep", "a quarantine manifest refers to it")
+    if found.audited_through_ns < ripe_ns:
+        return Judgement("keep", "no audit of accepted and quarantined batches has started since it passed the horizon")
+    if found.problem:
+        return Judgement("keep", f"its frame cannot be read, so its identity is unknown: {found.problem}")
+    if found.existing_sha256 == found.sha256:
+        return Judgement("keep", "its manifest is accepted; the reverse reference is missing")
+    if found.existing_sha256:
+        return Judgement("delete", f"its identity was accepted with other bytes, {found.existing_sha256}")
+    if found.boot_held:
+        return Judgement("keep", "its boot is held for investigation")
+    if undecided == "finish":
+        return Judgement("finish", "neither accepted nor rejected within the horizon: its acceptance is completed")
+    return Judgement("keep", "undecided: a writer could still accept it")
+
 
 ROWS_MAX = 10_000  # judgements one report lists; the counts go on
 
@@ -40,7 +89,7 @@ class BlobRow(msgspec.Struct, frozen=True):
 
 
 class GcReport(msgspec.Struct, frozen=True):
-    """What one run found. In a dry run nothing was done of what the verdicts say."""
+    """What one run found. In a dry run the verdicts were not applied."""
 
     schema: str
     dry_run: bool
@@ -51,23 +100,21 @@ class GcReport(msgspec.Struct, frozen=True):
     rows: list[BlobRow]
 
 
-class Sweeper:
+class BlobSweeper:
     def __init__(
         self,
-        store: Store,
+        runtime: StoreRuntime,
         reconciler: Reconciler,
         *,
         horizon_s: float,
         undecided: Literal["finish", "keep"],
         name: str,
-        clock: Clock,
-        ids: Ids,
-        metrics: Metrics,
     ) -> None:
+        store, clock, ids, metrics = runtime.store, runtime.clock, runtime.ids, runtime.metrics
         self._store, self._reconciler = store, reconciler
         self._horizon_ns, self._undecided, self._name = round(horizon_s * 1e9), undecided, name
         self._clock, self._ids = clock, ids
-        self._findings = FindingsMender(store, reconciler, clock=clock, ids=ids, metrics=metrics)
+        self._findings = FindingsRepairer(runtime, reconciler)
         self._blobs = metrics.counter("lakebed_batches_gc_blobs_total")
 
     @traced("batches gc")
@@ -78,7 +125,7 @@ class Sweeper:
         done. They are only looked at sooner: each is judged like any other.
         """
         if not dry_run and source == "audit":
-            await self._findings.mend()
+            await self._findings.repair()
         elif not dry_run:
             await self._reconciler.audit()
         audited_ns = (await self._reconciler.audits.read()).value.audited_through_ns
@@ -124,7 +171,7 @@ class Sweeper:
         modified_ns = info.modified_ms * 1_000_000
         found = Evidence(sha256, modified_ns, now_ns, self._horizon_ns, audited_ns, 0, 0)
         if now_ns < modified_ns + self._horizon_ns:
-            return found, None, 0  # too young: nothing more is asked of the store
+            return found, None, 0  # too young: no further requests to the store
         found = msgspec.structs.replace(
             found,
             accepted_references=await self._any(paths.accepted_by_blob(sha256)),
@@ -138,8 +185,8 @@ class Sweeper:
         except (Corrupt, NotFound) as error:
             return msgspec.structs.replace(found, problem=error.message), None, 0
         held = await self._exists(paths.held_boot_key(batch.identity.agent_id, batch.identity.boot_id))
-        standing = await self._standing(batch)
-        return msgspec.structs.replace(found, standing_sha256=standing, boot_held=held), batch, len(frame)
+        existing = await self._standing(batch)
+        return msgspec.structs.replace(found, existing_sha256=existing, boot_held=held), batch, len(frame)
 
     async def _finish(self, batch: Batch, sha256: str, size: int) -> Judgement:
         """Creates the manifest that a collector began with: the agent's retry, should it come, is a duplicate."""
@@ -155,17 +202,17 @@ class Sweeper:
         try:
             await self._store.create(paths.accepted_key(identity), write_record(accepted))
         except AlreadyExists:
-            return Judgement("keep", "decided by another while it was being finished")
+            return Judgement("keep", "another process decided it in the meantime")
         for write in acceptance.derived(accepted, acceptance.span_of(batch)):
             await self._store.create(write.key, write.data)
-        return Judgement("finish", "its acceptance was finished")
+        return Judgement("finish", "acceptance of a raw blob was completed")
 
     async def _standing(self, batch: Batch) -> str:
         try:
             stored = await self._store.get(paths.accepted_key(batch.identity))
         except NotFound:
             return ""
-        return read_record(stored, Accepted).frame_sha256
+        return read_record(stored, AcceptedBatch).frame_sha256
 
     async def _by_time(self, now_ns: int, dry_run: bool) -> AsyncIterator[ObjectInfo]:
         """Blobs of the hours that have passed the horizon, from the index: cheap, and blind to what was not indexed."""
@@ -178,7 +225,7 @@ class Sweeper:
                     yield await self._store.head(paths.blob_key(sha256))
                 except NotFound:
                     if not dry_run:
-                        await self._store.delete(entry.key)  # the blob is gone: the entry has nothing to say
+                        await self._store.delete(entry.key)  # the blob is gone: the entry is obsolete
 
     async def _candidates(self) -> AsyncIterator[ObjectInfo]:
         """What the last audit found that nothing refers to."""

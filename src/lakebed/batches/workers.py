@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import msgspec
 
 from lakebed.batches.events import EventFollower
-from lakebed.batches.findings import FindingsMender
+from lakebed.batches.findings import FindingsRepairer
 from lakebed.batches.reconciler import Reconciler
 from lakebed.batches.settings import ReconcilerSettings
-from lakebed.batches.sweeper import Sweeper
-from lakebed.context import Context, Worker
-from lakebed.errors import LakebedError
+from lakebed.batches.sweeper import BlobSweeper
+from lakebed.core.context import Context, Worker
+from lakebed.core.errors import LakebedError
+from lakebed.core.logs import logger
 from lakebed.filer.client import FilerClient
 from lakebed.filer.settings import FilerSettings
-from lakebed.logs import logger
 from lakebed.store.connect import connect
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
@@ -25,31 +25,21 @@ log = logger("batches")
 
 def reconciler(context: Context) -> Reconciler:
     settings = context.settings.of(ReconcilerSettings)
-    return Reconciler(
-        context.store,
-        overlap_s=settings.overlap_s,
-        concurrency=settings.concurrency,
-        clock=context.clock,
-        ids=context.ids,
-        metrics=context.metrics,
-    )
+    return Reconciler(context, overlap_s=settings.overlap_s, concurrency=settings.concurrency)
 
 
-def mender(context: Context, reconciler: Reconciler) -> FindingsMender:
-    return FindingsMender(context.store, reconciler, clock=context.clock, ids=context.ids, metrics=context.metrics)
+def findings_repairer(context: Context, reconciler: Reconciler) -> FindingsRepairer:
+    return FindingsRepairer(context, reconciler)
 
 
-def sweeper(context: Context) -> Sweeper:
+def sweeper(context: Context) -> BlobSweeper:
     settings = context.settings.of(ReconcilerSettings)
-    return Sweeper(
-        sweeper_store(context),
+    return BlobSweeper(
+        context.on(sweeper_store(context)),
         reconciler(context),
         horizon_s=settings.gc_horizon_s,
         undecided=settings.gc_undecided,
         name=f"gc:{context.node}",
-        clock=context.clock,
-        ids=context.ids,
-        metrics=context.metrics,
     )
 
 
@@ -74,7 +64,9 @@ def workers(context: Context) -> Sequence[Worker]:
             "batches-reconciler",
             lambda: role.run(interval_s=settings.interval_s, audit_interval_s=settings.audit_interval_s),
         ),
-        Worker("batches-findings", lambda: _mend_forever(context, mender(context, role), settings.interval_s)),
+        Worker(
+            "batches-findings", lambda: _repair_forever(context, findings_repairer(context, role), settings.interval_s)
+        ),
     ]
     if (filer := context.settings.of(FilerSettings)).endpoints:
         made.append(Worker("batches-events", event_follower(context, role, filer).run))
@@ -87,20 +79,18 @@ def event_follower(context: Context, role: Reconciler, filer: FilerSettings) -> 
     store = context.settings.of(StoreSettings)
     bucket = store.url.removeprefix("s3://").strip("/")
     root = f"/buckets/{bucket}/" + (f"{store.prefix.strip('/')}/" if store.prefix else "")
-    client = FilerClient.of(filer, clock=context.clock, ids=context.ids)
-    return EventFollower(
-        client, root, role, context.store, clock=context.clock, ids=context.ids, metrics=context.metrics
-    )
+    client = FilerClient.of(filer, context)
+    return EventFollower(context, client, root, role)
 
 
-async def _mend_forever(context: Context, role: FindingsMender, interval_s: float) -> None:
+async def _repair_forever(context: Context, role: FindingsRepairer, interval_s: float) -> None:
     while True:
         await context.clock.sleep(interval_s)
         try:
-            if (report := await role.mend()) is not None:
-                log.info("mended an audit's findings", checked=report.checked, repaired=report.repaired)
+            if (report := await role.repair()) is not None:
+                log.info("repaired the findings of an audit", checked=report.checked, repaired=report.repaired)
         except LakebedError as error:
-            log.warning("mending an audit's findings was cut short", cause=error.message)
+            log.warning("repair of audit findings failed and is retried", error=error.message)
 
 
 async def _sweep_forever(context: Context, interval_s: float) -> None:
@@ -110,5 +100,5 @@ async def _sweep_forever(context: Context, interval_s: float) -> None:
             report = await swept.sweep(dry_run=False)
             log.info("swept raw blobs", counts=report.counts)
         except LakebedError as error:
-            log.warning("sweeping was cut short", cause=error.message)
+            log.warning("sweep failed and is retried", error=error.message)
         await context.clock.sleep(interval_s)

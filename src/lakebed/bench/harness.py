@@ -1,7 +1,7 @@
-"""How a bench measures: contenders take turns in the same run, and what counts is the ratio between them.
+"""How a bench measures: the contenders alternate in the same run, and the result is the ratio between them.
 
-Machines are noisy, so absolute times mean little; a round measures every contender once, in alternating order, and a
-ratio is taken inside each round before the median is taken over rounds.
+Machines are noisy, so absolute times mean little. A round measures every contender once, in alternating order; the
+ratio is computed within each round, then the median over rounds.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from typing import Any
 
 import msgspec
 
-from lakebed.clock import Clock
-from lakebed.context import Context, make_context
-from lakebed.ids import Ids
-from lakebed.settings import Settings
+from lakebed.core.clock import Clock
+from lakebed.core.context import Context
+from lakebed.core.ids import Ids
+from lakebed.core.settings import Settings
 from lakebed.store.settings import StoreSettings
+from lakebed.wiring.context import make_context
 
 
 class Check(msgspec.Struct, frozen=True, rename={"passed": "pass"}):
-    """One measured number. Without a bar it is only told; with one it is held or missed."""
+    """One measured number. Without a bar it is only reported; with one it is held or missed."""
 
     name: str
     value: float
@@ -30,33 +31,34 @@ class Check(msgspec.Struct, frozen=True, rename={"passed": "pass"}):
     spread: float = 0.0
 
 
-class Report(msgspec.Struct, frozen=True):
+class BenchReport(msgspec.Struct, frozen=True):
     name: str
     checks: tuple[Check, ...]
     quick: bool
     seconds: float
+    note: str = ""
 
     @property
     def held(self) -> bool:
         return all(check.passed for check in self.checks)
 
 
-class Stand(msgspec.Struct, frozen=True):
-    """What a bench stands on: a real bucket, and how long it may take (`quick` means seconds, not minutes)."""
+class BenchEnvironment(msgspec.Struct, frozen=True):
+    """What a bench runs on: a real bucket, and how long it may take (`quick`: seconds, not minutes)."""
 
     settings: Settings
     quick: bool
-    tell: Callable[[str], None]
+    report: Callable[[str], None]  # prints one line of progress
 
     def context(self, role: str = "bench") -> Context:
         """A fresh context with a store client and metrics of its own."""
         return make_context(self.settings, role=role)
 
     def apart(self, role: str = "bench") -> Context:
-        """A fresh context in a new folder of the bucket: nothing is there but what it writes."""
-        place = self.settings.of(StoreSettings)
+        """A fresh context under a new, empty prefix of the bucket."""
+        store = self.settings.of(StoreSettings)
         folder = f"bench-{Ids().token()}"
-        inside = msgspec.structs.replace(place, prefix=f"{place.prefix.rstrip('/')}/{folder}".lstrip("/"))
+        inside = msgspec.structs.replace(store, prefix=f"{store.prefix.rstrip('/')}/{folder}".lstrip("/"))
         return make_context(self.settings.having(inside), role=role)
 
     @property
@@ -64,7 +66,7 @@ class Stand(msgspec.Struct, frozen=True):
         return 5 if self.quick else 9
 
 
-Bench = Callable[[Stand], Awaitable[Sequence[Check]]]
+Bench = Callable[[BenchEnvironment], Awaitable[Sequence[Check]]]
 Contender = Callable[[], Awaitable[float]]
 
 
@@ -78,7 +80,7 @@ async def rounds_of(count: int, contenders: Mapping[str, Contender]) -> dict[str
     return seen
 
 
-def told(name: str, values: Sequence[float], unit: str) -> Check:
+def measured(name: str, values: Sequence[float], unit: str) -> Check:
     """A number without a bar."""
     return Check(name, round(median(values), 4), unit, spread=round(max(values) - min(values), 4))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lakebed import errors
+from lakebed.core import errors
 
 OK = 0
 FAILED = 1  # an invariant, check or bar did not hold

@@ -1,4 +1,4 @@
-"""The command's root: noun, then verb. Each noun is loaded only when it is used."""
+"""The root of the `lakebed` command: noun, then verb. Each noun is loaded only when it is used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from cyclopts import App, CycloptsError, Group
 from lakebed import __version__
 from lakebed.cli import exits
 from lakebed.cli.output import say
-from lakebed.errors import Invalid, LakebedError
+from lakebed.core.errors import Invalid, LakebedError
+from lakebed.wiring.parts import DATA, OPERATE, PARTS, TABLES, Command
 
 ABOUT = """Everything that lies under a data lake, on one bucket.
 
@@ -19,58 +20,61 @@ First: lakebed up --detach, then lakebed status. Each command explains itself: l
 
 app = App(name="lakebed", help=ABOUT, version=__version__)
 
-Row = tuple[str, str, str]  # place, name, one line
-# In the order people meet them; places are imported on use.
-GROUPS: dict[str, tuple[Row, ...]] = {
+OWN: dict[str, tuple[Command, ...]] = {
     "Begin": (
-        ("lakebed.cli.stack:up", "up", "Start the whole stack on this machine and keep it."),
-        ("lakebed.cli.stack:status", "status", "Show what runs and whether it is healthy."),
-        ("lakebed.cli.stack:down", "down", "Stop the stack; its data stays."),
-        ("lakebed.cli.stack:env", "env", "Print exports for boto3, the AWS CLI and Spark."),
-        ("lakebed.cli.demo:demo", "demo", "Run every part once, with faults, and prove the totals."),
-        ("lakebed.cli.doctor:doctor", "doctor", "Check this machine and the store, with a fix for each problem."),
-        ("lakebed.cli.settings:settings", "settings", "Show every setting, its value and where it comes from."),
+        Command("lakebed.embedded.commands:up", "up", "Start the whole stack on this machine and keep it.", "Begin"),
+        Command("lakebed.embedded.commands:status", "status", "Show what runs and whether it is healthy.", "Begin"),
+        Command("lakebed.embedded.commands:down", "down", "Stop the stack; its data stays.", "Begin"),
+        Command("lakebed.embedded.commands:env", "env", "Print exports for boto3, the AWS CLI and Spark.", "Begin"),
+        Command("lakebed.demo.commands:demo", "demo", "Run every part with faults and check the totals.", "Begin"),
+        Command(
+            "lakebed.wiring.doctor:doctor",
+            "doctor",
+            "Check this machine and the store, with a fix for each problem.",
+            "Begin",
+        ),
+        Command("lakebed.cli.where:settings", "settings", "Show the settings, their values and sources.", "Begin"),
     ),
-    "Data in and out": (
-        ("lakebed.cli.agent:app", "agent", "Collect samples into a disk queue and send them to collectors."),
-        ("lakebed.cli.batches:app", "batches", "Metric batches: frames, conflicts, repair, garbage, queries."),
-        ("lakebed.cli.topics:app", "topics", "The log: list, describe, produce, consume, trim, fence, delete."),
-        ("lakebed.cli.queue:app", "queue", "Queues: status, contents, dead letters."),
-        ("lakebed.cli.ticks:app", "ticks", "Ticks: upload Parquet files, see how they stand."),
-    ),
-    "Tables": (
-        ("lakebed.cli.pipeline:app", "pipeline", "Batches and topics into bronze; compaction and vacuum of tables."),
-        ("lakebed.cli.silver:app", "silver", "Silver: dispatch, dead letters, replays."),
-        ("lakebed.cli.tables:app", "tables", "Tables: list, schema and versions, sample rows."),
-    ),
-    "Operate": (
-        ("lakebed.cli.serve:serve", "serve", "Run a gateway."),
-        ("lakebed.cli.serve:work", "work", "Run the workers beside the gateway."),
-        ("lakebed.cli.lifecycle:app", "lifecycle", "Expiration rules that really run: put, dry-run, status, why."),
-        ("lakebed.cli.audit:audit", "audit", "Join everything against one listing of the bucket; say what is wrong."),
-        ("lakebed.cli.trail:trail", "trail", "Show what operators did by hand: who, when, why, and how it ended."),
-        ("lakebed.cli.dashboards:app", "dashboards", "Grafana dashboards and Prometheus alert rules."),
-        ("lakebed.cli.bucket:app", "bucket", "What the bucket itself must be told."),
-        ("lakebed.cli.meta:app", "meta", "Look into the ordered keys the log coordinates through."),
+    DATA: (),
+    TABLES: (),
+    OPERATE: (
+        Command("lakebed.wiring.commands:serve", "serve", "Run a gateway.", OPERATE),
+        Command("lakebed.wiring.commands:work", "work", "Run the workers beside the gateway.", OPERATE),
+        Command(
+            "lakebed.wiring.commands:trail", "trail", "Show operator actions: who, when, why, and the result.", OPERATE
+        ),
+        Command(
+            "lakebed.dashboards.commands:app", "dashboards", "Grafana dashboards, Prometheus alert rules.", OPERATE
+        ),
     ),
     "Prove": (
-        ("lakebed.cli.sim:sim", "sim", "Run seeded simulations; replay one by its number."),
-        ("lakebed.cli.bench:bench", "bench", "Measure a part beside the bare thing beneath it."),
+        Command("lakebed.sim.commands:sim", "sim", "Run seeded simulations; replay one by its seed.", "Prove"),
+        Command(
+            "lakebed.bench.commands:bench",
+            "bench",
+            "Measure a part relative to the raw store or server below it.",
+            "Prove",
+        ),
     ),
 }
-COMMANDS: tuple[Row, ...] = tuple(row for rows in GROUPS.values() for row in rows)
+# The commands of no part, then those of the parts; modules are imported on use.
+GROUPS: dict[str, tuple[Command, ...]] = {
+    group: (*own, *(command for part in PARTS for command in part.commands if command.group == group))
+    for group, own in OWN.items()
+}
+COMMANDS: tuple[Command, ...] = tuple(row for rows in GROUPS.values() for row in rows)
 
 for order, (title, rows) in enumerate(GROUPS.items()):
     group = Group(title, sort_key=order)
-    for within, (place, name, about) in enumerate(rows):
-        app.command(place, name=name, help=about, group=group, sort_key=within)
+    for within, row in enumerate(rows):
+        app.command(row.place, name=row.name, help=row.about, group=group, sort_key=within)
 others = Group("Others", sort_key=len(GROUPS))
 app.register_install_completion_command(name="completion", group=others)
 app["--help"].group = app["--version"].group = (others,)
 
 
 def run(argv: Sequence[str]) -> int:
-    """Runs one command line and returns its exit code. Errors made on purpose print short lines, never a trace."""
+    """Runs one command line and returns its exit code. A LakebedError prints its message and hint, not a traceback."""
     try:
         result = app(list(argv), exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
@@ -84,14 +88,14 @@ def run(argv: Sequence[str]) -> int:
         return exits.code_for(error)
     except KeyboardInterrupt:
         return exits.INTERRUPTED
-    except BrokenPipeError:  # the reader of our stdout has gone: `lakebed … | head`
+    except BrokenPipeError:  # the reader of stdout is gone: `lakebed … | head`
         sys.stderr.close()
         return exits.OK
     return result if isinstance(result, int) else exits.OK
 
 
 def _help_of(argv: Sequence[str], error: LakebedError) -> str:
-    """What was given is wrong, and nobody said what is right: the command's own help does."""
+    """The help of the command, for invalid input whose error has no hint."""
     if not isinstance(error, Invalid):
         return ""
     return " ".join(("lakebed", *app.parse_commands(list(argv))[0], "--help"))

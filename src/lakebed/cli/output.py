@@ -1,4 +1,4 @@
-"""Data goes to stdout in the form asked for; words for people go to stderr."""
+"""Command output: data to stdout in the requested format, messages to stderr."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 Output = Annotated[
     Literal["table", "json", "jsonl", "yaml"],
-    Parameter(name=["--output", "-o"], help="form of the data on stdout"),
+    Parameter(name=["--output", "-o"], help="format of the data on stdout"),
 ]
 
 
@@ -34,7 +34,7 @@ def emit(data: Any, output: str = "table", *, columns: Sequence[str] = ()) -> No
 
 
 def say(text: str) -> None:
-    """A line for people."""
+    """Prints a message for the user."""
     print(text, file=sys.stderr, flush=True)
 
 

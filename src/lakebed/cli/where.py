@@ -1,4 +1,4 @@
-"""How a command finds what it talks to: a running stack by `--dir`, or the settings alone."""
+"""How a command finds its store: a running stack by `--dir`, or the settings; and how it records operator actions."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from typing import Annotated, Any, TypeVar
 
 from cyclopts import Parameter
 
-from lakebed.context import Context, make_context
-from lakebed.errors import LakebedError, NotFound
-from lakebed.settings import Settings, load
-from lakebed.trail import Told
+from lakebed.cli.output import Output, emit
+from lakebed.core.context import Context
+from lakebed.core.errors import Invalid, LakebedError, NotFound
+from lakebed.core.settings import Settings, load
+from lakebed.core.trail import ActionOutcome
+from lakebed.wiring.context import make_context
 
 DEFAULT_DIR = Path(".lakebed")
 DEFAULT_FILE = Path("lakebed.toml")
@@ -33,26 +35,26 @@ class Where:
     config: Annotated[Path | None, Parameter(help="settings file (default: lakebed.toml if there is one)")] = None
 
     def settings(self, flags: Mapping[str, Any] | None = None, *, stack: Mapping[str, Any] | None = None) -> Settings:
-        """Settings by their layers; a running stack's addresses stand between the file and the environment.
+        """The settings from all layers; a running stack's addresses come between the file and the environment.
 
-        `stack` gives those addresses when the caller has started something itself.
+        `stack` gives those addresses when the caller has started a stack itself.
         """
-        from lakebed.parts import sections
+        from lakebed.wiring.parts import sections
 
         file = self.config or _env_path("LAKEBED_CONFIG") or (DEFAULT_FILE if DEFAULT_FILE.exists() else None)
         return load(sections(), file=file, stack=self._stack() if stack is None else stack, env=os.environ, flags=flags)
 
     def context(self, role: str, flags: Mapping[str, Any] | None = None) -> Context:
-        """Raises NotFound when there is no store to talk to: neither a stack that runs nor one that was named."""
+        """Raises NotFound when there is no store: no stack runs and the settings name none."""
         return make_context(self.reaching(flags), role=role)
 
     def reaching(self, flags: Mapping[str, Any] | None = None) -> Settings:
-        """The settings, if they name a store. Raises NotFound."""
+        """The settings, if they name a store. Raises NotFound otherwise."""
         settings = self.settings(flags)
         if not _names_a_store(settings):
             raise NotFound(
                 f"no stack runs in {self.folder}, and no store is named",
-                hint="lakebed up starts one here; or set store.url (LAKEBED_STORE_URL) to yours",
+                hint="start one with lakebed up, or set store.url (LAKEBED_STORE_URL) to yours",
             )
         return settings
 
@@ -62,7 +64,7 @@ class Where:
 
     @property
     def names_a_bucket(self) -> bool:
-        """Whether a stack or a store was named, so that nothing needs to be started for this command."""
+        """Whether a stack runs or a store is named, so this command need not start one."""
         return _names_a_store(self.settings())
 
     def _stack(self) -> dict[str, Any]:
@@ -79,44 +81,69 @@ def in_loop(work: Callable[[], Coroutine[Any, Any, R]]) -> R:
     return asyncio.run(work())
 
 
-def by_hand(
+def as_operator(
     context: Context, what: str, subject: dict[str, str], reason: str = ""
-) -> AbstractAsyncContextManager[Told]:
-    """Around what a command does for an operator: on the trail as `cli:` and the user of this machine."""
+) -> AbstractAsyncContextManager[ActionOutcome]:
+    """Records what a command does for an operator in the audit trail, as `cli:` and the user of this machine."""
     return context.trail.record(f"cli:{getpass.getuser()}", what, subject, reason)
 
 
 @contextmanager
-def job_by_hand(context: Context, what: str, subject: dict[str, str], reason: str = "") -> Iterator[Told]:
-    """The same around a job, which runs in the caller's thread and not on an event loop."""
-    deed = by_hand(context, what, subject, reason)
+def job_as_operator(context: Context, what: str, subject: dict[str, str], reason: str = "") -> Iterator[ActionOutcome]:
+    """The same for a job that runs in the caller's thread, not on an event loop."""
+    action = as_operator(context, what, subject, reason)
     with asyncio.Runner() as loop:
-        told = loop.run(_begun(deed))
+        outcome = loop.run(_begun(action))
         try:
-            yield told
+            yield outcome
         except LakebedError as error:
-            loop.run(_ended(deed, error))
+            loop.run(_ended(action, error))
             raise
-        loop.run(_ended(deed, None))
+        loop.run(_ended(action, None))
 
 
-async def _begun(deed: AbstractAsyncContextManager[Told]) -> Told:
-    return await deed.__aenter__()
+async def _begun(action: AbstractAsyncContextManager[ActionOutcome]) -> ActionOutcome:
+    return await action.__aenter__()
 
 
-async def _ended(deed: AbstractAsyncContextManager[Told], error: LakebedError | None) -> None:
+async def _ended(action: AbstractAsyncContextManager[ActionOutcome], error: LakebedError | None) -> None:
     try:
-        await deed.__aexit__(type(error) if error else None, error, None)
+        await action.__aexit__(type(error) if error else None, error, None)
     except LakebedError as same:
         if same is not error:
             raise
 
 
 def _names_a_store(settings: Settings) -> bool:
-    sources = {row["key"]: row["source"] for row in settings.rows()}
-    return any(sources[key] != "default" for key in ("store.url", "store.endpoint"))
+    return any(settings.source(key) != "default" for key in ("store.url", "store.endpoint"))
 
 
 def _env_path(name: str) -> Path | None:
     value = os.environ.get(name)
     return Path(value) if value else None
+
+
+def settings(
+    part: Annotated[str, Parameter(show_default=False, help="show only this part: its name or its section")] = "",
+    /,
+    *,
+    advanced: Annotated[bool, Parameter(negative="", help="show advanced settings too")] = False,
+    where: Where = Where(),
+    output: Output = "table",
+) -> None:
+    """Show the settings, their values and where each comes from. Secrets are masked.
+
+    Advanced settings are listed with --advanced, and always when they are set.
+    """
+    emit(where.settings().rows(section=_section(part) if part else "", advanced=advanced), output)
+
+
+def _section(named: str) -> str:
+    """The settings section of a part, given the part's name or the section itself. Raises Invalid."""
+    from lakebed.wiring.parts import PARTS, resolve
+
+    by_part = {part.name: resolve(part.settings).section for part in PARTS if part.settings}
+    known = by_part | {section: section for section in by_part.values()}
+    if named not in known:
+        raise Invalid(f"no part {named!r} has settings", hint=f"one of {', '.join(sorted(known))}")
+    return str(known[named])

@@ -1,7 +1,7 @@
-"""Numbers that move: one sampler for all viewers, fed from the metrics registry, sent as server-sent events.
+"""Live metrics: one sampler of the metrics registry for all viewers, sent as server-sent events.
 
-It runs only while somebody looks, keeps a few minutes, and reads just the metrics it shows. Rates are of this gateway;
-levels (what waits, how far behind) are of the whole lake, from the samples that the pages share.
+It runs only while a page is open, keeps four minutes, and reads only the metrics it shows. Rates are of this gateway;
+levels (backlog, lag) are of the whole lake, from the samples that the pages share.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from lakebed.clock import Clock, now_ms
-from lakebed.errors import Overloaded
-from lakebed.metrics import Metrics
+from lakebed.core.clock import Clock, now_ms
+from lakebed.core.errors import Overloaded
+from lakebed.core.metrics import Metrics
 
 VIEWERS_MAX = 32
 EVERY_S = 1.0
 KEPT = 240  # samples, so four minutes
 WAITING_MAX = 8  # samples a slow viewer may be behind before it misses some
 
-# "Not found" and "was changed" are answers that conditional writes live on; these are not.
-TROUBLE = ("denied", "unauthenticated", "overloaded", "throttled", "unavailable", "outcome_unknown")
+# "Not found" and "conflict" are normal for conditional writes; these are failures.
+FAILURES = ("denied", "unauthenticated", "overloaded", "throttled", "unavailable", "outcome_unknown")
 
 # name → (sample of the registry, label, its values that count; none: all of them)
 RATES: dict[str, tuple[str, str, tuple[str, ...]]] = {
@@ -40,7 +40,7 @@ RATES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "ticks_rows": ("lakebed_ticks_rows_total", "", ()),
     "ticks_finalized": ("lakebed_ticks_finalized_total", "", ()),
     "store_requests": ("lakebed_store_requests_total", "", ()),
-    "store_failures": ("lakebed_store_failures_total", "kind", TROUBLE),
+    "store_failures": ("lakebed_store_failures_total", "kind", FAILURES),
     "store_in_bytes": ("lakebed_store_bytes_total", "direction", ("in",)),
     "store_out_bytes": ("lakebed_store_bytes_total", "direction", ("out",)),
     "http_requests": ("lakebed_http_requests_total", "", ()),
@@ -51,18 +51,18 @@ NAMES = sorted({name for name, _, _ in RATES.values()})
 Levels = Callable[[], dict[str, float | None]]
 
 
-class Sample(msgspec.Struct, frozen=True):
+class LiveSample(msgspec.Struct, frozen=True):
     at_ms: int
     rates: dict[str, float]
     levels: dict[str, float | None]
     totals: dict[str, float]
 
 
-class Live:
+class LiveMetrics:
     def __init__(self, metrics: Metrics, clock: Clock, levels: Levels) -> None:
         self._metrics, self._clock, self._levels = metrics, clock, levels
-        self._kept: deque[Sample] = deque(maxlen=KEPT)
-        self._viewers: set[asyncio.Queue[Sample]] = set()
+        self._kept: deque[LiveSample] = deque(maxlen=KEPT)
+        self._viewers: set[asyncio.Queue[LiveSample]] = set()
         self._task: asyncio.Task[None] | None = None
         self._before: tuple[float, dict[str, float]] | None = None
 
@@ -70,18 +70,20 @@ class Live:
     def viewers(self) -> int:
         return len(self._viewers)
 
-    def now(self) -> Sample:
-        """The last sample, or totals alone when nobody has looked yet."""
+    def now(self) -> LiveSample:
+        """The last sample; without rates when there is none yet."""
         if self._kept:
             return self._kept[-1]
-        return Sample(now_ms(self._clock), dict.fromkeys(RATES, 0.0), self._levels(), totals(self._metrics))
+        return LiveSample(now_ms(self._clock), dict.fromkeys(RATES, 0.0), self._levels(), totals(self._metrics))
 
     @asynccontextmanager
-    async def watch(self) -> AsyncIterator[tuple[list[Sample], asyncio.Queue[Sample]]]:
-        """What was kept, and a queue of what comes. Raises Overloaded when too many look."""
+    async def watch(self) -> AsyncIterator[tuple[list[LiveSample], asyncio.Queue[LiveSample]]]:
+        """The kept samples, and a queue of new ones. Raises Overloaded when VIEWERS_MAX pages are open."""
         if len(self._viewers) >= VIEWERS_MAX:
-            raise Overloaded(f"{VIEWERS_MAX} pages are already live", retry_after_s=10.0, hint="the page still reloads")
-        mine: asyncio.Queue[Sample] = asyncio.Queue(WAITING_MAX)
+            raise Overloaded(
+                f"{VIEWERS_MAX} pages are already live", retry_after_s=10.0, hint="the page still refreshes"
+            )
+        mine: asyncio.Queue[LiveSample] = asyncio.Queue(WAITING_MAX)
         self._viewers.add(mine)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
@@ -96,7 +98,7 @@ class Live:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
-        """Ends with its last viewer; the next one starts it again, with a fresh interval."""
+        """Ends with its last viewer; the next viewer starts it again."""
         self._before = None
         while self._viewers:
             sample = self.take()
@@ -107,7 +109,7 @@ class Live:
                         viewer.put_nowait(sample)
             await self._clock.sleep(EVERY_S)
 
-    def take(self) -> Sample | None:
+    def take(self) -> LiveSample | None:
         """One sample; None for the first, which has nothing to compare with."""
         at_s, counted = self._clock.monotonic_s(), totals(self._metrics)
         before, self._before = self._before, (at_s, counted)
@@ -115,7 +117,7 @@ class Live:
             return None
         took_s = at_s - before[0]
         rates = {name: round(max(0.0, counted[name] - before[1][name]) / took_s, 3) for name in RATES}
-        return Sample(now_ms(self._clock), rates, self._levels(), counted)
+        return LiveSample(now_ms(self._clock), rates, self._levels(), counted)
 
 
 def totals(metrics: Metrics) -> dict[str, float]:

@@ -1,8 +1,8 @@
-"""What was last seen of each thing, shared by everybody who looks.
+"""A cache of the data that pages show, shared by all viewers.
 
-However many people look, each thing is asked for once at a time and at most once in its time to live. When it fails,
-the last good answer stays, with the trouble beside it, and the next look asks again: a page recovers by itself. A
-backend that hangs holds nobody up longer than WAIT_S once there is anything to show.
+However many people look, each source is read by one task at a time and at most once in its time to live. When a read
+fails, the last value stays, with the error beside it, and the next request reads again: a page recovers by itself. A
+backend that hangs delays a page by at most WAIT_S once there is a value to show.
 """
 
 from __future__ import annotations
@@ -14,72 +14,72 @@ from typing import Any
 
 import msgspec
 
-from lakebed.clock import Clock, now_ms
-from lakebed.errors import LakebedError
-from lakebed.logs import logger
+from lakebed.core.clock import Clock, now_ms
+from lakebed.core.errors import LakebedError
+from lakebed.core.logs import logger
 
 ENTRIES_MAX = 256
 TIMEOUT_S = 10.0
-PATIENCE_S = 12.0  # a little longer: an answer that comes at all is waited for
+PATIENCE_S = 12.0  # longer than TIMEOUT_S: a first read ends before
 WAIT_S = 1.5
-FAILED_S = 2.0  # a failure is asked about again after this, whatever its time to live
+FAILED_S = 2.0  # after a failure the next read is allowed this soon, whatever the time to live
 
-Make = Callable[[], Awaitable[Any]]
+Load = Callable[[], Awaitable[Any]]
 
 log = logger("console")
 
 
-class Trouble(msgspec.Struct, frozen=True):
+class DataError(msgspec.Struct, frozen=True):
     code: str
     message: str
     hint: str = ""
 
 
-class Seen(msgspec.Struct, frozen=True):
-    """`value` is the last good answer, from `at_ms`; None when there never was one."""
+class DataSample(msgspec.Struct, frozen=True):
+    """`value` is the last value that was read, at `at_ms`; None when there is none. `error`: the last read failed."""
 
     value: Any = None
     at_ms: int = 0
-    trouble: Trouble | None = None
+    error: DataError | None = None
 
 
 class _Entry:
     def __init__(self) -> None:
-        self.seen: Seen | None = None
+        self.sample: DataSample | None = None
         self.until_s = 0.0
-        self.asking: asyncio.Task[None] | None = None
+        self.reading: asyncio.Task[None] | None = None
 
 
-class Samples:
+class SampleCache:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
 
-    def last(self, key: str) -> Seen:
-        """What is known, without asking."""
+    def last(self, key: str) -> DataSample:
+        """What is cached, without a read."""
         entry = self._entries.get(key)
-        return entry.seen if entry is not None and entry.seen is not None else Seen()
+        return entry.sample if entry is not None and entry.sample is not None else DataSample()
 
     async def get(
-        self, key: str, ttl_s: float, make: Make, *, timeout_s: float = TIMEOUT_S, patience_s: float = PATIENCE_S
-    ) -> Seen:
-        """Never raises: what goes wrong is the answer's trouble. After `patience_s` it may be empty: still asking."""
+        self, key: str, ttl_s: float, load: Load, *, timeout_s: float = TIMEOUT_S, patience_s: float = PATIENCE_S
+    ) -> DataSample:
+        """Never raises: what goes wrong is the sample's error. Empty when the first read takes over `patience_s`."""
         entry = self._entry(key)
-        if entry.seen is not None and self._clock.monotonic_s() < entry.until_s:
-            return entry.seen
-        if entry.asking is None or entry.asking.done():
-            entry.asking = asyncio.create_task(self._ask(entry, ttl_s, make, timeout_s))
-        wait_s = patience_s if entry.seen is None else min(WAIT_S, patience_s)
-        await asyncio.wait({entry.asking}, timeout=wait_s)
-        return entry.seen or Seen()
+        if entry.sample is not None and self._clock.monotonic_s() < entry.until_s:
+            return entry.sample
+        if entry.reading is None or entry.reading.done():
+            entry.reading = asyncio.create_task(self._read(entry, ttl_s, load, timeout_s))
+        wait_s = patience_s if entry.sample is None else min(WAIT_S, patience_s)
+        await asyncio.wait({entry.reading}, timeout=wait_s)
+        return entry.sample or DataSample()
 
     def forget(self) -> None:
-        """Everything is asked for again at the next look: something was changed by hand."""
+        """The next request reads everything again: an operator changed something."""
         for entry in self._entries.values():
             entry.until_s = 0.0
 
     async def stop(self) -> None:
-        tasks = [entry.asking for entry in self._entries.values() if entry.asking is not None]
+        tasks = [entry.reading for entry in self._entries.values() if entry.reading is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -91,21 +91,21 @@ class Samples:
             self._entries.popitem(last=False)
         return entry
 
-    async def _ask(self, entry: _Entry, ttl_s: float, make: Make, timeout_s: float) -> None:
-        trouble: Trouble
+    async def _read(self, entry: _Entry, ttl_s: float, load: Load, timeout_s: float) -> None:
+        failure: DataError
         try:
             async with asyncio.timeout(timeout_s):
-                value = await make()
-            entry.seen = Seen(value, now_ms(self._clock))
+                value = await load()
+            entry.sample = DataSample(value, now_ms(self._clock))
             entry.until_s = self._clock.monotonic_s() + ttl_s
             return
         except TimeoutError:
-            trouble = Trouble("timeout", f"no answer within {timeout_s:g} s", "it hangs, and is asked again")
+            failure = DataError("timeout", f"no answer within {timeout_s:g} s", "the page retries automatically")
         except LakebedError as error:
-            trouble = Trouble(error.code, error.message, error.hint)
+            failure = DataError(error.code, error.message, error.hint)
         except Exception as error:
-            log.error("a page could not be made", exc_info=error)
-            trouble = Trouble("internal", f"this could not be read: {type(error).__name__}", "the log holds the cause")
-        before = entry.seen or Seen()
-        entry.seen = Seen(before.value, before.at_ms, trouble)
+            log.error("page data could not be read", exc_info=error)
+            failure = DataError("internal", f"failed: {type(error).__name__}", "the gateway's log has the cause")
+        before = entry.sample or DataSample()
+        entry.sample = DataSample(before.value, before.at_ms, failure)
         entry.until_s = self._clock.monotonic_s() + min(ttl_s, FAILED_S)

@@ -1,1 +1,1 @@
-"""Grafana dashboards and Prometheus alert rules, made from the table of metrics and nothing else."""
+"""Grafana dashboards and Prometheus alert rules, generated from the table of metrics."""

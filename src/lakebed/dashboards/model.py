@@ -1,4 +1,4 @@
-"""What is shown, before it is written in anybody's format."""
+"""Dashboards and alerts as values, independent of an output format."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Literal
 import msgspec
 
 
-class Query(msgspec.Struct, frozen=True):
-    """One PromQL expression and how its lines are named."""
+class PanelQuery(msgspec.Struct, frozen=True):
+    """One PromQL expression and the legend of its lines."""
 
     expr: str
     legend: str = ""
@@ -19,7 +19,7 @@ class Panel(msgspec.Struct, frozen=True):
 
     title: str
     about: str
-    queries: tuple[Query, ...]
+    queries: tuple[PanelQuery, ...]
     unit: str = "short"
     kind: Literal["timeseries", "stat"] = "timeseries"
 
@@ -34,7 +34,7 @@ class Board(msgspec.Struct, frozen=True):
 
 
 class Alert(msgspec.Struct, frozen=True):
-    """A condition that somebody should act on. `means` and `do` are its runbook."""
+    """A condition that needs action. `means` and `do` are its runbook entry."""
 
     name: str
     part: str

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import msgspec
 
+from lakebed.core.errors import AlreadyExists, Corrupt, LakebedError, NotFound
+from lakebed.core.logs import logger
 from lakebed.delta.log import apply, change_of, decode, file_of, log_key
-from lakebed.delta.model import Change, DataFile, Snapshot, name_of
-from lakebed.errors import AlreadyExists, Corrupt, LakebedError, NotFound
-from lakebed.logs import logger
+from lakebed.delta.model import DataFile, Snapshot, VersionChange, name_of
 from lakebed.store.protocol import Store
 
 log = logger("tables")
@@ -33,13 +33,13 @@ async def snapshot(store: Store, root: str, *, version: int | None = None, known
             if version is not None:
                 raise NotFound(f"{root} has no version {version}; its last is {state.version}") from None
             if state.version == -1 and await _log_begins_later(store, root):
-                raise Corrupt(f"the first entries of {root}/_delta_log are gone", key=root) from None
+                raise Corrupt(f"the first entries of {root}/_delta_log are missing", key=root) from None
             return state
         state = apply(state, state.version + 1, decode(stored.data, key), key)
     return state
 
 
-async def change(store: Store, root: str, version: int) -> Change:
+async def change(store: Store, root: str, version: int) -> VersionChange:
     """What this version did. Raises NotFound."""
     key = log_key(root, version)
     return change_of(version, decode((await store.get(key)).data, key))
@@ -65,7 +65,7 @@ async def brought(store: Store, root: str, after: int, until: int) -> list[DataF
 async def committed(store: Store, root: str, before: Snapshot, data: bytes) -> Snapshot:
     """The table after the log entry `data`, which was just created on `before`. Raises nothing of the store's.
 
-    The commit stands, so nothing that comes after it may report it as failed: its caller would commit again.
+    The commit is final, so nothing after it may report it as failed: the caller would commit again.
     """
     key = log_key(root, before.version + 1)
     state = apply(before, before.version + 1, decode(data, key), key)
@@ -79,7 +79,7 @@ async def keep(store: Store, root: str, state: Snapshot) -> None:
         try:
             await store.create(_kept_key(root, state.version), msgspec.json.encode(state, order="deterministic"))
         except AlreadyExists:
-            return  # an older Lakebed's way of writing it; it is only there to save time
+            return  # written by an older Lakebed, with other bytes; it only saves time
         except LakebedError as error:
             log.warning("a snapshot was not kept; readers replay the log", table=root, error=error.message)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from lakebed.delta.model import ONCE, ONCE_WINDOW, Batch, Change, DataFile, Snapshot, TableSpec, name_of
-from lakebed.errors import Corrupt, Invalid
+from lakebed.core.errors import Corrupt, Invalid
+from lakebed.delta.model import ONCE, ONCE_WINDOW, DataFile, Snapshot, TableSpec, VersionChange, WriteBatch, name_of
 
 READER_VERSION, WRITER_VERSION = 1, 2
 LOG_FOLDER = "_delta_log"
@@ -31,12 +31,12 @@ class Commit(msgspec.Struct, frozen=True):
     operation: str
     adds: tuple[DataFile, ...] = ()
     removes: tuple[DataFile, ...] = ()
-    batch: Batch | None = None
+    batch: WriteBatch | None = None
     spec: TableSpec | None = None  # given when the version sets (creates or changes) the table's schema
     table_id: str = ""
     data_change: bool = True
     overwrites: bool = False
-    note: str = ""  # where the rows come from, for people and for the next run
+    note: str = ""  # where the rows come from, for operators and for the next run
     rows_inserted: int = 0
     rows_replaced: int = 0
 
@@ -79,7 +79,7 @@ def decode(data: bytes, where: str) -> list[dict[str, Any]]:
 
 
 def apply(before: Snapshot, version: int, actions: Iterable[dict[str, Any]], where: str) -> Snapshot:
-    """The table after this version. Raises Invalid for a protocol we must not touch."""
+    """The table after this version. Raises Invalid for a protocol that Lakebed does not support."""
     files = {name_of(file.path): file for file in before.files}
     applied = dict(before.applied)
     schema_json, partition_by, table_id = before.schema_json, before.partition_by, before.table_id
@@ -105,8 +105,8 @@ def apply(before: Snapshot, version: int, actions: Iterable[dict[str, Any]], whe
     return Snapshot(version, schema_json, partition_by, tuple(files.values()), applied, table_id, keys, note)
 
 
-def change_of(version: int, actions: Iterable[dict[str, Any]]) -> Change:
-    """What a log entry says that it did. Entries of other writers may say less."""
+def change_of(version: int, actions: Iterable[dict[str, Any]]) -> VersionChange:
+    """The change that a log entry records. Entries of other writers may record less."""
     info: dict[str, Any] = {}
     applications = []
     for action in actions:
@@ -114,7 +114,7 @@ def change_of(version: int, actions: Iterable[dict[str, Any]]) -> Change:
         if txn := action.get("txn"):
             applications.append(txn["appId"])
     metrics = info.get("operationMetrics") or {}
-    return Change(
+    return VersionChange(
         version,
         info.get("operation", ""),
         (info.get("operationParameters") or {}).get("mode") == "Overwrite",
@@ -140,9 +140,9 @@ def check_protocol(protocol: dict[str, Any], where: str) -> None:
     reader, writer = protocol.get("minReaderVersion", 0), protocol.get("minWriterVersion", 0)
     if reader > READER_VERSION or writer > WRITER_VERSION:
         raise Invalid(
-            f"{where!r} demands Delta reader {reader} and writer {writer}; Lakebed speaks {READER_VERSION} and "
-            f"{WRITER_VERSION}",
-            hint="drop the table features it was upgraded with, or write it with what upgraded it",
+            f"{where!r} needs Delta reader {reader} and writer {writer}; Lakebed supports {READER_VERSION} "
+            f"and {WRITER_VERSION}",
+            hint="drop the table features it was upgraded with, or write it with the engine that upgraded it",
         )
 
 

@@ -7,7 +7,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from lakebed.errors import Corrupt, Invalid
+from lakebed.core.errors import Corrupt, Invalid
 
 ONCE = "once:"  # how an application that writes once is marked in the log
 ONCE_WINDOW = 10_000  # versions: a tick a minute for a week, half a megabyte in a kept snapshot
@@ -81,7 +81,7 @@ def key_of(root: str, path: str) -> str:
     if _ABSOLUTE.match(path) or _DOTTED.search(name):
         raise Invalid(
             f"the log of {root} refers to {path!r}, which is not in the table's folder",
-            hint="a shallow clone reads files of another table: copy them with the engine that made it",
+            hint="a shallow clone reads files of another table: copy them with the engine that made the clone",
         )
     return f"{root}/{name}"
 
@@ -89,7 +89,7 @@ def key_of(root: str, path: str) -> str:
 class Snapshot(msgspec.Struct, frozen=True):
     """A table at one version; -1 is a table that does not exist yet. `applied` is each application's last batch.
 
-    `keys` are those its last spec named, `note` is what its last version says about where its rows come from.
+    `keys` are those its last spec named, `note` is what its last version records of where its rows come from.
     """
 
     version: int = -1
@@ -106,11 +106,11 @@ class Snapshot(msgspec.Struct, frozen=True):
         return sum(file.rows for file in self.files)
 
 
-class Batch(msgspec.Struct, frozen=True):
+class WriteBatch(msgspec.Struct, frozen=True):
     """What makes a write idempotent: the application that writes, and which of its batches this is, counting up.
 
-    An application that writes once in its life has no number: the version it made stands in its place, so a repeat
-    finds that version and what it changed. Such applications are forgotten after ONCE_WINDOW further versions.
+    An application that writes once in its life has no number: the version it made is used instead, so a repeat finds
+    that version and what it changed. Such applications are forgotten after ONCE_WINDOW further versions.
     `after` is the batch that must be the last one applied (-1: none); another one there makes the write Stale.
     """
 
@@ -119,11 +119,11 @@ class Batch(msgspec.Struct, frozen=True):
     after: int | None = None
 
     @classmethod
-    def once(cls, application: str) -> Batch:
+    def once(cls, application: str) -> WriteBatch:
         return cls(f"{ONCE}{application}", None)
 
 
-class Committed(msgspec.Struct, frozen=True):
+class CommitResult(msgspec.Struct, frozen=True):
     """A write's result. `repeated` means that this batch had been applied before and nothing was changed now."""
 
     version: int
@@ -135,7 +135,7 @@ class Committed(msgspec.Struct, frozen=True):
     rows_removed: int = 0
 
 
-class Change(msgspec.Struct, frozen=True):
+class VersionChange(msgspec.Struct, frozen=True):
     """What one version did: `overwrites` means that nothing older is left in the table."""
 
     version: int

@@ -1,6 +1,6 @@
-"""A small table without Spark: Parquet through the store seam, committed like every other table.
+"""A small table without Spark: Parquet through the store, committed like every other table.
 
-For what a part writes by itself, some megabytes at a time. Any Delta reader reads it; Spark's writers may write beside.
+For a part that writes a few megabytes at a time. Any Delta reader reads it; Spark may write to it at the same time.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from lakebed.clock import Clock, now_ms
+from lakebed.core.clock import Clock, now_ms
+from lakebed.core.errors import AlreadyExists, Overloaded
+from lakebed.core.ids import Ids
 from lakebed.delta import history
 from lakebed.delta.log import Commit, encode, log_key
 from lakebed.delta.model import DataFile, Snapshot, TableSpec, key_of
-from lakebed.errors import AlreadyExists, Overloaded
-from lakebed.ids import Ids
 from lakebed.store.protocol import Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 RACES_MAX = 30  # commits that others may make before ours gives up
-BOUND_CHARS_MAX = 256  # a longer text has no bound: cut it would be wrong, whole it would be dead weight
+BOUND_CHARS_MAX = 256  # a longer text has no bound: a cut one would be wrong, a whole one too large
 
 
 class PlainTable:
@@ -47,7 +47,7 @@ class PlainTable:
         return DataFile(path, len(data), rows.num_rows, {}, low, high, nulls)
 
     async def read(self, file: DataFile, *, where: Any = None) -> pa.Table:
-        """The rows of one file; `where` is an expression of pyarrow. Raises NotFound when a sweep was quicker."""
+        """The rows of one file; `where` is an expression of pyarrow. Raises NotFound when vacuum has deleted it."""
         data = (await self._store.get(key_of(self.spec.root, file.path))).data
         return _rows(data, where)
 

@@ -1,43 +1,44 @@
-"""Sweeps a table's folder: files that no version within the kept time refers to.
+"""Vacuum of a table: deletes files that no version within the retention time refers to.
 
-These are what upserts, replaces and retention took out, and what jobs left that never committed. A file is swept only
-when it is older than the kept time itself, so a job that commits within that time loses nothing. Versions older than
-that can no longer be read.
+These are files that upserts, replaces and retention removed, and files of jobs that never committed. A file is deleted
+only when it is older than the retention time itself, so a job that commits within that time loses nothing. Older
+versions can no longer be read.
 
-Only data files of this table are swept: Parquet files at its root or in folders of partitions (`column=value`). The
-log with its checkpoints, folders that begin with `_` or `.`, other folders and tables inside this folder stay. A table
-without a log, or whose log does not say which files its oldest kept version has, is not swept.
+Only data files of this table are deleted: Parquet files at its root or in folders of partitions (`column=value`). The
+log with its checkpoints, folders that start with `_` or `.`, other folders and tables inside this folder stay. A table
+without a log, or whose log does not name the files of its oldest kept version, is not vacuumed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from lakebed.clock import Clock, now_ms
+from lakebed.core.clock import Clock, now_ms
+from lakebed.core.errors import Corrupt, Invalid, NotFound
 from lakebed.delta import history
 from lakebed.delta.log import LOG_FOLDER, decode, log_key
 from lakebed.delta.model import key_of
-from lakebed.errors import Corrupt, Invalid, NotFound
 from lakebed.store.model import ObjectInfo
 from lakebed.store.protocol import Store
 
 KEEP_S_MIN = 3600.0  # longer than any job between its first file and its commit
-KEEP_S = 7 * 86_400.0  # longer than a message to silver lives, so that pinned versions stay readable
-REFUSED = (Invalid, Corrupt, NotFound)  # this table's log does not say what may go; other tables are swept
-HIDDEN = ("_", ".")  # how names begin that Delta keeps apart from data
+KEEP_S = 7 * 86_400.0  # longer than the lifetime of a message to silver, so that pinned versions stay readable
+# The log does not show which files may be deleted: this table is skipped, others are vacuumed.
+REFUSED = (Invalid, Corrupt, NotFound)
+HIDDEN = ("_", ".")  # Delta ignores names that start with these
 
 
 def checked(keep_s: float) -> float:
-    """The kept time, or Invalid for one that would endanger writers."""
+    """The retention time. Raises Invalid for one that would endanger writers."""
     if keep_s < KEEP_S_MIN:
         raise Invalid(f"{keep_s:.0f} s is less than writers need", hint=f"keep at least {KEEP_S_MIN:.0f} s")
     return keep_s
 
 
 async def sweepable(store: Store, root: str, *, clock: Clock, keep_s: float = KEEP_S) -> list[ObjectInfo]:
-    """The files that may go. Changes nothing.
+    """The files that may be deleted. Changes nothing.
 
-    Raises Invalid for a kept time that would endanger writers and for a log that refers to files outside the table,
+    Raises Invalid for a retention time that would endanger writers or a log that refers to files outside the table,
     Corrupt or NotFound for a log that cannot be read from the oldest kept version on.
     """
     before_ms = now_ms(clock) - int(checked(keep_s) * 1000)
@@ -61,7 +62,7 @@ async def sweep(store: Store, root: str, *, clock: Clock, keep_s: float = KEEP_S
 
 
 async def delete(store: Store, found: Iterable[ObjectInfo]) -> int:
-    """Deletes what `sweepable` found. Files have fresh names, so nothing else lies under these keys."""
+    """Deletes what `sweepable` found. File names are never reused, so nothing else has these keys."""
     gone = 0
     for info in found:
         await store.delete(info.key)
@@ -76,7 +77,7 @@ def is_data(name: str) -> bool:
 
 
 async def _needed(store: Store, root: str, before_ms: int) -> set[str] | None:
-    """Every file of the version that stood at that moment, and of all versions since; None without a log."""
+    """Every file of the version that was current at that moment, and of all versions since; None without a log."""
     versions = sorted(
         [
             (int(name.removesuffix(".json")), info.modified_ms)
@@ -92,7 +93,7 @@ async def _needed(store: Store, root: str, before_ms: int) -> set[str] | None:
         needed = {key_of(root, file.path) for file in (await history.snapshot(store, root, version=base)).files}
     elif versions[0][0] > 0:
         raise Corrupt(
-            f"the log of {root} begins at version {versions[0][0]}: the files of earlier versions are not known",
+            f"the log of {root} starts at version {versions[0][0]}: the files of earlier versions are not known",
             key=root,
         )
     for version, _ in versions:

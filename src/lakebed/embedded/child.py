@@ -1,8 +1,8 @@
-"""A child process that never outlives us: it dies with its parent even when the parent is killed with -9.
+"""A child process that never outlives its parent, even when the parent is killed with -9.
 
-Each child leads a session of its own, so a Ctrl-C in the terminal reaches only the parent, which drains its children in
-order; and whatever a child started itself is swept with it. The kernel's wish is bound to the thread that spawns: call
-`start` from one that lives as long as the child should (an event loop's main thread).
+Each child leads its own session, so a Ctrl-C in the terminal reaches only the parent, which drains its children in
+order; processes that a child started are killed with it. The kernel binds the parent-death signal to the spawning
+thread: call `start` from a thread that lives as long as the child should (an event loop's main thread).
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from lakebed.clock import Clock
+from lakebed.core.clock import Clock
+from lakebed.core.errors import Unavailable
 from lakebed.embedded import launch
-from lakebed.errors import Unavailable
 
-POLL_S = 0.05  # how often an exit is looked for
+POLL_S = 0.05  # how often an exit is checked
 KILLED_WAIT_S = 10.0  # a killed process is gone at once unless the kernel holds it in I/O
-LOG_BYTES_MAX = 32 * 1024 * 1024  # a log is set aside as <name>.1 when it passes this; one older log is kept
+LOG_BYTES_MAX = 32 * 1024 * 1024  # a larger log is rotated to <name>.1; one older log is kept
 TAIL_LINES = 12
 TAIL_BYTES = 8 * 1024
 
 
 class Child:
-    """One program, its log and its end. `name` is what people read."""
+    """One program and its log. `name` is shown to users."""
 
     def __init__(self, name: str, log: Path, *, clock: Clock) -> None:
         self.name = name
@@ -43,7 +43,7 @@ class Child:
     def start(self, command: Sequence[str], *, env: Mapping[str, str] | None = None) -> None:
         """Starts the program with its output appended to the log. Raises Unavailable when it cannot be spawned."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        self.set_log_aside()
+        self.rotate_log()
         launcher = [sys.executable, "-I", "-S", str(Path(launch.__file__)), str(os.getpid())]
         with self.log.open("ab") as output:
             try:
@@ -75,9 +75,9 @@ class Child:
         return True
 
     async def stop(self, grace_s: float) -> bool:
-        """SIGTERM, at most `grace_s` to finish, then SIGKILL for it and all it started. True when it ended by itself.
+        """SIGTERM, at most `grace_s` to finish, then SIGKILL for it and all it started. True when SIGTERM was enough.
 
-        Cancelled half-way, it still kills: nothing is left behind.
+        When cancelled it still kills: no process is left.
         """
         if self._process is None:
             return True
@@ -108,8 +108,8 @@ class Child:
         except FileNotFoundError:
             return ""
 
-    def set_log_aside(self) -> None:
-        """Keeps the log bounded. Copies and cuts it, since the child goes on appending to the same file."""
+    def rotate_log(self) -> None:
+        """Keeps the log bounded. Copies and truncates it, since the child keeps appending to the same file."""
         try:
             if self.log.stat().st_size <= LOG_BYTES_MAX:
                 return
@@ -119,7 +119,7 @@ class Child:
         os.truncate(self.log, 0)
 
     def ended(self, why: str, *, hint: str = "") -> Unavailable:
-        """The error that tells how it ended, or that it has not, with its last words."""
+        """The error for an unexpected end, or a child that is not ready, with its last log lines."""
         code = self.exit_code()
         how = "is still running" if code is None else f"ended with code {code}"
         return Unavailable(
@@ -129,7 +129,7 @@ class Child:
         )
 
     def _exit_seen(self) -> int | None:
-        """Looks without reaping: as long as the leader is a zombie its process group keeps its number."""
+        """Checks without reaping: while the leader is a zombie its process group keeps its number."""
         assert self._process is not None
         if self._process.returncode is not None:
             return self._process.returncode

@@ -1,21 +1,80 @@
-"""Where a running stack answers: `endpoints.json` in its folder, private to its owner, replaced in one step.
+"""The addresses of a running stack (`endpoints.json` in its folder, private to its owner, replaced atomically), and the
+folder's lock: one stack per folder.
 
-The file is only believed while the stack's lock is held: the kernel lets go of the lock when the supervisor dies,
-however it dies, so a file that a killed stack left behind points nobody at strangers.
+The file is used only while the lock is held. The kernel releases the lock when the supervisor dies, so the file of a
+killed stack never sends a client to another program's port.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from lakebed.embedded.lock import is_held
-from lakebed.errors import Corrupt, NotFound
-from lakebed.settings import Secret, env_name
+from lakebed.core.errors import Conflict, Corrupt, NotFound
+from lakebed.core.settings import Secret, env_name
 from lakebed.store.settings import StoreSettings
+
+LOCK_FILE = "lock"
+
+
+class FolderLock:
+    """Held from `take` until `release` or the end of this process. Not inherited by children."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._descriptor = -1
+
+    @property
+    def held(self) -> bool:
+        return self._descriptor >= 0
+
+    def take(self) -> None:
+        """Raises Conflict when a stack already runs in the folder, or another process is checking the lock."""
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(self._folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise Conflict(
+                f"a stack already runs in {self._folder}",
+                hint="check it with lakebed status, stop it with lakebed down, or use another --dir",
+            ) from None
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        if self.held:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a stack runs in the folder."""
+    try:
+        descriptor = os.open(folder / LOCK_FILE, os.O_RDWR)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def start_ticks(pid: int) -> int:
+    """When a running process started, in clock ticks since boot; 0 when it has ended or the system has no /proc."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return 0 if fields[0] in ("Z", "X") else int(fields[19])
+
 
 ENDPOINTS_FILE = "endpoints.json"
 SUPERVISOR = "supervisor"
@@ -55,8 +114,10 @@ class BucketEndpoints(msgspec.Struct, frozen=True):
         )
 
 
-class Process(msgspec.Struct, frozen=True):
-    """One process of the stack. `start_ticks` (since boot, 0 where unknown) tells it from a later one with its pid."""
+class StackProcess(msgspec.Struct, frozen=True):
+    """One process of the stack. `start_ticks` (since boot, 0 where unknown) distinguishes it from a later process with
+    the same pid.
+    """
 
     name: str
     pid: int
@@ -73,14 +134,14 @@ class Endpoints(msgspec.Struct, frozen=True):
     bucket: BucketEndpoints
     gateway: str = ""
     workers: str = ""
-    processes: tuple[Process, ...] = ()
+    processes: tuple[StackProcess, ...] = ()
     schema: str = "lakebed.endpoints.v1"
 
     def as_settings(self) -> dict[str, str]:
-        """The settings that make a command talk to this stack."""
+        """The settings that make a command use this stack."""
         return stack_settings(Path(self.folder), self.bucket)
 
-    def process(self, name: str) -> Process:
+    def process(self, name: str) -> StackProcess:
         for process in self.processes:
             if process.name == name:
                 return process
@@ -94,8 +155,8 @@ def find(folder: Path) -> Endpoints:
     up = f"lakebed up{_dir_flag(folder)}"
     if (folder / ENDPOINTS_FILE).exists():
         raise NotFound(
-            f"the stack in {folder} was killed: nothing answers where its {ENDPOINTS_FILE} points",
-            hint=f"{up} goes on with its data; lakebed down{_dir_flag(folder)} clears what is left",
+            f"the stack in {folder} was killed: its {ENDPOINTS_FILE} is out of date",
+            hint=f"{up} restarts it with its data; lakebed down{_dir_flag(folder)} cleans up",
             folder=str(folder),
         )
     raise NotFound(f"no stack runs in {folder}", hint=up, folder=str(folder))
@@ -108,7 +169,7 @@ def read(folder: Path) -> Endpoints:
         return msgspec.json.decode(file.read_bytes(), type=Endpoints)
     except FileNotFoundError:
         raise NotFound(
-            f"the stack in {folder} has no bucket yet", hint=f"wait, or look: lakebed status{_dir_flag(folder)}"
+            f"the stack in {folder} has no bucket yet", hint=f"wait, or check: lakebed status{_dir_flag(folder)}"
         ) from None
     except msgspec.DecodeError as error:
         raise Corrupt(f"{file} does not decode: {error}", hint="remove it and start again: lakebed up") from error
@@ -119,7 +180,7 @@ def write(folder: Path, endpoints: Endpoints) -> None:
 
 
 def environment(endpoints: Endpoints) -> dict[str, str]:
-    """What boto3, the AWS CLI, delta-rs and Spark need to be told to talk to this stack's bucket."""
+    """The environment for boto3, the AWS CLI, delta-rs and Spark to use this stack's bucket."""
     bucket = endpoints.bucket
     return {
         "AWS_ACCESS_KEY_ID": bucket.access_key_id,
@@ -145,18 +206,18 @@ def environment(endpoints: Endpoints) -> dict[str, str]:
 
 
 def stack_settings(folder: Path, bucket: BucketEndpoints) -> dict[str, str]:
-    """What everybody who belongs to the stack must agree on: its bucket, and its file of ordered keys."""
+    """The settings that all processes of the stack share: its bucket, and its file of ordered keys."""
     return {**bucket.as_settings(), "meta.path": str(folder / "meta.sqlite")}
 
 
 def child_environment(folder: Path, bucket: BucketEndpoints) -> dict[str, str]:
-    """The environment of the gateway and the workers: ours, with the embedded bucket over whatever it said."""
-    told = {env_name(key): value for key, value in stack_settings(folder, bucket).items()}
-    return {**os.environ, **told, "LAKEBED_DIR": str(folder)}
+    """The environment of the gateway and the workers: this process's, with the settings of the embedded bucket."""
+    settings = {env_name(key): value for key, value in stack_settings(folder, bucket).items()}
+    return {**os.environ, **settings, "LAKEBED_DIR": str(folder)}
 
 
 def write_private(file: Path, data: bytes) -> None:
-    """Replaces the file in one step; nobody but its owner can ever read it."""
+    """Replaces the file atomically; only its owner can read it."""
     part = file.with_name(f".{file.name}.{os.getpid()}")
     part.unlink(missing_ok=True)  # a leftover could carry another mode
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -1,7 +1,7 @@
-"""Becomes another program after asking the kernel to kill it when its parent dies: `launch.py PARENT_PID program …`.
+"""Executes a program that the kernel kills when its parent dies: `launch.py PARENT_PID program …`.
 
-Runs as a script of its own, before anything of Lakebed is imported, so it is quick and safe however many threads the
-parent has. The wish survives exec. Linux only; elsewhere the program is started without it.
+Runs as a script, before anything of Lakebed is imported, so it is quick, and safe however many threads the parent has.
+The parent-death signal survives exec. Linux only; elsewhere the program is started without it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def die_with(parent: int) -> None:
         return
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) was refused")
-    if os.getppid() != parent:  # it died before we asked: nobody will tell us any more
+    if os.getppid() != parent:  # it died before prctl: no signal will come
         os._exit(NOT_STARTED)
 
 

@@ -1,8 +1,8 @@
-"""Free loopback ports, held until the server that was promised them listens.
+"""Free loopback ports, reserved until their server listens.
 
-A held port is bound but not listened on. It is taken exclusively, so two holders never get the same one; then it is
-opened to servers that set SO_REUSEADDR (Go's and asyncio's do), which may listen on it while it is still held. Nobody
-can slip in between choosing and listening.
+A reserved port is bound but not listened on. It is bound exclusively, so two holders never get the same one; then it is
+opened to servers that set SO_REUSEADDR (Go's and asyncio's do), which may listen on it while it is still reserved. No
+other program can take it between choosing and listening.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable
 
-from lakebed.errors import Unavailable
-from lakebed.ids import Ids
+from lakebed.core.errors import Unavailable
+from lakebed.core.ids import Ids
 
 HOST = "127.0.0.1"
 LOWEST, HIGHEST = 20_000, 32_000  # below where Linux takes ports for outgoing connections from
@@ -25,18 +25,20 @@ class HeldPorts:
         self._ids = ids
         self._held: dict[int, socket.socket] = {}
 
-    def take(self, wish: int = 0) -> int:
-        """The port `wish` if it is free, otherwise another. Raises Unavailable when none can be found."""
-        if wish and (self._hold(wish) or self._hold(wish, lingering=True)):
-            return wish
+    def take(self, preferred: int = 0) -> int:
+        """The port `preferred` if it is free, otherwise another. Raises Unavailable when none is free."""
+        if preferred and (self._hold(preferred) or self._hold(preferred, lingering=True)):
+            return preferred
         for _ in range(TRIES_MAX):
             port = int(self._ids.uniform(LOWEST, HIGHEST))
             if self._hold(port):
                 return port
-        raise Unavailable(f"no free port on {HOST} in {TRIES_MAX} tries", hint="lakebed doctor shows who listens")
+        raise Unavailable(
+            f"no free port on {HOST} in {TRIES_MAX} tries", hint="lakebed doctor checks whether ports can be opened"
+        )
 
-    def take_all(self, names: Iterable[str], wishes: dict[str, int]) -> dict[str, int]:
-        return {name: self.take(wishes.get(name, 0)) for name in names}
+    def take_all(self, names: Iterable[str], preferred: dict[str, int]) -> dict[str, int]:
+        return {name: self.take(preferred.get(name, 0)) for name in names}
 
     def release(self) -> None:
         for held in self._held.values():
@@ -44,8 +46,8 @@ class HeldPorts:
         self._held.clear()
 
     def _hold(self, port: int, *, lingering: bool = False) -> bool:
-        """Takes the port exclusively; with `lingering`, also when closed connections of its last server linger on it,
-        at the price that another holder who wished for the same port would not be noticed.
+        """Binds the port exclusively; with `lingering`, also while closed connections of its last server linger on it,
+        but then another holder of the same port is not detected.
         """
         if port in self._held:
             return False

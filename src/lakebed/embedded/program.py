@@ -1,23 +1,56 @@
-"""One program of the stack: the bucket, the gateway or the workers. How it starts, when it is ready, how it stops."""
+"""The programs of the stack: the bucket, the gateway and the workers. How each starts, is checked and stops."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import urlsplit
 
 import msgspec
 
-from lakebed.clock import Clock
+from lakebed.core.clock import Clock
 from lakebed.embedded.child import Child
 from lakebed.embedded.endpoints import BucketEndpoints, child_environment
-from lakebed.embedded.health import ask
 from lakebed.embedded.weed import Weed
 
-READY_S = 60.0  # a gateway takes 2 s on an idle machine; the first one also proves the store
-ASK_EVERY_S = 0.1
-DRAIN_S = 25.0  # longer than gateway.drain_s, so that a gateway's own limit is the one that counts
-BUCKET_GRACE_S = 20.0  # for one that does not settle: an orderly stop takes it 15 s, waiting for its own listeners
+TIMEOUT_S = 3.0
+BODY_BYTES_MAX = 64 * 1024
+
+
+class HealthResponse(msgspec.Struct, frozen=True):
+    """Status 0 means no response; `body` is then the reason."""
+
+    status: int
+    body: str
+
+
+async def probe(url: str, path: str, timeout_s: float = TIMEOUT_S) -> HealthResponse:
+    """One GET, never through a proxy. Never raises."""
+    return await asyncio.to_thread(_probe, url, path, timeout_s)
+
+
+def _probe(url: str, path: str, timeout_s: float) -> HealthResponse:
+    where = urlsplit(url)
+    connection = HTTPConnection(where.hostname or "", where.port, timeout=timeout_s)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return HealthResponse(response.status, response.read(BODY_BYTES_MAX).decode(errors="replace"))
+    except (OSError, HTTPException) as error:
+        return HealthResponse(0, str(error) or type(error).__name__)
+    finally:
+        connection.close()
+
+
+READY_S = 60.0  # a gateway takes 2 s on an idle machine; the first one also verifies the store
+POLL_EVERY_S = 0.1
+DRAIN_S = 25.0  # longer than gateway.drain_s, so the gateway's own limit applies
+BUCKET_GRACE_S = (
+    20.0  # if its change log cannot be flushed: an orderly stop takes 15 s, waiting for its own subscribers
+)
 
 
 class Program(Protocol):
@@ -31,10 +64,10 @@ class Program(Protocol):
     def child(self) -> Child: ...
 
     async def start(self) -> None:
-        """Starts it and returns once it is ready. Raises Unavailable with its last words; then nothing is left."""
+        """Starts it and returns once it is ready. Raises Unavailable with its last log lines; no process is left."""
 
     async def stop(self) -> None:
-        """Drains it and ends it. Nothing is left afterwards."""
+        """Drains and ends it. No process is left afterwards."""
 
 
 class BucketProgram:
@@ -68,8 +101,8 @@ class BucketProgram:
         self._weed.clear()
 
 
-class Command(msgspec.Struct, frozen=True):
-    """What to run and how it is told its port; it is ready when it answers `health` with 200."""
+class ServerCommand(msgspec.Struct, frozen=True):
+    """The command line of a server, with `{port}` for its port; it is ready when `health` answers 200."""
 
     name: str
     argv: tuple[str, ...]
@@ -82,7 +115,7 @@ class Command(msgspec.Struct, frozen=True):
 class ServerProgram:
     """A child that serves HTTP on a given port and reaches the bucket through its environment."""
 
-    def __init__(self, command: Command, port: int, folder: Path, bucket: BucketProgram, *, clock: Clock) -> None:
+    def __init__(self, command: ServerCommand, port: int, folder: Path, bucket: BucketProgram, *, clock: Clock) -> None:
         self.name = command.name
         self.url = f"http://127.0.0.1:{port}"
         self.child = Child(command.name, folder / f"{command.name}.log", clock=clock)
@@ -102,13 +135,13 @@ class ServerProgram:
 
     async def _ready(self) -> None:
         deadline = self._clock.monotonic_s() + READY_S
-        last = "it was never asked"
+        last = "no health check yet"
         while self._clock.monotonic_s() < deadline:
             if not self.child.running():
                 raise self.child.ended(f"the {self.name} died while starting")
-            answer = await ask(self.url, self._command.health)
+            answer = await probe(self.url, self._command.health)
             if answer.status == 200:
                 return
             last = f"{answer.status}: {answer.body[:200]}" if answer.status else answer.body
-            await self._clock.sleep(ASK_EVERY_S)
+            await self._clock.sleep(POLL_EVERY_S)
         raise self.child.ended(f"the {self.name} was not ready within {READY_S:.0f} s ({last})")

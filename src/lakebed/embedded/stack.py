@@ -1,7 +1,8 @@
-"""The whole stack under one folder: the bucket first, then the gateway and the workers; stopped in the other order.
+"""The local stack in one folder: the bucket starts first, then the gateway and the workers; they stop in reverse order.
 
-One process, the supervisor, is the parent of all. It holds the folder's lock, keeps `endpoints.json` true, starts a
-program again when it dies, and gives up in words when it keeps dying. Whatever ends the supervisor, nothing is left.
+One process, the supervisor, is the parent of all. It holds the folder's lock, keeps `endpoints.json` up to date,
+restarts a program that dies, and stops with an error when it keeps dying. However the supervisor ends, no process
+is left.
 """
 
 from __future__ import annotations
@@ -17,30 +18,42 @@ from typing import Literal
 
 import msgspec
 
-from lakebed.clock import Clock, now_ms
-from lakebed.embedded.endpoints import ENDPOINTS_FILE, SUPERVISOR, Endpoints, Process, read, write, write_private
-from lakebed.embedded.lock import FolderLock, start_ticks
+from lakebed.core.clock import Clock, now_ms
+from lakebed.core.errors import Conflict, LakebedError, Unavailable
+from lakebed.core.runtime import Runtime
+from lakebed.embedded.endpoints import (
+    ENDPOINTS_FILE,
+    SUPERVISOR,
+    Endpoints,
+    FolderLock,
+    StackProcess,
+    read,
+    start_ticks,
+    write,
+    write_private,
+)
 from lakebed.embedded.ports import HeldPorts
-from lakebed.embedded.program import BucketProgram, Command, Program, ServerProgram
+from lakebed.embedded.program import BucketProgram, Program, ServerCommand, ServerProgram
 from lakebed.embedded.weed import Weed
-from lakebed.errors import Conflict, LakebedError, Unavailable
-from lakebed.ids import Ids
 
 WATCH_EVERY_S = 0.2
 RESTARTS_MAX = 5  # of one program within the window, before the stack gives up
 RESTART_WINDOW_S = 120.0
 BACKOFF_BASE_S, BACKOFF_CAP_S = 0.2, 5.0
-LOCK_TRIES, LOCK_EVERY_S = 10, 0.05  # who only looks holds the lock for an instant, a stack through all tries
-ORPHANS_WAIT_S = 5.0  # the kernel kills orphans at once; it may take a moment to take them down
+LOCK_TRIES, LOCK_EVERY_S = (
+    10,
+    0.05,
+)  # a process that only checks the lock holds it for an instant, a stack for all tries
+ORPHANS_WAIT_S = 5.0  # the kernel kills orphans at once; their end may take a moment
 
 COMMANDS = (
-    Command("gateway", (sys.executable, "-m", "lakebed", "serve", "--port", "{port}")),
-    Command("workers", (sys.executable, "-m", "lakebed", "work", "--port", "{port}")),
+    ServerCommand("gateway", (sys.executable, "-m", "lakebed", "serve", "--port", "{port}")),
+    ServerCommand("workers", (sys.executable, "-m", "lakebed", "work", "--port", "{port}")),
 )
 
 
-class Event(msgspec.Struct, frozen=True):
-    """What the stack tells while it runs. `seconds` is how long it took."""
+class StackEvent(msgspec.Struct, frozen=True):
+    """What a program of the stack did. `seconds` is how long it took."""
 
     name: str
     what: Literal["ready", "died", "stopped"]
@@ -49,21 +62,20 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Stack:
-    """The stack in `folder`, which keeps the data, the credentials, the logs and the wished ports over restarts."""
+    """The stack in `folder`, which keeps the data, the credentials, the logs and the ports over restarts."""
 
     def __init__(
         self,
         folder: Path,
         *,
-        clock: Clock,
-        ids: Ids,
-        tell: Callable[[Event], None] = lambda _: None,
-        commands: Sequence[Command] = COMMANDS,
+        runtime: Runtime,
+        report: Callable[[StackEvent], None] = lambda _: None,
+        commands: Sequence[ServerCommand] = COMMANDS,
     ) -> None:
         self.folder = folder.absolute()
-        self._clock, self._ids, self._tell = clock, ids, tell
+        self._clock, self._ids, self._report = runtime.clock, runtime.ids, report
         self._lock = FolderLock(self.folder)
-        self._bucket = BucketProgram(Weed(self.folder / "bucket", clock=clock, ids=ids))
+        self._bucket = BucketProgram(Weed(self.folder / "bucket", runtime=runtime))
         self._commands = commands
         self._servers: list[ServerProgram] = []
         self._ready_s: dict[str, float] = {}
@@ -77,11 +89,11 @@ class Stack:
 
     async def start(self) -> Endpoints:
         """Starts everything, each once what it needs is ready. Raises Conflict when a stack already runs in the folder,
-        Unavailable when a program does not come up; either way nothing new is left running.
+        Unavailable when a program does not come up; in both cases no new process is left.
         """
         await self._take_lock()
         try:
-            await bury(self.folder, clock=self._clock)
+            await clear_killed(self.folder, clock=self._clock)
             self._started_at_ms = now_ms(self._clock)
             with HeldPorts(self._ids) as held:
                 self._servers = self._plan(held)
@@ -93,25 +105,25 @@ class Stack:
             raise
 
     async def watch(self) -> None:
-        """Starts again what dies; returns never. Raises Unavailable when something keeps dying."""
+        """Restarts programs that die; never returns. Raises Unavailable when one keeps dying."""
         while True:
             for program in self._programs:
-                program.child.set_log_aside()
+                program.child.rotate_log()
                 if not program.child.running():
                     await self._restart(program)
             await self._clock.sleep(WATCH_EVERY_S)
 
     async def stop(self, *, hurry: bool = False) -> None:
-        """Drains the gateway and the workers, then the bucket they write to; in a hurry, ends them all at once.
+        """Drains the gateway and the workers, then the bucket; with `hurry`, kills them all at once.
 
-        Cancelled half-way, it still ends them all. Harmless when nothing was started.
+        When cancelled it still kills them all. Does nothing when nothing was started.
         """
         if not self._lock.held:
             return
         started_s = self._clock.monotonic_s()
         try:
             if not hurry:
-                with suppress(LakebedError):  # it may not have come as far as having a bucket
+                with suppress(LakebedError):  # it may have no bucket yet
                     self._write("stopping")
                 await asyncio.gather(*(self._drain(server) for server in self._servers))
                 await self._drain(self._bucket)
@@ -121,7 +133,7 @@ class Stack:
             self._bucket.clear()
             (self.folder / ENDPOINTS_FILE).unlink(missing_ok=True)
             self._lock.release()
-        self._tell(Event("stack", "stopped", self._clock.monotonic_s() - started_s))
+        self._report(StackEvent("stack", "stopped", self._clock.monotonic_s() - started_s))
 
     async def _take_lock(self) -> None:
         for _ in range(LOCK_TRIES - 1):
@@ -132,12 +144,12 @@ class Stack:
         self._lock.take()
 
     def _plan(self, held: HeldPorts) -> list[ServerProgram]:
-        """The servers on the ports they had last time, where those are still free."""
+        """The servers, on the ports they had last time if those are still free."""
         file = self.folder / "ports.json"
-        wishes: dict[str, int] = {}
+        preferred: dict[str, int] = {}
         with suppress(FileNotFoundError, msgspec.DecodeError):
-            wishes = msgspec.json.decode(file.read_bytes(), type=dict[str, int])
-        ports = held.take_all((command.name for command in self._commands), wishes)
+            preferred = msgspec.json.decode(file.read_bytes(), type=dict[str, int])
+        ports = held.take_all((command.name for command in self._commands), preferred)
         write_private(file, msgspec.json.encode(ports))
         return [
             ServerProgram(command, ports[command.name], self.folder, self._bucket, clock=self._clock)
@@ -149,14 +161,14 @@ class Stack:
         await program.start()
         self._ready_s[program.name] = self._clock.monotonic_s() - started_s
         self._write("starting")
-        self._tell(Event(program.name, "ready", self._ready_s[program.name], program.url))
+        self._report(StackEvent(program.name, "ready", self._ready_s[program.name], program.url))
 
     async def _restart(self, program: Program) -> None:
-        """Starts a dead program again, with backoff; when the bucket moved, also those that were told where it was."""
+        """Restarts a dead program, with backoff; when the bucket has a new address, also the servers that use it."""
         before = self._bucket.endpoints
         while True:
-            self._tell(Event(program.name, "died", detail=program.child.ended("restarting it").message))
-            program.child.kill()  # sweeps what it had started itself
+            self._report(StackEvent(program.name, "died", detail=program.child.ended("restarting it").message))
+            program.child.kill()  # kills what it had started
             recent = self._count_restart(program)
             await self._clock.sleep(self._ids.jitter_s(recent, base_s=BACKOFF_BASE_S, cap_s=BACKOFF_CAP_S))
             try:
@@ -184,7 +196,7 @@ class Stack:
     async def _drain(self, program: Program) -> None:
         started_s = self._clock.monotonic_s()
         await program.stop()
-        self._tell(Event(program.name, "stopped", self._clock.monotonic_s() - started_s))
+        self._report(StackEvent(program.name, "stopped", self._clock.monotonic_s() - started_s))
 
     def _write(self, state: Literal["starting", "ready", "stopping"]) -> Endpoints:
         urls = {server.name: server.url for server in self._servers}
@@ -195,7 +207,7 @@ class Stack:
             bucket=self._bucket.endpoints,
             gateway=urls.get("gateway", ""),
             workers=urls.get("workers", ""),
-            processes=(Process(SUPERVISOR, os.getpid(), start_ticks(os.getpid())), *map(self._row, self._started())),
+            processes=(_supervisor(), *map(self._row, self._started())),
         )
         write(self.folder, endpoints)
         return endpoints
@@ -203,9 +215,9 @@ class Stack:
     def _started(self) -> list[Program]:
         return [program for program in self._programs if program.name in self._ready_s]
 
-    def _row(self, program: Program) -> Process:
+    def _row(self, program: Program) -> StackProcess:
         pid = program.child.pid
-        return Process(
+        return StackProcess(
             name=program.name,
             pid=pid,
             start_ticks=start_ticks(pid),
@@ -215,9 +227,13 @@ class Stack:
         )
 
 
-async def bury(folder: Path, *, clock: Clock) -> bool:
-    """Waits for what a killed stack left to be gone, and where the kernel did not see to it, ends it. False when there
-    was nothing to bury. Only for who knows that no stack runs there: its lock is ours, or nobody's.
+def _supervisor() -> StackProcess:
+    return StackProcess(SUPERVISOR, os.getpid(), start_ticks(os.getpid()))
+
+
+async def clear_killed(folder: Path, *, clock: Clock) -> bool:
+    """Cleans up after a killed stack: waits until its processes have ended, and kills those that have not. False when
+    there was nothing to do. Call it only while no stack runs in the folder: the lock is ours, or free.
     """
     file = folder / ENDPOINTS_FILE
     found = file.exists()
@@ -232,16 +248,16 @@ async def bury(folder: Path, *, clock: Clock) -> bool:
         while any(map(_is_alive, left)) and clock.monotonic_s() < deadline:
             await clock.sleep(0.05)
     if alive := [process.pid for process in left if _is_alive(process)]:
-        raise Unavailable(f"processes {alive} of an earlier stack do not end", hint="end them, then lakebed up")
+        raise Unavailable(f"processes {alive} of an earlier stack do not end", hint="kill them, then run lakebed up")
     file.unlink(missing_ok=True)
     return found
 
 
-def _end(processes: Sequence[Process]) -> None:
+def _end(processes: Sequence[StackProcess]) -> None:
     for process in filter(_is_alive, processes):
         with suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
 
 
-def _is_alive(process: Process) -> bool:
+def _is_alive(process: StackProcess) -> bool:
     return bool(process.start_ticks) and start_ticks(process.pid) == process.start_ticks

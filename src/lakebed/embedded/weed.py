@@ -1,10 +1,10 @@
 """The embedded bucket: the real SeaweedFS server, on loopback, with its own folder and credentials.
 
-Only S3 answers over HTTP, to whoever signs with the generated secret. The filer's and the master's HTTP are off, and
-the volume server's takes signed tokens alone: no web page and no other HTTP client gets at an object around S3.
+Only S3 answers over HTTP, to requests signed with the generated secret. The filer's and the master's HTTP are off, and
+the volume server's accepts signed tokens only: web pages and other HTTP clients reach objects through S3 only.
 
-Ready means asked and answered: the bucket exists and took a write. The folder keeps the data, the credentials and the
-ports, so a restart is the same bucket at the same address (another port only when somebody else has taken it).
+Ready means that the bucket exists and accepted a write. The folder keeps the data, the credentials and the ports, so a
+restart is the same bucket at the same address (another port only when another program uses it).
 """
 
 from __future__ import annotations
@@ -15,49 +15,48 @@ from pathlib import Path
 
 import msgspec
 
-from lakebed.clock import Clock
+from lakebed.core.errors import Corrupt, Denied, NotFound, Unavailable
+from lakebed.core.logs import logger
+from lakebed.core.metrics import Metrics
+from lakebed.core.runtime import Runtime
 from lakebed.embedded.child import Child
 from lakebed.embedded.endpoints import BucketEndpoints, write_private
 from lakebed.embedded.ports import HOST, HeldPorts
-from lakebed.errors import Corrupt, Denied, NotFound, Unavailable
-from lakebed.ids import Ids
-from lakebed.logs import logger
 from lakebed.store.admin import ensure_bucket
 from lakebed.store.settings import StoreSettings
 
-FIRST_READY_S = 20.0  # 3 s on an idle machine; 5 s more when its volume server asks before there is a leader
+FIRST_READY_S = 20.0  # 3 s on an idle machine; 5 s more when its volume server connects before there is a leader
 READY_S = 90.0  # of the second start, which is the last
-ASK_EVERY_S = 0.1
-ASK_MAX_S = 6.0  # what one ask counts for at most: its requests time out after 5 s
-STOP_GRACE_S = 2.0  # its own orderly stop takes 15 s, all of them waiting for its own subscribers
+POLL_EVERY_S = 0.1
+POLL_MAX_S = 6.0  # most that one poll counts for: its requests time out after 5 s
+STOP_GRACE_S = 2.0  # its orderly stop takes 15 s, in which it waits for its own subscribers
 PORTS = ("master", "master.grpc", "volume", "volume.grpc", "filer", "filer.grpc", "s3", "s3.grpc")
 SOCKETS = tuple(f"/tmp/seaweedfs-{server}-grpc-{{}}.sock" for server in ("master", "volume", "filer", "s3"))
-TOKEN_S = 600  # its 10 s would refuse what a machine that was suspended meanwhile goes on with; a token is for one blob
+TOKEN_S = 600  # the default of 10 s would refuse requests of a machine that was suspended; a token is for one blob
 SOCKET_PATH_MAX = 100  # Unix sockets have at most 107 bytes of path
 
 log = logger("embedded")
 
 
 class WeedIdentity(msgspec.Struct, frozen=True):
-    """What makes a restart the same bucket: kept in the folder, mode 0600."""
+    """Credentials and ports that a restart reuses: kept in the folder, mode 0600."""
 
     access_key_id: str
     secret_access_key: str
     ports: dict[str, int] = {}
-    volume_write_key: str = ""  # signs the tokens that the volume server's HTTP demands; made when it is empty
+    volume_write_key: str = ""  # signs the tokens for the volume server's HTTP; generated when empty
     volume_read_key: str = ""
     schema: str = "lakebed.weed.v1"
 
 
 class Weed:
-    """One SeaweedFS server in one folder. Two at once in the same folder are the caller's mistake."""
+    """One SeaweedFS server in one folder. The caller makes sure that no second one runs in the same folder."""
 
     def __init__(
         self,
         folder: Path,
         *,
-        clock: Clock,
-        ids: Ids,
+        runtime: Runtime,
         bucket: str = "lakebed",
         region: str = "us-east-1",
         program: Path | None = None,
@@ -66,10 +65,10 @@ class Weed:
         """`program` in place of the installed one; `first_ready_s`: how long the first of two starts may take."""
         self._program, self._first_ready_s = program, first_ready_s
         self._folder = folder.absolute()
-        self._clock, self._ids = clock, ids
+        self._clock, self._ids = runtime.clock, runtime.ids
         self._bucket, self._region = bucket, region
         self._endpoints: BucketEndpoints | None = None
-        self.child = Child("bucket", self._folder / "weed.log", clock=clock)
+        self.child = Child("bucket", self._folder / "weed.log", clock=runtime.clock)
 
     @property
     def endpoints(self) -> BucketEndpoints:
@@ -78,10 +77,10 @@ class Weed:
         return self._endpoints
 
     async def start(self) -> BucketEndpoints:
-        """Starts the server and waits until it takes writes. Raises Unavailable with its last words otherwise.
+        """Starts the server and waits until it accepts writes. Raises Unavailable with its last log lines otherwise.
 
-        One that runs and is not ready after a while is ended and started once more, in the same folder at the same
-        ports. Killing it is safe: nothing was acknowledged yet, and what an earlier run acknowledged survives it.
+        A server that is not ready within `first_ready_s` is killed and started once more, in the same folder on the
+        same ports. Killing is safe: no write is acknowledged yet, and those of an earlier run are durable.
         """
         program = self._program or find_weed()
         with HeldPorts(self._ids) as held:
@@ -92,12 +91,12 @@ class Weed:
             try:
                 self.child.start(command, env=env)
                 if slow := await self._waited(settings, self._first_ready_s):
-                    log.warning("the bucket is slow to start: it is started again", cause=slow)
+                    log.warning("bucket start is slow: restarting it", error=slow)
                     await self.stop(0.0)
                     self.child.start(command, env=env)
                     slow = await self._waited(settings, READY_S)
                 if slow:
-                    raise self.child.ended(f"the bucket did not take a write within {READY_S:.0f} s ({slow})")
+                    raise self.child.ended(f"the bucket did not accept a write within {READY_S:.0f} s ({slow})")
             except BaseException:
                 await self.stop(0.0)
                 raise
@@ -105,48 +104,48 @@ class Weed:
 
     async def settle(self) -> bool:
         """Has the filer write the last minute of its change log. True when that is proven: then it may end abruptly."""
-        from lakebed.filer.client import FilerClient
-        from lakebed.filer.flush import flush
+        from lakebed.filer.client import FilerClient, flush
 
         if not self.child.running():
             return False
-        async with FilerClient([self.endpoints.filer_grpc], clock=self._clock, ids=self._ids) as filer:
+        runtime = Runtime(clock=self._clock, ids=self._ids, metrics=Metrics())
+        async with FilerClient([self.endpoints.filer_grpc], runtime) as filer:
             return await flush(filer, self._clock)
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """Ends the server; afterwards no process of it is left.
+        """Stops the server; afterwards no process of it is left.
 
-        Acknowledged objects are safe however it ends. The last minute of the filer's change log is kept by an orderly
-        end (15 s, in which the filer waits for listeners of its own), or by `settle` before.
+        Acknowledged objects are durable however it stops. The last minute of the filer's change log is kept by an
+        orderly stop (15 s, in which the filer waits for its own subscribers), or by `settle` before.
         """
         await self.child.stop(grace_s)
         self.clear()
 
     def clear(self) -> None:
-        """Removes what it leaves outside its folder when it is killed."""
+        """Removes the sockets that it leaves outside its folder when it is killed."""
         if self._endpoints is not None:
             _remove_sockets(self._read_identity().ports)
 
     async def _waited(self, settings: StoreSettings, patience_s: float) -> str:
-        """Asks until the bucket takes a write: empty then, otherwise why it does not yet. Raises when it died."""
-        waited_s, why = 0.0, "it was never asked"
+        """Polls until the bucket accepts a write: empty then, otherwise the reason. Raises when it died."""
+        waited_s, why = 0.0, "no request yet"
         while waited_s < patience_s:
             if not self.child.running():
                 raise self.child.ended("the bucket died while starting")
             began_s = self._clock.monotonic_s()
             try:
                 await ensure_bucket(settings)
-            except (Unavailable, Denied) as error:  # it denies everybody until it has read its identities
+            except (Unavailable, Denied) as error:  # it denies every request until it has read its identities
                 why = error.message
             else:
                 return ""
-            await self._clock.sleep(ASK_EVERY_S)
-            # A machine that was stopped meanwhile has not waited: server and asker stood still together.
-            waited_s += min(self._clock.monotonic_s() - began_s, ASK_MAX_S)
+            await self._clock.sleep(POLL_EVERY_S)
+            # Time in which the whole machine was suspended does not count: the server was suspended too.
+            waited_s += min(self._clock.monotonic_s() - began_s, POLL_MAX_S)
         return why
 
     def _identity(self, held: HeldPorts) -> WeedIdentity:
-        """The folder's identity, made on first use, with ports that are free now."""
+        """The folder's identity, generated on first use, with ports that are free now."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         (self._folder / "data").mkdir(exist_ok=True, mode=0o700)
         try:
@@ -171,7 +170,7 @@ class Weed:
             raise NotFound(f"{file} does not exist") from None
         except msgspec.DecodeError as error:
             raise Corrupt(
-                f"{file} does not decode: {error}", hint="move it aside to let a new one, with new keys, be made"
+                f"{file} does not decode: {error}", hint="move it away: a new one, with new keys, is generated"
             ) from error
 
     def _address(self, identity: WeedIdentity) -> BucketEndpoints:
@@ -202,7 +201,7 @@ def find_weed() -> Path:
 
 
 def _command(program: Path, folder: Path, ports: dict[str, int]) -> list[str]:
-    """Everything on loopback, every port ours, nothing sent home."""
+    """Everything on loopback, on the reserved ports, without telemetry."""
     return [
         str(program),
         "-logtostderr=true",  # otherwise it also writes logs into the system's temporary folder
@@ -214,7 +213,7 @@ def _command(program: Path, folder: Path, ports: dict[str, int]) -> list[str]:
         f"-master.port.grpc={ports['master.grpc']}",
         f"-volume.port={ports['volume']}",
         f"-volume.port.grpc={ports['volume.grpc']}",
-        "-disableHttp",  # of the filer and the master, which know no credentials and answer pages of any origin
+        "-disableHttp",  # of the filer and the master, which have no authentication and answer requests of any origin
         "-filer",
         f"-filer.port={ports['filer']}",
         f"-filer.port.grpc={ports['filer.grpc']}",
@@ -226,7 +225,7 @@ def _command(program: Path, folder: Path, ports: dict[str, int]) -> list[str]:
         f"-s3.config={folder / 's3.json'}",
         "-master.telemetry=false",
         "-master.volumeSizeLimitMB=64",
-        "-master.electionTimeout=300ms",  # a restart waits for an election nobody else stands in: 10 s by default
+        "-master.electionTimeout=300ms",  # a restart waits for an election without other candidates: 10 s by default
         "-volume.max=0",  # as many volumes as the disk holds; the default of 8 is full after 264 MB
         "-volume.preStopSeconds=0",
         *_socket_flags(folder),
@@ -234,9 +233,9 @@ def _command(program: Path, folder: Path, ports: dict[str, int]) -> list[str]:
 
 
 def _environment(identity: WeedIdentity) -> dict[str, str]:
-    """The volume server's HTTP stays on, since S3 reads and writes blobs through it: it demands a token for each.
+    """The volume server's HTTP stays on, since S3 reads and writes blobs through it: it requires a token for each.
 
-    In the environment, which only our own account can read, and not in the arguments.
+    The keys are in the environment, which only this user can read, and not in the arguments.
     """
     return {
         "WEED_JWT_SIGNING_KEY": identity.volume_write_key,
@@ -247,7 +246,7 @@ def _environment(identity: WeedIdentity) -> dict[str, str]:
 
 
 def _socket_flags(folder: Path) -> list[str]:
-    """Unix sockets in our own folder where the path is short enough, not in the system's temporary folder."""
+    """Unix sockets in the stack's folder if the path is short enough, not in the system's temporary folder."""
     flags = {f"-{server}.localSocket": str(folder / f"{server}.sock") for server in ("filer", "s3")}
     return [f"{flag}={path}" for flag, path in flags.items() if len(path.encode()) <= SOCKET_PATH_MAX]
 
@@ -265,6 +264,6 @@ def _s3_identities(identity: WeedIdentity) -> dict[str, object]:
 
 
 def _remove_sockets(ports: dict[str, int]) -> None:
-    """Its gRPC sockets lie in /tmp whatever it is told, and stay there when it is killed."""
+    """Its gRPC sockets are always in /tmp, and stay there when it is killed."""
     for pattern, name in zip(SOCKETS, ("master.grpc", "volume.grpc", "filer.grpc", "s3.grpc"), strict=True):
         Path(pattern.format(ports[name])).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The SeaweedFS filer: its entries, its log of changes, its conditional transactions. Only this package speaks gRPC."""
+"""The SeaweedFS filer: its entries, its log of changes, its conditional transactions. Only this package uses gRPC."""
 
 import os
 

@@ -1,7 +1,7 @@
 """A client of the filer's gRPC interface: several endpoints, the last that answered first, a timeout on everything.
 
-NotFound, Stale and Corrupt are answers. Unavailable means that no endpoint gave one: ask again later. A change whose
-answer was lost raises OutcomeUnknown; conditional ones may simply be asked again, the condition then tells.
+NotFound, Stale and Corrupt are answers. Unavailable means that no endpoint gave one: retry later. A change whose
+response was lost raises OutcomeUnknown; a conditional one may be retried, its condition then decides.
 """
 
 from __future__ import annotations
@@ -14,61 +14,70 @@ from typing import Any, Self, TypeVar
 import grpc
 import grpc.aio
 
-from lakebed.clock import Clock
-from lakebed.errors import Corrupt, Invalid, LakebedError, NotFound, OutcomeUnknown, Stale, Unavailable
-from lakebed.filer import requests, wire
-from lakebed.filer.model import Entry, Event, Transaction
+from lakebed.core.clock import Clock
+from lakebed.core.errors import Corrupt, Invalid, LakebedError, NotFound, OutcomeUnknown, Stale, Unavailable
+from lakebed.core.runtime import Runtime
+from lakebed.filer.codec import (
+    MESSAGE_BYTES_MAX,
+    create_request,
+    delete_request,
+    list_request,
+    lookup_request,
+    read_events,
+    read_lookup,
+    read_outcome,
+    subscribe_request,
+    transaction_request,
+)
+from lakebed.filer.model import FilerEntry, FilerEvent, Transaction
 from lakebed.filer.settings import FilerSettings
-from lakebed.ids import Ids
 
 SERVICE = "/filer_pb.SeaweedFiler/"
-PAGE = 1024  # entries asked for at once
+PAGE = 1024  # entries of one request
 TIMEOUT_S = 10.0
 UNHEALTHY_S = 60.0
 IDLE_S = 30.0  # silence of a stream, heartbeats included, after which it is given up
-ABSENT = "no entry is found"  # what the filer says, as an unknown error, of an entry that is not there
+ABSENT = "no entry is found"  # the filer's text, in an unknown error, for an entry that does not exist
 PRECONDITION_FAILED = 6
 
 T = TypeVar("T")
 
 _CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", wire.MESSAGE_BYTES_MAX),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     # Each client has its own connections: its end must not end another's.
     ("grpc.use_local_subchannel_pool", 1),
 )
+LOG = "/topics/.system/log"  # a folder for each day, a file for each minute and filer
+SCRATCH = "/lakebed"
+BALLAST_BYTES = 9 * 1024 * 1024  # the buffer has 8 MiB
+FLUSH_S = 5.0  # all of it; it takes less than one
+FLUSH_CHECK_S = 0.05
 
 
 class FilerClient:
     def __init__(
         self,
         endpoints: Sequence[str],
+        runtime: Runtime,
         *,
-        clock: Clock,
-        ids: Ids,
         timeout_s: float = TIMEOUT_S,
         unhealthy_s: float = UNHEALTHY_S,
         idle_s: float = IDLE_S,
     ) -> None:
         if not endpoints:
-            raise Invalid("no filer is named", hint="set filer.grpc to host:port of a filer's gRPC port")
-        self._clock, self._ids = clock, ids
+            raise Invalid("no filer is configured", hint="set filer.grpc to host:port of a filer's gRPC port")
+        self._clock, self._ids = runtime.clock, runtime.ids
         self._timeout_s, self._unhealthy_s, self._idle_s = timeout_s, unhealthy_s, idle_s
         self._endpoints = list(dict.fromkeys(endpoints))
         self._failed_until_s: dict[str, float] = {}
         self._channels: dict[str, Any] = {}
 
     @classmethod
-    def of(cls, settings: FilerSettings, *, clock: Clock, ids: Ids) -> Self:
-        """Raises Invalid when the settings name no filer."""
-        return cls(
-            settings.endpoints,
-            clock=clock,
-            ids=ids,
-            timeout_s=settings.timeout_s,
-            unhealthy_s=settings.unhealthy_s,
-        )
+    def of(cls, settings: FilerSettings, runtime: Runtime) -> Self:
+        """Raises Invalid when the settings have no filer."""
+        return cls(settings.endpoints, runtime, timeout_s=settings.timeout_s, unhealthy_s=settings.unhealthy_s)
 
     async def close(self) -> None:
         channels, self._channels = list(self._channels.values()), {}
@@ -83,24 +92,24 @@ class FilerClient:
 
     # Reading.
 
-    async def lookup(self, directory: str, name: str) -> Entry:
+    async def lookup(self, directory: str, name: str) -> FilerEntry:
         """The entry as it is now. Raises NotFound."""
-        request = requests.lookup(directory, name)
+        request = lookup_request(directory, name)
         answer = await self._ask("LookupDirectoryEntry", request, f"{directory}/{name}")
-        entry = wire.read_lookup(answer)
+        entry = read_lookup(answer)
         if entry is None:
             raise NotFound(f"{directory}/{name} does not exist")
         return entry
 
     async def page(
         self, directory: str, *, prefix: str = "", after: str = "", inclusive: bool = False, limit: int = PAGE
-    ) -> list[Entry]:
+    ) -> list[FilerEntry]:
         """One page of a folder by name, strictly behind `after` unless inclusive; empty when nothing follows."""
-        request = requests.list(directory, prefix=prefix, after=after, inclusive=inclusive, limit=limit)
+        request = list_request(directory, prefix=prefix, after=after, inclusive=inclusive, limit=limit)
 
-        async def ask(endpoint: str) -> list[Entry]:
+        async def ask(endpoint: str) -> list[FilerEntry]:
             call = self._stream(endpoint, "ListEntries", request, self._timeout_s)
-            return [entry async for message in call if (entry := wire.read_lookup(message)) is not None]
+            return [entry async for message in call if (entry := read_lookup(message)) is not None]
 
         try:
             return await self._try(ask, directory)
@@ -109,8 +118,8 @@ class FilerClient:
 
     async def entries(
         self, directory: str, *, prefix: str = "", after: str = "", inclusive: bool = False, limit: int = PAGE
-    ) -> AsyncGenerator[Entry, None]:
-        """Every entry of a folder, page by page. Not a snapshot: what appears meanwhile may be told or not."""
+    ) -> AsyncGenerator[FilerEntry, None]:
+        """Every entry of a folder, page by page. Not a snapshot: entries created meanwhile may be missing."""
         while True:
             found = await self.page(directory, prefix=prefix, after=after, inclusive=inclusive, limit=limit)
             for entry in found:
@@ -121,7 +130,7 @@ class FilerClient:
 
     async def subscribe(
         self, prefixes: Sequence[str], *, since_ns: int, until_ns: int = 0, tick_s: float = 0.0
-    ) -> AsyncGenerator[Event, None]:
+    ) -> AsyncGenerator[FilerEvent, None]:
         """Changes under the prefixes strictly after `since_ns`, in the order of the log; heartbeats come through.
 
         With `until_ns` it ends behind the last change not later than that, on a quiet cluster too; without, it goes
@@ -129,7 +138,7 @@ class FilerClient:
         Unavailable when the stream breaks: go on from the last change seen, which may be with another filer.
         """
         endpoint = self._in_order()[0]
-        request = requests.subscribe(
+        request = subscribe_request(
             f"lakebed-{self._ids.token()}",
             prefixes,
             since_ns=since_ns,
@@ -141,10 +150,10 @@ class FilerClient:
             messages = self._messages(endpoint, request, tick_s)
             async with aclosing(messages):
                 async for message in messages:
-                    for event in wire.read_events(message):
+                    for event in read_events(message):
                         if until_ns and event.ts_ns > until_ns:
                             return
-                        # What is in the server's memory is told again from `since_ns` on, what is on disk is not.
+                        # The server repeats events in its memory from `since_ns` on, but not those on disk.
                         if event.heartbeat or event.ts_ns > since_ns:
                             yield event
         except grpc.aio.AioRpcError as error:
@@ -152,7 +161,7 @@ class FilerClient:
             raise _meaning(error, endpoint, ", ".join(prefixes)) from error
 
     async def _messages(self, endpoint: str, request: bytes, tick_s: float) -> AsyncGenerator[bytes, None]:
-        """What the stream says; with `tick_s`, empty bytes, which are a heartbeat, when it said nothing for so long."""
+        """Messages of the stream; with `tick_s`, empty bytes (a heartbeat) when none came for that long."""
         call = self._stream(endpoint, "SubscribeMetadata", request, None)
         reading: asyncio.Future[Any] | None = None
         heard_s = self._clock.monotonic_s()
@@ -179,32 +188,32 @@ class FilerClient:
                 reading.cancel()
             call.cancel()
         self._failed(endpoint)
-        raise Unavailable(f"the filer at {endpoint} said nothing for {self._idle_s:.0f} s")
+        raise Unavailable(f"the filer at {endpoint} sent nothing for {self._idle_s:.0f} s")
 
     # Changing.
 
     async def delete(self, directory: str, name: str, *, recursive: bool = False) -> None:
-        """Removes an entry and its bytes, whatever it is; nothing there is success. Not guarded."""
-        request = requests.delete(directory, name, delete_data=True, recursive=recursive)
+        """Removes an entry and its bytes, unconditionally. Succeeds when it does not exist."""
+        request = delete_request(directory, name, delete_data=True, recursive=recursive)
         try:
-            error, _ = wire.read_outcome(await self._ask("DeleteEntry", request, f"{directory}/{name}", change=True))
+            error, _ = read_outcome(await self._ask("DeleteEntry", request, f"{directory}/{name}", change=True))
         except NotFound:
             return
         if error and ABSENT not in error:
             raise Unavailable(f"{directory}/{name} could not be deleted: {error}")
 
     async def create(self, directory: str, name: str, *, ballast_bytes: int = 0) -> None:
-        """An empty file in place of whatever was there. The ballast makes its change heavy, and is kept by nobody."""
-        request = requests.create(directory, Entry(name), ballast_bytes=ballast_bytes)
-        error, _ = wire.read_outcome(await self._ask("CreateEntry", request, f"{directory}/{name}", change=True))
+        """Creates or replaces an empty file. The ballast enlarges the change event and is not stored."""
+        request = create_request(directory, FilerEntry(name), ballast_bytes=ballast_bytes)
+        error, _ = read_outcome(await self._ask("CreateEntry", request, f"{directory}/{name}", change=True))
         if error:
             raise Unavailable(f"{directory}/{name} could not be created: {error}")
 
     async def transact(self, transaction: Transaction) -> None:
         """All mutations or none, when the conditions hold. Raises Stale when one does not."""
-        request = requests.transaction(transaction)
+        request = transaction_request(transaction)
         answer = await self._ask("ObjectTransaction", request, transaction.path, change=True)
-        error, code = wire.read_outcome(answer)
+        error, code = read_outcome(answer)
         if code == PRECONDITION_FAILED:
             raise Stale(f"{transaction.path} is not what was expected: {error}")
         if ABSENT in error:
@@ -225,7 +234,7 @@ class FilerClient:
         return await self._try(one, about, change=change)
 
     async def _try(self, ask: Callable[[str], Awaitable[T]], about: str, *, change: bool = False) -> T:
-        last: LakebedError = Unavailable("no filer was asked")
+        last: LakebedError = Unavailable("no filer is configured")
         for endpoint in self._in_order():
             try:
                 answer = await ask(endpoint)
@@ -266,12 +275,42 @@ def _meaning(error: Any, endpoint: str, about: str) -> LakebedError:
     if ABSENT in details or code is grpc.StatusCode.NOT_FOUND:
         return NotFound(f"{about} does not exist")
     if code is grpc.StatusCode.INVALID_ARGUMENT:
-        return Invalid(f"{about}: the filer at {endpoint} does not take this: {details}")
+        return Invalid(f"{about}: the filer at {endpoint} refused the request: {details}")
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return Invalid(f"the filer at {endpoint} is too old: {details}", hint="SeaweedFS 4.48 or later is needed")
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return Corrupt(f"{about}: the answer of the filer at {endpoint} is too large: {details}")
+        return Corrupt(f"{about}: the response of the filer at {endpoint} is too large: {details}")
     return Unavailable(
         f"{about}: the filer at {endpoint} does not answer: {code.name.lower()}: {details}",
-        hint="is it up? filer.grpc names gRPC ports: a filer's HTTP port plus 10000 unless told otherwise",
+        hint="check that it runs, and that filer.grpc has its gRPC port: the HTTP port plus 10000 by default",
     )
+
+
+async def flush(filer: FilerClient, clock: Clock) -> bool:
+    """Makes the filer write the changes it holds in memory. Otherwise it writes each minute, and at a shutdown (15 s).
+
+    It also writes its buffer when a change does not fit. So one change is made that never fits: an entry of a few bytes
+    with a list of a few million signatures, which the filer passes on and does not store.
+
+    True when the newest chunk of the log on disk is younger than that change, so every earlier change is on disk. False
+    when that is not seen in time, or the filer fails. Nothing is raised: the caller then shuts the filer down in order.
+    """
+    try:
+        async with asyncio.timeout(FLUSH_S):
+            await filer.create(SCRATCH, "flush")  # an empty buffer would write nothing
+            began_ns = clock.now_ns()
+            await filer.create(SCRATCH, "flush", ballast_bytes=BALLAST_BYTES)
+            while await _newest_ns(filer) < began_ns:
+                await clock.sleep(FLUSH_CHECK_S)
+    except (LakebedError, TimeoutError):
+        return False
+    return True
+
+
+async def _newest_ns(filer: FilerClient) -> int:
+    """When the last chunk of the log was written; 0 when there is none."""
+    days = [entry.name async for entry in filer.entries(LOG)]
+    if not days:
+        return 0
+    files = [entry async for entry in filer.entries(f"{LOG}/{max(days)}")]
+    return max((chunk.modified_ts_ns for file in files for chunk in file.chunks), default=0)

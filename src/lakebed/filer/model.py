@@ -1,4 +1,4 @@
-"""What a filer keeps and tells: entries, changes of entries, and changes that are made only under conditions."""
+"""A filer's values: entries, events of changed entries, and conditional transactions."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from enum import IntEnum
 import msgspec
 
 
-class Chunk(msgspec.Struct, frozen=True):
-    """A piece of a file's bytes. `fid` names it in the cluster and is never given to other bytes."""
+class FileChunk(msgspec.Struct, frozen=True):
+    """A part of a file's bytes. `fid` names it in the cluster and is never given to other bytes."""
 
     fid: str
     offset: int = 0
@@ -28,13 +28,13 @@ class Attributes(msgspec.Struct, frozen=True):
     md5: bytes = b""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class FilerEntry(msgspec.Struct, frozen=True):
     """A file or a folder. `raw` is how the filer wrote it: sent back as it was, it states the whole entry."""
 
     name: str
     is_directory: bool = False
     attributes: Attributes = Attributes()
-    chunks: tuple[Chunk, ...] = ()
+    chunks: tuple[FileChunk, ...] = ()
     extended: Mapping[str, bytes] = {}
     content: bytes = b""
     raw: bytes = b""
@@ -53,16 +53,16 @@ class Entry(msgspec.Struct, frozen=True):
         return self.extended.get(key, b"").decode(errors="replace")
 
 
-class Event(msgspec.Struct, frozen=True):
+class FilerEvent(msgspec.Struct, frozen=True):
     """One change: created (only `new`), updated or moved (both), deleted (only `old`), or nothing (a heartbeat).
 
-    `unreadable` says why the entries of a change could not be understood, when its place and time could.
+    `unreadable` is why the entries of a change could not be decoded, when its path and time could.
     """
 
     directory: str
     ts_ns: int
-    old: Entry | None = None
-    new: Entry | None = None
+    old: FilerEntry | None = None
+    new: FilerEntry | None = None
     new_parent: str = ""
     unreadable: str = ""
 
@@ -114,7 +114,7 @@ class Mutation(msgspec.Struct, frozen=True):
     kind: MutationKind
     directory: str
     name: str
-    entry: Entry | None = None
+    entry: FilerEntry | None = None
     set_extended: Mapping[str, bytes] = {}
     delete_extended: tuple[str, ...] = ()
     delete_data: bool = False

@@ -1,14 +1,14 @@
-"""Where S3 keeps its state in the filer: paths, and what an entry means. Nothing here asks anybody.
+"""Where S3 keeps its state in the filer: paths, and what an entry means. Pure functions.
 
-A bucket is a folder under /buckets. An object is a file at its key. Versions of `key` lie in the folder
+A bucket is a folder under /buckets. An object is a file at its key. Versions of `key` are in the folder
 `key.versions` beside it, which points at the current one; a version without an id is the file at the key itself.
 Uploads under way are folders in `.uploads`.
 """
 
 from __future__ import annotations
 
-from lakebed.errors import Corrupt
-from lakebed.filer.model import Entry
+from lakebed.core.errors import Corrupt
+from lakebed.filer.model import FilerEntry
 
 BUCKETS = "/buckets"
 UPLOADS = ".uploads"
@@ -69,7 +69,7 @@ def split(path: str) -> tuple[str, str]:
 
 
 def bucket_of(path: str) -> tuple[str, str]:
-    """The bucket and the rest of a path under /buckets; empty for what lies outside."""
+    """The bucket and the rest of a path under /buckets; empty for other paths."""
     if not path.startswith(f"{BUCKETS}/"):
         return "", ""
     bucket, _, rest = path[len(BUCKETS) + 1 :].partition("/")
@@ -79,13 +79,13 @@ def bucket_of(path: str) -> tuple[str, str]:
 # Buckets.
 
 
-def lifecycle_of(bucket: Entry) -> bytes:
+def lifecycle_of(bucket: FilerEntry) -> bytes:
     """The lifecycle policy as it was put; empty when there is none."""
     return bucket.extended.get(LIFECYCLE, b"")
 
 
-def versioning_of(bucket: Entry) -> str:
-    """`Enabled`, `Suspended`, or empty when versions were never kept. A bucket with object lock always keeps them."""
+def versioning_of(bucket: FilerEntry) -> str:
+    """`Enabled`, `Suspended`, or empty when versioning was never on. A bucket with object lock always keeps them."""
     said = bucket.text(VERSIONING)
     return said or ("Enabled" if bucket.extended.get(LOCK_ENABLED) else "")
 
@@ -93,17 +93,17 @@ def versioning_of(bucket: Entry) -> str:
 # Objects and versions.
 
 
-def is_versions_folder(entry: Entry) -> bool:
+def is_versions_folder(entry: FilerEntry) -> bool:
     return entry.is_directory and entry.name.endswith(VERSIONS) and len(entry.name) > len(VERSIONS)
 
 
-def is_folder_object(entry: Entry) -> bool:
-    """Whether a folder is itself an object, put with a key that ends in a slash: then it says of which kind."""
+def is_folder_object(entry: FilerEntry) -> bool:
+    """Whether a folder is itself an object, put with a key that ends in a slash: then it has a MIME type."""
     return entry.is_directory and bool(entry.attributes.mime)
 
 
-def version_id(entry: Entry) -> str:
-    """The id of a version file; empty or "null" for an object that lies at its key."""
+def version_id(entry: FilerEntry) -> str:
+    """The id of a version file; empty or "null" for an object at its key."""
     known = entry.text(VERSION_ID)
     return known or entry.name.removeprefix(VERSION_FILE) if entry.name.startswith(VERSION_FILE) else known
 
@@ -125,11 +125,11 @@ def new_version_id(now_ns: int, chance: str, like: str = "") -> str:
     return f"{now_ns if counts_up else _LARGEST - now_ns:016x}{chance}"
 
 
-def is_marker(entry: Entry) -> bool:
+def is_marker(entry: FilerEntry) -> bool:
     return entry.text(DELETE_MARKER) == "true"
 
 
-def noncurrent_since_ns(entry: Entry) -> int | None:
+def noncurrent_since_ns(entry: FilerEntry) -> int | None:
     """When the version stopped being the current one; None where the server did not note it. Raises Corrupt."""
     noted = entry.text(NONCURRENT_SINCE)
     if not noted:
@@ -140,17 +140,17 @@ def noncurrent_since_ns(entry: Entry) -> int | None:
         raise Corrupt(f"{entry.name}: {NONCURRENT_SINCE} is {noted!r}") from error
 
 
-def latest_file(versions: Entry | None) -> str:
+def latest_file(versions: FilerEntry | None) -> str:
     """The file name of the current version; empty when it is the object at the key itself (or nothing points)."""
     return "" if versions is None else versions.text(LATEST_FILE)
 
 
-def tags_of(entry: Entry) -> tuple[tuple[str, str], ...]:
+def tags_of(entry: FilerEntry) -> tuple[tuple[str, str], ...]:
     found = [(key[len(TAG) :], entry.text(key)) for key in entry.extended if key.startswith(TAG)]
     return tuple(sorted(found))
 
 
-def is_locked(entry: Entry, now_ns: int) -> bool:
+def is_locked(entry: FilerEntry, now_ns: int) -> bool:
     """Whether object lock forbids removal now. What cannot be read counts as locked."""
     if entry.text(LEGAL_HOLD).upper() == "ON":
         return True
@@ -166,11 +166,11 @@ def is_locked(entry: Entry, now_ns: int) -> bool:
 # Uploads.
 
 
-def upload_key(entry: Entry) -> str:
+def upload_key(entry: FilerEntry) -> str:
     """The key an upload is for. Raises Corrupt when it is not noted."""
     key = entry.text(UPLOAD_KEY)
     if not key:
-        raise Corrupt(f"upload {entry.name} does not say for which key it is")
+        raise Corrupt(f"upload {entry.name} does not name its key")
     return key
 
 

@@ -1,7 +1,7 @@
-"""The gateway's HTTP app: components' routes behind one door.
+"""The gateway's HTTP app: the components' routes behind the middleware.
 
-Hot routes are plain Starlette routes beside FastAPI's, and the door is the only layer in front of them: FastAPI's own
-middleware stack is left out, because its error handling would only repeat the door's.
+All routes are plain Starlette routes, and `Middleware` is the only layer in front of them: Starlette's own middleware
+stack is left out, because its error handling would only repeat ours.
 """
 
 from __future__ import annotations
@@ -12,27 +12,23 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import structlog
-from fastapi import FastAPI
-from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
-from starlette.requests import Request
-from starlette.responses import Response
+from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from lakebed import __version__
-from lakebed.clock import Clock
-from lakebed.context import Component, Context
-from lakebed.errors import Invalid
-from lakebed.gateway import docs, health, numbers, openapi
+from lakebed.core.clock import Clock
+from lakebed.core.context import Component, Context
+from lakebed.core.errors import Invalid
+from lakebed.core.logs import logger
+from lakebed.gateway import health, metrics, openapi
 from lakebed.gateway.auth import Keyring
-from lakebed.gateway.direct import DirectRoutes
-from lakebed.gateway.door import Door
-from lakebed.gateway.health import Check, Examiner
-from lakebed.gateway.limits import Limits
+from lakebed.gateway.health import HealthCheck, HealthChecker
+from lakebed.gateway.limits import BodyLimits
+from lakebed.gateway.middleware import Middleware
+from lakebed.gateway.router import Router
 from lakebed.gateway.settings import GatewaySettings
-from lakebed.gateway.switchboard import Switchboard
-from lakebed.logs import logger
-from lakebed.wire import json_answer
+from lakebed.gateway.state import GatewayState, Shutdown, state_of, store_state
 
 DRAIN_LEAST_S = 3.0  # for the components, when requests have used up the drain's time
 DRAIN_EACH_S = 0.5  # for a component, when another has used up the components' time
@@ -40,8 +36,8 @@ DRAIN_EACH_S = 0.5  # for a component, when another has used up the components' 
 log = logger("gateway")
 
 
-class Gateway(FastAPI):
-    """FastAPI's routes and description, without what its own entry looks up again for every request."""
+class Gateway(Starlette):
+    """A Starlette app that calls its middleware without the checks that Starlette repeats for every request."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self
@@ -54,35 +50,26 @@ def build(
     components: Sequence[Component],
     *,
     authority: str = "",
-    checks: Mapping[str, Check] | None = None,
+    checks: Mapping[str, HealthCheck] | None = None,
 ) -> Gateway:
     """The app of these components. Its lifespan starts them in order and drains them in reverse.
 
-    `checks` are further things to ask for their health. Raises Invalid for keys that cannot be used and for two
-    components that answer the same method and path.
+    `checks` are further health checks. Raises Invalid for keys that cannot be used and for two components that serve
+    the same method and path.
     """
     settings = context.settings.of(GatewaySettings)
     context.metrics.gauge("lakebed_build_info").labels(version=__version__).set(1)
-    asked = {component.name: component.health for component in components} | dict(checks or {})
-    examiner = Examiner(context, asked, authority=authority, timeout_s=settings.health_timeout_s)
-    app = Gateway(
-        title="Lakebed",
-        version=__version__,
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-        lifespan=lambda app: _run(app, components),
-    )
+    checked = {component.name: component.health for component in components} | dict(checks or {})
+    health_checker = HealthChecker(context, checked, authority=authority, timeout_s=settings.health_timeout_s)
+    app = Gateway(lifespan=lambda app: _run(app, components))
     app.router.redirect_slashes = False  # a redirected write would be sent twice, or lost
-    app.state.examiner, app.state.context, app.state.failure = examiner, context, None
-    app.state.stopping, app.state.drain_until_s = asyncio.Event(), None  # set by whoever stops the server
-    limits = Limits(settings, context.clock, context.metrics)
+    limits = BodyLimits(settings, context.clock, context.metrics)
     _register(app, _served(components, settings), limits)
-    _register(app, [*health.routes(examiner), *numbers.routes(context.metrics), *docs.routes(), _description()], limits)
-    keyring = app.state.keyring = Keyring.of(settings, context.clock)
+    _register(app, [*health.routes(health_checker), *metrics.routes(context.metrics), *openapi.routes()], limits)
+    keyring = Keyring.of(settings, context.clock)
     keyring.register(app.routes)
-    door = app.middleware_stack = Door(
-        Switchboard(app.routes, AsyncExitStackMiddleware(app.router)),
+    middleware = app.middleware_stack = Middleware(
+        Router(app.routes, app.router),
         keyring=keyring,
         limits=limits,
         metrics=context.metrics,
@@ -90,7 +77,16 @@ def build(
         ids=context.ids,
         verbose=structlog.is_configured() and structlog.get_logger().is_enabled_for(logging.DEBUG),
     )
-    app.state.direct = DirectRoutes(app.routes, door, limits)
+    state = GatewayState(
+        stopping=asyncio.Event(),
+        context=context,
+        health_checker=health_checker,
+        keyring=keyring,
+        middleware=middleware,
+        limits=limits,
+        shutdown=Shutdown(),
+    )
+    store_state(app, state)
     return app
 
 
@@ -103,48 +99,40 @@ def _served(components: Sequence[Component], settings: GatewaySettings) -> list[
     return served
 
 
-def _register(app: FastAPI, routes: Sequence[BaseRoute], limits: Limits) -> None:
-    taken = {pair for route in app.routes for pair in _answered(route)}
+def _register(app: Starlette, routes: Sequence[BaseRoute], limits: BodyLimits) -> None:
+    taken = {pair for route in app.routes for pair in _served_by(route)}
     for route in routes:
-        for path, method in _answered(route):
+        for path, method in _served_by(route):
             if (path, method) in taken:
-                raise Invalid(f"two components answer {method} {path}", hint="serve one of them: --parts")
+                raise Invalid(f"two components serve {method} {path}", hint="choose one of them with --parts")
             taken.add((path, method))
     app.router.routes.extend(routes)
     limits.register(routes)
 
 
-def _answered(route: BaseRoute) -> list[tuple[str, str]]:
+def _served_by(route: BaseRoute) -> list[tuple[str, str]]:
     return [(route.path, method) for method in sorted(route.methods or ())] if isinstance(route, Route) else []
 
 
-def _description() -> Route:
-    async def description(request: Request) -> Response:
-        return json_answer(openapi.describe(request.app))
-
-    return Route("/openapi.json", description, include_in_schema=False)
-
-
 @asynccontextmanager
-async def _run(app: FastAPI, components: Sequence[Component]) -> AsyncIterator[None]:
-    started: list[Component] = []
+async def _run(app: Starlette, components: Sequence[Component]) -> AsyncIterator[None]:
+    state, started = state_of(app), list[Component]()
     try:
         for component in components:
             await component.start()
             started.append(component)
         yield
     except BaseException as error:
-        app.state.failure = error  # the server only logs it; whoever runs the server raises it
+        state.shutdown.failure = error  # the server only logs it; `listen` raises it
         raise
     finally:
-        clock: Clock = app.state.context.clock
-        settings = app.state.context.settings.of(GatewaySettings)
-        until_s = app.state.drain_until_s or clock.monotonic_s() + settings.drain_s
+        clock, settings = state.context.clock, state.context.settings.of(GatewaySettings)
+        until_s = state.shutdown.drain_until_s or clock.monotonic_s() + settings.drain_s
         await _drain(started, clock, max(until_s, clock.monotonic_s() + DRAIN_LEAST_S))
 
 
 async def _drain(components: Sequence[Component], clock: Clock, until_s: float) -> None:
-    """Stops all of them, in reverse, whatever the others do, within one deadline."""
+    """Stops all of them in reverse order, within one deadline; one that fails does not stop the others."""
     for component in reversed(components):
         try:
             async with asyncio.timeout(max(DRAIN_EACH_S, until_s - clock.monotonic_s())):

@@ -1,11 +1,11 @@
-"""Who is asking: API keys and agent tokens from the settings and a file.
+"""Authentication: API keys and agent tokens from the settings and a file.
 
 A key is presented as `Authorization: Bearer …` or `X-Api-Key: …`; to read, also as the password of `Basic`. A browser
 that signed in with a key presents a session instead (`gateway/sessions.py`). Only hashes are kept; a presented key is
-hashed and compared with every one of them in constant time. No secret is ever logged or put into an answer.
+hashed and compared with every one of them in constant time. No secret is ever logged or put into a response.
 
-Where no key is configured (the settings allow that on loopback alone) everybody is ANYBODY, except a web page: a
-browser that was sent here by another site's name or another site's script is refused.
+Without configured keys (the settings allow that only on loopback) every caller is ANYBODY, except a web page of
+another site: a browser that uses another site's name or script is refused.
 """
 
 from __future__ import annotations
@@ -23,22 +23,56 @@ import msgspec
 from starlette.routing import BaseRoute, Route
 from starlette.types import Scope
 
-from lakebed.auth import ANYBODY, Principal
-from lakebed.clock import Clock, SystemClock, now_ms
-from lakebed.errors import Denied, Invalid, Unauthenticated
+from lakebed.core.auth import ANYBODY, Principal
+from lakebed.core.clock import Clock, SystemClock, now_ms
+from lakebed.core.errors import Denied, Invalid, Unauthenticated
+from lakebed.core.http import OWN_KEYS_MARK
+from lakebed.core.settings import Secret
 from lakebed.gateway import sessions
-from lakebed.gateway.asked import Asked
 from lakebed.gateway.settings import GatewaySettings, KeySettings
-from lakebed.settings import Secret
-from lakebed.wire import OWN_KEYS_MARK
 
 PUBLIC_PATHS = frozenset({"/health", "/healthz"})
 KEYS_MAX = 1000  # each request is compared with all of them, at about 0.2 µs a key
 SECRET_CHARS_MIN = 16  # 64 bits when it is random hex
 PRESENTED_BYTES_MAX = 4096
 LOCAL_NAMES_MAX = 64
+NOBODY = Principal("nobody", ())  # the caller of a public path without a key
 
-NOBODY = Principal("nobody", ())  # asks for a public path without a key
+
+class RequestHead:
+    """The headers that the middleware needs, read in one pass."""
+
+    __slots__ = ("api_key", "authorization", "chunked", "cookie", "host", "length", "origin", "request_id", "token")
+
+    def __init__(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        self.authorization: bytes | None = None
+        self.api_key: bytes | None = None
+        self.length: bytes | None = None
+        self.request_id: bytes | None = None
+        self.host: bytes | None = None
+        self.origin: bytes | None = None
+        self.cookie: bytes | None = None
+        self.token: bytes | None = None
+        self.chunked = False
+        for name, value in headers:
+            if name == b"host":
+                self.host = value
+            elif name == b"content-length":
+                self.length = value
+            elif name == b"authorization":
+                self.authorization = value
+            elif name == b"x-request-id":
+                self.request_id = value
+            elif name == b"x-api-key":
+                self.api_key = value
+            elif name == b"transfer-encoding":
+                self.chunked = True
+            elif name == b"origin":
+                self.origin = value
+            elif name == b"cookie":
+                self.cookie = value
+            elif name == b"x-csrf-token":
+                self.token = value
 
 
 class _KeysFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,7 +85,7 @@ class Keyring:
     def __init__(self, keys: tuple[KeySettings, ...], clock: Clock = SystemClock()) -> None:
         self._clock = clock
         self._own_keys: list[Route] = []
-        self._local: set[bytes | None] = {None}  # Host headers already found to be harmless
+        self._local: set[bytes | None] = {None}  # Host headers known to be names of this machine
         self._known = tuple((_digest(key.secret.reveal().encode()), Principal(key.name, key.rights)) for key in keys)
 
     @classmethod
@@ -65,43 +99,43 @@ class Keyring:
         return len(self._known)
 
     def register(self, routes: Iterable[BaseRoute]) -> None:
-        """Takes note of routes that know their callers by keys of their own."""
+        """Registers the routes that authenticate their callers themselves."""
         marked = [route for route in routes if isinstance(route, Route)]
         self._own_keys += [route for route in marked if getattr(route.endpoint, OWN_KEYS_MARK, False)]
 
-    def principal(self, scope: Scope, asked: Asked) -> Principal:
-        """Raises Unauthenticated unless a known key is presented, none is configured or the path is public."""
+    def principal(self, scope: Scope, head: RequestHead) -> Principal:
+        """Raises Unauthenticated unless a known key is presented, no key is configured or the path is public."""
         if not self._known:
-            self._refuse_other_sites(asked)
+            self._refuse_other_sites(head)
             return ANYBODY
-        presented = _presented(scope["method"], asked)
+        presented = _presented(scope["method"], head)
         found = self._find(presented) if presented is not None else None
-        if found is None and presented is None and asked.cookie is not None:
-            found = self._signed_in(scope, asked)
+        if found is None and presented is None and head.cookie is not None:
+            found = self._signed_in(scope, head)
         if found is not None:
             return found
         if scope["path"] in PUBLIC_PATHS or self._has_own_keys(scope):
             return NOBODY
         if presented is None:
             raise Unauthenticated("no key was sent", hint="send Authorization: Bearer <key>, or X-Api-Key: <key>")
-        raise Unauthenticated("the key is not known here", hint="check the key, or ask the operator for one")
+        raise Unauthenticated("the key is unknown", hint="check the key, or ask the operator for one")
 
     def sign_in(self, secret: str, nonce: str) -> str:
         """The session of a key, for a cookie. Raises Unauthenticated when the key is not known."""
         found = self._find(secret.encode()) if len(secret) <= PRESENTED_BYTES_MAX else None
         if found is None:
-            raise Unauthenticated("the key is not known here", hint="check the key, or ask the operator for one")
+            raise Unauthenticated("the key is unknown", hint="check the key, or ask the operator for one")
         return sessions.issue(found.name, _digest(secret.encode()), now_s=now_ms(self._clock) // 1000, nonce=nonce)
 
-    def _signed_in(self, scope: Scope, asked: Asked) -> Principal | None:
-        """Whose session it is. A write without the page's token, or from another origin, is nobody's."""
-        value = sessions.cookie_in(asked.cookie)
+    def _signed_in(self, scope: Scope, head: RequestHead) -> Principal | None:
+        """The principal of the session; None for a write without the page's token or from another origin."""
+        value = sessions.cookie_in(head.cookie)
         claimed = sessions.read(value) if value else None
         if claimed is None or claimed.expires_s * 1000 <= now_ms(self._clock):
             return None
         if scope["method"] not in sessions.SAFE:
-            token = (asked.token or b"").decode("latin-1")
-            if not hmac.compare_digest(token.encode(), sessions.token_of(value).encode()) or not same_origin(asked):
+            token = (head.token or b"").decode("latin-1")
+            if not hmac.compare_digest(token.encode(), sessions.token_of(value).encode()) or not same_origin(head):
                 return None
         for known, principal in self._known:
             if principal.name == claimed.name and claimed.is_sealed_by(known):
@@ -117,27 +151,27 @@ class Keyring:
     def _find(self, presented: bytes) -> Principal | None:
         digest = _digest(presented)
         found = None
-        for known, principal in self._known:  # to the end, so that time tells nothing of where it matched
+        for known, principal in self._known:  # to the end: the time must not show which key matched
             if hmac.compare_digest(known, digest):
                 found = principal
         return found
 
-    def _refuse_other_sites(self, asked: Asked) -> None:
-        if asked.host not in self._local:
-            if not _is_local(asked.host or b""):
+    def _refuse_other_sites(self, head: RequestHead) -> None:
+        if head.host not in self._local:
+            if not _is_local(head.host or b""):
                 raise Denied(
-                    "without keys this gateway answers only to names of this machine",
+                    "without keys this gateway accepts only names of this machine",
                     hint="use 127.0.0.1 or localhost, or configure gateway.keys",
                 )
             if len(self._local) < LOCAL_NAMES_MAX:
-                self._local.add(asked.host)
-        if not same_origin(asked):
-            raise Denied("a page of another site may not ask here", hint="configure gateway.keys and send one")
+                self._local.add(head.host)
+        if not same_origin(head):
+            raise Denied("requests from pages of other sites are refused", hint="configure gateway.keys and send one")
 
 
-def same_origin(asked: Asked) -> bool:
-    """Whether no other site's page sent this: a browser names the origin of whatever is not a plain visit."""
-    return asked.origin is None or asked.origin.partition(b"://")[2] == asked.host
+def same_origin(head: RequestHead) -> bool:
+    """False when a page of another site sent this: browsers send the origin of such requests."""
+    return head.origin is None or head.origin.partition(b"://")[2] == head.host
 
 
 def read_keys(file: Path) -> tuple[KeySettings, ...]:
@@ -166,27 +200,27 @@ def _check(keys: tuple[KeySettings, ...]) -> None:
         if len(key.secret.reveal()) < SECRET_CHARS_MIN:
             raise Invalid(
                 f"the secret of gateway key {key.name!r} is shorter than {SECRET_CHARS_MIN} characters",
-                hint="make one: python -c 'import secrets; print(secrets.token_hex(20))'",
+                hint="create one: python -c 'import secrets; print(secrets.token_hex(20))'",
             )
         if key.name in names:
-            raise Invalid(f"two gateway keys are named {key.name!r}", hint="a name tells who asked: make them differ")
+            raise Invalid(f"two gateway keys are named {key.name!r}", hint="give every key its own name")
         if key.secret.reveal() in secrets:
-            raise Invalid(f"the secret of gateway key {key.name!r} is used twice", hint="give every key its own")
+            raise Invalid(f"the secret of gateway key {key.name!r} is used twice", hint="give every key its own secret")
         names.add(key.name)
         secrets.add(key.secret.reveal())
 
 
-def _presented(method: str, asked: Asked) -> bytes | None:
+def _presented(method: str, head: RequestHead) -> bytes | None:
     """The key as it was sent; empty for one that cannot be a key, None when there is none."""
-    if asked.authorization is None:
-        return asked.api_key
-    if len(asked.authorization) > PRESENTED_BYTES_MAX:
+    if head.authorization is None:
+        return head.api_key
+    if len(head.authorization) > PRESENTED_BYTES_MAX:
         return b""
-    scheme, _, rest = asked.authorization.partition(b" ")
+    scheme, _, rest = head.authorization.partition(b" ")
     scheme = scheme.lower()
     if scheme == b"bearer":
         return rest.strip()
-    # A browser sends Basic by itself, even for a form on another site: it may read, never write.
+    # A browser sends Basic automatically, also for a form on another site: it may read, never write.
     return _password(rest) if scheme == b"basic" and method in ("GET", "HEAD") else b""
 
 
@@ -198,7 +232,7 @@ def _password(encoded: bytes) -> bytes:
 
 
 def _is_local(host: bytes) -> bool:
-    """An address, or a name that no other site can own. Anything else may be a site that points its name at us."""
+    """An address, or a name that no other site can own. Any other name could be a site that resolves to this host."""
     name = host.decode("latin-1").lower()
     name = name[: name.index("]") + 1] if name.startswith("[") and "]" in name else name.rpartition(":")[0] or name
     if "." not in name or name.endswith(".localhost"):

@@ -1,4 +1,4 @@
-"""Is this process well: every component asked, each with a timeout, and the store with one cheap request."""
+"""Health: every component is checked, each with a timeout, and the store with one cheap request."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from lakebed import __version__
-from lakebed.clock import Clock, now_ms
-from lakebed.context import Context, Health
-from lakebed.errors import LakebedError, NotFound
+from lakebed.core.clock import Clock, now_ms
+from lakebed.core.context import Context, Health
+from lakebed.core.errors import LakebedError, NotFound
+from lakebed.core.http import json_response
 from lakebed.store.authority import AUTHORITY_KEY
 from lakebed.store.protocol import Store
-from lakebed.wire import json_answer
 
-CACHE_S = 1.0  # anybody may ask, and each report asks every component, most of them the store
+CACHE_S = 1.0  # needs no key, and each report checks every component, most of them with a store request
 RANK = {"ok": 0, "degraded": 1, "down": 2}
 
-Check = Callable[[], Awaitable[Health]]
+HealthCheck = Callable[[], Awaitable[Health]]
 
 
-class Report(msgspec.Struct, frozen=True):
-    """What `/healthz` answers. `status` is the worst of its components; the last three are what a log's broker says."""
+class HealthReport(msgspec.Struct, frozen=True):
+    """The response of `/healthz`. `status` is the worst of its components; the last three are for log clients."""
 
     status: str
     node: str
@@ -38,31 +38,33 @@ class Report(msgspec.Struct, frozen=True):
     port: int = 0
 
 
-class Examiner:
-    """Asks everything that has a health. One that fails or does not answer is down, and the others are still asked."""
+class HealthChecker:
+    """Runs all health checks. One that fails or does not respond in time is down; the others still run."""
 
-    def __init__(self, context: Context, checks: Mapping[str, Check], *, authority: str, timeout_s: float) -> None:
+    def __init__(
+        self, context: Context, checks: Mapping[str, HealthCheck], *, authority: str, timeout_s: float
+    ) -> None:
         self._context = context
-        self._checks: dict[str, Check] = {"store": StoreCheck(context.store, context.clock), **checks}
+        self._checks: dict[str, HealthCheck] = {"store": StoreCheck(context.store, context.clock), **checks}
         self._authority = authority
         self._timeout_s = timeout_s
         self._started_at_ms = now_ms(context.clock)
-        self._known: Report | None = None
+        self._known: HealthReport | None = None
         self._known_at_s = 0.0
-        self._asking: asyncio.Task[Report] | None = None
+        self._running: asyncio.Task[HealthReport] | None = None
 
-    async def report(self) -> Report:
-        """At most CACHE_S old; those who come while it is made share it."""
+    async def report(self) -> HealthReport:
+        """At most CACHE_S old; concurrent callers share one run."""
         if self._known is not None and self._context.clock.monotonic_s() - self._known_at_s < CACHE_S:
             return self._known
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._examine())
-        return await asyncio.shield(self._asking)
+        if self._running is None or self._running.done():
+            self._running = asyncio.create_task(self._check_all())
+        return await asyncio.shield(self._running)
 
-    async def _examine(self) -> Report:
-        found = await asyncio.gather(*(self._ask(check) for check in self._checks.values()))
+    async def _check_all(self) -> HealthReport:
+        found = await asyncio.gather(*(self._check(check) for check in self._checks.values()))
         components = dict(zip(self._checks, found, strict=True))
-        self._known = Report(
+        self._known = HealthReport(
             status=max((health.status for health in found), key=RANK.__getitem__),
             node=self._context.node,
             version=__version__,
@@ -73,7 +75,7 @@ class Examiner:
         self._known_at_s = self._context.clock.monotonic_s()
         return self._known
 
-    async def _ask(self, check: Check) -> Health:
+    async def _check(self, check: HealthCheck) -> Health:
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await check()
@@ -86,39 +88,39 @@ class Examiner:
 
 
 class StoreCheck:
-    """One HEAD a second at most, however many ask: those who come while it is under way share its answer."""
+    """At most one HEAD request per second; concurrent callers share it."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store, self._clock = store, clock
         self._known: Health | None = None
         self._known_at_s = 0.0
-        self._asking: asyncio.Task[Health] | None = None
+        self._running: asyncio.Task[Health] | None = None
 
     async def __call__(self) -> Health:
         if self._known is not None and self._clock.monotonic_s() - self._known_at_s < CACHE_S:
             return self._known
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._ask())
-        return await asyncio.shield(self._asking)
+        if self._running is None or self._running.done():
+            self._running = asyncio.create_task(self._head())
+        return await asyncio.shield(self._running)
 
-    async def _ask(self) -> Health:
+    async def _head(self) -> Health:
         try:
             await self._store.head(AUTHORITY_KEY)
             health = Health("ok")
         except NotFound:
-            health = Health("down", f"{AUTHORITY_KEY} is gone: this is not the bucket that was claimed at start")
+            health = Health("down", f"{AUTHORITY_KEY} is missing: this is not the bucket of the start")
         except LakebedError as error:
             health = Health("down", error.message)
         self._known, self._known_at_s = health, self._clock.monotonic_s()
         return health
 
 
-def routes(examiner: Examiner) -> list[BaseRoute]:
+def routes(health_checker: HealthChecker) -> list[BaseRoute]:
     async def health(request: Request) -> Response:
-        """Asks every component: 200 when all can work, 503 when one is down."""
-        report = await examiner.report()
+        """Checks every component: 200 when none is down, 503 when one is."""
+        report = await health_checker.report()
         host, port = request.scope.get("server") or ("", 0)
         report = msgspec.structs.replace(report, broker_id=report.node, host=host, port=port or 0)
-        return json_answer(report, 503 if report.status == "down" else 200, {"cache-control": "no-store"})
+        return json_response(report, 503 if report.status == "down" else 200, {"cache-control": "no-store"})
 
     return [Route("/healthz", health), Route("/health", health)]

@@ -1,10 +1,10 @@
-"""How much of a body is read, how much of all bodies is held at once, and how long a body is waited for.
+"""Limits on request bodies: the size of one, the memory of all, and the time to receive one.
 
-A declared length over the limit is refused before a byte is asked for; an undeclared one is counted while it streams.
+A declared length over the limit is refused before a byte is read; an undeclared one is counted while it streams.
 All bodies under way share one budget, `gateway.bodies_bytes_max`: a declared length is taken from it before the body is
 read, an undeclared one as it grows, and all of it is given back when the request ends, however it ends.
 A client has to send RATE_BYTES_MIN a second on average over each `gateway.body_timeout_s`, and the whole body within
-`gateway.body_total_s`. Where a body is given up, the connection closes with the answer, because the rest of the body
+`gateway.body_total_s`. When a body is refused, the connection closes with the response, because the rest of the body
 would have to be read to reuse it.
 """
 
@@ -18,11 +18,11 @@ from typing import Any, cast
 from starlette.routing import BaseRoute
 from starlette.types import Message, Receive, Scope
 
-from lakebed.clock import Clock
-from lakebed.errors import Invalid, Overloaded, TooLarge
+from lakebed.core.clock import Clock
+from lakebed.core.errors import Invalid, Overloaded, TooLarge
+from lakebed.core.http import BODY_MARK, HELD_MARK
+from lakebed.core.metrics import Metrics
 from lakebed.gateway.settings import GatewaySettings
-from lakebed.metrics import Metrics
-from lakebed.wire import BODY_MARK, HELD_MARK
 
 RATE_BYTES_MIN = 1024  # a second; a slow agent's link brings ten times as much
 RETRY_AFTER_S = 1.0  # what a body of 64 MiB takes on a link of 512 Mbit/s
@@ -40,8 +40,8 @@ class HeadTooLarge(Invalid):
     code = "head_too_large"
 
 
-class Budget:
-    """Bytes of bodies that one gateway holds at once. What is taken is given back, once, by whoever took it."""
+class BodyBudget:
+    """Bytes of bodies that one gateway holds in memory. The taker gives back what it took, once."""
 
     __slots__ = ("bytes_max", "held")
 
@@ -60,13 +60,13 @@ class Budget:
         self.held -= size
 
 
-class Limits:
-    """The limits of one gateway: the settings, and what marked routes say instead."""
+class BodyLimits:
+    """The limits of one gateway: those of the settings, and those of marked routes."""
 
     def __init__(self, settings: GatewaySettings, clock: Clock, metrics: Metrics | None = None) -> None:
         self.settings = settings
         self.clock = clock
-        self.budget = Budget(settings.bodies_bytes_max)
+        self.budget = BodyBudget(settings.bodies_bytes_max)
         self.window_bytes = RATE_BYTES_MIN * settings.body_timeout_s
         self._default = settings.body_bytes_max
         self._largest = self._default
@@ -90,27 +90,27 @@ class Limits:
         return limit
 
     def held_of(self, endpoint: Any) -> int:
-        """How much of a body this route has in memory at once: all of it, unless it says that it streams."""
+        """How much of a body this route holds in memory: all of it, unless it streams."""
         held: int = getattr(endpoint, HELD_MARK, self.of(endpoint))
         return held
 
     def hold(self, size: int) -> None:
-        """Takes so much more from the budget. Raises Overloaded when there is no room now."""
+        """Takes this many more bytes from the budget. Raises Overloaded when they do not fit now."""
         if not self.budget.take(size):
             if self._refused is not None:
                 self._refused.inc()
             raise Overloaded(
-                f"bodies of {self.budget.held} bytes are under way; {size} more would exceed "
+                f"request bodies use {self.budget.held} bytes; {size} more would exceed "
                 f"gateway.bodies_bytes_max ({self.budget.bytes_max})",
                 retry_after_s=RETRY_AFTER_S,
                 hint="retry later, or send to another gateway",
             )
 
 
-class Body:
+class RequestBody:
     """`receive` for one request, inside the limits. Once the body has ended, waiting has no limit.
 
-    `release` gives back what the body has taken from the budget: whoever makes a Body calls it at the request's end.
+    `release` gives back what the body has taken from the budget; call it at the end of the request.
     """
 
     __slots__ = (
@@ -118,7 +118,7 @@ class Body:
         "declared", "ended",
     )  # fmt: skip
 
-    def __init__(self, limits: Limits, scope: Scope, receive: Receive, declared: int | None) -> None:
+    def __init__(self, limits: BodyLimits, scope: Scope, receive: Receive, declared: int | None) -> None:
         self._limits, self._scope, self._receive = limits, scope, receive
         self._limit = -1  # not known before the route is
         self._seen = self._keeps = self._held = 0
@@ -152,7 +152,7 @@ class Body:
             return cast(Message, arrived.value)
         clock, window_s = self._limits.clock, self._limits.settings.body_timeout_s
         began_s = clock.monotonic_s()
-        # Only waiting counts: a route that is slow to ask for more does not make its client a slow one.
+        # Only waiting for the client counts: a route that reads slowly does not make its client slow.
         try:
             async with asyncio.timeout(min(window_s - self._waited_s, self._deadline_s - began_s)):
                 message = await _go_on(asking, awaited)
@@ -166,7 +166,7 @@ class Body:
     def _slow(self) -> SlowBody:
         settings = self._limits.settings
         return SlowBody(
-            f"the body is too slow: {self._seen} bytes came",
+            f"the body arrives too slowly: {self._seen} bytes so far",
             hint=f"send {RATE_BYTES_MIN} bytes a second over each {settings.body_timeout_s:g} s, and all of it within "
             f"{settings.body_total_s:g} s",
             received_bytes=self._seen,
@@ -176,7 +176,7 @@ class Body:
         endpoint, limits = self._scope.get("endpoint"), self._limits
         self._keeps = limits.held_of(endpoint)
         self._limit = limits.of(endpoint)
-        if self._keeps >= self._limit:  # all of it is held: what the budget can never hold would be retried for ever
+        if self._keeps >= self._limit:  # held whole: what the budget can never hold would be retried for ever
             self._limit = min(self._limit, limits.budget.bytes_max)
         self._deadline_s = limits.clock.monotonic_s() + limits.settings.body_total_s
         if self.declared is not None:
@@ -223,7 +223,7 @@ def _go_on(asking: Coroutine[Any, Any, Message], awaited: Any) -> Generator[Any,
 def declared_length(value: bytes) -> int:
     """The number in a Content-Length header. Raises Invalid for anything else."""
     if not value.isdigit() or len(value) > 18:
-        raise Invalid("Content-Length is not a number of bytes")
+        raise Invalid("Content-Length is not a number")
     return int(value)
 
 

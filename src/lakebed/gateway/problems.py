@@ -1,21 +1,21 @@
-"""The one place where errors become HTTP: `application/problem+json`, with the error's facts at top level.
+"""Errors as HTTP responses: `application/problem+json`, with the error's facts at top level.
 
 | kind | status | the client's next step |
 |---|---|---|
-| Invalid | 400 | mend the request |
-| TooLarge, UnsupportedEncoding, Unprocessable | 413, 415, 422 | mend what the status names |
+| Invalid | 400 | correct the request |
+| TooLarge, UnsupportedEncoding, Unprocessable | 413, 415, 422 | correct what the status names |
 | SlowBody | 408 | send faster, on a new connection |
 | HeadTooLarge | 431 | send fewer and shorter headers, on a new connection |
 | Unauthenticated, Denied | 401, 403 | send a key, another key |
 | NotFound | 404 | – |
-| Conflict, AlreadyExists, Stale, Fenced | 409 | read what stands, then decide |
-| Throttled | 429 | this client alone is too fast: wait Retry-After |
+| Conflict, AlreadyExists, Stale, Fenced | 409 | read the current state, then decide |
+| Throttled | 429 | this client is too fast: wait Retry-After |
 | Overloaded, Unavailable, OutcomeUnknown | 503 | wait Retry-After, then retry (OutcomeUnknown: read first) |
-| TooEarly | 425 | another does the same right now: wait Retry-After, then retry |
-| Corrupt, anything else | 500 | tell a person, with the request id |
+| TooEarly | 425 | another request does the same: wait Retry-After, then retry |
+| Corrupt, anything else | 500 | report it, with the request id |
 
-A subclass that is not in the table answers as its nearest parent. Errors that are not Lakebed's own are answered with
-code `internal` and without their text, which may hold anything.
+A subclass that is not in the table gets the status of its nearest parent. Other exceptions get the code `internal` and
+no text, because their text may contain anything.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
-from lakebed import errors
+from lakebed.core import errors
+from lakebed.core.http import decode_json
 from lakebed.gateway.limits import HeadTooLarge, SlowBody
-from lakebed.wire import decode_json
 
 __all__ = ["STATUSES", "Problem", "decode_json", "problem", "status_of"]
 
@@ -62,7 +61,7 @@ RESERVED = frozenset({"type", "title", "status", "code", "message", "hint", "req
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """An answer ready to be sent."""
+    """An error response, ready to be sent."""
 
     status: int
     code: str
@@ -71,7 +70,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 def problem(error: Exception, request_id: str, scope: Scope | None = None) -> Problem:
-    """The answer for any exception. Never raises, never shows the text of an error that is not Lakebed's own."""
+    """The response for any exception. Never raises, never shows the text of an exception that is not a LakebedError."""
     known, status, extra = _known(error, scope)
     fields: dict[str, Any] = {
         "type": f"urn:lakebed:problem:{known.code}",
@@ -118,40 +117,33 @@ Known = tuple[errors.LakebedError, int, list[tuple[bytes, bytes]]]
 def _known(error: Exception, scope: Scope | None) -> Known:
     if isinstance(error, errors.LakebedError):
         return error, status_of(type(error)), []
-    if isinstance(error, RequestValidationError):
-        found = [{"path": ".".join(map(str, at["loc"])), "message": at["msg"]} for at in error.errors()]
-        first = f"{found[0]['path']}: {found[0]['message']}" if found else "the request does not fit"
-        return errors.Unprocessable(first, hint="/docs describes each request", errors=found), 422, []
     if isinstance(error, HTTPException):
         return _from_http(error, scope)
     internal = _Internal(
-        "the gateway failed in a way it did not expect",
-        hint="tell the operator the request_id; the log holds the cause",
+        "internal error of the gateway",
+        hint="give the request_id to the operator; the log has the cause",
     )
     return internal, 500, []
 
 
 def _from_http(error: HTTPException, scope: Scope | None) -> Known:
-    # FastAPI wraps whatever happens while a body is read, our own limits included.
-    if isinstance(error.__cause__, errors.LakebedError):
-        return _known(error.__cause__, scope)
-    asked = f"{scope['method']} {scope['path']}" if scope else "the request"
+    requested = f"{scope['method']} {scope['path']}" if scope else "the request"
     extra = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
     known: errors.LakebedError
     if error.status_code == 404:
-        known = _Unrouted(f"nothing answers {asked}", hint="/docs lists every route")
+        known = _Unrouted(f"no route for {requested}", hint="/docs lists all routes")
     elif error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
-        known = _MethodNotAllowed(f"nothing answers {asked}", hint=f"this path answers {allowed}", allowed=allowed)
+        known = _MethodNotAllowed(f"no route for {requested}", hint=f"this path allows {allowed}", allowed=allowed)
     elif error.status_code < 500:
         known = _Refused(str(error.detail))
     else:
-        known = _Internal(_title(error.status_code), hint="tell the operator the request_id; the log holds the cause")
+        known = _Internal(_title(error.status_code), hint="give the request_id to the operator; the log has the cause")
     return known, error.status_code, extra
 
 
 def _challenge(scope: Scope | None) -> bytes:
-    """A browser only asks its user for a key when it is challenged with Basic; programs are told Bearer."""
+    """Basic for browsers, which ask their user for a key only then; Bearer for programs."""
     pages = any(name == b"accept" and b"text/html" in value for name, value in (scope or {"headers": ()})["headers"])
     return b'Basic realm="lakebed", charset="UTF-8"' if pages else b'Bearer realm="lakebed"'
 
@@ -159,7 +151,7 @@ def _challenge(scope: Scope | None) -> bytes:
 def _encode(fields: dict[str, Any]) -> bytes:
     try:
         return msgspec.json.encode(fields, enc_hook=str)
-    except Exception:  # a detail that cannot be shown must not hide the error it belongs to
+    except Exception:  # a detail that cannot be encoded must not hide the error
         return msgspec.json.encode({name: str(value) for name, value in fields.items()})
 
 

@@ -1,8 +1,8 @@
 """A browser's session: a cookie that every gateway with the same keys understands, and the token for its writes.
 
-The cookie names its key and its end, and is sealed with the hash of that key: no gateway keeps a list, and a key that
-is taken away ends its sessions. A browser sends a cookie by itself, so a cookie alone only reads; to write, a request
-also carries the token that our own pages hold, and comes from our own origin.
+The cookie contains the name of its key and its expiry, signed with the hash of that key: no gateway keeps a list of
+sessions, and removing a key ends its sessions. A browser sends cookies automatically, so a cookie alone only reads; a
+write also needs the CSRF token of our page, and our own origin.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ COOKIE_BYTES_MAX = 4096
 SAFE = ("GET", "HEAD")
 
 
-class Session(msgspec.Struct, frozen=True):
-    """What a cookie claims, not yet believed."""
+class BrowserSession(msgspec.Struct, frozen=True):
+    """The content of a session cookie, not yet verified."""
 
     name: str
     expires_s: int
@@ -40,8 +40,8 @@ def issue(name: str, digest: bytes, *, now_s: int, nonce: str) -> str:
     return f"{claim}.{_seal(digest, claim)}"
 
 
-def read(value: str) -> Session | None:
-    """What the value claims; None for what is no session of ours."""
+def read(value: str) -> BrowserSession | None:
+    """The content of the cookie, not verified; None when it is not one of our sessions."""
     claim, _, seal = value.rpartition(".")
     fields = claim.split(".")
     if not value.isascii() or len(value) > COOKIE_BYTES_MAX or len(fields) != 4 or fields[0] != "v1":
@@ -52,11 +52,11 @@ def read(value: str) -> Session | None:
         name = base64.urlsafe_b64decode(fields[1] + "=" * (-len(fields[1]) % 4)).decode()
     except ValueError:
         return None
-    return Session(name, int(fields[2][:15]), claim, seal)
+    return BrowserSession(name, int(fields[2][:15]), claim, seal)
 
 
 def token_of(value: str) -> str:
-    """The token that belongs to a cookie: only a page that we rendered for its owner knows it."""
+    """The CSRF token of a cookie: only a page that we rendered for its owner contains it."""
     return hashlib.sha256(b"lakebed-page-token:" + value.encode()).hexdigest()
 
 

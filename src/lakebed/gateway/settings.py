@@ -1,4 +1,4 @@
-"""How the gateway listens, whom it lets in and how long it waits."""
+"""Settings of the gateway: address, keys, limits and timeouts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from lakebed.settings import Contradiction, Secret, Section, describe
+from lakebed.core.settings import Contradiction, Secret, Section, describe
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class KeySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One API key or agent token: whose it is, the secret, and the rights it carries."""
+    """One API key or agent token: its name, its secret and its rights."""
 
     name: str
     secret: Secret
@@ -23,35 +23,74 @@ class KeySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class GatewaySettings(Section, frozen=True):
     section: ClassVar[str] = "gateway"
 
-    host: Annotated[str, describe("address to listen on; other than loopback needs keys")] = "127.0.0.1"
-    port: Annotated[int, describe("port to listen on; 0 chooses a free one")] = 0
-    keys: Annotated[tuple[KeySettings, ...], describe("API keys and agent tokens")] = ()
-    keys_file: Annotated[Path | None, describe("TOML file with more [[keys]]")] = None
-    read_only: Annotated[bool, describe("register no route that writes")] = False
-    body_bytes_max: Annotated[int, describe("largest request body, checked before it is read")] = 64 * 1024 * 1024
-    bodies_bytes_max: Annotated[int, describe("bytes of all bodies under way; more are answered 503")] = (
-        256 * 1024 * 1024
-    )
+    host: Annotated[
+        str,
+        describe(
+            "Address to listen on; any address other than loopback requires keys.",
+            when="other machines must reach the gateway",
+        ),
+    ] = "127.0.0.1"
+    port: Annotated[int, describe("Port to listen on; 0 chooses a free one.", when="clients need a fixed address")] = 0
+    keys: Annotated[
+        tuple[KeySettings, ...],
+        describe("Lists API keys and agent tokens with their rights.", when="clients must authenticate"),
+    ] = ()
+    keys_file: Annotated[
+        Path | None, describe("TOML file with more [[keys]].", when="keys must stay out of lakebed.toml")
+    ] = None
+    read_only: Annotated[
+        bool, describe("Serves no route that writes.", when="this gateway is only for queries and the console")
+    ] = False
+    body_bytes_max: Annotated[
+        int,
+        describe(
+            "Limits the size of one request body, checked before it is read.", when="clients get 413 for valid requests"
+        ),
+    ] = 64 * 1024 * 1024
+    bodies_bytes_max: Annotated[
+        int, describe("Limits the bytes of all request bodies in memory; further requests get 503.")
+    ] = 256 * 1024 * 1024
     body_timeout_s: Annotated[
-        float, describe("over each such time a body brings at least 1 KiB a second, or is given up")
+        float, describe("Rejects a body that brings less than 1 KiB per second over this time.")
     ] = 20.0
-    body_total_s: Annotated[float, describe("longest time for a whole body")] = 600.0
-    head_timeout_s: Annotated[float, describe("longest wait for the head of a request on an open connection")] = 20.0
-    connections_max: Annotated[int, describe("open connections; more are answered 503")] = 4096
-    health_timeout_s: Annotated[float, describe("longest wait for one component's health")] = 2.0
-    drain_s: Annotated[float, describe("time to finish what is under way at a stop")] = 20.0
-    work_port: Annotated[int, describe("port for the workers' health and metrics; 0 chooses a free one")] = 0
+    body_total_s: Annotated[float, describe("Limits the time to receive a whole body.")] = 600.0
+    head_timeout_s: Annotated[float, describe("Limits the wait for the head of a request on an open connection.")] = (
+        20.0
+    )
+    connections_max: Annotated[int, describe("Limits open connections; further ones get 503.")] = 4096
+    health_timeout_s: Annotated[float, describe("Limits the wait for the health check of one component.")] = 2.0
+    drain_s: Annotated[
+        float,
+        describe(
+            "Limits how long running requests may finish when the gateway stops.",
+            when="requests take longer than this, or the process manager kills sooner",
+        ),
+    ] = 20.0
+    fast_path: Annotated[
+        bool,
+        describe(
+            "Serves small requests to hot routes without ASGI; false uses ASGI for all, with the same answers.",
+            when="you suspect the fast path, or compare with plain ASGI",
+        ),
+    ] = True
+    work_port: Annotated[
+        int,
+        describe(
+            "Port of the workers' health and metrics; 0 chooses a free one.", when="Prometheus scrapes `lakebed work`"
+        ),
+    ] = 0
     prove: Annotated[
         Literal["auto", "never"],
-        describe("auto: race the store at start unless a proof is stored in the bucket; never: only check the path"),
+        describe(
+            "auto tests conditional writes of the store at start, unless a test result is stored in the "
+            "bucket; never checks only the path."
+        ),
     ] = "auto"
 
     def check(self) -> None:
         if self.body_bytes_max > self.bodies_bytes_max:
             raise Contradiction(
-                "gateway.body_bytes_max", "gateway.bodies_bytes_max", "the largest body could never be taken"
+                "gateway.body_bytes_max", "gateway.bodies_bytes_max", "one body must fit into the total of all bodies"
             )
         if self.host not in LOOPBACK and not self.keys and self.keys_file is None:
-            raise Contradiction(
-                "gateway.host", "gateway.keys", f"listening on {self.host} without any key would let anybody in"
-            )
+            raise Contradiction("gateway.host", "gateway.keys", f"listening on {self.host} needs at least one key")

@@ -1,24 +1,37 @@
-"""From a live family and its candidate actions to what is to be done: pure, the same for every stream.
+"""What to delete, and whether a delete may go ahead: pure, the same for every stream.
 
-One verb per entry. An entry that is not due is left to its own event, except where no event is to come: a late change
-of predicates, or an entry whose time is later than the event that brought it.
+`decide` chooses one verb per entry of a key. An entry that is not due is left to its own event, except where no event
+will come: a late change of predicates, or an entry whose time is later than its event. `guard` checks a delete with
+what was read last before it: reserved keys, identity, policy, eligibility, lock, in this order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import StrEnum
 
 import msgspec
 
-from lakebed.lifecycle.engine import ActionRef, CompiledAction
-from lakebed.lifecycle.evaluate import due_at, verb_of
-from lakebed.lifecycle.model import Calendar, Entry, StreamKind, Verb
-from lakebed.lifecycle.seams import Event, Family
+from lakebed.core.errors import Corrupt, Denied, Invalid, LakebedError, NotFound, Stale, Unavailable
+from lakebed.lifecycle.engine import ActionRef, CompiledAction, action_keys
+from lakebed.lifecycle.evaluate import due_at, evaluate, verb_of
+from lakebed.lifecycle.model import (
+    ActionKey,
+    Calendar,
+    DeleteOutcome,
+    ObjectEntry,
+    Rule,
+    StreamKind,
+    StreamResolution,
+    Verb,
+)
+from lakebed.lifecycle.reserved import ReservedKeys
+from lakebed.lifecycle.seams import ChangeEvent, Family
 from lakebed.lifecycle.state import PendingItem
 
 
 class Deletion(msgspec.Struct, frozen=True):
-    entry: Entry
+    entry: ObjectEntry
     verb: Verb
     action: CompiledAction
     due_ns: int
@@ -35,7 +48,7 @@ def decide(
     family: Family,
     now_ns: int,
     calendar: Calendar,
-    event: Event | None = None,
+    event: ChangeEvent | None = None,
 ) -> Decision:
     ordered = sorted(actions, key=lambda action: action.ref)
     deletions: list[Deletion] = []
@@ -57,10 +70,97 @@ def decide(
     return Decision(tuple(deletions), tuple(waits))
 
 
-def _no_event_to_come(kind: StreamKind, event: Event | None, entry: Entry) -> bool:
+def _no_event_to_come(kind: StreamKind, event: ChangeEvent | None, entry: ObjectEntry) -> bool:
     if kind is StreamKind.PREDICATE:
         return True
     if kind is not StreamKind.ORIGINAL or event is None or event.new is None:
         return False
     brought = (event.new.mtime_ns, event.new.size) == (entry.mtime_ns, entry.size)
     return brought and entry.mtime_ns > event.position.ts_ns
+
+
+class EventMeaning(StrEnum):
+    AGE_ORIGIN = "age_origin"
+    PREDICATE_CHANGE = "predicate_change"
+    REMOVAL = "removal"
+    NOTHING = "nothing"
+
+
+def meaning(event: ChangeEvent, *, versioned: bool = False) -> EventMeaning:
+    old, new = event.old, event.new
+    if new is None:
+        version = event.version_id or (versioned and not event.upload_id)
+        return EventMeaning.REMOVAL if old is not None and version else EventMeaning.NOTHING
+    if old is None or (old.mtime_ns, old.size, old.fids) != (new.mtime_ns, new.size, new.fids):
+        return EventMeaning.AGE_ORIGIN
+    return EventMeaning.PREDICATE_CHANGE if old.extended_hash != new.extended_hash else EventMeaning.NOTHING
+
+
+def sweeps_original(event: ChangeEvent, *, versioned: bool) -> bool:
+    return meaning(event, versioned=versioned) in (EventMeaning.AGE_ORIGIN, EventMeaning.REMOVAL)
+
+
+def sweeps_predicate(event: ChangeEvent, *, versioned: bool) -> bool:
+    return meaning(event, versioned=versioned) in (EventMeaning.PREDICATE_CHANGE, EventMeaning.REMOVAL)
+
+
+def same_entry(one: ObjectEntry, other: ObjectEntry) -> bool:
+    return (one.version_id, one.upload_id) == (other.version_id, other.upload_id)
+
+
+def guard(
+    wanted: ObjectEntry,
+    verb: Verb,
+    key: ActionKey,
+    rule: Rule,
+    *,
+    live: Iterable[ObjectEntry],
+    policy: Iterable[Rule],
+    reserved: ReservedKeys,
+    now_ns: int,
+    calendar: Calendar,
+) -> DeleteOutcome | None:
+    """None when the delete may go ahead; otherwise its outcome."""
+    if reserved.holds(wanted.bucket, wanted.key):
+        return DeleteOutcome.SKIPPED_RESERVED
+    current = next((entry for entry in live if same_entry(entry, wanted)), None)
+    if current is None:
+        return DeleteOutcome.NOT_FOUND
+    if current.identity != wanted.identity:
+        return DeleteOutcome.STALE_IDENTITY
+    if key not in action_keys(policy):
+        return DeleteOutcome.STALE_POLICY
+    if evaluate(rule, key.kind, current, now_ns, calendar) is not verb:
+        return DeleteOutcome.NO_LONGER_ELIGIBLE
+    return DeleteOutcome.SKIPPED_OBJECT_LOCK if current.locked else None
+
+
+def outcome_of(error: LakebedError) -> DeleteOutcome:
+    """The outcome of a delete that the store refused."""
+    if isinstance(error, NotFound):
+        return DeleteOutcome.NOT_FOUND
+    if isinstance(error, Stale):
+        return DeleteOutcome.STALE_IDENTITY
+    if isinstance(error, Denied):
+        return DeleteOutcome.SKIPPED_OBJECT_LOCK
+    if isinstance(error, (Corrupt, Invalid)) and not isinstance(error, Unavailable):
+        return DeleteOutcome.FATAL_EVENT_ERROR
+    return DeleteOutcome.TRANSPORT_ERROR
+
+
+_RESOLUTIONS = {
+    DeleteOutcome.DELETED: StreamResolution.DONE,
+    DeleteOutcome.NOT_FOUND: StreamResolution.NOOP_RESOLVED,
+    DeleteOutcome.STALE_IDENTITY: StreamResolution.NOOP_RESOLVED,
+    DeleteOutcome.STALE_POLICY: StreamResolution.NOOP_RESOLVED,
+    DeleteOutcome.NO_LONGER_ELIGIBLE: StreamResolution.NOOP_RESOLVED,
+    DeleteOutcome.SKIPPED_OBJECT_LOCK: StreamResolution.NOOP_RESOLVED,
+    DeleteOutcome.SKIPPED_RESERVED: StreamResolution.NOOP_RESOLVED,
+    DeleteOutcome.TRANSPORT_ERROR: StreamResolution.RETRY_LATER,
+    DeleteOutcome.FATAL_EVENT_ERROR: StreamResolution.BLOCKED,
+}
+
+
+def resolution_of(outcome: DeleteOutcome) -> StreamResolution:
+    """The seed's table, one row each."""
+    return _RESOLUTIONS[outcome]

@@ -1,20 +1,23 @@
-"""Works through the exceptions of one action whose instant has come; each goes when it is resolved, or is stale."""
+"""Deletes by key list: `Drainer` the due exceptions of one action, `Applier` the candidates of a dry run."""
 
 from __future__ import annotations
 
-from lakebed.lifecycle import troubles
-from lakebed.lifecycle.engine import CompiledAction
-from lakebed.lifecycle.model import StreamKind
-from lakebed.lifecycle.resolver import Resolver, Work
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from lakebed.lifecycle import blockers
+from lakebed.lifecycle.engine import CompiledAction, PolicySnapshot
+from lakebed.lifecycle.model import Mode, StreamKind, StreamResolution
+from lakebed.lifecycle.resolver import Resolver, WorkItem
 from lakebed.lifecycle.settings import LifecycleSettings
-from lakebed.lifecycle.shelf import Shelf
-from lakebed.lifecycle.state import PendingItem, Stream
+from lakebed.lifecycle.state import LifecycleState, PendingItem, Stream
 
 
 class Drainer:
-    def __init__(self, resolver: Resolver, shelf: Shelf, settings: LifecycleSettings) -> None:
-        self._resolver, self._shelf, self._settings = resolver, shelf, settings
-        self._size = shelf.metrics.gauge("lakebed_lifecycle_pending_size")
+    def __init__(self, resolver: Resolver, state: LifecycleState, settings: LifecycleSettings) -> None:
+        self._resolver, self._state, self._settings = resolver, state, settings
+        self._size = state.metrics.gauge("lakebed_lifecycle_pending_size")
 
     async def next_due(self, action: CompiledAction) -> int | None:
         """When the next item is due; None when nothing waits or the drain is blocked."""
@@ -23,13 +26,13 @@ class Drainer:
         self._size.labels(bucket=action.ref.bucket, action=name).set(len(log.items))
         if not log.items:
             return None
-        held = (await self._shelf.troubles.read()).value
-        blocked = troubles.blocks(held, StreamKind.PENDING, bucket=action.ref.bucket, action=name)
+        held = (await self._state.blockers.read()).value
+        blocked = blockers.blocks(held, StreamKind.PENDING, bucket=action.ref.bucket, action=name)
         return None if blocked else log.next_due_ns
 
     async def run(self, action: CompiledAction) -> None:
         """Drains what is due, up to the first item that cannot be resolved now."""
-        due = (await self._resolver.pending.load(action.ref)).due(self._shelf.clock.now_ns())
+        due = (await self._resolver.pending.load(action.ref)).due(self._state.clock.now_ns())
         for first in range(0, len(due), self._settings.batch):
             items = due[first : first + self._settings.batch]
             answers = await self._resolver.settle([self._work(action, item) for item in items])
@@ -38,8 +41,8 @@ class Drainer:
             if len(done) < len(items):
                 break
 
-    def _work(self, action: CompiledAction, item: PendingItem) -> Work:
-        """Everything is looked at anew: an item whose object has changed is resolved by what stands there now."""
+    def _work(self, action: CompiledAction, item: PendingItem) -> WorkItem:
+        """The object is read again: an item whose object changed is resolved by its present state."""
         stream = Stream(
             StreamKind.PENDING,
             bucket=action.ref.bucket,
@@ -48,4 +51,41 @@ class Drainer:
             version_id=item.version_id,
             upload_id=item.upload_id,
         )
-        return Work(stream, action.ref.bucket, item.key, (action,), item.upload_id)
+        return WorkItem(stream, action.ref.bucket, item.key, (action,), item.upload_id)
+
+
+class ApplyReport(msgspec.Struct, frozen=True):
+    """Keys by result: `passed` needed nothing, `held` could not be resolved now."""
+
+    keys: int = 0
+    deleted: int = 0
+    passed: int = 0
+    held: int = 0
+
+    def plus(self, answers: list[StreamResolution]) -> ApplyReport:
+        done = sum(answer is StreamResolution.DONE for answer in answers)
+        held = sum(not answer.resolved for answer in answers)
+        return ApplyReport(
+            self.keys + len(answers),
+            self.deleted + done,
+            self.passed + len(answers) - done - held,
+            self.held + held,
+        )
+
+
+class Applier:
+    def __init__(self, resolver: Resolver, settings: LifecycleSettings) -> None:
+        self._resolver, self._settings = resolver, settings
+
+    async def run(self, bucket: str, keys: AsyncIterator[str], snapshot: PolicySnapshot) -> ApplyReport:
+        """Resolves the keys by the policy in force, in batches. A key may come more than once in a row."""
+        applied, last, works = ApplyReport(), None, list[WorkItem]()
+        async for key in keys:
+            if key == last:
+                continue
+            last = key
+            actions = tuple(one for one in snapshot.match_path(bucket, key) if one.mode is not Mode.DISABLED)
+            works.append(WorkItem(Stream(StreamKind.BOOTSTRAP, bucket=bucket, key=key), bucket, key, actions))
+            if len(works) >= self._settings.batch:
+                applied, works = applied.plus(await self._resolver.settle(works)), []
+        return applied.plus(await self._resolver.settle(works)) if works else applied

@@ -7,13 +7,65 @@ Both are durable, and are written after the cursors it needs were seeded, so a s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Generic, TypeVar
 
 import msgspec
 
 from lakebed.lifecycle.evaluate import action_kinds, delays, predicate_sensitive
-from lakebed.lifecycle.hashing import rule_hash
-from lakebed.lifecycle.index import PrefixTrie, TagIndex
-from lakebed.lifecycle.model import ActionKey, ActionKind, Calendar, Mode, Rule
+from lakebed.lifecycle.model import ActionKey, ActionKind, Calendar, Mode, Rule, rule_hash
+
+T = TypeVar("T")
+
+
+class PrefixTrie(Generic[T]):
+    """Values under prefixes; `match` gives those whose prefix begins the key, in the order of their length."""
+
+    def __init__(self) -> None:
+        self._root: _Node[T] = _Node()
+
+    def add(self, prefix: str, value: T) -> None:
+        node = self._root
+        for char in prefix:
+            node = node.below.setdefault(char, _Node())
+        node.values.append(value)
+
+    def match(self, key: str) -> list[T]:
+        node, found = self._root, list(self._root.values)
+        for char in key:
+            after = node.below.get(char)
+            if after is None:
+                break
+            node = after
+            found += node.values
+        return found
+
+
+class _Node(Generic[T]):
+    __slots__ = ("below", "values")
+
+    def __init__(self) -> None:
+        self.below: dict[str, _Node[T]] = {}
+        self.values: list[T] = []
+
+
+class TagIndex(Generic[T]):
+    """Values that ask for tags, found by one of the tags they ask for; those that ask for none always match."""
+
+    def __init__(self) -> None:
+        self._any: set[T] = set()
+        self._by_tag: dict[tuple[str, str], set[T]] = {}
+
+    def add(self, tags: Iterable[tuple[str, str]], value: T) -> None:
+        first = min(tags, default=None)
+        if first is None:
+            self._any.add(value)
+        else:
+            self._by_tag.setdefault(first, set()).add(value)
+
+    def keep(self, values: Iterable[T], tags: Mapping[str, str]) -> list[T]:
+        """Those that these tags do not rule out; the rest of the filter is for `evaluate`."""
+        allowed = [self._by_tag[tag] for tag in tags.items() if tag in self._by_tag]
+        return [value for value in values if value in self._any or any(value in some for some in allowed)]
 
 
 class ActionRef(msgspec.Struct, frozen=True, order=True):
@@ -27,7 +79,7 @@ class ActionRef(msgspec.Struct, frozen=True, order=True):
 
 
 class Activation(msgspec.Struct, frozen=True):
-    """What durable state says about an action when it is compiled."""
+    """The stored state of an action when it is compiled."""
 
     mode: Mode = Mode.DISABLED
     bootstrap_complete: bool = False
@@ -61,7 +113,7 @@ class BucketIndex:
         return found if tags is None else self._tags.keep(found, tags)
 
 
-class Snapshot:
+class PolicySnapshot:
     """One compiled state of all policies. Immutable; `snapshot_id` grows with every compile of one process."""
 
     def __init__(
@@ -123,8 +175,8 @@ def compile_policies(
     *,
     snapshot_id: int = 0,
     versioned: Callable[[str], bool] = lambda _: False,
-) -> Snapshot:
-    """Expands every enabled rule into its actions. `activation` tells what is durable about each."""
+) -> PolicySnapshot:
+    """Expands every enabled rule into its actions. `activation` gives the stored state of each."""
     compiled: dict[ActionRef, CompiledAction] = {}
     for bucket, rules in policies.items():
         for rule in rules:
@@ -142,7 +194,7 @@ def compile_policies(
                     mode=known.mode,
                     active=known.bootstrap_complete and known.mode is Mode.EVENT_DRIVEN,
                 )
-    return Snapshot(snapshot_id, compiled.values(), calendar, frozenset(filter(versioned, policies)))
+    return PolicySnapshot(snapshot_id, compiled.values(), calendar, frozenset(filter(versioned, policies)))
 
 
 def needs_predicate(rule: Rule, kind: ActionKind, versioned: bool) -> bool:

@@ -1,13 +1,13 @@
-"""What one action of one rule says about one entry: pure, and the only place that decides eligibility.
+"""Whether one action of one rule applies to one entry: pure, and the only place that decides eligibility.
 
-Everything is asked per (rule, kind): sibling actions of a rule are scheduled, gated and evaluated apart. A rule's
+Every question is per (rule, kind): sibling actions of a rule are scheduled, gated and evaluated apart. A rule's
 status does not matter here; compiling leaves disabled rules out.
 """
 
 from __future__ import annotations
 
-from lakebed.errors import Invalid
-from lakebed.lifecycle.model import ActionKind, Calendar, Entry, Rule, Verb
+from lakebed.core.errors import Invalid
+from lakebed.lifecycle.model import ActionKind, Calendar, ObjectEntry, Rule, Verb
 
 
 def action_kinds(rule: Rule) -> tuple[ActionKind, ...]:
@@ -31,13 +31,13 @@ def action_kinds(rule: Rule) -> tuple[ActionKind, ...]:
     return tuple(kinds)
 
 
-def evaluate(rule: Rule, kind: ActionKind, entry: Entry, now_ns: int, calendar: Calendar) -> Verb:
+def evaluate(rule: Rule, kind: ActionKind, entry: ObjectEntry, now_ns: int, calendar: Calendar) -> Verb:
     """What is to be done now: NONE when the rule does not apply to the entry, or is not due yet."""
     due = due_at(rule, kind, entry, calendar)
     return verb_of(kind, entry) if due is not None and due <= now_ns else Verb.NONE
 
 
-def due_at(rule: Rule, kind: ActionKind, entry: Entry, calendar: Calendar) -> int | None:
+def due_at(rule: Rule, kind: ActionKind, entry: ObjectEntry, calendar: Calendar) -> int | None:
     """The earliest instant at which the action is due for the entry as it is now; None when it does not apply."""
     if not applies_to_shape(kind, entry) or not matches(rule, entry):
         return None
@@ -57,7 +57,7 @@ def due_at(rule: Rule, kind: ActionKind, entry: Entry, calendar: Calendar) -> in
     return since_ns
 
 
-def verb_of(kind: ActionKind, entry: Entry) -> Verb:
+def verb_of(kind: ActionKind, entry: ObjectEntry) -> Verb:
     if kind is ActionKind.ABORT_MPU:
         return Verb.ABORT_MPU
     if entry.marker and entry.latest:
@@ -65,8 +65,8 @@ def verb_of(kind: ActionKind, entry: Entry) -> Verb:
     return Verb.CURRENT if entry.latest else Verb.VERSION
 
 
-def applies_to_shape(kind: ActionKind, entry: Entry) -> bool:
-    """Whether this kind of action speaks about this kind of entry at all.
+def applies_to_shape(kind: ActionKind, entry: ObjectEntry) -> bool:
+    """Whether this kind of action can apply to this kind of entry.
 
     Expiration takes the current version; of a delete marker only the last thing left of its key, as on AWS.
     """
@@ -81,7 +81,7 @@ def applies_to_shape(kind: ActionKind, entry: Entry) -> bool:
     return not entry.latest and entry.noncurrent_since_ns is not None
 
 
-def matches(rule: Rule, entry: Entry) -> bool:
+def matches(rule: Rule, entry: ObjectEntry) -> bool:
     """The rule's filter. A delete marker has neither tags nor size: a filter on them never takes it."""
     if not entry.key.startswith(rule.prefix):
         return False

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from lakebed.core.metrics import Metrics
 from lakebed.lifecycle.engine import ActionRef
-from lakebed.lifecycle.model import Degraded, Mode, Outcome, StreamKind
-from lakebed.lifecycle.state import BucketState, Troubles
-from lakebed.metrics import Metrics
+from lakebed.lifecycle.model import Degraded, DeleteOutcome, Mode, StreamKind
+from lakebed.lifecycle.state import BlockerState, BucketLifecycle
 
-_ERRORS = (Outcome.TRANSPORT_ERROR, Outcome.FATAL_EVENT_ERROR)
+_ERRORS = (DeleteOutcome.TRANSPORT_ERROR, DeleteOutcome.FATAL_EVENT_ERROR)
 
 
 def stream_name(delay_ns: int | None) -> str:
@@ -29,12 +29,12 @@ class Gauges:
     def evaluated(self, ref: ActionRef, entries: int) -> None:
         self._count("lakebed_lifecycle_evaluated_total", ref).inc(entries)
 
-    def verdict(self, ref: ActionRef, outcome: Outcome) -> None:
+    def verdict(self, ref: ActionRef, outcome: DeleteOutcome) -> None:
         verdicts = self._metrics.counter("lakebed_lifecycle_verdicts_total")
         verdicts.labels(bucket=ref.bucket, kind=ref.key.kind.value, outcome=outcome.value).inc()
-        if outcome is Outcome.DELETED:
+        if outcome is DeleteOutcome.DELETED:
             self._count("lakebed_lifecycle_expired_total", ref).inc()
-        elif outcome is Outcome.SKIPPED_OBJECT_LOCK:
+        elif outcome is DeleteOutcome.SKIPPED_OBJECT_LOCK:
             self._count("lakebed_lifecycle_skipped_object_lock_total", ref).inc()
         elif outcome in _ERRORS:
             errors = self._metrics.counter("lakebed_lifecycle_errors_total")
@@ -63,9 +63,9 @@ class Gauges:
     def retention(self, retention_ns: int | None) -> None:
         self._metrics.gauge("lakebed_lifecycle_log_retention_seconds").set((retention_ns or 0) / 1e9)
 
-    def blockers(self, troubles: Troubles) -> None:
+    def blockers(self, blockers: BlockerState) -> None:
         """One sample per kind and bucket that has or had blockers, and one per kind when there are none."""
-        found = Counter((one.stream.kind.value, one.bucket) for one in troubles.blockers.values())
+        found = Counter((one.stream.kind.value, one.bucket) for one in blockers.blockers.values())
         self._blocked |= set(found) | {(kind.value, "") for kind in StreamKind}
         gauge = self._metrics.gauge("lakebed_lifecycle_blocked_streams")
         for kind, bucket in self._blocked:
@@ -73,7 +73,7 @@ class Gauges:
 
     # Actions.
 
-    def actions(self, bucket: str, state: BucketState) -> None:
+    def actions(self, bucket: str, state: BucketLifecycle) -> None:
         """1 for the mode and the reason an action has, 0 for the others; an action that is gone has none."""
         modes = self._metrics.gauge("lakebed_lifecycle_action_mode")
         reasons = self._metrics.gauge("lakebed_lifecycle_degraded")

@@ -1,8 +1,12 @@
 """The deletion ledger: every verdict and the intent before it, so that a missing object can always be explained.
 
 Intents are written before the first delete of a batch, verdicts after the last: an object that is gone has at least an
-intent. Rows are immutable JSON lines under the bucket's name, in order of time; now and then they are moved into a
-table (`ledger_table.py`), and are found here wherever they are.
+intent. Rows are immutable JSON lines under the bucket's name, in order of time. Every `fold_s` their segments are moved
+into the table `tables/lifecycle/ledger`, which every engine can query; `DeletionLedger` reads both.
+
+A move is planned durably, committed once under its number, and only then are its segments deleted: after a crash at any
+point every row is in the segments or in the table, and in the table at most once. Rows of a file are sorted by bucket
+and key, so that a query for one key opens few files.
 """
 
 from __future__ import annotations
@@ -10,24 +14,211 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from lakebed.clock import Clock
-from lakebed.errors import NotFound
-from lakebed.ids import Ids
-from lakebed.lifecycle.ledger_table import LedgerTable, decode
+from lakebed.core.errors import Corrupt, NotFound
+from lakebed.delta import vacuum
+from lakebed.delta.log import Commit, overlapping
+from lakebed.delta.model import DataFile, Snapshot, TableSpec, WriteBatch
+from lakebed.delta.plain import PlainTable, schema_json
+from lakebed.lifecycle import paths
+from lakebed.lifecycle.model import ActionKind, ObjectIdentity
 from lakebed.lifecycle.paths import LEDGER, ledger_folder, ledger_segment
-from lakebed.lifecycle.state import LedgerRow
-from lakebed.store.protocol import Store
+from lakebed.lifecycle.state import Fold, LedgerRow, LifecycleState, changed
+from lakebed.store.runtime import StoreRuntime
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+APPLICATION = "lifecycle-ledger"
+SEGMENTS_MAX = 1000  # moved at once: some 100,000 rows, a few megabytes
+FILES_MAX = 16  # files of less than SMALL_ROWS before a move takes them along
+SMALL_ROWS = 100_000
+FILES_READ_MAX = 8  # of one look at the newest rows
+SWEEP_EVERY = 64  # moves between two sweeps of the table's folder
+PLANNED = "PLANNED"  # the outcome of an intent
+COLUMNS = (
+    ("at", "timestamp"),
+    ("bucket", "string"),
+    ("key", "string"),
+    ("version_id", "string"),
+    ("upload_id", "string"),
+    ("rule_id", "string"),
+    ("rule_hash", "string"),
+    ("kind", "string"),
+    ("verb", "string"),
+    ("outcome", "string"),
+    ("reason", "string"),
+    ("stream", "string"),
+    ("run", "string"),
+    ("at_ns", "long"),
+    ("due_at_ns", "long"),
+    ("mtime_ns", "long"),
+    ("size", "long"),
+    ("head_fid", "string"),
+    ("extended_hash", "string"),
+    ("segment", "string"),
+)
+_DECODER = msgspec.json.Decoder(LedgerRow)
+SPEC = TableSpec("lifecycle/ledger", schema_json(COLUMNS), stats=("bucket", "key", "at_ns"))
 SEGMENTS_READ_MAX = 200  # for the newest rows
 
 
-class Ledger:
-    def __init__(self, store: Store, clock: Clock, ids: Ids) -> None:
-        self._store, self._clock, self._ids = store, clock, ids
-        self._table = LedgerTable(store, clock=clock, ids=ids)
+class LedgerTable:
+    def __init__(self, runtime: StoreRuntime) -> None:
+        self._store = runtime.store
+        self._table = PlainTable(runtime.store, SPEC, clock=runtime.clock, ids=runtime.ids)
+
+    async def rows(
+        self, bucket: str, *, key: str | None = None, after_ns: int = 0
+    ) -> AsyncIterator[tuple[str, LedgerRow]]:
+        """The bucket's rows, file by file, each with the segment it came from; only those of `key` when given."""
+        import pyarrow.compute as pc
+
+        state = await self._table.snapshot()
+        files = overlapping(state.files, "bucket", bucket, bucket)
+        where = pc.field("bucket") == bucket
+        if key is not None:
+            files = overlapping(files, "key", key, key)
+            where = where & (pc.field("key") == key)
+        if after_ns:
+            where = where & (pc.field("at_ns") >= after_ns)
+        for file in files:
+            found = await self._table.read(file, where=where)
+            for row in sorted(found.to_pylist(), key=lambda row: (row["at_ns"], row["segment"])):
+                yield row["segment"], row_of(row)
+
+    async def latest(self, bucket: str, limit: int) -> list[tuple[str, LedgerRow]]:
+        """The bucket's newest rows, each with its segment, of at most FILES_READ_MAX files; in no order."""
+        import pyarrow.compute as pc
+
+        files = overlapping((await self._table.snapshot()).files, "bucket", bucket, bucket)
+        found: list[tuple[str, LedgerRow]] = []
+        for file in sorted(files, key=_newest_ns, reverse=True)[:FILES_READ_MAX]:
+            if len(found) >= limit and _newest_ns(file) <= sorted(row.at_ns for _, row in found)[-limit]:
+                break
+            rows = (await self._table.read(file, where=pc.field("bucket") == bucket)).sort_by("at_ns")
+            found += [(row["segment"], row_of(row)) for row in rows.slice(max(0, len(rows) - limit)).to_pylist()]
+        return found
+
+    async def holds(self, number: int) -> bool:
+        """Whether this move was committed."""
+        return (await self._table.snapshot()).applied.get(APPLICATION, -1) >= number
+
+    async def take(self, number: int, segments: Sequence[str]) -> None:
+        """Commits the rows of these segments as one move, once. Raises Corrupt for a segment that does not decode."""
+        rows: list[tuple[str, LedgerRow]] = []
+        for segment in segments:
+            try:
+                stored = await self._store.get(segment)
+            except NotFound:  # another has finished the same move: the commit below will see it
+                continue
+            rows += [(segment, row) for row in decode(stored.data, segment)]
+        state = await self._table.snapshot()
+        small = [file for file in state.files if file.rows < SMALL_ROWS]
+        along = small if len(small) >= FILES_MAX else []
+        made = await self._table.write(await self._together(rows, along))
+
+        def commit(state: Snapshot) -> Commit | None:
+            if state.applied.get(APPLICATION, -1) >= number:
+                return None
+            return Commit("WRITE", (made,), tuple(along), WriteBatch(APPLICATION, number), rows_inserted=len(rows))
+
+        await self._table.commit(commit)
+
+    async def _together(self, rows: Sequence[tuple[str, LedgerRow]], along: Sequence[DataFile]) -> pa.Table:
+        import pyarrow as pa
+
+        old = [await self._table.read(file) for file in along]
+        return pa.concat_tables([*old, arrow(rows)]).sort_by([(name, "ascending") for name in ("bucket", "key", "at")])
+
+
+class LedgerMover:
+    """Moves segments into the table. Several may run; a lease only saves duplicate work."""
+
+    def __init__(self, state: LifecycleState) -> None:
+        self._store, self._clock, self._plan = state.store, state.clock, state.fold
+        self._table = LedgerTable(state.runtime)
+
+    async def run(self) -> int:
+        """Moves the present segments, up to a limit; returns how many. Safe to interrupt and to run twice."""
+        plan = await self._planned()
+        if plan.segments and not await self._table.holds(plan.number):
+            await self._table.take(plan.number, plan.segments)
+        for segment in plan.segments:
+            await self._store.delete(segment)
+
+        def done(known: Fold) -> Fold:
+            return msgspec.structs.replace(known, segments=()) if known.number == plan.number else known
+
+        if plan.segments:
+            await self._plan.change(changed(done))
+            if plan.number % SWEEP_EVERY == 0:  # files that were merged, and what an interrupted move left
+                await vacuum.sweep(self._store, SPEC.root, clock=self._clock)
+        return len(plan.segments)
+
+    async def _planned(self) -> Fold:
+        known = (await self._plan.read()).value
+        if known.segments:
+            return known
+        found: list[str] = []
+        for bucket in await self._store.children(paths.LEDGER):
+            async for info in self._store.list(paths.ledger_folder(bucket)):
+                if len(found) >= SEGMENTS_MAX:
+                    break
+                found.append(info.key)
+        if not found:
+            return known
+
+        def begin(known: Fold) -> Fold:
+            return known if known.segments else Fold(number=known.number + 1, segments=tuple(found))
+
+        return await self._plan.change(changed(begin))
+
+
+def _newest_ns(file: DataFile) -> float:
+    """Of its rows; a file without bounds may hold the newest."""
+    return float(file.high.get("at_ns", "inf"))
+
+
+def decode(data: bytes, name: str) -> list[LedgerRow]:
+    """The rows of a segment. Raises Corrupt, naming it."""
+    try:
+        return [_DECODER.decode(line) for line in data.splitlines() if line]
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Corrupt(f"{name!r} does not decode: {error}") from error
+
+
+def arrow(rows: Sequence[tuple[str, LedgerRow]]) -> pa.Table:
+    """Rows with their segments, in the table's columns."""
+    import pyarrow as pa
+
+    kinds = {"timestamp": pa.timestamp("us", tz="UTC"), "string": pa.string(), "long": pa.int64()}
+    schema = pa.schema([(name, kinds[kind]) for name, kind in COLUMNS])
+    return pa.Table.from_pylist([_flat(segment, row) for segment, row in rows], schema=schema)
+
+
+def _flat(segment: str, row: LedgerRow) -> dict[str, Any]:
+    flat = {name: getattr(row, name) for name, _ in COLUMNS if hasattr(row, name)}
+    flat |= msgspec.structs.asdict(row.identity)
+    flat |= {"at": row.at_ns // 1000, "kind": row.kind.value, "outcome": row.outcome or PLANNED}
+    return flat | {"segment": segment.removeprefix(paths.LEDGER)}
+
+
+def row_of(flat: dict[str, Any]) -> LedgerRow:
+    """A row as it was in its segment."""
+    mine = {name: flat[name] for name in LedgerRow.__struct_fields__ if name in flat}
+    identity = ObjectIdentity(flat["mtime_ns"], flat["size"], flat["head_fid"], flat["extended_hash"])
+    outcome = "" if flat["outcome"] == PLANNED else flat["outcome"]
+    return LedgerRow(**mine | {"identity": identity, "kind": ActionKind(flat["kind"]), "outcome": outcome})
+
+
+class DeletionLedger:
+    def __init__(self, runtime: StoreRuntime) -> None:
+        self._store, self._clock, self._ids = runtime.store, runtime.clock, runtime.ids
+        self._table = LedgerTable(runtime)
         self._count = 0  # keeps segments of one instant in order
 
     async def append(self, rows: Sequence[LedgerRow]) -> None:
@@ -70,7 +261,7 @@ class Ledger:
         """The bucket's newest rows, in order of time. However long the ledger is, at most SEGMENTS_READ_MAX of its
         segments and a few files of its table are read. Raises Corrupt.
 
-        Segments come first: one that is moved meanwhile is in the table when that is read, and is told once.
+        Segments come first: one that is moved meanwhile is in the table when that is read, and is returned once.
         """
         segments = deque[str](maxlen=SEGMENTS_READ_MAX)
         async for info in self._store.list(ledger_folder(bucket)):

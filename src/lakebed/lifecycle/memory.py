@@ -1,6 +1,6 @@
-"""A store with lifecycle's seams in memory: the twin for unit tests and simulation.
+"""A store with lifecycle's seams in memory: the fake for unit tests and simulation.
 
-Keeps versions where told to, writes every change to its own event log, and guards deletes by identity in one step.
+Keeps versions where switched on, writes every change to its own event log, and guards deletes by identity in one step.
 Where versioning is suspended, or was switched on late, the null version takes part as on S3.
 """
 
@@ -10,16 +10,15 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 
 import msgspec
 
-from lakebed.clock import Clock
-from lakebed.errors import Denied, NotFound, Stale
-from lakebed.lifecycle.hashing import extended_hash
-from lakebed.lifecycle.model import Entry, Identity, Position, Verb
-from lakebed.lifecycle.seams import Event, Facts, Family, LostLog, Policy, Removal
+from lakebed.core.clock import Clock
+from lakebed.core.errors import Denied, NotFound, Stale
+from lakebed.lifecycle.model import ObjectEntry, ObjectIdentity, Position, Verb, extended_hash
+from lakebed.lifecycle.seams import ChangeEvent, Facts, Family, LostLog, Policy, Removal
 
 NULL = "null"
 
 
-class Stored(msgspec.Struct, frozen=True):
+class StoredVersion(msgspec.Struct, frozen=True):
     """One version, marker or upload."""
 
     mtime_ns: int
@@ -32,9 +31,9 @@ class Stored(msgspec.Struct, frozen=True):
     superseded_ns: int | None = None
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> ObjectIdentity:
         extended = {f"X-Amz-Tagging-{key}": value.encode() for key, value in self.tags}
-        return Identity(self.mtime_ns, self.size, self.fid, extended_hash(extended))
+        return ObjectIdentity(self.mtime_ns, self.size, self.fid, extended_hash(extended))
 
     @property
     def facts(self) -> Facts:
@@ -47,20 +46,20 @@ class MemoryLake:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self.objects: dict[str, dict[str, list[Stored]]] = {}
-        self.uploads: dict[str, dict[str, tuple[str, Stored]]] = {}
+        self.objects: dict[str, dict[str, list[StoredVersion]]] = {}
+        self.uploads: dict[str, dict[str, tuple[str, StoredVersion]]] = {}
         self.policies: dict[str, bytes] = {}
         self.versioned: set[str] = set()
         self.suspended: set[str] = set()
-        self.log: list[Event] = []
+        self.log: list[ChangeEvent] = []
         self.log_begins_ns = 0
-        self.removed: list[tuple[int, Entry, Verb]] = []
+        self.removed: list[tuple[int, ObjectEntry, Verb]] = []
         self._count = 0
 
     # What clients of the store do.
 
     def write(self, bucket: str, key: str, *, size: int = 1, tags: Mapping[str, str] | None = None) -> None:
-        self._add(bucket, key, Stored(self._now(), size, self._name("f"), tags=_tags(tags)))
+        self._add(bucket, key, StoredVersion(self._now(), size, self._name("f"), tags=_tags(tags)))
 
     def tag(self, bucket: str, key: str, tags: Mapping[str, str]) -> None:
         old = self.objects[bucket][key][0]
@@ -74,19 +73,19 @@ class MemoryLake:
     def remove(self, bucket: str, key: str) -> None:
         """A plain DELETE: a marker where versions are kept."""
         if self._keeps(bucket):
-            self._add(bucket, key, Stored(self._now(), marker=True))
+            self._add(bucket, key, StoredVersion(self._now(), marker=True))
         else:
             self._drop(bucket, key, self.objects[bucket][key][0])
 
     def begin_upload(self, bucket: str, key: str) -> str:
-        name, made = self._name("u"), Stored(self._now())
+        name, made = self._name("u"), StoredVersion(self._now())
         self.uploads.setdefault(bucket, {})[name] = (key, made)
-        self._append(Event(self._place(), bucket, key, upload_id=name, new=made.facts))
+        self._append(ChangeEvent(self._place(), bucket, key, upload_id=name, new=made.facts))
         return name
 
     # The seams.
 
-    async def read(self, after: Position, until_ns: int) -> AsyncGenerator[Event, None]:
+    async def read(self, after: Position, until_ns: int) -> AsyncGenerator[ChangeEvent, None]:
         if after.ts_ns < self.log_begins_ns:
             raise LostLog(f"the log begins at {self.log_begins_ns}, behind the cursor {after.ts_ns}")
         for event in list(self.log):
@@ -103,7 +102,7 @@ class MemoryLake:
             return Family(bucket, key, entries, upload_id, token=f"u/{upload_id}")
         return Family(bucket, key, self._entries(bucket, key), token=f"k/{key}")
 
-    async def walk(self, bucket: str, after: str = "") -> AsyncGenerator[Family, None]:
+    async def scan(self, bucket: str, after: str = "") -> AsyncGenerator[Family, None]:
         tokens = [f"k/{key}" for key in self.objects.get(bucket, {})]
         tokens += [f"u/{name}" for name in self.uploads.get(bucket, {})]
         for token in sorted(tokens):
@@ -118,7 +117,7 @@ class MemoryLake:
             if family.entries:
                 yield family
 
-    async def delete(self, entry: Entry, verb: Verb) -> Removal:
+    async def delete(self, entry: ObjectEntry, verb: Verb) -> Removal:
         if entry.upload_id:
             if entry.upload_id not in self.uploads.get(entry.bucket, {}):
                 raise NotFound("no such upload")
@@ -142,28 +141,28 @@ class MemoryLake:
             self.policies[bucket] = text
         else:
             self.policies.pop(bucket, None)
-        self._append(Event(self._place(), bucket, policy=True))
+        self._append(ChangeEvent(self._place(), bucket, policy=True))
 
     # Inside.
 
-    def _delete_object(self, entry: Entry, verb: Verb) -> None:
+    def _delete_object(self, entry: ObjectEntry, verb: Verb) -> None:
         versions = self.objects.get(entry.bucket, {}).get(entry.key, [])
         found = next((one for one in versions if self._shown_id(entry.bucket, one) == entry.version_id), None)
         if found is None:
             raise NotFound("no such version")
         if found.identity != entry.identity or (entry.latest and versions[0] is not found):
-            raise Stale("another identity stands there")
+            raise Stale("the object has another identity")
         if found.locked:
             raise Denied("object lock")
         if verb is Verb.CURRENT and self._keeps(entry.bucket):
-            self._add(entry.bucket, entry.key, Stored(self._now(), marker=True))
+            self._add(entry.bucket, entry.key, StoredVersion(self._now(), marker=True))
         else:
             self._drop(entry.bucket, entry.key, found)
 
-    def _entries(self, bucket: str, key: str) -> tuple[Entry, ...]:
+    def _entries(self, bucket: str, key: str) -> tuple[ObjectEntry, ...]:
         versions = self.objects.get(bucket, {}).get(key, [])
         return tuple(
-            Entry(
+            ObjectEntry(
                 bucket=bucket,
                 key=key,
                 identity=one.identity,
@@ -179,7 +178,7 @@ class MemoryLake:
             for place, one in enumerate(versions)
         )
 
-    def _add(self, bucket: str, key: str, made: Stored) -> None:
+    def _add(self, bucket: str, key: str, made: StoredVersion) -> None:
         versions = self.objects.setdefault(bucket, {}).setdefault(key, [])
         if self._keeps(bucket):
             suspended = bucket in self.suspended
@@ -200,11 +199,11 @@ class MemoryLake:
     def _keeps(self, bucket: str) -> bool:
         return bucket in self.versioned or bucket in self.suspended
 
-    def _shown_id(self, bucket: str, one: Stored) -> str:
+    def _shown_id(self, bucket: str, one: StoredVersion) -> str:
         """What was written before versions were kept is the null version since."""
         return one.version_id or (NULL if self._keeps(bucket) else "")
 
-    def _drop(self, bucket: str, key: str, gone: Stored) -> None:
+    def _drop(self, bucket: str, key: str, gone: StoredVersion) -> None:
         versions = self.objects[bucket][key]
         was_latest = versions[0] is gone
         versions.remove(gone)
@@ -214,12 +213,12 @@ class MemoryLake:
             del self.objects[bucket][key]
         self._note(bucket, key, gone, None)
 
-    def _note(self, bucket: str, key: str, old: Stored | None, new: Stored | None) -> None:
-        version = (new or old or Stored(0)).version_id
+    def _note(self, bucket: str, key: str, old: StoredVersion | None, new: StoredVersion | None) -> None:
+        version = (new or old or StoredVersion(0)).version_id
         before, after = old.facts if old else None, new.facts if new else None
-        self._append(Event(self._place(), bucket, key, version, old=before, new=after))
+        self._append(ChangeEvent(self._place(), bucket, key, version, old=before, new=after))
 
-    def _append(self, event: Event) -> None:
+    def _append(self, event: ChangeEvent) -> None:
         self.log.append(event)
 
     def _place(self) -> Position:
@@ -235,8 +234,8 @@ class MemoryLake:
         return f"{kind}{self._count:06d}"
 
 
-def _upload(bucket: str, key: str, upload_id: str, made: Stored) -> Entry:
-    return Entry(bucket=bucket, key=key, identity=made.identity, upload_id=upload_id)
+def _upload(bucket: str, key: str, upload_id: str, made: StoredVersion) -> ObjectEntry:
+    return ObjectEntry(bucket=bucket, key=key, identity=made.identity, upload_id=upload_id)
 
 
 def _tags(tags: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:

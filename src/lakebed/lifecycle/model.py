@@ -1,4 +1,4 @@
-"""What lifecycle speaks in: rules as the engine sees them, objects as rules see them, verdicts. All frozen values.
+"""Lifecycle's values: rules, objects as rules see them, outcomes, positions of streams. All frozen.
 
 Times are nanoseconds since the Unix epoch, durations nanoseconds; days are counted by a `Calendar`, so that a test's
 day may last seconds.
@@ -6,6 +6,8 @@ day may last seconds.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Literal
 
@@ -13,6 +15,8 @@ import msgspec
 
 SECOND_NS = 1_000_000_000
 DAY_S = 86_400
+BEFORE_FIRST = -1
+RULE_HASH_VERSION = b"lakebed.lifecycle.rule.v1"
 
 
 class ActionKind(StrEnum):
@@ -54,7 +58,7 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 class ActionKey(msgspec.Struct, frozen=True, order=True):
-    """The engine's identity of an action; also the token that a delete shows to prove the policy still wants it."""
+    """The engine's identity of an action; a delete goes ahead only while the policy has it."""
 
     rule_hash: str  # 16 hex digits
     kind: ActionKind
@@ -63,10 +67,10 @@ class ActionKey(msgspec.Struct, frozen=True, order=True):
         return f"{self.rule_hash}/{self.kind.value}"
 
 
-class Identity(msgspec.Struct, frozen=True):
+class ObjectIdentity(msgspec.Struct, frozen=True):
     """Which bytes and which tags: a delete that meets another identity does nothing.
 
-    The head chunk tells a restored object with an old time from the one it replaced.
+    The head chunk distinguishes a restored object with an old time from the one it replaced.
     """
 
     mtime_ns: int
@@ -75,16 +79,16 @@ class Identity(msgspec.Struct, frozen=True):
     extended_hash: str = ""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class ObjectEntry(msgspec.Struct, frozen=True):
     """An object, a version, a delete marker or an upload, as it is now.
 
     `noncurrent_since_ns` is when its successor was made; `newer_noncurrent` counts noncurrent versions newer than it;
-    `alone` says that no other version of the key is left.
+    `alone` is set when no other version of the key is left.
     """
 
     bucket: str
     key: str
-    identity: Identity
+    identity: ObjectIdentity
     version_id: str = ""
     upload_id: str = ""
     tags: tuple[tuple[str, str], ...] = ()
@@ -126,8 +130,8 @@ class Calendar(msgspec.Struct, frozen=True):
         return reached - delay_ns
 
 
-class Outcome(StrEnum):
-    """What became of one guarded delete."""
+class DeleteOutcome(StrEnum):
+    """The outcome of one guarded delete."""
 
     DELETED = "DELETED"
     NOT_FOUND = "NOT_FOUND"
@@ -140,7 +144,7 @@ class Outcome(StrEnum):
     FATAL_EVENT_ERROR = "FATAL_EVENT_ERROR"
 
 
-class Resolution(StrEnum):
+class StreamResolution(StrEnum):
     """What an outcome means for a stream: the first two let its cursor pass, the others do not."""
 
     DONE = "DONE"
@@ -150,7 +154,7 @@ class Resolution(StrEnum):
 
     @property
     def resolved(self) -> bool:
-        return self in (Resolution.DONE, Resolution.NOOP_RESOLVED)
+        return self in (StreamResolution.DONE, StreamResolution.NOOP_RESOLVED)
 
 
 class Mode(StrEnum):
@@ -178,10 +182,47 @@ class StreamKind(StrEnum):
 
 
 class Position(msgspec.Struct, frozen=True, order=True):
-    """A place in the event stream. A cursor stands on the last resolved event: reading goes on strictly behind it."""
+    """A position in the event stream. A cursor is at the last resolved event: reading continues strictly after it."""
 
     ts_ns: int = 0
-    offset: int = -1  # -1 stands before every event of its instant
+    offset: int = -1  # -1 is before every event of its instant
 
 
-BEFORE_FIRST = -1
+# Hashes. Every field is written with its length first, so that no value can be mistaken for a border between two.
+
+
+def rule_hash(rule: Rule) -> str:
+    """16 hex digits over filter and actions. The id, the status and the order of tags or elements do not count."""
+    fields: list[bytes] = [RULE_HASH_VERSION, rule.prefix.encode()]
+    fields += [_number(len(rule.tags))]
+    for key, value in sorted(rule.tags):
+        fields += [key.encode(), value.encode()]
+    for number in (
+        rule.size_greater_than,
+        rule.size_less_than,
+        rule.expiration_days,
+        rule.expiration_date_ns,
+        int(rule.expired_delete_marker),
+        rule.noncurrent_days,
+        rule.newer_noncurrent,
+        rule.abort_days,
+    ):
+        fields.append(_number(number))
+    return _digest(fields)
+
+
+def extended_hash(extended: Mapping[str, bytes]) -> str:
+    """16 hex digits over an entry's extended attributes, in any order."""
+    return _digest(part for key in sorted(extended) for part in (key.encode(), extended[key]))
+
+
+def _number(number: int | None) -> bytes:
+    return b"" if number is None else str(number).encode()
+
+
+def _digest(fields: Iterable[bytes]) -> str:
+    whole = hashlib.sha256()
+    for field in fields:
+        whole.update(len(field).to_bytes(8, "big"))
+        whole.update(field)
+    return whole.hexdigest()[:16]

@@ -6,9 +6,9 @@ from lakebed.lifecycle.engine import ActionRef
 
 ROOT = "lifecycle/v1/"
 READER = ROOT + "reader.json"
-TROUBLES = ROOT + "blockers.json"
+BLOCKERS = ROOT + "blockers.json"
 WAKE = ROOT + "wake.json"
-TICK = ROOT + "tick.json"
+LAST_ROUND = ROOT + "tick.json"
 BUCKETS = ROOT + "buckets/"
 LEDGER = ROOT + "ledger/"
 FOLD = ROOT + "ledger-fold.json"
@@ -37,7 +37,7 @@ def ledger_segment(bucket: str, at_ns: int, name: str) -> str:
     return f"{ledger_folder(bucket)}{at_ns:020d}-{name}.jsonl"
 
 
-def walk_lease(bucket: str) -> str:
+def scan_lease(bucket: str) -> str:
     return f"{ROOT}leases/walk/{bucket}.json"
 
 

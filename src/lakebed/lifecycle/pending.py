@@ -10,12 +10,11 @@ from collections.abc import Iterable
 
 import msgspec
 
-from lakebed.errors import Conflict, Corrupt
-from lakebed.ids import Ids
+from lakebed.core.errors import Conflict, Corrupt
 from lakebed.lifecycle.engine import ActionRef
 from lakebed.lifecycle.paths import pending_folder, pending_segment
 from lakebed.lifecycle.state import PendingItem
-from lakebed.store.protocol import Store
+from lakebed.store.runtime import StoreRuntime
 
 ITEMS_MAX = 50_000  # per action
 TOMBSTONE_RATIO = 0.5
@@ -28,7 +27,7 @@ class PendingFull(Conflict):
     code = "pending_full"
 
 
-class Segment(msgspec.Struct, frozen=True):
+class PendingSegment(msgspec.Struct, frozen=True):
     """Removals first, then additions."""
 
     version: int = 1
@@ -36,7 +35,7 @@ class Segment(msgspec.Struct, frozen=True):
     tombstones: tuple[str, ...] = ()
 
 
-_DECODER = msgspec.json.Decoder(Segment)
+_DECODER = msgspec.json.Decoder(PendingSegment)
 
 
 class PendingLog(msgspec.Struct, frozen=True):
@@ -47,7 +46,7 @@ class PendingLog(msgspec.Struct, frozen=True):
     segments: int = 0
     last: int = 0
 
-    def after(self, segment: Segment, number: int) -> PendingLog:
+    def after(self, segment: PendingSegment, number: int) -> PendingLog:
         items = dict(self.items)
         for ident in segment.tombstones:
             items.pop(ident, None)
@@ -68,11 +67,11 @@ class PendingLog(msgspec.Struct, frozen=True):
         return min((item.due_at_ns for item in self.items.values()), default=None)
 
 
-class Pending:
+class PendingStore:
     """All actions' exceptions. Several writers may add at once: every segment has its own name."""
 
-    def __init__(self, store: Store, ids: Ids, *, items_max: int = ITEMS_MAX) -> None:
-        self._store, self._ids, self._items_max = store, ids, items_max
+    def __init__(self, runtime: StoreRuntime, *, items_max: int = ITEMS_MAX) -> None:
+        self._store, self._ids, self._items_max = runtime.store, runtime.ids, items_max
 
     async def load(self, ref: ActionRef) -> PendingLog:
         log = PendingLog()
@@ -89,18 +88,18 @@ class Pending:
             return
         if len(log.items | wanted) > self._items_max:
             raise PendingFull(f"{ref} has {len(log.items)} exceptions waiting, the most allowed is {self._items_max}")
-        await self._append(ref, log, Segment(upserts=tuple(wanted.values())))
+        await self._append(ref, log, PendingSegment(upserts=tuple(wanted.values())))
 
     async def remove(self, ref: ActionRef, idents: Iterable[str]) -> None:
         """Tombstones these; compacts when most of the log is tombstones."""
         log = await self.load(ref)
         gone = tuple(ident for ident in idents if ident in log.items)
         if gone:
-            log = await self._append(ref, log, Segment(tombstones=gone))
+            log = await self._append(ref, log, PendingSegment(tombstones=gone))
         if log.wants_compaction:
             await self._compact(ref, log)
 
-    async def _append(self, ref: ActionRef, log: PendingLog, segment: Segment) -> PendingLog:
+    async def _append(self, ref: ActionRef, log: PendingLog, segment: PendingSegment) -> PendingLog:
         number = log.last + 1
         await self._store.create(pending_segment(ref, number, self._ids.token()), msgspec.json.encode(segment))
         return log.after(segment, number)
@@ -112,16 +111,16 @@ class Pending:
         for key in old:
             fresh = fresh.after(_decoded(key, (await self._store.get(key)).data), int(key.rsplit("/", 1)[1][:12]))
         if fresh.items:
-            whole = Segment(upserts=tuple(fresh.items.values()))
+            whole = PendingSegment(upserts=tuple(fresh.items.values()))
             await self._store.create(pending_segment(ref, fresh.last, self._ids.token()), msgspec.json.encode(whole))
         for key in old:
             await self._store.delete(key)
 
 
-def _decoded(key: str, data: bytes) -> Segment:
+def _decoded(key: str, data: bytes) -> PendingSegment:
     try:
         return _DECODER.decode(data)
     except msgspec.DecodeError as error:
         raise Corrupt(
-            f"{key!r} does not decode: {error}", hint="move it aside; the next scan finds what it held"
+            f"{key!r} does not decode: {error}", hint="move the object away; the next scan finds what it held"
         ) from error

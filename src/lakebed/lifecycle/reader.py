@@ -6,23 +6,22 @@ is one batch of progress, and replaying it is harmless: every delete is guarded 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from itertools import takewhile
 
 import msgspec
 
-from lakebed.lifecycle import cursors, troubles
-from lakebed.lifecycle.engine import CompiledAction, Snapshot
-from lakebed.lifecycle.events import sweeps_original, sweeps_predicate
+from lakebed.core.logs import logger
+from lakebed.lifecycle import blockers
+from lakebed.lifecycle.decide import sweeps_original, sweeps_predicate
+from lakebed.lifecycle.engine import ActionRef, CompiledAction, PolicySnapshot
 from lakebed.lifecycle.gauges import stream_name
-from lakebed.lifecycle.model import Calendar, Position, Resolution, StreamKind
-from lakebed.lifecycle.resolver import Resolver, Work
-from lakebed.lifecycle.seams import Event, EventSource, LostLog
+from lakebed.lifecycle.model import BEFORE_FIRST, Calendar, Mode, Position, StreamKind, StreamResolution
+from lakebed.lifecycle.resolver import Resolver, WorkItem
+from lakebed.lifecycle.seams import ChangeEvent, EventSource, LostLog
 from lakebed.lifecycle.settings import LifecycleSettings, ns
-from lakebed.lifecycle.shelf import Shelf, changed
-from lakebed.lifecycle.state import ReaderState, Stream
-from lakebed.logs import logger
+from lakebed.lifecycle.state import LifecycleState, ReaderState, Stream, changed
 
 log = logger("lifecycle")
 
@@ -47,21 +46,23 @@ def _due(ts_ns: int, delay_ns: int | None, calendar: Calendar) -> int:
     return ts_ns + calendar.small_delay_ns if delay_ns is None else calendar.due(ts_ns, delay_ns)
 
 
-class Reader:
-    """`alive` is asked between batches: it renews the lease, and raises when it was lost."""
+class LifecycleReader:
+    """`alive` is called between batches: it renews the lease, and raises when the lease was lost."""
 
-    def __init__(self, source: EventSource, resolver: Resolver, shelf: Shelf, settings: LifecycleSettings) -> None:
-        self._source, self._resolver, self._shelf, self._settings = source, resolver, shelf, settings
-        self._events = shelf.metrics.counter("lakebed_lifecycle_events_total")
+    def __init__(
+        self, source: EventSource, resolver: Resolver, state: LifecycleState, settings: LifecycleSettings
+    ) -> None:
+        self._source, self._resolver, self._state, self._settings = source, resolver, state, settings
+        self._events = state.metrics.counter("lakebed_lifecycle_events_total")
 
-    async def run(self, snapshot: Snapshot, alive: Callable[[], Awaitable[None]]) -> list[Sweep]:
+    async def run(self, snapshot: PolicySnapshot, alive: Callable[[], Awaitable[None]]) -> list[Sweep]:
         """One pass over all streams. Raises LostLog when the log no longer reaches back to a cursor."""
-        held = (await self._shelf.troubles.read()).value
+        held = (await self._state.blockers.read()).value
         sweeps: list[Sweep] = []
         groups: list[int | None] = list(snapshot.original_delay_groups)
         for delay_ns in groups + ([None] if snapshot.predicate_actions else []):
             kind = StreamKind.ORIGINAL if delay_ns is not None else StreamKind.PREDICATE
-            if troubles.blocks(held, kind, delay_ns=delay_ns or 0):
+            if blockers.blocks(held, kind, delay_ns=delay_ns or 0):
                 sweeps.append(Sweep(delay_ns, blocked=True))
                 continue
             sweep = await self._sweep(snapshot, delay_ns, alive)
@@ -71,16 +72,18 @@ class Reader:
                 break
         return sweeps
 
-    async def _sweep(self, snapshot: Snapshot, delay_ns: int | None, alive: Callable[[], Awaitable[None]]) -> Sweep:
-        cursor = (await self._shelf.reader.read()).value.cursor(delay_ns)
-        if cursor is None:  # no walk has seeded it yet
+    async def _sweep(
+        self, snapshot: PolicySnapshot, delay_ns: int | None, alive: Callable[[], Awaitable[None]]
+    ) -> Sweep:
+        cursor = (await self._state.reader.read()).value.cursor(delay_ns)
+        if cursor is None:  # no scan has seeded it yet
             return Sweep(delay_ns)
-        now_ns, calendar = self._shelf.clock.now_ns(), snapshot.calendar
+        now_ns, calendar = self._state.clock.now_ns(), snapshot.calendar
         safe_ns = now_ns - ns(self._settings.flush_lag_s)
         wanted_ns = now_ns - calendar.small_delay_ns if delay_ns is None else calendar.cutoff(now_ns, delay_ns)
         cutoff_ns = min(wanted_ns, safe_ns)
         read = worked = waiting = peeked = 0
-        batch: list[tuple[Position, Work | None]] = []
+        batch: list[tuple[Position, WorkItem | None]] = []
         next_due_ns: int | None = None
         try:
             async with aclosing(self._source.read(cursor, safe_ns)) as events:
@@ -116,7 +119,7 @@ class Reader:
             await self._advance(delay_ns, cursor, end)
         return Sweep(delay_ns, read, worked, next_due_ns)
 
-    def _work(self, snapshot: Snapshot, delay_ns: int | None, event: Event) -> Work | None:
+    def _work(self, snapshot: PolicySnapshot, delay_ns: int | None, event: ChangeEvent) -> WorkItem | None:
         actions: list[CompiledAction]
         versioned = event.bucket in snapshot.versioned
         if delay_ns is None:
@@ -129,18 +132,20 @@ class Reader:
             wanted = sweeps_original(event, versioned=versioned)
         if event.unreadable:
             known = event.bucket in snapshot.buckets or not event.bucket
-            return Work(stream, event.bucket, event.key, (), unreadable=event.unreadable) if known else None
+            return WorkItem(stream, event.bucket, event.key, (), unreadable=event.unreadable) if known else None
         if not wanted or not actions:
             return None
-        return Work(stream, event.bucket, event.key, tuple(actions), event.upload_id, event)
+        return WorkItem(stream, event.bucket, event.key, tuple(actions), event.upload_id, event)
 
     async def _settle(
-        self, delay_ns: int | None, cursor: Position, batch: list[tuple[Position, Work | None]]
-    ) -> tuple[Position, Resolution | None]:
+        self, delay_ns: int | None, cursor: Position, batch: list[tuple[Position, WorkItem | None]]
+    ) -> tuple[Position, StreamResolution | None]:
         """Resolves a batch and advances to the last event before the first unresolved one."""
         works = [work for _, work in batch if work is not None]
         answers = iter(await self._resolver.settle(works)) if works else iter(())
-        judged = [(place, next(answers) if work is not None else Resolution.NOOP_RESOLVED) for place, work in batch]
+        judged = [
+            (place, next(answers) if work is not None else StreamResolution.NOOP_RESOLVED) for place, work in batch
+        ]
         passed = [place for place, answer in takewhile(lambda one: one[1].resolved, judged)]
         stuck = next((answer for _, answer in judged if not answer.resolved), None)
         if passed:
@@ -148,19 +153,62 @@ class Reader:
         return cursor, stuck
 
     async def _advance(self, delay_ns: int | None, seen: Position, to: Position) -> Position:
-        state = await self._shelf.reader.change(changed(lambda known: cursors.advanced(known, delay_ns, seen, to)))
+        state = await self._state.reader.change(changed(lambda known: advance_cursor(known, delay_ns, seen, to)))
         return state.cursor(delay_ns) or to
 
     async def _lost(self, error: LostLog) -> None:
-        now_ns = self._shelf.clock.now_ns()
+        now_ns = self._state.clock.now_ns()
 
         def mark(state: ReaderState) -> ReaderState:
             if state.lost_log_since_ns:
                 return state
             return msgspec.structs.replace(state, lost_log_since_ns=now_ns, lost_log=error.message)
 
-        await self._shelf.reader.change(changed(mark))
+        await self._state.reader.change(changed(mark))
 
-    def _ended(self, delay_ns: int | None, read: int, worked: int, answer: Resolution) -> Sweep:
-        halted = answer is Resolution.RETRY_LATER
+    def _ended(self, delay_ns: int | None, read: int, worked: int, answer: StreamResolution) -> Sweep:
+        halted = answer is StreamResolution.RETRY_LATER
         return Sweep(delay_ns, read, worked, halted=halted, blocked=not halted)
+
+
+def seed_cursors(
+    state: ReaderState,
+    snapshot: PolicySnapshot,
+    newly_completed: Iterable[ActionRef],
+    target_modes: Mapping[ActionRef, Mode],
+    started_ns: int,
+    *,
+    lookback_ns: int,
+    force_delays_ns: Iterable[int] = (),
+    force_predicate: bool = False,
+) -> ReaderState:
+    """The cursors after a scan that began at `started_ns`. Pure.
+
+    A cursor moves only backwards, and only for actions that complete their bootstrap scan or groups that an operator
+    reseeds: a safety scan does not make every sibling replay. The floor is the start of the scan, so that writes which
+    the scan missed are replayed.
+
+    `target_modes` was decided before, since an action completing now has no durable mode yet; scans need no cursor.
+    """
+    delays, predicate = set(force_delays_ns), force_predicate
+    for ref in newly_completed:
+        if target_modes.get(ref) is not Mode.EVENT_DRIVEN:
+            continue
+        delays |= set(snapshot.actions[ref].delays_ns)
+        predicate = predicate or snapshot.actions[ref].predicate_sensitive
+    for delay_ns in sorted(delays):
+        floor = Position(started_ns - max(delay_ns, lookback_ns), BEFORE_FIRST)
+        state = _pulled_back(state, delay_ns, floor)
+    if predicate:
+        state = _pulled_back(state, None, Position(started_ns - lookback_ns, BEFORE_FIRST))
+    return state
+
+
+def _pulled_back(state: ReaderState, delay_ns: int | None, floor: Position) -> ReaderState:
+    known = state.cursor(delay_ns)
+    return state if known is not None and known <= floor else state.at(delay_ns, floor)
+
+
+def advance_cursor(state: ReaderState, delay_ns: int | None, seen: Position, to: Position) -> ReaderState:
+    """The cursor moved from where the reader knew it to be; a cursor that a scan moved back meanwhile stays."""
+    return state.at(delay_ns, to) if state.cursor(delay_ns) == seen and to > seen else state

@@ -1,7 +1,7 @@
-"""Resolves a batch of works, whichever stream they come from: look, decide, ledger, guarded delete, ledger.
+"""Resolves a batch of work items of any stream: look up, decide, write intents, delete guarded, write verdicts.
 
-The answer per work says whether its stream may pass it. A work that cannot be resolved has fed the retry budget, or
-has a durable blocker, before its answer is given.
+The resolution of an item tells whether its stream may pass it. An item that cannot be resolved has counted against its
+retry budget, or has a stored blocker, before its resolution is returned.
 """
 
 from __future__ import annotations
@@ -11,47 +11,60 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lakebed.clock import Clock
-from lakebed.errors import Corrupt, LakebedError
-from lakebed.ids import Ids
-from lakebed.lifecycle import troubles
-from lakebed.lifecycle.decide import Decision, Deletion, decide
+from lakebed.core.clock import Clock
+from lakebed.core.errors import Corrupt, LakebedError
+from lakebed.core.logs import logger
+from lakebed.lifecycle import blockers
+from lakebed.lifecycle.decide import Decision, Deletion, decide, guard, outcome_of, resolution_of, same_entry
 from lakebed.lifecycle.engine import ActionRef, CompiledAction
 from lakebed.lifecycle.evaluate import evaluate
 from lakebed.lifecycle.gauges import Gauges
-from lakebed.lifecycle.guard import guard, outcome_of, resolution_of, same_entry
-from lakebed.lifecycle.home import Home
-from lakebed.lifecycle.ledger import Ledger
-from lakebed.lifecycle.model import Degraded, Entry, Mode, Outcome, Resolution, Rule, Verb
-from lakebed.lifecycle.pace import Pace
-from lakebed.lifecycle.pending import Pending, PendingFull
-from lakebed.lifecycle.policies import rules_of
-from lakebed.lifecycle.seams import Deleter, Event, Family, Lister, Policies, Removal
+from lakebed.lifecycle.ledger import DeletionLedger
+from lakebed.lifecycle.model import Degraded, DeleteOutcome, Mode, ObjectEntry, Rule, StreamResolution, Verb
+from lakebed.lifecycle.pending import PendingFull, PendingStore
+from lakebed.lifecycle.policy import rules_of
+from lakebed.lifecycle.reserved import ReservedKeys
+from lakebed.lifecycle.seams import ChangeEvent, Deleter, Family, Lister, Policies, Removal
 from lakebed.lifecycle.settings import LifecycleSettings, ns
-from lakebed.lifecycle.shelf import Shelf, changed
-from lakebed.lifecycle.state import BucketState, LedgerRow, Stream, Troubles
-from lakebed.logs import logger
+from lakebed.lifecycle.state import BlockerState, BucketLifecycle, LedgerRow, LifecycleState, Stream, changed
 
 log = logger("lifecycle")
+_METADATA_ONLY = "metadata only: the bytes are removed with their volume"
+_RESERVED = "the key belongs to Lakebed: no rule deletes it"
 
-_METADATA_ONLY = "metadata only: its bytes go with the volume they are on"
-_RESERVED = "a key that Lakebed itself keeps: no rule takes it"
+
+class DeleteRateLimiter:
+    """Limits deletes per second; `per_s` of 0 is no limit."""
+
+    def __init__(self, per_s: float, clock: Clock) -> None:
+        self._per_s, self._clock = per_s, clock
+        self._next_s = float("-inf")
+
+    async def wait(self) -> None:
+        """Returns when this caller may delete."""
+        if self._per_s <= 0:
+            return
+        now_s = self._clock.monotonic_s()
+        turn_s = max(self._next_s, now_s - 1.0)
+        self._next_s = turn_s + 1.0 / self._per_s
+        if turn_s > now_s:
+            await self._clock.sleep(turn_s - now_s)
 
 
-class Work(msgspec.Struct, frozen=True):
-    """Something of a stream to be resolved: a key (or upload) and the actions it may concern."""
+class WorkItem(msgspec.Struct, frozen=True):
+    """A key (or upload) of a stream to resolve, and the actions that may apply to it."""
 
     stream: Stream
     bucket: str
     key: str
     actions: tuple[CompiledAction, ...]
     upload_id: str = ""
-    event: Event | None = None
+    event: ChangeEvent | None = None
     unreadable: str = ""
     family: Family | None = None  # as a listing showed it, where that is all a delete's condition needs
 
 
-def stands_alone(entry: Entry) -> bool:
+def is_unversioned(entry: ObjectEntry) -> bool:
     """Whether its identity says everything that matters about it: an object without versions."""
     return not entry.version_id and not entry.upload_id
 
@@ -65,21 +78,22 @@ class Seams(msgspec.Struct, frozen=True):
 
 
 class Resolver:
-    def __init__(self, seams: Seams, shelf: Shelf, settings: LifecycleSettings, *, run: str, home: Home) -> None:
-        """`home` is what no rule may reach; `run` names this life in the ledger."""
-        self._seams, self._shelf, self._settings, self._run, self.home = seams, shelf, settings, run, home
-        self._clock: Clock = shelf.clock
-        self._ids: Ids = shelf.ids
-        self._ledger = Ledger(shelf.store, shelf.clock, shelf.ids)
-        self.pending = Pending(shelf.store, shelf.ids, items_max=settings.pending_max)
+    def __init__(
+        self, seams: Seams, state: LifecycleState, settings: LifecycleSettings, *, run: str, reserved: ReservedKeys
+    ) -> None:
+        """`reserved` are the keys that no rule may delete; `run` names this process in the ledger."""
+        self._seams, self._state, self._settings, self._run, self.reserved = seams, state, settings, run, reserved
+        self._clock: Clock = state.clock
+        self._ledger = DeletionLedger(state.runtime)
+        self.pending = PendingStore(state.runtime, items_max=settings.pending_max)
         self._slots = asyncio.Semaphore(settings.concurrency)
-        self._pace = Pace(settings.deletes_per_s, shelf.clock)
+        self._rate_limiter = DeleteRateLimiter(settings.deletes_per_s, state.clock)
         self._policies: dict[str, tuple[float, tuple[Rule, ...]]] = {}
-        self._gauges = Gauges(shelf.metrics)
+        self._gauges = Gauges(state.metrics)
         self._under_way = 0
 
-    async def settle(self, works: Sequence[Work]) -> list[Resolution]:
-        """One resolution per work, in order. Raises only what the store of our own state raises."""
+    async def settle(self, works: Sequence[WorkItem]) -> list[StreamResolution]:
+        """One resolution per item, in order. Raises only what the store of lifecycle's state raises."""
         looked = await asyncio.gather(*(self._look(work) for work in works))
         decisions = [self._decide(work, found) for work, found in zip(works, looked, strict=True)]
         planned = [
@@ -101,7 +115,7 @@ class Resolver:
         await self._forget([work.stream for work, answer in zip(works, answers, strict=True) if answer.resolved])
         return answers
 
-    async def _look(self, work: Work) -> Family | LakebedError:
+    async def _look(self, work: WorkItem) -> Family | LakebedError:
         if work.unreadable:
             return Corrupt(f"the event cannot be read: {work.unreadable}")
         if work.family is not None:
@@ -112,7 +126,7 @@ class Resolver:
             except LakebedError as error:
                 return error
 
-    def _decide(self, work: Work, found: Family | LakebedError) -> Decision:
+    def _decide(self, work: WorkItem, found: Family | LakebedError) -> Decision:
         if isinstance(found, LakebedError):
             return Decision()
         calendar, now_ns = self._settings.calendar, self._clock.now_ns()
@@ -121,8 +135,8 @@ class Resolver:
         return decide(work.stream.kind, work.actions, found, now_ns, calendar, work.event)
 
     async def _resolve(
-        self, work: Work, found: Family | LakebedError, decision: Decision, rows: list[LedgerRow]
-    ) -> Resolution:
+        self, work: WorkItem, found: Family | LakebedError, decision: Decision, rows: list[LedgerRow]
+    ) -> StreamResolution:
         if isinstance(found, LakebedError):
             return await self._failed(work, outcome_of(found), found.message, "")
         for ref, item in decision.waits:
@@ -131,37 +145,37 @@ class Resolver:
             except (PendingFull, Corrupt) as error:
                 await self.demote(ref, Degraded.PENDING_FULL, str(error))
             except LakebedError as error:
-                return await self._failed(work, Outcome.TRANSPORT_ERROR, error.message, ref.key.rule_hash)
-        answer = Resolution.NOOP_RESOLVED
+                return await self._failed(work, DeleteOutcome.TRANSPORT_ERROR, error.message, ref.key.rule_hash)
+        answer = StreamResolution.NOOP_RESOLVED
         for deletion in decision.deletions:
             outcome, reason = await self._delete_with_tries(deletion)
             rows.append(self._row(work, deletion, outcome, reason))
             self._gauges.verdict(deletion.action.ref, outcome)
             if not resolution_of(outcome).resolved:
                 return await self._failed(work, outcome, reason, deletion.action.ref.key.rule_hash)
-            if outcome is Outcome.DELETED:
-                answer = Resolution.DONE
+            if outcome is DeleteOutcome.DELETED:
+                answer = StreamResolution.DONE
         return answer
 
-    async def _delete_with_tries(self, deletion: Deletion) -> tuple[Outcome, str]:
+    async def _delete_with_tries(self, deletion: Deletion) -> tuple[DeleteOutcome, str]:
         """Deletes; a fatal error is tried a few times. So is another identity that is due all the same: a tag that no
-        rule asks for makes one, and its event would be of interest to nobody.
+        rule uses makes one, and no stream would act on its event.
         """
-        outcome, reason = Outcome.FATAL_EVENT_ERROR, ""
-        for _ in range(troubles.FATAL_TRIES):
+        outcome, reason = DeleteOutcome.FATAL_EVENT_ERROR, ""
+        for _ in range(blockers.FATAL_TRIES):
             async with self._slots:
                 outcome, reason = await self._delete(deletion)
-            if outcome is Outcome.STALE_IDENTITY:
+            if outcome is DeleteOutcome.STALE_IDENTITY:
                 found = await self._due_again(deletion)
                 if not isinstance(found, Deletion):
                     return found, reason
-                deletion, outcome = found, Outcome.TRANSPORT_ERROR
-            elif outcome is not Outcome.FATAL_EVENT_ERROR:
+                deletion, outcome = found, DeleteOutcome.TRANSPORT_ERROR
+            elif outcome is not DeleteOutcome.FATAL_EVENT_ERROR:
                 break
         return outcome, reason
 
-    async def _due_again(self, deletion: Deletion) -> Deletion | Outcome:
-        """The same entry as it is now, when the same action still wants the same; otherwise what that means."""
+    async def _due_again(self, deletion: Deletion) -> Deletion | DeleteOutcome:
+        """The same entry as it is now, if the same action still applies; otherwise the outcome."""
         wanted, action = deletion.entry, deletion.action
         try:
             family = await self._seams.lister.look(wanted.bucket, wanted.key, wanted.upload_id)
@@ -169,19 +183,19 @@ class Resolver:
             return outcome_of(error)
         entry = next((one for one in family.entries if same_entry(one, wanted)), None)
         if entry is None:
-            return Outcome.NOT_FOUND
+            return DeleteOutcome.NOT_FOUND
         verb = evaluate(action.rule, action.kind, entry, self._clock.now_ns(), self._settings.calendar)
         if verb is not deletion.verb:
-            return Outcome.STALE_IDENTITY
+            return DeleteOutcome.STALE_IDENTITY
         return msgspec.structs.replace(deletion, entry=entry)
 
-    async def _delete(self, deletion: Deletion) -> tuple[Outcome, str]:
+    async def _delete(self, deletion: Deletion) -> tuple[DeleteOutcome, str]:
         """One guarded delete: the policy is read again, and what the store's own check of the identity does not cover
-        (which version is current, how many are left) is looked at again.
+        (which version is current, how many are left) is read again.
         """
         entry, action = deletion.entry, deletion.action
         try:
-            await self._pace.wait()
+            await self._rate_limiter.wait()
             refused = guard(
                 entry,
                 deletion.verb,
@@ -189,21 +203,21 @@ class Resolver:
                 action.rule,
                 live=await self._live(entry),
                 policy=await self._policy(entry.bucket),
-                home=self.home,
+                reserved=self.reserved,
                 now_ns=self._clock.now_ns(),
                 calendar=self._settings.calendar,
             )
             if refused is not None:
-                return refused, _RESERVED if refused is Outcome.SKIPPED_RESERVED else ""
+                return refused, _RESERVED if refused is DeleteOutcome.SKIPPED_RESERVED else ""
             removal = await self._dispatch(entry, deletion.verb)
         except LakebedError as error:
             return outcome_of(error), error.message
         if removal is Removal.METADATA_ONLY:
             self._gauges.metadata_only(action.ref)
-            return Outcome.DELETED, _METADATA_ONLY
-        return Outcome.DELETED, ""
+            return DeleteOutcome.DELETED, _METADATA_ONLY
+        return DeleteOutcome.DELETED, ""
 
-    async def _dispatch(self, entry: Entry, verb: Verb) -> Removal:
+    async def _dispatch(self, entry: ObjectEntry, verb: Verb) -> Removal:
         self._under_way += 1
         self._gauges.saturation(self._under_way / self._settings.concurrency)
         began_s = self._clock.monotonic_s()
@@ -214,8 +228,8 @@ class Resolver:
             self._gauges.saturation(self._under_way / self._settings.concurrency)
             self._gauges.took(self._clock.monotonic_s() - began_s)
 
-    async def _live(self, entry: Entry) -> tuple[Entry, ...]:
-        if stands_alone(entry):
+    async def _live(self, entry: ObjectEntry) -> tuple[ObjectEntry, ...]:
+        if is_unversioned(entry):
             return (entry,)
         return (await self._seams.lister.look(entry.bucket, entry.key, entry.upload_id)).entries
 
@@ -230,49 +244,49 @@ class Resolver:
         self._policies[bucket] = (now_s, rules)
         return rules
 
-    async def _failed(self, work: Work, outcome: Outcome, error: str, rule_hash: str) -> Resolution:
-        if outcome is Outcome.NOT_FOUND:
-            return Resolution.NOOP_RESOLVED
+    async def _failed(self, work: WorkItem, outcome: DeleteOutcome, error: str, rule_hash: str) -> StreamResolution:
+        if outcome is DeleteOutcome.NOT_FOUND:
+            return StreamResolution.NOOP_RESOLVED
         now_ns = self._clock.now_ns()
 
-        def note(known: Troubles) -> tuple[Troubles, Resolution]:
-            if outcome is Outcome.FATAL_EVENT_ERROR:
-                after = troubles.block(
+        def note(known: BlockerState) -> tuple[BlockerState, StreamResolution]:
+            if outcome is DeleteOutcome.FATAL_EVENT_ERROR:
+                after = blockers.block(
                     known, work.stream, bucket=work.bucket, key=work.key, now_ns=now_ns,
-                    reason=outcome.value, error=error, rule_hash=rule_hash, retries=troubles.FATAL_TRIES,
+                    reason=outcome.value, error=error, rule_hash=rule_hash, retries=blockers.FATAL_TRIES,
                 )  # fmt: skip
-                return after, Resolution.BLOCKED
-            return troubles.record_retry(
+                return after, StreamResolution.BLOCKED
+            return blockers.record_retry(
                 known, work.stream, bucket=work.bucket, key=work.key, now_ns=now_ns, error=error,
                 rule_hash=rule_hash, retries_max=self._settings.retries_max,
                 age_max_ns=ns(self._settings.retry_age_s),
             )  # fmt: skip
 
         try:
-            answer = await self._shelf.troubles.change(note)
-        except LakebedError:  # without a durable record nothing may stand still for good: the next pass tries again
-            return Resolution.RETRY_LATER
-        log.warning("lifecycle_held", stream=work.stream.id, key=work.key, outcome=outcome.value, error=error)
+            answer = await self._state.blockers.change(note)
+        except LakebedError:  # without a stored record nothing may block: the next pass tries again
+            return StreamResolution.RETRY_LATER
+        log.warning("delete not resolved", stream=work.stream.id, key=work.key, outcome=outcome.value, error=error)
         return answer
 
     async def _forget(self, streams: Sequence[Stream]) -> None:
-        """Success gives a place its budget back."""
-        snapshot = await self._shelf.troubles.read() if streams else None
+        """Removes the retry budgets of positions that were resolved."""
+        snapshot = await self._state.blockers.read() if streams else None
         if snapshot is None or not any(stream.id in snapshot.value.budgets for stream in streams):
             return
 
-        def clear(known: Troubles) -> Troubles:
+        def clear(known: BlockerState) -> BlockerState:
             for stream in streams:
-                known = troubles.clear_budget(known, stream)
+                known = blockers.clear_budget(known, stream)
             return known
 
-        await self._shelf.troubles.change(changed(clear))
+        await self._state.blockers.change(changed(clear))
 
     async def demote(self, ref: ActionRef, reason: Degraded, why: str) -> None:
-        """From events to scans alone, durably. Raises what the store raises: the caller's cursor then stays."""
+        """Switches the action from events to scans, durably. When the store raises, the caller's cursor stays."""
         now_ns = self._clock.now_ns()
 
-        def lower(state: BucketState) -> BucketState:
+        def lower(state: BucketLifecycle) -> BucketLifecycle:
             known = state.action(ref.key)
             if known is None or known.mode is not Mode.EVENT_DRIVEN:
                 return state
@@ -281,10 +295,12 @@ class Resolver:
             )
             return state.having(ref.key, after)
 
-        await self._shelf.bucket(ref.bucket).change(changed(lower))
-        log.warning("lifecycle_demoted", action=str(ref), reason=reason.value, why=why)
+        await self._state.bucket(ref.bucket).change(changed(lower))
+        log.warning("action demoted to scans", action=str(ref), reason=reason.value, why=why)
 
-    def _row(self, work: Work, deletion: Deletion, outcome: Outcome | None = None, reason: str = "") -> LedgerRow:
+    def _row(
+        self, work: WorkItem, deletion: Deletion, outcome: DeleteOutcome | None = None, reason: str = ""
+    ) -> LedgerRow:
         entry, action = deletion.entry, deletion.action
         return LedgerRow(
             at_ns=self._clock.now_ns(),

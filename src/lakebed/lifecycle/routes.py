@@ -1,7 +1,7 @@
-"""Lifecycle's JSON endpoints: status, blockers, why; and what an operator may ask of the workers.
+"""Lifecycle's JSON endpoints: status, blockers, ledger; and requests of an operator to the workers.
 
-Most work on lifecycle's state alone, so a gateway needs no filer; workers take what was asked up on their next round,
-which they begin at once. A policy, a dry run and the retry of a blocker look at the store itself, and need one.
+Most use lifecycle's state only, so a gateway needs no filer: workers act on a request in their next round, which they
+start at once. A policy, a dry run and the retry of a blocker read the store itself, and need a filer.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from lakebed.context import Context, Health
-from lakebed.errors import Invalid, NotFound
-from lakebed.lifecycle.dryrun import DryRun, dry_run
-from lakebed.lifecycle.ledger import Ledger
+from lakebed.core.context import Context, Health
+from lakebed.core.errors import Invalid, NotFound
+from lakebed.core.http import decode_json, json_response, operation
+from lakebed.lifecycle.dry_run import DryRun, dry_run
+from lakebed.lifecycle.ledger import DeletionLedger
 from lakebed.lifecycle.operator import STATUS_ROWS, Operator
-from lakebed.lifecycle.policies import rules_of
+from lakebed.lifecycle.policy import rules_of
 from lakebed.lifecycle.settings import LifecycleSettings
 from lakebed.lifecycle.state import Blocker, LedgerRow
-from lakebed.lifecycle.workers import Site, opened, shelf_of
-from lakebed.wire import decode_json, json_answer, operation
+from lakebed.lifecycle.workers import LifecycleServices, open_services, state_of
 
 READ, OPERATE = "lifecycle:read", "lifecycle:operate"
 XML = "application/xml"
@@ -33,27 +33,27 @@ LAST_TICK = "x-lakebed-lifecycle-lasttick"
 BUCKET = "/api/s3/buckets/{bucket}/lifecycle"
 WHY_ROWS_MAX = 1000
 STATUS_ROWS_MAX = 5000  # whatever ?limit= asks for
-DRY_RUN_KEYS_MAX = 100_000  # walked within one request; a larger bucket is judged over a listing
+DRY_RUN_KEYS_MAX = 100_000  # scanned within one request; a larger bucket is evaluated over a listing
 
 
-# A policy is XML of whoever may put one over S3, served on the console's origin: it is never shown as a page, and runs
-# nothing if it is.
-STRANGERS_BYTES = {
+# A policy is XML from any client that may put one through S3, served on the console's origin: browsers download it, and
+# run nothing in it.
+UNTRUSTED_HEADERS = {
     "content-security-policy": "sandbox; default-src 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "content-disposition": 'attachment; filename="lifecycle.xml"',
 }
 
 
-class Decision(msgspec.Struct, frozen=True):
-    """What is to become of a blocker."""
+class BlockerDecision(msgspec.Struct, frozen=True):
+    """An operator's decision on a blocker."""
 
     verb: str  # retry | resume | quarantine
     reason: str = ""
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """What became of a retry; anything but DONE and NOOP_RESOLVED leaves the blocker."""
+class RetryResponse(msgspec.Struct, frozen=True):
+    """The result of a retry; anything but DONE and NOOP_RESOLVED leaves the blocker."""
 
     blocker_id: str
     resolution: str
@@ -63,9 +63,9 @@ class LifecycleRoutes:
     name = "lifecycle"
 
     def __init__(self, context: Context) -> None:
-        self._context, self._shelf = context, shelf_of(context)
-        self._operator = Operator(self._shelf, context.settings.of(LifecycleSettings).calendar)
-        self._ledger = Ledger(context.store, context.clock, context.ids)
+        self._context, self._state = context, state_of(context)
+        self._operator = Operator(self._state, context.settings.of(LifecycleSettings).calendar)
+        self._ledger = DeletionLedger(context)
         self.reads: Sequence[BaseRoute] = (
             Route("/api/s3/lifecycle/status", self._status_of_all),
             Route(BUCKET, self._policy),
@@ -88,96 +88,122 @@ class LifecycleRoutes:
 
     async def health(self) -> Health:
         """Degraded while something waits for an operator or the log is lost."""
-        held = (await self._shelf.troubles.read()).value.blockers
-        if (await self._shelf.reader.read()).value.lost_log_since_ns:
+        held = (await self._state.blockers.read()).value.blockers
+        if (await self._state.reader.read()).value.lost_log_since_ns:
             return Health("degraded", "the event log is lost: lakebed lifecycle reseed --ack-lost-log")
-        return Health("degraded", f"{len(held)} blockers: lakebed lifecycle blockers ls") if held else Health("ok")
+        return Health("degraded", f"{len(held)} blockers: lakebed lifecycle blockers list") if held else Health("ok")
 
-    @operation("A bucket's policy as it was put; a header says when a worker last completed a round", media_type=XML)
+    @operation(
+        "A bucket's policy as it was put; a header gives the time of the last completed round",
+        media_type=XML,
+        right=f"{READ}:{{bucket}}",
+    )
     async def _policy(self, request: Request) -> Response:
         bucket = _bucket(request, READ)
-        async with opened(self._context) as site:
-            text = await _in_force(site, bucket)
-        tick_ns = await self._operator.last_tick_ns()
-        told = {LAST_TICK: _instant(tick_ns)} if tick_ns else {}
-        return Response(text, headers={**STRANGERS_BYTES, **told}, media_type=XML)
+        async with open_services(self._context) as services:
+            text = await _in_force(services, bucket)
+        tick_ns = await self._operator.last_round_ns()
+        last_round = {LAST_TICK: _instant(tick_ns)} if tick_ns else {}
+        return Response(text, headers={**UNTRUSTED_HEADERS, **last_round}, media_type=XML)
 
-    @operation("Mode, health and progress of a bucket's actions: ?limit=", answer=list[dict[str, Any]])
+    @operation(
+        "Mode, health and progress of a bucket's actions: ?limit=",
+        answer=list[dict[str, Any]],
+        right=f"{READ}:{{bucket}}",
+    )
     async def _status(self, request: Request) -> Response:
         bucket = _bucket(request, READ)
-        return json_answer(await self._operator.status(bucket, limit=_limit(request)))
+        return json_response(await self._operator.status(bucket, limit=_limit(request)))
 
-    @operation("Everything lifecycle decided about one key (?key=)", answer=list[LedgerRow])
+    @operation("Every decision of lifecycle about one key (?key=)", answer=list[LedgerRow], right=f"{READ}:{{bucket}}")
     async def _why(self, request: Request) -> Response:
         bucket, key = _bucket(request, READ), request.query_params.get("key", "")
         if not key:
-            raise Invalid("no key is named", hint="?key=")
+            raise Invalid("the key is missing", hint="add ?key=")
         rows = deque[LedgerRow](maxlen=WHY_ROWS_MAX)
         async for row in self._ledger.rows(bucket, key=key):
             rows.append(row)
-        return json_answer(list(rows))
+        return json_response(list(rows))
 
-    @operation("What stands still until somebody decides", answer=list[Blocker])
+    @operation("Streams that wait for an operator", answer=list[Blocker], right=f"{READ}:*")
     async def _blockers(self, request: Request) -> Response:
         request.state.principal.demand(f"{READ}:*")
-        return json_answer(await self._operator.blockers(bucket=request.query_params.get("bucket", "")))
+        return json_response(await self._operator.blockers(bucket=request.query_params.get("bucket", "")))
 
-    @operation("Mode, health and progress of the actions of every bucket: ?limit=", answer=list[dict[str, Any]])
+    @operation(
+        "Mode, health and progress of the actions of every bucket: ?limit=",
+        answer=list[dict[str, Any]],
+        right=f"{READ}:*",
+    )
     async def _status_of_all(self, request: Request) -> Response:
         request.state.principal.demand(f"{READ}:*")
-        return json_answer(await self._operator.status(limit=_limit(request)))
+        return json_response(await self._operator.status(limit=_limit(request)))
 
-    @operation("What a policy (the body, or the one in force) would delete: ?days_ahead=, ?keys_max=", answer=DryRun)
+    @operation(
+        "What a policy (the body, or the one in force) would delete: ?days_ahead=, ?keys_max=",
+        answer=DryRun,
+        right=f"{READ}:{{bucket}}",
+    )
     async def _dry_run(self, request: Request) -> Response:
         bucket, text = _bucket(request, READ), await request.body()
         ahead = _number(request, "days_ahead", 0.0)
-        async with opened(self._context) as site:
-            text = text or await _in_force(site, bucket)
-            calendar = site.settings.calendar
+        async with open_services(self._context) as services:
+            text = text or await _in_force(services, bucket)
+            calendar = services.settings.calendar
             now_ns = self._context.clock.now_ns() + round(ahead * calendar.day_ns)
             keys_max = int(_number(request, "keys_max", DRY_RUN_KEYS_MAX))
-            told = await dry_run(
-                site.lake, bucket, rules_of(text), now_ns, calendar, home=site.home, keys_max=max(1, keys_max)
+            result = await dry_run(
+                services.lake,
+                bucket,
+                rules_of(text),
+                now_ns,
+                calendar,
+                reserved=services.reserved,
+                keys_max=max(1, keys_max),
             )
-        return json_answer(told)
+        return json_response(result)
 
-    @operation("Have the workers begin a round now", answer=dict[str, Any])
+    @operation("Start a round of the workers now", answer=dict[str, Any], right=f"{OPERATE}:{{bucket}}")
     async def _run(self, request: Request) -> Response:
         bucket = _bucket(request, OPERATE)
         async with self._context.trail.record(_name(request), "lifecycle.run", {"bucket": bucket}):
             count = await self._operator.wake(_name(request))
-        return json_answer({"bucket": bucket, "asked": "round", "count": count}, 202)
+        return json_response({"bucket": bucket, "asked": "round", "count": count}, 202)
 
-    @operation("Have the bucket walked and its actions begun anew: all, or those of ?rule_hash=", answer=dict[str, Any])
+    @operation(
+        "Start a bootstrap scan of the bucket for all actions, or those of ?rule_hash=",
+        answer=dict[str, Any],
+        right=f"{OPERATE}:{{bucket}}",
+    )
     async def _rebootstrap(self, request: Request) -> Response:
         bucket = _bucket(request, OPERATE)
         async with self._context.trail.record(_name(request), "lifecycle.walk", {"bucket": bucket}):
             await self._operator.rebootstrap(bucket, request.query_params.get("rule_hash", ""))
             count = await self._operator.wake(_name(request))
-        return json_answer({"bucket": bucket, "asked": "walk", "count": count}, 202)
+        return json_response({"bucket": bucket, "asked": "walk", "count": count}, 202)
 
-    @operation("Retry, resume or quarantine a blocker", body=Decision, answer=Blocker)
+    @operation("Retry, resume or quarantine a blocker", body=BlockerDecision, answer=Blocker, right=f"{OPERATE}:*")
     async def _decide(self, request: Request) -> Response:
         request.state.principal.demand(f"{OPERATE}:*")
-        asked, ident = decode_json(await request.body(), Decision), request.path_params["ident"]
+        asked, ident = decode_json(await request.body(), BlockerDecision), request.path_params["ident"]
         if asked.verb not in ("retry", "resume", "quarantine"):
             raise Invalid(f"unknown verb {asked.verb!r}", hint="retry, resume, or quarantine with a reason")
         what = f"lifecycle.{asked.verb}"
         async with self._context.trail.record(_name(request), what, {"blocker": ident}, asked.reason):
             if asked.verb == "retry":
-                return json_answer(await self._retry(ident))
+                return json_response(await self._retry(ident))
             if asked.verb == "resume":
-                return json_answer(await self._operator.resume(ident))
-            return json_answer(await self._operator.quarantine(ident, reason=asked.reason, who=_name(request)))
+                return json_response(await self._operator.resume(ident))
+            return json_response(await self._operator.quarantine(ident, reason=asked.reason, who=_name(request)))
 
-    async def _retry(self, ident: str) -> Answer:
-        async with opened(self._context) as site:
-            answer = await site.operator.retry(ident, site.worker.resolver, await site.worker.compile())
-        return Answer(ident, answer.value)
+    async def _retry(self, ident: str) -> RetryResponse:
+        async with open_services(self._context) as services:
+            answer = await services.operator.retry(ident, services.enforcer.resolver, await services.enforcer.compile())
+        return RetryResponse(ident, answer.value)
 
 
-async def _in_force(site: Site, bucket: str) -> bytes:
-    policy = await site.lake.get(bucket)
+async def _in_force(services: LifecycleServices, bucket: str) -> bytes:
+    policy = await services.lake.get(bucket)
     if policy is None:
         raise NotFound(f"{bucket} has no policy", hint="put one, or, for a dry run, send one as the body")
     return policy.text
@@ -196,9 +222,9 @@ def _number(request: Request, name: str, default: float) -> float:
     try:
         value = float(said) if said else default
     except ValueError:
-        raise Invalid(f"{name} is {said[:40]!r}, which is no number") from None
+        raise Invalid(f"{name} is {said[:40]!r}, which is not a number") from None
     if not 0 <= value < 1e9:
-        raise Invalid(f"{name} is {said[:40]!r}: it must not be negative, nor beyond all measure")
+        raise Invalid(f"{name} is {said[:40]!r}: it must be at least 0 and below 1e9")
     return value
 
 

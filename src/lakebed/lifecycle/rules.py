@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from lakebed.errors import Invalid
+from lakebed.core.errors import Invalid
 from lakebed.lifecycle.model import DAY_S, SECOND_NS, Rule
 
 RULES_MAX = 1000  # AWS's own limit
@@ -35,7 +35,7 @@ class MalformedPolicy(Invalid):
 
 
 class InvalidPolicy(Invalid):
-    """The shape is right, what it says is not allowed. `aws_message` is AWS's sentence."""
+    """The shape is right, the values are not allowed. `aws_message` is AWS's sentence."""
 
     code = "invalid_policy"
 

@@ -1,4 +1,4 @@
-"""What the lifecycle worker needs from an object store, as seams. The engine knows no store; adapters know one each.
+"""What lifecycle needs from an object store, as protocols. The engine knows no store; each adapter knows one.
 
 Errors carry the meaning: NotFound is "gone", Stale "another identity", Denied "object lock", Unavailable "try later",
 Corrupt or Invalid "this one will never work" (it becomes a blocker), LostLog "events are missing".
@@ -12,18 +12,18 @@ from typing import Protocol
 
 import msgspec
 
-from lakebed.errors import Conflict
-from lakebed.lifecycle.model import Entry, Position, Verb
+from lakebed.core.errors import Conflict
+from lakebed.lifecycle.model import ObjectEntry, Position, Verb
 
 
 class LostLog(Conflict):
-    """The event log no longer reaches back to the cursor: what lay between is unknown. Never to be passed over."""
+    """The event log no longer reaches back to the cursor: the events between are unknown. It is never skipped."""
 
     code = "lost_log"
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What an event says an entry was: enough to tell a new age from a change of predicates."""
+    """An entry as an event describes it: enough to distinguish a new age from a change of predicates."""
 
     mtime_ns: int
     size: int
@@ -31,11 +31,11 @@ class Facts(msgspec.Struct, frozen=True):
     extended_hash: str = ""
 
 
-class Event(msgspec.Struct, frozen=True):
+class ChangeEvent(msgspec.Struct, frozen=True):
     """One change of one thing in a bucket. `key` is the object's key, whichever version changed.
 
-    `unreadable` says why the event could not be decoded; such an event blocks its stream instead of being skipped.
-    `policy` says that the bucket's own lifecycle policy or versioning may have changed.
+    `unreadable` is why the event could not be decoded; such an event blocks its stream instead of being skipped.
+    `policy` is set when the bucket's own lifecycle policy or versioning may have changed.
     """
 
     position: Position
@@ -52,7 +52,7 @@ class Event(msgspec.Struct, frozen=True):
 class EventSource(Protocol):
     """The store's log of changes, ordered by position."""
 
-    def read(self, after: Position, until_ns: int) -> AsyncGenerator[Event, None]:
+    def read(self, after: Position, until_ns: int) -> AsyncGenerator[ChangeEvent, None]:
         """Events strictly behind `after` and not later than `until_ns`; ends there, also when nothing happens.
 
         Raises LostLog when the log begins behind `after`, Unavailable when no endpoint answers. The caller may stop
@@ -64,14 +64,14 @@ class EventSource(Protocol):
 
 
 class Family(msgspec.Struct, frozen=True):
-    """All that there is of one key (newest version first), or one upload. `token` says where a walk goes on.
+    """All that there is of one key (newest version first), or one upload. A scan continues behind `token`.
 
-    `unreadable` says why it could not be understood: such a key holds a walk instead of being passed over.
+    `unreadable` is why it could not be read: such a key blocks a scan instead of being skipped.
     """
 
     bucket: str
     key: str
-    entries: tuple[Entry, ...]
+    entries: tuple[ObjectEntry, ...]
     upload_id: str = ""
     token: str = ""
     unreadable: str = ""
@@ -86,7 +86,7 @@ class Lister(Protocol):
         Raises Unavailable, or Corrupt when an entry cannot be understood.
         """
 
-    def walk(self, bucket: str, after: str = "") -> AsyncGenerator[Family, None]:
+    def scan(self, bucket: str, after: str = "") -> AsyncGenerator[Family, None]:
         """Every key and every upload of the bucket once, behind the token `after`. Not a snapshot."""
 
 
@@ -94,16 +94,16 @@ class Removal(StrEnum):
     """What became of the bytes of something that was removed."""
 
     WHOLE = "whole"
-    METADATA_ONLY = "metadata only"  # left to the volume they are on, which goes as a whole when its time is over
+    METADATA_ONLY = "metadata only"  # left to their TTL volume, which is dropped as a whole
 
 
 class Deleter(Protocol):
     """The store's conditional removal."""
 
-    async def delete(self, entry: Entry, verb: Verb) -> Removal:
-        """Removes exactly this entry, in one conditional step where the store offers it, and says how.
+    async def delete(self, entry: ObjectEntry, verb: Verb) -> Removal:
+        """Removes exactly this entry, in one conditional step where the store offers it, and returns how.
 
-        Raises NotFound, Stale (another identity stands there), Denied (object lock), Unavailable, Corrupt or Invalid.
+        Raises NotFound, Stale (the identity changed), Denied (object lock), Unavailable, Corrupt or Invalid.
         """
 
 

@@ -1,48 +1,75 @@
-"""Lifecycle's settings."""
+"""Settings of lifecycle: due dates, limits, retries and leases."""
 
 from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
+from lakebed.core.settings import Contradiction, Section, describe
 from lakebed.lifecycle.model import DAY_S, SECOND_NS, Calendar
-from lakebed.settings import Contradiction, Section, describe
 
 
 class LifecycleSettings(Section, frozen=True):
     section: ClassVar[str] = "lifecycle"
 
-    day_s: Annotated[float, describe("how long a day is; only tests change it")] = float(DAY_S)
+    day_s: Annotated[float, describe("Length of a day in seconds; only tests change it.")] = float(DAY_S)
     rounding: Annotated[
-        Literal["exact", "midnight"], describe("due to the nanosecond, or at the next midnight UTC as on AWS")
+        Literal["exact", "midnight"],
+        describe(
+            "Chooses when an object is due: exact to the nanosecond, or at the next midnight UTC as on AWS.",
+            when="objects must expire at their exact age",
+        ),
     ] = "midnight"
-    small_delay_s: Annotated[float, describe("distance kept to writes under way")] = 60.0
-    flush_lag_s: Annotated[float, describe("how late an event may still appear in the store's log")] = 120.0
-    lookback_s: Annotated[float, describe("how far behind a walk's start its cursors are seeded at least")] = 3600.0
-    retention_s: Annotated[float, describe("how long the store keeps its event log; 0 is for ever")] = 0.0
-    poll_s: Annotated[float, describe("longest time between two looks at policies")] = 60.0
-    concurrency: Annotated[int, describe("deletes under way at once")] = 16
-    deletes_per_s: Annotated[float, describe("most deletes in a second; 0 is no limit")] = 0.0
-    batch: Annotated[int, describe("events or keys resolved together between two checkpoints")] = 256
-    policy_fresh_s: Annotated[float, describe("how old a policy may be when a delete relies on it")] = 1.0
-    pending_max: Annotated[int, describe("exceptions waiting per action before it is demoted to scans")] = 50_000
-    retries_max: Annotated[int, describe("consecutive retries of one place before it becomes a blocker")] = 30
-    retry_age_s: Annotated[float, describe("age of the first retry after which it becomes a blocker")] = 4 * 3600.0
-    lease_s: Annotated[float, describe("how long a silent worker keeps its streams")] = 30.0
-    fold_s: Annotated[float, describe("time between two moves of the ledger into its table; 0 is never")] = 300.0
+    small_delay_s: Annotated[
+        float, describe("Delays a delete by this time, so that writes in progress finish first.")
+    ] = 60.0
+    flush_lag_s: Annotated[float, describe("Limits how late an event may still appear in the store's log.")] = 120.0
+    lookback_s: Annotated[float, describe("Starts the cursors of a scan at least this long before the scan began.")] = (
+        3600.0
+    )
+    retention_s: Annotated[
+        float,
+        describe(
+            "States how long the store keeps its event log; 0 means forever.",
+            when="the filer's log is deleted after some time",
+        ),
+    ] = 0.0
+    poll_s: Annotated[float, describe("Reads policies at least this often.")] = 60.0
+    concurrency: Annotated[int, describe("Limits the deletes in progress at the same time.")] = 16
+    deletes_per_s: Annotated[
+        float,
+        describe("Limits deletes per second; 0 means no limit.", when="deletes slow other users of the store down"),
+    ] = 0.0
+    batch: Annotated[int, describe("Sets how many events or keys are processed between two checkpoints.")] = 256
+    policy_fresh_s: Annotated[float, describe("Limits the age of a policy when a delete depends on it.")] = 1.0
+    pending_max: Annotated[
+        int, describe("Limits the waiting exceptions of one action; beyond it the action switches to scans.")
+    ] = 50_000
+    retries_max: Annotated[int, describe("Limits consecutive retries at one position before it becomes a blocker.")] = (
+        30
+    )
+    retry_age_s: Annotated[
+        float, describe("Limits the age of the first retry before the position becomes a blocker.")
+    ] = 4 * 3600.0
+    lease_s: Annotated[float, describe("Keeps the streams of a worker that stopped reporting for this long.")] = 30.0
+    fold_s: Annotated[float, describe("Moves the ledger into its table at this interval; 0 means never.")] = 300.0
     shared_prefixes: Annotated[
-        str, describe("prefixes of Lakebed's own bucket that rules may touch, comma between; empty: none")
+        str,
+        describe(
+            "Lists prefixes of Lakebed's own bucket that rules may delete from, separated by commas; empty means none.",
+            when="other data is stored in Lakebed's bucket",
+        ),
     ] = ""
-    grace_s: Annotated[float, describe("how long the state of a removed rule is kept")] = 7.0 * DAY_S
+    grace_s: Annotated[float, describe("Keeps the state of a removed rule for this long.")] = 7.0 * DAY_S
 
     def check(self) -> None:
         if any(not part.strip() for part in self.shared_prefixes.split(",")) and self.shared_prefixes:
-            raise Contradiction("lifecycle.shared_prefixes", "lifecycle.shared_prefixes", "a prefix in it is empty")
+            raise Contradiction("lifecycle.shared_prefixes", "lifecycle.shared_prefixes", "contains an empty prefix")
         for name in ("day_s", "poll_s", "lease_s"):
             if getattr(self, name) <= 0:
-                raise Contradiction(f"lifecycle.{name}", f"lifecycle.{name}", "it must be more than 0")
+                raise Contradiction(f"lifecycle.{name}", f"lifecycle.{name}", "must be above 0")
         for name in ("concurrency", "batch", "pending_max", "retries_max"):
             if getattr(self, name) < 1:
-                raise Contradiction(f"lifecycle.{name}", f"lifecycle.{name}", "it must be at least 1")
+                raise Contradiction(f"lifecycle.{name}", f"lifecycle.{name}", "must be at least 1")
 
     @property
     def calendar(self) -> Calendar:

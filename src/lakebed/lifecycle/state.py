@@ -1,14 +1,22 @@
 """What lifecycle keeps between runs: frozen values of three kinds of registers.
 
-One register per bucket holds the state of all its actions and its walk, so that completing a walk is one write.
+One register per bucket holds the state of all its actions and its scan, so that completing a scan is one write.
 One holds the reader's cursors, one the blockers with the retry budgets they grow from.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import msgspec
 
-from lakebed.lifecycle.model import ActionKey, ActionKind, Degraded, Identity, Mode, Position, StreamKind
+from lakebed.lifecycle import paths
+from lakebed.lifecycle.model import ActionKey, ActionKind, Degraded, Mode, ObjectIdentity, Position, StreamKind
+from lakebed.store.register import Register
+from lakebed.store.runtime import StoreRuntime
+
+R = TypeVar("R")
 
 
 class ActionState(msgspec.Struct, frozen=True):
@@ -25,13 +33,13 @@ class ActionState(msgspec.Struct, frozen=True):
     next_scan_ns: int = 0
     cadence_ns: int = 0  # an operator's own cadence; 0 is the kind's
     paused: bool = False
-    delays_ns: tuple[int, ...] = ()  # the sweeps that reach it, as compiled when it was last walked
+    delays_ns: tuple[int, ...] = ()  # the sweeps that reach it, as compiled at its last scan
     predicate: bool = False
-    gone_since_ns: int = 0  # left the policy; forgotten after a grace, so that edit and revert keep progress
+    gone_since_ns: int = 0  # left the policy; dropped after `grace_s`, so that an edit and its revert keep progress
 
 
-class WalkProgress(msgspec.Struct, frozen=True):
-    """A walk under way. It goes on only for the same set of actions; for another it begins again."""
+class ScanProgress(msgspec.Struct, frozen=True):
+    """A scan in progress. It continues only for the same set of actions; for another set it starts over."""
 
     snapshot: str
     started_at_ns: int
@@ -41,32 +49,32 @@ class WalkProgress(msgspec.Struct, frozen=True):
     force_predicate: bool = False
 
 
-class BucketState(msgspec.Struct, frozen=True):
+class BucketLifecycle(msgspec.Struct, frozen=True):
     version: int = 1
     actions: dict[str, ActionState] = {}  # by "rule_hash/KIND"
-    walk: WalkProgress | None = None
-    rescan: bool = False  # asked for: a walk as soon as possible
+    scan: ScanProgress | None = msgspec.field(name="walk", default=None)  # `walk` in the stored object
+    rescan: bool = False  # a scan is requested as soon as possible
     force_delays_ns: tuple[int, ...] = ()
     force_predicate: bool = False
     problem: str = ""  # why the bucket's policy could not be compiled
-    skips: dict[str, str] = {}  # what walks pass by, quarantined by an operator, and why
+    skips: dict[str, str] = {}  # keys that scans skip because an operator quarantined them, and why
 
     def action(self, key: ActionKey) -> ActionState | None:
         return self.actions.get(str(key))
 
-    def having(self, key: ActionKey, state: ActionState) -> BucketState:
+    def having(self, key: ActionKey, state: ActionState) -> BucketLifecycle:
         return msgspec.structs.replace(self, actions={**self.actions, str(key): state})
 
 
-class Wake(msgspec.Struct, frozen=True):
-    """Asks workers for a round now: each that sees another count than it knew begins one."""
+class WakeRequest(msgspec.Struct, frozen=True):
+    """Requests a round now: a worker that reads a new count starts one."""
 
     version: int = 1
     count: int = 0
     who: str = ""
 
 
-class LastTick(msgspec.Struct, frozen=True):
+class LastRound(msgspec.Struct, frozen=True):
     """When a worker last completed a round, and which."""
 
     version: int = 1
@@ -74,8 +82,8 @@ class LastTick(msgspec.Struct, frozen=True):
     who: str = ""
 
 
-def walk_place(key: str, upload_id: str) -> str:
-    """How a walk's key, or an upload, is named among what it passes by."""
+def scan_place(key: str, upload_id: str) -> str:
+    """The name of a key or an upload among those that scans skip."""
     return f"{upload_id}\x00{key}" if upload_id else key
 
 
@@ -98,7 +106,7 @@ class ReaderState(msgspec.Struct, frozen=True):
 
 
 class Stream(msgspec.Struct, frozen=True):
-    """Which place of which stream: the key of blockers and retry budgets."""
+    """A position of a stream: the key of blockers and retry budgets."""
 
     kind: StreamKind
     delay_ns: int = 0
@@ -118,8 +126,8 @@ class Stream(msgspec.Struct, frozen=True):
         return ":".join((self.kind.value, self.bucket, self.action, self.upload_id, self.version_id, self.key))
 
 
-class Budget(msgspec.Struct, frozen=True):
-    """Consecutive retries of one place."""
+class RetryBudget(msgspec.Struct, frozen=True):
+    """Consecutive retries of one position."""
 
     retries: int
     first_ns: int
@@ -127,7 +135,7 @@ class Budget(msgspec.Struct, frozen=True):
 
 
 class Blocker(msgspec.Struct, frozen=True):
-    """A stream that stands still until an operator decides. `rule_hash` is empty when nothing was evaluated yet."""
+    """A position that stops its stream until an operator decides. `rule_hash` is empty when nothing was evaluated."""
 
     blocker_id: str
     stream: Stream
@@ -142,10 +150,10 @@ class Blocker(msgspec.Struct, frozen=True):
     version_id: str = ""
 
 
-class Troubles(msgspec.Struct, frozen=True):
+class BlockerState(msgspec.Struct, frozen=True):
     version: int = 1
     blockers: dict[str, Blocker] = {}
-    budgets: dict[str, Budget] = {}
+    budgets: dict[str, RetryBudget] = {}
     quarantined: tuple[str, ...] = ()
 
 
@@ -155,7 +163,7 @@ class PendingItem(msgspec.Struct, frozen=True):
     key: str
     version_id: str
     due_at_ns: int
-    identity: Identity
+    identity: ObjectIdentity
     upload_id: str = ""
 
     @property
@@ -166,7 +174,7 @@ class PendingItem(msgspec.Struct, frozen=True):
 class Fold(msgspec.Struct, frozen=True):
     """Ledger segments that are being moved into the table. `number` names the move: it is committed once.
 
-    The plan stands until its segments are gone, so a move that was cut off is finished, never begun a second time.
+    The plan stays until its segments are deleted, so an interrupted move is finished, never started twice.
     """
 
     version: int = 1
@@ -184,7 +192,7 @@ class LedgerRow(msgspec.Struct, frozen=True, omit_defaults=True):
     rule_hash: str
     kind: ActionKind
     verb: str
-    identity: Identity
+    identity: ObjectIdentity
     stream: str
     rule_id: str = ""
     version_id: str = ""
@@ -192,3 +200,43 @@ class LedgerRow(msgspec.Struct, frozen=True, omit_defaults=True):
     due_at_ns: int = 0
     outcome: str = ""
     reason: str = ""
+
+
+class LifecycleState:
+    """The registers of lifecycle in a bucket: the reader, the blockers, the ledger move, rounds, and one per bucket."""
+
+    def __init__(self, runtime: StoreRuntime) -> None:
+        self.runtime = runtime
+        self.store, self.clock, self.metrics = runtime.store, runtime.clock, runtime.metrics
+        self.reader: Register[ReaderState] = self._open(paths.READER, ReaderState, ReaderState(), "lifecycle_reader")
+        self.blockers: Register[BlockerState] = self._open(
+            paths.BLOCKERS, BlockerState, BlockerState(), "lifecycle_troubles"
+        )
+        self.fold: Register[Fold] = self._open(paths.FOLD, Fold, Fold(), "lifecycle_fold")
+        self.wake: Register[WakeRequest] = self._open(paths.WAKE, WakeRequest, WakeRequest(), "lifecycle_wake")
+        self.last_round: Register[LastRound] = self._open(paths.LAST_ROUND, LastRound, LastRound(), "lifecycle_tick")
+        self._buckets: dict[str, Register[BucketLifecycle]] = {}
+
+    def bucket(self, name: str) -> Register[BucketLifecycle]:
+        if name not in self._buckets:
+            key = paths.bucket_state(name)
+            self._buckets[name] = self._open(key, BucketLifecycle, BucketLifecycle(), "lifecycle_bucket")
+        return self._buckets[name]
+
+    async def buckets(self) -> list[str]:
+        """Buckets that lifecycle has state of, whether or not they still have a policy."""
+        return list(await self.store.children(paths.BUCKETS))
+
+    def _open(self, key: str, kind: type[R], initial: R, name: str) -> Register[R]:
+        runtime = self.runtime
+        return Register(runtime, key, kind, initial, name=name)
+
+
+def changed(change: Callable[[R], R]) -> Callable[[R], tuple[R, R]]:
+    """A change without a result of its own gives the new value."""
+
+    def decide(value: R) -> tuple[R, R]:
+        after = change(value)
+        return after, after
+
+    return decide

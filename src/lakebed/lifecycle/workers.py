@@ -1,4 +1,4 @@
-"""Lifecycle in a process: opened over a context, with the filers the settings name."""
+"""Lifecycle in a process: its services, opened from a context with the filers of the settings."""
 
 from __future__ import annotations
 
@@ -7,69 +7,63 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from lakebed.context import Context, Worker
-from lakebed.errors import Invalid
+from lakebed.core.context import Context, Worker
+from lakebed.core.errors import Invalid
 from lakebed.filer.client import FilerClient
 from lakebed.filer.settings import FilerSettings
-from lakebed.lifecycle.home import Home
+from lakebed.lifecycle.enforcer import Enforcer
 from lakebed.lifecycle.operator import Operator
+from lakebed.lifecycle.reserved import ReservedKeys
 from lakebed.lifecycle.resolver import Seams
-from lakebed.lifecycle.seaweed_filer import SeaweedLake
+from lakebed.lifecycle.seaweed.store import SeaweedLake
 from lakebed.lifecycle.settings import LifecycleSettings
-from lakebed.lifecycle.shelf import Shelf
-from lakebed.lifecycle.worker import LifecycleWorker
+from lakebed.lifecycle.state import LifecycleState
 from lakebed.store.settings import StoreSettings
 
 
-class Site(msgspec.Struct, frozen=True):
+class LifecycleServices(msgspec.Struct, frozen=True):
     """Everything a command or a worker needs."""
 
     settings: LifecycleSettings
-    shelf: Shelf
+    state: LifecycleState
     lake: SeaweedLake
-    worker: LifecycleWorker
+    enforcer: Enforcer
     operator: Operator
-    home: Home
+    reserved: ReservedKeys
 
 
-def shelf_of(context: Context) -> Shelf:
-    return Shelf(context.store, clock=context.clock, ids=context.ids, metrics=context.metrics)
+def state_of(context: Context) -> LifecycleState:
+    return LifecycleState(context)
 
 
-def home_of(context: Context) -> Home:
-    return Home.of(context.settings.of(StoreSettings), context.settings.of(LifecycleSettings).shared)
+def reserved_of(context: Context) -> ReservedKeys:
+    return ReservedKeys.of(context.settings.of(StoreSettings), context.settings.of(LifecycleSettings).shared)
 
 
 @asynccontextmanager
-async def opened(context: Context) -> AsyncIterator[Site]:
-    """Raises Invalid when no filer is named: rules run on SeaweedFS, through its filer."""
+async def open_services(context: Context) -> AsyncIterator[LifecycleServices]:
+    """Raises Invalid when no filer is configured: rules run on SeaweedFS, through its filer."""
     filers = context.settings.of(FilerSettings)
     if not filers.endpoints:
-        raise Invalid("no filer is named", hint="start a stack (lakebed up), or set filer.grpc to host:port")
+        raise Invalid("no filer is configured", hint="start a stack (lakebed up), or set filer.grpc to host:port")
     settings = context.settings.of(LifecycleSettings)
-    home, shelf = home_of(context), shelf_of(context)
-    filer = FilerClient(
-        filers.endpoints,
-        clock=context.clock,
-        ids=context.ids,
-        timeout_s=filers.timeout_s,
-        unhealthy_s=filers.unhealthy_s,
-    )
-    lake = SeaweedLake(filer, context.clock, context.ids)
-    worker = LifecycleWorker(lake, Seams(lake, lake, lake), shelf, settings, node=context.node, home=home)
+    reserved, state = reserved_of(context), state_of(context)
+    filer = FilerClient.of(filers, context)
+    lake = SeaweedLake(filer, context)
+    worker = Enforcer(lake, Seams(lake, lake, lake), state, settings, node=context.node, reserved=reserved)
     try:
-        yield Site(settings, shelf, lake, worker, Operator(shelf, settings.calendar), home)
+        yield LifecycleServices(settings, state, lake, worker, Operator(state, settings.calendar), reserved)
     finally:
         await lake.close()
 
 
 def workers(context: Context) -> Sequence[Worker]:
-    """One worker where a filer is named, none elsewhere."""
+    """One worker where a filer is configured, none elsewhere."""
     if not context.settings.of(FilerSettings).endpoints:
         return ()
 
     async def run() -> None:
-        async with opened(context) as site:
-            await site.worker.run()
+        async with open_services(context) as services:
+            await services.enforcer.run()
 
     return (Worker("lifecycle", run),)

@@ -1,8 +1,8 @@
-"""The batching producer: what many requests bring goes into few blobs.
+"""The batching producer: many requests share few blobs.
 
-Chunks are buffered until a blob is full or its first chunk has waited long enough; then one flight carries them off.
-Several flights travel at once; the writer's lanes keep each partition in order. Everything buffered or in flight is
-counted, and what would exceed the limit is refused at once with BackPressureRejected, having changed nothing.
+Chunks are buffered until a blob is full or its first chunk has waited long enough; then one flight uploads and commits
+them. Several flights run at once; the writer's sequencers keep each partition in order. Everything buffered or in
+flight is counted; what would exceed the limit is refused at once with BackPressureRejected, and changes nothing.
 """
 
 from __future__ import annotations
@@ -10,46 +10,47 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from lakebed.clock import Clock
-from lakebed.errors import LakebedError, OutcomeUnknown, Unavailable
-from lakebed.log.columns import Columns
+from lakebed.core.errors import LakebedError, OutcomeUnknown, Unavailable
+from lakebed.core.runtime import Runtime
+from lakebed.log.codec import RecordColumns
 from lakebed.log.model import BackPressureRejected, TopicPartition
-from lakebed.log.producers import Chunk
+from lakebed.log.producers import RecordChunk
 from lakebed.log.settings import LogSettings
-from lakebed.log.writer import Appended, Group, Outcome, Writer
-from lakebed.metrics import Metrics
+from lakebed.log.writer import Appended, LogWriter, Outcome, PartitionAppend
 
-Landed = tuple[TopicPartition, int, Columns]  # records, and the offset of the first of them
+AppendedRecords = tuple[TopicPartition, int, RecordColumns]  # records, and the offset of the first of them
 
-NO_OUTCOME = OutcomeUnknown("this broker stopped before it knew whether the records were appended", hint="read")
+NO_OUTCOME = OutcomeUnknown(
+    "this broker stopped before it knew whether the records were appended", hint="read the partition to find out"
+)
 CHUNK_OVERHEAD_BYTES = 64  # so that a flood of tiny chunks is counted too
-GROUP_OVERHEAD_BYTES = 256  # a partition's place in the blob's header, and its batch's own
+GROUP_OVERHEAD_BYTES = 256  # a partition's entry in the blob's header, and the header of its batch
 
 
 class _Request:
-    """Chunks that came together and are answered together: when the last of them has its outcome."""
+    """The chunks of one produce request. Responds once, when the last of them has its outcome."""
 
-    __slots__ = ("_done", "_left", "_outcomes")
+    __slots__ = ("_left", "_outcomes", "_respond")
 
-    def __init__(self, count: int, done: Callable[[Sequence[Outcome]], None]) -> None:
+    def __init__(self, count: int, respond: Callable[[Sequence[Outcome]], None]) -> None:
         self._outcomes: list[Outcome] = [NO_OUTCOME] * count
-        self._left, self._done = count, done
+        self._left, self._respond = count, respond
 
-    def tell(self, index: int, outcome: Outcome) -> None:
+    def complete(self, index: int, outcome: Outcome) -> None:
         self._outcomes[index] = outcome
         self._left -= 1
         if self._left == 0:
-            self._done(self._outcomes)
+            self._respond(self._outcomes)
 
 
 class _Waiting:
     __slots__ = ("chunk", "index", "request")
 
-    def __init__(self, chunk: Chunk, request: _Request, index: int) -> None:
+    def __init__(self, chunk: RecordChunk, request: _Request, index: int) -> None:
         self.chunk, self.request, self.index = chunk, request, index
 
-    def tell(self, outcome: Outcome) -> None:
-        self.request.tell(self.index, outcome)
+    def complete(self, outcome: Outcome) -> None:
+        self.request.complete(self.index, outcome)
 
 
 class _Buffer:
@@ -68,7 +69,7 @@ class _Buffer:
 
 
 class _Slot:
-    """A place among the flights, given back once."""
+    """A slot of a flight, released once."""
 
     def __init__(self, slots: asyncio.Semaphore) -> None:
         self._slots: asyncio.Semaphore | None = slots
@@ -80,36 +81,38 @@ class _Slot:
 
 
 class BatchingProducer:
-    """`landed` is told what each flight has appended, so that the tail cache and long polls see it at once."""
+    """`appended` gets the records of each flight, so that the tail cache and long polls see them at once."""
 
     def __init__(
         self,
-        writer: Writer,
+        runtime: Runtime,
+        writer: LogWriter,
         settings: LogSettings,
         *,
-        clock: Clock,
-        metrics: Metrics,
-        landed: Callable[[Sequence[Landed]], None] = lambda _: None,
+        appended: Callable[[Sequence[AppendedRecords]], None] = lambda _: None,
     ) -> None:
-        self._writer, self._settings, self._clock, self._landed = writer, settings, clock, landed
+        self._writer, self._settings, self._clock, self._appended = writer, settings, runtime.clock, appended
         self._buffer = _Buffer()
         self._due: asyncio.Task[None] | None = None
         self._flights: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(settings.flights_max)
         self._held = 0
         self._closed = False
+        metrics = runtime.metrics
         metrics.gauge("lakebed_log_buffered_bytes").set_function(lambda: self._held)
         self._flushes = metrics.counter("lakebed_log_flushes_total")
         self._refused = metrics.counter("lakebed_log_refused_total")
 
     @property
     def held_bytes(self) -> int:
-        """What is buffered or on its way."""
+        """Bytes that are buffered or in flight."""
         return self._held
 
-    def append(self, groups: Sequence[tuple[TopicPartition, Chunk]], done: Callable[[Sequence[Outcome]], None]) -> None:
-        """Appends each chunk to its partition. `done` is told their outcomes in order, once, now or later."""
-        request = _Request(len(groups), done)
+    def append(
+        self, groups: Sequence[tuple[TopicPartition, RecordChunk]], respond: Callable[[Sequence[Outcome]], None]
+    ) -> None:
+        """Appends each chunk to its partition. Calls `respond` with all outcomes, in order: once, now or later."""
+        request = _Request(len(groups), respond)
         for index, (tp, chunk) in enumerate(groups):
             self._add(tp, _Waiting(chunk, request, index))
 
@@ -117,12 +120,12 @@ class BatchingProducer:
         records = waiting.chunk.records
         size = records.size + records.count * 4 + CHUNK_OVERHEAD_BYTES
         if self._closed:
-            waiting.tell(Unavailable("this broker is stopping"))
+            waiting.complete(Unavailable("this broker is stopping"))
         elif self._held + size > self._settings.buffer_max_bytes:
             self._refused.inc()
-            waiting.tell(
+            waiting.complete(
                 BackPressureRejected(
-                    f"{self._held} bytes are waiting to be written; {size} more would exceed log.buffer_max_bytes",
+                    f"{self._held} bytes are buffered; {size} more would exceed log.buffer_max_bytes",
                     retry_after_s=0.5,
                     hint="retry later, or send to another broker",
                 )
@@ -139,7 +142,7 @@ class BatchingProducer:
                 self._due = asyncio.create_task(self._flush_when_due())
 
     async def drain(self) -> None:
-        """Refuses what comes from now on, and waits for everything that was taken."""
+        """Refuses new requests, and waits for everything that was accepted."""
         self._closed = True
         self._flush()
         while self._flights:
@@ -147,14 +150,14 @@ class BatchingProducer:
         await self._writer.drain()
 
     async def _flush_when_due(self) -> None:
-        # Of the delay only what is left: under load a new task begins late.
+        # Only the rest of the delay: under load a new task starts late.
         await self._clock.sleep(max(0.0, self._buffer.due_s - self._clock.monotonic_s()))
         await self._slots.acquire()  # while every slot is taken, more goes into this blob
         self._due = None
         self._flush(by_time=True)
 
     def _flush(self, *, by_time: bool = False) -> None:
-        """Sends off what is buffered, in a flight of its own."""
+        """Starts a flight with what is buffered."""
         if self._due is not None:
             self._due.cancel()
             self._due = None
@@ -167,8 +170,8 @@ class BatchingProducer:
             self._slots.release()
 
     async def _fly(self, full: _Buffer, by_time: bool) -> None:
-        """One blob and its commits. A full blob gives its slot away once it is uploaded, so the bucket never idles;
-        one that was cut by time keeps it to the end, so that more gathers behind slow commits."""
+        """One blob and its commits. A full blob frees its slot after the upload, so that uploads never pause; one that
+        was flushed by time keeps it to the end, so that more is buffered behind slow commits."""
         groups = list(full.groups.items())
         slot = _Slot(self._slots)
         if not by_time:
@@ -176,7 +179,7 @@ class BatchingProducer:
         try:
             self._flushes.inc()
             outcomes = await self._writer.append_shared(
-                [Group(tp, tuple([waiting.chunk for waiting in group])) for tp, group in groups],
+                [PartitionAppend(tp, tuple([waiting.chunk for waiting in group])) for tp, group in groups],
                 uploaded=slot.leave if not by_time else lambda: None,
             )
         except LakebedError as error:
@@ -184,27 +187,27 @@ class BatchingProducer:
             failed = error.with_traceback(None)
             outcomes = [[failed] * len(group) for _, group in groups]
         except BaseException:
-            self._tell(groups, [[NO_OUTCOME] * len(group) for _, group in groups])
+            self._complete(groups, [[NO_OUTCOME] * len(group) for _, group in groups])
             raise
         finally:
             slot.leave()
             self._held -= full.held
-        self._tell(groups, outcomes)
+        self._complete(groups, outcomes)
 
-    def _tell(
+    def _complete(
         self, groups: Sequence[tuple[TopicPartition, Sequence[_Waiting]]], outcomes: Sequence[Sequence[Outcome]]
     ) -> None:
-        answers = [
+        completed = [
             (tp, waiting, outcome)
             for (tp, group), of_group in zip(groups, outcomes, strict=True)
             for waiting, outcome in zip(group, of_group, strict=True)
         ]
-        self._landed(
+        self._appended(
             [
                 (tp, outcome.start_offset, waiting.chunk.records)
-                for tp, waiting, outcome in answers
+                for tp, waiting, outcome in completed
                 if isinstance(outcome, Appended) and not outcome.duplicate
             ]
         )
-        for _, waiting, outcome in answers:
-            waiting.tell(outcome)
+        for _, waiting, outcome in completed:
+            waiting.complete(outcome)

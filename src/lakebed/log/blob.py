@@ -7,18 +7,20 @@
           the bodies, end to end
 
 `body_offset` counts from the first byte behind the header. Index entries carry `byte_offset`, which counts from the
-start of the object, so a reader needs the header never; only `dump` reads it.
+start of the object, so a reader never needs the header; only `dump` reads it.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
-from lakebed.errors import Corrupt
-from lakebed.log.columns import Buffer
+from lakebed.core.errors import Corrupt
+from lakebed.log import blob, codec
+from lakebed.log.codec import Buffer
 from lakebed.log.model import ENCODING, TopicPartition
 
 MAGIC = b"LLS1"
@@ -26,8 +28,11 @@ VERSION = 1
 PREFIX = struct.Struct(">4sI")
 HEADER_BYTES_MAX = 4 * 1024 * 1024  # tens of thousands of partitions
 
+RECORDS_SHOWN = 5
+BYTES_SHOWN = 60
 
-class Body(msgspec.Struct, frozen=True):
+
+class PartitionBody(msgspec.Struct, frozen=True):
     """One partition's body, still in buffers."""
 
     tp: TopicPartition
@@ -39,8 +44,8 @@ class Body(msgspec.Struct, frozen=True):
         return sum(map(len, self.buffers))
 
 
-class Slice(msgspec.Struct, frozen=True):
-    """Where a body lies in its object."""
+class BlobSlice(msgspec.Struct, frozen=True):
+    """Where a body is in its object."""
 
     byte_offset: int
     byte_length: int
@@ -61,8 +66,8 @@ class BlobHeader(msgspec.Struct, frozen=True):
     partitions: list[PartitionHeader]
 
 
-def encode(bodies: Sequence[Body], created_at_ms: int) -> tuple[bytes, list[Slice]]:
-    """The blob, and where each body lies in it. One copy of the payload."""
+def encode(bodies: Sequence[PartitionBody], created_at_ms: int) -> tuple[bytes, list[BlobSlice]]:
+    """The blob, and the slice of each body in it. Copies the payload once."""
     headers: list[PartitionHeader] = []
     at = 0
     for body in bodies:
@@ -72,11 +77,11 @@ def encode(bodies: Sequence[Body], created_at_ms: int) -> tuple[bytes, list[Slic
     header = msgspec.json.encode(BlobHeader(VERSION, created_at_ms, headers))
     base = PREFIX.size + len(header)
     blob = b"".join([PREFIX.pack(MAGIC, len(header)), header, *[buffer for body in bodies for buffer in body.buffers]])
-    return blob, [Slice(base + header.body_offset, header.body_length) for header in headers]
+    return blob, [BlobSlice(base + header.body_offset, header.body_length) for header in headers]
 
 
 def decode_header(data: Buffer) -> tuple[BlobHeader, int]:
-    """The header and where the bodies begin. Raises Corrupt when it lies about what follows."""
+    """The header, and the offset of the first body. Raises Corrupt when the header does not match the data."""
     if len(data) < PREFIX.size:
         raise Corrupt(f"a shared blob of {len(data)} bytes is shorter than its prefix")
     magic, length = PREFIX.unpack_from(data)
@@ -95,3 +100,33 @@ def decode_header(data: Buffer) -> tuple[BlobHeader, int]:
         if part.body_offset < 0 or part.body_length < 0 or base + part.body_offset + part.body_length > len(data):
             raise Corrupt(f"a shared blob claims a body outside itself, of {part.topic}/{part.partition}")
     return header, base
+
+
+def describe_blob(data: bytes) -> dict[str, Any]:
+    """A shared blob or a batch body, by its magic. Raises Corrupt for anything else."""
+    if data[:4] == blob.MAGIC:
+        header, base = blob.decode_header(data)
+        return {
+            "format": "wal-shared",
+            "version": header.version,
+            "created_at_ms": header.created_at_ms,
+            "partitions": [
+                msgspec.to_builtins(part)
+                | _batch(data[base + part.body_offset : base + part.body_offset + part.body_length])
+                for part in header.partitions
+            ],
+        }
+    if data[:4] == codec.MAGIC:
+        return {"format": "bytes-batch-v1", **_batch(data)}
+    raise Corrupt(f"{data[:4]!r} is the start of neither a shared blob nor a batch")
+
+
+def _batch(body: bytes) -> dict[str, Any]:
+    batch = codec.decode(body)
+    first = batch.records.slice(0, min(RECORDS_SHOWN, batch.records.count))
+    return {
+        "records": batch.records.count,
+        "bytes": batch.records.size,
+        "segments": [msgspec.to_builtins(segment) for segment in batch.segments],
+        "first": [record[:BYTES_SHOWN].decode(errors="backslashreplace") for record in first],
+    }

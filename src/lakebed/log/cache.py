@@ -1,40 +1,52 @@
-"""The tail cache: what this broker has just appended, ready for its consumers. Opportunistic: it may miss, never lie.
+"""The tail cache: records that this broker has just appended, for its consumers. It may miss, but is never wrong.
 
 A partition's records are kept as the columns they came in, in runs without gaps; another broker's append leaves a gap,
-and whoever wants those records goes to the reader. The oldest chunks of all partitions are dropped first.
+and a consumer of those records uses the reader. The oldest chunks of all partitions are dropped first.
 
 What other brokers do to a partition (append, trim, delete, create again) is learned from its control record, which the
 fetcher looks at before the cache may answer. A control record that changed its state after something was cached may
-belong to another life of the partition, in which the same offsets hold other records: then all of it is dropped.
+belong to a partition that was deleted and created again, where the same offsets hold other records: then all of it is
+dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
+import struct
 from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 
-from lakebed.log.columns import WIDTH, Columns
+from lakebed.core.errors import Invalid
+from lakebed.core.metrics import Metrics
+from lakebed.log.codec import WIDTH, RecordColumns, checked
 from lakebed.log.model import NAMES_MAX, Control, TopicPartition
 from lakebed.log.reader import Fetched
-from lakebed.metrics import Metrics
 
-UNKNOWN = -1  # a high watermark that nobody has seen: an empty log has 0
+UNKNOWN = -1  # no high watermark is known; an empty log has 0
 CHUNK_OVERHEAD_BYTES = 256  # so that a flood of tiny chunks is counted too
+
+PREFIX = struct.Struct("<4sI")
+MAGIC = b"LLT1"
+FILES_MAX = 4096  # per partition; looked through in one listing
+WAITING_MAX = 1024  # appends that wait for the disk; further ones are not published
+PRUNE_EVERY = 64  # appends between two looks at how large the folder has become
 
 
 class _Tail:
     def __init__(self) -> None:
         self.starts: list[int] = []
-        self.chunks: list[Columns] = []
+        self.chunks: list[RecordColumns] = []
         self.high_watermark = UNKNOWN
         self.log_start_offset = 1
         self.since_ms: int | None = None  # when the oldest of what is known here was learned
-        self.changed_at_ms = 0  # as the control record said when it was last looked at
-        self.changed: asyncio.Event | None = None  # made when somebody waits
+        self.changed_at_ms = 0  # of the control record when it was last read
+        self.changed: asyncio.Event | None = None  # created when a consumer waits
 
-    def add(self, start: int, records: Columns) -> bool:
+    def add(self, start: int, records: RecordColumns) -> bool:
         if not self.starts or start > self.starts[-1]:  # as nearly always
             self.starts.append(start)
             self.chunks.append(records)
@@ -84,8 +96,8 @@ class TailCache:
         self._misses = metrics.counter("lakebed_log_cache_reads_total").labels(outcome="miss")
         metrics.gauge("lakebed_log_cache_bytes").set_function(lambda: self._bytes)
 
-    def add(self, tp: TopicPartition, start_offset: int, records: Columns, *, at_ms: int) -> None:
-        """Records that stand in the log from `start_offset` on since `at_ms`. Wakes whoever waits for them."""
+    def add(self, tp: TopicPartition, start_offset: int, records: RecordColumns, *, at_ms: int) -> None:
+        """Adds records that are in the log from `start_offset` on since `at_ms`. Wakes consumers that wait for them."""
         tail = self._tail(tp)
         if at_ms < tail.changed_at_ms or not tail.add(start_offset, records):
             return
@@ -99,7 +111,7 @@ class TailCache:
             self._bytes -= held.drop(start) if held is not None else 0
 
     def looked(self, tp: TopicPartition, now: Control, *, at_ms: int) -> None:
-        """What the control record said when it was asked for at `at_ms`."""
+        """Notes the control record that was read at `at_ms`."""
         tail = self._tails.get(tp)
         if tail is not None and tail.since_ms is not None and now.changed_at_ms > tail.since_ms:
             self.forget(tp)
@@ -115,7 +127,7 @@ class TailCache:
         tail.reached(high_watermark)
 
     def read(self, tp: TopicPartition, offset: int, bytes_max: int) -> Fetched | None:
-        """Records from `offset` on, or none of them when it is the known end; None when the reader must be asked."""
+        """Records from `offset` on, or none of them when it is the known end; None when the reader must read them."""
         tail = self._tails.get(tp)
         if tail is None or offset < tail.log_start_offset or offset > tail.high_watermark + 1:
             self._misses.inc()
@@ -145,7 +157,7 @@ class TailCache:
         return [self._tail(tp).change() for tp in tps]
 
     def forget(self, tp: TopicPartition) -> None:
-        """What is known may be wrong: the log was deleted or trimmed."""
+        """Drops what is known: the log was deleted or trimmed."""
         tail = self._tails.pop(tp, None)
         if tail is None:
             return
@@ -165,12 +177,12 @@ class TailCache:
         return found
 
 
-def _held(records: Columns) -> int:
+def _held(records: RecordColumns) -> int:
     return records.size + records.count * WIDTH + CHUNK_OVERHEAD_BYTES
 
 
-def _run(tail: _Tail, offset: int, bytes_max: int) -> tuple[list[Columns], int]:
-    parts: list[Columns] = []
+def _run(tail: _Tail, offset: int, bytes_max: int) -> tuple[list[RecordColumns], int]:
+    parts: list[RecordColumns] = []
     left = bytes_max
     at = bisect_right(tail.starts, offset) - 1
     while 0 <= at < len(tail.chunks):
@@ -188,3 +200,93 @@ def _run(tail: _Tail, offset: int, bytes_max: int) -> tuple[list[Columns], int]:
             break
         at += 1
     return parts, offset
+
+
+class SharedTail:
+    """The tail cache shared by the brokers of one host: a folder at `root` with one file of columns per append.
+
+    A file is written under a hidden name and renamed, so it is always whole. The oldest files are deleted when the
+    folder exceeds `bytes_max`. What is missing or unreadable is read from the bucket. One thread does all of it, so a
+    slow disk delays no append.
+    """
+
+    def __init__(self, root: Path, *, bytes_max: int, node: str) -> None:
+        self._root, self._bytes_max, self._node = root, bytes_max, node
+        self._written = 0
+        self._seen: dict[TopicPartition, set[str]] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="lakebed-tail")
+        self._waiting: set[Future[None]] = set()
+
+    def put(self, tp: TopicPartition, start_offset: int, records: RecordColumns) -> None:
+        """Publishes an append in the background. A full queue or disk, or a missing folder, only costs a cache hit."""
+        if len(self._waiting) < WAITING_MAX:
+            waiting = self._thread.submit(self._put, tp, start_offset, records)
+            self._waiting.add(waiting)
+            waiting.add_done_callback(self._waiting.discard)
+
+    async def new_appends(self, tp: TopicPartition) -> list[tuple[int, RecordColumns, int]]:
+        """Appends that other processes have published since the last look, lowest offset first, and when (ms)."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._new_appends, tp)
+
+    async def close(self) -> None:
+        """Returns when everything is published."""
+        await asyncio.to_thread(self._thread.shutdown)
+
+    def _put(self, tp: TopicPartition, start_offset: int, records: RecordColumns) -> None:
+        folder = self._folder(tp)
+        name = f"{start_offset:020d}-{records.count}"
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            part = folder / f".{name}.{self._node}"
+            part.write_bytes(b"".join([PREFIX.pack(MAGIC, records.count), records.lengths, records.payload]))
+            part.rename(folder / name)
+            self._note(tp, name)
+        self._written += 1
+        if self._written % PRUNE_EVERY == 0:
+            self._prune()
+
+    def _note(self, tp: TopicPartition, name: str) -> None:
+        """A broker that only writes never looks at the folder: its own names are kept while their files are."""
+        seen = self._seen.setdefault(tp, set())
+        seen.add(name)
+        if len(seen) > FILES_MAX:
+            seen &= {file.name for file in self._folder(tp).iterdir()}
+
+    def _new_appends(self, tp: TopicPartition) -> list[tuple[int, RecordColumns, int]]:
+        try:
+            names = sorted(file.name for file in self._folder(tp).iterdir() if not file.name.startswith("."))
+        except OSError:
+            return []
+        seen = self._seen.get(tp, set())
+        found: list[tuple[int, RecordColumns, int]] = []
+        for name in [name for name in names[-FILES_MAX:] if name not in seen]:
+            read = self._read(tp, name)
+            if read is not None:
+                found.append((int(name.partition("-")[0]), *read))
+        self._seen[tp] = set(names)
+        return found
+
+    def _read(self, tp: TopicPartition, name: str) -> tuple[RecordColumns, int] | None:
+        try:
+            file = self._folder(tp) / name
+            data, at_ms = file.read_bytes(), file.stat().st_mtime_ns // 1_000_000
+            magic, count = PREFIX.unpack_from(data)
+            at = PREFIX.size + count * WIDTH
+            if magic != MAGIC or name != f"{int(name.partition('-')[0]):020d}-{count}":
+                return None
+            return checked(count, memoryview(data)[PREFIX.size : at], memoryview(data)[at:]), at_ms
+        except (OSError, ValueError, struct.error, Invalid):
+            return None
+
+    def _prune(self) -> None:
+        with suppress(OSError):
+            files = [(file.stat(), file) for file in self._root.glob("*/*/*") if file.is_file()]
+            size = sum(stat.st_size for stat, _ in files)
+            for stat, file in sorted(files, key=lambda pair: pair[0].st_mtime_ns):
+                if size <= self._bytes_max:
+                    break
+                file.unlink(missing_ok=True)
+                size -= stat.st_size
+
+    def _folder(self, tp: TopicPartition) -> Path:
+        return self._root / tp.topic / str(tp.partition)

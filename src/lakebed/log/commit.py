@@ -1,38 +1,92 @@
-"""The commit of one append to one partition: swaps the control record until the append stands in it.
+"""The commit of one append to one partition: swaps the control record until it contains the append.
 
-An append keeps its id through all attempts, so a swap whose answer was lost is recognised by reading: it stands in
-pending, or its index entry stands where it would have gone. Only where a compaction has merged that place away is the
-outcome unknown, and said to be.
+An append keeps its id through all attempts, so a swap whose response was lost is recognised by reading: the append is
+pending, or its index entry is at its key. Only where a compaction has replaced that entry does it raise
+OutcomeUnknown.
+
+A sequencer keeps the appends of one process to one partition in order. A ticket is taken before the blob is written, so
+blobs are uploaded in parallel. The control record is kept between appends: an uncontended append is one
+compare-and-swap.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from lakebed.errors import LakebedError, OutcomeUnknown, Overloaded, Stale
+from lakebed.core.errors import LakebedError, OutcomeUnknown, Overloaded, Stale
+from lakebed.core.runtime import Runtime
 from lakebed.log import blob, control, paths, producers
 from lakebed.log.control import BlobTooOld
-from lakebed.log.lane import Lane, Materialising
-from lakebed.log.model import Control, LogFenced, Pending, TopicPartition
-from lakebed.log.producers import Chunk, Verdict
+from lakebed.log.model import Control, LogFenced, PendingAppend, TopicPartition
+from lakebed.log.producers import RecordChunk, Verdict
 from lakebed.log.records import SWAPS_MAX, Records, Versioned
-from lakebed.metrics import Metrics
+
+# Index entries of several partitions on their way; the result names those that did not arrive.
+Materialising = asyncio.Task[dict[TopicPartition, LakebedError]]
+
+UncertainAppends = Sequence[PendingAppend]  # appends whose outcome is unknown
 
 
-class Written(msgspec.Struct, frozen=True, gc=False):
+class Sequencer:
+    def __init__(self, tp: TopicPartition) -> None:
+        self.tp = tp
+        self.known: Versioned[Control] | None = None
+        self.materialising: tuple[str, Materialising] | None = None  # whose index entry is on its way
+        self.appends = 0
+        self.waiting = 0
+        self._tail: asyncio.Future[None] | None = None
+
+    def forget(self) -> None:
+        """The known control record may be outdated: the next turn reads it."""
+        self.known, self.materialising = None, None
+
+    def ticket(self) -> Ticket:
+        self.waiting += 1
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        made = Ticket(self, self._tail, done)
+        self._tail = done
+        return made
+
+
+class Ticket:
+    """A turn in the sequence: ready when all earlier tickets have left. `leave` must be called in any case."""
+
+    def __init__(self, sequencer: Sequencer, before: asyncio.Future[None] | None, done: asyncio.Future[None]) -> None:
+        self.sequencer, self._before, self._done = sequencer, before, done
+
+    @property
+    def ready(self) -> bool:
+        """Whether all earlier tickets have left."""
+        return self._before is None or self._before.done()
+
+    def leave(self) -> None:
+        """A ticket that leaves before its turn lets the next one go when its turn comes."""
+        if self._done.done():
+            return
+        if self._before is not None and not self._before.done():
+            self._before.add_done_callback(lambda _: self.leave())
+            return
+        self.sequencer.waiting -= 1
+        self._done.set_result(None)
+
+
+async def any_turn(tickets: Iterable[Ticket]) -> None:
+    """Returns when one of them is ready."""
+    before = [ticket._before for ticket in tickets if ticket._before is not None]
+    await asyncio.wait(before, return_when=asyncio.FIRST_COMPLETED)
+
+
+class UploadedAppend(msgspec.Struct, frozen=True, gc=False):
     """A group's records in the bucket, not committed yet."""
 
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[RecordChunk, ...]
     append_id: str
     data_key: str
-    place: blob.Slice
+    place: blob.BlobSlice
     created_at_ms: int
-
-
-Doubts = Sequence[Pending]  # appends of which an attempt does not know whether they happened
 
 
 class NotFresh(Exception):
@@ -44,144 +98,152 @@ class NotFresh(Exception):
 
 
 class Committer:
-    """Works inside a turn of the lane, which it leaves knowing the control record, or knowing nothing."""
+    """Works inside a turn of the sequencer, which knows the control record afterwards, or nothing."""
 
-    def __init__(self, records: Records, *, producer_memory_s: float, metrics: Metrics) -> None:
+    def __init__(self, runtime: Runtime, records: Records, *, producer_memory_s: float) -> None:
         self._records, self._memory_ms = records, round(producer_memory_s * 1000)
-        self._lost_swaps = metrics.counter("lakebed_log_lost_swaps_total")
+        self._lost_swaps = runtime.metrics.counter("lakebed_log_lost_swaps_total")
 
-    async def append_all(self, turns: Sequence[tuple[Lane, Written]]) -> list[Pending | Doubts]:
+    async def append_all(
+        self, turns: Sequence[tuple[Sequencer, UploadedAppend]]
+    ) -> list[PendingAppend | UncertainAppends]:
         """One attempt for many partitions together, with two calls to meta for all of them.
 
-        Gives each append, or what the attempt leaves in doubt: whoever gets that goes on with `append`.
+        Gives each append, or the appends whose outcome is unknown: the caller continues with `append`.
         """
-        await _arrived([lane.materialising[1] for lane, _ in turns if lane.materialising is not None])
-        planned = [self._planned(lane, written) for lane, written in turns]
+        await _arrived([sequencer.materialising[1] for sequencer, _ in turns if sequencer.materialising is not None])
+        planned = [self._planned(sequencer, written) for sequencer, written in turns]
         swaps = [
-            (lane.tp, after, lane.known.version)
-            for (lane, _), after in zip(turns, planned, strict=True)
-            if after is not None and lane.known is not None
+            (sequencer.tp, after, sequencer.known.version)
+            for (sequencer, _), after in zip(turns, planned, strict=True)
+            if after is not None and sequencer.known is not None
         ]
         swapped = iter(await self._records.swap_all(swaps) if swaps else ())
-        outcomes: list[Pending | Doubts] = []
-        made: list[Lane] = []
-        for (lane, _), after in zip(turns, planned, strict=True):
+        outcomes: list[PendingAppend | UncertainAppends] = []
+        made: list[Sequencer] = []
+        for (sequencer, _), after in zip(turns, planned, strict=True):
             put = next(swapped) if after is not None else None
             if after is None or after.pending is None or put is None:
                 outcomes.append(())
             elif isinstance(put, LakebedError):
                 self._lost_swaps.inc()
-                lane.forget()
+                sequencer.forget()
                 outcomes.append((after.pending,) if isinstance(put, Stale | OutcomeUnknown) else ())
             else:
-                lane.known = put
-                made.append(lane)
+                sequencer.known = put
+                made.append(sequencer)
                 outcomes.append(after.pending)
         self._materialise_later(made)
         return outcomes
 
-    def _materialise_later(self, lanes: Sequence[Lane]) -> None:
-        known = [(lane, lane.known.value) for lane in lanes if lane.known is not None]
-        task = asyncio.create_task(self._records.materialise_all([(lane.tp, now) for lane, now in known]))
+    def _materialise_later(self, sequencers: Sequence[Sequencer]) -> None:
+        known = [(sequencer, sequencer.known.value) for sequencer in sequencers if sequencer.known is not None]
+        task = asyncio.create_task(self._records.materialise_all([(sequencer.tp, now) for sequencer, now in known]))
         task.add_done_callback(_observed)
-        for lane, now in known:
+        for sequencer, now in known:
             assert now.pending is not None
-            lane.appends += 1
-            lane.materialising = (now.pending.append_id, task)
+            sequencer.appends += 1
+            sequencer.materialising = (now.pending.append_id, task)
 
-    async def append(self, lane: Lane, written: Written, doubts: Doubts = ()) -> Pending:
+    async def append(
+        self, sequencer: Sequencer, written: UploadedAppend, doubts: UncertainAppends = ()
+    ) -> PendingAppend:
         """Raises NotFresh, BlobTooOld, LogFenced, Overloaded after too many lost swaps, or OutcomeUnknown."""
         doubts = list(doubts)
         try:
             for attempt in range(SWAPS_MAX):
-                fresh = lane.known is None
-                known = lane.known or await self._read(lane)
-                landed = await self._landed(lane.tp, known.value, written, doubts)
+                fresh = sequencer.known is None
+                known = sequencer.known or await self._read(sequencer)
+                landed = await self._landed(sequencer.tp, known.value, written, doubts)
                 if landed is not None:
                     return landed
                 verdicts = self._judged(known.value, written)
                 if not producers.all_fresh(verdicts):
                     if fresh:
                         raise NotFresh(verdicts)
-                    lane.forget()  # only believed on a fresh read
+                    sequencer.forget()  # only believed on a fresh read
                     continue
-                after = self._after(lane.tp, known.value, written)
-                await self._materialised(lane, known.value)
+                after = self._after(sequencer.tp, known.value, written)
+                await self._materialised(sequencer, known.value)
                 try:
-                    lane.known = await self._records.swap(lane.tp, paths.control(lane.tp), after, known.version)
+                    sequencer.known = await self._records.swap(
+                        sequencer.tp, paths.control(sequencer.tp), after, known.version
+                    )
                 except (Stale, OutcomeUnknown):
                     self._lost_swaps.inc()
-                    lane.forget()
+                    sequencer.forget()
                     if after.pending is not None:
                         doubts.append(after.pending)  # a client below may have retried: Stale is no proof either
                     if attempt:
                         await self._records.pause(attempt)
                     continue
                 assert after.pending is not None
-                self._materialise_later([lane])
+                self._materialise_later([sequencer])
                 return after.pending
         except (LogFenced, BlobTooOld):
-            lane.forget()
+            sequencer.forget()
             raise  # read from a control record in which this append can no longer land
         except LakebedError as error:
-            lane.forget()
+            sequencer.forget()
             if doubts:
-                raise OutcomeUnknown(f"an append to {lane.tp} may have happened: {error.message}") from error
+                raise OutcomeUnknown(f"an append to {sequencer.tp} may have happened: {error.message}") from error
             raise
-        raise Overloaded(f"the control record of {lane.tp} changed under us {SWAPS_MAX} times")
+        raise Overloaded(f"the control record of {sequencer.tp} changed {SWAPS_MAX} times during one append")
 
-    async def settle(self, lanes: Sequence[Lane]) -> None:
-        """Clears pending where it is in the index. What cannot be cleared is left to the next one to come."""
-        await _arrived([lane.materialising[1] for lane in lanes if lane.materialising is not None])
-        swaps: list[tuple[Lane, Control, str]] = []
-        for lane in lanes:
-            known = lane.known
-            if known is not None and known.value.pending is not None and _in_index(lane, known.value):
-                swaps.append((lane, control.cleared(known.value), known.version))
-        made = await self._records.swap_all([(lane.tp, after, version) for lane, after, version in swaps])
-        for (lane, _, _), put in zip(swaps, made, strict=True):
+    async def settle(self, sequencers: Sequence[Sequencer]) -> None:
+        """Clears pending where it is in the index. What fails here is left to the next append."""
+        await _arrived([sequencer.materialising[1] for sequencer in sequencers if sequencer.materialising is not None])
+        swaps: list[tuple[Sequencer, Control, str]] = []
+        for sequencer in sequencers:
+            known = sequencer.known
+            if known is not None and known.value.pending is not None and _in_index(sequencer, known.value):
+                swaps.append((sequencer, control.cleared(known.value), known.version))
+        made = await self._records.swap_all([(sequencer.tp, after, version) for sequencer, after, version in swaps])
+        for (sequencer, _, _), put in zip(swaps, made, strict=True):
             if isinstance(put, LakebedError):
-                lane.forget()
+                sequencer.forget()
             else:
-                lane.known, lane.materialising = put, None
+                sequencer.known, sequencer.materialising = put, None
 
-    async def _read(self, lane: Lane) -> Versioned[Control]:
-        lane.known = await self._records.control(lane.tp)
-        return lane.known
+    async def _read(self, sequencer: Sequencer) -> Versioned[Control]:
+        sequencer.known = await self._records.control(sequencer.tp)
+        return sequencer.known
 
-    async def _materialised(self, lane: Lane, known: Control) -> None:
+    async def _materialised(self, sequencer: Sequencer, known: Control) -> None:
         """Returns once the pending append, ours or another's, is in the index."""
-        under_way, lane.materialising = lane.materialising, None
+        under_way, sequencer.materialising = sequencer.materialising, None
         if known.pending is None:
             return
         if under_way is not None and under_way[0] == known.pending.append_id:
             await _arrived([under_way[1]])
-            if _here(under_way[1], lane.tp):
+            if _here(under_way[1], sequencer.tp):
                 return
-        await self._records.materialise(lane.tp, known)
+        await self._records.materialise(sequencer.tp, known)
 
     async def _landed(
-        self, tp: TopicPartition, now: Control, written: Written, doubts: Sequence[Pending]
-    ) -> Pending | None:
-        """Our own append, when an earlier attempt whose answer was lost has gone through."""
+        self, tp: TopicPartition, now: Control, written: UploadedAppend, doubts: Sequence[PendingAppend]
+    ) -> PendingAppend | None:
+        """Our own append, when an earlier attempt whose response was lost has succeeded."""
         if now.pending is not None and now.pending.append_id == written.append_id:
             return now.pending
         for doubt in doubts:
             if now.sequence_counter < doubt.end_offset:
                 continue
             if doubt.end_offset < now.log_start_offset:
-                raise OutcomeUnknown(f"an append to {tp} may have happened; its place has been trimmed or deleted")
+                raise OutcomeUnknown(f"an append to {tp} may have happened; its offsets were trimmed or deleted")
             for found in await self._records.spans(tp, doubt.end_offset, limit=1):
                 if found.end_offset == doubt.end_offset and found.entry == doubt.entry():
                     return doubt
                 if found.entry.type == "COMPACTED" and found.covers(doubt.end_offset):
-                    raise OutcomeUnknown(f"an append to {tp} may have happened; a compaction has passed over its place")
+                    raise OutcomeUnknown(
+                        f"an append to {tp} may have happened; a compaction has replaced its index entry"
+                    )
         return None
 
-    def _judged(self, now: Control, written: Written) -> list[Verdict]:
+    def _judged(self, now: Control, written: UploadedAppend) -> list[Verdict]:
         return producers.judge(now, written.chunks, now_ms=written.created_at_ms, memory_ms=self._memory_ms)
 
-    def _after(self, tp: TopicPartition, known: Control, written: Written) -> Control:
+    def _after(self, tp: TopicPartition, known: Control, written: UploadedAppend) -> Control:
         return control.append(
             known,
             written.chunks,
@@ -193,26 +255,26 @@ class Committer:
             memory_ms=self._memory_ms,
         )
 
-    def _planned(self, lane: Lane, written: Written) -> Control | None:
+    def _planned(self, sequencer: Sequencer, written: UploadedAppend) -> Control | None:
         """The control record after the append; None where it is not known, not fresh, refused, or not in the index."""
-        if lane.known is None:
+        if sequencer.known is None:
             return None
-        now = lane.known.value
-        if now.pending is not None and not _in_index(lane, now):
+        now = sequencer.known.value
+        if now.pending is not None and not _in_index(sequencer, now):
             return None
         if not producers.all_fresh(self._judged(now, written)):
             return None
         try:
-            return self._after(lane.tp, now, written)
+            return self._after(sequencer.tp, now, written)
         except (LogFenced, BlobTooOld):
             return None
 
 
-def _in_index(lane: Lane, now: Control) -> bool:
+def _in_index(sequencer: Sequencer, now: Control) -> bool:
     """Whether the pending append is known to be in the index."""
     assert now.pending is not None
-    under_way = lane.materialising
-    return under_way is not None and under_way[0] == now.pending.append_id and _here(under_way[1], lane.tp)
+    under_way = sequencer.materialising
+    return under_way is not None and under_way[0] == now.pending.append_id and _here(under_way[1], sequencer.tp)
 
 
 def _here(task: Materialising, tp: TopicPartition) -> bool:
@@ -220,13 +282,13 @@ def _here(task: Materialising, tp: TopicPartition) -> bool:
 
 
 async def _arrived(tasks: Sequence[Materialising]) -> None:
-    """Waits without taking part: who is cancelled here cancels nothing that others wait for."""
+    """Waits for the tasks; a cancelled wait does not cancel them, because others wait for them too."""
     waiting = {task for task in tasks if not task.done()}
     if waiting:
         await asyncio.wait(waiting)
 
 
 def _observed(task: Materialising) -> None:
-    """Its failure is met by whoever awaits it, or made good by whoever comes next."""
+    """A failure is raised where the task is awaited, and repaired by the next append."""
     if not task.cancelled():
         task.exception()

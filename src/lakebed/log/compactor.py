@@ -1,20 +1,20 @@
 """The compactor: many small WAL entries of a partition become one compacted blob. A reader never sees a difference.
 
-`meta/compaction` says what is under way, and every step can be done twice: whoever finds the record, after a crash or
-beside a compactor that was only slow, finishes it. The one conditional write is the swap of the end key's index entry;
-the highest index key of a partition is never deleted.
+`meta/compaction` records the compaction in progress, and every step is idempotent: any compactor that finds the record,
+after a crash or beside a slow compactor, finishes it. The one conditional write is the swap of the end key's index
+entry; the highest index key of a partition is never deleted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
-from lakebed.clock import Clock, now_ms
-from lakebed.errors import AlreadyExists, NotFound, Stale
-from lakebed.ids import Ids
-from lakebed.log import codec, compaction, control, paths
+from lakebed.core.clock import now_ms
+from lakebed.core.errors import AlreadyExists, NotFound, Stale
+from lakebed.log import codec, control, paths
 from lakebed.log.model import (
     ENCODING,
     FIRST_OFFSET,
@@ -22,39 +22,30 @@ from lakebed.log.model import (
     Control,
     Cursor,
     IndexEntry,
-    Span,
+    IndexSpan,
     TopicPartition,
 )
 from lakebed.log.paths import Uris
-from lakebed.log.reader import BlobGone, Reader
+from lakebed.log.reader import BlobGone, LogReader
 from lakebed.log.records import Records, Versioned
 from lakebed.log.settings import LogSettings
-from lakebed.metrics import Metrics
-from lakebed.store.protocol import Store
+from lakebed.store.runtime import StoreRuntime
 
-Done = Literal["compacted", "recovered", "abandoned", "idle"]
+CompactionOutcome = Literal["compacted", "recovered", "abandoned", "idle"]
 
 
 class Compactor:
     def __init__(
-        self,
-        store: Store,
-        records: Records,
-        reader: Reader,
-        uris: Uris,
-        settings: LogSettings,
-        *,
-        clock: Clock,
-        ids: Ids,
-        metrics: Metrics,
+        self, runtime: StoreRuntime, records: Records, reader: LogReader, uris: Uris, settings: LogSettings
     ) -> None:
-        self._store, self._records, self._reader, self._uris = store, records, reader, uris
-        self._settings, self._clock, self._ids = settings, clock, ids
+        self._store, self._records, self._reader, self._uris = runtime.store, records, reader, uris
+        self._settings, self._clock, self._ids = settings, runtime.clock, runtime.ids
+        metrics = runtime.metrics
         self._outcomes = metrics.counter("lakebed_log_compactions_total")
         self._bytes = metrics.counter("lakebed_log_compacted_bytes_total")
         self._seconds = metrics.histogram("lakebed_log_compaction_seconds")
 
-    async def compact_once(self, tp: TopicPartition) -> Done:
+    async def compact_once(self, tp: TopicPartition) -> CompactionOutcome:
         """Recovers what a crash left, or else compacts one range. Safe beside writers, readers and other compactors."""
         done = await self._compact_once(tp)
         self._outcomes.labels(outcome=done).inc()
@@ -67,7 +58,7 @@ class Compactor:
         at = max(cursor.value.offset if cursor else FIRST_OFFSET, now.log_start_offset)
         return max(0, now.next_offset - at)
 
-    async def _compact_once(self, tp: TopicPartition) -> Done:
+    async def _compact_once(self, tp: TopicPartition) -> CompactionOutcome:
         now = await self._recover_pending(tp)
         if now.log_state == "DELETED":
             return "idle"
@@ -83,7 +74,7 @@ class Compactor:
         try:
             created = await self._records.create(tp, paths.compaction(tp), record)
         except AlreadyExists:
-            return "abandoned"  # another compactor was faster; the vacuum takes our blob
+            return "abandoned"  # another compactor was faster; a sweep deletes our blob
         return "compacted" if await self._finish(tp, created) else "abandoned"
 
     async def _recover_pending(self, tp: TopicPartition) -> Control:
@@ -95,16 +86,16 @@ class Compactor:
             cleared = control.cleared(found.value)
             return (await self._records.swap(tp, paths.control(tp), cleared, found.version)).value
         except Stale:
-            return (await self._records.control(tp)).value  # its writer, or another one, went on
+            return (await self._records.control(tp)).value  # a writer has appended meanwhile
 
-    async def _select(self, tp: TopicPartition, now: Control) -> list[Span]:
+    async def _select(self, tp: TopicPartition, now: Control) -> list[IndexSpan]:
         cursor = await self._records.find(tp, paths.cursor(tp), Cursor)
         at = cursor.value.offset if cursor is not None else FIRST_OFFSET
         spans = await self._records.spans(tp, at, limit=self._settings.compact_max_entries + 1)
-        begin = compaction.aligned(at, now.log_start_offset, spans)
+        begin = aligned(at, now.log_start_offset, spans)
         if begin > at:
             await self._advance(tp, begin)
-        return compaction.select(
+        return select(
             begin,
             spans,
             entries_min=self._settings.compact_min_entries,
@@ -112,8 +103,8 @@ class Compactor:
             bytes_max=self._settings.compact_max_bytes,
         )
 
-    async def _rewrite(self, tp: TopicPartition, chosen: list[Span]) -> Compaction | None:
-        """Writes the compacted blob. None when a source vanished: somebody else has compacted or trimmed it."""
+    async def _rewrite(self, tp: TopicPartition, chosen: list[IndexSpan]) -> Compaction | None:
+        """Writes the compacted blob. None when a source vanished: another process has compacted or trimmed it."""
         with self._seconds.labels(stage="rewrite").time():
             try:
                 batches = [await self._reader.batch(span) for span in chosen]
@@ -139,7 +130,7 @@ class Compactor:
         )
 
     async def _finish(self, tp: TopicPartition, record: Versioned[Compaction]) -> bool:
-        """Goes on from the state the record is in. False when its range is no longer there to be compacted."""
+        """Continues from the state of the record. False when its range can no longer be compacted."""
         try:
             if record.value.state == "WRITING_COMPACTED_INDEX":
                 if not await self._overwrite_end(tp, record.value):
@@ -160,17 +151,17 @@ class Compactor:
                 paths.compaction(tp), expected=record.version, partition_key=tp.partition_key
             )
         except Stale:
-            return True  # somebody else is finishing this very compaction
+            return True  # another compactor is finishing this compaction
         return True
 
     async def _overwrite_end(self, tp: TopicPartition, record: Compaction) -> bool:
         key = paths.index(tp, record.end_offset)
         found = await self._records.find(tp, key, IndexEntry)
-        if found is not None and compaction.overwritten(record, found.value):
+        if found is not None and overwritten(record, found.value):
             return True
-        now = (await self._records.control(tp)).value  # after the record stands: see the vacuum
+        now = (await self._records.control(tp)).value  # after the record is written: see the sweeper
         end = _span(record.end_offset, found.value) if found is not None else None
-        if found is None or not compaction.may_overwrite(record, end, now):
+        if found is None or not may_overwrite(record, end, now):
             return False
         try:
             await self._store.head(self._uris.key(record.data_key))
@@ -178,7 +169,7 @@ class Compactor:
         except NotFound:
             return False
         except Stale as error:
-            return error.current is not None and compaction.overwritten(
+            return error.current is not None and overwritten(
                 record, msgspec.json.decode(error.current.value, type=IndexEntry)
             )
         return True
@@ -190,7 +181,7 @@ class Compactor:
         return await self._records.swap(tp, paths.compaction(tp), after, record.version)
 
     async def _advance(self, tp: TopicPartition, offset: int) -> None:
-        """The cursor never goes back, whoever is late."""
+        """The cursor never moves back."""
         found = await self._records.find(tp, paths.cursor(tp), Cursor)
         if found is not None and found.value.offset >= offset:
             return
@@ -203,5 +194,55 @@ class Compactor:
             return  # another compactor moved it; a cursor that stays behind is aligned by the next pass
 
 
-def _span(end_offset: int, entry: IndexEntry) -> Span:
-    return Span(end_offset - entry.msg_count + 1, end_offset, entry)
+def _span(end_offset: int, entry: IndexEntry) -> IndexSpan:
+    return IndexSpan(end_offset - entry.msg_count + 1, end_offset, entry)
+
+
+def aligned(cursor: int, log_start_offset: int, spans: Sequence[IndexSpan]) -> int:
+    """Where to go on from: the cursor, moved past what is trimmed or already compacted.
+
+    `spans` are those that end at the cursor or above. A span that the start of the log cuts through stays whole.
+    """
+    at = cursor
+    for span in spans:
+        if span.end_offset < log_start_offset or (span.entry.type == "COMPACTED" and span.covers(at)):
+            at = max(at, span.end_offset + 1)
+        elif span.start_offset <= at:
+            continue
+        elif span.covers(log_start_offset):
+            at = max(at, span.start_offset)
+    return at
+
+
+def select(
+    at: int, spans: Sequence[IndexSpan], *, entries_min: int, entries_max: int, bytes_max: int
+) -> list[IndexSpan]:
+    """One gapless run of WAL entries that starts exactly at `at`; empty when it is not worth the work."""
+    chosen: list[IndexSpan] = []
+    size = 0
+    for span in spans:
+        if span.end_offset < at:
+            continue
+        size += span.entry.byte_length or 0
+        if span.entry.type != "WAL" or span.start_offset != at or (chosen and size > bytes_max):
+            break
+        chosen.append(span)
+        at = span.end_offset + 1
+        if len(chosen) == entries_max:
+            break
+    full = len(chosen) == entries_max or size > bytes_max
+    return chosen if len(chosen) >= entries_min or (full and len(chosen) > 1) else []
+
+
+def may_overwrite(record: Compaction, end: IndexSpan | None, control: Control) -> bool:
+    """Whether the end key still is the entry that was compacted, and no sweep can have deleted the compacted blob."""
+    return (
+        end is not None
+        and end.entry.type == "WAL"
+        and end.start_offset == record.tail_start_offset
+        and record.created_at_ms > control.vacuum_before_ms
+    )
+
+
+def overwritten(record: Compaction, end: IndexEntry | None) -> bool:
+    return end is not None and end.type == "COMPACTED" and end.data_key == record.data_key

@@ -1,24 +1,42 @@
-"""The JSON contracts of produce and consume: what is taken, what is answered, and with which status."""
+"""The contracts of produce and consume: requests, responses and status codes, as JSON and as binary frames.
+
+A frame is a JSON header, then each partition's columns as they are stored:
+
+    0  4  magic "LLC1"
+    4  4  u32 big-endian header length
+    8     JSON header
+          for each partition of the header, in order: count × u32 little-endian record length, then payload_bytes bytes
+
+A produce request's header is {"topic_partitions": [{topic, partition, count, payload_bytes, producer_id?, sequence?}]};
+a consume response's header is the JSON response with `payload_bytes` in place of `records`.
+"""
 
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
 
-from lakebed.errors import Invalid, LakebedError, Overloaded, Unavailable
+from lakebed.core.errors import Invalid, LakebedError, Overloaded, Unavailable
+from lakebed.core.http import decoder
 from lakebed.log import producers
-from lakebed.log.columns import Columns, columns
+from lakebed.log.codec import WIDTH, Buffer, RecordColumns, checked, columns
 from lakebed.log.model import TopicPartition, topic_partition
-from lakebed.log.producers import Chunk
+from lakebed.log.producers import RecordChunk
 from lakebed.log.reader import Fetched
 from lakebed.log.writer import Appended, Outcome
 
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 Number = Annotated[int, msgspec.Meta(ge=0)]
-LATER = (Overloaded, Unavailable)  # back pressure, a store or meta that is away, an outcome that is not known
+LATER = (Overloaded, Unavailable)  # back pressure, store or meta unavailable, outcome unknown
+
+FRAME_MEDIA_TYPE = "application/vnd.lakebed.columns"
+FRAME_MAGIC = b"LLC1"
+FRAME_PREFIX = struct.Struct(">4sI")
+FRAME_HEADER_BYTES_MAX = 4 * 1024 * 1024
 
 
 class Base64Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,7 +46,7 @@ class Base64Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ProducePartition(msgspec.Struct, frozen=True):
-    """`producer_id` and `sequence` make a retry harmless: the same pair is appended once."""
+    """`producer_id` and `sequence` make retries idempotent: the same pair is appended once."""
 
     topic: Name
     partition: Number
@@ -71,7 +89,7 @@ class ProduceResult(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ConsumeResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`records` has one entry per record, in the form produce takes; a binary answer has them behind its header."""
+    """`records` has one entry per record, in the form produce takes; a binary response has them after its header."""
 
     topic: str
     partition: int
@@ -88,32 +106,32 @@ class ConsumeResult(msgspec.Struct, frozen=True, omit_defaults=True):
     hint: str = ""
 
 
-class Answer(msgspec.Struct, frozen=True):
+class LogResponse(msgspec.Struct, frozen=True):
     results: Sequence[Any]
     success_count: int
     error_count: int
 
 
-def to_chunk(asked: ProducePartition, record_max_bytes: int) -> tuple[TopicPartition, Chunk]:
-    """Raises Invalid for a topic, partition, producer or record that cannot be."""
-    records = [record.encode() if isinstance(record, str) else record.base64 for record in asked.records]
-    return chunk_of(asked.topic, asked.partition, columns(records), asked.producer_id, asked.sequence, record_max_bytes)
+def to_chunk(part: ProducePartition, record_max_bytes: int) -> tuple[TopicPartition, RecordChunk]:
+    """Raises Invalid for an invalid topic, partition, producer or record."""
+    records = [record.encode() if isinstance(record, str) else record.base64 for record in part.records]
+    return chunk_of(part.topic, part.partition, columns(records), part.producer_id, part.sequence, record_max_bytes)
 
 
 def chunk_of(
     topic: str,
     partition: int,
-    records: Columns,
+    records: RecordColumns,
     producer_id: str | None,
     sequence: int | None,
     record_max_bytes: int,
-) -> tuple[TopicPartition, Chunk]:
+) -> tuple[TopicPartition, RecordChunk]:
     if (producer_id is None) != (sequence is None):
-        raise Invalid("producer_id and sequence go together")
+        raise Invalid("producer_id and sequence must be given together")
     if records.size > record_max_bytes and max(memoryview(records.lengths).cast("I")) > record_max_bytes:
         raise Invalid(f"a record is larger than log.record_max_bytes ({record_max_bytes})")
     stamp = producers.check_stamp(producer_id, sequence) if producer_id is not None and sequence is not None else None
-    return topic_partition(topic, partition), Chunk(records, stamp)
+    return topic_partition(topic, partition), RecordChunk(records, stamp)
 
 
 def produced(tp: TopicPartition, outcome: Outcome) -> ProduceResult:
@@ -168,15 +186,15 @@ def shown(record: bytes) -> str | Base64Record:
         return Base64Record(record)
 
 
-def answer(results: Sequence[ProduceResult] | Sequence[ConsumeResult]) -> Answer:
+def response(results: Sequence[ProduceResult] | Sequence[ConsumeResult]) -> LogResponse:
     good = sum(result.ok for result in results)
-    return Answer(results, good, len(results) - good)
+    return LogResponse(results, good, len(results) - good)
 
 
 def status(outcomes: Sequence[object]) -> int:
     """200 when all succeeded; 503 when every one of them may succeed later; 409 for every other failure, whole or part.
 
-    Part of a request is never answered 503: a client that sends all of it again would repeat what succeeded.
+    A partial failure is never 503: a client that sends everything again would repeat what succeeded.
     """
     failed = [outcome for outcome in outcomes if isinstance(outcome, LakebedError)]
     if not failed:
@@ -186,8 +204,70 @@ def status(outcomes: Sequence[object]) -> int:
 
 
 def headers(outcomes: Sequence[object]) -> dict[str, str]:
-    """Retry-After of an answer with status 503."""
+    """Retry-After of a response with status 503."""
     if status(outcomes) != 503:
         return {}
     waits_s = [outcome.retry_after_s for outcome in outcomes if isinstance(outcome, LATER)]
     return {"retry-after": str(max(1, math.ceil(max(waits_s))))}
+
+
+class FramePartition(msgspec.Struct, frozen=True, omit_defaults=True):
+    topic: Annotated[str, msgspec.Meta(min_length=1)]
+    partition: Annotated[int, msgspec.Meta(ge=0)]
+    count: Annotated[int, msgspec.Meta(ge=1)]
+    payload_bytes: Annotated[int, msgspec.Meta(ge=0)]
+    producer_id: str | None = None
+    sequence: int | None = None
+
+
+class FrameHeader(msgspec.Struct, frozen=True):
+    topic_partitions: Annotated[list[FramePartition], msgspec.Meta(min_length=1)]
+
+
+def encode_frame(header: Any, parts: Sequence[RecordColumns]) -> bytes:
+    """A frame with one part for each partition. Copies everything once."""
+    head = msgspec.json.encode(header)
+    buffers: list[Buffer] = [FRAME_PREFIX.pack(FRAME_MAGIC, len(head)), head]
+    for part in parts:
+        buffers += (part.lengths, part.payload)
+    return b"".join(buffers)
+
+
+def encode_frame_groups(header: Any, groups: Sequence[Sequence[RecordColumns]]) -> bytes:
+    """A frame with several parts for each partition: all lengths of a partition, then all its payloads."""
+    head = msgspec.json.encode(header)
+    buffers: list[Buffer] = [FRAME_PREFIX.pack(FRAME_MAGIC, len(head)), head]
+    for parts in groups:
+        buffers += [part.lengths for part in parts]
+        buffers += [part.payload for part in parts]
+    return b"".join(buffers)
+
+
+def decode_frame(body: Buffer) -> list[tuple[FramePartition, RecordColumns]]:
+    """A produce request's partitions, as views on the body. Raises Invalid when lengths do not match."""
+    header, at = decode_frame_header(body, FrameHeader)
+    view = memoryview(body)
+    found: list[tuple[FramePartition, RecordColumns]] = []
+    for part in header.topic_partitions:
+        payload_at = at + part.count * WIDTH
+        end = payload_at + part.payload_bytes
+        if end > len(view):
+            raise Invalid(f"the frame ends before the records of {part.topic}/{part.partition} do")
+        found.append((part, checked(part.count, view[at:payload_at], view[payload_at:end])))
+        at = end
+    if at != len(view):
+        raise Invalid(f"{len(view) - at} bytes follow the last partition of the frame")
+    return found
+
+
+def decode_frame_header(body: Buffer, kind: type[Any]) -> tuple[Any, int]:
+    if len(body) < FRAME_PREFIX.size:
+        raise Invalid("the body is shorter than a frame's prefix")
+    magic, length = FRAME_PREFIX.unpack_from(body)
+    if magic != FRAME_MAGIC or length > FRAME_HEADER_BYTES_MAX or FRAME_PREFIX.size + length > len(body):
+        raise Invalid(f"the body is not a {FRAME_MEDIA_TYPE} frame")
+    try:
+        header = decoder(kind).decode(memoryview(body)[FRAME_PREFIX.size : FRAME_PREFIX.size + length])
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
+        raise Invalid(f"the header of the frame is invalid: {error}") from error
+    return header, FRAME_PREFIX.size + length

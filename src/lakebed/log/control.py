@@ -1,7 +1,8 @@
-"""What may happen to a partition: control in, control out. Pure; the caller makes it true by compare-and-swap.
+"""The state changes of a partition: control record in, control record out. Pure; the caller stores it by
+compare-and-swap.
 
-A pending append is committed the moment it stands in the control record. It must be in the index before the next
-append takes its place: `append` is only asked once that is so.
+An append is committed when it is pending in the control record. It must be in the index before the next append replaces
+it there: only then is `append` called.
 """
 
 from __future__ import annotations
@@ -10,23 +11,23 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lakebed.errors import Conflict
-from lakebed.log.blob import Slice
+from lakebed.core.errors import Conflict
+from lakebed.log.blob import BlobSlice
 from lakebed.log.model import (
     ENCODING,
     Control,
     LogDeleted,
     LogFenced,
     OffsetOutOfRange,
-    Pending,
+    PendingAppend,
     TopicPartition,
     UnknownTopicPartition,
 )
-from lakebed.log.producers import MEMORY_MS, Chunk, remember
+from lakebed.log.producers import MEMORY_MS, RecordChunk, remember
 
 
 class BlobTooOld(Conflict):
-    """The vacuum may have deleted this blob already: write the records again under a new name."""
+    """A sweep may have deleted this blob already: write the records again under a new name."""
 
     code = "blob_too_old"
 
@@ -37,7 +38,7 @@ def opened(now_ms: int) -> Control:
 
 
 def reopened(control: Control, now_ms: int) -> Control:
-    """A deleted partition in use again. Offsets go on: what is left over of its former life lies below its start."""
+    """A deleted partition in use again. Offsets continue: what is left of the deleted log is below the new start."""
     return Control(
         log_state="OPEN",
         sequence_counter=control.sequence_counter,
@@ -51,21 +52,21 @@ def reopened(control: Control, now_ms: int) -> Control:
 
 def append(
     control: Control,
-    chunks: Sequence[Chunk],
+    chunks: Sequence[RecordChunk],
     *,
     tp: TopicPartition,
     append_id: str,
     data_key: str,
-    place: Slice,
+    place: BlobSlice,
     created_at_ms: int,
     memory_ms: int = MEMORY_MS,
 ) -> Control:
-    """The control after appending these chunks, all judged fresh, which lie at `place` in the blob at `data_key`."""
+    """The control after appending these chunks, all judged fresh, at `place` in the blob at `data_key`."""
     demand_open(control, tp)
     if created_at_ms <= control.vacuum_before_ms:
-        raise BlobTooOld(f"a blob of {tp} waited too long to be committed, and may be gone")
+        raise BlobTooOld(f"a blob of {tp} waited too long for its commit and may be deleted")
     count = sum([chunk.records.count for chunk in chunks])
-    pending = Pending(
+    pending = PendingAppend(
         append_id=append_id,
         start_offset=control.next_offset,
         end_offset=control.sequence_counter + count,
@@ -93,7 +94,7 @@ def cleared(control: Control) -> Control:
 
 
 def fenced(control: Control, tp: TopicPartition, *, reason: str, now_ms: int) -> Control:
-    """Takes no appends any more. Idempotent."""
+    """Refuses appends. Idempotent."""
     if control.log_state == "FENCED":
         return control
     demand_open(control, tp)
@@ -109,7 +110,7 @@ def unfenced(control: Control, tp: TopicPartition, *, now_ms: int) -> Control:
 
 
 def deleted(control: Control, *, reason: str, now_ms: int) -> Control:
-    """A tombstone: nothing is readable, and offsets are never given out again. Idempotent."""
+    """A tombstone: nothing is readable, and offsets are never used again. Idempotent."""
     if control.log_state == "DELETED":
         return control
     return Control(
@@ -136,7 +137,7 @@ def trimmed(control: Control, tp: TopicPartition, before_offset: int) -> Control
     return msgspec.structs.replace(control, log_start_offset=before_offset)
 
 
-def vacuumed(control: Control, before_ms: int) -> Control:
+def sweep_announced(control: Control, before_ms: int) -> Control:
     """Blobs made at or before `before_ms` can no longer be committed."""
     if before_ms <= control.vacuum_before_ms:
         return control
@@ -159,7 +160,7 @@ def demand_existing(control: Control, tp: TopicPartition) -> None:
 
 
 def demand_readable(control: Control, tp: TopicPartition, offset: int) -> None:
-    """Raises OffsetOutOfRange unless a reader may stand at `offset`: in the log, or right behind its end.
+    """Raises OffsetOutOfRange unless `offset` is in the log, or right after its end.
 
     Raises UnknownTopicPartition for a deleted one.
     """

@@ -1,7 +1,7 @@
-"""A topic for whoever reads it in bulk: offsets of the log are the feed's, one for each partition.
+"""A topic as a feed for bulk readers such as Spark. The feed's offsets are those of the log, one for each partition.
 
-Planning asks meta and gives slices of blobs; reading fetches those ranges, and needs meta only when a compaction has
-moved the records meanwhile. What was trimmed before it was read is passed over.
+Planning reads meta and gives slices of blobs; reading fetches those ranges, and needs meta only when a compaction has
+moved the records meanwhile. Records that were trimmed before they were read are skipped.
 """
 
 from __future__ import annotations
@@ -12,53 +12,49 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lakebed.context import Context
-from lakebed.errors import Invalid, NotFound
-from lakebed.feed import Limit, Offset, Piece, Wanted, within
-from lakebed.log import resolve
-from lakebed.log.codec import Batch
-from lakebed.log.model import Control, OffsetOutOfRange, Span, TopicPartition, check_topic
-from lakebed.log.paths import LAST_OFFSET, Uris, uris
-from lakebed.log.reader import BlobGone, Reader
+from lakebed.core.context import Context
+from lakebed.core.errors import Invalid, NotFound
+from lakebed.core.feed import FeedFilter, FeedSlice, Limit, Offset, within
+from lakebed.log.codec import RecordBatch
+from lakebed.log.model import Control, IndexSpan, OffsetOutOfRange, TopicPartition, check_topic
+from lakebed.log.paths import LAST_OFFSET, Uris
+from lakebed.log.reader import BlobGone, LogReader, chain_spans
 from lakebed.log.records import PAGE, Records
-from lakebed.meta.connect import connect
-from lakebed.meta.settings import MetaSettings
-from lakebed.store.settings import StoreSettings
+from lakebed.log.services import LogReadServices
 
 MOVES_MAX = 4  # compactions that may overtake one read
 
 
-class Place(msgspec.Struct, frozen=True):
+class RecordRange(msgspec.Struct, frozen=True):
     """The records [first, last] of a partition, and the stored batch they are in."""
 
     tp: TopicPartition
     first: int
     last: int
-    span: Span
+    span: IndexSpan
 
 
 def open_feed(context: Context, options: Mapping[str, str]) -> TopicFeed:
     """`topic`; `start` and `end` (offsets: of all partitions, or JSON by partition; end exclusive)."""
     if "topic" not in options:
         raise Invalid("option topic is missing", hint='.option("topic", "orders")')
-    meta = connect(
-        context.settings.of(MetaSettings),
-        store=context.store,
-        clock=context.clock,
-        ids=context.ids,
-        metrics=context.metrics,
-    )
-    where = context.settings.of(StoreSettings)
-    known = uris(where.url, where.prefix, where.moved_from)
-    records = Records(meta, clock=context.clock, ids=context.ids)
-    reader = Reader(context.store, records, known, metrics=context.metrics, bodies_bytes=0)
+    services = LogReadServices(context)
     bounds = [_bounds(name, options.get(name, "")) for name in ("start", "end")]
-    return TopicFeed(check_topic(options["topic"]), records, reader, known, start=bounds[0], end=bounds[1])
+    return TopicFeed(
+        check_topic(options["topic"]),
+        services.records,
+        services.reader,
+        services.uris,
+        start=bounds[0],
+        end=bounds[1],
+    )
 
 
 class TopicFeed:
-    def __init__(self, topic: str, records: Records, reader: Reader, uris: Uris, *, start: Offset, end: Offset) -> None:
-        """`start` and `end` by partition, "" standing for all others."""
+    def __init__(
+        self, topic: str, records: Records, reader: LogReader, uris: Uris, *, start: Offset, end: Offset
+    ) -> None:
+        """`start` and `end` by partition; "" applies to all others."""
         self._topic, self._records, self._reader, self._uris = topic, records, reader, uris
         self._start, self._end = start, end
 
@@ -80,17 +76,17 @@ class TopicFeed:
         return {str(n): _of(self._start, n, control.log_start_offset) - 1 for n, control in await self._controls()}
 
     async def reach(self, start: Offset, limit: Limit) -> Offset:
-        """A limit of rows is met exactly: records can be counted without being read."""
+        """A limit of rows is exact: records are counted without being read."""
         before: Offset = {}
         ends: Offset = {}
         for n, control in await self._controls():
             before[str(n)] = self._from(start, n, control) - 1
             wanted = min(control.sequence_counter, _of(self._end, n, control.next_offset) - 1)
             ends[str(n)] = max(wanted, before[str(n)])
-        kept = {n: at for n, at in start.items() if n not in ends}  # deleted since: it has no more
+        kept = {n: at for n, at in start.items() if n not in ends}  # deleted since: no more records
         if not limit:
             return {**kept, **ends}
-        pieces = await self._planned(start, ends, Wanted(), limit)
+        pieces = await self._planned(start, ends, FeedFilter(), limit)
         pieces.sort(key=lambda piece: _place(piece).span.entry.appended_at_ms)  # the oldest appends first
         reached = {n: min(ends[n], before[n]) for n in ends} | kept
         objects = rows = size_bytes = 0
@@ -104,12 +100,12 @@ class TopicFeed:
             rows += last - place.first + 1
         return reached
 
-    async def pieces(self, start: Offset, end: Offset, wanted: Wanted) -> list[Piece]:
+    async def slices(self, start: Offset, end: Offset, wanted: FeedFilter) -> list[FeedSlice]:
         return await self._planned(start, end, wanted, Limit())
 
-    async def _planned(self, start: Offset, end: Offset, wanted: Wanted, limit: Limit) -> list[Piece]:
+    async def _planned(self, start: Offset, end: Offset, wanted: FeedFilter, limit: Limit) -> list[FeedSlice]:
         """Of each partition no more than the limit could ever take."""
-        found: list[Piece] = []
+        found: list[FeedSlice] = []
         for n, control in await self._controls():
             first, last = self._from(start, n, control), end.get(str(n), 0)
             first = max(first, wanted.low.get("offset", first))
@@ -117,7 +113,7 @@ class TopicFeed:
             if first > last or not wanted.takes("partition", n):
                 continue
             tp = TopicPartition(self._topic, n)
-            mine: list[Piece] = []
+            mine: list[FeedSlice] = []
             async for span in self._spans(tp, first, last, control):
                 if "time" in wanted.low and span.entry.appended_at_ms < wanted.low["time"].timestamp() * 1000 - 1:
                     continue
@@ -127,10 +123,10 @@ class TopicFeed:
             found += mine
         return found
 
-    async def described(self, piece: Piece) -> Piece:
+    async def described(self, piece: FeedSlice) -> FeedSlice:
         return piece
 
-    async def load(self, piece: Piece, columns: Sequence[str], wanted: Wanted) -> Any:
+    async def load(self, piece: FeedSlice, columns: Sequence[str], wanted: FeedFilter) -> Any:
         import pyarrow as pa
 
         place = _place(piece)
@@ -143,7 +139,7 @@ class TopicFeed:
         """The last offset of each partition."""
         return {str(n): control.sequence_counter for n, control in await self._controls()}
 
-    async def _batches(self, place: Place) -> list[tuple[Span, Batch]]:
+    async def _batches(self, place: RecordRange) -> list[tuple[IndexSpan, RecordBatch]]:
         try:
             return [(place.span, await self._reader.batch(place.span))]
         except BlobGone as gone:
@@ -155,12 +151,12 @@ class TopicFeed:
             except BlobGone as gone:
                 avoid.add(gone.data_key)
             except OffsetOutOfRange as error:
-                raise NotFound(f"{place.tp}: trimmed before it was read: {error.message}") from error
+                raise NotFound(f"{place.tp}: trimmed before the read: {error.message}") from error
         raise NotFound(f"{place.tp}: records {place.first} to {place.last} are not in the bucket")
 
-    async def _moved(self, place: Place, avoid: frozenset[str]) -> list[Span]:
+    async def _moved(self, place: RecordRange, avoid: frozenset[str]) -> list[IndexSpan]:
         """Where the records are now."""
-        spans: list[Span] = []
+        spans: list[IndexSpan] = []
         at = place.first
         while at <= place.last:
             _, more = await self._reader.plan(place.tp, at, LAST_OFFSET, avoid)
@@ -170,7 +166,7 @@ class TopicFeed:
             at = more[-1].end_offset + 1
         return [span for span in spans if span.start_offset <= place.last]
 
-    def _rows(self, place: Place, span: Span, batch: Batch, columns: Sequence[str]) -> Any:
+    def _rows(self, place: RecordRange, span: IndexSpan, batch: RecordBatch, columns: Sequence[str]) -> Any:
         import pyarrow as pa
 
         count, schema = batch.records.count, self.schema()
@@ -202,12 +198,12 @@ class TopicFeed:
                 found.append((tp.partition, control))
         return sorted(found, key=lambda one: one[0])
 
-    async def _spans(self, tp: TopicPartition, first: int, last: int, control: Control) -> AsyncIterator[Span]:
+    async def _spans(self, tp: TopicPartition, first: int, last: int, control: Control) -> AsyncIterator[IndexSpan]:
         """What holds [first, last], page by page of the index."""
         at = first
         while at <= last:
-            found, behind = resolve.chain(at, await self._records.spans(tp, at, limit=PAGE), control)
-            if not found:  # hidden behind entries that a compaction left over: the reader knows its way around them
+            found, behind = chain_spans(at, await self._records.spans(tp, at, limit=PAGE), control)
+            if not found:  # behind entries that a compaction has not deleted yet: the reader skips them
                 _, found = await self._reader.plan(tp, at, LAST_OFFSET)
                 behind = found[-1].end_offset + 1 if found else last + 1
             for span in found:
@@ -216,26 +212,28 @@ class TopicFeed:
             at = behind
 
     def _from(self, start: Offset, partition: int, control: Control) -> int:
-        """The first offset behind `start` that is still there; a partition that `start` does not know is read whole."""
+        """The first offset after `start` that still exists. A partition that is not in `start` is read whole."""
         known = start.get(str(partition), _of(self._start, partition, control.log_start_offset) - 1)
         return max(known + 1, control.log_start_offset)
 
-    def _piece(self, tp: TopicPartition, span: Span, first: int, last: int) -> Piece:
+    def _piece(self, tp: TopicPartition, span: IndexSpan, first: int, last: int) -> FeedSlice:
         first, last = max(first, span.start_offset), min(last, span.end_offset)
-        told = msgspec.json.encode(Place(tp, first, last, span))
+        encoded = msgspec.json.encode(RecordRange(tp, first, last, span))
         key = f"{self._uris.key(span.entry.data_key)} ({tp} {first}-{last})"
-        return Piece(key, last - first + 1, span.entry.byte_length or 0, told)
+        return FeedSlice(key, last - first + 1, span.entry.byte_length or 0, encoded)
 
 
-def _place(piece: Piece) -> Place:
-    return msgspec.json.decode(piece.told, type=Place)
+def _place(piece: FeedSlice) -> RecordRange:
+    return msgspec.json.decode(piece.locator, type=RecordRange)
 
 
 def _bounds(name: str, text: str) -> Offset:
     if not text:
         return {}
     try:
-        return {"": int(text)} if text.isdigit() else msgspec.json.decode(text, type=dict[str, int])
+        return (
+            {"": int(text)} if text.isascii() and text.isdecimal() else msgspec.json.decode(text, type=dict[str, int])
+        )
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise Invalid(f"option {name}: {text!r} is neither an offset nor offsets by partition") from error
 

@@ -1,31 +1,106 @@
 """The fetcher answers a consume request: tail cache first, then the reader, then the long poll.
 
-What a consumer is told is at most `poll_s` older than its request, whether it waits or not. Before the cache answers,
-the partition's control record has been looked at within `poll_s`; where that fails, the caller gets the error and not
-what was known before. This broker's own appends wake a long poll at once.
+What a consumer gets is at most `poll_s` older than its request, whether it waits or not. Before the cache answers, the
+partition's control record was read within `poll_s`; where that fails, the caller gets the error and no cached records.
+This broker's own appends wake a long poll at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
-from lakebed.clock import Clock, now_ms
-from lakebed.errors import LakebedError
+from lakebed.core.clock import Clock, now_ms
+from lakebed.core.errors import LakebedError
+from lakebed.core.runtime import Runtime
 from lakebed.log import control
-from lakebed.log.cache import UNKNOWN, TailCache
-from lakebed.log.columns import Columns
-from lakebed.log.looks import Looks
-from lakebed.log.model import TopicPartition, UnknownTopicPartition
-from lakebed.log.reader import Fetched, Reader
+from lakebed.log.cache import UNKNOWN, SharedTail, TailCache
+from lakebed.log.codec import RecordColumns
+from lakebed.log.model import NAMES_MAX, TopicPartition, UnknownTopicPartition
+from lakebed.log.reader import Fetched, LogReader
 from lakebed.log.settings import LogSettings
-from lakebed.log.shared_cache import SharedTail
+
+CONCURRENT_MAX = 16  # concurrent reads: one consume may name a thousand partitions
 
 
-class Want(msgspec.Struct, frozen=True):
+class _Refresh(NamedTuple):
+    due_s: float  # when it is too old, counted from its start
+    task: asyncio.Task[LakebedError | None]
+
+
+class ControlRefresher:
+    """Reads control records for all consumers of a broker.
+
+    A partition is read by one request at a time, and at most once per `every_s`. An error is kept like a result until
+    the next read is due. `read` reads one control record and raises LakebedError on failure.
+    """
+
+    def __init__(self, read: Callable[[TopicPartition], Awaitable[None]], *, every_s: float, clock: Clock) -> None:
+        self._read, self._every_s, self._clock = read, every_s, clock
+        self._last: OrderedDict[TopicPartition, _Refresh] = OrderedDict()
+        self._gate = asyncio.Semaphore(CONCURRENT_MAX)
+
+    async def fresh(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, LakebedError]:
+        """Returns when every partition was read within `every_s`; gives the errors of those that cannot be."""
+        asked_s = self._clock.monotonic_s()
+        stale = {tp for tp in tps if not self._good(tp, asked_s)}
+        answers = await asyncio.gather(*(self._fresh(tp, asked_s) for tp in stale)) if stale else ()
+        return {tp: error for tp, error in zip(stale, answers, strict=True) if error is not None}
+
+    def due_s(self, tps: Iterable[TopicPartition]) -> float:
+        """When the first of these is read again; infinite when none was read."""
+        return min((self._last[tp].due_s for tp in tps if tp in self._last), default=float("inf"))
+
+    def forget(self, tp: TopicPartition) -> None:
+        """The partition has changed: the next consumer reads it again."""
+        self._last.pop(tp, None)
+
+    def passed(self, tp: TopicPartition) -> None:
+        """The partition was read or appended to: an error of the last read is outdated."""
+        last = self._last.get(tp)
+        if last is not None and last.task.done() and not _succeeded(last.task):
+            del self._last[tp]
+
+    def _good(self, tp: TopicPartition, asked_s: float) -> bool:
+        last = self._last.get(tp)
+        return last is not None and last.due_s > asked_s and last.task.done() and _succeeded(last.task)
+
+    async def _fresh(self, tp: TopicPartition, asked_s: float) -> LakebedError | None:
+        """Joins a read in progress. One that started too early is awaited and followed by another."""
+        while True:
+            last = self._last.get(tp)
+            if last is None or (last.due_s <= asked_s and last.task.done()):
+                last = self._begin(tp)
+            error = await asyncio.shield(last.task)
+            if last.due_s > asked_s:
+                return error
+
+    def _begin(self, tp: TopicPartition) -> _Refresh:
+        task = asyncio.create_task(self._run(tp))
+        made = self._last[tp] = _Refresh(self._clock.monotonic_s() + self._every_s, task)
+        self._last.move_to_end(tp)
+        if len(self._last) > NAMES_MAX:
+            self._last.popitem(last=False)
+        return made
+
+    async def _run(self, tp: TopicPartition) -> LakebedError | None:
+        async with self._gate:
+            try:
+                await self._read(tp)
+            except LakebedError as error:
+                return error
+        return None
+
+
+def _succeeded(task: asyncio.Task[LakebedError | None]) -> bool:
+    return not task.cancelled() and task.exception() is None and task.result() is None
+
+
+class FetchRequest(msgspec.Struct, frozen=True):
     tp: TopicPartition
     offset: int
     bytes_max: int
@@ -34,19 +109,19 @@ class Want(msgspec.Struct, frozen=True):
 class Fetcher:
     def __init__(
         self,
-        reader: Reader,
+        runtime: Runtime,
+        reader: LogReader,
         cache: TailCache,
         settings: LogSettings,
         *,
-        clock: Clock,
         shared: SharedTail | None = None,
     ) -> None:
-        self._reader, self._cache, self._settings, self._clock = reader, cache, settings, clock
+        self._reader, self._cache, self._settings, self._clock = reader, cache, settings, runtime.clock
         self._shared = shared
-        self._looks = Looks(self._look, every_s=settings.poll_s, clock=clock)
+        self._refresher = ControlRefresher(self._refresh, every_s=settings.poll_s, clock=runtime.clock)
 
     async def fetch(
-        self, wants: Sequence[Want], *, bytes_max: int, bytes_min: int = 1, wait_s: float = 0.0
+        self, wants: Sequence[FetchRequest], *, bytes_max: int, bytes_min: int = 1, wait_s: float = 0.0
     ) -> list[Fetched | LakebedError]:
         """An answer for each want: records, an empty one at the end of the log, or why not.
 
@@ -61,23 +136,25 @@ class Fetcher:
             now_s = self._clock.monotonic_s()
             if have >= bytes_min or now_s >= deadline_s or any(isinstance(answer, LakebedError) for answer in answers):
                 return answers
-            await self._woken(events, min(deadline_s, self._looks.due_s(tps), now_s + self._settings.poll_s) - now_s)
+            await self._woken(
+                events, min(deadline_s, self._refresher.due_s(tps), now_s + self._settings.poll_s) - now_s
+            )
 
-    def appended(self, tp: TopicPartition, start_offset: int, records: Columns) -> None:
+    def appended(self, tp: TopicPartition, start_offset: int, records: RecordColumns) -> None:
         """This broker has appended: its own consumers see it at once."""
         self._cache.add(tp, start_offset, records, at_ms=now_ms(self._clock))
-        self._looks.passed(tp)
+        self._refresher.passed(tp)
 
     def forget(self, tp: TopicPartition) -> None:
         """This broker has trimmed or deleted the log."""
         self._cache.forget(tp)
-        self._looks.forget(tp)
+        self._refresher.forget(tp)
 
-    async def _once(self, wants: Sequence[Want], bytes_max: int) -> list[Fetched | LakebedError]:
-        await self._take_news(wants)
+    async def _once(self, wants: Sequence[FetchRequest], bytes_max: int) -> list[Fetched | LakebedError]:
+        await self._add_shared(wants)
         answers: dict[int, Fetched | LakebedError] = {}
-        # Of a partition that is not known the reader asks for the control record itself.
-        unsure = await self._looks.fresh([want.tp for want in wants if self._cache.end(want.tp) != UNKNOWN])
+        # The reader itself reads the control record of a partition that is not in the cache.
+        unsure = await self._refresher.fresh([want.tp for want in wants if self._cache.end(want.tp) != UNKNOWN])
         left = bytes_max
         for index, want in enumerate(wants):
             if want.tp in unsure:
@@ -90,28 +167,30 @@ class Fetcher:
         missing = [index for index in range(len(wants)) if index not in answers]
         if missing and left > 0:
             share = max(1, left // len(missing))
-            asked = [wants[index] for index in missing]
-            read = await self._read([Want(want.tp, want.offset, min(share, want.bytes_max)) for want in asked])
+            left_over = [wants[index] for index in missing]
+            read = await self._read(
+                [FetchRequest(want.tp, want.offset, min(share, want.bytes_max)) for want in left_over]
+            )
             answers |= dict(zip(missing, read, strict=True))
         return [answers.get(index) or await self._nothing(want) for index, want in enumerate(wants)]
 
-    async def _take_news(self, wants: Sequence[Want]) -> None:
-        """What other brokers of this host have appended since, where they share a folder with us."""
+    async def _add_shared(self, wants: Sequence[FetchRequest]) -> None:
+        """What other brokers of this host have appended since, where they share a folder with this one."""
         if self._shared is None:
             return
         for want in wants:
             if want.offset > self._cache.end(want.tp):
-                for start_offset, records, at_ms in await self._shared.news(want.tp):
+                for start_offset, records, at_ms in await self._shared.new_appends(want.tp):
                     self._cache.add(want.tp, start_offset, records, at_ms=at_ms)
 
-    async def _nothing(self, want: Want) -> Fetched | LakebedError:
-        """The answer is full: this partition comes first next time."""
-        error = (await self._looks.fresh([want.tp])).get(want.tp)
+    async def _nothing(self, want: FetchRequest) -> Fetched | LakebedError:
+        """The response is full: this partition gets no records in it."""
+        error = (await self._refresher.fresh([want.tp])).get(want.tp)
         if error is not None:
             return error
         return Fetched(want.offset, want.offset, self._cache.end(want.tp), self._cache.start(want.tp))
 
-    async def _read(self, wants: Sequence[Want]) -> list[Fetched | LakebedError]:
+    async def _read(self, wants: Sequence[FetchRequest]) -> list[Fetched | LakebedError]:
         at_ms = now_ms(self._clock)
         try:
             found: list[Fetched | LakebedError] = [
@@ -124,11 +203,11 @@ class Fetcher:
         for want, answer in zip(wants, found, strict=True):
             if isinstance(answer, Fetched):
                 self._cache.saw(want.tp, answer.high_watermark, answer.log_start_offset, at_ms=at_ms)
-                self._looks.passed(want.tp)
+                self._refresher.passed(want.tp)
         return found
 
-    async def _look(self, tp: TopicPartition) -> None:
-        """Learns what other brokers have done to a partition. Raises when that is not known, or it is deleted."""
+    async def _refresh(self, tp: TopicPartition) -> None:
+        """Reads what other brokers have done to a partition. Raises when it is deleted or the read fails."""
         at_ms = now_ms(self._clock)
         try:
             now = await self._reader.control(tp)

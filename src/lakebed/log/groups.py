@@ -1,7 +1,7 @@
-"""Consumer groups: how far each has come in each partition, and how much is left. One meta entry per partition.
+"""Consumer groups: committed offset and lag of each partition. One meta entry per group and partition.
 
-An offset goes forward, unless a commit says that it is a seek. Whoever claims a partition gets its next generation, and
-a commit that carries another generation is refused: a member that was replaced and does not know it changes nothing.
+A committed offset only moves forward, except by a seek. A member that claims a partition gets its next generation. A
+commit with another generation is refused, so a member that was replaced without noticing changes nothing.
 """
 
 from __future__ import annotations
@@ -10,25 +10,26 @@ from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
-from lakebed.clock import Clock, now_ms
-from lakebed.errors import AlreadyExists, Invalid, OutcomeUnknown, Overloaded, Stale
+from lakebed.core.clock import now_ms
+from lakebed.core.errors import AlreadyExists, Invalid, OutcomeUnknown, Overloaded, Stale
+from lakebed.core.runtime import Runtime
 from lakebed.log import control, paths
 from lakebed.log.model import (
     TOPIC,
-    Committed,
     Control,
     GroupFenced,
+    GroupOffset,
     OffsetMovedBack,
     OffsetOutOfRange,
     TopicPartition,
 )
 from lakebed.log.records import PAGE, SWAPS_MAX, Records, Versioned, decoded
-from lakebed.meta.model import Entry, prefix_end
+from lakebed.meta.model import MetaEntry, prefix_end
 
-NOTHING = Committed(0, 0)  # of a group that has neither committed nor claimed
+NO_OFFSET = GroupOffset(0, 0)  # of a group that has neither committed nor claimed
 
 
-class Progress(msgspec.Struct, frozen=True):
+class GroupProgress(msgspec.Struct, frozen=True):
     group: str
     topic: str
     partition: int
@@ -40,14 +41,14 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class Groups:
-    def __init__(self, records: Records, *, clock: Clock) -> None:
-        self._records, self._clock = records, clock
+    def __init__(self, runtime: Runtime, records: Records) -> None:
+        self._records, self._clock = records, runtime.clock
 
-    async def claim(self, group: str, tp: TopicPartition) -> Committed:
-        """Takes the partition over: every commit with an earlier generation is refused from now on."""
+    async def claim(self, group: str, tp: TopicPartition) -> GroupOffset:
+        """Claims the partition: every commit with an earlier generation is refused from now on."""
         at_ms = now_ms(self._clock)
 
-        def decide(now: Committed, _: Control) -> Committed:
+        def decide(now: GroupOffset, _: Control) -> GroupOffset:
             return msgspec.structs.replace(now, generation=now.generation + 1, committed_at_ms=at_ms)
 
         return await self._change(group, tp, decide)
@@ -61,47 +62,47 @@ class Groups:
         note: str = "",
         generation: int | None = None,
         seek: bool = False,
-    ) -> Committed:
-        """Remembers the next offset the group wants. Repeating a commit is harmless.
+    ) -> GroupOffset:
+        """Stores the next offset the group reads. Idempotent.
 
         Raises OffsetOutOfRange; GroupFenced for a generation that is not the last one; OffsetMovedBack for an offset
-        below the committed one, unless `seek`. A seek without a generation makes a new one, so that a member which
-        still reads elsewhere cannot commit over it.
+        below the committed one, unless `seek`. A seek without a generation starts a new one, so that a member which
+        still reads elsewhere cannot overwrite it.
         """
         at_ms = now_ms(self._clock)
 
-        def decide(now: Committed, log: Control) -> Committed:
+        def decide(now: GroupOffset, log: Control) -> GroupOffset:
             if not 1 <= offset <= log.next_offset:
                 raise OffsetOutOfRange(
-                    f"{tp} ends at {log.sequence_counter}; a group cannot be at {offset}",
+                    f"{tp} ends at {log.sequence_counter}; a group cannot commit {offset}",
                     high_watermark=log.sequence_counter,
                 )
             if generation is not None and generation != now.generation:
                 raise GroupFenced(
                     f"group {group} has generation {now.generation} of {tp}, not {generation}",
-                    hint="another member has taken over: stop, or claim a generation and read on from its offset",
+                    hint="another member has claimed it: stop, or claim a new generation and read from its offset",
                     generation=now.generation,
                 )
-            # A log that was deleted and made anew may end below what a group of its former life had committed.
+            # A log that was deleted and created again may end below what a group had committed before.
             if not seek and offset < now.offset <= log.next_offset:
                 raise OffsetMovedBack(
                     f"group {group} is at {now.offset} of {tp}; a commit of {offset} would move it back",
-                    hint='a commit with "seek": true may go back',
+                    hint='set "seek": true to move back',
                     offset=now.offset,
                 )
             following = now.generation + 1 if seek and generation is None else now.generation
-            return Committed(offset, at_ms, note, following)
+            return GroupOffset(offset, at_ms, note, following)
 
         return await self._change(group, tp, decide)
 
-    async def committed(self, group: str, tp: TopicPartition) -> Committed | None:
-        found = await self._records.find(tp, paths.group_offset(tp, check_group(group)), Committed)
+    async def committed(self, group: str, tp: TopicPartition) -> GroupOffset | None:
+        found = await self._records.find(tp, paths.group_offset(tp, check_group(group)), GroupOffset)
         return found.value if found is not None else None
 
-    async def progress(self, topic: str, group: str = "") -> list[Progress]:
+    async def progress(self, topic: str, group: str = "") -> list[GroupProgress]:
         """Every partition of every group of the topic (or of one), with its lag."""
         logs: dict[TopicPartition, Versioned[Control] | None] = {}
-        rows: list[Progress] = []
+        rows: list[GroupProgress] = []
         async for entry in self._entries(topic, group):
             name, partition = entry.key.split("/")[-2:]
             tp = TopicPartition(topic, int(partition))
@@ -109,11 +110,11 @@ class Groups:
                 logs[tp] = await self._records.find(tp, paths.control(tp), Control)
             found = logs[tp]
             if found is None:
-                continue  # the log is gone, and its groups are going
-            log, at = found.value, decoded(entry, Committed).value
+                continue  # the log was deleted, and its groups are being deleted
+            log, at = found.value, decoded(entry, GroupOffset).value
             behind = log.next_offset - max(at.offset, log.log_start_offset)
             rows.append(
-                Progress(
+                GroupProgress(
                     name,
                     topic,
                     tp.partition,
@@ -127,12 +128,12 @@ class Groups:
         return rows
 
     async def forget(self, topic: str, group: str = "") -> None:
-        """Drops a group's offsets in a topic, or those of all its groups."""
+        """Deletes a group's offsets in a topic, or those of all its groups."""
         async for entry in self._entries(topic, group):
             tp = TopicPartition(topic, int(entry.key.rsplit("/", 1)[-1]))
             await self._records.meta.delete(entry.key, partition_key=tp.partition_key)
 
-    async def _entries(self, topic: str, group: str) -> AsyncIterator[Entry]:
+    async def _entries(self, topic: str, group: str) -> AsyncIterator[MetaEntry]:
         """All of them, page by page."""
         folder = paths.group_folder(topic, check_group(group)) if group else paths.groups_folder(topic)
         start = folder
@@ -145,18 +146,18 @@ class Groups:
             start = page[-1].key + "\0"
 
     async def _change(
-        self, group: str, tp: TopicPartition, decide: Callable[[Committed, Control], Committed]
-    ) -> Committed:
-        """Changes a group's entry by a pure decision, again and again until it sticks.
+        self, group: str, tp: TopicPartition, decide: Callable[[GroupOffset, Control], GroupOffset]
+    ) -> GroupOffset:
+        """Changes a group's entry by a pure decision; retries after a conflict.
 
-        The entry is read before the log: so no offset of the log's present life lies beyond the end that is found.
+        The entry is read before the log, so no committed offset of this log is beyond the end that is read.
         """
         key = paths.group_offset(tp, check_group(group))
         for attempt in range(SWAPS_MAX):
-            found = await self._records.find(tp, key, Committed)
+            found = await self._records.find(tp, key, GroupOffset)
             log = (await self._records.control(tp)).value
             control.demand_existing(log, tp)
-            after = decide(found.value if found is not None else NOTHING, log)
+            after = decide(found.value if found is not None else NO_OFFSET, log)
             try:
                 if found is None:
                     return (await self._records.create(tp, key, after)).value
@@ -168,5 +169,8 @@ class Groups:
 
 def check_group(group: str) -> str:
     if not TOPIC.fullmatch(group):
-        raise Invalid(f"group {group[:80]!r} is not a name", hint="letters, digits, '.', '_' and '-', 200 at most")
+        raise Invalid(
+            f"group {group[:80]!r} is not a valid name",
+            hint="letters, digits, '.', '_' and '-', at most 200 characters",
+        )
     return group

@@ -8,14 +8,14 @@ from typing import Literal
 
 import msgspec
 
-from lakebed.errors import Conflict, Fenced, Invalid, NotFound, Overloaded
+from lakebed.core.errors import Conflict, Fenced, Invalid, NotFound, Overloaded
 
 ENCODING = "bytes-batch-v1"
 FIRST_OFFSET = 1  # offsets count from 1; sequence_counter is the last one given out
 PARTITION_MAX = 99_999
 NAMES_MAX = 16_384  # topic-partitions whose checked names are remembered
 TOPIC = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
-TOPICS_RESERVED = frozenset({"wal-shared", "vacuum"})  # folders of ours beside the topics
+TOPICS_RESERVED = frozenset({"wal-shared", "vacuum"})  # Lakebed's own folders beside the topics
 
 
 class BackPressureRejected(Overloaded):
@@ -43,7 +43,7 @@ class OutOfOrderSequence(Conflict):
 
 
 class UnknownProducer(OutOfOrderSequence):
-    """Nothing is known of this producer here, so nobody can say whether its batch was appended before."""
+    """The partition does not know this producer, so it cannot tell whether the batch was appended before."""
 
     code = "unknown_producer"
 
@@ -59,13 +59,13 @@ class TooManyProducers(Overloaded):
 
 
 class GroupFenced(Fenced):
-    """Another member has taken over this partition of the group: stop, and claim it anew."""
+    """Another member has claimed this partition of the group: stop, or claim it again."""
 
     code = "group_fenced"
 
 
 class OffsetMovedBack(Conflict):
-    """A commit below the committed offset that does not say that it is a seek."""
+    """A commit below the committed offset, without `seek`."""
 
     code = "offset_moved_back"
 
@@ -86,7 +86,7 @@ class TopicPartition(msgspec.Struct, frozen=True, order=True):
 
 @lru_cache(NAMES_MAX)
 def topic_partition(topic: str, partition: int) -> TopicPartition:
-    """Checked from outside: raises Invalid for a name that is no key segment, or a number out of range."""
+    """Validates input. Raises Invalid for a name that is not a key segment, or a number out of range."""
     check_topic(topic)
     if not 0 <= partition <= PARTITION_MAX:
         raise Invalid(f"partition must be 0 to {PARTITION_MAX}, not {partition}")
@@ -96,13 +96,13 @@ def topic_partition(topic: str, partition: int) -> TopicPartition:
 def check_topic(topic: str) -> str:
     if not TOPIC.fullmatch(topic) or topic in TOPICS_RESERVED:
         raise Invalid(
-            f"topic {topic[:80]!r} is not a topic name",
-            hint="a letter or digit, then letters, digits, '.', '_' and '-', 200 at most",
+            f"topic {topic[:80]!r} is not a valid topic name",
+            hint="use a letter or digit, then letters, digits, '.', '_' and '-', at most 200 characters",
         )
     return topic
 
 
-class Pending(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+class PendingAppend(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """An append that is committed and may not be in the index yet."""
 
     append_id: str
@@ -128,7 +128,7 @@ class Pending(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         )
 
 
-class Mark(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class ProducerMark(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One batch of an idempotent producer: its sequence number and where it went.
 
     `crc` is that of its records, 0 in marks of older versions. `at_ms` is set in a producer's last mark alone: when it
@@ -143,19 +143,19 @@ class Mark(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Control(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The truth about one partition. Everything below `pending` is beyond the seed and left out while unused.
+    """The state of one partition, and its only source of truth. Fields after `pending` are left out while unused.
 
-    `vacuum_before_ms` refuses commits of blobs made at or before it: the vacuum has looked, and may delete them.
+    `vacuum_before_ms`: blobs made at or before this time can no longer be committed, because a sweep may delete them.
     `producers` are the last batches of idempotent producers, the longest unused producer first. `forgotten_ms`: a
     producer that was last used at or before this time may have been removed from them.
     """
 
     log_state: Literal["OPEN", "FENCED", "DELETED"]
     sequence_counter: int
-    pending: Pending | None
+    pending: PendingAppend | None
     log_start_offset: int = FIRST_OFFSET
     vacuum_before_ms: int = 0
-    producers: dict[str, list[Mark]] = {}
+    producers: dict[str, list[ProducerMark]] = {}
     changed_at_ms: int = 0
     reason: str = ""
     forgotten_ms: int = 0
@@ -182,7 +182,7 @@ class IndexEntry(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return self.last_append_at_ms or self.created_at_ms
 
 
-class Span(msgspec.Struct, frozen=True, gc=False):
+class IndexSpan(msgspec.Struct, frozen=True, gc=False):
     """An index entry together with the offsets it covers."""
 
     start_offset: int
@@ -200,7 +200,8 @@ class Cursor(msgspec.Struct, frozen=True):
 
 
 class Compaction(msgspec.Struct, frozen=True):
-    """A compaction under way; whoever finds it finishes it. `tail_start_offset`: where the last source entry starts."""
+    """A compaction in progress; any compactor that finds it finishes it. `tail_start_offset`: where the last source
+    entry starts."""
 
     compaction_id: str
     state: Literal["WRITING_COMPACTED_INDEX", "DELETING_OLD", "UPDATING_CURSOR"]
@@ -224,13 +225,13 @@ class Compaction(msgspec.Struct, frozen=True):
         )
 
 
-class Claim(msgspec.Struct, frozen=True):
+class CompactionClaim(msgspec.Struct, frozen=True):
     compactor_id: str
     claimed_at_ms: int
 
 
-class Committed(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How far a consumer group has come: the next offset it wants, 0 when none was committed yet.
+class GroupOffset(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The committed position of a consumer group: the next offset it reads, 0 when nothing was committed yet.
 
     `generation` counts how often a member has claimed the partition; the last one to do so has this number.
     """
@@ -242,7 +243,7 @@ class Committed(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TopicConfig(msgspec.Struct, frozen=True):
-    """What is kept of a topic; 0 keeps everything."""
+    """Retention of a topic; 0 keeps everything."""
 
     retention_s: float = 0.0
     retention_bytes: int = 0

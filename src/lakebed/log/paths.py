@@ -1,4 +1,4 @@
-"""Every key of the log, in meta and in the bucket. Nothing else spells one."""
+"""Every key of the log, in meta and in the bucket. No other module builds one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import msgspec
 
-from lakebed.errors import Corrupt
+from lakebed.core.errors import Corrupt
 from lakebed.log.model import NAMES_MAX, TopicPartition
 
 ROOT = "llog/"
@@ -81,13 +81,13 @@ def compacted_blob(tp: TopicPartition, id: str) -> str:
 
 
 def partition_of(partition_key: str) -> TopicPartition | None:
-    """The partition whose records are routed by this key, or None for one that routes a topic's own."""
+    """The partition whose records are routed by this key, or None for the key of a topic itself."""
     topic, _, number = partition_key.rpartition(":")
     return TopicPartition(topic, int(number)) if topic and number.isdecimal() else None
 
 
 def owner_of(key: str) -> TopicPartition | None:
-    """The partition a key lies under, or None for one that lies under none (a group's, a topic's own)."""
+    """The partition that a key belongs to, or None (a key of a group or of the topic itself)."""
     segments = key.split("/")
     if len(segments) < 5 or segments[0] != "llog" or segments[2] != "partitions" or not segments[3].isdecimal():
         return None
@@ -112,7 +112,7 @@ class Uris(msgspec.Struct, frozen=True):
                 return uri[len(root) :]
         raise Corrupt(
             f"{uri!r} is not under {self.root!r}",
-            hint="store.url or store.prefix has changed: set them back, or name the former place in store.moved_from",
+            hint="store.url or store.prefix has changed: restore them, or set store.moved_from to the former URL",
         )
 
 

@@ -1,4 +1,4 @@
-"""Which batches of idempotent producers are fresh, and what a partition keeps to know it. Pure.
+"""Deduplication of idempotent producers: which batches are new, and what a partition stores to decide it. Pure.
 
 A stamped chunk is appended only where it is certain that it was not appended before; everything else is a duplicate
 with its offsets, or refused. An id that carries its time (a UUID of version 7) is forgotten some time after its last
@@ -15,12 +15,12 @@ from itertools import islice
 
 import msgspec
 
-from lakebed.errors import Invalid, LakebedError
-from lakebed.log.columns import Columns
+from lakebed.core.errors import Invalid, LakebedError
+from lakebed.log.codec import RecordColumns
 from lakebed.log.model import (
     Control,
-    Mark,
     OutOfOrderSequence,
+    ProducerMark,
     SequenceReused,
     TooManyProducers,
     UnknownProducer,
@@ -30,7 +30,7 @@ MARKS_MAX = 5  # batches known of a producer: as many as a client may have in fl
 MARKED_MAX = 200  # producers, the last used ones, of which so many batches are known; of all others the last one
 NAMES_MAX = 1000  # producers with ids that carry no time: these are never forgotten
 PRODUCERS_MAX = 2000  # producers known in all: the record stays below half of what a meta entry may hold (512 KiB)
-MEMORY_MS = 24 * 3600 * 1000  # how long a producer is known after its last batch, unless log.producer_memory_s says
+MEMORY_MS = 24 * 3600 * 1000  # how long a producer is remembered after its last batch; default of log.producer_memory_s
 AHEAD_MS_MAX = 3600 * 1000  # how far in the future an id may have been issued: clocks differ, but not by more
 PRODUCER_ID_BYTES_MAX = 128
 UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
@@ -43,10 +43,10 @@ class Stamp(msgspec.Struct, frozen=True, gc=False):
     sequence: int
 
 
-class Chunk(msgspec.Struct, frozen=True, gc=False):
-    """Records that came together and are answered together. `crc` is theirs, and made only for a stamped chunk."""
+class RecordChunk(msgspec.Struct, frozen=True, gc=False):
+    """Records of one request for one partition. `crc` is computed only for a stamped chunk."""
 
-    records: Columns
+    records: RecordColumns
     stamp: Stamp | None = None
     crc: int = 0
 
@@ -63,7 +63,7 @@ class Fresh(msgspec.Struct, frozen=True, gc=False):
 class Duplicate(msgspec.Struct, frozen=True):
     """Was appended before."""
 
-    mark: Mark
+    mark: ProducerMark
 
 
 class Repeat(msgspec.Struct, frozen=True):
@@ -72,16 +72,16 @@ class Repeat(msgspec.Struct, frozen=True):
     index: int
 
 
-class Refused(msgspec.Struct, frozen=True):
+class RefusedChunk(msgspec.Struct, frozen=True):
     error: LakebedError
 
 
 FRESH = Fresh()
-Verdict = Fresh | Duplicate | Repeat | Refused
+Verdict = Fresh | Duplicate | Repeat | RefusedChunk
 
 
-def judge(control: Control, chunks: Sequence[Chunk], *, now_ms: int, memory_ms: int = MEMORY_MS) -> list[Verdict]:
-    """What becomes of each chunk: a stamped one is fresh only where it is certain that it was not appended before."""
+def judge(control: Control, chunks: Sequence[RecordChunk], *, now_ms: int, memory_ms: int = MEMORY_MS) -> list[Verdict]:
+    """Judges each chunk: a stamped one is fresh only where it is certain that it was not appended before."""
     if all(chunk.stamp is None for chunk in chunks):
         return [FRESH] * len(chunks)
     verdicts: list[Verdict] = []
@@ -97,20 +97,20 @@ def judge(control: Control, chunks: Sequence[Chunk], *, now_ms: int, memory_ms: 
         mark = next((mark for mark in marks if mark.sequence == stamp.sequence), None)
         if stamp in seen:
             same = chunk.crc == chunks[seen[stamp]].crc
-            verdicts.append(Repeat(seen[stamp]) if same else Refused(_reused(stamp)))
+            verdicts.append(Repeat(seen[stamp]) if same else RefusedChunk(_reused(stamp)))
             continue
         if mark is not None:
-            verdicts.append(Duplicate(mark) if mark.crc in (0, chunk.crc) else Refused(_reused(stamp)))
+            verdicts.append(Duplicate(mark) if mark.crc in (0, chunk.crc) else RefusedChunk(_reused(stamp)))
             continue
         expected = last.get(stamp.producer_id, marks[-1].sequence if marks else -1) + 1
         error: LakebedError | None = None
         if not marks and stamp.producer_id not in last:
-            error = _stranger(control, stamp, new, now_ms=now_ms, memory_ms=memory_ms)
+            error = _refuse_unknown(control, stamp, new, now_ms=now_ms, memory_ms=memory_ms)
             new.add(stamp.producer_id)
         elif stamp.sequence != expected:
             error = _out_of_order(stamp, expected)
         if error is not None:
-            verdicts.append(Refused(error))
+            verdicts.append(RefusedChunk(error))
             continue
         seen[stamp], last[stamp.producer_id] = index, stamp.sequence
         verdicts.append(FRESH)
@@ -137,7 +137,9 @@ def issued_ms(producer_id: str) -> int | None:
     return int(producer_id[:8] + producer_id[9:13], 16)
 
 
-def _stranger(control: Control, stamp: Stamp, new: set[str], *, now_ms: int, memory_ms: int) -> LakebedError | None:
+def _refuse_unknown(
+    control: Control, stamp: Stamp, new: set[str], *, now_ms: int, memory_ms: int
+) -> LakebedError | None:
     """Why a producer that is not known here may not append; None when it is certain that it never did.
 
     An id that carries its time was used after that time. So one that was issued after everything that was ever
@@ -146,18 +148,18 @@ def _stranger(control: Control, stamp: Stamp, new: set[str], *, now_ms: int, mem
     at_ms = issued_ms(stamp.producer_id)
     if stamp.sequence != 0:
         return UnknownProducer(
-            f"producer {stamp.producer_id} sent batch {stamp.sequence}, but is not known here",
-            hint="batches count from 0 per partition; a producer that was idle for too long takes a new producer_id",
+            f"unknown producer {stamp.producer_id} sent batch {stamp.sequence}",
+            hint="batches count from 0 per partition; after a long idle time, get a new producer_id (POST /producers)",
             expected=0,
         )
     if at_ms is not None and at_ms <= control.forgotten_ms:
         return UnknownProducer(
-            f"producer_id {stamp.producer_id} is so old that its batches may have been forgotten",
-            hint="take a new producer_id (POST /producers) and begin at 0; read first if an answer is missing",
+            f"producer_id {stamp.producer_id} is older than what this partition remembers",
+            hint="get a new producer_id (POST /producers) and start at 0; if a response is missing, read first",
         )
     if at_ms is not None and at_ms > now_ms + AHEAD_MS_MAX:
         return UnknownProducer(
-            f"producer_id {stamp.producer_id} was issued in the future", hint="take one from POST /producers"
+            f"producer_id {stamp.producer_id} was issued in the future", hint="get one from POST /producers"
         )
     return _no_room(control, stamp, new, now_ms=now_ms, memory_ms=memory_ms)
 
@@ -169,27 +171,27 @@ def _no_room(control: Control, stamp: Stamp, new: set[str], *, now_ms: int, memo
     names = sum([issued_ms(id) is None for id in (*known, *new)])
     if issued_ms(stamp.producer_id) is None and names >= NAMES_MAX:
         return TooManyProducers(
-            f"{names} named producers are known here, and names are never forgotten",
+            f"this partition already has {names} named producers, the limit; names do not expire",
             retry_after_s=60.0,
-            hint="take a producer_id from POST /producers, which carries its time",
+            hint="get a producer_id from POST /producers: it contains its time, so it expires",
         )
     if len(known) + len(new) >= PRODUCERS_MAX:
         return TooManyProducers(
-            f"{len(known)} producers are known here",
+            f"this partition already has {len(known)} active producers, the limit",
             retry_after_s=60.0,
             hint="use fewer producers, more partitions, or a shorter log.producer_memory_s",
         )
     return None
 
 
-def _expired(producer_id: str, marks: Sequence[Mark], now_ms: int, memory_ms: int) -> bool:
+def _expired(producer_id: str, marks: Sequence[ProducerMark], now_ms: int, memory_ms: int) -> bool:
     used_ms = marks[-1].at_ms if marks else 0
     return 0 < used_ms < now_ms - memory_ms and issued_ms(producer_id) is not None
 
 
 def remember(
-    control: Control, chunks: Sequence[Chunk], start_offset: int, now_ms: int, memory_ms: int
-) -> tuple[dict[str, list[Mark]], int]:
+    control: Control, chunks: Sequence[RecordChunk], start_offset: int, now_ms: int, memory_ms: int
+) -> tuple[dict[str, list[ProducerMark]], int]:
     """The producers after these chunks, and up to when producers have been forgotten."""
     if all(chunk.stamp is None for chunk in chunks):
         return control.producers, control.forgotten_ms
@@ -198,18 +200,18 @@ def remember(
         end_offset = start_offset + chunk.records.count - 1
         if chunk.stamp is not None:
             id = chunk.stamp.producer_id
-            marks = [Mark(m.sequence, m.start_offset, m.end_offset, m.crc) for m in after.pop(id, ())]
+            marks = [ProducerMark(m.sequence, m.start_offset, m.end_offset, m.crc) for m in after.pop(id, ())]
             # A clock that issued the id may be ahead of this one: an id is never used before it was issued.
             used_ms = max(now_ms, issued_ms(id) or 0)
-            mark = Mark(chunk.stamp.sequence, start_offset, end_offset, chunk.crc, used_ms)
+            mark = ProducerMark(chunk.stamp.sequence, start_offset, end_offset, chunk.crc, used_ms)
             after[id] = [*marks, mark][-MARKS_MAX:]  # popped and set again: the longest unused comes first
         start_offset = end_offset + 1
     return _bounded(after, control.forgotten_ms, now_ms, memory_ms)
 
 
 def _bounded(
-    producers: dict[str, list[Mark]], forgotten_ms: int, now_ms: int, memory_ms: int
-) -> tuple[dict[str, list[Mark]], int]:
+    producers: dict[str, list[ProducerMark]], forgotten_ms: int, now_ms: int, memory_ms: int
+) -> tuple[dict[str, list[ProducerMark]], int]:
     """Drops what has expired and shortens what is long unused, in place: this is done at each append."""
     for id in [id for id, marks in producers.items() if _expired(id, marks, now_ms, memory_ms)]:
         forgotten_ms = max(forgotten_ms, producers.pop(id)[-1].at_ms)
@@ -221,13 +223,13 @@ def _bounded(
 def _out_of_order(stamp: Stamp, expected: int) -> OutOfOrderSequence:
     return OutOfOrderSequence(
         f"producer {stamp.producer_id} sent batch {stamp.sequence}, but {expected} is next",
-        hint="resend from the missing batch on, or begin at 0 under a new producer_id",
+        hint="resend from the missing batch on, or start at 0 with a new producer_id",
         expected=expected,
     )
 
 
 def _reused(stamp: Stamp) -> SequenceReused:
     return SequenceReused(
-        f"producer {stamp.producer_id} sent other records as batch {stamp.sequence} before",
-        hint="two processes use this producer_id, or a retry was changed: each takes an id of its own",
+        f"producer {stamp.producer_id} already sent other records as batch {stamp.sequence}",
+        hint="use one producer_id per process, and do not change records between retries",
     )

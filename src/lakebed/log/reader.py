@@ -1,7 +1,7 @@
 """The reader: from an offset to its records, through control, sparse index and ranged gets.
 
-A blob that vanishes between the index and the get was compacted or trimmed meanwhile: the index is asked again. What
-the reader gives at an offset never changes, whichever way it is found.
+A blob that vanishes between the index and the get was compacted or trimmed meanwhile: the index is read again. The
+record at an offset never changes.
 """
 
 from __future__ import annotations
@@ -11,17 +11,16 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lakebed.errors import Corrupt, NotFound
-from lakebed.log import codec, control, resolve
-from lakebed.log.codec import Batch
-from lakebed.log.columns import Columns
-from lakebed.log.model import ENCODING, Control, Span, TopicPartition
+from lakebed.core.errors import Corrupt, NotFound
+from lakebed.log import codec, control
+from lakebed.log.codec import RecordBatch, RecordColumns
+from lakebed.log.model import ENCODING, Control, IndexSpan, TopicPartition
 from lakebed.log.paths import Uris
 from lakebed.log.records import PAGE, Records
-from lakebed.metrics import Metrics
 from lakebed.store.protocol import Store
+from lakebed.store.runtime import StoreRuntime
 
-LOOKS_MAX = 4  # times the index is asked again for records whose blob has vanished
+READS_MAX = 4  # times the index is read again for records whose blob has vanished
 ENTRIES_FIRST = 16  # index entries read for one fetch; more when none of them covers the offset
 PAGES_MAX = 64  # pages of index entries looked through for one that covers an offset
 
@@ -33,7 +32,7 @@ class Fetched(msgspec.Struct, frozen=True):
     next_offset: int
     high_watermark: int
     log_start_offset: int
-    parts: tuple[Columns, ...] = ()
+    parts: tuple[RecordColumns, ...] = ()
 
     @property
     def size(self) -> int:
@@ -44,13 +43,13 @@ class Fetched(msgspec.Struct, frozen=True):
         return self.next_offset - self.start_offset
 
 
-class Reader:
-    """Reads any partition. Keeps decoded batches, up to `bodies_bytes`, for whoever reads on."""
+class LogReader:
+    """Reads any partition. Keeps decoded batches, up to `bodies_bytes`, for sequential readers."""
 
-    def __init__(self, store: Store, records: Records, uris: Uris, *, metrics: Metrics, bodies_bytes: int) -> None:
-        self._store, self._records, self._uris = store, records, uris
-        self._bodies = Bodies(bodies_bytes)
-        self._gets = metrics.counter("lakebed_log_reads_total")
+    def __init__(self, runtime: StoreRuntime, records: Records, uris: Uris, *, bodies_bytes: int) -> None:
+        self._store, self._records, self._uris = runtime.store, records, uris
+        self._bodies = BatchCache(bodies_bytes)
+        self._gets = runtime.metrics.counter("lakebed_log_reads_total")
 
     async def control(self, tp: TopicPartition) -> Control:
         return (await self._records.control(tp)).value
@@ -58,14 +57,14 @@ class Reader:
     async def read(self, tp: TopicPartition, offset: int, *, bytes_max: int) -> Fetched:
         """Records from `offset` on, about `bytes_max` of them and at least one where there is one.
 
-        Raises UnknownTopicPartition, OffsetOutOfRange, or Corrupt when stored bytes are not what the index says.
+        Raises UnknownTopicPartition, OffsetOutOfRange, or Corrupt when stored bytes do not match the index.
         """
         return (await self.read_many([(tp, offset, bytes_max)]))[0]
 
     async def read_many(self, wanted: Sequence[tuple[TopicPartition, int, int]]) -> list[Fetched]:
         """Several reads that share downloads: a blob that more than one of them needs is fetched once, whole."""
         avoid: set[str] = set()
-        for _ in range(LOOKS_MAX):
+        for _ in range(READS_MAX):
             plans = [await self.plan(tp, offset, bytes_max, frozenset(avoid)) for tp, offset, bytes_max in wanted]
             try:
                 batches = await self._load([span for _, spans in plans for span in spans])
@@ -80,42 +79,42 @@ class Reader:
 
     async def plan(
         self, tp: TopicPartition, offset: int, bytes_max: int, avoid: frozenset[str] = frozenset()
-    ) -> tuple[Control, list[Span]]:
+    ) -> tuple[Control, list[IndexSpan]]:
         """The control record as it is now, and the spans that hold the records from `offset` on."""
-        for _ in range(LOOKS_MAX):
+        for _ in range(READS_MAX):
             now = await self.control(tp)
             control.demand_readable(now, tp, offset)
             if offset > now.sequence_counter:
                 return now, []
             spans = await self._covering(tp, offset, now, avoid)
             if spans:
-                return now, resolve.within(spans, bytes_max)
+                return now, within(spans, bytes_max)
         raise Corrupt(f"offset {offset} of {tp} is committed, but no index entry with a blob covers it", offset=offset)
 
-    async def _covering(self, tp: TopicPartition, offset: int, now: Control, avoid: frozenset[str]) -> list[Span]:
+    async def _covering(self, tp: TopicPartition, offset: int, now: Control, avoid: frozenset[str]) -> list[IndexSpan]:
         """Empty when nothing covers the offset: it was trimmed since the control record was read, or worse."""
-        seen: list[Span] = []
+        seen: list[IndexSpan] = []
         look_from = offset
         for page in range(PAGES_MAX):
             limit = ENTRIES_FIRST if page == 0 else PAGE
             more = await self._records.spans(tp, look_from, limit=limit)
             seen += more
-            spans, _ = resolve.chain(offset, seen, now, avoid=avoid)
+            spans, _ = chain_spans(offset, seen, now, avoid=avoid)
             if spans or len(more) < limit:
                 return spans
             look_from = more[-1].end_offset + 1
         return []
 
-    async def batch(self, span: Span) -> Batch:
+    async def batch(self, span: IndexSpan) -> RecordBatch:
         """The whole batch behind one index entry. Raises BlobGone."""
         return (await self._load([span]))[_slice_of(span)]
 
-    async def size(self, span: Span) -> int:
+    async def size(self, span: IndexSpan) -> int:
         return await stored_bytes(self._store, self._uris, span)
 
-    async def _load(self, spans: Sequence[Span]) -> dict[tuple[str, int], Batch]:
-        batches: dict[tuple[str, int], Batch] = {}
-        missing: dict[str, list[Span]] = {}
+    async def _load(self, spans: Sequence[IndexSpan]) -> dict[tuple[str, int], RecordBatch]:
+        batches: dict[tuple[str, int], RecordBatch] = {}
+        missing: dict[str, list[IndexSpan]] = {}
         for span in spans:
             kept = self._bodies.get(_slice_of(span))
             if kept is not None:
@@ -129,7 +128,7 @@ class Reader:
                 self._bodies.keep(_slice_of(span), batch, len(body))
         return batches
 
-    async def _download(self, data_key: str, spans: Sequence[Span]) -> list[memoryview]:
+    async def _download(self, data_key: str, spans: Sequence[IndexSpan]) -> list[memoryview]:
         key = self._uris.key(data_key)
         self._gets.inc()
         try:
@@ -143,7 +142,7 @@ class Reader:
         return [_cut(whole, span) for span in spans]
 
 
-async def stored_bytes(store: Store, uris: Uris, span: Span) -> int:
+async def stored_bytes(store: Store, uris: Uris, span: IndexSpan) -> int:
     """How many bytes a span's records take in the bucket; 0 when they are gone."""
     if span.entry.byte_length is not None:
         return span.entry.byte_length
@@ -161,21 +160,21 @@ class BlobGone(Exception):
         self.data_key = data_key
 
 
-class Bodies:
-    """Decoded batches, the longest unused dropped first."""
+class BatchCache:
+    """Decoded batches; the least recently used is dropped first."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max, self._bytes = bytes_max, 0
-        self._kept: OrderedDict[tuple[str, int], tuple[Batch, int]] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, int], tuple[RecordBatch, int]] = OrderedDict()
 
-    def get(self, key: tuple[str, int]) -> Batch | None:
+    def get(self, key: tuple[str, int]) -> RecordBatch | None:
         found = self._kept.get(key)
         if found is None:
             return None
         self._kept.move_to_end(key)
         return found[0]
 
-    def keep(self, key: tuple[str, int], batch: Batch, size: int) -> None:
+    def keep(self, key: tuple[str, int], batch: RecordBatch, size: int) -> None:
         if size > self._bytes_max or key in self._kept:
             return
         self._kept[key] = (batch, size)
@@ -185,11 +184,11 @@ class Bodies:
             self._bytes -= dropped
 
 
-def _slice_of(span: Span) -> tuple[str, int]:
+def _slice_of(span: IndexSpan) -> tuple[str, int]:
     return span.entry.data_key, span.entry.byte_offset or 0
 
 
-def _cut(whole: memoryview, span: Span) -> memoryview:
+def _cut(whole: memoryview, span: IndexSpan) -> memoryview:
     if span.entry.byte_length is None:
         return whole
     start = span.entry.byte_offset or 0
@@ -198,28 +197,28 @@ def _cut(whole: memoryview, span: Span) -> memoryview:
     return whole[start : start + span.entry.byte_length]
 
 
-def _checked(span: Span, body: memoryview) -> Batch:
+def _checked(span: IndexSpan, body: memoryview) -> RecordBatch:
     if span.entry.encoding != ENCODING:
         raise Corrupt(f"{span.entry.data_key} is encoded as {span.entry.encoding!r}; {ENCODING!r} is known")
     batch = codec.decode(body)
     if batch.records.count != span.entry.msg_count:
         raise Corrupt(
-            f"{span.entry.data_key} holds {batch.records.count} records; the index says {span.entry.msg_count}"
+            f"{span.entry.data_key} holds {batch.records.count} records, but the index has {span.entry.msg_count}"
         )
     return batch
 
 
 def _fetched(
-    now: Control, spans: Sequence[Span], batches: dict[tuple[str, int], Batch], offset: int, bytes_max: int
+    now: Control, spans: Sequence[IndexSpan], batches: dict[tuple[str, int], RecordBatch], offset: int, bytes_max: int
 ) -> Fetched:
-    parts: list[Columns] = []
+    parts: list[RecordColumns] = []
     at, left = offset, bytes_max
     for span in spans:
         records = batches[_slice_of(span)].records
         first = at - span.start_offset
         fitting = records.fitting(first, left)
         if fitting == 0 and not parts:
-            fitting = 1  # a record larger than the limit would otherwise stop its reader for ever
+            fitting = 1  # a record larger than the limit would otherwise block its reader
         if fitting == 0:
             break
         part = records.slice(first, first + fitting)
@@ -228,3 +227,39 @@ def _fetched(
         if first + fitting < records.count or left <= 0:
             break
     return Fetched(offset, at, now.sequence_counter, now.log_start_offset, tuple(parts))
+
+
+def pending_span(control: Control) -> IndexSpan | None:
+    """The pending append, which readers can read too."""
+    pending = control.pending
+    return IndexSpan(pending.start_offset, pending.end_offset, pending.entry()) if pending is not None else None
+
+
+def chain_spans(
+    offset: int, spans: Sequence[IndexSpan], control: Control, *, avoid: frozenset[str] = frozenset()
+) -> tuple[list[IndexSpan], int]:
+    """The spans to read one after another from `offset`, and the offset after the last of them."""
+    found: list[IndexSpan] = []
+    last = pending_span(control)
+    usable = [span for span in [*spans, *([last] if last else [])] if span.entry.data_key not in avoid]
+    while offset <= control.sequence_counter:
+        covering = [span for span in usable if span.covers(offset)]
+        if not covering:
+            break
+        best = min(covering, key=lambda span: (span.entry.type != "COMPACTED", -span.end_offset))
+        found.append(best)
+        offset = best.end_offset + 1
+        usable = [span for span in usable if span.end_offset >= offset]
+    return found, offset
+
+
+def within(spans: Sequence[IndexSpan], bytes_max: int) -> list[IndexSpan]:
+    """As many of the first spans as are likely to fill `bytes_max`, at least one. A compacted one fills it alone."""
+    taken: list[IndexSpan] = []
+    size = 0
+    for span in spans:
+        taken.append(span)
+        size += span.entry.byte_length or bytes_max
+        if size >= bytes_max:
+            break
+    return taken

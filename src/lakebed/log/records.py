@@ -7,13 +7,12 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from lakebed.clock import Clock
-from lakebed.errors import AlreadyExists, Corrupt, LakebedError, NotFound, OutcomeUnknown, Overloaded, Stale
-from lakebed.ids import Ids
+from lakebed.core.errors import AlreadyExists, Corrupt, LakebedError, NotFound, OutcomeUnknown, Overloaded, Stale
+from lakebed.core.runtime import Runtime
 from lakebed.log import paths
-from lakebed.log.model import Control, IndexEntry, Span, TopicPartition, UnknownTopicPartition
-from lakebed.meta.model import ABSENT, Entry, Put, prefix_end
-from lakebed.meta.protocol import Grouped, Meta
+from lakebed.log.model import Control, IndexEntry, IndexSpan, TopicPartition, UnknownTopicPartition
+from lakebed.meta.model import ABSENT, MetaEntry, Put, prefix_end
+from lakebed.meta.protocol import GroupedMeta, Meta
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -30,14 +29,14 @@ class Versioned(msgspec.Struct, Generic[T], frozen=True, gc=False):
 class Records:
     """Typed access to one meta store."""
 
-    def __init__(self, meta: Meta, *, clock: Clock, ids: Ids) -> None:
-        self.meta, self._clock, self._ids = meta, clock, ids
+    def __init__(self, runtime: Runtime, meta: Meta) -> None:
+        self.meta, self._clock, self._ids = meta, runtime.clock, runtime.ids
 
     async def control(self, tp: TopicPartition) -> Versioned[Control]:
-        """Raises UnknownTopicPartition for one that nobody has initialised."""
+        """Raises UnknownTopicPartition when the partition does not exist."""
         found = await self.find(tp, paths.control(tp), Control)
         if found is None:
-            raise UnknownTopicPartition(f"{tp} does not exist", hint="a first produce creates it")
+            raise UnknownTopicPartition(f"{tp} does not exist", hint="the first produce creates it")
         return found
 
     async def find(self, tp: TopicPartition, key: str, kind: type[T]) -> Versioned[T] | None:
@@ -47,17 +46,17 @@ class Records:
             return None
 
     async def create(self, tp: TopicPartition, key: str, value: T) -> Versioned[T]:
-        """Raises AlreadyExists when it stands already."""
+        """Raises AlreadyExists."""
         put = await self.meta.put(key, msgspec.json.encode(value), expected=ABSENT, partition_key=tp.partition_key)
         return Versioned(value, put.version)
 
     async def swap(self, tp: TopicPartition, key: str, value: T, version: str) -> Versioned[T]:
-        """Raises Stale when another value stands there."""
+        """Raises Stale when the stored version is another one."""
         put = await self.meta.put(key, msgspec.json.encode(value), expected=version, partition_key=tp.partition_key)
         return Versioned(value, put.version)
 
     async def change(self, tp: TopicPartition, decide: Callable[[Control], Control]) -> Versioned[Control]:
-        """Changes the control record by a pure decision, again and again until it sticks."""
+        """Changes the control record by a pure decision; retries after a conflict."""
         for attempt in range(SWAPS_MAX):
             found = await self.control(tp)
             after = decide(found.value)
@@ -67,7 +66,7 @@ class Records:
                 return await self.swap(tp, paths.control(tp), after, found.version)
             except (Stale, OutcomeUnknown):
                 await self.pause(attempt)
-        raise Overloaded(f"the control record of {tp} changed under us {SWAPS_MAX} times")
+        raise Overloaded(f"the control record of {tp} changed {SWAPS_MAX} times during one change")
 
     async def pause(self, attempt: int) -> None:
         await self._clock.sleep(self._ids.jitter_s(attempt, base_s=SWAP_BASE_S, cap_s=SWAP_CAP_S))
@@ -113,20 +112,20 @@ class Records:
             if isinstance(put, LakebedError) and not isinstance(put, AlreadyExists)
         }
 
-    async def _put_all(self, puts: Sequence[Put]) -> list[Entry | LakebedError]:
+    async def _put_all(self, puts: Sequence[Put]) -> list[MetaEntry | LakebedError]:
         try:
             return await self.meta.put_all(puts)
         except LakebedError as error:
             return [error] * len(puts)
 
-    async def spans(self, tp: TopicPartition, offset: int, *, limit: int) -> list[Span]:
+    async def spans(self, tp: TopicPartition, offset: int, *, limit: int) -> list[IndexSpan]:
         """The index entries that end at `offset` or above, at most `limit`."""
         entries = await self.meta.range(
             paths.index(tp, offset), prefix_end(paths.index_folder(tp)), limit=limit, partition_key=tp.partition_key
         )
         return [span(entry) for entry in entries]
 
-    async def all_spans(self, tp: TopicPartition, offset: int = 0) -> AsyncIterator[Span]:
+    async def all_spans(self, tp: TopicPartition, offset: int = 0) -> AsyncIterator[IndexSpan]:
         while True:
             page = await self.spans(tp, offset, limit=PAGE)
             for found in page:
@@ -137,7 +136,7 @@ class Records:
 
     async def partitions(self, topic: str = "") -> AsyncIterator[TopicPartition]:
         """Every partition that has anything in meta: by the groups' names, or by skipping from one to the next."""
-        if isinstance(self.meta, Grouped):
+        if isinstance(self.meta, GroupedMeta):
             for name in await self.meta.groups():
                 named = paths.partition_of(name)
                 if named is not None and topic in ("", named.topic):
@@ -158,23 +157,25 @@ class Records:
 
 
 def _behind(key: str) -> str:
-    """Where to look on behind a key that belongs to a topic, not to a partition."""
+    """Where the scan continues after a key that belongs to a topic, not to a partition."""
     segments = key.split("/")
     if len(segments) > 3 and segments[2] == "groups":
         return prefix_end(paths.groups_folder(segments[1]))
     return key + "\0"
 
 
-def decoded(entry: Entry, kind: type[T]) -> Versioned[T]:
+def decoded(entry: MetaEntry, kind: type[T]) -> Versioned[T]:
     try:
         return Versioned(msgspec.json.decode(entry.value, type=kind), entry.version)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
         raise Corrupt(
-            f"{entry.key!r} does not decode: {error}", hint="nothing was changed; look at the entry", key=entry.key
+            f"{entry.key!r} does not decode: {error}",
+            hint="nothing was changed; inspect the entry with lakebed meta get",
+            key=entry.key,
         ) from error
 
 
-def span(entry: Entry) -> Span:
+def span(entry: MetaEntry) -> IndexSpan:
     value = decoded(entry, IndexEntry).value
     end_offset = paths.index_offset(entry.key)
-    return Span(end_offset - value.msg_count + 1, end_offset, value)
+    return IndexSpan(end_offset - value.msg_count + 1, end_offset, value)

@@ -1,57 +1,102 @@
-"""How the log batches, caches, compacts and keeps."""
+"""Settings of the log: batching, caches, compaction and retention."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from lakebed.settings import Contradiction, Section, describe
+from lakebed.core.settings import Contradiction, Section, describe
 
 
 class LogSettings(Section, frozen=True):
     section: ClassVar[str] = "log"
 
-    roles: Annotated[Literal["both", "write", "read"], describe("what this broker answers")] = "both"
-    batch_max_bytes: Annotated[int, describe("a blob is written before it would grow larger")] = 4 * 1024 * 1024
-    batch_max_delay_ms: Annotated[float, describe("or when its first record has waited this long")] = 5.0
-    flights_max: Annotated[int, describe("blobs on their way to the bucket at once")] = 6
-    buffer_max_bytes: Annotated[int, describe("records waiting in one broker before produce is refused")] = (
-        64 * 1024 * 1024
+    roles: Annotated[
+        Literal["both", "write", "read"],
+        describe(
+            "Chooses which requests this broker serves: both, write or read.",
+            when="producers and consumers use separate brokers",
+        ),
+    ] = "both"
+    batch_max_bytes: Annotated[int, describe("Writes a blob before it grows larger than this.")] = 4 * 1024 * 1024
+    batch_max_delay_ms: Annotated[
+        float,
+        describe(
+            "Limits how long the first record of a blob waits before the blob is written.",
+            when="you want fewer writes to the bucket (higher), or less latency (lower)",
+        ),
+    ] = 5.0
+    flights_max: Annotated[int, describe("Limits the blobs that are uploaded at the same time.")] = 6
+    buffer_max_bytes: Annotated[
+        int,
+        describe(
+            "Limits the records that wait in one broker; further produce requests are refused.",
+            when="producers get 503 during peaks and the broker has memory to spare",
+        ),
+    ] = 64 * 1024 * 1024
+    record_max_bytes: Annotated[int, describe("Limits the size of one record.", when="records are larger")] = (
+        8 * 1024 * 1024
     )
-    record_max_bytes: Annotated[int, describe("largest record")] = 8 * 1024 * 1024
-    request_max_partitions: Annotated[int, describe("topic-partitions in one request")] = 1000
-    cache_bytes: Annotated[int, describe("recently written records kept for consumers")] = 128 * 1024 * 1024
-    bodies_bytes: Annotated[int, describe("batches read from the bucket kept for the next reader")] = 64 * 1024 * 1024
-    tail_cache_dir: Annotated[Path | None, describe("folder of a tail cache shared by brokers of one host")] = None
-    max_wait_ms: Annotated[int, describe("longest long poll")] = 30_000
-    max_bytes: Annotated[int, describe("largest answer to one consume")] = 32 * 1024 * 1024
-    poll_s: Annotated[float, describe("how old, at most, what a consumer is told of other brokers' changes may be")] = (
-        0.25
+    cache_bytes: Annotated[
+        int, describe("Limits the memory for recently written records, which consumers read first.")
+    ] = 128 * 1024 * 1024
+    bodies_bytes: Annotated[int, describe("Limits the memory for batches read from the bucket.")] = 64 * 1024 * 1024
+    tail_cache_dir: Annotated[
+        Path | None,
+        describe(
+            "Folder of a cache of recent records that the brokers of one host share.",
+            when="several brokers run on one host",
+        ),
+    ] = None
+    max_wait_ms: Annotated[int, describe("Limits the wait of one long poll.")] = 30_000
+    max_bytes: Annotated[int, describe("Limits the size of one consume response.")] = 32 * 1024 * 1024
+    poll_s: Annotated[float, describe("Limits how long a consumer may not see changes of other brokers.")] = 0.25
+    producer_memory_s: Annotated[
+        float, describe("Remembers an idempotent producer for this long after its last batch.")
+    ] = 24 * 3600.0
+    compact_every_s: Annotated[float, describe("Runs the compactor at this interval.")] = 5.0
+    compact_workers: Annotated[int, describe("Limits the partitions that are compacted at the same time.")] = 2
+    compact_min_entries: Annotated[int, describe("Compacts a partition once it has this many appends.")] = 8
+    compact_max_entries: Annotated[int, describe("Limits the appends in one compaction.")] = 512
+    compact_max_bytes: Annotated[int, describe("Limits the bytes of one compacted blob.")] = 8 * 1024 * 1024
+    claim_s: Annotated[float, describe("Releases the claims of a compactor that reported nothing for this long.")] = (
+        15.0
     )
-    producer_memory_s: Annotated[float, describe("how long an idempotent producer is known after its last batch")] = (
-        24 * 3600.0
-    )
-    compact_every_s: Annotated[float, describe("pause between two passes of the compactor")] = 5.0
-    compact_workers: Annotated[int, describe("partitions compacted at once")] = 2
-    compact_min_entries: Annotated[int, describe("appends worth compacting")] = 8
-    compact_max_entries: Annotated[int, describe("appends in one compaction")] = 512
-    compact_max_bytes: Annotated[int, describe("bytes in one compacted blob")] = 8 * 1024 * 1024
-    claim_s: Annotated[float, describe("silence after which a compactor's claims are free")] = 15.0
-    retention_s: Annotated[float, describe("records older than this are trimmed; 0 keeps them")] = 0.0
-    retention_bytes: Annotated[int, describe("bytes kept of a partition; 0 keeps all")] = 0
-    vacuum_every_s: Annotated[float, describe("pause between two passes of the vacuum; 0 never")] = 3600.0
-    vacuum_horizon_s: Annotated[float, describe("age below which no blob is deleted")] = 6 * 3600.0
-    scenario: Annotated[str, describe("the load test this broker runs in, shown in its metrics")] = ""
-    billing_every_s: Annotated[float, describe("pause between two scans of what is stored; 0 never")] = 0.0
+    retention_s: Annotated[
+        float, describe("Deletes records older than this; 0 keeps them.", when="topics must not grow forever")
+    ] = 0.0
+    retention_bytes: Annotated[
+        int,
+        describe("Limits the bytes kept of each partition; 0 keeps all.", when="storage per partition must be bounded"),
+    ] = 0
+    vacuum_every_s: Annotated[
+        float,
+        describe(
+            "Deletes blobs that nothing refers to at this interval; 0 means never.",
+            when="storage must be freed sooner, or the sweep runs in another process",
+        ),
+    ] = 3600.0
+    vacuum_horizon_s: Annotated[float, describe("Keeps every blob that is younger than this.")] = 6 * 3600.0
+    scenario: Annotated[str, describe("Names the load test of this broker in its metrics.")] = ""
+    billing_every_s: Annotated[
+        float,
+        describe(
+            "Measures the stored bytes at this interval; 0 means never.", when="you want stored bytes in the metrics"
+        ),
+    ] = 0.0
 
     def check(self) -> None:
         if self.poll_s <= 0 or self.producer_memory_s <= 0:
-            raise Contradiction("log.poll_s", "log.producer_memory_s", "both are times of more than 0 seconds")
+            raise Contradiction("log.poll_s", "log.producer_memory_s", "both must be above 0 seconds")
         if self.record_max_bytes > self.buffer_max_bytes:
-            raise Contradiction("log.record_max_bytes", "log.buffer_max_bytes", "the largest record would never fit")
+            raise Contradiction(
+                "log.record_max_bytes", "log.buffer_max_bytes", "a record of the largest size must fit into the buffer"
+            )
         if self.batch_max_bytes > self.buffer_max_bytes:
-            raise Contradiction("log.batch_max_bytes", "log.buffer_max_bytes", "no batch would ever be full")
+            raise Contradiction("log.batch_max_bytes", "log.buffer_max_bytes", "a full batch must fit into the buffer")
         if self.flights_max < 1 or self.compact_workers < 1:
-            raise Contradiction("log.flights_max", "log.compact_workers", "at least one of each is needed")
+            raise Contradiction("log.flights_max", "log.compact_workers", "both must be at least 1")
         if self.compact_min_entries > self.compact_max_entries:
-            raise Contradiction("log.compact_min_entries", "log.compact_max_entries", "nothing would be compacted")
+            raise Contradiction(
+                "log.compact_min_entries", "log.compact_max_entries", "the minimum must not exceed the maximum"
+            )

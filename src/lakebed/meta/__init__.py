@@ -1,1 +1,1 @@
-"""The small ordered key-value seam that the log coordinates through."""
+"""The small ordered key-value store that coordinates the log's brokers: one interface, several backends."""

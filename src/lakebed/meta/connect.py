@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import cast
-
-from lakebed.clock import Clock
-from lakebed.ids import Ids
 from lakebed.meta.memory import MemoryMeta, MemoryState
 from lakebed.meta.protocol import Meta
 from lakebed.meta.settings import MetaSettings
-from lakebed.meta.sqlite import SqliteMeta
-from lakebed.metrics import Metrics
-from lakebed.store.protocol import Store
+from lakebed.meta.sqlite.backend import SqliteMeta
+from lakebed.store.runtime import StoreRuntime
 
 
-def connect(settings: MetaSettings, *, store: Store, clock: Clock, ids: Ids, metrics: Metrics) -> Meta:
+def connect(settings: MetaSettings, runtime: StoreRuntime) -> Meta:
     """The meta store of `meta.backend`. Opens no file and no connection yet."""
     if settings.backend == "memory":
-        return MemoryMeta(MemoryState(), clock=clock, ids=ids)
+        return MemoryMeta(runtime, MemoryState())
     if settings.backend == "sqlite":
-        return SqliteMeta(
-            settings.path,
-            clock=clock,
-            ids=ids,
-            metrics=metrics,
-            busy_timeout_s=settings.busy_timeout_s,
-            sync=settings.sync,
-        )
-    made = import_module(f"lakebed.meta.{settings.backend}").connect(
-        settings, store=store, clock=clock, ids=ids, metrics=metrics
+        return SqliteMeta(runtime, settings.path, busy_timeout_s=settings.busy_timeout_s, sync=settings.sync)
+    if settings.backend == "bucket":
+        from lakebed.meta.bucket.backend import BucketMeta
+
+        return BucketMeta(runtime, settings.prefix)
+    from lakebed.meta.oxia.backend import OxiaMeta  # loaded only where it is used: it needs an extra
+
+    return OxiaMeta(
+        runtime,
+        settings.address,
+        namespace=settings.namespace,
+        timeout_s=settings.timeout_s,
+        sorting=settings.sorting,
     )
-    return cast(Meta, made)  # these two load only where they are used: oxia needs an extra

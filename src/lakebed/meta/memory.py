@@ -1,4 +1,4 @@
-"""The meta seam in memory: the deterministic twin that simulation and unit tests run on.
+"""The meta store in memory: the deterministic fake of simulation and unit tests.
 
 `MemoryState` is the server, shared; each process of a test or simulation has its own `MemoryMeta` on it, whose
 sessions end when that process stops sending heartbeats.
@@ -9,20 +9,18 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 
-from lakebed.clock import Clock, now_ms
-from lakebed.errors import AlreadyExists, Fenced, LakebedError, NotFound, Stale, Unavailable
-from lakebed.ids import Ids
-from lakebed.meta.each import put_each
-from lakebed.meta.model import ABSENT, Entry, Put, check_key, check_limit, check_value, prefix_end
-from lakebed.meta.protocol import Session
-from lakebed.meta.session import HeartbeatSession
+from lakebed.core.clock import now_ms
+from lakebed.core.errors import AlreadyExists, Fenced, LakebedError, NotFound, Stale, Unavailable
+from lakebed.core.runtime import Runtime
+from lakebed.meta.model import ABSENT, MetaEntry, Put, check_key, check_limit, check_value, prefix_end
+from lakebed.meta.protocol import HeartbeatSession, MetaSession, put_each
 
 
 class MemoryState:
     """What all clients share: entries in key order, and who is alive until when."""
 
     def __init__(self) -> None:
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, MetaEntry] = {}
         self.keys: list[str] = []
         self.owners: dict[str, str] = {}  # ephemeral key → session
         self.sessions: dict[str, int] = {}  # session → expires at, ms
@@ -37,11 +35,11 @@ class MemoryState:
         for key in [key for key, owner in self.owners.items() if owner == session]:
             self.remove(key)
 
-    def store(self, key: str, value: bytes, session: str | None) -> Entry:
+    def store(self, key: str, value: bytes, session: str | None) -> MetaEntry:
         self.version += 1
         if key not in self.entries:
             insort(self.keys, key)
-        self.entries[key] = Entry(key, bytes(value), str(self.version))
+        self.entries[key] = MetaEntry(key, bytes(value), str(self.version))
         self.owners.pop(key, None)
         if session is not None:
             self.owners[key] = session
@@ -57,12 +55,12 @@ class MemoryState:
 
 
 class MemoryMeta:
-    def __init__(self, state: MemoryState, *, clock: Clock, ids: Ids) -> None:
-        self._state, self._clock, self._ids = state, clock, ids
+    def __init__(self, runtime: Runtime, state: MemoryState) -> None:
+        self._state, self._clock, self._ids = state, runtime.clock, runtime.ids
         self._sessions: list[HeartbeatSession] = []
         self._closed = False
 
-    async def get(self, key: str, *, partition_key: str = "") -> Entry:
+    async def get(self, key: str, *, partition_key: str = "") -> MetaEntry:
         found = self._now().entries.get(check_key(key))
         if found is None:
             raise NotFound(f"no meta entry at {key!r}")
@@ -74,9 +72,9 @@ class MemoryMeta:
         value: bytes,
         *,
         expected: str | None = None,
-        session: Session | None = None,
+        session: MetaSession | None = None,
         partition_key: str = "",
-    ) -> Entry:
+    ) -> MetaEntry:
         check_value(check_key(key), value)
         state = self._now()
         current = state.entries.get(key)
@@ -88,7 +86,7 @@ class MemoryMeta:
             raise Fenced(f"session {session.id} has ended, so {key!r} was not put")
         return state.store(key, value, session.id if session is not None else None)
 
-    async def put_all(self, puts: Sequence[Put]) -> list[Entry | LakebedError]:
+    async def put_all(self, puts: Sequence[Put]) -> list[MetaEntry | LakebedError]:
         return await put_each(self, puts)
 
     async def delete(self, key: str, *, expected: str | None = None, partition_key: str = "") -> None:
@@ -97,12 +95,12 @@ class MemoryMeta:
             self._demand(key, state.entries.get(check_key(key)), expected)
         state.remove(check_key(key))
 
-    async def ceiling(self, key: str, *, prefix: str, partition_key: str = "") -> Entry | None:
+    async def ceiling(self, key: str, *, prefix: str, partition_key: str = "") -> MetaEntry | None:
         state = self._now()
         found = state.between(max(key, prefix), prefix_end(prefix))[:1]
         return state.entries[found[0]] if found else None
 
-    async def range(self, start: str, end: str, *, limit: int, partition_key: str = "") -> Sequence[Entry]:
+    async def range(self, start: str, end: str, *, limit: int, partition_key: str = "") -> Sequence[MetaEntry]:
         state = self._now()
         return [state.entries[key] for key in state.between(start, end)[: check_limit(limit)]]
 
@@ -111,7 +109,7 @@ class MemoryMeta:
         for key in state.between(start, end):
             state.remove(key)
 
-    async def open_session(self, *, timeout_s: float) -> Session:
+    async def open_session(self, *, timeout_s: float) -> MetaSession:
         id, timeout_ms = self._ids.uuid(), round(timeout_s * 1000)
 
         async def beat() -> None:
@@ -141,6 +139,6 @@ class MemoryMeta:
         return self._state
 
     @staticmethod
-    def _demand(key: str, current: Entry | None, expected: str) -> None:
+    def _demand(key: str, current: MetaEntry | None, expected: str) -> None:
         if current is None or current.version != expected:
             raise Stale(f"meta entry {key!r} has changed or is gone", current=current)

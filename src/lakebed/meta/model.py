@@ -1,4 +1,4 @@
-"""What the meta seam speaks in: an entry, and the rules for keys and values."""
+"""Values of the meta store: entries, and the rules for keys and values."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import re
 
 import msgspec
 
-from lakebed.errors import Invalid
+from lakebed.core.errors import Invalid
 
 KEY_BYTES_MAX = 1024  # as the store's, because the bucket backend keeps entries as objects
-VALUE_BYTES_MAX = 512 * 1024  # coordination records are small; data belongs into the bucket
+VALUE_BYTES_MAX = 512 * 1024  # coordination records are small; data belongs in the bucket
 RANGE_LIMIT_MAX = 10_000  # entries one range scan may give
 UNSAFE = re.compile(r"(^|/)\.{0,2}(/|$)|[\x00-\x1f\x7f\\]")
 DOUBTFUL = ("//", "/.", "\\")  # without these, an edge of '/' or '.' and anything unprintable, no key is unsafe
 ABSENT = ""  # as `expected`: the key must not exist
 
 
-class Entry(msgspec.Struct, frozen=True, gc=False):
+class MetaEntry(msgspec.Struct, frozen=True, gc=False):
     """A value as it was at one instant. `version` is opaque, never repeats at its key, and is handed to `expected`."""
 
     key: str
@@ -25,7 +25,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
 
 class Put(msgspec.Struct, frozen=True, gc=False):
-    """One of several puts that are asked for together."""
+    """One put of a `put_all`."""
 
     key: str
     value: bytes
@@ -34,7 +34,7 @@ class Put(msgspec.Struct, frozen=True, gc=False):
 
 
 def check_key(key: str) -> str:
-    """Returns the key, or raises Invalid for one that some backend would change or refuse."""
+    """Returns the key. Raises Invalid for a key that some backend would change or refuse."""
     if not key or (len(key) * 4 > KEY_BYTES_MAX and len(key.encode()) > KEY_BYTES_MAX):
         raise Invalid(f"meta key {key[:80]!r} is empty or longer than {KEY_BYTES_MAX} bytes")
     if _doubtful(key) and UNSAFE.search(key):
@@ -43,7 +43,7 @@ def check_key(key: str) -> str:
 
 
 def _doubtful(key: str) -> bool:
-    """Whether the slow look is needed: keys are checked on the log's hottest path."""
+    """Whether the slow check is needed: keys are checked on the log's hottest path."""
     return key[0] in "/." or key[-1] == "/" or not key.isprintable() or any(part in key for part in DOUBTFUL)
 
 

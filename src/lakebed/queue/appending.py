@@ -1,11 +1,11 @@
-"""What may be appended to the producer manifest, and what may leave it. Pure: manifest in, manifest and answer out.
+"""What may be appended to the producer manifest, and what may leave it. Pure: manifest in, manifest and result out.
 
 Three rules make an append happen once, and only while its data exists:
 
-- An ingestor numbers its batches. The manifest remembers the last number of each ingestor, so an append that is tried
-  again after a lost answer is recognised, even when its batch has long been collected and removed.
+- An ingestor numbers its batches. The manifest remembers the last number of each ingestor, so an append that is retried
+  after a lost response is recognised, even when its batch has long been collected and removed.
 - Batches are stored in a folder named by the manifest's generation. A batch of an older generation than the last two is
-  refused (`Outlived`): the sweep may have removed it, and the ingestor stores it again under a fresh name.
+  refused (`GenerationExpired`): the sweep may have removed it, and the ingestor stores it again under a fresh name.
 - An ingestor's number is forgotten only together with its generation, so a forgotten number always meets that refusal.
 
 No clock decides any of this: generations are raised at a pace, but compared by number.
@@ -17,34 +17,34 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from lakebed.errors import Overloaded
-from lakebed.queue.errors import Outlived
-from lakebed.queue.model import Append, Durable, Pending, ProducerManifest, Session
+from lakebed.core.errors import Overloaded
+from lakebed.queue.model import Append, Durable, GenerationExpired, IngestorSession, PendingBatch, ProducerManifest
 
 GENERATIONS_KEPT = 2  # the current one and the one before it: a stalled ingestor has at least one whole horizon
-SESSIONS_MAX = 10_000  # ingestors seen within two generations; a broker counts as one
+SESSIONS_MAX = 10_000  # ingestors seen within two generations; a gateway counts as one
 
 
 def complete(manifest: ProducerManifest) -> ProducerManifest:
     """The manifest with a sequence for every location; one in the seed's plain form gets them in order.
 
-    Deterministic, so that readers agree on them before anybody has written them down.
+    Deterministic, so that all readers agree on them before they are written.
     """
     bare = [location for location in manifest.pending if location not in manifest.entries]
     if not bare:
         return manifest
     entries = dict(manifest.entries)
     for sequence, location in enumerate(bare, manifest.next_sequence):
-        entries[location] = Pending(sequence)
+        entries[location] = PendingBatch(sequence)
     return replace(manifest, entries=entries, next_sequence=manifest.next_sequence + len(bare))
 
 
 def append(
     manifest: ProducerManifest, batches: Sequence[Append], *, now_ms: int, pending_max: int
 ) -> tuple[ProducerManifest, list[Durable]]:
-    """Appends the batches of one ingestor, in order; those it appended before are only answered again.
+    """Appends the batches of one ingestor, in order; those it appended before get their first result again.
 
-    Raises Outlived when a batch's generation is over, Overloaded when the queue is full; then nothing is appended.
+    Raises GenerationExpired when a batch's generation is over, Overloaded when the queue is full. Then nothing is
+    appended.
     """
     manifest = complete(manifest)
     ingestor = batches[0].ingestor
@@ -54,16 +54,16 @@ def append(
     if fresh:
         _admit(manifest, fresh, known=session is not None, pending_max=pending_max)
     first = manifest.next_sequence
-    answers = [_answered(batch, session) for batch in batches if session and batch.counter <= last]
-    answers += [Durable(batch.location, first + index) for index, batch in enumerate(fresh)]
+    results = [_repeated(batch, session) for batch in batches if session and batch.counter <= last]
+    results += [Durable(batch.location, first + index) for index, batch in enumerate(fresh)]
     if not fresh:
-        return manifest, answers
+        return manifest, results
     pending = {
-        batch.location: Pending(first + index, batch.size_bytes, batch.count, now_ms)
+        batch.location: PendingBatch(first + index, batch.size_bytes, batch.count, now_ms)
         for index, batch in enumerate(fresh)
     }
     generation = max(session.generation if session else 0, *[batch.generation for batch in fresh])
-    newest = Session(fresh[-1].counter, generation, first + len(fresh) - 1)
+    newest = IngestorSession(fresh[-1].counter, generation, first + len(fresh) - 1)
     after = replace(
         manifest,
         pending=(*manifest.pending, *pending),
@@ -71,11 +71,11 @@ def append(
         next_sequence=first + len(fresh),
         sessions=manifest.sessions | {ingestor: newest},
     )
-    return after, answers
+    return after, results
 
 
 def remove(manifest: ProducerManifest, locations: Iterable[str]) -> tuple[ProducerManifest, int]:
-    """Takes finished locations out of `pending`. Answers the number of the clean-up that the consumer side records."""
+    """Takes finished locations out of `pending`. Returns the clean-up's number, for the consumer manifest."""
     manifest = complete(manifest)
     gone = set(locations).intersection(manifest.pending)
     if not gone:
@@ -94,8 +94,9 @@ def split(
 ) -> tuple[ProducerManifest, bool]:
     """Puts the pieces of a pending batch at the end of the queue and takes the batch out, in one step.
 
-    Idempotent: a batch that is no longer pending was split before, and nothing is appended; the answer is False then.
-    Raises Outlived when a piece's generation is over. A full queue takes them: their entries were in it already.
+    Idempotent: a batch that is no longer pending was split before, and nothing is appended and it returns False.
+    Raises GenerationExpired when a piece's generation is over. A full queue accepts them: their entries were in it
+    already.
     """
     manifest = complete(manifest)
     if location not in manifest.pending:
@@ -103,7 +104,7 @@ def split(
     _demand_generation(manifest, pieces)
     first = manifest.next_sequence
     fresh = {
-        piece.location: Pending(first + index, piece.size_bytes, piece.count, now_ms)
+        piece.location: PendingBatch(first + index, piece.size_bytes, piece.count, now_ms)
         for index, piece in enumerate(pieces)
     }
     after = replace(
@@ -142,8 +143,8 @@ def is_over(generation: int, current: int) -> bool:
 def _demand_generation(manifest: ProducerManifest, fresh: Sequence[Append]) -> None:
     for batch in fresh:
         if is_over(batch.generation, manifest.generation):
-            raise Outlived(
-                f"{batch.location!r} was stored in generation {batch.generation}, now is {manifest.generation}",
+            raise GenerationExpired(
+                f"{batch.location!r} is of generation {batch.generation}; the current one is {manifest.generation}",
                 hint="store the batch again under a fresh name",
                 generation=manifest.generation,
             )
@@ -153,18 +154,18 @@ def _admit(manifest: ProducerManifest, fresh: Sequence[Append], *, known: bool, 
     _demand_generation(manifest, fresh)
     if len(manifest.pending) + len(fresh) > pending_max:
         raise Overloaded(
-            f"{len(manifest.pending)} batches are waiting, the limit is {pending_max}",
+            f"{len(manifest.pending)} batches wait in the queue, the limit is {pending_max}",
             retry_after_s=5.0,
             hint="start a collector, or raise queue.pending_max",
         )
     if not known and len(manifest.sessions) >= SESSIONS_MAX:
         raise Overloaded(
-            f"{SESSIONS_MAX} ingestors appended within the horizon",
+            f"{SESSIONS_MAX} ingestors appended within two generations",
             retry_after_s=60.0,
-            hint="share one through a broker",
+            hint="send through a gateway: its producers share one ingestor",
         )
 
 
-def _answered(batch: Append, session: Session) -> Durable:
-    """An append that stands already. One call's batches have neighbouring sequences, so the last one tells them all."""
+def _repeated(batch: Append, session: IngestorSession) -> Durable:
+    """The result of an append that was made before. The batches of one call have consecutive sequences."""
     return Durable(batch.location, session.sequence - (session.counter - batch.counter))

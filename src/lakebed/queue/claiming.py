@@ -1,11 +1,11 @@
-"""Who holds which batch, and what may happen to it next. Pure: consumer manifest in, manifest and answer out.
+"""Which collector has claimed which batch, and what may happen to it next. Pure: manifest in, manifest and result out.
 
     pending ──claim──▶ claimed ──ack──▶ done ──clean-up──▶ gone
                         │  ▲  └─bury──▶ done (dead) ──────▶ dead letter
-                        └──┘ release, rejection, take-over of a stale claim (a new epoch)
+                        └──┘ release, rejection, takeover of a stale claim (a new epoch)
 
-A claim has its own epoch. An ack, a heartbeat or a rejection under an epoch that no longer holds is Fenced, so a
-collector that slept through its timeout cannot finish what another has taken over.
+A claim has its own epoch. An ack, a heartbeat or a rejection under an old epoch is Fenced, so a collector that paused
+for longer than its timeout cannot finish a batch that another collector has claimed since.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from collections.abc import Collection, Iterable, Mapping
 import msgspec
 from msgspec.structs import replace
 
-from lakebed.errors import Fenced
-from lakebed.queue.model import Claim, Claimed, ConsumerManifest, Done, ProducerManifest, Trouble
+from lakebed.core.errors import Fenced
+from lakebed.queue.model import BatchClaim, BatchTrouble, Claimed, ConsumerManifest, DoneBatch, ProducerManifest
 
-SETTLED_MAX = 1000  # epochs of acks kept after clean-up, to answer an ack whose first answer was lost
+SETTLED_MAX = 1000  # epochs of acks kept after clean-up, to recognise an ack whose first response was lost
 REASON_CHARS_MAX = 500
 
 
-class Rules(msgspec.Struct, frozen=True):
-    """How claims are given: to whom, until when, how many, and whether several collectors may work at once."""
+class ClaimRules(msgspec.Struct, frozen=True):
+    """How claims are made: by which collector, for how long, how many, and whether several collectors work at once."""
 
     collector: str
     timeout_ms: int
@@ -33,20 +33,20 @@ class Rules(msgspec.Struct, frozen=True):
     silences_max: int
 
 
-class Outdated(msgspec.Struct, frozen=True):
+class StaleManifest(msgspec.Struct, frozen=True):
     """The producer manifest was read before a clean-up that the consumer manifest already records: read it again."""
 
 
 def claim(
-    consumer: ConsumerManifest, producer: ProducerManifest, rules: Rules, *, held: Collection[str], now_ms: int
-) -> tuple[ConsumerManifest, list[Claimed] | Outdated]:
-    """Claims the next batches in order: unclaimed ones, stale ones, and own ones not in `held` (a lost answer).
+    consumer: ConsumerManifest, producer: ProducerManifest, rules: ClaimRules, *, held: Collection[str], now_ms: int
+) -> tuple[ConsumerManifest, list[Claimed] | StaleManifest]:
+    """Claims the next batches in order: unclaimed ones, stale ones, and own ones not in `held` (a lost response).
 
-    Unless `parallel`, a batch that another collector holds freshly blocks everything behind it, and taking over one
-    claim of a stale collector voids all of its claims: that keeps ingest order, also through a fail-over.
+    Unless `parallel`, a batch with a fresh claim of another collector blocks everything behind it, and taking over one
+    claim of a stale collector voids all of its claims: that keeps ingest order, also through a failover.
     """
     if producer.cleanups < consumer.cleanups:
-        return consumer, Outdated()
+        return consumer, StaleManifest()
     taken: list[Claimed] = []
     size_bytes = 0
     not_ours = {*consumer.done, *held}
@@ -79,7 +79,7 @@ def claim(
         return consumer, []
     if taken[0].takeover:
         taken[0] = replace(taken[0], trouble=_blamed(taken[0].trouble, rules.silences_max, now_ms))
-    # The write is there anyway, so it is a heartbeat for what we hold: our claims go stale together or not at all.
+    # This write also refreshes our other claims: they go stale together or not at all.
     ours = [location for location, claim in consumer.claims.items() if claim.collector == rules.collector]
     if not rules.parallel:
         late = {consumer.claims.get(one.location, _SEED_CLAIM).collector for one in taken if one.takeover}
@@ -88,7 +88,7 @@ def claim(
         consumer,
         claimed=consumer.claimed | dict.fromkeys([*ours, *[one.location for one in taken]], now_ms),
         claims=consumer.claims
-        | {one.location: Claim(rules.collector, one.epoch, one.sequence, now_ms) for one in taken},
+        | {one.location: BatchClaim(rules.collector, one.epoch, one.sequence, now_ms) for one in taken},
         troubles=consumer.troubles | {one.location: one.trouble for one in taken if one.trouble},
         next_epoch=consumer.next_epoch + len(taken),
     )
@@ -98,7 +98,7 @@ def claim(
 def heartbeat(
     consumer: ConsumerManifest, held: Mapping[str, int], *, now_ms: int
 ) -> tuple[ConsumerManifest, frozenset[str]]:
-    """Refreshes the claims in `held` (location → epoch). Answers those that are no longer ours."""
+    """Refreshes the claims in `held` (location → epoch). Returns those that are no longer ours."""
     ours = {location for location, epoch in held.items() if _epoch(consumer, location) == epoch}
     lost = frozenset(
         location
@@ -111,13 +111,13 @@ def heartbeat(
 
 
 def ack(consumer: ConsumerManifest, claimed: Claimed, *, now_ms: int) -> tuple[ConsumerManifest, int]:
-    """Marks a claimed batch as done. Idempotent; raises Fenced when the claim is another's by now.
+    """Marks a claimed batch as done. Idempotent; raises Fenced when another collector has the claim.
 
-    Answers how many done batches now wait for a clean-up.
+    Returns how many done batches now wait for a clean-up.
     """
     if not _is_finished(consumer, claimed.location, claimed.epoch):
         _demand(consumer, claimed)
-        consumer = _finish(consumer, claimed.location, Done(claimed.epoch, now_ms))
+        consumer = _finish(consumer, claimed.location, DoneBatch(claimed.epoch, now_ms))
     return consumer, len(consumer.done)
 
 
@@ -126,23 +126,23 @@ def bury(consumer: ConsumerManifest, claimed: Claimed, *, now_ms: int) -> tuple[
     if _is_finished(consumer, claimed.location, claimed.epoch):
         return consumer, None
     _demand(consumer, claimed)
-    return _finish(consumer, claimed.location, Done(claimed.epoch, now_ms, dead=True)), None
+    return _finish(consumer, claimed.location, DoneBatch(claimed.epoch, now_ms, dead=True)), None
 
 
 def reject(
     consumer: ConsumerManifest, claimed: Claimed, reason: str, *, now_ms: int, rejections_max: int
-) -> tuple[ConsumerManifest, Trouble]:
-    """Counts a rejection; the claim stays. With the last one the batch is to be buried, whoever claims it."""
+) -> tuple[ConsumerManifest, BatchTrouble]:
+    """Counts a rejection; the claim stays. After the last one the batch becomes a dead letter."""
     _demand(consumer, claimed)
     before = consumer.troubles.get(claimed.location)
     count = (before.count if before else 0) + 1
     silences = before.silences if before else 0
-    trouble = Trouble(count, reason[:REASON_CHARS_MAX], now_ms, count >= rejections_max, silences)
+    trouble = BatchTrouble(count, reason[:REASON_CHARS_MAX], now_ms, count >= rejections_max, silences)
     return replace(consumer, troubles=consumer.troubles | {claimed.location: trouble}), trouble
 
 
 def abandoned(consumer: ConsumerManifest, pending: Collection[str]) -> list[str]:
-    """Claims of batches that were split and are no longer pending, left by a collector that died before its mark."""
+    """Claims of batches that were split and are no longer pending, whose collector died before it marked them."""
     doomed = [location for location, trouble in consumer.troubles.items() if trouble.bury]
     return [location for location in doomed if location in consumer.claimed and location not in pending]
 
@@ -150,16 +150,16 @@ def abandoned(consumer: ConsumerManifest, pending: Collection[str]) -> list[str]
 def close_abandoned(
     consumer: ConsumerManifest, locations: Iterable[str], *, now_ms: int
 ) -> tuple[ConsumerManifest, None]:
-    """Marks those batches as done, whoever held them; the next clean-up removes them."""
+    """Marks those batches as done, whichever collector had claimed them; the next clean-up removes them."""
     for location in locations:
         epoch = _epoch(consumer, location)
         if epoch is not None:
-            consumer = _finish(consumer, location, Done(epoch, now_ms))
+            consumer = _finish(consumer, location, DoneBatch(epoch, now_ms))
     return consumer, None
 
 
 def release(consumer: ConsumerManifest, held: Mapping[str, int]) -> tuple[ConsumerManifest, None]:
-    """Gives claims back, so that others need not wait for them to go stale. Those of others are left alone."""
+    """Releases claims, so that others need not wait for them to go stale. Claims of others stay."""
     ours = {location for location, epoch in held.items() if _epoch(consumer, location) == epoch}
     if not ours:
         return consumer, None
@@ -183,16 +183,18 @@ def trim(consumer: ConsumerManifest, locations: Iterable[str], cleanups: int) ->
     return after, None
 
 
-_SEED_CLAIM = Claim()  # a claim in the seed's plain form says when, but not by whom
+_SEED_CLAIM = BatchClaim()  # a claim in the seed's plain form has a time and no collector
 
 
-def _blamed(before: Trouble | None, silences_max: int, now_ms: int) -> Trouble:
-    """The first batch of a silent collector is the one it may have died of; after enough of them it is set aside."""
-    trouble = before or Trouble(0, "", now_ms)
+def _blamed(before: BatchTrouble | None, silences_max: int, now_ms: int) -> BatchTrouble:
+    """The first batch of a silent collector may have caused its crash; after enough of them it is buried."""
+    trouble = before or BatchTrouble(0, "", now_ms)
     silences = trouble.silences + 1
     if trouble.bury or silences < silences_max:
         return replace(trouble, silences=silences)
-    return replace(trouble, silences=silences, bury=True, reason=f"{silences} collectors went silent with it in hand")
+    return replace(
+        trouble, silences=silences, bury=True, reason=f"{silences} collectors stopped while they processed it"
+    )
 
 
 def _epoch(consumer: ConsumerManifest, location: str) -> int | None:
@@ -210,14 +212,14 @@ def _demand(consumer: ConsumerManifest, claimed: Claimed) -> None:
     if _epoch(consumer, claimed.location) != claimed.epoch:
         holder = consumer.claims.get(claimed.location)
         raise Fenced(
-            f"{claimed.location!r} is no longer held under epoch {claimed.epoch}",
-            hint="another collector took it over, or it is done: drop this batch",
+            f"{claimed.location!r} is no longer claimed under epoch {claimed.epoch}",
+            hint="another collector has claimed it, or it is done: drop this batch",
             holder=holder.collector if holder else "",
             epoch=holder.epoch if holder else 0,
         )
 
 
-def _finish(consumer: ConsumerManifest, location: str, done: Done) -> ConsumerManifest:
+def _finish(consumer: ConsumerManifest, location: str, done: DoneBatch) -> ConsumerManifest:
     after = _unclaim(consumer, {location})
     return replace(after, done=(*after.done, location), finished=after.finished | {location: done})
 

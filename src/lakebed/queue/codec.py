@@ -1,4 +1,4 @@
-"""Batches as bytes: the binary form `LBQ1`, and the seed's JSON form. Both are read; settings say which is written.
+"""Batches as bytes: the binary form `LBQ1`, and the seed's JSON form. Both are read; a setting chooses the one written.
 
 `LBQ1` is a 20-byte header, a body and a checksum of all that, little-endian. The body holds, one after the other, the
 end offset of every key, the end offset of every value (u32 each), all keys, all values: lengths come first, so decoding
@@ -20,7 +20,7 @@ from typing import Literal
 import google_crc32c
 import msgspec
 
-from lakebed.errors import Corrupt, Invalid
+from lakebed.core.errors import Corrupt, Invalid
 from lakebed.queue.model import KeyValueEntry
 
 if sys.version_info >= (3, 14):
@@ -32,13 +32,13 @@ MAGIC = b"LBQ1"
 BINARY_VERSION = 1
 CONTENT_TYPE = "application/vnd.lakebed.queue-batch"
 ENTRY_OVERHEAD_BYTES = 8  # two end offsets
-RAW_BYTES_MAX = 1 << 30  # no batch is larger than this, whatever the settings say: offsets are 32 bits
+RAW_BYTES_MAX = 1 << 30  # no batch is larger than this, whatever the settings allow: offsets are 32 bits
 PLAIN, ZSTD = 0, 1
 LEVEL = 1
 SAMPLE_BYTES = 16 * 1024
 SAMPLE_GAIN = 0.9  # `auto` compresses when the sample shrinks to less than this
 
-APART_BYTES = 4 * 1024 * 1024  # larger batches are coded in a thread, so that an event loop is never held up for long
+APART_BYTES = 4 * 1024 * 1024  # larger batches are coded in a thread, so that they do not block the event loop
 SINGLY_BYTES = 256  # values of this size and more are checksummed one by one; smaller ones are joined first
 
 _HEADER = struct.Struct("<4sBBHIII")  # magic, version, compression, flags, entries, raw bytes, stored bytes
@@ -114,19 +114,19 @@ def _body(data: bytes, bytes_max: int) -> tuple[int, bytes, int, int]:
     _, version, how, flags, count, raw_bytes, stored_bytes = _HEADER.unpack_from(data)
     start, end = _HEADER.size, len(data) - _CRC.size
     if version != BINARY_VERSION or flags:
-        raise Corrupt(f"batch: version {version} with flags {flags} is not known; this Lakebed reads {BINARY_VERSION}")
+        raise Corrupt(f"batch: version {version} with flags {flags} is unknown; this Lakebed reads {BINARY_VERSION}")
     if raw_bytes > min(bytes_max, RAW_BYTES_MAX):
-        raise Corrupt(f"batch: {raw_bytes} bytes are more than the {bytes_max} that are read", bytes=raw_bytes)
+        raise Corrupt(f"batch: {raw_bytes} bytes are more than the limit of {bytes_max}", bytes=raw_bytes)
     if stored_bytes != end - start:
-        raise Corrupt(f"batch: {end - start} bytes of body where the header says {stored_bytes}")
+        raise Corrupt(f"batch: {end - start} bytes of body, but its header says {stored_bytes}")
     if not count or raw_bytes < 8 * count:
-        raise Corrupt(f"batch: {count} entries cannot stand in {raw_bytes} bytes")
+        raise Corrupt(f"batch: {count} entries do not fit in {raw_bytes} bytes")
     if how == ZSTD:
         return count, _inflate(memoryview(data)[start:end], raw_bytes), 0, raw_bytes
     if how != PLAIN:
-        raise Corrupt(f"batch: compression {how} is not known")
+        raise Corrupt(f"batch: compression {how} is unknown")
     if stored_bytes != raw_bytes:
-        raise Corrupt(f"batch: the body has {stored_bytes} bytes where the header says {raw_bytes}")
+        raise Corrupt(f"batch: the body has {stored_bytes} bytes, but its header says {raw_bytes}")
     return count, data, start, end
 
 
@@ -144,7 +144,7 @@ def _inflate(body: memoryview, raw_bytes: int) -> bytes:
 
 def _decode_json(data: bytes, bytes_max: int) -> list[KeyValueEntry]:
     if len(data) > bytes_max * 2:
-        raise Corrupt(f"batch: {len(data)} bytes of JSON are more than is read")
+        raise Corrupt(f"batch: {len(data)} bytes of JSON are more than the limit of {bytes_max * 2}")
     try:
         entries = _JSON.decode(data)
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:

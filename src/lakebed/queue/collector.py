@@ -1,9 +1,10 @@
-"""The collector: claims batches in order, reads them, hands them out, and keeps its claims alive until they are acked.
+"""The collector: claims batches in order, reads them, delivers them, and renews its claims until they are acked.
 
-It claims several at once and reads ahead, so a batch costs a fraction of a manifest write. Before a batch is handed
-out its claim is known to be fresh; if the collector was asleep for too long, it asks the manifest first.
-A batch that is missing or does not decode becomes a dead letter and never holds up the rest, but only on evidence: a
-read that failed or was cut short is tried again. A batch of several entries that was rejected too often is split.
+It claims several at once and reads ahead, so a batch costs a fraction of a manifest write. A batch is delivered only
+under a fresh claim; after a pause that was too long, the collector reads the manifest first.
+A batch that is missing or does not decode becomes a dead letter and never blocks the rest, but only when that is
+certain: a read that failed or was cut short is retried. A batch of several entries that was rejected too often is
+split.
 """
 
 from __future__ import annotations
@@ -14,33 +15,36 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from lakebed.clock import Clock, now_ms
-from lakebed.errors import Corrupt, Fenced, LakebedError, NotFound, Unavailable
-from lakebed.ids import Ids
-from lakebed.logs import logger
-from lakebed.metrics import Metrics
+from lakebed.core.clock import now_ms
+from lakebed.core.errors import Corrupt, Fenced, LakebedError, NotFound, Unavailable
+from lakebed.core.logs import logger
 from lakebed.queue import codec
-from lakebed.queue.claiming import Outdated
-from lakebed.queue.cleaner import Cleaner
+from lakebed.queue.claiming import StaleManifest
 from lakebed.queue.consumer import Consumer
-from lakebed.queue.dead_letters import DeadLetters
-from lakebed.queue.errors import Closed, Short
-from lakebed.queue.model import Claimed, CollectedBatch, KeyValueEntry, ProducerManifest, Trouble
+from lakebed.queue.dead_letters import DeadLetters, Splitter
+from lakebed.queue.model import (
+    BatchTrouble,
+    Claimed,
+    Closed,
+    CollectedBatch,
+    KeyValueEntry,
+    ProducerManifest,
+    ShortRead,
+)
 from lakebed.queue.producer import Producer
 from lakebed.queue.settings import QueueSettings
-from lakebed.queue.splitter import Splitter
-from lakebed.queue.sweeper import Sweeper
-from lakebed.store.protocol import Store
+from lakebed.queue.sweeper import QueueSweeper
+from lakebed.store.runtime import StoreRuntime
 
 HEARTBEATS_PER_TIMEOUT = 3
-MISSING_S = 60.0  # a batch must be missing or short for so long: a replica may be behind, a volume server away
-FRESH_SHARE = 2 / 3  # of the timeout: what we call fresh ourselves; the rest is room for clocks that differ
+MISSING_S = 60.0  # a batch must be missing or short for this long: a replica may lag, a volume server may be down
+FRESH_SHARE = 2 / 3  # of the timeout: when we still trust a claim; the rest allows for clocks that differ
 
 log = logger("queue")
 
 
 class _Held:
-    """A claim of ours: confirmed at a moment of our own clock, its data being read, handed out or not yet."""
+    """A claim of ours: when it was last confirmed by our own clock, its data being read, delivered or not yet."""
 
     def __init__(self, claimed: Claimed, confirmed_s: float) -> None:
         self.claimed = claimed
@@ -55,32 +59,28 @@ class Collector:
     def __init__(
         self,
         settings: QueueSettings,
-        store: Store,
-        clock: Clock,
+        runtime: StoreRuntime,
         *,
-        ids: Ids | None = None,
-        metrics: Metrics | None = None,
         producer: Producer | None = None,
         consumer: Consumer | None = None,
         name: str = "",
     ) -> None:
-        ids, metrics = ids or Ids(), metrics or Metrics()
-        self._settings, self._store, self._clock = settings, store, clock
-        self._producer = producer or Producer(settings, store, clock, ids=ids, metrics=metrics)
-        self._consumer = consumer or Consumer(settings, store, clock, ids=ids, metrics=metrics)
-        self._dead_letters = DeadLetters(
-            settings, store, clock, ids=ids, metrics=metrics, producer=self._producer, consumer=self._consumer
+        metrics = runtime.metrics
+        self._settings, self._store, self._clock = settings, runtime.store, runtime.clock
+        self._producer = producer or Producer(settings, runtime)
+        self._consumer = consumer or Consumer(settings, runtime)
+        self._dead_letters = DeadLetters(settings, runtime, producer=self._producer, consumer=self._consumer)
+        self._splitter = Splitter(settings, runtime, producer=self._producer)
+        self._sweeper = QueueSweeper(
+            settings, runtime, producer=self._producer, consumer=self._consumer, dead_letters=self._dead_letters
         )
-        self._splitter = Splitter(settings, store, ids=ids, metrics=metrics, producer=self._producer)
-        self._cleaner = Cleaner(store, self._producer, self._consumer, metrics)
-        self._sweeper = Sweeper(settings, store, self._producer, self._dead_letters, metrics)
         self._sweep_due_s = 0.0
-        self.id = f"{name or 'collector'}-{ids.token()}"
+        self.id = f"{name or 'collector'}-{runtime.ids.token()}"
         self._held: dict[str, _Held] = {}
         self._ahead: ProducerManifest | None = None  # what was read and not yet exhausted
         self._turn = asyncio.Lock()
         self._heart: asyncio.Task[None] | None = None
-        self._cleaning: asyncio.Task[None] | None = None
+        self._sweeping: asyncio.Task[None] | None = None
         self._closed = False
         self._claims = metrics.counter("lakebed_queue_claims_total")
         self._takeovers = metrics.counter("lakebed_queue_takeovers_total")
@@ -90,9 +90,9 @@ class Collector:
         self._waited = metrics.histogram("lakebed_queue_wait_seconds")
 
     async def next_batch(self) -> CollectedBatch | None:
-        """The next batch in ingest order, held until it is acked, or None when there is none to have now.
+        """The next batch in ingest order, claimed until it is acked, or None when there is none now.
 
-        Raises Unavailable (claims are kept, try again) or Corrupt when a manifest does not decode.
+        Raises Unavailable (claims are kept: retry) or Corrupt when a manifest does not decode.
         """
         async with self._turn:
             while not self._closed:
@@ -109,7 +109,7 @@ class Collector:
         raise Closed("the collector is closed")
 
     async def batches(self, *, idle_s: float = 0.1) -> AsyncIterator[CollectedBatch]:
-        """Every batch, as it comes, until the collector is closed. Ack each one."""
+        """Every batch, as it arrives, until the collector is closed. Ack each one."""
         while not self._closed:
             batch = await self.next_batch()
             if batch is None:
@@ -120,12 +120,12 @@ class Collector:
     async def ack(self, batch: CollectedBatch) -> None:
         """Confirms that the batch is fully processed: it will not be delivered again. Idempotent.
 
-        Raises Fenced when another collector took it over; drop it then. After Unavailable, ack again.
+        Raises Fenced when another collector has claimed it; drop it then. After Unavailable, ack again.
         """
         await self.ack_all([batch])
 
     async def ack_all(self, batches: list[CollectedBatch]) -> None:
-        """Acks several batches in one write. Raises Fenced when any was taken over; the others are acked."""
+        """Acks several batches in one write. Raises Fenced when one was claimed by another; the others are acked."""
         outcomes = await asyncio.gather(
             *[self._consumer.ack(batch.claimed) for batch in batches], return_exceptions=True
         )
@@ -138,24 +138,24 @@ class Collector:
             elif isinstance(outcome, Fenced):
                 self._fenced.inc()
                 self._forget(batch.claimed)
-        if done >= self._settings.done_cleanup_threshold and (self._cleaning is None or self._cleaning.done()):
-            self._cleaning = asyncio.create_task(self._clean())
+        if done >= self._settings.done_cleanup_threshold and (self._sweeping is None or self._sweeping.done()):
+            self._sweeping = asyncio.create_task(self._sweep())
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
 
     async def reject(self, batch: CollectedBatch, reason: str) -> bool:
-        """Says that the batch could not be processed. It is delivered again, next. After too many rejections a batch
-        of one entry becomes a dead letter, and the answer is True; one of several entries is split, and its pieces come
-        again at the end of the queue. Raises Fenced when another collector took it over. When the store cannot be
-        reached it is delivered again all the same, though this rejection may not have been counted.
+        """Reports that the batch could not be processed. It is delivered again, next. After too many rejections a batch
+        of one entry becomes a dead letter, and the result is True; one of several entries is split, and its pieces are
+        appended to the queue. Raises Fenced when another collector has claimed it. When the store cannot be reached it
+        is delivered again too, but this rejection may not be counted.
         """
         try:
             trouble = await self._consumer.reject(batch.claimed, reason)
             self._rejections.inc()
             if trouble.bury:
-                self._doom(batch.claimed, trouble)
-                dead = await self._set_aside(batch.claimed, trouble)
+                self._mark_dead(batch.claimed, trouble)
+                dead = await self._split_or_bury(batch.claimed, trouble)
                 self._forget(batch.claimed)
                 return dead
         except Fenced:
@@ -169,7 +169,7 @@ class Collector:
         return False
 
     async def heartbeat(self) -> None:
-        """Refreshes every claim now. The background does it at a third of the timeout."""
+        """Refreshes every claim now. A background task does it three times per timeout."""
         at_s = self._clock.monotonic_s()
         epochs = {location: held.claimed.epoch for location, held in self._held.items()}
         lost = await self._consumer.heartbeat(epochs)
@@ -184,13 +184,13 @@ class Collector:
                 held.confirmed_s = at_s
 
     async def close(self) -> None:
-        """Stops the heartbeat and gives back what is not acked, so that others need not wait. Idempotent."""
+        """Stops the heartbeat and releases what is not acked, so that others need not wait. Idempotent."""
         self._closed = True
         for task in (self._heart, *[held.reading for held in self._held.values()]):
             if task is not None:
                 task.cancel()
-        if self._cleaning is not None:
-            await self._cleaning
+        if self._sweeping is not None:
+            await self._sweeping
         epochs = {location: held.claimed.epoch for location, held in self._held.items()}
         self._held.clear()
         if epochs:
@@ -198,7 +198,7 @@ class Collector:
 
     async def _claim(self) -> bool:
         """Claims what comes next: first from what was read before, then from a fresh read."""
-        self._start_heart()
+        self._start_heartbeat()
         for fresh in (False, True):
             if fresh:
                 self._ahead = await self._producer.read()
@@ -206,7 +206,7 @@ class Collector:
                 continue
             at_s = self._clock.monotonic_s()
             claimed = await self._consumer.claim(self._ahead, self.id, frozenset(self._held))
-            if isinstance(claimed, Outdated) or not claimed:
+            if isinstance(claimed, StaleManifest) or not claimed:
                 self._ahead = None
                 continue
             for one in claimed:
@@ -220,17 +220,17 @@ class Collector:
         self._claims.inc()
         if claimed.takeover:
             self._takeovers.inc()
-            log.warning("took over a stale claim", location=claimed.location, sequence=claimed.sequence)
+            log.warning("stale claim taken over", location=claimed.location, sequence=claimed.sequence)
 
     def _fetching(self, claimed: Claimed) -> asyncio.Task[list[KeyValueEntry]]:
         reading = asyncio.create_task(self._fetch(claimed))
-        reading.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may ask for it
+        reading.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may never be awaited
         return reading
 
     async def _fetch(self, claimed: Claimed) -> list[KeyValueEntry]:
         data = (await self._store.get(claimed.location)).data
         if len(data) < claimed.size_bytes:  # only what was received whole may be called corrupt
-            raise Short(f"{claimed.location!r} was read up to byte {len(data)} of {claimed.size_bytes}")
+            raise ShortRead(f"{claimed.location!r} was read up to byte {len(data)} of {claimed.size_bytes}")
         decode = partial(codec.decode, data, bytes_max=self._settings.batch_bytes_max)
         return await asyncio.to_thread(decode) if len(data) > codec.APART_BYTES else decode()
 
@@ -244,7 +244,7 @@ class Collector:
             held.reading = self._fetching(claimed)
         try:
             return CollectedBatch(await asyncio.shield(held.reading), claimed)
-        except (NotFound, Short, Corrupt) as error:
+        except (NotFound, ShortRead, Corrupt) as error:
             held.reading = None  # the next call reads again
             if await self._is_certain(held, error):
                 await self._bury(held, f"{error.code}: {error.message}")
@@ -260,49 +260,49 @@ class Collector:
     async def _is_certain(self, held: _Held, error: LakebedError) -> bool:
         """Whether the batch is known to be unreadable: twice whole and undecodable, or not there for a while.
 
-        Raises Unavailable until then, so that whoever asks for the next batch pauses; the claim is kept.
+        Raises Unavailable until then, so that the caller of next_batch pauses; the claim is kept.
         """
         if isinstance(error, Corrupt):
             held.undecodable, twice = True, held.undecodable
             return twice
         await self.heartbeat()
         if self._held.get(held.claimed.location) is not held:
-            return False  # missing because another finished it
+            return False  # missing because another collector finished it
         now_s = self._clock.monotonic_s()
         held.missing_s = now_s if held.missing_s is None else held.missing_s
         if now_s - held.missing_s >= MISSING_S:
             return True
         raise Unavailable(f"{held.claimed.location!r} cannot be read now: {error.message}") from error
 
-    async def _set_aside(self, claimed: Claimed, trouble: Trouble) -> bool:
+    async def _split_or_bury(self, claimed: Claimed, trouble: BatchTrouble) -> bool:
         """Splits the batch, or buries it when it cannot be split; True when it is a dead letter now."""
         if await self._splitter.split(claimed, trouble.reason):
             await self._consumer.ack(claimed)
             return False
         await self._dead_letters.bury(claimed, trouble)
-        log.error("a batch became a dead letter", location=claimed.location, reason=trouble.reason)
+        log.error("batch became a dead letter", location=claimed.location, reason=trouble.reason)
         return True
 
     async def _bury(self, held: _Held, reason: str = "") -> None:
-        """The decision is written down first, so that whoever comes after a crash buries it too."""
+        """The decision is stored first, so that after a crash the next collector buries it too."""
         trouble = held.claimed.trouble
         try:
             if trouble is None or not trouble.bury:
                 trouble = await self._consumer.reject(held.claimed, reason, last=True)
-                self._doom(held.claimed, trouble)
-            await self._set_aside(held.claimed, trouble)
+                self._mark_dead(held.claimed, trouble)
+            await self._split_or_bury(held.claimed, trouble)
         except Fenced:
-            self._fenced.inc()  # missing because another finished it, or simply another's now
+            self._fenced.inc()  # another collector finished it or has claimed it
         self._forget(held.claimed)
 
-    def _doom(self, claimed: Claimed, trouble: Trouble) -> None:
-        """From the decision on it is buried, by the next call if not by this one, and never handed out again."""
+    def _mark_dead(self, claimed: Claimed, trouble: BatchTrouble) -> None:
+        """After the decision it is buried, by the next call if not by this one, and never delivered again."""
         held = self._held.get(claimed.location)
         if held is not None and held.claimed.epoch == claimed.epoch:
             held.claimed = replace(held.claimed, trouble=trouble)
 
     async def _still_ours(self, held: _Held) -> bool:
-        """Whether the claim is fresh; asks the manifest when we cannot know."""
+        """Whether the claim is fresh; reads the manifest when that is not known."""
         fresh_s = self._settings.heartbeat_timeout_s * FRESH_SHARE
         for _ in range(2):
             if self._held.get(held.claimed.location) is not held:
@@ -318,7 +318,7 @@ class Collector:
         if held is not None and held.claimed.epoch == claimed.epoch:
             del self._held[claimed.location]
 
-    def _start_heart(self) -> None:
+    def _start_heartbeat(self) -> None:
         if self._heart is None:
             self._heart = asyncio.create_task(self._beat())
 
@@ -330,14 +330,14 @@ class Collector:
             try:
                 await self.heartbeat()
             except LakebedError as error:
-                log.warning("a heartbeat failed; the next one comes in time", error=error.message)
+                log.warning("heartbeat failed; it is retried before the claims expire", error=error.message)
 
-    async def _clean(self) -> None:
-        """Clean-up, and once a horizon a sweep: a queue stays tidy even where no worker runs."""
+    async def _sweep(self) -> None:
+        """Sweeps done batches, and once per horizon orphans: so that a queue is swept where no worker runs."""
         try:
-            await self._cleaner.clean()
+            await self._sweeper.sweep_done()
             if self._clock.monotonic_s() >= self._sweep_due_s:
                 self._sweep_due_s = self._clock.monotonic_s() + self._settings.horizon_s
-                await self._sweeper.sweep()
+                await self._sweeper.sweep_orphans()
         except LakebedError as error:
-            log.warning("a clean-up was broken off; the next one repairs it", error=error.message)
+            log.warning("sweep failed; the next one continues", error=error.message)

@@ -1,35 +1,30 @@
-"""The queue's consuming side: one consumer manifest, changed by compare-and-swap. Claims, heartbeats and acks of one
-process that are asked for at the same time go into one write.
+"""The queue's consuming side: one consumer manifest, changed by compare-and-swap. Claims, heartbeats and acks that one
+process requests at the same time share one write.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from lakebed.clock import Clock, now_ms
-from lakebed.ids import Ids
-from lakebed.metrics import Metrics
+from lakebed.core.clock import now_ms
 from lakebed.queue import claiming, paths
-from lakebed.queue.claiming import Outdated, Rules
-from lakebed.queue.model import Claimed, ConsumerManifest, ProducerManifest, Trouble
+from lakebed.queue.claiming import ClaimRules, StaleManifest
+from lakebed.queue.model import BatchTrouble, Claimed, ConsumerManifest, ProducerManifest
 from lakebed.queue.settings import QueueSettings
-from lakebed.store.protocol import Store
 from lakebed.store.register import Register
+from lakebed.store.runtime import StoreRuntime
 
 REGISTER = "queue_consumer"
 
 
 class Consumer:
-    def __init__(self, settings: QueueSettings, store: Store, clock: Clock, *, ids: Ids, metrics: Metrics) -> None:
-        self._settings, self._clock = settings, clock
+    def __init__(self, settings: QueueSettings, runtime: StoreRuntime) -> None:
+        self._settings, self._clock = settings, runtime.clock
         self._register = Register(
-            store,
+            runtime,
             paths.consumer_manifest(settings.manifest_path),
             ConsumerManifest,
             ConsumerManifest(),
-            clock=clock,
-            ids=ids,
-            metrics=metrics,
             name=REGISTER,
         )
 
@@ -38,9 +33,9 @@ class Consumer:
 
     async def claim(
         self, producer: ProducerManifest, collector: str, held: Collection[str]
-    ) -> list[Claimed] | Outdated:
-        """Claims the next batches of `producer`, in order; none when there is nothing to have."""
-        rules = Rules(
+    ) -> list[Claimed] | StaleManifest:
+        """Claims the next batches of `producer`, in order; none when nothing is free."""
+        rules = ClaimRules(
             collector,
             round(self._settings.heartbeat_timeout_s * 1000),
             self._settings.prefetch_batches,
@@ -53,21 +48,21 @@ class Consumer:
         )
 
     async def heartbeat(self, held: Mapping[str, int]) -> frozenset[str]:
-        """Refreshes claims (location → epoch); answers those that are lost."""
+        """Refreshes claims (location → epoch); returns those that are lost."""
         return await self._register.change(
             lambda manifest: claiming.heartbeat(manifest, held, now_ms=now_ms(self._clock))
         )
 
     async def ack(self, claimed: Claimed) -> int:
-        """Marks a batch as done; answers how many done ones wait for clean-up. Idempotent; raises Fenced."""
+        """Marks a batch as done; returns how many done ones wait for clean-up. Idempotent; raises Fenced."""
         return await self._register.change(lambda manifest: claiming.ack(manifest, claimed, now_ms=now_ms(self._clock)))
 
     async def bury(self, claimed: Claimed) -> None:
         """Marks a batch as done and dead. Idempotent; raises Fenced."""
         await self._register.change(lambda manifest: claiming.bury(manifest, claimed, now_ms=now_ms(self._clock)))
 
-    async def reject(self, claimed: Claimed, reason: str, *, last: bool = False) -> Trouble:
-        """Counts a rejection; with `last`, or when there were enough, the batch is to be buried. Raises Fenced."""
+    async def reject(self, claimed: Claimed, reason: str, *, last: bool = False) -> BatchTrouble:
+        """Counts a rejection; with `last`, or after too many, the batch becomes a dead letter. Raises Fenced."""
         rejections_max = 1 if last else self._settings.rejections_max
         return await self._register.change(
             lambda manifest: claiming.reject(

@@ -1,51 +1,65 @@
 """Dead letters: batches that could not be processed, each kept with its data and the reason until a person decides.
 
-A letter is written before its batch is marked done, so a crash in between only repeats the burial. Replay stores the
-data under a fresh name and appends it through the same gate as any batch; what became of a letter is kept for good.
+A letter is written before its batch is marked done, so a crash in between only repeats the two steps. Replay stores the
+data under a fresh name and appends it like any batch; what became of a letter is kept forever.
+
+A batch of several entries is split first, so that one bad entry does not take others with it: a gateway puts entries of
+several producers into one batch. The entries are stored again as smaller batches, which replace the batch in the
+producer manifest in one conditional write, at the end of the queue and with sequences of their own. Pieces that can be
+processed are; the others are split again, until the bad entry is a batch of its own and becomes a dead letter alone.
+The decision to split is stored before, so from then on no collector gets the batch. A crash before the write leaves
+pieces that nothing refers to (swept) and a batch that is split again; a crash after it leaves a claim of a batch that
+is no longer pending, which the sweeper removes.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from functools import partial
 from typing import Literal
 
 import msgspec
 from msgspec.structs import replace
 
-from lakebed.clock import Clock, now_ms
-from lakebed.errors import AlreadyExists, Conflict, Corrupt, Invalid, LakebedError, NotFound, Stale
-from lakebed.ids import Ids
-from lakebed.metrics import Metrics
+from lakebed.core.clock import now_ms
+from lakebed.core.errors import AlreadyExists, Conflict, Corrupt, Invalid, LakebedError, NotFound, Stale
+from lakebed.core.logs import logger
 from lakebed.queue import codec, paths
 from lakebed.queue.consumer import Consumer
-from lakebed.queue.errors import Outlived
-from lakebed.queue.model import Append, Claimed, ClosedLetter, DeadLetter, Durable, KeyValueEntry, Trouble
+from lakebed.queue.model import (
+    Append,
+    BatchTrouble,
+    Claimed,
+    ClosedLetter,
+    DeadLetter,
+    Durable,
+    GenerationExpired,
+    KeyValueEntry,
+)
 from lakebed.queue.producer import Producer
 from lakebed.queue.settings import QueueSettings
 from lakebed.store.model import StoredObject
-from lakebed.store.protocol import Store
+from lakebed.store.runtime import StoreRuntime
+
+PIECES_MAX = 16  # of one batch: a bad one among 1,000 entries is alone after three splits
+TRIES_MAX = 3  # the generation can be over only when storing the pieces took a whole horizon
 
 _LETTER = msgspec.json.Decoder(DeadLetter)
+
+log = logger("queue")
 
 
 class DeadLetters:
     def __init__(
-        self,
-        settings: QueueSettings,
-        store: Store,
-        clock: Clock,
-        *,
-        ids: Ids,
-        metrics: Metrics,
-        producer: Producer,
-        consumer: Consumer,
+        self, settings: QueueSettings, runtime: StoreRuntime, *, producer: Producer, consumer: Consumer
     ) -> None:
-        self._settings, self._store, self._clock, self._ids = settings, store, clock, ids
+        self._settings, self._store, self._clock, self._ids = settings, runtime.store, runtime.clock, runtime.ids
         self._producer, self._consumer = producer, consumer
-        self._buried = metrics.counter("lakebed_queue_buried_total")
+        self._buried = runtime.metrics.counter("lakebed_queue_buried_total")
 
-    async def bury(self, claimed: Claimed, trouble: Trouble) -> DeadLetter:
+    async def bury(self, claimed: Claimed, trouble: BatchTrouble) -> DeadLetter:
         """Writes the letter, then marks the batch as done. Idempotent; raises Fenced when the claim is lost."""
         letter = DeadLetter(
             id=paths.dead_id(claimed.sequence, claimed.location),
@@ -65,7 +79,7 @@ class DeadLetters:
         return letter
 
     async def letters(self) -> AsyncIterator[DeadLetter]:
-        """Every letter, oldest sequence first. One that does not decode is Corrupt: nothing is passed over."""
+        """Every letter, oldest sequence first. One that does not decode is Corrupt: none is skipped."""
         async for info in self._store.list(paths.dead_folder(self._settings.manifest_path)):
             try:
                 yield decode_letter(await self._store.get(info.key))
@@ -96,28 +110,28 @@ class DeadLetters:
         batch = Append(f"replay-{letter.id}", 1, letter.replay_generation, letter.replay_as, len(data), _count(data))
         try:
             durable = (await self._producer.append([batch]))[0]
-        except Outlived as error:
+        except GenerationExpired as error:
             raise Conflict(
-                f"a replay of {letter.id} was begun long ago and never closed; it may have been enqueued",
-                hint=f"look whether {letter.replay_as!r} was processed, then discard the letter",
+                f"a replay of {letter.id} was started long ago and not finished; it may have been enqueued",
+                hint=f"check whether {letter.replay_as!r} was processed, then discard the letter",
             ) from error
         await self._close(letter, "replayed", reason)
         return durable
 
     async def discard(self, letter_id: str, reason: str) -> DeadLetter:
-        """Removes the letter and its data. What it was, and why it went, is kept."""
+        """Deletes the letter and its data. Its description and the reason are kept."""
         _demand_reason(reason)
         letter = await self._ready(letter_id)
         await self._close(letter, "discarded", reason)
         return letter
 
     async def _ready(self, letter_id: str) -> DeadLetter:
-        """The letter, once its burial is complete: before that, whoever finishes it would bring it back."""
+        """The letter, once its batch is marked as done: before that, a collector would write the letter again."""
         letter = decode_letter(await self._get(letter_id))
         consumer = await self._consumer.read()
         producer = await self._producer.read()
         if letter.location in producer.pending and letter.location not in consumer.done:
-            raise Conflict(f"{letter_id} is still being buried", hint="wait for a collector to finish, then try again")
+            raise Conflict(f"{letter_id} is still being written", hint="wait for its collector to finish, then retry")
         return letter
 
     async def _name_replay(self, letter_id: str) -> DeadLetter:
@@ -132,12 +146,14 @@ class DeadLetters:
         try:
             await self._store.replace(stored.key, msgspec.json.encode(letter), stored.etag)
         except Stale as error:
-            raise Conflict(f"{letter_id} is being closed by somebody else", hint="list the dead letters") from error
+            raise Conflict(
+                f"{letter_id} is being closed by another process", hint="lakebed queue dlq list shows what is left"
+            ) from error
         return letter
 
     async def _close(self, letter: DeadLetter, action: Literal["replayed", "discarded"], reason: str) -> None:
         closed = ClosedLetter(letter, action, reason, now_ms(self._clock))
-        with suppress(AlreadyExists):  # closed before, up to here; what remains is to remove it
+        with suppress(AlreadyExists):  # it was closed before; only the deletes are left
             await self._store.create(
                 paths.closed_letter(self._settings.manifest_path, letter.id), msgspec.json.encode(closed)
             )
@@ -148,7 +164,7 @@ class DeadLetters:
         try:
             return await self._store.get(self._key(letter_id))
         except NotFound as error:
-            raise NotFound(f"there is no dead letter {letter_id}", hint="lakebed queue dlq list shows them") from error
+            raise NotFound(f"no dead letter {letter_id}", hint="lakebed queue dlq list shows them") from error
 
     def _key(self, letter_id: str) -> str:
         return paths.dead_letter(self._settings.manifest_path, letter_id)
@@ -163,11 +179,69 @@ def decode_letter(stored: StoredObject) -> DeadLetter:
 
 def _demand_reason(reason: str) -> None:
     if not reason.strip():
-        raise Invalid("closing a dead letter needs a reason", hint="say why, for whoever reads this later")
+        raise Invalid("closing a dead letter needs a reason", hint="give --reason")
 
 
 def _count(data: bytes) -> int:
     try:
         return len(codec.decode(data))
     except LakebedError:
-        return 0  # it may be undecodable; it is replayed for a consumer that can read it now
+        return 0  # it may not decode here; a newer consumer may read it
+
+
+class Splitter:
+    def __init__(self, settings: QueueSettings, runtime: StoreRuntime, *, producer: Producer) -> None:
+        self._settings, self._store, self._ids, self._producer = settings, runtime.store, runtime.ids, producer
+        self._splits = runtime.metrics.counter("lakebed_queue_splits_total")
+
+    async def split(self, claimed: Claimed, reason: str) -> bool:
+        """Enqueues the batch's entries again as smaller batches; returns False when there is nothing to split.
+
+        Idempotent. Only for a batch that is marked as dead, because no other collector may get it.
+        Raises Unavailable when the batch cannot be read now: retry, it is not lost.
+        """
+        entries = await self._entries(claimed)
+        if not entries and claimed.location not in (await self._producer.read()).pending:
+            return True  # another collector split it, and its data is swept already
+        if len(entries) < 2:
+            return False
+        for _ in range(TRIES_MAX - 1):
+            try:
+                return await self._replace(claimed, entries, reason)
+            except GenerationExpired:
+                await self._producer.read()
+        return await self._replace(claimed, entries, reason)
+
+    async def _entries(self, claimed: Claimed) -> list[KeyValueEntry]:
+        """The entries; none when the batch is gone or does not decode: then it becomes one letter."""
+        try:
+            data = (await self._store.get(claimed.location)).data
+            decode = partial(codec.decode, data, bytes_max=self._settings.batch_bytes_max)
+            return await asyncio.to_thread(decode) if len(data) > codec.APART_BYTES else decode()
+        except (NotFound, Corrupt):
+            return []
+
+    async def _replace(self, claimed: Claimed, entries: list[KeyValueEntry], reason: str) -> bool:
+        generation = await self._producer.generation()
+        size = -(-len(entries) // PIECES_MAX)
+        pieces = [
+            await self._stored(entries[first : first + size], generation) for first in range(0, len(entries), size)
+        ]
+        if await self._producer.split(claimed.location, pieces):
+            self._splits.inc()
+            log.warning(
+                "batch was split",
+                location=claimed.location,
+                sequence=claimed.sequence,
+                pieces=len(pieces),
+                reason=reason,
+            )
+        return True
+
+    async def _stored(self, entries: list[KeyValueEntry], generation: int) -> Append:
+        form = self._settings.batch_format
+        encode = partial(codec.encode, entries, form=form, compression=self._settings.compression)
+        data = await asyncio.to_thread(encode) if codec.size_of(entries) > codec.APART_BYTES else encode()
+        location = paths.batch(self._settings.data_path_prefix, generation, self._ids.uuid(), form)
+        await self._store.create(location, data)
+        return Append("", 0, generation, location, len(data), len(entries))

@@ -1,26 +1,29 @@
-"""A queue for whoever reads it in bulk, beside its collectors: sequences are the offsets. Nothing is claimed or acked.
+"""A queue read in bulk, beside its collectors: sequences are the offsets. Nothing is claimed or acked.
 
-What a collector has finished and cleaned up is gone from here too: a queue that is to be read whole is read before it
-is drained. Entries keep their place in their batch (`index`), so (`sequence`, `index`) names one entry.
+Batches that are done and swept cannot be read here: to read a whole queue, read it before it is drained. `index` is an
+entry's position in its batch, so (`sequence`, `index`) identifies one entry.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from lakebed.context import Context
-from lakebed.errors import Invalid
-from lakebed.feed import Limit, Offset, Piece, Wanted, within
+from lakebed.core.context import Context
+from lakebed.core.errors import Invalid
+from lakebed.core.feed import FeedFilter, FeedSlice, Limit, Offset, within
 from lakebed.queue import codec, paths
-from lakebed.queue.queue import Queue
+from lakebed.queue.roles import Queue
 
 SEQUENCE_MAX = 2**63 - 1
 
 
-class Place(msgspec.Struct, frozen=True):
+class PendingFeedBatch(msgspec.Struct, frozen=True):
+    """One pending batch, as a piece of the feed."""
+
     sequence: int
     location: str
     enqueued_ms: int
@@ -55,11 +58,11 @@ class QueueFeed:
         return {"sequence": self._start - 1}
 
     async def reach(self, start: Offset, limit: Limit) -> Offset:
-        pieces = await self.pieces(start, {"sequence": self._end - 1}, Wanted())
-        last = max((_place(piece).sequence for piece in within(pieces, limit)), default=0)
+        pieces = await self.slices(start, {"sequence": self._end - 1}, FeedFilter())
+        last = max((_batch_of(piece).sequence for piece in within(pieces, limit)), default=0)
         return {"sequence": max(last, start["sequence"])}
 
-    async def pieces(self, start: Offset, end: Offset, wanted: Wanted) -> list[Piece]:
+    async def slices(self, start: Offset, end: Offset, wanted: FeedFilter) -> list[FeedSlice]:
         manifest = await self._queue.producer.read()
         first = max(start["sequence"] + 1, wanted.low.get("sequence", 0))
         last = min(end["sequence"], wanted.high.get("sequence", SEQUENCE_MAX))
@@ -67,36 +70,36 @@ class QueueFeed:
         for location in manifest.pending:
             entry = manifest.entries[location]
             if first <= entry.sequence <= last and wanted.takes("sequence", entry.sequence):
-                told = msgspec.json.encode(Place(entry.sequence, location, entry.enqueued_ms))
-                found.append(Piece(location, entry.count, entry.size_bytes, told))
-        return sorted(found, key=lambda piece: _place(piece).sequence)
+                encoded = msgspec.json.encode(PendingFeedBatch(entry.sequence, location, entry.enqueued_ms))
+                found.append(FeedSlice(location, entry.count, entry.size_bytes, encoded))
+        return sorted(found, key=lambda piece: _batch_of(piece).sequence)
 
-    async def described(self, piece: Piece) -> Piece:
+    async def described(self, piece: FeedSlice) -> FeedSlice:
         return piece
 
-    async def load(self, piece: Piece, columns: Sequence[str], wanted: Wanted) -> Any:
+    async def load(self, piece: FeedSlice, columns: Sequence[str], wanted: FeedFilter) -> Any:
         import pyarrow as pa
 
-        place, schema = _place(piece), self.schema()
-        data = (await self._queue.store.get(place.location)).data
+        batch, schema = _batch_of(piece), self.schema()
+        data = (await self._queue.store.get(batch.location)).data
         entries = codec.decode(data, bytes_max=self._queue.settings.batch_bytes_max)
         count = len(entries)
         made = {
             "queue": lambda: pa.repeat(self._queue.name, count),
-            "sequence": lambda: pa.repeat(pa.scalar(place.sequence, pa.int64()), count),
+            "sequence": lambda: pa.repeat(pa.scalar(batch.sequence, pa.int64()), count),
             "index": lambda: pa.array(range(count), pa.int32()),
-            "time": lambda: pa.repeat(pa.scalar(place.enqueued_ms * 1000, pa.timestamp("us", "UTC")), count),
+            "time": lambda: pa.repeat(pa.scalar(batch.enqueued_ms * 1000, pa.timestamp("us", "UTC")), count),
             "key": lambda: pa.array([entry.key for entry in entries], pa.binary()),
             "value": lambda: pa.array([entry.value for entry in entries], pa.binary()),
         }
         return pa.record_batch([made[name]() for name in columns], schema=pa.schema([schema.field(n) for n in columns]))
 
 
-def _place(piece: Piece) -> Place:
-    return msgspec.json.decode(piece.told, type=Place)
+def _batch_of(piece: FeedSlice) -> PendingFeedBatch:
+    return msgspec.json.decode(piece.locator, type=PendingFeedBatch)
 
 
 def _sequence(name: str, text: str) -> int:
-    if text and not text.isdigit():
-        raise Invalid(f"option {name}: {text!r} is no sequence")
+    if text and (not re.fullmatch(r"[0-9]{1,19}", text) or int(text) > SEQUENCE_MAX):
+        raise Invalid(f"option {name}: {text[:40]!r} is not a sequence", hint=f"a number from 1 to {SEQUENCE_MAX}")
     return int(text or 0)

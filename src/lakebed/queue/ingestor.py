@@ -1,8 +1,8 @@
 """The ingestor: accepts entries, gathers them into batches, stores each batch and appends its location to the queue.
 
 Batches are stored several at a time and appended strictly in the order their entries came. Entries are durable when
-their batch is stored *and* its location is in the producer manifest; only then does a watcher say so. An ingestor
-that dies loses only entries that no watcher had called durable.
+their batch is stored *and* its location is in the producer manifest; only then does a watcher report it. An ingestor
+that dies loses only entries that no watcher has reported as durable.
 """
 
 from __future__ import annotations
@@ -13,29 +13,45 @@ from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-from lakebed.clock import Clock
-from lakebed.errors import OutcomeUnknown, Overloaded, TooLarge, Unavailable, Unprocessable
-from lakebed.ids import Ids
-from lakebed.logs import logger
-from lakebed.metrics import Metrics
+from lakebed.core.errors import OutcomeUnknown, Overloaded, TooLarge, Unavailable, Unprocessable
+from lakebed.core.logs import logger
 from lakebed.queue import codec, paths
-from lakebed.queue.errors import Closed, Outlived
-from lakebed.queue.model import Append, Durable, KeyValueEntry
+from lakebed.queue.model import Append, Closed, Durable, GenerationExpired, KeyValueEntry
 from lakebed.queue.producer import Producer
 from lakebed.queue.settings import QueueSettings
-from lakebed.queue.watcher import WriteWatcher
-from lakebed.store.protocol import Store
+from lakebed.store.runtime import StoreRuntime
+
+
+class WriteWatcher:
+    """Watches the batch of its entries. Any number of callers may wait; a cancelled one does not affect the others."""
+
+    def __init__(self, outcome: asyncio.Future[Durable]) -> None:
+        self._outcome = outcome
+
+    def result(self) -> Durable | BaseException | None:
+        """None while it is open; the location once the entries are durable; the error when they are not."""
+        if not self._outcome.done():
+            return None
+        return self._outcome.exception() or self._outcome.result()
+
+    async def await_durable(self) -> Durable:
+        """Waits until the batch is stored and its location is in the producer manifest. Raises what prevented it.
+
+        After OutcomeUnknown the entries may or may not be in the queue; after any other error they are not.
+        """
+        return await asyncio.shield(self._outcome)
+
 
 RETRY_BASE_S = 0.05
 RETRY_CAP_S = 2.0
 STORED_AGAIN_MAX = 5  # times that a batch is stored again because its generation was over
-LATER = (Unavailable, Overloaded)  # what another attempt may mend
+RETRIED = (Unavailable, Overloaded)
 
 log = logger("queue")
 
 
 class _Batch:
-    """Entries on their way: gathering, then sealed (with a counter), stored, and finally durable or failed."""
+    """Entries of one batch: gathering, then sealed (with a counter), stored, and finally durable or failed."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -45,29 +61,19 @@ class _Batch:
         self.timer: asyncio.Task[None] | None = None
         self.counter = 0
         self.deadline_s = 0.0
-        self.doubtful = False  # an append of it was answered neither yes nor no
+        self.doubtful = False  # the outcome of an append of it is unknown
         self.stored: asyncio.Future[Append] = loop.create_future()
         self.outcome: asyncio.Future[Durable] = loop.create_future()
-        self.outcome.add_done_callback(_seen)
+        self.outcome.add_done_callback(_retrieve)
 
 
 class Ingestor:
     """`producer` is shared by the ingestors of one process, so that their appends are grouped; alone it has its own."""
 
-    def __init__(
-        self,
-        settings: QueueSettings,
-        store: Store,
-        clock: Clock,
-        *,
-        ids: Ids | None = None,
-        metrics: Metrics | None = None,
-        producer: Producer | None = None,
-    ) -> None:
-        self._settings, self._store, self._clock = settings, store, clock
-        self._ids = ids or Ids()
-        metrics = metrics or Metrics()
-        self._producer = producer or Producer(settings, store, clock, ids=self._ids, metrics=metrics)
+    def __init__(self, settings: QueueSettings, runtime: StoreRuntime, *, producer: Producer | None = None) -> None:
+        metrics = runtime.metrics
+        self._settings, self._store, self._clock, self._ids = settings, runtime.store, runtime.clock, runtime.ids
+        self._producer = producer or Producer(settings, runtime)
         self.id = self._ids.token()
         self._gathering: _Batch | None = None
         self._line: deque[_Batch] = deque()  # sealed batches, oldest first, until durable or failed
@@ -89,9 +95,9 @@ class Ingestor:
         return self._unflushed_bytes
 
     async def ingest(self, entries: Sequence[KeyValueEntry]) -> WriteWatcher:
-        """Takes entries in; they stay in order. Waits while more than `max_unflushed_bytes` is not durable.
+        """Accepts entries; they stay in order. Waits while more than `max_unflushed_bytes` is not durable.
 
-        Raises Invalid (TooLarge, Closed) for input that can never be taken; nothing of it is taken then.
+        Raises Invalid (TooLarge, Closed) for input that is never accepted; none of it is accepted then.
         """
         size_bytes = self._check(entries)
         while self._unflushed_bytes > self._settings.max_unflushed_bytes:
@@ -112,7 +118,7 @@ class Ingestor:
         return WriteWatcher(batch.outcome)
 
     async def flush(self) -> None:
-        """Flushes what is gathered and waits until all that was taken in is durable or has failed."""
+        """Flushes what is gathered and waits until everything accepted is durable or has failed."""
         self._seal()
         while self._line and self._appender is not None:
             await asyncio.shield(self._appender)
@@ -130,15 +136,15 @@ class Ingestor:
         if self._closed:
             raise Closed("the ingestor is closed")
         if not entries:
-            raise Unprocessable("there are no entries", hint="send at least one entry")
+            raise Unprocessable("no entries were given", hint="send at least one entry")
         if len(entries) > self._settings.entries_max:
-            raise TooLarge(f"{len(entries)} entries at once, the limit is {self._settings.entries_max}")
+            raise TooLarge(f"{len(entries)} entries in one call, the limit is {self._settings.entries_max}")
         sizes = [len(entry.key) + len(entry.value) for entry in entries]
         if (largest := max(sizes)) > self._settings.entry_bytes_max:
             raise TooLarge(f"an entry of {largest} bytes, the limit is {self._settings.entry_bytes_max}")
         size_bytes = sum(sizes) + codec.ENTRY_OVERHEAD_BYTES * len(sizes)
         if size_bytes > self._settings.ingest_bytes_max:
-            raise TooLarge(f"{size_bytes} bytes at once, the limit is {self._settings.ingest_bytes_max}")
+            raise TooLarge(f"{size_bytes} bytes in one call, the limit is {self._settings.ingest_bytes_max}")
         return size_bytes
 
     async def _flush_when_due(self, batch: _Batch) -> None:
@@ -188,7 +194,7 @@ class Ingestor:
                 location = paths.batch(self._settings.data_path_prefix, generation, uuid, self._settings.batch_format)
                 await self._store.create(location, data)
                 return Append(self.id, batch.counter, generation, location, len(data), len(batch.entries))
-            except LATER as error:
+            except RETRIED as error:
                 attempt += 1
                 await self._pause(batch, attempt, error)
 
@@ -215,18 +221,18 @@ class Ingestor:
             self._finish(ready, error)
 
     async def _append_until_known(self, ready: list[_Batch]) -> list[Durable]:
-        """Appends, trying again while that can help: recognised by their counters, they are enqueued once."""
+        """Appends with retries: batches are recognised by their counters, so they are enqueued once."""
         attempt = again = 0
         while True:
             try:
                 return await self._producer.append([batch.stored.result() for batch in ready])
-            except Outlived:
+            except GenerationExpired:
                 again += 1
                 if ready[0].doubtful or again > STORED_AGAIN_MAX:
                     raise
-                log.warning("batches outlived their generation and are stored again", batches=len(ready))
+                log.warning("batches are stored again: their generation is over", batches=len(ready))
                 await self._store_again(ready)
-            except LATER as error:
+            except RETRIED as error:
                 for batch in ready:
                     batch.doubtful |= isinstance(error, OutcomeUnknown)
                 attempt += 1
@@ -240,19 +246,19 @@ class Ingestor:
             batch.stored.set_result(again)
 
     async def _pause(self, batch: _Batch, attempt: int, error: Unavailable | Overloaded) -> None:
-        """Waits before another attempt, or raises the error when the batch's time is over."""
+        """Waits before another attempt, or raises the error after the batch's deadline."""
         if self._clock.monotonic_s() >= batch.deadline_s:
             raise error
         await self._clock.sleep(self._ids.jitter_s(attempt, base_s=RETRY_BASE_S, cap_s=RETRY_CAP_S))
 
     def _finish(self, batches: list[_Batch], outcome: list[Durable] | BaseException) -> None:
-        """Leaves the batches behind for good: a counter that was given up is never appended again."""
+        """Forgets the batches: a counter that failed is never appended again."""
         for index, batch in enumerate(batches):
             assert self._line.popleft() is batch
             self._unflushed_bytes -= batch.size_bytes
             if isinstance(outcome, BaseException):
                 self._failures_total.inc()
-                log.error("a batch could not be made durable", entries=len(batch.entries), error=str(outcome))
+                log.error("batch could not be made durable", entries=len(batch.entries), error=str(outcome))
                 batch.outcome.set_exception(outcome)
             else:
                 batch.outcome.set_result(outcome[index])
@@ -269,7 +275,7 @@ class Ingestor:
         return task
 
 
-def _seen(outcome: asyncio.Future[Durable]) -> None:
-    """A failed batch nobody waits for is logged by us, not reported by the loop."""
+def _retrieve(outcome: asyncio.Future[Durable]) -> None:
+    """A failed batch that no caller awaits is logged by us, not reported by the loop."""
     if not outcome.cancelled():
         outcome.exception()

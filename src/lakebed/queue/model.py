@@ -1,14 +1,17 @@
-"""What the queue speaks in: entries, the two manifests as they are stored, and what callers are given.
+"""The queue's values: entries, the two manifests as they are stored, and what callers get.
 
-The manifests keep the seed's fields (`pending`; `claimed`, `done`) exactly as it gives them. What Lakebed needs beyond
-them stands beside, keyed by location, so that a manifest in the seed's plain form reads as it is.
+The manifests keep the seed's fields (`pending`; `claimed`, `done`) unchanged. What Lakebed adds is in further
+fields, keyed by location, so that a manifest in the seed's plain form can be read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
+
+from lakebed.core.errors import Invalid, Stale, Unavailable
 
 VERSION = 1
 
@@ -20,8 +23,8 @@ class KeyValueEntry(msgspec.Struct, frozen=True):
     value: bytes
 
 
-class Pending(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of a pending location: its sequence in the queue, and for people its size, count and time."""
+class PendingBatch(msgspec.Struct, frozen=True, array_like=True):
+    """What is known of a pending location: its sequence in the queue, and its size, count and time."""
 
     sequence: int
     size_bytes: int = 0
@@ -29,7 +32,7 @@ class Pending(msgspec.Struct, frozen=True, array_like=True):
     enqueued_ms: int = 0
 
 
-class Session(msgspec.Struct, frozen=True, array_like=True):
+class IngestorSession(msgspec.Struct, frozen=True, array_like=True):
     """The last append of one ingestor: which of its batches, in which generation, and the sequence it was given."""
 
     counter: int
@@ -40,19 +43,19 @@ class Session(msgspec.Struct, frozen=True, array_like=True):
 class ProducerManifest(msgspec.Struct, frozen=True):
     pending: tuple[str, ...] = ()
     version: int = VERSION
-    entries: dict[str, Pending] = {}
+    entries: dict[str, PendingBatch] = {}
     next_sequence: int = 1
     generation: int = 0
     generation_at_ms: int = 0
     cleanups: int = 0
-    sessions: dict[str, Session] = {}
+    sessions: dict[str, IngestorSession] = {}
 
     def __post_init__(self) -> None:
         _check_version("producer", self.version)
 
 
-class Claim(msgspec.Struct, frozen=True, array_like=True):
-    """Who holds a location, under which epoch. Every claim has its own epoch; an ack must name it."""
+class BatchClaim(msgspec.Struct, frozen=True, array_like=True):
+    """Which collector has claimed a location, under which epoch. Every claim has its own epoch; an ack must name it."""
 
     collector: str = ""
     epoch: int = 0
@@ -60,7 +63,7 @@ class Claim(msgspec.Struct, frozen=True, array_like=True):
     since_ms: int = 0
 
 
-class Done(msgspec.Struct, frozen=True, array_like=True):
+class DoneBatch(msgspec.Struct, frozen=True, array_like=True):
     """A finished location. `dead` means that its data now belongs to a dead letter and is not removed."""
 
     epoch: int = 0
@@ -68,10 +71,10 @@ class Done(msgspec.Struct, frozen=True, array_like=True):
     dead: bool = False
 
 
-class Trouble(msgspec.Struct, frozen=True, array_like=True):
-    """How often a batch was rejected and why. With `bury` it is on its way to the dead letters, whoever holds it.
+class BatchTrouble(msgspec.Struct, frozen=True, array_like=True):
+    """How often a batch was rejected and why. With `bury` it becomes a dead letter, whichever collector has claimed it.
 
-    `silences` counts the collectors that went silent with this batch first in their hands: it may be killing them.
+    `silences` counts the collectors that stopped while this batch was their first: it may be crashing them.
     """
 
     count: int
@@ -85,9 +88,9 @@ class ConsumerManifest(msgspec.Struct, frozen=True):
     claimed: dict[str, int] = {}
     done: tuple[str, ...] = ()
     version: int = VERSION
-    claims: dict[str, Claim] = {}
-    finished: dict[str, Done] = {}
-    troubles: dict[str, Trouble] = {}
+    claims: dict[str, BatchClaim] = {}
+    finished: dict[str, DoneBatch] = {}
+    troubles: dict[str, BatchTrouble] = {}
     next_epoch: int = 1
     cleanups: int = 0
     settled: tuple[int, ...] = ()
@@ -98,7 +101,7 @@ class ConsumerManifest(msgspec.Struct, frozen=True):
 
 def _check_version(which: str, version: int) -> None:
     if version != VERSION:
-        raise ValueError(f"{which} manifest version {version} is not known; this Lakebed reads and writes {VERSION}")
+        raise ValueError(f"{which} manifest version {version} is unknown; this Lakebed reads and writes {VERSION}")
 
 
 class Append(msgspec.Struct, frozen=True):
@@ -113,14 +116,14 @@ class Append(msgspec.Struct, frozen=True):
 
 
 class Durable(msgspec.Struct, frozen=True):
-    """Where entries came to rest: the batch object is stored and its location is in the producer manifest."""
+    """Where entries are durable: the batch object is stored and its location is in the producer manifest."""
 
     location: str
     sequence: int
 
 
 class Claimed(msgspec.Struct, frozen=True):
-    """A location that a collector holds. `takeover` means that somebody held it before."""
+    """A location that a collector has claimed. `takeover` means that another collector had claimed it before."""
 
     location: str
     sequence: int
@@ -128,7 +131,7 @@ class Claimed(msgspec.Struct, frozen=True):
     size_bytes: int
     enqueued_ms: int
     takeover: bool = False
-    trouble: Trouble | None = None
+    trouble: BatchTrouble | None = None
 
 
 class CollectedBatch(msgspec.Struct, frozen=True):
@@ -147,7 +150,7 @@ class CollectedBatch(msgspec.Struct, frozen=True):
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
-    """A batch that could not be processed, set aside with the reason. `replay_as` is where a replay puts it."""
+    """A batch that could not be processed, kept with the reason. `replay_as` is where a replay stores it."""
 
     id: str
     location: str
@@ -162,11 +165,11 @@ class DeadLetter(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.version != VERSION:
-            raise ValueError(f"dead letter version {self.version} is not known; this Lakebed reads {VERSION}")
+            raise ValueError(f"dead letter version {self.version} is unknown; this Lakebed reads {VERSION}")
 
 
 class ClosedLetter(msgspec.Struct, frozen=True):
-    """What became of a dead letter, by whose word. Kept for good: nothing is dropped silently."""
+    """What became of a dead letter, and why. Kept forever: nothing is dropped silently."""
 
     letter: DeadLetter
     action: Literal["replayed", "discarded"]
@@ -196,3 +199,48 @@ class QueueStatus(msgspec.Struct, frozen=True):
         row = msgspec.to_builtins(self)
         assert isinstance(row, dict)
         return row
+
+
+class Closed(Invalid):
+    """The ingestor or collector was closed; it accepts no more calls."""
+
+    code = "closed"
+
+
+class GenerationExpired(Stale):
+    """A batch was stored so long ago that the sweeper may have deleted it: store it again under a fresh name."""
+
+    code = "outlived"
+
+
+class ShortRead(Unavailable):
+    """Fewer bytes of a batch arrived than were stored: read it again."""
+
+    code = "short"
+
+
+def status_of(
+    queue: str, producer: ProducerManifest, consumer: ConsumerManifest, *, dead: int, timeout_ms: int, now_ms: int
+) -> QueueStatus:
+    done = set(consumer.done)
+    waiting = [producer.entries[location] for location in producer.pending if location not in done]
+    return QueueStatus(
+        queue=queue,
+        pending=len(waiting),
+        bytes_waiting=sum(entry.size_bytes for entry in waiting),
+        claimed=len(consumer.claimed),
+        done=len(done),
+        dead=dead,
+        pending_age_s=_age_s((entry.enqueued_ms for entry in waiting), now_ms),
+        claimed_age_s=_age_s((claim.since_ms for claim in consumer.claims.values()), now_ms),
+        done_age_s=_age_s((one.at_ms for one in consumer.finished.values()), now_ms),
+        stale_claims=sum(now_ms - at_ms > timeout_ms for at_ms in consumer.claimed.values()),
+        next_sequence=producer.next_sequence,
+        generation=producer.generation,
+        collectors=sorted({claim.collector for claim in consumer.claims.values() if claim.collector}),
+    )
+
+
+def _age_s(times_ms: Iterable[int], now_ms: int) -> float | None:
+    oldest = min((at for at in times_ms if at), default=None)
+    return None if oldest is None else max(0.0, (now_ms - oldest) / 1000)

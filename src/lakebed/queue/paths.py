@@ -1,4 +1,4 @@
-"""Where a queue lives. The default queue keeps the seed's default paths; a named one lives in a folder of its own.
+"""Keys of a queue. The default queue keeps the seed's default paths; a named one has a folder of its own.
 
 ingest/manifest.json                       producer manifest (ingest/{name}/manifest.json)
 ingest/manifest.consumer.json              consumer manifest
@@ -13,7 +13,7 @@ import re
 
 import google_crc32c
 
-from lakebed.errors import Invalid
+from lakebed.core.errors import Invalid
 
 DEFAULT = "default"
 ROOT = "ingest"
@@ -25,21 +25,21 @@ SUFFIX = {"binary": ".batch", "json": ".json"}
 
 
 def check_name(name: str) -> str:
-    """The name, or Invalid. A name starts with a letter, so it is never taken for a generation's folder."""
+    """The name, or Invalid. A name starts with a letter, so it is never read as a generation's folder."""
     if not NAME.match(name):
         raise Invalid(
-            f"queue name {name[:80]!r} is not a name", hint="use 1-63 of a-z, 0-9, '-' and '_', starting with a letter"
+            f"queue name {name[:80]!r} is invalid", hint="use 1-63 of a-z, 0-9, '-' and '_', starting with a letter"
         )
     return name
 
 
 def home(name: str) -> str:
-    """The folder a queue lives in, without the trailing slash."""
+    """The folder of a queue, without the trailing slash."""
     return ROOT if name == DEFAULT else f"{ROOT}/{check_name(name)}"
 
 
 def consumer_manifest(manifest_path: str) -> str:
-    """`consumer` goes in front of the file extension, or to the end where there is none."""
+    """`.consumer` is inserted before the file extension, or appended when there is none."""
     stem, extension = _split(manifest_path)
     return f"{stem}.consumer{extension}"
 
@@ -61,7 +61,7 @@ def closed_letter(manifest_path: str, letter_id: str) -> str:
 
 
 def dead_id(sequence: int, location: str) -> str:
-    """Sorts by sequence; the location keeps apart two batches of one sequence, should a manifest ever be reset."""
+    """Sorts by sequence; the location distinguishes two batches of one sequence, if a manifest is ever reset."""
     return f"{sequence:016d}-{google_crc32c.value(location.encode()):08x}"
 
 

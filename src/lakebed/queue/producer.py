@@ -1,8 +1,7 @@
 """The queue's producing side: one producer manifest, shared by all ingestors of a process.
 
-Appends that are asked for while a write is under way go into the next one together, so many ingestors cost one
-replace. Ingestors that share a `Producer` never conflict with each other, and take turns at storing their batches
-(`slots`): more of them do not press the store harder.
+Appends that are requested during a write share the next one, so many ingestors cost one replace. Ingestors that share
+a `Producer` never conflict with each other, and share a limit on concurrent uploads (`slots`).
 """
 
 from __future__ import annotations
@@ -10,31 +9,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 
-from lakebed.clock import Clock, now_ms
-from lakebed.ids import Ids
-from lakebed.metrics import Metrics
+from lakebed.core.clock import now_ms
 from lakebed.queue import appending
 from lakebed.queue.model import Append, Durable, ProducerManifest
 from lakebed.queue.settings import QueueSettings
-from lakebed.store.protocol import Store
 from lakebed.store.register import Register
+from lakebed.store.runtime import StoreRuntime
 
 REGISTER = "queue_producer"
 
 
 class Producer:
-    def __init__(self, settings: QueueSettings, store: Store, clock: Clock, *, ids: Ids, metrics: Metrics) -> None:
-        self._settings, self._clock = settings, clock
-        self._register = Register(
-            store,
-            settings.manifest_path,
-            ProducerManifest,
-            ProducerManifest(),
-            clock=clock,
-            ids=ids,
-            metrics=metrics,
-            name=REGISTER,
-        )
+    def __init__(self, settings: QueueSettings, runtime: StoreRuntime) -> None:
+        self._settings, self._clock = settings, runtime.clock
+        self._register = Register(runtime, settings.manifest_path, ProducerManifest, ProducerManifest(), name=REGISTER)
         self.slots = asyncio.Semaphore(settings.uploads_max)
         self._generation = 0
         self._generation_until_s = 0.0
@@ -42,7 +30,7 @@ class Producer:
     async def append(self, batches: Sequence[Append]) -> list[Durable]:
         """Appends stored batches of one ingestor, in order; the one conditional write that accepts them.
 
-        Idempotent by the ingestor's counters. Raises Outlived, Overloaded, or what the register raises.
+        Idempotent by the ingestor's counters. Raises GenerationExpired, Overloaded, or an error of the register.
         """
         durable, generation = await self._register.change(lambda manifest: self._append(manifest, batches))
         self._know(generation)
@@ -63,7 +51,7 @@ class Producer:
         )
 
     async def generation(self) -> int:
-        """The generation to store a new batch in: what was last seen, read again before it can be over."""
+        """The generation to store a new batch in: the last known one, read again before it can be over."""
         if self._clock.monotonic_s() >= self._generation_until_s:
             await self.read()
         return self._generation
@@ -75,12 +63,12 @@ class Producer:
         return manifest
 
     async def remove(self, locations: Iterable[str]) -> int:
-        """Takes done locations out of `pending`; answers the clean-up's number."""
+        """Takes done locations out of `pending`; returns the clean-up's number."""
         gone = frozenset(locations)
         return await self._register.change(lambda manifest: appending.remove(manifest, gone))
 
     async def age(self) -> ProducerManifest:
-        """Raises the generation when it is due; the manifest after that, from which the sweep goes on."""
+        """Raises the generation when it is due; returns the manifest after that, for the sweep."""
         horizon_ms = round(self._settings.horizon_s * 1000)
         manifest = await self._register.change(
             lambda manifest: appending.age(manifest, now_ms=now_ms(self._clock), horizon_ms=horizon_ms)

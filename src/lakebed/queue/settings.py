@@ -1,4 +1,4 @@
-"""The queue's settings. The names and defaults the seed gives are kept; the rest are limits with a name."""
+"""Settings of the queue: batching, claims, dead letters and limits."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
+from lakebed.core.settings import Contradiction, Section, describe
 from lakebed.queue import paths
-from lakebed.settings import Contradiction, Section, describe
 
 MIB = 1024 * 1024
 
@@ -15,34 +15,81 @@ MIB = 1024 * 1024
 class QueueSettings(Section, frozen=True):
     section: ClassVar[str] = "queue"
 
-    data_path_prefix: Annotated[str, describe("folder of the batches of the default queue")] = "ingest"
-    manifest_path: Annotated[str, describe("producer manifest of the default queue")] = "ingest/manifest.json"
-    flush_interval_s: Annotated[float, describe("a batch is flushed when its first entry is this old")] = 0.1
-    flush_size_bytes: Annotated[int, describe("a batch is flushed when it exceeds this size (loose)")] = 64 * MIB
-    max_unflushed_bytes: Annotated[int, describe("ingest waits while more than this is not durable (loose)")] = (
-        256 * MIB
+    data_path_prefix: Annotated[str, describe("Folder of the batches of the default queue.")] = "ingest"
+    manifest_path: Annotated[str, describe("Key of the producer manifest of the default queue.")] = (
+        "ingest/manifest.json"
     )
-    batch_format: Annotated[Literal["binary", "json"], describe("how batches are written; both are read")] = "binary"
-    compression: Annotated[Literal["auto", "zstd", "none"], describe("of binary batches; auto tries a sample")] = "auto"
-    entry_bytes_max: Annotated[int, describe("key and value of one entry together")] = 16 * MIB
-    entries_max: Annotated[int, describe("entries of one ingest call")] = 100_000
-    ingest_bytes_max: Annotated[int, describe("bytes of one ingest call")] = 64 * MIB
-    uploads_max: Annotated[int, describe("batches being stored at once by the ingestors that share a producer")] = 8
-    flush_timeout_s: Annotated[float, describe("trying to make a batch durable, then its watchers fail")] = 60.0
-    pending_max: Annotated[int, describe("batches waiting in one queue before appends are refused")] = 50_000
-    heartbeat_timeout_s: Annotated[float, describe("a claim that is silent for longer may be taken over")] = 30.0
-    done_cleanup_threshold: Annotated[int, describe("done batches that trigger a clean-up")] = 100
-    prefetch_batches: Annotated[int, describe("batches a collector claims at once")] = 4
-    prefetch_bytes: Annotated[int, describe("bytes a collector claims at once (loose: one batch always fits)")] = (
-        64 * MIB
-    )
-    parallel: Annotated[bool, describe("collectors share the batches at once, giving up order between them")] = False
-    rejections_max: Annotated[int, describe("rejections after which a batch becomes a dead letter")] = 5
-    silences_max: Annotated[int, describe("collectors that go silent with a batch until it is a dead letter")] = 20
-    horizon_s: Annotated[float, describe("a stored batch that is not enqueued for longer may be swept")] = 3600.0
-    sweep_interval_s: Annotated[float, describe("pause between two rounds of the sweeper")] = 60.0
-    queues_max: Annotated[int, describe("queues that one broker serves at once")] = 256
-    batch_bytes_max: Annotated[int, describe("largest batch that is decoded, uncompressed")] = 512 * MIB
+    flush_interval_s: Annotated[
+        float,
+        describe(
+            "Writes a batch when its first entry is this old.",
+            when="you want fewer writes to the bucket (higher), or less latency (lower)",
+        ),
+    ] = 0.1
+    flush_size_bytes: Annotated[
+        int, describe("Writes a batch when it exceeds this size; the last entries may exceed it.")
+    ] = 64 * MIB
+    max_unflushed_bytes: Annotated[
+        int, describe("Makes ingest calls wait while more bytes than this are not durable; one call may exceed it.")
+    ] = 256 * MIB
+    batch_format: Annotated[
+        Literal["binary", "json"], describe("Chooses how batches are written; both formats are read.")
+    ] = "binary"
+    compression: Annotated[
+        Literal["auto", "zstd", "none"],
+        describe("Chooses the compression of binary batches; auto compresses a sample first."),
+    ] = "auto"
+    entry_bytes_max: Annotated[
+        int, describe("Limits the size of one entry, key and value together.", when="entries are larger")
+    ] = 16 * MIB
+    entries_max: Annotated[int, describe("Limits the entries of one ingest call.")] = 100_000
+    ingest_bytes_max: Annotated[int, describe("Limits the bytes of one ingest call.")] = 64 * MIB
+    uploads_max: Annotated[
+        int, describe("Limits the batches that ingestors of one producer store at the same time.")
+    ] = 8
+    flush_timeout_s: Annotated[
+        float, describe("Retries to make a batch durable for this long, then fails its watchers.")
+    ] = 60.0
+    pending_max: Annotated[
+        int,
+        describe(
+            "Limits the batches that wait in one queue; further appends are refused.",
+            when="collectors may be away for longer",
+        ),
+    ] = 50_000
+    heartbeat_timeout_s: Annotated[
+        float,
+        describe(
+            "Lets another collector claim a batch whose collector sent no heartbeat for this long.",
+            when="failover must be faster, or collectors pause for longer",
+        ),
+    ] = 30.0
+    done_cleanup_threshold: Annotated[int, describe("Removes finished batches once there are this many.")] = 100
+    prefetch_batches: Annotated[int, describe("Limits the batches that a collector claims at once.")] = 4
+    prefetch_bytes: Annotated[
+        int, describe("Limits the bytes that a collector claims at once; one batch is always allowed.")
+    ] = 64 * MIB
+    parallel: Annotated[
+        bool,
+        describe(
+            "Lets several collectors process batches at the same time, without order between them.",
+            when="throughput matters more than order",
+        ),
+    ] = False
+    rejections_max: Annotated[
+        int,
+        describe(
+            "Moves a batch to the dead letters after this many rejections.",
+            when="failures are temporary and need more retries",
+        ),
+    ] = 5
+    silences_max: Annotated[
+        int, describe("Moves a batch to the dead letters after this many collectors stopped while they processed it.")
+    ] = 20
+    horizon_s: Annotated[float, describe("Sweeps a stored batch that was not enqueued for this long.")] = 3600.0
+    sweep_interval_s: Annotated[float, describe("Runs the sweeper at this interval.")] = 60.0
+    queues_max: Annotated[int, describe("Limits the queues that one broker serves.")] = 256
+    batch_bytes_max: Annotated[int, describe("Limits the uncompressed size of a batch that is decoded.")] = 512 * MIB
 
     def check(self) -> None:
         positive = [
@@ -52,10 +99,12 @@ class QueueSettings(Section, frozen=True):
         ]
         for name in positive:
             if getattr(self, name) <= 0:
-                raise Contradiction(f"queue.{name}", f"queue.{name}", f"{getattr(self, name)} is not above zero")
+                raise Contradiction(f"queue.{name}", f"queue.{name}", f"must be above 0, not {getattr(self, name)}")
         if self.flush_size_bytes + self.ingest_bytes_max > self.batch_bytes_max:
             raise Contradiction(
-                "queue.flush_size_bytes", "queue.batch_bytes_max", "a batch could grow larger than what is read back"
+                "queue.flush_size_bytes",
+                "queue.batch_bytes_max",
+                "a full batch plus one ingest call must not exceed the largest batch that is read",
             )
 
     def of_queue(self, name: str) -> QueueSettings:

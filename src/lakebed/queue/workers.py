@@ -1,25 +1,25 @@
-"""What runs beside the gateway: clean-up and sweep of every queue, and the gauges that show how they stand."""
+"""The queue's worker: sweeps every queue and sets its gauges."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lakebed.context import Context, Worker
-from lakebed.errors import LakebedError
-from lakebed.logs import logger
-from lakebed.queue.queue import Queue, names
+from lakebed.core.context import Context, Worker
+from lakebed.core.errors import LakebedError
+from lakebed.core.logs import logger
+from lakebed.core.traces import traced
+from lakebed.queue.roles import Queue, queue_names
 from lakebed.queue.settings import QueueSettings
-from lakebed.traces import traced
 
 log = logger("queue")
 
 
 def workers(context: Context) -> Sequence[Worker]:
-    return [Worker("queue-keeper", Keeper(context).run)]
+    return [Worker("queue-maintenance", QueueMaintenance(context).run)]
 
 
-class Keeper:
-    """Keeps every queue of the bucket tidy. Several may run: each step is safe beside itself."""
+class QueueMaintenance:
+    """Sweeps every queue of the bucket. Several may run: each step is safe beside itself."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -33,18 +33,18 @@ class Keeper:
 
     @traced("queue round")
     async def round(self) -> None:
-        """One round over all queues; a queue that fails is logged and does not hold up the others."""
-        for name in await names(self._context.store, self._settings):
+        """One round over all queues; a queue that fails is logged and does not block the others."""
+        for name in await queue_names(self._context.store, self._settings):
             if name not in self._queues:
                 self._queues[name] = Queue.of(self._context, name)
             try:
-                await self._keep(self._queues[name])
+                await self._sweep(self._queues[name])
             except LakebedError as error:
-                log.warning("a queue could not be kept tidy", queue=name, error=error.message)
+                log.warning("queue could not be swept", queue=name, error=error.message)
 
-    async def _keep(self, queue: Queue) -> None:
+    async def _sweep(self, queue: Queue) -> None:
         status = await queue.status()
-        idle = (status.done_age_s or 0.0) > queue.settings.horizon_s  # too few for a clean-up, but they wait for long
+        idle = (status.done_age_s or 0.0) > queue.settings.horizon_s  # fewer than the threshold, but old
         if status.done >= queue.settings.done_cleanup_threshold or idle:
-            await queue.cleaner.clean()
-        await queue.sweeper.sweep()
+            await queue.sweeper.sweep_done()
+        await queue.sweeper.sweep_orphans()

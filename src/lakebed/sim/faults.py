@@ -1,9 +1,8 @@
 """What can go wrong between one process and the bucket, and the process's own end.
 
-Faults happen on the wire, below `BucketStore`: a request is refused, lost, or carried out without its answer coming
-back; it arrives late, or a second time; somebody on the way repeats it, so that its answer is a conflict with itself;
-an answer is cut short; the network is gone for a while. What a lost answer means is then decided by the same code as
-on a real bucket.
+Faults happen on the wire, below `BucketStore`: a request is refused, lost, or carried out without its response coming
+back; it arrives late, or a second time; a proxy repeats it, so that its response is a conflict with itself; a response
+is cut short; the network is down for a while. The same code as on a real bucket then handles the lost response.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from lakebed.errors import LakebedError, Unavailable
+from lakebed.core.errors import LakebedError, Unavailable
 from lakebed.store.memory import MemoryBucket
 from lakebed.store.model import ObjectInfo, StoredObject, Version
 
@@ -26,11 +25,11 @@ T = TypeVar("T")
 
 
 class Crashed(BaseException):
-    """This process was killed: nothing it still runs can reach the store. Not an Exception, so nobody handles it."""
+    """This process was killed: nothing it still runs reaches the store. Not an Exception, so no handler catches it."""
 
 
 class Unanswered(Unavailable):
-    """A write that got no answer: done, not done, or done later."""
+    """A write without a response: done, not done, or done later."""
 
 
 class Faults(msgspec.Struct, frozen=True):
@@ -41,10 +40,10 @@ class Faults(msgspec.Struct, frozen=True):
     slow_s: float = 4.0
     unavailable: float = 0.03  # refused with 503 before anything was done
     unknown: float = 0.02  # a write that never arrived
-    lost: float = 0.04  # a write that was done, and its answer lost or cut short
+    lost: float = 0.04  # a write that was done, and its response lost or cut short
     late: float = 0.03  # a write whose sender gave up, and which is done up to late_s afterwards
     late_s: float = 3.0
-    repeated: float = 0.03  # a write that somebody on the way sends twice: the answer is the second one's
+    repeated: float = 0.03  # a write that a proxy sends twice: the response is the second one's
     repeat_s: float = 1.0
     duplicated: float = 0.02  # a write that was done and answered, and arrives again up to late_s afterwards
     cut: float = 0.02  # a read whose answer is cut short
@@ -60,7 +59,7 @@ class Faults(msgspec.Struct, frozen=True):
 NONE = Faults(
     latency_s=0.0, slow=0.0, unavailable=0.0, unknown=0.0, lost=0.0, late=0.0, repeated=0.0, duplicated=0.0, cut=0.0
 )
-CALM = msgspec.structs.replace(NONE, latency_s=0.02)  # delays only: every write is answered truly
+CALM = msgspec.structs.replace(NONE, latency_s=0.02)  # delays only: every write gets its response
 UNANSWERED = ("unknown", "lost", "late")
 
 

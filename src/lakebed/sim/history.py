@@ -1,4 +1,4 @@
-"""What callers were told, to be compared with what is stored: every acknowledged change once, no refused one ever."""
+"""What callers saw, compared with what is stored: each acknowledged change is applied once, a refused one never."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ASKED, ACKNOWLEDGED, REFUSED = "asked", "acknowledged", "refused"
 
 
 class History:
-    """The fate of every change, by its id. One that was only asked may be applied once or not at all."""
+    """The outcome of every change, by its id. One without a response may be applied once or not at all."""
 
     def __init__(self) -> None:
         self._fates: dict[str, str] = {}
@@ -22,7 +22,7 @@ class History:
         self._fates[change] = ACKNOWLEDGED
 
     def refused(self, change: str) -> None:
-        """Its caller was told that nothing was done."""
+        """Its caller saw an error that says nothing was done."""
         self._fates[change] = REFUSED
 
     def those(self, fate: str) -> list[str]:
@@ -32,14 +32,14 @@ class History:
         return len(self.those(fate))
 
     def judge(self, applied: Iterable[str]) -> str | None:
-        """What is wrong with these applied changes, in a sentence; None when nothing is."""
+        """What is wrong with these applied changes, in a sentence; None when all is well."""
         times = Counter(applied)
         for change, count in times.items():
             fate = self._fates.get(change)
             if fate is None:
-                return f"{change} is applied, and nobody asked for it"
+                return f"{change} is applied, and no caller requested it"
             if fate == REFUSED:
-                return f"{change} is applied, and its caller was told it was not"
+                return f"{change} is applied, but its caller was refused"
             if count > 1:
                 return f"{change} is applied {count} times"
         for change, fate in self._fates.items():

@@ -2,7 +2,7 @@
 
 No selector, no threads, no sockets: when nothing is ready, time jumps to the next timer; when several things are ready,
 the seed picks which one runs. So a second costs nothing, an interleaving is a number, and code that waits for something
-that can never come is told so at once.
+that can never come fails at once (Deadlock).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ START_NS = 1_760_000_000_000_000_000  # where simulated wall time begins
 
 
 class Deadlock(RuntimeError):
-    """Nothing is ready and no timer is set: everybody waits for somebody."""
+    """Nothing is ready and no timer is set: all tasks wait for each other."""
 
 
 class Livelock(RuntimeError):
@@ -78,7 +78,7 @@ class SimLoop(asyncio.BaseEventLoop):
         handle._run()
 
     def _jump(self) -> bool:
-        """Moves time to the next timer that somebody still waits for, and readies all that are due then."""
+        """Moves time to the next timer that is still needed, and readies all that are due then."""
         scheduled = self._scheduled
         while scheduled:
             if not scheduled[0].cancelled() and not self.forget(scheduled[0]):

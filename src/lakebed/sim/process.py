@@ -1,4 +1,4 @@
-"""One simulated process: what a part is given to live with, and every task that was started inside it.
+"""One simulated process: the context of a part, and every task that was started inside it.
 
 Ownership follows the context: a task belongs to the process whose code created it, so what library code starts in the
 background dies with its process too.
@@ -12,15 +12,15 @@ import inspect
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
-from lakebed.ids import Ids
-from lakebed.metrics import Metrics
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
 from lakebed.sim.faults import FaultyClient, Wire
 from lakebed.sim.loop import SimClock
 from lakebed.store.bucket import BucketStore
 
 if TYPE_CHECKING:
-    from lakebed.context import Context
-    from lakebed.settings import Settings
+    from lakebed.core.context import Context
+    from lakebed.core.settings import Settings
     from lakebed.sim.world import World
 
 CLOSINGS_MAX = 8  # awaits in one `finally` chain that are cut through when the world ends
@@ -28,7 +28,7 @@ PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("proces
 
 
 class Process:
-    """One simulated process: what a part is given to live with, and all tasks started inside it.
+    """One simulated process: the context of a part, and all tasks started inside it.
 
     Made by `World.process`. `node` is unique for every boot. With `crash_at_await`, it dies at that await at the store.
     """
@@ -49,13 +49,20 @@ class Process:
 
     def context(self, settings: Settings | None = None) -> Context:
         """What a part is built with."""
-        from lakebed.context import Context
-        from lakebed.settings import Settings
+        from lakebed.core.context import Context
+        from lakebed.core.settings import Settings
 
-        return Context(self.node, settings or Settings({}, {}), self.store, self.clock, self.ids, self.metrics)
+        return Context(
+            node=self.node,
+            settings=settings or Settings({}, {}),
+            store=self.store,
+            clock=self.clock,
+            ids=self.ids,
+            metrics=self.metrics,
+        )
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Future[bool]:
-        """Runs `work` inside this process. The future tells how it ended: True when it returned, False at a crash.
+        """Runs `work` inside this process. The future is True when it returned, False at a crash.
 
         What it raises ends the world: catch what the code is meant to handle.
         """

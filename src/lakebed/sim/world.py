@@ -1,8 +1,8 @@
 """A seeded world: processes on one virtual clock and one store, faults, crashes, and invariants checked at every step.
 
-A step is one thing that happened at the store. After each, every invariant is asked; the first that does not hold ends
-the world with the seed, the step, the last lines of the trace and the command that replays it. The same seed gives the
-same trace, byte for byte.
+A step is one operation at the store. After each, every invariant is checked; the first that does not hold ends the
+world with the seed, the step, the last lines of the trace and the command that replays it. The same seed gives the same
+trace, byte for byte.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lakebed.sim.process import Process, belongs_to_the_dead, belongs_to_the_sto
 from lakebed.store.memory import MemoryBucket, MemoryStore
 from lakebed.store.model import ObjectInfo, StoredObject
 
-STEPS_MAX = 10_000  # steps at the store before a world is ended where it stands
+STEPS_MAX = 10_000  # steps at the store before a world is stopped
 TAIL = 30  # lines of the trace shown with a broken invariant
 
 __all__ = ["STEPS_MAX", "Event", "InvariantBroken", "Process", "World", "line"]
@@ -32,7 +32,7 @@ Event = tuple[int, float, str, str, str, str]  # step, time, node, verb, key, ou
 
 
 class InvariantBroken(AssertionError):
-    """A world in which something is wrong: which, when, what led to it, and how to see it again."""
+    """A broken invariant: which, at which step, the trace before it, and the command that replays it."""
 
     def __init__(self, what: str, *, seed: int, step: int, tail: list[str], replay: str) -> None:
         super().__init__(f"{what}\n  seed {seed}, step {step}\n  " + "\n  ".join(tail) + f"\n  replay: {replay}")
@@ -52,7 +52,7 @@ class World:
         self.loop.set_exception_handler(self._callback_failed)
         self.clock = SimClock(self.loop)
         self.bucket = MemoryBucket(clock=self.clock)
-        self.store = MemoryStore(clock=self.clock, bucket=self.bucket)  # without faults: for what is asked outside
+        self.store = MemoryStore(clock=self.clock, bucket=self.bucket)  # without faults: for checks from outside
         self.outside = contextvars.copy_context()
         self.processes: list[Process] = []
         self.trace: list[Event] = []
@@ -120,7 +120,7 @@ class World:
             await asyncio.sleep(self.rng.uniform(0.0, down_s))
 
     def invariant(self, name: str, holds: Callable[[], str | None]) -> None:
-        """Asks `holds` after every step: a sentence says what is broken, None or nothing that all is well."""
+        """Calls `holds` after every step: it returns a sentence that says what is broken, or None."""
         self._invariants.append((name, holds))
 
     def check(self, condition: bool, what: str) -> None:
@@ -135,7 +135,7 @@ class World:
         self.note("world", "heal")
 
     def peek(self, key: str) -> StoredObject | None:
-        """What stands at the key now, without a step: for invariants."""
+        """The object at the key now, without a step: for invariants."""
         word, found = attempt(lambda: self.store.get(key))
         return found if word == "done" and isinstance(found, StoredObject) else None
 
@@ -162,11 +162,11 @@ class World:
         try:
             task = self.loop.create_task(play())
             task.add_done_callback(lambda _: self.loop.stop())
-            with capture_logs():  # what simulated processes say is no word of ours
+            with capture_logs():  # logs of simulated processes are not ours
                 self.loop.run_forever()
             if self._failure is None and not self.cut:
                 task.result()
-        except Exception as error:  # of the script, or of the loop: nobody is left to go on, or there is no end
+        except Exception as error:  # of the script, or of the loop: deadlock or livelock
             self.fail(f"the world failed: {error!r}", error)
         finally:
             self._close()
@@ -186,7 +186,7 @@ class World:
     # What the store handles call.
 
     def step(self, node: str, verb: str, key: str, outcome: str) -> bool:
-        """Counts a step, asks the invariants; False when the world is over."""
+        """Counts a step and checks the invariants; False when the world is over."""
         self.steps += 1
         self.note(node, verb, key, outcome)
         for name, holds in self._invariants:
@@ -212,7 +212,7 @@ class World:
         self.loop.stop()
 
     def land_later(self, node: str, verb: str, key: str, write: Callable[[], Coroutine[Any, Any, Any]]) -> None:
-        """A write on the wire: it reaches the store after a while, whatever became of its sender."""
+        """A write on the wire: it reaches the store later, even if its sender is dead."""
 
         def land() -> None:
             self.step(node, verb, key, f"landed late, {attempt(write)[0]}")
@@ -235,7 +235,7 @@ class World:
             self.fail(f"{context.get('message')}: {context.get('exception')!r}", context.get("exception"))
 
     def _close(self) -> None:
-        """Lets go of every task that did not end. Their `finally` blocks run now, in a world where nothing answers."""
+        """Drops every task that did not end. Their `finally` blocks run now, in a world where nothing answers."""
         for process in self.processes:
             process.alive = False
         self.loop.close()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from lakebed.settings import Settings
+from lakebed.core.settings import Settings
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 

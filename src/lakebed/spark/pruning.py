@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lakebed.feed import Offset, Piece, Wanted
+from lakebed.core.feed import FeedFilter, FeedSlice, Offset
 
 PIECES_PER_TASK = 64
 TASKS_MIN, TASKS_MAX = 8, 10_000
@@ -15,8 +15,8 @@ HIGH = ("LessThan", "LessThanOrEqual")
 EQUAL = ("EqualTo", "EqualNullSafe")
 
 
-def wanted_by(filters: Sequence[Any]) -> Wanted:
-    """The bounds in Spark's filters, which all must hold; what cannot be a bound is left to Spark."""
+def wanted_by(filters: Sequence[Any]) -> FeedFilter:
+    """The bounds in Spark's filters, which all must hold; Spark applies the others."""
     low: dict[str, Any] = {}
     high: dict[str, Any] = {}
     among: dict[str, frozenset[Any]] = {}
@@ -36,10 +36,10 @@ def wanted_by(filters: Sequence[Any]) -> Wanted:
         if values:
             low[name] = max(low.get(name, min(values)), min(values))
             high[name] = min(high.get(name, max(values)), max(values))
-    return Wanted(low, high, among)
+    return FeedFilter(low, high, among)
 
 
-def shared_out(pieces: Sequence[Piece], tasks: int = 0) -> list[list[Piece]]:
+def shared_out(pieces: Sequence[FeedSlice], tasks: int = 0) -> list[list[FeedSlice]]:
     """Neighbouring pieces together, about as many bytes in each task; pieces of unknown size count alike."""
     if not pieces:
         return []
@@ -47,7 +47,7 @@ def shared_out(pieces: Sequence[Piece], tasks: int = 0) -> list[list[Piece]]:
     count = min(count, len(pieces))
     sizes = [piece.size_bytes or 1 for piece in pieces]
     share = sum(sizes) / count
-    groups: list[list[Piece]] = [[]]
+    groups: list[list[FeedSlice]] = [[]]
     done = 0.0
     for index, (piece, size) in enumerate(zip(pieces, sizes, strict=True)):
         full = done + size / 2 > share * len(groups) or len(pieces) - index <= count - len(groups)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
-from importlib import import_module
 from typing import Any, cast
 
 from pyspark.sql.datasource import (
@@ -28,21 +27,18 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StringType, StructField, StructType
 
-from lakebed.errors import Invalid
-from lakebed.feed import Feed, Limit, Offset, Piece, Wanted
-from lakebed.settings import Settings
-from lakebed.spark.feeds import open_feed
-from lakebed.spark.options import Asked, asked
+from lakebed.core.errors import Invalid
+from lakebed.core.feed import Feed, FeedFilter, FeedSlice, Limit, Offset
+from lakebed.core.settings import Settings
+from lakebed.spark.feeds import KEY, PROBLEM, batches, open_feed
+from lakebed.spark.options import ReadOptions, read_options
 from lakebed.spark.pruning import capped, shared_out, wanted_by
-from lakebed.spark.rows import KEY, PROBLEM, batches
-
-SETTINGS = "lakebed.cli.where:Where"  # named, not imported: the wiring knows every part's settings, a source does not
 
 
-class Task(InputPartition):  # type: ignore[misc]
+class SourceTask(InputPartition):  # type: ignore[misc]
     """What one task reads."""
 
-    def __init__(self, pieces: Sequence[Piece]) -> None:
+    def __init__(self, pieces: Sequence[FeedSlice]) -> None:
         super().__init__(None)
         self.pieces = list(pieces)
 
@@ -59,37 +55,37 @@ class Source(DataSource):  # type: ignore[misc]
 
     def __init__(self, options: Any) -> None:
         super().__init__(options)
-        self.asked: Asked = asked(options, self.own)
-        if self.settings is None or self.asked.flags or self.asked.config or self.asked.dir:
-            self.settings = settings_of(self.asked)
+        self.read_options: ReadOptions = read_options(options, self.own)
+        if self.settings is None or self.read_options.flags or self.read_options.config or self.read_options.dir:
+            self.settings = settings_of(self.read_options)
 
     def schema(self) -> StructType:
         whole = cast(StructType, from_arrow_schema(self.feed().schema()))
         known = {field.name: field for field in whole.fields}
-        for name in self.asked.columns:
+        for name in self.read_options.columns:
             if name not in known:
                 raise Invalid(f"{self.name()} has no column {name!r}", hint=f"columns: {', '.join(known)}")
-        chosen = [known[name] for name in self.asked.columns] or list(whole.fields)
-        if self.asked.unreadable == "keep":
+        chosen = [known[name] for name in self.read_options.columns] or list(whole.fields)
+        if self.read_options.unreadable == "keep":
             chosen += [StructField(KEY, StringType()), StructField(PROBLEM, StringType())]
         return StructType(chosen)
 
-    def reader(self, schema: StructType) -> Reader:
-        return Reader(self, self._checked(schema))
+    def reader(self, schema: StructType) -> SourceReader:
+        return SourceReader(self, self._checked(schema))
 
-    def streamReader(self, schema: StructType) -> StreamReader:
-        return StreamReader(self, self._checked(schema))
+    def streamReader(self, schema: StructType) -> SourceStreamReader:
+        return SourceStreamReader(self, self._checked(schema))
 
     def feed(self, *, streaming: bool = False) -> Feed:
         """The part's feed, opened in this process."""
-        own = self.asked.own if streaming else {**self.batch_defaults, **self.asked.own}
+        own = self.read_options.own if streaming else {**self.batch_defaults, **self.read_options.own}
         assert self.settings is not None
         return open_feed(self.name(), self.settings, own)
 
     def _checked(self, schema: StructType) -> StructType:
         """The schema a user gave: any of the columns, with their own types."""
         known = {field.name: field.dataType for field in from_arrow_schema(self.feed().schema()).fields}
-        known |= {KEY: StringType(), PROBLEM: StringType()} if self.asked.unreadable == "keep" else {}
+        known |= {KEY: StringType(), PROBLEM: StringType()} if self.read_options.unreadable == "keep" else {}
         for field in schema.fields:
             if known.get(field.name) != field.dataType:
                 have = known[field.name].simpleString() if field.name in known else "missing"
@@ -97,7 +93,7 @@ class Source(DataSource):  # type: ignore[misc]
         return schema
 
 
-class Batches(Source):
+class BatchesSource(Source):
     own = ("start", "end", "settle_s")
     batch_defaults = {"settle_s": "-1"}
 
@@ -106,7 +102,7 @@ class Batches(Source):
         return "lakebed.batches"
 
 
-class Topic(Source):
+class TopicSource(Source):
     own = ("topic", "start", "end")
 
     @classmethod
@@ -114,7 +110,7 @@ class Topic(Source):
         return "lakebed.topic"
 
 
-class Queue(Source):
+class QueueSource(Source):
     own = ("queue", "start", "end")
 
     @classmethod
@@ -122,15 +118,15 @@ class Queue(Source):
         return "lakebed.queue"
 
 
-SOURCES: tuple[type[Source], ...] = (Batches, Topic, Queue)
+SOURCES: tuple[type[Source], ...] = (BatchesSource, TopicSource, QueueSource)
 
 
-class Reader(DataSourceReader):  # type: ignore[misc]
+class SourceReader(DataSourceReader):  # type: ignore[misc]
     """One read of everything between two offsets."""
 
     def __init__(self, source: Source, schema: StructType) -> None:
         self._source, self._schema = source, schema
-        self._wanted = Wanted()
+        self._wanted = FeedFilter()
 
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
         """Filters only leave out objects; Spark applies every one of them to the rows."""
@@ -138,20 +134,20 @@ class Reader(DataSourceReader):  # type: ignore[misc]
         return filters
 
     def partitions(self) -> list[InputPartition]:
-        feed, most = self._source.feed(), self._source.asked
+        feed, options = self._source.feed(), self._source.read_options
 
-        async def plan() -> list[Piece]:
+        async def plan() -> list[FeedSlice]:
             start = await feed.begin()
-            return await feed.pieces(start, await feed.reach(start, most.limit), self._wanted)
+            return await feed.slices(start, await feed.reach(start, options.limit), self._wanted)
 
         pieces = asyncio.run(plan())
-        return [Task(group) for group in shared_out(pieces, most.tasks)] or [Task([])]
+        return [SourceTask(group) for group in shared_out(pieces, options.tasks)] or [SourceTask([])]
 
     def read(self, partition: Any) -> Iterator[Any]:
         return _read(self._source, self._schema, partition, self._wanted)
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+class SourceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
     """Micro-batches between offsets. With Trigger.AvailableNow it ends at what was there when the query began."""
 
     def __init__(self, source: Source, schema: StructType) -> None:
@@ -173,7 +169,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         return asyncio.run(self._feed.begin())
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        most = self._source.asked.limit
+        most = self._source.read_options.limit
         if most.rows:
             return ReadMaxRows(most.rows)
         if most.size_bytes:
@@ -181,7 +177,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         return ReadMaxFiles(most.objects) if most.objects else ReadAllAvailable()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        most = Limit() if isinstance(limit, ReadAllAvailable) else self._source.asked.limit
+        most = Limit() if isinstance(limit, ReadAllAvailable) else self._source.read_options.limit
         reached = asyncio.run(self._feed.reach(start, most))
         return reached if self._target is None else capped(start, reached, self._target)
 
@@ -194,28 +190,27 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         if start == end:
             return []
-        pieces = asyncio.run(self._feed.pieces(start, end, Wanted()))
-        return [Task(group) for group in shared_out(pieces, self._source.asked.tasks)]
+        pieces = asyncio.run(self._feed.slices(start, end, FeedFilter()))
+        return [SourceTask(group) for group in shared_out(pieces, self._source.read_options.tasks)]
 
     def read(self, partition: Any) -> Iterator[Any]:
-        return _read(self._source, self._schema, partition, Wanted(), streaming=True)
+        return _read(self._source, self._schema, partition, FeedFilter(), streaming=True)
 
 
 def _read(
-    source: Source, schema: StructType, partition: Any, wanted: Wanted, *, streaming: bool = False
+    source: Source, schema: StructType, partition: Any, wanted: FeedFilter, *, streaming: bool = False
 ) -> Iterator[Any]:
-    if not isinstance(partition, Task) or not partition.pieces:
+    if not isinstance(partition, SourceTask) or not partition.pieces:
         return iter(())
     feed, arrow = source.feed(streaming=streaming), to_arrow_schema(schema, timezone="UTC")
-    return batches(feed, partition.pieces, arrow, wanted, source.asked.unreadable)
+    return batches(feed, partition.pieces, arrow, wanted, source.read_options.unreadable)
 
 
-def settings_of(asked: Asked) -> Settings:
-    """The settings as a Lakebed command would find them here."""
-    module, _, name = SETTINGS.partition(":")
-    where = getattr(import_module(module), name)(dir=asked.dir, config=asked.config)
-    found: Settings = where.settings(asked.flags)
-    return found
+def settings_of(given: ReadOptions) -> Settings:
+    """The settings that a Lakebed command would use here."""
+    from lakebed.cli.where import Where
+
+    return Where(dir=given.dir, config=given.config).settings(given.flags)
 
 
 def bound(source: type[Source], settings: Settings) -> type[Source]:

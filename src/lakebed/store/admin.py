@@ -1,6 +1,6 @@
-"""What the data plane does not do: make a bucket, see what may change it. Only here are boto3 clients for S3 made.
+"""Administration of a bucket: create it, read its configuration. All boto3 clients for S3 are created here.
 
-Boto3 is synchronous and heavy to import, so calls run in a thread and the import waits until one is made.
+Boto3 is synchronous and slow to import, so calls run in a thread and the import is deferred to the first call.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from typing import Any
 
 import msgspec
 
-from lakebed.errors import Denied, Unavailable
+from lakebed.core.errors import Denied, Unavailable
 from lakebed.store.settings import StoreSettings
 
 PROBE_KEY = ".lakebed-probe"  # written, read and removed by `ensure_bucket`
-PROBE = b"?"  # not empty: a server may take an empty object before it can reach its disks
+PROBE = b"?"  # not empty: a server may accept an empty object before its disks are ready
 TRY_TIMEOUT_S = 5.0
-MARKERS_MAX = 20  # delete markers named in one answer
+MARKERS_MAX = 20  # delete markers in one response
 
 
 async def ensure_bucket(settings: StoreSettings) -> None:
-    """Makes the bucket if it is missing and shows that it takes a write and gives it back. Idempotent.
+    """Creates the bucket if it is missing, and checks that it can be written and read. Idempotent.
 
-    Raises Denied when the credentials are refused, Unavailable otherwise: ask again while the server starts.
+    Raises Denied when the credentials are refused, Unavailable otherwise: retry while the server starts.
     """
     await asyncio.to_thread(_ensure_bucket, settings)
 
 
 def client(settings: StoreSettings, *, attempts: int = 1) -> Any:
-    """A boto3 S3 client for these settings, which asks once (or so many times) and does not wait long."""
+    """A boto3 S3 client for these settings, with this many attempts and short timeouts."""
     import boto3
     from botocore.config import Config
 
@@ -41,7 +41,7 @@ def client(settings: StoreSettings, *, attempts: int = 1) -> Any:
         aws_access_key_id=settings.access_key_id.reveal() or None,
         aws_secret_access_key=settings.secret_access_key.reveal() or None,
         config=Config(
-            # Checksums in trailers, the default, are not understood by every server that speaks S3.
+            # Checksums in trailers, the default, are not supported by every S3-compatible server.
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
             connect_timeout=settings.connect_timeout_s,
@@ -77,7 +77,7 @@ def _ensure_bucket(settings: StoreSettings) -> None:
 
 
 class LifecycleRule(msgspec.Struct, frozen=True):
-    """One rule as far as its reach and effect go. `expires`: it deletes objects, versions or markers."""
+    """The scope and effect of one rule. `expires`: it deletes objects, versions or markers."""
 
     id: str
     prefix: str
@@ -85,20 +85,20 @@ class LifecycleRule(msgspec.Struct, frozen=True):
     expires: bool
 
 
-class BucketState(msgspec.Struct, frozen=True):
-    """What could take objects away behind our back."""
+class BucketConfiguration(msgspec.Struct, frozen=True):
+    """What can delete objects without Lakebed."""
 
     versioned: bool
     rules: tuple[LifecycleRule, ...]
-    delete_markers: tuple[str, ...]  # the first few under the prefixes asked about
+    delete_markers: tuple[str, ...]  # the first few under the given prefixes
 
 
-async def bucket_state(settings: StoreSettings, prefixes: Sequence[str]) -> BucketState:
-    """Versioning, lifecycle rules and delete markers. Raises Denied or Unavailable when the bucket cannot be asked."""
+async def bucket_state(settings: StoreSettings, prefixes: Sequence[str]) -> BucketConfiguration:
+    """Versioning, lifecycle rules and delete markers. Raises Denied or Unavailable when they cannot be read."""
     return await asyncio.to_thread(_bucket_state, settings, prefixes)
 
 
-def _bucket_state(settings: StoreSettings, prefixes: Sequence[str]) -> BucketState:
+def _bucket_state(settings: StoreSettings, prefixes: Sequence[str]) -> BucketConfiguration:
     from botocore.exceptions import BotoCoreError, ClientError
 
     bucket = settings.url.removeprefix("s3://").split("/", 1)[0]
@@ -115,11 +115,14 @@ def _bucket_state(settings: StoreSettings, prefixes: Sequence[str]) -> BucketSta
         for prefix in prefixes if versioned else ():
             page = s3.list_object_versions(Bucket=bucket, Prefix=prefix, MaxKeys=1000)
             markers += [found["Key"] for found in page.get("DeleteMarkers", []) if found.get("IsLatest")]
-        return BucketState(versioned, tuple(map(_rule, rules)), tuple(markers[:MARKERS_MAX]))
+        return BucketConfiguration(versioned, tuple(map(_rule, rules)), tuple(markers[:MARKERS_MAX]))
     except ClientError as error:
         code = error.response.get("Error", {}).get("Code", "")
         kind = Denied if code == "AccessDenied" else Unavailable
-        raise kind(f"bucket {bucket!r}: {error}", hint="allow s3:GetBucketVersioning and the like") from error
+        raise kind(
+            f"bucket {bucket!r}: {error}",
+            hint="allow s3:GetBucketVersioning, s3:GetLifecycleConfiguration and s3:ListBucketVersions",
+        ) from error
     except BotoCoreError as error:
         raise Unavailable(f"bucket {bucket!r}: {error}") from error
     finally:

@@ -1,16 +1,16 @@
-"""Which bucket this is. A bucket and prefix carry one generated authority id; everybody who writes must mean that one.
+"""The identity of a bucket: a generated authority id for each bucket and prefix.
 
-Two buckets that replicate each other would both accept the same identity; a gateway that was told another id than the
-one it finds refuses to start.
+Two buckets that replicate each other would both accept the same batch; a process that expects another id than the one
+in the bucket refuses to start.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from lakebed.clock import Clock, now_ms
-from lakebed.errors import AlreadyExists, Conflict, Corrupt, NotFound
-from lakebed.ids import Ids
+from lakebed.core.clock import Clock, now_ms
+from lakebed.core.errors import AlreadyExists, Conflict, Corrupt, NotFound
+from lakebed.core.ids import Ids
 from lakebed.store.model import StoredObject
 from lakebed.store.protocol import Store
 
@@ -31,8 +31,8 @@ async def claim(store: Store, *, expected: str, clock: Clock, ids: Ids) -> Autho
         found = await _create(store, expected or ids.uuid(), clock)
     if expected and found.authority_id != expected:
         raise Conflict(
-            f"this bucket carries authority {found.authority_id}, but store.authority says {expected}",
-            hint="point store.url and store.prefix at the right bucket, or correct store.authority",
+            f"the authority of this bucket is {found.authority_id}, but store.authority is {expected}",
+            hint="correct store.url and store.prefix, or store.authority",
             found=found.authority_id,
             expected=expected,
         )

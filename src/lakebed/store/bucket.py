@@ -1,38 +1,78 @@
-"""The store seam on a bucket: what a conditional write did, decided by reading whenever its answer leaves a doubt.
+"""The `Store` protocol on a bucket: the outcome of a conditional write is decided by reading when it is in doubt.
 
-A `BucketClient` below makes the requests. Every answer to a conditional write that is not plain success is doubtful:
+A `BucketClient` sends the requests. Every response to a conditional write other than success leaves a doubt:
 
-- "precondition failed" may be our own first write, whose answer was lost, met by a repetition of the same request;
-- 409 arrives as a conflict although the key may be absent: absent means that the write is tried again;
-- a timeout, a reset or an answer that was cut short says nothing: the same bytes are written again under the same
+- "precondition failed" may be caused by our own first write, when its response was lost and the request repeated;
+- 409 is a conflict although the key may be absent: when it is absent the write is retried;
+- a timeout, a reset or a truncated response leaves the outcome open: the same bytes are written again under the same
   condition, which is harmless;
-- a refusal may be the answer to a repetition, too.
+- a refusal may be the response to a repeated request, too.
 
-So the object is read and compared with what was to be written. The version that is returned is the one that the
-compared answer carried; a second request could bring another writer's.
+So the object is read and compared with what was to be written. The returned version is that of the compared response;
+a second request could return the version of another writer.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-from lakebed import errors
-from lakebed.clock import Clock
-from lakebed.ids import Ids
-from lakebed.metrics import Metrics
-from lakebed.store.client import BucketClient
+from lakebed.core import errors
+from lakebed.core.clock import Clock
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
+from lakebed.core.traces import span
 from lakebed.store.model import ObjectInfo, StoredObject, Version, Written, check_key, check_prefix
-from lakebed.traces import span
 
 T = TypeVar("T")
-
-DOUBTS_MAX = 6  # a doubtful conditional write is decided or given up as OutcomeUnknown after this many looks
+DOUBTS_MAX = 6  # attempts to decide a conditional write before OutcomeUnknown is raised
 DOUBT_BASE_S = 0.05
 DOUBT_CAP_S = 1.0
+READ_FIRST = "read the object before you retry"
 COMPARE_BY_HASH_BYTES = 256 * 1024  # larger objects are compared by size and MD5 etag before being downloaded
 VERBS = ("get", "get_range", "head", "list", "create", "replace", "upload", "delete")
+HINTS: dict[type[errors.LakebedError], str] = {
+    errors.Denied: "check store.access_key_id and store.secret_access_key, and their permissions in this bucket",
+    errors.Unavailable: "check that the store is reachable: lakebed doctor",
+}
+
+
+class BucketClient(Protocol):
+    """The requests of a bucket, one method each: the interface below `BucketStore`.
+
+    A client sends a request and reports the response; it never decides what a missing response means. So `BucketStore`
+    makes these decisions alike on a real bucket, in memory and in simulation.
+
+    Raises Conflict when a condition does not hold, NotFound, Denied, Invalid, and Unavailable for every request without
+    a response, also for a write that took place. A client or a proxy may repeat a request: a Conflict can be caused by
+    its own first attempt.
+    """
+
+    async def get(self, key: str) -> StoredObject:
+        """The object with the version of the same response; Unavailable when the response was truncated."""
+
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        """At most `length` bytes from `start`: fewer, or Unavailable, when the object or the response ends before."""
+
+    async def head(self, key: str) -> ObjectInfo: ...
+
+    def pages(self, prefix: str, after: str) -> AsyncIterator[Sequence[ObjectInfo]]:
+        """Every object under a folder, page by page, after the key `after`."""
+
+    async def children(self, prefix: str) -> Sequence[str]:
+        """The names of the folders directly under a folder, in any order."""
+
+    async def put(self, key: str, data: bytes, instead_of: Version | None) -> Version:
+        """One conditional PUT: only if the object still has this version, or, with None, only if there is no object.
+
+        Returns the version of the response; a response without one is Unavailable.
+        """
+
+    async def upload(self, key: str, chunks: AsyncIterator[bytes]) -> ObjectInfo:
+        """Stores a large object in parts, without a condition."""
+
+    async def delete(self, key: str) -> None: ...
 
 
 class BucketStore:
@@ -64,7 +104,7 @@ class BucketStore:
             raise
         if len(read) != length:
             await self._reaches(key, start + length, None)
-            raise errors.Unavailable(f"get_range {key!r}: the answer ended after {len(read)} of {length} bytes")
+            raise errors.Unavailable(f"get_range {key!r}: the response ended after {len(read)} of {length} bytes")
         self._bytes_out.inc(length)
         return read
 
@@ -92,9 +132,11 @@ class BucketStore:
                 if isinstance(found, Written):
                     return found
                 if found is not None:
-                    raise errors.AlreadyExists(f"{key!r} already holds other bytes", current=found) from error
+                    raise errors.AlreadyExists(f"{key!r} already exists with other bytes", current=found) from error
                 await self._again(doubt, error)  # absent: not created, or not yet
-        raise errors.OutcomeUnknown(f"create of {key!r} was answered neither yes nor no {DOUBTS_MAX} times")
+        raise errors.OutcomeUnknown(
+            f"the outcome of creating {key!r} is unknown after {DOUBTS_MAX} attempts", hint=READ_FIRST
+        )
 
     async def replace(self, key: str, data: bytes, etag: Version) -> Written:
         check_key(key)
@@ -106,11 +148,13 @@ class BucketStore:
                 if isinstance(found, Written):
                     return found
                 if found is None:
-                    raise errors.Stale(f"{key!r} is gone", current=None) from error
+                    raise errors.Stale(f"{key!r} was deleted", current=None) from error
                 if found.etag != etag:
                     raise errors.Stale(f"{key!r} has changed", current=found) from error
                 await self._again(doubt, error)  # still the old object: not replaced, or not yet
-        raise errors.OutcomeUnknown(f"replace of {key!r} was answered neither yes nor no {DOUBTS_MAX} times")
+        raise errors.OutcomeUnknown(
+            f"the outcome of replacing {key!r} is unknown after {DOUBTS_MAX} attempts", hint=READ_FIRST
+        )
 
     async def upload(self, key: str, chunks: AsyncIterator[bytes]) -> ObjectInfo:
         check_key(key)
@@ -131,7 +175,7 @@ class BucketStore:
         return Written(key=key, size=len(data), etag=etag)
 
     async def _look(self, key: str, data: bytes, cause: errors.LakebedError) -> Written | StoredObject | None:
-        """What one answer shows at the key: our bytes with their version, another's object, or None for nothing."""
+        """What one read finds at the key: our bytes with their version, another object, or None."""
         self._doubts.inc()
         try:
             if len(data) > COMPARE_BY_HASH_BYTES:
@@ -143,35 +187,37 @@ class BucketStore:
             return None
         except errors.Denied:
             if isinstance(cause, errors.Denied):
-                raise cause from None  # neither writing nor reading is allowed here: nothing is in doubt
-            raise errors.OutcomeUnknown(f"{key!r} may be written; it may not be read") from cause
+                raise cause from None  # neither writing nor reading is allowed: there is no doubt
+            raise errors.OutcomeUnknown(f"{key!r} may have been written, and reading it is denied") from cause
         except errors.Unavailable as error:
-            raise errors.OutcomeUnknown(f"{key!r} may be written; it cannot be read now: {error.message}") from cause
+            raise errors.OutcomeUnknown(
+                f"{key!r} may have been written, and cannot be read now: {error.message}"
+            ) from cause
         return _ours(current.info) if current.data == data else current
 
     async def _again(self, doubt: int, cause: errors.LakebedError) -> None:
-        """Waits before the write is tried again; a refusal that the look confirms is final."""
+        """Waits before the write is retried; a refusal that the read confirms is final."""
         if not isinstance(cause, (errors.Conflict, errors.Unavailable)):
             if doubt:
-                raise errors.OutcomeUnknown(f"first without an answer, then refused: {cause.message}") from cause
+                raise errors.OutcomeUnknown(f"first no response, then refused: {cause.message}") from cause
             raise cause
         await self._clock.sleep(self._ids.jitter_s(doubt, base_s=DOUBT_BASE_S, cap_s=DOUBT_CAP_S))
 
     async def _reaches(self, key: str, end: int, cause: errors.Unavailable | None) -> None:
-        """Raises Corrupt when the object itself ends before `end`; otherwise its answer was cut short."""
+        """Raises Corrupt when the object itself ends before `end`; otherwise the response was truncated."""
         try:
             size = (await self.head(key)).size
         except errors.Unavailable:
-            return  # nothing is known of the object
+            return  # the size is not known
         if size < end:
             raise errors.Corrupt(f"{key!r} ends at byte {size}, before {end}") from cause
 
     async def _unconditional(self, verb: str, key: str, call: Callable[[], Awaitable[T]]) -> T:
-        """A write that has no condition to decide by: without an answer, it may have happened."""
+        """A write without a condition: without a response, it may have happened."""
         try:
             return await self._call(verb, key, call)
         except errors.Unavailable as error:
-            if type(error) is not errors.Unavailable:  # says more than that no answer came
+            if type(error) is not errors.Unavailable:  # a more specific error
                 raise
             raise errors.OutcomeUnknown(error.message, hint=error.hint, retry_after_s=error.retry_after_s) from error
 
@@ -184,12 +230,6 @@ class BucketStore:
                 self._failures.labels(verb=verb, kind=error.code).inc()
                 error.hint = error.hint or HINTS.get(type(error), "")
                 raise
-
-
-HINTS: dict[type[errors.LakebedError], str] = {
-    errors.Denied: "check store.access_key_id and store.secret_access_key, and what they may do in this bucket",
-    errors.Unavailable: "check that the store answers: lakebed doctor",
-}
 
 
 def _ours(info: ObjectInfo) -> Written:

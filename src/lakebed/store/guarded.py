@@ -1,10 +1,10 @@
-"""A store that takes no write before its path is checked, and none while the path is known to ignore conditions.
+"""A store that allows writes only after a check that its path honours conditional requests.
 
-Every process gets its store through this guard, so no part has to remember it: the first write of a command makes the
-check, a gateway and the workers make it at their start and again every hour. A path that fails later refuses every
-write, deletes too (what looks unreferenced there may have been overwritten), until a check holds again.
+Every process gets its store through this guard: the first write of a command runs the check, a gateway and the workers
+run it at start and every hour. When a later check fails, all writes are refused, deletes too (what looks unreferenced
+may have been overwritten), until a check succeeds.
 
-Writes that were under way, and those since the last check that held, may have been acknowledged.
+Writes in progress, and those since the last successful check, may have been acknowledged.
 """
 
 from __future__ import annotations
@@ -13,42 +13,42 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any
 
-from lakebed.clock import Clock
-from lakebed.errors import Invalid, Unavailable
-from lakebed.ids import Ids
-from lakebed.logs import logger
-from lakebed.metrics import Metrics
+from lakebed.core.clock import Clock
+from lakebed.core.errors import Invalid, Unavailable
+from lakebed.core.ids import Ids
+from lakebed.core.logs import logger
+from lakebed.core.metrics import Metrics
 from lakebed.store.model import ObjectInfo, StoredObject, Version, Written
 from lakebed.store.path_check import check_path
 from lakebed.store.protocol import Store
-from lakebed.store.prover import Proof, demand
+from lakebed.store.prover import StoreProof, demand
 
-RETRY_AFTER_S = 60.0  # a client that was refused comes back when the path has been checked again
+RETRY_AFTER_S = 60.0  # a refused client retries after the next check
 
 log = logger("store")
 
 
 class ConditionsIgnored(Unavailable):
-    """This process no longer writes: its path to the bucket ignores conditions. Use another process, or wait."""
+    """This process refuses writes: its path to the bucket ignores conditions. Use another process, or wait."""
 
     code = "conditions_ignored"
 
 
 class GuardedStore:
-    """The store `inner` behind the check. Reads pass; a write passes once the path is known to hold."""
+    """The store `inner` behind the check. Reads pass; writes pass after a successful check."""
 
     def __init__(self, inner: Store, *, clock: Clock, ids: Ids, metrics: Metrics) -> None:
         self.inner = inner
         self._clock, self._ids = clock, ids
         self._ignored = metrics.gauge("lakebed_store_conditions_ignored")
         self._holds = False
-        self._checking: asyncio.Task[Proof] | None = None
-        self.refusal = ""  # why writes are refused; empty while nothing is known against the path
+        self._checking: asyncio.Task[StoreProof] | None = None
+        self.refusal = ""  # why writes are refused; empty when they are not
 
-    async def check(self) -> Proof:
-        """Checks the path now and opens or closes it for writes. Those who ask while a check runs share it.
+    async def check(self) -> StoreProof:
+        """Checks the path now and allows or refuses writes. Concurrent callers share one check.
 
-        Raises what the store raises when it does not answer; what was known before stays.
+        Raises what the store raises when it does not respond; the last result stays.
         """
         task = self._checking
         if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
@@ -56,17 +56,17 @@ class GuardedStore:
             task.add_done_callback(lambda done: done.cancelled() or done.exception())  # its caller may have left
         return await asyncio.shield(task)
 
-    async def _check(self) -> Proof:
+    async def _check(self) -> StoreProof:
         proof = await check_path(self.inner, clock=self._clock, ids=self._ids)
         try:
             demand(proof)
         except Invalid as error:
             self._holds, self.refusal = False, error.message
             self._ignored.set(1)
-            log.error("the store ignores conditions on this path; writes are refused", seen=error.message)
+            log.error("the store ignores conditional requests on this path; writes are refused", error=error.message)
         else:
             if self.refusal:
-                log.warning("the store honours conditions again; writes are taken")
+                log.warning("the store honours conditional requests again; writes are allowed")
             self._holds, self.refusal = True, ""
             self._ignored.set(0)
         return proof
@@ -75,9 +75,9 @@ class GuardedStore:
         """Raises Invalid when the first check fails, ConditionsIgnored when a later one did."""
         if self.refusal:
             raise ConditionsIgnored(
-                f"writes are refused by this process: {self.refusal}",
+                f"this process refuses writes: {self.refusal}",
                 retry_after_s=RETRY_AFTER_S,
-                hint="lakebed doctor shows what is wrong with the path to the store",
+                hint="run lakebed doctor to check the path to the store",
             )
         demand(await self.check())
 
@@ -118,5 +118,5 @@ class GuardedStore:
 
 
 def unguarded(store: Store) -> Store:
-    """The store without its guard, for whoever examines the path itself."""
+    """The store without its guard, for checks of the path itself."""
     return store.inner if isinstance(store, GuardedStore) else store

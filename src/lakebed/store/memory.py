@@ -1,8 +1,7 @@
 """A bucket in memory, for unit tests, simulation and `store.url = "memory:"`.
 
-It stands below `BucketStore` as a real bucket does: it knows one object a key, conditions and pages, and decides
-nothing. Like SeaweedFS's, its etag is the content's MD5, so that code which forgets the nonce (A → B → A) fails here
-too.
+It is below `BucketStore` like a real bucket: one object per key, conditions and pages, and no decisions. Its etag is
+the MD5 of the content, as in SeaweedFS, so that code which forgets the nonce (A → B → A) fails here too.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ import hashlib
 from bisect import bisect_right, insort
 from collections.abc import AsyncIterator, Sequence
 
-from lakebed import errors
-from lakebed.clock import Clock, now_ms
-from lakebed.ids import Ids
-from lakebed.metrics import Metrics
+from lakebed.core import errors
+from lakebed.core.clock import Clock, now_ms
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
 from lakebed.store.bucket import BucketStore
 from lakebed.store.model import ObjectInfo, StoredObject, Version
 
@@ -27,7 +26,7 @@ class MemoryBucket:
     def __init__(self, *, clock: Clock) -> None:
         self._clock = clock
         self.objects: dict[str, StoredObject] = {}
-        self._order: list[tuple[str, ...]] = []  # sorted by segments, as a folder tree is walked
+        self._order: list[tuple[str, ...]] = []  # sorted by segments, like a folder tree
 
     async def get(self, key: str) -> StoredObject:
         found = self.objects.get(key)
@@ -49,7 +48,7 @@ class MemoryBucket:
             after = page[-1].key
 
     def page(self, prefix: str, after: str, size: int) -> list[ObjectInfo]:
-        """The next `size` objects under a folder, behind the key `after`."""
+        """The next `size` objects under a folder, after the key `after`."""
         folder = tuple(prefix.split("/")[:-1])
         last = tuple(after.split("/")) if after else folder
         start = bisect_right(self._order, max(last, folder))
@@ -86,7 +85,7 @@ class MemoryBucket:
 
 
 class MemoryStore(BucketStore):
-    """A store on a bucket in memory: its own, or one that others use too."""
+    """A store on a bucket in memory: its own, or a shared one."""
 
     def __init__(self, *, clock: Clock, bucket: MemoryBucket | None = None) -> None:
         self.bucket = bucket or MemoryBucket(clock=clock)

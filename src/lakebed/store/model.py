@@ -1,4 +1,4 @@
-"""What the store seam speaks in: frozen values, and the rule for keys."""
+"""Values of the store interface, and the rule for keys."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NewType
 
 import msgspec
 
-from lakebed.errors import Invalid
+from lakebed.core.errors import Invalid
 
 KEY_BYTES_MAX = 1024  # S3's own limit
 _DOTTED = re.compile(r"(?:^|/)\.{0,2}(?:/|\Z)")
@@ -15,10 +15,10 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f\\]")
 
 
 Version = NewType("Version", str)
-"""The etag of bytes that we hold: the only thing `replace` takes.
+"""The etag of bytes that we have: the only type that `replace` accepts.
 
-It comes from `StoredObject.etag` or `Written.etag`, where one answer brought both. An etag from `head` or `list` is a
-plain string: between that request and the one that read the bytes, another may have written.
+It comes from `StoredObject.etag` or `Written.etag`, where one response had both. An etag from `head` or `list` is a
+plain string: between that request and the one that read the bytes, another writer may have written.
 """
 
 
@@ -32,14 +32,14 @@ class ObjectInfo(msgspec.Struct, frozen=True):
 
 
 class Written(ObjectInfo, frozen=True):
-    """What a conditional write stored: `etag` is that of exactly the bytes that were handed in."""
+    """The result of a conditional write: `etag` is that of exactly the given bytes."""
 
     etag: Version
     modified_ms: int = 0
 
 
 class StoredObject(msgspec.Struct, frozen=True):
-    """An object with its bytes, both from one answer. Never put one together from two."""
+    """An object with its bytes, both from one response. Never combine two responses."""
 
     info: ObjectInfo
     data: bytes
@@ -54,7 +54,7 @@ class StoredObject(msgspec.Struct, frozen=True):
 
 
 def check_key(key: str) -> str:
-    """Returns the key, or raises Invalid for one that some store would change, refuse or read as a path.
+    """Returns the key, or raises Invalid for one that some store would change or refuse.
 
     Backslashes are refused because SeaweedFS turns them into slashes; empty and dotted segments because stores
     normalise them; control characters because XML listings cannot carry them.

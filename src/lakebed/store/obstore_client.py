@@ -1,7 +1,7 @@
-"""The bucket's client on obstore: S3 and what speaks it, GCS, Azure, memory.
+"""The bucket client on obstore: S3-compatible stores, GCS, Azure, memory.
 
-Obstore repeats a request by itself after 5xx answers and broken connections, a conditional PUT included, so a Conflict
-may be with our own first write: 503 or a reset, then 412. Small PUTs go over `puts` where the settings allow it.
+Obstore repeats requests after 5xx responses and broken connections, also conditional PUTs, so a Conflict may be caused
+by our own first write: 503 or a reset, then 412. Small PUTs use `puts` where the settings allow it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import obstore
 from obstore import exceptions as obex
 from obstore.store import from_url
 
-from lakebed import errors
+from lakebed.core import errors
+from lakebed.store.fast.puts import FAST_BYTES_MAX, PutClient
 from lakebed.store.model import ObjectInfo, StoredObject, Version
-from lakebed.store.puts import SHORT_BYTES_MAX, Puts
 from lakebed.store.settings import StoreSettings
 
 PART_BYTES = 8 * 1024 * 1024
@@ -32,7 +32,7 @@ atexit.register(time.sleep, 0.02)
 class ObstoreClient:
     """`store` is any obstore store; `puts` a faster path for small conditional PUTs into the same bucket."""
 
-    def __init__(self, store: Any, puts: Puts | None = None) -> None:
+    def __init__(self, store: Any, puts: PutClient | None = None) -> None:
         self._store, self._puts = store, puts
 
     async def get(self, key: str) -> StoredObject:
@@ -40,7 +40,7 @@ class ObstoreClient:
         data = bytes(await _mapped("get", key, found.bytes_async))
         info = _info(found.meta)
         if len(data) != info.size:
-            raise errors.Unavailable(f"get {key!r}: the answer ended after {len(data)} of {info.size} bytes")
+            raise errors.Unavailable(f"get {key!r}: the response ended after {len(data)} of {info.size} bytes")
         return StoredObject(info, data)
 
     async def get_range(self, key: str, start: int, length: int) -> bytes:
@@ -64,7 +64,7 @@ class ObstoreClient:
         return [path.rsplit("/", 1)[-1] for path in found["common_prefixes"]]
 
     async def put(self, key: str, data: bytes, instead_of: Version | None) -> Version:
-        if (puts := self._puts) is not None and len(data) <= SHORT_BYTES_MAX:
+        if (puts := self._puts) is not None and len(data) <= FAST_BYTES_MAX:
             return await puts.put(key, data, instead_of)
         verb = "create" if instead_of is None else "replace"
         mode: Any = "create" if instead_of is None else {"e_tag": instead_of}
@@ -94,9 +94,9 @@ class ObstoreClient:
 
 
 def versioned(key: str, etag: str | None) -> Version:
-    """The version in a PUT's answer. An answer without one says nothing that the next replace could stand on."""
+    """The version in the response to a PUT. Without one the next replace would have no condition."""
     if not etag:
-        raise errors.Unavailable(f"put {key!r}: the answer carries no ETag")
+        raise errors.Unavailable(f"put {key!r}: the response has no ETag")
     return Version(etag)
 
 
@@ -130,7 +130,7 @@ KINDS: dict[type[BaseException], type[errors.LakebedError]] = {
 
 
 def translate(error: Exception, verb: str, key: str) -> errors.LakebedError:
-    """The Lakebed error for an exception from below. Unknown ones become Unavailable: nothing is known to be done."""
+    """The Lakebed error for an exception from below. Unknown ones become Unavailable: the outcome is open."""
     if isinstance(error, errors.LakebedError):
         return error
     kind = next((KINDS[base] for base in type(error).__mro__ if base in KINDS), errors.Unavailable)

@@ -1,4 +1,4 @@
-"""What a store charges for requests, after S3 Standard in us-east-1: to see and to compare, never to bill by."""
+"""Prices of store requests, of S3 Standard in us-east-1: for estimates, not for billing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ DOLLARS_PER_PUT_OR_LIST = 0.005 / 1000
 DOLLARS_PER_GET = 0.0004 / 1000
 DOLLARS_PER_GIB_MONTH = 0.023
 
-# By the verb of the seam; an upload is counted once, though a store charges each of its parts. Deletes are free.
+# By the verb of the seam; an upload is counted once, although a store charges each of its parts. Deletes are free.
 DOLLARS: dict[str, float] = {
     "create": DOLLARS_PER_PUT_OR_LIST,
     "replace": DOLLARS_PER_PUT_OR_LIST,

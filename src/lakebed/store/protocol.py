@@ -1,12 +1,12 @@
-"""The seam to object storage. Everything that Lakebed keeps goes through these verbs.
+"""The interface to object storage. Everything that Lakebed stores goes through these verbs.
 
-Two of them are conditional, and both decide on content when an answer is lost or doubtful:
+Two of them are conditional, and both decide by content when a response is lost or leaves a doubt:
 
 - `create` succeeds when the key holds exactly these bytes afterwards, and raises AlreadyExists when it holds others.
 - `replace` succeeds when these bytes took the place of the object with `etag`, and raises Stale otherwise.
 
-So repeating either is harmless, and an object whose bytes carry an attempt id tells its writer "mine" from "theirs".
-A conflict speaks of the last look: when an answer was lost, the bytes may have stood there until another replaced them.
+So repeating either is harmless, and a writer recognises its own object by an attempt id in its bytes.
+A conflict describes the last read: when a response was lost, our bytes may have been stored for a while.
 Both are single PUTs: commit objects stay small.
 """
 
@@ -20,7 +20,7 @@ from lakebed.store.model import ObjectInfo, StoredObject, Version, Written
 
 class Store(Protocol):
     async def get(self, key: str) -> StoredObject:
-        """The object, whole, with its version from the same answer. Raises NotFound."""
+        """The object, whole, with its version from the same response. Raises NotFound."""
 
     async def get_range(self, key: str, start: int, length: int) -> bytes:
         """Exactly `length` bytes from `start`. Raises NotFound, or Corrupt when the object is shorter."""
@@ -29,10 +29,10 @@ class Store(Protocol):
         """The object's size, etag and time. Raises NotFound."""
 
     def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Every object under the folder `prefix`, each once; `after` resumes behind a key that an earlier list gave.
+        """Every object under the folder `prefix`, each once; `after` resumes after a key of an earlier list.
 
-        Inside one folder keys come in byte order; how a folder sorts among its neighbours is the store's own affair.
-        No key may also be a folder (`a` beside `a/b`): SeaweedFS would skip the folder when resuming behind the key.
+        Inside one folder keys are in byte order; the order of folders among keys depends on the store.
+        No key may also be a folder (`a` beside `a/b`): SeaweedFS would skip the folder when resuming after the key.
         """
 
     async def children(self, prefix: str) -> Sequence[str]:
@@ -41,25 +41,25 @@ class Store(Protocol):
     async def create(self, key: str, data: bytes) -> Written:
         """Stores the bytes if the key is absent. Idempotent by content.
 
-        Raises AlreadyExists (with `current`) when other bytes stand there, OutcomeUnknown when nobody can tell.
+        Raises AlreadyExists (with `current`) when the key has other bytes, or OutcomeUnknown.
         """
 
     async def replace(self, key: str, data: bytes, etag: Version) -> Written:
         """Stores the bytes if the object still has `etag`. Idempotent by content.
 
         The bytes must never have been stored at this key before (carry an epoch or a nonce): etags are content hashes
-        on some stores. Raises Stale (with `current`, None when the key is gone), or OutcomeUnknown.
+        on some stores. Raises Stale (with `current`, None when the key is absent), or OutcomeUnknown.
         """
 
     async def upload(self, key: str, chunks: AsyncIterator[bytes]) -> ObjectInfo:
         """Stores a large object in parts, without a condition: only for names that make repeating harmless.
 
         Nothing is visible until all parts are there; an iterator that raises leaves nothing behind. Raises
-        OutcomeUnknown when no answer came: upload again.
+        OutcomeUnknown without a response: upload again.
         """
 
     async def delete(self, key: str) -> None:
         """Removes the object; a missing one is fine. Without a condition: guard it by identity or by reachability.
 
-        Raises OutcomeUnknown when no answer came: the object may be gone.
+        Raises OutcomeUnknown without a response: the object may be deleted.
         """

@@ -1,9 +1,9 @@
-"""Proves, by racing, that a store keeps the promises everything here stands on.
+"""Tests, by racing clients, that a store honours conditional writes: all guarantees depend on that.
 
 K clients race creates and replaces on a scratch prefix, over several rounds: each race must have exactly one winner,
-and what is then read and listed must be the winner's. A store that ignores the condition has several winners and is
-refused, in words a person can act on. A store that does not answer is not refused: the proof is to be made again.
-The report is kept in the bucket beside the authority.
+and reads and listings must then return the winner's object. A store that ignores the condition has several winners and
+is refused. A store that does not respond is not refused: run the test again. The report is stored in the bucket beside
+the authority.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lakebed.clock import Clock, now_ms
-from lakebed.errors import Conflict, Invalid, NotFound, Unavailable
-from lakebed.ids import Ids
+from lakebed.core.clock import Clock, now_ms
+from lakebed.core.errors import Conflict, Invalid, NotFound, Unavailable
+from lakebed.core.ids import Ids
 from lakebed.store.model import Version
 from lakebed.store.protocol import Store
 
@@ -24,27 +24,29 @@ SCRATCH = "lakebed/scratch/"
 ANSWERS = "answers"
 
 
-class Finding(msgspec.Struct, frozen=True):
-    """One property, held or not, with what was seen."""
+class StoreFinding(msgspec.Struct, frozen=True):
+    """One property, whether it held, and what was observed."""
 
     name: str
     held: bool
     seen: str
 
 
-class Proof(msgspec.Struct, frozen=True):
+class StoreProof(msgspec.Struct, frozen=True):
     schema: str
     proved_at_ms: int
     clients: int
     rounds: int
-    findings: tuple[Finding, ...]
+    findings: tuple[StoreFinding, ...]
 
     @property
     def held(self) -> bool:
         return all(finding.held for finding in self.findings)
 
 
-async def prove(stores: Sequence[Store], *, rounds: int, clock: Clock, ids: Ids, keep_report: bool = True) -> Proof:
+async def prove(
+    stores: Sequence[Store], *, rounds: int, clock: Clock, ids: Ids, keep_report: bool = True
+) -> StoreProof:
     """Races the given clients (each on its own connections) and stores the report; a bad store is a finding.
 
     So is one that does not answer. Raises what else the store raises, such as Denied.
@@ -73,33 +75,37 @@ async def prove(stores: Sequence[Store], *, rounds: int, clock: Clock, ids: Ids,
     swept = await _sweep(stores[0], scratch, failures)
     rivals = len(stores)
     findings = (
-        Finding("create_has_one_winner", _all_one(created), _winners(created, rivals)),
-        Finding("replace_has_one_winner", _all_one(replaced), _winners(replaced, rivals)),
-        Finding("reads_see_the_winner", truthful, "every read gave a winner's bytes" if truthful else "other bytes"),
-        Finding("lists_see_the_write", listed, "listed at once" if listed else "a key was missing from its listing"),
-        Finding("deletes_work", swept, "scratch objects are gone" if swept else "scratch objects remain"),
-        Finding(ANSWERS, not failures, "; ".join(failures[:3])[:500] or "every request was answered"),
+        StoreFinding("create_has_one_winner", _all_one(created), _winners(created, rivals)),
+        StoreFinding("replace_has_one_winner", _all_one(replaced), _winners(replaced, rivals)),
+        StoreFinding(
+            "reads_see_the_winner", truthful, "every read returned the winner's bytes" if truthful else "other bytes"
+        ),
+        StoreFinding(
+            "lists_see_the_write", listed, "listed at once" if listed else "a key was missing from its listing"
+        ),
+        StoreFinding("deletes_work", swept, "scratch objects are gone" if swept else "scratch objects remain"),
+        StoreFinding(ANSWERS, not failures, "; ".join(failures[:3])[:500] or "every request got a response"),
     )
-    proof = Proof("lakebed.proof.v1", now_ms(clock), rivals, rounds, findings)
+    proof = StoreProof("lakebed.proof.v1", now_ms(clock), rivals, rounds, findings)
     if keep_report and not failures:
         await stores[0].create(f"{REPORTS}{proof.proved_at_ms:013d}-{ids.token()}.json", msgspec.json.encode(proof))
     return proof
 
 
-def demand(proof: Proof) -> None:
+def demand(proof: StoreProof) -> None:
     """Raises Invalid, naming what failed and what to do, unless every property held.
 
-    Raises Unavailable when nothing speaks against the store but that it did not answer: prove it again.
+    Raises Unavailable when the only failure is that the store did not respond: test it again.
     """
     failed = [finding for finding in proof.findings if not finding.held]
     broken = [f"{finding.name} ({finding.seen})" for finding in failed]
     if failed and all(finding.name == ANSWERS for finding in failed):
-        raise Unavailable(f"the store did not answer while it was proven: {failed[0].seen}")
+        raise Unavailable(f"the store did not respond during the test of conditional writes: {failed[0].seen}")
     if broken:
         raise Invalid(
-            f"this store cannot carry active-active writes: {', '.join(broken)}",
+            f"this store does not support concurrent writers: {', '.join(broken)}",
             hint="use a store with conditional PUT (AWS S3, SeaweedFS, MinIO, GCS, Azure), "
-            "or take the proxy or gateway that drops If-Match and If-None-Match out of the way",
+            "or remove the proxy that drops If-Match and If-None-Match",
         )
 
 
@@ -134,7 +140,7 @@ async def _sweep(store: Store, scratch: str, failures: list[str]) -> bool:
         return not [info async for info in store.list(scratch)]
     except Unavailable as error:
         failures.append(error.message)
-        return True  # not known to fail
+        return True  # no evidence of a failure
 
 
 def _all_one(winners: list[int]) -> bool:

@@ -1,8 +1,7 @@
-"""A bucket read by tasks that run apart from our loop: listed page by page, versions too, and object by object.
+"""Reads a bucket synchronously, through boto3, for Spark tasks: listings page by page, also of versions, and objects.
 
-Synchronous, through boto3: a page becomes columns at once, and no more than one page is ever held. What is created
-while a walk is under way may or may not be seen; what stood before it and stays is seen exactly once. Nothing here
-writes.
+A page is converted to columns at once, and only one page is in memory. Objects created during a listing may or may not
+appear; objects that exist before and after it appear exactly once. Nothing here writes.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ from typing import Any
 
 import msgspec
 
-from lakebed.errors import Corrupt, Denied, LakebedError, NotFound, Unavailable
+from lakebed.core.errors import Corrupt, Denied, LakebedError, NotFound, Unavailable
 from lakebed.store import admin
 from lakebed.store.settings import StoreSettings
 
 PAGE_KEYS = 1000  # S3's own limit
-FOLDERS_MAX = 1000  # folders that one look names; a folder with more is walked as one
+FOLDERS_MAX = 1000  # folders of one request; a folder with more is listed as one
 
 
-class Page(msgspec.Struct, frozen=True):
+class ObjectPage(msgspec.Struct, frozen=True):
     """One page, as columns of equal length. A delete marker has no size and no etag; without versions, no version."""
 
     key: list[str]
@@ -34,8 +33,8 @@ class Page(msgspec.Struct, frozen=True):
     is_delete_marker: list[bool]
 
 
-class Reader:
-    """Reads the bucket that the settings name. Keys are those below `store.prefix`, as the store gives them."""
+class BucketReader:
+    """Reads the bucket of the settings. Keys are relative to `store.prefix`, as in the store."""
 
     def __init__(self, settings: StoreSettings, *, versions: bool = False) -> None:
         self._settings, self._versions = settings, versions
@@ -55,11 +54,11 @@ class Reader:
         """The folders directly below a folder, as prefixes; None when there are more than FOLDERS_MAX."""
         answer = self._list(prefix, {}, Delimiter="/", MaxKeys=FOLDERS_MAX)
         found = [each["Prefix"].removeprefix(self._root) for each in answer.get("CommonPrefixes", [])]
-        # Objects count against the page too: a page that is cut short may hide folders.
+        # Objects count against the page too: a truncated page may hide folders.
         return None if answer.get("IsTruncated") else found
 
-    def walk(self, prefix: str, *, deep: bool = True) -> Iterator[Page]:
-        """Everything under a prefix; not `deep`: only what lies directly in it."""
+    def walk(self, prefix: str, *, deep: bool = True) -> Iterator[ObjectPage]:
+        """Everything under a prefix; not `deep`: only what is directly in it."""
         more: dict[str, Any] = {} if deep else {"Delimiter": "/"}
         place: dict[str, Any] = {}
         while True:
@@ -73,7 +72,7 @@ class Reader:
     def get(self, key: str, *, bytes_max: int) -> bytes:
         """The object, whole. Raises NotFound, or Corrupt when it is larger than it can be.
 
-        A body that is cut short is asked for again; when no answer comes whole, Unavailable is raised.
+        A truncated body is requested again; when none is complete, Unavailable is raised.
         """
         return bytes(self._ask(self._whole, key=key, bytes_max=bytes_max))
 
@@ -96,14 +95,14 @@ class Reader:
         place = {"KeyMarker": answer["NextKeyMarker"]}
         return place | ({"VersionIdMarker": mark} if (mark := answer.get("NextVersionIdMarker")) else {})
 
-    def _page(self, answer: Any) -> Page | None:
+    def _page(self, answer: Any) -> ObjectPage | None:
         found = answer.get("Versions" if self._versions else "Contents", [])
         markers = answer.get("DeleteMarkers", [])
         if not found and not markers:
             return None
         every = [*found, *markers]
         cut = len(self._root)
-        return Page(
+        return ObjectPage(
             key=[each["Key"][cut:] for each in every],
             size_bytes=[*(each["Size"] for each in found), *(None for _ in markers)],
             modified_ns=[_ns(each["LastModified"]) for each in every],
@@ -114,9 +113,9 @@ class Reader:
         )
 
     def _ask(self, call: Any, **arguments: Any) -> Any:
-        """Calls boto3. An answer that does not come whole, or not as an answer, is asked for again.
+        """Calls boto3, and retries truncated and malformed responses: boto3 retries failed requests, not bodies.
 
-        Everything here only reads, so a repeat is harmless. boto3 repeats requests that failed, not bodies.
+        Everything here only reads, so a retry is harmless.
         """
         from botocore.exceptions import BotoCoreError, ClientError
         from botocore.parsers import ResponseParserError
@@ -130,7 +129,7 @@ class Reader:
             except (BotoCoreError, ResponseParserError) as error:
                 if not left:
                     raise Unavailable(f"bucket {self._bucket!r}: {error}") from error
-        raise AssertionError("the last try returns or raises")
+        raise AssertionError("the last attempt returns or raises")
 
 
 KINDS: dict[str, type[LakebedError]] = {

@@ -1,4 +1,4 @@
-"""How the AWS adapters call: boto3 in threads, its errors as Lakebed's own. Boto3 retries by itself."""
+"""Calls to AWS: boto3 in threads, its errors as Lakebed's own. Boto3 retries."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from lakebed.errors import Denied, Unavailable
+from lakebed.core.errors import Denied, Unavailable
 from lakebed.ticks.settings import TicksSettings
 
 ATTEMPTS = 3
@@ -43,7 +43,7 @@ def client(kind: str, settings: TicksSettings) -> Any:
 
 
 async def call(what: str, method: Callable[..., Any], **arguments: Any) -> Any:
-    """One call in a thread. Raises Denied or Unavailable; a ClientError of the caller's own is left to `code_of`."""
+    """One call in a thread. Raises Denied, AwsError for any other error of the service, or Unavailable."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
@@ -51,14 +51,14 @@ async def call(what: str, method: Callable[..., Any], **arguments: Any) -> Any:
     except ClientError as error:
         code = code_of(error)
         if code in REFUSED:
-            raise Denied(f"{what}: {code}", hint="check ticks.aws_access_key_id and its rights") from error
-        raise Rejected(f"{what}: {code}", aws_code=code) from error
+            raise Denied(f"{what}: {code}", hint="check ticks.aws_access_key_id and its permissions") from error
+        raise AwsError(f"{what}: {code}", aws_code=code) from error
     except BotoCoreError as error:
         raise Unavailable(f"{what}: {error}") from error
 
 
-class Rejected(Unavailable):
-    """AWS answered with an error of its own: `detail["aws_code"]` names it."""
+class AwsError(Unavailable):
+    """AWS returned an error: `detail["aws_code"]` is its code."""
 
     code = "aws_rejected"
 

@@ -1,8 +1,8 @@
-"""Hands committed ticks to silver: messages in groups by project, one job for each group, each tick by one job.
+"""Dispatches committed ticks to silver: messages in groups by project, one job per group, each tick in one job.
 
 Before a job starts, a `silver_dispatched` row is created for each of its ticks, if absent: duplicates of a message, and
-other dispatchers, find it. The row says how the job went. A row whose job failed, or whose dispatcher has gone silent
-for a visibility timeout, is taken over by compare-and-swap, so a failed job's ticks are dispatched again.
+other dispatchers, find it. The row records how the job ended. A row whose job failed, or whose dispatcher wrote
+nothing for a visibility timeout, is taken over by compare-and-swap, so a failed job's ticks are dispatched again.
 """
 
 from __future__ import annotations
@@ -10,22 +10,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Protocol
 
 import msgspec
 
-from lakebed.clock import now_ms
-from lakebed.context import Context
-from lakebed.errors import Corrupt, LakebedError
-from lakebed.logs import logger
+from lakebed.core.clock import now_ms
+from lakebed.core.context import Context
+from lakebed.core.errors import Corrupt, LakebedError
+from lakebed.core.logs import logger
+from lakebed.core.traces import traced
 from lakebed.ticks.audit import AuditRow, AuditTable
-from lakebed.ticks.model import Message, SilverResult, SilverTick, TickId
-from lakebed.ticks.queue import Received, TickQueue
-from lakebed.ticks.seams import SilverJob
+from lakebed.ticks.model import SilverResult, SilverTick, TickId, TickMessage
+from lakebed.ticks.queue import ReceivedMessage, TickQueue
 from lakebed.ticks.settings import TicksSettings
-from lakebed.traces import traced
 
 RUNNING, DONE, FAILED = "running", "done", "failed"
 HEARTBEATS_PER_TIMEOUT = 3
+BATCH_MAX = 10  # messages of one round; SQS returns at most this many from one receive
 WINDOW_LEAST_S = 0.001  # less than this is not worth a sleep
 SETTLE_TRIES = 3
 RETRY_BASE_S = 2.0
@@ -34,10 +35,19 @@ RETRY_CAP_S = 300.0
 log = logger("ticks")
 
 
+class SilverJob(Protocol):
+    async def run(self, org_id: str, project_id: str, ticks: Sequence[SilverTick]) -> SilverResult:
+        """Processes exactly these ticks, reading bronze at the given versions. Idempotent by tick.
+
+        The tables of a tick with `replay` are computed again, with the same result unless the contract has changed.
+        Any LakebedError means that the job failed: all its ticks are dispatched again.
+        """
+
+
 class _Claimed(msgspec.Struct, frozen=True):
-    message: Message
+    message: TickMessage
     row: AuditRow
-    held: tuple[Received, ...]
+    held: tuple[ReceivedMessage, ...]
 
 
 class Dispatcher:
@@ -56,35 +66,35 @@ class Dispatcher:
 
     @traced("ticks dispatch")
     async def round(self) -> int:
-        """Takes what waits, up to a batch or a window, and dispatches it. Returns how many messages there were."""
+        """Receives messages, up to a batch or a window, and dispatches them. Returns how many there were."""
         batch = await self._gather()
-        groups: dict[tuple[str, str], list[tuple[Message, Received]]] = {}
+        groups: dict[tuple[str, str], list[tuple[TickMessage, ReceivedMessage]]] = {}
         for received in batch:
             try:
                 message = received.message()
-            except Corrupt as error:  # comes back until it is a dead letter, where a person sees it
-                log.error("a message cannot be read", message_id=received.message_id, error=error.message)
+            except Corrupt as error:  # it is received again until it is a dead letter
+                log.error("message does not decode", message_id=received.message_id, error=error.message)
                 continue
             groups.setdefault((message.org_id, message.project_id), []).append((message, received))
         gate = asyncio.Semaphore(self._settings.jobs_max)
         await asyncio.gather(*(self._dispatch(gate, project, pairs) for project, pairs in groups.items()))
         return len(batch)
 
-    async def _gather(self) -> list[Received]:
-        batch = list(await self._queue.receive(self._settings.batch_max))
+    async def _gather(self) -> list[ReceivedMessage]:
+        batch = list(await self._queue.receive(BATCH_MAX))
         until_s = self._clock.monotonic_s() + self._settings.batch_window_s
-        while batch and len(batch) < self._settings.batch_max:
+        while batch and len(batch) < BATCH_MAX:
             left_s = until_s - self._clock.monotonic_s()
             if left_s < WINDOW_LEAST_S:
                 break
             await self._clock.sleep(min(left_s, self._settings.poll_s))
-            batch += await self._queue.receive(self._settings.batch_max - len(batch))
+            batch += await self._queue.receive(BATCH_MAX - len(batch))
         return batch
 
     async def _dispatch(
-        self, gate: asyncio.Semaphore, project: tuple[str, str], pairs: Sequence[tuple[Message, Received]]
+        self, gate: asyncio.Semaphore, project: tuple[str, str], pairs: Sequence[tuple[TickMessage, ReceivedMessage]]
     ) -> None:
-        by_tick: dict[TickId, list[tuple[Message, Received]]] = {}
+        by_tick: dict[TickId, list[tuple[TickMessage, ReceivedMessage]]] = {}
         for message, received in pairs:
             by_tick.setdefault(message.tick, []).append((message, received))
         try:
@@ -96,11 +106,11 @@ class Dispatcher:
                 ]
                 if claimed:
                     await self._run(project, claimed)
-        except LakebedError as error:  # the messages come back by themselves
-            log.warning("a group was not dispatched", project=project[1], error=error.message)
+        except LakebedError as error:  # the messages become visible again
+            log.warning("group was not dispatched", project=project[1], error=error.message)
 
-    async def _claim(self, message: Message, held: tuple[Received, ...]) -> _Claimed | None:
-        """Makes the tick ours to run; None when its job is done (the messages are dropped) or runs elsewhere."""
+    async def _claim(self, message: TickMessage, held: tuple[ReceivedMessage, ...]) -> _Claimed | None:
+        """Claims the tick; None when its job is done (the messages are deleted) or runs elsewhere."""
         row = self._row(message, RUNNING)
         if await self._dispatched.create(row):
             return _Claimed(message, row, held)
@@ -123,15 +133,15 @@ class Dispatcher:
             SilverTick(each.tick_id, each.dt, each.mode, each.versions, each.replay is True)
             for each in (one.message for one in claimed)
         ]
-        beating = asyncio.create_task(self._beat(claimed))
+        beating = asyncio.create_task(self._heartbeat(claimed))
         began_s = self._clock.monotonic_s()
         try:
             result = await self._job.run(*project, ticks)
         except Exception as error:
             await _stopped(beating)
-            told = error.message if isinstance(error, LakebedError) else type(error).__name__
-            log.error("a silver job failed", project=project[1], ticks=len(ticks), error=told)
-            await self._failed(claimed, told)
+            reason = error.message if isinstance(error, LakebedError) else type(error).__name__
+            log.error("silver job failed", project=project[1], ticks=len(ticks), error=reason)
+            await self._failed(claimed, reason)
             return
         finally:
             await _stopped(beating)
@@ -144,7 +154,7 @@ class Dispatcher:
         for each in claimed:
             row = self._row(each.message, DONE, tries=int(each.row.fields["tries"]), detail=detail)
             if not await self._settled(row, each.row):
-                continue  # another has taken the tick over: its message is the other's to delete
+                continue  # another dispatcher has claimed the tick and deletes its message
             for received in each.held:
                 await self._queue.delete(received.receipt)
             self._ticks.labels(outcome=DONE).inc()
@@ -160,23 +170,23 @@ class Dispatcher:
             self._ticks.labels(outcome=FAILED).inc()
 
     async def _settled(self, row: AuditRow, was: AuditRow) -> bool:
-        """Writes how a job ended. False when the row is another dispatcher's by now.
+        """Writes how a job ended. False when another dispatcher has the row.
 
-        A heartbeat that was stopped half-way may have written the row unseen: it is still ours.
+        A heartbeat that was cancelled may have written the row: it is still ours.
         """
         for _ in range(SETTLE_TRIES):
             if await self._dispatched.change(row, was):
                 return True
             found = await self._dispatched.get(row.tick)
             if found is None or found.state == DONE:
-                return True  # done already, or cleared for a replay, which has a message of its own
+                return True  # done already, or deleted for a replay, which has its own message
             if found.fields.get("by") != self._context.node:
                 return False
             was = found
         return False
 
-    async def _beat(self, claimed: list[_Claimed]) -> None:
-        """While a job runs, its messages stay hidden and its rows stay fresh, however long it takes."""
+    async def _heartbeat(self, claimed: list[_Claimed]) -> None:
+        """Keeps the messages of a running job hidden and its rows fresh."""
         while True:
             await self._clock.sleep(self._settings.visibility_timeout_s / HEARTBEATS_PER_TIMEOUT)
             for number, each in enumerate(claimed):
@@ -187,9 +197,9 @@ class Dispatcher:
                     for received in each.held:
                         await self._queue.hide(received.receipt, self._settings.visibility_timeout_s)
                 except LakebedError as error:
-                    log.warning("a running tick was not kept hidden", tick=each.row.tick_id, error=error.message)
+                    log.warning("heartbeat of a running tick failed", tick=each.row.tick_id, error=error.message)
 
-    def _row(self, message: Message, state: str, *, tries: int = 1, detail: str = "") -> AuditRow:
+    def _row(self, message: TickMessage, state: str, *, tries: int = 1, detail: str = "") -> AuditRow:
         now = now_ms(self._clock)
         return AuditRow(
             org_id=message.org_id,

@@ -1,69 +1,129 @@
-"""Commits a tick, synchronously: parts verified → bronze → commit record → message → audit → answer cached.
+"""Commits a tick, synchronously: parts verified → bronze → commit record → message → audit → result cached.
 
-The tick is true when its commit record is created. Each step repeats harmlessly, so a process that dies between two of
-them, or a step that fails, is mended by the agent's next try: it goes through the same steps, finds what is done and
-does the rest. Only one finalize of an org runs in a replica, only one replica owns a project.
+The tick is committed when its commit record is created. Each step is idempotent: when a process dies between two of
+them, or a step fails, the agent's next attempt repeats the same steps, finds what is done and does the rest. Only one
+finalize of an org runs in a replica, only one replica owns a project.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-from lakebed.clock import now_ms
-from lakebed.context import Context
-from lakebed.errors import AlreadyExists, Corrupt, Fenced, NotFound, TooEarly, Unavailable, Unprocessable
+from lakebed.core.clock import now_ms
+from lakebed.core.context import Context
+from lakebed.core.errors import (
+    AlreadyExists,
+    Corrupt,
+    Fenced,
+    NotFound,
+    Overloaded,
+    TooEarly,
+    Unavailable,
+    Unprocessable,
+)
 from lakebed.store.model import StoredObject
 from lakebed.store.register import Register
-from lakebed.tick_manifest import BadManifest
-from lakebed.ticks import footer, manifest, paths, tick
+from lakebed.ticks import paths, verification
+from lakebed.ticks import transitions as tick
 from lakebed.ticks.audit import AuditRow, AuditTable
-from lakebed.ticks.errors import PartsDiffer
 from lakebed.ticks.model import (
     COMMIT_SCHEMA,
+    BadManifest,
     BronzeResult,
     BronzeTick,
     CommitRecord,
-    Failure,
-    Message,
-    Result,
+    FinalizeResult,
+    PartsDiffer,
+    TickFailure,
     TickId,
+    TickMessage,
     TickState,
     etag_of,
 )
 from lakebed.ticks.ownership import Ownership
 from lakebed.ticks.queue import TickQueue
 from lakebed.ticks.receiver import register_of
-from lakebed.ticks.seams import Bronze
 from lakebed.ticks.settings import TicksSettings
-from lakebed.ticks.turns import Turns
+
+
+class BronzeCommitter(Protocol):
+    async def commit(self, tick: BronzeTick) -> BronzeResult:
+        """Writes the tick's rows: upserted by key for `delta`, replaced for `full`. Idempotent by (org, project, tick).
+
+        A repeat, also after a crash with some tables written, changes nothing twice and returns the same counts and
+        versions as the first. One process never commits two ticks of one org at once, but another process may commit
+        the same tick: the table's own commit decides. Raises Unprocessable when the rows do not match the manifest
+        (nothing is committed then), Unavailable or Overloaded for errors to retry.
+        """
+
+
+class _Line:
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.waiting = 0
+
+
+class OrgLocks:
+    """A lock for each org with a finalize under way, in order of arrival."""
+
+    def __init__(self, waiting_max: int) -> None:
+        self._waiting_max = waiting_max
+        self._lines: dict[str, _Line] = {}
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    @asynccontextmanager
+    async def of(self, org_id: str) -> AsyncIterator[None]:
+        """Holds the org's lock. Raises Overloaded when too many wait."""
+        line = self._lines.setdefault(org_id, _Line())
+        if line.waiting > self._waiting_max:
+            raise Overloaded(f"{self._waiting_max} finalizes of this org wait already", retry_after_s=2.0)
+        line.waiting += 1
+        try:
+            async with line.lock:
+                yield
+        finally:
+            line.waiting -= 1
+            if not line.waiting:
+                self._lines.pop(org_id, None)
 
 
 class Finalizer:
     def __init__(
-        self, context: Context, *, bronze: Bronze, queue: TickQueue, committed: AuditTable, ownership: Ownership
+        self,
+        context: Context,
+        *,
+        bronze: BronzeCommitter,
+        queue: TickQueue,
+        committed: AuditTable,
+        ownership: Ownership,
     ) -> None:
         self._context, self._clock = context, context.clock
         self._settings = context.settings.of(TicksSettings)
         self._bronze, self._queue, self._committed, self._ownership = bronze, queue, committed, ownership
-        self._turns = Turns(self._settings.waiting_max)
+        self._locks = OrgLocks(self._settings.waiting_max)
         self._under_way: set[TickId] = set()
         self._results = context.metrics.counter("lakebed_ticks_finalized_total")
         self._seconds = context.metrics.histogram("lakebed_ticks_finalize_seconds")
         self._rows = context.metrics.counter("lakebed_ticks_rows_total")
 
-    async def finalize(self, of: TickId, body: bytes) -> Result:
-        """Commits the tick, or gives the answer it was given before.
+    async def finalize(self, of: TickId, body: bytes) -> FinalizeResult:
+        """Commits the tick, or returns its first result.
 
         Raises PartsDiffer (409), BadManifest (422), TooEarly (425) while another finalize runs, and Unavailable or
-        Overloaded when it is worth trying again.
+        Overloaded for errors to retry.
         """
         held = (await register_of(self._context, of).read()).value
         if held.result is not None:
-            tick.repeated_or_raise(held, manifest.said(body))
+            tick.repeated_or_raise(held, verification.parsed(body))
             self._results.labels(outcome="cached").inc()
             return held.result
         if of in self._under_way:
@@ -71,37 +131,38 @@ class Finalizer:
         self._under_way.add(of)
         began_s = self._clock.monotonic_s()
         try:
-            async with self._turns.of(of.org_id), self._ownership.of(of.org_id, of.project_id) as epoch:
+            async with self._locks.of(of.org_id), self._ownership.of(of.org_id, of.project_id) as epoch:
                 result = await self._commit(of, body, epoch)
         except Fenced as error:
-            raise Unavailable("another replica took this project over", hint="finalize again") from error
+            raise Unavailable("another replica has claimed this project", hint="finalize again") from error
         finally:
             self._under_way.discard(of)
         self._results.labels(outcome="committed").inc()
         self._seconds.observe(self._clock.monotonic_s() - began_s)
         return result
 
-    async def _commit(self, of: TickId, body: bytes, epoch: int) -> Result:
+    async def _commit(self, of: TickId, body: bytes, epoch: int) -> FinalizeResult:
         register = register_of(self._context, of)
         seen = (await register.read()).value
         if seen.result is not None:
             return seen.result
         record = await self._recorded(of)
-        if record is not None and seen.manifest is None and not manifest.lists(manifest.decode(body, of), record.parts):
+        pinned = seen.manifest is not None
+        if record and not pinned and not verification.lists_parts(verification.decode_manifest(body, of), record.parts):
             raise tick.other_manifest()
         if record is None:
             try:
-                verified, said = await self._verify(of, seen, body, register, epoch)
+                verified, sent = await self._verify(of, seen, body, register, epoch)
             except BadManifest as error:
                 await self._fail(register, error, epoch, by_bronze=False)
                 raise
             await register.change(
-                lambda now: tick.begin(now, seen, said, epoch=epoch, now_ms=now_ms(self._clock)), epoch=epoch
+                lambda now: tick.begin(now, seen, sent, epoch=epoch, now_ms=now_ms(self._clock)), epoch=epoch
             )
             record = await self._record(of, verified, body, await self._write(verified, register, epoch))
         await self._queue.send(self._message(record))
         await self._committed.create(self._row(record))
-        result = Result(
+        result = FinalizeResult(
             of.tick_id, "committed", record.bronze.rows_inserted, record.bronze.rows_replaced, record.committed_at
         )
         return await register.change(lambda now: tick.finish(now, of, result, now_ms=now_ms(self._clock)), epoch=epoch)
@@ -109,15 +170,15 @@ class Finalizer:
     async def _verify(
         self, of: TickId, seen: TickState, body: bytes, register: Register[TickState], epoch: int
     ) -> tuple[BronzeTick, Any]:
-        """The tick as bronze takes it: every listed part is there, is Parquet, and has the rows and columns it says."""
-        found = manifest.decode(body, of)
-        manifest.compare(found, seen.parts)
+        """The tick for bronze: every listed part exists, is Parquet, and has the rows and columns of the manifest."""
+        found = verification.decode_manifest(body, of)
+        verification.compare_parts(found, seen.parts)
         gone: list[int] = []
         for table in found.tables:
             for listed in table.parquets:
                 try:
                     part = seen.parts[str(listed.file_seq)]
-                    footer.check(await footer.read(self._context.store, part), listed, table)
+                    verification.check_footer(await verification.read_footer(self._context.store, part), listed, table)
                 except NotFound:
                     gone.append(listed.file_seq)
         for seq in gone:
@@ -145,7 +206,7 @@ class Finalizer:
 
     async def _fail(self, register: Register[TickState], error: BadManifest, epoch: int, *, by_bronze: bool) -> None:
         self._results.labels(outcome="refused").inc()
-        failure = Failure(error.detail["error_class"], error.message)
+        failure = TickFailure(error.detail["error_class"], error.message)
         await register.change(
             lambda now: tick.fail(now, failure, by_bronze=by_bronze, now_ms=now_ms(self._clock)), epoch=epoch
         )
@@ -157,7 +218,7 @@ class Finalizer:
             return None
 
     async def _record(self, of: TickId, verified: BronzeTick, body: bytes, done: BronzeResult) -> CommitRecord:
-        """Creates the commit record: from here on the tick is committed. The first record stands."""
+        """Creates the commit record: from here on the tick is committed. The first record stays."""
         at_ms = now_ms(self._clock)
         modes = {table.mode for table in verified.tables}
         record = CommitRecord(
@@ -185,7 +246,7 @@ class Finalizer:
     def _day(self) -> str:
         return iso(now_ms(self._clock))[:10].replace("-", "")
 
-    def _message(self, record: CommitRecord) -> Message:
+    def _message(self, record: CommitRecord) -> TickMessage:
         return message_of(record, iso(now_ms(self._clock)))
 
     def _row(self, record: CommitRecord) -> AuditRow:
@@ -208,8 +269,8 @@ class Finalizer:
         )
 
 
-def message_of(record: CommitRecord, emitted_at: str) -> Message:
-    return Message(
+def message_of(record: CommitRecord, emitted_at: str) -> TickMessage:
+    return TickMessage(
         org_id=record.org_id,
         project_id=record.project_id,
         tick_id=record.tick_id,

@@ -1,13 +1,15 @@
-"""What a tick is: frozen values, and nothing that awaits."""
+"""The values of ticks: manifests, parts, states, commit records, messages, and the errors about them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import msgspec
 
-from lakebed.tick_manifest import TickTable
+from lakebed.core.errors import Conflict, Unprocessable
 
+MANIFEST_VERSION = "1.0"
 STATE_SCHEMA = "lakebed.tick.v1"
 COMMIT_SCHEMA = "lakebed.tick-commit.v1"
 MESSAGE_SCHEMA = "1.0"
@@ -16,7 +18,7 @@ State = Literal["uploading", "finalizing", "committed", "failed"]
 
 
 class TickId(msgspec.Struct, frozen=True, order=True):
-    """Whose tick it is. Two orgs may use one id: nothing of one is ever looked up without its org and project."""
+    """A tick's identity. Two orgs may use one id: a tick is always looked up with its org and project."""
 
     org_id: str
     project_id: str
@@ -27,8 +29,8 @@ class TickId(msgspec.Struct, frozen=True, order=True):
         return f"{self.org_id}/{self.project_id}/{self.tick_id}"
 
 
-class Part(msgspec.Struct, frozen=True):
-    """A stored part: the hash that was checked while it streamed, and the key of its bytes."""
+class StoredPart(msgspec.Struct, frozen=True):
+    """A stored part: the hash that was verified while it was uploaded, and the key of its bytes."""
 
     sha256: str
     size_bytes: int
@@ -36,10 +38,64 @@ class Part(msgspec.Struct, frozen=True):
     key: str
 
 
-class BronzeTick(msgspec.Struct, frozen=True):
-    """A verified tick for bronze: its tables as the manifest has them, and the key of each part in the bucket.
+class TickColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    type: str
+    nullable: bool = True
 
-    `epoch` is that of the project's lease: it only goes up.
+
+class ManifestPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One uploaded Parquet file. `file_seq` is unique in the whole tick: it is the part's number in the upload."""
+
+    file_seq: int
+    sha256: str
+    rows: int
+    size: int = msgspec.field(name="bytes")
+    file: str = ""  # its name at the agent
+
+
+class TickTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One table of a tick: `delta` upserts its rows by primary key, `full` makes them the whole table."""
+
+    name: str
+    mode: str
+    schema: tuple[TickColumn, ...]
+    row_count: int
+    parquets: tuple[ManifestPart, ...]
+    primary_keys: tuple[str, ...] = ()
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of a finalize. `tick_id` and `project_id`, where given, must be those of the request."""
+
+    tables: tuple[TickTable, ...]
+    schema_version: str = MANIFEST_VERSION
+    tick_id: str = ""
+    project_id: str = ""
+    dt: str = ""
+    created_at: str = ""
+    agent: str = ""
+
+    @property
+    def parts(self) -> Iterator[ManifestPart]:
+        """Every part of the tick, table by table."""
+        return (part for table in self.tables for part in table.parquets)
+
+    @property
+    def mode(self) -> str:
+        """The mode of the tick, for messages: `delta`, `full` or `mixed`."""
+        modes = {table.mode for table in self.tables}
+        return modes.pop() if len(modes) == 1 else "mixed"
+
+    @property
+    def row_count(self) -> int:
+        return sum(table.row_count for table in self.tables)
+
+
+class BronzeTick(msgspec.Struct, frozen=True):
+    """A verified tick for bronze: its tables as in the manifest, and the key of each part in the bucket.
+
+    `epoch` is that of the project's lease: it only increases.
     """
 
     org_id: str
@@ -59,8 +115,8 @@ class BronzeResult(msgspec.Struct, frozen=True):
     versions: dict[str, int] = {}
 
 
-class Result(msgspec.Struct, frozen=True):
-    """The answer to a finalize that committed; cached, and given again word for word."""
+class FinalizeResult(msgspec.Struct, frozen=True):
+    """The response to a finalize that committed; cached, and returned unchanged to a repeat."""
 
     tick_id: str
     status: Literal["committed"]
@@ -69,23 +125,23 @@ class Result(msgspec.Struct, frozen=True):
     committed_at: str
 
 
-class Failure(msgspec.Struct, frozen=True):
+class TickFailure(msgspec.Struct, frozen=True):
     error_class: str
     message: str
 
 
 class TickState(msgspec.Struct, frozen=True):
-    """The tick's register. `finalizing_epoch` is the lease's epoch that is, or was, at work on it."""
+    """The tick's register. `finalizing_epoch` is the epoch of the lease under which it was last finalized."""
 
     schema: str = STATE_SCHEMA
     org_id: str = ""
     project_id: str = ""
     tick_id: str = ""
     state: State = "uploading"
-    parts: dict[str, Part] = {}
+    parts: dict[str, StoredPart] = {}
     manifest: Any = None
-    result: Result | None = None
-    failure: Failure | None = None
+    result: FinalizeResult | None = None
+    failure: TickFailure | None = None
     finalizing_epoch: int = 0
     created_at_ms: int = 0
     updated_at_ms: int = 0
@@ -97,7 +153,7 @@ class TickState(msgspec.Struct, frozen=True):
 
 
 class CommitRecord(msgspec.Struct, frozen=True):
-    """The one conditional write: created if absent, never changed. Everything after it is derived from it."""
+    """The one conditional write that commits a tick: created if absent, never changed. The rest derives from it."""
 
     schema: str
     org_id: str
@@ -113,12 +169,12 @@ class CommitRecord(msgspec.Struct, frozen=True):
     attempt_id: str
 
 
-class Message(msgspec.Struct, frozen=True):
+class TickMessage(msgspec.Struct, frozen=True):
     """To silver: this tick is in bronze. The seed's body, version 1.0.
 
     `bronze_db_key` is the folder of the project's bronze tables and `bronze_db_etag` their committed versions, written
-    `table=version` and joined by commas, where the seed has a zip's key and etag. `replay` is there, and true, only in
-    the message of a replay.
+    `table=version` and joined by commas, where the seed has a zip's key and etag. `replay` is present, and true,
+    only in the message of a replay.
     """
 
     org_id: str
@@ -139,7 +195,7 @@ class Message(msgspec.Struct, frozen=True):
     @property
     def versions(self) -> dict[str, int]:
         pairs = [pair.rpartition("=") for pair in self.bronze_db_etag.split(",") if pair]
-        return {name: int(version) for name, _, version in pairs if version.isdigit()}
+        return {name: int(version) for name, _, version in pairs if version.isascii() and version.isdigit()}
 
 
 def etag_of(versions: dict[str, int]) -> str:
@@ -147,7 +203,7 @@ def etag_of(versions: dict[str, int]) -> str:
 
 
 class SilverTick(msgspec.Struct, frozen=True):
-    """One tick of a silver job, with the bronze version of each of its tables. A replay is computed again."""
+    """One tick of a silver job, with the bronze version of each of its tables. With `replay` it is computed again."""
 
     tick_id: str
     dt: str
@@ -157,6 +213,40 @@ class SilverTick(msgspec.Struct, frozen=True):
 
 
 class SilverResult(msgspec.Struct, frozen=True):
-    """What a silver job says when it is done; `detail` is kept in the audit row of each tick."""
+    """The result of a silver job; `detail` is kept in the audit row of each tick."""
 
     detail: dict[str, Any] = {}
+
+
+class BadManifest(Unprocessable):
+    """The manifest is wrong. `detail["error_class"]` is the kind of error."""
+
+    code = "bad_manifest"
+
+    def __init__(self, error_class: str, message: str, *, hint: str = "", **detail: Any) -> None:
+        super().__init__(message, hint=hint, error_class=error_class, **detail)
+
+
+class PartsDiffer(Conflict):
+    """409: the uploaded parts are not those of the manifest. Send exactly the parts that are named."""
+
+    code = "parts_differ"
+
+    def __init__(
+        self, missing: Iterable[int] = (), mismatched_sha: Iterable[int] = (), unlisted: Iterable[int] = ()
+    ) -> None:
+        self.missing, self.mismatched_sha, self.unlisted = sorted(missing), sorted(mismatched_sha), sorted(unlisted)
+        super().__init__(
+            f"{len(self.missing)} parts are missing, {len(self.mismatched_sha)} have another hash, "
+            f"{len(self.unlisted)} are not in the manifest",
+            hint="PUT what is missing; DELETE, then PUT what has another hash; DELETE what is not listed",
+            missing=self.missing,
+            mismatched_sha=self.mismatched_sha,
+            unlisted=self.unlisted,
+        )
+
+
+class PartDiffers(Conflict):
+    """409: another part has this number; nothing is overwritten."""
+
+    code = "part_differs"

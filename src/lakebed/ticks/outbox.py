@@ -9,25 +9,25 @@ from typing import Literal
 
 import msgspec
 
-from lakebed.errors import Corrupt
+from lakebed.core.errors import Corrupt
 from lakebed.ticks import paths
-from lakebed.ticks.packing import Packed
+from lakebed.ticks.packing import PackedTick
 
 SUFFIX = ".tick.json"
 
 
-class Waiting(msgspec.Struct, frozen=True):
-    """A tick on its way. One that was refused for good is `failed_manual`: a person decides about it."""
+class OutboxTick(msgspec.Struct, frozen=True):
+    """A tick to be sent. One that the service refused is `failed_manual`: a person decides about it."""
 
-    packed: Packed
+    packed: PackedTick
     state: Literal["ready", "failed_manual"] = "ready"
     tries: int = 0
     error_class: str = ""
     message: str = ""
-    folder: str = ""  # the folder that it was found in by an agent; empty for a tick that a person pushed
+    folder: str = ""  # the folder in which an agent found it; empty for `lakebed ticks push`
     schema: str = "lakebed.tick-outbox.v1"
 
-    def refused(self, error_class: str, message: str) -> Waiting:
+    def refused(self, error_class: str, message: str) -> OutboxTick:
         return msgspec.structs.replace(self, state="failed_manual", error_class=error_class, message=message)
 
 
@@ -35,7 +35,7 @@ class Outbox:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def put(self, waiting: Waiting) -> None:
+    def put(self, waiting: OutboxTick) -> None:
         """Adds or changes a tick; on disk when it returns."""
         self._folder.mkdir(parents=True, exist_ok=True)
         file = self._file(waiting.packed.tick_id)
@@ -48,20 +48,20 @@ class Outbox:
         self._sync()
 
     def has(self, tick_id: str) -> bool:
-        """Whether the tick is here. Raises Invalid when it is no tick's name."""
+        """Whether the tick is in the outbox. Raises Invalid when it is not a tick's id."""
         return self._file(tick_id).is_file()
 
     def remove(self, tick_id: str) -> None:
         self._file(tick_id).unlink(missing_ok=True)
         self._sync()
 
-    def waiting(self) -> Iterator[Waiting]:
-        """Every tick, oldest first. Raises Corrupt for a file that is none."""
+    def waiting(self) -> Iterator[OutboxTick]:
+        """Every tick, oldest first. Raises Corrupt for a file that does not decode."""
         for file in sorted(self._folder.glob(f"*{SUFFIX}")):
             try:
-                yield msgspec.json.decode(file.read_bytes(), type=Waiting)
+                yield msgspec.json.decode(file.read_bytes(), type=OutboxTick)
             except (msgspec.DecodeError, msgspec.ValidationError) as error:
-                raise Corrupt(f"{file} does not decode: {error}", hint="move it away, and push again") from error
+                raise Corrupt(f"{file} does not decode: {error}", hint="move it away and push again") from error
 
     def _file(self, tick_id: str) -> Path:
         return self._folder / f"{paths.check_name('tick', tick_id)}{SUFFIX}"

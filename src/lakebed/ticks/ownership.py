@@ -1,8 +1,8 @@
-"""Which projects this replica owns: a lease in the bucket for each, kept while it is warm.
+"""Which projects this replica owns: a lease in the bucket for each, kept while the project is active (warm).
 
-A project is taken at its first finalize and let go when it was idle for too long, when another replica wants it, when
-too many are warm (the one longest unused goes first) and at the drain. The lease's epoch goes with every write of a
-finalize, so that a replica which slept past its lease is fenced.
+The lease is acquired at the first finalize and released when the project was idle for too long, when another replica
+requests it, when too many are warm (least recently used first) and at shutdown. Every write of a finalize carries the
+lease's epoch, so that a replica which paused past its lease is fenced.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from lakebed.clock import now_ms
-from lakebed.context import Context
-from lakebed.errors import Fenced, LakebedError, NotFound, Overloaded, TooEarly
-from lakebed.logs import logger
-from lakebed.store.lease import Held, HeldByAnother, Lease
+from lakebed.core.clock import now_ms
+from lakebed.core.context import Context
+from lakebed.core.errors import Fenced, LakebedError, NotFound, Overloaded, TooEarly
+from lakebed.core.logs import logger
+from lakebed.store.lease import HeldByAnother, HeldLease, Lease
+from lakebed.store.runtime import StoreRuntime
 from lakebed.ticks import paths
 from lakebed.ticks.settings import TicksSettings
 
@@ -27,7 +28,7 @@ log = logger("ticks")
 
 
 class _Warm:
-    def __init__(self, lease: Lease, held: Held) -> None:
+    def __init__(self, lease: Lease, held: HeldLease) -> None:
         self.lease, self.held = lease, held
         self.busy = 0
         self.used_s = 0.0
@@ -40,28 +41,28 @@ class Ownership:
         self._settings = context.settings.of(TicksSettings)
         self._warm: OrderedDict[Project, _Warm] = OrderedDict()
         self._gauge = context.metrics.gauge("lakebed_ticks_warm_projects")
-        self._keeper: asyncio.Task[None] | None = None
+        self._renewer: asyncio.Task[None] | None = None
 
     @property
     def projects(self) -> list[Project]:
         return list(self._warm)
 
     def start(self) -> None:
-        self._keeper = asyncio.create_task(self._keep(), name="ticks-ownership")
+        self._renewer = asyncio.create_task(self._keep(), name="ticks-ownership")
 
     async def stop(self) -> None:
-        """Lets every project go, so that another replica need not wait for the leases to run out."""
-        if self._keeper is not None:
-            self._keeper.cancel()
+        """Releases every lease, so that another replica need not wait for it to expire."""
+        if self._renewer is not None:
+            self._renewer.cancel()
             with suppress(asyncio.CancelledError):
-                await self._keeper
+                await self._renewer
         for project, warm in list(self._warm.items()):
-            warm.busy = 0  # nothing is served any more
-            await self._let_go(project)
+            warm.busy = 0  # no request is served any more
+            await self._release(project)
 
     @asynccontextmanager
     async def of(self, org_id: str, project_id: str) -> AsyncIterator[int]:
-        """Owns the project inside the block, under the epoch that it yields. Raises TooEarly when another does."""
+        """Holds the project's lease inside the block and yields its epoch. Raises TooEarly when another holds it."""
         project = (org_id, project_id)
         warm = await self._still_warm(project) or await self._acquired(project)
         try:
@@ -73,7 +74,7 @@ class Ownership:
             warm.used_s = self._clock.monotonic_s()
 
     async def _still_warm(self, project: Project) -> _Warm | None:
-        """The project as it is owned already, made busy first: the keeper lets nothing go that is busy."""
+        """The project when its lease is held already; marked busy first, because a busy one is never released."""
         warm = self._warm.get(project)
         if warm is None:
             return None
@@ -92,21 +93,20 @@ class Ownership:
     async def _acquired(self, project: Project) -> _Warm:
         await self._make_room()
         lease = Lease(
-            self._context.store,
+            StoreRuntime(
+                clock=self._clock, ids=self._context.ids, metrics=self._context.metrics, store=self._context.store
+            ),
             paths.lease(*project),
             owner=self._context.node,
             lease_s=self._settings.lease_s,
-            clock=self._clock,
-            ids=self._context.ids,
-            metrics=self._context.metrics,
         )
         try:
             held = await lease.acquire()
         except HeldByAnother as error:
-            await self._ask_for(project)
+            await self._request(project)
             raise TooEarly(
                 "another replica owns this project",
-                hint="ask again: it was asked to let go",
+                hint="retry: that replica was requested to release it",
                 retry_after_s=self._settings.retry_after_s,
             ) from error
         warm = _Warm(lease, held)
@@ -116,7 +116,7 @@ class Ownership:
         return warm
 
     async def _renewed(self, warm: _Warm) -> None:
-        """Prolongs a lease of which less than half is left. Raises Fenced when it is another's."""
+        """Renews a lease of which less than half is left. Raises Fenced when another replica holds it."""
         left_ms = warm.held.expires_at_ms - now_ms(self._clock)
         if left_ms < self._settings.lease_s * 500:
             warm.held = await warm.lease.renew(warm.held)
@@ -126,8 +126,8 @@ class Ownership:
             return
         idle = next((project for project, warm in self._warm.items() if not warm.busy), None)
         if idle is None:
-            raise Overloaded(f"this replica is at work on {self._settings.warm_max} projects at once")
-        await self._let_go(idle)
+            raise Overloaded(f"this replica finalizes ticks of {self._settings.warm_max} projects, its limit")
+        await self._release(idle)
 
     async def _keep(self) -> None:
         while True:
@@ -135,25 +135,25 @@ class Ownership:
             await self.keep()
 
     async def keep(self) -> None:
-        """One round: renews what is used, lets go what is idle."""
+        """One round: renews leases in use, releases idle ones."""
         for project, warm in list(self._warm.items()):
             idle_s = self._clock.monotonic_s() - warm.used_s
             try:
-                if not warm.busy and (idle_s >= self._settings.idle_ttl_s or await self._wanted(project)):
-                    await self._let_go(project)
+                if not warm.busy and (idle_s >= self._settings.idle_ttl_s or await self._requested(project)):
+                    await self._release(project)
                 else:
                     warm.held = await warm.lease.renew(warm.held)
             except Fenced:
                 self._forget(project)
             except LakebedError as error:
-                log.warning("a project's lease was not renewed", project=project[1], error=error.message)
+                log.warning("lease of a project was not renewed", project=project[1], error=error.message)
 
-    async def _ask_for(self, project: Project) -> None:
-        """Leaves a note for the owner. Only a wish: it is let go without one too, later."""
+    async def _request(self, project: Project) -> None:
+        """Leaves a note for the lease holder. Best effort: an idle lease is released without it too, later."""
         with suppress(LakebedError):
             await self._context.store.create(paths.wanted(*project), b"wanted")
 
-    async def _wanted(self, project: Project) -> bool:
+    async def _requested(self, project: Project) -> bool:
         try:
             await self._context.store.head(paths.wanted(*project))
         except NotFound:
@@ -161,7 +161,7 @@ class Ownership:
         await self._context.store.delete(paths.wanted(*project))
         return True
 
-    async def _let_go(self, project: Project) -> None:
+    async def _release(self, project: Project) -> None:
         warm = self._warm.get(project)
         if warm is None or warm.busy:
             return
@@ -169,8 +169,8 @@ class Ownership:
         try:
             await warm.lease.release(warm.held)
         except LakebedError as error:
-            log.warning("a project's lease runs out by itself", project=project[1], error=error.message)
+            log.warning("lease of a project was not released; it expires", project=project[1], error=error.message)
 
     def _forget(self, project: Project) -> None:
-        self._warm.pop(project, None)  # whoever is busy with it is fenced at its next write
+        self._warm.pop(project, None)  # a finalize that still runs is fenced at its next write
         self._gauge.set(len(self._warm))

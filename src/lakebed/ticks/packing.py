@@ -1,4 +1,4 @@
-"""Makes a tick of Parquet files: numbers them, hashes them, and writes the manifest that says what they hold."""
+"""Packs Parquet files as a tick: numbers them, hashes them, and writes their manifest."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lakebed.errors import Invalid
-from lakebed.tick_manifest import VERSION, read_manifest, type_of
+from lakebed.core.errors import Invalid
+from lakebed.ticks.codec import read_manifest, type_of
+from lakebed.ticks.model import MANIFEST_VERSION
 
 MANIFEST_FILE = "_manifest.json"
 READY_FILE = "_ready"
@@ -22,8 +23,8 @@ CHUNK_BYTES = 1024 * 1024
 PAGED = re.compile(r"(?P<stem>.+?)_seq=(?P<seq>\d+)\.parquet")
 
 
-class Packed(msgspec.Struct, frozen=True):
-    """A tick ready to be sent: the manifest's own bytes, and where each part lies."""
+class PackedTick(msgspec.Struct, frozen=True):
+    """A tick ready to be sent: the bytes of its manifest, and the path of each part."""
 
     tick_id: str
     project_id: str
@@ -32,19 +33,19 @@ class Packed(msgspec.Struct, frozen=True):
 
 
 def is_ready(folder: Path) -> bool:
-    """Whether whoever fills this folder has said that it is whole."""
+    """Whether the folder is complete: its writer created one of the marker files."""
     if folder.name.startswith(".") or not folder.is_dir():
         return False
     return any((folder / name).is_file() for name in (MANIFEST_FILE, READY_FILE))
 
 
 def find(where: Sequence[Path]) -> list[Path]:
-    """The Parquet files that are named, or lie in the folders that are. Raises Invalid when there are none."""
+    """The given Parquet files, and those in the given folders. Raises Invalid when there are none."""
     found = [file for path in where for file in (sorted(path.rglob("*.parquet")) if path.is_dir() else [path])]
     if not found or len(found) > FILES_MAX:
-        raise Invalid(f"{len(found)} Parquet files: from 1 to {FILES_MAX} can be one tick")
+        raise Invalid(f"{len(found)} Parquet files: a tick has from 1 to {FILES_MAX}")
     if missing := [file for file in found if not file.is_file()]:
-        raise Invalid(f"{missing[0]} is no file")
+        raise Invalid(f"{missing[0]} does not exist")
     return found
 
 
@@ -56,10 +57,10 @@ def pack(
     dt: str,
     keys: Mapping[str, Sequence[str]],
     mode: str = "delta",
-) -> Packed:
+) -> PackedTick:
     """A tick of these files. `<table>_seq=NNN.parquet` are pages of one table, any other file is a table of its own.
 
-    `keys` gives the primary keys by table; "" is for every table not named. Raises Invalid or BadManifest.
+    `keys` gives the primary keys by table; "" is for all other tables. Raises Invalid or BadManifest.
     """
     tables: dict[str, dict[str, Any]] = {}
     numbered = dict(enumerate(files))
@@ -88,31 +89,31 @@ def pack(
                 "file": file.name,
             }
         )
-    said = {
-        "schema_version": VERSION,
+    manifest = {
+        "schema_version": MANIFEST_VERSION,
         "tick_id": tick_id,
         "project_id": project_id,
         "dt": dt,
         "tables": list(tables.values()),
     }
-    body = msgspec.json.encode(said)
+    body = msgspec.json.encode(manifest)
     read_manifest(body)  # what the service would refuse is refused here, before anything is sent
-    return Packed(tick_id, project_id, body.decode(), {seq: str(file.resolve()) for seq, file in numbered.items()})
+    return PackedTick(tick_id, project_id, body.decode(), {seq: str(file.resolve()) for seq, file in numbered.items()})
 
 
-def pack_as_told(folder: Path, *, project_id: str) -> Packed:
-    """The tick that the folder's own manifest describes, word for word; its parts are found by their file names."""
+def pack_from_manifest(folder: Path, *, project_id: str) -> PackedTick:
+    """The tick of the folder's own manifest, which is sent unchanged; its parts are found by their file names."""
     body = (folder / MANIFEST_FILE).read_bytes()
     manifest = read_manifest(body)
     if manifest.project_id not in ("", project_id) or not manifest.tick_id:
-        raise Invalid(f"{folder / MANIFEST_FILE} is of another project, or names no tick")
+        raise Invalid(f"{folder / MANIFEST_FILE} is of another project, or has no tick_id")
     files: dict[int, str] = {}
     for part in manifest.parts:
         file = (folder / part.file).resolve()
         if not part.file or not file.is_relative_to(folder.resolve()) or not file.is_file():
             raise Invalid(f"part {part.file_seq}: there is no file {part.file!r} in {folder}")
         files[part.file_seq] = str(file)
-    return Packed(manifest.tick_id, project_id, body.decode(), files)
+    return PackedTick(manifest.tick_id, project_id, body.decode(), files)
 
 
 def sha256_of(file: Path) -> str:
@@ -128,12 +129,12 @@ def _read(file: Path) -> tuple[Any, Any]:
         with pq.ParquetFile(file) as opened:
             return opened.metadata, opened.schema_arrow
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise Invalid(f"{file} is no Parquet file: {error}") from error
+        raise Invalid(f"{file} is not a Parquet file: {error}") from error
 
 
 def _columns(file: Path, schema: Any) -> list[dict[str, str]]:
     columns = [{"name": field.name, "type": type_of(field.type) or ""} for field in schema]
     for field, column in zip(schema, columns, strict=True):
         if column["type"] in ("", "null"):
-            raise Invalid(f"{file}: column {field.name!r} is {field.type}, which no manifest can say")
+            raise Invalid(f"{file}: column {field.name!r} is {field.type}, a type that manifests do not have")
     return columns

@@ -1,24 +1,24 @@
-"""Where things lie. Names from outside are checked here before they become part of a key."""
+"""Keys of ticks. Names from requests are checked here before they become part of a key."""
 
 from __future__ import annotations
 
 import re
 
-from lakebed.errors import Invalid
-from lakebed.tick_manifest import FILE_SEQ_MAX
+from lakebed.core.errors import Invalid
+from lakebed.ticks.codec import FILE_SEQ_MAX
 from lakebed.ticks.model import TickId
 
 ROOT = "ticks/v1"
-REPLAYS = f"{ROOT}/replays"  # one note for each replay by hand: <tick>/<ms>-<token>.json
+REPLAYS = f"{ROOT}/replays"  # one note for each replay: <tick>/<ms>-<token>.json
 BRONZE_ROOT = "tables/bronze"
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?!\.)){0,126}")
 
 
 def check_name(what: str, name: str) -> str:
-    """The name, or Invalid: letters, digits, `_`, `-` and single dots, at most 127, so that no path hides in it."""
+    """The name, or Invalid: letters, digits, `_`, `-` and single dots, at most 127, so that a name is never a path."""
     if not _NAME.fullmatch(name) or name.endswith("."):
-        raise Invalid(f"{what} {name[:80]!r} cannot be used", hint="letters, digits, _ - and single dots, up to 127")
+        raise Invalid(f"{what} {name[:80]!r} is invalid", hint="letters, digits, _ - and single dots, up to 127")
     return name
 
 
@@ -45,7 +45,7 @@ def parts(tick: TickId) -> str:
 
 
 def part(tick: TickId, seq: int, sha256: str, token: str) -> str:
-    """A fresh name for every upload: two of them never share bytes, so one can be deleted without the other."""
+    """A fresh name for every upload: two uploads never share an object, so one can be deleted without the other."""
     return f"{parts(tick)}{seq:06d}-{sha256[:16]}-{token}.parquet"
 
 

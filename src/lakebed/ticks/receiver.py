@@ -1,4 +1,4 @@
-"""Takes parts in: streams each into the bucket while hashing it, then makes it true in the tick's register."""
+"""Receives parts: streams each into the bucket while hashing it, then adds it to the tick's register."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from lakebed.clock import now_ms
-from lakebed.context import Context
-from lakebed.errors import LakebedError, TooLarge, Unprocessable
+from lakebed.core.clock import now_ms
+from lakebed.core.context import Context
+from lakebed.core.errors import LakebedError, TooLarge, Unprocessable
 from lakebed.store.register import Register
-from lakebed.ticks import paths, tick
-from lakebed.ticks.model import Part, TickId, TickState
+from lakebed.ticks import paths
+from lakebed.ticks import transitions as tick
+from lakebed.ticks.model import StoredPart, TickId, TickState
 from lakebed.ticks.settings import TicksSettings
 
 
-class Stored(msgspec.Struct, frozen=True):
-    """The answer to a part. `already_present` when the same bytes had been taken before."""
+class PartResponse(msgspec.Struct, frozen=True):
+    """The response to a part. `already_present` when the same bytes were stored before."""
 
     file_seq: int
     sha256: str
@@ -26,17 +27,8 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 def register_of(context: Context, of: TickId) -> Register[TickState]:
-    """The tick's register. Fresh for every request: what another replica wrote is seen by its first change."""
-    return Register(
-        context.store,
-        paths.state(of),
-        TickState,
-        TickState(),
-        clock=context.clock,
-        ids=context.ids,
-        metrics=context.metrics,
-        name="tick",
-    )
+    """The tick's register. Fresh for every request: its first change reads what other replicas wrote."""
+    return Register(context, paths.state(of), TickState, TickState(), name="tick")
 
 
 class Receiver:
@@ -46,18 +38,18 @@ class Receiver:
         self._parts = context.metrics.counter("lakebed_ticks_parts_total")
         self._bytes = context.metrics.counter("lakebed_ticks_part_bytes_total")
 
-    async def put(self, of: TickId, seq: int, sha256: str, chunks: AsyncIterator[bytes]) -> Stored:
+    async def put(self, of: TickId, seq: int, sha256: str, chunks: AsyncIterator[bytes]) -> PartResponse:
         """Stores a part. Idempotent by hash; raises PartDiffers rather than overwrite, TooLarge, Unprocessable."""
         register = register_of(self._context, of)
         held = (await register.read()).value.parts.get(str(seq))
         if held is not None:
-            await self._read_away(chunks)  # the client is still sending: it hears the answer only when it is done
+            await self._discard(chunks)  # the client is still sending: it reads the response only when it is done
             tick.same_or_raise(held, seq, sha256)
-            return self._told(seq, held, present=True)
+            return self._response(seq, held, present=True)
         key = paths.part(of, seq, sha256, self._context.ids.token())
         meter = _Meter(chunks, sha256, self._settings.part_bytes_max)
         await self._context.store.upload(key, meter.checked())
-        part = Part(sha256, meter.size_bytes, now_ms(self._context.clock), key)
+        part = StoredPart(sha256, meter.size_bytes, now_ms(self._context.clock), key)
         try:
             added = await register.change(
                 lambda now: tick.receive(
@@ -65,37 +57,37 @@ class Receiver:
                 )
             )
         except LakebedError as error:
-            if not getattr(error, "retry_after_s", 0.0):  # refused for certain: nobody will ever know these bytes
+            if not getattr(error, "retry_after_s", 0.0):  # refused: nothing will refer to these bytes
                 await self._context.store.delete(key)
             raise
         if not added:
             await self._context.store.delete(key)
-        return self._told(seq, part, present=not added)
+        return self._response(seq, part, present=not added)
 
     async def delete(self, of: TickId, seq: int) -> bool:
-        """Takes a part out before the finalize; False when there is none. Raises Conflict or TooEarly after it."""
+        """Deletes a part before the finalize; False when there is none. Raises Conflict or TooEarly after it."""
         register = register_of(self._context, of)
         dropped = await register.change(lambda now: tick.drop(now, of, seq, now_ms=now_ms(self._context.clock)))
         if dropped is not None:
             await self._context.store.delete(dropped.key)
         return dropped is not None
 
-    async def _read_away(self, chunks: AsyncIterator[bytes]) -> None:
+    async def _discard(self, chunks: AsyncIterator[bytes]) -> None:
         size = 0
         async for chunk in chunks:
             size += len(chunk)
             if size > self._settings.part_bytes_max:
                 raise _too_large(self._settings.part_bytes_max)
 
-    def _told(self, seq: int, part: Part, *, present: bool) -> Stored:
+    def _response(self, seq: int, part: StoredPart, *, present: bool) -> PartResponse:
         self._parts.labels(outcome="already_present" if present else "stored").inc()
         if not present:
             self._bytes.inc(part.size_bytes)
-        return Stored(seq, part.sha256, part.size_bytes, present)
+        return PartResponse(seq, part.sha256, part.size_bytes, present)
 
 
 class _Meter:
-    """Counts and hashes what streams through; raises at the end, before the upload is complete, if it is not right."""
+    """Counts and hashes a stream; raises at its end, before the upload is complete, when the hash is wrong."""
 
     def __init__(self, chunks: AsyncIterator[bytes], sha256: str, bytes_max: int) -> None:
         self._chunks, self._sha256, self._bytes_max = chunks, sha256, bytes_max
@@ -115,11 +107,11 @@ class _Meter:
         if digest.hexdigest() != self._sha256:
             raise Unprocessable(
                 "the part's bytes do not have the hash in X-Sha256",
-                hint="send it again",
+                hint="send the part again",
                 error_class="sha_mismatch",
                 received_sha256=digest.hexdigest(),
             )
 
 
 def _too_large(bytes_max: int) -> TooLarge:
-    return TooLarge(f"the part is larger than {bytes_max} bytes", hint="make smaller parts", limit_bytes=bytes_max)
+    return TooLarge(f"the part is larger than {bytes_max} bytes", hint="send smaller parts", limit_bytes=bytes_max)

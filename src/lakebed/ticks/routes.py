@@ -1,8 +1,8 @@
-"""Ticks over HTTP. Callers are known by X-Api-Key (the org) and X-Api-Secret, checked for the project they name.
+"""Ticks over HTTP. Callers authenticate with X-Api-Key (the org) and X-Api-Secret, checked for the request's project.
 
 PUT    /v1/projects/{project_id}/ticks/{tick_id}/parts/{file_seq}   a part, streamed; X-Sha256 is its hash
 DELETE /v1/projects/{project_id}/ticks/{tick_id}/parts/{file_seq}   before the finalize
-POST   /v1/projects/{project_id}/ticks/{tick_id}/finalize           the manifest; answers when it is committed
+POST   /v1/projects/{project_id}/ticks/{tick_id}/finalize           the manifest; responds when it is committed
 GET    /v1/projects/{project_id}/status
 """
 
@@ -15,28 +15,26 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from lakebed.context import Context, Health
-from lakebed.errors import TooLarge
-from lakebed.tick_manifest import Manifest
-from lakebed.ticks import manifest, paths
+from lakebed.core.context import Context, Health
+from lakebed.core.errors import TooLarge
+from lakebed.core.http import body_limit, json_response, operation, own_keys, streamed
+from lakebed.ticks import paths, verification
 from lakebed.ticks.audit import AuditTable
-from lakebed.ticks.finalizer import Finalizer
-from lakebed.ticks.model import Result, TickId
+from lakebed.ticks.finalizer import BronzeCommitter, Finalizer
+from lakebed.ticks.model import FinalizeResult, Manifest, TickId
 from lakebed.ticks.ownership import Ownership
 from lakebed.ticks.queue import TickQueue
-from lakebed.ticks.receiver import Receiver, Stored
-from lakebed.ticks.seams import Bronze
+from lakebed.ticks.receiver import PartResponse, Receiver
 from lakebed.ticks.settings import TicksSettings
-from lakebed.ticks.standing import ProjectStatus, project_status
 from lakebed.ticks.vault import Vault
-from lakebed.wire import body_limit, json_answer, operation, own_keys, streamed
+from lakebed.ticks.view import ProjectStatus, project_status
 
-STREAM_BYTES_MAX = 4 * 1024**3  # what any setting may allow; ticks.part_bytes_max is the limit itself
-STREAM_HELD_BYTES = 40 * 1024 * 1024  # of a part: the store's client sends 4 pieces of 8 MiB and fills a fifth
+STREAM_BYTES_MAX = 4 * 1024**3  # the most that ticks.part_bytes_max may be
+STREAM_HELD_BYTES = 40 * 1024 * 1024  # of a part: the store's client uploads 4 chunks of 8 MiB and fills a fifth
 PART = "/v1/projects/{project_id}/ticks/{tick_id}/parts/{file_seq}"
 
 
-class Deleted(msgspec.Struct, frozen=True):
+class PartDeleted(msgspec.Struct, frozen=True):
     file_seq: int
     deleted: bool
 
@@ -45,7 +43,7 @@ class TicksRoutes:
     name = "ticks"
 
     def __init__(
-        self, context: Context, *, vault: Vault, bronze: Bronze, queue: TickQueue, committed: AuditTable
+        self, context: Context, *, vault: Vault, bronze: BronzeCommitter, queue: TickQueue, committed: AuditTable
     ) -> None:
         self._context, self._vault = context, vault
         self._settings = context.settings.of(TicksSettings)
@@ -77,48 +75,48 @@ class TicksRoutes:
     @own_keys
     @body_limit(STREAM_BYTES_MAX)
     @streamed(STREAM_HELD_BYTES)
-    @operation("Upload one part of a tick", media_type="application/json", answer=Stored)
+    @operation("Upload one part of a tick", media_type="application/json", answer=PartResponse)
     async def put(self, request: Request) -> Response:
-        tick = await self._admitted(request)
+        tick = await self._tick(request)
         seq = paths.file_seq(request.path_params["file_seq"])
-        sha256 = manifest.check_sha(request.headers.get("x-sha256"))
+        sha256 = verification.check_sha(request.headers.get("x-sha256"))
         declared = request.headers.get("content-length", "0")
-        if declared.isdigit() and int(declared) > self._settings.part_bytes_max:
+        if declared.isdecimal() and int(declared) > self._settings.part_bytes_max:
             limit = self._settings.part_bytes_max
-            raise TooLarge(f"a part has at most {limit} bytes", hint="make smaller parts", limit_bytes=limit)
+            raise TooLarge(f"a part has at most {limit} bytes", hint="send smaller parts", limit_bytes=limit)
         stored = await self._receiver.put(tick, seq, sha256, request.stream())
-        return json_answer(stored, 200 if stored.already_present else 202)
+        return json_response(stored, 200 if stored.already_present else 202)
 
     @own_keys
-    @operation("Take a part back, before the finalize", answer=Deleted)
+    @operation("Delete a part before the finalize", answer=PartDeleted)
     async def delete(self, request: Request) -> Response:
-        tick = await self._admitted(request)
+        tick = await self._tick(request)
         seq = paths.file_seq(request.path_params["file_seq"])
-        return json_answer(Deleted(seq, await self._receiver.delete(tick, seq)))
+        return json_response(PartDeleted(seq, await self._receiver.delete(tick, seq)))
 
     @own_keys
-    @operation("Commit a tick; answers when it is in bronze", body=Manifest, answer=Result)
+    @operation("Commit a tick; responds when it is in bronze", body=Manifest, answer=FinalizeResult)
     async def finalize(self, request: Request) -> Response:
-        tick = await self._admitted(request)
+        tick = await self._tick(request)
         body = bytearray()
         async for chunk in request.stream():
             body += chunk
             if len(body) > self._settings.manifest_bytes_max:
                 raise TooLarge(f"a manifest has at most {self._settings.manifest_bytes_max} bytes")
-        return json_answer(await self._finalizer.finalize(tick, bytes(body)))
+        return json_response(await self._finalizer.finalize(tick, bytes(body)))
 
     @own_keys
-    @operation("How a project's ticks stand", answer=ProjectStatus)
+    @operation("Status of a project's ticks", answer=ProjectStatus)
     async def status(self, request: Request) -> Response:
         project_id = request.path_params["project_id"]
-        org_id = await self._known(request, project_id)
-        return json_answer(await project_status(self._context, org_id, project_id))
+        org_id = await self._authenticated(request, project_id)
+        return json_response(await project_status(self._context, org_id, project_id))
 
-    async def _admitted(self, request: Request) -> TickId:
+    async def _tick(self, request: Request) -> TickId:
         project_id = request.path_params["project_id"]
-        org_id = await self._known(request, project_id)
+        org_id = await self._authenticated(request, project_id)
         return paths.tick_id(org_id, project_id, request.path_params["tick_id"])
 
-    async def _known(self, request: Request, project_id: str) -> str:
+    async def _authenticated(self, request: Request, project_id: str) -> str:
         headers = request.headers
         return await self._vault.admit(headers.get("x-api-key"), project_id, headers.get("x-api-secret"))

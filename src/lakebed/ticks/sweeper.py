@@ -1,8 +1,8 @@
-"""Clears away: uploads that were abandoned, parts that are in bronze, parts that no tick knows, old states and rows.
+"""Sweeps abandoned uploads, parts that are in bronze, parts that no tick refers to, old states and expired rows.
 
-A part is only deleted when its tick's register does not name it: the register is changed first.
-A finalize that was begun and abandoned is not cleared away but finished: its rows may be in bronze, and its manifest
-and parts are in the bucket, so it needs nobody who comes again.
+A part is only deleted when its tick's register does not refer to it: the register is changed first.
+An abandoned finalize is not deleted but finished: its rows may be in bronze, and its manifest and parts are in the
+bucket, so it needs no client.
 """
 
 from __future__ import annotations
@@ -12,23 +12,24 @@ from typing import Any
 
 import msgspec
 
-from lakebed.clock import now_ms
-from lakebed.context import Context
-from lakebed.errors import LakebedError
-from lakebed.logs import logger
-from lakebed.ticks import paths, tick
+from lakebed.core.clock import now_ms
+from lakebed.core.context import Context
+from lakebed.core.errors import LakebedError
+from lakebed.core.logs import logger
+from lakebed.core.traces import traced
+from lakebed.ticks import paths
+from lakebed.ticks import transitions as tick
 from lakebed.ticks.audit import AuditTable
 from lakebed.ticks.model import TickId, TickState
 from lakebed.ticks.receiver import register_of
 from lakebed.ticks.settings import TicksSettings
-from lakebed.traces import traced
 
 REMEMBERED_MAX = 200_000
 
 log = logger("ticks")
 
 
-class Sweeper:
+class TickSweeper:
     """`finish` finalizes a tick with the manifest that is pinned in its state."""
 
     def __init__(
@@ -53,26 +54,26 @@ class Sweeper:
 
     @traced("ticks sweep")
     async def round(self) -> None:
-        """One round over every tick; one that fails is logged and does not hold up the others."""
+        """One round over every tick; one that fails is logged and does not block the others."""
         settings = self._settings
         async for info in self._context.store.list(f"{paths.ROOT}/state/"):
             age_s = (now_ms(self._clock) - info.modified_ms) / 1000
             settled = self._settled.get(info.key) == info.etag
             least_s = min(settings.finalizing_s, settings.upload_ttl_s, settings.state_retention_s)
             if age_s < (settings.state_retention_s if settled else least_s):
-                continue  # too young for anything to happen to it: not even read
+                continue  # too young to be changed: not even read
             of = _tick_of(info.key, f"{paths.ROOT}/state/")
             try:
-                if await self._keep(of):
+                if await self._sweep_tick(of):
                     self._remember(info.key, info.etag)
             except LakebedError as error:
-                log.warning("a tick could not be swept", tick=of.path, error=error.message)
+                log.warning("tick could not be swept", tick=of.path, error=error.message)
         await self._sweep_orphans()
         for table in self._audits:
             await table.sweep()
 
-    async def _keep(self, of: TickId) -> bool:
-        """Expires or removes one tick's state. True when nothing will happen to it before its retention is over."""
+    async def _sweep_tick(self, of: TickId) -> bool:
+        """Expires or removes one tick's state. True when nothing changes it before its retention ends."""
         now, settings = now_ms(self._clock), self._settings
         register = register_of(self._context, of)
         state = (await register.read()).value
@@ -90,7 +91,7 @@ class Sweeper:
         if state.state not in ("committed", "failed"):
             return False
         if now - state.updated_at_ms >= settings.state_retention_s * 1000:
-            # A commit record stays: a finalize that comes this late still finds its answer there.
+            # The commit record stays: a late finalize still finds its result there.
             await self._context.store.delete(paths.state(of))
         return not state.parts or state.state == "committed"
 
@@ -114,7 +115,7 @@ class Sweeper:
                 self._swept.labels(why=why).inc()
 
     def _why(self, state: TickState, key: str, modified_ms: int) -> str:
-        """Why this part may go; empty when it may not."""
+        """Why this part may be deleted; empty when it may not."""
         now = now_ms(self._clock)
         if state.state == "committed":
             return "committed" if now - state.committed_at_ms >= self._settings.parts_retention_s * 1000 else ""

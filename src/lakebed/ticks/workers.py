@@ -1,31 +1,30 @@
-"""What runs beside the gateway: the dispatcher, the sweeper, and the one that measures the lag to silver."""
+"""The workers of ticks: the dispatcher, the sweeper, and the auditor that measures the lag to silver."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lakebed.context import Context, Worker
+from lakebed.core.context import Context, Worker
 from lakebed.ticks.adapters import open_audit, open_queue
 from lakebed.ticks.audit import COMMITTED, DISPATCHED
-from lakebed.ticks.auditor import Auditor
-from lakebed.ticks.dispatcher import Dispatcher
-from lakebed.ticks.finalizer import Finalizer
+from lakebed.ticks.auditor import DispatchAuditor
+from lakebed.ticks.dispatcher import Dispatcher, SilverJob
+from lakebed.ticks.finalizer import BronzeCommitter, Finalizer
 from lakebed.ticks.ownership import Ownership
-from lakebed.ticks.seams import Bronze, SilverJob
-from lakebed.ticks.sweeper import Sweeper
+from lakebed.ticks.sweeper import TickSweeper
 
 
-def workers(context: Context, job: SilverJob, bronze: Bronze) -> Sequence[Worker]:
+def workers(context: Context, job: SilverJob, bronze: BronzeCommitter) -> Sequence[Worker]:
     queue = open_queue(context)
     committed, dispatched = open_audit(context, COMMITTED), open_audit(context, DISPATCHED)
     dispatcher = Dispatcher(context, queue=queue, dispatched=dispatched, job=job)
-    auditor = Auditor(context, queue=queue, committed=committed, dispatched=dispatched)
+    auditor = DispatchAuditor(context, queue=queue, committed=committed, dispatched=dispatched)
     ownership = Ownership(context)
     finalizer = Finalizer(context, bronze=bronze, queue=queue, committed=committed, ownership=ownership)
-    sweeper = Sweeper(context, audits=(committed, dispatched), finish=finalizer.finalize)
+    sweeper = TickSweeper(context, audits=(committed, dispatched), finish=finalizer.finalize)
 
     async def sweep() -> None:
-        ownership.start()  # keeps the lease of a project whose tick is being finished
+        ownership.start()  # renews the lease of a project whose tick is being finished
         try:
             await sweeper.run()
         finally:

@@ -16,8 +16,8 @@ from cyclopts import App
 from lakebed.cli import exits
 from lakebed.cli.main import COMMANDS, app, run
 from lakebed.cli.output import emit
-from lakebed.errors import Invalid
-from lakebed.parts import resolve
+from lakebed.core.errors import Invalid
+from lakebed.wiring.parts import resolve
 
 
 @pytest.fixture(autouse=True)
@@ -43,11 +43,11 @@ def test_the_version_is_told_before_anything_is_loaded() -> None:
 
 
 def test_the_root_imports_nothing_heavy() -> None:
-    """Building the command tree loads neither Spark nor obstore nor FastAPI nor boto3."""
+    """Building the command tree loads neither Spark nor obstore nor uvicorn nor boto3."""
     code = "import sys, lakebed.cli.main; print(json.dumps(sorted(sys.modules)))"
     listed = subprocess.run([sys.executable, "-c", f"import json; {code}"], check=True, capture_output=True).stdout
 
-    heavy = {"pyspark", "obstore", "fastapi", "boto3", "pandas", "pyarrow", "grpc", "deltalake"}
+    heavy = {"pyspark", "obstore", "uvicorn", "boto3", "pandas", "pyarrow", "grpc", "deltalake"}
     assert set() == heavy & set(json.loads(listed))
 
 
@@ -61,13 +61,13 @@ def test_what_is_given_wrong_is_answered_with_what_to_type_next(
 
     error, following = capsys.readouterr().err.splitlines()
     assert code == exits.code_for(Invalid(""))
-    assert error.startswith("error: orders.csv is no Parquet file")
+    assert error.startswith("error: orders.csv is not a Parquet file")
     assert following.startswith("next:  ") and "ticks push --help" in following
 
 
 def leaves(of: App = app, path: tuple[str, ...] = ()) -> Iterator[tuple[str, App]]:
-    """Every command that can be run, with its words."""
-    for name in (each for each in of if not each.startswith("-")):
+    """Every command that help shows, with its words; former names are hidden."""
+    for name in (each for each in of if not each.startswith("-") and of[each].show):
         below = [each for each in of[name] if not each.startswith("-")]
         yield from leaves(of[name], (*path, name)) if below else ((" ".join((*path, name)), of[name]),)
 
@@ -96,19 +96,72 @@ def _is_silent(argument: Any) -> bool:
     return bool(argument.show) and not (argument.parameter.help or "").strip()
 
 
-@pytest.mark.parametrize("place", [place for place, _, _ in COMMANDS])
+@pytest.mark.parametrize("place", [command.place for command in COMMANDS])
 def test_every_command_that_is_listed_exists(place: str) -> None:
     """Each row of the command table names something that can be loaded."""
     assert callable(resolve(place))
 
 
-def test_settings_are_shown_with_their_source(capsys: pytest.CaptureFixture[str]) -> None:
-    """`lakebed settings -o json` lists every key with value and source."""
-    code = run(["settings", "-o", "json"])
+def shown_settings(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, dict[str, Any]]:
+    assert exits.OK == run(["settings", *words, "-o", "json"])
+    return {row["key"]: row for row in json.loads(capsys.readouterr().out)}
 
-    rows = {row["key"]: row for row in json.loads(capsys.readouterr().out)}
-    assert code == exits.OK
-    assert rows["store.url"]["source"] == "default"
+
+def test_settings_are_shown_with_their_source(capsys: pytest.CaptureFixture[str]) -> None:
+    """`lakebed settings -o json` lists the public keys with value and source."""
+    rows = shown_settings(capsys)
+
+    assert "default" == rows["store.url"]["source"]
+    assert "store.retries" not in rows
+
+
+def test_advanced_settings_are_shown_on_request_or_when_they_are_set(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--advanced lists every key; without it an advanced key is listed if a layer sets it."""
+    assert {"store.url", "store.retries"} <= set(shown_settings(capsys, "--advanced"))
+
+    monkeypatch.setenv("LAKEBED_STORE_RETRIES", "7")
+
+    assert (7, "environment") == tuple(shown_settings(capsys)["store.retries"][name] for name in ("value", "source"))
+
+
+@pytest.mark.parametrize("named", ["batches", "rollups", "store"])
+def test_settings_of_one_part_are_shown_by_its_name(capsys: pytest.CaptureFixture[str], named: str) -> None:
+    """`lakebed settings PART` lists the keys of that part only."""
+    assert {named} == {key.partition(".")[0] for key in shown_settings(capsys, named)}
+
+
+@pytest.mark.parametrize(("former", "named"), [("ingest", "batches"), ("rollup", "rollups")])
+def test_a_former_section_name_is_refused_with_the_present_one(
+    capsys: pytest.CaptureFixture[str], former: str, named: str
+) -> None:
+    """Keys of a former section are still read from files and the environment; the command lists present names only."""
+    code = run(["settings", former])
+
+    assert exits.code_for(Invalid("")) == code
+    refused = capsys.readouterr().err
+    assert f"no part '{former}' has settings" in refused
+    assert named in refused.partition("one of ")[2].strip().split(", ")
+
+
+def test_a_key_of_a_former_section_is_shown_under_its_present_name(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variable of the former section still sets the value."""
+    monkeypatch.setenv("LAKEBED_INGEST_SPOOL_BYTES_MAX", "4096")
+
+    row = shown_settings(capsys, "batches")["batches.spool_bytes_max"]
+
+    assert (4096, "environment") == (row["value"], row["source"])
+
+
+def test_settings_of_an_unknown_part_name_the_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    """A part without settings is refused, with the names that have some."""
+    code = run(["settings", "quue"])
+
+    assert 3 == code
+    assert "queue" in capsys.readouterr().err
 
 
 def test_an_error_says_what_and_what_next(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

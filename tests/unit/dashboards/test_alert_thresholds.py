@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from lakebed.dashboards.alerts import ALERTS
-from lakebed.dashboards.rules import rules
+from lakebed.dashboards.export import rules
 
 NOW_S = 7200.0
 Labels = frozenset[tuple[str, str]]

@@ -1,5 +1,5 @@
 from __future__ import annotations
 
-from conftest_gateway import ask, make, part
+from support.gateway_fixtures import ask, make, part
 
 __all__ = ["ask", "make", "part"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from log_host import Host
+
+from support.log_host import Host
 
 
 @pytest.fixture

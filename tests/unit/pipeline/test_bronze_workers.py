@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from lakebed.context import make_context
-from lakebed.errors import Invalid
-from lakebed.feed import Limit
-from lakebed.pipeline.bronze_settings import BronzeSettings
-from lakebed.pipeline.bronze_workers import workers
-from lakebed.settings import load
+from lakebed.core.errors import Invalid
+from lakebed.core.feed import Limit
+from lakebed.core.settings import load
+from lakebed.pipeline.settings import BronzeSettings
+from lakebed.pipeline.workers import bronze_workers
 from lakebed.store.settings import StoreSettings
+from lakebed.wiring.context import make_context
 
 
 def names(**values: object) -> list[str]:
     stack = {"store.url": "memory:", **{f"bronze.{name}": value for name, value in values.items()}}
     context = make_context(load([StoreSettings, BronzeSettings], stack=stack), role="test")
-    return [worker.name for worker in workers(context)]
+    return [worker.name for worker in bronze_workers(context)]
 
 
 def test_runs_are_asked_for_and_upkeep_is_not() -> None:

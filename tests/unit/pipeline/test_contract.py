@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lakebed.pipeline.contract import BadContract, read_contract, read_contracts
-from lakebed.pipeline.flow_settings import FlowSettings
+from lakebed.pipeline.settings import PipelineSettings
+from lakebed.pipeline.silver.contract import BadContract, read_contract, read_contracts
 
 GOOD = """
 table: orders
@@ -50,8 +50,8 @@ def test_a_good_contract_is_understood() -> None:
         ("at: timestamp", "at: {type: date, require: true}", "unknown field `require`"),
         ("total_not_negative", "Total > 0", "no name for a check"),
         ("total >= 0", "''", "is empty"),
-        ("table: orders", "table: [", "no YAML"),
-        ("table: orders", "table: !!python/object/apply:os.system [ls]", "no YAML"),
+        ("table: orders", "table: [", "not YAML"),
+        ("table: orders", "table: !!python/object/apply:os.system [ls]", "not YAML"),
     ],
 )
 def test_a_mistake_is_told_with_its_file_and_place(old: str, new: str, told: str) -> None:
@@ -84,7 +84,7 @@ def test_two_contracts_of_one_table_are_refused(tmp_path: Path) -> None:
 
 def test_the_examples_are_good() -> None:
     """What Lakebed ships can be read."""
-    folder = FlowSettings(contracts="examples").contracts_folder
+    folder = PipelineSettings(contracts="examples").contracts_folder
     assert folder is not None
 
     assert ["customers", "orders"] == [contract.table for contract in read_contracts(folder)]

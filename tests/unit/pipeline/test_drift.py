@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lakebed.pipeline.drift import Drift, fit
-from lakebed.tick_manifest import BadManifest
+from lakebed.pipeline.bronze.drift import Drift, fit
+from lakebed.ticks.model import BadManifest
 
 HELD = {"id": "long", "note": "string"}
 WIDER = {"id": "long", "note": "string", "more": "double"}

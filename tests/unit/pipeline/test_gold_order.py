@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lakebed.pipeline.flow_settings import FlowSettings
-from lakebed.pipeline.gold import BadModel, Model, Origin, in_order, read_models
+from lakebed.pipeline.gold.models import BadModel, Model, Origin, in_order, read_models
+from lakebed.pipeline.settings import PipelineSettings
 
 
 def model(name: str, *refs: str) -> Model:
@@ -57,7 +57,7 @@ def test_a_table_is_covered_by_the_same_or_later_sources_only() -> None:
 
 def test_the_examples_can_run(tmp_path: Path) -> None:
     """What Lakebed ships is in order, and a bad file name is refused."""
-    folder = FlowSettings(contracts="examples", gold="examples").gold_folder
+    folder = PipelineSettings(contracts="examples", gold="examples").gold_folder
     assert folder is not None
     (tmp_path / "Bad Name.sql").write_text("select 1")
 

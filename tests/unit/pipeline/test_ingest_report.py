@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lakebed.pipeline.ingested import IngestReport
+from lakebed.pipeline.bronze.runs import IngestReport
 
 
 def test_steps_add_up_and_what_waits_is_the_last_word() -> None:

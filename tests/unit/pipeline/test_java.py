@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lakebed.errors import NotFound, Unavailable
-from lakebed.pipeline.java import MISSING_MODULE, find_java, make_shim
+from lakebed.core.errors import NotFound, Unavailable
+from lakebed.spark.java import MISSING_MODULE, find_java, make_shim
 
 
 def make_java(home: Path, version: str, says: str = "0") -> Path:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from lakebed.pipeline.inventory import BadInventory, columns_of, read_manifest
-from lakebed.pipeline.listing import LOOKS_MAX, Folder, plan
+from lakebed.spark.inventory import BadInventory, columns_of, read_manifest
+from lakebed.spark.listing import REQUESTS_MAX, Folder, plan
 
 CSV = "Bucket, Key, VersionId, IsLatest, IsDeleteMarker, Size, LastModifiedDate, ETag, StorageClass"
 ORC = "struct<bucket:string,key:string,version_id:string,size:bigint,last_modified_date:timestamp,e_tag:string>"
@@ -61,7 +61,7 @@ def test_planning_asks_a_bounded_number_of_times() -> None:
         return [f"{prefix}x/"]
 
     assert plan(endless)
-    assert len(asked) == LOOKS_MAX
+    assert len(asked) == REQUESTS_MAX
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakebed.feed import Limit, Piece
-from lakebed.pipeline.samples_plan import Numbers, StepNote, doubled_rows, looked_back, note_of, plan
+from lakebed.core.feed import FeedSlice, Limit
+from lakebed.pipeline.bronze.samples_plan import StepNote, TakenNumbers, doubled_rows, looked_back, note_of, plan
 
 ranges = st.tuples(st.integers(0, 60), st.integers(0, 12)).map(lambda at: (at[0], at[0] + at[1]))
 
 
-def piece(number: int, first: int = 0, last: int = -1, series: str = "a") -> Piece:
-    return Piece(f"key-{number}", last - first + 1, 100, id=f"{number:020d}-x", series=series, first=first, last=last)
+def piece(number: int, first: int = 0, last: int = -1, series: str = "a") -> FeedSlice:
+    return FeedSlice(
+        f"key-{number}", last - first + 1, 100, id=f"{number:020d}-x", series=series, first=first, last=last
+    )
 
 
 def test_batches_that_are_there_are_left_out() -> None:
@@ -59,7 +61,7 @@ def test_every_number_is_taken_once_however_batches_overlap(taken: list[tuple[in
 
 def test_series_do_not_share_numbers() -> None:
     """The same numbers of another boot are other samples."""
-    numbers = Numbers([StepNote({}, ("a",), ())])
+    numbers = TakenNumbers([StepNote({}, ("a",), ())])
 
     assert () == numbers.take(piece(0, 0, 9, "a"))
     assert () == numbers.take(piece(1, 0, 9, "b"))

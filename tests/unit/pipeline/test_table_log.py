@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from lakebed.clock import ManualClock
+from lakebed.core.clock import ManualClock
+from lakebed.core.errors import Corrupt, Invalid, NotFound
 from lakebed.delta import history
 from lakebed.delta.log import Commit, apply, change_of, decode, encode, grows, log_key, overlapping
-from lakebed.delta.model import ONCE_WINDOW, Batch, Change, DataFile, Snapshot, TableSpec
-from lakebed.errors import Corrupt, Invalid, NotFound
+from lakebed.delta.model import ONCE_WINDOW, DataFile, Snapshot, TableSpec, VersionChange, WriteBatch
 from lakebed.store.memory import MemoryStore
 
 SCHEMA = '{"type":"struct","fields":[{"name":"id","type":"long","nullable":false,"metadata":{}}]}'
@@ -27,7 +27,7 @@ async def commit_all(store: MemoryStore, *commits: Commit) -> None:
         await store.create(log_key(SPEC.root, version), entry(commit))
 
 
-CREATED = Commit("WRITE", adds=(ONE,), batch=Batch("app", 1), spec=SPEC, table_id="id-1")
+CREATED = Commit("WRITE", adds=(ONE,), batch=WriteBatch("app", 1), spec=SPEC, table_id="id-1")
 
 
 def test_an_entry_says_what_it_was_given() -> None:
@@ -42,7 +42,7 @@ def test_a_remove_takes_a_file_out_and_an_add_puts_one_in() -> None:
     """A merge entry replaces files and keeps the rest."""
     before = Snapshot(4, SCHEMA, (), (ONE,), {"app": 1}, "id-1")
 
-    after = apply(before, 5, decode(entry(Commit("MERGE", (TWO,), (ONE,), Batch("app", 2))), "k"), "k")
+    after = apply(before, 5, decode(entry(Commit("MERGE", (TWO,), (ONE,), WriteBatch("app", 2))), "k"), "k")
 
     assert (after.files, after.applied, after.version) == ((TWO,), {"app": 2}, 5)
 
@@ -70,6 +70,8 @@ def test_only_files_whose_bounds_overlap_can_matter() -> None:
     assert [ONE, bare] == overlapping([ONE, TWO, bare], "id", 0, 4)
     assert [ONE, TWO, bare] == overlapping([ONE, TWO, bare], "id", 9, 9)
     assert [bare] == overlapping([ONE, TWO, bare], "id", 31, 40)
+    half = [DataFile("p", 1, 1, low={"id": 50}), DataFile("q", 1, 1, high={"id": 2})]  # one bound proves nothing
+    assert half == overlapping(half, "id", 31, 40)
 
 
 async def test_history_replays_the_log_to_any_version(manual_clock: ManualClock) -> None:
@@ -85,7 +87,7 @@ async def test_history_replays_the_log_to_any_version(manual_clock: ManualClock)
 async def test_a_kept_snapshot_gives_the_same_table_as_the_whole_log(manual_clock: ManualClock) -> None:
     """Reading through a kept snapshot and replaying everything agree, and a mangled one is ignored."""
     store = MemoryStore(clock=manual_clock)
-    more = [Commit("WRITE", (DataFile(f"part-x{n}.parquet", 1, 1),), batch=Batch("app", n + 2)) for n in range(20)]
+    more = [Commit("WRITE", (DataFile(f"part-x{n}.parquet", 1, 1),), batch=WriteBatch("app", n + 2)) for n in range(20)]
     await commit_all(store, CREATED, *more)
     whole = await history.snapshot(store, SPEC.root)
 
@@ -177,13 +179,13 @@ def test_the_entry_is_json_lines_that_delta_readers_expect() -> None:
 
 def test_an_application_that_writes_once_is_known_by_the_version_it_made() -> None:
     """Its place in the log can be found again, with what it changed."""
-    commit = Commit("MERGE", (TWO,), batch=Batch.once("tick-1"), rows_inserted=4, rows_replaced=2)
+    commit = Commit("MERGE", (TWO,), batch=WriteBatch.once("tick-1"), rows_inserted=4, rows_replaced=2)
     actions = decode(encode(commit, attempt_id="a", now_ms=1, version=7), "k")
 
     after = apply(Snapshot(6, SCHEMA, (), (ONE,)), 7, actions, "k")
 
     assert after.applied == {"once:tick-1": 7}
-    assert change_of(7, actions) == Change(7, "MERGE", False, ("once:tick-1",), 4, 2)
+    assert change_of(7, actions) == VersionChange(7, "MERGE", False, ("once:tick-1",), 4, 2)
 
 
 def test_applications_that_wrote_once_are_forgotten_and_others_are_not() -> None:

@@ -11,23 +11,23 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from delta_kit import VALUES, Folder, stored, written
-from lakebed.clock import ManualClock
+from lakebed.core.clock import ManualClock
+from lakebed.core.errors import Corrupt, Invalid
+from lakebed.core.ids import Ids
+from lakebed.core.settings import load
 from lakebed.delta import history
 from lakebed.delta.log import Commit, encode, log_key
 from lakebed.delta.model import DataFile, Snapshot, TableSpec, key_of, name_of, path_of
 from lakebed.delta.plain import PlainTable, schema_json
 from lakebed.delta.vacuum import sweep, sweepable
-from lakebed.errors import Corrupt, Invalid
-from lakebed.ids import Ids
-from lakebed.parts import sections
-from lakebed.pipeline.flow import sweep as sweep_flow
-from lakebed.pipeline.tables import files, merge, upkeep
-from lakebed.pipeline.upkeep import Upkeep
-from lakebed.settings import load
+from lakebed.pipeline.runner import vacuum_tables
+from lakebed.pipeline.tables import compaction, files, merge
+from lakebed.pipeline.tables.maintenance import TableMaintenance
+from lakebed.pipeline.tables.view import Tables
 from lakebed.store.memory import MemoryStore
-from lakebed.views.tables import Tables
-from ticks_kit import context_of
+from lakebed.wiring.parts import sections
+from support.delta_tables import VALUES, Folder, stored, written
+from support.tick_fixtures import context_of
 
 ROOT = "tables/t"
 SPEC = TableSpec("t", schema_json((("id", "long"), ("p", "string"))), keys=("id",), partition_by=("p",))
@@ -95,11 +95,11 @@ async def test_escaped_partitions_are_merged_and_joined(tmp_path: Path, manual_c
     state = await history.snapshot(store, ROOT)
     location, schema = Folder.at(tmp_path), pa.schema([("id", pa.int64())])
 
-    groups = upkeep.groups(state.files, 10_000_000)
+    groups = compaction.groups(state.files, 10_000_000)
     asked = pa.RecordBatch.from_pydict({"files": [msgspec.json.encode(group).decode() for group in groups]})
     joined = [
-        msgspec.json.decode(batch["file"][0].as_py(), type=upkeep.Joined)
-        for batch in upkeep.joining(SPEC, location, schema)(iter([asked]))
+        msgspec.json.decode(batch["file"][0].as_py(), type=compaction.CompactedFiles)
+        for batch in compaction.joining(SPEC, location, schema)(iter([asked]))
     ]
     bare = TableSpec("t", schema_json((("id", "long"),)), keys=("id",))
     one = pa.RecordBatch.from_pydict({"path": [state.files[0].path]})
@@ -262,10 +262,10 @@ async def test_one_table_that_cannot_be_swept_does_not_hold_up_the_others(
     await store.create(log_key("tables/gold/o/p/a", 1), b"{}\n")
     await manual_clock.advance(8 * DAY_S)
 
-    done = await Upkeep(context)._vacuum("", True)
+    done = await TableMaintenance(context)._vacuum("", True)
     with pytest.raises(Exception, match="version"):
-        await Upkeep(context)._vacuum("gold/o/p/a", True)
-    swept = await sweep_flow(context)
+        await TableMaintenance(context)._vacuum("gold/o/p/a", True)
+    swept = await vacuum_tables(context)
 
     assert [("gold/o/p/b", 1, 5)] == [(each.table, each.files_swept, each.bytes_swept) for each in done]
     assert {"gold/o/p/b": 1} == swept
@@ -284,6 +284,6 @@ async def test_the_daily_sweep_keeps_versions_as_long_as_the_setting_says(tmp_pa
         await context.store.create(f"{root}/orphan.parquet", b"x")
         for day in (5, 5, 25):
             await clock.advance(day * DAY_S)
-            counts[f"{name} after {day}"] += sum((await sweep_flow(context)).values())
+            counts[f"{name} after {day}"] += sum((await vacuum_tables(context)).values())
 
     assert {"long after 5": 0, "long after 25": 1, "short after 5": 1, "short after 25": 0} == dict(counts)

@@ -10,12 +10,12 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from lakebed.clock import ManualClock
+from lakebed.core.clock import ManualClock
+from lakebed.core.errors import Corrupt, NotFound, Unavailable
+from lakebed.core.ids import Ids
 from lakebed.delta.log import Commit, encode, log_key, overlapping
-from lakebed.delta.model import Batch, Snapshot, TableSpec
+from lakebed.delta.model import Snapshot, TableSpec, WriteBatch
 from lakebed.delta.plain import PlainTable, schema_json
-from lakebed.errors import Corrupt, NotFound, Unavailable
-from lakebed.ids import Ids
 from lakebed.store.memory import MemoryStore
 from lakebed.store.model import ObjectInfo, StoredObject
 
@@ -71,10 +71,10 @@ async def test_a_race_for_the_next_version_is_planned_again() -> None:
     one, other = (PlainTable(store, SPEC, clock=clock, ids=Ids()) for _ in range(2))
     await one.commit(lambda _: Commit("WRITE"))
     await other.snapshot()
-    await one.commit(lambda _: Commit("WRITE", batch=Batch("app", 1)))
+    await one.commit(lambda _: Commit("WRITE", batch=WriteBatch("app", 1)))
 
     def once(state: Snapshot) -> Commit | None:
-        return None if state.applied.get("app", -1) >= 1 else Commit("WRITE", batch=Batch("app", 1))
+        return None if state.applied.get("app", -1) >= 1 else Commit("WRITE", batch=WriteBatch("app", 1))
 
     assert 1 == (await other.commit(once)).version
     assert 2 == (await other.commit(lambda _: Commit("WRITE"))).version
@@ -142,3 +142,17 @@ async def test_a_log_without_its_first_entries_is_corrupt() -> None:
 
     with pytest.raises(Corrupt):
         await PlainTable(store, SPEC, clock=clock, ids=Ids()).snapshot()
+
+
+async def test_a_small_tables_file_has_bounds_of_keys_and_stats_alone(manual_clock: ManualClock) -> None:
+    """A text that is too long has none, and nulls are counted."""
+    spec = TableSpec(
+        "t", schema_json((("id", "long"), ("at", "long"), ("name", "string"))), keys=("id",), stats=("at", "name")
+    )
+    table = PlainTable(MemoryStore(clock=manual_clock), spec, clock=manual_clock, ids=Ids())
+    rows = pa.table({"id": [3, 1], "at": pa.array([None, 7], pa.int64()), "name": ["a", "x" * 257]})
+    file = await table.write(rows)
+
+    assert ({"id": 1, "at": 7}, {"id": 3, "at": 7}) == (file.low, file.high)
+    assert ({"id": 0, "at": 1, "name": 0}, 2, {}) == (file.nulls, file.rows, file.partition)
+    assert file.size == (await table._store.head(f"tables/t/{file.path}")).size

@@ -12,16 +12,16 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from delta_kit import Folder
-from lakebed.clock import ManualClock
+from lakebed.core.clock import ManualClock
+from lakebed.core.errors import Stale
+from lakebed.core.ids import Ids
 from lakebed.delta.log import Commit
-from lakebed.delta.model import Batch, Committed, DataFile, TableSpec
+from lakebed.delta.model import CommitResult, DataFile, TableSpec, WriteBatch
 from lakebed.delta.plain import schema_json
-from lakebed.errors import Stale
-from lakebed.ids import Ids
-from lakebed.pipeline.tables import files, upkeep
+from lakebed.pipeline.tables import compaction, files
 from lakebed.pipeline.tables.table import Table
 from lakebed.store.memory import MemoryStore
+from support.delta_tables import Folder, runtime_on
 
 SPEC = TableSpec("t", schema_json((("id", "long"), ("day", "string"))), keys=("id",), partition_by=("day",))
 
@@ -33,11 +33,11 @@ class World:
         self.store, self.location = MemoryStore(clock=ManualClock()), Folder.at(folder)
         self.ours, self.theirs = self.opened(), self.opened()
         self.between: Callable[[], Any] = lambda: None
-        monkeypatch.setattr(upkeep, "_joined", self.joined)
+        monkeypatch.setattr(compaction, "_joined", self.joined)
 
     def opened(self) -> Table:
         clock, ids = ManualClock(), Ids()
-        return Table(None, SPEC, store=self.store, location=self.location, clock=clock, ids=ids)  # type: ignore[arg-type]
+        return Table(None, SPEC, runtime_on(self.store, clock, ids), location=self.location)  # type: ignore[arg-type]
 
     def append(self, day: str, *ids: int, table: Table | None = None) -> DataFile:
         rows = pa.table({"id": pa.array(ids, pa.int64()), "day": pa.array([day] * len(ids))})
@@ -46,15 +46,18 @@ class World:
         return file
 
     def delete(self, file: DataFile) -> None:
-        self.theirs.commit_on(self.theirs.snapshot(), Commit("DELETE", (), (file,)), Committed(0), None)
+        self.theirs.commit_on(self.theirs.snapshot(), Commit("DELETE", (), (file,)), CommitResult(0), None)
 
     def joined(
         self, table: Table, planned: Sequence[Sequence[DataFile]], partition_by: Sequence[str]
-    ) -> list[upkeep.Joined]:
+    ) -> list[compaction.CompactedFiles]:
         """The same task as in Spark, in this process."""
         asked = pa.RecordBatch.from_pydict({"files": [msgspec.json.encode(group).decode() for group in planned]})
-        task = upkeep.joining(SPEC, self.location, pa.schema([("id", pa.int64())]))
-        found = [msgspec.json.decode(batch["file"][0].as_py(), type=upkeep.Joined) for batch in task(iter([asked]))]
+        task = compaction.joining(SPEC, self.location, pa.schema([("id", pa.int64())]))
+        found = [
+            msgspec.json.decode(batch["file"][0].as_py(), type=compaction.CompactedFiles)
+            for batch in task(iter([asked]))
+        ]
         self.between()
         return found
 
@@ -113,13 +116,13 @@ def test_a_batch_that_another_applied_while_ours_was_written_is_not_applied_twic
     world.append("a", 1)
     world.ours.snapshot()
     late = world.append("a", 2, table=world.opened())
-    world.theirs.append_files([late], Batch("app", 7))
+    world.theirs.append_files([late], WriteBatch("app", 7))
 
-    result = world.ours.append_files([late], Batch("app", 7))
-    earlier = world.ours.append_files([late], Batch("app", 6))
+    result = world.ours.append_files([late], WriteBatch("app", 7))
+    earlier = world.ours.append_files([late], WriteBatch("app", 6))
     with pytest.raises(Stale):
-        world.ours.append_files([late], Batch("app", 9, after=8))
-    later = world.ours.append_files([late], Batch("app", 8, after=7))
+        world.ours.append_files([late], WriteBatch("app", 9, after=8))
+    later = world.ours.append_files([late], WriteBatch("app", 8, after=7))
 
     assert (True, True, False) == (result.repeated, earlier.repeated, later.repeated)
     assert {"app": 8} == world.opened().snapshot().applied
@@ -131,8 +134,8 @@ def test_a_commit_planned_on_a_state_that_moved_is_not_made(world: World) -> Non
     state = world.ours.snapshot()
     world.append("a", 2)
 
-    with pytest.raises(upkeep.Raced):
-        world.ours.commit_on(state, Commit("MERGE", (), (file,)), Committed(0), None)
+    with pytest.raises(compaction.Raced):
+        world.ours.commit_on(state, Commit("MERGE", (), (file,)), CommitResult(0), None)
 
     assert [1, 2] == world.ids()
 
@@ -143,24 +146,26 @@ def test_files_that_are_old_as_a_whole_leave_without_being_read(
     """A file whose last row is exactly at the moment is not old as a whole, nor is one with rows without a time."""
     spec = TableSpec("t", schema_json((("time", "timestamp"),)), stats=("time",))
     location, store = Folder.at(tmp_path), MemoryStore(clock=manual_clock)
-    table = Table(None, spec, store=store, location=location, clock=manual_clock, ids=Ids())  # type: ignore[arg-type]
+    table = Table(None, spec, runtime_on(store, manual_clock, Ids()), location=location)  # type: ignore[arg-type]
     moment = datetime(2026, 11, 16, tzinfo=UTC)
     for times in ([-2, -1], [-1, 0], [0, 1], [-1, None]):
         values = [None if at is None else moment + timedelta(hours=at) for at in times]
         rows = pa.table({"time": pa.array(values, pa.timestamp("us", "UTC"))})
         table.append_files(files.write_files(rows, spec, location, location.filesystem()))
+    ends = {"time": files.shown(moment - timedelta(hours=1))}
+    table.append_files([DataFile("theirs.parquet", 1, 2, low=ends, high=ends)])  # nulls unknown: it must be read
     asked: list[list[Any]] = []
     monkeypatch.setattr(table, "rows_of", lambda mixed, *_: asked.append([file.path for file in mixed]) or _Frame())
     monkeypatch.setattr(table, "write", lambda rows: [])
     held = [file.path for file in table.snapshot().files]
 
     with monkeypatch.context() as patched:
-        patched.setattr(upkeep, "F", _Column())
+        patched.setattr(compaction, "F", _Column())
         result = table.remove_before("time", moment)
 
-    assert [[held[1], held[3]]] == asked
-    assert (6, [held[2]]) == (result.rows_removed, [file.path for file in table.snapshot().files])
-    assert moment.timestamp() * 1_000_000 == upkeep.kept_since_us(table.snapshot())
+    assert [[held[1], held[3], held[4]]] == asked
+    assert (8, [held[2]]) == (result.rows_removed, [file.path for file in table.snapshot().files])
+    assert moment.timestamp() * 1_000_000 == compaction.kept_since_us(table.snapshot())
 
 
 class _Frame:

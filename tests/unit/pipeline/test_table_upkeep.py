@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakebed.delta.model import DataFile
-from lakebed.pipeline.tables.upkeep import groups
+from lakebed.pipeline.tables.compaction import groups
 
 FILE_BYTES, ROWS = 1000, 100
 

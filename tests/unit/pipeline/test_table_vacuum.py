@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from lakebed.clock import ManualClock
+from lakebed.core.clock import ManualClock
+from lakebed.core.errors import Invalid
 from lakebed.delta.log import Commit, encode, log_key
 from lakebed.delta.model import DataFile, TableSpec
 from lakebed.delta.vacuum import sweep, sweepable
-from lakebed.errors import Invalid
 from lakebed.store.memory import MemoryStore
 
 SCHEMA = '{"type":"struct","fields":[{"name":"id","type":"long","nullable":true,"metadata":{}}]}'
@@ -71,3 +71,17 @@ async def test_a_kept_time_that_endangers_writers_is_refused(manual_clock: Manua
     """Nobody sweeps the last minutes."""
     with pytest.raises(Invalid):
         await sweepable(World(manual_clock).store, SPEC.root, clock=manual_clock, keep_s=60.0)
+
+
+async def test_joined_files_of_a_version_that_is_kept_stay(manual_clock: ManualClock) -> None:
+    """Written just before the kept time and committed just after: a version without new rows needs its files too."""
+    world = World(manual_clock)
+    old = await world.put("old")
+    await world.commit((old,))
+    joined = await world.put("joined")
+    await manual_clock.advance(60.0)
+    commit = Commit("OPTIMIZE", (joined,), (old,), data_change=False)
+    await world.store.create(log_key(SPEC.root, 1), encode(commit, attempt_id="a", now_ms=0))
+    await manual_clock.advance(7 * DAY_S - 30.0)
+
+    assert [] == await sweepable(world.store, SPEC.root, clock=manual_clock)

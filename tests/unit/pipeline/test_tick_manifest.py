@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakebed.tick_manifest import BadManifest, read_manifest, type_of
+from lakebed.ticks.codec import read_manifest, type_of
+from lakebed.ticks.model import BadManifest
 
 
 def table(**changed: Any) -> dict[str, Any]:

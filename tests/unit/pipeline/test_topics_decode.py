@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakebed.pipeline.contract import BadContract
-from lakebed.pipeline.topics_decode import Undecodable, decoder, read_topic_contract, text_of, texts
+from lakebed.pipeline.bronze.topics_decode import Undecodable, decoder, read_topic_contract, text_of, texts
+from lakebed.pipeline.silver.contract import BadContract
 
 CONTRACT = """
 table: orders
@@ -83,7 +83,7 @@ def test_a_topic_contract_is_a_contract_with_its_payload() -> None:
     [
         ("payload: xml", "neither json nor avro"),
         ("payload: avro", "exactly when payload is avro"),
-        ("payload: avro\navro: {type: nothing}", "no Avro schema"),
+        ("payload: avro\navro: {type: nothing}", "not an Avro schema"),
         ("payload: avro\navro: long", "is a record"),
         ("drift: evolve", "discarded or frozen"),
         ("color: red", "unknown field"),
@@ -93,3 +93,14 @@ def test_a_wrong_topic_contract_names_what_is_wrong(more: str, told: str) -> Non
     """A mistake is found when the contract is read, not when a record comes."""
     with pytest.raises(BadContract, match=told):
         read_topic_contract(CONTRACT + more, "orders.yaml")
+
+
+def test_a_field_that_two_columns_are_made_of_is_decoded_once() -> None:
+    """Each field is one column of what a task gives, in the order of the contract."""
+    made = read_topic_contract(
+        "table: t\nkeys: [id]\ncolumns:\n  id: {type: long, required: true}\n"
+        "  text: {type: string, from: id}\n  n: {type: long, from: other}\n",
+        "t.yaml",
+    )
+
+    assert ["id", "other"] == made.sources

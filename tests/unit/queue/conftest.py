@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from lakebed.clock import ManualClock
-from lakebed.ids import Ids
-from lakebed.metrics import Metrics
-from lakebed.queue.queue import Queue
+from lakebed.core.clock import ManualClock
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
+from lakebed.queue.roles import Queue
 from lakebed.queue.settings import QueueSettings
 from lakebed.store.memory import MemoryStore
+from lakebed.store.runtime import StoreRuntime
 
 Run = Callable[[Awaitable[Any]], Awaitable[Any]]
 
@@ -31,9 +32,8 @@ def open_queue(memory: MemoryStore, manual_clock: ManualClock, metrics: Metrics)
 
     def opened(name: str = "default", *, store: Any = None, **changes: Any) -> Queue:
         settings = QueueSettings(**changes)
-        return Queue(
-            name, settings, store or memory, manual_clock, ids=Ids.seeded(f"{name}-{next(processes)}"), metrics=metrics
-        )
+        ids = Ids.seeded(f"{name}-{next(processes)}")
+        return Queue(name, settings, StoreRuntime(clock=manual_clock, ids=ids, metrics=metrics, store=store or memory))
 
     return opened
 

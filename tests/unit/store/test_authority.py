@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from lakebed.clock import ManualClock
-from lakebed.errors import Conflict, Corrupt
-from lakebed.ids import Ids
+from lakebed.core.clock import ManualClock
+from lakebed.core.errors import Conflict, Corrupt
+from lakebed.core.ids import Ids
 from lakebed.store.authority import AUTHORITY_KEY, claim, decode
 from lakebed.store.memory import MemoryStore
 from lakebed.store.model import StoredObject

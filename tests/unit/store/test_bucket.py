@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
-from lakebed import errors
-from lakebed.clock import ManualClock
-from lakebed.ids import Ids
-from lakebed.metrics import Metrics
+from lakebed.core import errors
+from lakebed.core.clock import ManualClock
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
 from lakebed.store.bucket import COMPARE_BY_HASH_BYTES, DOUBTS_MAX, BucketStore
 from lakebed.store.model import ObjectInfo, StoredObject, Version
 

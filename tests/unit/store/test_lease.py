@@ -6,13 +6,14 @@ import asyncio
 
 import pytest
 
-from lakebed.clock import ManualClock
-from lakebed.errors import Fenced, OutcomeUnknown
-from lakebed.ids import Ids
-from lakebed.metrics import Metrics
+from lakebed.core.clock import ManualClock
+from lakebed.core.errors import Fenced, OutcomeUnknown
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
 from lakebed.store.lease import HeldByAnother, Lease
 from lakebed.store.memory import MemoryStore
 from lakebed.store.model import ObjectInfo
+from lakebed.store.runtime import StoreRuntime
 
 KEY = "folder/lease.json"
 LEASE_S, SKEW_S = 10.0, 1.0
@@ -24,7 +25,13 @@ def store(manual_clock: ManualClock) -> MemoryStore:
 
 
 def contender(store: MemoryStore, clock: ManualClock, owner: str) -> Lease:
-    return Lease(store, KEY, owner=owner, lease_s=LEASE_S, skew_s=SKEW_S, clock=clock, ids=Ids(), metrics=Metrics())
+    return Lease(
+        StoreRuntime(clock=clock, ids=Ids(), metrics=Metrics(), store=store),
+        KEY,
+        owner=owner,
+        lease_s=LEASE_S,
+        skew_s=SKEW_S,
+    )
 
 
 async def test_a_held_lease_is_refused_until_it_expired_on_every_clock(

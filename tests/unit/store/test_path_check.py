@@ -7,16 +7,16 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from lakebed.clock import ManualClock
-from lakebed.errors import Invalid, OutcomeUnknown, Unavailable
-from lakebed.ids import Ids
-from lakebed.metrics import Metrics
+from lakebed.core.clock import ManualClock
+from lakebed.core.errors import Invalid, OutcomeUnknown, Unavailable
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
+from lakebed.store.fast.puts import FAST_BYTES_MAX
 from lakebed.store.guarded import ConditionsIgnored, GuardedStore, unguarded
 from lakebed.store.memory import MemoryStore
 from lakebed.store.model import ObjectInfo
 from lakebed.store.path_check import LEFT_AFTER_MS, check_path
-from lakebed.store.prover import SCRATCH, Proof
-from lakebed.store.puts import SHORT_BYTES_MAX
+from lakebed.store.prover import SCRATCH, StoreProof
 
 
 class Path(MemoryStore):
@@ -56,11 +56,11 @@ def guarded(path: Path, manual_clock: ManualClock, metrics: Metrics) -> GuardedS
     return GuardedStore(path, clock=manual_clock, ids=Ids.seeded(1), metrics=metrics)
 
 
-async def checked(path: Path, clock: ManualClock) -> Proof:
+async def checked(path: Path, clock: ManualClock) -> StoreProof:
     return await check_path(path, clock=clock, ids=Ids.seeded(1))
 
 
-def broken(proof: Proof) -> list[str]:
+def broken(proof: StoreProof) -> list[str]:
     return [f"{finding.name}: {finding.seen}" for finding in proof.findings if not finding.held]
 
 
@@ -82,12 +82,12 @@ async def test_one_dropped_condition_on_one_way_to_write_is_found(
 ) -> None:
     """A path that drops one header, of bodies of one size only, is found out; nothing is left behind."""
     path.drops = frozenset({header})
-    path.least_bytes, path.most_bytes = (SHORT_BYTES_MAX + 1, 1 << 30) if large else (0, SHORT_BYTES_MAX)
+    path.least_bytes, path.most_bytes = (FAST_BYTES_MAX + 1, 1 << 30) if large else (0, FAST_BYTES_MAX)
 
     (said,) = broken(await checked(path, manual_clock))
 
     assert said.startswith(found)
-    assert str(SHORT_BYTES_MAX + 1 if large else 64) in said
+    assert str(FAST_BYTES_MAX + 1 if large else 64) in said
     assert [info.key async for info in path.list("")] == []
 
 
@@ -144,7 +144,7 @@ async def test_a_command_on_a_bad_path_writes_nothing(path: Path, guarded: Guard
     """The first write is refused as a wrong setting, in words a person can act on."""
     path.drops = frozenset({"if-none-match", "if-match"})
 
-    with pytest.raises(Invalid, match="cannot carry active-active writes") as caught:
+    with pytest.raises(Invalid, match="does not support concurrent writers") as caught:
         await guarded.create("a", b"1")
 
     assert "If-Match" in caught.value.hint

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from lakebed.clock import ManualClock
-from lakebed.errors import AlreadyExists, Stale
+from lakebed.core.clock import ManualClock
+from lakebed.core.errors import AlreadyExists, Stale
+from lakebed.store.connect import PrefixedStore
 from lakebed.store.memory import MemoryStore
-from lakebed.store.prefixed import PrefixedStore
 
 
 async def test_every_answer_names_the_key_that_was_asked_for(manual_clock: ManualClock) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from lakebed.clock import ManualClock
-from lakebed.errors import Invalid, Unavailable
-from lakebed.ids import Ids
+from lakebed.core.clock import ManualClock
+from lakebed.core.errors import Invalid, Unavailable
+from lakebed.core.ids import Ids
 from lakebed.store import prover
 from lakebed.store.memory import MemoryStore
 from lakebed.store.model import ObjectInfo
-from lakebed.store.prover import Proof
-from support.careless import CarelessBucket, careless_store
+from lakebed.store.prover import StoreProof
+from support.store_without_conditions import CarelessBucket, careless_store
 
 
 class Silent(MemoryStore):
@@ -34,7 +34,7 @@ class CarelessAndSilent(MemoryStore):
         return await super().create(key, data)
 
 
-async def proof_of(store: MemoryStore, clock: ManualClock) -> Proof:
+async def proof_of(store: MemoryStore, clock: ManualClock) -> StoreProof:
     return await prover.prove([store] * 5, rounds=3, clock=clock, ids=Ids.seeded(1))
 
 
@@ -47,7 +47,7 @@ async def test_a_good_store_is_believed_and_its_report_kept(manual_clock: Manual
     prover.demand(proof)
     kept = [info.key async for info in store.list("lakebed/")]
     assert len(kept) == 1
-    assert proof == msgspec.json.decode((await store.get(kept[0])).data, type=Proof)
+    assert proof == msgspec.json.decode((await store.get(kept[0])).data, type=StoreProof)
 
 
 async def test_a_store_that_ignores_the_condition_is_refused_in_plain_words(manual_clock: ManualClock) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from lakebed.clock import ManualClock
-from lakebed.ids import Ids
+from lakebed.core.clock import ManualClock
+from lakebed.core.ids import Ids
 from lakebed.store.memory import MemoryStore
 from lakebed.store.model import StoredObject
 from lakebed.store.prover import prove

@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from lakebed.errors import Corrupt, NotFound, Unavailable
-from lakebed.store.reader import Reader
+from lakebed.core.errors import Corrupt, NotFound, Unavailable
+from lakebed.store.reader import BucketReader
 from lakebed.store.settings import StoreSettings
 
 DATA = bytes(range(256)) * 40
@@ -65,7 +65,7 @@ class Server:
         self.thread = threading.Thread(target=self.http.serve_forever, daemon=True)
         self.thread.start()
 
-    def reader(self) -> Reader:
+    def reader(self) -> BucketReader:
         values = {
             "url": "s3://b",
             "endpoint": f"http://127.0.0.1:{self.http.server_port}",
@@ -73,7 +73,7 @@ class Server:
             "secret_access_key": "secret",
             "retries": 2,
         }
-        return Reader(StoreSettings.of(values))
+        return BucketReader(StoreSettings.of(values))
 
 
 @pytest.fixture

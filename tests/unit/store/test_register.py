@@ -8,15 +8,16 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import pytest
 
-from lakebed.clock import ManualClock, settle
-from lakebed.errors import Corrupt, Fenced, Invalid, OutcomeUnknown, Overloaded, Stale, Unavailable
-from lakebed.ids import Ids
-from lakebed.metrics import Metrics
+from lakebed.core.clock import ManualClock, settle
+from lakebed.core.errors import Corrupt, Fenced, Invalid, OutcomeUnknown, Overloaded, Stale, Unavailable
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
 from lakebed.store import register as register_module
 from lakebed.store.memory import MemoryStore
 from lakebed.store.model import ObjectInfo, StoredObject
 from lakebed.store.protocol import Store
-from lakebed.store.register import ATTEMPTS_MAX, Register, Snapshot
+from lakebed.store.register import ATTEMPTS_MAX, Register, RegisterState
+from lakebed.store.runtime import StoreRuntime
 
 KEY = "folder/register.json"
 
@@ -79,7 +80,9 @@ def names(store: Gated) -> Register[Names]:
 
 
 def open_register(store: Store) -> Register[Names]:
-    return Register(store, KEY, Names, Names(), clock=Hurried(), ids=Ids(), metrics=Metrics(), name="names")
+    return Register(
+        StoreRuntime(clock=Hurried(), ids=Ids(), metrics=Metrics(), store=store), KEY, Names, Names(), name="names"
+    )
 
 
 def add(name: str) -> Callable[[Names], tuple[Names, int]]:
@@ -96,7 +99,7 @@ async def stored(store: Gated) -> tuple[str, ...]:
 
 async def test_an_absent_register_is_its_initial_value(names: Register[Names]) -> None:
     """Reading what was never written gives the initial value at epoch 0."""
-    assert Snapshot(Names(), 0, "") == await names.read()
+    assert RegisterState(Names(), 0, "") == await names.read()
 
 
 async def test_an_uncontended_change_is_one_request(names: Register[Names], store: Gated) -> None:
@@ -399,7 +402,9 @@ def test_a_value_cannot_have_the_registers_own_fields(store: Gated) -> None:
         epoch: int = 0
 
     with pytest.raises(Invalid, match="epoch"):
-        Register(store, KEY, Clash, Clash(), clock=Hurried(), ids=Ids(), metrics=Metrics(), name="clash")
+        Register(
+            StoreRuntime(clock=Hurried(), ids=Ids(), metrics=Metrics(), store=store), KEY, Clash, Clash(), name="clash"
+        )
 
 
 async def test_the_same_value_is_never_stored_as_the_same_bytes(names: Register[Names], store: Gated) -> None:

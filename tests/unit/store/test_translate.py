@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from obstore import exceptions as obex
 
-from lakebed import errors
+from lakebed.core import errors
 from lakebed.store.obstore_client import KINDS, translate
 
 EXPORTED = sorted(name for name in dir(obex) if isinstance(getattr(obex, name), type))

@@ -9,12 +9,10 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from lakebed.agent.batcher import Batcher
-from lakebed.agent.intake import Complaints, checked
-from lakebed.clock import Clock
-from lakebed.errors import Invalid
-from lakebed.frame.model import Kind, Sample
-from lakebed.metrics import Metrics
+from lakebed.agent.batcher import BadSampleReporter, Batcher, checked
+from lakebed.batches.model import Kind, Sample
+from lakebed.core.errors import Invalid
+from lakebed.core.runtime import Runtime
 
 Reading = tuple[str, float, Kind, dict[str, str]]
 
@@ -94,11 +92,10 @@ READERS: tuple[tuple[str, Callable[[str], Iterator[Reading]]], ...] = (
 
 
 class HostSource:
-    def __init__(
-        self, batcher: Batcher, *, interval_s: float, clock: Clock, metrics: Metrics, proc: Path = Path("/proc")
-    ) -> None:
+    def __init__(self, runtime: Runtime, batcher: Batcher, *, interval_s: float, proc: Path = Path("/proc")) -> None:
+        clock, metrics = runtime.clock, runtime.metrics
         self._batcher, self._interval_s, self._clock, self._proc = batcher, interval_s, clock, proc
-        self._complaints = Complaints("host", metrics)
+        self._bad_samples = BadSampleReporter("host", metrics)
 
     async def run(self) -> None:
         """Reads until cancelled."""
@@ -116,7 +113,7 @@ class HostSource:
                 samples += [checked(metric, now_ns, value, kind, labels) for metric, value, kind, labels in parse(text)]
             except (OSError, ValueError, IndexError, Invalid) as error:
                 bad.append((0, f"{name or 'statvfs'}: {error}"))
-        self._complaints.report(bad, origin=str(self._proc))
+        self._bad_samples.report(bad, origin=str(self._proc))
         return samples
 
     def _text(self, name: str) -> str:

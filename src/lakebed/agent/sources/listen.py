@@ -1,7 +1,7 @@
 """The agent's own HTTP on loopback: OTLP metrics in, and its own metrics and health out.
 
-An OTLP request is answered with 200 only after its samples are on disk. One that could not be stored in time is
-answered with 503 and Retry-After, and its exporter sends it again: at least once, never silently lost.
+An OTLP request gets 200 only after its samples are on disk. One that could not be stored in time gets 503 and
+Retry-After, and its exporter sends it again: at least once, never silently lost.
 """
 
 from __future__ import annotations
@@ -20,14 +20,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from lakebed.agent.batcher import Batcher
-from lakebed.agent.intake import Complaints
-from lakebed.agent.sources.otlp import Received, samples_of
-from lakebed.agent.sources.otlp_json import decode_json
-from lakebed.agent.sources.otlp_proto import decode_proto, encode_answer, encode_status
-from lakebed.clock import Clock
-from lakebed.errors import Invalid
-from lakebed.metrics import Metrics
+from lakebed.agent.batcher import BadSampleReporter, Batcher
+from lakebed.agent.sources.otlp import OtlpSamples, decode_json, decode_proto, encode_answer, encode_status, samples_of
+from lakebed.agent.waiting import in_thread
+from lakebed.core.errors import Invalid
+from lakebed.core.runtime import Runtime
 
 JSON, PROTO = "application/json", "application/x-protobuf"
 LOOPBACK = "127.0.0.1"
@@ -36,30 +33,31 @@ REQUESTS_MAX = 32  # at once
 INVALID_ARGUMENT, UNAVAILABLE = 3, 14  # google.rpc codes
 
 
-class Refused(Exception):
+class RequestRejected(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status, self.message = status, message
 
 
-class Listener:
+class OtlpListener:
     """`health` gives the JSON of /health."""
 
     def __init__(
         self,
+        runtime: Runtime,
         batcher: Batcher,
         *,
         linger_s: float,
         bytes_max: int,
         points_max: int,
-        clock: Clock,
-        metrics: Metrics,
         health: Callable[[], dict[str, Any]],
     ) -> None:
+        clock, metrics = runtime.clock, runtime.metrics
         self._batcher, self._linger_s = batcher, linger_s
         self._bytes_max, self._points_max = bytes_max, points_max
         self._clock, self._metrics, self._health = clock, metrics, health
-        self._complaints = Complaints("otlp", metrics)
+        self._bad_samples = BadSampleReporter("otlp", metrics)
+        self._one_json = asyncio.Lock()
         self.app = Starlette(
             routes=[
                 Route("/v1/metrics", self._otlp, methods=["POST"]),
@@ -72,37 +70,44 @@ class Listener:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         try:
             return await self._export(request, kind)
-        except Refused as error:
+        except RequestRejected as error:
             return _refusal(kind, error.status, error.message)
         except Invalid as error:
-            self._complaints.report([(0, error.message)], origin="otlp")
+            self._bad_samples.report([(0, error.message)], origin="otlp")
             return _refusal(kind, 400, error.message)
         except ClientDisconnect:
             return Response(status_code=400)
 
     async def _export(self, request: Request, kind: str) -> Response:
         if kind not in (JSON, PROTO):
-            raise Refused(415, f"content type {kind or 'missing'}: send {PROTO} or {JSON}")
+            raise RequestRejected(415, f"content type {kind or 'missing'}: send {PROTO} or {JSON}")
         body = _inflate(await self._body(request), request.headers.get("content-encoding", ""), self._bytes_max)
         if not self._batcher.has_room:
-            raise Refused(503, "the queue is busy: send again")
-        decode = decode_json if kind == JSON else decode_proto
-        received = samples_of(decode(body, points_max=self._points_max), now_ns=self._clock.now_ns())
-        self._complaints.report([(0, reason) for reason in received.reasons], origin="otlp")
+            raise RequestRejected(503, "the queue is busy: send again")
+        received = await self._decode(kind, body)
+        self._bad_samples.report([(0, reason) for reason in received.reasons], origin="otlp")
         try:
             async with asyncio.timeout(STORE_TIMEOUT_S):
                 ticket = await self._batcher.put(received.samples, within_s=self._linger_s)
                 await self._batcher.durable(ticket if received.samples else 0)
         except TimeoutError as error:
-            raise Refused(503, "not on disk in time: send again") from error
+            raise RequestRejected(503, "not on disk in time: send again") from error
         return _answer(kind, received)
+
+    async def _decode(self, kind: str, body: bytes) -> OtlpSamples:
+        """JSON becomes messages in Python, some 50 µs a point: in a thread, and one body at a time to bound memory."""
+        points_max, now_ns = self._points_max, self._clock.now_ns()
+        if kind == PROTO:
+            return samples_of(decode_proto(body, points_max=points_max), now_ns=now_ns)
+        async with self._one_json:
+            return await in_thread(lambda: samples_of(decode_json(body, points_max=points_max), now_ns=now_ns))
 
     async def _body(self, request: Request) -> bytes:
         body = bytearray()
         async for chunk in request.stream():
             body += chunk
             if len(body) > self._bytes_max:
-                raise Refused(413, f"a body over {self._bytes_max} bytes")
+                raise RequestRejected(413, f"a body over {self._bytes_max} bytes")
         return bytes(body)
 
     async def _own_metrics(self, request: Request) -> Response:
@@ -149,25 +154,25 @@ def _inflate(body: bytes, encoding: str, bytes_max: int) -> bytes:
     if encoding in ("", "identity"):
         return body
     if encoding != "gzip":
-        raise Refused(415, f"content encoding {encoding}: send gzip or none")
+        raise RequestRejected(415, f"content encoding {encoding}: send gzip or none")
     stream = zlib.decompressobj(wbits=31)
     try:
         out = stream.decompress(body, bytes_max + 1)
     except zlib.error as error:
         raise Invalid(f"not gzip: {error}") from error
     if len(out) > bytes_max:
-        raise Refused(413, f"a body over {bytes_max} bytes when decompressed")
+        raise RequestRejected(413, f"a body over {bytes_max} bytes when decompressed")
     if not stream.eof or stream.unused_data:
         raise Invalid("the gzip stream does not end where the body does")
     return out
 
 
-def _answer(kind: str, received: Received) -> Response:
+def _answer(kind: str, received: OtlpSamples) -> Response:
     why = "; ".join(received.reasons)
     if kind == PROTO:
         return Response(encode_answer(received.rejected, why), media_type=PROTO)
-    said = {"rejectedDataPoints": str(received.rejected), "errorMessage": why}
-    return Response(msgspec.json.encode({"partialSuccess": said} if received.rejected else {}), media_type=JSON)
+    partial = {"rejectedDataPoints": str(received.rejected), "errorMessage": why}
+    return Response(msgspec.json.encode({"partialSuccess": partial} if received.rejected else {}), media_type=JSON)
 
 
 def _refusal(kind: str, status: int, message: str) -> Response:

@@ -1,5 +1,10 @@
-"""Standard input as a source. Lines read but not yet on disk (at most `batch_interval_s` old) die with a kill -9:
-a pipe cannot be read again. A writer that must know sets `stdin_acks` and repeats what was not acknowledged.
+"""Standard input as a source: JSON lines, one sample per line.
+
+    {"metric": "temperature", "value": 21.5, "labels": {"room": "a"}, "kind": "gauge", "time_ms": 1760000000000}
+
+`labels`, `kind` (gauge, counter, delta, untyped) and the time are optional; the time may be `time_ns` instead, and is
+now when absent. Lines read but not yet on disk (at most `batch_interval_s` old) are lost with a kill -9: a pipe cannot
+be read again. A writer that must know sets `stdin_acks` and repeats what was not acknowledged.
 """
 
 from __future__ import annotations
@@ -9,17 +14,45 @@ import os
 import stat
 import sys
 from collections.abc import Callable
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Literal, Protocol
 
 import msgspec
 
-from lakebed.agent.batcher import Batcher
-from lakebed.agent.intake import Complaints
-from lakebed.agent.sources.lines import sample_of
-from lakebed.clock import Clock
-from lakebed.errors import Invalid
-from lakebed.frame.model import Sample
-from lakebed.metrics import Metrics
+from lakebed.agent.batcher import BadSampleReporter, Batcher, checked
+from lakebed.batches.model import Kind, Sample
+from lakebed.core.errors import Invalid
+from lakebed.core.runtime import Runtime
+
+
+class SampleLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    metric: str
+    value: float
+    labels: dict[str, str] = {}
+    kind: Literal["gauge", "counter", "delta", "untyped"] = "gauge"
+    time_ms: int | None = None
+    time_ns: int | None = None
+
+
+_DECODER = msgspec.json.Decoder(SampleLine)
+_KINDS = {"gauge": Kind.GAUGE, "counter": Kind.COUNTER, "delta": Kind.DELTA, "untyped": Kind.UNTYPED}
+
+
+def sample_of(line: bytes, *, now_ns: int) -> Sample:
+    try:
+        decoded = _DECODER.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Invalid(str(error)) from error
+    if decoded.time_ms is not None and decoded.time_ns is not None:
+        raise Invalid("time_ms and time_ns are both given")
+    time_ns = (
+        decoded.time_ns
+        if decoded.time_ns is not None
+        else now_ns
+        if decoded.time_ms is None
+        else decoded.time_ms * 1_000_000
+    )
+    return checked(decoded.metric, time_ns, decoded.value, _KINDS[decoded.kind], decoded.labels)
+
 
 CHUNK_BYTES = 64 * 1024
 PENDING_ACKS_MAX = 10_000
@@ -30,20 +63,15 @@ class StdinSource:
     """Reads to the end of input. `acks` gets one JSON line whenever more lines have become durable."""
 
     def __init__(
-        self,
-        batcher: Batcher,
-        *,
-        line_bytes_max: int,
-        clock: Clock,
-        metrics: Metrics,
-        acks: Callable[[bytes], None] | None = None,
+        self, runtime: Runtime, batcher: Batcher, *, line_bytes_max: int, acks: Callable[[bytes], None] | None = None
     ) -> None:
+        clock, metrics = runtime.clock, runtime.metrics
         self._batcher, self._clock, self._acks = batcher, clock, acks
         self._line_bytes_max = line_bytes_max
-        self._complaints = Complaints("stdin", metrics)
+        self._bad_samples = BadSampleReporter("stdin", metrics)
         self._number = 0
         self._tickets: asyncio.Queue[tuple[int, int]] = asyncio.Queue(PENDING_ACKS_MAX)
-        self._input: Input | None = None
+        self._input: StdinReader | None = None
         self._stopped = False
 
     async def run(self, stream: BinaryIO | None = None) -> None:
@@ -52,7 +80,7 @@ class StdinSource:
         acker = asyncio.ensure_future(self._acknowledge()) if self._acks else None
         try:
             await self._read(self._input)
-            self._batcher.hurry()
+            self._batcher.flush_now()
             await self._batcher.durable(await self._batcher.put(()))
             if acker:
                 await self._tickets.join()
@@ -66,7 +94,7 @@ class StdinSource:
         if self._input is not None:
             self._input.stop()
 
-    async def _read(self, reader: Input) -> None:
+    async def _read(self, reader: StdinReader) -> None:
         rest, skipping = b"", False
         while chunk := await reader.read():
             *lines, rest = (rest + chunk).split(b"\n")
@@ -98,7 +126,7 @@ class StdinSource:
                 samples.append(sample_of(line, now_ns=now_ns))
             except Invalid as error:
                 bad.append((self._number, error.message))
-        self._complaints.report(bad)
+        self._bad_samples.report(bad)
         ticket = await self._batcher.put(samples)
         if self._acks:
             await self._tickets.put((ticket, self._number))
@@ -121,7 +149,7 @@ class StdinSource:
         return waiting[0]
 
 
-class Input(Protocol):
+class StdinReader(Protocol):
     async def read(self) -> bytes:
         """Some bytes; none at the end."""
 
@@ -187,7 +215,7 @@ class _FileInput:
         self._ended = True
 
 
-async def _connect(stream: BinaryIO) -> Input:
+async def _connect(stream: BinaryIO) -> StdinReader:
     mode = os.fstat(stream.fileno()).st_mode
     if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(stream.fileno())):
         return _FileInput(stream)

@@ -58,7 +58,7 @@
     history.map((sample) => sample.at_ms / 1000),
     ...keys.map((key) => history.map((sample) => lookup(sample, key) ?? null)),
   ];
-  // Nobody points at the chart: its legend tells the newest values.
+  // Without a pointer on the chart its legend shows the newest values.
   const latest = (plot) => { if (plot.cursor.idx == null && plot.data[0].length) plot.setLegend({ idx: plot.data[0].length - 1 }); };
   const makeChart = (place) => {
     const wanted = place.dataset.series.split(",").map((text) => text.split("|"));
@@ -130,13 +130,13 @@
     };
   };
 
-  // What could not be reached, said once and taken back by itself.
-  const say = (text) => {
+  // The banner: shown while the gateway cannot be reached.
+  const showBanner = (text) => {
     banner.querySelector("strong").textContent = text;
     banner.hidden = !text;
   };
 
-  // The page reloads its own inside, unless somebody is in the middle of something.
+  // The page reloads its content, unless the user is typing, selecting or in a dialog.
   const page = () => document.getElementById("page");
   const busy = () => {
     const at = document.activeElement;
@@ -152,7 +152,7 @@
     try {
       await htmx.ajax("GET", location.pathname + location.search, { target: "#page", select: "#page", swap: "morph:outerHTML", headers });
     } catch {
-      say("The gateway does not answer. Trying again.");
+      showBanner("The gateway does not respond. Retrying.");
     } finally {
       asking = false;
     }
@@ -163,7 +163,7 @@
     Idiomorph.defaults.callbacks.beforeNodeMorphed = (old) => !(old.classList && old.classList.contains("chart"));
     Idiomorph.defaults.callbacks.beforeAttributeUpdated = (name, old) => !(name === "open" && old.matches("details"));
   }
-  document.addEventListener("htmx:sendError", () => say("The gateway does not answer. Trying again."));
+  document.addEventListener("htmx:sendError", () => showBanner("The gateway does not respond. Retrying."));
   document.addEventListener("htmx:beforeSwap", (swap) => {
     const { xhr, target } = swap.detail;
     const html = (xhr.getResponseHeader("content-type") || "").startsWith("text/html");
@@ -171,15 +171,15 @@
       swap.detail.shouldSwap = false;
       location.assign("/login?next=" + encodeURIComponent(location.pathname + location.search));
     } else if (swap.detail.requestConfig?.headers["x-quiet"] && busy()) {
-      swap.detail.shouldSwap = false;  // somebody has begun something since it was asked for: the next one will do
+      swap.detail.shouldSwap = false;  // the user began something since the request: the next reload follows
     } else if (html && (target.id === "ask-body" || target.id === "page")) {
       swap.detail.shouldSwap = true;
       swap.detail.isError = false;
-      say("");
+      showBanner("");
     } else if (xhr.status >= 400) {
-      let told = "";
-      try { told = JSON.parse(xhr.responseText).message; } catch { told = ""; }
-      say(told || "The gateway answered " + xhr.status + ". Trying again.");
+      let message = "";
+      try { message = JSON.parse(xhr.responseText).message; } catch { message = ""; }
+      showBanner(message || "The gateway returned " + xhr.status + ". Retrying.");
     }
   });
   document.addEventListener("htmx:afterSwap", (swap) => {

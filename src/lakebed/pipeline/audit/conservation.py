@@ -3,7 +3,7 @@
 Every sample has a number of its agent's boot. A checksum adds up a hash of each sample, number and value and all, so it
 does not depend on order; it is kept in two halves of 32 bits, which cannot overflow. Stages are compared batch by batch
 where they know batches, else by agent and hour. Where sums differ the samples themselves are compared, number by
-number, so what is told is exact: lost, doubled or changed, and at which stage.
+number, so the result is exact: lost, doubled or changed, and at which stage.
 
 Hours are those of the samples' own times. What never arrived has no time: it counts in the hour of the batch behind it.
 What cannot be read counts in the hour in which it was accepted.
@@ -93,7 +93,7 @@ def batches(manifests: DataFrame, fingerprints: DataFrame) -> DataFrame:
 def numbering(accepted: DataFrame, dropped: DataFrame) -> DataFrame:
     """Numbers that were never accepted, or twice, by agent and hour: agent_id, hour, gap, overlap, explained.
 
-    `dropped` are ranges that agents say they gave up (agent_id, boot, first, last): no gap, but explained.
+    `dropped` are ranges that agents report as given up (agent_id, boot, first, last): no gap, but explained.
     """
     ranges = accepted.select("agent_id", "boot", "first", "last", "hour", "young", F.lit(0).alias("explained"))
     given_up = dropped.select(
@@ -110,10 +110,10 @@ def numbering(accepted: DataFrame, dropped: DataFrame) -> DataFrame:
     # What was given up has no hour of its own: that of the batch behind it, or before it.
     behind = F.first("hour", ignorenulls=True).over(boot.rowsBetween(0, Window.unboundedFollowing))
     ahead = F.last("hour", ignorenulls=True).over(boot.rowsBetween(Window.unboundedPreceding, 0))
-    seen = ranges.unionByName(given_up).withColumns(
+    every = ranges.unionByName(given_up).withColumns(
         {"before": F.coalesce(before, F.lit(-1)), "hour": F.coalesce(behind, ahead)}
     )
-    return seen.filter("not young").selectExpr(
+    return every.filter("not young").selectExpr(
         "agent_id",
         "hour",
         "greatest(0, first - before - 1) as gap",
@@ -154,9 +154,9 @@ def against_bronze(
 ) -> DataFrame:
     """Batch and hour side by side: what is expected and what is there.
 
-    `until_ns` is how far bronze says it has come, `looked_ns` when it last looked at the index: batches that it has not
-    come to wait. Before `kept_since_us` retention has removed what was there. What bronze has of batches younger than
-    the audit is left out.
+    `until_ns` is the last offset of bronze, `looked_ns` when it last listed the index: batches after that are waiting.
+    Before `kept_since_us` retention has removed what was there. What bronze has of batches younger than the audit is
+    left out.
     """
     due = F.col("entered") & (F.col("at_ns") <= F.lit(until_ns)) & (F.col("entered_ns") <= F.lit(looked_ns))
     ours = expected.withColumn("expired", F.expr(is_expired(kept_since_us)))
@@ -187,7 +187,7 @@ def compared(expected: DataFrame, found: DataFrame, blamed: DataFrame, expired: 
     """Sample by sample: agent_id, hour, bronze_lost, bronze_doubled, bronze_changed, expired.
 
     `expected` are the hashed samples of suspect batches, `found` bronze's rows of the same boots, `blamed` the ids of
-    the suspect batches: what bronze has of other batches is not held against these. `expired` are the numbers
+    the suspect batches: what bronze has of other batches does not count against these. `expired` are the numbers
     (agent_id, boot_id, first, last) that bronze took from batches which retention has removed since.
     """
     number = ["agent_id", "boot_id", "seq"]
@@ -218,15 +218,15 @@ def compared(expected: DataFrame, found: DataFrame, blamed: DataFrame, expired: 
     )
 
 
-def due_in_rollups(expected: DataFrame, covered: DataFrame, asked: DataFrame, settled_ns: int) -> DataFrame:
+def due_in_rollups(expected: DataFrame, covered: DataFrame, late: DataFrame, settled_ns: int) -> DataFrame:
     """What rollups should count, by agent and hour: agent_id, hour, due, uncovered, total, size, least, greatest.
 
     That is every batch that a committed generation covers, and every one that one had to: accepted before `settled_ns`
-    and not asked for as late work. Those are `uncovered`.
+    and not noted as late work. Those are `uncovered`.
     """
     known = expected.join(covered.distinct().withColumn("covered", F.lit(True)), "manifest_id", how="left")
-    known = known.join(asked.distinct().withColumn("asked", F.lit(True)), "manifest_id", how="left")
-    had = (F.col("at_ns") < F.lit(settled_ns)) & F.col("entered") & F.col("asked").isNull()
+    known = known.join(late.distinct().withColumn("late", F.lit(True)), "manifest_id", how="left")
+    had = (F.col("at_ns") < F.lit(settled_ns)) & F.col("entered") & F.col("late").isNull()
     return (
         known.filter(F.col("covered").isNotNull() | had)
         .groupBy("agent_id", "hour")
@@ -241,10 +241,10 @@ def due_in_rollups(expected: DataFrame, covered: DataFrame, asked: DataFrame, se
     )
 
 
-def uncovered(expected: DataFrame, covered: DataFrame, asked: DataFrame, settled_ns: int) -> DataFrame:
+def uncovered(expected: DataFrame, covered: DataFrame, late: DataFrame, settled_ns: int) -> DataFrame:
     """The batches that a generation had to cover and none does: manifest_id, at_ns, samples."""
     had = expected.filter((F.col("at_ns") < F.lit(settled_ns)) & F.col("entered"))
-    left = had.join(covered, "manifest_id", how="left_anti").join(asked, "manifest_id", how="left_anti")
+    left = had.join(covered, "manifest_id", how="left_anti").join(late, "manifest_id", how="left_anti")
     return left.groupBy("manifest_id", "at_ns").agg(F.sum("samples").alias("samples"))
 
 

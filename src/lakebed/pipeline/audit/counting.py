@@ -1,11 +1,11 @@
-"""The first pass over a listing: counts, by identity and by hash. What it finds in order is done with. Pure.
+"""The first pass over a listing: counts, by identity and by hash. What it finds sound is finished. Pure.
 
-Lists cost, and nearly everything is sound: only the rest is laid side by side, in `findings`.
+Lists are expensive, and nearly everything is sound: only the rest is joined side by side, in `findings`.
 
 By identity, a manifest is plain when it has one reverse reference, one entry by time and no mark. That reference may
-stand under a wrong key. A blob is of one batch, so by hash the lie shows: it names a blob that another manifest has
-too, or a conflict, or one that is not there, or not in the index of the hour. Such manifests are doubted, and read.
-One lie is left that no listing shows: `UNSEEN`.
+have a wrong key. A blob is of one batch, so the count by hash shows it: it names a blob that another manifest has too,
+or a conflict, or one that does not exist, or is not in the index of the hour. Such manifests are read.
+What no listing shows is in `UNSEEN`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lakebed.pipeline.audit import keys
 
 UNSEEN = (
     "what is inside an object: hashes, identities, formats, entries, samples",
-    "a reverse reference under the key of a blob that nobody else refers to, seen in the hour of the acceptance",
+    "a reverse reference under the key of a blob that nothing else refers to, indexed in the hour of the acceptance",
     "an entry by time under another moment of the same hour",
 )
 FRAME_BYTES_MIN = 32 + 40 + 2  # prefix, header and two ids of a letter: less cannot be a frame
@@ -29,15 +29,15 @@ def counted(listing: DataFrame, before_ns: int) -> DataFrame:
     one = {"a": "accepted", "r": "accepted_by_blob", "t": "accepted_by_time", "m": "repair"}
     sums = [F.expr(f"count_if(kind = '{kind}')").alias(name) for name, kind in one.items()]
     mine = [F.expr(f"max(if(kind = 'accepted', {name}, null))").alias(name) for name in ("size_bytes", "modified_ns")]
-    told = [F.expr(f"max({name})").alias(name) for name in ("place", "sha256", "at_ns")]
-    rows = keys.objects(listing, keys.OF_IDENTITIES).groupBy("digest").agg(*sums, *mine, *told)
+    values = [F.expr(f"max({name})").alias(name) for name in ("place", "sha256", "at_ns")]
+    rows = keys.objects(listing, keys.OF_IDENTITIES).groupBy("digest").agg(*sums, *mine, *values)
     plain = f"a = 1 and r = 1 and t = 1 and m = 0 and coalesce(modified_ns, 0) <= {before_ns}"
     return rows.selectExpr("digest", "place", "sha256", "at_ns", "size_bytes", "modified_ns", f"{plain} as plain")
 
 
 def strange(found: DataFrame, unsound: DataFrame) -> DataFrame:
-    """The identities that must be looked at: those that are not plain, and those whose hash is not in order, because
-    their reference may stand under a wrong key. digest."""
+    """The identities that must be checked: those that are not plain, and those whose hash is not in order, because
+    their reference may have a wrong key. digest."""
     doubted = found.filter("plain").join(unsound, "sha256", how="left_semi")
     return found.filter("not plain").select("digest").unionByName(doubted.select("digest"))
 

@@ -1,12 +1,12 @@
-"""What a listing says of accepted batches, as joins. Pure: frames in, frames out; nothing is read here.
+"""What a listing shows of accepted batches, as joins. Pure: frames in, frames out; nothing is read here.
 
-Two cogroups say everything:
+Two cogroups are enough:
 
     by identity   accepted · accepted_by_blob · accepted_by_time · repair      what a manifest refers to, when accepted
     by hash       manifests · raw_blob · raw_blob_by_time · quarantine · …     is the blob there, indexed, referred to
 
-A manifest's own key does not say which blob it refers to, its reverse reference does. So a first pass counts (see
-`counting`): what it finds in order is done with, the rest is laid side by side here and its manifests are read.
+A manifest's own key does not name the blob it refers to, its reverse reference does. So a first pass counts (see
+`counting`): what it finds sound is finished, the rest is joined here and its manifests are read.
 """
 
 from __future__ import annotations
@@ -16,13 +16,53 @@ from functools import reduce
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from lakebed.batches.paths import ACCEPTED, QUARANTINE_BY_BLOB
 from lakebed.pipeline.audit import keys
 from lakebed.pipeline.audit.counting import FRAME_BYTES_MIN
-from lakebed.pipeline.audit.saying import each, exploded, made, nulls, plain, settled, text, those
+from lakebed.pipeline.audit.reading import GONE
 
-GONE = "gone since it was listed"
+
+def made(finding: str, kind: str, key: str, referrer: str, entry: str, reason: str, *, size: str = "") -> str:
+    """A finding as SQL; key, referrer, reason and size are SQL too, `entry` is what it is about."""
+    return (
+        f"named_struct('finding', '{finding}', 'kind', '{kind}', 'key', {key}, 'referrer', {referrer}, 'size_bytes', "
+        f"cast({size or f'{entry}.size_bytes'} as bigint), 'modified_ns', {entry}.modified_ns, 'reason', {reason})"
+    )
+
+
+def plain(finding: str, kind: str, reason: str, *, referrer: str = "''") -> list[str]:
+    """A finding as columns, of a row that has key, size_bytes and modified_ns itself."""
+    columns = [f"'{finding}' as finding", f"'{kind}' as kind", "key", f"{referrer} as referrer", "size_bytes"]
+    return [*columns, "modified_ns", f"{reason} as reason"]
+
+
+def each(entries: str, name: str, when: str, made: str) -> str:
+    return f"transform(filter({entries}, {name} -> {when}), {name} -> {made})"
+
+
+def exploded(rows: DataFrame, *made: str) -> DataFrame:
+    return rows.selectExpr(f"explode(concat({', '.join(made)})) as f").selectExpr("f.*")
+
+
+def settled(entry: str, before_ns: int) -> str:
+    """Whether it was there well before the listing began; an unknown time counts as old."""
+    return f"(coalesce({entry}.modified_ns, 0) <= {before_ns})"
+
+
+def those(kind: str) -> str:
+    return f"collect_list(if(kind = '{kind}', entry, null))"
+
+
+def text(words: str) -> str:
+    return f"'{words}'"
+
+
+def nulls(types: dict[str, str]) -> list[str]:
+    return [f"cast(null as {kind}) as {name}" for name, kind in types.items()]
+
+
 CANDIDATE = "nothing refers to it; past the retry horizon"
-NOTHING = "speaks of an object that is not there"
+NOTHING = "refers to an object that does not exist"
 
 _ENTRY = {
     "key": "string",
@@ -40,13 +80,13 @@ _LISTS = {
     "raw_blob_by_time": "seen",
     "quarantine": "conflicts",
     "quarantine_by_blob": "conflict_refs",
-    "spoken": "spoken",
+    "reference": "unread_refs",
     "verified": "verified",
 }
 
 
 def identities(listing: DataFrame, before_ns: int, only: DataFrame | None = None) -> DataFrame:
-    """Everything that speaks of one batch, side by side: digest, place, accepted (null without a manifest), young,
+    """Everything that refers to one batch, side by side: digest, place, accepted (null without a manifest), young,
     and the lists refs, times and marks. `only` these digests, if given."""
     rows = keys.objects(listing, keys.OF_IDENTITIES).withColumn("entry", F.struct(*_ENTRY))
     rows = rows if only is None else rows.join(only.select("digest"), "digest", how="left_semi")
@@ -63,12 +103,12 @@ def identities(listing: DataFrame, before_ns: int, only: DataFrame | None = None
 
 
 def judged(found: DataFrame) -> DataFrame:
-    """The manifests that are judged, and so are read: digest, key."""
+    """The manifests that are checked, and so are read: digest, key."""
     return found.filter("accepted is not null and not young").selectExpr("digest", "accepted.key as key")
 
 
-def told(found: DataFrame, read: DataFrame) -> DataFrame:
-    """Identities with the hash and time that reading their manifests gave; of young ones, what the listing says.
+def with_manifests(found: DataFrame, read: DataFrame) -> DataFrame:
+    """Identities with the hash and time that reading their manifests gave; of young ones, what the listing shows.
 
     `sha256` and `at_ns` are null where there is no manifest or it cannot be read, `problem` says why.
     """
@@ -82,7 +122,7 @@ def told(found: DataFrame, read: DataFrame) -> DataFrame:
 
 
 def of_identities(manifests: DataFrame, before_ns: int) -> DataFrame:
-    """Manifests that cannot be read, and entries that speak of no manifest or lie about theirs."""
+    """Manifests that cannot be read, and entries whose manifest does not exist or does not match."""
     old = settled("e", before_ns)
     lists = {"refs": "accepted_by_blob", "times": "accepted_by_time", "marks": "repair"}
     return exploded(
@@ -127,7 +167,7 @@ def of_identities(manifests: DataFrame, before_ns: int) -> DataFrame:
 
 
 def of_entries(entries: DataFrame, manifests: DataFrame, prints: DataFrame) -> DataFrame:
-    """Entries by time that cannot be read, or say of their batch what its manifest and its blob do not.
+    """Entries by time that cannot be read, or do not match the manifest and the blob of their batch.
 
     `entries` are the objects of that kind with what reading them gave, `prints` the fingerprints of the blobs.
     """
@@ -142,9 +182,9 @@ def of_entries(entries: DataFrame, manifests: DataFrame, prints: DataFrame) -> D
     held = entries.drop("sha256", "place").join(batches, ["digest", "at_ns"], how="inner")
     wrong = (
         "coalesce(problem, "
-        "if(told_sha256 != sha256 or told_bytes != frame_bytes, 'names another blob than its manifest', null), "
-        "if(told_samples != samples or told_first_ns != first_ns or told_last_ns != last_ns, "
-        "'tells other samples or times than its blob has', null))"
+        "if(entry_sha256 != sha256 or entry_bytes != frame_bytes, 'names another blob than its manifest', null), "
+        "if(entry_samples != samples or entry_first_ns != first_ns or entry_last_ns != last_ns, "
+        "'has other samples or times than its blob', null))"
     )
     rows = held.join(spans, ["sha256", "place"], how="left").withColumn("wrong", F.expr(wrong))
     return rows.filter(f"wrong is not null and wrong != '{GONE}'").selectExpr(
@@ -157,9 +197,9 @@ def named(listing: DataFrame) -> DataFrame:
     return keys.objects(listing, keys.OF_BLOBS).selectExpr("kind", *_ENTRY, *nulls(_EXTRA))
 
 
-def speaking(manifests: DataFrame, read: DataFrame | None = None) -> DataFrame:
-    """Every other row that speaks of a hash: manifests, references of manifests that say nothing themselves, and what
-    reading the blobs said."""
+def references(manifests: DataFrame, read: DataFrame | None = None) -> DataFrame:
+    """Every other row that refers to a hash: manifests, references of manifests that were not read, and the result of
+    reading the blobs."""
     known = manifests.filter("sha256 is not null and not young")
     silent = manifests.filter("sha256 is null or young").selectExpr("explode(refs) as ref")
     rows = [
@@ -177,7 +217,7 @@ def speaking(manifests: DataFrame, read: DataFrame | None = None) -> DataFrame:
             "exists(times, e -> e.at_ns = at_ns) as entered",
             "get(marks, 0).key as problem",
         ),
-        silent.selectExpr("'spoken' as kind", *(f"ref.{name} as {name}" for name in _ENTRY), *nulls(_EXTRA)),
+        silent.selectExpr("'reference' as kind", *(f"ref.{name} as {name}" for name in _ENTRY), *nulls(_EXTRA)),
     ]
     if read is not None:
         given = ("sha256", "place", "problem")
@@ -187,8 +227,8 @@ def speaking(manifests: DataFrame, read: DataFrame | None = None) -> DataFrame:
 
 
 def hashes(rows: DataFrame, only: DataFrame | None = None) -> DataFrame:
-    """Everything that speaks of one hash, side by side: the lists manifests, blobs, seen, conflicts, conflict_refs,
-    spoken and verified. `only` these hashes, if given."""
+    """Everything that refers to one hash, side by side: the lists manifests, blobs, seen, conflicts, conflict_refs,
+    unread_refs and verified. `only` these hashes, if given."""
     lists = [F.expr(those(kind)).alias(name) for kind, name in _LISTS.items()]
     chosen = rows if only is None else rows.join(only, "sha256", how="left_semi")
     return chosen.withColumn("entry", F.struct(*_ENTRY, *_EXTRA)).groupBy("sha256").agg(*lists)
@@ -197,98 +237,86 @@ def hashes(rows: DataFrame, only: DataFrame | None = None) -> DataFrame:
 def of_hashes(found: DataFrame, *, before_ns: int, ripe_ns: int) -> DataFrame:
     """Findings about blobs and their indexes. Orphans from before `ripe_ns` are candidates of garbage collection."""
     rows = found.selectExpr("*", "get(blobs, 0) as blob", "get(verified, 0) as read")
-    here, wrong, old = keys.blob_key("sha256"), _wrong("m"), settled("e", before_ns)
+    old = settled("e", before_ns)
+    return exploded(rows, *_of_manifests(), *_of_blobs(old, ripe_ns), *_of_conflicts(old))
+
+
+def _of_manifests() -> list[str]:
+    """Findings about the blob and the index entries of each accepted manifest, as SQL."""
+    here, wrong = keys.blob_key("sha256"), _wrong("m")
     sound = f"(blob is not null and {wrong} is null)"
-    alone = "size(manifests) + size(conflicts) + size(spoken) = 0"
+
+    def finding(when: str, made: str) -> str:
+        return each("manifests", "m", when, made)
+
+    def unindexed(kind: str, when: str, key: str) -> str:
+        size = "coalesce(blob.size_bytes, m.frame_bytes)"
+        return finding(when, made("unindexed", kind, key, "m.key", "m", "'is not in this index'", size=size))
+
+    lacking = made("missing", "raw_blob", here, "m.key", "m", "'an accepted batch lacks it'", size="m.frame_bytes")
+    corrupt = made("corrupt", "raw_blob", here, "m.key", "blob", wrong)
+    repaired = made("orphaned", "repair", "m.problem", "m.key", "m", "'the blob is good again'")
+    other_hour = "not exists(seen, s -> s.hour = m.hour)"
+    return [
+        finding("blob is null", lacking),
+        finding(f"blob is not null and {wrong} is not null", corrupt),
+        # Without its blob a batch has no span to index by time.
+        unindexed("accepted_by_time", f"{sound} and not m.entered", keys.by_time_key("m.key", "m.at_ns")),
+        unindexed("accepted_by_blob", "not m.referred", keys.by_blob_key("sha256", "m.place")),
+        unindexed("raw_blob_by_time", other_hour, keys.blob_by_time_key("sha256", "m.hour")),
+        finding(f"m.problem is not null and read is not null and {sound}", repaired),
+    ]
+
+
+def _of_blobs(old: str, ripe_ns: int) -> list[str]:
+    """Findings about blobs that nothing refers to, and index entries of missing blobs, as SQL."""
+    alone = "size(manifests) + size(conflicts) + size(unread_refs) = 0"
     why = (
         f"if(coalesce(blob.modified_ns, 0) <= {ripe_ns}, {text(CANDIDATE)}, "
         "'nothing refers to it; younger than the retry horizon')"
     )
-
-    def unindexed(kind: str, when: str, key: str) -> str:
-        size = "coalesce(blob.size_bytes, m.frame_bytes)"
-        return each(
-            "manifests", "m", when, made("unindexed", kind, key, "m.key", "m", "'is not in this index'", size=size)
-        )
-
-    return exploded(
-        rows,
-        each(
-            "manifests",
-            "m",
-            "blob is null",
-            made("missing", "raw_blob", here, "m.key", "m", "'an accepted batch lacks it'", size="m.frame_bytes"),
-        ),
-        each(
-            "manifests",
-            "m",
-            f"blob is not null and {wrong} is not null",
-            made("corrupt", "raw_blob", here, "m.key", "blob", wrong),
-        ),
-        # Without its blob a batch has no span to index by time.
-        unindexed("accepted_by_time", f"{sound} and not m.entered", keys.by_time_key("m.key", "m.at_ns")),
-        unindexed("accepted_by_blob", "not m.referred", keys.by_blob_key("sha256", "m.place")),
-        unindexed(
-            "raw_blob_by_time", "not exists(seen, s -> s.hour = m.hour)", keys.blob_by_time_key("sha256", "m.hour")
-        ),
-        each(
-            "manifests",
-            "m",
-            f"m.problem is not null and read is not null and {sound}",
-            made("orphaned", "repair", "m.problem", "m.key", "m", "'the blob is good again'"),
-        ),
-        each("blobs", "e", f"{alone} and {old}", made("orphaned", "raw_blob", "e.key", "''", "e", why)),
-        each(
-            "seen",
-            "e",
-            f"blob is null and {old}",
-            made("orphaned", "raw_blob_by_time", "e.key", "''", "e", text(NOTHING)),
-        ),
-        each(
-            "conflicts",
-            "e",
-            f"blob is null and {old}",
-            made("missing", "raw_blob", here, "e.key", "e", "'the submitted blob of a conflict is not there'"),
-        ),
-        each(
-            "conflicts",
-            "e",
-            f"{old} and not exists(conflict_refs, r -> r.place = e.place)",
-            made(
-                "unindexed",
-                "quarantine_by_blob",
-                keys.by_blob_key("sha256", "e.place", of="quarantine"),
-                "e.key",
-                "e",
-                "'the conflict has no reverse reference'",
-            ),
-        ),
-        each(
-            "conflict_refs",
-            "e",
-            f"{old} and not exists(conflicts, c -> c.place = e.place)",
-            made("orphaned", "quarantine_by_blob", "e.key", "''", "e", text(NOTHING)),
-        ),
-    )
+    orphan = made("orphaned", "raw_blob", "e.key", "''", "e", why)
+    dangling = made("orphaned", "raw_blob_by_time", "e.key", "''", "e", text(NOTHING))
+    return [
+        each("blobs", "e", f"{alone} and {old}", orphan),
+        each("seen", "e", f"blob is null and {old}", dangling),
+    ]
 
 
-def of_strangers(listing: DataFrame) -> DataFrame:
-    """Foreign objects, and delete markers where nothing may be deleted."""
-    strange = plain("foreign", "unknown", "'lies under a prefix of batches, and is not theirs'")
+def _of_conflicts(old: str) -> list[str]:
+    """Findings about the blobs of conflicts and their reverse references, as SQL."""
+    reason = "'the submitted blob of a conflict is missing'"
+    lacking = made("missing", "raw_blob", keys.blob_key("sha256"), "e.key", "e", reason)
+    reference = keys.by_blob_key("sha256", "e.place", prefix=QUARANTINE_BY_BLOB)
+    reason = "'the conflict has no reverse reference'"
+    unindexed = made("unindexed", "quarantine_by_blob", reference, "e.key", "e", reason)
+    dangling = made("orphaned", "quarantine_by_blob", "e.key", "''", "e", text(NOTHING))
+    no_reference = "not exists(conflict_refs, r -> r.place = e.place)"
+    no_conflict = "not exists(conflicts, c -> c.place = e.place)"
+    return [
+        each("conflicts", "e", f"blob is null and {old}", lacking),
+        each("conflicts", "e", f"{old} and {no_reference}", unindexed),
+        each("conflict_refs", "e", f"{old} and {no_conflict}", dangling),
+    ]
+
+
+def of_unknown_objects(listing: DataFrame) -> DataFrame:
+    """Unknown objects, and delete markers where nothing may be deleted."""
+    unknown = plain("foreign", "unknown", "'is under a prefix of batches, but does not have its layout'")
     hidden = plain("missing", "deleted", "'a delete marker hides it: its key could be taken again'")
-    return keys.foreign(listing).selectExpr(*strange).unionByName(keys.markers(listing).selectExpr(*hidden))
+    return keys.foreign(listing).selectExpr(*unknown).unionByName(keys.markers(listing).selectExpr(*hidden))
 
 
 def verified(prints: DataFrame) -> DataFrame:
-    """What reading the blobs said: sha256, problem, place."""
-    said = (F.first("problem").alias("problem"), F.first("place").alias("place"))
-    return prints.groupBy("sha256").agg(*said)
+    """The result of reading the blobs: sha256, problem, place."""
+    found = (F.first("problem").alias("problem"), F.first("place").alias("place"))
+    return prints.groupBy("sha256").agg(*found)
 
 
 def work(found: DataFrame) -> DataFrame:
-    """What is to be done about the findings: a manifest is mended once, however much is wrong with it."""
+    """The work for the findings: a manifest is repaired once, however many findings it has."""
     do = (
-        "case when startswith(referrer, 'accepted/v1/') then 'mend' "
+        f"case when startswith(referrer, '{ACCEPTED}') then 'mend' "
         "when kind = 'quarantine_by_blob' and finding = 'unindexed' then 'mend_quarantine' "
         f"when reason = {text(CANDIDATE)} then 'judge' end as do"
     )

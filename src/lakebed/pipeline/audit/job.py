@@ -1,11 +1,11 @@
-"""The audit: one listing, everything joined against it, and what came of it stored.
+"""The audit: one listing, everything joined against it, and the results stored.
 
     findings   → table audit/findings, replaced whole         bytes first
     work       → audit/v1/<id>/tasks/…jsonl                   bytes first
     the record → audit/v1/<id>/audit.json, created if absent  the one conditional write
     the last   → audit/v1/last.json, a register               derived
 
-An audit that dies leaves files that nothing refers to. The driver holds counts and the first findings, never the rest.
+An audit that dies leaves files that nothing refers to. The driver holds counts and the first findings only.
 """
 
 from __future__ import annotations
@@ -20,44 +20,50 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from lakebed.context import Context
+from lakebed.batches.paths import ACCEPTED, QUARANTINE, RAW_BLOBS
+from lakebed.core.context import Context
+from lakebed.core.errors import Unavailable
 from lakebed.delta.model import TableSpec
-from lakebed.errors import Unavailable
 from lakebed.pipeline.audit import counting, findings, keys, paths, reading
 from lakebed.pipeline.audit.conservation import prints
-from lakebed.pipeline.audit.conserver import Conserver, Dropped, Rolled, as_listed, rolled
+from lakebed.pipeline.audit.conservation_check import (
+    ConservationCheck,
+    DroppedSamples,
+    RollerState,
+    as_listed,
+    read_roller_state,
+)
 from lakebed.pipeline.audit.model import (
     AUDIT_SCHEMA,
     FINDINGS_SHOWN,
+    AuditFinding,
     AuditRecord,
     Conservation,
-    Finding,
-    Proof,
-    Total,
-    WorkFile,
+    FindingTotal,
+    FindingWorkFile,
+    GarbageProof,
 )
-from lakebed.pipeline.audit.settings import AuditSettings
-from lakebed.pipeline.audit.shelf import publish
-from lakebed.pipeline.lineage import Dataset, lineage_of
-from lakebed.pipeline.listing import Listing, cause, list_bucket
-from lakebed.pipeline.tables.location import Location
+from lakebed.pipeline.audit.stored import publish
+from lakebed.pipeline.settings import AuditSettings
 from lakebed.pipeline.tables.table import Table
-from lakebed.pipeline.tasks import in_arrow
+from lakebed.spark.lineage import Dataset, lineage_of
+from lakebed.spark.listing import Listing, cause, list_bucket
+from lakebed.spark.location import Location
+from lakebed.spark.tasks import in_arrow
 from lakebed.store.settings import StoreSettings
 
 WORK_LINES = 5_000  # of one file
-WORK_MAX = 1_000_000  # lines of one audit; what is more is left to the reconciler's own audit
+WORK_MAX = 1_000_000  # lines of one audit; the reconciler's own audit finds the rest
 MANIFESTS_PER_TASK = 200  # below, a task costs more to start than to run
 FINDINGS_PER_FILE = 200_000
-ROUNDS_MAX = 10  # lies that lead to one another, each found by reading the one before
+ROUNDS_MAX = 10  # wrong references that lead to one another, each found by reading the one before
 TASKS = 8  # that read objects: they wait for the bucket more than they work
 INVENTORY_MARGIN_NS = 86_400_000_000_000  # a report may lack what was written within a day before it
-WORK = "do string, key string, finding string"
 
 Batches = Iterator[Any]
 
 
-class Auditor:
+class BucketAuditor:
     """Audits the batches of one bucket. Synchronous, as Spark is: call it from a thread of its own."""
 
     def __init__(self, spark: SparkSession, context: Context) -> None:
@@ -65,7 +71,7 @@ class Auditor:
         self._settings = context.settings.of(AuditSettings)
         self._grace_s = self._settings.grace_s
         self._bucket = context.settings.of(StoreSettings)
-        self._rolled = Rolled()
+        self._roller = RollerState()
 
     def run(
         self,
@@ -73,27 +79,27 @@ class Auditor:
         horizon_s: float,
         listing: Listing | None = None,
         verify: bool = False,
-        dropped: Sequence[Dropped] = (),
+        dropped: Sequence[DroppedSamples] = (),
         grace_s: float | None = None,
     ) -> AuditRecord:
         """One audit, whole, from a listing taken now or one that is given.
 
         `verify` reads every manifest and blob, and compares all stages sample by sample; `dropped` are the numbers
-        that agents say they gave up, `grace_s` is another grace than that of the settings.
+        that agents report as given up, `grace_s` overrides the setting.
 
         Blobs that nothing refers to and that are older than `horizon_s` become candidates of garbage collection.
 
         What is wrong in the bucket is in the record; this raises only when the audit could not be made.
         """
         self._grace_s = self._settings.grace_s if grace_s is None else grace_s
-        # The roller's state first: whatever it says was committed is in a listing that begins later.
-        self._rolled = asyncio.run(rolled(self._context.store)) if verify else Rolled()
+        # The roller's state first: what it has committed is in a listing that starts later.
+        self._roller = asyncio.run(read_roller_state(self._context.store)) if verify else RollerState()
         taken = listing or list_bucket(self._spark, self._bucket, clock=self._context.clock)
-        read = [Dataset("accepted/v1"), Dataset("raw-blobs/v1")]
+        read = [Dataset(ACCEPTED.rstrip("/")), Dataset(RAW_BLOBS.rstrip("/"))]
         try:
             with lineage_of(self._context).job("audit", inputs=read) as run:
                 if listing is not None and verify:
-                    self._rolled = as_listed(self._rolled, taken.rows, self._through_ns(taken))
+                    self._roller = as_listed(self._roller, taken.rows, self._through_ns(taken))
                 record = self._audit(taken, verify, round(horizon_s * 1e9), dropped)
                 run.wrote("tables/audit/findings", rows=sum(total.objects for total in record.totals))
                 return record
@@ -103,10 +109,10 @@ class Auditor:
             if listing is None:
                 taken.close()
 
-    def _audit(self, taken: Listing, verify: bool, horizon_ns: int, dropped: Sequence[Dropped]) -> AuditRecord:
+    def _audit(self, taken: Listing, verify: bool, horizon_ns: int, dropped: Sequence[DroppedSamples]) -> AuditRecord:
         through_ns = self._through_ns(taken)
         audit_id = paths.audit_id(taken.began_ns, self._context.ids.token())
-        conserver = Conserver(self._spark, self._context, self._keep)
+        conserver = ConservationCheck(self._spark, self._context, self._keep)
         kept, fingerprints = Conservation(), None
         if verify:
             manifests = self._manifests(findings.identities(taken.rows, through_ns))
@@ -115,22 +121,22 @@ class Auditor:
                 manifests,
                 fingerprints,
                 taken.rows,
-                self._rolled,
+                self._roller,
                 judged_ns=through_ns,
                 grace_ns=round(self._grace_s * 1e9),
                 dropped=dropped,
             )
-            spoken = findings.speaking(manifests, findings.verified(fingerprints))
-            hashes = findings.hashes(spoken.unionByName(findings.named(taken.rows)))
+            referring = findings.references(manifests, findings.verified(fingerprints))
+            hashes = findings.hashes(referring.unionByName(findings.named(taken.rows)))
         else:
             sums, named = self._keep(counting.counted(taken.rows, through_ns)), findings.named(taken.rows)
             unsound = self._keep(counting.unsound_hashes(named.unionByName(counting.plain_manifests(sums))))
-            manifests, spoken, unsound = self._doubted(taken.rows, through_ns, sums, unsound)
-            hashes = findings.hashes(spoken.unionByName(named), unsound)
+            manifests, referring, unsound = self._doubted(taken.rows, through_ns, sums, unsound)
+            hashes = findings.hashes(referring.unionByName(named), unsound)
         found = (
             findings.of_identities(manifests, through_ns)
             .unionByName(findings.of_hashes(hashes, before_ns=through_ns, ripe_ns=through_ns - horizon_ns))
-            .unionByName(findings.of_strangers(taken.rows))
+            .unionByName(findings.of_unknown_objects(taken.rows))
         )
         if fingerprints is not None:
             found = found.unionByName(findings.of_entries(self._entries(taken.rows), manifests, fingerprints))
@@ -165,7 +171,7 @@ class Auditor:
         return record
 
     def _through_ns(self, taken: Listing) -> int:
-        """What was written up to here is judged: later ones may be half done, or listed in part."""
+        """Objects written up to here are checked: later ones may be incomplete, or listed in part."""
         if taken.source == "inventory":
             return taken.began_ns - INVENTORY_MARGIN_NS
         return taken.began_ns - round(self._grace_s * 1e9)
@@ -175,13 +181,13 @@ class Auditor:
     ) -> tuple[DataFrame, DataFrame, DataFrame]:
         """The identities that are not in order, as read; what they say of hashes; and the hashes to look at with them.
 
-        What is read may be a batch whose blob another manifest is said to have: then that one is read too.
+        A manifest that is read may refer to the blob of another manifest: then that one is read too.
         """
         strange = self._keep(counting.strange(sums, unsound))
         for _ in range(ROUNDS_MAX):
             manifests = self._manifests(findings.identities(listing, through_ns, strange))
-            spoken = self._keep(findings.speaking(manifests))
-            fresh = self._keep(spoken.select("sha256").join(unsound, "sha256", how="left_anti").distinct())
+            referring = self._keep(findings.references(manifests))
+            fresh = self._keep(referring.select("sha256").join(unsound, "sha256", how="left_anti").distinct())
             if fresh.isEmpty():
                 break
             unsound = self._keep(unsound.unionByName(fresh))
@@ -189,17 +195,17 @@ class Auditor:
             if more.count() == strange.count():
                 break
             strange = more
-        return manifests, spoken, unsound
+        return manifests, referring, unsound
 
     def _manifests(self, identities: DataFrame) -> DataFrame:
         """The identities with what their manifests say, which are read."""
         found = self._keep(identities)
-        asked = findings.judged(found)
-        tasks = min(TASKS, -(-asked.count() // MANIFESTS_PER_TASK))
-        if not tasks:  # the listing says it all
-            return self._keep(findings.told(found, self._spark.createDataFrame([], reading.MANIFESTS)))
-        read = in_arrow(asked.repartition(tasks), reading.reading_manifests(self._bucket), reading.MANIFESTS)
-        return self._keep(findings.told(found, read))
+        manifests = findings.judged(found)
+        tasks = min(TASKS, -(-manifests.count() // MANIFESTS_PER_TASK))
+        if not tasks:  # the listing shows everything
+            return self._keep(findings.with_manifests(found, self._spark.createDataFrame([], reading.MANIFESTS)))
+        read = in_arrow(manifests.repartition(tasks), reading.reading_manifests(self._bucket), reading.MANIFESTS)
+        return self._keep(findings.with_manifests(found, read))
 
     def _prints(self, listing: DataFrame) -> DataFrame:
         """The fingerprints of every blob: the one time that they are read."""
@@ -209,27 +215,27 @@ class Auditor:
     def _entries(self, listing: DataFrame) -> DataFrame:
         """The entries by time, with what each of them says."""
         listed = keys.objects(listing, ("accepted_by_time",))
-        asked = listed.select("key").repartition(TASKS)
-        return listed.join(in_arrow(asked, reading.reading_entries(self._bucket), reading.ENTRIES), "key", how="inner")
+        entries = listed.select("key").repartition(TASKS)
+        return listed.join(
+            in_arrow(entries, reading.reading_entries(self._bucket), reading.ENTRIES), "key", how="inner"
+        )
 
-    def _totals(self, found: DataFrame) -> tuple[Total, ...]:
+    def _totals(self, found: DataFrame) -> tuple[FindingTotal, ...]:
         rows = (
             found.groupBy("finding", "kind").agg(F.count("*").alias("n"), F.sum("size_bytes").alias("size")).collect()
         )
         made = [
-            Total(row["finding"], row["kind"], row["n"], row["size"] or 0, is_wrong(row["finding"], row["kind"]))
+            FindingTotal(row["finding"], row["kind"], row["n"], row["size"] or 0, is_wrong(row["finding"], row["kind"]))
             for row in rows
         ]
         return tuple(sorted(made, key=lambda total: (not total.wrong, total.finding, total.kind)))
 
-    def _tabulate(self, found: DataFrame, audit_id: str, totals: tuple[Total, ...]) -> None:
+    def _tabulate(self, found: DataFrame, audit_id: str, totals: tuple[FindingTotal, ...]) -> None:
         table = Table(
             self._spark,
             TableSpec(paths.FINDINGS_TABLE, found.schema.json()),
-            store=self._context.store,
+            self._context,
             location=Location.of(self._bucket),
-            clock=self._context.clock,
-            ids=self._context.ids,
         )
         if totals:
             files = -(-sum(total.objects for total in totals) // FINDINGS_PER_FILE)
@@ -237,7 +243,7 @@ class Auditor:
         else:
             table.replace_by([], note=audit_id)
 
-    def _work(self, found: DataFrame, audit_id: str) -> tuple[tuple[WorkFile, ...], int]:
+    def _work(self, found: DataFrame, audit_id: str) -> tuple[tuple[FindingWorkFile, ...], int]:
         """Writes what is to be done, from the executors, and gives the files and how many lines were left out."""
         wanted = self._keep(findings.work(found).limit(WORK_MAX))
         count = wanted.count()
@@ -247,25 +253,25 @@ class Auditor:
         spread = wanted.repartition(max(1, -(-count // (WORK_LINES * 4))), "do")
         task = writing(Location.of(self._bucket), paths.work_folder(audit_id))
         rows = in_arrow(spread.sortWithinPartitions("do", "key"), task, "file string").collect()
-        files = [msgspec.json.decode(row["file"], type=WorkFile) for row in rows]
+        files = [msgspec.json.decode(row["file"], type=FindingWorkFile) for row in rows]
         return tuple(sorted(files, key=lambda file: (file.do, file.key))), left
 
-    def _shown(self, found: DataFrame, totals: tuple[Total, ...]) -> tuple[tuple[Finding, ...], int]:
+    def _shown(self, found: DataFrame, totals: tuple[FindingTotal, ...]) -> tuple[tuple[AuditFinding, ...], int]:
         rows = found.orderBy("finding", "kind", "key").limit(FINDINGS_SHOWN).collect() if totals else []
-        return tuple(Finding(**row.asDict()) for row in rows), sum(total.objects for total in totals) - len(rows)
+        return tuple(AuditFinding(**row.asDict()) for row in rows), sum(total.objects for total in totals) - len(rows)
 
-    def _proof(self, taken: Listing, through_ns: int, left: int) -> Proof:
-        counted = keys.standing(taken.rows).agg(
-            F.count_if(F.col("key").startswith("accepted/v1/")),
-            F.count_if(F.col("key").startswith("quarantine/v1/identity-conflict/")),
+    def _proof(self, taken: Listing, through_ns: int, left: int) -> GarbageProof:
+        counted = keys.visible(taken.rows).agg(
+            F.count_if(F.col("key").startswith(ACCEPTED)),
+            F.count_if(F.col("key").startswith(QUARANTINE)),
         )
         accepted, quarantined = counted.first() or (0, 0)
-        return Proof(through_ns, taken.source, accepted, quarantined, whole=left == 0)
+        return GarbageProof(through_ns, taken.source, accepted, quarantined, whole=left == 0)
 
     def _keep(self, frame: DataFrame) -> DataFrame:
         """The frame, computed now and kept on disk, cut off from how it was made: a plan over kept frames that carries
-        all their plans costs more to make than to run. Lost with an executor, it fails the audit, which says nothing
-        then."""
+        all their plans costs more to make than to run. If an executor is lost with it, the audit fails without a
+        result."""
         return frame.localCheckpoint(eager=True, storageLevel=StorageLevel.DISK_ONLY)
 
 
@@ -289,7 +295,7 @@ def writing(location: Location, folder: str) -> Callable[[Batches], Batches]:
             key = f"{folder}{do}-{uuid.uuid4()}.jsonl"
             with filesystem.open_output_stream(location.path(key)) as sink:
                 sink.write(b"\n".join(waiting[do]) + b"\n")
-            return msgspec.json.encode(WorkFile(key, do, len(waiting.pop(do)))).decode()
+            return msgspec.json.encode(FindingWorkFile(key, do, len(waiting.pop(do)))).decode()
 
         for batch in batches:
             done = []

@@ -1,7 +1,7 @@
-"""The key layout of batches in Spark's SQL: what a listing alone tells. Pure transforms of frames.
+"""The keys of `lakebed.batches.paths` as Spark SQL: what a listing alone shows. Pure transforms of frames.
 
-The layout is docs/formats/accepted-batch.md; a test holds these against the keys that the batches part writes.
-What lies under a prefix of ours and does not fit its layout is foreign. Functions that build a key take and give SQL.
+A test compares these with the keys that the batches part writes. An object under a prefix of batches that does not have
+its layout is foreign. Functions that build a key take and return SQL.
 """
 
 from __future__ import annotations
@@ -10,52 +10,54 @@ from collections.abc import Sequence
 
 from pyspark.sql import DataFrame
 
+from lakebed.batches import paths
+
 PLACE = "agent=(?:[0-9a-f]{2})+/boot=(?:[0-9a-f]{2})+/[0-9]{20}-[0-9]{20}"
 SHA = "[0-9a-f]{64}"
 FAN = f"sha256/[0-9a-f]{{2}}/[0-9a-f]{{2}}/{SHA}"
 HOUR = "date=[0-9]{4}-[0-9]{2}-[0-9]{2}/hour=[0-9]{2}"
 
 # kind: prefix, the rest, and where each field is behind the prefix: (offset, length); no length: up to `.json`.
-# Everything but a place has a fixed width, so a key that fits is cut up without a second look.
+# Everything but a place has a fixed width, so a key that fits is split by position.
 LAYOUT: dict[str, tuple[str, str, dict[str, tuple[int, int]]]] = {
-    "accepted": ("accepted/v1/", rf"{PLACE}\.json", {"place": (0, 0)}),
+    "accepted": (paths.ACCEPTED, rf"{PLACE}\.json", {"place": (0, 0)}),
     "accepted_by_time": (
-        "accepted-by-time/v1/",
+        paths.ACCEPTED_BY_TIME,
         rf"{HOUR}/[0-9]{{20}}-[0-9a-f]{{32}}\.json",
         {"hour": (0, 23), "at": (24, 20), "name": (45, 32)},
     ),
-    "accepted_by_blob": ("accepted-by-blob/v1/", rf"{FAN}/{PLACE}\.json", {"sha256": (13, 64), "place": (78, 0)}),
-    "raw_blob": ("raw-blobs/v1/", rf"{FAN}\.lmbatch", {"sha256": (13, 64)}),
+    "accepted_by_blob": (paths.ACCEPTED_BY_BLOB, rf"{FAN}/{PLACE}\.json", {"sha256": (13, 64), "place": (78, 0)}),
+    "raw_blob": (paths.RAW_BLOBS, rf"{FAN}\.lmbatch", {"sha256": (13, 64)}),
     "raw_blob_by_time": (
-        "raw-blobs-by-time/v1/",
+        paths.RAW_BLOBS_BY_TIME,
         rf"{HOUR}/sha256={SHA}\.json",
         {"hour": (0, 23), "sha256": (31, 64)},
     ),
     "quarantine": (
-        "quarantine/v1/identity-conflict/",
+        paths.QUARANTINE,
         rf"{PLACE}/{SHA}\.json",
         {"place": (0, -65), "sha256": (-64, 64)},
     ),
-    "quarantine_by_blob": ("quarantine-by-blob/v1/", rf"{FAN}/{PLACE}\.json", {"sha256": (13, 64), "place": (78, 0)}),
-    "repair": ("repairs/v1/raw-blob/", rf"{PLACE}\.json", {"place": (0, 0)}),
+    "quarantine_by_blob": (paths.QUARANTINE_BY_BLOB, rf"{FAN}/{PLACE}\.json", {"sha256": (13, 64), "place": (78, 0)}),
+    "repair": (paths.REPAIRS, rf"{PLACE}\.json", {"place": (0, 0)}),
 }
 OF_IDENTITIES = ("accepted", "accepted_by_blob", "accepted_by_time", "repair")
 OF_BLOBS = ("raw_blob", "raw_blob_by_time", "quarantine", "quarantine_by_blob")
-# Folders that a store shows as empty objects are none.
-STANDING = "is_latest and not is_delete_marker and not (endswith(key, '/') and coalesce(size_bytes, 0) = 0)"
+# Some stores list folders as empty objects: they are left out.
+VISIBLE = "is_latest and not is_delete_marker and not (endswith(key, '/') and coalesce(size_bytes, 0) = 0)"
 
 
-def standing(listing: DataFrame) -> DataFrame:
+def visible(listing: DataFrame) -> DataFrame:
     """The objects that a reader of the bucket sees now."""
-    return listing.filter(STANDING)
+    return listing.filter(VISIBLE)
 
 
 def objects(listing: DataFrame, kinds: Sequence[str]) -> DataFrame:
-    """The objects of these kinds, with what their keys say: kind, key, size_bytes, modified_ns, place, digest, at_ns,
-    hour, sha256; null where a kind has no such thing."""
+    """The objects of these kinds and the fields of their keys: kind, key, size_bytes, modified_ns, place, digest,
+    at_ns, hour, sha256; null where a kind does not have it."""
     cut = [f"{_cut(kinds, field)} as {field}" for field in ("place", "name", "at", "hour", "sha256")]
-    found = _claimed(listing, kinds).filter(_fits(kinds)).selectExpr("kind", "key", "size_bytes", "modified_ns", *cut)
-    told = found.selectExpr(
+    found = _under(listing, kinds).filter(_fits(kinds)).selectExpr("kind", "key", "size_bytes", "modified_ns", *cut)
+    named = found.selectExpr(
         "kind",
         "key",
         "size_bytes",
@@ -66,25 +68,25 @@ def objects(listing: DataFrame, kinds: Sequence[str]) -> DataFrame:
         "hour",
         "sha256",
     )
-    return told.filter(f"kind != 'accepted_by_time' or {_at_home('at_ns')}")
+    return named.filter(f"kind != 'accepted_by_time' or {_at_home('at_ns')}")
 
 
 def foreign(listing: DataFrame) -> DataFrame:
-    """What lies under our prefixes and is not ours."""
+    """Objects under the prefixes of batches that do not have their layout."""
     every = tuple(LAYOUT)
     hour, at = _cut(("accepted_by_time",), "hour"), f"try_cast({_cut(('accepted_by_time',), 'at')} as bigint)"
     astray = f"kind = 'accepted_by_time' and not coalesce({_at_home(at, hour)}, false)"
-    return _claimed(listing, every).filter(f"not ({_fits(every)}) or ({astray})")
+    return _under(listing, every).filter(f"not ({_fits(every)}) or ({astray})")
 
 
 def markers(listing: DataFrame) -> DataFrame:
     """Delete markers that hide an accepted manifest or a raw blob: their keys could be taken again."""
-    hidden = "startswith(key, 'accepted/v1/') or startswith(key, 'raw-blobs/v1/')"
+    hidden = f"startswith(key, '{paths.ACCEPTED}') or startswith(key, '{paths.RAW_BLOBS}')"
     return listing.filter(f"is_latest and is_delete_marker and ({hidden})")
 
 
 def accepted_key(place: str) -> str:
-    return f"concat('accepted/v1/', {place}, '.json')"
+    return f"concat('{paths.ACCEPTED}', {place}, '.json')"
 
 
 def digest(key: str) -> str:
@@ -98,24 +100,24 @@ def hour_of(at_ns: str) -> str:
 
 
 def blob_key(sha256: str) -> str:
-    return f"concat('raw-blobs/v1/', {_fan(sha256)}, '.lmbatch')"
+    return f"concat('{paths.RAW_BLOBS}', {_fan(sha256)}, '.lmbatch')"
 
 
 def by_time_key(accepted: str, at_ns: str) -> str:
     name = f"lpad(cast({at_ns} as string), 20, '0'), '-', {digest(accepted)}, '.json'"
-    return f"concat('accepted-by-time/v1/', {hour_of(at_ns)}, '/', {name})"
+    return f"concat('{paths.ACCEPTED_BY_TIME}', {hour_of(at_ns)}, '/', {name})"
 
 
-def by_blob_key(sha256: str, place: str, *, of: str = "accepted") -> str:
-    return f"concat('{of}-by-blob/v1/', {_fan(sha256)}, '/', {place}, '.json')"
+def by_blob_key(sha256: str, place: str, *, prefix: str = paths.ACCEPTED_BY_BLOB) -> str:
+    return f"concat('{prefix}', {_fan(sha256)}, '/', {place}, '.json')"
 
 
 def blob_by_time_key(sha256: str, hour: str) -> str:
-    return f"concat('raw-blobs-by-time/v1/', {hour}, '/sha256=', {sha256}, '.json')"
+    return f"concat('{paths.RAW_BLOBS_BY_TIME}', {hour}, '/sha256=', {sha256}, '.json')"
 
 
 def _at_home(at_ns: str, hour: str = "hour") -> str:
-    """Whether an entry by time is in its own hour: in another one no reader would look for it."""
+    """Whether an entry by time is in its own hour: in another hour no reader would find it."""
     return f"{hour} = {hour_of(at_ns)}"
 
 
@@ -123,11 +125,11 @@ def _fan(sha256: str) -> str:
     return f"concat('sha256/', substring({sha256}, 1, 2), '/', substring({sha256}, 3, 2), '/', {sha256})"
 
 
-def _claimed(listing: DataFrame, kinds: Sequence[str]) -> DataFrame:
-    """What lies under these kinds' prefixes, with the kind that it claims to be."""
+def _under(listing: DataFrame, kinds: Sequence[str]) -> DataFrame:
+    """The objects under these kinds' prefixes, with the kind of the prefix."""
     under = " or ".join(f"startswith(key, '{LAYOUT[kind][0]}')" for kind in kinds)
     cases = " ".join(f"when startswith(key, '{LAYOUT[kind][0]}') then '{kind}'" for kind in kinds)
-    return listing.filter(f"{STANDING} and ({under})").selectExpr("*", f"case {cases} end as kind")
+    return listing.filter(f"{VISIBLE} and ({under})").selectExpr("*", f"case {cases} end as kind")
 
 
 def _fits(kinds: Sequence[str]) -> str:

@@ -1,7 +1,8 @@
-"""What an audit says, as it is stored and as it is served: docs/formats/audit.md.
+"""The record of an audit, as it is stored and served: docs/formats/audit.md.
 
 A finding is one object that is missing, corrupt, orphaned, unindexed or foreign. A total is how many of one sort there
-are, and how many bytes they hold. Work is what the reconciler or the sweeper does about it.
+are, and how many bytes they hold. Work is what the reconciler or the sweeper does about it
+(`mend`, `mend_quarantine`, `judge`).
 """
 
 from __future__ import annotations
@@ -10,16 +11,13 @@ from typing import Literal
 
 import msgspec
 
-Sort = Literal["missing", "corrupt", "orphaned", "unindexed", "foreign"]
-Deed = Literal["mend", "mend_quarantine", "judge"]
-
 AUDIT_SCHEMA: Literal["lakebed.audit.v1"] = "lakebed.audit.v1"
 LOSSES_SHOWN = 1000  # rows of conservation that are wrong and are listed in the record; all are in the table
 FINDINGS_SHOWN = 1000  # likewise of findings
 
 
-class Finding(msgspec.Struct, frozen=True):
-    """`key` is the object that is missing or wrong, `referrer` the manifest that speaks of it."""
+class AuditFinding(msgspec.Struct, frozen=True):
+    """`key` is the object that is missing or wrong, `referrer` the manifest that refers to it."""
 
     finding: str
     kind: str
@@ -30,7 +28,7 @@ class Finding(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class Total(msgspec.Struct, frozen=True):
+class FindingTotal(msgspec.Struct, frozen=True):
     """`size_bytes` adds up what is known of their sizes. `wrong`: these make the audit fail."""
 
     finding: str
@@ -40,7 +38,7 @@ class Total(msgspec.Struct, frozen=True):
     wrong: bool
 
 
-class WorkFile(msgspec.Struct, frozen=True):
+class FindingWorkFile(msgspec.Struct, frozen=True):
     """A file of work, one JSON line each: `do`, `key`, `finding`."""
 
     key: str
@@ -48,8 +46,8 @@ class WorkFile(msgspec.Struct, frozen=True):
     lines: int
 
 
-class Proof(msgspec.Struct, frozen=True):
-    """What garbage collection asks for: everything accepted and quarantined up to here was seen by this audit.
+class GarbageProof(msgspec.Struct, frozen=True):
+    """What garbage collection requires: this audit has read everything accepted and quarantined up to `through_ns`.
 
     It holds when the work of this audit is done. `through_ns` is before the listing began, by the grace of its source.
     """
@@ -61,7 +59,7 @@ class Proof(msgspec.Struct, frozen=True):
     whole: bool  # nothing had to be left out
 
 
-class Conserved(msgspec.Struct, frozen=True):
+class ConservationRow(msgspec.Struct, frozen=True):
     """One agent and hour: how many samples each stage has, and what was lost, doubled or changed on the way to it."""
 
     agent_id: str
@@ -73,9 +71,9 @@ class Conserved(msgspec.Struct, frozen=True):
     lost: dict[str, int] = {}
     doubled: dict[str, int] = {}
     changed: dict[str, int] = {}
-    waiting: int = 0  # accepted, and bronze has not come to them yet
+    waiting: int = 0  # accepted, and not loaded into bronze yet
     expired: int = 0  # accepted, and older than bronze keeps
-    explained: int = 0  # an agent says that it gave them up
+    explained: int = 0  # an agent reports them as given up
     checksum: str = ""  # of the accepted samples, order-independent: two sums in hex
 
     @property
@@ -97,7 +95,7 @@ class Conservation(msgspec.Struct, frozen=True):
     doubled: dict[str, int] = {}
     changed: dict[str, int] = {}
     explained: int = 0
-    rows: tuple[Conserved, ...] = ()
+    rows: tuple[ConservationRow, ...] = ()
     rows_left_out: int = 0
 
     @property
@@ -118,17 +116,17 @@ class AuditRecord(msgspec.Struct, frozen=True):
     objects: int
     size_bytes: int
     prefixes: dict[str, int]
-    totals: tuple[Total, ...]
-    findings: tuple[Finding, ...]
+    totals: tuple[FindingTotal, ...]
+    findings: tuple[AuditFinding, ...]
     findings_left_out: int
-    proof: Proof
-    work: tuple[WorkFile, ...]
+    proof: GarbageProof
+    work: tuple[FindingWorkFile, ...]
     work_left_out: int
     conservation: Conservation
-    unseen: tuple[str, ...] = ()  # what an audit of this sort cannot see, in words
+    unseen: tuple[str, ...] = ()  # what this kind of audit cannot see, as text
 
 
-class Last(msgspec.Struct, frozen=True):
+class LatestAudit(msgspec.Struct, frozen=True):
     """The register that names the last completed audit; empty: there was none yet."""
 
     audit_id: str = ""

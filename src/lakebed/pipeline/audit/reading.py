@@ -1,7 +1,7 @@
-"""What executors read of an audit's doubtful objects: manifests, and frames checked against their hash.
+"""What executors read for an audit: manifests, entries by time, rollups, and frames checked against their hash.
 
-Whatever is wrong with an object becomes the `problem` of its row, with its key: the job goes on. Only a store that does
-not answer ends it, because an audit that could not look must not say that nothing is there.
+What is wrong with an object becomes the `problem` of its row, with its key, and the job continues. Only a store that
+does not answer ends it, because an audit that could not read an object must not report it as missing.
 """
 
 from __future__ import annotations
@@ -9,27 +9,26 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
 
-from lakebed.errors import Corrupt, Invalid, NotFound
-from lakebed.frame.arrow import record_batch, schema
-from lakebed.frame.codec import decode
-from lakebed.frame.index import decode_index
-from lakebed.frame.model import Limits
-from lakebed.frame.rollup import decode_rollup
-from lakebed.store.reader import Reader
+from lakebed.batches import paths
+from lakebed.batches.codec.arrow import record_batch, schema
+from lakebed.batches.codec.frame import decode
+from lakebed.batches.model import AcceptedBatch, AcceptedByTime, BatchIdentity, FrameLimits
+from lakebed.core.errors import Corrupt, Invalid, NotFound
+from lakebed.rollups import paths as rollup_paths
+from lakebed.rollups.codec.chunk import decode_index, decode_rollup
+from lakebed.rollups.model import StoredChunk
+from lakebed.store.reader import BucketReader
 from lakebed.store.settings import StoreSettings
 
 READS_AT_ONCE = 8  # of one task
 MANIFEST_BYTES_MAX = 64 * 1024
 FRAME_BYTES_MAX = 256 * 1024**2
 # What was accepted under larger limits than today's is still read.
-ANY_FRAME = Limits(frame_bytes=FRAME_BYTES_MAX, body_bytes=1024**3, samples=50_000_000, series=10_000_000)
-SCHEMA = "lightmetrics.accepted_batch.v1"
-ENTRY_SCHEMA = "lightmetrics.accepted_by_time.v1"
-ROLLUP_SCHEMA = "lightmetrics.rollup_manifest.v1"
+ANY_FRAME = FrameLimits(frame_bytes=FRAME_BYTES_MAX, body_bytes=1024**3, samples=50_000_000, series=10_000_000)
 
 MANIFESTS = "digest string, key string, read_sha256 string, read_at_ns bigint, frame_bytes bigint, problem string"
 SAMPLES = (
@@ -43,39 +42,15 @@ ROLLUPS = (
 COVERS = "key string, problem string, what string, name string, size_bytes bigint"
 CHUNKS = "key string, problem string"
 ENTRIES = (
-    "key string, problem string, told_sha256 string, told_bytes bigint, told_samples bigint, told_first_ns bigint, "
-    "told_last_ns bigint"
+    "key string, problem string, entry_sha256 string, entry_bytes bigint, entry_samples bigint, entry_first_ns bigint, "
+    "entry_last_ns bigint"
 )
 
+GONE = "gone since it was listed"
+OTHER_BATCH = "does not match its key"
+
 Batches = Iterator[Any]
-
-
-class ManifestFields(msgspec.Struct, frozen=True):
-    """An accepted manifest, as far as an audit needs it."""
-
-    schema: str
-    agent_id: str
-    boot_id: str
-    seq_start: int
-    seq_end: int
-    frame_sha256: str
-    frame_bytes: int
-    raw_blob_key: str
-    accepted_at_unix_ns: int
-
-
-class EntryFields(msgspec.Struct, frozen=True):
-    """An entry by time."""
-
-    schema: str
-    accepted_manifest_key: str
-    frame_sha256: str
-    raw_blob_key: str
-    frame_bytes: int
-    samples: int
-    accepted_at_unix_ns: int
-    first_time_unix_ns: int
-    last_time_unix_ns: int
+R = TypeVar("R")
 
 
 def reading_manifests(settings: StoreSettings) -> Callable[[Batches], Batches]:
@@ -84,7 +59,7 @@ def reading_manifests(settings: StoreSettings) -> Callable[[Batches], Batches]:
     def read(batches: Batches) -> Batches:
         import pyarrow as pa
 
-        reader = Reader(settings)
+        reader = BucketReader(settings)
         names = [column.split()[0] for column in MANIFESTS.split(",")]
         with ThreadPoolExecutor(READS_AT_ONCE) as pool:
             for batch in batches:
@@ -103,7 +78,7 @@ def reading_samples(settings: StoreSettings) -> Callable[[Batches], Batches]:
     """The task from `key` and `sha256` of blobs to SAMPLES: the samples of a good frame, one row for a bad one."""
 
     def read(batches: Batches) -> Batches:
-        reader = Reader(settings)
+        reader = BucketReader(settings)
         with ThreadPoolExecutor(READS_AT_ONCE) as pool:
             for batch in batches:
                 blobs = list(zip(batch["key"].to_pylist(), batch["sha256"].to_pylist(), strict=True))
@@ -114,41 +89,43 @@ def reading_samples(settings: StoreSettings) -> Callable[[Batches], Batches]:
     return read
 
 
-def _manifest(reader: Reader, key: str) -> tuple[str | None, int | None, int | None, str | None]:
+def _manifest(reader: BucketReader, key: str) -> tuple[str | None, int | None, int | None, str | None]:
     try:
-        data = reader.get(key, bytes_max=MANIFEST_BYTES_MAX)
+        found = _record(reader.get(key, bytes_max=MANIFEST_BYTES_MAX), AcceptedBatch)
     except NotFound:
-        return None, None, None, "gone since it was listed"
+        return None, None, None, GONE
     except Corrupt as error:
         return None, None, None, error.message
-    try:
-        found = msgspec.json.decode(data, type=ManifestFields)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
-        return None, None, None, _unread(data, error, SCHEMA)
-    if found.schema != SCHEMA:
-        return None, None, None, f"schema {found.schema[:80]!r} is not known here"
-    if f"accepted/v1/{place_of(found.agent_id, found.boot_id, found.seq_start, found.seq_end)}.json" != key:
-        return None, None, None, "speaks of another batch"
+    if paths.accepted_key(found.identity) != key:
+        return None, None, None, OTHER_BATCH
     return found.frame_sha256, found.accepted_at_unix_ns, found.frame_bytes, None
 
 
-def _unread(data: bytes, error: Exception, schema: str) -> str:
-    """Why a record cannot be read: a later schema may well have other fields, and says so first."""
+def _record(data: bytes, kind: type[R]) -> R:
+    """The record in these bytes. Raises Corrupt; a later schema may have other fields, so it is named first."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise Corrupt(_unknown_schema(data, kind) or f"does not decode: {error}") from error
+
+
+def _unknown_schema(data: bytes, kind: type[Any]) -> str:
+    (known,) = get_args(get_type_hints(kind)["schema"])
     try:
         named = msgspec.json.decode(data, type=dict).get("schema")
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError):
-        return f"does not decode: {error}"
-    return f"schema {str(named)[:80]!r} is not known here" if named != schema else f"does not decode: {error}"
+        return ""
+    return f"schema {str(named)[:80]!r} is not known here" if named != known else ""
 
 
-def _samples(reader: Reader, key: str, sha256: str) -> Any:
+def _samples(reader: BucketReader, key: str, sha256: str) -> Any:
     try:
         frame = reader.get(key, bytes_max=FRAME_BYTES_MAX)
-        if (seen := hashlib.sha256(frame).hexdigest()) != sha256:
-            raise Corrupt(f"holds bytes with another hash, {seen}")
+        if (digest := hashlib.sha256(frame).hexdigest()) != sha256:
+            raise Corrupt(f"holds bytes with another hash, {digest}")
         return _rows(sha256, decode(frame, ANY_FRAME))
     except NotFound:
-        return _problem(sha256, "gone since it was listed")
+        return _problem(sha256, GONE)
     except (Corrupt, Invalid) as error:
         return _problem(sha256, error.message)
 
@@ -156,8 +133,7 @@ def _samples(reader: Reader, key: str, sha256: str) -> Any:
 def _rows(sha256: str, batch: Any) -> Any:
     import pyarrow as pa
 
-    rows, count, named = record_batch(batch), batch.columns.samples, batch.identity
-    place = place_of(named.agent_id, named.boot_id, named.seq_start, named.seq_end)
+    rows, count, place = record_batch(batch), batch.columns.samples, place_of(batch.identity)
     arrays = [pa.repeat(sha256, count), pa.nulls(count, pa.string()), pa.repeat(place, count)]
     arrays += [rows[name].cast(pa.int32()) if name == "kind" else rows[name] for name in schema().names]
     return pa.record_batch(arrays, names=["sha256", "problem", "place", *schema().names])
@@ -172,9 +148,9 @@ def _problem(sha256: str, problem: str) -> Any:
     return pa.record_batch(arrays, names=["sha256", "problem", "place", *kinds])
 
 
-def place_of(agent_id: str, boot_id: str, seq_start: int, seq_end: int) -> str:
-    """Where a batch is in every key that names it."""
-    return f"agent={agent_id.encode().hex()}/boot={boot_id.encode().hex()}/{seq_start:020d}-{seq_end:020d}"
+def place_of(identity: BatchIdentity) -> str:
+    """The part that every key of a batch has: agent, boot and sequence numbers."""
+    return paths.accepted_key(identity).removeprefix(paths.ACCEPTED).removesuffix(".json")
 
 
 def reading_rollups(settings: StoreSettings) -> Callable[[Batches], Batches]:
@@ -196,27 +172,22 @@ def reading_chunks(settings: StoreSettings) -> Callable[[Batches], Batches]:
 
 
 def reading_entries(settings: StoreSettings) -> Callable[[Batches], Batches]:
-    """The task from `key` of entries by time to ENTRIES: what each tells of its batch, or its problem."""
+    """The task from `key` of entries by time to ENTRIES: what each says of its batch, or its problem."""
     return _reading(settings, _entry)
-
-
-class RollupChunk(msgspec.Struct, frozen=True):
-    key: str
-    size: int
 
 
 class RollupCovers(msgspec.Struct, frozen=True):
     """The manifest of a generation of rollups, as far as an audit needs it."""
 
-    schema: str
+    schema: Literal["lightmetrics.rollup_manifest.v1"]
     covers: tuple[str, ...]
-    chunks: tuple[RollupChunk, ...] = ()
-    index: tuple[RollupChunk, ...] = ()
+    chunks: tuple[StoredChunk, ...] = ()
+    index: tuple[StoredChunk, ...] = ()
 
 
-def _reading(settings: StoreSettings, one: Callable[[Reader, str], Any]) -> Callable[[Batches], Batches]:
+def _reading(settings: StoreSettings, one: Callable[[BucketReader, str], Any]) -> Callable[[Batches], Batches]:
     def read(batches: Batches) -> Batches:
-        reader = Reader(settings)
+        reader = BucketReader(settings)
         with ThreadPoolExecutor(READS_AT_ONCE) as pool:
             for batch in batches:
                 found = batch["key"].to_pylist()
@@ -227,7 +198,7 @@ def _reading(settings: StoreSettings, one: Callable[[Reader, str], Any]) -> Call
     return read
 
 
-def _rollup(reader: Reader, key: str) -> Any:
+def _rollup(reader: BucketReader, key: str) -> Any:
     import pyarrow as pa
 
     kinds = [pa.string(), pa.string(), pa.string(), pa.string(), pa.int64(), *[pa.float64()] * 3]
@@ -235,7 +206,7 @@ def _rollup(reader: Reader, key: str) -> Any:
     try:
         table = decode_rollup(reader.get(key, bytes_max=FRAME_BYTES_MAX))
     except NotFound:
-        return _bad(names, kinds, key, "gone since it was listed")
+        return _bad(names, kinds, key, GONE)
     except (Corrupt, Invalid) as error:
         return _bad(names, kinds, key, error.message)
     sums = table.group_by("agent_id").aggregate([("count", "sum"), ("sum", "sum"), ("min", "min"), ("max", "max")])
@@ -247,59 +218,62 @@ def _rollup(reader: Reader, key: str) -> Any:
     return pa.record_batch([column.cast(kind) for column, kind in zip(flat, kinds, strict=True)], names=names)
 
 
-def _chunk(reader: Reader, key: str) -> Any:
+def _chunk(reader: BucketReader, key: str) -> Any:
     import pyarrow as pa
 
     names, kinds = ["key", "problem"], [pa.string()] * 2
     try:
-        (decode_index if key.startswith("index/") else decode_rollup)(reader.get(key, bytes_max=FRAME_BYTES_MAX))
+        (decode_index if key.startswith(rollup_paths.INDEX) else decode_rollup)(
+            reader.get(key, bytes_max=FRAME_BYTES_MAX)
+        )
     except NotFound:
-        return _bad(names, kinds, key, "gone since it was listed")
+        return _bad(names, kinds, key, GONE)
     except (Corrupt, Invalid) as error:
         return _bad(names, kinds, key, error.message)
     return pa.record_batch([pa.array([], kind) for kind in kinds], names=names)
 
 
-def _entry(reader: Reader, key: str) -> Any:
+def _entry(reader: BucketReader, key: str) -> Any:
     import pyarrow as pa
 
     names = [column.split()[0] for column in ENTRIES.split(",")]
     kinds = [*[pa.string()] * 3, *[pa.int64()] * 4]
     try:
-        data = reader.get(key, bytes_max=MANIFEST_BYTES_MAX)
+        found = _record(reader.get(key, bytes_max=MANIFEST_BYTES_MAX), AcceptedByTime)
     except NotFound:
-        return _bad(names, kinds, key, "gone since it was listed")
+        return _bad(names, kinds, key, GONE)
     except Corrupt as error:
         return _bad(names, kinds, key, error.message)
-    try:
-        found = msgspec.json.decode(data, type=EntryFields)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
-        return _bad(names, kinds, key, _unread(data, error, ENTRY_SCHEMA))
-    if found.schema != ENTRY_SCHEMA:
-        return _bad(names, kinds, key, f"schema {found.schema[:80]!r} is not known here")
-    digest = hashlib.sha256(found.accepted_manifest_key.encode()).hexdigest()[:32]
-    if not key.endswith(f"/{found.accepted_at_unix_ns:020d}-{digest}.json"):
-        return _bad(names, kinds, key, "speaks of another batch")
-    if not found.raw_blob_key.endswith(f"/{found.frame_sha256}.lmbatch"):
+    if _by_time_key(found) != key:
+        return _bad(names, kinds, key, OTHER_BATCH)
+    if found.raw_blob_key != paths.blob_key(found.frame_sha256):
         return _bad(names, kinds, key, "names a blob under another hash than its own")
     times = (found.first_time_unix_ns, found.last_time_unix_ns)
-    told = (key, None, found.frame_sha256, found.frame_bytes, found.samples, *times)
-    return pa.record_batch([pa.array([value], kind) for value, kind in zip(told, kinds, strict=True)], names=names)
+    row = (key, None, found.frame_sha256, found.frame_bytes, found.samples, *times)
+    return pa.record_batch([pa.array([value], kind) for value, kind in zip(row, kinds, strict=True)], names=names)
 
 
-def _covers(reader: Reader, key: str) -> Any:
+def _by_time_key(entry: AcceptedByTime) -> str:
+    """The key that an entry by time must have; empty when it names no manifest."""
+    try:
+        identity = paths.identity_of(entry.accepted_manifest_key)
+    except Invalid:
+        return ""
+    if paths.accepted_key(identity) != entry.accepted_manifest_key:
+        return ""
+    return paths.accepted_by_time_key(identity, entry.accepted_at_unix_ns)
+
+
+def _covers(reader: BucketReader, key: str) -> Any:
     import pyarrow as pa
 
     names, kinds = ["key", "problem", "what", "name", "size_bytes"], [*[pa.string()] * 4, pa.int64()]
     try:
-        data = reader.get(key, bytes_max=FRAME_BYTES_MAX)
-        found = msgspec.json.decode(data, type=RollupCovers)
-        if found.schema != ROLLUP_SCHEMA:
-            return _bad(names, kinds, key, f"schema {found.schema[:80]!r} is not known here")
+        found = _record(reader.get(key, bytes_max=FRAME_BYTES_MAX), RollupCovers)
     except NotFound:
-        return _bad(names, kinds, key, "gone since it was listed")
-    except (Corrupt, msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
-        return _bad(names, kinds, key, f"does not decode: {error}")
+        return _bad(names, kinds, key, GONE)
+    except Corrupt as error:
+        return _bad(names, kinds, key, error.message)
     rows: list[tuple[str, str, int | None]] = [("batch", manifest_id, None) for manifest_id in found.covers]
     rows += [("rollup", chunk.key, chunk.size) for chunk in found.chunks]
     rows += [("index", chunk.key, chunk.size) for chunk in found.index]

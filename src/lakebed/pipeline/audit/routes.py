@@ -8,10 +8,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from lakebed.context import Component, Context, Health
+from lakebed.core.context import Component, Context, Health
+from lakebed.core.http import json_response, operation
 from lakebed.pipeline.audit.model import AuditRecord
-from lakebed.pipeline.audit.shelf import last_audit
-from lakebed.wire import json_answer, operation
+from lakebed.pipeline.audit.stored import last_audit
 
 READ = "audit:read"
 
@@ -33,10 +33,10 @@ class Audits:
     async def health(self) -> Health:
         return Health("ok")
 
-    @operation("The last completed audit; 404 when there was none yet.", answer=AuditRecord)
+    @operation("The last completed audit; 404 when there was none yet.", answer=AuditRecord, right=READ)
     async def _last(self, request: Request) -> Response:
         request.state.principal.demand(READ)
-        return json_answer(await last_audit(self._context))
+        return json_response(await last_audit(self._context))
 
 
 def component(context: Context) -> Component:

@@ -1,7 +1,7 @@
 """What executors do with a table's files: write Parquet under fresh names, read the files of a snapshot.
 
 Both are functions from Arrow batches to Arrow batches (`mapInArrow`): no Python loop per row. Files written by a job
-that never commits are orphans that nothing refers to; vacuum sweeps them.
+that never commits are orphans that nothing refers to; vacuum deletes them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from lakebed.delta.model import DataFile, TableSpec, key_of, path_of
-from lakebed.pipeline.tables.location import Location
+from lakebed.spark.location import Location
 
 ROWS_PER_FILE_MAX = 2_000_000
 BYTES_PER_FILE_MAX = 128 * 1024 * 1024  # of Arrow memory, before Parquet makes it smaller
@@ -163,7 +163,7 @@ def _bounds(part: Any, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, 
 
 
 def shown(moment: datetime) -> str:
-    """A moment in UTC as it stands in a bound: microseconds, so that it sorts as text."""
+    """A moment in UTC as it is written in a bound: microseconds, so that it sorts as text."""
     return moment.strftime("%Y-%m-%dT%H:%M:%S.%f") + "Z"
 
 
@@ -176,12 +176,12 @@ def _json(value: Any) -> Any:
     if isinstance(value, float):
         return value if value == value and abs(value) != float("inf") else None
     if isinstance(value, str):
-        return value if len(value) <= 256 else None  # a cut bound would be wrong, a long one is dead weight
+        return value if len(value) <= 256 else None  # a cut bound would be wrong, a long one too large
     return None if isinstance(value, (bytes, Decimal)) else value
 
 
 def _folder(value: str | None) -> str:
-    """A readable folder name; the partition's true value stands in the log, so nothing needs to be decoded from it."""
+    """A readable folder name; the log has the partition's value, so nothing needs to be decoded from the folder."""
     return "__HIVE_DEFAULT_PARTITION__" if value is None else re.sub(r"[^A-Za-z0-9._-]", "_", value)[:64]
 
 

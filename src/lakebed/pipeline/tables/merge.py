@@ -13,7 +13,7 @@ import msgspec
 
 from lakebed.delta.model import DataFile, TableSpec, key_of
 from lakebed.pipeline.tables.files import Batches, write_files
-from lakebed.pipeline.tables.location import Location
+from lakebed.spark.location import Location
 
 ROWS_MAX = 500_000  # of what comes, in each task's memory
 FILES_MAX = 256  # of the table, each read by one task
@@ -40,12 +40,12 @@ def merging(spec: TableSpec, location: Location, load: Load, schema: Any) -> Cal
         filesystem = location.filesystem()
         coming = None
         for batch in batches:
-            told = []
+            results = []
             for path in batch["path"].to_pylist():
                 coming = load(filesystem) if coming is None else coming
                 if path == COMING:
                     written = write_files(coming, spec, location, filesystem) if coming.num_rows else []
-                    told.append(Merged(path, coming.num_rows, tuple(written)))
+                    results.append(Merged(path, coming.num_rows, tuple(written)))
                     continue
                 key = key_of(spec.root, path)
                 found = pq.read_table(location.path(key), filesystem=filesystem, partitioning=None)
@@ -53,8 +53,10 @@ def merging(spec: TableSpec, location: Location, load: Load, schema: Any) -> Cal
                 rest = without(held, coming, spec.keys)
                 gone = held.num_rows - rest.num_rows
                 written = write_files(rest, spec, location, filesystem) if gone and rest.num_rows else []
-                told.append(Merged(path, gone, tuple(written)))
-            yield pa.RecordBatch.from_arrays([pa.array([msgspec.json.encode(one).decode() for one in told])], ["file"])
+                results.append(Merged(path, gone, tuple(written)))
+            yield pa.RecordBatch.from_arrays(
+                [pa.array([msgspec.json.encode(one).decode() for one in results])], ["file"]
+            )
 
     return merge
 

@@ -12,12 +12,12 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from lakebed.context import make_context
-from lakebed.delta.model import Batch, TableSpec
-from lakebed.pipeline.tables.location import Location
+from lakebed.core.settings import Settings
+from lakebed.delta.model import TableSpec, WriteBatch
 from lakebed.pipeline.tables.table import Table
-from lakebed.settings import Settings
+from lakebed.spark.location import Location
 from lakebed.store.settings import StoreSettings
+from lakebed.wiring.context import make_context
 
 
 class TableSink:
@@ -36,16 +36,14 @@ class TableSink:
 
     def __call__(self, rows: DataFrame, number: int) -> None:
         wanted = rows.select(*self.spec.columns)
-        self.table(rows.sparkSession).append(wanted, Batch(self._application, number))
+        self.table(rows.sparkSession).append(wanted, WriteBatch(self._application, number))
 
     def table(self, spark: SparkSession) -> Table:
         """The table on this session; opened once in each process."""
         if self._table is None or self._table.spark is not spark:
             context = make_context(self._settings, role="stream")
             location = Location.of(self._settings.of(StoreSettings))
-            self._table = Table(
-                spark, self.spec, store=context.store, location=location, clock=context.clock, ids=context.ids
-            )
+            self._table = Table(spark, self.spec, context, location=location)
         return self._table
 
     def __getstate__(self) -> dict[str, Any]:

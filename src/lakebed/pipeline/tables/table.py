@@ -1,7 +1,7 @@
 """One table: append, upsert by key, replace, and reads at a pinned version.
 
 Executors write Parquet first; the version becomes true when the driver creates the table's next log entry, only if
-absent. A writer that loses that race looks at what won: an append goes on behind it, everything else is planned again.
+absent. A writer that loses that race reads the winning version: an append follows it, everything else is planned again.
 A batch that was applied before changes nothing.
 
 A spec with more columns than the table has adds them, as nullable, in the version that first writes them. Any other
@@ -21,16 +21,15 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 from pyspark.sql.types import StructType
 
-from lakebed.clock import Clock, now_ms
+from lakebed.core.clock import now_ms
+from lakebed.core.errors import AlreadyExists, Invalid, Overloaded, Stale
 from lakebed.delta import history
 from lakebed.delta.log import Commit, Raced, encode, fields_of, grows, log_key, overlapping
-from lakebed.delta.model import Batch, Change, Committed, DataFile, Snapshot, TableSpec
-from lakebed.errors import AlreadyExists, Invalid, Overloaded, Stale
-from lakebed.ids import Ids
-from lakebed.pipeline.tables import files, merge, upkeep
-from lakebed.pipeline.tables.location import Location
-from lakebed.pipeline.tasks import in_arrow
-from lakebed.store.protocol import Store
+from lakebed.delta.model import CommitResult, DataFile, Snapshot, TableSpec, VersionChange, WriteBatch
+from lakebed.pipeline.tables import compaction, files, merge
+from lakebed.spark.location import Location
+from lakebed.spark.tasks import in_arrow
+from lakebed.store.runtime import StoreRuntime
 
 RACES_MAX = 30  # commits that others may make before ours gives up as Overloaded
 FILES_PER_TASK = 4
@@ -45,17 +44,15 @@ class Table:
         self,
         spark: SparkSession,
         spec: TableSpec,
+        runtime: StoreRuntime,
         *,
-        store: Store,
         location: Location,
-        clock: Clock,
-        ids: Ids,
         known: Snapshot | None = None,
     ) -> None:
         """`known` is any earlier snapshot of the table: reading goes on from it."""
         self.spec = spec
-        self.spark, self._store, self.location = spark, store, location
-        self._clock, self._ids = clock, ids
+        self.spark, self._store, self.location = spark, runtime.store, location
+        self._clock, self._ids = runtime.clock, runtime.ids
         self._known = known
 
     def snapshot(self, version: int | None = None) -> Snapshot:
@@ -82,50 +79,52 @@ class Table:
         brought = _wait(history.brought(self._store, self.spec.root, after, until))
         return self.rows_of(brought, self.columns_of(state), state)
 
-    def changes(self, after: int, until: int) -> list[Change]:
+    def changes(self, after: int, until: int) -> list[VersionChange]:
         """What each version after `after` up to `until` did, in order. Raises NotFound for a missing version."""
 
-        async def read() -> list[Change]:
+        async def read() -> list[VersionChange]:
             return [await history.change(self._store, self.spec.root, n) for n in range(after + 1, until + 1)]
 
         return _wait(read())
 
-    def applied(self, batch: Batch) -> Committed | None:
+    def applied(self, batch: WriteBatch) -> CommitResult | None:
         """What this batch did, if it was applied before."""
         return self._repeated(batch)
 
-    def append(self, rows: DataFrame, batch: Batch | None = None) -> Committed:
+    def append(self, rows: DataFrame, batch: WriteBatch | None = None) -> CommitResult:
         """Adds the rows. With a batch, exactly once."""
         return self._repeated(batch) or self.append_files(self.write(rows), batch)
 
-    def append_files(self, written: Sequence[DataFile], batch: Batch | None = None, *, note: str = "") -> Committed:
+    def append_files(
+        self, written: Sequence[DataFile], batch: WriteBatch | None = None, *, note: str = ""
+    ) -> CommitResult:
         """The same with files that executors have written already, with this spec's columns."""
         total = sum(file.rows for file in written)
         commit = Commit("WRITE", adds=tuple(written), batch=batch, rows_inserted=total, note=note)
-        return self.commit(lambda _: commit, lambda _: Committed(0, total, 0, len(written)), batch, rebase=True)
+        return self.commit(lambda _: commit, lambda _: CommitResult(0, total, 0, len(written)), batch, rebase=True)
 
     def replace(
         self,
         rows: DataFrame,
-        batch: Batch | None = None,
+        batch: WriteBatch | None = None,
         *,
         note: str = "",
         unless: Callable[[Snapshot], bool] = lambda state: False,
-    ) -> Committed:
+    ) -> CommitResult:
         """Makes these rows the whole table, with this spec's schema. With a batch, exactly once.
 
-        `unless` looks at the table that would be replaced: when it says yes, nothing is changed (`repeated`).
+        `unless` is given the table that would be replaced: when it returns true, nothing is changed (`repeated`).
         """
         return self._repeated(batch) or self.replace_by(self.write(rows), batch, note=note, unless=unless)
 
     def replace_by(
         self,
         written: Sequence[DataFile],
-        batch: Batch | None = None,
+        batch: WriteBatch | None = None,
         *,
         note: str = "",
         unless: Callable[[Snapshot], bool] = lambda state: False,
-    ) -> Committed:
+    ) -> CommitResult:
         """The same with files that executors have written already, with this spec's columns."""
         total = sum(file.rows for file in written)
 
@@ -137,15 +136,15 @@ class Table:
             counts = {"rows_inserted": total, "rows_replaced": state.rows}
             return msgspec.structs.replace(commit, overwrites=True, note=note, **counts)
 
-        def result(commit: Commit) -> Committed:
+        def result(commit: Commit) -> CommitResult:
             gone = sum(file.rows for file in commit.removes)
-            return Committed(0, total, gone, len(commit.adds), len(commit.removes))
+            return CommitResult(0, total, gone, len(commit.adds), len(commit.removes))
 
         return self.commit(plan, result, batch, rebase=True)
 
     def insert_files(
-        self, written: Sequence[DataFile], batch: Batch | None, *, bounds: tuple[Any, Any] | None
-    ) -> Committed | None:
+        self, written: Sequence[DataFile], batch: WriteBatch | None, *, bounds: tuple[Any, Any] | None
+    ) -> CommitResult | None:
         """Adds files whose first keys lie within the bounds, if no file of the table may hold such a key.
 
         None: one may, so nothing was committed; upsert the rows instead.
@@ -158,13 +157,13 @@ class Table:
             return Commit("MERGE", tuple(written), batch=batch, rows_inserted=total)
 
         try:
-            return self.commit(plan, lambda commit: Committed(0, total, 0, len(commit.adds)), batch, rebase=True)
+            return self.commit(plan, lambda commit: CommitResult(0, total, 0, len(commit.adds)), batch, rebase=True)
         except _Overlaps:
             return None
 
     def upsert(
-        self, rows: DataFrame, batch: Batch | None = None, *, bounds: tuple[Any, Any] | None = None
-    ) -> Committed:
+        self, rows: DataFrame, batch: WriteBatch | None = None, *, bounds: tuple[Any, Any] | None = None
+    ) -> CommitResult:
         """Inserts rows with new keys and replaces rows whose keys are there. Keys must be unique in `rows`.
 
         Only files that hold one of the keys are written again. `bounds` is the range of the first key in `rows`, where
@@ -186,7 +185,7 @@ class Table:
                 inserted = sum(file.rows for file in written) - sum(file.rows for file in touched)
                 commit = Commit("MERGE", tuple(written), tuple(touched), batch)
                 commit = msgspec.structs.replace(commit, rows_inserted=inserted, rows_replaced=replaced)
-                result = Committed(0, inserted, replaced, len(written), len(touched))
+                result = CommitResult(0, inserted, replaced, len(written), len(touched))
                 try:
                     return self.commit_on(state, commit, result, batch)
                 except Raced:
@@ -196,7 +195,9 @@ class Table:
                 rows.unpersist()
         raise Overloaded(f"table {self.spec.name} changed under an upsert {RACES_MAX} times")
 
-    def merge(self, load: merge.Load, batch: Batch | None, *, bounds: tuple[Any, Any] | None) -> Committed | None:
+    def merge(
+        self, load: merge.Load, batch: WriteBatch | None, *, bounds: tuple[Any, Any] | None
+    ) -> CommitResult | None:
         """An upsert of few rows, which each task loads for itself. None: too many files may hold them, so upsert."""
         schema = StructType.fromJson(msgspec.json.decode(self.spec.schema_json))
         types = to_arrow_schema(schema, timezone="UTC")
@@ -208,36 +209,36 @@ class Table:
             candidates = {file.path: file for file in self._candidates(state, bounds)}
             if len(candidates) > merge.FILES_MAX or state.partition_by:
                 return None
-            asked = self.spark.createDataFrame([(path,) for path in (merge.COMING, *candidates)], "path string")
+            sources = self.spark.createDataFrame([(path,) for path in (merge.COMING, *candidates)], "path string")
             task = merge.merging(self.spec, self.location, load, types)
-            rows = in_arrow(asked, task, files.WRITTEN).collect()
-            told = [msgspec.json.decode(row["file"], type=merge.Merged) for row in rows]
-            coming = sum(one.rows for one in told if one.path == merge.COMING)
-            touched = tuple(candidates[one.path] for one in told if one.path != merge.COMING and one.rows)
-            replaced = sum(one.rows for one in told if one.path != merge.COMING)
-            written = tuple(file for one in told for file in one.files)
+            rows = in_arrow(sources, task, files.WRITTEN).collect()
+            merged = [msgspec.json.decode(row["file"], type=merge.Merged) for row in rows]
+            coming = sum(one.rows for one in merged if one.path == merge.COMING)
+            touched = tuple(candidates[one.path] for one in merged if one.path != merge.COMING and one.rows)
+            replaced = sum(one.rows for one in merged if one.path != merge.COMING)
+            written = tuple(file for one in merged for file in one.files)
             commit = Commit("MERGE", written, touched, batch)
             commit = msgspec.structs.replace(commit, rows_inserted=coming - replaced, rows_replaced=replaced)
-            result = Committed(0, coming - replaced, replaced, len(written), len(touched))
+            result = CommitResult(0, coming - replaced, replaced, len(written), len(touched))
             try:
                 return self.commit_on(state, commit, result, batch)
             except Raced:
                 continue
         raise Overloaded(f"table {self.spec.name} changed under a merge {RACES_MAX} times")
 
-    def remove_before(self, column: str, moment: datetime) -> Committed:
+    def remove_before(self, column: str, moment: datetime) -> CommitResult:
         """Removes the rows whose timestamp in `column` is before the moment; rows without one stay.
 
         Files that are old as a whole leave the log without being read; a file that is old in part is written again.
         """
-        return upkeep.remove_before(self, column, moment)
+        return compaction.remove_before(self, column, moment)
 
-    def compact(self, *, file_bytes: int = upkeep.FILE_BYTES, dry_run: bool = False) -> Committed:
+    def compact(self, *, file_bytes: int = compaction.FILE_BYTES, dry_run: bool = False) -> CommitResult:
         """Joins small files into files of about `file_bytes`. Rows stay as they are, and so do older versions.
 
         Gives what was, or with `dry_run` would be, done; `repeated` when there is nothing to join.
         """
-        return upkeep.compact(self, file_bytes=file_bytes, dry_run=dry_run)
+        return compaction.compact(self, file_bytes=file_bytes, dry_run=dry_run)
 
     def _candidates(self, state: Snapshot, bounds: tuple[Any, Any] | None) -> list[DataFile]:
         """The files that may hold keys within the bounds of the first key."""
@@ -322,14 +323,14 @@ class Table:
             raise Stale(f"table {self.spec.name} has another schema at version {state.version} than its writer knows")
         return len(fields_of(self.spec.schema_json)) > len(fields_of(state.schema_json))
 
-    def _repeated(self, batch: Batch | None, state: Snapshot | None = None) -> Committed | None:
+    def _repeated(self, batch: WriteBatch | None, state: Snapshot | None = None) -> CommitResult | None:
         """The answer for a batch that was applied before; for one that is written once, the first answer again."""
         state = state or self.snapshot()
         if batch is None:
             return None
         at = state.applied.get(batch.application, -1)
         if batch.number is not None and at >= batch.number:
-            return Committed(state.version, repeated=True)
+            return CommitResult(state.version, repeated=True)
         if batch.after is not None and batch.after != at:
             raise Stale(
                 f"{batch.application!r} has written batch {at} to {self.spec.name}, not {batch.after} as its last"
@@ -337,22 +338,24 @@ class Table:
         if batch.number is not None or at == -1:
             return None
         done = _wait(history.change(self._store, self.spec.root, at))
-        return Committed(at, done.rows_inserted, done.rows_replaced, repeated=True)
+        return CommitResult(at, done.rows_inserted, done.rows_replaced, repeated=True)
 
-    def commit_on(self, state: Snapshot, commit: Commit, result: Committed, batch: Batch | None) -> Committed:
+    def commit_on(
+        self, state: Snapshot, commit: Commit, result: CommitResult, batch: WriteBatch | None
+    ) -> CommitResult:
         """Creates the entry that was planned on this very state. Raises Raced."""
         return self.commit(lambda _: commit, lambda _: result, batch, on=state)
 
     def commit(
         self,
         plan: Callable[[Snapshot], Commit | None],
-        result: Callable[[Commit], Committed],
-        batch: Batch | None,
+        result: Callable[[Commit], CommitResult],
+        batch: WriteBatch | None,
         *,
         rebase: bool = False,
         on: Snapshot | None = None,
-    ) -> Committed:
-        """Creates the next log entry. Loses a race: with `rebase` plans again on what won, otherwise raises Raced."""
+    ) -> CommitResult:
+        """Creates the next log entry. After a lost race it plans again (`rebase`) or raises Raced."""
         attempt = self._ids.token()
         for _ in range(RACES_MAX):
             state = on or self.snapshot()
@@ -360,7 +363,7 @@ class Table:
                 return done
             commit = plan(state)
             if commit is None:
-                return Committed(state.version, repeated=True)
+                return CommitResult(state.version, repeated=True)
             if state.version == -1:
                 commit = msgspec.structs.replace(commit, spec=self.spec, table_id=self._ids.uuid())
             elif not commit.overwrites and self._growing(state):

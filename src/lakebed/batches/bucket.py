@@ -1,0 +1,146 @@
+"""The bucket's protection of accepted batches: the policy for given roles, and the checks of `lakebed doctor`.
+
+The policy denies, so it holds whatever else is allowed: no write under accepted/v1/ without If-None-Match, no copy into
+it, no delete in it, no delete of raw blobs but by the garbage collection role, collectors only under their prefixes.
+Only the completing request of a multipart upload carries the condition, so its other requests are exempt. The function
+is pure: the caller prints or applies the policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lakebed.batches import paths
+from lakebed.core import trail
+from lakebed.core.context import Context, Diagnosis
+from lakebed.core.errors import Invalid, LakebedError
+from lakebed.rollups.paths import INDEX, MANIFESTS, ROLLUP
+from lakebed.store import admin
+from lakebed.store.admin import BucketConfiguration, LifecycleRule
+from lakebed.store.settings import StoreSettings
+
+DELETES = ["s3:DeleteObject", "s3:DeleteObjectVersion"]
+ENCRYPTIONS = ("", "AES256", "aws:kms", "aws:kms:dsse")
+OWN = ("reconciler/v1/", "repairs/v1/", "rollup-work/v1/", "roller/v1/", "gc/v1/", trail.ROOT, "lakebed/")
+COLLECTORS_WRITE = (
+    paths.ACCEPTED,
+    paths.ACCEPTED_BY_TIME,
+    paths.ACCEPTED_BY_BLOB,
+    paths.RAW_BLOBS,
+    paths.RAW_BLOBS_BY_TIME,
+    "quarantine/v1/",
+    paths.QUARANTINE_BY_BLOB,
+    MANIFESTS,
+    ROLLUP,
+    INDEX,
+    *OWN,
+)
+
+
+def bucket_policy(
+    bucket: str,
+    *,
+    prefix: str = "",
+    collectors: Sequence[str],
+    sweepers: Sequence[str],
+    encryption: str = "",
+    conditional_blobs: bool = False,
+) -> dict[str, Any]:
+    """The policy as S3 takes it. `collectors` and `sweepers` are role ARNs; `prefix` is the deployment's folder."""
+    if not collectors or not sweepers:
+        raise Invalid("a policy needs at least one collector role and one garbage collection role")
+    for arn in (*collectors, *sweepers):
+        if not arn.startswith("arn:"):
+            raise Invalid(f"{arn!r} is not an ARN", hint="arn:aws:iam::123456789012:role/name")
+    if encryption not in ENCRYPTIONS:
+        raise Invalid(f"encryption {encryption!r} is not one of {', '.join(ENCRYPTIONS[1:])}")
+    root = f"arn:aws:s3:::{bucket}/" + (f"{prefix.strip('/')}/" if prefix else "")
+    accepted, blobs = f"{root}{paths.ACCEPTED}*", f"{root}{paths.RAW_BLOBS}*"
+    conditional = [accepted, blobs] if conditional_blobs else [accepted]
+    unconditional = {"Null": {"s3:if-none-match": "true"}, "Bool": {"s3:ObjectCreationOperation": "true"}}
+    copied = {"Null": {"s3:x-amz-copy-source": "false"}}
+    others = {"ArnNotEquals": {"aws:PrincipalArn": list(sweepers)}}
+    collecting = {"ArnEquals": {"aws:PrincipalArn": list(collectors)}}
+    kept = [accepted, f"{root}quarantine/v1/*"]
+    statements = [
+        _deny("CreateOnlyIfAbsent", ["s3:PutObject"], conditional, unconditional),
+        _deny("NoCopyIntoAccepted", ["s3:PutObject"], [accepted], copied),
+        _deny("NothingAcceptedIsDeleted", DELETES, kept, None),
+        _deny("OnlyGarbageCollectionDeletesBlobs", DELETES, [blobs], others),
+        _deny("CollectorsStayAtHome", ["s3:PutObject", *DELETES], [], collecting)
+        | {"NotResource": [f"{root}{folder}*" for folder in COLLECTORS_WRITE]},
+    ]
+    del statements[-1]["Resource"]
+    if encryption:
+        missing = {"StringNotEquals": {"s3:x-amz-server-side-encryption": encryption}}
+        statements.append(_deny("Encrypted", ["s3:PutObject"], [f"{root}*"], missing))
+    return {"Version": "2012-10-17", "Statement": statements}
+
+
+def _deny(sid: str, actions: list[str], resources: list[str], condition: dict[str, Any] | None) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "Sid": sid,
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": actions,
+        "Resource": resources,
+    }
+    return made | ({"Condition": condition} if condition else {})
+
+
+PROTECTED = (paths.ACCEPTED, paths.RAW_BLOBS)
+
+
+async def checks(context: Context) -> Sequence[Diagnosis]:
+    """Versioning, delete markers and lifecycle rules of protected prefixes. Warns when the bucket cannot be checked."""
+    settings = context.settings.of(StoreSettings)
+    if not settings.url.startswith("s3://"):
+        return [Diagnosis("batches: bucket", "pass", "this store has no versions and no lifecycle rules")]
+    folder = f"{settings.prefix.rstrip('/')}/" if settings.prefix else ""
+    try:
+        state = await admin.bucket_state(settings, [folder + prefix for prefix in PROTECTED])
+    except LakebedError as error:
+        return [Diagnosis("batches: bucket", "warn", f"the bucket could not be checked: {error.message}", error.hint)]
+    return [versioning(state), delete_markers(state), lifecycle(state, folder)]
+
+
+def versioning(state: BucketConfiguration) -> Diagnosis:
+    if not state.versioned:
+        return Diagnosis("batches: versioning", "pass", "off: a free key means that no batch was accepted under it")
+    return Diagnosis(
+        "batches: versioning",
+        "warn",
+        "on: deleting an accepted manifest would leave a marker, and its identity could be accepted again",
+        "deny DeleteObject and DeleteObjectVersion there: lakebed bucket policy",
+    )
+
+
+def delete_markers(state: BucketConfiguration) -> Diagnosis:
+    if not state.delete_markers:
+        return Diagnosis("batches: delete markers", "pass", "none on accepted manifests and raw blobs")
+    return Diagnosis(
+        "batches: delete markers",
+        "fail",
+        f"{len(state.delete_markers)} or more, the first on {state.delete_markers[0]!r}",
+        "delete the markers to restore the objects, and find out who deleted them",
+    )
+
+
+def lifecycle(state: BucketConfiguration, folder: str = "") -> Diagnosis:
+    """Expiry rules that reach a protected prefix; aborting incomplete uploads is the only rule allowed there."""
+    bad = [rule for rule in state.rules if rule.expires and _reaches(rule, folder)]
+    if not bad:
+        return Diagnosis("batches: lifecycle", "pass", f"{len(state.rules)} rules, none expires what was accepted")
+    return Diagnosis(
+        "batches: lifecycle",
+        "fail",
+        "; ".join(f"rule {rule.id!r} expires {rule.prefix or 'everything'!r}" for rule in bad),
+        "give these rules a prefix that holds neither accepted/v1/ nor raw-blobs/v1/",
+    )
+
+
+def _reaches(rule: LifecycleRule, folder: str) -> bool:
+    return rule.enabled and any(
+        (folder + prefix).startswith(rule.prefix) or rule.prefix.startswith(folder + prefix) for prefix in PROTECTED
+    )

@@ -1,0 +1,232 @@
+"""A world of agents, collectors, reconcilers and sweepers on one bucket, where anything may fail or die at any await.
+
+Checked after every step: one manifest per identity and it never changes; no answer 200 without a manifest whose blob is
+there and matches; nothing accepted ever loses its blob; a batch reaches live state at most once per collector.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import Any
+
+import msgspec
+
+from lakebed.batches import acceptance, paths
+from lakebed.batches.acceptance import Submission
+from lakebed.batches.acceptor import Acceptor
+from lakebed.batches.codec.frame import columns_of, decode, encode
+from lakebed.batches.derived_writes import DerivedWrites
+from lakebed.batches.model import AcceptedBatch, BatchIdentity, Compression, IdentityConflict, Sample
+from lakebed.batches.reconciler import Reconciler
+from lakebed.batches.sweeper import BlobSweeper
+from lakebed.core.errors import LakebedError
+from lakebed.sim.faults import CALM
+from lakebed.sim.world import Process, World
+
+CRASH = 0.006
+HORIZON_S = 20.0  # short enough that writers stall past it
+DERIVED = (paths.ACCEPTED_BY_TIME, paths.ACCEPTED_BY_BLOB, paths.RAW_BLOBS_BY_TIME)
+
+
+def submission(agent: str, number: int, value: float) -> Submission:
+    frame = encode(
+        BatchIdentity(agent, "boot", number, number), columns_of([Sample("m", number, value)]), Compression.NONE
+    )
+    return acceptance.submission(frame, decode(frame))
+
+
+class AcceptanceInvariants:
+    """What acceptance guarantees, checked after every step."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._manifests: dict[str, tuple[str, AcceptedBatch]] = {}
+        self.acknowledged: dict[BatchIdentity, str] = {}
+        self.refused: dict[BatchIdentity, set[str]] = {}
+        world.invariant("batches", self.complaint)
+
+    def complaint(self) -> str | None:
+        found = {info.key: info for info in self._world.keys(paths.ACCEPTED)}
+        for key, (etag, _) in self._manifests.items():
+            if key not in found or found[key].etag != etag:
+                return f"the accepted manifest {key} changed or went away"
+        for key, info in found.items():
+            if key not in self._manifests:
+                stored = self._world.peek(key)
+                assert stored is not None
+                self._manifests[key] = (info.etag, msgspec.json.decode(stored.data, type=AcceptedBatch))
+            blob = self._world.peek(self._manifests[key][1].raw_blob_key)
+            if blob is None:
+                return f"{key} is accepted and its blob is gone"
+            if hashlib.sha256(blob.data).hexdigest() != self._manifests[key][1].frame_sha256:
+                return f"{key} is accepted and its blob is not what was accepted"
+        return None
+
+    def answered(self, submitted: Submission) -> None:
+        """Called at every 200: a manifest with these bytes must exist now."""
+        stored = self._world.peek(paths.accepted_key(submitted.batch.identity))
+        self._world.check(stored is not None, "200 was answered and nothing is accepted")
+        assert stored is not None
+        existing = msgspec.json.decode(stored.data, type=AcceptedBatch)
+        self._world.check(existing.frame_sha256 == submitted.sha256, "200 was answered for other bytes than accepted")
+        self._world.check(self._world.peek(submitted.blob_key) is not None, "200 was answered without a blob")
+        self.acknowledged[submitted.batch.identity] = submitted.sha256
+
+    def conflicted(self, submitted: Submission, error: IdentityConflict) -> None:
+        stored = self._world.peek(paths.accepted_key(submitted.batch.identity))
+        assert stored is not None
+        existing = msgspec.json.decode(stored.data, type=AcceptedBatch)
+        self._world.check(existing.frame_sha256 != submitted.sha256, "a conflict with the very bytes accepted")
+        if error.detail["quarantined"]:
+            key = paths.quarantine_key(submitted.batch.identity, submitted.sha256)
+            self._world.check(
+                self._world.peek(key) is not None, "a conflict was reported as quarantined and no record is stored"
+            )
+        self.refused.setdefault(submitted.batch.identity, set()).add(submitted.sha256)
+
+
+class SimCollector:
+    """A collector process: what agents reach, as long as it lives."""
+
+    def __init__(self, world: World, process: Process, kind: type[Acceptor] = Acceptor) -> None:
+        self.process = process
+        self.live: dict[BatchIdentity, str] = {}
+        self._world = world
+        derived_writes = DerivedWrites(process.context(), waiting_max=50, writers=2)
+        self.acceptor = kind(
+            process.context(),
+            derived_writes,
+            collector_id=process.node,
+            on_accepted=self._on_accepted,
+            accepting_max=20,
+            known_max=3,
+            timeout_s=world.rng.choice((2.0, 30.0, 200.0)),
+            retry_after_s=1.0,
+        )
+        self.derived_writes = derived_writes
+
+    def _on_accepted(self, accepted: AcceptedBatch, submitted: Submission) -> None:
+        self._world.check(accepted.identity not in self.live, "a batch reached live state twice")
+        self.live[accepted.identity] = submitted.sha256
+
+
+def reconciler(process: Process) -> Reconciler:
+    return Reconciler(process.context(), overlap_s=HORIZON_S, concurrency=2)
+
+
+def sweeper(process: Process, undecided: Any) -> BlobSweeper:
+    return BlobSweeper(
+        process.context(), reconciler(process), horizon_s=HORIZON_S, undecided=undecided, name=process.node
+    )
+
+
+async def batches(world: World, acceptor: type[Acceptor] = Acceptor) -> None:
+    """Agents send the same and different bytes to several collectors, which die; reconcilers and sweepers run too."""
+    watch = AcceptanceInvariants(world)
+    rng = world.rng
+    stall = rng.choice((0.01, 0.1))  # a request that hangs for longer than the horizon, between blob and manifest too
+    world.faults = msgspec.structs.replace(world.faults, crash=CRASH, slow=stall, slow_s=4 * HORIZON_S)
+    run = SimRun(world, watch, acceptor)
+    serving = [asyncio.ensure_future(world.keep(f"c{n}", run.serve, skew_s=rng.uniform(-1, 1))) for n in range(2)]
+    tending = [asyncio.ensure_future(world.keep(f"r{n}", run.maintain)) for n in range(rng.randint(0, 2))]
+    await asyncio.sleep(0.1)
+    await asyncio.gather(*(run.agent(f"agent-{n}") for n in range(rng.randint(1, 3))))
+    run.over.set()
+    await asyncio.gather(*serving, *tending)
+    await asyncio.sleep(world.faults.late_s)
+    await _settle(world, watch)
+
+
+class SimRun:
+    """The processes of one run: collectors, agents that send to them, reconcilers and sweepers."""
+
+    def __init__(self, world: World, watch: AcceptanceInvariants, acceptor: type[Acceptor]) -> None:
+        self._world, self._watch, self._acceptor, self._rng = world, watch, acceptor, world.rng
+        self._collectors: dict[str, SimCollector] = {}
+        self.over = asyncio.Event()
+
+    async def serve(self, process: Process) -> None:
+        mine = SimCollector(self._world, process, self._acceptor)
+        mine.derived_writes.start()
+        self._collectors[process.name] = mine
+        while not self.over.is_set():
+            await process.clock.sleep(0.5)
+
+    async def agent(self, name: str) -> None:
+        rng = self._rng
+        for number in range(rng.randint(1, 3)):
+            copies = [submission(name, number, 1.0)]
+            if rng.random() < 0.4:
+                copies.append(submission(name, number, 2.0))  # a cloned disk: the same identity, other bytes
+            if rng.random() < 0.3:
+                copies.append(copies[0])
+            await asyncio.gather(*(self._persist(one) for one in copies))
+
+    async def maintain(self, process: Process) -> None:
+        rng = self._rng
+        undecided = rng.choice(("finish", "keep"))
+        while not self.over.is_set():
+            try:
+                if rng.random() < 0.5:
+                    await reconciler(process).scan()
+                else:
+                    source: Any = rng.choice(("all", "by_time"))
+                    await sweeper(process, undecided).sweep(dry_run=False, source=source)
+            except LakebedError:
+                pass
+            await process.clock.sleep(rng.uniform(1.0, 15.0))
+
+    async def _persist(self, one: Submission) -> None:
+        for _ in range(12):
+            if await self._send(one):
+                return
+            await asyncio.sleep(self._rng.uniform(0.1, 8.0))
+
+    async def _send(self, one: Submission) -> bool:
+        """One try at one collector; True when the agent may stop sending."""
+        alive = [c for c in self._collectors.values() if c.process.alive]
+        if not alive:
+            return False
+        target = self._rng.choice(alive)
+        answered = asyncio.Event()
+        settled: list[bool] = []
+
+        async def request() -> None:
+            try:
+                await target.acceptor.accept(one)
+                self._watch.answered(one)
+                settled.append(True)
+            except IdentityConflict as error:
+                self._watch.conflicted(one, error)
+                settled.append(True)
+            except LakebedError:
+                pass
+            answered.set()
+
+        target.process.spawn(request())
+        try:
+            async with asyncio.timeout(self._rng.choice((0.3, 5.0, 40.0))):  # an agent hedges, gives up, or waits
+                await answered.wait()
+        except TimeoutError:
+            return False
+        return bool(settled)
+
+
+async def _settle(world: World, watch: AcceptanceInvariants) -> None:
+    """When faults are over, one audit derives everything, and every acknowledged batch can be read."""
+    world.heal(CALM)
+    last = world.process("last")
+
+    async def audit() -> None:
+        await reconciler(last).audit()
+
+    await last.spawn(audit())
+    accepted = [info.key for info in world.keys(paths.ACCEPTED)]
+    for identity, sha256 in watch.acknowledged.items():
+        world.check(world.peek(paths.blob_key(sha256)) is not None, f"{identity} was acknowledged and cannot be read")
+    for prefix in DERIVED[:2]:
+        world.check(len(world.keys(prefix)) == len(accepted), f"{prefix} was not derived wholly, or twice")
+    for identity, refused in watch.refused.items():
+        for sha256 in refused:
+            world.check(watch.acknowledged.get(identity) != sha256, f"{identity} was acknowledged and refused")

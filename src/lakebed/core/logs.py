@@ -1,0 +1,73 @@
+"""Structured logs on stderr: readable lines on a terminal, one JSON object a line otherwise.
+
+Values under names that hold secrets are masked here, for every logger.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from contextlib import suppress
+from contextvars import ContextVar
+from typing import Any
+
+import structlog
+
+REQUEST: ContextVar[bytes] = ContextVar("request", default=b"")  # the id of the request being answered
+SECRET_NAMES = ("secret", "token", "password", "authorization", "api_key", "access_key")
+
+
+def configure(level: str = "info", *, as_json: bool | None = None) -> None:
+    """Sets up logging for this process. JSON unless stderr is a terminal, or as given."""
+    if as_json is None:
+        as_json = not sys.stderr.isatty()
+    last = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
+    structlog.configure(
+        processors=[
+            name_request,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            mask_secrets,
+            structlog.processors.format_exc_info,
+            last,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        logger_factory=_Stderr,
+        cache_logger_on_first_use=True,
+    )
+
+
+class _Stderr:
+    """Writes to whatever stderr is now. A closed stderr never breaks the work that is logged."""
+
+    def __init__(self, *_: Any) -> None:
+        return None
+
+    def msg(self, message: str) -> None:
+        with suppress(OSError, ValueError):
+            print(message, file=sys.stderr, flush=True)
+
+    debug = info = warning = error = critical = exception = msg
+
+
+# Until `configure` is called, logs go to stderr too: stdout is for data.
+structlog.configure(logger_factory=_Stderr)
+
+
+def logger(name: str) -> Any:
+    return structlog.get_logger(part=name)
+
+
+def name_request(_: Any, __: str, event: Any) -> Any:
+    """Adds the request id to everything that is logged while a request is handled."""
+    request_id = REQUEST.get()
+    if request_id:
+        event.setdefault("request_id", request_id.decode())
+    return event
+
+
+def mask_secrets(_: Any, __: str, event: Any) -> Any:
+    for key in event:
+        if any(word in key.lower() for word in SECRET_NAMES):
+            event[key] = "***"
+    return event

@@ -1,0 +1,265 @@
+"""The gateway's one middleware: a pure ASGI layer around the routes, and the entry of the fast path.
+
+It gives the request its id, authenticates the caller, keeps the body inside its limits, turns exceptions into problem
+documents, and counts and times the response under its route's path template. Starlette's own error middleware is left
+out, so an error is caught once, here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from starlette.requests import ClientDisconnect
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from lakebed.core import traces
+from lakebed.core.clock import Clock
+from lakebed.core.errors import OutcomeUnknown, Overloaded, Unavailable
+from lakebed.core.http import Buffer, DirectHandler, DirectRequest, DirectResponse, PromptHandler
+from lakebed.core.ids import Ids
+from lakebed.core.logs import REQUEST, logger
+from lakebed.core.metrics import Metrics
+from lakebed.gateway.auth import Keyring, RequestHead
+from lakebed.gateway.limits import BodyLimits, RequestBody, declared_length
+from lakebed.gateway.problems import Problem, problem
+
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+NO_ROUTE = "(none)"
+SERIES_MAX = 10_000  # routes × methods × statuses are few; this only bounds a mistake
+STATUS_GONE = 499  # counted, never sent: the client disconnected before the response
+POLICY = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
+NO_SNIFF = (b"x-content-type-options", b"nosniff")
+CLOSE = (b"connection", b"close")
+
+Write = Callable[[int, list[tuple[bytes, bytes]], bytes], None]  # status, headers, body: a whole response
+
+log = logger("gateway")
+
+
+class DirectRoute(NamedTuple):
+    """A route of the fast path. `prompt` runs without a task; None where the handler needs one."""
+
+    route: Route
+    handler: DirectHandler
+    prompt: PromptHandler | None
+    bytes_max: int
+
+
+class Middleware:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        keyring: Keyring,
+        limits: BodyLimits,
+        metrics: Metrics,
+        clock: Clock,
+        ids: Ids,
+        verbose: bool,
+    ) -> None:
+        self._app, self._keyring, self._limits = app, keyring, limits
+        self._clock, self._verbose = clock, verbose
+        self._prefix, self._drawn = ids.token()[:8].encode(), 0
+        self._counts = metrics.counter("lakebed_http_requests_total")
+        self._times = metrics.histogram("lakebed_http_seconds")
+        self._series: dict[tuple[str, str, int], tuple[Any, Any]] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)  # lifespan; a websocket finds no route and is closed
+        if not traces.installed():
+            await self._answer(scope, receive, send)
+            return None
+        with traces.span(scope["method"], "server", parent=_parent(scope)) as span:
+            status = await self._answer(scope, receive, send)
+            if span is not None:
+                route = getattr(scope.get("route"), "path", NO_ROUTE)
+                span.update_name(f"{scope['method']} {route}")
+                span.set_attribute("http.request.method", scope["method"])
+                span.set_attribute("http.route", route)
+                span.set_attribute("http.response.status_code", status)
+                if status >= 500:
+                    traces.fail(span, "server error")
+        return None
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> int:
+        """Serves one request; returns the status of its response."""
+        started_s = self._clock.monotonic_s()
+        head = RequestHead(scope["headers"])
+        request_id = self._named(head)
+        named = request_id.decode()
+        body = RequestBody(self._limits, scope, receive, None)
+        answer = _Sender(request_id, body, send)
+        try:
+            if head.length is not None:
+                body.declared = declared_length(head.length)
+                body.ended = body.declared == 0
+                self._limits.check(body.declared)
+            elif not head.chunked:
+                body.ended = True
+            scope.setdefault("state", {})["principal"] = self._keyring.principal(scope, head)
+            await self._app(scope, body, answer)
+        except ClientDisconnect:
+            answer.status = answer.status or STATUS_GONE
+        except asyncio.CancelledError:
+            # The time of the drain is over, or the server stops.
+            if not answer.status:
+                await self._refuse(_cut_short(), named, scope, answer)
+            raise
+        except Exception as error:
+            if answer.status:
+                raise  # too late for a response: the server closes the connection and logs the cause
+            await self._refuse(error, named, scope, answer)
+        finally:
+            body.release()
+            self._count(scope, answer.status, self._clock.monotonic_s() - started_s)
+        return answer.status
+
+    async def direct(self, found: DirectRoute, scope: Scope, body: Buffer, write: Write) -> None:
+        """One whole request straight to its handler. `scope` has its method, path and headers."""
+        started_s = self._clock.monotonic_s()
+        head = RequestHead(scope["headers"])
+        request_id = self._named(head)
+        answer: Problem | DirectResponse | None = None
+        try:
+            principal = self._keyring.principal(scope, head)
+            scope["route"] = found.route  # an unknown caller is counted without a route, as through ASGI
+            answer = await found.handler(DirectRequest(principal, scope["headers"], body))
+        except asyncio.CancelledError:
+            answer = self._problem(_cut_short(), request_id.decode(), scope)
+            raise
+        except Exception as error:
+            answer = self._problem(error, request_id.decode(), scope)
+        finally:
+            if answer is not None:
+                write(answer.status, [*answer.headers, (b"x-request-id", request_id), NO_SNIFF, POLICY], answer.body)
+                self._count(scope, answer.status, self._clock.monotonic_s() - started_s)
+
+    def promptly(self, found: DirectRoute, scope: Scope, body: Buffer, write: Write) -> Callable[[], None]:
+        """As `direct`, for a prompt handler. Returns a function that ends the request when the drain is over."""
+        started_s = self._clock.monotonic_s()
+        head = RequestHead(scope["headers"])
+        request_id = self._named(head)
+        done = False
+
+        def finish(answer: Problem | DirectResponse) -> None:
+            nonlocal done
+            if done:
+                return  # cut short before
+            done = True
+            write(answer.status, [*answer.headers, (b"x-request-id", request_id), NO_SNIFF, POLICY], answer.body)
+            self._count(scope, answer.status, self._clock.monotonic_s() - started_s)
+
+        def refuse(error: Exception) -> None:
+            # Handled here and never raised again: an error in the locals of a frame of its own traceback is a cycle,
+            # and would keep the body until the garbage collector runs.
+            finish(self._problem(error, request_id.decode(), scope))
+
+        def respond(made: Callable[[], DirectResponse]) -> None:
+            try:
+                answer = made()
+            except Exception as error:
+                refuse(error)
+            else:
+                finish(answer)
+
+        try:
+            principal = self._keyring.principal(scope, head)
+            scope["route"] = found.route
+            assert found.prompt is not None
+            found.prompt(DirectRequest(principal, scope["headers"], body), body, respond)
+        except Exception as error:
+            refuse(error)
+        return lambda: refuse(_cut_short())
+
+    def unread(self, error: Exception) -> Problem:
+        """The response to a request whose head was refused before it was complete, counted like any other."""
+        answer = problem(error, self._named(RequestHead(())).decode())
+        self._count({"method": "", "path": ""}, answer.status, 0.0)
+        return answer
+
+    def _named(self, head: RequestHead) -> bytes:
+        """The id of the request: the client's where it is valid. All further log lines contain it."""
+        request_id = head.request_id
+        if request_id is None or REQUEST_ID.fullmatch(request_id) is None:
+            self._drawn += 1
+            request_id = b"%s%08x" % (self._prefix, self._drawn)
+        REQUEST.set(request_id)
+        return request_id
+
+    def _problem(self, error: Exception, request_id: str, scope: Scope) -> Problem:
+        answer = problem(error, request_id, scope)
+        if answer.status >= 500 and not _expected(error):
+            log.error("request failed", method=scope["method"], path=_shown(scope), code=answer.code, exc_info=error)
+        return answer
+
+    async def _refuse(self, error: Exception, request_id: str, scope: Scope, sender: _Sender) -> None:
+        answer = self._problem(error, request_id, scope)
+        await sender({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
+        await sender({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else answer.body})
+
+    def _count(self, scope: Scope, status: int, seconds: float) -> None:
+        route = scope.get("route")
+        key = (getattr(route, "path", NO_ROUTE), scope["method"], status)
+        series = self._series.get(key)
+        if series is None:
+            label, method, _ = key
+            if label == NO_ROUTE:
+                method = "any"  # unknown callers may send any method
+            series = (
+                self._counts.labels(route=label, method=method, status=str(status)),
+                self._times.labels(route=label),
+            )
+            if len(self._series) < SERIES_MAX:
+                self._series[key] = series
+        series[0].inc()
+        series[1].observe(seconds)
+        if self._verbose:
+            log.debug("answered", method=scope["method"], path=_shown(scope), status=status, ms=round(seconds * 1e3, 3))
+
+
+class _Sender:
+    """`send` for one request: adds the request id and the security headers, closes the connection when a body was not
+    read to its end, and remembers the status.
+    """
+
+    __slots__ = ("_body", "_request_id", "_send", "status")
+
+    def __init__(self, request_id: bytes, body: RequestBody, send: Send) -> None:
+        self._request_id, self._body, self._send = request_id, body, send
+        self.status = 0
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = [*message.get("headers", ()), (b"x-request-id", self._request_id)]
+            names = {name.lower() for name, _ in headers}
+            headers += [field for field in (NO_SNIFF, POLICY) if field[0] not in names]  # a page sets its own policy
+            if not self._body.ended:
+                headers.append(CLOSE)  # the rest of the body would have to be read first
+            message["headers"] = headers
+        await self._send(message)
+
+
+def _cut_short() -> OutcomeUnknown:
+    return OutcomeUnknown("the gateway stopped before it responded", hint="read, then retry")
+
+
+def _parent(scope: Scope) -> str:
+    """The caller's traceparent, as it came."""
+    return next((value.decode("latin-1") for name, value in scope["headers"] if name == b"traceparent"), "")
+
+
+def _shown(scope: Scope) -> str:
+    """The path as it was sent, without its query, which may contain a key, and without control characters."""
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    return raw.partition(b"?")[0].decode("ascii", "backslashreplace")
+
+
+def _expected(error: Exception) -> bool:
+    """Overloaded and Unavailable are counted, but not logged one by one."""
+    return isinstance(error, (Overloaded, Unavailable))

@@ -1,0 +1,277 @@
+"""`lakebed lifecycle`: status, dry runs, the ledger, blockers, and operator actions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import App, Parameter
+
+from lakebed.cli.output import Output, emit, say
+from lakebed.cli.where import Where, in_loop
+from lakebed.core.errors import NotFound
+from lakebed.lifecycle.commands.rules import rules
+from lakebed.lifecycle.commands.shared import (
+    Bucket,
+    DryRunFlag,
+    OneBucket,
+    Reason,
+    acted,
+    bytes_of,
+    policy_of,
+    with_services,
+)
+from lakebed.spark.progress import spark_progress
+
+blockers = App(name="blockers", help="Streams that wait for an operator.")
+Ident = Annotated[str, Parameter(help="the blocker's id, from `lakebed lifecycle blockers list`")]
+StreamName = Annotated[str, Parameter(help="only this kind of stream: original, predicate, pending or bootstrap")]
+
+
+@blockers.command(name="list")
+def blockers_list(
+    *, stream: StreamName = "", bucket: OneBucket = "", where: Where = Where(), output: Output = "table"
+) -> None:
+    """List the blocked streams, and why."""
+    emit(
+        with_services(where, lambda services: services.operator.blockers(stream=stream.upper(), bucket=bucket)), output
+    )
+
+
+blockers.command(blockers_list, name="ls", show=False)
+
+
+@blockers.command(name="retry")
+def blockers_retry(ident: Ident, *, where: Where = Where()) -> int:
+    """Retry the delete now. If it succeeds the stream continues; otherwise the blocker stays and the exit code is 1."""
+
+    async def work(services: Any) -> Any:
+        return await services.operator.retry(ident, services.enforcer.resolver, await services.enforcer.compile())
+
+    answer = acted(where, "retry", {"blocker": ident}, work)
+    say(answer.value)
+    return 0 if answer.resolved else 1
+
+
+@blockers.command(name="resume")
+def blockers_resume(ident: Ident, *, where: Where = Where()) -> None:
+    """Remove the blocker; the worker retries automatically."""
+    lifted = acted(where, "resume", {"blocker": ident}, lambda services: services.operator.resume(ident))
+    say(f"{lifted.key}: retrying automatically")
+
+
+@blockers.command(name="quarantine")
+def blockers_quarantine(ident: Ident, *, reason: Reason, where: Where = Where()) -> None:
+    """Skip this delete and let the stream continue. Recorded with the reason."""
+    import getpass
+
+    who = getpass.getuser()
+    lifted = acted(
+        where,
+        "quarantine",
+        {"blocker": ident},
+        lambda services: services.operator.quarantine(ident, reason=reason, who=who),
+        reason,
+    )
+    say(f"{lifted.key}: skipped")
+
+
+app = App(name="lifecycle", help="S3 expiration rules, run on events.")
+app.command(rules)
+app.command(blockers)
+
+Key = Annotated[str, Parameter(help="the object's key")]
+Action = Annotated[str, Parameter(help="the action, or a prefix of its name, from `lakebed lifecycle status`")]
+Days = Annotated[float, Parameter(help="days between two scans")]
+Limit = Annotated[int, Parameter(help="most rows to show")]
+Resume = Annotated[bool, Parameter(help="resume them", negative="")]
+
+
+# Looking.
+
+
+@app.command
+def status(
+    bucket: OneBucket = "",
+    *,
+    limit: Annotated[int, Parameter(help="most actions to show")] = 500,
+    where: Where = Where(),
+    output: Output = "table",
+) -> None:
+    """Show mode, health and progress of every action, or of one bucket's."""
+    found = with_services(where, lambda services: services.operator.status(bucket, limit=max(1, limit)))
+    emit(found, output)
+    if not found:
+        say("no rule runs yet: a worker reads a new policy within lifecycle.poll_s (lakebed lifecycle rules list)")
+    if len(found) >= limit:
+        say(f"the first {limit} actions: give a bucket or raise --limit to see others")
+
+
+@app.command(name="dry-run")
+def dry_run_command(
+    bucket: Bucket,
+    *,
+    policy: Annotated[
+        Path | None, Parameter(name=["--rules", "--policy"], help="evaluate this policy instead of the one in force")
+    ] = None,
+    days_ahead: Annotated[float, Parameter(help="evaluate as if this many days had passed")] = 0.0,
+    engine: Annotated[
+        Literal["walk", "spark"],
+        Parameter(help="walk: scan the bucket in this process; spark: list and evaluate it with Spark"),
+    ] = "walk",
+    inventory: Annotated[
+        str, Parameter(help="evaluate an S3 Inventory report instead of a listing: its manifest.json, s3://… or a file")
+    ] = "",
+    keep: Annotated[
+        bool,
+        Parameter(negative="", help="keep the candidates that Spark finds as a table, for `lakebed lifecycle apply`"),
+    ] = False,
+    where: Where = Where(),
+    output: Output = "table",
+) -> None:
+    """Show what a policy would delete now: how many, how many bytes, by which rule, with a sample. Deletes nothing."""
+    from lakebed.lifecycle.view import preview
+
+    text = bytes_of(policy) if policy else None
+    if engine == "walk" and not inventory and not keep:
+        emit(with_services(where, lambda services: preview(services, bucket, text, days_ahead=days_ahead)), output)
+        return
+    from lakebed.lifecycle.spark_job import scan
+
+    known = text if text is not None else with_services(where, lambda services: policy_of(services, bucket))
+    with spark_progress("scan"):
+        summary = scan(where.context("cli"), bucket, known, days_ahead=days_ahead, inventory=inventory, keep=keep)
+    emit(summary, output)
+
+
+@app.command(name="apply")
+def apply_candidates(bucket: Bucket, *, reason: Reason, dry_run: DryRunFlag = False, where: Where = Where()) -> None:
+    """Re-check each candidate of the last kept scan, and delete those that are still due."""
+    from lakebed.lifecycle.spark_job import apply, candidate_count
+
+    if dry_run:
+        count = with_services(where, lambda services: candidate_count(services, bucket))
+        say(f"{bucket}: {count} candidates would be checked")
+        return
+    done = acted(where, "apply", {"bucket": bucket}, lambda services: apply(services, bucket), reason)
+    say(f"{bucket}: {done.keys} keys, {done.deleted} deleted, {done.passed} passed, {done.held} held ({reason})")
+
+
+@app.command
+def streams(*, where: Where = Where(), output: Output = "table") -> None:
+    """Show the position and the lag of each cursor of the event stream."""
+    from lakebed.lifecycle.view import streams as stream_rows
+
+    emit(in_loop(lambda: stream_rows(where.context("cli"))), output)
+
+
+@app.command
+def ledger(bucket: Bucket, *, limit: Limit = 100, where: Where = Where(), output: Output = "table") -> None:
+    """Show the last decisions on a bucket's objects."""
+    from lakebed.lifecycle.view import ledger as last
+
+    context = where.context("cli")
+    emit(in_loop(lambda: last(context, bucket, limit=max(1, limit))), output)
+
+
+@app.command
+def why(bucket: Bucket, key: Key, *, where: Where = Where(), output: Output = "table") -> None:
+    """Show every decision of lifecycle about one key."""
+    found = _rows(where, bucket, key)
+    if not found and with_services(where, lambda services: _is_reserved(services, bucket, key)):
+        raise NotFound(f"{bucket}/{key} belongs to Lakebed itself: no rule deletes it")
+    if not found:
+        raise NotFound(f"lifecycle has no decision about {bucket}/{key}")
+    emit(found, output)
+
+
+async def _is_reserved(services: Any, bucket: Bucket, key: str) -> bool:
+    held: bool = services.reserved.holds(bucket, key)
+    return held
+
+
+def _rows(where: Where, bucket: Bucket, key: str) -> list[dict[str, Any]]:
+    from lakebed.lifecycle.ledger import DeletionLedger
+    from lakebed.lifecycle.view import ledger_row
+
+    async def work(services: Any) -> list[dict[str, Any]]:
+        book = DeletionLedger(services.state.runtime)
+        return [ledger_row(row) async for row in book.rows(bucket, key=key)]
+
+    return with_services(where, work)
+
+
+# Acting.
+
+
+@app.command
+def run(*, where: Where = Where(), output: Output = "table") -> None:
+    """Run one round now: scan buckets, sweep events, drain exceptions."""
+
+    async def work(services: Any) -> Any:
+        return await services.enforcer.run_round()
+
+    emit(acted(where, "run", {}, work), output)
+
+
+@app.command
+def pause(bucket: Bucket, action: Action = "", *, resume: Resume = False, where: Where = Where()) -> None:
+    """Pause a bucket's actions, all or by name prefix; --resume resumes them with a new bucket scan."""
+    names = acted(
+        where,
+        "go-on" if resume else "pause",
+        {"bucket": bucket, "action": action},
+        lambda services: services.operator.pause(bucket, action, paused=not resume),
+    )
+    say(f"{bucket}: {len(names)} actions {'resumed' if resume else 'paused'}")
+
+
+@app.command
+def rebootstrap(bucket: Bucket, action: Action = "", *, where: Where = Where()) -> None:
+    """Start a bootstrap scan of a bucket now, for all its actions or those with a name prefix."""
+
+    async def work(services: Any) -> None:
+        await services.operator.rebootstrap(bucket, action)
+        await services.operator.wake("cli")
+
+    acted(where, "walk", {"bucket": bucket, "action": action}, work)
+    say(f"{bucket}: bucket scan requested")
+
+
+@app.command
+def cadence(bucket: Bucket, action: Action, days: Days, *, where: Where = Where()) -> None:
+    """Set how often an action's safety scan runs, in days; 0 restores the default of its kind."""
+
+    async def work(services: Any) -> list[str]:
+        every_ns = round(days * services.settings.calendar.day_ns)
+        names: list[str] = await services.operator.cadence(bucket, action, every_ns)
+        return names
+
+    subject = {"bucket": bucket, "action": action, "days": f"{days:g}"}
+    say(f"{bucket}: {len(acted(where, 'cadence', subject, work))} actions")
+
+
+@app.command
+def reseed(
+    *,
+    delay_days: Annotated[float | None, Parameter(help="the delay group to return to events")] = None,
+    predicate: Annotated[bool, Parameter(negative="", help="the predicate stream")] = False,
+    ack_lost_log: Annotated[bool, Parameter(negative="", help="acknowledge that events are lost")] = False,
+    reason: Reason = "",
+    where: Where = Where(),
+) -> None:
+    """Return demoted actions to events, by a scan of their buckets. Siblings replay the same events, which is safe."""
+
+    async def work(services: Any) -> list[str]:
+        snapshot = await services.enforcer.compile()
+        buckets: list[str]
+        if ack_lost_log:
+            buckets = await services.operator.acknowledge_lost_log(snapshot, reason=reason)
+        else:
+            delay_ns = None if delay_days is None else round(delay_days * services.settings.calendar.day_ns)
+            buckets = await services.operator.reseed(snapshot, delay_ns=delay_ns, predicate=predicate)
+        return buckets
+
+    subject = {"predicate": "yes"} if predicate else {"delay_days": f"{delay_days:g}"} if delay_days is not None else {}
+    what = "acknowledge-lost-log" if ack_lost_log else "reseed"
+    say(f"buckets to scan: {', '.join(acted(where, what, subject, work, reason))}")

@@ -1,0 +1,389 @@
+"""`lakebed topics`: the log from the command line, similar to kcat and rpk."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
+
+from cyclopts import App, Parameter
+
+from lakebed.cli.output import Output, emit, say
+from lakebed.cli.where import Where, as_operator, in_loop
+from lakebed.core.errors import Invalid, LakebedError
+
+if TYPE_CHECKING:
+    from lakebed.log.broker import Broker
+    from lakebed.log.model import TopicPartition
+
+R = TypeVar("R")
+
+app = App(name="topics", help="Topics of the log: list, describe, produce, consume, trim, delete.")
+
+LINES_MAX = 500  # lines of stdin that share one append
+Name = Annotated[str, Parameter(help="the topic")]
+Partition = Annotated[int, Parameter(name=["--partition", "-p"], help="the partition")]
+Before = Annotated[
+    str, Parameter(help="offset, -N from the end, end, @MILLIS or ISO time: records before it are dropped")
+]
+Source = Annotated[str, Parameter(help="a file, or a key of the bucket")]
+Reason = Annotated[str, Parameter(help="why; stored with the partition and shown by describe")]
+TrailReason = Annotated[str, Parameter(help="why; stored in the audit trail")]
+DryRun = Annotated[bool, Parameter(help="only show what would happen", negative="")]
+
+
+@app.command(name="list")
+def list_topics(*, where: Where = Where(), output: Output = "table") -> None:
+    """List all topics with their partitions and record counts."""
+    from lakebed.log.view import topics
+
+    emit(_with(where, lambda broker: topics(broker.admin)), output)
+
+
+@app.command
+def describe(topic: Name, /, *, where: Where = Where(), output: Output = "table") -> None:
+    """Show a topic's partitions: state, offsets, records that are not compacted yet."""
+    from lakebed.log.view import partitions
+
+    emit(_with(where, lambda broker: partitions(broker.admin, topic)), output)
+
+
+@app.command
+def segments(
+    topic: Name,
+    /,
+    *,
+    partition: Partition = 0,
+    where: Where = Where(),
+    output: Output = "table",
+) -> None:
+    """Show where a partition's records are stored: its first and last shared WAL blobs and compacted blobs."""
+
+    async def work() -> Any:
+        from lakebed.log.view import LogView
+
+        window = LogView(where.context("cli"))
+        try:
+            return await window.segments(topic, partition)
+        finally:
+            await window.close()
+
+    found = in_loop(work)
+    emit(found.segments if output == "table" else found, output)
+
+
+@app.command
+def produce(
+    topic: Name,
+    /,
+    *,
+    partition: Partition = 0,
+    where: Where = Where(),
+    output: Output = "jsonl",
+) -> None:
+    """Append each line of stdin as a record; prints their offsets."""
+
+    async def work(broker: Broker) -> dict[str, Any]:
+        from lakebed.log.codec import columns
+        from lakebed.log.model import topic_partition
+        from lakebed.log.producers import RecordChunk
+
+        tp = topic_partition(topic, partition)
+        first = last = count = 0
+        for lines in _lines():
+            (outcome,) = await broker.produce([(tp, RecordChunk(columns(lines)))])
+            if isinstance(outcome, LakebedError):
+                raise outcome
+            first, last, count = first or outcome.start_offset, outcome.end_offset, count + outcome.count
+        return {"topic": topic, "partition": partition, "count": count, "start_offset": first, "end_offset": last}
+
+    emit(_with(where, work), output)
+
+
+@app.command
+def consume(
+    topic: Name,
+    /,
+    *,
+    partition: Partition = 0,
+    offset: Annotated[
+        str, Parameter(name=["--offset", "-o"], help="offset, -N from the end, start, end, @MILLIS or ISO time")
+    ] = "start",
+    count: Annotated[int, Parameter(name=["--count", "-c"], help="records to read; 0 for all")] = 0,
+    format: Annotated[
+        str,
+        Parameter(name=["--format", "-f"], help="%s record, %o offset, %t topic, %p partition, %S size; or json"),
+    ] = "%s\\n",
+    follow: Annotated[bool, Parameter(help="wait for more at the end", negative="")] = False,
+    group: Annotated[str, Parameter(help="claim this group, continue at its committed offset, and commit")] = "",
+    where: Where = Where(),
+) -> None:
+    """Print records to stdout, from an offset to the end."""
+
+    async def work(broker: Broker) -> None:
+        from lakebed.log.fetcher import FetchRequest
+        from lakebed.log.model import topic_partition
+        from lakebed.log.reader import Fetched
+
+        tp = topic_partition(topic, partition)
+        claimed = await broker.groups.claim(group, tp) if group else None
+        at = claimed.offset if claimed and claimed.offset else await _offset(broker, tp, offset)
+        left = count or sys.maxsize
+        while left > 0:
+            (found,) = await broker.consume(
+                [FetchRequest(tp, at, 1 << 20)], bytes_max=1 << 20, bytes_min=1, wait_s=30.0 if follow else 0.0
+            )
+            if not isinstance(found, Fetched):
+                raise found
+            if not found.count and not follow:
+                break
+            for record in (record for part in found.parts for record in part):
+                if left > 0:
+                    _print(format, tp, at, record)
+                    at, left = at + 1, left - 1
+            if claimed and found.count:
+                await broker.groups.commit(group, tp, at, generation=claimed.generation)
+        sys.stdout.flush()
+
+    _with(where, work)
+
+
+@app.command
+def seek(
+    topic: Name,
+    /,
+    *,
+    group: Annotated[str, Parameter(help="the group")],
+    to: Annotated[str, Parameter(help="offset, -N from the end, start, end, @MILLIS or ISO time")],
+    reason: Annotated[str, Parameter(help="why; stored in the audit trail and with the group's offset")],
+    partition: Partition = 0,
+    dry_run: DryRun = False,
+    where: Where = Where(),
+) -> None:
+    """Move a group's offset back or forward. Members that claimed the partition are fenced."""
+
+    async def work(broker: Broker) -> None:
+        from lakebed.log.model import topic_partition
+
+        tp = topic_partition(topic, partition)
+        at, now = await _offset(broker, tp, to), await broker.groups.committed(group, tp)
+        say(f"{group} in {tp}: {now.offset if now else 0} → {at} ({reason})")
+        if not dry_run:
+            subject = {"topic": topic, "partition": str(partition), "group": group, "to": str(at)}
+            async with as_operator(where.context("cli"), "log.seek", subject, reason):
+                await broker.groups.commit(group, tp, at, note=reason, seek=True)
+
+    _with(where, work)
+
+
+@app.command
+def report(*, where: Where = Where(), output: Output = "table") -> None:
+    """Show consumer groups and their lag in every topic, stored bytes, and the estimated storage cost."""
+
+    async def work(broker: Broker) -> dict[str, Any]:
+        from lakebed.log import view
+
+        return await view.report(broker.admin, broker.groups, await broker.store.measure())
+
+    emit(_with(where, work), output)
+
+
+@app.command
+def trim(
+    topic: Name,
+    /,
+    *,
+    before: Before,
+    reason: Reason,
+    partition: Partition = 0,
+    dry_run: DryRun = False,
+    where: Where = Where(),
+) -> None:
+    """Drop the records before an offset (or time). Readers stop seeing them at once; retention frees the space."""
+
+    async def work(broker: Broker) -> None:
+        from lakebed.log.model import topic_partition
+
+        tp = topic_partition(topic, partition)
+        at = await _offset(broker, tp, before)
+        now = await broker.reader.control(tp)
+        say(f"{tp}: {max(0, at - now.log_start_offset)} records before offset {at} ({reason})")
+        if not dry_run:
+            subject = {"topic": topic, "partition": str(partition), "before": str(at)}
+            async with as_operator(where.context("cli"), "log.trim", subject, reason):
+                await broker.admin.trim(tp, at)
+
+    _with(where, work)
+
+
+@app.command
+def fence(
+    topic: Name, /, *, reason: Reason, partition: Partition = 0, dry_run: DryRun = False, where: Where = Where()
+) -> None:
+    """Refuse every append from now on, on every broker."""
+    change = _Change("log.fence", "fenced", lambda broker, tp: broker.admin.fence(tp, reason=reason))
+    _change(where, topic, partition, dry_run, change, reason)
+
+
+@app.command
+def unfence(topic: Name, /, *, partition: Partition = 0, dry_run: DryRun = False, where: Where = Where()) -> None:
+    """Accept appends again, after a fence."""
+    change = _Change("log.unfence", "open", lambda broker, tp: broker.admin.unfence(tp))
+    _change(where, topic, partition, dry_run, change)
+
+
+@app.command
+def delete(topic: Name, /, *, reason: Reason, dry_run: DryRun = False, where: Where = Where()) -> None:
+    """Delete a topic. Retention and the sweep free its space later."""
+
+    async def work(broker: Broker) -> None:
+        found = await broker.admin.partitions(topic)
+        say(f"{topic}: {len(found)} partitions ({reason})")
+        if not dry_run:
+            async with as_operator(where.context("cli"), "log.delete", {"topic": topic}, reason):
+                await broker.admin.delete(topic, reason=reason)
+
+    _with(where, work)
+
+
+@app.command
+def sweep(*, reason: TrailReason, dry_run: DryRun = False, where: Where = Where(), output: Output = "table") -> None:
+    """Delete blobs that nothing refers to and that are older than log.vacuum_horizon_s."""
+
+    async def work() -> Any:
+        from lakebed.log.services import LogServices
+
+        context = where.context("cli")
+        services = LogServices(context)
+        try:
+            if dry_run:
+                return await services.sweeper.sweep_once(dry_run=True)
+            async with as_operator(context, "log.vacuum", {}, reason):
+                return await services.sweeper.sweep_once()
+        finally:
+            await services.close()
+
+    say(f"sweep ({reason})")
+    emit(in_loop(work), output)
+
+
+app.command(sweep, name="vacuum", show=False)  # its former name
+
+
+@app.command
+def dump(source: Source, /, *, where: Where = Where(), output: Output = "json") -> None:
+    """Show the content of a stored blob: a file, or a key of the bucket."""
+
+    from lakebed.log.blob import describe_blob
+
+    async def fetched() -> bytes:
+        return (await where.context("cli").store.get(source)).data
+
+    file = Path(source)
+    emit(describe_blob(file.read_bytes() if file.is_file() else in_loop(fetched)), output)
+
+
+@asynccontextmanager
+async def _broker(where: Where) -> AsyncIterator[Broker]:
+    from lakebed.log.broker import Broker
+
+    broker = Broker(where.context("cli"))
+    try:
+        yield broker
+    finally:
+        await broker.stop()
+
+
+def _with(where: Where, work: Callable[[Broker], Coroutine[Any, Any, R]]) -> R:
+    """Runs `work` on a broker in this process: no server is needed, only the bucket and the meta store."""
+
+    async def run() -> R:
+        async with _broker(where) as broker:
+            return await work(broker)
+
+    return in_loop(run)
+
+
+class _Change(NamedTuple):
+    """A change of a partition's state: its name in the audit trail, the new state, and the function that does it."""
+
+    what: str
+    word: str
+    make: Callable[[Any, Any], Coroutine[Any, Any, Any]]
+
+
+def _change(where: Where, topic: str, partition: int, dry_run: bool, change: _Change, reason: str = "") -> None:
+    async def work(broker: Broker) -> None:
+        from lakebed.log.model import topic_partition
+
+        tp = topic_partition(topic, partition)
+        now = await broker.reader.control(tp)
+        say(f"{tp}: {now.log_state.lower()} → {change.word}")
+        if not dry_run:
+            subject = {"topic": topic, "partition": str(partition)}
+            async with as_operator(where.context("cli"), change.what, subject, reason):
+                await change.make(broker, tp)
+
+    _with(where, work)
+
+
+def _lines() -> Any:
+    held: list[bytes] = []
+    for line in sys.stdin.buffer:
+        held.append(line.rstrip(b"\n"))
+        if len(held) == LINES_MAX:
+            yield held
+            held = []
+    if held:
+        yield held
+
+
+async def _offset(broker: Broker, tp: TopicPartition, text: str) -> int:
+    """Parses an offset: 17, -10 (from the end), start, end, @1760000000000, 2026-01-31T12:00:00Z."""
+    now = await broker.reader.control(tp)
+    if text == "start":
+        return now.log_start_offset
+    if text == "end":
+        return now.next_offset
+    if text.startswith("@") and text[1:].isdecimal():
+        return await broker.admin.offset_at(tp, int(text[1:]))
+    if text.removeprefix("-").isdecimal():
+        return int(text) if int(text) >= 0 else max(now.log_start_offset, now.next_offset + int(text))
+    from datetime import UTC, datetime
+
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise Invalid(
+            f"{text!r} is not an offset", hint="use a number, -10, start, end, @MILLIS or an ISO time"
+        ) from error
+    when = when if when.tzinfo else when.replace(tzinfo=UTC)
+    return await broker.admin.offset_at(tp, int(when.timestamp() * 1000))
+
+
+def _print(format: str, tp: TopicPartition, offset: int, record: bytes) -> None:
+    if format == "json":
+        import msgspec
+
+        from lakebed.log.contracts import shown
+
+        line = {"topic": tp.topic, "partition": tp.partition, "offset": offset, "record": shown(record)}
+        sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
+        return
+    fields = {
+        b"s": record,
+        b"o": b"%d" % offset,
+        b"t": tp.topic.encode(),
+        b"p": b"%d" % tp.partition,
+        b"S": b"%d" % len(record),
+        b"%": b"%",
+    }
+    out: list[bytes] = []
+    text = format.encode().replace(b"\\n", b"\n").replace(b"\\t", b"\t")
+    first, *rest = text.replace(b"%%", b"%\0").split(b"%")
+    out.append(first)
+    for piece in rest:
+        out += [b"%", piece[1:]] if piece[:1] == b"\0" else [fields.get(piece[:1], b"%" + piece[:1]), piece[1:]]
+    sys.stdout.buffer.write(b"".join(out))

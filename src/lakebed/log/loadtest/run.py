@@ -1,0 +1,172 @@
+"""A load test of the log: brokers as processes, a routing manifest, a client, samples, and a folder with the results.
+
+The folder is `<out>/<utc time>-<scenario>/`: the resolved scenario, the environment, the stack, the routing manifest,
+each broker's log, samples of brokers, processes, host and client, remap events, the client's summary; and
+`summary.json` and `report.html`, which compare the records acknowledged to clients with those that brokers accepted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lakebed import __version__
+from lakebed.bench.commands import note_of
+from lakebed.bench.harness import BenchEnvironment
+from lakebed.log.bench import SERVE, process
+from lakebed.log.broker import Broker
+from lakebed.log.loadtest import plan
+from lakebed.log.loadtest.client import LoadTestClient, LoadTestSamples, collect
+from lakebed.log.loadtest.plan import LoadTestScenario, RoutingManifest, scenario
+from lakebed.log.loadtest.summary import ARTIFACTS, ClientSummary, LoadTestSummary, page, quantiles, totals, warnings_of
+from lakebed.log.model import TopicPartition
+from lakebed.meta.sqlite.backend import SqliteMeta
+from lakebed.store.settings import StoreSettings
+
+
+async def run(stand: BenchEnvironment, name: str, out: Path) -> LoadTestSummary:
+    """Runs one scenario and writes its folder. Raises Invalid for an unknown scenario."""
+    chosen = scenario(name)
+    folder = out / f"{datetime.fromtimestamp(time.time(), UTC):%Y%m%dT%H%M%SZ}-{name}"
+    (folder / "logs").mkdir(parents=True)
+    _write(folder / "resolved-config.json", chosen)
+    _write(folder / "environment.json", _environment())
+    topics = {f"load-{number}": chosen.partitions for number in range(chosen.topics)}
+    names = [f"broker-{number}" for number in range(chosen.brokers)]
+    manifest = plan.manifest(topics, names, owners_per_partition=chosen.owners, seed=chosen.seed)
+    _write(folder / "routing-manifest.json", manifest)
+    meta = {"meta.path": str((folder / "meta.sqlite").resolve()), "log.scenario": name}
+    async with AsyncExitStack() as stack:
+        pids: dict[str, int] = {}
+        urls: dict[str, str] = {}
+        for broker in names:
+            log = folder / "logs" / f"{broker}.log"
+            started = process(stand, SERVE, meta, started=_pid_of(pids, broker), log=log)
+            urls[broker] = await stack.enter_async_context(started)
+        _write(folder / "stack.json", {"brokers": urls, "pids": pids, "store": stand.settings.of(StoreSettings).url})
+        await _precreate(stand, Path(meta["meta.path"]), manifest)
+        client, ended = LoadTestClient(chosen, manifest, urls), asyncio.Event()
+        collecting = asyncio.create_task(collect(folder, urls, pids, client, sample_s=chosen.sample_s, ended=ended))
+        killing = asyncio.create_task(_kill(chosen, pids, client))
+        cpu, began = time.process_time(), time.perf_counter()
+        await client.hammer()
+        seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
+        ended.set()
+        killing.cancel()
+        samples = await collecting
+    return _summarize(stand, folder, chosen, manifest, client, samples, seconds, cpu / seconds)
+
+
+def _pid_of(pids: dict[str, int], broker: str) -> Callable[[int], None]:
+    return lambda pid: pids.__setitem__(broker, pid)
+
+
+async def _precreate(stand: BenchEnvironment, path: Path, manifest: RoutingManifest) -> None:
+    """Every partition exists before the clock starts."""
+    context = stand.context("precreate")
+    meta = SqliteMeta(context, path)
+    broker = Broker(context, meta)
+    await asyncio.gather(
+        *(broker.writer.ensure(TopicPartition(route.topic, route.partition)) for route in manifest.routes)
+    )
+    await broker.stop()
+
+
+async def _kill(chosen: LoadTestScenario, pids: dict[str, int], client: LoadTestClient) -> None:
+    if chosen.kill_at_s:
+        await asyncio.sleep(chosen.kill_at_s)
+        broker, pid = next(iter(pids.items()))
+        os.kill(pid, signal.SIGKILL)
+        client.note(killed=broker)
+
+
+def _summarize(
+    stand: BenchEnvironment,
+    folder: Path,
+    chosen: LoadTestScenario,
+    manifest: RoutingManifest,
+    client: LoadTestClient,
+    samples: LoadTestSamples,
+    seconds: float,
+    cpu: float,
+) -> LoadTestSummary:
+    with (folder / "remap-events.jsonl").open("wb") as events:
+        for event in client.remaps:
+            events.write(msgspec.json.encode(event) + b"\n")
+    own = ClientSummary(
+        acknowledged_records=client.acknowledged,
+        requests=client.requests,
+        failed=client.failed,
+        unknown=client.unknown,
+        statuses={str(status): count for status, count in client.statuses.items()},
+        seconds=round(seconds, 2),
+        latency_ms=quantiles(client.latencies_ms),
+        generator_cpu=round(cpu, 3),
+    )
+    _write(folder / "client-summary.json", own)
+    took = totals(samples.latest)
+    artifacts = {name: (folder / name).is_file() for name in ARTIFACTS}
+    summary = LoadTestSummary(
+        scenario=chosen.name,
+        folder=str(folder),
+        acknowledged_records=client.acknowledged,
+        accepted_records=took.records,
+        records_per_s=round(client.acknowledged / seconds, 1),
+        latency_ms=own.latency_ms,
+        remaps=sum("from" in event for event in client.remaps),
+        generator_cpu=own.generator_cpu,
+        warnings=warnings_of(chosen, client.acknowledged, client.unknown, took.records, samples.latest, cpu, artifacts),
+        brokers=took,
+        artifacts=artifacts,
+    )
+    _write(folder / "summary.json", summary)
+    drawn = page(
+        chosen,
+        summary,
+        manifest,
+        client=samples.client,
+        brokers=samples.brokers,
+        latencies_ms=client.latencies_ms,
+        events=client.remaps,
+        note=note_of("log", stand.settings),
+    )
+    (folder / "report.html").write_text(drawn)
+    return summary
+
+
+def _environment() -> dict[str, Any]:
+    """The environment of the run, to interpret its numbers."""
+    return {
+        "lakebed": __version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "load": os.getloadavg(),
+    }
+
+
+def _commit() -> str:
+    git = shutil.which("git")
+    if git is None:
+        return ""
+    described = subprocess.run(
+        [git, "describe", "--always", "--dirty"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    )
+    return described.stdout.strip()
+
+
+def _write(file: Path, value: Any) -> None:
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2))

@@ -1,0 +1,113 @@
+"""A load into bronze: batches, then every topic that has a contract, step by step until nothing is left.
+
+Each step is a commit of its own, so a run may be killed anywhere and the next one continues. Synchronous: call it in a
+thread from a loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from pyspark.errors import PySparkException
+
+from lakebed.core.context import Context
+from lakebed.core.errors import NotFound, Unavailable
+from lakebed.core.feed import Limit
+from lakebed.pipeline.bronze.runs import IngestReport
+from lakebed.pipeline.bronze.samples import NAME, SampleLoader
+from lakebed.pipeline.bronze.topics import FOLDER, TopicLoader
+from lakebed.pipeline.bronze.topics_decode import TopicContract, read_topic_contracts
+from lakebed.pipeline.settings import BronzeSettings
+from lakebed.spark.lineage import Run, lineage_of
+from lakebed.spark.session import open_session
+from lakebed.spark.settings import SparkSettings
+from lakebed.spark.tasks import line_of
+
+STEPS_MAX = 10_000  # of one table in one run
+
+
+class Ingestion:
+    """Contracts are read once, at the start: a mistake in them stops a process before it takes a record."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._settings = context.settings.of(BronzeSettings)
+        self._contracts = _contracts(self._settings.topics_folder)
+        self._samples: SampleLoader | None = None
+        self._lineage = lineage_of(context)
+
+    def run(
+        self, on_step: Callable[[IngestReport], None] = lambda report: None, *, retry: bool = False
+    ) -> list[IngestReport]:
+        """Loads everything that is there now; a report for each table. `on_step` is called after each step.
+
+        With `retry`, quarantined batches are read again, and loaded if they can be read.
+        Raises Unavailable when Spark or the store fails: what was committed stays, and the next run continues.
+        """
+        began_s = self._context.clock.monotonic_s()
+        spark = open_session(self._context.settings.of(SparkSettings))
+        reports: list[IngestReport] = []
+        try:
+            if self._settings.samples:
+                samples = self._samples or SampleLoader(spark, self._context, overlap_s=self._settings.overlap_s)
+                self._samples = samples  # it caches the notes that it has read
+                with self._lineage.job(f"bronze/{NAME}", polls=True) as job:
+                    again = samples.retry(self._settings.limit) if retry else None
+                    report = self._drain(NAME, samples.step, on_step)
+                    report = again.plus(report) if again else report
+                    _trace(job, "accepted/v1", report)
+                reports.append(report)
+            for made in self._contracts:
+                name = f"{FOLDER}/{made.contract.table}"
+                topic = TopicLoader(spark, self._context, made)
+                with self._lineage.job(f"bronze/{name}", polls=True) as job:
+                    report = self._drain(name, topic.step, on_step)
+                    _trace(job, f"llog/{made.topic}", report)
+                reports.append(report)
+        except PySparkException as error:
+            raise Unavailable(f"Spark could not finish the run: {line_of(error)}", retry_after_s=5.0) from error
+        self._context.metrics.histogram("lakebed_bronze_run_seconds").observe(
+            self._context.clock.monotonic_s() - began_s
+        )
+        return reports
+
+    def _drain(
+        self, name: str, step: Callable[[Limit], IngestReport | None], on_step: Callable[[IngestReport], None]
+    ) -> IngestReport:
+        total = IngestReport(name, steps=0)
+        for _ in range(STEPS_MAX):
+            report = step(self._settings.limit)
+            if report is None:
+                total = msgspec.structs.replace(total, lag_s=0.0, behind=0)
+                break
+            on_step(report)
+            total = total.plus(report)
+        self._count(total)
+        return total
+
+    def _count(self, report: IngestReport) -> None:
+        metrics = self._context.metrics
+        rows = metrics.counter("lakebed_bronze_rows_total")
+        counts = {"good": report.good, "quarantined": report.quarantined, "duplicate": report.duplicates}
+        for outcome, count in counts.items():
+            rows.labels(table=report.table, outcome=outcome).inc(count)
+        metrics.counter("lakebed_bronze_unreadable_total").labels(table=report.table).inc(len(report.unreadable))
+        metrics.gauge("lakebed_bronze_behind").labels(table=report.table).set(report.behind)
+        metrics.gauge("lakebed_bronze_lag_seconds").labels(table=report.table).set(report.lag_s)
+
+
+def _trace(job: Run, source: str, report: IngestReport) -> None:
+    """Reports to lineage what a run moved; a run that found nothing is not reported."""
+    if report.steps:
+        job.read(source, rows=report.rows_in)
+        job.wrote(f"tables/{report.table}", version=report.version, rows=report.good)
+
+
+def _contracts(folder: Path | None) -> list[TopicContract]:
+    if folder is None:
+        return []
+    if not folder.is_dir():
+        raise NotFound(f"there is no folder {folder}", hint="set bronze.topics to the folder of the topic contracts")
+    return read_topic_contracts(folder)

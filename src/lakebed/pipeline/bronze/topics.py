@@ -1,0 +1,232 @@
+"""Bronze of topics: every record whose payload matches its contract, once, in the table `topics/<table>`.
+
+The table's commit carries the offsets it has come to, so a run that dies before it is repeated, and a later run
+continues from there. A record that cannot be decoded, or breaks its contract, is upserted into the table
+`topics-quarantine/<table>` under its partition and offset, with every reason; an unreadable slice of the log, under its
+key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from lakebed.core.context import Context
+from lakebed.core.errors import Overloaded, Stale
+from lakebed.core.feed import Feed, FeedFilter, FeedSlice, Limit, Offset
+from lakebed.core.settings import Settings
+from lakebed.delta.log import fields_of
+from lakebed.delta.model import Snapshot, TableSpec, WriteBatch
+from lakebed.pipeline.bronze.runs import IngestReport, cores_of
+from lakebed.pipeline.bronze.ticks import schema_of
+from lakebed.pipeline.bronze.topics_decode import TopicContract, Undecodable, decoder, texts
+from lakebed.pipeline.silver import transforms as silver
+from lakebed.pipeline.silver.contract import BadContract
+from lakebed.pipeline.tables import files
+from lakebed.pipeline.tables.table import Table
+from lakebed.spark.feeds import open_feed, reads
+from lakebed.spark.location import Location
+from lakebed.spark.pruning import shared_out
+from lakebed.spark.tasks import in_arrow
+from lakebed.store.settings import StoreSettings
+
+FOLDER, QUARANTINE_FOLDER = "topics", "topics-quarantine"
+RACES_MAX = 30
+KEPT = {"_partition": "integer", "_offset": "long", "_time": "timestamp"}  # of a record, beside the contract's columns
+QUARANTINE = (
+    "key string, partition int, offset bigint, time timestamp, value binary, reasons array<string>, seen_at timestamp"
+)
+UNREADABLE_MAX = 1_000  # keys of slices that one report names
+SOURCE = "lakebed.topic"
+# Where a row comes from; `_rows` is how many records an unreadable slice would have given.
+LINEAGE = {"_partition": "int", "_offset": "bigint", "_time": "timestamp", "_value": "binary"}
+FATE = {"_key": "string", "_problem": "string", "_rows": "bigint"}
+
+
+class TopicNote(msgspec.Struct, frozen=True):
+    """The note of a commit: the last offset of each partition that is in the table or quarantined."""
+
+    topic: str
+    offset: Offset
+    version: int = 1
+
+
+class TopicLoader:
+    """One topic into its table. Synchronous, as Spark is."""
+
+    def __init__(self, spark: SparkSession, context: Context, made: TopicContract) -> None:
+        self._spark, self._context, self._made = spark, context, made
+        self._feed: Feed = open_feed(SOURCE, context, {"topic": made.topic})
+        self._types = {name: column.type for name, column in made.contract.columns.items()}
+        spec_schema = schema_of({**self._types, **KEPT}).json()
+        self.table = self._open(TableSpec(f"{FOLDER}/{made.contract.table}", spec_schema, stats=("_time", "_offset")))
+        rejected = spark.createDataFrame([], QUARANTINE).schema.json()
+        self.quarantine = self._open(TableSpec(f"{QUARANTINE_FOLDER}/{made.contract.table}", rejected, keys=("key",)))
+
+    def step(self, limit: Limit) -> IngestReport | None:
+        """Takes up to `limit` of what the topic has gained, exactly once. None when it has gained nothing.
+
+        Raises BadContract when the table has other types, Overloaded when others keep committing first.
+        """
+        for _ in range(RACES_MAX):
+            state = self.table.snapshot()
+            self._check(state)
+            number = state.applied.get(SOURCE, -1)
+            offset = asyncio.run(self._offset(state))
+            reached, pieces, newest = asyncio.run(self._plan(offset, limit))
+            if not pieces:
+                return None
+            rows = self._judged(pieces).cache()
+            try:
+                report = self._counted(rows, len(pieces))
+                if report.quarantined:
+                    self.quarantine.upsert(self._quarantined(rows))
+                good = rows.filter(F.size(silver.REASONS) == 0).select(*self.table.spec.columns)
+                note = msgspec.json.encode(TopicNote(self._made.topic, reached)).decode()
+                done = self.table.append_files(
+                    self.table.write(good), WriteBatch(SOURCE, number + 1, after=number), note=note
+                )
+            except Stale:
+                continue
+            finally:
+                rows.unpersist()
+            if done.repeated:  # the same step of another run: it may have gone less far, or further
+                continue
+            behind = sum(max(0, newest[n] - reached.get(n, 0)) for n in newest)
+            through = ", ".join(f"{n}:{at}" for n, at in sorted(reached.items()))
+            return msgspec.structs.replace(report, version=done.version, through=through, behind=behind)
+        raise Overloaded(f"others committed to {self.table.spec.name} first {RACES_MAX} times")
+
+    async def _offset(self, state: Snapshot) -> Offset:
+        return msgspec.json.decode(state.note, type=TopicNote).offset if state.note else await self._feed.begin()
+
+    async def _plan(self, offset: Offset, limit: Limit) -> tuple[Offset, list[FeedSlice], Offset]:
+        reached = await self._feed.reach(offset, limit)
+        pieces = await self._feed.slices(offset, reached, FeedFilter())
+        return reached, pieces, await self._feed.reach(offset, Limit())
+
+    def _judged(self, pieces: Sequence[FeedSlice]) -> DataFrame:
+        shares = shared_out(pieces, cores_of(self._spark))
+        requests = [(msgspec.json.encode(share).decode(),) for share in shares]
+        frame = self._spark.createDataFrame(requests, "works string").coalesce(1).repartition(len(requests))
+        rows = in_arrow(frame, decoding(self._context.settings, self._made), schema(self._made))
+        lineage = [*LINEAGE, *FATE]
+        read = silver.cast(rows, self._made.contract, self._types, lineage).drop("_row")
+        reasons = F.when(F.col("_problem").isNotNull(), F.array("_problem")).otherwise(F.col(silver.REASONS))
+        return silver.checked(read, self._made.contract).withColumn(silver.REASONS, reasons)
+
+    def _counted(self, rows: DataFrame, objects: int) -> IngestReport:
+        bad = F.size(silver.REASONS) > 0
+        counted = rows.agg(F.sum("_rows"), F.sum(F.when(bad, F.col("_rows")).otherwise(F.lit(0)))).first()
+        total, bad_rows = (counted[0] or 0, counted[1] or 0) if counted else (0, 0)
+        keys = rows.filter(F.col("_key").isNotNull()).select("_key").limit(UNREADABLE_MAX).collect() if bad_rows else []
+        return IngestReport(
+            table=self.table.spec.name,
+            objects=objects,
+            rows_in=total,
+            good=total - bad_rows,
+            quarantined=bad_rows,
+            unreadable=tuple(row["_key"] for row in keys),
+        )
+
+    def _quarantined(self, rows: DataFrame) -> DataFrame:
+        now = datetime.fromtimestamp(self._context.clock.now_ns() / 1e9, UTC)
+        position = F.concat_ws("/", F.lit(self._made.topic), F.col("_partition"), F.col("_offset"))
+        return rows.filter(F.size(silver.REASONS) > 0).select(
+            F.coalesce("_key", position).alias("key"),
+            F.col("_partition").alias("partition"),
+            F.col("_offset").alias("offset"),
+            F.col("_time").alias("time"),
+            F.col("_value").alias("value"),
+            F.col(silver.REASONS).cast("array<string>").alias("reasons"),
+            F.lit(now).cast("timestamp").alias("seen_at"),
+        )
+
+    def _check(self, state: Snapshot) -> None:
+        held = fields_of(state.schema_json)
+        for name, kind in self._types.items():
+            if held.get(name, kind) != kind:
+                table = self._made.contract.table
+                raise BadContract(
+                    f"contract of {table!r}: {name!r} is {kind}, but the table has it as {held[name]}",
+                    hint="rename the column or the table in the contract",
+                )
+
+    def _open(self, spec: TableSpec) -> Table:
+        context = self._context
+        location = Location.of(context.settings.of(StoreSettings))
+        return Table(self._spark, spec, context, location=location)
+
+
+def schema(made: TopicContract) -> str:
+    """What the task gives, as DDL: lineage, fate, and the text of each field."""
+    return ", ".join(f"`{name}` {kind}" for name, kind in {**LINEAGE, **FATE, **_fields(made)}.items())
+
+
+def _fields(made: TopicContract) -> dict[str, str]:
+    return dict.fromkeys(made.sources, "string")
+
+
+def decoding(settings: Settings, made: TopicContract) -> Callable[[files.Batches], files.Batches]:
+    """The task: its input is a JSON list of pieces a row, its output rows of `schema`."""
+    sources = made.sources
+    frozen = made.contract.drift == "freeze"
+
+    def decode(batches: files.Batches) -> files.Batches:
+        feed = open_feed(SOURCE, settings, {"topic": made.topic})
+        of = decoder(made.payload, made.avro)
+        for batch in batches:
+            for text in batch["works"].to_pylist():
+                pieces = msgspec.json.decode(text, type=list[FeedSlice])
+                for read in reads(feed, pieces, ["partition", "offset", "time", "value"], FeedFilter()):
+                    if read.problem:
+                        yield _unreadable(read.piece, read.problem, sources)
+                    else:
+                        yield _decoded(read.rows, of, sources, frozen)
+
+    return decode
+
+
+def _decoded(rows: Any, of: Any, sources: Sequence[str], frozen: bool) -> Any:
+    import pyarrow as pa
+
+    values: list[list[str | None]] = []
+    problems: list[str | None] = []
+    empty: list[str | None] = [None] * len(sources)
+    known = set(sources)
+    for value in rows.column("value").to_pylist():
+        try:
+            fields = of(value)
+        except Undecodable as error:
+            values.append(empty)
+            problems.append(str(error))
+            continue
+        more = sorted(fields.keys() - known) if frozen else []
+        values.append(texts(fields, sources))
+        problems.append(f"{more[0]}: not in the contract, which is frozen" if more else None)
+    count = rows.num_rows
+    columns = list(zip(*values, strict=True)) if values else [()] * len(sources)
+    arrays = [rows.column(name) for name in ("partition", "offset", "time", "value")]
+    arrays += [
+        pa.nulls(count, pa.string()),
+        pa.array(problems, pa.string()),
+        pa.repeat(pa.scalar(1, pa.int64()), count),
+    ]
+    arrays += [pa.array(column, pa.string()) for column in columns]
+    return pa.RecordBatch.from_arrays(arrays, names=[*LINEAGE, *FATE, *sources])
+
+
+def _unreadable(piece: FeedSlice, problem: str, sources: Sequence[str]) -> Any:
+    import pyarrow as pa
+
+    kinds = (pa.int32(), pa.int64(), pa.timestamp("us", "UTC"), pa.binary())
+    arrays = [pa.nulls(1, kind) for kind in kinds]
+    arrays += [pa.array([piece.key]), pa.array([problem]), pa.array([piece.rows], pa.int64())]
+    arrays += [pa.nulls(1, pa.string()) for _ in sources]
+    return pa.RecordBatch.from_arrays(arrays, names=[*LINEAGE, *FATE, *sources])

@@ -1,0 +1,147 @@
+"""Demo of the pipeline: a listing becomes a table that other engines read; samples are counted at each stage."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from lakebed.batches import paths
+from lakebed.batches.settings import ReconcilerSettings
+from lakebed.core.context import Context
+from lakebed.core.feed import Limit
+from lakebed.demo.scenario import ScenarioContext
+from lakebed.rollups.demo import prove_rollups
+from lakebed.rollups.workers import spark_job
+from lakebed.spark.settings import SparkSettings
+from lakebed.store.settings import StoreSettings
+
+if TYPE_CHECKING:
+    from lakebed.pipeline.tables.table import Table
+
+TITLE = "Spark and tables, without jars"
+NEXT = ("lakebed env", "lakebed pipeline run", "lakebed audit")
+AFTER = ("agent", "queue", "log")  # the objects they wrote become rows
+APPLICATION = "demo"
+STEPS_MAX = 1_000
+GRACE_S = 1.0  # no agent sends any more
+
+
+async def play(stage: ScenarioContext) -> None:
+    context = stage.context()
+    listed = [(info.key.split("/")[0], info.key, info.size) async for info in context.store.list("")]
+    stage.report(f"Starting Spark; {len(listed)} objects of the bucket become rows")
+    await asyncio.to_thread(_tabulate, stage, context, listed)
+
+
+def _tabulate(stage: ScenarioContext, context: Context, listed: list[tuple[str, str, int]]) -> None:
+    from lakebed.delta.model import TableSpec, WriteBatch
+    from lakebed.pipeline.tables.table import Table
+    from lakebed.spark.location import Location
+    from lakebed.spark.session import open_session
+
+    began = context.clock.monotonic_s()
+    settings = SparkSettings(quick=True, master=stage.settings.of(SparkSettings).master)
+    spark = open_session(settings)
+    stage.report(f"Spark {spark.version} ready in {context.clock.monotonic_s() - began:.1f} s")
+    rows = spark.createDataFrame(listed, "folder string, key string, size long")
+    table = Table(
+        spark,
+        TableSpec("demo/objects", rows.schema.json(), keys=("key",)),
+        context,
+        location=Location.of(stage.settings.of(StoreSettings)),
+    )
+    table.append(rows, WriteBatch(APPLICATION, 1))
+    again = table.append(rows, WriteBatch(APPLICATION, 1))
+    newer = [(folder, key, size + 1) for folder, key, size in listed[:3]]
+    upserted = table.upsert(spark.createDataFrame(newer, rows.schema), WriteBatch(APPLICATION, 2))
+    total = table.read().selectExpr("count(*)", "sum(size)").first()
+    assert total is not None
+    wanted = (len(listed), sum(size for _, _, size in listed) + min(3, len(listed)))
+    stage.check("rows are stored exactly once", again.repeated and total[0] == wanted[0], f"{total[0]} rows")
+    stage.check("an upsert replaces by key", upserted.rows_replaced == min(3, len(listed)), f"{total[1]} bytes in all")
+    stage.check("totals agree", tuple(total) == wanted, f"{tuple(total)}")
+    _read_elsewhere(stage, table, wanted[0])
+    check_bronze(stage, context, spark)
+    asyncio.run(prove_rollups(stage, context, spark_job(context, spark)))
+    check_conserved(stage, context, spark)
+
+
+def _read_elsewhere(stage: ScenarioContext, table: Table, wanted: int) -> None:
+    import deltalake
+
+    from lakebed.spark.location import Location
+
+    location = Location.of(stage.settings.of(StoreSettings))
+    delta = deltalake.DeltaTable(location.uri(table.spec.root), storage_options=location.storage_options())
+    found = (delta.version(), delta.to_pyarrow_table().num_rows)
+    stage.check("delta-rs reads the same version", found == (table.snapshot().version, wanted), f"version {found[0]}")
+
+
+def check_bronze(stage: ScenarioContext, context: Context, spark: Any) -> None:
+    """Loads every accepted batch into bronze; checks it against the manifests and against the agents' own disks."""
+    from lakebed.pipeline.bronze.samples import SampleLoader
+
+    sent = asyncio.run(_sent(context))
+    if not sent:
+        return
+    samples = SampleLoader(spark, context)
+    reports = []
+    for _ in range(STEPS_MAX):
+        report = samples.step(Limit(objects=500))
+        if report is None:
+            break
+        reports.append(report)
+    good, rows_in = sum(report.good for report in reports), sum(report.rows_in for report in reports)
+    stage.report(
+        f"{rows_in} samples of {sum(report.objects for report in reports)} accepted batches were loaded into bronze"
+    )
+    rows = samples.table.read(columns=["agent_id", "boot_id", "seq", "metric", "value"]).cache()
+    found = rows.groupBy("agent_id", "boot_id").agg({"seq": "count"}).collect()
+    counted = {(row["agent_id"], row["boot_id"]): row["count(seq)"] for row in found}
+    distinct = rows.select("agent_id", "boot_id", "seq").distinct().count()
+    differ = sum(counted.get(boot) != count for boot, count in sent.items())
+    stage.counted("accepted samples", "rows in bronze", good)
+    stage.check(
+        "bronze has every sample that each boot of each agent numbered, once",
+        differ == 0 and len(counted) == len(sent) and good == distinct == sum(sent.values()),
+        f"{good} rows of {sum(sent.values())} numbers in {len(sent)} boots",
+    )
+    made = _made(stage)
+    if made:
+        kept = rows.filter("metric = 'demo_count'").select("agent_id", "value").distinct()
+        values = {row["agent_id"]: row["count"] for row in kept.groupBy("agent_id").count().collect()}
+        short = sum(values.get(agent, 0) != count for agent, count in made.items())
+        stage.check("bronze matches the counts on the agents' disks", short == 0, f"{len(made)} agents, {short} differ")
+
+
+async def _sent(context: Context) -> Counter[tuple[str, str]]:
+    """How many numbers each boot has used, by the identities that were accepted."""
+    sent: Counter[tuple[str, str]] = Counter()
+    async for info in context.store.list(paths.ACCEPTED):
+        identity = paths.identity_of(info.key)
+        sent[identity.agent_id, identity.boot_id] += identity.samples
+    return sent
+
+
+def _made(stage: ScenarioContext) -> dict[str, int]:
+    """How many values each agent of the fleets has recorded on its disk."""
+    notes = (stage.folder / "demo").glob("fleet-*/*/progress")
+    return {note.parent.name: int(note.read_text() or 0) for note in notes}
+
+
+def check_conserved(stage: ScenarioContext, context: Context, spark: Any) -> None:
+    """Audits the bucket, as `lakebed audit` does: what agents numbered is accepted, in bronze, and in rollups."""
+    from lakebed.pipeline.audit.job import BucketAuditor
+
+    horizon_s = context.settings.of(ReconcilerSettings).gc_horizon_s
+    record = BucketAuditor(spark, context).run(horizon_s=horizon_s, verify=True, grace_s=GRACE_S)
+    kept = record.conservation
+    if not kept.stages.get("accepted"):
+        return
+    counts = " → ".join(f"{name} {count}" for name, count in kept.stages.items())
+    stage.check("no sample is lost, doubled or changed from agents to tables", not kept.wrong, counts)
+    wrong = {f"{total.finding} {total.kind}": total.objects for total in record.totals if total.wrong}
+    stage.check(
+        "the audit finds nothing missing, corrupt or unindexed", not wrong, f"{record.objects} objects, {wrong}"
+    )

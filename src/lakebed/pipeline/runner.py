@@ -1,0 +1,217 @@
+"""Runs bronze, silver and gold of this process on its one Spark session; the wiring gives it to the parts.
+
+The session is opened on first use, and everything here blocks: call it in a thread from a loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from pyspark.sql import SparkSession
+
+from lakebed.core.context import Context
+from lakebed.core.errors import NotFound
+from lakebed.core.logs import logger
+from lakebed.core.traces import traced
+from lakebed.delta import vacuum
+from lakebed.pipeline.bronze.ticks import BronzeWriter, TableDone, table_name
+from lakebed.pipeline.gold.models import Gold, GoldReport, Model, in_order, read_models
+from lakebed.pipeline.settings import BronzeSettings, PipelineSettings
+from lakebed.pipeline.silver.contract import Contract, read_contracts
+from lakebed.pipeline.silver.job import Silver, SilverReport
+from lakebed.pipeline.tables.table import Table
+from lakebed.spark.lineage import Dataset, lineage_of
+from lakebed.spark.location import Location
+from lakebed.spark.session import open_session, warm
+from lakebed.spark.settings import SparkSettings
+from lakebed.store.protocol import Store
+from lakebed.store.settings import StoreSettings
+from lakebed.ticks.model import BronzeTick
+
+LAYERS = ("bronze", "silver", "quarantine", "gold")
+R = TypeVar("R")
+
+log = logger("pipeline")
+
+
+class PipelineReport(msgspec.Struct, frozen=True):
+    """What a job did. Tables without a contract stay in bronze and are listed in `without_contract`."""
+
+    ticks: tuple[str, ...]
+    silver: tuple[SilverReport, ...] = ()
+    gold: tuple[GoldReport, ...] = ()
+    without_contract: tuple[str, ...] = ()
+
+
+class PipelineRunner:
+    """Contracts and models are read once, at the start: an error in them stops a process before it takes a tick."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._settings = context.settings.of(PipelineSettings)
+        self._lineage = lineage_of(context)
+        self._lock = threading.Lock()
+        self._built: tuple[BronzeWriter, Silver, Gold] | None = None
+        self._contracts: list[Contract] = _read(self._settings.contracts_folder, read_contracts)
+        self._models: list[Model] = _read(self._settings.gold_folder, read_models)
+        in_order(self._models, {contract.table for contract in self._contracts})
+
+    def warm(self) -> None:
+        """Starts Spark in the background; returns at once."""
+        warm(self._context.settings.of(SparkSettings))
+
+    @property
+    def bronze(self) -> BronzeWriter:
+        return self._open()[0]
+
+    @property
+    def silver(self) -> Silver:
+        return self._open()[1]
+
+    @property
+    def gold(self) -> Gold:
+        return self._open()[2]
+
+    @traced("silver job")
+    def run_silver(
+        self,
+        org_id: str,
+        project_id: str,
+        tick_ids: Sequence[str],
+        versions: Mapping[str, int],
+        *,
+        anew: Collection[str] = (),
+    ) -> PipelineReport:
+        """Brings these ticks to silver and gold, reading each bronze table at exactly its version. Idempotent.
+
+        Ticks that an earlier job has brought along already (its version was later) are found done; what is made of the
+        bronze tables in `anew` is computed again as a whole.
+        """
+        if not self._contracts:  # everything stays in bronze: Spark is not needed
+            return PipelineReport(tuple(tick_ids), without_contract=tuple(sorted(versions)))
+        _, silver, gold = self._open()
+        read = [Dataset(_key("bronze", org_id, project_id, name), version) for name, version in versions.items()]
+        with self._lineage.job(f"silver/{org_id}/{project_id}", inputs=read) as run:
+            reports = silver.run(org_id, project_id, versions, anew=anew)
+            for report in reports:
+                at = (org_id, project_id, report.table)
+                run.wrote(_key("silver", *at), version=report.silver_version, rows=report.good)
+                run.wrote(_key("quarantine", *at), rows=report.quarantined)
+        tables = {contract.table: silver.table(contract, org_id, project_id) for contract in silver.contracts}
+        made = self._gold(gold, org_id, project_id, tables) if gold.models else []
+        self._count(reports, made)
+        known = {contract.bronze for contract in silver.contracts}
+        alone = tuple(sorted(name for name in versions if name not in known))
+        return PipelineReport(tuple(tick_ids), tuple(reports), tuple(made), alone)
+
+    def _gold(self, gold: Gold, org_id: str, project_id: str, tables: Mapping[str, Table]) -> list[GoldReport]:
+        with self._lineage.job(f"gold/{org_id}/{project_id}") as run:
+            made = gold.run(org_id, project_id, tables)
+            names = {model.name for model in gold.models}
+            for report in made:
+                for source, version in report.sources.items():
+                    layer = "gold" if source in names else "silver"
+                    run.read(_key(layer, org_id, project_id, source), version=version)
+                run.wrote(_key("gold", org_id, project_id, report.table), version=report.version, rows=report.rows)
+            return made
+
+    def commit(self, tick: BronzeTick) -> list[TableDone]:
+        """Writes a tick's rows to bronze, exactly once: see Bronze.commit."""
+        whose = (tick.org_id, tick.project_id)
+        parts = Dataset(
+            f"ticks/v1/parts/{tick.org_id}/{tick.project_id}/{tick.tick_id}",
+            rows=sum(table.row_count for table in tick.tables),
+            size_bytes=sum(part.size for table in tick.tables for part in table.parquets),
+        )
+        with self._lineage.job("/".join(("bronze", *whose)), inputs=[parts]) as run:
+            done = self.bronze.commit(tick)
+            for table in done:
+                rows = table.rows_inserted + table.rows_replaced
+                run.wrote(_key("bronze", *whose, table.name), version=table.version, rows=rows)
+            return done
+
+    @traced("silver rebuild")
+    def rebuild(self, org_id: str, project_id: str, tables: Collection[str] = ()) -> PipelineReport:
+        """Makes silver (these tables of it, or all) and gold anew, from bronze as it is now. Idempotent."""
+        known = {contract.table: contract.bronze for contract in self._contracts}
+        if unknown := [name for name in tables if name not in known]:
+            raise NotFound(f"no contract defines a silver table {unknown[0]!r}", hint=f"one of: {', '.join(known)}")
+        wanted = {known[name] for name in tables} if tables else set(known.values())
+        held = set(self.bronze.names(org_id, project_id)) & wanted
+        versions = {name: self.bronze.table(org_id, project_id, name).snapshot().version for name in sorted(held)}
+        return self.run_silver(org_id, project_id, (), versions, anew=held)
+
+    def _count(self, silver: Sequence[SilverReport], gold: Sequence[GoldReport]) -> None:
+        rows = self._context.metrics.counter("lakebed_silver_rows_total")
+        for report in silver:
+            rows.labels(outcome="good").inc(report.good)
+            rows.labels(outcome="quarantined").inc(report.quarantined)
+            rows.labels(outcome="duplicate").inc(report.duplicates)
+        tables = self._context.metrics.counter("lakebed_gold_tables_total")
+        for made in gold:
+            tables.labels(outcome="unchanged" if made.repeated else "made").inc()
+
+    def expire(self) -> dict[str, int]:
+        """Removes bronze rows past their retention, in every project; gives how many, by table. Idempotent."""
+        removed: dict[str, int] = {}
+        for org, project in asyncio.run(_projects(self._context.store, "bronze")):
+            with self._lineage.job(f"retention/bronze/{org}/{project}", polls=True) as run:
+                gone = self.bronze.expire(org, project, days=self._settings.bronze_retention_days)
+                for table in (name for name, rows in gone.items() if rows):
+                    run.wrote(_key("bronze", org, project, table))
+            removed |= {f"{org}/{project}/{table}": rows for table, rows in gone.items() if rows}
+        return removed
+
+    def _open(self) -> tuple[BronzeWriter, Silver, Gold]:
+        with self._lock:
+            if self._built is None:
+                self._built = self._build(open_session(self._context.settings.of(SparkSettings)))
+            return self._built
+
+    def _build(self, spark: SparkSession) -> tuple[BronzeWriter, Silver, Gold]:
+        runtime = self._context
+        location = Location.of(self._context.settings.of(StoreSettings))
+        return (
+            BronzeWriter(spark, runtime, location=location, drift=self._settings.bronze_drift),
+            Silver(spark, self._contracts, runtime, location=location),
+            Gold(spark, self._models, runtime, location=location),
+        )
+
+
+def _key(layer: str, org_id: str, project_id: str, name: str) -> str:
+    return f"tables/{table_name(layer, org_id, project_id, name)}"
+
+
+async def vacuum_tables(context: Context) -> dict[str, int]:
+    """Deletes files that no kept version of any table refers to; returns how many, by table. Needs no Spark."""
+    deleted: dict[str, int] = {}
+    keep_s = max(vacuum.KEEP_S, context.settings.of(BronzeSettings).keep_versions_s)
+    for layer in LAYERS:
+        for org, project in await _projects(context.store, layer):
+            for table in await context.store.children(f"tables/{layer}/{org}/{project}/"):
+                name = table_name(layer, org, project, table)
+                try:
+                    gone = await vacuum.sweep(context.store, f"tables/{name}", clock=context.clock, keep_s=keep_s)
+                except vacuum.REFUSED as error:
+                    log.warning("a table was not vacuumed", table=name, error=error.message)
+                    continue
+                deleted |= {name: gone} if gone else {}
+    return deleted
+
+
+async def _projects(store: Store, layer: str) -> list[tuple[str, str]]:
+    orgs = await store.children(f"tables/{layer}/")
+    return [(org, project) for org in orgs for project in await store.children(f"tables/{layer}/{org}/")]
+
+
+def _read(folder: Path | None, reader: Callable[[Path], list[R]]) -> list[R]:
+    if folder is None:
+        return []
+    if not folder.is_dir():
+        raise NotFound(f"there is no folder {folder}", hint="set pipeline.contracts and pipeline.gold to folders")
+    return reader(folder)

@@ -1,1 +1,0 @@
-"""The reference pages, made from what runs: commands, settings, metrics, HTTP routes, alerts and dashboards."""

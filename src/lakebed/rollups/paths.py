@@ -1,0 +1,75 @@
+"""Every key of rollups: chunks, their index, manifests, the notes of late batches and the state of the roller."""
+
+from __future__ import annotations
+
+import hashlib
+from urllib.parse import quote
+
+from lakebed.batches.model import BatchIdentity
+from lakebed.batches.paths import hour_of, manifest_id
+from lakebed.core.errors import Invalid
+
+MANIFESTS = "manifests/v1/"
+ROLLUP = "rollup/v1/"
+INDEX = "index/v1/"
+ROLLUP_WORK = "rollup-work/v1/"
+ROLLER = "roller/v1/"
+ROLLER_STATE = f"{ROLLER}state.json"
+ROLLER_LEASE = f"{ROLLER}lease.json"
+ROLLER_PLANS = f"{ROLLER}plans/"
+ROLLER_UNREADABLE = f"{ROLLER}aside/"
+SEGMENT_BYTES_MAX = 200  # of a metric's folder: SeaweedFS takes 255 bytes a segment
+GENERATION_DIGITS = 12
+
+
+def work_key(identity: BatchIdentity, accepted_at_ns: int) -> str:
+    """The key that requests rollup and index work for one accepted batch."""
+    return f"{ROLLUP_WORK}{hour_of(accepted_at_ns)}/{manifest_id(identity, accepted_at_ns)}.json"
+
+
+def rollup_folder(window_s: int, hour: str, metric: str) -> str:
+    """Where chunks of one metric, hour and window lie; what is not plain in a metric's name is percent-encoded."""
+    name = quote(metric, safe="")
+    if len(name) > SEGMENT_BYTES_MAX:  # the '!' is never plain, so no other metric has this name
+        name = f"{name[:120]}!{hashlib.sha256(metric.encode()).hexdigest()[:32]}"
+    return f"{ROLLUP}window={window_s}s/{hour}/metric={name}/"
+
+
+def rollup_key(window_s: int, hour_ns: int, metric: str, generation_id: str, part: int) -> str:
+    return f"{rollup_folder(window_s, hour_of(hour_ns), metric)}{generation_id}-{part:03d}.lmrollup.zst"
+
+
+def index_folder(hour: str) -> str:
+    return f"{INDEX}{hour}/"
+
+
+def index_key(hour_ns: int, generation_id: str, part: int) -> str:
+    return f"{index_folder(hour_of(hour_ns))}{generation_id}-{part:03d}.lmindex.zst"
+
+
+def sequence_of_chunk(key: str) -> int:
+    """The number of the generation that a rollup or index chunk belongs to. Raises Invalid for any other key."""
+    if not key.endswith(".zst"):
+        raise Invalid(f"{key!r} is not the key of a chunk")
+    return sequence_of(key)
+
+
+def sequence_of(key: str) -> int:
+    """The number of the generation that a chunk or a manifest belongs to. Raises Invalid for any other key."""
+    sequence, dash, _ = key.rsplit("/", 1)[-1].partition("-")
+    if len(sequence) != GENERATION_DIGITS or not sequence.isdigit() or not dash:
+        raise Invalid(f"{key!r} belongs to no generation")
+    return int(sequence)
+
+
+def rollup_manifest_key(generation_id: str, last_at_ns: int) -> str:
+    return f"{MANIFESTS}{hour_of(last_at_ns)}/{generation_id}.json"
+
+
+def plan_key(generation_id: str) -> str:
+    return f"{ROLLER_PLANS}{generation_id}.json"
+
+
+def unreadable_key(manifest_id: str) -> str:
+    """The key that records a batch that could not be read."""
+    return f"{ROLLER_UNREADABLE}{manifest_id}.json"

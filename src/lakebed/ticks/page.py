@@ -1,0 +1,128 @@
+"""The ticks page: the latest ticks of each project, and the stages of one from its parts to gold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from lakebed.console.page import (
+    FAST_S,
+    SLOW_S,
+    Action,
+    DataSource,
+    Fields,
+    PageRequest,
+    PageSamples,
+    PartPage,
+    deferred,
+)
+from lakebed.core.context import Context
+from lakebed.ticks import paths, view
+from lakebed.ticks.adapters import open_queue
+from lakebed.ticks.auditor import DispatchAuditor
+from lakebed.ticks.view import TickStage
+
+
+class Step(msgspec.Struct, frozen=True):
+    stage: TickStage
+    after_ms: int | None  # since the stage before, where both are known
+
+
+def steps(stages: Sequence[TickStage]) -> list[Step]:
+    """Each stage with the time that passed since the one before."""
+    found: list[Step] = []
+    before_ms = 0
+    for stage in stages:
+        end_ms = stage.end_ms or stage.at_ms
+        found.append(Step(stage, end_ms - before_ms if before_ms and end_ms else None))
+        before_ms = end_ms or before_ms
+    return found
+
+
+async def _replay_tick(page: TicksPage, fields: Fields, who: str, reason: str) -> str:
+    tick = paths.tick_id(fields["org"], fields["project"], fields["tick"])
+    return f"sent as message {await page.auditor.replay(tick, reason)}"
+
+
+async def _replay_letters(page: TicksPage, fields: Fields, who: str, reason: str) -> str:
+    return f"{await open_queue(page.context).replay(100)} dead letters replayed"
+
+
+class TicksPage(PartPage):
+    name = "ticks"
+    path = "/ticks"
+    title = "Ticks"
+    about = "Each tick from its parts to gold."
+    helpers = {"steps": steps}
+    actions = {
+        "ticks.replay": Action(
+            "Run silver again",
+            "Replay",
+            ("org", "project", "tick"),
+            lambda f: f"ticks:operate:{f['org']}/{f['project']}",
+            lambda f: "Clears the dispatch of the tick and sends its message again. Silver and gold are idempotent.",
+            _replay_tick,
+        ),
+        "ticks.redrive": Action(
+            "Replay dead letters",
+            "Replay",
+            (),
+            lambda f: "ticks:operate:*",
+            lambda f: "All messages that silver failed on go back into its queue, with a new retry count.",
+            _replay_letters,
+        ),
+    }
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._auditor: DispatchAuditor | None = None
+
+    async def load(self, request: PageRequest) -> tuple[PageSamples, dict[str, Any]]:
+        query = request.query
+        samples = await request.load(projects=self.projects(), silver=self.silver(), letters=self.letters())
+        org, project, tick = query.text("org"), query.text("project"), query.text("tick")
+        if not tick:
+            newest = max(
+                ((one.ticks[0].updated_at_ms, one) for one in samples["projects"].value or () if one.ticks),
+                key=lambda pair: pair[0],
+                default=None,
+            )
+            if newest is not None:
+                one = newest[1]
+                org, project, tick = one.org_id, one.project_id, one.ticks[0].tick_id
+        if tick:
+            samples |= await request.load(tick=self.tick(org, project, tick))
+        return samples, {"org": org, "project": project, "tick": tick}
+
+    def overview(self) -> dict[str, DataSource]:
+        return {"silver": self.silver()}
+
+    @staticmethod
+    def levels(latest: Callable[[str], Any]) -> dict[str, float | None]:
+        silver = latest("ticks.silver")
+        return {
+            "ticks_undispatched": None if silver is None else silver["undispatched"],
+            "ticks_lag_s": None if silver is None else silver["lag_s"],
+            "ticks_dead": None if silver is None else silver["dead"],
+        }
+
+    @property
+    def auditor(self) -> DispatchAuditor:
+        if self._auditor is None:
+            self._auditor = view.auditor(self.context)
+        return self._auditor
+
+    def projects(self) -> DataSource:
+        return DataSource("ticks:read", "ticks.standing", SLOW_S, lambda: view.project_statuses(self.context))
+
+    def silver(self) -> DataSource:
+        return DataSource("ticks:read", "ticks.silver", SLOW_S, lambda: view.silver_status(self.context, self.auditor))
+
+    def letters(self) -> DataSource:
+        return DataSource("ticks:read", "ticks.letters", SLOW_S, lambda: view.letters(self.context))
+
+    def tick(self, org: str, project: str, tick: str) -> DataSource:
+        make = deferred(lambda: view.view(self.context, paths.tick_id(org, project, tick)))
+        return DataSource(f"ticks:read:{org}/{project}", f"ticks.view:{org}/{project}/{tick}", FAST_S, make)

@@ -1,0 +1,88 @@
+"""`lakebed serve` and `lakebed work`, the two long-running processes, and `lakebed trail`.
+
+Once a process accepts requests it prints one line of JSON with its address on stdout; logs go to stderr.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from lakebed.cli.output import Output, emit
+from lakebed.cli.where import Where, in_loop
+from lakebed.core.trail import OperatorAction
+
+Parts = Annotated[str, Parameter(help="parts to run, separated by commas (default: all)")]
+Log = Annotated[Literal["debug", "info", "warning", "error"], Parameter(help="lowest level that is logged")]
+
+
+def serve(
+    *,
+    parts: Parts = "",
+    host: Annotated[str | None, Parameter(help="address to listen on (default: gateway.host)")] = None,
+    port: Annotated[int | None, Parameter(help="port to listen on, 0 for a free one (default: gateway.port)")] = None,
+    read_only: Annotated[bool | None, Parameter(help="register no route that writes", negative="")] = None,
+    log: Log = "info",
+    where: Where = Where(),
+) -> None:
+    """Run a gateway until SIGTERM or Ctrl-C, then drain it."""
+    from lakebed.core import logs
+    from lakebed.wiring.processes import serve as run
+
+    logs.configure(log)
+    flags = {"gateway.host": host, "gateway.port": port, "gateway.read_only": read_only}
+    run(where.reaching(_given(flags)), _names(parts), ready=_print_ready)
+
+
+def work(
+    *,
+    parts: Parts = "",
+    host: Annotated[str | None, Parameter(help="address for health and metrics (default: gateway.host)")] = None,
+    port: Annotated[int | None, Parameter(help="port for health and metrics (default: gateway.work_port)")] = None,
+    log: Log = "info",
+    where: Where = Where(),
+) -> None:
+    """Run the workers beside the gateway until SIGTERM or Ctrl-C, then drain them."""
+    from lakebed.core import logs
+    from lakebed.wiring.processes import work as run
+
+    logs.configure(log)
+    run(where.reaching(_given({"gateway.host": host, "gateway.work_port": port})), _names(parts), ready=_print_ready)
+
+
+def _names(parts: str) -> list[str]:
+    return [name.strip() for name in parts.split(",") if name.strip()]
+
+
+def _given(flags: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in flags.items() if value is not None}
+
+
+def _print_ready(ready: Any) -> None:
+    import sys
+
+    emit(ready, "jsonl")
+    sys.stdout.flush()
+
+
+def trail(*, limit: int = 50, where: Where = Where(), output: Output = "table") -> None:
+    """Show the operator actions, newest first: who, when, what, why, and the outcome.
+
+    Parameters
+    ----------
+    limit
+        how many to show.
+    """
+    context = where.context("trail")
+    found = in_loop(lambda: context.trail.latest(limit))
+    emit([_row(action) for action in found] if output == "table" else found, output)
+
+
+def _row(action: OperatorAction) -> dict[str, str]:
+    """A table row with a readable time; -o json has every field."""
+    at = datetime.fromtimestamp(action.at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    subject = ", ".join(f"{name} {value}" for name, value in action.subject.items() if value)
+    row = {"at": at, "who": action.who, "what": action.what, "subject": subject, "reason": action.reason}
+    return row | {"outcome": action.outcome or "begun", "detail": action.detail}

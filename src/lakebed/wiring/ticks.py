@@ -1,0 +1,154 @@
+"""Joins ticks with the Spark pipeline: the pipeline implements the interfaces that ticks declares.
+
+`ticks.pipeline = "twin"` uses the fakes instead of Spark, for tests and small machines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from lakebed.core.context import Component, Context, Health, Worker
+from lakebed.core.errors import LakebedError
+from lakebed.core.logs import logger
+from lakebed.pipeline.settings import PipelineSettings
+from lakebed.store.settings import StoreSettings
+from lakebed.ticks.adapters import open_audit, open_queue, open_vault
+from lakebed.ticks.audit import COMMITTED
+from lakebed.ticks.fakes import FakeBronze, FakeSilverJob
+from lakebed.ticks.model import BronzeResult, BronzeTick, SilverResult, SilverTick
+from lakebed.ticks.routes import TicksRoutes
+from lakebed.ticks.settings import TicksSettings
+from lakebed.ticks.workers import workers as tick_workers
+
+if TYPE_CHECKING:
+    from lakebed.pipeline.runner import PipelineRunner
+
+log = logger("pipeline")
+
+
+def component(context: Context) -> Component:
+    seams: dict[str, Any] = {
+        "vault": open_vault(context),
+        "queue": open_queue(context),
+        "committed": open_audit(context, COMMITTED),
+    }
+    if context.settings.of(TicksSettings).pipeline == "twin":
+        return TicksRoutes(context, bronze=FakeBronze(context), **seams)
+    flow = SparkFlow(context)
+    return WarmTicks(context, flow=flow, bronze=SparkBronze(flow), **seams)
+
+
+def workers(context: Context) -> Sequence[Worker]:
+    if context.settings.of(TicksSettings).pipeline == "twin":
+        return tick_workers(context, FakeSilverJob(context), FakeBronze(context))
+    flow = SparkFlow(context)
+    dispatcher, *others = tick_workers(context, SparkSilver(flow), SparkBronze(flow))
+    return [flow.warming(dispatcher), *others]
+
+
+class WarmTicks(TicksRoutes):
+    """Starts Spark in the background while the gateway already serves; its health shows the state of Spark."""
+
+    def __init__(self, context: Context, *, flow: SparkFlow, **seams: Any) -> None:
+        super().__init__(context, **seams)
+        self._flow = flow
+        self._warming: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await super().start()
+        self._warming = asyncio.create_task(self._flow.warm())
+
+    async def stop(self) -> None:
+        if self._warming is not None:
+            self._warming.cancel()
+        await super().stop()
+
+    async def health(self) -> Health:
+        found = await super().health()
+        return msgspec.structs.replace(found, detail=f"{found.detail}; Spark: {self._flow.state}")
+
+
+class SparkFlow:
+    """The pipeline of this process, made on first use: a command that writes no table loads no Spark."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._opened: Any = None
+        self._opening = asyncio.Lock()
+
+    async def open(self) -> PipelineRunner:
+        async with self._opening:
+            if self._opened is None:
+                self._opened = await asyncio.to_thread(self._make)
+            opened: PipelineRunner = self._opened
+            return opened
+
+    @property
+    def state(self) -> str:
+        session = sys.modules.get("lakebed.spark.session")  # this loads no Spark
+        return str(session.state()) if session else "off"
+
+    async def warm(self) -> None:
+        """Starts the session in the background, if the settings say so and the store can hold tables."""
+        wanted = self._context.settings.of(PipelineSettings).warm
+        if wanted and self._context.settings.of(StoreSettings).url.startswith("s3://"):
+            try:
+                await asyncio.to_thread((await self.open()).warm)
+            except LakebedError as error:  # the first job raises it again
+                log.warning("Spark did not start", error=error.message, hint=error.hint)
+
+    def warming(self, worker: Worker) -> Worker:
+        """The dispatcher, with Spark started beside it if silver has contracts. Without contracts nothing needs it, and
+        the gateway's Spark is enough for a whole stack.
+        """
+
+        async def run() -> None:
+            if self._context.settings.of(PipelineSettings).contracts:
+                await self.warm()
+            await worker.run()
+
+        return Worker(worker.name, run)
+
+    def _make(self) -> PipelineRunner:
+        from lakebed.pipeline.runner import PipelineRunner
+
+        return PipelineRunner(self._context)
+
+
+class SparkBronze:
+    """Bronze on Spark, in threads. A finalize waits until the session has started."""
+
+    def __init__(self, flow: SparkFlow) -> None:
+        self._flow = flow
+
+    async def commit(self, tick: BronzeTick) -> BronzeResult:
+        flow = await self._flow.open()
+        done = await asyncio.to_thread(flow.commit, tick)
+        return BronzeResult(
+            sum(table.rows_inserted for table in done),
+            sum(table.rows_replaced for table in done),
+            {table.name: table.version for table in done},
+        )
+
+
+class SparkSilver:
+    """Silver and gold on Spark, in threads: each bronze table at the latest version that the ticks of the job name."""
+
+    def __init__(self, flow: SparkFlow) -> None:
+        self._flow = flow
+
+    async def run(self, org_id: str, project_id: str, ticks: Sequence[SilverTick]) -> SilverResult:
+        flow = await self._flow.open()
+        versions: dict[str, int] = {}
+        for tick in ticks:
+            for table, version in tick.versions.items():
+                versions[table] = max(version, versions.get(table, -1))
+        names = [tick.tick_id for tick in ticks]
+        anew = {table for tick in ticks if tick.replay for table in tick.versions}
+        report = await asyncio.to_thread(flow.run_silver, org_id, project_id, names, versions, anew=anew)
+        return SilverResult(msgspec.to_builtins(report))

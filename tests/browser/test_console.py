@@ -1,0 +1,385 @@
+"""The console as people use it: in a browser, with a mouse, a keyboard or a thumb, on a lake that moves and fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from lakebed.console.pages import PAGES
+from lakebed.lifecycle.model import Rule
+from lakebed.lifecycle.policy import render_xml
+from lakebed.store import admin
+from support.browser_tab import DEADLINE_MS, Tab
+from support.console_stack import HOSTILE, HOSTILE_KEY, RETIRED, Yard
+
+EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+@pytest.fixture(autouse=True)
+def patient() -> None:
+    expect.set_options(timeout=DEADLINE_MS)
+
+
+@EVERY_PAGE
+def test_a_page_loads_from_this_gateway_alone(tab: Tab, page: Any) -> None:
+    """It opens, shows its title and data, comes alive, asks no other host and complains about nothing."""
+    shown = tab.go(page.path)
+
+    expect(shown.locator("h1")).to_have_text(page.title)
+    expect(shown.locator(f'nav a[href="{page.path}"]')).to_have_attribute("aria-current", "page")
+    expect(shown.locator("#page .trouble")).to_have_count(0)
+    assert (tab.elsewhere, tab.complaints) == ([], [])
+    assert len(tab.asked) >= 9
+
+
+def test_live_numbers_move(tab: Tab, yard: Yard) -> None:
+    """What comes in through the gateway is counted on the open page, without reloading it, and drawn."""
+    page = tab.go("/")
+    counted = page.locator('[data-live="total.log_in"]')
+    before = counted.inner_text()
+
+    yard.send(9_001)
+
+    expect(counted).not_to_have_text(before)
+    expect(page.locator(".chart canvas").first).to_be_visible()
+    expect(page.locator('.flow.wide [data-live="level.queue_dead"]')).not_to_have_text("–")
+    assert sum("/live" in url for url in tab.asked) == 1
+
+
+def test_on_a_phone_every_decision_is_within_reach(yard: Yard, browser: Browser) -> None:
+    """The buttons of a row lie inside the screen: nobody has to find out that a table scrolls."""
+    context = browser.new_context(viewport={"width": 390, "height": 844})
+    page = context.new_page()
+    page.set_default_timeout(DEADLINE_MS)
+    outside: dict[str, list[str]] = {}
+    for path in ("/batches", "/queue?queue=orders", "/lifecycle"):
+        page.goto(f"{yard.url}{path}")
+        page.wait_for_selector("td.acts button")
+        for button in page.query_selector_all("td.acts button"):
+            box = button.bounding_box()
+            if box is None or box["x"] < 0 or box["x"] + box["width"] > 390:
+                outside.setdefault(path, []).append(button.inner_text())
+    context.close()
+
+    assert {} == outside
+
+
+def test_a_legend_tells_the_newest_values(yard: Yard, browser: Browser) -> None:
+    """Without a pointer on the chart, which a phone never has, it shows numbers and not dashes."""
+    context = browser.new_context()
+    page = context.new_page()
+    page.set_default_timeout(DEADLINE_MS)
+    page.goto(f"{yard.url}/")
+    page.wait_for_function(
+        "[...document.querySelectorAll('.chart .u-value')].length > 3"
+        " && [...document.querySelectorAll('.chart .u-value')].every((each) => /\\d/.test(each.textContent))"
+    )
+    context.close()
+
+
+def test_a_page_reloads_its_inside_and_nothing_is_lost(tab: Tab, yard: Yard) -> None:
+    """New data appears by itself; where the keyboard is, and what is folded open, stays."""
+    page = tab.go("/log?topic=orders")
+    page.locator('nav a[href="/queue"]').focus()
+
+    yard.send(9_002)
+
+    expect(page.locator("#page")).to_contain_text(str(9_002 * 5 + 4))
+    assert page.evaluate("() => document.activeElement.getAttribute('href')") == "/queue"
+
+
+def test_what_is_typed_while_a_reload_is_under_way_stays(tab: Tab) -> None:
+    """The answer to a reload that began before somebody began to type is too late: it does not take the words back."""
+    page = tab.go("/lifecycle")
+    held: list[Any] = []
+    page.route("**/lifecycle", lambda route: held.append(route))
+    while not held:
+        page.wait_for_timeout(50)
+    field = page.locator("section", has=page.get_by_role("heading", name="What would be deleted?")).get_by_label(
+        "Bucket"
+    )
+    field.fill("landing")
+
+    with page.expect_response("**/lifecycle"):
+        held[0].continue_()
+    page.wait_for_timeout(500)  # for the swap, if there were one
+
+    expect(field).to_have_value("landing")
+    page.unroute("**/lifecycle")
+
+
+def test_an_action_asks_acts_and_is_recorded(tab: Tab) -> None:
+    """A dead letter is replayed: the dialog asks why, the letter goes, the trail tells who, what and why."""
+    page = tab.go("/queue?queue=orders")
+    page.get_by_role("button", name="Replay").first.click()
+    dialog = page.locator("dialog#ask")
+    expect(dialog).to_be_visible()
+    dialog.get_by_role("button", name="Replay").click()
+    expect(dialog.locator("textarea:invalid")).to_be_visible()  # it does not go without a reason
+
+    dialog.locator("textarea").fill("the schema is registered now")
+    dialog.get_by_role("button", name="Replay").click()
+    expect(dialog).to_contain_text("enqueued again as sequence")
+    dialog.get_by_role("button", name="Close").click()
+
+    expect(page.get_by_role("button", name="Replay")).to_have_count(0)
+    tab.go("/audit")
+    row = page.get_by_role("row", name="queue.replay")
+    expect(row).to_contain_text("the schema is registered now")
+    expect(row).to_contain_text("anybody")
+    assert tab.complaints == []
+
+
+def test_a_conflict_is_resolved_by_keyboard_alone(tab: Tab) -> None:
+    """Tab reaches the skip link, the pages and every button; Enter opens, Escape closes, the dialog holds the focus."""
+    page = tab.go("/batches")
+    page.keyboard.press("Tab")
+    assert page.evaluate("() => document.activeElement.className") == "skip"
+    page.keyboard.press("Enter")
+    reached = _tab_to(page, "Keep the accepted batch")
+    page.keyboard.press("Enter")
+    dialog = page.locator("dialog#ask")
+    expect(dialog).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(dialog).not_to_be_visible()
+    assert page.evaluate("() => document.activeElement.textContent.trim()") == reached
+
+    page.keyboard.press("Enter")
+    expect(dialog.locator("textarea")).to_be_focused()
+    page.keyboard.type("the first one is the truth")
+    _tab_to(page, "Keep the accepted batch")
+    page.keyboard.press("Enter")
+
+    expect(dialog).to_contain_text("resolved as accept_existing")
+    expect(dialog.get_by_role("button", name="Close")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(dialog).not_to_be_visible()
+    expect(page.locator("#page")).to_contain_text("the first one is the truth")
+
+
+def _tab_to(page: Any, text: str, most: int = 60) -> str:
+    for _ in range(most):
+        page.keyboard.press("Tab")
+        at: str = page.evaluate("() => document.activeElement.textContent.trim()")
+        if at == text:
+            return at
+    raise AssertionError(f"{most} tabs do not lead to {text!r}")
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("/log?topic=clicks", HOSTILE),
+        ("/lifecycle?bucket=landing", HOSTILE_KEY),
+        ("/tables?table=silver/acme/shop/orders", HOSTILE),
+        ("/batches", HOSTILE[:40]),
+        ("/audit", "Operator actions"),
+    ],
+)
+def test_hostile_keys_and_payloads_are_text(tab: Tab, path: str, text: str) -> None:
+    """Markup in keys, payloads, rows and names is shown as it is, and nothing of it runs, also after a reload."""
+    page = tab.go(path)
+
+    expect(page.locator("#page")).to_contain_text(text)
+    page.wait_for_timeout(5_000)  # at least one reload of the page's inside
+    assert page.evaluate("() => window.__hacked") is None
+    assert page.locator("#page script, #page img, #page svg[onload], #page [onerror]").count() == 0
+    assert (tab.elsewhere, tab.complaints) == ([], [])
+
+
+def test_a_hostile_key_is_text_in_a_dialog_too(tab: Tab, yard: Yard) -> None:
+    """It comes back from the server inside the dialog, and its batch is opened and shown entry by entry."""
+    page = tab.go("/lifecycle")
+    row = page.get_by_role("row").filter(has_text="inbox/").first
+    row.get_by_role("button", name="Quarantine").click()
+    expect(page.locator("dialog#ask")).to_contain_text(HOSTILE_KEY)
+    page.keyboard.press("Escape")
+    page.goto(f"{yard.url}/console/ask/queue.discard?queue={HOSTILE_KEY.replace('#', '')}&letter=x")
+    assert page.evaluate("() => window.__hacked") is None
+    page = tab.go("/queue?queue=orders")
+    page.get_by_role("region", name="Waiting").get_by_role("link", name="5", exact=True).click()
+    expect(page.locator("#page")).to_contain_text("One batch")
+    expect(page.locator("#page")).to_contain_text(HOSTILE)
+
+    assert page.evaluate("() => window.__hacked") is None
+
+
+def test_a_failing_backend_is_said_and_recovers(tab: Tab, yard: Yard) -> None:
+    """When the store goes away the page says so and keeps what it knew; when it is back the trouble goes by itself."""
+    page = tab.go("/queue?queue=orders")
+    known = page.get_by_role("region", name="Queues")
+    expect(known).to_contain_text("orders")
+
+    yard.wire.cut()
+    try:
+        expect(page.locator("#page .trouble").first).to_be_visible()
+        expect(known).to_contain_text("orders")
+    finally:
+        yard.wire.mend()
+
+    expect(page.locator("#page .trouble")).to_have_count(0)
+    expect(known).to_contain_text("orders")
+
+
+@EVERY_PAGE
+def test_a_phone_needs_no_sideways_scrolling(phone: Tab, page: Any) -> None:
+    """At 390 pixels every page fits; wide tables scroll inside themselves."""
+    shown = phone.go(page.path)
+
+    shown.wait_for_timeout(300)
+    width = shown.evaluate("() => document.documentElement.scrollWidth")
+    assert width <= 390, f"{width} pixels"
+
+
+def test_the_theme_follows_the_system_and_the_button(tab: Tab) -> None:
+    """Dark where the system is dark; the button turns it, and the choice is kept on the next page."""
+    ground = "() => getComputedStyle(document.body).backgroundColor"
+    tab.page.emulate_media(color_scheme="dark")
+    page = tab.go("/")
+    dark = page.evaluate(ground)
+    tab.page.emulate_media(color_scheme="light")
+    light = page.evaluate(ground)
+    assert dark != light
+
+    page.get_by_role("button", name="Light / dark").click()
+    assert page.evaluate(ground) == dark
+    page = tab.go("/queue")
+    assert page.evaluate(ground) == dark
+
+
+def test_the_offset_browser_walks_a_partition(tab: Tab) -> None:
+    """From the end to the beginning and on, by links that can be shared."""
+    page = tab.go("/log?topic=orders&partition=1")
+    page.get_by_label("From offset").fill("1")
+    page.get_by_role("button", name="Go").click()
+    expect(page.locator("#record-1")).to_contain_text('"order"')
+    page.get_by_role("link", name="Later").click()
+    expect(page.locator("#record-51")).to_be_visible()
+    page.get_by_role("link", name="Earlier").click()
+    expect(page.locator("#record-1")).to_be_visible()
+    expect(page.locator(".segments rect").first).to_be_attached()
+
+
+def test_a_dry_run_shows_how_many_how_much_and_a_sample(tab: Tab) -> None:
+    """Of the rules in force, and of a document that nobody has put yet; the live filer is walked, nothing goes."""
+    page = tab.go("/lifecycle")
+    form = page.locator("section", has=page.get_by_role("heading", name="What would be deleted?"))
+    form.get_by_label("Bucket").fill("landing")
+    form.get_by_label("Days ahead").fill("9")
+    form.get_by_role("button", name="Preview").click()
+    told = page.locator("section", has=page.get_by_role("heading", name="Dry run of landing, 9 days ahead"))
+    expect(told.locator("dl.figures div", has_text="would be deleted")).to_contain_text("3")
+    expect(told.locator("dl.figures div", has_text="bytes")).to_contain_text("3.6 KiB")
+    expect(told.get_by_role("row", name="tmp/b.csv old-tmp")).to_contain_text("2.0 KiB")
+    expect(told).not_to_contain_text("kept/c.csv")
+
+    rules = render_xml((Rule("all-kept", prefix="kept/", expiration_days=1),)).decode()
+    form.get_by_label("Rules").fill(rules)
+    form.get_by_role("button", name="Preview").click()
+
+    told = page.locator("section", has=page.get_by_role("heading", name="by the given rules"))
+    expect(told.locator("dl.figures div", has_text="would be deleted")).to_contain_text("1")
+    expect(told.locator("dl.figures div", has_text="bytes")).to_contain_text("3.9 KiB")
+    expect(told.get_by_role("row", name="kept/c.csv all-kept")).to_have_count(1)
+    expect(page.get_by_role("region", name="Rules")).not_to_contain_text("all-kept")  # it is not in force
+    assert tab.complaints == []
+
+
+def test_a_blocker_is_retried_against_the_live_filer(tab: Tab, yard: Yard) -> None:
+    """What stood still is deleted now, by the rule in force; the blocker goes, the verdict and the deed are told."""
+    s3 = admin.client(yard.stored.store_settings())
+    assert 1 == s3.list_objects_v2(Bucket="landing", Prefix=RETIRED)["KeyCount"]
+    page = tab.go("/lifecycle")
+    page.get_by_role("row").filter(has_text=RETIRED).get_by_role("button", name="Retry").click()
+    dialog = page.locator("dialog#ask")
+    dialog.get_by_role("button", name="Retry").click()
+    expect(dialog).to_contain_text("DONE")
+    dialog.get_by_role("button", name="Close").click()
+
+    expect(page.get_by_role("region", name="Blockers").get_by_role("row").filter(has_text=RETIRED)).to_have_count(0)
+    assert 0 == s3.list_objects_v2(Bucket="landing", Prefix=RETIRED)["KeyCount"]
+    tab.go(f"/lifecycle?bucket=landing&key={RETIRED}")
+    expect(page.get_by_role("region", name="Verdicts")).to_contain_text("deleted")
+    tab.go("/audit")
+    expect(page.get_by_role("row", name="lifecycle.retry")).to_contain_text(RETIRED)
+
+
+def test_an_audit_shows_what_was_conserved_and_names_what_was_not(tab: Tab) -> None:
+    """Samples at each stage from agent to gold; the hour that lost some with its number, the sound ones counted."""
+    page = tab.go("/audit")
+
+    stages = page.get_by_role("region", name="Conservation")
+    for words in ("sent by agents 7,200 ", "accepted 7,200 0", "bronze 7,183 17 ", "gold 7,183 of 7,183 due 0"):
+        expect(stages.get_by_role("row", name=words)).to_have_count(1)
+    wrong = page.get_by_role("region", name="Where they do not agree").get_by_role("row")
+    expect(wrong).to_have_count(2)  # its head, and the one hour
+    expect(wrong.nth(1)).to_contain_text("db-1")
+    expect(wrong.nth(1)).to_contain_text("17 lost on the way to bronze")
+    expect(page.locator("#page")).to_contain_text("2 of 3 hours agree at every stage")
+    expect(page.locator("#page")).to_contain_text("something is wrong")
+    page.get_by_text("Each of them").click()
+    expect(page.get_by_role("region", name="Findings")).to_contain_text(HOSTILE_KEY)
+    assert page.evaluate("() => window.__hacked") is None
+
+
+def test_signing_in_with_a_key(browser: Browser, yard: Yard) -> None:
+    """Where keys are configured, a key opens the console for its rights, and signing out closes it."""
+    keys = [
+        {"name": "ann", "secret": "0123456789abcdef-ann", "rights": ["*"]},
+        {"name": "bob", "secret": "0123456789abcdef-bob", "rights": ["console:read", "queue:read*"]},
+    ]
+    guarded = Yard(yard.stored, yard.folder, keys=keys, prefix=yard.prefix)
+    guarded.start()
+    context = browser.new_context()
+    tab = Tab(context.new_page(), guarded.url)
+    try:
+        tab.page.goto(f"{guarded.url}/queue?queue=orders")
+        tab.page.get_by_label("Key").fill("0123456789abcdef-wrong")
+        tab.page.get_by_role("button", name="Sign in").click()
+        expect(tab.page.get_by_role("alert")).to_contain_text("the key is unknown")
+        tab.page.get_by_label("Key").fill("0123456789abcdef-bob")
+        tab.page.get_by_role("button", name="Sign in").click()
+
+        expect(tab.page.locator("h1")).to_have_text("Queue")
+        page = tab.go("/lifecycle")
+        expect(page.locator("#page .trouble").first).to_contain_text("bob may not lifecycle:read")
+        assert "0123456789abcdef" not in page.evaluate("() => document.cookie")
+        page.get_by_role("button", name="Sign out").click()
+        page.wait_for_url("**/login")
+    finally:
+        context.close()
+        guarded.close()
+
+
+HOSTILE_POLICY = """<LifecycleConfiguration xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Rule><ID>old</ID>
+<Status>Enabled</Status><Filter><Prefix>old/</Prefix></Filter><Expiration><Days>30</Days></Expiration></Rule>
+<x:script xmlns:x="http://www.w3.org/1999/xhtml">document.documentElement.setAttribute("hacked", "yes")</x:script>
+</LifecycleConfiguration>"""
+
+
+@pytest.mark.parametrize("shown", [False, True], ids=["as it is", "shown in spite of it"])
+def test_a_hostile_lifecycle_policy_runs_nothing(tab: Tab, yard: Yard, shown: bool) -> None:
+    """Opened by itself on the console's origin it is saved and not shown; a browser that shows it runs no script."""
+    address = f"{yard.url}/api/s3/buckets/landing/lifecycle"
+
+    def answer(route: Any) -> None:
+        got = route.fetch()
+        headers = {
+            name: value for name, value in got.headers.items() if shown is False or name != "content-disposition"
+        }
+        assert got.status == 200
+        route.fulfill(status=200, headers=headers, body=HOSTILE_POLICY)
+
+    tab.page.route(address, answer)
+    tab.page.goto(f"{yard.url}/lifecycle")
+    if shown:
+        tab.page.goto(address)
+        tab.page.wait_for_timeout(1_000)
+        assert tab.page.evaluate("() => document.documentElement.getAttribute('hacked')") is None
+    else:
+        with tab.page.expect_download() as saved:
+            tab.page.evaluate("(address) => { window.location = address }", address)
+        assert saved.value.suggested_filename == "lifecycle.xml"
+        assert tab.page.url == f"{yard.url}/lifecycle"

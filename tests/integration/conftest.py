@@ -1,0 +1,5 @@
+"""Fixtures of the integration lane."""
+
+from support.gateway_process import start
+
+__all__ = ["start"]

@@ -1,0 +1,56 @@
+"""What tests of other engines' tables share: tables that delta-rs writes, in a folder and in a store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import pyarrow as pa
+from pyarrow.fs import LocalFileSystem
+
+from lakebed.core.clock import Clock
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
+from lakebed.spark.location import Location
+from lakebed.store.protocol import Store
+from lakebed.store.runtime import StoreRuntime
+
+VALUES = ("a:b", "c d", "e%f", "g%3Ah", "ü/x", "plain", None)  # None: a partition without a value
+
+
+def runtime_on(store: Store, clock: Clock, ids: Ids) -> StoreRuntime:
+    """The store with this clock and these ids."""
+    return StoreRuntime(clock=clock, ids=ids, metrics=Metrics(), store=store)
+
+
+class Folder(Location, frozen=True):
+    """A bucket that is a folder on this machine: tasks of Spark read and write it without a server."""
+
+    @classmethod
+    def at(cls, folder: Path) -> Folder:
+        return cls(str(folder), "", "", "", "", "")
+
+    def path(self, key: str) -> str:
+        """The file's path; its folder is made, as a bucket needs none."""
+        file = Path(self.bucket) / key
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return str(file)
+
+    def filesystem(self) -> Any:
+        return LocalFileSystem()
+
+
+def written(uri: Path, values: Sequence[str | None] = VALUES, *, column: str = "p", **options: Any) -> None:
+    """One row for each value of the partition column, numbered from 0."""
+    rows = pa.table({"id": pa.array(range(len(values)), pa.int64()), column: pa.array(values, pa.string())})
+    deltalake.write_deltalake(str(uri), rows, partition_by=[column], **options)
+
+
+async def stored(folder: Path, store: Store, root: str) -> list[str]:
+    """Copies the table's objects into the store, as they lie; gives the keys of its data files."""
+    for file in sorted(each for each in folder.rglob("*") if each.is_file()):
+        key = f"{root}/{file.relative_to(folder).as_posix()}"
+        await store.create(key, file.read_bytes())
+    return [info.key async for info in store.list(f"{root}/") if "_delta_log" not in info.key]

@@ -1,0 +1,280 @@
+"""The accept path on a bucket in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from lakebed.batches import paths
+from lakebed.batches.acceptance import Submission
+from lakebed.batches.acceptor import Acceptor
+from lakebed.batches.model import AcceptedBatch, BatchIdentity, ConflictRecord, IdentityConflict
+from lakebed.core.clock import ManualClock
+from lakebed.core.errors import OutcomeUnknown, Overloaded, Unavailable
+from lakebed.core.metrics import Metrics
+from lakebed.store.memory import MemoryStore
+from lakebed.store.model import ObjectInfo
+from support.batch_frames import frame_of, submit
+
+MakeAcceptor = Callable[..., Acceptor]
+
+IDENTITY = BatchIdentity("agent-a", "boot-1", 0, 9)
+
+
+async def keys(store: MemoryStore, prefix: str = "") -> list[str]:
+    return [info.key async for info in store.list(prefix)]
+
+
+async def test_a_new_batch_is_accepted_with_every_field_of_its_manifest(
+    store: MemoryStore, make_acceptor: MakeAcceptor
+) -> None:
+    """An accepted batch has its blob under its hash and a manifest with every field of the schema."""
+    frame = frame_of()
+    submitted = submit(frame)
+    sha = submitted.sha256
+
+    answer = await make_acceptor(store).accept(submitted)
+
+    assert not answer.duplicate
+    stored = await store.get(paths.accepted_key(IDENTITY))
+    manifest = msgspec.json.decode(stored.data)
+    assert manifest.pop("attempt_id")
+    assert manifest == {
+        "schema": "lightmetrics.accepted_batch.v1",
+        "agent_id": "agent-a",
+        "boot_id": "boot-1",
+        "seq_start": 0,
+        "seq_end": 9,
+        "frame_sha256": submitted.sha256,
+        "frame_bytes": len(frame),
+        "raw_blob_key": f"raw-blobs/v1/sha256/{sha[:2]}/{sha[2:4]}/{sha}.lmbatch",
+        "accepted_at_unix_ns": answer.accepted_at_unix_ns,
+        "collector_id": "collector-1",
+        "wire_version": 1,
+        "frame_version": 1,
+    }
+    assert (await store.get(manifest["raw_blob_key"])).data == frame
+
+
+async def test_derived_indexes_follow_the_answer(
+    store: MemoryStore, make_acceptor: MakeAcceptor, manual_clock: ManualClock
+) -> None:
+    """By-time, by-blob and blobs-by-time entries appear after an acceptance, exactly one each."""
+    submitted = submit(frame_of())
+
+    answer = await make_acceptor(store).accept(submitted)
+    assert await keys(store, paths.ACCEPTED_BY_TIME) == []
+    await manual_clock.advance(1)
+
+    assert [paths.accepted_by_time_key(IDENTITY, answer.accepted_at_unix_ns)] == await keys(
+        store, paths.ACCEPTED_BY_TIME
+    )
+    assert [paths.accepted_by_blob_key(submitted.sha256, IDENTITY)] == await keys(store, paths.ACCEPTED_BY_BLOB)
+    assert [paths.blob_by_time_key(submitted.sha256, answer.accepted_at_unix_ns)] == await keys(
+        store, paths.RAW_BLOBS_BY_TIME
+    )
+
+
+async def test_the_same_bytes_again_are_a_duplicate_on_any_collector(
+    store: MemoryStore, make_acceptor: MakeAcceptor
+) -> None:
+    """A second upload answers duplicate=true and reaches nobody's live state, here or elsewhere."""
+    on_accepted: list[Submission] = []
+    first, second = (
+        make_acceptor(store, on_accepted=on_accepted),
+        make_acceptor(store, "collector-2", on_accepted=on_accepted),
+    )
+    submitted = submit(frame_of())
+
+    answers = [await first.accept(submitted), await first.accept(submitted), await second.accept(submitted)]
+
+    assert [answer.duplicate for answer in answers] == [False, True, True]
+    assert len({answer.accepted_at_unix_ns for answer in answers}) == 1
+    assert len(on_accepted) == 1
+
+
+async def test_other_bytes_under_the_same_identity_are_refused_and_recorded(
+    store: MemoryStore, make_acceptor: MakeAcceptor
+) -> None:
+    """A conflict answers with both hashes, after the quarantine manifest and its reverse reference are stored."""
+    accepted, submitted = submit(frame_of()), submit(frame_of(value=2.0))
+    await make_acceptor(store).accept(accepted)
+
+    with pytest.raises(IdentityConflict) as refused:
+        await make_acceptor(store, "collector-2").accept(submitted)
+
+    detail = refused.value.detail
+    assert (accepted.sha256, submitted.sha256) == (detail["accepted_frame_sha256"], detail["submitted_frame_sha256"])
+    assert detail["quarantined"]
+    stored = await store.get(paths.quarantine_key(IDENTITY, submitted.sha256))
+    record = msgspec.json.decode(stored.data, type=ConflictRecord)
+    assert ("collector-2", accepted.blob_key, submitted.blob_key) == (
+        record.collector_id,
+        record.accepted_raw_blob_key,
+        record.submitted_raw_blob_key,
+    )
+    assert [paths.quarantine_by_blob_key(submitted.sha256, IDENTITY)] == await keys(store, paths.QUARANTINE_BY_BLOB)
+    assert (await store.get(submitted.blob_key)).data == submitted.frame
+
+
+async def test_a_conflict_seen_again_keeps_its_first_record(
+    store: MemoryStore, make_acceptor: MakeAcceptor, manual_clock: ManualClock
+) -> None:
+    """First seen stays first seen, however often the agent tries."""
+    acceptor = make_acceptor(store)
+    await acceptor.accept(submit(frame_of()))
+    submitted = submit(frame_of(value=2.0))
+    seen = []
+
+    for _ in range(2):
+        await manual_clock.advance(60)
+        with pytest.raises(IdentityConflict) as refused:
+            await acceptor.accept(submitted)
+        seen.append(refused.value.detail["observed_at_unix_ns"])
+
+    assert seen[0] == seen[1]
+
+
+class Slow(MemoryStore):
+    """Yields once per create, so that others get their turn."""
+
+    async def create(self, key: str, data: bytes) -> ObjectInfo:
+        await asyncio.sleep(0)
+        return await super().create(key, data)
+
+
+class Unlucky(MemoryStore):
+    """Answers the k-th create of a prefix with an error, having done it or not."""
+
+    def __init__(self, clock: ManualClock, prefix: str, errors: list[Exception | None], *, done: bool) -> None:
+        super().__init__(clock=clock)
+        self.prefix, self.errors, self.done = prefix, errors, done
+
+    async def create(self, key: str, data: bytes) -> ObjectInfo:
+        if key.startswith(self.prefix) and self.errors:
+            error = self.errors.pop(0)
+            if error is not None:
+                if self.done:
+                    await super().create(key, data)
+                raise error
+        return await super().create(key, data)
+
+
+@pytest.mark.parametrize("done", [True, False])
+async def test_a_lost_answer_to_the_manifest_is_resolved_and_stays_ours(
+    manual_clock: ManualClock, make_acceptor: MakeAcceptor, done: bool
+) -> None:
+    """Whether or not the doubtful create took effect, the answer is duplicate=false and one manifest stands."""
+    store = Unlucky(manual_clock, paths.ACCEPTED, [OutcomeUnknown("lost")], done=done)
+    on_accepted: list[Submission] = []
+
+    accepting = asyncio.create_task(make_acceptor(store, on_accepted=on_accepted).accept(submit(frame_of())))
+    await manual_clock.advance(3)
+    answer = await accepting
+
+    assert not answer.duplicate
+    assert len(on_accepted) == 1
+    assert len(await keys(store, paths.ACCEPTED)) == 1
+
+
+async def test_a_store_that_never_says_gives_503_and_the_retry_is_safe(
+    manual_clock: ManualClock, make_acceptor: MakeAcceptor
+) -> None:
+    """Unknown to the end is Unavailable with a wait, never a duplicate; the next upload learns the truth."""
+    store = Unlucky(manual_clock, paths.ACCEPTED, [OutcomeUnknown("lost")] * 3, done=True)
+    acceptor = make_acceptor(store)
+
+    accepting = asyncio.create_task(acceptor.accept(submit(frame_of())))
+    await manual_clock.advance(4)
+    with pytest.raises(Unavailable) as failed:
+        await accepting
+    answer = await acceptor.accept(submit(frame_of()))
+
+    assert failed.value.retry_after_s == 2.0
+    assert answer.duplicate
+    assert len(await keys(store, paths.ACCEPTED)) == 1
+
+
+async def test_a_blob_that_cannot_be_written_accepts_nothing(
+    manual_clock: ManualClock, make_acceptor: MakeAcceptor
+) -> None:
+    """Without its blob no manifest is ever created."""
+    store = Unlucky(manual_clock, paths.RAW_BLOBS, [Unavailable("down")], done=False)
+
+    with pytest.raises(Unavailable):
+        await make_acceptor(store).accept(submit(frame_of()))
+
+    assert await keys(store, paths.ACCEPTED) == []
+
+
+async def test_a_conflict_is_answered_even_when_it_cannot_be_recorded(
+    manual_clock: ManualClock, make_acceptor: MakeAcceptor
+) -> None:
+    """The agent must hear 409 even if the quarantine prefix is out of reach."""
+    store = Unlucky(manual_clock, "quarantine", [Unavailable("down")] * 9, done=False)
+    acceptor = make_acceptor(store)
+    await acceptor.accept(submit(frame_of()))
+
+    with pytest.raises(IdentityConflict) as refused:
+        await acceptor.accept(submit(frame_of(value=2.0)))
+
+    assert not refused.value.detail["quarantined"]
+
+
+async def test_a_damaged_blob_is_mended_before_its_batch_is_accepted(
+    store: MemoryStore, make_acceptor: MakeAcceptor
+) -> None:
+    """Bytes that do not match their hash never stand behind an accepted manifest."""
+    submitted = submit(frame_of())
+    await store.create(submitted.blob_key, b"rotten")
+
+    await make_acceptor(store).accept(submitted)
+
+    assert (await store.get(submitted.blob_key)).data == submitted.frame
+
+
+async def test_uploads_over_the_limit_are_told_to_wait(manual_clock: ManualClock, make_acceptor: MakeAcceptor) -> None:
+    """A collector that is full says so at once instead of queueing without end."""
+    acceptor = make_acceptor(Slow(clock=manual_clock), accepting_max=1)
+
+    results = await asyncio.gather(
+        *(acceptor.accept(submit(frame_of(n * 10, n * 10 + 9))) for n in range(3)), return_exceptions=True
+    )
+
+    assert sum(isinstance(result, Overloaded) for result in results) == 2
+
+
+async def test_one_process_never_races_itself(
+    store: MemoryStore, make_acceptor: MakeAcceptor, metrics: Metrics
+) -> None:
+    """Ten uploads of one batch at once in one collector give one acceptance and nine duplicates."""
+    acceptor = make_acceptor(store)
+
+    answers = await asyncio.gather(*(acceptor.accept(submit(frame_of())) for _ in range(10)))
+
+    assert sum(answer.duplicate for answer in answers) == 9
+    assert metrics.value("lakebed_batches_uploads_total", outcome="accepted") == 1
+
+
+async def test_racing_collectors_with_different_bytes_have_one_winner(
+    store: MemoryStore, make_acceptor: MakeAcceptor
+) -> None:
+    """Whichever bytes win, every other collector reports a conflict against exactly those."""
+    collectors = [make_acceptor(store, f"collector-{n}") for n in range(4)]
+
+    results = await asyncio.gather(
+        *(c.accept(submit(frame_of(value=float(n)))) for n, c in enumerate(collectors)), return_exceptions=True
+    )
+
+    winners = [r for r in results if not isinstance(r, BaseException)]
+    losers = [r for r in results if isinstance(r, IdentityConflict)]
+    assert (len(winners), len(losers)) == (1, 3)
+    existing = msgspec.json.decode((await store.get(paths.accepted_key(IDENTITY))).data, type=AcceptedBatch)
+    assert (
+        {winners[0].frame_sha256}
+        == {loser.detail["accepted_frame_sha256"] for loser in losers}
+        == {existing.frame_sha256}
+    )

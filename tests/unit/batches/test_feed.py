@@ -1,0 +1,182 @@
+"""Accepted batches in bulk: offsets, limits, pruning, late batches and damage, on a store in memory."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from lakebed.batches import acceptance, paths
+from lakebed.batches.codec.frame import decode
+from lakebed.batches.feed import BatchesFeed, moment_ns
+from lakebed.batches.model import AcceptedBatch, BatchIdentity, write_record
+from lakebed.core.clock import ManualClock
+from lakebed.core.errors import Invalid
+from lakebed.core.feed import FeedFilter, FeedSlice, Limit, SliceRead, read_all
+from lakebed.rollups.paths import ROLLUP_WORK
+from lakebed.store.memory import MemoryStore
+from support.batch_frames import frame_of
+
+START_NS = 1_760_000_000_000_000_000
+HOUR_NS = 3_600_000_000_000
+
+
+class Yard:
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock, self.store = clock, MemoryStore(clock=clock)
+
+    async def accept(self, number: int, at_ns: int, *, noted: bool = False, agent: str = "a") -> str:
+        """Ten samples; gives the key of the index entry."""
+        identity = BatchIdentity(agent, "b", number * 10, number * 10 + 9)
+        frame = frame_of(identity.seq_start, identity.seq_end, agent=agent, boot="b")
+        sha256 = acceptance.submission(frame, decode(frame)).sha256
+        accepted = AcceptedBatch(
+            "lightmetrics.accepted_batch.v1",
+            agent,
+            "b",
+            identity.seq_start,
+            identity.seq_end,
+            sha256,
+            len(frame),
+            paths.blob_key(sha256),
+            at_ns,
+            "c",
+            1,
+            1,
+        )
+        entry = acceptance.by_time(accepted, acceptance.span_of(decode(frame)))
+        await self.store.create(accepted.raw_blob_key, frame)
+        await self.store.create(paths.accepted_key(identity), write_record(accepted))
+        await self.store.create(entry.key, entry.data)
+        if noted:
+            note = acceptance.rollup_work(accepted)
+            await self.store.create(note.key, note.data)
+        return entry.key
+
+    def feed(self, **bounds: Any) -> BatchesFeed:
+        return BatchesFeed(self.store, now_ns=self.clock.now_ns, **bounds)
+
+
+@pytest.fixture
+def yard(manual_clock: ManualClock) -> Yard:
+    return Yard(manual_clock)
+
+
+async def given(feed: BatchesFeed, limit: Limit, steps: int) -> list[list[str]]:
+    """The keys of each step, from the beginning on."""
+    at, found = await feed.begin(), []
+    for _ in range(steps):
+        end = await feed.reach(at, limit)
+        found.append([piece.key for piece in await feed.slices(at, end, FeedFilter())])
+        at = end
+    return found
+
+
+async def test_steps_give_every_batch_once_in_order_of_acceptance(yard: Yard) -> None:
+    """Whatever the limit, steps follow each other without a gap and without a repeat, across hours."""
+    keys = [await yard.accept(n, START_NS + n * HOUR_NS // 2) for n in range(5)]
+    await yard.clock.advance(36_000)
+
+    assert [keys, []] == await given(yard.feed(), Limit(), 2)
+    assert [keys[:2], keys[2:4], keys[4:], []] == await given(yard.feed(), Limit(objects=2), 4)
+    assert [keys[:2], keys[2:4], keys[4:], []] == await given(yard.feed(), Limit(rows=25), 4)
+    assert [[key] for key in keys] == await given(yard.feed(), Limit(size_bytes=1), 5)
+
+
+async def test_batches_of_one_instant_stay_together(yard: Yard) -> None:
+    """An offset is an instant, so a limit never cuts through one."""
+    keys = {await yard.accept(n, START_NS) for n in range(3)}
+    later = await yard.accept(3, START_NS + 1)
+
+    first, second = await given(yard.feed(settle_s=-1.0), Limit(objects=1), 2)
+
+    assert (keys, [later]) == (set(first), second)
+
+
+async def test_the_youngest_settle_first(yard: Yard) -> None:
+    """A batch younger than the pause is left to the next step: its neighbours may not be indexed yet."""
+    old = await yard.accept(0, yard.clock.now_ns() - 20_000_000_000)
+    await yard.accept(1, yard.clock.now_ns() - 5_000_000_000)
+
+    assert [[old]] == await given(yard.feed(settle_s=10.0), Limit(), 1)
+
+
+async def test_a_clock_that_is_ahead_makes_nobody_pass_over_others(yard: Yard) -> None:
+    """An offset never lies beyond now: a batch from the future waits, and what is accepted until then is given."""
+    await yard.accept(9, yard.clock.now_ns() + HOUR_NS)
+    feed = yard.feed(settle_s=0.0)
+    at = await feed.reach(await feed.begin(), Limit())
+    normal = await yard.accept(0, yard.clock.now_ns() + 1)
+    await yard.clock.advance(1)
+
+    end = await feed.reach(at, Limit())
+
+    assert [normal] == [piece.key for piece in await feed.slices(at, end, FeedFilter())]
+
+
+async def test_a_batch_that_was_indexed_late_is_given_by_its_note(yard: Yard) -> None:
+    """The reconciler's note brings a batch to readers who have passed its place; to others the index brings it."""
+    first = await yard.accept(5, START_NS + HOUR_NS)
+    feed = yard.feed(settle_s=-1.0)
+    passed = await feed.reach(await feed.begin(), Limit())
+    late = await yard.accept(1, START_NS, noted=True)
+    note = late.replace(paths.ACCEPTED_BY_TIME, ROLLUP_WORK)
+    await yard.store.delete(note)
+    await yard.store.create(note, b"half of a no")  # its name says it all
+
+    end = await feed.reach(passed, Limit())
+
+    assert [late] == [piece.key for piece in await feed.slices(passed, end, FeedFilter())]
+    assert [] == await feed.slices(end, await feed.reach(end, Limit()), FeedFilter())
+    assert [[late, first]] == await given(feed, Limit(), 1)
+
+
+async def test_objects_that_cannot_matter_are_not_opened(yard: Yard) -> None:
+    """By acceptance before the index is read, by agent, number and time before the blob is."""
+    kept = await yard.accept(0, START_NS)
+    for n, agent in ((1, "a"), (0, "other")):
+        await yard.accept(n, START_NS + HOUR_NS, agent=agent)
+    feed = yard.feed(settle_s=-1.0)
+    start = await feed.begin()
+    end = await feed.reach(start, Limit())
+
+    pieces = await feed.slices(start, end, FeedFilter())
+    among = FeedFilter(among={"agent_id": frozenset({"other"})})
+    by_seq = [await feed.load(piece, ["seq"], FeedFilter(high={"seq": 9})) for piece in pieces]
+    by_agent = [await feed.load(piece, ["seq"], among) for piece in pieces]
+    accepted = FeedFilter(high={"accepted_at": datetime.fromtimestamp(START_NS / 1e9, UTC)})
+    by_acceptance = await feed.slices(start, end, accepted)
+
+    assert [kept] == [piece.key for piece in by_acceptance]
+    assert [10, 10] == [rows.num_rows for rows in by_seq if rows is not None]
+    assert [10] == [rows.num_rows for rows in by_agent if rows is not None]
+
+
+@pytest.mark.parametrize("damage", ["missing", "half", "another", "future"])
+async def test_damage_comes_back_as_a_problem_with_its_key(yard: Yard, damage: str) -> None:
+    """A missing blob, half a blob, other bytes and a later format stop nobody."""
+    bad, good = await yard.accept(0, START_NS), await yard.accept(1, START_NS + 1)
+    feed = yard.feed(settle_s=-1.0)
+    blob = (await feed.entry(FeedSlice(bad))).raw_blob_key
+    data = (await yard.store.get(blob)).data
+    await yard.store.delete(blob)
+    if damage != "missing":
+        other = {"half": data[:50], "another": data[:-1] + b"!", "future": data[:8] + b"\x09" + data[9:]}[damage]
+        await yard.store.create(blob, other)
+
+    found: list[SliceRead] = [
+        read async for read in read_all(feed, [FeedSlice(bad), FeedSlice(good)], ["seq"], FeedFilter())
+    ]
+
+    assert [(bad, True), (good, False)] == [(read.piece.key, bool(read.problem)) for read in found]
+    assert found[1].rows.column("seq").to_pylist() == list(range(10, 20))
+
+
+def test_moments_are_exact() -> None:
+    """A moment is read to the microsecond; what is none is refused."""
+    assert moment_ns("2025-10-09T08:53:20.000001Z") == START_NS + 1000
+    assert moment_ns("2025-10-09T08:53:20") == START_NS
+    assert moment_ns(str(START_NS + 7)) == START_NS + 7
+    with pytest.raises(Invalid, match="not a time"):
+        moment_ns("yesterday")

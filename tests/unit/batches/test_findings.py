@@ -1,0 +1,116 @@
+"""Findings of an audit as work: mended once, believed never, and a proof only when they are whole."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from lakebed.batches import acceptance, paths
+from lakebed.batches.acceptor import write_blob
+from lakebed.batches.findings import FindingsRepairer
+from lakebed.batches.model import AcceptedBatch, write_record
+from lakebed.batches.reconciler import Reconciler
+from lakebed.core.clock import ManualClock
+from lakebed.core.errors import Corrupt
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
+from lakebed.store.memory import MemoryStore
+from support.batch_frames import frame_of, submit
+from support.runtimes import runtime_on
+
+AUDIT_ID = f"{1_760_000_000_000_000_000:020d}-0123456789abcdef"
+
+
+@pytest.fixture
+def reconciler(store: MemoryStore, manual_clock: ManualClock, ids: Ids, metrics: Metrics) -> Reconciler:
+    return Reconciler(runtime_on(store, manual_clock, ids=ids, metrics=metrics), overlap_s=900.0, concurrency=4)
+
+
+@pytest.fixture
+def mender(
+    store: MemoryStore, reconciler: Reconciler, manual_clock: ManualClock, ids: Ids, metrics: Metrics
+) -> FindingsRepairer:
+    return FindingsRepairer(runtime_on(store, manual_clock, ids=ids, metrics=metrics), reconciler)
+
+
+async def left_bare(store: MemoryStore, frame: bytes) -> AcceptedBatch:
+    submitted = submit(frame)
+    await write_blob(store, submitted)
+    accepted = acceptance.manifest(submitted, at_ns=1_760_000_000_000_000_000, collector_id="c", attempt_id="a")
+    await store.create(paths.accepted_key(accepted.identity), write_record(accepted))
+    return accepted
+
+
+async def publish(store: MemoryStore, keys: list[str], *, whole: bool = True, lines: int | None = None) -> None:
+    """An audit's objects, as docs/formats/audit.md says."""
+    work = f"audit/v1/{AUDIT_ID}/tasks/mend-1.jsonl"
+    said = [json.dumps({"do": "mend", "key": key, "finding": "unindexed"}) for key in keys]
+    await store.create(work, ("\n".join(said) + "\n").encode())
+    record: dict[str, Any] = {
+        "schema": "lakebed.audit.v1",
+        "audit_id": AUDIT_ID,
+        "work": [{"key": work, "do": "mend", "lines": len(keys) if lines is None else lines}],
+        "proof": {"through_ns": 17, "source": "list", "accepted": 5, "quarantined": 0, "whole": whole},
+    }
+    await store.create(f"audit/v1/{AUDIT_ID}/audit.json", json.dumps(record).encode())
+    await store.create("audit/v1/last.json", json.dumps({"audit_id": AUDIT_ID, "ok": False}).encode())
+
+
+async def test_findings_are_mended_once_and_prove_the_audit(
+    store: MemoryStore, mender: FindingsRepairer, reconciler: Reconciler
+) -> None:
+    """Entries come back, the register says how far was audited, and the second time there is nothing to do."""
+    accepted = await left_bare(store, frame_of())
+    await publish(store, [paths.accepted_key(accepted.identity), "accepted/v1/agent=61/boot=62/not-there.json"])
+
+    report = await mender.repair()
+    again = await mender.repair()
+
+    assert report is not None
+    assert report.repaired == {"by_time": 1, "by_blob": 1, "blob_by_time": 1, "rollup_work": 1}
+    assert again is None
+    assert (await reconciler.audits.read()).value.audited_through_ns == 17
+
+
+async def test_work_that_was_cut_short_proves_nothing(
+    store: MemoryStore, mender: FindingsRepairer, reconciler: Reconciler
+) -> None:
+    """An audit that had to leave work out is mended, but garbage collection does not hear of it."""
+    accepted = await left_bare(store, frame_of())
+    await publish(store, [paths.accepted_key(accepted.identity)], whole=False)
+
+    assert await mender.repair() is not None
+
+    assert (await reconciler.audits.read()).value.audited_through_ns == 0
+
+
+async def test_a_proof_never_goes_back(store: MemoryStore, mender: FindingsRepairer, reconciler: Reconciler) -> None:
+    """An audit from an old report does not undo what a newer one has proven."""
+    await reconciler.audit()
+    before = (await reconciler.audits.read()).value
+    await publish(store, ["accepted/v1/agent=61/boot=62/not-there.json"])
+
+    await mender.repair()
+
+    assert before == (await reconciler.audits.read()).value
+
+
+async def test_a_file_of_work_that_lacks_lines_is_corrupt_and_nothing_is_proven(
+    store: MemoryStore, mender: FindingsRepairer, reconciler: Reconciler
+) -> None:
+    """Half a file must not look like all the work."""
+    accepted = await left_bare(store, frame_of())
+    await publish(store, [paths.accepted_key(accepted.identity)], lines=2)
+
+    with pytest.raises(Corrupt, match="1 lines, not 2"):
+        await mender.repair()
+
+    assert (await reconciler.audits.read()).value.audited_through_ns == 0
+
+
+async def test_without_an_audit_there_is_nothing_to_mend(mender: FindingsRepairer) -> None:
+    """A bucket that was never audited is fine."""
+    assert await mender.repair() is None
+    assert await mender.work() is None

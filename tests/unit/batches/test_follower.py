@@ -1,0 +1,138 @@
+"""The follower says no more than it saw: where a look ends, what it left out, and how old it may be."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from lakebed.batches import live as follower_module
+from lakebed.batches.live import Follower, LiveBatches
+from lakebed.batches.reader import RawBatches
+from lakebed.core.clock import ManualClock, settle
+from lakebed.core.errors import Unavailable
+from lakebed.core.metrics import Metrics
+from lakebed.store.memory import MemoryStore
+from support.batch_frames import frame_of
+from support.rollup_fixtures import accept
+from support.runtimes import runtime_of
+
+SECOND_NS = 10**9
+
+
+def _made(store: MemoryStore, clock: ManualClock, **more: float) -> tuple[Follower, LiveBatches]:
+    settings = {"window_s": 600.0, "overlap_s": 60.0, "interval_s": 2.0} | more
+    live = LiveBatches(runtime_of(clock, metrics=Metrics()), bytes_max=10**7, window_s=3600)
+    return Follower(RawBatches(store), live, clock=clock, **settings), live
+
+
+class SlowList(MemoryStore):
+    """A listing takes some seconds."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock=clock)
+        self.manual, self.takes_s = clock, 0.0
+
+    async def list(self, prefix: str, **more: Any) -> AsyncIterator[Any]:  # type: ignore[override]
+        async for info in super().list(prefix, **more):
+            yield info
+        takes_s, self.takes_s = self.takes_s, 0.0
+        await self.manual.advance(takes_s)
+
+
+async def test_a_look_is_as_old_as_its_beginning(manual_clock: ManualClock) -> None:
+    """What was accepted while the look went on may be missing from it: freshness counts from its start."""
+    store = SlowList(manual_clock)
+    await accept(store, frame_of(), manual_clock.now_ns())
+    follower, _ = _made(store, manual_clock)
+    began_ns, store.takes_s = manual_clock.now_ns(), 7.0
+
+    await follower.poll()
+
+    assert 7 * SECOND_NS == manual_clock.now_ns() - began_ns
+    assert (began_ns, False) == (follower.caught_up_ns, follower.is_fresh())
+
+
+async def test_a_follower_that_never_looked_is_not_fresh() -> None:
+    """Also when its clock is near zero."""
+    clock = ManualClock(1)
+    follower, _ = _made(MemoryStore(clock=clock), clock)
+    assert not follower.is_fresh()
+
+
+async def test_the_first_look_reaches_over_the_window_and_clocks_ahead_are_seen(manual_clock: ManualClock) -> None:
+    """Accepted 599 s ago and by a clock 50 s ahead: both are held. 601 s ago: it is not."""
+    store = MemoryStore(clock=manual_clock)
+    now_ns = manual_clock.now_ns()
+    for n, at_s in enumerate((-601, -599, 50)):
+        await accept(store, frame_of(n * 10, n * 10 + 9), now_ns + at_s * SECOND_NS)
+    follower, live = _made(store, manual_clock)
+
+    assert (2, 0) == (await follower.poll(), await follower.poll())
+    assert [10, 20] == sorted(identity.seq_start for identity, _ in live.batches())
+    assert 0 == live.evicted_through_ns
+
+
+async def test_a_look_with_too_many_entries_says_where_live_state_begins(
+    manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of five entries the three newest are read: acceptances up to the second are not in live state."""
+    monkeypatch.setattr(follower_module, "KEYS_MAX", 3)
+    store = MemoryStore(clock=manual_clock)
+    now_ns = manual_clock.now_ns()
+    for n in range(5):
+        await accept(store, frame_of(n * 10, n * 10 + 9), now_ns - (10 - n) * SECOND_NS)
+    follower, live = _made(store, manual_clock)
+
+    assert 3 == await follower.poll()
+    assert now_ns - 9 * SECOND_NS == live.evicted_through_ns
+    assert [20, 30, 40] == sorted(identity.seq_start for identity, _ in live.batches())
+    assert 0 == await follower.poll()  # what was left out is not read again
+
+
+async def test_an_older_gap_does_not_hide_a_later_one(manual_clock: ManualClock) -> None:
+    """Two batches cannot be read; the later of them says up to where queries must go to the bucket."""
+    store = MemoryStore(clock=manual_clock)
+    now_ns = manual_clock.now_ns()
+    lost = [await accept(store, frame_of(n * 10, n * 10 + 9), now_ns - (9 - n) * SECOND_NS) for n in range(2)]
+    for accepted in lost:
+        for info in [each async for each in store.list("")]:
+            if accepted.frame_sha256 in info.key:
+                await store.delete(info.key)
+    follower, live = _made(store, manual_clock)
+    keys = [key async for key, _ in RawBatches(store).entries(0, now_ns)]
+
+    for key in reversed(keys):  # as reads at the same time may end
+        assert await follower._take(key) is None
+    assert now_ns - 8 * SECOND_NS == live.evicted_through_ns
+
+
+async def test_a_look_that_fails_is_tried_again_after_the_interval(manual_clock: ManualClock) -> None:
+    """And until one succeeds, the follower grows stale."""
+    store = MemoryStore(clock=manual_clock)
+    follower, _ = _made(store, manual_clock)
+    await follower.poll()
+    looks: list[int] = []
+    look = follower.poll
+
+    async def failing() -> int:
+        looks.append(manual_clock.now_ns())
+        if len(looks) < 5:
+            raise Unavailable("no bucket")
+        return await look()
+
+    follower.poll = failing  # type: ignore[method-assign]
+    began_ns = manual_clock.now_ns()
+    running = asyncio.create_task(follower.run())
+    await settle()
+    for _ in range(7):
+        await manual_clock.advance(1)
+    fresh = follower.is_fresh()
+    await manual_clock.advance(1)
+    await settle()
+    running.cancel()
+
+    assert [began_ns + n * 2 * SECOND_NS for n in range(5)] == looks
+    assert (False, True) == (fresh, follower.is_fresh())

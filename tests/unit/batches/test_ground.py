@@ -1,0 +1,254 @@
+"""Policy, doctor's checks, keys, matchers, live state from the bucket, and the part's commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lakebed.batches import acceptance, paths
+from lakebed.batches import bucket as checks
+from lakebed.batches.acceptor import write_blob
+from lakebed.batches.bucket import bucket_policy
+from lakebed.batches.conflicts import conflict_id, parse_id
+from lakebed.batches.live import Follower, LiveBatches
+from lakebed.batches.matchers import Selector, parse
+from lakebed.batches.model import BatchIdentity
+from lakebed.batches.reader import RawBatches
+from lakebed.batches.segments import pack
+from lakebed.batches.settings import ReconcilerSettings
+from lakebed.batches.workers import sweeper_store
+from lakebed.cli.main import run
+from lakebed.core import trail
+from lakebed.core.clock import ManualClock
+from lakebed.core.context import Context
+from lakebed.core.errors import Invalid
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
+from lakebed.core.settings import Contradiction, Settings
+from lakebed.store.admin import BucketConfiguration, LifecycleRule
+from lakebed.store.memory import MemoryStore
+from lakebed.store.settings import StoreSettings
+from support.batch_frames import START_NS, frame_of, submit
+from support.runtimes import runtime_of
+
+ROLES = {"collectors": ["arn:aws:iam::1:role/collector"], "sweepers": ["arn:aws:iam::1:role/gc"]}
+GOLDEN = Path(__file__).parent / "golden"
+
+identities = st.builds(
+    lambda agent, boot, start, more: BatchIdentity(agent, boot, start, start + more),
+    st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=30),
+    st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=30),
+    st.integers(0, 2**62),
+    st.integers(0, 10**6),
+)
+
+
+@given(identity=identities)
+def test_keys_say_whose_they_are(identity: BatchIdentity) -> None:
+    """Accepted, reference and quarantine keys lead back to the identity, whatever its ids contain."""
+    sha = "ab" * 32
+
+    for key in (
+        paths.accepted_key(identity),
+        paths.accepted_by_blob_key(sha, identity),
+        paths.quarantine_key(identity, sha),
+    ):
+        assert identity == paths.identity_of(key)
+    assert (identity, sha) == parse_id(conflict_id(identity, sha))
+    assert sha == paths.sha256_of_blob(paths.blob_key(sha))
+
+
+def test_keys_sort_as_sequences_do() -> None:
+    """Fixed-width numbers: the order of keys is the order of batches."""
+    starts = [0, 9, 10, 99, 100, 2**62]
+
+    keys = [paths.accepted_key(BatchIdentity("a", "b", start, start)) for start in starts]
+
+    assert sorted(keys) == keys
+    assert "accepted/v1/agent=61/boot=62/00000000000000000010-00000000000000000020.json" == paths.accepted_key(
+        BatchIdentity("a", "b", 10, 20)
+    )
+
+
+@pytest.mark.parametrize("key", ["", "accepted/v1/x", "accepted/v1/agent=zz/boot=61/1-2.json", "a/agent=61/boot=62/x"])
+def test_foreign_keys_are_refused(key: str) -> None:
+    """What does not name a batch is Invalid, not a surprise."""
+    for parser in (paths.identity_of, paths.sha256_of_blob, paths.parse_by_time, parse_id):
+        with pytest.raises(Invalid):
+            parser(key)
+
+
+def test_the_policy_protects_the_acceptance_protocol() -> None:
+    """Each requirement is a denial that no other permission can lift."""
+    policy = bucket_policy("lake", prefix="metrics", encryption="aws:kms", conditional_blobs=True, **ROLES)
+
+    by_sid = {statement["Sid"]: statement for statement in policy["Statement"]}
+    accepted, blobs = (f"arn:aws:s3:::lake/metrics/{name}/v1/*" for name in ("accepted", "raw-blobs"))
+    assert {"Deny"} == {statement["Effect"] for statement in policy["Statement"]}
+    assert [accepted, blobs] == by_sid["CreateOnlyIfAbsent"]["Resource"]
+    assert {"s3:if-none-match": "true"} == by_sid["CreateOnlyIfAbsent"]["Condition"]["Null"]
+    assert accepted in by_sid["NothingAcceptedIsDeleted"]["Resource"]
+    assert "Condition" not in by_sid["NothingAcceptedIsDeleted"]
+    assert {"s3:DeleteObject", "s3:DeleteObjectVersion"} == set(by_sid["NothingAcceptedIsDeleted"]["Action"])
+    assert {"s3:x-amz-copy-source": "false"} == by_sid["NoCopyIntoAccepted"]["Condition"]["Null"]
+    assert (
+        ROLES["sweepers"]
+        == by_sid["OnlyGarbageCollectionDeletesBlobs"]["Condition"]["ArnNotEquals"]["aws:PrincipalArn"]
+    )
+    assert accepted in by_sid["CollectorsStayAtHome"]["NotResource"]
+    assert accepted.replace("accepted/v1/", trail.ROOT) in by_sid["CollectorsStayAtHome"]["NotResource"]
+    assert "Resource" not in by_sid["CollectorsStayAtHome"]
+    assert "aws:kms" in str(by_sid["Encrypted"]["Condition"])
+
+
+def test_a_policy_without_roles_is_refused() -> None:
+    """A policy that nobody could delete under, or anybody, is not printed."""
+    for wrong in ({"collectors": []}, {"sweepers": ["gc"]}, {"encryption": "rot13"}):
+        with pytest.raises(Invalid):
+            bucket_policy("lake", **ROLES | wrong)  # type: ignore[arg-type]
+
+
+def test_garbage_is_collected_under_its_own_credentials_where_set(
+    store: MemoryStore, manual_clock: ManualClock, metrics: Metrics
+) -> None:
+    """The sweeper deletes as the role that alone may; half a pair of credentials is refused."""
+    keys = {"gc_access_key_id": "gc", "gc_secret_access_key": "secret"}
+    sections = {ReconcilerSettings: ReconcilerSettings.of(keys), StoreSettings: StoreSettings.of({})}
+    plain = Context(node="n", settings=Settings({}, {}), store=store, clock=manual_clock, ids=Ids(), metrics=metrics)
+    own = Context(
+        node="n", settings=Settings(sections, {}), store=store, clock=manual_clock, ids=Ids(), metrics=metrics
+    )
+
+    assert store is sweeper_store(plain)
+    assert store is not sweeper_store(own)
+    with pytest.raises(Contradiction):
+        ReconcilerSettings.of({"gc_access_key_id": "gc"})
+    with pytest.raises(Contradiction):
+        ReconcilerSettings.of({"gc_horizon_s": 10, "overlap_s": 900})
+
+
+@pytest.mark.parametrize(
+    ("rule", "verdict"),
+    [
+        (LifecycleRule("all", "", True, True), "fail"),
+        (LifecycleRule("accepted", "accepted/", True, True), "fail"),
+        (LifecycleRule("deep", "raw-blobs/v1/sha256/ab/", True, True), "fail"),
+        (LifecycleRule("off", "", False, True), "pass"),
+        (LifecycleRule("uploads", "", True, False), "pass"),
+        (LifecycleRule("elsewhere", "logs/", True, True), "pass"),
+    ],
+)
+def test_lifecycle_rules_that_reach_accepted_batches_are_found(rule: LifecycleRule, verdict: str) -> None:
+    """Only expiry that could touch accepted manifests or raw blobs is a problem."""
+    assert verdict == checks.lifecycle(BucketConfiguration(False, (rule,), ())).verdict
+
+
+def test_versioning_and_delete_markers_are_told() -> None:
+    """Versioning is a warning, a delete marker on an acceptance key a failure, both with a fix."""
+    versioned = BucketConfiguration(True, (), ("accepted/v1/x",))
+
+    found = [checks.versioning(versioned), checks.delete_markers(versioned)]
+
+    assert ["warn", "fail"] == [diagnosis.verdict for diagnosis in found]
+    assert all(diagnosis.fix for diagnosis in found)
+    assert "pass" == checks.versioning(BucketConfiguration(False, (), ())).verdict
+
+
+@pytest.mark.parametrize(
+    ("matcher", "taken"),
+    [
+        ("host=web-1", True),
+        ("host=web", False),
+        ("host!=web-1", False),
+        ("host=~web-.*", True),
+        ("host=~eb", False),
+        ("host!~db.*", True),
+        ("rack=", True),
+        ("rack=~.+", False),
+    ],
+)
+def test_matchers_take_whole_values_and_absent_is_empty(matcher: str, taken: bool) -> None:
+    """As in the query languages people know."""
+    assert taken == Selector("cpu", [parse(matcher)]).takes({"host": "web-1"})
+
+
+async def test_a_rebuild_reads_the_newest_first_and_says_what_it_left_out(
+    store: MemoryStore, manual_clock: ManualClock, metrics: Metrics
+) -> None:
+    """Live state that cannot hold the window holds its end, and knows from when on it is whole."""
+    for n in range(40):
+        submitted = submit(frame_of(n * 10, n * 10 + 9))
+        await write_blob(store, submitted)
+        accepted = acceptance.manifest(
+            submitted, at_ns=manual_clock.now_ns() - (40 - n) * 10**9, collector_id="c", attempt_id="a"
+        )
+        entry = acceptance.by_time(accepted, acceptance.span_of(submitted.batch))
+        await store.create(entry.key, entry.data)
+    live = LiveBatches(runtime_of(manual_clock, metrics=metrics), bytes_max=30_000, window_s=3600)
+    follower = Follower(RawBatches(store), live, window_s=3600, overlap_s=60, interval_s=2, clock=manual_clock)
+
+    await follower.poll()
+
+    assert BatchIdentity("agent-a", "boot-1", 390, 399) in live
+    assert BatchIdentity("agent-a", "boot-1", 0, 9) not in live
+    assert 0 < len(live) < 40
+    assert 0 == await follower.poll()
+    assert live.evicted_through_ns > manual_clock.now_ns() - 40 * 10**9
+
+
+def test_a_dump_shows_what_a_frame_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    """`lakebed batches dump FILE` needs nothing but the file."""
+    code = run(["batches", "dump", str(GOLDEN / "v1-plain.lmbatch"), "--limit", "2"])
+
+    shown = msgspec.json.decode(capsys.readouterr().out)
+    assert 0 == code
+    assert ("agent-a", "boot-1", 10, 15, "none") == tuple(
+        shown[name] for name in ("agent_id", "boot_id", "seq_start", "seq_end", "compression")
+    )
+    assert [10, 11] == [sample["seq"] for sample in shown["samples"]]
+    assert START_NS == shown["samples"][0]["time_ns"]
+
+
+def test_a_dump_shows_what_a_spool_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every whole record of a segment is listed, without touching the file."""
+    segment = pack(frame_of(), 7, "one") + pack(frame_of(10, 19), 8, "two") + b"LMSPOOL1torn"
+    (tmp_path / "1.spool").write_bytes(segment)
+
+    code = run(["batches", "dump", str(tmp_path / "1.spool")])
+
+    shown = msgspec.json.decode(capsys.readouterr().out)
+    assert 0 == code
+    assert [(7, "one", 0), (8, "two", 10)] == [
+        (row["accepted_at_unix_ns"], row["attempt_id"], row["seq_start"]) for row in shown
+    ]
+    assert segment == (tmp_path / "1.spool").read_bytes()
+
+
+def test_a_dump_of_no_frame_fails_with_its_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Damage is an exit code and one line, not a trace."""
+    (tmp_path / "x").write_bytes(b"nonsense" * 20)
+
+    code = run(["batches", "dump", str(tmp_path / "x")])
+
+    assert 3 == code
+    assert "not an .lmbatch frame" in capsys.readouterr().err
+
+
+def test_the_policy_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """`lakebed bucket policy` is ready for `aws s3api put-bucket-policy`."""
+    roles = ["--collector", ROLES["collectors"][0], "--gc", ROLES["sweepers"][0]]
+
+    code = run(["bucket", "policy", "--bucket", "lake", *roles])
+
+    assert 0 == code
+    assert bucket_policy("lake", **ROLES) == msgspec.json.decode(capsys.readouterr().out)
+
+
+def test_gc_without_a_reason_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """Deleting by hand needs a reason; a dry run does not."""
+    assert 3 == run(["batches", "gc"])
+    assert "--reason" in capsys.readouterr().err

@@ -1,0 +1,145 @@
+"""What rollups leave behind goes after a while, and nothing that counts goes with it, whatever crashes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lakebed.batches.model import Sample, read_record
+from lakebed.core.clock import ManualClock
+from lakebed.core.errors import LakebedError
+from lakebed.core.metrics import Metrics
+from lakebed.rollups import paths
+from lakebed.rollups.generations import RollupManifest, RollupState
+from lakebed.rollups.local_job import LocalJob
+from lakebed.rollups.sweeper import EVERY_NS
+from lakebed.store.memory import MemoryStore
+from support.crashing_store import Died, Dying
+from support.rollup_fixtures import Failing, accept, ask, by_hand, frame, make_roller, shown
+
+HOUR_NS = 1_760_000_400_000_000_000
+NOW_NS = HOUR_NS + 2 * 3600 * 10**9
+DAY_S = 86_400.0
+
+
+def some(agent: int) -> list[Sample]:
+    return [Sample("cpu", HOUR_NS + n * 10**10, n + agent / 8) for n in range(10)]
+
+
+async def keys(store: MemoryStore, *prefixes: str) -> set[str]:
+    return {info.key for prefix in prefixes for info in [each async for each in store.list(prefix)]}
+
+
+async def left_behind(store: MemoryStore, clock: ManualClock) -> list[tuple[str, Sample]]:
+    """A generation that was abandoned behind its last chunk, one that counts, and a late batch with its note."""
+    await accept(store, frame("a", 0, some(0)), clock.now_ns() - 10**9)
+    gone = await accept(store, frame("gone", 0, some(1)), clock.now_ns() - 10**9)
+    try:
+        await make_roller(store, clock, job=Failing(store)).run()
+    except LakebedError:
+        await store.delete(gone.raw_blob_key)
+    await make_roller(store, clock).run()
+    await accept(store, frame("late", 0, some(2)), clock.now_ns() - 7200 * 10**9, late=True)
+    await make_roller(store, clock).run()
+    return [("a", each) for each in some(0)] + [("late", each) for each in some(2)]
+
+
+async def agrees(store: MemoryStore, clock: ManualClock, told: list[tuple[str, Sample]]) -> None:
+    answer = await ask(store, clock, "cpu", 60, HOUR_NS, HOUR_NS + 3600 * 10**9)
+    assert by_hand(told, "cpu", 60) == shown(answer)
+
+
+async def counted(store: MemoryStore) -> set[str]:
+    """Everything that a committed manifest names, and the manifests."""
+    state = read_record(await store.get(paths.ROLLER_STATE), RollupState)
+    found = set()
+    for key in await keys(store, paths.MANIFESTS):
+        manifest = read_record(await store.get(key), RollupManifest)
+        if state.counts(manifest.generation.sequence):
+            found |= {key} | {chunk.key for chunk in (*manifest.chunks, *manifest.index)}
+    return found
+
+
+async def test_only_what_is_old_and_never_counts_is_swept() -> None:
+    """Before the horizon nothing goes; after it taken notes and abandoned chunks do, counted, and it is over."""
+    clock = ManualClock(NOW_NS)
+    store = MemoryStore(clock=clock)
+    told = await left_behind(store, clock)
+    made, counts = await keys(store, paths.ROLLUP, paths.INDEX, paths.MANIFESTS), await counted(store)
+    assert counts < made
+
+    await clock.advance(29 * DAY_S)
+    young = await make_roller(store, clock).run()
+    assert (0, made) == (young.swept, await keys(store, paths.ROLLUP, paths.INDEX, paths.MANIFESTS))
+    await clock.advance(2 * DAY_S)
+    young_note = await accept(store, frame("new", 0, some(3)), clock.now_ns() - 7200 * 10**9, late=True)
+    metrics = Metrics()
+    report = await make_roller(store, clock, metrics=metrics).run()
+
+    told += [("new", each) for each in some(3)]
+    assert 1 + len(made - counts) == report.swept
+    assert 1 == metrics.value("lakebed_rollup_swept_total", what="note")
+    assert len(made - counts) == metrics.value("lakebed_rollup_swept_total", what="chunk")
+    assert await counted(store) == await keys(store, paths.ROLLUP, paths.INDEX, paths.MANIFESTS)
+    note = paths.work_key(young_note.identity, young_note.accepted_at_unix_ns)
+    assert {note} == await keys(store, paths.ROLLUP_WORK)
+    await agrees(store, clock, told)
+    listed = Listed(store)
+    await clock.advance(EVERY_NS / 1e9 + 1)
+    assert 0 == (await make_roller(listed, clock).run()).swept
+    assert paths.ROLLUP not in listed.prefixes  # no abandoned number is left to look for
+
+
+async def test_a_note_that_nobody_has_looked_at_stays_however_old() -> None:
+    """A roller that was away for longer than the horizon still finds its late batches."""
+    clock = ManualClock(NOW_NS)
+    store = MemoryStore(clock=clock)
+    await accept(store, frame("a", 0, some(0)), clock.now_ns() - 10**9)
+    await make_roller(store, clock).run()
+    await accept(store, frame("late", 0, some(1)), clock.now_ns() - 7200 * 10**9, late=True)
+    await clock.advance(40 * DAY_S)
+
+    report = await make_roller(store, clock).run()
+
+    assert (1, 10) == (report.late, report.samples)
+    await agrees(store, clock, [(agent, each) for n, agent in enumerate(("a", "late")) for each in some(n)])
+
+
+async def test_a_crash_anywhere_in_a_sweep_takes_nothing_that_counts() -> None:
+    """Killed before or behind any call: queries agree, what counts is whole, and the next run sweeps the rest."""
+    point, ended = 0, False
+    while not ended:
+        point += 1
+        clock = ManualClock(NOW_NS)
+        store = MemoryStore(clock=clock)
+        told = await left_behind(store, clock)
+        await clock.advance(31 * DAY_S)
+        dying: Any = Dying(store, point)
+
+        try:
+            await make_roller(dying, clock, job=LocalJob(dying)).run()
+            ended = True
+        except (Died, LakebedError):
+            assert dying.dead
+        await agrees(store, clock, told)
+        assert await counted(store) <= await keys(store, paths.ROLLUP, paths.INDEX, paths.MANIFESTS)
+        await clock.advance(62)
+        await make_roller(store, clock).run()
+
+        assert await counted(store) == await keys(store, paths.ROLLUP, paths.INDEX, paths.MANIFESTS)
+        assert set() == await keys(store, paths.ROLLUP_WORK)
+        await agrees(store, clock, told)
+    assert point > 20
+
+
+class Listed:
+    """A store that notes what is listed."""
+
+    def __init__(self, store: Any) -> None:
+        self._store, self.prefixes = store, list[str]()
+
+    def list(self, prefix: str, **more: Any) -> Any:
+        self.prefixes.append(prefix)
+        return self._store.list(prefix, **more)
+
+    def __getattr__(self, verb: str) -> Any:
+        return getattr(self._store, verb)

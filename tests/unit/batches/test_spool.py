@@ -1,0 +1,357 @@
+"""Acceptance on this disk: durable before the answer, deduplicated, served, landed, and recovered from any end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from lakebed.batches import paths
+from lakebed.batches.model import AcceptedBatch, read_record
+from lakebed.batches.segments import HEAD, SpoolSegments, pack, records
+from lakebed.batches.spool import Spool
+from lakebed.core.clock import SystemClock
+from lakebed.core.errors import Conflict, Unavailable
+from lakebed.store.memory import MemoryStore
+from lakebed.store.model import ObjectInfo
+from support.batch_frames import START_NS, frame_of, submit
+from support.batches_gateway import collector
+
+WINDOW = f"metric=cpu&from={START_NS}&to={START_NS + 10**9}"
+
+
+class Switched(MemoryStore):
+    """A bucket that can be out of reach."""
+
+    down = True
+
+    async def create(self, key: str, data: bytes) -> ObjectInfo:
+        if self.down:
+            raise Unavailable("down")
+        return await super().create(key, data)
+
+
+@pytest.fixture
+def store() -> Switched:
+    return Switched(clock=SystemClock())
+
+
+def spooling(folder: Path) -> dict[str, object]:
+    return {"acceptance": "local_spool", "spool_dir": folder, "object_landing_interval_ms": 3_600_000}
+
+
+async def test_batches_are_accepted_and_served_while_the_bucket_is_down(store: Switched, tmp_path: Path) -> None:
+    """The spool is the acceptance point: answers, duplicates, conflicts and private queries need no bucket."""
+    async with collector(store, **spooling(tmp_path), live_bytes_max=0) as (client, _):
+        new = await client.post("/v1/batches", content=frame_of())
+        again = await client.post("/v1/batches", content=frame_of())
+        other = await client.post("/v1/batches", content=frame_of(value=2.0))
+        found = (await client.get(f"/v1/query/range?{WINDOW}")).json()
+
+    assert [(a.status_code, a.json()["duplicate"]) for a in (new, again)] == [(200, False), (200, True)]
+    assert (other.status_code, other.json()["quarantined"]) == (409, False)
+    assert found["sources"] == {"live": 0, "spool": 1, "raw": 0}
+    assert sum(len(series["points"]) for series in found["series"]) == 10
+
+
+async def test_spooled_batches_land_when_the_bucket_is_back_and_the_disk_is_freed(
+    store: Switched, tmp_path: Path
+) -> None:
+    """Landing creates the blob and the manifest the spool promised, then removes its segment."""
+    async with collector(store, **spooling(tmp_path)) as (client, part):
+        answers = [(await client.post("/v1/batches", content=frame_of(n, n + 9))).json() for n in (0, 10, 20)]
+        assert part._lander is not None
+        with pytest.raises(Unavailable):
+            await part._lander.land()
+        store.down = False
+        landed = await part._lander.land()
+        duplicate = (await client.post("/v1/batches", content=frame_of())).json()["duplicate"]
+
+    assert landed == 3
+    assert list(tmp_path.glob("*.spool")) == []
+    assert duplicate
+    manifests = [read_record(await store.get(i.key), AcceptedBatch) async for i in store.list(paths.ACCEPTED)]
+    assert {a["accepted_at_unix_ns"] for a in answers} == {m.accepted_at_unix_ns for m in manifests}
+    for manifest in manifests:
+        assert (await store.get(manifest.raw_blob_key)).data
+
+
+async def test_what_was_acknowledged_is_there_after_a_crash_and_lands_once(store: Switched, tmp_path: Path) -> None:
+    """A collector that ends without a word leaves its spool; the next one serves, deduplicates and lands it."""
+    async with collector(store, **spooling(tmp_path / "a")) as (client, _):
+        for start in (0, 10):
+            await client.post("/v1/batches", content=frame_of(start, start + 9))
+        copy = tmp_path / "b"
+        copy.mkdir()
+        for path in (tmp_path / "a").glob("*.spool"):
+            (copy / path.name).write_bytes(path.read_bytes() + pack(frame_of(20, 29), 1, "torn")[:-3])
+
+    store.down = False
+    async with collector(store, **spooling(copy)) as (client, part):
+        duplicate = (await client.post("/v1/batches", content=frame_of())).json()["duplicate"]
+        found = (await client.get(f"/v1/query/range?{WINDOW}")).json()
+        assert part._lander is not None
+        landed = await part._lander.land()
+        second = await part._lander.land()
+
+    assert duplicate
+    assert sum(len(series["points"]) for series in found["series"]) == 20
+    assert (landed, second) == (2, 0)
+    assert len([info async for info in store.list(paths.ACCEPTED)]) == 2
+
+
+async def test_a_batch_that_meets_another_in_the_bucket_is_quarantined_when_it_lands(
+    store: Switched, tmp_path: Path
+) -> None:
+    """The bucket has the last word; the spooled bytes are kept under quarantine, not lost."""
+    store.down = False
+    async with collector(store) as (client, _):
+        await client.post("/v1/batches", content=frame_of())
+    mine = submit(frame_of(value=2.0))
+    async with collector(store, **spooling(tmp_path)) as (client, part):
+        await client.post("/v1/batches", content=mine.frame)
+        assert part._lander is not None
+        await part._lander.land()
+
+    assert (await store.get(mine.blob_key)).data == mine.frame
+    assert len([info async for info in store.list(paths.QUARANTINE)]) == 1
+
+
+async def test_a_full_spool_refuses_with_a_wait(store: Switched, tmp_path: Path) -> None:
+    """The disk has a limit with a name; over it agents wait."""
+    async with collector(store, **spooling(tmp_path), spool_bytes_max=600) as (client, _):
+        answers = [await client.post("/v1/batches", content=frame_of(n, n + 9)) for n in (0, 10, 20)]
+
+    assert sorted({answer.status_code for answer in answers}) == [200, 503]
+    assert "retry-after" in answers[-1].headers
+
+
+async def test_many_uploads_share_an_fsync(store: Switched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fifty uploads at once are durable after far fewer syncs than uploads."""
+    syncs = 0
+    real = os.fsync
+
+    def counted(handle: int) -> None:
+        nonlocal syncs
+        syncs += 1
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", counted)
+    async with collector(store, **spooling(tmp_path)) as (_, part):
+        await asyncio.gather(*(part.acceptor.accept(submit(frame_of(n * 10, n * 10 + 9))) for n in range(50)))
+
+    assert syncs < 10
+
+
+async def test_an_answer_comes_after_its_record_is_on_the_disk(
+    store: Switched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When `accept` returns, the segment file was fsynced with the record in it, and its folder after it was made."""
+    synced: dict[str, bytes] = {}
+    real = os.fsync
+
+    def noted(handle: int) -> None:
+        real(handle)
+        path = Path(f"/proc/self/fd/{handle}").readlink()
+        synced[path.name] = path.read_bytes() if path.is_file() else b"".join(sorted(map(bytes, path.iterdir())))
+
+    monkeypatch.setattr(os, "fsync", noted)
+    async with collector(store, **spooling(tmp_path)) as (_, part):
+        for start in (0, 10):
+            await part.acceptor.accept(submit(frame_of(start, start + 9)))
+            (segment,) = tmp_path.glob("*.spool")
+            assert frame_of(start, start + 9) in synced[segment.name]
+            assert bytes(segment) in synced[tmp_path.name]
+
+
+class StalledDisk:
+    """Holds the first write to a new segment back, after its file was made."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self.go = threading.Event(), threading.Event()
+        real = SpoolSegments._sync_folder
+
+        def stalled(segments: SpoolSegments) -> None:
+            self.reached.set()
+            assert self.go.wait(60)
+            real(segments)
+
+        monkeypatch.setattr(SpoolSegments, "_sync_folder", stalled)
+
+
+async def test_a_sweep_leaves_the_segment_that_is_being_written(
+    store: Switched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first write to a new segment stalls, a sweep comes: what is acknowledged then is still on the disk."""
+    disk = StalledDisk(monkeypatch)
+    async with collector(store, **spooling(tmp_path)) as (_, part):
+        assert isinstance(part.acceptor, Spool)
+        upload = asyncio.create_task(part.acceptor.accept(submit(frame_of())))
+        await asyncio.to_thread(disk.reached.wait, 60)
+        await part.acceptor.sweep()
+        disk.go.set()
+        await upload
+
+        assert [frame_of()] == stored_frames(tmp_path)
+
+
+async def test_an_upload_given_up_while_it_is_written_takes_no_later_one_with_it(
+    store: Switched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client goes away during the write, a sweep comes: the segment stays, since the next upload goes into it."""
+    disk = StalledDisk(monkeypatch)
+    async with collector(store, **spooling(tmp_path)) as (_, part):
+        assert isinstance(part.acceptor, Spool)
+        upload = asyncio.create_task(part.acceptor.accept(submit(frame_of())))
+        await asyncio.to_thread(disk.reached.wait, 60)
+        upload.cancel()
+        await asyncio.gather(upload, return_exceptions=True)
+        part.acceptor.waiting()
+        await part.acceptor.sweep()
+        disk.go.set()
+        await part.acceptor.accept(submit(frame_of(10, 19)))
+
+        assert frame_of(10, 19) in stored_frames(tmp_path)
+
+
+def stored_frames(folder: Path) -> list[bytes]:
+    """What a collector would find on this disk after a crash now."""
+    found = []
+    for path in sorted(folder.glob("*.spool")):
+        data = path.read_bytes()
+        for record in records(data):
+            start = record.offset + HEAD.size
+            found.append(data[start : start + record.frame_bytes])
+    return found
+
+
+async def test_a_batch_that_was_written_twice_counts_once_after_a_restart(store: Switched, tmp_path: Path) -> None:
+    """An upload that was given up and sent again left two records: the room they take is free when it has landed."""
+    (tmp_path / f"{1:020d}.spool").write_bytes(pack(frame_of(), 1, "a") + pack(frame_of(), 2, "b"))
+    store.down = False
+    async with collector(store, **spooling(tmp_path)) as (_, part):
+        assert isinstance(part.acceptor, Spool) and part._lander is not None
+        held_bytes = part.acceptor._bytes
+        await part._lander.land()
+
+        assert len(pack(frame_of(), 1, "a")) == held_bytes
+        assert 0 == part.acceptor._bytes
+
+
+def test_a_segment_whose_folder_could_not_be_synced_is_not_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name may be lost with the power: the next append makes a new segment and syncs the folder again."""
+    segments = SpoolSegments(tmp_path)
+    real, calls = SpoolSegments._sync_folder, 0
+
+    def failing(one: SpoolSegments) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise OSError("the folder cannot be synced")
+        real(one)
+
+    monkeypatch.setattr(SpoolSegments, "_sync_folder", failing)
+    with pytest.raises(OSError, match="synced"):
+        segments.append([pack(frame_of(), 1, "a")])
+    number, start = segments.append([pack(frame_of(), 1, "a")])
+
+    assert (2, 2, 0) == (calls, number, start)
+    segments.close()
+
+
+async def test_a_sync_that_fails_accepts_nothing_and_the_next_upload_goes_on(
+    store: Switched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was answered 503 is not on the disk after a crash; uploads that were waiting behind it are written."""
+    monkeypatch.setattr("lakebed.batches.spool.GROUP_MAX", 1)
+    real, broken = os.fsync, True
+
+    def failing(handle: int) -> None:
+        path = Path(f"/proc/self/fd/{handle}").readlink()
+        if broken and path.suffix == ".spool" and path.stat().st_size:
+            raise OSError("the disk cannot be synced")
+        real(handle)
+
+    async with collector(store, **spooling(tmp_path)) as (_, part):
+        await part.acceptor.accept(submit(frame_of()))
+        monkeypatch.setattr(os, "fsync", failing)
+        broken = True
+        refused = await asyncio.gather(
+            *(part.acceptor.accept(submit(frame_of(n, n + 9))) for n in (10, 20)), return_exceptions=True
+        )
+        broken = False
+        await part.acceptor.accept(submit(frame_of(30, 39)))
+
+        assert [Unavailable, Unavailable] == [type(each) for each in refused]
+        assert [frame_of(), frame_of(30, 39)] == stored_frames(tmp_path)
+
+
+async def test_one_damaged_record_does_not_hold_the_others_back(store: Switched, tmp_path: Path) -> None:
+    """What can be landed is landed and the damage is reported; a query says that something is missing."""
+    store.down = False
+    async with collector(store, **spooling(tmp_path), live_bytes_max=0) as (client, part):
+        for n in range(20):
+            assert 200 == (await client.post("/v1/batches", content=frame_of(n * 10, n * 10 + 9))).status_code
+        (segment,) = tmp_path.glob("*.spool")
+        data = bytearray(segment.read_bytes())
+        data[HEAD.size + 60] ^= 0xFF
+        segment.write_bytes(bytes(data))
+        answer = (await client.get(f"/v1/query/range?{WINDOW}")).json()
+        assert part._lander is not None
+        with pytest.raises(Unavailable, match="cannot be read back"):
+            await part._lander.land()
+
+    assert (19, True) == (answer["sources"]["spool"], answer["partial"])
+    assert "1 accepted batches cannot be read: see repairs/v1/" in answer["why_partial"]
+    assert 19 == len([info async for info in store.list(paths.ACCEPTED)])
+    assert [segment] == list(tmp_path.glob("*.spool"))
+
+
+def test_a_spool_has_one_owner(tmp_path: Path) -> None:
+    """A second collector on the same folder is refused."""
+    first = SpoolSegments(tmp_path)
+
+    with pytest.raises(Conflict):
+        SpoolSegments(tmp_path)
+
+    first.close()
+    SpoolSegments(tmp_path).close()
+
+
+def test_damage_inside_a_segment_costs_only_what_it_hit(tmp_path: Path) -> None:
+    """Records behind a damaged one are recovered, and the damaged file is kept for a person."""
+    segments = SpoolSegments(tmp_path)
+    records = [pack(frame_of(n, n + 9), n, f"a{n}") for n in (0, 10, 20)]
+    number, start = segments.append(records)
+    segments.close()
+    path = segments.path(number)
+    data = bytearray(path.read_bytes())
+    data[start + len(records[0]) + 60] ^= 0xFF
+    path.write_bytes(bytes(data))
+
+    again = SpoolSegments(tmp_path)
+    found = [record.at_ns for record, _ in again.recover(number)]
+    again.remove(number)
+
+    assert found == [0, 20]
+    assert [path.with_suffix(".damaged").name] == [p.name for p in tmp_path.glob("*.damaged")]
+    again.close()
+
+
+@pytest.mark.parametrize("cut", range(0, 200, 7))
+def test_a_tail_torn_anywhere_is_cut_off(tmp_path: Path, cut: int) -> None:
+    """Whatever of the last record reached the disk, the ones before it are whole."""
+    whole, torn = pack(frame_of(), 1, "a"), pack(frame_of(10, 19), 2, "b")
+    (tmp_path / f"{1:020d}.spool").write_bytes(whole + torn[:cut])
+
+    segments = SpoolSegments(tmp_path)
+    found = [frame for _, frame in segments.recover(1)]
+
+    assert [frame_of()] == found
+    assert len(whole) == segments.path(1).stat().st_size
+    segments.close()

@@ -1,0 +1,185 @@
+"""`lakebed batches` and `lakebed tables`: what is shown, what is decided, and what needs a reason."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lakebed.batches.acceptor import Acceptor
+from lakebed.batches.derived_writes import DerivedWrites
+from lakebed.batches.model import IdentityConflict
+from lakebed.cli import exits
+from lakebed.core.errors import Invalid, NotFound
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
+from support.batch_frames import frame_of, submit
+from support.runtimes import runtime_on
+from support.shell import Shell
+
+
+def accept(shell: Shell, *frames: bytes) -> None:
+    """Has these frames accepted, or quarantined where their identity is taken; everything derived is written."""
+    clock, ids, metrics = shell.clock, Ids(), Metrics()
+
+    async def work() -> None:
+        derived_writes = DerivedWrites(
+            runtime_on(shell.store, clock, ids=ids, metrics=metrics), waiting_max=100, writers=1
+        )
+        derived_writes.start()
+        acceptor = Acceptor(
+            runtime_on(shell.store, clock, ids=ids, metrics=metrics),
+            derived_writes,
+            collector_id="c",
+            on_accepted=lambda accepted, submitted: None,
+            accepting_max=10,
+            known_max=10,
+            timeout_s=5.0,
+            retry_after_s=2.0,
+        )
+        for frame in frames:
+            try:
+                await acceptor.accept(submit(frame))
+            except IdentityConflict:
+                continue
+        await derived_writes.stop(drain_s=5.0)
+
+    asyncio.run(work())
+
+
+@pytest.fixture
+def filled(shell: Shell) -> Shell:
+    """Three batches of two agents, and a conflict about the first."""
+    now_ns = shell.clock.now_ns() - 60 * 10**9
+    accept(
+        shell,
+        frame_of(0, 9, at_ns=now_ns),
+        frame_of(10, 19, at_ns=now_ns),
+        frame_of(0, 4, agent="agent-b", at_ns=now_ns),
+        frame_of(0, 9, value=7.0, at_ns=now_ns),
+    )
+    return shell
+
+
+def test_a_frame_is_dumped_from_a_file_or_by_its_accepted_manifest(filled: Shell, tmp_path: Path) -> None:
+    """As many samples as asked for, numbered from the batch's first."""
+    file = tmp_path / "x.lmbatch"
+    file.write_bytes(frame_of(10, 39))
+    local = filled.data("batches", "dump", str(file))
+    few = filled.data("batches", "dump", str(file), "--limit", "2")
+    key = next(key for key in filled.keys("accepted/v1/") if "-00000000000000000019.json" in key)
+    stored = filled.data("batches", "dump", key)
+    missing, _, _ = filled("batches", "dump", "accepted/v1/none.json")
+
+    assert ("agent-a", "boot-1", 10, 39, 20) == (
+        local["agent_id"], local["boot_id"], local["seq_start"], local["seq_end"], len(local["samples"]),
+    )  # fmt: skip
+    assert [10, 11] == [sample["seq"] for sample in few["samples"]]
+    assert ({"host": "h0"}, "cpu", "gauge", 11.0) == tuple(
+        few["samples"][0][name] for name in ("labels", "metric", "kind", "value")
+    )
+    assert (10, 19, 10) == (stored["seq_start"], stored["seq_end"], len(stored["samples"]))
+    assert stored["frame_sha256"] in stored["manifest"]["raw_blob_key"]
+    assert exits.code_for(NotFound("")) == missing
+
+
+def test_agents_and_their_newest_batches_are_shown(filled: Shell) -> None:
+    """Every agent once; recent batches up to a limit."""
+    agents = filled.data("batches", "agents")
+    every, few = filled.data("batches", "recent"), filled.data("batches", "recent", "--limit", "2")
+
+    assert {"agent-a", "agent-b"} == {row["agent_id"] for row in agents} and 2 == len(agents)
+    assert (3, every[:2]) == (len(every), few)
+
+
+def test_a_conflict_is_listed_shown_and_decided_once(filled: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table has both hashes; a dry run decides nothing; a decision closes it, on the trail with its reason."""
+    monkeypatch.setattr("getpass.getuser", lambda: "ann")
+    _, table, _ = filled("batches", "conflicts")
+    header, line = (text.split("\t") for text in table.splitlines())
+    row = dict(zip(header, line, strict=True))
+    ident = row["conflict"]
+    shown = json.loads(filled("batches", "conflicts", ident)[1])
+    decide = ("batches", "resolve", ident, "--action", "accept-existing", "--reason", "tests")
+
+    _, _, would = filled(*decide, "--dry-run")
+    still = filled.data("batches", "conflicts", "--open")
+    decided = filled.data(*decide)
+    open_now, every = filled.data("batches", "conflicts", "--open"), filled.data("batches", "conflicts")
+    behind = filled.data("batches", "conflicts", "--after", ident)
+
+    assert ("agent-a", "boot-1", "0-9", "") == (row["agent"], row["boot"], row["range"], row["resolved"])
+    record = shown["record"]
+    assert (record["accepted_frame_sha256"][:16], record["submitted_frame_sha256"][:16]) == (
+        row["accepted"], row["submitted"],
+    )  # fmt: skip
+    assert ("would resolve it as accept-existing", 1) == (would.strip(), len(still))
+    assert ("accept_existing", "tests", "cli:ann") == tuple(
+        decided["resolution"][name] for name in ("action", "reason", "resolved_by")
+    )
+    assert (0, 1, []) == (len(open_now), len(every), behind)
+    assert "accept_existing" in filled("batches", "conflicts")[1]
+    assert [("batches.accept-existing", {"conflict_id": ident}, "tests", "done", "")] == filled.deeds()
+
+
+def test_garbage_is_collected_by_hand_for_a_reason_alone(filled: Shell) -> None:
+    """A dry run needs none and is not on the trail."""
+    blank, _, why = filled("batches", "sweep", "--reason", " ")
+    dry, _, would = filled("batches", "sweep", "--dry-run")
+    none = filled.deeds()
+    code, _, did = filled("batches", "sweep", "--reason", "space", "--source", "by-time")
+
+    assert exits.code_for(Invalid("")) == blank and "a reason is required" in why
+    assert (exits.OK, []) == (dry, none) and "would do: " in would
+    assert exits.OK == code and "done: " in did and "(space)" in did
+    ((what, subject, reason, outcome, _),) = filled.deeds()
+    assert ("batches.gc", {"source": "by-time"}, "space", "done") == (what, subject, reason, outcome)
+
+
+@pytest.mark.parametrize(("flag", "kind"), [((), "checkpoint"), (("--cold",), "cold")])
+def test_a_repair_says_what_it_checked(filled: Shell, flag: tuple[str, ...], kind: str) -> None:
+    """From the checkpoint or cold, as the trail says."""
+    report = filled.data("batches", "reconcile", *flag)
+
+    assert {"path", "checked", "repaired"} == set(report)
+    ((what, subject, _, outcome, detail),) = filled.deeds()
+    assert ("batches.reconcile", {"from": kind}, "done") == (what, subject, outcome)
+    assert f"{sum(report['repaired'].values())} repaired" == detail
+
+
+def test_without_findings_there_is_nothing_to_repair(filled: Shell) -> None:
+    """No audit was made: that is said, and is no error."""
+    code, out, err = filled("batches", "reconcile", "--findings")
+
+    assert (exits.OK, "") == (code, out) and "nothing to do" in err
+    assert "nothing to repair" == filled.deeds()[0][4]
+
+
+def test_a_query_selects_by_metric_labels_and_time(filled: Shell) -> None:
+    """The newest alone, a matcher, a time that is too short, and a metric that is not there."""
+    every = filled.data("batches", "query", "cpu")
+    one = filled.data("batches", "query", "cpu", "--match", "host=h1")
+    other = filled.data("batches", "query", "cpu", "--match", "host!=h1")
+    latest = filled.data("batches", "query", "cpu", "--latest")
+    short = filled.data("batches", "query", "cpu", "--since-s", "1")
+    none = filled.data("batches", "query", "disk")
+
+    def hosts(answer: Any) -> list[str]:
+        return sorted({one["labels"]["host"] for one in answer["series"]})
+
+    assert (["h0", "h1"], ["h1"], ["h0"]) == (hosts(every), hosts(one), hosts(other))
+    assert (["h0", "h1"], [], []) == (hosts(latest), hosts(short), hosts(none))
+    assert len(json.dumps(latest)) < len(json.dumps(every))
+
+
+def test_windows_have_quantiles_and_points_do_not(filled: Shell) -> None:
+    """Quantiles without windows are refused; windows say which rollups they came from."""
+    refused, _, why = filled("batches", "query", "cpu", "--q", "0.5")
+    code, out, words = filled("batches", "query", "cpu", "--window-s", "60", "--q", "0.5")
+
+    assert exits.code_for(Invalid("")) == refused and "--window-s" in why
+    assert exits.OK == code and words.startswith("from ")
+    assert "0.5" in out

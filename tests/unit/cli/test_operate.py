@@ -1,0 +1,233 @@
+"""Commands around the stack, the doctor, the bench and the demo: their exit codes and what they print."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lakebed.bench.harness import BenchEnvironment, BenchReport, Check
+from lakebed.cli import exits
+from lakebed.cli.where import DEFAULT_DIR
+from lakebed.core.context import Diagnosis
+from lakebed.core.errors import Invalid, NotFound
+from lakebed.demo import commands as demo
+from lakebed.demo.run import DemoResult
+from lakebed.demo.scenario import CheckResult
+from lakebed.embedded import commands as stack
+from lakebed.embedded.endpoints import BucketEndpoints, Endpoints, StackProcess
+from lakebed.embedded.supervise import ProcessStatus
+from support.shell import Shell
+
+
+def answering(value: Any) -> Any:
+    async def call(*args: Any, **named: Any) -> Any:
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    return call
+
+
+def row(name: str, state: Any) -> ProcessStatus:
+    return ProcessStatus(name, state, "http://x", 1, 0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("states", "code"),
+    [(["ok", "ok"], 0), (["ok", "degraded"], 0), (["ok", "down"], 1), (["gone", "ok"], 1), ([], 0)],
+)
+def test_the_status_fails_when_a_process_does_not_answer(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, states: list[str], code: int
+) -> None:
+    """Degraded is still answered; the rows are shown in each case."""
+    rows = [row(f"p{number}", state) for number, state in enumerate(states)]
+    monkeypatch.setattr("lakebed.embedded.supervise.status", answering(rows))
+
+    ended, out, _ = shell("status", "-o", "jsonl")
+
+    assert (code, len(states)) == (ended, len(out.splitlines()))
+
+
+def test_a_status_without_a_stack_says_where_to_ask_instead(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a store named, its processes are somebody else's; without one, the error stays as it was."""
+    monkeypatch.setattr("lakebed.embedded.supervise.status", answering(NotFound("none", hint="lakebed up")))
+
+    named, _, with_store = shell("status")
+    monkeypatch.delenv("LAKEBED_STORE_URL")
+    unnamed, _, without = shell("status")
+
+    assert [exits.code_for(NotFound(""))] * 2 == [named, unnamed]
+    assert "/healthz" in with_store and "lakebed doctor" in with_store
+    assert "next:  lakebed up" in without
+
+
+@pytest.mark.parametrize(
+    ("stopped", "said"),
+    [
+        ("stopped", "stopped; the data stays in"),
+        ("cleared", "cleaned up after a killed stack; the data stays in"),
+        ("none", "no stack runs in"),
+    ],
+)
+def test_down_says_what_it_found(shell: Shell, monkeypatch: pytest.MonkeyPatch, stopped: str, said: str) -> None:
+    """And passes on whether it must not wait."""
+    asked: list[Any] = []
+
+    async def stop(folder: Path, *, clock: Any, now: bool) -> str:
+        asked.append((folder, now))
+        return stopped
+
+    monkeypatch.setattr("lakebed.embedded.supervise.down", stop)
+    code, _, words = shell("down")
+    shell("down", "--now", "--dir", "elsewhere")
+
+    assert exits.OK == code and said in words and ".lakebed" in words
+    assert [(Path(".lakebed"), False), (Path("elsewhere"), True)] == asked
+
+
+BUCKET = BucketEndpoints("http://s3", "g", "f", "fg", "m", "lake", "r", "key id", "secret")
+
+
+def test_exports_can_be_evaluated_by_a_shell(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each value is quoted; other forms are data."""
+    monkeypatch.setattr("lakebed.embedded.endpoints.find", lambda folder: None)
+    monkeypatch.setattr("lakebed.embedded.endpoints.environment", lambda found: {"A": "x y", "B": "$HOME"})
+
+    _, out, _ = shell("env")
+
+    assert ["export A='x y'", "export B='$HOME'"] == out.splitlines()
+    assert {"A": "x y", "B": "$HOME"} == shell.data("env")
+    assert ["A=x y", "B=$HOME"] == [shlex.split(line)[1] for line in out.splitlines()]
+
+
+def test_a_stack_that_is_ready_prints_its_gateway_and_what_to_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder is part of the next commands unless it is the default one."""
+    monkeypatch.chdir(tmp_path)
+    process = StackProcess("gateway", 1, 0, "http://gw", 1.25)
+    for folder in (str(DEFAULT_DIR.absolute()), "/my folder"):
+        stack._started(Endpoints(folder, "ready", 0, BUCKET, "http://gw"))
+    stack._report_process(process)
+
+    printed = capsys.readouterr()
+    assert "http://gw\nhttp://gw\n" == printed.out
+    plain, named = [line for line in printed.err.splitlines() if line.startswith("next:")]
+    assert '"$(lakebed env)"' in plain and "--dir" not in plain
+    assert 3 == named.count("--dir '/my folder'")
+    assert "gateway    ready      1.2 s  http://gw" in printed.err
+
+
+def test_children_of_a_stack_read_the_file_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its absolute path, so that they may run elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LAKEBED_CONFIG", "before")
+
+    stack._configure_children(Path("my.toml"))
+
+    assert str(tmp_path / "my.toml") == os.environ["LAKEBED_CONFIG"]
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "code", "words"),
+    [
+        (["pass", "pass"], 0, "all good"),
+        (["pass", "warn"], 0, "usable"),
+        (["fail", "warn", "fail"], 1, "2 failed"),
+    ],
+)
+def test_the_doctor_fails_when_a_check_does(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, verdicts: list[Any], code: int, words: str
+) -> None:
+    """Each line has its mark and its fix; JSON has the same findings and no words."""
+    found = [
+        Diagnosis(f"c{n}", verdict, "seen", "do it" if verdict != "pass" else "") for n, verdict in enumerate(verdicts)
+    ]
+    endpoints: list[Any] = []
+
+    async def examine(context: Any, folder: Path, report: Any, *, endpoints: Any) -> list[Diagnosis]:
+        asked.append(endpoints)
+        for each in found:
+            report(each)
+        return found
+
+    asked: list[Any] = endpoints
+    monkeypatch.setattr("lakebed.wiring.doctor.examine", examine)
+    ended, out, err = shell("doctor", "--endpoint", "http://a", "--endpoint", "http://b")
+    as_json, data, silent = shell("doctor", "-o", "jsonl")
+
+    assert (code, code, words, "") == (ended, as_json, err.strip(), silent)
+    marks = {"pass": "✓", "warn": "!", "fail": "✗"}
+    assert [marks[verdict] for verdict in verdicts] == [line[0] for line in out.splitlines() if line[0] != " "]
+    assert out.count("  fix: do it") == sum(verdict != "pass" for verdict in verdicts)
+    assert len(found) == len(data.splitlines())
+    assert [("http://a", "http://b"), ()] == asked
+
+
+def test_the_doctor_looks_at_the_machine_without_a_store(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The missing store is a failure with its fix."""
+    monkeypatch.delenv("LAKEBED_STORE_URL")
+    monkeypatch.setattr("lakebed.wiring.doctor.machine", lambda folder: [Diagnosis("python", "pass", "3.13")])
+
+    code, out, err = shell("doctor")
+
+    assert (exits.FAILED, "1 failed") == (code, err.strip())
+    assert "✓ python" in out and "✗ store" in out and "fix: start one with lakebed up" in out
+
+
+def test_a_missed_bar_fails_the_bench(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every bench of `all` runs, though one missed; ratios have three digits, others one."""
+    ran: list[tuple[str, bool]] = []
+    checks = {
+        "one": (
+            Check("speed", 1234.56, "rows/s", 1000.0, True, 7.0),
+            Check("ratio", 1.23456, "ratio", None, True, 0.1),
+        ),
+        "two": (Check("speed", 900.0, "rows/s", 1000.0, False),),
+        "three": (Check("reported", 1.0, "s"),),
+    }
+
+    async def run(name: str, env: BenchEnvironment) -> BenchReport:
+        ran.append((name, env.quick))
+        return BenchReport(name, checks[name], env.quick, 1.0)
+
+    monkeypatch.setattr("lakebed.bench.commands.BENCHES", tuple(checks))
+    monkeypatch.setattr("lakebed.bench.commands.run", run)
+    held, out, said = shell("bench", "one")
+    missed, _, words = shell("bench", "all", "--quick")
+
+    assert (exits.OK, exits.FAILED) == (held, missed)
+    assert [("one", False), ("one", True), ("two", True), ("three", True)] == ran
+    rows = [line.split("\t") for line in out.splitlines()]
+    assert ["speed", "1,234.6", "rows/s", "7.0", "1000", "held"] == rows[1]
+    assert ["ratio", "1.235", "ratio", "0.100", "", ""] == rows[2]
+    assert "one: every bar held in 1.0 s" in said and "two: A BAR WAS MISSED in 1.0 s" in words
+
+
+def test_only_the_log_has_load_tests(shell: Shell) -> None:
+    """Another bench with a scenario is refused, with the line that works."""
+    code, _, err = shell("bench", "queue", "--scenario", "steady")
+
+    assert exits.code_for(Invalid("")) == code
+    assert "bench queue has no scenarios" in err and "lakebed bench log --scenario steady" in err
+
+
+def test_the_demos_summary_counts_what_held_and_names_what_broke(capsys: pytest.CaptureFixture[str]) -> None:
+    """The next commands are each there once, with the folder where the data is kept."""
+    proven = (CheckResult("queue", "nothing lost", True, "9 of 9"), CheckResult("log", "order", False, "2 before 1"))
+    outcome = DemoResult(proven, {}, ("lakebed up --detach", "lakebed queue status"), total_s=61.4, moving_s=4.2)
+
+    demo._summary(outcome, None)
+    without = capsys.readouterr().err
+    demo._summary(outcome, Path("/data"))
+    kept = capsys.readouterr().err
+
+    assert "1 of 2 invariants held, in 61 s" in without
+    assert "first request after 4 s" in without
+    assert "BROKEN  log: order: 2 before 1" in without and "nothing lost" not in without
+    assert (1, 1) == (without.count("lakebed up --detach"), kept.count("lakebed up --dir /data --detach"))
+    assert "lakebed queue status" in kept

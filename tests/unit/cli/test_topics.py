@@ -1,0 +1,244 @@
+"""`lakebed topics`: what each option selects, what a dry run leaves alone, and what the trail keeps."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from lakebed.cli import exits
+from lakebed.core.errors import Fenced, Invalid, NotFound
+from lakebed.log import commands as topics
+from support.shell import Shell
+
+
+@pytest.fixture
+def filled(shell: Shell) -> Shell:
+    """A topic with the records r1 to r9 at the offsets 1 to 9."""
+    shell("topics", "produce", "orders", stdin=b"".join(b"r%d\n" % n for n in range(1, 10)))
+    return shell
+
+
+def records(shell: Shell, *words: str) -> list[str]:
+    code, out, err = shell("topics", "consume", "orders", *words)
+    assert code == exits.OK, err
+    return out.splitlines()
+
+
+def test_one_produce_reports_the_whole_range_though_it_took_several_appends(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first and last offset and the count cover every append; an empty input appends nothing."""
+    monkeypatch.setattr(topics, "LINES_MAX", 3)
+
+    first = shell.data("topics", "produce", "orders", "-p", "2", stdin=b"a\nb\nc\nd\ne\nf\ng")
+    second = shell.data("topics", "produce", "orders", "-p", "2", stdin=b"h\n\n")
+    none = shell.data("topics", "produce", "orders", "-p", "2")
+
+    assert {"topic": "orders", "partition": 2, "count": 7, "start_offset": 1, "end_offset": 7} == first
+    assert (2, 8, 9) == (second["count"], second["start_offset"], second["end_offset"])
+    assert 0 == none["count"]
+    assert ["a", "b", "c", "d", "e", "f", "g", "h", ""] == records(shell, "-p", "2")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((), ["r1", "r2", "r3", "r4", "r5", "r6", "r7", "r8", "r9"]),
+        (("-c", "2"), ["r1", "r2"]),
+        (("-o", "start", "-c", "1"), ["r1"]),
+        (("-o", "end"), []),
+        (("-o", "8"), ["r8", "r9"]),
+        (("-o", "-2"), ["r8", "r9"]),
+        (("-o", "-1"), ["r9"]),
+        (("-o", "-100", "-c", "1"), ["r1"]),
+        (("-o", "@0", "-c", "1"), ["r1"]),
+        (("-o", "2001-01-01", "-c", "1"), ["r1"]),
+        (("-o", "2001-01-01T00:00:00+02:00", "-c", "1"), ["r1"]),
+        (("-o", "@99999999999999"), []),
+        (("-o", "2999-01-01T00:00:00Z"), []),
+    ],
+)
+def test_an_offset_can_be_written_in_each_documented_form(
+    filled: Shell, words: tuple[str, ...], expected: list[str]
+) -> None:
+    """A number, a distance from the end, a word or a time; a count ends the read."""
+    assert expected == records(filled, *words)
+
+
+def test_a_time_between_two_appends_selects_the_later_one(shell: Shell) -> None:
+    """Milliseconds and an ISO time without a zone name the same moment in UTC."""
+    shell("topics", "produce", "orders", stdin=b"early\n")
+    at_ms = shell.clock.now_ns() // 1_000_000 + 60_000
+    shell.clock.ahead_s = 120.0
+    shell("topics", "produce", "orders", stdin=b"late\n")
+    written = datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")
+
+    assert [["late"], ["late"]] == [records(shell, "-o", f"@{at_ms}"), records(shell, "-o", written)]
+
+
+@pytest.mark.parametrize("text", ["soon", "--5", "@now", "1.5", ""])
+def test_what_is_no_offset_is_refused_with_the_forms_that_are(filled: Shell, text: str) -> None:
+    """The hint lists the accepted forms."""
+    code, _, err = filled("topics", "trim", "orders", f"--before={text}", "--reason", "r")
+
+    assert exits.code_for(Invalid("")) == code
+    assert "is not an offset" in err and "@MILLIS or an ISO time" in err
+
+
+@pytest.mark.parametrize(
+    ("format", "expected"),
+    [
+        ("%t/%p@%o:%S=%s\\n", "orders/0@1:2=r1\norders/0@2:2=r2\n"),
+        ("%s", "r1r2"),
+        ("100%% %s\\t|", "100% r1\t|100% r2\t|"),
+        ("%x%s\\n", "%xr1\n%xr2\n"),
+        ("plain;", "plain;plain;"),
+    ],
+)
+def test_a_format_is_filled_in_for_each_record(filled: Shell, format: str, expected: str) -> None:
+    """Every field has its letter; an unknown letter stays as it was written."""
+    _, out, _ = filled("topics", "consume", "orders", "-c", "2", "-f", format)
+
+    assert expected == out
+
+
+def test_records_as_json_carry_their_place(filled: Shell) -> None:
+    """One line each, with topic, partition, offset and record."""
+    lines = records(filled, "-o", "-2", "-f", "json")
+
+    assert [
+        {"topic": "orders", "partition": 0, "offset": 8, "record": "r8"},
+        {"topic": "orders", "partition": 0, "offset": 9, "record": "r9"},
+    ] == [json.loads(line) for line in lines]
+
+
+def test_a_group_reads_on_where_it_stopped(filled: Shell) -> None:
+    """What was printed is committed, no more; another group and a read without a group are not affected."""
+    first, second = records(filled, "--group", "g", "-c", "3"), records(filled, "--group", "g", "-c", "2")
+    other, alone = records(filled, "--group", "h", "-c", "1"), records(filled, "-c", "1")
+    rest, after = records(filled, "--group", "g"), records(filled, "--group", "g")
+
+    assert [["r1", "r2", "r3"], ["r4", "r5"], ["r1"], ["r1"]] == [first, second, other, alone]
+    assert [["r6", "r7", "r8", "r9"], []] == [rest, after]
+
+
+def test_a_seek_moves_a_group_and_a_dry_one_does_not(filled: Shell) -> None:
+    """The words show both offsets; only the real seek is on the trail."""
+    records(filled, "--group", "g", "-c", "5")
+    seek = ("topics", "seek", "orders", "--group", "g", "--to", "2", "--reason", "again")
+
+    _, _, dry = filled(*seek, "--dry-run")
+    still = records(filled, "--group", "g", "-c", "1")
+    _, _, real = filled(*seek)
+    moved = records(filled, "--group", "g", "-c", "1")
+
+    assert "g in orders/0: 6 → 2 (again)" in dry
+    assert "g in orders/0: 7 → 2 (again)" in real
+    assert [["r6"], ["r2"]] == [still, moved]
+    subject = {"topic": "orders", "partition": "0", "group": "g", "to": "2"}
+    assert [("log.seek", subject, "again", "done", "")] == filled.deeds()
+
+
+def test_a_trim_drops_what_lies_below_and_a_dry_one_does_not(filled: Shell) -> None:
+    """The words count what goes; a trim below the start counts nothing."""
+    trim = ("topics", "trim", "orders", "--reason", "old", "--before")
+
+    _, _, dry = filled(*trim, "-3", "--dry-run")
+    still = records(filled, "-c", "1")
+    _, _, real = filled(*trim, "-3")
+    _, _, again = filled(*trim, "2", "--dry-run")
+
+    assert "orders/0: 6 records before offset 7 (old)" in dry and dry == real
+    assert (["r1"], ["r7", "r8", "r9"]) == (still, records(filled))
+    assert "orders/0: 0 records before offset 2 (old)" in again
+    subject = {"topic": "orders", "partition": "0", "before": "7"}
+    assert [("log.trim", subject, "old", "done", "")] == filled.deeds()
+
+
+def test_a_fence_refuses_appends_until_it_is_lifted(filled: Shell) -> None:
+    """Dry runs change nothing; the reason is shown by describe and with the refusal."""
+    filled("topics", "fence", "orders", "--reason", "moving", "--dry-run")
+    open_still, _, _ = filled("topics", "produce", "orders", stdin=b"r10\n")
+    _, _, fenced = filled("topics", "fence", "orders", "--reason", "moving")
+    (row,) = filled.data("topics", "describe", "orders")
+    refused, _, why = filled("topics", "produce", "orders", stdin=b"no\n")
+    filled("topics", "unfence", "orders", "--dry-run")
+    refused_still, _, _ = filled("topics", "produce", "orders", stdin=b"no\n")
+    _, _, lifted = filled("topics", "unfence", "orders")
+    taken, _, _ = filled("topics", "produce", "orders", stdin=b"r11\n")
+
+    code = exits.code_for(Fenced(""))
+    assert [exits.OK, code, code, exits.OK] == [open_still, refused, refused_still, taken]
+    assert "orders/0: open → fenced" in fenced and "orders/0: fenced → open" in lifted
+    assert "moving" in why and ("FENCED", "moving") == (row["log_state"], row["reason"])
+    subject = {"topic": "orders", "partition": "0"}
+    assert [("log.unfence", subject, "", "done", ""), ("log.fence", subject, "moving", "done", "")] == filled.deeds()
+    assert ["r10", "r11"] == records(filled, "-o", "10")
+
+
+def test_a_topic_is_deleted_with_all_its_partitions(filled: Shell) -> None:
+    """The words count the partitions; a dry run leaves the topic listed."""
+    filled("topics", "produce", "orders", "-p", "1", stdin=b"x\n")
+    filled("topics", "produce", "other", stdin=b"x\n")
+
+    _, _, dry = filled("topics", "delete", "orders", "--reason", "unused", "--dry-run")
+    before = [row["topic"] for row in filled.data("topics", "list")]
+    _, _, real = filled("topics", "delete", "orders", "--reason", "unused")
+    after = [row["topic"] for row in filled.data("topics", "list") if row["records"]]
+
+    assert "orders: 2 partitions (unused)" in dry and dry == real
+    assert (["orders", "other"], ["other"]) == (before, after)
+    assert [("log.delete", {"topic": "orders"}, "unused", "done", "")] == filled.deeds()
+
+
+def test_only_a_real_sweep_is_on_the_trail(filled: Shell) -> None:
+    """Both report what they found."""
+    dry = filled.data("topics", "sweep", "--reason", "space", "--dry-run")
+    none = filled.deeds()
+    _, _, words = filled("topics", "vacuum", "--reason", "space")
+
+    assert ([], "sweep (space)") == (none, words.strip())
+    assert {"partitions", "candidates", "orphans", "orphan_bytes"} == set(dry)
+    assert [("log.vacuum", {}, "space", "done", "")] == filled.deeds()
+
+
+def test_a_listing_counts_and_the_report_shows_each_groups_lag(filled: Shell) -> None:
+    """Records of every topic, and how far each group is behind."""
+    records(filled, "--group", "g", "-c", "4")
+    filled("topics", "produce", "other", stdin=b"x\n")
+
+    listed = filled.data("topics", "list")
+    report = filled.data("topics", "report")
+
+    assert [("orders", 1, 9), ("other", 1, 1)] == [(row["topic"], row["partitions"], row["records"]) for row in listed]
+    assert [("g", "orders", 5, 5)] == [
+        (row["group"], row["topic"], row["offset"], row["lag"]) for row in report["groups"]
+    ]
+
+
+def test_segments_are_of_the_partition_that_is_named(filled: Shell) -> None:
+    """A table lists the segments alone, JSON the whole answer."""
+    filled("topics", "produce", "orders", "-p", "1", stdin=b"a\nb\n")
+
+    whole = filled.data("topics", "segments", "orders", "-p", "1")
+    _, table, _ = filled("topics", "segments", "orders", "-p", "1")
+
+    assert whole["segments"] and len(whole["segments"]) + 1 == len(table.splitlines())
+    assert list(whole["segments"][0]) == table.splitlines()[0].split("\t")
+
+
+def test_a_stored_blob_is_dumped_from_the_bucket_or_from_a_file(filled: Shell, tmp_path: Path) -> None:
+    """The same bytes give the same answer; a key that is not there is not found."""
+    (key,) = filled.keys("llog/wal-shared/")
+    stored = filled.data("topics", "dump", key)
+    file = tmp_path / "blob"
+    file.write_bytes(asyncio.run(filled.store.get(key)).data)
+    local = filled.data("topics", "dump", str(file))
+    missing, _, _ = filled("topics", "dump", "llog/nothing")
+
+    assert stored and stored == local
+    assert exits.code_for(NotFound("")) == missing

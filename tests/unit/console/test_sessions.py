@@ -1,0 +1,152 @@
+"""Signing in, tokens and origins: what a browser may do, and what another site may make it do."""
+
+from __future__ import annotations
+
+import pytest
+
+from lakebed.core.clock import ManualClock
+from lakebed.gateway import sessions
+from lakebed.gateway.auth import Keyring, RequestHead
+from lakebed.gateway.settings import GatewaySettings
+from support.console_site import ADDRESS, KEYS, OPERATOR, WATCHER, site
+
+DO = "/console/do/lifecycle.walk"
+FORM = {"bucket": "landing"}
+
+
+async def test_a_key_becomes_a_session_and_is_not_kept() -> None:
+    """The cookie is HttpOnly and SameSite, holds no key, and opens the pages; signing out ends it."""
+    async with site(keys=KEYS) as here:
+        answer = await here.browser.sign_in(OPERATOR, next="/queue?queue=a")
+        page = await here.browser.open("/queue")
+        out = await here.browser.post("/logout")
+        after = await here.browser.open("/queue")
+
+    cookie = answer.headers["set-cookie"]
+    assert (answer.status_code, answer.headers["location"]) == (303, "/queue?queue=a")
+    assert "HttpOnly" in cookie and "samesite=strict" in cookie.lower() and OPERATOR not in cookie
+    assert page.status_code == 200 and "operator" in page.text
+    assert (out.status_code, after.status_code) == (303, 303)
+
+
+async def test_a_wrong_key_is_refused_and_an_outside_place_is_not_gone_to() -> None:
+    """The form says so and shows nothing of the key; `next` leads nowhere but here."""
+    async with site(keys=KEYS) as here:
+        wrong = await here.browser.sign_in("0123456789abcdef-nobody")
+        away = await here.browser.sign_in(OPERATOR, next="//evil.example/")
+
+    assert wrong.status_code == 401
+    assert "the key is unknown" in wrong.text and "0123456789abcdef-nobody" not in wrong.text
+    assert away.headers["location"] == "/"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"x-csrf-token": ""}, 401),
+        ({"x-csrf-token": "0" * 64}, 401),
+        ({"origin": "http://evil.example"}, 401),
+        ({"origin": "null"}, 401),
+    ],
+)
+async def test_a_signed_in_browser_acts_only_from_its_own_page(headers: dict[str, str], status: int) -> None:
+    """Without the page's token, or from another origin, a cookie is nobody's and nothing is done."""
+    async with site(keys=KEYS) as here:
+        await here.browser.sign_in(OPERATOR)
+        await here.browser.open("/lifecycle")
+
+        answer = await here.browser.post(DO, FORM, **headers)
+        deeds = await here.console.data.trail.latest()
+
+    assert answer.status_code == status
+    assert len(deeds) == (1 if status == 200 else 0)
+
+
+@pytest.mark.parametrize(
+    "headers", [{"x-csrf-token": ""}, {"x-csrf-token": "0" * 64}, {"origin": "http://127.0.0.1:1"}, {"origin": ""}]
+)
+async def test_where_nobody_signs_in_a_page_still_needs_its_token(headers: dict[str, str]) -> None:
+    """On loopback without keys, another page on this machine cannot act either."""
+    async with site() as here:
+        await here.browser.open("/lifecycle")
+
+        answer = await here.browser.post(DO, FORM, **headers)
+
+        assert answer.status_code == 403
+        assert [] == await here.console.data.trail.latest()
+
+
+async def test_where_nobody_signs_in_a_request_that_never_saw_a_page_does_nothing() -> None:
+    """Without a cookie there is no page whose token it could be, whatever is sent as one."""
+    async with site() as here:
+        for token in ("", "0" * 64, sessions.token_of("")):
+            answer = await here.browser.client.post(DO, data=FORM, headers={"origin": ADDRESS, "x-csrf-token": token})
+            assert answer.status_code == 403
+            here.browser.client.cookies.clear()
+
+        assert [] == await here.console.data.trail.latest()
+
+
+async def test_a_cookie_alone_writes_nowhere_else_either() -> None:
+    """The session reads every route; to write to any of them it needs the token too."""
+    async with site(keys=KEYS) as here:
+        await here.browser.sign_in(OPERATOR)
+        read = await here.browser.client.get("/metrics")
+        written = await here.browser.client.post(DO, data=FORM)
+
+    assert read.status_code == 200
+    assert written.status_code == 401
+
+
+async def test_an_action_needs_its_right() -> None:
+    """A watcher sees the dialog say which right is missing, and cannot act by hand either."""
+    async with site(keys=KEYS) as here:
+        await here.browser.sign_in(WATCHER)
+        await here.browser.open("/queue")
+        dialog = await here.browser.client.get("/console/ask/queue.discard?queue=jobs&letter=a")
+        done = await here.browser.post("/console/do/queue.discard", {"queue": "jobs", "letter": "a", "reason": "x"})
+
+    assert "watcher may not queue:admin:jobs" in dialog.text
+    assert "<textarea" not in dialog.text
+    assert done.status_code == 403
+
+
+def keyring(clock: ManualClock, *names: str) -> Keyring:
+    keys = [{"name": name, "secret": f"0123456789abcdef-{name}", "rights": ["*"]} for name in names]
+    return Keyring.of(GatewaySettings.of({"keys": keys}), clock)
+
+
+def asked(cookie: str, **headers: str) -> RequestHead:
+    given = {"cookie": f"a=b; {sessions.COOKIE}={cookie}", "host": "127.0.0.1", **headers}
+    return RequestHead([(name.encode(), value.encode()) for name, value in given.items()])
+
+
+async def test_a_session_ends_with_its_time_and_with_its_key() -> None:
+    """No gateway keeps a list: another one with the same keys knows the session, one without the key does not."""
+    clock = ManualClock()
+    session = keyring(clock, "ann").sign_in("0123456789abcdef-ann", "nonce")
+    scope = {"method": "GET", "path": "/metrics"}
+
+    assert keyring(clock, "ann", "bob").principal(scope, asked(session)).name == "ann"
+    with pytest.raises(Exception, match="no key"):
+        keyring(clock, "bob").principal(scope, asked(session))
+    with pytest.raises(Exception, match="no key"):
+        keyring(clock, "ann").principal(scope, asked(session.replace("v1.", "v2.")))
+    with pytest.raises(Exception, match="no key"):
+        keyring(clock, "ann").principal(scope, asked(session[:-1] + ("0" if session[-1] != "0" else "1")))
+    await clock.advance(sessions.SESSION_S + 1)
+    with pytest.raises(Exception, match="no key"):
+        keyring(clock, "ann").principal(scope, asked(session))
+
+
+def test_a_write_by_session_names_its_origin_and_token() -> None:
+    clock = ManualClock()
+    ring = keyring(clock, "ann")
+    session = ring.sign_in("0123456789abcdef-ann", "nonce")
+    scope, token = {"method": "POST", "path": "/produce"}, sessions.token_of(session)
+
+    assert ring.principal(scope, asked(session, **{"x-csrf-token": token, "origin": ADDRESS})).name == "ann"
+    for wrong in ({}, {"x-csrf-token": "f" * 64}, {"x-csrf-token": token, "origin": "http://evil.example"}):
+        with pytest.raises(Exception, match="no key"):
+            ring.principal(scope, asked(session, **wrong))

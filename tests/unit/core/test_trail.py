@@ -1,0 +1,182 @@
+"""The audit trail: an action is on record before it starts, then with its outcome."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from lakebed.core.clock import ManualClock, now_ms
+from lakebed.core.errors import Conflict, Corrupt, NotFound, Unavailable
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
+from lakebed.core.trail import DAYS_MAX, ROOT, OperatorAction, Trail
+from lakebed.store.memory import MemoryStore
+from lakebed.store.protocol import Store
+from lakebed.store.runtime import StoreRuntime
+
+
+def trail_of(store: Store, clock: ManualClock, ids: Ids, node: str = "") -> Trail:
+    return Trail(StoreRuntime(clock=clock, ids=ids, metrics=Metrics(), store=store), node=node)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def trail(clock: ManualClock) -> Trail:
+    return trail_of(MemoryStore(clock=clock), clock, Ids.seeded(1), "node-1")
+
+
+async def test_an_action_is_recorded_before_and_after(trail: Trail) -> None:
+    """While it runs it has no outcome; afterwards it has its outcome and detail."""
+    async with trail.record("ann", "queue.replay", {"queue": "jobs"}, "fixed") as outcome:
+        (during,) = await trail.latest()
+        outcome.detail = "sequence 7"
+    (after,) = await trail.latest()
+
+    assert (during.who, during.outcome) == ("ann", "")
+    assert (after.outcome, after.detail, after.reason, after.subject) == (
+        "done",
+        "sequence 7",
+        "fixed",
+        {"queue": "jobs"},
+    )
+
+
+async def test_a_failed_action_records_why(trail: Trail) -> None:
+    with pytest.raises(Conflict, match="another decided before"):
+        async with trail.record("ann", "batches.resolve", {}):
+            raise Conflict("another decided before")
+
+    (action,) = await trail.latest()
+    assert (action.outcome, action.detail) == ("conflict", "another decided before")
+
+
+async def test_a_doer_that_dies_leaves_an_open_record(trail: Trail) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with trail.record("ann", "x.y", {}):
+            raise ZeroDivisionError
+
+    (action,) = await trail.latest()
+    assert action.outcome == ""
+
+
+async def test_what_cannot_be_recorded_is_not_done() -> None:
+    """Without a record the action does not start."""
+
+    class Deaf(MemoryStore):
+        async def create(self, key: str, data: bytes):  # type: ignore[no-untyped-def]
+            raise Unavailable("no answer")
+
+    clock, done = ManualClock(), False
+    with pytest.raises(Unavailable):
+        async with trail_of(Deaf(clock=clock), clock, Ids.seeded(1)).record("ann", "x.y", {}):
+            done = True
+    assert not done
+
+
+async def test_the_newest_come_first_and_few(trail: Trail, clock: ManualClock) -> None:
+    for number in range(5):
+        async with trail.record("ann", f"do.{number}", {}):
+            await clock.advance(20_000)
+
+    assert [action.what for action in await trail.latest(3)] == ["do.4", "do.3", "do.2"]
+
+
+async def test_acts_of_one_millisecond_list_in_the_order_in_which_they_were_begun() -> None:
+    """The clock does not move: the order comes from the process, whichever Trail object it uses."""
+    clock, ids = ManualClock(), Ids()
+    store = MemoryStore(clock=clock)
+    for number in range(30):
+        async with trail_of(store, clock, ids).record("ann", f"do.{number}", {}):
+            pass
+
+    actions = await trail_of(store, clock, Ids()).latest(30)
+
+    assert [f"do.{number}" for number in reversed(range(30))] == [action.what for action in actions]
+    assert {clock.now_ns() // 1_000_000} == {action.at_ms for action in actions}
+
+
+async def test_a_clock_that_is_set_back_over_midnight_does_not_change_the_order() -> None:
+    """A record has the clock's time and keeps its order among the records of its process."""
+    midnight_ns = 1_760_054_400_000_000_000
+    clock, ids = ManualClock(midnight_ns + 1_000_000), Ids()
+    store = MemoryStore(clock=clock)
+    for number in range(3):
+        async with trail_of(store, clock, ids).record("ann", f"do.{number}", {}):
+            clock._start_ns -= 2_000_000
+
+    actions = await trail_of(store, clock, ids).latest()
+
+    assert ["do.2", "do.1", "do.0"] == [action.what for action in actions]
+    assert [-3, -1, 1] == [action.at_ms - midnight_ns // 1_000_000 for action in actions]
+
+
+async def test_records_of_earlier_versions_list_by_their_time(trail: Trail, clock: ManualClock) -> None:
+    """Their names have no count; they sort among the new ones by time."""
+    at_ms = clock.now_ns() // 1_000_000
+    async with trail.record("ann", "do.new", {}):
+        pass
+    for old_ms in (at_ms - 1, at_ms + 1):
+        deed_id = f"{old_ms:015d}-ffffffffffffffff"
+        old = OperatorAction(deed_id, old_ms, "ann", f"do.{old_ms - at_ms}", {})
+        await trail._store.create(f"{ROOT}date=2025-10-09/{deed_id}.json", msgspec.json.encode(old))
+
+    assert ["do.1", "do.new", "do.-1"] == [action.what for action in await trail.latest()]
+
+
+async def test_a_record_that_is_none_is_corrupt(trail: Trail) -> None:
+    await trail._store.create(f"{ROOT}date=2026-01-01/000-x.json", b"{}")
+    with pytest.raises(Corrupt):
+        await trail.latest()
+
+
+async def test_a_record_says_where_and_when_it_was_begun(trail: Trail, clock: ManualClock) -> None:
+    """Its time is that of the begin, its node the process's, and its key lies in the folder of its day."""
+    began_ms = now_ms(clock)
+    async with trail.record("ann", "do.it", {"a": "b"}, "because"):
+        await clock.advance(5.0)
+
+    (action,) = await trail.latest()
+    (key,) = [info.key async for info in trail._store.list(ROOT)]
+    assert (began_ms, "node-1", "do.it", "lakebed.trail.v1") == (action.at_ms, action.node, action.what, action.schema)
+    assert f"{ROOT}date=2025-10-09/{action.deed_id}.json" == key
+
+
+async def test_only_the_last_days_are_looked_into(trail: Trail, clock: ManualClock) -> None:
+    """A day without any record does not count; older days than the limit are not listed."""
+    for number in range(DAYS_MAX + 2):
+        async with trail.record("ann", f"do.{number}", {}):
+            pass
+        await clock.advance(86_400.0)
+
+    actions = await trail.latest(1000)
+
+    assert [f"do.{number}" for number in range(DAYS_MAX + 1, 1, -1)] == [action.what for action in actions]
+
+
+async def test_a_record_that_vanishes_while_it_is_listed_is_left_out() -> None:
+    class Vanishing(MemoryStore):
+        async def get(self, key: str):  # type: ignore[no-untyped-def]
+            if key.endswith("0.json") or "gone" in key:
+                raise NotFound("gone")
+            return await super().get(key)
+
+    clock = ManualClock()
+    store = Vanishing(clock=clock)
+    trail = trail_of(store, clock, Ids.seeded(1))
+    async with trail.record("ann", "do.it", {}):
+        pass
+    await store.create(f"{ROOT}date=2030-01-01/gone.json", b"")
+
+    assert ["do.it"] == [action.what for action in await trail.latest()]
+
+
+async def test_at_most_fifty_are_shown_without_a_limit(trail: Trail) -> None:
+    for number in range(52):
+        async with trail.record("ann", f"do.{number}", {}):
+            pass
+
+    assert 50 == len(await trail.latest())

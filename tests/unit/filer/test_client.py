@@ -1,0 +1,78 @@
+"""The filer's client over scripted answers: pages, streams, conditions, and changes whose answer was lost."""
+
+from __future__ import annotations
+
+import grpc
+import grpc.aio
+import pytest
+
+from lakebed.core.errors import NotFound, OutcomeUnknown, Stale, Unavailable
+from lakebed.filer.client import PRECONDITION_FAILED
+from lakebed.filer.codec import write_entry
+from lakebed.filer.model import FilerEntry
+from lakebed.filer.protobuf import encode_field, fields
+from support.scripted_filer import GUARDED, Scripted, change
+
+
+async def test_a_folder_is_read_page_by_page_each_entry_once() -> None:
+    """Behind the first page it goes on strictly after the last name, also when the beginning was inclusive."""
+    names = ["a", "b", "c", "d", "e"]
+
+    def page(_: str, request: bytes) -> list[bytes]:
+        said = dict(fields(request))
+        after, limit = bytes(said.get(3, b"")).decode(), int(said[5])  # type: ignore[arg-type]
+        inside = [name for name in names if name > after or (said.get(4) and name == after)]
+        return [encode_field(1, write_entry(FilerEntry(name))) for name in inside[:limit]]
+
+    client = Scripted(page)
+
+    found = [entry.name async for entry in client.entries("/buckets/b", after="b", inclusive=True, limit=2)]
+    assert ["b", "c", "d", "e"] == found
+
+
+async def test_a_stream_gives_what_is_after_its_start_up_to_its_end() -> None:
+    """The start is exclusive and the end inclusive, whatever the server tells again from its memory."""
+    client = Scripted(lambda *_: [change(ts_ns) for ts_ns in (4, 5, 6, 7, 8)])
+
+    found = [event.ts_ns async for event in client.subscribe(["/buckets"], since_ns=5, until_ns=7)]
+
+    assert [6, 7] == found
+
+
+async def test_a_condition_that_does_not_hold_is_stale_and_an_absent_entry_is_not_found() -> None:
+    """Refusals are told apart: neither is retried with another filer as if it were an outage."""
+    refused = Scripted(lambda *_: encode_field(1, b"no") + encode_field(2, PRECONDITION_FAILED))
+    with pytest.raises(Stale):
+        await refused.transact(GUARDED)
+    with pytest.raises(NotFound):
+        await Scripted(lambda *_: encode_field(1, b"no entry is found in store")).transact(GUARDED)
+    with pytest.raises(Unavailable):
+        await Scripted(lambda *_: encode_field(1, b"disk full")).transact(GUARDED)
+
+    assert ["one"] == refused.asked
+
+
+async def test_a_change_whose_answer_was_lost_is_not_known_and_not_sent_to_another_filer() -> None:
+    """A deadline that passes says nothing about the change; a question may simply be asked elsewhere."""
+    client = Scripted(lambda endpoint, _: grpc.StatusCode.DEADLINE_EXCEEDED if endpoint == "one" else b"")
+
+    with pytest.raises(OutcomeUnknown):
+        await client.transact(GUARDED)
+    assert ["one"] == client.asked
+
+    await client.transact(GUARDED)  # the filer that failed is asked last now
+    assert ["one", "two"] == client.asked
+
+
+async def test_a_filer_that_cannot_be_reached_is_passed_over() -> None:
+    """The next one is asked; when none answers the caller is told to come back."""
+    client = Scripted(
+        lambda endpoint, _: (
+            grpc.StatusCode.UNAVAILABLE if endpoint == "one" else encode_field(1, write_entry(FilerEntry("k")))
+        )
+    )
+
+    assert "k" == (await client.lookup("/buckets/b", "k")).name
+    assert ["one", "two"] == client.asked
+    with pytest.raises(Unavailable):
+        await Scripted(lambda *_: grpc.StatusCode.UNAVAILABLE).lookup("/buckets/b", "k")

@@ -1,0 +1,284 @@
+"""Which requests take the fast path, the limits of a head, and the answers of a process that waits for its store."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from starlette.routing import Route
+from uvicorn.server import ServerState
+
+from lakebed.core.clock import ManualClock
+from lakebed.core.errors import Unavailable
+from lakebed.core.http import direct
+from lakebed.gateway.fast.direct import DIRECT_BYTES_MAX, BudgetShare, DirectRoutes
+from lakebed.gateway.fast.large_body import LARGE_BYTES, LARGE_BYTES_MAX, large_body
+from lakebed.gateway.limits import BodyBudget, BodyLimits
+from lakebed.gateway.listen import server_config
+from lakebed.gateway.protocol import HEAD_BYTES_MAX, HEAD_LINES_MAX
+from lakebed.gateway.settings import GatewaySettings
+from lakebed.wiring import boot as boot_module
+from lakebed.wiring.boot import WaitingApp
+from support.gateway_fixtures import context_with
+
+
+async def _handler(*_: Any) -> Any:
+    raise AssertionError("nobody calls it")
+
+
+def http(*headers: tuple[bytes, bytes], method: bytes = b"POST", url: bytes = b"/hot", version: str = "1.1") -> Any:
+    parser = SimpleNamespace(get_method=lambda: method, get_http_version=lambda: version)
+    return SimpleNamespace(
+        parser=parser,
+        url=url,
+        headers=list(headers),
+        tasks=set(),
+        connections=set(),
+        limit_concurrency=3,
+        cycle=SimpleNamespace(receive=None, on_response=None, response_complete=False),
+        flow=None,
+    )
+
+
+def length(size: int) -> tuple[bytes, bytes]:
+    return b"content-length", b"%d" % size
+
+
+def routes(body_bytes_max: int = 2 * DIRECT_BYTES_MAX, bodies_bytes_max: int = 4 * DIRECT_BYTES_MAX) -> Any:
+    settings = GatewaySettings(body_bytes_max=body_bytes_max, bodies_bytes_max=bodies_bytes_max)
+    limits = BodyLimits(settings, ManualClock())
+    marked = Route("/hot", direct(_handler), methods=["POST"])
+    return DirectRoutes([marked, Route("/cold", _handler, methods=["POST"])], None, limits), limits  # type: ignore[arg-type]
+
+
+def taken(made: Any, asked: Any) -> bool:
+    return made.cycle(asked, lambda: None) is not None
+
+
+def test_a_plain_small_request_to_a_marked_route_takes_the_fast_path_and_its_share() -> None:
+    made, limits = routes()
+
+    cycle = made.cycle(http(length(700), (b"connection", b"Keep-Alive")), lambda: None)
+
+    assert limits.budget.held == 700
+    cycle.share.give_back()
+    assert limits.budget.held == 0
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        http(length(7), url=b"/cold"),
+        http(length(7), url=b"/hot?a=1"),
+        http(length(7), method=b"PUT"),
+        http(length(7), version="1.0"),
+        http(length(7), (b"expect", b"100-continue")),
+        http(length(7), (b"transfer-encoding", b"chunked")),
+        http(length(7), (b"upgrade", b"h2c")),
+        http(length(7), (b"connection", b"close")),
+        http(),
+        http((b"content-length", b"-1")),
+        http((b"content-length", b"0000000007")),
+    ],
+)
+def test_what_is_not_plain_goes_through_asgi_and_takes_nothing(asked: Any) -> None:
+    made, limits = routes()
+
+    assert not taken(made, asked)
+    assert limits.budget.held == 0
+
+
+def test_the_limit_of_the_fast_path_is_the_smaller_of_its_own_and_the_routes() -> None:
+    wide, _ = routes()
+    assert taken(wide, http(length(DIRECT_BYTES_MAX)))
+    assert not taken(wide, http(length(DIRECT_BYTES_MAX + 1)))
+    narrow, limits = routes(body_bytes_max=100)
+    assert not taken(narrow, http(length(101)))
+    assert limits.budget.held == 0
+    assert taken(narrow, http(length(100)))
+
+
+def test_a_full_gateway_and_a_full_budget_send_a_request_through_asgi() -> None:
+    made, limits = routes()
+    for name in ("tasks", "connections"):
+        asked = http(length(7))
+        setattr(asked, name, {1, 2})
+        assert taken(made, asked)
+        setattr(asked, name, {1, 2, 3})
+        assert not taken(made, asked)
+    limits.budget.held = limits.budget.bytes_max - 6
+    assert not taken(made, http(length(7)))
+    assert taken(made, http(length(6)))
+
+
+def test_a_share_of_the_budget_is_given_back_once() -> None:
+    """A request that is answered and whose connection is lost gives back what it took, and nothing of another."""
+    budget = BodyBudget(100)
+    assert budget.take(60) and budget.take(40)
+    share = BudgetShare(budget, 60)
+
+    share.give_back()
+    share.give_back()
+
+    assert 40 == budget.held
+
+
+@pytest.mark.parametrize(
+    ("size", "large"),
+    [(LARGE_BYTES - 1, False), (LARGE_BYTES, True), (LARGE_BYTES_MAX, True), (LARGE_BYTES_MAX + 1, False)],
+)
+def test_a_body_is_read_into_one_buffer_between_two_sizes(size: int, large: bool) -> None:
+    class Cycle:
+        pass
+
+    asked = http(length(size))
+    asked.cycle = Cycle()
+
+    assert (large_body(asked) is not None) is large
+
+
+@pytest.mark.parametrize("name", [b"transfer-encoding", b"upgrade"])
+def test_a_body_without_one_certain_length_is_a_stream(name: bytes) -> None:
+    assert large_body(http(length(LARGE_BYTES), (name, b"chunked"))) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "kind"),
+    [
+        ("/healthz", "GET", b"application/json"),
+        ("/health", "HEAD", b"application/json"),
+        ("/topics", "POST", b"application/problem+json"),
+    ],
+)
+async def test_a_process_that_waits_for_its_store_is_down_and_says_when_to_come_back(
+    path: str, method: str, kind: bytes
+) -> None:
+    waiting = WaitingApp(context_with(ManualClock()))
+    waiting.reason = "connection refused"
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await waiting({"type": "http", "path": path, "method": method, "headers": []}, asyncio.Event().wait, send)  # type: ignore[arg-type]
+
+    headers = dict(sent[0]["headers"])
+    assert (sent[0]["status"], headers[b"content-type"], headers[b"connection"]) == (503, kind, b"close")
+    if method == "HEAD":
+        assert sent[1]["body"] == b"" and int(headers[b"content-length"]) > 0
+        return
+    assert int(headers[b"content-length"]) == len(sent[1]["body"])
+    told = msgspec.json.decode(sent[1]["body"])
+    if path == "/healthz":
+        assert told["status"] == "down" and "connection refused" in told["components"]["store"]["detail"]
+    else:
+        assert headers[b"retry-after"] == b"5" and "connection refused" in told["message"]
+
+
+async def test_a_waiting_process_logs_at_once_and_then_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not each try: a store that is away for an hour does not fill the log."""
+    clock = ManualClock()
+    context = context_with(clock)
+    logged: list[float] = []
+    tries: list[float] = []
+
+    async def boot(*_: Any) -> Any:
+        tries.append(clock.monotonic_s())
+        if len(tries) > 40:
+            return "the authority"
+        raise Unavailable("refused")
+
+    async def sleep(seconds: float) -> None:
+        await ManualClock.advance(clock, 1.0)
+
+    monkeypatch.setattr(boot_module, "boot", boot)
+    monkeypatch.setattr(clock, "sleep", sleep)
+    monkeypatch.setattr(boot_module.log, "warning", lambda *_, waited_s, **__: logged.append(waited_s))
+
+    assert await boot_module._boot(context, (), WaitingApp(context)) == "the authority"  # type: ignore[comparison-overlap]
+
+    assert logged == [0.0, 10.0, 20.0, 30.0]
+
+
+class Wire:
+    """A transport that keeps what is written to it."""
+
+    def __init__(self) -> None:
+        self.sent = b""
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        self.sent += data
+
+    def close(self) -> None:
+        self.closed = True
+
+    def write_eof(self) -> None:
+        return None
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
+    def pause_reading(self) -> None:
+        return None
+
+    def resume_reading(self) -> None:
+        return None
+
+
+def connected(fast_path: bool) -> tuple[Any, Wire, list[Any]]:
+    """One connection of a gateway whose app only records its requests."""
+    asked: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope)
+
+    config = server_config(app, GatewaySettings(fast_path=fast_path))  # type: ignore[arg-type]
+    config.load()
+    made = config.http_protocol_class(config=config, server_state=ServerState(), app_state={})  # type: ignore[call-arg]
+    wire_ = Wire()
+    made.connection_made(wire_)  # type: ignore[arg-type]
+    return made, wire_, asked
+
+
+def head(lines: int, more: bytes = b"") -> bytes:
+    return b"GET / HTTP/1.1\r\n" + b"".join(b"x-%d: y\r\n" % number for number in range(lines)) + more + b"\r\n"
+
+
+@pytest.mark.parametrize("fast_path", [True, False])
+async def test_a_head_has_so_many_lines_and_no_more(fast_path: bool) -> None:
+    made, wire_, asked = connected(fast_path)
+    made.data_received(head(HEAD_LINES_MAX))
+    await asyncio.sleep(0)
+    assert (len(asked), b" 431 " in wire_.sent) == (1, False)
+
+    made, wire_, asked = connected(fast_path)
+    made.data_received(head(HEAD_LINES_MAX + 1))
+    await asyncio.sleep(0)
+    assert (len(asked), wire_.sent.startswith(b"HTTP/1.1 431 ")) == (0, True)
+    made.data_received(head(1))  # what still comes is dropped
+    await asyncio.sleep(0)
+    assert asked == []
+
+
+@pytest.mark.parametrize("fast_path", [True, False])
+async def test_a_head_has_so_many_bytes_whole_or_in_parts(fast_path: bool) -> None:
+    made, wire_, asked = connected(fast_path)
+    made.data_received(head(1, b"big: " + b"z" * (HEAD_BYTES_MAX - 200) + b"\r\n"))
+    await asyncio.sleep(0)
+    assert (len(asked), b" 431 " in wire_.sent) == (1, False)
+
+    for parts in (1, 40):
+        made, wire_, asked = connected(fast_path)
+        whole = head(1, b"big: " + b"z" * (HEAD_BYTES_MAX + 200) + b"\r\n")
+        size = len(whole) // parts + 1
+        for start in range(0, len(whole), size):
+            made.data_received(whole[start : start + size])
+        await asyncio.sleep(0)
+        assert (len(asked), wire_.sent.startswith(b"HTTP/1.1 431 ")) == (0, True)

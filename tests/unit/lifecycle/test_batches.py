@@ -1,0 +1,319 @@
+"""Batches of work: where a sweep checkpoints, what one unresolved work holds, and what is recorded of each delete."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from lakebed.core.errors import Corrupt, Unavailable
+from lakebed.lifecycle import reader
+from lakebed.lifecycle.drainer import Applier, ApplyReport
+from lakebed.lifecycle.engine import ActionRef
+from lakebed.lifecycle.model import (
+    ActionKey,
+    ActionKind,
+    ObjectIdentity,
+    Position,
+    StreamKind,
+    StreamResolution,
+)
+from lakebed.lifecycle.operator import Operator
+from lakebed.lifecycle.pending import PendingFull, PendingStore
+from lakebed.lifecycle.resolver import DeleteRateLimiter
+from lakebed.lifecycle.seams import ChangeEvent, Family
+from lakebed.lifecycle.state import PendingItem
+from support.lifecycle_harness import DAY_S, Harness, failing
+from support.lifecycle_makers import rule
+
+SECOND_NS = 10**9
+DAY_NS = round(DAY_S * SECOND_NS)
+
+
+def cursor(state: Any, days: int = 1) -> Position:
+    found: Position = state.originals[str(days * DAY_NS)]
+    return found
+
+
+# Sweeps.
+
+
+async def test_a_sweep_checkpoints_after_each_batch_and_stops_at_the_first_stuck_one() -> None:
+    """Five due events in batches of two: the third fails, so the sweep ends with the second batch, behind event two."""
+    world, store = failing(batch=2)
+    await world.policy("b", rule(expiration_days=1))
+    await world.run_round()
+    places = []
+    for number in range(5):
+        await world.clock.advance(1.0)
+        world.lake.write("b", f"k{number}")
+        places.append(world.lake.log[-1].position)
+    store.deletes["k2"] = Unavailable("down")
+
+    (stuck,) = (await world.run_round(1.01)).sweeps
+    held = cursor(await world.reader())
+    assert (1 + 4, 4, True, False) == (stuck.read, stuck.worked, stuck.halted, stuck.blocked)  # the policy is one
+    assert ["k2", "k4"] == world.left()
+    assert places[1] == held
+    (budget,) = (await world.blockers()).budgets.values()
+    assert 1 == budget.retries
+
+    store.deletes.clear()
+    (done,) = (await world.run_round(0.01)).sweeps
+    assert (3, 3, False) == (done.read, done.worked, done.halted)
+    assert ([], {}) == (world.left(), (await world.blockers()).budgets)
+
+
+async def test_a_sweep_asks_for_its_lease_before_every_batch() -> None:
+    """A worker that lost its lease stops before the next delete."""
+    world = Harness(batch=2)
+    await world.policy("b", rule(expiration_days=1))
+    await world.run_round()
+    for number in range(5):
+        world.lake.write("b", f"k{number}")
+    await world.clock.advance(1.01 * DAY_S)
+    left: list[int] = []
+
+    async def alive() -> None:
+        left.append(len(world.left()))
+
+    await world.worker._reader.run(await world.worker.compile(), alive)
+
+    assert [5, 3, 1] == left
+
+
+async def test_events_that_concern_nobody_are_checkpointed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long log without work is not read again from its beginning after a crash."""
+    monkeypatch.setattr(reader, "CHECKPOINT_EVENTS", 3)
+    world = Harness()
+    await world.policy("b", rule(prefix="x", expiration_days=1))
+    await world.run_round()
+    for number in range(4):
+        await world.clock.advance(0.5)
+        world.lake.write("b", f"other{number}")
+    third = world.lake.log[-3].position  # the policy is the first event
+    await world.clock.advance(1.01 * DAY_S)
+    asked: list[Position] = []
+
+    async def alive() -> None:
+        asked.append(cursor(await world.reader()))
+
+    await world.worker._reader.run(await world.worker.compile(), alive)
+
+    assert 2 == len(asked)
+    assert third == asked[1]
+
+
+async def test_a_quiet_sweep_moves_its_cursor_only_now_and_then() -> None:
+    """Every 5 s of log at the earliest: a quiet lake does not cost a write in each round."""
+    world = Harness()
+    await world.policy("b", rule(expiration_days=1))
+    await world.run_round(5)
+    await world.run_round(1)
+    before = cursor(await world.reader())
+    await world.run_round(4.9 / DAY_S)
+    same = cursor(await world.reader())
+    await world.run_round(0.1 / DAY_S)
+    after = cursor(await world.reader())
+
+    assert before == same
+    assert Position(world.clock.now_ns() - DAY_NS, reader.OFFSET_END) == after
+    assert before.ts_ns + 5 * SECOND_NS == after.ts_ns
+
+
+async def test_a_sweep_without_a_seeded_cursor_reads_nothing() -> None:
+    """No walk has said where it begins."""
+    world = Harness()
+    await world.policy("b", rule(expiration_days=1))
+    await world.run_round()
+    snapshot = await world.worker.compile()
+    await world.registers.reader.change(lambda known: (type(known)(), None))
+    world.lake.write("b", "a")
+    await world.clock.advance(2 * DAY_S)
+
+    async def alive() -> None:
+        raise AssertionError("nothing to settle")
+
+    (sweep,) = await world.worker._reader.run(snapshot, alive)
+    await world.worker._lag_monitor.judge(snapshot)
+
+    assert (0, 0, None, False, False) == (sweep.read, sweep.worked, sweep.next_due_ns, sweep.halted, sweep.blocked)
+    assert ["a"] == world.left()
+
+
+async def test_a_halted_sweep_ends_the_pass_and_a_blocked_one_does_not() -> None:
+    """RETRY_LATER is an outage that the other streams would meet too; a blocker is about one place."""
+    for error, expected in ((Unavailable("down"), 1), (Corrupt("broken"), 2)):
+        world, store = failing()
+        await world.policy("b", rule(prefix="a", expiration_days=1), rule(prefix="z", expiration_days=2))
+        await world.run_round()
+        world.lake.write("b", "a")
+        store.deletes["a"] = error
+        sweeps = (await world.run_round(1.01)).sweeps
+        assert expected == len(sweeps)
+        assert (isinstance(error, Unavailable), isinstance(error, Corrupt)) == (sweeps[0].halted, sweeps[0].blocked)
+        assert (DAY_NS, 2) == (sweeps[0].delay_ns, sweeps[0].read)  # the policy is one
+
+
+# Applying candidates of a listing.
+
+
+async def keys_of(*keys: str) -> Any:
+    for key in keys:
+        yield key
+
+
+async def test_candidates_are_counted_by_what_became_of_them() -> None:
+    """A key that comes twice in a row is one; one that is not due passes; one that fails is held."""
+    world, store = failing(batch=2)
+    for key in ("a", "b", "c"):
+        world.lake.write("b", key)
+    await world.clock.advance(2 * DAY_S)
+    world.lake.write("b", "young")
+    store.deletes["c"] = Unavailable("down")
+    await world.policy("b", rule(expiration_days=1), rule(prefix="z", enabled=False, expiration_days=1))
+    snapshot = await world.worker.compile()
+    batches: list[int] = []
+    settle = world.worker.resolver.settle
+
+    async def noted(works: Any) -> list[StreamResolution]:
+        batches.append(len(works))
+        return await settle(works)
+
+    world.worker.resolver.settle = noted  # type: ignore[method-assign]
+    applier = Applier(world.worker.resolver, world.settings)
+    found = await applier.run("b", keys_of("a", "a", "b", "c", "gone", "young"), snapshot)
+    nothing = await applier.run("b", keys_of(), snapshot)
+
+    assert ApplyReport(keys=5, deleted=2, passed=2, held=1) == found
+    assert ([2, 2, 1], ApplyReport()) == (batches, nothing)
+    assert ["c", "young"] == world.left()
+
+
+async def test_a_paused_action_is_not_applied_to_candidates() -> None:
+    """What an operator paused stays, whichever way its key came."""
+    world = Harness()
+    await world.policy("b", rule(expiration_days=1))
+    await world.run_round()
+    await Operator(world.registers).pause("b")
+    world.lake.write("b", "a")
+    await world.clock.advance(2 * DAY_S)
+
+    found = await Applier(world.worker.resolver, world.settings).run("b", keys_of("a"), await world.worker.compile())
+
+    assert (ApplyReport(keys=1, passed=1), ["a"]) == (found, world.left())
+
+
+# Exceptions and pace.
+
+
+def item(key: str, due_ns: int = 5) -> PendingItem:
+    return PendingItem(key, "", due_ns, ObjectIdentity(1, 1))
+
+
+REF = ActionRef("b", ActionKey("0" * 16, ActionKind.EXPIRATION_DAYS))
+
+
+async def test_exceptions_are_kept_up_to_the_cap_and_renewed_at_it() -> None:
+    """The last one that fits fits; a known one may change at the cap; one more is refused and nothing is written."""
+    world = Harness()
+    pending = PendingStore(world.registers.runtime, items_max=2)
+    await pending.upsert(REF, [item("a"), item("b")])
+    await pending.upsert(REF, [item("a", 9)])
+    segments = (await pending.load(REF)).segments
+    with pytest.raises(PendingFull, match="2 exceptions waiting"):
+        await pending.upsert(REF, [item("c")])
+    await pending.upsert(REF, [item("a", 9)])  # already so: no write
+
+    log = await pending.load(REF)
+    assert ({"a": 9, "b": 5}, segments) == ({one.key: one.due_at_ns for one in log.items.values()}, log.segments)
+
+
+async def test_a_log_of_exceptions_is_compacted_when_most_of_it_is_gone() -> None:
+    """More tombstones than live items: one segment is left, with what was live; an empty log leaves no object."""
+    world = Harness()
+    pending = PendingStore(world.registers.runtime)
+    for key in ("a", "b", "c"):
+        await pending.upsert(REF, [item(key)])
+    await pending.remove(REF, [item("a").id])
+    half = await pending.load(REF)
+    await pending.remove(REF, [item("b").id, item("unknown").id])
+    compacted = await pending.load(REF)
+    await pending.remove(REF, [item("c").id])
+
+    assert (4, 1, 2) == (half.segments, half.tombstones, len(half.items))
+    assert (1, 0, ["c"]) == (compacted.segments, compacted.tombstones, [one.key for one in compacted.items.values()])
+    assert 0 == (await pending.load(REF)).segments
+
+
+async def test_a_damaged_segment_of_exceptions_is_named() -> None:
+    """The error says which object it is and how to go on."""
+    world = Harness()
+    pending = PendingStore(world.registers.runtime)
+    await pending.upsert(REF, [item("a")])
+    (info,) = [info async for info in world.store.list("lifecycle/v1/buckets/b/pending/")]
+    await world.store.delete(info.key)
+    await world.store.create(info.key, b"{")
+
+    with pytest.raises(Corrupt) as caught:
+        await pending.load(REF)
+    assert info.key in caught.value.message and "move the object away" in (caught.value.hint or "")
+
+
+async def test_a_pace_lets_one_seconds_worth_through_at_once() -> None:
+    """Ten a second: after a pause eleven go at once (a full second is saved up), then one each tenth of a second."""
+    world = Harness()
+    pace, at = DeleteRateLimiter(10.0, world.clock), list[float]()
+    await world.clock.advance(100.0)
+
+    async def one() -> None:
+        await pace.wait()
+        at.append(round(world.clock.monotonic_s() - 100.0, 3))
+
+    tasks = [asyncio.create_task(one()) for _ in range(13)]
+    await world.clock.advance(1.0)
+    await asyncio.gather(*tasks)
+    free = DeleteRateLimiter(0.0, world.clock)
+    await asyncio.gather(*(free.wait() for _ in range(1000)))
+
+    assert [0.0] * 11 + [0.1, 0.2] == at
+
+
+async def test_a_family_that_a_listing_showed_is_not_looked_at_again_unless_it_has_versions() -> None:
+    """One walk of objects without versions costs no look per object."""
+    looks: dict[bool, list[str]] = {}
+    for versioned in (False, True):
+        world, store = failing()
+        seen = looks.setdefault(versioned, [])
+        if versioned:
+            world.lake.versioned.add("b")
+        world.lake.write("b", "a")
+        await world.clock.advance(2 * DAY_S)
+        look = store.look
+
+        async def noted(bucket: str, key: str, upload_id: str = "", look: Any = look, seen: list[str] = seen) -> Family:
+            seen.append(key)
+            found: Family = await look(bucket, key, upload_id)
+            return found
+
+        store.look = noted  # type: ignore[method-assign]
+        await world.policy("b", rule(expiration_days=1))
+        await world.run_round()
+    assert ([], True) == (looks[False], bool(looks[True]))
+
+
+async def test_an_unreadable_event_that_names_no_bucket_blocks_and_one_of_a_bucket_without_rules_does_not() -> None:
+    """It may be about any of ours; what is surely nobody's is passed."""
+    world = Harness()
+    await world.policy("b", rule(expiration_days=1))
+    await world.run_round()
+    world.lake.log.append(ChangeEvent(Position(world.clock.now_ns(), 5), "foreign", unreadable="no"))
+    await world.run_round(1.5)
+    before = await Operator(world.registers).blockers()
+    world.lake.log.append(ChangeEvent(Position(world.clock.now_ns()), "", unreadable="no entry"))
+    await world.run_round(1.5)
+    (blocker,) = await Operator(world.registers).blockers()
+
+    assert ([], StreamKind.ORIGINAL, "") == (before, blocker.stream.kind, blocker.bucket)
+    assert "no entry" in blocker.last_error

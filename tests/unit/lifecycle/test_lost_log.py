@@ -1,0 +1,99 @@
+"""A log whose beginning is gone is never passed over."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+
+import pytest
+
+from lakebed.core.clock import ManualClock
+from lakebed.core.errors import NotFound, Unavailable
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
+from lakebed.core.runtime import Runtime
+from lakebed.filer.client import FilerClient
+from lakebed.filer.model import Attributes, FilerEntry, FilerEvent
+from lakebed.lifecycle.model import Position
+from lakebed.lifecycle.seams import LostLog
+from lakebed.lifecycle.seaweed.store import SeaweedLake
+
+SECOND_NS = 1_000_000_000
+MADE_NS = 1_794_780_615 * SECOND_NS  # 2026-11-15 22:10:15
+FIRST_NS = 1_794_780_540 * SECOND_NS  # 22:09
+
+
+class LogFiler(FilerClient):
+    """A filer with nothing but a log: its files by day, and the changes it tells (None: the stream breaks)."""
+
+    def __init__(self, files: dict[str, list[str]] | None, changes: Sequence[FilerEvent | None] = ()) -> None:
+        super().__init__(["nowhere:0"], Runtime(clock=ManualClock(), ids=Ids.seeded(1), metrics=Metrics()))
+        self._files, self._changes, self.since_ns = files, list(changes), [0]
+
+    async def lookup(self, directory: str, name: str) -> FilerEntry:
+        if self._files is None:
+            raise NotFound("no log yet")
+        return FilerEntry(name, True, Attributes(crtime_ns=MADE_NS))
+
+    async def page(
+        self, directory: str, *, prefix: str = "", after: str = "", inclusive: bool = False, limit: int = 10
+    ) -> list[FilerEntry]:
+        files = self._files or {}
+        day = directory.rpartition("/")[2]
+        return [FilerEntry(name) for name in sorted(files.get(day, files if day == "log" else [])) if name > after][
+            :limit
+        ]
+
+    async def subscribe(
+        self, prefixes: Sequence[str], *, since_ns: int, until_ns: int = 0, tick_s: float = 0.0
+    ) -> AsyncGenerator[FilerEvent, None]:
+        self.since_ns.append(since_ns)
+        while self._changes:
+            change = self._changes.pop(0)
+            if change is None:
+                raise Unavailable("it broke")
+            yield change
+
+
+def lake(filer: FilerClient) -> SeaweedLake:
+    return SeaweedLake(filer, Runtime(clock=ManualClock(), ids=Ids.seeded(1), metrics=Metrics()))
+
+
+async def read(filer: FilerClient, after: Position) -> list[Position]:
+    return [event.position async for event in lake(filer).read(after, 2**62)]
+
+
+@pytest.mark.parametrize(
+    "files", [None, {"2026-11-15": ["22-09.a", "22-10.a"]}, {"2026-11-14": [], "2026-11-15": ["22-09.a"]}]
+)
+async def test_a_whole_log_serves_any_cursor(files: dict[str, list[str]] | None) -> None:
+    """Where the first file is still there, or none was ever written, nothing is lost."""
+    assert [] == await read(LogFiler(files), Position())
+
+
+async def test_a_cursor_before_the_first_file_left_is_lost() -> None:
+    """One that stands behind it is not."""
+    pruned = {"2026-11-15": ["22-12.a", "22-13.a"]}
+    begins_ns = FIRST_NS + 180 * SECOND_NS
+
+    with pytest.raises(LostLog):
+        await read(LogFiler(pruned), Position(begins_ns - 1))
+    assert [] == await read(LogFiler(pruned), Position(begins_ns))
+
+
+async def test_a_broken_stream_goes_on_where_it_broke() -> None:
+    """Changes of one instant are numbered alike each time, so none is told twice and none is left out."""
+    made = [FilerEvent("/buckets/b", 5, new=FilerEntry(name)) for name in ("k", "l")]
+    later = FilerEvent("/buckets/b", 6, new=FilerEntry("m"))
+    filer = LogFiler(None, [made[0], None, *made, later])
+
+    assert [Position(5, 0), Position(5, 1), Position(6, 0)] == await read(filer, Position(3, 9))
+    assert [2, 4] == filer.since_ns[1:]
+
+
+async def test_a_stream_that_always_breaks_is_unavailable() -> None:
+    """After a bounded number of tries."""
+    filer = LogFiler(None, [None] * 50)
+
+    with pytest.raises(Unavailable):
+        await read(filer, Position())
+    assert 4 == len(filer.since_ns)

@@ -1,0 +1,110 @@
+"""Lifecycle's JSON endpoints inside a gateway."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lakebed.core.context import Context
+from lakebed.core.errors import Corrupt
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
+from lakebed.core.trail import Trail
+from lakebed.lifecycle import routes
+from lakebed.lifecycle.blockers import block
+from lakebed.lifecycle.model import StreamKind
+from lakebed.lifecycle.operator import Operator
+from lakebed.lifecycle.state import Stream
+from lakebed.store.runtime import StoreRuntime
+from support.lifecycle_gateway import client, gateway
+from support.lifecycle_harness import Harness
+from support.lifecycle_makers import rule
+
+
+async def test_status_why_and_a_walk_on_demand() -> None:
+    """What the worker did is told, and what is asked for is done on its next round."""
+    world = Harness()
+    await world.policy("b", rule(rule_id="r", expiration_days=1))
+    await world.run_round()
+    world.lake.write("b", "a")
+    await world.run_round(1.01)
+    async with client(await gateway(world)) as ask:
+        (row,) = (await ask.get("/api/s3/buckets/b/lifecycle/status")).json()
+        why = (await ask.get("/api/s3/buckets/b/lifecycle/why", params={"key": "a"})).json()
+        (same,) = (await ask.get("/api/s3/lifecycle/status")).json()
+        ran = await ask.post("/api/s3/buckets/b/lifecycle/run")
+        rescan = (await world.state()).rescan
+        walked = await ask.post("/api/s3/buckets/b/lifecycle/rebootstrap")
+        nothing = await ask.get("/api/s3/buckets/b/lifecycle/why")
+        far = await ask.post("/api/s3/buckets/b/lifecycle/dry-run?days_ahead=x")
+
+    assert ("event_driven", "complete", "r") == (row["mode"], row["bootstrap"], row["rule"])
+    assert (0, 0) == (row["pending"], row["blockers"]) and row["lag_s"] >= 0
+    assert (row["action"], 202, False) == (same["action"], ran.status_code, rescan)
+    assert 2 == (await world.registers.wake.read()).value.count
+    assert 400 == far.status_code
+    assert [None, "DELETED"] == [one.get("outcome") for one in why]
+    assert (202, 400) == (walked.status_code, nothing.status_code)
+    assert (await world.state()).rescan
+    assert [True] == [scan.complete for scan in (await world.run_round()).scans]
+
+
+async def test_blockers_are_told_and_decided() -> None:
+    """Quarantine needs its reason here too; health says that somebody is waited for; every try is on the trail."""
+    world = Harness()
+    stream = Stream(StreamKind.PREDICATE)
+    await world.registers.blockers.change(
+        lambda known: (block(known, stream, bucket="b", key="k", now_ns=1, reason="r", error=str(Corrupt("x"))), None)
+    )
+    (blocker,) = await Operator(world.registers).blockers()
+    where = f"/api/s3/lifecycle/blockers/{blocker.blocker_id}"
+    async with client(await gateway(world)) as ask:
+        told = (await ask.get("/api/s3/lifecycle/blockers")).json()
+        refused = await ask.post(where, json={"verb": "quarantine"})
+        unknown = await ask.post(where, json={"verb": "skip"})
+        done = await ask.post(where, json={"verb": "resume"})
+        gone = await ask.post(where, json={"verb": "resume"})
+
+    assert ["k"] == [one["key"] for one in told]
+    assert [400, 400, 200, 404] == [answer.status_code for answer in (refused, unknown, done, gone)]
+    assert [] == await Operator(world.registers).blockers()
+    deeds = await Trail(StoreRuntime(clock=world.clock, ids=Ids(), metrics=Metrics(), store=world.store)).latest()
+    tried = sorted((deed.what, deed.outcome, deed.subject["blocker"]) for deed in deeds)
+    ident = blocker.blocker_id
+    assert [
+        ("lifecycle.quarantine", "invalid", ident),
+        ("lifecycle.resume", "done", ident),
+        ("lifecycle.resume", "not_found", ident),
+    ] == tried
+
+
+SCRIPT = b'<x:script xmlns:x="http://www.w3.org/1999/xhtml">alert(1)</x:script>'
+HOSTILE = b"<LifecycleConfiguration>" + SCRIPT + b"</LifecycleConfiguration>"
+
+
+async def test_a_policy_is_given_as_a_file_that_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may put a policy over S3 chooses its bytes: on the console's origin they are sandboxed, never sniffed,
+    and saved instead of shown.
+    """
+
+    class Lake:
+        async def get(self, bucket: str) -> Any:
+            return SimpleNamespace(text=HOSTILE)
+
+    @asynccontextmanager
+    async def opened(context: Context) -> AsyncIterator[Any]:
+        yield SimpleNamespace(lake=Lake())
+
+    monkeypatch.setattr(routes, "open_services", opened)
+    async with client(await gateway(Harness())) as ask:
+        answer = await ask.get("/api/s3/buckets/b/lifecycle")
+
+    assert (200, HOSTILE) == (answer.status_code, answer.content)
+    (policy,) = answer.headers.get_list("content-security-policy")
+    assert {"sandbox", "default-src 'none'"} <= {rule.strip() for rule in policy.split(";")}
+    assert ["nosniff"] == answer.headers.get_list("x-content-type-options")
+    assert answer.headers["content-disposition"].startswith("attachment")

@@ -1,0 +1,233 @@
+"""Sweeps: two watermarks, work by events and delay groups, exceptions that an unrelated edit does not touch."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from lakebed.core.clock import ManualClock
+from lakebed.core.errors import Corrupt
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
+from lakebed.lifecycle.engine import ActionRef, Activation, compile_policies
+from lakebed.lifecycle.model import ActionKey, ActionKind, Calendar, Degraded, Mode, ObjectIdentity, Position
+from lakebed.lifecycle.operator import Operator
+from lakebed.lifecycle.pending import PendingStore
+from lakebed.lifecycle.reader import seed_cursors
+from lakebed.lifecycle.seams import ChangeEvent
+from lakebed.lifecycle.state import PendingItem, ReaderState
+from lakebed.store.memory import MemoryStore
+from lakebed.store.runtime import StoreRuntime
+from support.lifecycle_harness import DAY_S, Harness, failing
+from support.lifecycle_makers import rule
+
+SECOND = 1_000_000_000
+DAY = round(DAY_S) * SECOND
+TAGGED = rule(prefix="t", expiration_days=3, tags=(("t", "1"),))
+
+
+class Counting:
+    """The event source, counting what is read from it."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner, self.reads, self.events = inner, 0, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def read(self, after: Position, until_ns: int) -> AsyncGenerator[ChangeEvent, None]:
+        self.reads += 1
+        async for event in self._inner.read(after, until_ns):
+            self.events += 1
+            yield event
+
+
+@pytest.mark.parametrize(("rules", "days"), [(5, (1, 1, 7, 7, 30)), (50, (1, 1, 7, 7, 30)), (5, (1, 2, 3, 4, 5))])
+async def test_the_log_is_read_once_per_delay_group_and_not_per_rule(rules: int, days: tuple[int, ...]) -> None:
+    """Ten times the rules cost the same reads; it is distinct delays that count."""
+    world = Harness()
+    for number in range(4):
+        await world.policy(
+            f"b{number}", *(rule(prefix=f"p{n}", expiration_days=days[n % len(days)]) for n in range(rules))
+        )
+    await world.run_round()
+    source = Counting(world.lake)
+    world.worker = world.new_worker(source)
+
+    await world.worker.run_round()
+
+    assert len(set(days)) == source.reads
+
+
+async def test_each_cursor_trails_by_its_own_delay() -> None:
+    """The delay group's by its days, the predicates' by the small delay; both move on without each other."""
+    world = Harness()
+    await world.policy("b", rule(expiration_days=2), TAGGED)
+    await world.run_round()
+    await world.run_round(10)
+
+    state, now_ns = await world.reader(), world.clock.now_ns()
+
+    assert now_ns - 2 * DAY == state.originals[str(2 * DAY)].ts_ns
+    assert now_ns - 3 * DAY == state.originals[str(3 * DAY)].ts_ns
+    assert state.predicate is not None and now_ns - SECOND == state.predicate.ts_ns
+
+
+async def test_no_cursor_passes_what_may_still_appear_in_the_log() -> None:
+    """An event appears in the store's log up to `flush_lag_s` late: until then its instant is not passed."""
+    world = Harness(flush_lag_s=30.0)
+    await world.policy("b", TAGGED)
+    await world.run_round()
+    await world.run_round(10)
+    world.lake.write("b", "t1")
+    await world.run_round(4)  # its own instant has passed: only the tag is missing
+    world.lake.tag("b", "t1", {"t": "1"})
+    held = world.lake.log.pop()
+
+    await world.run_round(0.2)  # 20 s later the event is not there yet
+
+    cursor = (await world.reader()).predicate
+    assert cursor is not None and cursor < held.position
+    world.lake.log.append(held)
+    await world.run_round(0.2)
+    assert [] == world.left()
+
+
+async def test_an_exception_that_comes_during_a_compaction_is_kept() -> None:
+    """Compaction removes the segments it has folded, and no segment of another writer."""
+    clock = ManualClock()
+    ref = ActionRef("b", ActionKey("0" * 16, ActionKind.EXPIRATION_DAYS))
+
+    def item(key: str) -> PendingItem:
+        return PendingItem(key, "", 7, ObjectIdentity(1, 1, "", ""))
+
+    class Racing(MemoryStore):
+        raced = False
+
+        async def delete(self, key: str) -> None:
+            if not self.raced:
+                self.raced = True
+                await PendingStore(
+                    StoreRuntime(clock=ManualClock(), ids=Ids.seeded(2), metrics=Metrics(), store=self)
+                ).upsert(ref, [item("late")])
+            await super().delete(key)
+
+    store = Racing(clock=clock)
+    pending = PendingStore(StoreRuntime(clock=ManualClock(), ids=Ids.seeded(1), metrics=Metrics(), store=store))
+    for key in ("a", "b", "c"):
+        await pending.upsert(ref, [item(key)])
+
+    await pending.remove(ref, [item("a").id, item("b").id])
+
+    assert store.raced
+    assert {item("c").id, item("late").id} == set((await pending.load(ref)).items)
+
+
+async def test_a_blocked_group_is_not_read_again_until_somebody_decides() -> None:
+    """No event of it is fetched, round after round; the other group is."""
+    world, store = failing()
+    await world.policy("b", rule(prefix="a", expiration_days=1), rule(prefix="b", expiration_days=2))
+    await world.run_round()
+    world.lake.write("b", "a")
+    store.deletes["a"] = Corrupt("broken")
+    await world.run_round(1.01)
+    source = Counting(store)
+    world.worker = world.new_worker(source)
+
+    sweeps = (await world.run_round(0.01)).sweeps
+
+    assert (1, [True, False]) == (source.reads, [sweep.blocked for sweep in sweeps])
+
+
+async def test_a_later_event_does_not_move_a_cursor_past_a_blocked_one_in_the_same_batch() -> None:
+    """All others of the batch are resolved; the cursor stands on the last one before the blocked event."""
+    world, store = failing()
+    await world.policy("b", rule(expiration_days=1))
+    await world.run_round()
+    for key in ("a", "bad", "c"):
+        world.lake.write("b", key)
+    store.deletes["bad"] = Corrupt("broken")
+    first, bad, _ = [event.position for event in world.lake.log[-3:]]
+
+    await world.run_round(1.01)
+
+    (cursor,) = (await world.reader()).originals.values()
+    assert first <= cursor < bad
+    assert ["bad"] == world.left()
+
+
+async def test_an_unrelated_edit_leaves_exceptions_alone_and_an_edit_of_the_rule_drops_them() -> None:
+    """Their token is the action's own key: rule hash and kind."""
+    world = Harness()
+    await world.policy("b", TAGGED)
+    await world.run_round()
+    world.lake.write("b", "t1")
+    await world.run_round(1)
+    world.lake.tag("b", "t1", {"t": "1"})
+    await world.run_round(0.1)
+    await world.policy("b", TAGGED, rule(prefix="unrelated", expiration_days=9))
+    await world.run_round(0.1)
+    told = {row["action"]: row["pending"] for row in await Operator(world.registers).status("b")}
+    assert {0, 1} == set(told.values())
+
+    await world.run_round(2)
+
+    assert [] == world.left()
+
+
+async def test_a_date_never_makes_an_exception() -> None:
+    """A tag that comes before the date is seen by the walk at the date."""
+    world = Harness()
+    midnight = 86_400 * SECOND
+    date_ns = (world.clock.now_ns() // midnight + 1) * midnight
+    await world.policy("b", rule(expiration_date_ns=date_ns, tags=(("t", "1"),)))
+    await world.run_round()
+    world.lake.write("b", "a")
+    world.lake.tag("b", "a", {"t": "1"})
+    await world.run_round(2)
+
+    (row,) = await Operator(world.registers).status("b")
+    assert ("scan_at_date", 0, date_ns) == (row["mode"], row["pending"], row["next_scan_ns"])
+    assert ["a"] == world.left()
+    await world.run_round((date_ns - world.clock.now_ns()) / DAY + 0.1)
+    assert [] == world.left()
+
+
+def test_a_reseed_of_the_predicates_rewinds_their_cursor_and_a_routine_scan_does_not() -> None:
+    """Without the force the cursor stays where it is, and a tag that came meanwhile would never be met."""
+    calendar = Calendar(DAY, "exact", SECOND)
+    ready = Activation(Mode.EVENT_DRIVEN, True)
+    snapshot = compile_policies({"b": (TAGGED,)}, lambda _: ready, calendar)
+    ahead = ReaderState(predicate=Position(1000 * DAY, 7))
+    refs: list[ActionRef] = []
+
+    def after(**force: Any) -> Position | None:
+        return seed_cursors(ahead, snapshot, refs, {}, 900 * DAY, lookback_ns=DAY, **force).predicate
+
+    assert Position(1000 * DAY, 7) == after() == after(force_delays_ns=(3 * DAY,))
+    assert Position(899 * DAY, -1) == after(force_predicate=True)
+
+
+async def test_a_tag_that_came_while_an_action_was_on_scans_is_met_after_a_reseed() -> None:
+    """The predicate cursor had passed it; rewound, the event is routed to the action again."""
+    world = Harness(lookback_s=5 * DAY_S)
+    await world.policy("b", TAGGED, rule(prefix="z", expiration_days=3, tags=(("z", "1"),)))
+    await world.run_round()
+    world.lake.write("b", "t1")
+    await world.run_round(0.1)
+    name = next(one for one, known in (await world.state()).actions.items() if known.predicate)
+    (ref,) = [one for one in (await world.worker.compile()).actions if str(one.key) == name and one.bucket == "b"]
+    await world.worker.resolver.demote(ref, Degraded.LAG_HIGH, "a test")
+    await Operator(world.registers).cadence("b", name, 1000 * DAY)  # no scan comes to its help
+    world.lake.tag("b", "t1", {"t": "1", "z": "1"})
+    await world.run_round(0.1)
+    assert 0 == sum(row["pending"] for row in await Operator(world.registers).status("b") if row["action"] == name)
+
+    await Operator(world.registers).reseed(await world.worker.compile(), predicate=True)
+    await world.run_round(0.1)
+
+    assert Mode.EVENT_DRIVEN is (await world.state()).actions[name].mode
+    await world.run_round(3)
+    assert [] == world.left()

@@ -1,0 +1,296 @@
+"""The compactor's service and the vacuum: what a crash left, what is given up, what is counted, when they run."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from lakebed.core.clock import now_ms, settle
+from lakebed.log import control, paths
+from lakebed.log.codec import columns
+from lakebed.log.model import Cursor, IndexEntry, IndexSpan, TopicPartition
+from lakebed.log.producers import RecordChunk
+from lakebed.log.scheduler import ROUNDS_MAX
+from lakebed.log.services import LogServices
+from lakebed.log.sweeper import LogSweepReport, shadows
+from lakebed.log.workers import _every, workers
+from lakebed.log.writer import PartitionAppend
+from lakebed.meta.model import MetaEntry
+from support.log_host import TP, Host
+
+
+async def fill(host: Host, count: int = 5) -> Any:
+    broker = host.broker()
+    for number in range(count):
+        await host.append(broker, b"a%d" % number, b"b%d" % number)
+    return broker
+
+
+async def cursor(host: Host) -> int:
+    found = await host.services().records.find(TP, paths.cursor(TP), Cursor)
+    return found.value.offset if found is not None else 0
+
+
+async def pending_again(host: Host, broker: Any, *records: bytes) -> None:
+    """Committed, and its broker stopped before the index entry."""
+    await broker.writer.append_shared([PartitionAppend(TP, (RecordChunk(columns(records)),))])
+    found = (await broker.records.control(TP)).value
+    await broker.writer.drain()
+    host.state.remove(paths.index(TP, found.sequence_counter))
+    host.state.store(paths.control(TP), msgspec.json.encode(found), None)
+
+
+async def test_a_compactor_finishes_the_append_of_a_broker_that_died(host: Host) -> None:
+    """The pending append gets its index entry and is compacted with the others."""
+    broker = await fill(host, 2)
+    await pending_again(host, broker, b"last")
+    services = host.services()
+
+    assert "compacted" == await services.compactor.compact_once(TP)
+    assert (await services.records.control(TP)).value.pending is None
+    assert [paths.index(TP, 5)] == host.meta_keys("/index/")
+    assert [b"a0", b"b0", b"a1", b"b1", b"last"] == await host.read_all(host.broker())
+
+
+async def test_the_vacuum_leaves_the_blob_of_a_pending_append(host: Host) -> None:
+    """Nothing but the control record refers to it, however old it is; a dry run says the same."""
+    broker = await fill(host, 1)
+    await pending_again(host, broker, b"last")
+    await host.clock.advance(10_000)
+    services = host.services()
+
+    assert [] == (await services.sweeper.sweep_once(dry_run=True)).orphans
+    assert [] == (await services.sweeper.sweep_once()).orphans
+    assert [b"a0", b"b0", b"last"] == await host.read_all(host.broker())
+
+
+async def test_the_vacuum_reports_and_counts_what_it_deletes(host: Host) -> None:
+    """Partitions, candidates, orphans and their bytes; a dry run deletes nothing and announces nothing."""
+    await fill(host, 2)
+    for name, size in (("x", 3), ("y", 40)):
+        await host.store.create(f"{paths.SHARED}{name}", b"z" * size)
+    await host.clock.advance(10_000)
+    context = host.context()
+    services = LogServices(context, host.meta())
+    before = host.state.entries[paths.control(TP)].value
+
+    dry = await services.sweeper.sweep_once(dry_run=True)
+    assert before == host.state.entries[paths.control(TP)].value and 4 == len(await host.objects())
+    assert 0 == context.metrics.value("lakebed_log_swept_total", reason="vacuumed")
+    done = await services.sweeper.sweep_once()
+
+    assert LogSweepReport(1, 4, [f"{paths.SHARED}x", f"{paths.SHARED}y"], 43) == dry == done
+    assert 2 == context.metrics.value("lakebed_log_swept_total", reason="vacuumed")
+    assert 2 == len(await host.objects())
+    assert now_ms(host.clock) - 100_000 == (await services.records.control(TP)).value.vacuum_before_ms
+
+
+def test_only_wal_entries_inside_a_compacted_range_are_shadows() -> None:
+    """Before it, behind it and across its start they are read; the compacted entry itself is never one."""
+
+    def span(start: int, end: int, kind: str = "WAL") -> IndexSpan:
+        return IndexSpan(start, end, IndexEntry(kind, end - start + 1, "s3://b/x", "bytes-batch-v1", 1))  # type: ignore[arg-type]
+
+    spans = [span(1, 2), span(2, 3), span(3, 3), span(4, 6), span(3, 8, "COMPACTED"), span(9, 9)]
+
+    assert [(4, 6), (3, 3)] == [(one.start_offset, one.end_offset) for one in shadows(spans)]
+    assert [] == shadows([span(1, 2), span(3, 4)])
+
+
+@pytest.mark.parametrize("kind", ["gone", "vacuumed", "blob"])
+async def test_a_compaction_that_cannot_be_finished_is_given_up_and_leaves_no_record(host: Host, kind: str) -> None:
+    """Its end entry, its right to commit or its blob is gone: the next pass starts anew, nothing is lost."""
+    broker, context = await fill(host, 3), host.context()
+    services = LogServices(context, host.meta())
+    before = await host.read_all(broker)
+    spans = await services.records.spans(TP, 1, limit=9)
+    record = await services.compactor._rewrite(TP, spans)
+    assert record is not None
+    await services.records.create(TP, paths.compaction(TP), record)
+    if kind == "gone":
+        await host.append(broker, b"x")
+        host.state.store(paths.compaction(TP), msgspec.json.encode(msgspec.structs.replace(record, end_offset=5)), None)
+    elif kind == "vacuumed":
+        await services.records.change(TP, lambda now: control.sweep_announced(now, record.created_at_ms))
+    else:
+        await host.store.delete(services.uris.key(record.data_key))
+
+    assert "abandoned" == await services.compactor.compact_once(TP)
+    assert 1 == context.metrics.value("lakebed_log_compactions_total", outcome="abandoned")
+    assert [paths.cursor(TP)] == host.meta_keys("meta/compaction")
+    assert before == (await host.read_all(host.broker()))[:6]
+    await host.clock.advance(1.0)
+    assert "compacted" == await services.compactor.compact_once(TP)
+    assert before == (await host.read_all(host.broker()))[:6]
+
+
+async def test_a_compaction_record_carries_what_a_successor_needs(host: Host) -> None:
+    """Range, count, the last source's start, the time of the last append and of the blob."""
+    broker = host.broker()
+    for number in range(3):
+        await host.append(broker, b"a%d" % number, b"b%d" % number)
+        await host.clock.advance(1.0)
+    context = host.context()
+    services = LogServices(context, host.meta())
+    record = await services.compactor._rewrite(TP, await services.records.spans(TP, 1, limit=9))
+
+    assert record is not None
+    at_ms = now_ms(host.clock)
+    assert (1, 6, 6, 5) == (record.start_offset, record.end_offset, record.msg_count, record.tail_start_offset)
+    assert (at_ms, at_ms - 1000) == (record.created_at_ms, record.last_append_at_ms)
+    size = (await host.store.head(services.uris.key(record.data_key))).size
+    assert size == context.metrics.value("lakebed_log_compacted_bytes_total")
+    assert "WRITING_COMPACTED_INDEX" == record.state
+
+
+async def test_a_source_that_vanished_before_it_was_read_gives_the_compaction_up(host: Host) -> None:
+    """Another compactor was faster: nothing is written."""
+    await fill(host, 3)
+    (first, *_) = await host.objects(paths.SHARED)
+    await host.store.delete(first)
+    services = host.services()
+
+    assert "abandoned" == await services.compactor.compact_once(TP)
+    assert [paths.cursor(TP)] == host.meta_keys("meta/compaction")
+    assert [] == [key for key in await host.objects() if "/compacted/" in key]
+
+
+async def test_the_lag_counts_what_is_neither_compacted_nor_trimmed(host: Host) -> None:
+    """All at first, what came since afterwards, and nothing of what a trim removed."""
+    broker, services = await fill(host, 2), host.services()
+    lags = [await services.compactor.lag(TP)]
+    await services.compactor.compact_once(TP)
+    lags.append(await services.compactor.lag(TP))
+    await host.append(broker, b"x", b"y", b"z")
+    lags.append(await services.compactor.lag(TP))
+    await broker.admin.trim(TP, 7)
+    lags.append(await services.compactor.lag(TP))
+
+    assert [4, 0, 3, 1] == lags
+
+
+async def test_a_trim_past_the_cursor_moves_it(host: Host) -> None:
+    """What was trimmed is not compacted, and the cursor does not stay below the start of the log."""
+    broker, services = await fill(host, 4), host.services()
+    await broker.admin.trim(TP, 5)
+    await services.retention.apply_once(TP)
+
+    assert "compacted" == await services.compactor.compact_once(TP)
+    assert 9 == await cursor(host)
+    (span,) = await services.records.spans(TP, 1, limit=9)
+    assert (5, 8) == (span.start_offset, span.end_offset)
+
+
+async def test_one_partition_that_fails_does_not_stop_a_pass(host: Host) -> None:
+    """Its error's code is its result; the others are compacted, and the claim is given back."""
+    broker, services = await fill(host), host.services()
+    other = TopicPartition("orders", 1)
+    for _ in range(2):
+        await host.append(broker, b"x", tp=other)
+    host.state.store(paths.control(other), b"not json", None)
+
+    assert {TP: "compacted", other: "corrupt"} == await services.scheduler.pass_once()
+    assert [] == host.meta_keys("compactor-claim")
+
+
+async def test_one_claim_covers_several_compactions_but_not_without_end(host: Host) -> None:
+    """A partition with a backlog is compacted in rounds; the gauge shows what is left."""
+    broker = host.broker()
+    for number in range(2 * ROUNDS_MAX + 4):
+        await host.append(broker, b"%d" % number)
+    context = host.context(compact_max_entries=2)
+    services = LogServices(context, host.meta())
+
+    assert {TP: "compacted"} == await services.scheduler.pass_once()
+    assert 4 == context.metrics.value("lakebed_log_compaction_lag_records")
+    assert 1 == context.metrics.value("lakebed_log_known_partitions")
+    assert ROUNDS_MAX == context.metrics.value("lakebed_log_compactions_total", outcome="compacted")
+    await services.scheduler.pass_once()
+    assert 0 == context.metrics.value("lakebed_log_compaction_lag_records")
+    assert 2 == context.metrics.value("lakebed_log_compactions_total", outcome="compacted") - ROUNDS_MAX
+
+
+async def test_the_compactor_runs_again_after_its_pause_and_releases_its_session_at_the_end(host: Host) -> None:
+    """Nothing before compact_every_s is over; a cancelled service leaves no session behind."""
+    broker, services = await fill(host), host.services(compact_every_s=5.0)
+    running = asyncio.create_task(services.scheduler.run())
+    await settle(200)
+    assert 1 == len(host.meta_keys("/index/"))
+    for _ in range(2):
+        await host.append(broker, b"x")
+    await host.clock.advance(4.9)
+    assert 3 == len(host.meta_keys("/index/"))
+    await host.clock.advance(0.2)
+    await settle(200)
+
+    assert 2 == len(host.meta_keys("/index/"))
+    assert 1 == len(host.state.sessions)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert {} == host.state.sessions
+
+
+async def test_a_claim_names_its_node_and_a_session_that_ended_is_replaced(host: Host) -> None:
+    """After the claim's time without a heartbeat the first pass may be refused; the next one opens a session."""
+    broker, services = await fill(host), host.services(claim_s=15.0)
+    claimed: list[bytes] = []
+    put = services.meta.put
+
+    async def seen(key: str, value: bytes, **options: Any) -> MetaEntry:
+        if key == paths.claim(TP):
+            claimed.append(value)
+        return await put(key, value, **options)
+
+    services.meta.put = seen  # type: ignore[method-assign]
+    await services.scheduler.pass_once()
+    host.state.sessions.clear()
+    for _ in range(2):
+        await host.append(broker, b"x")
+    results = [(await services.scheduler.pass_once())[TP] for _ in range(2)]
+
+    assert {"compactor_id": "node-2", "claimed_at_ms": now_ms(host.clock)} == msgspec.json.decode(claimed[0])
+    assert ["busy", "compacted"] == results
+
+
+def test_the_workers_of_the_log_are_those_that_the_settings_ask_for(host: Host) -> None:
+    """The vacuum and the billing scan are off at 0 seconds."""
+
+    def names(**settings: Any) -> list[str]:
+        return [worker.name for worker in workers(host.context(**settings))]
+
+    assert ["log-compactor", "log-vacuum"] == names()
+    assert ["log-compactor"] == names(vacuum_every_s=0.0)
+    assert ["log-compactor", "log-vacuum", "log-billing"] == names(billing_every_s=60.0)
+
+
+async def test_the_vacuum_worker_waits_first_and_then_works_every_time(host: Host) -> None:
+    """A process that restarts often does not scan the bucket at each start."""
+    await host.store.create(f"{paths.SHARED}orphan", b"x")
+    await host.clock.advance(1000)
+    running = asyncio.ensure_future(_every(60.0, host.services().sweeper.sweep_once, host.clock)())
+    await host.clock.advance(59.0)
+    assert 1 == len(await host.objects())
+    await host.clock.advance(2.0)
+    await settle(100)
+    assert [] == await host.objects()
+    running.cancel()
+
+
+async def test_a_claim_that_another_holds_by_now_is_not_released(host: Host) -> None:
+    """Ours expired while we worked and another process took the partition: its claim stays."""
+    await fill(host, 2)
+    services = host.services()
+    compact = services.compactor.compact_once
+
+    async def overtaken(tp: TopicPartition) -> Any:
+        host.state.remove(paths.claim(TP))
+        host.state.store(paths.claim(TP), b"another's", None)
+        return await compact(tp)
+
+    services.compactor.compact_once = overtaken  # type: ignore[method-assign]
+    await services.scheduler.pass_once()
+
+    assert b"another's" == host.state.entries[paths.claim(TP)].value

@@ -1,0 +1,117 @@
+"""A topic in bulk: the feed's offsets are the log's, over WAL slices and compacted blobs alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lakebed.core.errors import Invalid
+from lakebed.core.feed import FeedFilter, Limit, Offset, SliceRead, read_all
+from lakebed.log.feed import TopicFeed, open_feed
+from lakebed.log.model import TopicPartition
+from lakebed.log.services import LogServices
+from support.log_host import TP, Host
+
+OTHER = TopicPartition("orders", 3)
+COLUMNS = ["partition", "offset", "value"]
+
+
+def feed_of(services: LogServices, **bounds: Offset) -> TopicFeed:
+    found = {"start": {}, "end": {}, **bounds}
+    return TopicFeed("orders", services.records, services.reader, services.uris, **found)
+
+
+async def rows(feed: TopicFeed, start: Offset, end: Offset, wanted: FeedFilter = FeedFilter()) -> list[tuple[Any, ...]]:
+    found: list[SliceRead] = [r async for r in read_all(feed, await feed.slices(start, end, wanted), COLUMNS, wanted)]
+    assert [] == [read.problem for read in found if read.problem]
+    return [tuple(row[name] for name in COLUMNS) for read in found for row in read.rows.to_pylist()]
+
+
+@pytest.fixture
+async def host() -> Host:
+    """Nine records of partition 0 in three appends, two of partition 3."""
+    host = Host()
+    broker = host.broker()
+    for n in range(3):
+        await host.append(broker, *(f"r{n}{i}".encode() for i in range(3)))
+    await host.append(broker, b"x", b"", tp=OTHER)
+    return host
+
+
+ALL = [(0, 3 * n + i + 1, f"r{n}{i}".encode()) for n in range(3) for i in range(3)]
+
+
+async def test_every_record_is_given_with_its_offset(host: Host) -> None:
+    """From the beginning to the end of every partition, empty records included."""
+    feed = feed_of(host.services())
+    start = await feed.begin()
+    end = await feed.reach(start, Limit())
+
+    assert ({"0": 0, "3": 0}, {"0": 9, "3": 2}) == (start, end)
+    assert [*ALL, (3, 1, b"x"), (3, 2, b"")] == await rows(feed, start, end)
+    assert end == await feed.reach(end, Limit())
+
+
+async def test_compaction_changes_nothing_also_between_planning_and_reading(host: Host) -> None:
+    """Pieces planned on WAL slices are read from the compacted blob when it has taken their place."""
+    services = host.services()
+    feed = feed_of(services)
+    planned = await feed.slices({"0": 1}, {"0": 8}, FeedFilter())
+    await services.compactor.compact_once(TP)
+    for key in [info.key async for info in host.store.list("llog/wal-shared/")]:
+        await host.store.delete(key)
+
+    read = [r async for r in read_all(feed, planned, COLUMNS, FeedFilter())]
+
+    assert [] == [each.problem for each in read if each.problem]
+    assert [row[1] for row in ALL[1:8]] == [n for each in read for n in each.rows.column("offset").to_pylist()]
+    assert ALL == await rows(feed, {"0": 0}, {"0": 9})
+
+
+async def test_a_limit_of_rows_is_met_exactly(host: Host) -> None:
+    """Records are counted without being read, the oldest first, until none is left."""
+    feed = feed_of(host.services())
+    at, found = await feed.begin(), []
+    for _ in range(4):
+        end = await feed.reach(at, Limit(rows=4))
+        found.append(len(await rows(feed, at, end)))
+        at = end
+
+    assert [4, 4, 3, 0] == found
+    assert at == await feed.reach(at, Limit(rows=4))
+
+
+async def test_bounds_and_filters_leave_out_slices(host: Host) -> None:
+    """Options by offset, filters by partition, offset and time: what cannot matter is not planned."""
+    services = host.services()
+    bounded = feed_of(services, start={"": 2, "3": 2}, end={"0": 5})
+    feed = feed_of(services)
+
+    assert [*ALL[1:4], (3, 2, b"")] == await rows(bounded, await bounded.begin(), await bounded.reach({}, Limit()))
+    everything = ({"0": 0, "3": 0}, {"0": 9, "3": 2})
+    assert 1 == len(await feed.slices(*everything, FeedFilter(among={"partition": frozenset({3})})))
+    assert 1 == len(await feed.slices(*everything, FeedFilter(low={"offset": 8})))
+
+
+async def test_what_was_trimmed_is_passed_over(host: Host) -> None:
+    """A reader that is behind the log's start goes on at the start."""
+    services = host.services()
+    broker = host.broker()
+    await broker.admin.trim(TP, 5)
+    feed = feed_of(services)
+
+    assert [row for row in ALL if row[1] >= 5] == await rows(feed, {"0": 0, "3": 2}, {"0": 9, "3": 2})
+
+
+@pytest.mark.parametrize("bound", ["²", "٣", "x", "-1x", '{"0": "2"}', "[1]"])
+def test_a_bound_that_is_neither_a_number_nor_json_is_invalid(bound: str) -> None:
+    """Digits that `int` does not accept, or that are not ASCII, give Invalid like any other wrong text."""
+    with pytest.raises(Invalid, match="option start"):
+        open_feed(Host().context(), {"topic": "orders", "start": bound})
+
+
+@pytest.mark.parametrize("bound", ["", "12", '{"0": 2}'])
+def test_a_bound_is_an_offset_or_json_by_partition(bound: str) -> None:
+    """One offset for all partitions, or one for each."""
+    assert isinstance(open_feed(Host().context(), {"topic": "orders", "start": bound}), TopicFeed)

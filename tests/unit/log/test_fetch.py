@@ -1,0 +1,303 @@
+"""Reading: ceiling, forward, pending, legacy blobs; the tail cache; the long poll."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import lakebed.log.cache
+from lakebed.core.clock import settle
+from lakebed.core.errors import Corrupt, LakebedError
+from lakebed.core.settings import Settings
+from lakebed.log import codec, paths
+from lakebed.log.broker import Broker
+from lakebed.log.codec import BatchSegment, columns
+from lakebed.log.fetcher import FetchRequest
+from lakebed.log.model import IndexEntry, OffsetOutOfRange, TopicPartition, UnknownTopicPartition
+from lakebed.log.producers import RecordChunk
+from lakebed.log.reader import Fetched
+from lakebed.log.settings import LogSettings
+from lakebed.log.writer import PartitionAppend
+from lakebed.store.settings import StoreSettings
+from support.log_host import TP, Host
+
+OTHER = TopicPartition("clicks", 0)
+
+
+async def produce(host: Host, broker: Any, *records: bytes, tp: TopicPartition = TP) -> None:
+    working = asyncio.ensure_future(broker.produce([(tp, RecordChunk(columns(list(records))))]))
+    await host.clock.advance(0.02)
+    await working
+
+
+async def fetch(broker: Any, offset: int, *, wait_s: float = 0.0, bytes_min: int = 1, tp: TopicPartition = TP) -> Any:
+    (found,) = await broker.consume(
+        [FetchRequest(tp, offset, 1 << 20)], bytes_max=1 << 20, bytes_min=bytes_min, wait_s=wait_s
+    )
+    return found
+
+
+async def test_any_offset_is_found_through_the_sparse_index(host: Host) -> None:
+    """Every offset of batches of different sizes gives its record and those behind it."""
+    broker = host.broker()
+    records = [b"%d" % number for number in range(10)]
+    for first, last in ((0, 1), (1, 5), (5, 7), (7, 10)):
+        await host.append(broker, *records[first:last])
+
+    assert [records[at:] for at in range(10)] == [await host.read(broker, at + 1) for at in range(10)]
+    with pytest.raises(OffsetOutOfRange):
+        await host.read(broker, 12)
+    with pytest.raises(OffsetOutOfRange):
+        await host.read(broker, 0)
+    assert await host.read(broker, 11) == []
+    with pytest.raises(UnknownTopicPartition):
+        await host.read(broker, 1, OTHER)
+
+
+async def test_a_limit_on_bytes_cuts_between_records_and_always_gives_one(host: Host) -> None:
+    """A reader is never stuck behind a record that is larger than it asked for."""
+    broker = host.broker()
+    await host.append(broker, b"aaaa", b"bbbb", b"c" * 100, b"d")
+
+    assert await host.read(broker, 1, bytes_max=8) == [b"aaaa", b"bbbb"]
+    assert await host.read(broker, 1, bytes_max=7) == [b"aaaa"]
+    assert await host.read(broker, 3, bytes_max=1) == [b"c" * 100]
+
+
+async def test_a_limit_on_bytes_holds_over_several_spans(host: Host) -> None:
+    """A fetch that takes records of many appends gives no more bytes in all than were asked for."""
+    broker = host.broker()
+    records = [b"%03d" % number * 200 for number in range(12)]  # 600 bytes each
+    for first in range(0, 12, 2):
+        await host.append(broker, *records[first : first + 2])
+
+    assert records[:4] == await host.read(broker, 1, bytes_max=2900)  # of three spans
+    assert [[limit // 600 for limit in range(600, 7200, 100)]] == [
+        [len(await host.read(broker, 1, bytes_max=limit)) for limit in range(600, 7200, 100)]
+    ]
+
+
+async def test_a_blob_that_several_partitions_need_is_downloaded_once(host: Host) -> None:
+    """One whole get instead of two ranged ones; a lone slice is a ranged get."""
+    broker = host.broker()
+    await broker.writer.append_shared([PartitionAppend(tp, (RecordChunk(columns([b"x"])),)) for tp in (TP, OTHER)])
+    asked: list[str] = []
+    store = host.store
+    get, get_range = store.get, store.get_range
+
+    async def seen_get(key: str) -> Any:
+        asked.append("get")
+        return await get(key)
+
+    async def seen_range(key: str, start: int, length: int) -> Any:
+        asked.append("range")
+        data = (await get(key)).data
+        return data[start : start + length]
+
+    store.get, store.get_range = seen_get, seen_range  # type: ignore[method-assign]
+    await host.broker().reader.read_many([(TP, 1, 10), (OTHER, 1, 10)])
+    await host.broker().reader.read_many([(TP, 1, 10)])
+    store.get, store.get_range = get, get_range  # type: ignore[method-assign]
+
+    assert asked == ["get", "range"]
+
+
+async def test_older_wal_blobs_of_one_partition_are_readable(host: Host) -> None:
+    """An entry without a slice names a whole object under the partition's own folder."""
+    broker = host.broker()
+    await host.append(broker, b"a", b"b")
+    key = f"{paths.data_folder(TP)}wal/old"
+    await host.store.create(key, b"".join(codec.encode([columns([b"a", b"b"])], [BatchSegment(2, 1)])))
+    old = IndexEntry("WAL", 2, f"s3://lakebed/{key}", "bytes-batch-v1", 1)
+    host.state.store(paths.index(TP, 2), msgspec.json.encode(old), None)
+
+    assert await host.read(host.broker(), 1) == [b"a", b"b"]
+
+
+async def test_damaged_bytes_are_said_to_be_corrupt(host: Host) -> None:
+    """A slice that does not match its checksum, or an index that lies, is never given to a reader."""
+    broker = host.broker()
+    await host.append(broker, b"a" * 50)
+    (key,) = await host.objects()
+    stored = (await host.store.get(key)).data
+    await host.store.delete(key)
+    await host.store.create(key, stored[:-5] + b"XXXXX")
+
+    with pytest.raises(Corrupt, match="checksum"):
+        await host.read(host.broker(), 1)
+
+
+async def test_hot_records_come_from_the_cache_and_gaps_from_the_reader(host: Host) -> None:
+    """The broker's own appends need neither meta nor bucket; another broker's do."""
+    one, two = host.broker(), host.broker()
+    await produce(host, one, b"a", b"b")
+    await produce(host, two, b"c")
+    await produce(host, one, b"d")
+
+    gets = host.store.get_range
+    host.store.get_range = None  # type: ignore[method-assign, assignment]
+    hot, tail = await fetch(one, 2), await fetch(one, 4)
+    host.store.get_range = gets  # type: ignore[method-assign]
+    gap = await fetch(one, 3)
+
+    assert [list(part) for part in hot.parts] == [[b"b"]] and hot.next_offset == 3
+    assert [list(part) for part in tail.parts] == [[b"d"]]
+    assert list(gap.parts[0]) == [b"c"]
+
+
+async def test_the_cache_is_bounded_and_misses_what_it_dropped(host: Host) -> None:
+    """The oldest chunks go first; what is gone comes from the bucket."""
+    broker = host.broker(cache_bytes=1000)
+    for number in range(5):
+        await produce(host, broker, b"%d" % number * 400)
+
+    assert broker.cache.read(TP, 1, 10) is None
+    assert broker.cache.read(TP, 5, 10) is not None
+    assert list((await fetch(broker, 1)).parts[0]) == [b"0" * 400]
+
+
+async def test_a_long_poll_wakes_for_an_append_here_and_for_one_elsewhere(host: Host) -> None:
+    """An own append wakes it at once; another broker's within poll_s; nothing until max_wait."""
+    one, two = host.broker(poll_s=0.25), host.broker()
+    await produce(host, one, b"a")
+    waiting = asyncio.ensure_future(fetch(one, 2, wait_s=5.0))
+    await host.clock.advance(0.1)
+    assert not waiting.done()
+    await produce(host, one, b"b")
+    assert waiting.done() and list((await waiting).parts[0]) == [b"b"]
+
+    waiting = asyncio.ensure_future(fetch(one, 3, wait_s=5.0))
+    await produce(host, two, b"c")
+    await host.clock.advance(0.3)
+    assert waiting.done() and list((await waiting).parts[0]) == [b"c"]
+
+    waiting = asyncio.ensure_future(fetch(one, 4, wait_s=5.0))
+    await host.clock.advance(4.9)
+    assert not waiting.done()
+    await host.clock.advance(0.3)
+    assert (await waiting).count == 0
+
+
+async def test_min_bytes_keeps_a_poll_waiting_for_more(host: Host) -> None:
+    """A poll that has something, but not enough, goes on waiting until its time is over."""
+    broker = host.broker()
+    await produce(host, broker, b"a" * 10)
+    waiting = asyncio.ensure_future(fetch(broker, 1, wait_s=5.0, bytes_min=15))
+    await host.clock.advance(1.0)
+    assert not waiting.done()
+    await produce(host, broker, b"b" * 10)
+    await settle()
+
+    assert waiting.done() and (await waiting).count == 2
+
+
+async def test_one_bad_partition_does_not_fail_the_others(host: Host) -> None:
+    """Each want has its own answer."""
+    broker = host.broker()
+    await produce(host, broker, b"a")
+    found = await host.broker().consume(
+        [FetchRequest(TP, 1, 100), FetchRequest(TP, 9, 100), FetchRequest(OTHER, 1, 100)],
+        bytes_max=100,
+        bytes_min=1,
+        wait_s=0,
+    )
+
+    good, beyond, unknown = found
+    assert isinstance(good, Fetched) and good.count == 1
+    assert isinstance(beyond, OffsetOutOfRange) and isinstance(unknown, UnknownTopicPartition)
+    assert isinstance(unknown, LakebedError)
+
+
+async def test_brokers_of_one_host_share_their_tail_through_a_folder(host: Host, tmp_path: Path) -> None:
+    """A read broker gives what a write broker has just appended, without the bucket; a damaged file is passed over."""
+    writing, reading = host.broker(tail_cache_dir=tmp_path), host.broker(tail_cache_dir=tmp_path)
+    await produce(host, writing, b"a", b"b")
+    assert (await fetch(reading, 1)).count == 2
+    await produce(host, writing, b"c")
+    await published(writing)
+
+    gets, host.store.get_range = host.store.get_range, None  # type: ignore[method-assign, assignment]
+    hot = await fetch(reading, 3)
+    host.store.get_range = gets  # type: ignore[method-assign]
+    (tmp_path / "orders" / "0" / "00000000000000000004-1").write_bytes(b"LLT1 nonsense")
+
+    assert [b"c"] == list(hot.parts[0])
+    assert (await fetch(reading, 4)).count == 0
+    await produce(host, writing, b"d")
+    await published(writing)
+    assert [b"d"] == list((await fetch(host.broker(tail_cache_dir=tmp_path), 4)).parts[0])
+
+
+async def published(writing: Broker) -> None:
+    """Whatever this broker wanted to publish lies in the folder: its thread takes one thing after another."""
+    assert writing.shared is not None
+    await writing.shared.new_appends(TopicPartition("orders", 9))
+
+
+async def test_a_slow_disk_holds_up_no_append(host: Host, tmp_path: Path) -> None:
+    """Publishing happens beside the event loop; what waits too long in the queue is left out, not waited for."""
+    writing = host.broker(tail_cache_dir=tmp_path)
+    assert writing.shared is not None
+    going = threading.Event()
+    writing.shared._thread.submit(going.wait, 30)
+
+    await produce(host, writing, b"a")
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    going.set()
+    await published(writing)
+
+    assert ([], 1) == (files, len([file for file in tmp_path.rglob("*") if file.is_file()]))
+
+
+async def test_a_broker_that_only_writes_forgets_the_names_it_published(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it remembers of the folder is bounded by what is in the folder, also when nobody reads here."""
+    monkeypatch.setattr(lakebed.log.cache, "FILES_MAX", 5)
+    writing = host.broker(tail_cache_dir=tmp_path)
+    assert writing.shared is not None
+    for _ in range(30):
+        await produce(host, writing, b"x")
+        await published(writing)
+        for file in (tmp_path / "orders" / "0").iterdir():
+            file.unlink()
+
+    assert len(writing.shared._seen[TP]) <= 6
+
+
+async def test_the_shared_folder_is_bounded(host: Host, tmp_path: Path) -> None:
+    """The oldest files go when it grows past the cache's size."""
+    writing = host.broker(tail_cache_dir=tmp_path, cache_bytes=2000)
+    for number in range(70):
+        await produce(host, writing, b"%d" % number * 100)
+    await published(writing)
+
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()) < 6000
+
+
+async def test_a_lake_that_was_copied_into_another_bucket_reads_what_was_written_in_the_first(host: Host) -> None:
+    """References carry the bucket they were written in; `store.moved_from` says that its keys are found here."""
+    await host.append(host.broker(), b"before")
+
+    def elsewhere(moved_from: str) -> Broker:
+        context = host.context()
+        store = StoreSettings(url="s3://copy", moved_from=moved_from)
+        return Broker(
+            msgspec.structs.replace(
+                context, settings=Settings({LogSettings: context.settings.of(LogSettings), StoreSettings: store}, {})
+            ),
+            host.meta(),
+        )
+
+    with pytest.raises(Corrupt) as told:
+        await host.read(elsewhere(""), 1)
+    assert "store.moved_from" in told.value.hint
+
+    broker = elsewhere("s3://older/prod, s3://lakebed")
+    await host.append(broker, b"after")
+    assert [b"before", b"after"] == await host.read_all(broker)

@@ -1,0 +1,253 @@
+"""Sessions, limits and the embedded backends of meta, on a clock that moves when it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lakebed.core.clock import ManualClock, settle
+from lakebed.core.errors import AlreadyExists, Corrupt, Fenced, Invalid, NotFound, OutcomeUnknown, Stale, Unavailable
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
+from lakebed.core.runtime import Runtime
+from lakebed.core.settings import Contradiction
+from lakebed.meta.bucket.group import LeafCache
+from lakebed.meta.memory import MemoryMeta, MemoryState
+from lakebed.meta.model import ABSENT, RANGE_LIMIT_MAX, VALUE_BYTES_MAX, Put, check_limit, check_value, prefix_end
+from lakebed.meta.protocol import HeartbeatSession
+from lakebed.meta.settings import MetaSettings
+from lakebed.meta.sqlite.backend import SqliteMeta, translate
+
+
+class Beats:
+    """A backend's side of a session: counts heartbeats and ends, and fails as told."""
+
+    def __init__(self) -> None:
+        self.beats, self.ends = 0, 0
+        self.error: Exception | None = None
+
+    async def beat(self) -> None:
+        self.beats += 1
+        if self.error is not None:
+            raise self.error
+
+    async def end(self) -> None:
+        self.ends += 1
+
+
+def session(clock: ManualClock, beats: Beats, **more: Any) -> HeartbeatSession:
+    return HeartbeatSession("s", timeout_s=30.0, clock=clock, beat=beats.beat, end=beats.end, **more)
+
+
+async def test_a_session_beats_three_times_per_timeout_and_lives_by_its_last_good_beat(
+    manual_clock: ManualClock,
+) -> None:
+    """A beat that fails is tried again at the next turn; a timeout after the last good one it calls itself dead."""
+    beats = Beats()
+    open_ = session(manual_clock, beats)
+    await settle()
+    await manual_clock.advance(9.9)
+    assert 0 == beats.beats
+    await manual_clock.advance(0.2)
+    assert 1 == beats.beats and open_.alive
+    beats.error = Unavailable("away")
+    await manual_clock.advance(29.0)
+    assert open_.alive and beats.beats == 3
+    await manual_clock.advance(1.1)
+    assert not open_.alive
+    beats.error = None
+    await manual_clock.advance(10.0)
+    assert open_.alive
+    await open_.close()
+    assert (1, False) == (beats.ends, open_.alive)
+
+
+async def test_a_session_that_others_ended_is_over_for_good(manual_clock: ManualClock) -> None:
+    """It beats no more; closing it asks nothing of the backend."""
+    beats = Beats()
+    open_ = session(manual_clock, beats)
+    await settle()
+    beats.error = Fenced("ended")
+    await manual_clock.advance(10.1)
+    assert not open_.alive
+    await manual_clock.advance(30.0)
+    assert 1 == beats.beats
+    await open_.close()
+    assert 0 == beats.ends
+
+
+async def test_a_session_counts_from_when_its_opening_was_sent(manual_clock: ManualClock) -> None:
+    """A slow answer shortens it."""
+    open_ = session(manual_clock, Beats(), opened_s=manual_clock.monotonic_s() - 25.0)
+    await manual_clock.advance(4.9)
+    assert open_.alive
+    await manual_clock.advance(0.2)
+    assert not open_.alive
+    await open_.close()
+
+
+def test_values_limits_and_prefixes_have_bounds() -> None:
+    """Exactly the bound is taken."""
+    assert VALUE_BYTES_MAX == len(check_value("k", b"x" * VALUE_BYTES_MAX))
+    with pytest.raises(Invalid):
+        check_value("k", b"x" * (VALUE_BYTES_MAX + 1))
+    assert (1, RANGE_LIMIT_MAX) == (check_limit(1), check_limit(RANGE_LIMIT_MAX))
+    for wrong in (0, -1, RANGE_LIMIT_MAX + 1):
+        with pytest.raises(Invalid):
+            check_limit(wrong)
+    assert "a/b/" < "a/b/zzz" < prefix_end("a/b/") <= "a/b0"
+    with pytest.raises(Invalid):
+        prefix_end("a/b")
+    for wrong_s in ({"busy_timeout_s": 0.0}, {"timeout_s": 0.0}):
+        with pytest.raises(Contradiction):
+            MetaSettings.of(wrong_s)
+
+
+def sqlite(path: Path, clock: ManualClock, **more: Any) -> SqliteMeta:
+    runtime = Runtime(clock, Ids.seeded(1), more.pop("metrics", Metrics()))
+    return SqliteMeta(runtime, path / "deep" / "meta.sqlite", **more)
+
+
+def memory(path: Path, clock: ManualClock) -> MemoryMeta:
+    return MemoryMeta(Runtime(clock, Ids.seeded(1), Metrics()), MemoryState())
+
+
+@pytest.mark.parametrize("connect", [sqlite, memory])
+async def test_entries_are_put_swapped_and_deleted(connect: Any, tmp_path: Path, manual_clock: ManualClock) -> None:
+    """Each condition that does not hold names what is there instead."""
+    meta = connect(tmp_path, manual_clock)
+    first = await meta.put("a/1", b"x", expected=ABSENT)
+    with pytest.raises(AlreadyExists) as taken:
+        await meta.put("a/1", b"y", expected=ABSENT)
+    assert b"x" == taken.value.current.value
+    second = await meta.put("a/1", b"y", expected=first.version)
+    assert first.version != second.version and b"y" == (await meta.get("a/1")).value
+    for work in (meta.put("a/1", b"z", expected=first.version), meta.delete("a/1", expected=first.version)):
+        with pytest.raises(Stale) as stale:
+            await work
+        assert b"y" == stale.value.current.value
+    for key in ("a/2", "a/10", "b/1"):
+        await meta.put(key, key.encode())
+    assert ["a/1", "a/10"] == [entry.key for entry in await meta.range("a/", "a0", limit=2)]
+    assert ["a/10", "a/2"] == [entry.key for entry in await meta.range("a/10", "b/1", limit=9)]
+    found = await meta.ceiling("a/11", prefix="a/")
+    assert found is not None and "a/2" == found.key
+    assert await meta.ceiling("a/3", prefix="a/") is None
+    low = await meta.ceiling("", prefix="a/")
+    assert low is not None and "a/1" == low.key
+    await meta.delete_range("a/1", "a/2")
+    assert ["a/2", "b/1"] == [entry.key for entry in await meta.range("a/", "c/", limit=9)]
+    await meta.delete("a/2")
+    await meta.delete("a/2")
+    with pytest.raises(NotFound):
+        await meta.get("a/2")
+    good, bad = await meta.put_all([Put("c/1", b"1", ABSENT), Put("b/1", b"2", ABSENT)])
+    assert b"1" == good.value and isinstance(bad, AlreadyExists)
+    for wrong in (meta.get("/a"), meta.put("a//b", b""), meta.range("a/", "b/", limit=0)):
+        with pytest.raises(Invalid):
+            await wrong
+    await meta.close()
+    with pytest.raises(Unavailable):
+        await meta.get("b/1")
+
+
+@pytest.mark.parametrize("connect", [sqlite, memory])
+async def test_ephemeral_entries_go_with_their_session(connect: Any, tmp_path: Path, manual_clock: ManualClock) -> None:
+    """At its timeout without a beat, or when it is closed; a plain overwrite makes an entry permanent."""
+    meta = connect(tmp_path, manual_clock)
+    one = await meta.open_session(timeout_s=30.0)
+    two = await meta.open_session(timeout_s=30.0)
+    one._beating.cancel()
+    two._beating.cancel()
+    await meta.put("a/one", b"", session=one)
+    await meta.put("a/two", b"", session=two)
+    await meta.put("a/kept", b"", session=one)
+    await meta.put("a/kept", b"")
+    await two.close()
+    assert ["a/kept", "a/one"] == [entry.key for entry in await meta.range("a/", "a0", limit=9)]
+    await manual_clock.advance(29.999)
+    assert "a/one" == (await meta.get("a/one")).key
+    await manual_clock.advance(0.001)
+    with pytest.raises(NotFound):
+        await meta.get("a/one")
+    with pytest.raises(Fenced):
+        await meta.put("a/one", b"", session=one)
+    await meta.put("a/one", b"other", expected=ABSENT)
+    assert ["a/kept", "a/one"] == [entry.key for entry in await meta.range("a/", "a0", limit=9)]
+    await meta.close()
+
+
+async def test_one_file_is_shared_counted_and_refused_when_it_is_of_another_version(
+    tmp_path: Path, manual_clock: ManualClock
+) -> None:
+    """Requests are counted by verb, commits by transactions that write; a reader's transaction is none."""
+    metrics = Metrics()
+    one, two = sqlite(tmp_path, manual_clock, metrics=metrics), sqlite(tmp_path, manual_clock)
+    await one.put("a/1", b"x")
+    await one.put_all([Put("a/2", b""), Put("a/3", b"")])
+    await one.get("a/1")
+    assert ["a/1", "a/2", "a/3"] == [entry.key for entry in await two.range("a/", "b/", limit=9)]
+    assert (3, 1, 2) == (
+        metrics.value("lakebed_meta_requests_total", verb="put"),
+        metrics.value("lakebed_meta_requests_total", verb="get"),
+        metrics.value("lakebed_meta_commits_total"),
+    )
+    await one.close()
+    await two.close()
+    file = tmp_path / "deep" / "meta.sqlite"
+    with sqlite3.connect(file) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    late = sqlite(tmp_path, manual_clock)
+    with pytest.raises(Corrupt, match="schema version 99"):
+        await late.get("a/1")
+    await late.close()
+
+
+def test_errors_of_the_file_say_what_to_do() -> None:
+    """Damage is Corrupt, a lock or a full disk is Unavailable, our own errors are as they are."""
+    path = Path("meta.sqlite")
+    ours = OutcomeUnknown("x")
+    assert ours is translate(ours, path)
+    assert isinstance(translate(sqlite3.DatabaseError("malformed"), path), Corrupt)
+    assert isinstance(translate(sqlite3.OperationalError("locked"), path), Unavailable)
+    assert not isinstance(translate(sqlite3.OperationalError("locked"), path), OutcomeUnknown)
+
+
+async def test_calls_that_wait_together_are_one_transaction_and_fail_apart(
+    tmp_path: Path, manual_clock: ManualClock
+) -> None:
+    """One that is refused does not undo its neighbours."""
+    meta = sqlite(tmp_path, manual_clock)
+    await meta.put("a/1", b"x")
+    results = await asyncio.gather(
+        meta.put("a/1", b"y", expected=ABSENT), meta.put("a/2", b"z"), meta.get("a/9"), return_exceptions=True
+    )
+    assert [AlreadyExists, True, NotFound] == [
+        type(results[0]),
+        getattr(results[1], "value", b"") == b"z",
+        type(results[2]),
+    ]
+    assert b"z" == (await meta.get("a/2")).value
+    await meta.close()
+
+
+def test_leaves_are_kept_up_to_a_size_and_the_longest_unused_goes() -> None:
+    """At least one is kept, whatever its size."""
+
+    class Sized:
+        def __init__(self, size_bytes: int) -> None:
+            self.size_bytes = size_bytes
+
+    cache: Any = LeafCache(10)
+    for name in ("a", "b"):
+        cache.add(name, Sized(5))
+    cache.add("b", Sized(5))
+    assert cache.get("a") is not None
+    cache.add("c", Sized(5))
+    assert [True, False, True] == [cache.get(name) is not None for name in "abc"]
+    cache.add("d", Sized(50))
+    assert [False, False, True] == [cache.get(name) is not None for name in "acd"]

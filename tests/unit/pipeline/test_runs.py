@@ -1,0 +1,276 @@
+"""What a run tells of itself, which tables upkeep finds, and which audit is the last."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from lakebed.core.clock import ManualClock
+from lakebed.core.context import Context
+from lakebed.core.errors import Corrupt, Invalid, NotFound
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
+from lakebed.core.runtime import Runtime
+from lakebed.delta.log import Commit, encode, log_key
+from lakebed.delta.model import TableSpec
+from lakebed.delta.plain import schema_json
+from lakebed.pipeline.audit import paths
+from lakebed.pipeline.audit.model import Conservation, ConservationRow, LatestAudit
+from lakebed.pipeline.audit.stored import last_audit, last_register, publish
+from lakebed.pipeline.bronze.ingestion import Ingestion, _contracts, _trace
+from lakebed.pipeline.bronze.runs import IngestReport
+from lakebed.pipeline.tables.maintenance import MaintenanceReport, TableMaintenance, names
+from lakebed.spark.lineage import Dataset, Lineage, Run
+from lakebed.spark.progress import JobProgress, StageCounter
+from lakebed.store.memory import MemoryStore
+from support.audit_record import RECORD
+from support.tick_fixtures import context_of
+
+SPEC = TableSpec("t", schema_json((("seq", "long"),)), stats=("seq",))
+
+
+# Runs.
+
+
+class Runs(Ingestion):
+    def __init__(self, metrics: Metrics) -> None:
+        self._context: Any = SimpleNamespace(metrics=metrics)
+        self._settings: Any = SimpleNamespace(limit="limit")
+
+
+def test_a_run_drains_a_table_step_by_step_and_counts_once(metrics: Metrics) -> None:
+    """Until nothing is left: then nothing waits, whatever the last step said; each step is told."""
+    steps = [
+        IngestReport("t", 1, rows_in=10, good=6, quarantined=3, duplicates=1, unreadable=("k",), lag_s=9.0, behind=5),
+        IngestReport("t", 2, rows_in=4, good=4, lag_s=3.0, behind=2),
+    ]
+    told: list[IngestReport] = []
+    waiting: list[IngestReport | None] = [*steps, None]
+    total = Runs(metrics)._drain("t", lambda limit: waiting.pop(0) if limit == "limit" else None, told.append)
+
+    assert (2, 14, 10, 3, 1, 0.0, 0, 2) == (
+        total.steps,
+        total.rows_in,
+        total.good,
+        total.quarantined,
+        total.duplicates,
+        total.lag_s,
+        total.behind,
+        total.version,
+    )
+    assert steps == told
+    rows = {name: metrics.value("lakebed_bronze_rows_total", table="t", outcome=name) for name in
+            ("good", "quarantined", "duplicate")}  # fmt: skip
+    assert {"good": 10, "quarantined": 3, "duplicate": 1} == rows
+    assert 1 == metrics.value("lakebed_bronze_unreadable_total", table="t")
+    assert (0, 0) == tuple(metrics.value(f"lakebed_bronze_{one}", table="t") for one in ("behind", "lag_seconds"))
+
+
+def test_a_run_that_has_too_many_steps_says_what_is_left(metrics: Metrics, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its gauges are those of the last step."""
+    monkeypatch.setattr("lakebed.pipeline.bronze.ingestion.STEPS_MAX", 2)
+    total = Runs(metrics)._drain("t", lambda _: IngestReport("t", 1, good=1, lag_s=3.0, behind=7), lambda _: None)
+
+    assert (2, 7, 3.0) == (total.steps, total.behind, total.lag_s)
+    assert (7, 3.0) == (
+        metrics.value("lakebed_bronze_behind", table="t"),
+        metrics.value("lakebed_bronze_lag_seconds", table="t"),
+    )
+
+
+def test_lineage_is_told_only_of_runs_that_moved_something(tmp_path: Path) -> None:
+    """What was read counts every row, what was written the good ones; a missing folder of contracts is named."""
+    idle, busy = Run((), ()), Run((), ())
+    _trace(idle, "s", IngestReport("t", steps=0))
+    _trace(busy, "s", IngestReport("t", 4, rows_in=9, good=7))
+
+    assert ({}, {}) == (idle.inputs, idle.outputs)
+    assert ({"s": Dataset("s", None, 9)}, {"tables/t": Dataset("tables/t", 4, 7)}) == (busy.inputs, busy.outputs)
+    assert [] == _contracts(None)
+    with pytest.raises(NotFound, match="there is no folder"):
+        _contracts(tmp_path / "missing")
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+
+    def send(self, *events: bytes) -> None:
+        self.events += [msgspec.json.decode(event) for event in events]
+
+
+def lineage(listener: Listener | None) -> Lineage:
+    return Lineage(
+        listener,  # type: ignore[arg-type]
+        Runtime(clock=ManualClock(1_760_000_000_123_000_000), ids=Ids.seeded(1), metrics=Metrics()),
+        namespace="n",
+        bucket="s3://lake",
+        prefix="own",
+    )
+
+
+def test_a_job_is_told_from_its_start_to_its_end() -> None:
+    """One run id; versions, rows and bytes as their facets; keys below the store's prefix."""
+    listener = Listener()
+    with lineage(listener).job("j", inputs=[Dataset("in", 3, rows=5, size_bytes=6)]) as run:
+        run.read("late", version=1)
+        run.wrote("out", version=7, rows=0)
+    start, complete = listener.events
+
+    assert [("START", "j", "n"), ("COMPLETE", "j", "n")] == [
+        (one["eventType"], one["job"]["name"], one["job"]["namespace"]) for one in listener.events
+    ]
+    assert start["run"]["runId"] == complete["run"]["runId"]
+    assert "2025-10-09T08:53:20.123+00:00" == start["eventTime"]
+    first, late = complete["inputs"]
+    assert ("s3://lake", "own/in", "3") == (
+        first["namespace"],
+        first["name"],
+        first["facets"]["version"]["datasetVersion"],
+    )
+    counted = first["inputFacets"]["inputStatistics"]
+    assert (5, 6, "own/late", False) == (counted["rowCount"], counted["size"], late["name"], "inputFacets" in late)
+    (out,) = complete["outputs"]
+    assert 0 == out["outputFacets"]["outputStatistics"]["rowCount"]
+    assert [] == start["outputs"]
+
+
+def test_a_job_that_fails_says_so_and_its_error_goes_on() -> None:
+    """The message is bounded."""
+    listener = Listener()
+    with pytest.raises(Invalid), lineage(listener).job("j"):
+        raise Invalid("x" * 5000)
+    start, failed = listener.events
+
+    told = failed["run"]["facets"]["errorMessage"]["message"]
+    assert ("START", "FAIL", 2000, True) == (
+        start["eventType"],
+        failed["eventType"],
+        len(told),
+        told.startswith("Invalid"),
+    )
+
+
+def test_a_job_that_polls_is_told_of_only_when_it_did_something() -> None:
+    """Then as a whole, its start first; a failure counts; where nobody listens nothing is made."""
+    listener = Listener()
+    made = lineage(listener)
+    with made.job("idle", polls=True):
+        pass
+    with made.job("busy", polls=True) as run:
+        assert [] == listener.events
+        run.wrote("out")
+    with pytest.raises(Invalid), made.job("bad", polls=True):
+        raise Invalid("x")
+    with lineage(None).job("nobody") as run:
+        run.wrote("out")
+
+    assert [("busy", "START"), ("busy", "COMPLETE"), ("bad", "START"), ("bad", "FAIL")] == [
+        (one["job"]["name"], one["eventType"]) for one in listener.events
+    ]
+
+
+def test_stages_that_are_over_count_as_done() -> None:
+    """Spark forgets them; what was seen of them is kept."""
+    stages = StageCounter()
+    assert JobProgress("ready") == stages.look({}, 0)
+    assert JobProgress("ready", 1, 10, 4, 2, 1) == stages.look({"a": (10, 4, 1)}, 2)
+    assert JobProgress("ready", 2, 15, 12, 3, 1) == stages.look({"b": (5, 2, 0)}, 3)
+    assert JobProgress("ready", 2, 15, 15, 0, 1) == stages.look({}, 0)
+
+
+# Upkeep.
+
+
+def table(context: Context, name: str) -> None:
+    commit = Commit("WRITE", spec=TableSpec(name, SPEC.schema_json), table_id="i")
+    asyncio.run(context.store.create(log_key(f"tables/{name}", 0), encode(commit, attempt_id="a", now_ms=0)))
+
+
+EVERY = [
+    "batches/samples",
+    "batches/quarantine",
+    "topics/orders",
+    "topics-quarantine/orders",
+    "bronze/o/p/t",
+    "silver/o/p/t",
+    "quarantine/o/p/t",
+    "gold/o/p/t",
+]
+
+
+def test_every_table_with_a_log_is_found_and_only_appended_ones_are_joined() -> None:
+    """Quarantines, silver and gold are few files; a folder without a log is no table."""
+    context = context_of(clock=ManualClock())
+    from lakebed.pipeline.bronze.topics import QUARANTINE_FOLDER
+
+    every = [name.replace("topics-quarantine", QUARANTINE_FOLDER) for name in EVERY]
+    for name in every:
+        table(context, name)
+    asyncio.run(context.store.create("tables/bronze/o/p/nolog/x.parquet", b"x"))
+    keeper = TableMaintenance(context)
+
+    assert every == asyncio.run(names(context.store))
+    assert ["batches/samples", "topics/orders", "bronze/o/p/t"] == keeper._chosen("", compacted=True)
+    assert every == keeper._chosen("", compacted=False)
+    assert ["topics/orders"] == keeper._chosen("topics/orders", compacted=True)
+    with pytest.raises(Invalid, match="no table 'x'"):
+        keeper._chosen("x", compacted=False)
+
+
+def test_vacuum_tells_files_and_bytes_by_table_and_a_dry_run_deletes_nothing() -> None:
+    """A table that cannot be swept is left out, unless it was asked for by name."""
+    clock = ManualClock()
+    context = context_of(clock=clock)
+    for name in ("batches/samples", "topics/orders"):
+        table(context, name)
+    asyncio.run(context.store.create("tables/batches/samples/o1.parquet", b"123"))
+    asyncio.run(context.store.create("tables/batches/samples/o2.parquet", b"4567"))
+    asyncio.run(context.store.create("tables/topics/orders/o.parquet", b"1"))
+    asyncio.run(context.store.create(log_key("tables/topics/orders", 1), b"damaged"))
+    asyncio.run(clock.advance(8 * 86_400.0))
+    keeper = TableMaintenance(context)
+
+    dry = keeper.vacuum(dry_run=True)
+    done = keeper.vacuum()
+    assert [MaintenanceReport("batches/samples", files_swept=2, bytes_swept=7)] == dry == done
+    assert [] == keeper.vacuum()
+    with pytest.raises(Corrupt):
+        keeper.vacuum("topics/orders")
+
+
+# Audits.
+
+
+async def test_a_published_audit_is_the_last_one_unless_a_later_one_is() -> None:
+    """By its id, which sorts by its beginning; a record that does not decode is Corrupt and names its key."""
+    clock = ManualClock()
+    context = context_of(MemoryStore(clock=clock), clock=clock)
+    with pytest.raises(NotFound, match="no audit"):
+        await last_audit(context)
+    later = msgspec.structs.replace(RECORD, audit_id=paths.audit_id(99, "0" * 16), ok=True, completed_at_unix_ns=100)
+    await publish(context, later)
+    await publish(context, RECORD)
+
+    assert later == await last_audit(context)
+    assert LatestAudit(later.audit_id, 100, True) == (await last_register(context).read()).value
+    key = paths.record_key(later.audit_id)
+    await context.store.delete(key)
+    await context.store.create(key, b"{")
+    with pytest.raises(Corrupt, match=r"audit\.json"):
+        await last_audit(context)
+    assert "audit/v1/a/tasks/" == paths.work_folder("a")
+
+
+@pytest.mark.parametrize("name", ["lost", "doubled", "changed"])
+def test_conservation_is_wrong_when_something_was_lost_doubled_or_changed(name: str) -> None:
+    """What waits, is expired or explained is not wrong; neither is a count of 0."""
+    for made in (Conservation, lambda **said: ConservationRow("a", "h", **said)):
+        assert made(**{name: {"bronze": 1}}).wrong
+        assert not made(**{name: {"bronze": 0}}).wrong
+        assert not made(waiting=5, expired=5, explained=5).wrong

@@ -1,0 +1,232 @@
+"""Files of a table as tasks write and read them: sizes, bounds, partitions and columns. No Spark, no bucket."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lakebed.core.errors import Invalid
+from lakebed.core.settings import Secret
+from lakebed.delta.model import DataFile, TableSpec
+from lakebed.delta.plain import schema_json
+from lakebed.pipeline.tables import files, merge
+from lakebed.spark.location import Location
+from lakebed.store.settings import StoreSettings
+from support.delta_tables import Folder
+
+KINDS = (("id", "long"), ("day", "string"), ("at", "timestamp"), ("note", "string"))
+SPEC = TableSpec("t", schema_json(KINDS), keys=("id",), partition_by=("day",), stats=("at", "note"))
+BARE = TableSpec("t", schema_json(KINDS[:1]), keys=("id",))
+NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)
+
+
+def rows(**columns: Any) -> pa.Table:
+    return pa.table(columns)
+
+
+def described(batches: Any) -> list[DataFile]:
+    return [msgspec.json.decode(text, type=DataFile) for batch in batches for text in batch["file"].to_pylist()]
+
+
+def test_a_file_says_its_size_rows_bounds_and_nulls(tmp_path: Path) -> None:
+    """Keys and stats columns alone; a moment in microseconds; the partition is in its folder and not in the file."""
+    table = rows(
+        id=[3, 1, 2],
+        day=["x", "x", "x"],
+        at=pa.array([NOON, None, datetime(2026, 11, 16, 11, 59, 59, 7, tzinfo=UTC)], pa.timestamp("us", tz="UTC")),
+        note=["b", "a", None],
+    )
+    (file,) = files.write_files(table, SPEC, Folder.at(tmp_path), Folder.at(tmp_path).filesystem())
+    stored = tmp_path / "tables/t" / file.path
+
+    assert (3, stored.stat().st_size, {"day": "x"}) == (file.rows, file.size, file.partition)
+    assert {"id": 1, "at": "2026-11-16T11:59:59.000007Z", "note": "a"} == file.low
+    assert {"id": 3, "at": "2026-11-16T12:00:00.000000Z", "note": "b"} == file.high
+    assert {"id": 0, "at": 1, "note": 1} == file.nulls
+    assert file.path.startswith("day=x/part-") and file.path.endswith(".parquet")
+    assert ["id", "at", "note"] == pq.read_schema(stored).names
+
+
+def test_each_partition_is_a_file_of_its_own_with_its_true_value(tmp_path: Path) -> None:
+    """No value is a partition too; what a folder's name cannot hold is written otherwise there."""
+    days = ["a", None, "b/c:d", "a", None]
+    table = rows(id=[1, 2, 3, 4, 5], day=days, note=["n"] * 5)
+    written = files.write_files(table, SPEC, Folder.at(tmp_path), Folder.at(tmp_path).filesystem())
+
+    found = {file.partition["day"]: (file.rows, file.path.split("/")[0]) for file in written}
+    assert {
+        "a": (2, "day=a"),
+        None: (2, "day=__HIVE_DEFAULT_PARTITION__"),
+        "b/c:d": (1, "day=b_c_d"),
+    } == found
+    assert 64 == len(files._folder("x" * 100))
+
+
+def test_two_partition_columns_make_a_file_for_each_pair(tmp_path: Path) -> None:
+    """A missing value in one of them keeps rows of the other apart."""
+    spec = TableSpec("t", schema_json((("id", "long"), ("p", "string"), ("q", "long"))), partition_by=("p", "q"))
+    table = rows(id=[1, 2, 3, 4], p=["a", "a", None, "a"], q=pa.array([1, 2, 1, None], pa.int64()))
+    written = files.write_files(table, spec, Folder.at(tmp_path), Folder.at(tmp_path).filesystem())
+
+    assert [("a", "1"), ("a", "2"), ("a", None), (None, "1")] == sorted(
+        ((file.partition["p"], file.partition["q"]) for file in written), key=lambda pair: (pair[0] is None, str(pair))
+    )
+    assert all(1 == file.rows for file in written)
+
+
+BOUNDS = [
+    (date(2026, 11, 16), "2026-11-16"),
+    (NOON, "2026-11-16T12:00:00.000000Z"),
+    (1.5, 1.5),
+    (float("nan"), None),
+    (float("inf"), None),
+    (float("-inf"), None),
+    ("x" * 256, "x" * 256),
+    ("x" * 257, None),
+    (b"x", None),
+    (Decimal("1.5"), None),
+    (7, 7),
+    (True, True),
+]
+
+
+@pytest.mark.parametrize(("value", "shown"), BOUNDS, ids=[str(one[0])[:20] for one in BOUNDS])
+def test_a_bound_is_written_only_where_json_holds_it_faithfully(value: Any, shown: Any) -> None:
+    """A cut or rounded bound would hide rows."""
+    assert shown == files._json(value)
+
+
+def test_a_column_without_a_faithful_bound_has_none_at_either_end(tmp_path: Path) -> None:
+    """A column of nulls and one whose lowest has no form are left out."""
+    spec = TableSpec("t", schema_json((("id", "long"), ("n", "string"))), stats=("id", "n"))
+    table = rows(id=pa.nulls(2, pa.int64()), n=["a" * 300, "b"])
+    (file,) = files.write_files(table, spec, Folder.at(tmp_path), Folder.at(tmp_path).filesystem())
+
+    assert ({}, {}, {"id": 2, "n": 0}) == (file.low, file.high, file.nulls)
+
+
+def test_a_task_begins_a_new_file_when_enough_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By rows or by bytes, whichever comes first; what is left at the end is a file too, and nothing is none."""
+    batches = [pa.RecordBatch.from_pydict({"id": [n, n + 1]}) for n in range(0, 10, 2)]
+    task = files.writing(BARE, Folder.at(tmp_path))
+    monkeypatch.setattr(files, "ROWS_PER_FILE_MAX", 4)
+    by_rows = described(task(iter(batches)))
+    monkeypatch.setattr(files, "ROWS_PER_FILE_MAX", 1000)
+    monkeypatch.setattr(files, "BYTES_PER_FILE_MAX", 6 * 8)
+    by_bytes = described(task(iter(batches)))
+
+    assert [4, 4, 2] == [file.rows for file in by_rows]
+    assert [6, 4] == [file.rows for file in by_bytes]
+    assert [] == described(task(iter([])))
+    assert [(0, 3), (4, 7), (8, 9)] == [(file.low["id"], file.high["id"]) for file in by_rows]
+
+
+def test_files_are_read_with_the_wanted_columns_in_their_order(tmp_path: Path) -> None:
+    """A column that a file is older than is null, a partition's value is text from the log, the file may be named."""
+    folder = Folder.at(tmp_path)
+    (file,) = files.write_files(rows(id=[1, 2], day=["x", "x"]), SPEC, folder, folder.filesystem())
+    listed = pa.RecordBatch.from_pydict({"path": [file.path], "partition": ['{"day": "true value"}']})
+    types = {"note": pa.string(), "day": pa.string(), "id": pa.int64()}
+
+    (batch,) = files.reading(folder, SPEC.root, types, ("day",), with_file=True)(iter([listed]))
+    (plain,) = files.reading(folder, SPEC.root, {"id": pa.int64()}, ("day",))(iter([listed]))
+
+    assert ["note", "day", "id", files.FILE_COLUMN] == batch.schema.names
+    assert {"note": None, "day": "true value", "id": 1, files.FILE_COLUMN: file.path} == batch.to_pylist()[0]
+    assert [{"id": 1}, {"id": 2}] == plain.to_pylist()
+
+
+def test_dense_files_lay_columns_out_by_their_kind() -> None:
+    """Text and maps of text by dictionary, whole numbers and moments by differences, the rest as it is."""
+    schema = pa.schema(
+        [
+            ("s", pa.string()),
+            ("b", pa.binary()),
+            ("m", pa.map_(pa.string(), pa.string())),
+            ("i", pa.int64()),
+            ("t", pa.timestamp("us")),
+            ("d", pa.float64()),
+        ]
+    )
+    found = files.encodings(schema)
+
+    assert ["s", "b", "m.key_value.key", "m.key_value.value"] == found["use_dictionary"]
+    assert {"i": "DELTA_BINARY_PACKED", "t": "DELTA_BINARY_PACKED"} == found["column_encoding"]
+
+
+# Merging.
+
+
+def merged(folder: Folder, paths: list[str], coming: pa.Table) -> list[merge.Merged]:
+    task = merge.merging(BARE, folder, lambda _: coming, pa.schema([("id", pa.int64())]))
+    asked = pa.RecordBatch.from_pydict({"path": paths})
+    return [
+        msgspec.json.decode(text, type=merge.Merged)
+        for batch in task(iter([asked]))
+        for text in batch["file"].to_pylist()
+    ]
+
+
+def test_a_file_is_written_again_only_when_rows_leave_it(tmp_path: Path) -> None:
+    """One that loses all of its rows leaves none; the task without a path writes what comes."""
+    folder = Folder.at(tmp_path)
+
+    def put(*ids: int) -> str:
+        (file,) = files.write_files(rows(id=list(ids)), BARE, folder, folder.filesystem())
+        return file.path
+
+    untouched, part, whole = put(1, 2), put(3, 4, 5), put(6)
+    found = merged(folder, [merge.COMING, untouched, part, whole], rows(id=[4, 6, 7]))
+
+    assert [(merge.COMING, 3, [3]), (untouched, 0, []), (part, 1, [2]), (whole, 1, [])] == [
+        (one.path, one.rows, [file.rows for file in one.files]) for one in found
+    ]
+    assert (3, 5) == (found[2].files[0].low["id"], found[2].files[0].high["id"])
+    assert [(merge.COMING, 0, 0)] == [
+        (one.path, one.rows, len(one.files))
+        for one in merged(folder, [merge.COMING], rows(id=pa.array([], pa.int64())))
+    ]
+
+
+# The bucket, as plain values.
+
+
+def test_a_location_is_what_the_store_settings_say() -> None:
+    """Slashes at the ends aside; its text shows no secret; a store that is no S3 bucket has no tables."""
+    settings = StoreSettings(
+        url="s3://lake/",
+        prefix="/a/b/",
+        endpoint="http://host:1",
+        region="eu",
+        access_key_id=Secret("id"),
+        secret_access_key=Secret("key"),
+    )
+    found = Location.of(settings)
+
+    assert ("lake", "a/b", "http://host:1", "eu", "id", "key") == msgspec.structs.astuple(found)
+    assert ("lake/a/b/k", "s3://lake/a/b/k") == (found.path("k"), found.uri("k"))
+    assert "Location(lake/a/b)" == repr(found)
+    assert "lake/k" == Location.of(StoreSettings(url="s3://lake")).path("k")
+    with pytest.raises(Invalid, match="memory:"):
+        Location.of(StoreSettings(url="memory:"))
+
+
+def test_a_locations_options_are_those_of_delta_rs() -> None:
+    """Plain HTTP is allowed only where the endpoint asks for it; keys are given together or left to the machine."""
+    told = Location("lake", "", "http://host:1", "eu", "id", "key").storage_options()
+    assert {
+        "AWS_REGION": "eu",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_ENDPOINT_URL": "http://host:1",
+        "AWS_ACCESS_KEY_ID": "id",
+        "AWS_SECRET_ACCESS_KEY": "key",
+    } == told
+    assert {"AWS_REGION": "eu", "AWS_ALLOW_HTTP": "false"} == Location("l", "", "", "eu", "", "").storage_options()
+    assert "false" == Location("l", "", "https://h", "eu", "", "").storage_options()["AWS_ALLOW_HTTP"]

@@ -1,0 +1,78 @@
+"""Filters become bounds, pieces become tasks, steps never pass their target: all without Spark running."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.datasource import EqualTo, GreaterThan, In, IsNotNull, LessThanOrEqual, Not, StringContains
+
+from lakebed.core.feed import FeedFilter, FeedSlice, Limit, within
+from lakebed.spark.pruning import capped, shared_out, wanted_by
+
+
+def test_filters_become_bounds_and_the_rest_is_left_to_spark() -> None:
+    """Comparisons and sets bound a column; negations, nulls and parts of strings bound nothing."""
+    found = wanted_by(
+        [
+            GreaterThan(("seq",), 3),
+            GreaterThan(("seq",), 7),
+            LessThanOrEqual(("seq",), 9),
+            In(("agent_id",), ("b", "a")),
+            EqualTo(("agent_id",), "a"),
+            Not(EqualTo(("boot_id",), "x")),
+            IsNotNull(("metric",)),
+            StringContains(("metric",), "cpu"),
+            EqualTo(("labels", "host"), "h"),
+        ]
+    )
+
+    assert found == FeedFilter({"seq": 7, "agent_id": "a"}, {"seq": 9, "agent_id": "a"}, {"agent_id": frozenset({"a"})})
+    assert found.takes("agent_id", "a")
+    assert not found.takes("agent_id", "b")
+    assert found.may_hold("seq", 0, 7)
+    assert not found.may_hold("seq", 0, 6)
+
+
+@given(st.lists(st.integers(0, 5000), max_size=300), st.integers(0, 40))
+def test_every_piece_is_in_exactly_one_task_in_order(sizes: list[int], tasks: int) -> None:
+    """Sharing out loses nothing, doubles nothing and keeps neighbours together; no task is empty."""
+    pieces = [FeedSlice(str(n), size_bytes=size) for n, size in enumerate(sizes)]
+
+    groups = shared_out(pieces, tasks)
+
+    assert pieces == [piece for group in groups for piece in group]
+    assert all(groups)
+    assert len(groups) == min(len(pieces), tasks or len(groups))
+
+
+def test_tasks_get_about_the_same_bytes() -> None:
+    """One large object among small ones does not drag its neighbours along."""
+    pieces = [FeedSlice(str(n), size_bytes=100 if n == 0 else 10) for n in range(21)]
+
+    groups = shared_out(pieces, 3)
+
+    assert [1, 10, 10] == [len(group) for group in groups]
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=50), st.integers(0, 20), st.integers(0, 300))
+def test_a_limit_takes_as_much_as_fits_and_at_least_one(rows: list[int], objects: int, most: int) -> None:
+    """Nothing beyond the limit is taken, and nothing that would fit is left, except that one object always is taken."""
+    pieces = [FeedSlice(str(n), rows=count) for n, count in enumerate(rows)]
+
+    taken = within(pieces, Limit(objects=objects, rows=most))
+
+    assert taken == pieces[: len(taken)]
+    assert taken
+    total = sum(piece.rows for piece in taken)
+    assert len(taken) == 1 or ((not objects or len(taken) <= objects) and (not most or total <= most))
+    if len(taken) < len(pieces):
+        following = pieces[len(taken)]
+        assert (objects and len(taken) + 1 > objects) or (most and total + following.rows > most)
+
+
+def test_a_step_never_passes_its_target_nor_goes_back() -> None:
+    """What came after the target is left for the next query, partitions that appeared since included."""
+    start, reached, target = {"0": 5, "1": 9}, {"0": 12, "1": 9, "2": 4}, {"0": 8, "1": 7}
+
+    assert {"0": 8, "1": 9} == capped(start, reached, target)
+    assert {"0": 8, "1": 9} == capped({"0": 8, "1": 9}, {"0": 20, "1": 30, "2": 4}, target)

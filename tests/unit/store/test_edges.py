@@ -1,0 +1,155 @@
+"""Keys, settings, leases and prices of the store, exactly at their limits."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from lakebed.core.clock import ManualClock
+from lakebed.core.errors import Conflict, Corrupt, Fenced, Invalid
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
+from lakebed.core.settings import Contradiction
+from lakebed.store import authority, prices
+from lakebed.store.admin import LifecycleRule, _rule
+from lakebed.store.authority import AUTHORITY_KEY, Authority
+from lakebed.store.connect import PrefixedStore, connect
+from lakebed.store.lease import HeldByAnother, HeldLease, Lease
+from lakebed.store.memory import MemoryStore
+from lakebed.store.model import KEY_BYTES_MAX, Version, check_key, check_prefix
+from lakebed.store.register import WRITERS_MAX, RegisterState
+from lakebed.store.runtime import StoreRuntime
+from lakebed.store.settings import StoreSettings
+
+
+@pytest.mark.parametrize(
+    "key", ["", "x" * 1025, "é" * 513, "/a", "a/", "a//b", "a/../b", "./a", "a\\b", "a\nb", "a\x7f"]
+)
+def test_a_key_that_some_store_would_change_is_refused(key: str) -> None:
+    """Empty, too long, empty or dotted segments, backslashes and control characters."""
+    with pytest.raises(Invalid):
+        check_key(key)
+    assert KEY_BYTES_MAX == len(check_key("x" * KEY_BYTES_MAX)) and "a.b/..c" == check_key("a.b/..c")
+
+
+@pytest.mark.parametrize("prefix", ["a", "a/b", "/", "a//", "../"])
+def test_a_prefix_is_a_whole_folder(prefix: str) -> None:
+    """Half a segment would match on some stores and not on others."""
+    with pytest.raises(Invalid):
+        check_prefix(prefix)
+    assert ("", "a/b/") == (check_prefix(""), check_prefix("a/b/"))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"access_key_id": "a"},
+        {"secret_access_key": "a"},
+        {"url": "memory:", "endpoint": "http://x"},
+        {"url": "file:///tmp"},
+        {"url": "bucket"},
+    ],
+)
+def test_settings_of_a_store_that_cannot_be_are_refused(values: dict[str, Any]) -> None:
+    """Half a credential, an endpoint in memory, an unknown kind."""
+    with pytest.raises(Contradiction):
+        StoreSettings.of(values)
+    for url in ("s3://b", "gs://b", "az://b", "memory:"):
+        StoreSettings.of({"url": url})
+
+
+def test_requests_have_the_price_of_their_verb() -> None:
+    """Writes and lists cost more than reads; deletes nothing."""
+    assert pytest.approx(4 * 5e-6) == prices.dollars({"create": 1, "replace": 1, "upload": 1, "list": 1})
+    assert pytest.approx(3 * 4e-7) == prices.dollars({"get": 1, "get_range": 1, "head": 1, "delete": 1000})
+
+
+async def test_a_store_in_memory_is_seen_below_its_prefix(manual_clock: ManualClock) -> None:
+    """Range, upload and children as well; without a prefix the keys are as they are."""
+    store = connect(StoreSettings(url="memory:", prefix="p/"), clock=manual_clock, ids=Ids.seeded(1), metrics=Metrics())
+    assert isinstance(store, PrefixedStore)
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"ab"
+        yield b"cd"
+
+    made = await store.upload("x/y", chunks())
+    assert ("x/y", 4) == (made.key, made.size)
+    assert b"bc" == await store.get_range("x/y", 1, 2)
+    assert ["x"] == list(await store.children(""))
+    with pytest.raises(Corrupt):
+        await store.get_range("x/y", 3, 2)
+    plain = connect(StoreSettings(url="memory:"), clock=manual_clock, ids=Ids.seeded(1), metrics=Metrics())
+    assert isinstance(plain, MemoryStore)
+
+
+def lease(store: MemoryStore, clock: ManualClock, owner: str) -> Lease:
+    return Lease(
+        StoreRuntime(clock=clock, ids=Ids(), metrics=Metrics(), store=store), "l.json", owner=owner, lease_s=10.0
+    )
+
+
+async def test_a_lease_says_who_holds_it_and_for_how_long(manual_clock: ManualClock) -> None:
+    """The default room for clocks is a second; a renewal counts from now; only its holder gives it back."""
+    store = MemoryStore(clock=manual_clock)
+    one, two = lease(store, manual_clock, "one"), lease(store, manual_clock, "two")
+    now = manual_clock.now_ns() // 1_000_000
+    held = await one.acquire()
+    assert HeldLease("one", 1, now + 10_000) == held
+    await manual_clock.advance(4.0)
+    with pytest.raises(HeldByAnother, match=r"held by one for another 7\.0 s") as refused:
+        await two.acquire()
+    assert "one" == refused.value.detail["owner"]
+    renewed = await one.renew(held)
+    assert (now + 14_000, 1) == (renewed.expires_at_ms, renewed.epoch)
+    await two.release(HeldLease("two", 1, 0))
+    await one.release(HeldLease("one", 2, 0))
+    assert "one" == (await two.holder()).owner
+    await one.release(renewed)
+    assert ("", 1) == ((await two.holder()).owner, (await two.holder()).term)
+    assert 2 == (await two.acquire()).epoch
+    with pytest.raises(Fenced, match="its holder is two"):
+        await one.renew(renewed)
+
+
+async def test_the_authority_of_a_bucket_is_made_once(manual_clock: ManualClock) -> None:
+    """The expected one where it is named, else a fresh one; another is refused; damage is not overwritten."""
+    store, ids = MemoryStore(clock=manual_clock), Ids.seeded(1)
+    made = await authority.claim(store, expected="", clock=manual_clock, ids=ids)
+    assert made == await authority.claim(store, expected="", clock=manual_clock, ids=ids)
+    assert made == await authority.claim(store, expected=made.authority_id, clock=manual_clock, ids=ids)
+    with pytest.raises(Conflict) as refused:
+        await authority.claim(store, expected="other", clock=manual_clock, ids=ids)
+    assert (made.authority_id, "other") == (refused.value.detail["found"], refused.value.detail["expected"])
+    fresh = MemoryStore(clock=manual_clock)
+    named = await authority.claim(fresh, expected="mine", clock=manual_clock, ids=ids)
+    assert Authority("lakebed.authority.v1", "mine", manual_clock.now_ns() // 1_000_000) == named
+    await fresh.delete(AUTHORITY_KEY)
+    await fresh.create(AUTHORITY_KEY, b"{}")
+    with pytest.raises(Corrupt):
+        await authority.claim(fresh, expected="", clock=manual_clock, ids=ids)
+
+
+def test_a_write_is_known_while_its_writer_is_remembered() -> None:
+    """Present: it took place. Absent: it did not, unless so many others wrote that the object cannot tell."""
+    few = RegisterState(None, 0, Version("e"), ("a-1", "b-7"))
+    full = RegisterState(None, 0, Version("e"), tuple(f"w{n}-1" for n in range(WRITERS_MAX)))
+
+    assert [True, False, False] == [few.holds(each) for each in ("b-7", "b-8", "c-1")]
+    assert [True, False, None] == [full.holds(each) for each in ("w3-1", "w3-2", "c-1")]
+
+
+@pytest.mark.parametrize(
+    ("rule", "read"),
+    [
+        ({"ID": "a", "Status": "Enabled", "Filter": {"Prefix": "p/"}, "Expiration": {}}, ("a", "p/", True, True)),
+        ({"Status": "Disabled", "Prefix": "q/", "NoncurrentVersionExpiration": {}}, ("", "q/", False, True)),
+        ({"Status": "Enabled", "Filter": {"And": {"Prefix": "r/"}}, "Transitions": []}, ("", "r/", True, False)),
+        ({"Status": "Enabled", "Filter": {}, "Expiration": {}}, ("", "", True, True)),
+    ],
+)
+def test_a_lifecycle_rule_is_read_in_each_of_its_forms(rule: dict[str, Any], read: tuple[Any, ...]) -> None:
+    """The prefix may be in a filter, in its conjunction or beside; only expiry expires."""
+    assert LifecycleRule(*read) == _rule(rule)

@@ -1,0 +1,169 @@
+"""A PUT on connections of our own: what is tried again, for how long, and which connection is used again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from lakebed.core import errors
+from lakebed.core.clock import ManualClock
+from lakebed.core.ids import Ids
+from lakebed.core.settings import Secret
+from lakebed.store.fast.connection import PutResponse
+from lakebed.store.fast.puts import IDLE_MAX, RETRYABLE, PutClient
+from lakebed.store.model import Version
+from lakebed.store.settings import StoreSettings
+
+
+class Ticking(ManualClock):
+    """Sleeps no time at all, and counts how often."""
+
+    pauses = 0
+
+    async def sleep(self, seconds: float) -> None:
+        self.pauses += 1
+        await asyncio.sleep(0)
+
+
+def answer(status: int, etag: str = "", body: bytes = b"") -> PutResponse:
+    made = PutResponse()
+    made.status, made.etag, made.body = status, etag, body
+    return made
+
+
+class Scripted(PutClient):
+    def __init__(self, *told: PutResponse | Exception, retries: int = 3, step_s: float = 0.0, **more: Any) -> None:
+        settings = StoreSettings(
+            url="s3://lake", endpoint=more.pop("endpoint", "http://h:8333/base/"),
+            access_key_id=Secret("id"), secret_access_key=Secret("s"), retries=retries, **more,
+        )  # fmt: skip
+        self.clock = Ticking()
+        super().__init__(settings, clock=self.clock, ids=Ids.seeded(1))
+        self.told, self.heads, self._step_s = list(told), [], step_s  # type: ignore[var-annotated]
+
+    async def _send(self, head: bytes, data: bytes) -> PutResponse:
+        self.heads.append(head)
+        if self._step_s:
+            await self.clock.advance(self._step_s)
+        told = self.told.pop(0)
+        if isinstance(told, Exception):
+            raise told
+        return told
+
+
+GOOD = answer(200, '"e"')
+
+
+async def test_the_condition_is_that_of_the_write() -> None:
+    puts = Scripted(GOOD, GOOD)
+    await puts.put("a b", b"x", None)
+    await puts.put("a b", b"x", Version('"old"'))
+
+    assert all(head.startswith(b"PUT /base/lake/a%20b HTTP/1.1\r\n") for head in puts.heads)
+    assert puts.heads[0].endswith(b"\r\nif-none-match: *\r\n\r\n")
+    assert puts.heads[1].endswith(b'\r\nif-match: "old"\r\n\r\n')
+
+
+@pytest.mark.parametrize("status", sorted(RETRYABLE))
+async def test_later_is_tried_again_as_often_as_set(status: int) -> None:
+    puts = Scripted(*[answer(status)] * 3, GOOD)
+    assert await puts.put("k", b"x", None) == '"e"'
+    assert puts.clock.pauses == 3
+
+    tired = Scripted(*[answer(status)] * 4, GOOD)
+    with pytest.raises(errors.Unavailable):
+        await tired.put("k", b"x", None)
+    assert len(tired.heads) == 4
+
+
+async def test_a_broken_connection_is_tried_again_and_then_unavailable() -> None:
+    assert await Scripted(ConnectionResetError(), TimeoutError("late"), GOOD).put("k", b"x", None) == '"e"'
+    with pytest.raises(errors.Unavailable, match="late"):
+        await Scripted(*[TimeoutError("late")] * 4).put("k", b"x", None)
+
+
+@pytest.mark.parametrize(
+    ("told", "raised"),
+    [
+        (answer(412), errors.Conflict),
+        (answer(409), errors.Conflict),
+        (answer(403), errors.Denied),
+        (answer(401), errors.Denied),
+        (answer(404, body=b"<Code>NoSuchBucket</Code>"), errors.NotFound),
+        (answer(404, body=b"<Code>NoSuchKey</Code>"), errors.Conflict),
+        (answer(200), errors.Unavailable),
+        (answer(301), errors.Unavailable),
+    ],
+)
+async def test_an_answer_that_says_no_is_not_tried_again(told: PutResponse, raised: type[Exception]) -> None:
+    puts = Scripted(told, GOOD)
+    with pytest.raises(raised):
+        await puts.put("k", b"x", None)
+    assert len(puts.heads) == 1
+
+
+async def test_no_try_begins_after_the_time_for_all_but_one_last() -> None:
+    puts = Scripted(*[answer(503)] * 9, retries=8, step_s=6.0, retry_timeout_s=10.0)
+    with pytest.raises(errors.Unavailable):
+        await puts.put("k", b"x", None)
+    assert len(puts.heads) == 3  # at 0, 6 and 12 s; the last one began after the time, so it is the last
+
+
+class Line:
+    """A connection that answers, as long as it is open."""
+
+    keeps = True
+
+    def __init__(self) -> None:
+        self.is_closed = False
+        self.asked = 0
+
+    async def send(self, head: bytes, data: bytes, timeout_s: float) -> PutResponse:
+        assert not self.is_closed, "written to a connection that is closed"
+        self.asked += 1
+        await asyncio.sleep(0)
+        return GOOD
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Opening(PutClient):
+    def __init__(self) -> None:
+        settings = StoreSettings(
+            url="s3://lake", endpoint="http://h", access_key_id=Secret("id"), secret_access_key=Secret("s")
+        )
+        super().__init__(settings, clock=Ticking(), ids=Ids.seeded(1))
+        self.opened: list[Line] = []
+
+    async def _open(self, loop: asyncio.AbstractEventLoop) -> Any:
+        self.opened.append(Line())
+        return self.opened[-1]
+
+
+async def test_a_connection_is_used_again_unless_it_was_closed_or_says_that_it_closes() -> None:
+    puts = Opening()
+    assert (puts._host, puts._port) == ("h", 80)
+    await puts.put("k", b"x", None)
+    await puts.put("k", b"x", None)
+    assert [line.asked for line in puts.opened] == [2]
+
+    puts.opened[0].is_closed = True  # by the store, while it was idle
+    await puts.put("k", b"x", None)
+    assert [line.asked for line in puts.opened] == [2, 1]
+
+    puts.opened[1].keeps = False
+    await puts.put("k", b"x", None)
+    await puts.put("k", b"x", None)
+    assert [line.asked for line in puts.opened] == [2, 2, 1]
+    assert puts.opened[1].is_closed
+
+
+async def test_no_more_connections_are_kept_than_the_limit() -> None:
+    puts = Opening()
+    await asyncio.gather(*(puts.put("k", b"x", None) for _ in range(IDLE_MAX + 3)))
+
+    assert len(puts.opened) == IDLE_MAX + 3
+    assert sum(not line.is_closed for line in puts.opened) == IDLE_MAX

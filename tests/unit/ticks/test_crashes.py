@@ -1,0 +1,209 @@
+"""Each row of the scenario table that a failing step can show: the agent's retry finishes what was begun, once.
+
+The ones that need a process to die are in tests/integration/test_ticks_processes.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from lakebed.core.clock import ManualClock
+from lakebed.ticks import paths
+from lakebed.ticks.audit import COMMITTED, AuditRow
+from lakebed.ticks.audit.bucket import BucketAudit
+from lakebed.ticks.fakes import FakeBronze
+from lakebed.ticks.model import TickId
+from lakebed.ticks.receiver import register_of
+from support.tick_fixtures import ORG, PROJECT, TICK, CountingBronze, Service, context_of, manifest, parquet, serving
+
+OF = TickId(ORG, PROJECT, TICK)
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[Service]:
+    async with serving(context_of()) as made:
+        yield made
+
+
+async def messages(service: Service) -> list[Any]:
+    return [each.message() for each in await service.queue.inner.receive(10)]
+
+
+async def audit(service: Service) -> AuditRow | None:
+    return await BucketAudit(service.context, COMMITTED).get(OF)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(("seam", "step"), [("bronze", "commit"), ("queue", "send"), ("committed", "create")])
+async def test_a_step_that_fails_is_5xx_and_the_retry_finishes_once(
+    service: Service, seam: str, step: str, when: str
+) -> None:
+    """Whichever step fails, and whether it had taken place: the retry answers 200 with the rows counted once."""
+    said = await service.upload()
+    getattr(getattr(service, seam), when)[step] = 1
+
+    failed = await service.finalize(said)
+    retried, again = await service.finalize(said), await service.finalize(said)
+
+    assert (503, 200, 200) == (failed.status_code, retried.status_code, again.status_code)
+    assert (5, 0) == (retried.json()["rows_inserted"], retried.json()["rows_replaced"])
+    assert retried.content == again.content
+    assert 5 == len(await service.rows())
+    sent = await messages(service)
+    assert {TICK} == {message.tick_id for message in sent}
+    row = await audit(service)
+    assert row is not None
+    assert 5 == row.fields["rows_inserted"]
+
+
+async def test_nothing_is_sent_or_written_before_bronze_is(service: Service) -> None:
+    """Bronze fails: no commit record, no message, no audit row."""
+    said = await service.upload()
+    service.bronze.before["commit"] = 1
+
+    await service.finalize(said)
+
+    assert ([], None) == (await messages(service), await audit(service))
+    assert [] == [info.key async for info in service.context.store.list("ticks/v1/commits/")]
+
+
+async def test_the_message_carries_the_version_that_was_committed(service: Service) -> None:
+    """The seed's body, with the table's version where it has the etag."""
+    await service.finalize(await service.upload())
+
+    (message,) = await messages(service)
+
+    assert ("1.0", ORG, PROJECT, TICK, "delta") == (
+        message.schema_version, message.org_id, message.project_id, message.tick_id, message.mode,
+    )  # fmt: skip
+    assert {"orders": 0} == message.versions
+    assert f"tables/bronze/{ORG}/{PROJECT}" == message.bronze_db_key
+
+
+async def test_parts_that_were_there_before_a_crash_are_not_sent_again(service: Service) -> None:
+    """Another replica, knowing nothing but the bucket, takes the rest of the parts and finalizes."""
+    data = {1: parquet([1]), 2: parquet([2])}
+    await service.put(1, data[1])
+    other = Service(context_of(service.context.store, node="node-2", seed=2))
+    other.secrets = service.secrets
+
+    present, missing = await other.put(1, data[1]), await other.put(2, data[2])
+    done = await other.finalize(manifest(data, {1: 1, 2: 1}))
+    await other.routes.stop()
+
+    assert (200, 202, 200) == (present.status_code, missing.status_code, done.status_code)
+    assert 2 == done.json()["rows_inserted"]
+
+
+async def test_a_part_whose_bytes_are_gone_is_missing_and_can_be_put_again(service: Service) -> None:
+    """Even when the bucket lost it: 409 names it, a PUT brings it back."""
+    said = await service.upload()
+    state = (await register_of(service.context, OF).read()).value
+    await service.context.store.delete(state.parts["2"].key)
+
+    lost = await service.finalize(said)
+    put = await service.put(2, parquet([4, 5]))
+    done = await service.finalize(said)
+
+    assert (409, [2]) == (lost.status_code, lost.json()["missing"])
+    assert (202, 200) == (put.status_code, done.status_code)
+
+
+async def test_a_commit_record_without_its_state_still_answers(service: Service) -> None:
+    """States are swept after a month; the record gives the same counts to a very late retry."""
+    said = await service.upload()
+    first = await service.finalize(said)
+    await service.context.store.delete(paths.state(OF))
+
+    late = await service.finalize(said)
+
+    assert (200, first.json()) == (late.status_code, late.json())
+    assert 1 == service.bronze.calls["commit"]
+
+
+async def test_a_replica_that_lost_its_project_is_fenced_and_the_other_commits_once() -> None:
+    """A replica sleeps in the middle of its commit past its lease; the next owner finishes; the sleeper is told 503."""
+    clock = ManualClock()
+    context = context_of(clock=clock, lease_s=2.0, retry_after_s=0.1)
+    going, may_end = asyncio.Event(), asyncio.Event()
+    inner = FakeBronze(context)
+
+    class Sleeper:
+        async def commit(self, tick: Any) -> Any:
+            going.set()
+            await may_end.wait()
+            return await inner.commit(tick)
+
+    slow = Service(context, bronze=Sleeper())  # its keeper does not run: the lease is not renewed
+    await slow.issue()
+    other = Service(context_of(context.store, clock=clock, node="node-2", seed=2, lease_s=2.0))
+    other.secrets = slow.secrets
+    said = await slow.upload()
+    first = asyncio.create_task(slow.finalize(said))
+    await going.wait()
+
+    early = await other.finalize(said)
+    for _ in range(100):
+        if (taken := await other.finalize(said)).status_code != 425:
+            break
+        await clock.advance(0.1)
+    may_end.set()
+    late = await first
+    again = await slow.finalize(said)
+
+    assert (425, 200, 503) == (early.status_code, taken.status_code, late.status_code)
+    assert taken.content == again.content
+    assert 5 == len(await other.rows())
+
+
+async def test_ten_finalizes_of_one_org_run_one_after_another() -> None:
+    """All its projects take turns in a replica, counted at the bronze seam."""
+    context = context_of()
+    bronze = CountingBronze(FakeBronze(context))
+    async with serving(context, bronze=bronze) as service:
+        projects = [f"p-{n}" for n in range(10)]
+        for project in projects:
+            await service.issue(ORG, project)
+        said = {project: await service.upload(project=project) for project in projects}
+
+        answers = await asyncio.gather(*(service.finalize(said[p], project=p) for p in projects))
+
+    assert [200] * 10 == [answer.status_code for answer in answers]
+    assert (10, 1) == (bronze.commits, bronze.most_of_an_org)
+
+
+async def test_ten_orgs_run_beside_each_other() -> None:
+    """No org waits for another: all ten are in bronze at the same moment."""
+    context = context_of()
+    together = asyncio.Barrier(10)
+    bronze = CountingBronze(FakeBronze(context), together.wait)
+    async with serving(context, bronze=bronze) as service, asyncio.timeout(100):
+        orgs = [f"org-{n}" for n in range(10)]
+        for org in orgs:
+            await service.issue(org, PROJECT)
+        said = {org: await service.upload(org=org) for org in orgs}
+
+        answers = await asyncio.gather(*(service.finalize(said[org], org=org) for org in orgs))
+
+    assert [200] * 10 == [answer.status_code for answer in answers]
+    assert (10, 1) == (bronze.most, bronze.most_of_an_org)
+
+
+async def test_once_bronze_may_have_the_rows_another_manifest_is_refused(service: Service) -> None:
+    """Bronze took the tick and the answer was lost: no other manifest, wrong or right, takes its place."""
+    said = await service.upload()
+    service.bronze.after["commit"] = 1
+    assert 503 == (await service.finalize(said)).status_code
+
+    wrong = await service.finalize(b"{}")
+    changed = {**said, "agent": "another"}
+    other, part = await service.finalize(changed), await service.delete(2)
+    first = await service.finalize(said)
+
+    assert (422, 422, 425) == (wrong.status_code, other.status_code, part.status_code)
+    assert "other_manifest" == other.json()["error_class"]
+    assert (200, 5) == (first.status_code, first.json()["rows_inserted"])

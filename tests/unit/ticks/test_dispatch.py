@@ -1,0 +1,399 @@
+"""From a committed tick to silver: grouped, dispatched once, again after a failure, a dead letter at last; replayed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from lakebed.core.clock import ManualClock
+from lakebed.core.context import Context
+from lakebed.core.errors import Conflict, NotFound, Unavailable
+from lakebed.store.memory import MemoryStore
+from lakebed.ticks.adapters import open_audit, open_queue
+from lakebed.ticks.audit import COMMITTED, DISPATCHED, AuditRow
+from lakebed.ticks.auditor import DispatchAuditor
+from lakebed.ticks.dispatcher import Dispatcher
+from lakebed.ticks.model import SilverResult, SilverTick, TickId, TickMessage
+from support.tick_fixtures import ORG, PROJECT, Guarded, Service, context_of
+
+
+class Job:
+    """Silver that remembers its runs, and fails or hangs as told."""
+
+    def __init__(self) -> None:
+        self.runs: list[tuple[str, str, list[str]]] = []
+        self.fails = 0
+        self.hangs: asyncio.Event | None = None
+
+    async def run(self, org_id: str, project_id: str, ticks: Sequence[SilverTick]) -> SilverResult:
+        self.runs.append((org_id, project_id, [tick.tick_id for tick in ticks]))
+        if self.hangs is not None:
+            await self.hangs.wait()
+        if self.fails:
+            self.fails -= 1
+            raise Unavailable("no executor is free")
+        return SilverResult({"rows": 7})
+
+
+class Fleet:
+    """One queue and one set of rows, with as many dispatchers as wanted, on a clock that moves when told."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock, self.store, self.job = clock, MemoryStore(clock=clock), Job()
+        self.context = self.node("node-1")
+        self.queue = open_queue(self.context)
+        self.dispatched = open_audit(self.context, DISPATCHED)
+        self.first = self.dispatcher(self.context)
+
+    def node(self, name: str) -> Context:
+        return context_of(
+            self.store,
+            clock=self.clock,
+            node=name,
+            seed=sum(name.encode()),
+            visibility_timeout_s=60,
+            batch_window_s=0.01,
+        )
+
+    def dispatcher(self, context: Context) -> Dispatcher:
+        return Dispatcher(context, queue=open_queue(context), dispatched=open_audit(context, DISPATCHED), job=self.job)
+
+    async def round(self, dispatcher: Dispatcher | None = None) -> int:
+        going = asyncio.create_task((dispatcher or self.first).round())
+        while not going.done():
+            await self.clock.advance(0.01)
+        return await going
+
+
+@pytest.fixture
+def fleet(manual_clock: ManualClock) -> Fleet:
+    return Fleet(manual_clock)
+
+
+def message(tick: str, project: str = "p", org: str = "o") -> TickMessage:
+    return TickMessage(org, project, tick, "delta", "20261115", "k", "orders=3,lines=12", "2026-11-15T12:00:00Z")
+
+
+async def test_messages_of_a_project_become_one_job(fleet: Fleet) -> None:
+    """Grouped by org and project, each with its list of ticks and their versions."""
+    for tick, project in (("t1", "p"), ("t2", "q"), ("t3", "p")):
+        await fleet.queue.send(message(tick, project))
+
+    await fleet.round()
+
+    assert [("o", "p", ["t1", "t3"]), ("o", "q", ["t2"])] == sorted(fleet.job.runs)
+    row = await fleet.dispatched.get(TickId("o", "p", "t1"))
+    assert row is not None
+    assert ("done", '{"rows":7}') == (row.state, row.fields["detail"])
+    assert {"orders": 3, "lines": 12} == message("t1").versions
+    assert (0, 0, 0) == ((d := await fleet.queue.depth()).waiting, d.in_flight, d.dead)
+
+
+async def test_a_duplicate_message_starts_no_second_job(fleet: Fleet) -> None:
+    """In one batch or later: the row that was created before the job stops it."""
+    for _ in range(2):
+        await fleet.queue.send(message("t1"))
+    await fleet.round()
+    await fleet.queue.send(message("t1"))
+    await fleet.round()
+
+    assert [("o", "p", ["t1"])] == fleet.job.runs
+    assert 0 == (await fleet.queue.depth()).in_flight
+
+
+async def test_the_row_is_there_before_the_job_starts(fleet: Fleet) -> None:
+    """Another dispatcher with a duplicate finds it while the job runs, and leaves it alone."""
+    fleet.job.hangs = asyncio.Event()
+    await fleet.queue.send(message("t1"))
+    first = asyncio.create_task(fleet.first.round())
+    while not fleet.job.runs:
+        await fleet.clock.advance(0.01)
+    running = await fleet.dispatched.get(TickId("o", "p", "t1"))
+
+    await fleet.queue.send(message("t1"))
+    await fleet.round(fleet.dispatcher(fleet.node("node-2")))
+    fleet.job.hangs.set()
+    await first
+
+    assert running is not None and running.state == "running"
+    assert 1 == len(fleet.job.runs)
+
+
+@pytest.mark.parametrize("after_s", [1.0, 15.0, 55.0])
+async def test_a_duplicate_in_the_middle_of_a_job_starts_nothing(fleet: Fleet, after_s: float) -> None:
+    """Another dispatcher gets it so long after the job began, within the timeout: the tick is not taken over."""
+    fleet.job.hangs = asyncio.Event()
+    await fleet.queue.send(message("t1"))
+    first = asyncio.create_task(fleet.first.round())
+    while not fleet.job.runs:
+        await fleet.clock.advance(0.01)
+    await fleet.clock.advance(after_s)
+    running = await fleet.dispatched.get(TickId("o", "p", "t1"))
+
+    await fleet.queue.send(message("t1"))
+    node, rival = fleet.node("node-2"), Job()
+    other = Dispatcher(node, queue=open_queue(node), dispatched=open_audit(node, DISPATCHED), job=rival)
+    taken = await fleet.round(other)
+    after = await fleet.dispatched.get(TickId("o", "p", "t1"))
+    fleet.job.hangs.set()
+    await first
+
+    assert (1, [], 1) == (taken, rival.runs, len(fleet.job.runs))
+    assert running == after and running is not None and ("running", "node-1") == (running.state, running.fields["by"])
+
+
+@pytest.mark.parametrize("fails", [1, 0])
+async def test_a_job_that_was_taken_over_changes_nothing_when_it_ends(fleet: Fleet, fails: int) -> None:
+    """Its dispatcher could not keep its row fresh: whether it fails or not, the other's row and message stay."""
+    queue, rows = Guarded(fleet.queue), Guarded(fleet.dispatched)
+    slow, quick = Job(), Job()
+    slow.hangs, quick.hangs, slow.fails = asyncio.Event(), asyncio.Event(), fails
+    node = fleet.node("node-2")
+    other = Dispatcher(node, queue=open_queue(node), dispatched=open_audit(node, DISPATCHED), job=quick)
+    await fleet.queue.send(message("t1"))
+    first = asyncio.create_task(Dispatcher(fleet.context, queue=queue, dispatched=rows, job=slow).round())
+    while not slow.runs:
+        await fleet.clock.advance(0.01)
+    queue.before, rows.before = {"hide": 99}, {"change": 99}
+    await fleet.clock.advance(61.0)
+    second = asyncio.create_task(other.round())
+    while not quick.runs:
+        await fleet.clock.advance(0.01)
+    taken_over = await fleet.dispatched.get(TickId("o", "p", "t1"))
+    queue.before, rows.before = {}, {}
+
+    slow.hangs.set()
+    await first
+    left = await fleet.dispatched.get(TickId("o", "p", "t1"))
+    in_flight = (await fleet.queue.depth()).in_flight
+    quick.hangs.set()
+    await second
+    done = await fleet.dispatched.get(TickId("o", "p", "t1"))
+
+    assert taken_over is not None and done is not None
+    assert ("running", "node-2", 2) == (taken_over.state, taken_over.fields["by"], taken_over.fields["tries"])
+    assert (taken_over, 1) == (left, in_flight)
+    assert ("done", "node-2", 0) == (done.state, done.fields["by"], (await fleet.queue.depth()).in_flight)
+
+
+async def test_a_long_job_keeps_its_messages_and_rows(fleet: Fleet) -> None:
+    """Longer than the visibility timeout: it is still its own, and nobody starts it again."""
+    fleet.job.hangs = asyncio.Event()
+    other = fleet.dispatcher(fleet.node("node-2"))
+    await fleet.queue.send(message("t1"))
+    first = asyncio.create_task(fleet.first.round())
+    for _ in range(10):
+        await fleet.clock.advance(21.0)
+        assert 0 == await other.round()
+    fleet.job.hangs.set()
+    await first
+
+    assert 1 == len(fleet.job.runs)
+    row = await fleet.dispatched.get(TickId("o", "p", "t1"))
+    assert row is not None and row.state == "done"
+    assert 180 < fleet.context.metrics.value("lakebed_ticks_job_seconds_sum") <= 210
+
+
+async def test_a_heartbeat_that_was_cut_off_does_not_lose_the_tick(fleet: Fleet) -> None:
+    """It wrote the row and nobody saw its answer: the job's end is written over it, and only then the message goes."""
+    fleet.job.hangs = asyncio.Event()
+    await fleet.queue.send(message("t1"))
+    first = asyncio.create_task(fleet.first.round())
+    while not fleet.job.runs:
+        await fleet.clock.advance(0.01)
+    running = await fleet.dispatched.get(TickId("o", "p", "t1"))
+    assert running is not None
+    unseen = msgspec.structs.replace(running, attempt_id="unseen")
+    assert await fleet.dispatched.change(unseen, running)
+
+    fleet.job.hangs.set()
+    await first
+
+    row = await fleet.dispatched.get(TickId("o", "p", "t1"))
+    assert row is not None
+    assert ("done", 0) == (row.state, (await fleet.queue.depth()).in_flight)
+
+
+async def test_the_ticks_of_a_failed_job_are_dispatched_again(fleet: Fleet) -> None:
+    """The row says failed until then; the second try is done."""
+    fleet.job.fails = 1
+    await fleet.queue.send(message("t1"))
+    await fleet.round()
+    failed = await fleet.dispatched.get(TickId("o", "p", "t1"))
+
+    await fleet.clock.advance(61.0)
+    await fleet.round()
+
+    done = await fleet.dispatched.get(TickId("o", "p", "t1"))
+    assert failed is not None and done is not None
+    assert ("failed", "no executor is free", "done", 2) == (
+        failed.state, failed.fields["detail"], done.state, done.fields["tries"],
+    )  # fmt: skip
+
+
+async def test_a_job_whose_dispatcher_died_is_taken_over(fleet: Fleet) -> None:
+    """Its message comes back, its row has gone silent: another runs the ticks."""
+    fleet.job.hangs = asyncio.Event()
+    await fleet.queue.send(message("t1"))
+    dying = asyncio.create_task(fleet.first.round())
+    while not fleet.job.runs:
+        await fleet.clock.advance(0.01)
+    dying.cancel()
+    await asyncio.gather(dying, return_exceptions=True)
+    fleet.job.hangs = None
+
+    await fleet.clock.advance(61.0)
+    await fleet.round(fleet.dispatcher(fleet.node("node-2")))
+
+    row = await fleet.dispatched.get(TickId("o", "p", "t1"))
+    assert row is not None
+    assert (2, "done") == (len(fleet.job.runs), row.state)
+
+
+async def test_a_job_that_always_fails_ends_as_a_dead_letter(fleet: Fleet) -> None:
+    """Five tries, then the queue keeps it apart; a replay starts over."""
+    fleet.job.fails = 5
+    await fleet.queue.send(message("t1"))
+    for _ in range(7):
+        await fleet.round()
+        await fleet.clock.advance(301.0)
+
+    dead = [letter.message().tick_id for letter in await fleet.queue.dead_letters()]
+    await fleet.queue.replay()
+    await fleet.round()
+
+    assert (["t1"], 6) == (dead, len(fleet.job.runs))
+    assert 0 == (await fleet.queue.depth()).dead
+
+
+async def test_a_message_that_cannot_be_read_does_not_stop_the_others(fleet: Fleet) -> None:
+    """It comes back until it is a dead letter."""
+    await fleet.queue.send(message("bad"))
+    key = next(info.key for info in [i async for i in fleet.store.list("ticks/v1/queue/")])
+    stored = await fleet.store.get(key)
+    await fleet.store.replace(key, stored.data.replace(b'\\"schema_version\\":\\"1.0\\"', b'\\"x\\":1'), stored.etag)
+    queue = open_queue(fleet.node("node-3"))
+    await queue.send(message("good", "another"))
+
+    await fleet.round(fleet.dispatcher(fleet.node("node-4")))
+
+    assert [("o", "another", ["good"])] == [run for run in fleet.job.runs if run[2] == ["good"]]
+
+
+async def committed(clock: ManualClock) -> tuple[Service, DispatchAuditor, Fleet]:
+    fleet = Fleet(clock)
+    service = Service(fleet.node("service"))
+    await service.issue()
+    assert 200 == (await service.finalize(await service.upload())).status_code
+    auditor = DispatchAuditor(
+        fleet.context, queue=fleet.queue, committed=open_audit(fleet.context, COMMITTED), dispatched=fleet.dispatched
+    )
+    return service, auditor, fleet
+
+
+async def test_a_committed_tick_whose_message_was_lost_is_found_and_sent_again(manual_clock: ManualClock) -> None:
+    """The queue is purged; the audit lists what silver never got, its age is the lag, and re-enqueuing brings it in."""
+    _, auditor, fleet = await committed(manual_clock)
+    for received in await fleet.queue.receive(10):
+        await fleet.queue.delete(received.receipt)
+    await manual_clock.advance(1000.0)
+
+    found = await auditor.undispatched(older_than_s=900)
+    await auditor.measure()
+    lag_s = fleet.context.metrics.value("lakebed_ticks_lag_seconds")
+    await auditor.resend(TickId(ORG, PROJECT, found[0].tick_id))
+    await fleet.round()
+    await auditor.measure()
+
+    assert 1 == len(found)
+    assert lag_s >= 1000
+    assert [(ORG, PROJECT, [found[0].tick_id])] == fleet.job.runs
+    assert 0 == fleet.context.metrics.value("lakebed_ticks_undispatched")
+
+
+async def test_the_lag_is_the_oldest_waiting_ticks(manual_clock: ManualClock) -> None:
+    """Of ticks that wait, the one that waits longest counts; when it is done, the next one does; then nothing waits."""
+    service, auditor, fleet = await committed(manual_clock)
+    old = TickId(ORG, PROJECT, "20261115T120000__abc")
+    await manual_clock.advance(600.0)
+    young = TickId(ORG, PROJECT, "20261115T121000__abc")
+    said = await service.upload(young.tick_id)
+    assert 200 == (await service.finalize(said, tick=young.tick_id)).status_code
+    await manual_clock.advance(30.0)
+
+    async def measured() -> tuple[float, float]:
+        await auditor.measure()
+        value = fleet.context.metrics.value
+        return value("lakebed_ticks_lag_seconds"), value("lakebed_ticks_undispatched")
+
+    both = await measured()
+    listed = [each.tick_id for each in await auditor.undispatched()]
+    older = [each.tick_id for each in await auditor.undispatched(older_than_s=60.0)]
+    await done(fleet, old)
+    one = await measured()
+    await done(fleet, young)
+    none = await measured()
+
+    assert ((630.0, 2), (30.0, 1), (0.0, 0)) == (both, one, none)
+    assert ([old.tick_id, young.tick_id], [old.tick_id]) == (listed, older)
+
+
+async def done(fleet: Fleet, tick: TickId) -> None:
+    now = fleet.clock.now_ns() // 10**6
+    row = AuditRow(tick.org_id, tick.project_id, tick.tick_id, "done", "a", now, now // 1000 + 3600)
+    assert await fleet.dispatched.create(row)
+
+
+async def test_a_replay_runs_silver_again_for_a_done_tick(manual_clock: ManualClock) -> None:
+    """Its row is cleared first, its message is sent from the commit record, and the reason is kept."""
+    _, auditor, fleet = await committed(manual_clock)
+    await fleet.round()
+    tick = await auditor.find((await auditor.find("20261115T120000__abc")).tick_id)
+
+    await auditor.replay(tick, "a rule was wrong")
+    await fleet.round()
+
+    assert 2 == len(fleet.job.runs)
+    notes = [(await fleet.store.get(info.key)).data async for info in fleet.store.list("ticks/v1/replays/")]
+    assert len(notes) == 1 and b"a rule was wrong" in notes[0]
+
+
+async def test_a_replay_by_another_process_is_waited_for_like_a_new_tick(manual_clock: ManualClock) -> None:
+    """An auditor that has seen the tick's job done does not call it done while its replay waits or fails."""
+    _, auditor, fleet = await committed(manual_clock)
+    await fleet.round()
+    tick = TickId(ORG, PROJECT, "20261115T120000__abc")
+    assert [] == await auditor.undispatched()
+    node = fleet.node("operator")
+    operator = DispatchAuditor(
+        node, queue=open_queue(node), committed=open_audit(node, COMMITTED), dispatched=open_audit(node, DISPATCHED)
+    )
+    await manual_clock.advance(5.0)
+
+    await operator.replay(tick, "a rule was wrong")
+    waiting = [each.state for each in await auditor.undispatched()]
+    fleet.job.fails = 1
+    await fleet.round()
+    failed = [each.state for each in await auditor.undispatched()]
+    await manual_clock.advance(301.0)
+    await fleet.round()
+
+    assert ([""], ["failed"], []) == (waiting, failed, await auditor.undispatched())
+
+
+async def test_a_tick_id_that_is_not_alone_must_be_named_in_full(manual_clock: ManualClock) -> None:
+    """Two orgs may use one id: a replay never guesses."""
+    service, auditor, _ = await committed(manual_clock)
+    await service.issue("rival", PROJECT)
+    await service.finalize(await service.upload(org="rival"), org="rival")
+
+    with pytest.raises(Conflict):
+        await auditor.find("20261115T120000__abc")
+    with pytest.raises(NotFound):
+        await auditor.find("another")
+    assert TickId("rival", PROJECT, "20261115T120000__abc") == await auditor.find(
+        "20261115T120000__abc", org_id="rival"
+    )

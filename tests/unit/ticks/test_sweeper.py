@@ -1,0 +1,192 @@
+"""What is cleared away and what is not: abandoned uploads, parts in bronze, orphans, old states."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from lakebed.core.clock import ManualClock
+from lakebed.ticks.adapters import open_audit, open_queue
+from lakebed.ticks.audit import COMMITTED
+from lakebed.ticks.fakes import FakeSilverJob
+from lakebed.ticks.model import TickId
+from lakebed.ticks.receiver import register_of
+from lakebed.ticks.sweeper import TickSweeper
+from lakebed.ticks.workers import workers
+from support.tick_fixtures import ORG, PROJECT, TICK, Service, context_of, manifest, parquet
+
+DAY_S = 86_400.0
+OF = TickId(ORG, PROJECT, TICK)
+
+
+@pytest.fixture
+async def service(manual_clock: ManualClock) -> Service:
+    made = Service(context_of(clock=manual_clock))
+    await made.issue()
+    return made
+
+
+async def parts(service: Service) -> list[str]:
+    return [info.key async for info in service.context.store.list("ticks/v1/parts/")]
+
+
+async def test_an_abandoned_upload_expires_and_can_be_begun_again(service: Service, manual_clock: ManualClock) -> None:
+    """After its time the parts are gone and the state says why; a new PUT opens the tick again."""
+    said = await service.upload()
+    sweeper = TickSweeper(service.context)
+    await manual_clock.advance(6 * DAY_S)
+    await sweeper.round()
+    kept = await parts(service)
+    await manual_clock.advance(2 * DAY_S)
+
+    await sweeper.round()
+    state = (await register_of(service.context, OF).read()).value
+    gone = await parts(service)
+    lost = await service.finalize(said)
+    await service.upload()
+    again = await service.finalize(said)
+
+    assert (2, []) == (len(kept), gone)
+    assert ("failed", "expired") == (state.state, state.failure and state.failure.error_class)
+    assert (409, [1, 2], 200) == (lost.status_code, lost.json()["missing"], again.status_code)
+
+
+async def test_parts_of_a_committed_tick_go_and_its_answer_stays(service: Service, manual_clock: ManualClock) -> None:
+    """A day after the commit the parts are only in bronze; a month later the answer still comes."""
+    said = await service.upload()
+    first = await service.finalize(said)
+    sweeper = TickSweeper(service.context)
+    await sweeper.round()
+    kept = await parts(service)
+
+    await manual_clock.advance(1.1 * DAY_S)
+    await sweeper.round()
+    gone = await parts(service)
+    await manual_clock.advance(31 * DAY_S)
+    await sweeper.round()
+    states = [info.key async for info in service.context.store.list("ticks/v1/state/")]
+
+    assert (2, [], []) == (len(kept), gone, states)
+    assert first.json() == (await service.finalize(said)).json()
+
+
+async def test_only_orphans_older_than_any_upload_are_swept(service: Service, manual_clock: ManualClock) -> None:
+    """Bytes that a slow writer has not registered yet stay; those of a dead one go; named parts always stay."""
+    await service.put(1, parquet([1]))
+    await service.context.store.create("ticks/v1/parts/acme/p-1/other/000001-a-b.parquet", b"half a tick")
+    sweeper = TickSweeper(service.context)
+    await sweeper.round()
+    young = await parts(service)
+
+    await manual_clock.advance(DAY_S)
+    await sweeper.round()
+
+    assert (2, 1) == (len(young), len(await parts(service)))
+    assert 1 == service.context.metrics.value("lakebed_ticks_swept_total", why="orphan")
+
+
+async def test_parts_are_kept_a_day_from_the_commit_however_old_they_are(
+    service: Service, manual_clock: ManualClock
+) -> None:
+    """A tick that was uploaded days before its finalize keeps its parts as long as any other."""
+    said = await service.upload()
+    await manual_clock.advance(3 * DAY_S)
+    assert 200 == (await service.finalize(said)).status_code
+    sweeper = TickSweeper(service.context)
+
+    await manual_clock.advance(0.9 * DAY_S)
+    await sweeper.round()
+    kept = await parts(service)
+    await manual_clock.advance(0.2 * DAY_S)
+    await sweeper.round()
+
+    assert (2, []) == (len(kept), await parts(service))
+
+
+async def test_a_tick_that_was_opened_again_after_it_expired_expires_again(
+    service: Service, manual_clock: ManualClock
+) -> None:
+    """What a sweeper remembers of a tick is over as soon as the tick changes."""
+    sweeper = TickSweeper(service.context)
+    await service.upload()
+    for _ in range(3):  # expires, is swept, and is remembered as settled
+        await manual_clock.advance(8 * DAY_S)
+        await sweeper.round()
+    await service.upload()
+    await manual_clock.advance(8 * DAY_S)
+
+    await sweeper.round()
+
+    state = (await register_of(service.context, OF).read()).value
+    assert ("failed", {}, 2) == (
+        state.state, state.parts, service.context.metrics.value("lakebed_ticks_expired_total"),
+    )  # fmt: skip
+    assert [] == await parts(service)
+
+
+@pytest.mark.parametrize("whose", [("acme", "p-2"), ("zeta", PROJECT), ("aaaa", PROJECT)])
+async def test_a_tick_of_the_same_name_in_another_project_keeps_its_parts(
+    service: Service, manual_clock: ManualClock, whose: tuple[str, str]
+) -> None:
+    """One was committed long ago, the other, of another project or org, is being uploaded: its parts stay."""
+    org, project = whose
+    await service.issue(org, project)
+    assert 200 == (await service.finalize(await service.upload())).status_code
+    said = await service.upload(org=org, project=project)
+    await manual_clock.advance(2 * DAY_S)
+
+    await TickSweeper(service.context).round()
+    left = await parts(service)
+    late = await service.finalize(said, org=org, project=project)
+
+    assert 2 == len(left) and all(key.startswith(f"ticks/v1/parts/{org}/{project}/") for key in left)
+    assert 200 == late.status_code
+
+
+@pytest.mark.parametrize("step", ["bronze", "queue", "committed"])
+async def test_a_finalize_that_nobody_comes_back_to_is_finished(
+    service: Service, manual_clock: ManualClock, step: str
+) -> None:
+    """Bronze was written, or the record was, and the agent is gone: the sweeper's loop commits it, once."""
+    seam = {"bronze": service.bronze, "queue": service.queue, "committed": service.committed}[step]
+    seam.before = {"send": 1, "create": 1}
+    seam.after = {"commit": 1}
+    said = await service.upload()
+    assert 503 == (await service.finalize(said)).status_code
+    seam.before.clear()
+    sweep = next(each for each in workers(service.context, FakeSilverJob(service.context), service.bronze)
+                 if each.name == "ticks-sweeper")  # fmt: skip
+    task = asyncio.create_task(sweep.run())
+
+    await manual_clock.advance(600.0)
+    young = (await register_of(service.context, OF).read()).value.state
+    await manual_clock.advance(900.0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    state = (await register_of(service.context, OF).read()).value
+    late = await service.finalize(said)
+
+    assert ("finalizing", "committed") == (young, state.state)
+    assert (200, 5, 5) == (late.status_code, late.json()["rows_inserted"], len(await service.rows()))
+    assert 1 == service.context.metrics.value("lakebed_ticks_finished_total")
+    assert await open_audit(service.context, COMMITTED).get(OF) is not None
+    assert 1 <= (await open_queue(service.context).depth()).waiting
+
+
+async def test_a_late_finalize_with_other_parts_is_refused_when_only_the_record_is_left(
+    service: Service, manual_clock: ManualClock
+) -> None:
+    """A month later: the same parts get their answer, others are told that this tick was another."""
+    said = await service.upload()
+    first = await service.finalize(said)
+    await manual_clock.advance(32 * DAY_S)
+    await TickSweeper(service.context).round()
+    other = {1: parquet([9]), 2: parquet([8])}
+    for seq, data in other.items():
+        await service.put(seq, data)
+
+    refused = await service.finalize(manifest(other, {1: 1, 2: 1}))
+
+    assert (422, "other_manifest") == (refused.status_code, refused.json()["error_class"])
+    assert first.json() == (await service.finalize(said)).json()

@@ -1,0 +1,153 @@
+"""A process whose store is away at its start: it retries, and raises what waiting cannot change."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from lakebed import __version__
+from lakebed.core.clock import ManualClock, now_ms
+from lakebed.core.errors import Denied, Unavailable
+from lakebed.wiring import boot as module
+from lakebed.wiring.boot import RETRY_BASE_S, RETRY_CAP_S, WaitingApp, _boot, boot_when_ready
+from support.gateway_fixtures import context_with
+
+
+async def test_pauses_between_two_tries_grow_up_to_the_cap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason that is told is the last one."""
+    clock = ManualClock()
+    context, waited, asked = context_with(clock), [], []  # type: ignore[var-annotated]
+    waiting = WaitingApp(context)
+    tries = 0
+
+    async def boot(*_: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        if tries == 4:
+            return "authority"
+        raise Unavailable(f"refused {tries}")
+
+    async def sleep(seconds: float) -> None:
+        waited.append((seconds, waiting.reason))
+
+    def jitter(attempt: int, **bounds: float) -> float:
+        asked.append((attempt, bounds))
+        return float(attempt)
+
+    monkeypatch.setattr(module, "boot", boot)
+    monkeypatch.setattr(clock, "sleep", sleep)
+    monkeypatch.setattr(context.ids, "jitter_s", jitter)
+
+    assert "authority" == await _boot(context, (), waiting)  # type: ignore[comparison-overlap]
+
+    assert [(number + RETRY_BASE_S, f"refused {number}") for number in (1, 2, 3)] == waited
+    assert [(number, {"base_s": RETRY_BASE_S, "cap_s": RETRY_CAP_S}) for number in (1, 2, 3)] == asked
+
+
+async def test_what_waiting_cannot_change_is_raised_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = 0
+
+    async def boot(*_: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        raise Denied("wrong key")
+
+    monkeypatch.setattr(module, "boot", boot)
+    with socket.socket() as bound, pytest.raises(Denied, match="wrong key"):
+        await boot_when_ready(context_with(ManualClock()), (), bound)
+
+    assert 1 == tries
+
+
+async def test_a_stop_signal_ends_the_wait_and_its_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is raised: there is no authority, and the process ends."""
+    reached = asyncio.Event()
+
+    async def boot(*_: Any) -> Any:
+        reached.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(module, "boot", boot)
+    monkeypatch.setattr(module, "QUIET_S", 60.0)
+    before = signal.getsignal(signal.SIGTERM)
+    with socket.socket() as bound:
+        task = asyncio.create_task(boot_when_ready(context_with(ManualClock()), (), bound))
+        await reached.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        async with asyncio.timeout(60):
+            assert await task is None
+
+    assert before == signal.getsignal(signal.SIGTERM)
+
+
+async def test_parts_are_given_on_and_a_store_that_answers_needs_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    async def boot(context: Any, parts: Any) -> Any:
+        given.append(parts)
+        return "authority"
+
+    monkeypatch.setattr(module, "boot", boot)
+    with socket.socket() as bound:
+        assert "authority" == await boot_when_ready(context_with(ManualClock()), ("log",), bound)  # type: ignore[comparison-overlap]
+
+    assert [("log",)] == given
+
+
+async def test_health_says_who_waits_since_when() -> None:
+    """The report has the fields of a gateway that runs, with the store as its only component."""
+    clock = ManualClock()
+    began_ms = now_ms(clock)
+    waiting = WaitingApp(context_with(clock))
+    await clock.advance(30.0)
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await waiting({"type": "http", "path": "/health", "method": "GET", "headers": []}, asyncio.Event().wait, send)  # type: ignore[arg-type]
+
+    report = msgspec.json.decode(sent[1]["body"])
+    told = "waiting for the store: no response yet"
+    assert {"store": {"status": "down", "detail": told}} == report["components"]
+    assert ("down", "node-1", __version__, "", began_ms) == (
+        report["status"], report["node"], report["version"], report["authority"], report["started_at_ms"],
+    )  # fmt: skip
+    assert (b"cache-control", b"no-store") in sent[0]["headers"]
+
+
+async def test_a_slow_start_is_answered_for_and_a_quick_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the store is away the address answers; the answering ends before the result is given."""
+    answering: list[str] = []
+    go = asyncio.Event()
+
+    @asynccontextmanager
+    async def answers(waiting: WaitingApp, bound: socket.socket) -> AsyncIterator[None]:
+        answering.append("began")
+        go.set()
+        yield
+        answering.append("ended")
+
+    async def boot(*_: Any) -> Any:
+        await go.wait()
+        return "authority"
+
+    monkeypatch.setattr(module, "boot", boot)
+    monkeypatch.setattr(module, "_answering", answers)
+    monkeypatch.setattr(module, "QUIET_S", 0.01)
+    with socket.socket() as bound:
+        async with asyncio.timeout(30):
+            slow = await boot_when_ready(context_with(ManualClock()), (), bound)
+        assert ("authority", ["began", "ended"]) == (slow, answering)
+        monkeypatch.setattr(module, "QUIET_S", 30.0)
+        await boot_when_ready(context_with(ManualClock()), (), bound)
+
+    assert ["began", "ended"] == answering
