@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -81,3 +82,15 @@ def _with_theirs(requirements: list[str]) -> set[str]:
 
 def _plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_an_agent_loads_no_web_framework_and_no_store_client() -> None:
+    """An agent runs on small machines: what only servers need is not loaded by its command."""
+    heavy = ("starlette", "obstore", "pyspark", "pyarrow", "grpc", "uvicorn")
+    code = (
+        "import sys, lakebed.wiring.agent_commands, lakebed.agent.run\n"
+        f"print([name for name in {heavy!r} if name in sys.modules])"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert "[]" == shown.stdout.strip()

@@ -18,7 +18,6 @@ from lakebed.core.context import Context
 from lakebed.core.errors import Invalid, LakebedError, NotFound
 from lakebed.core.settings import Settings, load
 from lakebed.core.trail import ActionOutcome
-from lakebed.wiring.context import make_context
 
 DEFAULT_DIR = Path(".lakebed")
 DEFAULT_FILE = Path("lakebed.toml")
@@ -46,6 +45,8 @@ class Where:
 
     def context(self, role: str, flags: Mapping[str, Any] | None = None) -> Context:
         """Raises NotFound when there is no store: no stack runs and the settings name none."""
+        from lakebed.wiring.context import make_context  # loads the store client, which an agent does not need
+
         return make_context(self.reaching(flags), role=role)
 
     def reaching(self, flags: Mapping[str, Any] | None = None) -> Settings:

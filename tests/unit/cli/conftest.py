@@ -24,5 +24,5 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         monkeypatch.setenv(name, value)
     made = Shell(monkeypatch, capsys)
     context_of: Callable[..., Context] = made.context_of
-    monkeypatch.setattr("lakebed.cli.where.make_context", context_of)
+    monkeypatch.setattr("lakebed.wiring.context.make_context", context_of)
     return made
