@@ -7,6 +7,7 @@ queue once.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar
 
@@ -102,7 +103,7 @@ class PageRequest(msgspec.Struct, frozen=True):
         return await self.read(sources)
 
 
-class PartPage:
+class PartPage(ABC):
     """A part's page. Each gateway has one instance."""
 
     name: ClassVar[str]
@@ -119,9 +120,9 @@ class PartPage:
     def twin(cls) -> str:
         return "/overview.json" if cls.path == "/" else f"{cls.path}.json"
 
+    @abstractmethod
     async def load(self, request: PageRequest) -> tuple[PageSamples, dict[str, Any]]:
         """The data to show, and what was chosen in it (a queue, a topic, …)."""
-        raise NotImplementedError
 
     def overview(self) -> dict[str, DataSource]:
         """The data that the overview needs of this part, by its name there."""
@@ -134,6 +135,7 @@ class PartPage:
 
     async def stop(self) -> None:
         """Closes what the page opened."""
+        return None
 
 
 def first(sample: DataSample, field: str) -> Any:
