@@ -133,9 +133,8 @@ class PartPage(ABC):
         """Pure: from the latest value of each key to the numbers of the overview; None for what is unknown."""
         return {}
 
-    async def stop(self) -> None:
+    async def stop(self) -> None:  # noqa: B027 (most pages open nothing)
         """Closes what the page opened."""
-        return None
 
 
 def first(sample: DataSample, field: str) -> Any:
