@@ -2,26 +2,34 @@
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
+JOBS := $(shell nproc 2>/dev/null || echo 2)
+WAITERS := $(shell expr 2 \* $(JOBS))  # for a lane that mostly waits
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint unit conformance explore sim integration browser screenshots spark docs test-oxia test-cluster bench lock clean
+.PHONY: help setup demo test lint unit conformance explore sim integration browser screenshots recording spark docs test-full test-oxia test-cluster bench lock release clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.ready ## prepare .venv; its bin/lakebed is the command
 
-$(VENV)/.ready: requirements.lock pyproject.toml
+$(VENV)/.ready: requirements-dev.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Lakebed needs Python 3.11 or newer: make PYTHON=python3.12 setup"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
 demo: setup ## start everything, run the scenarios, prove the totals
 	@$(BIN)/lakebed demo
 
-test: setup lint unit conformance sim integration browser spark ## everything CI runs
+test: setup lint unit conformance sim integration browser spark ## every guarantee, in minutes
+
+test-full: setup test-oxia test-cluster ## what is exhaustive: every seed and kill, every page, a Spark cluster, Oxia
+	$(BIN)/pytest tests/unit tests/conformance tests/sim tests/integration -m full -n $(JOBS) --dist loadfile
+	$(BIN)/pytest tests/spark -m full -n $(JOBS) --dist loadfile
+	$(BIN)/pytest tests/interop -m full
+	@! $(BIN)/python tests/support/chromium.py || $(BIN)/pytest tests/browser -m full
 
 lint: setup ## ruff, mypy strict, import layers
 	$(BIN)/ruff check src tests
@@ -30,35 +38,39 @@ lint: setup ## ruff, mypy strict, import layers
 	$(BIN)/lint-imports --no-cache
 
 unit: setup ## memory store, manual clock, no sockets, no Spark
-	$(BIN)/pytest tests/unit -n 2
+	$(BIN)/pytest tests/unit -n $(JOBS) -m "not full"
 
 explore: setup ## every property on examples never tried before, five times
-	for round in 1 2 3 4 5; do LAKEBED_TEST_EXPLORE=1 $(BIN)/pytest tests/unit -m hypothesis -n 2 || exit 1; done
+	for round in 1 2 3 4 5; do LAKEBED_TEST_EXPLORE=1 $(BIN)/pytest tests/unit -m hypothesis -n $(JOBS) || exit 1; done
 
 conformance: setup ## one contract, run on every backend
-	$(BIN)/pytest tests/conformance -n 2 --dist loadfile
+	$(BIN)/pytest tests/conformance -n $(WAITERS) --dist loadfile -m "not full"
 
 sim: setup ## seeded worlds with faults and crashes
-	$(BIN)/pytest tests/sim -n 2
+	$(BIN)/pytest tests/sim -n $(JOBS) -m "not full"
 
 integration: setup ## real servers, real processes, kill -9
-	$(BIN)/pytest tests/integration -n 2 --dist loadfile
+	$(BIN)/pytest tests/integration -n $(JOBS) --dist loadfile -m "not full"
 
 test-oxia: setup ## the meta contract on a real Oxia server, where Go can build one
 	$(BIN)/python tests/oxia/run.py
 
 browser: setup ## the console in a real browser; skipped, in so many words, where there is none
 	@$(BIN)/python tests/support/chromium.py || echo "browser: skipped, no Chromium is found (install it, or set LAKEBED_TEST_BROWSER)"
-	@! $(BIN)/python tests/support/chromium.py || $(BIN)/pytest tests/browser
+	@! $(BIN)/python tests/support/chromium.py || $(BIN)/pytest tests/browser -m "not full"
 
 screenshots: setup ## every page of the console, light, dark and on a phone, into docs/screenshots
 	PYTHONPATH=src:tests:tests/browser $(BIN)/python tests/browser/screenshots.py
+
+recording: setup ## run the quick start for real and draw it as an animated SVG for the README
+	$(BIN)/python docs/recording/record.py run
+	$(BIN)/python docs/charts/comparison.py
 
 docs: setup ## make the reference pages, the dashboards and the alert rules again
 	$(BIN)/python -m lakebed.wiring.reference .
 
 spark: setup ## real Spark
-	$(BIN)/pytest tests/spark -n 2 --dist loadfile
+	$(BIN)/pytest tests/spark -n $(JOBS) --dist loadfile -m "not full"
 
 test-cluster: setup ## the Spark lane's jobs on a standalone cluster and through Spark Connect
 	$(BIN)/pytest tests/cluster
@@ -66,8 +78,16 @@ test-cluster: setup ## the Spark lane's jobs on a standalone cluster and through
 bench: setup ## every bench, as ratios to the bare thing beneath
 	$(BIN)/lakebed bench all --quick
 
-lock: setup ## pin every dependency again, without download addresses
-	$(BIN)/pip-compile --quiet --extra dev --extra oxia --strip-extras --no-header --no-annotate --no-emit-options --allow-unsafe --output-file requirements.lock pyproject.toml
+PINS := --quiet --generate-hashes --universal --python-version 3.11 --no-header --no-annotate
+
+lock: setup ## pin every dependency again, with hashes and without download addresses: what tests it, then what runs
+	$(BIN)/uv pip compile $(PINS) --extra dev --extra oxia --output-file requirements-dev.lock pyproject.toml
+	$(BIN)/uv pip compile $(PINS) --extra all --extra connect --constraint requirements-dev.lock --output-file requirements.lock pyproject.toml
+
+release: setup ## the package and its bill of materials, into dist/
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	$(BIN)/python -m lakebed.wiring.sbom requirements.lock > dist/sbom.cdx.json
 
 clean: ## remove what make made
 	rm -rf $(VENV) .mypy_cache .ruff_cache build dist

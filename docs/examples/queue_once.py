@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
+import lakebed
 
-from lakebed.cli.where import Where
-from lakebed.queue.model import KeyValueEntry
-from lakebed.queue.roles import Queue
+with lakebed.connect() as lake:
+    queue = lake.queue("example-orders")
+    queue.put([("order-1", "3 apples")])  # returns when the entry is durable
 
-
-async def main() -> None:
-    queue = Queue.of(Where().context("example"), "example-orders")
-    ingestor = queue.ingestor()
-    watcher = await ingestor.ingest([KeyValueEntry(b"order-1", b"3 apples")])
-    await watcher.await_durable()  # stored in the bucket and listed in the producer manifest
-    await ingestor.close()
-
-    collector = queue.collector("example")
-    async for batch in collector.batches(idle_s=0.1):
+    for batch in queue.collect(consumer="example"):
         for entry in batch.entries:
             print(f"{batch.sequence}: {entry.key.decode()} = {entry.value.decode()}")
-        await collector.ack(batch)
-        break
-    await collector.close()
-
-
-asyncio.run(main())
+        batch.ack()

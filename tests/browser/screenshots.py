@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from urllib.parse import urlencode
 
 from playwright.sync_api import Browser, sync_playwright
 
@@ -19,7 +20,13 @@ from support.console_stack import Yard, yard_on
 
 OUT = Path(__file__).parents[2] / "docs/screenshots"
 WIDE, PHONE = {"width": 1280, "height": 860}, {"width": 390, "height": 844}
-MOVING_S = 12.0  # how long numbers move before the pictures are taken
+MOVING_S = 50.0  # how long numbers move before the pictures are taken: the lake is sampled every 15 s
+QUERY = "select city, count(*) as orders, sum(total) as total from silver.shop.orders group by city order by city"
+SHOWN = {  # what is chosen on a page, where the page alone would show less
+    "tables": f"?{urlencode({'table': 'silver/acme/shop/orders', 'sql': QUERY})}",
+    "batches": "?metric=cpu",
+    "search": "?q=orders",
+}
 
 
 def main(names: list[str]) -> None:
@@ -32,20 +39,18 @@ def main(names: list[str]) -> None:
         server = Weed(Path(folder) / "weed", runtime=system_runtime())
         asyncio.run(server.start())
         try:
-            with yard_on(server.endpoints, Path(folder)) as yard, sync_playwright() as playwright:
-                yard.seed()
+            with yard_on(server.endpoints, Path(folder)) as env, sync_playwright() as playwright:
+                env.seed()
                 browser = playwright.chromium.launch(executable_path=browser_path, args=LAUNCH)
-                shoot(browser, yard, out, names)
+                shoot(browser, env, out, names)
                 browser.close()
         finally:
             asyncio.run(server.stop(grace_s=0.0))
 
 
-def shoot(browser: Browser, yard: Yard, out: Path, names: list[str]) -> None:
+def shoot(browser: Browser, env: Yard, out: Path, names: list[str]) -> None:
     done = threading.Event()
-    threading.Thread(target=_send, args=(yard, done), daemon=True).start()
-    watching = browser.new_page()
-    watching.goto(f"{yard.url}/")  # keeps the sampler running, so that every chart has a past
+    threading.Thread(target=_send, args=(env, done), daemon=True).start()
     time.sleep(MOVING_S)
     for look, theme, size in (("light", "light", WIDE), ("dark", "dark", WIDE), ("phone", "light", PHONE)):
         context = browser.new_context(viewport=size, color_scheme=theme, device_scale_factor=1)  # type: ignore[arg-type]
@@ -53,19 +58,19 @@ def shoot(browser: Browser, yard: Yard, out: Path, names: list[str]) -> None:
             if names and page.name not in names:
                 continue
             tab = context.new_page()
-            tab.goto(f"{yard.url}{page.path}")
+            tab.goto(f"{env.url}{page.path}{SHOWN.get(page.name, '')}")
             tab.wait_for_selector("html[data-live]", state="attached")
-            tab.wait_for_timeout(600)
+            tab.wait_for_timeout(900)
             tab.screenshot(path=out / f"{page.name}-{look}.png", full_page=True)
             tab.close()
         context.close()
     done.set()
 
 
-def _send(yard: Yard, done: threading.Event) -> None:
+def _send(env: Yard, done: threading.Event) -> None:
     number = 1
     while not done.wait(0.4):
-        yard.send(number)
+        env.send(number)
         number += 1
 
 

@@ -23,7 +23,7 @@ JOBS = (
     "test_samples.py::test_every_accepted_sample_is_in_the_table_once",
     "test_topics_bronze.py::test_records_become_rows_or_have_a_reason",
     "test_source_batches.py::test_every_sample_comes_back_in_every_column",
-    "test_spark_rollups.py::test_spark_makes_the_chunks_that_this_process_makes",
+    "test_rollups.py::test_spark_makes_the_chunks_that_this_process_makes",
     "test_audit.py::test_every_kind_of_damage_is_named_with_its_key_and_size",
     "test_flow.py",
     "test_bronze.py::test_a_full_table_replaces_everything",
@@ -74,10 +74,10 @@ def run_jobs(jobs: Sequence[str], **settings: str) -> str:
 @pytest.mark.timeout(1200)
 def test_the_same_jobs_run_on_a_standalone_cluster(cluster: Cluster) -> None:
     """Every job passes its own test, and both workers have run it."""
-    said = run_jobs(JOBS, MASTER=cluster.master, CONF=json.dumps(conf()))
+    output = run_jobs(JOBS, MASTER=cluster.master, CONF=json.dumps(conf()))
 
     (app,) = cluster.state()["completedapps"]
-    assert " passed" in said
+    assert " passed" in output
     assert "lakebed" == app["name"]
 
 
@@ -86,7 +86,7 @@ def test_the_same_jobs_run_through_spark_connect(cluster: Cluster, processes: Pr
     """With spark.remote alone: no Java in the client, the jobs on the cluster's workers."""
     address = start_connect(processes, cluster.master)
 
-    said = run_jobs(JOBS, REMOTE=address)
+    output = run_jobs(JOBS, REMOTE=address)
 
-    assert " passed" in said
+    assert " passed" in output
     assert ["connect"] == [app["name"] for app in cluster.state()["activeapps"]]

@@ -166,7 +166,7 @@ async def test_a_key_that_some_backend_would_change_is_refused(meta: Meta, key: 
 
 
 async def test_must_be_absent_creates_once(meta: Meta, root: str, group: dict[str, str]) -> None:
-    """The second creator is told AlreadyExists, with what stands there."""
+    """The second creator gets AlreadyExists, with the current one."""
     first = await meta.put(root + "k", b"1", expected=ABSENT, **group)
 
     with pytest.raises(AlreadyExists) as met:
@@ -177,7 +177,7 @@ async def test_must_be_absent_creates_once(meta: Meta, root: str, group: dict[st
 
 
 async def test_a_version_is_good_for_one_put(meta: Meta, root: str, group: dict[str, str]) -> None:
-    """A put over a version that has been overwritten is Stale, with what stands there."""
+    """A put over a version that has been overwritten is Stale, with the current one."""
     first = await meta.put(root + "k", b"1", **group)
     second = await meta.put(root + "k", b"2", expected=first.version, **group)
 
@@ -189,7 +189,7 @@ async def test_a_version_is_good_for_one_put(meta: Meta, root: str, group: dict[
 
 
 async def test_several_puts_succeed_and_fail_each_on_its_own(meta: Meta, root: str, group: dict[str, str]) -> None:
-    """Puts that are asked for together are answered in their order, and one that is refused stops no other."""
+    """Puts that are requested together are answered in their order, and one that is refused stops no other."""
     stands = await meta.put(f"{root}stands", b"1", **group)
     old = await meta.put(f"{root}changed", b"1", **group)
     await meta.put(f"{root}changed", b"2", **group)
@@ -235,7 +235,7 @@ async def test_versions_never_come_back(meta: Meta, root: str, group: dict[str, 
 
 
 async def test_delete_with_a_version_deletes_only_that_one(meta: Meta, root: str, group: dict[str, str]) -> None:
-    """A conditional delete is refused when something newer, or nothing, stands there."""
+    """A conditional delete is refused when something newer, or nothing, is there."""
     first = await meta.put(root + "k", b"1", **group)
     second = await meta.put(root + "k", b"2", **group)
 
@@ -513,6 +513,7 @@ async def test_an_ephemeral_entry_is_seen_by_others_and_goes_with_its_session(
     assert [entry.value for entry in await other.range(root, prefix_end(root), limit=9, **group)] == [b"lasting"]
 
 
+@pytest.mark.full
 async def test_a_session_lives_as_long_as_its_process_beats(client: Client, root: str, group: dict[str, str]) -> None:
     """An entry outlives several timeouts of a session that is kept alive."""
     mine, other = client(), client()
@@ -528,7 +529,7 @@ async def test_a_session_lives_as_long_as_its_process_beats(client: Client, root
 async def test_a_session_that_falls_silent_ends_and_another_takes_over(
     client: Client, root: str, group: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that stops sending heartbeats loses its entries after the timeout, and is told so."""
+    """A process that stops sending heartbeats loses its entries after the timeout, and gets an error."""
     mine, other = client(), client()
     session = await mine.open_session(timeout_s=SESSION_S)
     await mine.put(root + "claim", b"me", expected=ABSENT, session=session, **group)

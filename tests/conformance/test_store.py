@@ -10,7 +10,6 @@ import pytest
 
 from lakebed.core.clock import SystemClock
 from lakebed.core.errors import AlreadyExists, Corrupt, Invalid, NotFound, Stale
-from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
 from lakebed.store.bucket import BucketStore
 from lakebed.store.connect import PrefixedStore, connect
@@ -18,6 +17,7 @@ from lakebed.store.memory import MemoryStore
 from lakebed.store.obstore_client import ObstoreClient
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
+from support.runtimes import runtime_of
 
 AWKWARD = [
     "a=b",
@@ -49,11 +49,11 @@ def store(request: pytest.FixtureRequest, metrics: Metrics) -> Store:
         case "obstore":
             from obstore.store import MemoryStore as ObstoreMemory
 
-            return BucketStore(ObstoreClient(ObstoreMemory()), clock=SystemClock(), ids=Ids(), metrics=metrics)
+            return BucketStore(ObstoreClient(ObstoreMemory()), runtime_of(metrics=metrics))
         case "seaweedfs without the fast path":
             settings: StoreSettings = request.getfixturevalue("bucket_settings")
             settings = msgspec.structs.replace(settings, fast_path=False)
-            return connect(settings, clock=SystemClock(), ids=Ids(), metrics=metrics)
+            return connect(settings, runtime_of(metrics=metrics))
         case _:
             found: Store = request.getfixturevalue("bucket")
             return found
@@ -88,7 +88,7 @@ class TestReading:
         assert head.modified_ms > 1_700_000_000_000
 
     async def test_a_range_is_exact(self, store: Store) -> None:
-        """A range gives exactly the bytes asked for."""
+        """A range gives exactly the bytes requested."""
         await store.create("t/one", b"0123456789")
 
         assert await store.get_range("t/one", 3, 3) == b"345"
@@ -96,7 +96,7 @@ class TestReading:
 
     @pytest.mark.parametrize(("start", "length"), [(8, 3), (10, 1), (50, 1)])
     async def test_a_range_past_the_end_is_corrupt(self, store: Store, start: int, length: int) -> None:
-        """An object shorter than its reference says is Corrupt, never a short answer."""
+        """An object shorter than its reference reports is Corrupt, never a short answer."""
         await store.create("t/one", b"0123456789")
 
         with pytest.raises(Corrupt):
@@ -169,7 +169,7 @@ class TestReplace:
         assert second.etag == (await store.head("t/one")).etag
 
     async def test_replacing_what_changed_is_stale(self, store: Store) -> None:
-        """A replace with an old etag raises Stale carrying what stands there."""
+        """A replace with an old etag raises Stale carrying what is there."""
         first = await store.create("t/one", b"old")
         await store.replace("t/one", b"newer", first.etag)
 
@@ -240,7 +240,7 @@ class TestListing:
         assert list(await store.children("nowhere/")) == []
 
     async def test_more_than_a_page_is_listed_whole(self, store: Store) -> None:
-        """A listing goes on over pages, each key once."""
+        """A listing continues over pages, each key once."""
         wanted = [f"t/{number:05d}" for number in range(1100)]
         for start in range(0, 1100, 100):
             await asyncio.gather(*(store.create(key, b"x") for key in wanted[start : start + 100]))
@@ -256,7 +256,7 @@ class TestListing:
         assert list(await store.children("t/")) == ["a", "b"]
 
     async def test_what_was_written_is_listed_at_once(self, store: Store) -> None:
-        """A list after a create, and after a delete, tells the truth."""
+        """A list after a create, and after a delete, reports the truth."""
         await store.create("t/one", b"x")
         assert await keys(store, "t/") == ["t/one"]
 

@@ -52,7 +52,7 @@ def row(tick: str = "t1", *, org: str = "o", state: str = "running", lives_s: in
 
 
 async def test_a_row_is_created_once_and_read_back(table: AuditTable) -> None:
-    """The first writer wins; what it wrote stands."""
+    """The first writer wins; what it wrote remains."""
     first, second = row(), row()
 
     created, refused = await table.create(first), await table.create(second)
@@ -72,7 +72,7 @@ async def test_of_many_creating_at_once_one_wins(table: AuditTable) -> None:
 
 
 async def test_writing_the_same_row_again_is_no_refusal(table: AuditTable) -> None:
-    """A writer whose answer was lost asks again, and it is still its own row."""
+    """A writer whose answer was lost queries again, and it is still its own row."""
     mine = row()
 
     assert (True, True) == (await table.create(mine), await table.create(mine))
@@ -112,7 +112,7 @@ async def test_a_cleared_row_can_be_created_again(table: AuditTable) -> None:
 
 
 async def test_a_row_whose_time_is_over_is_not_there(table: AuditTable) -> None:
-    """It is not read, not listed, and stands in nobody's way, whether or not it is swept yet."""
+    """It is not read, not listed, and blocks nobody, whether or not it is swept yet."""
     old, new = row(lives_s=-1), row()
     await table.create(old)
 

@@ -1,4 +1,4 @@
-"""One contract for every queue of ticks: hidden while it is in hand, counted, a dead letter after five receives."""
+"""One contract for every queue of ticks: hidden while it is in progress, counted, a dead letter after five receives."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def kind(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
 
 @pytest.fixture
 def queue(kind: tuple[str, str], request: pytest.FixtureRequest) -> TickQueue:
-    """One that keeps a message in hand hidden for good."""
+    """One that keeps a message in progress hidden for good."""
     return opened(kind, request, KEPT_S)
 
 
@@ -133,6 +133,7 @@ async def test_a_released_message_comes_back_at_once(queue: TickQueue) -> None:
     assert ["t1"] == [each.message().tick_id for each in await receive(queue, 1)]
 
 
+@pytest.mark.full
 async def test_a_message_can_be_kept_hidden_longer(quick: TickQueue) -> None:
     """A long job keeps its message."""
     await quick.send(message("t1"))

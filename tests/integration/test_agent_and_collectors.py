@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx2
 import msgspec
+import pytest
 
 from lakebed.agent.batcher import make_frame
 from lakebed.agent.inspector import QueueInspector
@@ -43,21 +44,22 @@ async def test_every_sample_is_readable_once_though_a_collector_is_killed(
     assert list((tmp_path / "queue").rglob("*.lmbatch")) == []
 
 
+@pytest.mark.full
 async def test_a_real_conflict_is_parked_with_the_hashes_of_both(
     tmp_path: Path, bucket: Store, bucket_settings: StoreSettings
 ) -> None:
-    """Other bytes stand under a queued batch's identity; the agent keeps its own and delivers the rest."""
+    """Other bytes be under a queued batch's identity; the agent keeps its own and delivers the rest."""
     queue = tmp_path / "queue"
     await run_agent(queue, [], lines(0, 120))
-    keeper = QueueInspector(queue, lambda: 0)
-    chosen = keeper.select([keeper.queued(10)[1].sha256])[0]
+    inspector_ = QueueInspector(queue, lambda: 0)
+    chosen = inspector_.select([inspector_.queued(10)[1].sha256])[0]
     rival = make_frame(peek(chosen.path.read_bytes()), [Sample("rival", 1, -1.0)] * 40)
     async with gateway(bucket_settings) as (_, url):
         async with httpx2.AsyncClient(timeout=DEADLINE_S) as client:
             planted = await client.post(f"{url}/v1/batches", content=rival.data)
         code = await run_agent(queue, [url], lines(120, 160))
 
-    [parked] = keeper.parked()
+    [parked] = inspector_.parked()
     assert (planted.status_code, code) == (200, 0)
     assert (parked.reason, parked.accepted_frame_sha256) == ("identity_conflict", rival.sha256)
     assert parked.submitted_frame_sha256 == chosen.sha256
@@ -66,6 +68,7 @@ async def test_a_real_conflict_is_parked_with_the_hashes_of_both(
     ]
 
 
+@pytest.mark.full
 async def test_a_wrong_token_keeps_everything_until_it_is_right(
     tmp_path: Path, bucket: Store, bucket_settings: StoreSettings
 ) -> None:

@@ -220,6 +220,7 @@ async def test_a_collector_that_goes_away_and_returns_under_load_loses_nothing(
     assert_sound(collector)
 
 
+@pytest.mark.full
 async def test_answers_lost_after_acceptance_become_duplicates_and_nothing_is_doubled(
     home: Home, collector: TestCollector
 ) -> None:
@@ -236,6 +237,7 @@ async def test_answers_lost_after_acceptance_become_duplicates_and_nothing_is_do
     assert_sound(collector)
 
 
+@pytest.mark.full
 async def test_a_conflict_is_parked_later_batches_go_on_and_its_owner_settles_it(
     home: Home, collector: TestCollector
 ) -> None:
@@ -322,7 +324,7 @@ async def test_a_full_queue_blocks_its_source_and_loses_nothing(home: Home, coll
 
 
 async def test_a_full_queue_that_drops_counts_exactly_what_is_missing(home: Home, collector: TestCollector) -> None:
-    """Under drop_oldest input never waits; what arrived and what the ledger says was given up make the whole."""
+    """Under drop_oldest input never waits; what arrived and what the ledger reports was given up make the whole."""
     await collector.stop()
     agent = await home.run(
         **WHOLE, QUEUE_BYTES_MAX=str(40 * 4096), BATCH_BYTES="4096", BATCH_SAMPLES_MAX="10", WHEN_FULL="drop_oldest"
@@ -342,7 +344,7 @@ async def test_a_full_queue_that_drops_counts_exactly_what_is_missing(home: Home
 
 
 async def test_two_agents_never_share_a_queue(home: Home) -> None:
-    """The second one says why and ends with the code for a conflict."""
+    """The second one gives the reason and ends with the code for a conflict."""
     first = await home.run()
     await until(lambda: any(entry.get("event") == "agent starts" for entry in first.log), "started")
 

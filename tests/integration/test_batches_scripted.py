@@ -7,12 +7,10 @@ import pytest
 
 from lakebed.batches import acceptance, paths
 from lakebed.batches.model import BatchIdentity, write_record
-from lakebed.core.clock import SystemClock
-from lakebed.core.ids import Ids
-from lakebed.core.metrics import Metrics
 from lakebed.store.connect import connect
 from support.batch_frames import frame_of, submit
 from support.batches_gateway import collector
+from support.runtimes import runtime_of
 from support.scripted_s3 import ScriptedS3, Step
 
 KEY = paths.accepted_key(BatchIdentity("agent-a", "boot-1", 0, 9))
@@ -28,7 +26,7 @@ async def upload(
     server: ScriptedS3, *, timeout_s: float = 30.0, accept_timeout_s: float = 60.0
 ) -> tuple[int, dict[str, object], str]:
     """Short times are for a step that hangs or a store that stays down; elsewhere a pause would pass for a fault."""
-    store = connect(server.settings(timeout_s=timeout_s), clock=SystemClock(), ids=Ids(), metrics=Metrics())
+    store = connect(server.settings(timeout_s=timeout_s), runtime_of())
     async with collector(store, accept_timeout_s=accept_timeout_s) as (client, part):
         server.seen.clear()  # what a collector reads at its start is not part of an upload
         answer = await client.post("/v1/batches", content=MINE.frame)
@@ -112,6 +110,7 @@ async def test_a_lost_answer_to_the_manifest_ends_as_our_own_acceptance(step: St
         assert sum(key.startswith("accepted/v1/") for key in server.objects) == 1
 
 
+@pytest.mark.full
 async def test_a_store_that_stays_down_before_the_manifest_is_503() -> None:
     """The agent must retry; the blob may be an orphan; nothing was accepted."""
     async with ScriptedS3([Step(503, "SlowDown", key=KEY)] * 300) as server:
@@ -126,7 +125,7 @@ async def test_a_store_that_stays_down_before_the_manifest_is_503() -> None:
 
 
 async def test_an_applied_manifest_whose_answer_never_comes_is_found_by_the_retry() -> None:
-    """503 to the end although the manifest stands: the next upload observes it and says duplicate."""
+    """503 to the end although the manifest exists: the next upload observes it and reports duplicate."""
     lost = [Step(503, "SlowDown", key=KEY, apply=True), *[Step(503, "SlowDown", key=KEY)] * 50]
     blind = [Step(503, "SlowDown", method="GET", key=KEY)] * 50
     async with ScriptedS3([*lost, *blind]) as server:

@@ -9,8 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from lakebed.core.settings import env_name
 from lakebed.store.settings import StoreSettings
+
+pytestmark = pytest.mark.full
 
 
 def test_bench_store_prints_its_checks_and_ends_in_time(bucket_settings: StoreSettings, tmp_path: Path) -> None:
@@ -38,8 +42,8 @@ def test_bench_store_prints_its_checks_and_ends_in_time(bucket_settings: StoreSe
 
 def _cpu_s() -> float:
     """What ended children have taken: what a busy machine does beside them does not count."""
-    told = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return told.ru_utime + told.ru_stime
+    reported = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return reported.ru_utime + reported.ru_stime
 
 
 def test_an_unknown_bench_is_refused_with_the_known_ones(bucket_settings: StoreSettings, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A child process: it ends when told, is ended when it does not, takes along what it started, and leaves its words."""
+"""A child process: it ends on request or is killed, takes along what it started, and keeps its output."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def first_word(child: Child) -> str:
 
 
 async def test_ends_by_itself_when_told(child: Child) -> None:
-    """SIGTERM is asked first, and enough for one that listens."""
+    """SIGTERM is queried first, and enough for one that listens."""
     child.start(["/bin/sleep", "60"])
 
     willing = await child.stop(10.0)

@@ -8,7 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from support import terminal
+
+pytestmark = pytest.mark.full
 
 SMALL = "0.05"
 DEADLINE_S = 540  # of a busy machine; a quiet one needs a tenth
@@ -46,7 +50,7 @@ def test_the_demo_proves_its_totals_in_a_pipe(tmp_path: Path) -> None:
 
 
 def test_on_a_terminal_bars_move_and_a_broken_invariant_exits_non_zero(tmp_path: Path) -> None:
-    """The live table is drawn over and over; a total that does not add up is named, and the exit code says so."""
+    """The live table is drawn over and over; a total that does not add up is named, and the exit code reports it."""
     (tmp_path / "sitecustomize.py").write_text(
         "import lakebed.store.demo as scenario\n"
         "async def play(stage):\n"

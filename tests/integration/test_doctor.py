@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from lakebed.core.settings import env_name
 from lakebed.embedded.endpoints import BucketEndpoints
 from lakebed.store.settings import StoreSettings
@@ -49,6 +51,7 @@ async def test_a_store_that_ignores_conditions_fails_with_a_fix(tmp_path: Path) 
     assert "conditional PUT" in found["store prover"]["fix"]
 
 
+@pytest.mark.full
 async def test_gateways_of_two_stores_are_found_out(tmp_path: Path) -> None:
     """A second endpoint is raced with the first: where they do not share their keys, there are two winners."""
     async with ScriptedS3() as one, ScriptedS3() as other:
@@ -58,6 +61,7 @@ async def test_gateways_of_two_stores_are_found_out(tmp_path: Path) -> None:
     assert found["store prover"]["verdict"] == "fail"
 
 
+@pytest.mark.full
 async def test_each_filer_is_asked_alone(bucket_settings: StoreSettings, weed: BucketEndpoints, tmp_path: Path) -> None:
     """A filer at a wrong port is named although the other answers: it would be missed only when that one is down."""
     code, found = await doctor(bucket_settings, tmp_path, filers=f"{weed.filer_grpc},127.0.0.1:1")

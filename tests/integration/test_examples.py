@@ -14,12 +14,15 @@ import pytest
 
 from support.doc_commands import ROOT
 
+pytestmark = pytest.mark.full
+
 DEADLINE_S = 300
 EXPECTED = {
     "queue_once.py": "order-1 = 3 apples",
-    "log_over_http.py": "records: ['one', 'two']",
-    "send_samples.py": "duplicate: False\nduplicate: True",
-    "report.py": "<!doctype html>",
+    "topics.py": "first offset: 1\n1 {'order': 1}\n2 {'order': 2}",
+    "samples.py": "accepted: 2\ncellar 18.0",
+    "asynchronous.py": "1 one\n2 two",
+    "tables.py": "3 rows\nann: 12\nbob: 5",
 }
 
 

@@ -20,7 +20,7 @@ SECRET = "0123456789abcdef-very-secret"
 
 
 async def test_the_real_command_serves_on_a_port_of_its_choice_and_ends_with_0(start: Start) -> None:
-    """`python -m lakebed serve` says where it answers, answers there, and drains on SIGTERM."""
+    """`python -m lakebed serve` reports where it answers, answers there, and drains on SIGTERM."""
     gateway = await (await start("serve", "--parts", "console", probe=False)).ready()
 
     health, page = await gateway.get("/healthz"), await gateway.get("/")
@@ -41,7 +41,7 @@ async def test_ctrl_c_drains_too(start: Start) -> None:
 
 
 async def test_a_taken_port_is_said_at_once(start: Start) -> None:
-    """Two gateways cannot share a port, and the second one says so in words."""
+    """Two gateways cannot share a port, and the second one reports it in words."""
     first = await (await start("serve")).ready()
     second = await start("serve", "--port", first.url.rsplit(":", 1)[1])
 
@@ -141,7 +141,7 @@ async def test_what_outlasts_the_drain_is_told_that_its_outcome_is_unknown(start
 
 
 async def test_a_long_poll_does_not_hold_up_the_drain(start: Start) -> None:
-    """What only waits is told of the stop and answers; the drain's time is not used up."""
+    """What only waits learns of the stop and answers; the drain's time is not used up."""
     gateway = await (await start("serve", env={**MEMORY, "LAKEBED_GATEWAY_DRAIN_S": "200"})).ready()
     polling = asyncio.create_task(gateway.get("/probe/poll"))
     await gateway.logged("probe polls")
@@ -163,7 +163,7 @@ async def test_a_component_that_cannot_start_ends_the_process_in_words(start: St
 
 
 async def test_an_answer_that_breaks_half_way_is_cut_not_completed(start: Start) -> None:
-    """A client never takes half an answer for a whole one, and the gateway goes on."""
+    """A client never takes half an answer for a whole one, and the gateway continues."""
     gateway = await (await start("serve")).ready()
 
     with pytest.raises(httpx2.RemoteProtocolError):
@@ -186,6 +186,7 @@ async def test_keys_let_in_and_are_never_logged(start: Start, tmp_path: Path) ->
     """A key of the file is known, a wrong one is not, rights hold, and no secret reaches any output at any level."""
     file = tmp_path / "keys.toml"
     file.write_text(f'[[keys]]\nname = "writer"\nsecret = "{SECRET}"\nrights = ["probe:write"]\n')
+    file.chmod(0o600)
     reader = [{"name": "reader", "secret": "R" + SECRET, "rights": ["probe:read"]}]
     env = {**MEMORY, "LAKEBED_GATEWAY_KEYS_FILE": str(file), "LAKEBED_GATEWAY_KEYS": json.dumps(reader)}
     gateway = await (await start("serve", "--log", "debug", env=env)).ready()
@@ -256,28 +257,28 @@ async def test_a_store_that_ignores_conditions_is_refused(start: Start) -> None:
 
 
 async def test_workers_run_restart_and_put_down_their_work(start: Start) -> None:
-    """Health and metrics tell of each worker; SIGTERM lets a worker finish; the exit code is 0."""
-    crew = await (await start("work", "--parts", "probe")).ready()
+    """Health and metrics report of each worker; SIGTERM lets a worker finish; the exit code is 0."""
+    supervised = await (await start("work", "--parts", "probe")).ready()
     async with asyncio.timeout(DEADLINE_S):
-        while (metrics := (await crew.get("/metrics", accept="application/json")).json())[
+        while (metrics := (await supervised.get("/metrics", accept="application/json")).json())[
             "lakebed_worker_restarts_total"
         ] == [{"labels": {"worker": name}, "value": 0.0} for name in ("steady", "failing")]:
             await asyncio.sleep(0.05)
-    components = (await crew.get("/health")).json()["components"]
+    components = (await supervised.get("/health")).json()["components"]
 
-    code = await crew.stop()
+    code = await supervised.stop()
 
     restarts = {row["labels"]["worker"]: row["value"] for row in metrics["lakebed_worker_restarts_total"]}
     assert (restarts["steady"], restarts["failing"] >= 1) == (0, True)
     assert components["steady"]["status"] == "ok"
     assert components["failing"]["status"] in ("degraded", "down")
     assert code == 0
-    assert b"steady put down its work" in crew.errors
+    assert b"steady put down its work" in supervised.errors
 
 
 async def test_work_without_workers_serves_health(start: Start) -> None:
-    """Before any part has workers, the process still says that it is well."""
-    crew = await (await start("work", "--parts", "console", probe=False)).ready()
+    """Before any part has workers, the process still reports that it is well."""
+    supervised = await (await start("work", "--parts", "console", probe=False)).ready()
 
-    assert (await crew.get("/healthz")).status_code == 200
-    assert await crew.stop() == 0
+    assert (await supervised.get("/healthz")).status_code == 200
+    assert await supervised.stop() == 0

@@ -42,15 +42,15 @@ def test_a_request_reaches_one_handler_with_and_without_the_fast_path(
 ) -> None:
     """A plain small request takes the fast path, any other goes through ASGI; the answer is the same."""
 
-    async def asked(server: Server) -> None:
-        told = await server.ask(data.replace(b" /hot", b" " + path.encode(), 1))
+    async def requested(server: Server) -> None:
+        reported = await server.ask(data.replace(b" /hot", b" " + path.encode(), 1))
 
         went = HANDLERS[path] if way == DIRECT and fast_path else USUAL
-        assert told.body == {"way": went, "bytes": size, "who": "anybody", "kind": "k"}
-        assert (200, "application/json") == (told.status, told.fields["content-type"])
-        assert len(told.fields["x-request-id"]) == 16
+        assert reported.body == {"way": went, "bytes": size, "who": "anybody", "kind": "k"}
+        assert (200, "application/json") == (reported.status, reported.fields["content-type"])
+        assert len(reported.fields["x-request-id"]) == 16
 
-    serving(loop, asked, fast_path=fast_path)
+    serving(loop, requested, fast_path=fast_path)
 
 
 @pytest.mark.parametrize("fast_path", FAST_PATH)
@@ -59,7 +59,7 @@ def test_a_request_reaches_one_handler_with_and_without_the_fast_path(
 def test_pipelined_requests_are_answered_in_their_order(fast_path: bool, loop: str, path: str) -> None:
     """Requests of both ways, sent at once on one connection, are answered one after another, the slow first too."""
 
-    async def asked(server: Server) -> None:
+    async def requested(server: Server) -> None:
         client = await server.connect()
         bodies = [b"wait", b"a", b"bb", MUCH, b"ccc", b"refuse", b"dddd"]
         client.writer.write(b"".join(post(body, path=path + "?q" if body == b"bb" else path) for body in bodies))
@@ -67,13 +67,13 @@ def test_pipelined_requests_are_answered_in_their_order(fast_path: bool, loop: s
         await asyncio.sleep(0.2)  # time for those behind it to overtake it, if they could
         server.hot.let_go()
 
-        told = [await client.told() for _ in bodies]
+        reported = [await client.told() for _ in bodies]
 
-        assert [4, 1, 2, len(MUCH), 3, None, 4] == [one.body.get("bytes") for one in told]
-        assert [200, 200, 200, 200, 200, 400, 200] == [one.status for one in told]
+        assert [4, 1, 2, len(MUCH), 3, None, 4] == [one.body.get("bytes") for one in reported]
+        assert [200, 200, 200, 200, 200, 400, 200] == [one.status for one in reported]
         client.writer.close()
 
-    serving(loop, asked, fast_path=fast_path)
+    serving(loop, requested, fast_path=fast_path)
 
 
 @pytest.mark.parametrize("fast_path", FAST_PATH)
@@ -82,7 +82,7 @@ def test_pipelined_requests_are_answered_in_their_order(fast_path: bool, loop: s
 def test_a_body_may_come_in_pieces_but_not_too_late(fast_path: bool, loop: str, path: str) -> None:
     """A body in pieces is one body; one that stops coming is given up with 408, as through ASGI."""
 
-    async def asked(server: Server) -> None:
+    async def requested(server: Server) -> None:
         client = await server.connect()
         data = post(b"in pieces", path=path)
         for at in range(0, len(data), 7):
@@ -101,7 +101,7 @@ def test_a_body_may_come_in_pieces_but_not_too_late(fast_path: bool, loop: str, 
         assert (408, "slow_body", "close") == (late.status, late.body["code"], late.fields["connection"])
         client.writer.close()
 
-    serving(loop, asked, fast_path=fast_path, body_timeout_s=60.0)
+    serving(loop, requested, fast_path=fast_path, body_timeout_s=60.0)
     serving(loop, late, fast_path=fast_path, body_timeout_s=0.3)
 
 
@@ -111,7 +111,7 @@ def test_a_body_may_come_in_pieces_but_not_too_late(fast_path: bool, loop: str, 
 def test_an_error_is_answered_with_the_same_problem(fast_path: bool, loop: str, path: str) -> None:
     """Errors of the handler and of the middleware become the same problems, and every answer is counted."""
 
-    async def asked(server: Server) -> None:
+    async def requested(server: Server) -> None:
         key = f"Authorization: Bearer {SECRET}\r\n"
         for more in (key, key + "Connection: close\r\n"):
             refused = await server.ask(post(b"refuse", more, path=path))
@@ -130,16 +130,16 @@ def test_an_error_is_answered_with_the_same_problem(fast_path: bool, loop: str, 
             (*re.findall(r'(?:route|status)="([^"]*)"', line), float(line.split()[-1])) for line in counted
         }
 
-    serving(loop, asked, fast_path=fast_path, keys=[{"name": "agent", "secret": SECRET, "rights": ["*"]}])
+    serving(loop, requested, fast_path=fast_path, keys=[{"name": "agent", "secret": SECRET, "rights": ["*"]}])
 
 
 @pytest.mark.parametrize("fast_path", FAST_PATH)
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("path", HANDLERS)
 def test_a_client_that_leaves_takes_nothing_back(fast_path: bool, loop: str, path: str) -> None:
-    """What was asked is done although nobody waits for the answer, and the next client is served."""
+    """What was requested is done although nobody waits for the answer, and the next client is served."""
 
-    async def asked(server: Server) -> None:
+    async def requested(server: Server) -> None:
         client = await server.connect()
         client.writer.write(post(b"wait", path=path))
         await server.has_begun()
@@ -151,7 +151,7 @@ def test_a_client_that_leaves_takes_nothing_back(fast_path: bool, loop: str, pat
 
         assert (await server.ask(post(b"x", path=path))).body["bytes"] == 1
 
-    serving(loop, asked, fast_path=fast_path)
+    serving(loop, requested, fast_path=fast_path)
 
 
 @pytest.mark.parametrize("fast_path", FAST_PATH)
@@ -160,7 +160,7 @@ def test_a_client_that_leaves_takes_nothing_back(fast_path: bool, loop: str, pat
 def test_a_stopping_server_answers_what_is_under_way(fast_path: bool, loop: str, path: str) -> None:
     """A direct request that is under way when the server stops is answered, and then the connection closes."""
 
-    async def asked(server: Server) -> None:
+    async def requested(server: Server) -> None:
         client = await server.connect()
         client.writer.write(post(b"wait", path=path))
         await server.has_begun()
@@ -168,39 +168,40 @@ def test_a_stopping_server_answers_what_is_under_way(fast_path: bool, loop: str,
         await server.refuses()
         server.hot.let_go()
 
-        told = await client.told()
+        reported = await client.told()
 
-        assert (200, "close") == (told.status, told.fields.get("connection"))
+        assert (200, "close") == (reported.status, reported.fields.get("connection"))
         assert b"" == await client.reader.read()
 
-    serving(loop, asked, fast_path=fast_path)
+    serving(loop, requested, fast_path=fast_path)
 
 
 @pytest.mark.parametrize("fast_path", FAST_PATH)
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("path", HANDLERS)
 def test_a_drain_that_takes_too_long_says_that_the_outcome_is_unknown(fast_path: bool, loop: str, path: str) -> None:
-    """Whoever waits when the drain's time is over is told to read before trying again."""
+    """Anyone who waits when the drain's time is over gets OutcomeUnknown."""
 
-    async def asked(server: Server) -> None:
+    async def requested(server: Server) -> None:
         client = await server.connect()
         client.writer.write(post(b"wait", path=path))
         await server.has_begun()
         server.uvicorn.should_exit = True
 
-        told = await client.told()
+        reported = await client.told()
 
-        assert (503, "outcome_unknown") == (told.status, told.body["code"])
+        assert (503, "outcome_unknown") == (reported.status, reported.body["code"])
 
-    serving(loop, asked, fast_path=fast_path, drain_s=1.0)
+    serving(loop, requested, fast_path=fast_path, drain_s=1.0)
 
 
 @pytest.mark.parametrize("fast_path", FAST_PATH)
 @pytest.mark.parametrize("path", HANDLERS)
+@pytest.mark.full
 def test_an_idle_connection_is_closed_and_a_busy_one_is_not(fast_path: bool, path: str) -> None:
     """The time a connection may rest counts from its last answer."""
 
-    async def asked(server: Server) -> None:
+    async def requested(server: Server) -> None:
         server.uvicorn.config.timeout_keep_alive = 3
         client = await server.connect()
         answers = []
@@ -212,7 +213,7 @@ def test_an_idle_connection_is_closed_and_a_busy_one_is_not(fast_path: bool, pat
 
         assert ([200] * 5, b"") == (answers, ended)
 
-    serving("uvloop", asked, fast_path=fast_path)
+    serving("uvloop", requested, fast_path=fast_path)
 
 
 def held(server: Server) -> float:
@@ -275,9 +276,9 @@ def test_a_direct_answer_runs_nothing_in_a_browser(fast_path: bool, loop: str, p
     """Its type is binding, and nothing may be loaded."""
 
     async def play(server: Server) -> None:
-        told = await server.ask(post(body, path=path))
+        reported = await server.ask(post(body, path=path))
 
-        assert told.fields["x-content-type-options"] == "nosniff"
-        assert told.fields["content-security-policy"].startswith("default-src 'none'")
+        assert reported.fields["x-content-type-options"] == "nosniff"
+        assert reported.fields["content-security-policy"].startswith("default-src 'none'")
 
     serving(loop, play, fast_path=fast_path)

@@ -46,7 +46,7 @@ CHANGES = re.compile(rb"[0-9a-f]{8}0{4}[0-9a-f]{4}|date: [^\r]*|Date: [^\r]*")  
 
 
 async def whole_answer(reader: asyncio.StreamReader, headless: bool) -> bytes:
-    """One answer as it comes: to the end of the connection, or as long as its head says. Empty for none."""
+    """One answer as it comes: to the end of the connection, or as long as its head reports. Empty for none."""
     try:
         raw = await reader.readuntil(b"\r\n\r\n")
         if raw.startswith(b"HTTP/1.1 100 "):

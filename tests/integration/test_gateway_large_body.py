@@ -1,4 +1,4 @@
-"""Large bodies over real sockets: whatever way they arrive, the app sees their bytes, and the connection goes on."""
+"""Large bodies over real sockets: whatever way they arrive, the app sees their bytes, and the connection continues."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def sha(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
-def serving(loop: str, asked: Callable[[App, Client], Coroutine[Any, Any, None]], fast_path: bool) -> None:
+def serving(loop: str, requested: Callable[[App, Client], Coroutine[Any, Any, None]], fast_path: bool) -> None:
     """Runs the questions against a server on that loop."""
 
     async def run() -> None:
@@ -90,7 +90,7 @@ def serving(loop: str, asked: Callable[[App, Client], Coroutine[Any, Any, None]]
         streams = await asyncio.open_connection(*bound.getsockname())
         try:
             async with asyncio.timeout(100):
-                await asked(app, Client(*streams))
+                await requested(app, Client(*streams))
         finally:
             streams[1].close()
             server.should_exit = True
@@ -105,14 +105,14 @@ def serving(loop: str, asked: Callable[[App, Client], Coroutine[Any, Any, None]]
 def test_large_and_small_bodies_share_a_connection(loop: str, fast_path: bool) -> None:
     """A connection carries bodies of any size one after another; on the fast path, a large one is not joined."""
 
-    async def asked(app: App, client: Client) -> None:
+    async def requested(app: App, client: Client) -> None:
         for body in (MUCH, b"small", SOME, MUCH, b""):
             client.send("/whole", body)
             assert sha(body) == await client.answer()
         large = "memoryview" if fast_path else "bytes"
         assert [large, "bytes", large, large, "bytes"] == app.kinds
 
-    serving(loop, asked, fast_path)
+    serving(loop, requested, fast_path)
 
 
 @pytest.mark.parametrize("fast_path", [True, False], ids=["fast", "asgi"])
@@ -120,14 +120,14 @@ def test_large_and_small_bodies_share_a_connection(loop: str, fast_path: bool) -
 def test_a_body_in_odd_pieces_arrives_whole(loop: str, fast_path: bool) -> None:
     """It does not matter where the packets end: not in the head, not in the body."""
 
-    async def asked(app: App, client: Client) -> None:
+    async def requested(app: App, client: Client) -> None:
         head = f"POST /whole HTTP/1.1\r\nHost: x\r\nContent-Length: {len(SOME)}\r\n\r\n".encode()
         for piece in (head[:20], head[20:], SOME[:1], SOME[1:5000], SOME[5000:]):
             client.writer.write(piece)
             await asyncio.sleep(0.02)
         assert sha(SOME) == await client.answer()
 
-    serving(loop, asked, fast_path)
+    serving(loop, requested, fast_path)
 
 
 @pytest.mark.parametrize("fast_path", [True, False], ids=["fast", "asgi"])
@@ -135,12 +135,12 @@ def test_a_body_in_odd_pieces_arrives_whole(loop: str, fast_path: bool) -> None:
 def test_requests_sent_without_waiting_are_answered_in_order(loop: str, fast_path: bool) -> None:
     """Pipelined requests with large bodies do not get into each other's bytes."""
 
-    async def asked(app: App, client: Client) -> None:
+    async def requested(app: App, client: Client) -> None:
         for body in (SOME, MUCH, b"small", MUCH):
             client.send("/whole", body)
         assert [sha(SOME), sha(MUCH), sha(b"small"), sha(MUCH)] == [await client.answer() for _ in range(4)]
 
-    serving(loop, asked, fast_path)
+    serving(loop, requested, fast_path)
 
 
 @pytest.mark.parametrize("fast_path", [True, False], ids=["fast", "asgi"])
@@ -148,11 +148,11 @@ def test_requests_sent_without_waiting_are_answered_in_order(loop: str, fast_pat
 def test_a_slow_app_makes_the_client_wait(loop: str, fast_path: bool) -> None:
     """An app that takes its time over the chunks still sees every byte once."""
 
-    async def asked(app: App, client: Client) -> None:
+    async def requested(app: App, client: Client) -> None:
         client.send("/slowly", MUCH)
         assert sha(MUCH) == await client.answer()
 
-    serving(loop, asked, fast_path)
+    serving(loop, requested, fast_path)
 
 
 @pytest.mark.parametrize("fast_path", [True, False], ids=["fast", "asgi"])
@@ -160,13 +160,13 @@ def test_a_slow_app_makes_the_client_wait(loop: str, fast_path: bool) -> None:
 def test_a_body_nobody_reads_does_not_spoil_the_connection(loop: str, fast_path: bool) -> None:
     """An answer without a look at the body is followed by the next request's answer."""
 
-    async def asked(app: App, client: Client) -> None:
+    async def requested(app: App, client: Client) -> None:
         client.send("/unread", MUCH)
         assert "not read" == await client.answer()
         client.send("/whole", SOME)
         assert sha(SOME) == await client.answer()
 
-    serving(loop, asked, fast_path)
+    serving(loop, requested, fast_path)
 
 
 @pytest.mark.parametrize("fast_path", [True, False], ids=["fast", "asgi"])
@@ -174,14 +174,14 @@ def test_a_body_nobody_reads_does_not_spoil_the_connection(loop: str, fast_path:
 def test_a_client_that_goes_away_is_noticed(loop: str, fast_path: bool) -> None:
     """A body that ends too early is a disconnect, not a short body."""
 
-    async def asked(app: App, client: Client) -> None:
+    async def requested(app: App, client: Client) -> None:
         client.writer.write(f"POST /whole HTTP/1.1\r\nHost: x\r\nContent-Length: {len(MUCH)}\r\n\r\n".encode() + SOME)
         await asyncio.sleep(0.05)
         client.writer.close()
         await app.gone.wait()
         assert [] == app.kinds
 
-    serving(loop, asked, fast_path)
+    serving(loop, requested, fast_path)
 
 
 @pytest.mark.parametrize("fast_path", [True, False], ids=["fast", "asgi"])
@@ -189,11 +189,11 @@ def test_a_client_that_goes_away_is_noticed(loop: str, fast_path: bool) -> None:
 def test_a_client_that_asks_first_is_told_to_go_on(loop: str, fast_path: bool) -> None:
     """Expect: 100-continue is direct_response before the body is sent."""
 
-    async def asked(app: App, client: Client) -> None:
+    async def requested(app: App, client: Client) -> None:
         head = f"POST /whole HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: {len(SOME)}\r\n\r\n"
         client.writer.write(head.encode())
         assert b"HTTP/1.1 100 Continue\r\n\r\n" == await client.reader.readuntil(b"\r\n\r\n")
         client.writer.write(SOME)
         assert sha(SOME) == await client.answer()
 
-    serving(loop, asked, fast_path)
+    serving(loop, requested, fast_path)

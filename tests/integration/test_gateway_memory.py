@@ -100,8 +100,8 @@ async def test_memory_after_a_thousand_refusals_is_what_it_was(start: Start) -> 
     gateway = await (await start("serve", "--parts", "log,queue,batches", env=MEMORY, probe=False)).ready()
     body = WRONG % (b"a" * MIB)
     requests = {
-        declared(b"/produce", body): 400,
-        chunked(b"/produce", body): 400,
+        declared(b"/v1/produce", body): 400,
+        chunked(b"/v1/produce", body): 400,
         declared(b"/v1/queues/q/entries", body): 400,
         declared(b"/v1/batches", body): 400,
     }

@@ -24,7 +24,7 @@ def _run(folder: Path, *, person: bool) -> terminal.Shown:
 
 
 def test_a_person_sees_what_runs_and_how_spark_is(tmp_path: Path) -> None:
-    """The bar names the job and says how far Spark itself is, and is taken away at the end."""
+    """The bar names the job and reports how far Spark itself is, and is taken away at the end."""
     shown = _run(tmp_path, person=True)
 
     assert (0, b"done\n") == (shown.code, shown.out)

@@ -19,7 +19,8 @@ from lakebed.embedded.endpoints import BucketEndpoints
 from lakebed.filer.client import FilerClient
 from lakebed.filer.model import Attributes, Clause, ConditionKind, FilerEntry, Mutation, MutationKind, Transaction
 from lakebed.filer.settings import FilerSettings
-from lakebed.lifecycle.blockers import block
+from lakebed.lifecycle.blockers import Failure, block
+from lakebed.lifecycle.cluster import lost
 from lakebed.lifecycle.engine import ActionRef
 from lakebed.lifecycle.model import ActionKey, ActionKind, Degraded, Position, StreamKind
 from lakebed.lifecycle.state import Stream, changed
@@ -102,6 +103,7 @@ def test_what_aws_refuses_is_refused_before_anything_is_put(
     assert 0 != run(["lifecycle", "rules", "get", name])
 
 
+@pytest.mark.full
 def test_policies_travel_and_actions_are_tuned(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Export and import give the same bytes back; a cadence is kept, and beginning anew walks again."""
     (tmp_path / "policy.xml").write_bytes(POLICY)
@@ -166,6 +168,7 @@ def demote(bucket: str, action: str, why: Degraded) -> None:
 @pytest.mark.parametrize(
     ("policy", "words"), [(POLICY, ("--delay-days", "1")), (TAGGED, ("--predicate",))], ids=["delay", "predicate"]
 )
+@pytest.mark.full
 def test_a_demoted_action_is_reseeded(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: bytes, words: tuple[str, ...]
 ) -> None:
@@ -197,31 +200,25 @@ def test_a_demoted_action_is_reseeded(
     assert "event_driven" == mode()
 
 
-def test_a_lost_log_is_acknowledged_with_a_reason_and_only_when_it_is_lost(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Without a reason nothing happens; with one every bucket is walked and seeded again."""
+@pytest.mark.full
+def test_a_lost_log_is_recovered_from_by_the_next_rounds(name: str, tmp_path: Path) -> None:
+    """Nobody acknowledges anything: the bucket is scanned again, and status says why until then."""
     (tmp_path / "policy.xml").write_bytes(POLICY)
     assert 0 == run(["lifecycle", "rules", "put", name, "policy.xml"])
     assert 0 == run(["lifecycle", "run", "-o", "json"])
-    assert 0 != run(["lifecycle", "reseed", "--ack-lost-log", "--reason", "none is"])
-    assert "no event log is lost" in capsys.readouterr().err
 
     async def lose(site: LifecycleServices) -> None:
-        lost = changed(lambda known: msgspec.structs.replace(known, lost_log_since_ns=1, lost_log="for the test"))
-        await site.state.reader.change(lost)
+        await site.state.log.change(changed(lambda known: lost(known, "for the test", site.state.clock.now_ns())))
+        await site.enforcer.compile()
+        (row,) = await site.operator.status(name)
+        assert ("LOST_LOG", "waiting") == (row["degraded"], row["bootstrap"])
 
     inside(lose)
-    assert 0 != run(["lifecycle", "reseed", "--ack-lost-log"])
-    capsys.readouterr()
-    assert 0 == run(["lifecycle", "reseed", "--ack-lost-log", "--reason", "scans have covered it"])
-    assert name in capsys.readouterr().err
     assert 0 == run(["lifecycle", "run", "-o", "json"])
 
     async def healthy(site: LifecycleServices) -> None:
-        assert 0 == (await site.state.reader.read()).value.lost_log_since_ns
         (row,) = await site.operator.status(name)
-        assert ("event_driven", "complete") == (row["mode"], row["bootstrap"])
+        assert ("event_driven", "NONE", "complete") == (row["mode"], row["degraded"], row["bootstrap"])
 
     inside(healthy)
 
@@ -237,7 +234,7 @@ def test_blockers_are_retried_resumed_and_given_up(name: str, capsys: pytest.Cap
     async def prepare(site: LifecycleServices) -> None:
         for key, stream in places.items():
             await site.state.blockers.change(
-                changed(lambda known: block(known, stream, bucket=name, key=key, now_ns=1, reason="r", error="e"))  # noqa: B023
+                changed(lambda known: block(known, [Failure(stream, name, key, key, "e")], 1, reason="r"))  # noqa: B023
             )
         context = Where().context("test")
         filer = FilerClient.of(context.settings.of(FilerSettings), context)
@@ -258,12 +255,13 @@ def test_blockers_are_retried_resumed_and_given_up(name: str, capsys: pytest.Cap
 
     assert 0 == run(["lifecycle", "blockers", "retry", idents["gone"]])
     assert "NOOP_RESOLVED" in capsys.readouterr().err
-    assert 1 == run(["lifecycle", "blockers", "retry", idents["bad"]])
-    assert "BLOCKED" in capsys.readouterr().err
-    assert {"later", "bad"} == set(listed())
-    assert 0 == run(["lifecycle", "blockers", "resume", idents["later"]])
+    assert 0 == run(["lifecycle", "blockers", "retry", idents["bad"]])  # it can never be read: isolated, on record
+    capsys.readouterr()
+    assert 0 == run(["lifecycle", "blockers", "isolated", "--bucket", name, "-o", "json"])
+    assert ["bad"] == [one["key"] for one in msgspec.json.decode(capsys.readouterr().out)]
+    assert {"later"} == set(listed())
+    assert 0 != run(["lifecycle", "blockers", "quarantine", idents["later"], "--reason", " "])
+    assert {"later"} == set(listed())
+    assert 0 == run(["lifecycle", "blockers", "quarantine", "--bucket", name, "--reason", "known"])
     assert 0 != run(["lifecycle", "blockers", "resume", idents["later"]])
-    assert 0 != run(["lifecycle", "blockers", "quarantine", idents["bad"], "--reason", " "])
-    assert {"bad"} == set(listed())
-    assert 0 == run(["lifecycle", "blockers", "quarantine", idents["bad"], "--reason", "known"])
     assert {} == listed()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from typing import Any
 
 import httpx2
@@ -16,7 +17,7 @@ from lakebed.core.metrics import Metrics
 from lakebed.core.settings import load
 from lakebed.embedded.endpoints import BucketEndpoints
 from lakebed.gateway.app import build
-from lakebed.lifecycle.blockers import block
+from lakebed.lifecycle.blockers import Failure, block
 from lakebed.lifecycle.model import Position, Rule, StreamKind
 from lakebed.lifecycle.policy import render_xml
 from lakebed.lifecycle.routes import component
@@ -27,6 +28,7 @@ from lakebed.store.authority import claim
 from lakebed.store.connect import connect
 from lakebed.store.settings import StoreSettings
 from lakebed.wiring.parts import sections
+from support.runtimes import runtime_of
 
 POLICY = render_xml((Rule("tmp", prefix="tmp/", expiration_days=1),))
 
@@ -36,12 +38,12 @@ def context(weed: BucketEndpoints) -> Context:
     told: dict[str, Any] = weed.as_settings() | {"store.prefix": f"lch-{Ids().token()}", "lifecycle.rounding": "exact"}
     settings = load(sections(), flags=told)
     clock, ids, metrics = SystemClock(), Ids(), Metrics()
-    store = connect(settings.of(StoreSettings), clock=clock, ids=ids, metrics=metrics)
+    store = connect(settings.of(StoreSettings), runtime_of(clock, ids, metrics))
     return Context(node="http-test", settings=settings, store=store, clock=clock, ids=ids, metrics=metrics)
 
 
 async def client(context: Context) -> httpx2.AsyncClient:
-    await claim(context.store, expected="", clock=context.clock, ids=context.ids)
+    await claim(context, expected="")
     app = build(context, [component(context)], authority="authority-1")
     return httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://127.0.0.1")
 
@@ -73,7 +75,7 @@ async def test_a_blocker_is_tried_again_against_what_is_live(context: Context) -
     stream = Stream(StreamKind.ORIGINAL, 5, Position(7, 0))
     registers = state_of(context)
     await registers.blockers.change(
-        lambda known: (block(known, stream, bucket="gone", key="k", now_ns=1, reason="r", error="e"), None)
+        lambda known: (block(known, [Failure(stream, "gone", "k", "TRANSPORT_ERROR", "e")], 1, reason="r"), None)
     )
     async with await client(context) as ask:
         (told,) = (await ask.get("/api/s3/lifecycle/blockers")).json()
@@ -113,7 +115,7 @@ async def test_a_retry_deletes_what_is_due_now(context: Context, weed: BucketEnd
     stream = Stream(StreamKind.BOOTSTRAP, bucket=bucket, key="tmp/a")
     registers = state_of(context)
     await registers.blockers.change(
-        lambda known: (block(known, stream, bucket=bucket, key="tmp/a", now_ns=1, reason="r", error="e"), None)
+        lambda known: (block(known, [Failure(stream, bucket, "tmp/a", "TRANSPORT_ERROR", "e")], 1, reason="r"), None)
     )
     async with await client(context) as ask, open_services(context) as site:
         await site.lake.put(bucket, render_xml((Rule("d", prefix="tmp/", expiration_date_ns=86_400 * 10**9),)))
@@ -124,3 +126,27 @@ async def test_a_retry_deletes_what_is_due_now(context: Context, weed: BucketEnd
 
     assert (200, "DONE", 404) == (answer.status_code, answer.json()["resolution"], again.status_code)
     assert 0 == (await asyncio.to_thread(s3.list_objects_v2, Bucket=bucket))["KeyCount"]
+
+
+async def test_a_key_tells_when_it_is_due(context: Context, weed: BucketEndpoints) -> None:
+    """As AWS's header, and every action with its instant; a key that no rule takes has no header; none is 404."""
+    s3, bucket = admin.client(weed.store_settings()), f"lch-{Ids().token()}"
+    await asyncio.to_thread(s3.create_bucket, Bucket=bucket)
+    for key in ("tmp/a", "kept"):
+        await asyncio.to_thread(s3.put_object, Bucket=bucket, Key=key, Body=b"123")
+    made = await asyncio.to_thread(s3.head_object, Bucket=bucket, Key="tmp/a")
+    where = f"/api/s3/buckets/{bucket}/lifecycle/when"
+    async with open_services(context) as services, await client(context) as ask:
+        await services.lake.put(bucket, POLICY)
+        due = await ask.get(where, params={"key": "tmp/a"})
+        kept = await ask.get(where, params={"key": "kept"})
+        absent = await ask.get(where, params={"key": "nothing"})
+        unnamed = await ask.get(where)
+
+    at = made["LastModified"].astimezone(UTC) + timedelta(days=1)
+    assert f'expiry-date="{format_datetime(at, usegmt=True)}", rule-id="tmp"' == due.headers["x-amz-expiration"]
+    assert [("EXPIRATION_DAYS", "CURRENT", False)] == [
+        (one["kind"], one["verb"], one["due"]) for one in due.json()["actions"]
+    ]
+    assert "x-amz-expiration" not in kept.headers and [] == kept.json()["actions"]
+    assert (404, 400) == (absent.status_code, unnamed.status_code)

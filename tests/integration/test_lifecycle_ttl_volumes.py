@@ -15,17 +15,18 @@ import pytest
 import pytest_asyncio
 
 from lakebed.core.clock import SystemClock
-from lakebed.core.errors import NotFound, Stale
+from lakebed.core.errors import Invalid, NotFound, Stale
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
 from lakebed.core.runtime import Runtime
 from lakebed.embedded.weed import Weed, WeedIdentity
 from lakebed.filer.client import FilerClient
 from lakebed.filer.model import Attributes, Clause, ConditionKind, FilerEntry, Mutation, MutationKind, Transaction
-from lakebed.lifecycle.model import Verb
+from lakebed.lifecycle.model import Rule, Verb
 from lakebed.lifecycle.seams import Removal
 from lakebed.lifecycle.seaweed.deletes import CONF_FOLDER, CONF_NAME
 from lakebed.lifecycle.seaweed.store import SeaweedLake
+from lakebed.lifecycle.seaweed.ttl import BucketTtl, TtlRoute
 from lakebed.store.admin import client
 
 DEADLINE_S = 100.0
@@ -120,3 +121,32 @@ async def test_an_object_on_a_ttl_volume_that_was_overwritten_stays(place: Place
     with pytest.raises(Stale):
         await place.lake.delete(judged, Verb.CURRENT)
     assert (await place.lake.look(place.name, "timed/k")).entries
+
+
+async def test_a_route_is_set_for_a_bucket_and_earlier_objects_are_stamped(place: Place) -> None:
+    """New objects go to TTL volumes, earlier ones get the TTL once; their bytes are removed with them, not left."""
+    rules = (Rule("r", prefix="logs/", expiration_days=3),)
+    before = await place.put("logs/before", timed=False)
+    await place.put("other", timed=False)
+    ttl = BucketTtl(place.filer, place.name)
+    with pytest.raises(Invalid):
+        await ttl.set(2, rules, "logs/")
+    with pytest.raises(Invalid):
+        await ttl.set(3, rules)
+
+    await ttl.set(3, rules, "logs/")
+
+    await place.put("logs/after", timed=True)
+    assert [TtlRoute("logs/", "3d"), TtlRoute("timed/", "1d")] == await ttl.routes()
+    first, second = await ttl.back_stamp(), await ttl.back_stamp()
+    assert ((2, 1), (2, 0)) == ((first.files, first.stamped), (second.files, second.stamped))
+    stamped = await place.filer.lookup(f"/buckets/{place.name}/logs", "before")
+    assert (3 * 86_400, before.chunks) == (stamped.attributes.ttl_s, stamped.chunks)
+    got = await asyncio.to_thread(place.s3.get_object, Bucket=place.name, Key="logs/before")
+    assert b"x" * 5000 == got["Body"].read()
+    (judged,) = (await place.lake.look(place.name, "logs/before")).entries
+    assert Removal.WHOLE is await place.lake.delete(judged, Verb.CURRENT)
+
+    await ttl.clear("logs/")
+    assert [TtlRoute("timed/", "1d")] == await ttl.routes()
+    await place.put("logs/later", timed=False)

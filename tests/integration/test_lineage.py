@@ -40,7 +40,7 @@ def context_of(**flags: Any) -> Context:
     )
 
 
-def said(context: Context) -> EventSender:
+def output_text(context: Context) -> EventSender:
     sender = lineage_of(context)._sender
     assert sender is not None
     assert sender.flush(timeout_s=100.0)
@@ -48,14 +48,14 @@ def said(context: Context) -> EventSender:
 
 
 def test_a_job_is_told_from_start_to_end() -> None:
-    """START and COMPLETE of one run, with the datasets as they became known; a failure is FAIL, and goes on."""
+    """START and COMPLETE of one run, with the datasets as they became known; a failure is FAIL, and continues."""
     with receiving() as receiver:
         context = context_of(**{"spark.lineage": {"url": receiver.url, "api_key": "k3y", "namespace": "site"}})
         with lineage_of(context).job("rollup", inputs=[Dataset("tables/bronze/x", 3)]) as run:
             run.wrote("tables/silver/x", version=7, rows=12)
         with pytest.raises(ZeroDivisionError), lineage_of(context).job("broken"):
             raise ZeroDivisionError("by zero")
-        said(context)
+        output_text(context)
 
     for event in receiver.events:
         check(event)
@@ -73,7 +73,7 @@ def test_a_job_is_told_from_start_to_end() -> None:
 
 
 def test_a_job_that_polls_is_told_only_when_it_did_something() -> None:
-    """An idle round says nothing; one that wrote, and one that failed, say both their events, in order."""
+    """An idle round reports nothing; one that wrote, and one that failed, report both their events, in order."""
     with receiving() as receiver:
         context = context_of(**{"spark.lineage": {"url": receiver.url, "namespace": "polls"}})
         with lineage_of(context).job("idle", polls=True):
@@ -82,24 +82,24 @@ def test_a_job_that_polls_is_told_only_when_it_did_something() -> None:
             run.wrote("tables/x", version=1)
         with pytest.raises(OSError), lineage_of(context).job("broken", polls=True):
             raise OSError("gone")
-        said(context)
+        output_text(context)
 
-    told = [("START", "busy"), ("COMPLETE", "busy"), ("START", "broken"), ("FAIL", "broken")]
-    assert told == receiver.told()
+    reported = [("START", "busy"), ("COMPLETE", "busy"), ("START", "broken"), ("FAIL", "broken")]
+    assert reported == receiver.told()
 
 
 def test_a_receiver_that_refuses_or_is_gone_fails_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    """500, nobody there, a full queue: the job goes on, and the events are counted."""
+    """500, nobody there, a full queue: the job continues, and the events are counted."""
     with receiving() as receiver:
         receiver.status = 500
         refused = context_of(**{"spark.lineage": {"url": receiver.url}})
         with lineage_of(refused).job("one"):
             pass
-        said(refused)
+        output_text(refused)
     gone = context_of(**{"spark.lineage": {"url": receiver.url, "endpoint": "gone"}})
     with lineage_of(gone).job("two"):
         pass
-    said(gone)
+    output_text(gone)
     monkeypatch.setattr(lineage, "EVENTS_MAX", 1)
     full = Metrics()
     sender = EventSender("http://127.0.0.1:9/", Secret(""), full)
@@ -111,8 +111,9 @@ def test_a_receiver_that_refuses_or_is_gone_fails_no_job(monkeypatch: pytest.Mon
     assert 0 < full.value("lakebed_lineage_events_total", outcome="dropped")
 
 
+@pytest.mark.full
 def test_the_standard_environment_counts_and_the_last_event_leaves_a_short_process() -> None:
-    """OPENLINEAGE_URL is enough, and a command that ends at once has said its COMPLETE; disabled means silence."""
+    """OPENLINEAGE_URL is enough, and a command that ends at once has reported its COMPLETE; disabled means silence."""
     with receiving() as receiver:
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("LAKEBED_", "OPENLINEAGE_"))}
         env = {**clean, "PYTHONPATH": os.pathsep.join(sys.path), "OPENLINEAGE_URL": receiver.url}

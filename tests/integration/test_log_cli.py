@@ -22,8 +22,8 @@ class Shell:
     def __call__(self, *arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
         self._monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(stdin)))
         code = run(["topics", *arguments])
-        said = self._capsys.readouterr()
-        return code, said.out, said.err
+        output = self._capsys.readouterr()
+        return code, output.out, output.err
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def shell(
 
 
 def test_lines_go_in_and_come_out_from_wherever_they_are_asked_for(shell: Shell) -> None:
-    """start, end, a number, from the end, a time; text, a format, JSON; a group goes on where it stopped."""
+    """start, end, a number, from the end, a time; text, a format, JSON; a group continues where it stopped."""
     code, out, _ = shell("produce", "orders", stdin=b"a\nb\nc\nd\n")
 
     assert code == 0 and msgspec.json.decode(out)["end_offset"] == 4
@@ -69,7 +69,7 @@ def test_lines_go_in_and_come_out_from_wherever_they_are_asked_for(shell: Shell)
 
 
 def test_what_destroys_needs_a_reason_and_can_be_tried_dry(shell: Shell) -> None:
-    """Trim, fence and delete say what they would do, do it, and refuse without a reason."""
+    """Trim, fence and delete report what they would do, do it, and refuse without a reason."""
     shell("produce", "orders", stdin=b"a\nb\nc\n")
 
     assert shell("trim", "orders", "--before", "2")[0] != 0
@@ -78,10 +78,10 @@ def test_what_destroys_needs_a_reason_and_can_be_tried_dry(shell: Shell) -> None
     assert shell("trim", "orders", "--before", "2", "--reason", "r")[0] == 0
     assert shell("consume", "orders")[1] == "b\nc\n"
     assert shell("fence", "orders", "--reason", "stop")[0] == 0
-    code, _, said = shell("produce", "orders", stdin=b"d\n")
-    assert code != 0 and "fenced: stop" in said and "unfence" in said
+    code, _, output = shell("produce", "orders", stdin=b"d\n")
+    assert code != 0 and "fenced: stop" in output and "unfence" in output
     assert shell("unfence", "orders")[0] == 0
     assert shell("delete", "orders", "--reason", "done")[0] == 0
     assert "nothing" in shell("list")[2]
-    code, _, said = shell("consume", "nowhere")
-    assert code != 0 and "does not exist" in said
+    code, _, output = shell("consume", "nowhere")
+    assert code != 0 and "does not exist" in output

@@ -27,7 +27,7 @@ KILLS, ACKNOWLEDGED = 6, 50
 
 
 class Load:
-    """How long it goes on: by what has happened, not by how quick the machine is."""
+    """How long it continues: by what has happened, not by how quick the machine is."""
 
     def __init__(self, history: list[Operation]) -> None:
         self._history, self._began_s, self.kills = history, time.monotonic(), 0
@@ -39,10 +39,10 @@ class Load:
         return not enough and past_s < DEADLINE_S
 
 
-async def produce(client: AsyncClient, url: str, asked: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+async def produce(client: AsyncClient, url: str, requested: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """What a client may believe afterwards: ok, fail (nothing was appended) or info."""
     try:
-        answer = await client.post(f"{url}/produce", content=msgspec.json.encode({"topic_partitions": [asked]}))
+        answer = await client.post(f"{url}/v1/produce", content=msgspec.json.encode({"topic_partitions": [requested]}))
         result = answer.json()["results"][0]
     except (HTTPError, KeyError, ValueError):
         return "info", {}
@@ -52,31 +52,32 @@ async def produce(client: AsyncClient, url: str, asked: dict[str, Any]) -> tuple
     return ("fail" if sure else "info"), result
 
 
+@pytest.mark.full
 @pytest.mark.timeout(1200)
 async def test_killed_brokers_and_compactors_leave_a_clean_history(
     bucket_settings: StoreSettings, tmp_path: Path
 ) -> None:
-    """Every acknowledged record is read once at its offset, in order, whoever was killed while it was written."""
+    """Every acknowledged record is read once at its offset, in order, no matter who was killed while it was written."""
     history: list[Operation] = []
     settings = settings_of(bucket_settings, tmp_path)
-    async with crew_of(tmp_path, settings) as (crew, ports):
+    async with crew_of(tmp_path, settings) as (supervised, ports):
         for name, command, port in zip(
             ("b0", "b1", "w0", "w1"), ("serve", "serve", "work", "work"), ports, strict=True
         ):
-            await crew.start(name, command, port)
+            await supervised.start(name, command, port)
         for name in ("b0", "b1"):
-            await crew.ready(name)
+            await supervised.ready(name)
         load = Load(history)
         await asyncio.gather(
-            *(produce_for(crew, history, f"c{n}", load, stamped=n % 2 == 0) for n in range(6)),
-            *(consume_for(crew, history, f"r{n}", load) for n in range(2)),
-            kill_for(crew, ports, load),
+            *(produce_for(supervised, history, f"c{n}", load, stamped=n % 2 == 0) for n in range(6)),
+            *(consume_for(supervised, history, f"r{n}", load) for n in range(2)),
+            kill_for(supervised, ports, load),
         )
-        await crew.ready("b0")
-        await final_read(crew, history)
+        await supervised.ready("b0")
+        await final_read(supervised, history)
         await something_is_compacted(settings)
         for name in ("w0", "w1"):
-            crew.children[name].kill()
+            supervised.children[name].kill()
 
     acknowledged = [one for one in history if isinstance(one, Send) and one.outcome == "ok"]
     assert len(acknowledged) > ACKNOWLEDGED
@@ -84,69 +85,72 @@ async def test_killed_brokers_and_compactors_leave_a_clean_history(
     await nothing_referenced_is_missing(settings)
 
 
-async def produce_for(crew: Crew, history: list[Operation], name: str, load: Load, *, stamped: bool) -> None:
+async def produce_for(supervised: Crew, history: list[Operation], name: str, load: Load, *, stamped: bool) -> None:
     sequence = dict.fromkeys(PARTITIONS, 0)
     number = 0
     async with AsyncClient(timeout=15.0) as client:
         while load.goes_on():
             partition, number = PARTITIONS[number % 2], number + 1
             record = f"{name}-{number}"
-            asked: dict[str, Any] = {"topic": "t", "partition": partition, "records": [record]}
+            requested: dict[str, Any] = {"topic": "t", "partition": partition, "records": [record]}
             if stamped:
-                asked |= {"producer_id": name, "sequence": sequence[partition]}
-            outcome, result = await produce(client, crew.urls[f"b{number % 2}"], asked)
+                requested |= {"producer_id": name, "sequence": sequence[partition]}
+            outcome, result = await produce(client, supervised.urls[f"b{number % 2}"], requested)
             deadline = time.monotonic() + DEADLINE_S
             for attempt in count():
                 if outcome == "ok" or not stamped or time.monotonic() > deadline:
                     break
                 await asyncio.sleep(0.25)
-                outcome, result = await produce(client, crew.urls[f"b{attempt % 2}"], asked)
+                outcome, result = await produce(client, supervised.urls[f"b{attempt % 2}"], requested)
             assert not stamped or outcome == "ok", f"{record} never got through: {result}"
             sequence[partition] += 1
             offset = result.get("start_offset") if outcome == "ok" else None
             history.append(Send(name, f"t/{partition}", record, outcome, offset))  # type: ignore[arg-type]
 
 
-async def consume_for(crew: Crew, history: list[Operation], name: str, load: Load) -> None:
+async def consume_for(supervised: Crew, history: list[Operation], name: str, load: Load) -> None:
     at = dict.fromkeys(PARTITIONS, 1)
     async with AsyncClient(timeout=15.0) as client:
         while load.goes_on():
             for partition in PARTITIONS:
-                found = await fetch(client, crew.urls[name.replace("r", "b")], partition, at[partition])
+                found = await fetch(client, supervised.urls[name.replace("r", "b")], partition, at[partition])
                 if found:
                     history.append(Poll(name, f"t/{partition}", found))
                     at[partition] = found[-1][0] + 1
 
 
 async def fetch(client: AsyncClient, url: str, partition: int, offset: int) -> list[tuple[int, str]] | None:
-    """None when nobody said anything: that is not an end."""
-    asked = {"topic_partitions": [{"topic": "t", "partition": partition, "fetch_offset": offset}], "max_wait_ms": 100}
+    """None when nobody reported anything: that is not an end."""
+    requested = {
+        "topic_partitions": [{"topic": "t", "partition": partition, "fetch_offset": offset}],
+        "max_wait_ms": 100,
+    }
     try:
-        answer = await client.post(f"{url}/consume", content=msgspec.json.encode(asked))
+        answer = await client.post(f"{url}/v1/consume", content=msgspec.json.encode(requested))
         (result,) = answer.json()["results"]
     except (HTTPError, KeyError, ValueError):
         return None
     return list(enumerate(result["records"], offset)) if result["ok"] else None
 
 
-async def kill_for(crew: Crew, ports: list[int], load: Load) -> None:
+async def kill_for(supervised: Crew, ports: list[int], load: Load) -> None:
     """Brokers and compactors in turn, each as soon as it is there, and started again at once."""
     victims = [("b0", "serve", ports[0]), ("w0", "work", ports[2]), ("b1", "serve", ports[1]), ("w1", "work", ports[3])]
     while load.goes_on():
         name, command, port = victims[load.kills % len(victims)]
-        await crew.ready(name)
+        await supervised.ready(name)
         await asyncio.sleep(1.2)
-        crew.children[name].kill()
-        await crew.children[name].wait(DEADLINE_S)
-        await crew.start(name, command, port)
+        supervised.children[name].kill()
+        await supervised.children[name].wait(DEADLINE_S)
+        await supervised.start(name, command, port)
         load.kills += 1
 
 
-async def final_read(crew: Crew, history: list[Operation]) -> None:
+async def final_read(supervised: Crew, history: list[Operation]) -> None:
     async with AsyncClient(timeout=15.0) as client, asyncio.timeout(DEADLINE_S):
         for partition in PARTITIONS:
             offset = 1
-            while (found := await fetch(client, crew.urls["b0"], partition, offset)) != []:
+            while (found := await fetch(client, supervised.urls["b0"], partition, offset)) != []:
                 if found is None:
                     await asyncio.sleep(0.1)
                     continue

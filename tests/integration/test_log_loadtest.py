@@ -1,4 +1,4 @@
-"""A load test, as a script runs it: real brokers, a folder that tells all, and a page to look at."""
+"""A load test, as a script runs it: real brokers, a folder that reports all, and a page to look at."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import sys
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from lakebed.core.settings import env_name
 from lakebed.log.loadtest.summary import ARTIFACTS, LoadTestSummary
 from lakebed.store.settings import StoreSettings
+
+pytestmark = pytest.mark.full
 
 
 def test_a_load_test_leaves_a_folder_in_which_both_sides_agree(bucket_settings: StoreSettings, tmp_path: Path) -> None:

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from lakebed.batches import paths
-from lakebed.batches.model import AcceptedBatch, read_record
-from lakebed.batches.reader import verified
+from lakebed.batches.model import AcceptedBatch
+from lakebed.batches.reader import RawBatches, verified
 from lakebed.batches.reconciler import Reconciler
 from lakebed.core.context import Context
+from lakebed.store.model import read_record
 from lakebed.store.settings import StoreSettings
 from support.batch_frames import frame_of, submit
 from support.fleet import Fleet, behind, context_of, fleet_of
@@ -21,6 +23,8 @@ from support.histories import Event, Seen, Write, check
 from support.lossy_proxy import LossyProxy
 from support.runtimes import runtime_on
 from support.traffic import Traffic
+
+pytestmark = pytest.mark.full
 
 LOAD_S = 6.0
 DROPPED, ACKNOWLEDGED = 60, 200
@@ -56,7 +60,7 @@ class Agents:
                 self.history.append(Write(agent, agent, sha256, outcome, start))  # type: ignore[arg-type]
 
     async def _until_known(self, http: aiohttp.ClientSession, url: str, frame: bytes) -> tuple[int, dict[str, Any]]:
-        """As an agent does: repeats until it is told yes or no."""
+        """As an agent does: repeats until it is answered."""
         async with asyncio.timeout(RETRIES_S):
             while True:
                 try:
@@ -119,4 +123,4 @@ async def by_time(context: Context) -> int:
     """How many batches the index by time has, once the reconciler has repaired it."""
     store, clock, ids, metrics = context.store, context.clock, context.ids, context.metrics
     await Reconciler(runtime_on(store, clock, ids=ids, metrics=metrics), overlap_s=900.0, concurrency=4).audit()
-    return len([info async for info in store.list(paths.ACCEPTED_BY_TIME)])
+    return len([each async for each in RawBatches(store).entries(0, 2**62)])

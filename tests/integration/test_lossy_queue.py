@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
+import pytest
 
 from lakebed.core.context import Context
 from lakebed.core.http import json_response
@@ -44,6 +45,7 @@ class Taken(NamedTuple):
     by: str
 
 
+@pytest.mark.full
 async def test_the_queue_keeps_its_promises_when_answers_are_lost(
     bucket_settings: StoreSettings, tmp_path: Path
 ) -> None:

@@ -8,11 +8,11 @@ from itertools import count
 
 import deltalake
 import pyarrow as pa
+import pytest
 
 from lakebed.core.clock import SystemClock
 from lakebed.core.errors import LakebedError, Overloaded, Unavailable
 from lakebed.core.ids import Ids
-from lakebed.core.metrics import Metrics
 from lakebed.delta.log import Commit, overlapping
 from lakebed.delta.model import DataFile, Snapshot, TableSpec, WriteBatch
 from lakebed.delta.plain import PlainTable, schema_json
@@ -21,6 +21,7 @@ from lakebed.store.settings import StoreSettings
 from support.fleet import behind
 from support.histories import Event, Seen, Write, check
 from support.lossy_proxy import LossyProxy
+from support.runtimes import runtime_of, runtime_on
 from support.traffic import Traffic
 
 LOAD_S = 6.0
@@ -35,7 +36,7 @@ class Writer:
     def __init__(self, name: str, store: StoreSettings, traffic: Traffic, history: list[Event]) -> None:
         clock, ids = SystemClock(), Ids()
         self.name, self._traffic, self._history = name, traffic, history
-        self._table = PlainTable(connect(store, clock=clock, ids=ids, metrics=Metrics()), SPEC, clock=clock, ids=ids)
+        self._table = PlainTable(runtime_on(connect(store, runtime_of(clock, ids)), clock, ids), SPEC)
 
     async def append(self) -> None:
         """Adds a row of its own in each commit, under the commit's number: promised once, and in order."""
@@ -84,6 +85,7 @@ class Writer:
                     raise
 
 
+@pytest.mark.full
 async def test_tables_keep_their_promises_when_answers_are_lost(bucket_settings: StoreSettings) -> None:
     """Every acknowledged commit is in the table once, in its writer's order, for our reader and for another engine."""
     history: list[Event] = []
@@ -105,7 +107,7 @@ async def test_tables_keep_their_promises_when_answers_are_lost(bucket_settings:
 
 async def rows_of_ours(settings: StoreSettings) -> list[tuple[str, int]]:
     clock, ids = SystemClock(), Ids()
-    table = PlainTable(connect(settings, clock=clock, ids=ids, metrics=Metrics()), SPEC, clock=clock, ids=ids)
+    table = PlainTable(runtime_on(connect(settings, runtime_of(clock, ids)), clock, ids), SPEC)
     files = (await table.snapshot()).files
     return [(row["id"], row["turn"]) for file in files for row in (await table.read(file)).to_pylist()]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from lakebed.core.context import Context
 from lakebed.store.settings import StoreSettings
@@ -21,6 +22,8 @@ from support.histories import Event, Seen, Write, check
 from support.lossy_proxy import LossyProxy
 from support.tick_fixtures import ORG, PAYLOAD_KEY, manifest, parquet, sha
 from support.traffic import Traffic
+
+pytestmark = pytest.mark.full
 
 LOAD_S = 8.0
 DROPPED, FINALIZED = 50, 16
@@ -41,7 +44,7 @@ QUICK = {
 
 
 class Sites:
-    """One site for each project: it uploads a tick's parts to both replicas, and asks both to finalize it."""
+    """One site for each project: it uploads a tick's parts to both replicas, and queries both to finalize it."""
 
     def __init__(self, urls: list[str], secrets: dict[str, str], traffic: Traffic) -> None:
         self._urls, self._secrets, self._traffic = urls, secrets, traffic
@@ -77,7 +80,7 @@ class Sites:
         body: bytes,
         headers: dict[str, str],
     ) -> tuple[int, bytes]:
-        """As an agent does: repeats, at the replicas in turn, while it gets no answer, or one that says "later"."""
+        """As an agent does: repeats, at the replicas in turn, while it gets no answer, or one that reports "later"."""
         headers = {"x-api-key": ORG, "x-api-secret": self._secrets[project], **headers}
         async with asyncio.timeout(RETRIES_S):
             for attempt in count(turn):
@@ -103,7 +106,7 @@ async def test_ticks_keep_their_promises_when_answers_are_lost(bucket_settings: 
         settings = {**behind(bucket_settings, proxy.endpoint).as_layer(), **QUICK}
         async with fleet_of(tmp_path, settings) as fleet:
             *urls, _ = await asyncio.gather(
-                fleet.gateway("g0", "ticks"), fleet.gateway("g1", "ticks"), fleet.worker("w0", "ticks")
+                fleet.gateway("g0", "ticks"), fleet.gateway("g1", "ticks"), fleet.worker("w0", "ticks,silver")
             )
             traffic = Traffic(proxy, seconds=LOAD_S, dropped=DROPPED, enough=lambda: len(sites.history) > FINALIZED)
             sites = Sites(urls, secrets, traffic)

@@ -8,6 +8,8 @@ import os
 import signal
 import sys
 
+import pytest
+
 from lakebed.core.clock import SystemClock
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
@@ -24,20 +26,19 @@ PROCESSES = 3
 DEADLINE_S = 300.0
 APPENDER = """
 import asyncio, json, sys
-from lakebed.core.clock import SystemClock
-from lakebed.core.ids import Ids
+from lakebed.core.runtime import system_runtime
 from lakebed.meta.bucket.backend import BucketMeta
 from lakebed.meta.model import ABSENT
-from lakebed.core.metrics import Metrics
 from lakebed.store.connect import connect
 from lakebed.store.runtime import StoreRuntime
 from lakebed.store.settings import StoreSettings
 
 name, count, options = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
-tools = {"clock": SystemClock(), "ids": Ids(), "metrics": Metrics()}
+runtime = system_runtime()
 
 async def main():
-    meta = BucketMeta(StoreRuntime(**tools, store=connect(StoreSettings.of(options), **tools)), "meta")
+    store = connect(StoreSettings.of(options), runtime)
+    meta = BucketMeta(StoreRuntime(clock=runtime.clock, ids=runtime.ids, metrics=runtime.metrics, store=store), "meta")
     session = await meta.open_session(timeout_s=8.0)
     await meta.put(f"llog/orders/partitions/0/claims/{name}", b"", session=session, partition_key="orders:0")
     for at in range(count):
@@ -50,6 +51,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.full
 async def test_what_was_acknowledged_before_a_kill_is_there_and_the_others_go_on(
     bucket: Store, bucket_settings: StoreSettings
 ) -> None:
@@ -66,17 +68,17 @@ async def test_what_was_acknowledged_before_a_kill_is_there_and_the_others_go_on
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", APPENDER, name, str(ENTRIES), json.dumps(options), stdout=asyncio.subprocess.PIPE
         )
-        told: list[str] = []
+        reported: list[str] = []
         assert process.stdout is not None
         async for line in process.stdout:
-            told.append(line.decode().strip())
-            if len(told) == kill_after:
+            reported.append(line.decode().strip())
+            if len(reported) == kill_after:
                 os.kill(process.pid, signal.SIGKILL)
         assert (await process.wait() == 0) == (kill_after == 0)
-        return told
+        return reported
 
     async with asyncio.timeout(DEADLINE_S):
-        told = await asyncio.gather(
+        reported = await asyncio.gather(
             appender("victim", ENTRIES // 2), *(appender(f"p{at}", 0) for at in range(PROCESSES - 1))
         )
         meta = BucketMeta(StoreRuntime(SystemClock(), Ids(), Metrics(), bucket), "meta", horizon_s=-60.0)
@@ -87,9 +89,9 @@ async def test_what_was_acknowledged_before_a_kill_is_there_and_the_others_go_on
         after = await meta.range(ROOT + "index/", prefix_end(ROOT + "index/"), limit=1000, partition_key=GROUP)
 
     keys = {entry.key for entry in found}
-    assert {key for each in told for key in each} <= keys
-    assert len(keys) <= sum(map(len, told)) + 1
-    assert sum(map(len, told[1:])) == (PROCESSES - 1) * ENTRIES
+    assert {key for each in reported for key in each} <= keys
+    assert len(keys) <= sum(map(len, reported)) + 1
+    assert sum(map(len, reported[1:])) == (PROCESSES - 1) * ENTRIES
     assert all(entry.value.startswith(entry.key.encode()) for entry in found)
     assert found == after
     assert swept >= 1

@@ -13,6 +13,7 @@ from lakebed.cli import exits
 from lakebed.cli.main import run
 from lakebed.core.settings import env_name
 from lakebed.store.settings import StoreSettings
+from support.runtimes import runtime_of
 
 
 @pytest.fixture
@@ -61,6 +62,7 @@ def test_what_is_put_is_seen_and_drained(lakebed: Any) -> None:
     assert "1 done batches and 0 orphans were deleted" in cleaned
 
 
+@pytest.mark.full
 def test_dead_letters_are_listed_shown_replayed_and_discarded(lakebed: Any, bucket_settings: StoreSettings) -> None:
     """A batch that cannot be read becomes a letter; closing one needs a reason, may be tried dry, is on record."""
     _, put, _ = lakebed("queue put --value fine -o json")
@@ -117,7 +119,7 @@ def _bury(settings: StoreSettings) -> None:
 
     async def work() -> None:
         clock, ids, metrics = SystemClock(), Ids(), Metrics()
-        store = connect(settings, clock=clock, ids=ids, metrics=metrics)
+        store = connect(settings, runtime_of(clock, ids, metrics))
         runtime = StoreRuntime(clock=clock, ids=ids, metrics=metrics, store=store)
         queue = Queue("default", QueueSettings(), runtime)
         await store.create("ingest/00000000/bad.batch", b"not a batch")

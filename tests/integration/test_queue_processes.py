@@ -131,6 +131,7 @@ async def test_nothing_durable_is_lost_when_anybody_is_killed(context: Context, 
     assert in_order(found)
 
 
+@pytest.mark.full
 async def test_a_stopped_collector_wakes_up_to_nothing(context: Context, fleet: Fleet) -> None:
     """SIGSTOP for longer than its claims last: another goes on in order, and nothing is applied twice."""
     producer = await fleet.producer("whole", 60)

@@ -16,7 +16,7 @@ from lakebed.core.errors import Fenced
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
 from lakebed.core.settings import Settings, env_name
-from lakebed.store.demo_racer import Tally, tally
+from lakebed.store.demo import Tally, tally
 from lakebed.store.lease import HeldByAnother, Lease
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
@@ -33,7 +33,7 @@ def context(bucket: Store, clock: SystemClock, ids: Ids, metrics: Metrics) -> Co
 async def racer(settings: StoreSettings, *arguments: str) -> Process:
     env = {env_name(key): str(value) for key, value in settings.as_layer().items()}
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "lakebed.store.demo_racer", *arguments, env={**os.environ, **env}, stdout=PIPE
+        sys.executable, "-m", "lakebed.store.demo", *arguments, env={**os.environ, **env}, stdout=PIPE
     )
 
 
@@ -52,6 +52,7 @@ async def test_processes_racing_on_a_register_lose_no_update(context: Context, b
     assert {f"r{n}": 12 for n in range(PROCESSES)} == (await tally(context, "r/tally.json").read()).value.counts
 
 
+@pytest.mark.full
 async def test_a_racer_killed_half_way_has_counted_whole_numbers(
     context: Context, bucket_settings: StoreSettings
 ) -> None:
@@ -70,6 +71,7 @@ async def test_a_racer_killed_half_way_has_counted_whole_numbers(
     assert (await register.read()).value.counts["other"] == 20
 
 
+@pytest.mark.full
 async def test_of_processes_racing_for_a_lease_one_holds_it_and_the_killed_is_replaced(
     context: Context, bucket_settings: StoreSettings
 ) -> None:
@@ -98,17 +100,18 @@ async def test_of_processes_racing_for_a_lease_one_holds_it_and_the_killed_is_re
     assert (await guarded.read()).value.counts == {"rival": 1}
 
 
+@pytest.mark.full
 async def test_many_processes_ask_for_a_free_lease_and_exactly_one_gets_it(
     context: Context, bucket_settings: StoreSettings
 ) -> None:
-    """Of four processes asking at once exactly one says that it holds the lease."""
+    """Of four processes querying at once exactly one reports that it holds the lease."""
     racers = [await racer(bucket_settings, "hold", "l/lease.json", f"r{n}", "300") for n in range(PROCESSES)]
     try:
-        said = await asyncio.gather(*(line_of(process) for process in racers))  # a loser's line is its end: empty
+        output = await asyncio.gather(*(line_of(process) for process in racers))  # a loser's line is its end: empty
 
-        assert [line for line in said if line] == ["held 1"]
+        assert [line for line in output if line] == ["held 1"]
         holder = msgspec.json.decode((await context.store.get("l/lease.json")).data)
-        assert holder["owner"] == f"r{said.index('held 1')}"
+        assert holder["owner"] == f"r{output.index('held 1')}"
     finally:
         for process in racers:
             if process.returncode is None:

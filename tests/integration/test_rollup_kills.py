@@ -18,7 +18,9 @@ from lakebed.store.settings import StoreSettings
 from support.roller_crash_points import HOUR_NS, samples
 from support.rollup_fixtures import ask, by_hand, make_roller, shown
 
-CRASH_POINTS = 30  # more than a run makes requests: the last ones end by themselves
+pytestmark = pytest.mark.full
+
+CRASH_POINTS = 60  # more than a run makes requests: the last ones end by themselves
 DEADLINE_S = 500.0
 TESTS = Path(__file__).parent.parent
 
@@ -37,20 +39,20 @@ async def test_a_roller_killed_behind_every_request_counts_every_sample_once(
         stdout=PIPE,
     )
     output, _ = await asyncio.wait_for(crashing.communicate(), DEADLINE_S)
-    said = output.decode().splitlines()
-    told = [(f"a{agent}", sample) for agent in range(2) for sample in samples(agent)]
+    output_text = output.decode().splitlines()
+    reported = [(f"a{agent}", sample) for agent in range(2) for sample in samples(agent)]
     end_ns = HOUR_NS + 3600 * 10**9
 
     for point in range(1, CRASH_POINTS + 1):
         store = PrefixedStore(bucket, f"point-{point}")
         before = await ask(store, SystemClock(), "cpu", 60, HOUR_NS, end_ns)
-        assert by_hand(told, "cpu", 60) == shown(before), f"right after {said[point - 1]}"
+        assert by_hand(reported, "cpu", 60) == shown(before), f"right after {output_text[point - 1]}"
         later = ManualClock(SystemClock().now_ns() + 120 * 10**9)  # when the dead owner's lease is over
         report = await make_roller(store, later).run()
         after = await ask(store, later, "cpu", 60, HOUR_NS, end_ns)
-        assert by_hand(told, "cpu", 60) == shown(after), f"{said[point - 1]}, then {report}"
-        assert (0, 0, 1) == (report.abandoned, after.sources["raw"], after.sources["rollup"]), said[point - 1]
+        assert by_hand(reported, "cpu", 60) == shown(after), f"{output_text[point - 1]}, then {report}"
+        assert (0, 0, 1) == (report.abandoned, after.sources["raw"], after.sources["rollup"]), output_text[point - 1]
 
-    killed = [line for line in said if line.endswith("killed")]
+    killed = [line for line in output_text if line.endswith("killed")]
     assert len(killed) > 15
-    assert said[-1].endswith("ended")  # every request there is was tried
+    assert output_text[-1].endswith("ended")  # every request there is was tried

@@ -6,12 +6,10 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from lakebed.core.clock import SystemClock
 from lakebed.core.errors import AlreadyExists, Corrupt, Denied, NotFound, OutcomeUnknown, Stale, Unavailable
-from lakebed.core.ids import Ids
-from lakebed.core.metrics import Metrics
 from lakebed.store.connect import connect
 from lakebed.store.protocol import Store
+from support.runtimes import runtime_of
 from support.scripted_s3 import ScriptedS3, Step
 
 StoreOn = Callable[..., Store]
@@ -23,7 +21,7 @@ def store_on(request: pytest.FixtureRequest) -> StoreOn:
 
     def made(server: ScriptedS3, **settings: object) -> Store:
         chosen = server.settings(fast_path=request.param, **settings)
-        return connect(chosen, clock=SystemClock(), ids=Ids(), metrics=Metrics())
+        return connect(chosen, runtime_of())
 
     return made
 
@@ -79,6 +77,22 @@ async def test_a_412_on_replace_with_anothers_object_is_stale(store_on: StoreOn)
         assert server.objects["a/b"] == b"theirs"
 
 
+@pytest.mark.parametrize("size", [10, 600_000])
+async def test_a_refusal_says_whether_the_request_was_repeated(store_on: StoreOn, size: int) -> None:
+    """One request that was refused leaves no doubt; a retry inside the client, or a second attempt, leaves one."""
+    async with ScriptedS3(objects={"a/b": b"theirs"}) as server:
+        store = store_on(server)
+        with pytest.raises(Stale) as once:
+            await store.replace("a/b", b"m" * size, '"0123"')
+        server.script.append(Step(503, "SlowDown"))
+        with pytest.raises(Stale) as twice:
+            await store.replace("a/b", b"m" * size, '"0123"')
+        with pytest.raises(AlreadyExists) as created:
+            await store.create("a/b", b"m" * size)
+
+        assert (False, True, False) == (once.value.repeated, twice.value.repeated, created.value.repeated)
+
+
 async def test_replacing_what_is_gone_is_stale_without_current(store_on: StoreOn) -> None:
     """A replace of a deleted object raises Stale with nothing in `current`."""
     async with ScriptedS3() as server:
@@ -109,7 +123,7 @@ async def test_a_hang_after_the_write_is_resolved_by_reading(store_on: StoreOn) 
 
 
 async def test_a_store_that_answers_neither_yes_nor_no_is_outcome_unknown(store_on: StoreOn) -> None:
-    """When neither the write nor the read is answered, the caller is told OutcomeUnknown, not failure."""
+    """When neither the write nor the read is answered, the caller gets OutcomeUnknown, not failure."""
     script = [Step(503, "SlowDown") for _ in range(60)] + [Step(503, "SlowDown", method="GET") for _ in range(60)]
     async with ScriptedS3(script) as server:
         with pytest.raises(OutcomeUnknown):
@@ -165,7 +179,7 @@ async def test_small_writes_carry_their_condition_too(store_on: StoreOn) -> None
 
 
 async def test_conditional_writes_are_single_puts_carrying_their_condition(store_on: StoreOn) -> None:
-    """Every create says If-None-Match: * and every replace says If-Match, in one PUT even for megabytes."""
+    """Every create reports If-None-Match: * and every replace reports If-Match, in one PUT even for megabytes."""
     async with ScriptedS3() as server:
         store = store_on(server)
         first = await store.create("a/b", b"x" * 12_000_000)
@@ -239,7 +253,7 @@ async def test_an_answer_without_a_version_is_decided_by_reading(store_on: Store
 
 
 async def test_an_upload_answers_with_its_own_version(store_on: StoreOn) -> None:
-    """No second request is asked for the version of an upload: a rival may have written in between."""
+    """No second request is requested the version of an upload: a rival may have written in between."""
     async with ScriptedS3() as server:
         stored = await store_on(server).upload("a/b", one(b"mine"))
 
@@ -278,7 +292,7 @@ async def test_a_range_that_fails_is_not_corrupt_whatever_its_key_says(store_on:
 
 
 async def test_a_delete_without_an_answer_is_outcome_unknown(store_on: StoreOn) -> None:
-    """The object may be gone: nobody is told that nothing happened."""
+    """The object may be gone: nobody is informed that nothing happened."""
     async with ScriptedS3(objects={"a/b": b"x"}) as server:
         server.script += [Step(503, "SlowDown", method="POST") for _ in range(20)]
         with pytest.raises(OutcomeUnknown):

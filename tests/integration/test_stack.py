@@ -17,13 +17,12 @@ import pytest
 
 from lakebed.core.clock import SystemClock
 from lakebed.core.errors import NotFound
-from lakebed.core.ids import Ids
-from lakebed.core.metrics import Metrics
 from lakebed.embedded.endpoints import Endpoints, environment, find, start_ticks
 from lakebed.embedded.supervise import down, status
 from lakebed.store.connect import connect
 from lakebed.store.protocol import Store
 from support import fake_stack as stand_in_stack
+from support.runtimes import runtime_of
 
 UP_S = 240.0
 GONE_S = 100.0
@@ -91,7 +90,7 @@ def none_is_left(pids: set[int]) -> None:
 
 
 async def all_are_well(folder: Path) -> None:
-    """Each of the four says so within a deadline: a look has 3 s, which a pause may take."""
+    """Each of the four reports it within a deadline: a look has 3 s, which a pause may take."""
     deadline = time.monotonic() + UP_S
     rows = await status(folder)
     while [row.state for row in rows] != ["ok"] * 4:
@@ -105,9 +104,10 @@ def children_of(supervisor: subprocess.Popen[str]) -> set[int]:
 
 
 def open_store(endpoints: Endpoints) -> Store:
-    return connect(endpoints.bucket.store_settings(), clock=SystemClock(), ids=Ids(), metrics=Metrics())
+    return connect(endpoints.bucket.store_settings(), runtime_of())
 
 
+@pytest.mark.full
 async def test_comes_up_is_found_and_drains_on_sigterm(start: Starter, tmp_path: Path) -> None:
     """Up writes private endpoints that work, refuses a second stack, and SIGTERM drains and leaves nothing."""
     folder = tmp_path / "lake"
@@ -120,8 +120,8 @@ async def test_comes_up_is_found_and_drains_on_sigterm(start: Starter, tmp_path:
     assert [process.name for process in endpoints.processes] == ["supervisor", "bucket", "gateway", "workers"]
     assert all(process.ready_s > 0 for process in endpoints.processes[1:])
     assert len(pids) >= 5, "three programs, and the helpers that two of them started"
-    told = json.loads((folder / "gateway.env").read_text())
-    assert told["LAKEBED_STORE_ENDPOINT"] == endpoints.bucket.s3 == environment(endpoints)["AWS_ENDPOINT_URL"]
+    reported = json.loads((folder / "gateway.env").read_text())
+    assert reported["LAKEBED_STORE_ENDPOINT"] == endpoints.bucket.s3 == environment(endpoints)["AWS_ENDPOINT_URL"]
     await open_store(endpoints).create("key", b"value")
     await all_are_well(folder)
 
@@ -143,6 +143,7 @@ async def test_comes_up_is_found_and_drains_on_sigterm(start: Starter, tmp_path:
     assert "lakebed up" in missing.value.hint
 
 
+@pytest.mark.full
 async def test_ctrl_c_leaves_nothing_and_a_restart_keeps_the_data(start: Starter, tmp_path: Path) -> None:
     """Ctrl-C drains too; the same folder comes back with the same addresses, credentials and data; `down` stops it."""
     folder = tmp_path / "lake"
@@ -166,6 +167,7 @@ async def test_ctrl_c_leaves_nothing_and_a_restart_keeps_the_data(start: Starter
     assert await down(folder, clock=SystemClock()) == "none"
 
 
+@pytest.mark.full
 async def test_kill_9_of_the_supervisor_leaves_nothing(start: Starter, tmp_path: Path) -> None:
     """The kernel ends every child of a killed supervisor; its stale file fools nobody, and the folder starts again."""
     folder = tmp_path / "lake"
@@ -192,7 +194,7 @@ def test_after_a_kill_every_command_says_what_happened_and_what_to_do(start: Sta
     supervisor.wait()
 
     where = ("--dir", str(folder))
-    asked = [
+    requested = [
         lakebed(*words, *where, cwd=tmp_path)
         for words in (("status",), ("env",), ("topics", "list"), ("queue", "put", "--value", "x"), ("serve",))
     ]
@@ -200,8 +202,8 @@ def test_after_a_kill_every_command_says_what_happened_and_what_to_do(start: Sta
     cleared, none = lakebed("down", *where, cwd=tmp_path), lakebed("down", *where, cwd=tmp_path)
     after = lakebed("status", *where, cwd=tmp_path)
 
-    assert {4} == {answer.returncode for answer in asked}
-    for answer in asked:
+    assert {4} == {answer.returncode for answer in requested}
+    for answer in requested:
         error, hint = answer.stderr.splitlines()
         assert error == f"error: the stack in {folder} was killed: its endpoints.json is out of date"
         assert f"lakebed up --dir {folder}" in hint and f"lakebed down --dir {folder}" in hint
@@ -212,6 +214,7 @@ def test_after_a_kill_every_command_says_what_happened_and_what_to_do(start: Sta
     assert after.returncode == 4 and "no stack runs" in after.stderr
 
 
+@pytest.mark.full
 def test_where_nothing_runs_and_nothing_is_named_a_command_says_so(tmp_path: Path) -> None:
     """Before the first `up` nobody is sent to a cloud: one line on what is missing, one on what to type."""
     for words in (("topics", "list"), ("tables", "list"), ("queue", "put", "--value", "x"), ("serve", "--port", "0")):
@@ -235,8 +238,9 @@ def test_status_of_a_deployment_says_where_to_ask_instead(tmp_path: Path) -> Non
     assert "/healthz" in hint and "lakebed doctor" in hint
 
 
+@pytest.mark.full
 async def test_a_killed_child_is_started_again(start: Starter, tmp_path: Path) -> None:
-    """A program that dies comes back by itself; when the bucket comes back elsewhere, the others are told."""
+    """A program that dies comes back by itself; when the bucket comes back elsewhere, the others are informed."""
     folder = tmp_path / "lake"
     supervisor, before = bring_up(start, folder)
     await open_store(before).create("kept", b"here")
@@ -274,17 +278,18 @@ def test_a_signal_while_it_starts_leaves_nothing(start: Starter, tmp_path: Path)
     assert not (tmp_path / "lake" / "endpoints.json").exists()
 
 
+@pytest.mark.full
 async def test_gives_up_in_words_when_a_child_keeps_dying(start: Starter, tmp_path: Path) -> None:
-    """A program that dies again and again stops the stack, saying which and with its last words."""
+    """A program that dies again and again stops the stack, reporting which and with its last words."""
     folder = tmp_path / "lake"
     supervisor = start("crashing")
 
     code = await asyncio.to_thread(supervisor.wait, UP_S)
 
-    said = (tmp_path / "out").read_text()
+    output = (tmp_path / "out").read_text()
     assert code == 9
-    assert "the workers died" in said
-    assert "no more of this" in said
+    assert "the workers died" in output
+    assert "no more of this" in output
     with pytest.raises(NotFound):
         find(folder)
 

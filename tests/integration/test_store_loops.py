@@ -7,11 +7,9 @@ import gc
 import time
 from pathlib import Path
 
-from lakebed.core.clock import SystemClock
-from lakebed.core.ids import Ids
-from lakebed.core.metrics import Metrics
 from lakebed.store.connect import connect
 from lakebed.store.settings import StoreSettings
+from support.runtimes import runtime_of
 
 
 def open_files() -> int:
@@ -21,7 +19,7 @@ def open_files() -> int:
 
 def test_loops_that_have_ended_leave_no_connections(bucket_settings: StoreSettings) -> None:
     """Every loop writes over connections of its own, and they close with it."""
-    store = connect(bucket_settings, clock=SystemClock(), ids=Ids(), metrics=Metrics())
+    store = connect(bucket_settings, runtime_of())
     asyncio.run(store.create("first", b"x"))
     before = open_files()
 

@@ -15,9 +15,6 @@ import httpx2
 import msgspec
 import pytest
 
-from lakebed.core.clock import SystemClock
-from lakebed.core.ids import Ids
-from lakebed.core.metrics import Metrics
 from lakebed.embedded.endpoints import BucketEndpoints
 from lakebed.store.connect import connect
 from lakebed.store.fast.puts import FAST_BYTES_MAX
@@ -27,6 +24,7 @@ from lakebed.store.prover import REPORTS, SCRATCH
 from lakebed.store.settings import StoreSettings
 from support.bucket_proxies import StrippingProxy
 from support.gateway_process import DEADLINE_S, Running, Start, bucket_env
+from support.runtimes import runtime_of
 from support.scripted_s3 import Request, ScriptedS3, Step
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -68,16 +66,16 @@ async def test_each_client_of_a_store_is_checked(least: int, most: int) -> None:
     """Small bodies go over our own connections, large ones through the general client: either may lose conditions."""
     async with Stripping() as server:
         server.least_bytes, server.most_bytes = least, most
-        store = connect(server.settings(), clock=SystemClock(), ids=Ids(), metrics=Metrics())
+        store = connect(server.settings(), runtime_of())
 
-        proof = await check_path(store, clock=SystemClock(), ids=Ids())
+        proof = await check_path(store, runtime_of())
 
         found = {finding.name: finding.seen for finding in proof.findings if not finding.held}
         assert set(found) == {"stale_replace_is_refused", "second_create_is_refused"}
         assert all(str(64 if most == FAST_BYTES_MAX else FAST_BYTES_MAX + 1) in seen for seen in found.values())
 
 
-@pytest.mark.parametrize("command", ["serve", "work"])
+@pytest.mark.parametrize("command", ["serve", pytest.param("work", marks=pytest.mark.full)])
 async def test_a_path_that_strips_conditions_is_refused_on_a_bucket_that_was_proven(
     start: Start, bucket: Store, bucket_settings: StoreSettings, proxy: StrippingProxy, command: str
 ) -> None:
@@ -124,6 +122,7 @@ async def hasty(bucket_settings: StoreSettings, proxy: StrippingProxy, tmp_path:
     await running.ended()
 
 
+@pytest.mark.full
 async def test_a_path_that_begins_to_strip_stops_writes_until_it_holds_again(
     hasty: Running, proxy: StrippingProxy
 ) -> None:
@@ -151,11 +150,11 @@ def free_port() -> int:
         return int(made.getsockname()[1])
 
 
-@pytest.mark.parametrize("command", ["serve", "work"])
+@pytest.mark.parametrize("command", ["serve", pytest.param("work", marks=pytest.mark.full)])
 async def test_a_process_that_starts_before_its_store_waits_and_says_so(
     start: Start, bucket_settings: StoreSettings, weed: BucketEndpoints, command: str
 ) -> None:
-    """It does not exit: its address answers 503, and it goes on by itself once the store is there."""
+    """It does not exit: its address answers 503, and it continues by itself once the store is there."""
     store_port, own_port = free_port(), free_port()
     env = bucket_env(msgspec.structs.replace(bucket_settings, endpoint=f"http://127.0.0.1:{store_port}"))
     early = await start(command, "--parts", "queue", "--port", str(own_port), env=env, probe=False)
@@ -185,7 +184,7 @@ async def test_a_process_that_starts_before_its_store_waits_and_says_so(
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
 async def test_a_stop_signal_ends_the_wait(start: Start, stop: signal.Signals) -> None:
-    """Whoever started it too early can stop it like any other."""
+    """Anyone who started it too early can stop it like any other."""
     async with ScriptedS3() as server:
         settings = server.settings()
     early = await start("serve", "--parts", "queue", env=bucket_env(settings), probe=False)
@@ -201,7 +200,7 @@ async def test_a_stop_signal_ends_the_wait(start: Start, stop: signal.Signals) -
 async def test_what_waiting_cannot_change_ends_the_process_at_once(
     start: Start, bucket_settings: StoreSettings
 ) -> None:
-    """Wrong credentials and a bucket that is not there are said at once, with their own exit codes."""
+    """Wrong credentials and a bucket that is not there are reported at once, with their own exit codes."""
     wrong = bucket_env(bucket_settings) | {"LAKEBED_STORE_SECRET_ACCESS_KEY": "wrong"}
     denied = await start("serve", "--parts", "queue", env=wrong, probe=False)
     async with ScriptedS3([Step(status=404, code="NoSuchBucket")]) as absent:  # SeaweedFS would make the bucket

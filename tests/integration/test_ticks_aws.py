@@ -17,7 +17,7 @@ from support.tick_fixtures import ORG, PROJECT, TICK, context_of, serving
 OF = TickId(ORG, PROJECT, TICK)
 
 
-@pytest.mark.parametrize("kind", ["ministack", "moto"])
+@pytest.mark.parametrize("kind", ["ministack", pytest.param("moto", marks=pytest.mark.full)])
 async def test_a_tick_goes_from_finalize_to_silver_once(kind: str) -> None:
     """The message is on SQS, both rows are in DynamoDB, a duplicate starts no second job, a replay does."""
     with aws_server(kind) as url:
@@ -52,18 +52,19 @@ async def test_a_tick_goes_from_finalize_to_silver_once(kind: str) -> None:
         assert [] == list(await auditor.undispatched())
 
 
+@pytest.mark.full
 async def test_a_queue_that_is_gone_is_503_and_the_tick_waits() -> None:
     """No SQS: bronze and the record are there, the agent is told to come again, and nothing is answered as done."""
     with aws_server("moto") as url:
         context = context_of(queue="sqs", aws_endpoint=url, aws_access_key_id="test", aws_secret_access_key="test")
         async with serving(context) as service:
-            said = await service.upload()
+            output = await service.upload()
             await service.queue.inner.depth()  # opened while it was there
             gone = service.queue.inner
 
     async with serving(context) as late:
         late.queue.inner = gone
-        answer = await late.finalize(said)
+        answer = await late.finalize(output)
 
     assert 503 == answer.status_code
     with pytest.raises(Unavailable):

@@ -50,7 +50,7 @@ class Shell:
 
     async def serve(self, command: str) -> str:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "lakebed", command, "--parts", "ticks",
+            sys.executable, "-m", "lakebed", command, "--parts", "ticks,silver",
             env=self.env, cwd=self.folder, stdout=asyncio.subprocess.PIPE, stderr=(self.folder / "log").open("ab"),
         )  # fmt: skip
         self._servers.append(process)
@@ -103,7 +103,7 @@ async def test_a_person_pushes_files_and_follows_them_to_silver(shell: Shell) ->
     behind = await shell.run("silver", "audit", "--older-than-s", "0", code=1)
     await shell.serve("work")
     async with asyncio.timeout(DEADLINE_S):
-        while (told := await shell.run("silver", "status"))["undispatched"]:
+        while (reported := await shell.run("silver", "status"))["undispatched"]:
             await asyncio.sleep(0.1)
     shown = await shell.run("silver", "show", "--tick", pushed["tick_id"])
     replayed = await shell.run("silver", "replay", "--tick", pushed["tick_id"], "--reason", "to see it")
@@ -112,11 +112,12 @@ async def test_a_person_pushes_files_and_follows_them_to_silver(shell: Shell) ->
     assert ("committed", 4, 0) == (pushed["status"], pushed["rows_inserted"], pushed["rows_replaced"])
     assert {"committed": 1} == status["states"]
     assert [pushed["tick_id"]] == [row["tick_id"] for row in behind]
-    assert (0, "done") == (told["dead"], shown["silver_dispatched"]["state"])
+    assert (0, "done") == (reported["dead"], shown["silver_dispatched"]["state"])
     assert (ORG, pushed["tick_id"]) == (replayed["org_id"], replayed["tick_id"])
 
 
 @pytest.mark.parametrize("step", ["after_sending_a_part", "after_sending_all_parts"])
+@pytest.mark.full
 async def test_an_agent_killed_in_its_upload_goes_on_where_it_was(shell: Shell, step: str) -> None:
     """kill -9 in the middle of the parts, or before the finalize: `resume` sends the rest, and it is committed once."""
     for seq in (1, 2, 3):
@@ -133,7 +134,14 @@ async def test_an_agent_killed_in_its_upload_goes_on_where_it_was(shell: Shell, 
     assert [] == await shell.run("ticks", "outbox")
 
 
-@pytest.mark.parametrize("step", ["after_sending_a_part", "after_sending_all_parts", "after_delivering"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param("after_sending_a_part", marks=pytest.mark.full),
+        pytest.param("after_sending_all_parts", marks=pytest.mark.full),
+        "after_delivering",
+    ],
+)
 async def test_a_killed_agent_uploads_its_folders_once(shell: Shell, step: str) -> None:
     """kill -9 in the parts, before the finalize, and after the commit: the next run of the agent does the rest."""
     drop = shell.folder / "drop"
@@ -147,13 +155,13 @@ async def test_a_killed_agent_uploads_its_folders_once(shell: Shell, step: str) 
 
     killed = await asyncio.wait_for((await shell.agent(url, dies_at=step)).wait(), DEADLINE_S)
     left = sorted(each.name for each in drop.iterdir())
-    heir = await shell.agent(url)
+    successor = await shell.agent(url)
     async with asyncio.timeout(DEADLINE_S):
         while any(not each.name.startswith(".") for each in drop.iterdir()):
-            assert heir.returncode is None, (shell.folder / "log").read_text()[-2000:]
+            assert successor.returncode is None, (shell.folder / "log").read_text()[-2000:]
             await asyncio.sleep(0.1)
-    heir.send_signal(signal.SIGTERM)
-    stopped = await asyncio.wait_for(heir.wait(), DEADLINE_S)
+    successor.send_signal(signal.SIGTERM)
+    stopped = await asyncio.wait_for(successor.wait(), DEADLINE_S)
     status = await shell.run("ticks", "status", "--project", PROJECT)
 
     assert (-signal.SIGKILL, ["t-1", "t-2"], 0) == (killed, left, stopped)
@@ -162,6 +170,7 @@ async def test_a_killed_agent_uploads_its_folders_once(shell: Shell, step: str) 
     assert {"t-1": (6, 0), "t-2": (0, 6)} == rows
 
 
+@pytest.mark.full
 async def test_what_is_refused_stays_in_the_outbox_with_its_reason(shell: Shell) -> None:
     """A tick that can never be committed ends with 1 and waits for a person; discarding it needs a reason."""
     (shell.folder / "orders.parquet").write_bytes(parquet([1]))
@@ -172,9 +181,9 @@ async def test_what_is_refused_stays_in_the_outbox_with_its_reason(shell: Shell)
     folder = shell.folder / "own"
     folder.mkdir()
     (folder / "orders.parquet").write_bytes(parquet([1]))
-    said = await shell.run(*push[:-1], "t2", "--dry-run")
-    said["tables"][0]["row_count"] = said["tables"][0]["parquets"][0]["rows"] = 2
-    (folder / "_manifest.json").write_text(json.dumps(said))
+    output = await shell.run(*push[:-1], "t2", "--dry-run")
+    output["tables"][0]["row_count"] = output["tables"][0]["parquets"][0]["rows"] = 2
+    (folder / "_manifest.json").write_text(json.dumps(output))
 
     await shell.run("ticks", "push", "own", "--project", PROJECT, "--url", url, code=1)
     (left,) = await shell.run("ticks", "outbox")
@@ -183,6 +192,7 @@ async def test_what_is_refused_stays_in_the_outbox_with_its_reason(shell: Shell)
 
 
 @pytest.mark.parametrize("person", [True, False])
+@pytest.mark.full
 async def test_a_push_shows_its_bar_to_a_person_and_to_nobody_else(shell: Shell, person: bool) -> None:
     """Bytes sent of bytes to send, drawn on a terminal; in a pipe no control character, and the same data."""
     secret = (await shell.run("ticks", "secret", "--project", PROJECT))["api_secret"]

@@ -57,7 +57,7 @@ class Fleet:
     async def start(self, command: str, *, dies_at: str = "") -> tuple[asyncio.subprocess.Process, str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("LAKEBED_")}
         process = await asyncio.create_subprocess_exec(
-            sys.executable, str(SUPPORT / "ticks_crash_points.py"), command, "--parts", "ticks",
+            sys.executable, str(SUPPORT / "ticks_crash_points.py"), command, "--parts", "ticks,silver",
             env={**clean, **self._env, "PYTHONPATH": os.pathsep.join(sys.path), "DIES_AT": dies_at},
             cwd=self._folder, stdout=asyncio.subprocess.PIPE, stderr=(self._folder / "log").open("ab"),
         )  # fmt: skip
@@ -107,9 +107,12 @@ async def died(process: asyncio.subprocess.Process) -> int:
     return await asyncio.wait_for(process.wait(), DEADLINE_S)
 
 
+STEPS = ("before_bronze", "after_bronze", "after_record", "after_send", "after_audit", "after_result")
+
+
 @pytest.mark.parametrize(
     "step",
-    ["before_bronze", "after_bronze", "after_record", "after_send", "after_audit", "after_result"],
+    ["after_bronze", *(pytest.param(step, marks=pytest.mark.full) for step in STEPS if step != "after_bronze")],
 )
 async def test_a_replica_killed_between_two_steps_is_finished_by_the_next_try(fleet: Fleet, step: str) -> None:
     """kill -9 anywhere in a finalize: another replica answers the retry, with the rows counted once."""
@@ -130,6 +133,7 @@ async def test_a_replica_killed_between_two_steps_is_finished_by_the_next_try(fl
     assert await open_audit(fleet.context, COMMITTED).get(OF) is not None
 
 
+@pytest.mark.full
 async def test_a_replica_killed_in_the_middle_of_a_part_leaves_no_part(fleet: Fleet) -> None:
     """Half a body, then kill -9: the agent's next try is received whole, elsewhere."""
     (victim, url), (_, heir_url) = await asyncio.gather(fleet.start("serve"), fleet.start("serve"))
@@ -153,6 +157,7 @@ async def test_a_replica_killed_in_the_middle_of_a_part_leaves_no_part(fleet: Fl
     assert 5 == (await fleet.finalize(heir_url)).json()["rows_inserted"]
 
 
+@pytest.mark.full
 async def test_a_replica_killed_after_a_part_landed_has_it(fleet: Fleet) -> None:
     """The part was stored and registered, only the answer was lost: the next try is 200 already_present."""
     (victim, url), (_, heir_url) = await asyncio.gather(
@@ -181,6 +186,7 @@ async def test_a_drained_replica_lets_its_projects_go_at_once(fleet: Fleet) -> N
     assert {"committed": 1} == status["states"]
 
 
+@pytest.mark.full
 async def test_a_dispatcher_killed_in_its_job_is_replaced_and_silver_has_the_tick(fleet: Fleet) -> None:
     """kill -9 while the job runs: the message comes back, the silent row is taken over, the job runs again."""
     (_, url), (victim, _) = await asyncio.gather(fleet.start("serve"), fleet.start("work", dies_at="before_job"))

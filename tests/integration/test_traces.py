@@ -95,6 +95,7 @@ def sending(url: str, metrics: Metrics, *, timeout_s: float, queue_max: int = 40
     return TraceSender(url, "x", "n", timeout_s=timeout_s, queue_max=queue_max, every_ms=1000, metrics=metrics)
 
 
+@pytest.mark.full
 async def test_one_trace_from_the_agent_through_the_gateway_to_the_store(
     bucket: Store, bucket_settings: StoreSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,6 +117,7 @@ async def test_one_trace_from_the_agent_through_the_gateway_to_the_store(
         assert "store create" in stored
 
 
+@pytest.mark.full
 async def test_the_passes_of_workers_are_traces_of_their_own(
     bucket: Store, bucket_settings: StoreSettings, tmp_path: Path
 ) -> None:
@@ -123,7 +125,7 @@ async def test_the_passes_of_workers_are_traces_of_their_own(
     with receiving() as receiver:
         env = {env_name(key): str(value) for key, value in bucket_settings.as_layer().items()}
         env |= {**os.environ, **env, "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url, "LAKEBED_TICKS_PIPELINE": "twin"}
-        arguments = ("work", "--port", "0", "--parts", "log,ticks,batches", "--log", "error")
+        arguments = ("work", "--port", "0", "--parts", "log,ticks,silver,batches", "--log", "error")
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "lakebed", *arguments, env=env, stdout=PIPE, cwd=tmp_path
         )

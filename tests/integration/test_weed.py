@@ -26,6 +26,7 @@ from lakebed.store.connect import connect
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
 from support.process_output import line_of
+from support.runtimes import runtime_of
 
 PARENT = """
 import asyncio, pathlib, sys, time
@@ -39,7 +40,7 @@ time.sleep(600)
 
 
 def open_store(settings: StoreSettings) -> Store:
-    return connect(settings, clock=SystemClock(), ids=Ids(), metrics=Metrics())
+    return connect(settings, runtime_of())
 
 
 def test_listens_on_loopback_only(weed: BucketEndpoints) -> None:
@@ -68,6 +69,7 @@ async def test_refuses_other_credentials(weed: BucketEndpoints, bucket_settings:
         await open_store(wrong).create("key", b"")
 
 
+@pytest.mark.full
 async def test_comes_back_the_same_after_a_kill_and_elsewhere_when_its_ports_are_taken(tmp_path: Path) -> None:
     """After kill -9 the same folder gives the same address, credentials and every acknowledged object; when somebody
     has taken its ports meanwhile, it answers at others.
@@ -107,6 +109,7 @@ exec sleep 600
 """
 
 
+@pytest.mark.full
 async def test_one_that_is_never_ready_is_started_a_second_time_in_the_same_folder(tmp_path: Path) -> None:
     """The first process is gone, the second takes writes at the same address, and there is no third."""
     told, program = tmp_path / "pids", tmp_path / "weed"
@@ -133,6 +136,7 @@ class Stopped(SystemClock):
         return super().monotonic_s() + (3600.0 if self.asked > 1 else 0.0)
 
 
+@pytest.mark.full
 async def test_a_machine_that_stood_still_is_not_taken_for_a_slow_start(tmp_path: Path) -> None:
     """Server and asker stood still together: the first start is waited for."""
     told, program = tmp_path / "pids", tmp_path / "weed"
@@ -161,6 +165,7 @@ async def test_says_why_it_did_not_start(tmp_path: Path) -> None:
     assert str(tmp_path) in caught.value.hint
 
 
+@pytest.mark.full
 async def test_dies_with_a_killed_parent(tmp_path: Path) -> None:
     """kill -9 of the process that started it leaves no server behind."""
     parent = subprocess.Popen(

@@ -20,6 +20,7 @@ from lakebed.embedded.weed import PORTS, Weed, WeedIdentity
 from lakebed.filer.client import FilerClient
 from lakebed.store.connect import connect
 from lakebed.store.protocol import Store
+from support.runtimes import runtime_of
 
 DEADLINE_S = 60.0
 SECRET = b"the bytes of an object " * 50
@@ -44,7 +45,7 @@ class Place:
 
     def __init__(self, weed: Weed) -> None:
         self.weed, self.bucket = weed, weed.endpoints.bucket
-        self.store: Store = connect(weed.endpoints.store_settings(), clock=SystemClock(), ids=Ids(), metrics=Metrics())
+        self.store: Store = connect(weed.endpoints.store_settings(), runtime_of())
         file = weed.child.log.with_name("identity.json")
         self.ports = msgspec.json.decode(file.read_bytes(), type=WeedIdentity).ports
 
@@ -128,6 +129,7 @@ async def test_no_port_gives_or_takes_an_object_without_credentials(place: Place
     assert (await place.store.get(KEY)).data == SECRET
 
 
+@pytest.mark.full
 async def test_what_a_web_page_could_do_once_is_refused(place: Place) -> None:
     """An image tag that deletes the bucket's volumes at the master, a fetch that deletes at the filer: both find
     nobody, and the object is still there.
@@ -143,6 +145,7 @@ async def test_what_a_web_page_could_do_once_is_refused(place: Place) -> None:
     assert (await place.store.get(KEY)).data == SECRET
 
 
+@pytest.mark.full
 async def test_a_folder_of_an_earlier_version_gets_its_keys(tmp_path: Path) -> None:
     """Its identity names no keys for the volume server: they are made, and all that was stored is still read."""
     folder = tmp_path / "bucket"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from lakebed.core.clock import SystemClock
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
@@ -12,6 +14,9 @@ from lakebed.embedded.program import BucketProgram
 from lakebed.embedded.weed import Weed
 from lakebed.filer.client import FilerClient
 from lakebed.store.connect import connect
+from support.runtimes import runtime_of
+
+pytestmark = pytest.mark.full
 
 OBJECTS = 30
 
@@ -32,7 +37,7 @@ async def test_the_last_minute_of_changes_outlives_a_quick_stop(tmp_path: Path) 
     try:
         await bucket.start()
         began_ns = clock.now_ns()
-        store = connect(weed.endpoints.store_settings(), clock=clock, ids=Ids(), metrics=Metrics())
+        store = connect(weed.endpoints.store_settings(), runtime_of(clock))
         for number in range(OBJECTS):
             await store.create(f"kept-{number}", b"x")
         before = await changed(weed, began_ns)

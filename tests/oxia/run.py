@@ -1,6 +1,6 @@
 """`make test-oxia`: obtains an Oxia server by its Go module's name, starts it on loopback, runs meta's contract on it.
 
-Ends with 0 and says SKIPPED where there is no Go, or where no known version of the module can be had. With
+Ends with 0 and reports SKIPPED where there is no Go, or where no known version of the module can be had. With
 LAKEBED_OXIA_REQUIRED set these are failures. OXIA_BINARY names a server that is there already.
 """
 
@@ -102,7 +102,7 @@ def built(go: str, version: str, binary: Path) -> bool:
 
 
 def described(go: str, version: str, folder: Path) -> None:
-    """The empty module in `folder`; a version that needs mending is copied beside it and mended there."""
+    """The empty module in `folder`; a version that needs repairing is copied beside it and repaired there."""
     module = f"module lakebed.local/oxia\n\ngo 1.25\n\nrequire {MODULE} {version}\n"
     if version in MENDED:
         file, changes = MENDED[version]

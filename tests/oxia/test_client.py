@@ -34,7 +34,7 @@ async def meta() -> AsyncIterator[OxiaMeta]:
 
 
 async def test_nobody_at_the_address_is_unavailable_at_once() -> None:
-    """A refused connection is told as such, and nothing goes on trying behind our back."""
+    """A refused connection is reported as such, and nothing continues trying behind our back."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     meta = connect(f"127.0.0.1:{port}", timeout_s=200.0)
@@ -57,7 +57,7 @@ async def test_an_address_without_a_port_is_invalid() -> None:
 
 
 async def test_a_server_that_does_not_answer_is_given_up_in_time() -> None:
-    """A peer that accepts and says nothing costs no more than the timeout."""
+    """A peer that accepts and reports nothing costs no more than the timeout."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         meta = connect(f"127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.5)
 
@@ -68,7 +68,7 @@ async def test_a_server_that_does_not_answer_is_given_up_in_time() -> None:
 
 
 async def test_a_session_that_the_server_would_refuse_is_refused_at_once() -> None:
-    """The server's own limit is told before anything is put under the session."""
+    """The server's own limit is reported before anything is put under the session."""
     meta = connect("127.0.0.1:1")
 
     with pytest.raises(Invalid):

@@ -21,7 +21,7 @@ SEEDS_TO_CATCH = 60
 
 
 def test_nothing_promised_is_lost_doubled_or_given_up() -> None:
-    """Kills, lost answers, refusals and conflicts: each promised sample is accepted once or lies on the disk."""
+    """Kills, lost answers, refusals and conflicts: each promised sample is accepted once or is on the disk."""
     for seed in range(SEEDS):
         assert not play("agent", seed).cut
 

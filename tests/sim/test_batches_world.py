@@ -9,12 +9,13 @@ import pytest
 from lakebed.batches import acceptance, paths
 from lakebed.batches.acceptance import Submission
 from lakebed.batches.acceptor import Acceptor, write_blob
-from lakebed.batches.model import AcceptedBatch, UploadResponse, read_record, write_record
+from lakebed.batches.model import AcceptedBatch, UploadResponse, write_record
 from lakebed.batches.simulation import AcceptanceInvariants, SimCollector, batches, submission
 from lakebed.core.errors import AlreadyExists, LakebedError, OutcomeUnknown
 from lakebed.sim.commands import play
 from lakebed.sim.faults import CALM
 from lakebed.sim.world import InvariantBroken, Process, World
+from lakebed.store.model import read_record
 
 SEEDS = 120
 SEEDS_TO_CATCH = 150
@@ -56,8 +57,8 @@ def test_a_collector_killed_at_any_await_leaves_what_the_next_one_finishes(other
             doomed = world.process("doomed", crash_at_await=crash_at)
             died.append(not await doomed.spawn(upload(doomed, one)))
             await asyncio.sleep(world.faults.late_s)
-            heir = world.process("heir")
-            await heir.spawn(upload(heir, one))
+            successor = world.process("heir")
+            await successor.spawn(upload(successor, one))
             world.check(len(world.keys(paths.ACCEPTED)) == 1, "not exactly one manifest")
             world.check(other_bytes or len(watch.acknowledged) == 1, "the retry was not acknowledged")
 
@@ -93,7 +94,7 @@ class Presuming(Acceptor):
 
 
 class Forgetful(Acceptor):
-    """Does not compare hashes: whatever stands is a duplicate."""
+    """Does not compare hashes: whatever is there is a duplicate."""
 
     async def _create_manifest(self, mine: AcceptedBatch) -> AcceptedBatch:
         await super()._create_manifest(mine)
@@ -106,3 +107,10 @@ def test_a_collector_with_a_bug_is_caught(acceptor: type[Acceptor]) -> None:
     with pytest.raises(InvariantBroken):
         for seed in range(SEEDS_TO_CATCH):
             World(seed, name="batches").run(lambda world: batches(world, acceptor))
+
+
+@pytest.mark.parametrize("first", range(0, 12, 6))
+def test_weeks_of_retention_never_accept_a_batch_anew(first: int) -> None:
+    """Old batches go with their blobs and rows; collectors and retention die and restart on the way."""
+    for seed in range(first, first + 6):
+        assert not play("batches-retention", seed).cut

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from lakebed.sim.commands import play
 from lakebed.sim.world import InvariantBroken, World
 from lakebed.store import simulation as store
 from lakebed.store.authority import Authority
-from lakebed.store.protocol import Store
+from lakebed.store.runtime import StoreRuntime
 from lakebed.store.simulation import boot
 
 
@@ -23,8 +21,8 @@ def test_all_agree_on_the_authority_and_a_good_store_is_proven() -> None:
 def test_a_claim_that_creates_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that each believe their own id are seen at once."""
 
-    async def believe(store: Store, *, expected: str, clock: Any, ids: Any) -> Authority:
-        return Authority("lakebed.authority.v1", ids.uuid(), 0)
+    async def believe(runtime: StoreRuntime, *, expected: str) -> Authority:
+        return Authority("lakebed.authority.v1", runtime.ids.uuid(), 0)
 
     monkeypatch.setattr(store, "claim", believe)
 

@@ -13,7 +13,7 @@ from lakebed.cli import exits
 from lakebed.cli.main import run
 from lakebed.sim import commands
 from lakebed.sim.world import World
-from lakebed.wiring.parts import SimWorld
+from lakebed.wiring.part import SimWorld
 
 
 async def breaks_at_seed_three(world: World) -> None:

@@ -1,4 +1,4 @@
-"""One process dies at each of its awaits at the store in turn; another goes on and finds everything in order."""
+"""One process dies at each of its awaits at the store in turn; another continues and finds everything in order."""
 
 from __future__ import annotations
 

@@ -50,18 +50,18 @@ def test_the_seed_decides_which_ready_task_runs_first() -> None:
     """Interleavings vary with the seed, and all orders of three tasks are met."""
 
     def order(seed: int) -> str:
-        loop, said = SimLoop(random.Random(seed)), []
+        loop, output = SimLoop(random.Random(seed)), []
 
         async def one(name: str) -> None:
             await asyncio.sleep(0)
-            said.append(name)
+            output.append(name)
 
         async def script() -> None:
             await asyncio.gather(one("a"), one("b"), one("c"))
 
         loop.run_until_complete(script())
         loop.close()
-        return "".join(said)
+        return "".join(output)
 
     orders = {order(seed) for seed in range(60)}
 
@@ -69,7 +69,7 @@ def test_the_seed_decides_which_ready_task_runs_first() -> None:
 
 
 def test_waiting_for_nobody_is_a_deadlock_and_spinning_for_ever_a_livelock() -> None:
-    """A world that cannot go on, or never ends, says so instead of hanging."""
+    """A world that cannot continue, or never ends, reports it instead of hanging."""
 
     async def waits(world: World) -> None:
         await asyncio.get_running_loop().create_future()
@@ -229,7 +229,7 @@ def test_a_script_that_fails_can_be_replayed_like_any_other_finding() -> None:
 
 
 def test_the_limit_on_steps_ends_a_world_where_it_stands() -> None:
-    """A world is bounded by its steps, and says that it was cut."""
+    """A world is bounded by its steps, and reports that it was cut."""
     played = play("register", 3, steps=10)
 
     assert (played.steps, played.cut) == (10, True)

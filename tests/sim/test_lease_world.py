@@ -40,7 +40,7 @@ def test_the_seeds_meet_what_the_world_is_about() -> None:
 
 
 class Hasty(Lease):
-    """Takes over as soon as its own clock says so, as if clocks did not differ."""
+    """Takes over as soon as its own clock reports it, as if clocks did not differ."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **{**options, "skew_s": 0.0})

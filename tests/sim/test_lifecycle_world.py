@@ -9,9 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from lakebed.lifecycle.decide import guard
+from lakebed.lifecycle.compiler import PolicyCompiler
+from lakebed.lifecycle.decide import decide, guard
 from lakebed.lifecycle.memory import MemoryLake
 from lakebed.lifecycle.model import DeleteOutcome, ObjectEntry, Position, Rule, Verb
+from lakebed.lifecycle.outage_simulation import policies
 from lakebed.lifecycle.policy import render_xml
 from lakebed.lifecycle.reader import LifecycleReader
 from lakebed.lifecycle.reserved import ReservedKeys
@@ -21,9 +23,10 @@ from lakebed.sim.commands import deaths, play
 from lakebed.sim.faults import CALM
 from lakebed.sim.world import InvariantBroken, World
 
-SEEDS = {"lifecycle": 6, "versions": 6}
+SEEDS = {"lifecycle": 4, "versions": 4, "policies": 4}
+SEEDS_FULL = 60
 SEEDS_TO_CATCH = 25
-AWAITS_MAX = 400
+AWAITS_MAX = 2500
 SPARSE = msgspec.structs.replace(SETTINGS, poll_s=8.0)  # few rounds in which nothing happens
 
 
@@ -72,10 +75,10 @@ def test_a_careless_delete_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_hasty_cursor_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cursor that passes what was not resolved leaves something behind."""
 
-    async def hasty(self: LifecycleReader, delay_ns: int | None, cursor: Position, batch: list[Any]) -> Any:
-        works = [work for _, work in batch if work is not None]
-        await self._resolver.settle(works)
-        return await self._advance(delay_ns, cursor, batch[-1][0]), None
+    async def hasty(self: LifecycleReader, stream: Any, reached: Position, alive: Any) -> None:
+        batch, stream.batch = stream.batch, []
+        await self._resolver.settle([work for _, work in batch])
+        await self._advance(stream.shard, [(stream, reached)])
 
     monkeypatch.setattr(LifecycleReader, "_settle", hasty)
 
@@ -86,12 +89,15 @@ def test_a_walk_that_goes_on_over_failures_is_caught(monkeypatch: pytest.MonkeyP
     """What a walk could not delete must hold it: no event comes for it any more."""
     settle = BucketScanner._settle
 
-    async def careless(self: BucketScanner, *arguments: Any) -> None:
-        await settle(self, *arguments)
+    async def careless(self: BucketScanner, walk: Any, *, end: bool = False) -> bool:
+        last = walk.batch[-1][0] if walk.batch else ""
+        await settle(self, walk)
+        walk.after, walk.stuck = last or walk.after, None
+        return await self._checkpoint(walk, done=end)
 
     monkeypatch.setattr(BucketScanner, "_settle", careless)
 
-    assert caught()
+    assert caught_in_policies()
 
 
 def test_lakebeds_own_keys_outlive_either_wall(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +114,7 @@ def test_lakebeds_own_keys_outlive_either_wall(monkeypatch: pytest.MonkeyPatch) 
 
 
 def life(rules: tuple[Rule, ...], versioned: bool, crash_at_await: int) -> bool:
-    """One worker dies at its k-th await; the next goes on, and nothing is left. Gives back whether it died.
+    """One worker dies at its k-th await; the next continues, and nothing is left. Gives back whether it died.
 
     With versions, the old object has one of its own, and the new one is written after versioning was suspended.
     """
@@ -140,9 +146,72 @@ def life(rules: tuple[Rule, ...], versioned: bool, crash_at_await: int) -> bool:
     return died[0]
 
 
-@pytest.mark.parametrize(
+LIVES = pytest.mark.parametrize(
     ("rules", "versioned"), [((RULES[0], RULES[2]), False), ((RULES[0],), True)], ids=["plain", "versions"]
 )
+
+
+@LIVES
+def test_a_worker_may_die_at_any_await(rules: tuple[Rule, ...], versioned: bool) -> None:
+    """At some awaits of its life: after the next boot everything is in order."""
+    assert all(life(rules, versioned, k) for k in range(1, 300, 23))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", SEEDS)
+def test_many_seeds_leave_nothing_behind(name: str) -> None:
+    """The same worlds, far more often."""
+    for seed in range(100, 100 + SEEDS_FULL):
+        assert not play(name, seed).cut
+
+
+@pytest.mark.full
+@LIVES
 def test_a_worker_may_die_at_every_await(rules: tuple[Rule, ...], versioned: bool) -> None:
     """At each await of its life in turn, none left out: after the next boot everything is in order."""
     assert deaths(lambda k: life(rules, versioned, k), awaits_max=AWAITS_MAX) >= 100
+
+
+def caught_in_policies() -> bool:
+    for seed in range(SEEDS_TO_CATCH):
+        try:
+            World(seed, name="policies").run(policies)
+        except InvariantBroken:
+            return True
+    return False
+
+
+@pytest.mark.full
+def test_actions_that_are_not_marked_when_their_policy_goes_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bucket whose policy went as a whole and came back would miss what fell due meanwhile."""
+
+    async def forgetful(self: PolicyCompiler, present: set[str]) -> None:
+        return None
+
+    monkeypatch.setattr(PolicyCompiler, "_without_policy", forgetful)
+
+    assert caught_in_policies()
+
+
+def test_a_scan_that_moves_no_cursor_back_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came while it went along has no cursor before it."""
+
+    async def lazy(self: BucketScanner, *words: Any) -> None:
+        return None
+
+    monkeypatch.setattr(BucketScanner, "join", lazy)
+
+    assert caught_in_policies()
+
+
+@pytest.mark.full
+def test_events_that_a_crash_lost_and_nobody_waits_for_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects of the gap have no event to come."""
+    decided = decide
+
+    def gapless(actions: Any, family: Any, now_ns: int, calendar: Any, event: Any = None, gaps: Any = ()) -> Any:
+        return decided(actions, family, now_ns, calendar, event, ())
+
+    monkeypatch.setattr("lakebed.lifecycle.scanner.decide", gapless)
+
+    assert caught_in_policies()

@@ -37,8 +37,18 @@ def test_the_log_keeps_its_promises_whatever_dies(seed: int) -> None:
     play("log", seed)
 
 
+@pytest.mark.parametrize("seed", range(500, 510))
+@pytest.mark.parametrize("changes_max", [0, 1])
+def test_the_log_keeps_its_promises_with_producers_in_snapshots(
+    seed: int, changes_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when nearly every stamped append writes what is known of producers beside the control record."""
+    monkeypatch.setattr(producers, "CHANGES_MAX", changes_max)
+    play("log", seed)
+
+
 async def _overwrites(self: Records, tp: TopicPartition, now: Any) -> None:
-    """Puts the index entry whatever stands there."""
+    """Puts the index entry whatever is there."""
     if now.pending is not None:
         await self.meta.put(
             paths.index(tp, now.pending.end_offset),
@@ -57,12 +67,12 @@ async def _never_landed(self: Committer, *_: Any) -> None:
 
 
 async def _unannounced(self: LogSweeper, tp: TopicPartition, before_ms: int) -> Any:
-    """The vacuum looks without telling writers that it has."""
+    """The vacuum looks without reporting writers that it has."""
     return await self._look(tp)
 
 
 async def _deletes_first(self: Compactor, tp: TopicPartition, record: Any) -> bool:
-    """Deletes the old entries before the compacted one stands."""
+    """Deletes the old entries before the compacted one exists."""
     await self._records.meta.delete_range(
         paths.index(tp, record.value.start_offset), paths.index(tp, record.value.end_offset)
     )
@@ -73,11 +83,11 @@ _finish = Compactor._finish
 
 
 def _forgets(*_: Any, **__: Any) -> None:
-    """Whoever is not known is taken for new."""
+    """Anyone who is not known is taken for new."""
 
 
 async def _believes(self: Groups, group: str, tp: TopicPartition, offset: int, **options: Any) -> Any:
-    """The last commit wins, whoever makes it."""
+    """The last commit wins, no matter who makes it."""
     return await _commit(self, group, tp, offset, seek=True, note=options.get("note", ""))
 
 
@@ -117,7 +127,7 @@ AWAITS = 90  # more than the script below makes
 
 @pytest.mark.parametrize("at", range(1, AWAITS))
 def test_a_process_that_dies_at_any_await_loses_nothing(at: int) -> None:
-    """Appends, compaction, trim and vacuum in one process that is killed at its nth await; another one goes on."""
+    """Appends, compaction, trim and vacuum in one process that is killed at its nth await; another one continues."""
     tp, state, acknowledged = TopicPartition("t", 0), MemoryState(), []
 
     async def script(world: World) -> None:
@@ -141,8 +151,8 @@ def test_a_process_that_dies_at_any_await_loses_nothing(at: int) -> None:
 
         mortal = world.process("p", crash_at_await=at)
         await mortal.spawn(life(mortal))
-        heir = world.process("heir")
-        await heir.spawn(life(heir))
+        successor = world.process("heir")
+        await successor.spawn(life(successor))
         watch.complaint()
         for offset, record in acknowledged:
             world.check(watch.truth[tp].get(offset) == record, f"{record!r} is not at {offset}")

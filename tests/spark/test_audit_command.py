@@ -25,6 +25,7 @@ from support.batch_frames import frame_of
 pytestmark = pytest.mark.timeout(600)  # an audit is many Spark jobs: slow where many share two cores
 
 
+@pytest.mark.full
 def test_the_command_names_what_is_wrong_and_exits_non_zero(
     spark: SparkSession,
     spark_settings: SparkSettings,
@@ -37,12 +38,12 @@ def test_the_command_names_what_is_wrong_and_exits_non_zero(
     people read them as words, and the code is 1 each time."""
     for key, value in (bucket_settings.as_layer() | spark_settings.as_layer() | {"audit.grace_s": 0}).items():
         monkeypatch.setenv(env_name(key), str(value).lower() if isinstance(value, bool) else str(value))
-    yard = AuditYard(spark, bucket, bucket_settings)
-    yard.accept(frame_of(0, 9, agent="gappy"))
+    env = AuditYard(spark, bucket, bucket_settings)
+    env.accept(frame_of(0, 9, agent="gappy"))
     sound = run(["audit", "--quick", "-o", "json"])
     assert json.loads(capsys.readouterr().out)["ok"] is True
-    bad = yard.accept(frame_of(20, 29, agent="gappy"))
-    yard.overwrite(bad.raw_blob_key, b"x" * 200)
+    bad = env.accept(frame_of(20, 29, agent="gappy"))
+    env.overwrite(bad.raw_blob_key, b"x" * 200)
 
     made = run(["audit", "-o", "json"])
     record = json.loads(capsys.readouterr().out)
@@ -56,6 +57,7 @@ def test_the_command_names_what_is_wrong_and_exits_non_zero(
     assert "10 lost at accepted" in words
 
 
+@pytest.mark.full
 def test_a_report_of_the_bucket_s_owner_stands_for_the_listing(
     spark: SparkSession,
     spark_settings: SparkSettings,
@@ -69,14 +71,14 @@ def test_a_report_of_the_bucket_s_owner_stands_for_the_listing(
     younger is not judged, and the proof reaches as far back."""
     for key, value in (bucket_settings.as_layer() | spark_settings.as_layer()).items():
         monkeypatch.setenv(env_name(key), str(value).lower() if isinstance(value, bool) else str(value))
-    yard = AuditYard(spark, bucket, bucket_settings)
-    yard.accept(frame_of(0, 9))
-    lost = yard.accept(frame_of(10, 19))
-    young = yard.accept(frame_of(20, 29), derived=())
+    env = AuditYard(spark, bucket, bucket_settings)
+    env.accept(frame_of(0, 9))
+    lost = env.accept(frame_of(10, 19))
+    young = env.accept(frame_of(20, 29), derived=())
     made = datetime.now(UTC)
     rows = [
         (each, made - (timedelta(hours=1) if each == paths.accepted_key(young.identity) else timedelta(days=3)))
-        for each in yard.keys("")
+        for each in env.keys("")
         if each not in (lost.raw_blob_key, young.raw_blob_key)
     ]
     lines = [f'"lake","{quote_plus(bucket_settings.prefix + "/" + key, safe="/")}","{at:%FT%TZ}"' for key, at in rows]

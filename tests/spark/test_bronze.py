@@ -23,7 +23,7 @@ TWO_DAYS_S = 2 * 86_400.0
 
 
 @pytest.fixture
-def yard(spark: SparkSession, bucket: Store, bucket_settings: StoreSettings) -> Yard:
+def env(spark: SparkSession, bucket: Store, bucket_settings: StoreSettings) -> Yard:
     return Yard(spark, bucket, bucket_settings)
 
 
@@ -33,15 +33,15 @@ def counts(done: TableDone) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize("rows_max", [merge.ROWS_MAX, 0], ids=["file by file", "by frames"])
 def test_rows_are_upserted_by_key_and_counted_exactly(
-    yard: Yard, rows_max: int, monkeypatch: pytest.MonkeyPatch
+    env: Yard, rows_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """New keys are inserted, known ones replaced, and of a key that comes twice in a tick the last row stays.
 
     So it is for ticks that are merged file by file, and for those that are too large for it.
     """
     monkeypatch.setattr(merge, "ROWS_MAX", rows_max)
-    first = yard.tick("t1", table(parquet(id=[1, 2, 3], note=["a", "b", "c"])))
-    second = yard.tick(
+    first = env.tick("t1", table(parquet(id=[1, 2, 3], note=["a", "b", "c"])))
+    second = env.tick(
         "t2",
         table(
             parquet(id=[3, 4, 4], note=["x", "early", "late"]),
@@ -49,16 +49,16 @@ def test_rows_are_upserted_by_key_and_counted_exactly(
         ),
     )
 
-    [one] = yard.bronze().commit(first)
-    [two] = yard.bronze().commit(second)
+    [one] = env.bronze().commit(first)
+    [two] = env.bronze().commit(second)
 
     assert (3, 0, 0) == counts(one)
     assert (2, 1, 2) == counts(two)
-    assert [(1, "a"), (2, "b"), (3, "last"), (4, "late"), (5, "e")] == yard.rows()
+    assert [(1, "a"), (2, "b"), (3, "last"), (4, "late"), (5, "e")] == env.rows()
 
 
-def test_every_column_is_kept_with_its_lineage(yard: Yard) -> None:
-    """A row says which tick, org, project and part it came from, and when."""
+def test_every_column_is_kept_with_its_lineage(env: Yard) -> None:
+    """A row reports which tick, org, project and part it came from, and when."""
     moment = datetime(2026, 11, 15, 12, tzinfo=UTC)
     body = parquet(
         id=pa.array(["k"]),
@@ -67,9 +67,9 @@ def test_every_column_is_kept_with_its_lineage(yard: Yard) -> None:
         colour=pa.array(["red"]).dictionary_encode(),
     )
 
-    yard.bronze().commit(yard.tick("t1", table(body, first_seq=7)))
+    env.bronze().commit(env.tick("t1", table(body, first_seq=7)))
 
-    row = yard.bronze().table("acme", "p1", "orders").read().collect()[0].asDict()
+    row = env.bronze().table("acme", "p1", "orders").read().collect()[0].asDict()
     assert ("k", None, "red") == (row["id"], row["price"], row["colour"])
     assert row["at"].astimezone(UTC) == moment
     lineage = ("t1", "acme", "p1", 7)
@@ -77,43 +77,43 @@ def test_every_column_is_kept_with_its_lineage(yard: Yard) -> None:
     assert row["_ingested_at"] is not None
 
 
-def test_a_full_table_replaces_everything(yard: Yard) -> None:
+def test_a_full_table_replaces_everything(env: Yard) -> None:
     """After a full tick nothing older is read; an empty one empties the table."""
-    yard.bronze().commit(yard.tick("t1", table(parquet(id=[1, 2], note=["a", "b"]))))
+    env.bronze().commit(env.tick("t1", table(parquet(id=[1, 2], note=["a", "b"]))))
 
-    [full] = yard.bronze().commit(yard.tick("t2", table(parquet(id=[2, 9], note=["B", "n"]), mode="full")))
+    [full] = env.bronze().commit(env.tick("t2", table(parquet(id=[2, 9], note=["B", "n"]), mode="full")))
     empty = parquet(id=pa.array([], pa.int64()), note=pa.array([], pa.string()))
-    [none] = yard.bronze().commit(yard.tick("t3", table(empty, mode="full")))
+    [none] = env.bronze().commit(env.tick("t3", table(empty, mode="full")))
 
     assert (2, 2, 0) == counts(full)
     assert (0, 2, 0) == counts(none)
-    assert [] == yard.rows()
+    assert [] == env.rows()
 
 
-def test_a_repeated_tick_changes_nothing_and_answers_as_the_first_time(yard: Yard) -> None:
-    """Whoever repeats it and whatever was committed since: same counts, same versions."""
-    tick = yard.tick("t1", table(parquet(id=[1, 2, 2], note=["a", "b", "c"])))
-    [first] = yard.bronze().commit(tick)
-    yard.bronze().commit(yard.tick("t2", table(parquet(id=[2], note=["newer"]))))
+def test_a_repeated_tick_changes_nothing_and_answers_as_the_first_time(env: Yard) -> None:
+    """Anyone who repeats it and whatever was committed since: same counts, same versions."""
+    tick = env.tick("t1", table(parquet(id=[1, 2, 2], note=["a", "b", "c"])))
+    [first] = env.bronze().commit(tick)
+    env.bronze().commit(env.tick("t2", table(parquet(id=[2], note=["newer"]))))
 
-    [again] = yard.bronze().commit(tick)
+    [again] = env.bronze().commit(tick)
 
     assert again.repeated
     assert (first.version, *counts(first)) == (again.version, *counts(again))
-    assert [(1, "a"), (2, "newer")] == yard.rows()
+    assert [(1, "a"), (2, "newer")] == env.rows()
 
 
-def test_two_processes_at_one_tick_write_it_once(yard: Yard) -> None:
-    """Whoever loses finds the other's work and gives the same answer."""
-    yard.bronze().commit(yard.tick("t1", table(parquet(id=[1, 2], note=["a", "b"]))))
-    tick = yard.tick("t2", table(parquet(id=[2, 3], note=["B", "c"])))
+def test_two_processes_at_one_tick_write_it_once(env: Yard) -> None:
+    """Anyone who loses finds the other's work and gives the same answer."""
+    env.bronze().commit(env.tick("t1", table(parquet(id=[1, 2], note=["a", "b"]))))
+    tick = env.tick("t2", table(parquet(id=[2, 3], note=["B", "c"])))
 
     with ThreadPoolExecutor(2) as pool:
-        answers = list(pool.map(lambda bronze: bronze.commit(tick)[0], [yard.bronze(), yard.bronze()]))
+        answers = list(pool.map(lambda bronze: bronze.commit(tick)[0], [env.bronze(), env.bronze()]))
 
     assert [(1, 1, 0)] * 2 == [counts(done) for done in answers]
     assert [1, 1] == [done.version for done in answers]
-    assert [(1, "a"), (2, "B"), (3, "c")] == yard.rows()
+    assert [(1, "a"), (2, "B"), (3, "c")] == env.rows()
 
 
 class Failing:
@@ -131,22 +131,22 @@ class Failing:
         return await self._store.create(key, data)
 
 
-def test_a_tick_that_was_half_done_goes_on_where_it_stopped(yard: Yard, bucket: Store) -> None:
+def test_a_tick_that_was_half_done_goes_on_where_it_stopped(env: Yard, bucket: Store) -> None:
     """The first table has the tick once, the second gets it on the retry, and the counts are the true ones."""
-    tick = yard.tick(
+    tick = env.tick(
         "t1",
         table(parquet(id=[1, 2], note=["a", "b"])),
         table(parquet(id=[7], note=["s"]), name="stock", first_seq=5),
     )
     broken: Any = Failing(bucket, "stock/_delta_log")
     with pytest.raises(Unavailable):
-        yard.bronze(store=broken).commit(tick)
+        env.bronze(store=broken).commit(tick)
 
-    orders, stock = yard.bronze().commit(tick)
+    orders, stock = env.bronze().commit(tick)
 
     assert (orders.repeated, stock.repeated) == (True, False)
     assert ((2, 0, 0), (1, 0, 0)) == (counts(orders), counts(stock))
-    assert (0, 0) == (yard.versions("orders"), yard.versions("stock"))
+    assert (0, 0) == (env.versions("orders"), env.versions("stock"))
 
 
 GOOD = parquet(id=[1, 2], note=["a", "b"])
@@ -163,49 +163,49 @@ ONE_BAD_PART: list[tuple[str, bytes, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("case", range(len(ONE_BAD_PART)))
-def test_one_bad_part_is_named_and_nothing_is_committed(yard: Yard, case: int) -> None:
-    """A part that is not what the manifest says is refused by its number; no table of the tick is written."""
+def test_one_bad_part_is_named_and_nothing_is_committed(env: Yard, case: int) -> None:
+    """A part that is not what the manifest reports is refused by its number; no table of the tick is written."""
     error_class, body, changed = ONE_BAD_PART[case]
     good, bad = table(GOOD), table(body, name="stock", first_seq=9, **changed)
 
     with pytest.raises(BadManifest) as refused:
-        yard.bronze().commit(yard.tick("t1", good, bad))
+        env.bronze().commit(env.tick("t1", good, bad))
 
     assert (error_class, "stock", 9) == tuple(refused.value.detail[k] for k in ("error_class", "table", "file_seq"))
-    assert [] == yard.bronze().names("acme", "p1")
+    assert [] == env.bronze().names("acme", "p1")
 
 
-def test_new_columns_follow_the_policy(yard: Yard) -> None:
-    """Evolve adds them as nullable, freeze refuses, discard leaves them out and says so; a type never changes."""
-    yard.bronze().commit(yard.tick("t1", table(parquet(id=[1], note=["a"]))))
+def test_new_columns_follow_the_policy(env: Yard) -> None:
+    """Evolve adds them as nullable, freeze refuses, discard leaves them out and reports it; a type never changes."""
+    env.bronze().commit(env.tick("t1", table(parquet(id=[1], note=["a"]))))
 
     def wider(name: str, key: int) -> BronzeTick:
-        return yard.tick(name, table(parquet(id=[key], note=["w"], more=[1.5])))
+        return env.tick(name, table(parquet(id=[key], note=["w"], more=[1.5])))
 
     with pytest.raises(BadManifest, match="frozen"):
-        yard.bronze("freeze").commit(wider("t2", 2))
-    [discarded] = yard.bronze("discard").commit(wider("t3", 3))
-    [evolved] = yard.bronze().commit(wider("t4", 4))
-    [narrow] = yard.bronze().commit(yard.tick("t5", table(parquet(id=[1], note=["again"]))))
+        env.bronze("freeze").commit(wider("t2", 2))
+    [discarded] = env.bronze("discard").commit(wider("t3", 3))
+    [evolved] = env.bronze().commit(wider("t4", 4))
+    [narrow] = env.bronze().commit(env.tick("t5", table(parquet(id=[1], note=["again"]))))
     with pytest.raises(BadManifest) as conflict:
-        yard.bronze().commit(yard.tick("t6", table(parquet(id=[6], note=[6]))))
+        env.bronze().commit(env.tick("t6", table(parquet(id=[6], note=[6]))))
 
     assert (("more",), ("more",)) == (discarded.discarded, evolved.added)
     assert (0, 1, 0) == counts(narrow)
     assert [(1, "again", None), (3, "w", None), (4, "w", 1.5)] == sorted(
-        yard.rows(columns=("id", "note", "more")), key=lambda row: row[0]
+        env.rows(columns=("id", "note", "more")), key=lambda row: row[0]
     )
     assert conflict.value.detail["error_class"] == "schema_conflict"
 
 
-def test_rows_past_their_retention_go_and_others_stay(yard: Yard) -> None:
+def test_rows_past_their_retention_go_and_others_stay(env: Yard) -> None:
     """A file with old and new rows is written again without the old, and a second run finds nothing."""
-    yard.bronze().commit(yard.tick("t1", table(parquet(id=[1, 2], note=["a", "b"]))))
-    asyncio.run(yard.clock.advance(TWO_DAYS_S))
-    yard.bronze().commit(yard.tick("t2", table(parquet(id=[2], note=["new"]))))
+    env.bronze().commit(env.tick("t1", table(parquet(id=[1, 2], note=["a", "b"]))))
+    asyncio.run(env.clock.advance(TWO_DAYS_S))
+    env.bronze().commit(env.tick("t2", table(parquet(id=[2], note=["new"]))))
 
-    first = yard.bronze().expire("acme", "p1", days=1)
-    again = yard.bronze().expire("acme", "p1", days=1)
+    first = env.bronze().expire("acme", "p1", days=1)
+    again = env.bronze().expire("acme", "p1", days=1)
 
     assert ({"orders": 1}, {"orders": 0}) == (first, again)
-    assert [(2, "new")] == yard.rows()
+    assert [(2, "new")] == env.rows()

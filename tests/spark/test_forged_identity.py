@@ -31,7 +31,7 @@ HOUR_NS = START_NS // (3600 * SECOND_NS) * 3600 * SECOND_NS
 
 
 @pytest.fixture
-def yard(spark: SparkSession, bucket: Store, bucket_settings: StoreSettings) -> AuditYard:
+def env(spark: SparkSession, bucket: Store, bucket_settings: StoreSettings) -> AuditYard:
     """Agent b sent 10.0 five times; agent a sent 666.0 five times and claims to be b."""
     made = AuditYard(spark, bucket, bucket_settings)
     for agent, value, labels in (("b", 10.0, {"host": "h"}), ("a", 666.0, {"host": "h", "agent_id": "b"})):
@@ -41,34 +41,35 @@ def yard(spark: SparkSession, bucket: Store, bucket_settings: StoreSettings) -> 
 
 
 def values(rows: Any) -> dict[str, set[float]]:
-    """Values by agent, asked for in SQL as an analyst does."""
+    """Values by agent, requested in SQL as an analyst does."""
     found = rows.groupBy("agent_id").agg({"value": "collect_set"}).collect()
     return {row["agent_id"]: set(row["collect_set(value)"]) for row in found}
 
 
-def test_every_table_and_sum_names_the_real_sender(yard: AuditYard) -> None:
+@pytest.mark.full
+def test_every_table_and_sum_names_the_real_sender(env: AuditYard) -> None:
     """Source, bronze and rollups give b what b sent; the audit finds every sample conserved for its real sender."""
     wanted = {"a": {666.0}, "b": {10.0}}
-    lakebed.spark.register(yard.spark, yard.context.settings)
-    source = yard.spark.read.format("lakebed.batches").option("settle_s", "-1").load()
+    lakebed.spark.register(env.spark, env.context.settings)
+    source = env.spark.read.format("lakebed.batches").option("settle_s", "-1").load()
 
     assert wanted == values(source)
     assert [10.0] * 5 == [row["value"] for row in source.filter("agent_id = 'b'").collect()]
 
-    bronze = SampleLoader(yard.spark, yard.context)
+    bronze = SampleLoader(env.spark, env.context)
     while bronze.step(Limit()) is not None:
         pass
     rows = bronze.table.read()
     assert wanted == values(rows)
     assert {"host": "h", "agent_id": "b"} == rows.filter("agent_id = 'a'").first()["labels"]  # type: ignore[index]
 
-    asyncio.run(make_roller(yard.store, yard.context.clock, job=spark_job(yard.context, yard.spark)).run())
-    rollups = RollupQuerier(runtime_on(yard.store, yard.context.clock), make_sources(yard.store, yard.context.clock))
+    asyncio.run(make_roller(env.store, env.context.clock, job=spark_job(env.context, env.spark)).run())
+    rollups = RollupQuerier(runtime_on(env.store, env.context.clock), make_sources(env.store, env.context.clock))
     for agent, total in (("a", 3330.0), ("b", 50.0)):
         selector = Selector("cpu", [parse(f"agent_id={agent}")])
         answer = asyncio.run(rollups.range(selector, 3600, HOUR_NS, HOUR_NS + 3600 * SECOND_NS))
         assert (3600, [total]) == (answer.resolution_s, [b.sum for series in answer.series for b in series.buckets])
 
-    record = BucketAuditor(yard.spark, yard.context).run(horizon_s=0.0, verify=True)
+    record = BucketAuditor(env.spark, env.context).run(horizon_s=0.0, verify=True)
     assert (True, ()) == (record.ok, record.conservation.rows)
     assert (10, 10) == (record.conservation.stages["bronze"], record.conservation.stages["rollup"])

@@ -37,6 +37,7 @@ from lakebed.store import admin
 from lakebed.store.connect import connect
 from lakebed.store.settings import StoreSettings
 from lakebed.wiring.parts import sections
+from support.runtimes import runtime_of
 
 pytestmark = pytest.mark.timeout(900)  # the first of a lane waits for Spark, its own jobs and the days that pass
 
@@ -55,7 +56,7 @@ def context(weed: BucketEndpoints, spark_settings: SparkSettings) -> Context:
     told |= {f"{spark_settings.section}.{key}": value for key, value in msgspec.structs.asdict(spark_settings).items()}
     settings = load(sections(), flags=told)
     clock, ids, metrics = SystemClock(), Ids(), Metrics()
-    store = connect(settings.of(StoreSettings), clock=clock, ids=ids, metrics=metrics)
+    store = connect(settings.of(StoreSettings), runtime_of(clock, ids, metrics))
     return Context(node="spark-test", settings=settings, store=store, clock=clock, ids=ids, metrics=metrics)
 
 
@@ -76,6 +77,7 @@ def name(weed: BucketEndpoints) -> str:
     return bucket
 
 
+@pytest.mark.full
 def test_a_bucket_is_judged_by_spark_and_the_candidates_are_applied_by_the_guarded_delete(
     spark: SparkSession, context: Context, name: str, weed: BucketEndpoints
 ) -> None:
@@ -109,6 +111,7 @@ def test_a_bucket_is_judged_by_spark_and_the_candidates_are_applied_by_the_guard
     assert ["kept", "tmp/2"] == [one["Key"] for one in s3.list_objects_v2(Bucket=name)["Contents"]]
 
 
+@pytest.mark.full
 def test_versions_and_a_report_are_judged_alike(
     spark: SparkSession, context: Context, weed: BucketEndpoints, tmp_path: Path
 ) -> None:

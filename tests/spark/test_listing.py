@@ -48,13 +48,13 @@ def test_a_listing_has_every_object_once_with_what_the_store_says_of_it(
         await fill(bucket, KEYS)
         return {info.key: (info.size, info.etag, info.modified_ms) async for info in bucket.list("")}
 
-    said = asyncio.run(wanted())
+    output = asyncio.run(wanted())
 
     found = list_bucket(spark, bucket_settings, clock=SystemClock())
 
     rows = found.rows.collect()
     assert (found.source, found.objects, len(rows)) == ("list", len(KEYS), len(KEYS))
-    assert said == {row["key"]: (row["size_bytes"], row["etag"], row["modified_ns"] // 1_000_000) for row in rows}
+    assert output == {row["key"]: (row["size_bytes"], row["etag"], row["modified_ns"] // 1_000_000) for row in rows}
     assert {(True, False, None)} == {(row["is_latest"], row["is_delete_marker"], row["version_id"]) for row in rows}
     assert found.rows.filter("key like 'a/%'").count() == 1200
     found.close()
@@ -63,7 +63,7 @@ def test_a_listing_has_every_object_once_with_what_the_store_says_of_it(
 def test_a_listing_of_one_folder_has_that_folder_alone(
     spark: SparkSession, bucket: Store, bucket_settings: StoreSettings
 ) -> None:
-    """Other folders are not even asked about."""
+    """Other folders are not even queried about."""
     asyncio.run(fill(bucket, ["a/1", "a/b/2", "ab/3"]))
 
     found = list_bucket(spark, bucket_settings, clock=SystemClock(), prefix="a/")
@@ -72,7 +72,7 @@ def test_a_listing_of_one_folder_has_that_folder_alone(
 
 
 def test_a_versioned_bucket_is_listed_with_every_version_and_marker(spark: SparkSession, weed: BucketEndpoints) -> None:
-    """Old versions, the latest and delete markers each have a row, and say which they are."""
+    """Old versions, the latest and delete markers each have a row, and report which they are."""
     settings = StoreSettings.of(
         {name.removeprefix("store."): value for name, value in weed.store_settings(prefix="").as_layer().items()}
         | {"url": f"s3://versioned-{Ids().token()[:8]}"}
@@ -170,7 +170,7 @@ def report(folder: Path, kind: str, fields: list[int] | None = None) -> Path:
 
 @pytest.mark.parametrize("kind", ["CSV", "Parquet", "ORC"])
 def test_an_inventory_report_has_the_columns_of_a_listing(spark: SparkSession, tmp_path: Path, kind: str) -> None:
-    """The three formats say the same; keys come back decoded, times in nanoseconds, keys below the prefix alone."""
+    """The three formats report the same; keys come back decoded, times in nanoseconds, keys below the prefix alone."""
     report(tmp_path, kind)
 
     found = inventory(spark, ReportLocation(folder=str(tmp_path)), "manifest.json", prefix="a")
@@ -184,7 +184,7 @@ def test_an_inventory_report_has_the_columns_of_a_listing(spark: SparkSession, t
 
 
 def test_an_inventory_may_leave_out_every_optional_field(spark: SparkSession, tmp_path: Path) -> None:
-    """What is not told is null; without versions each row is the latest and no marker."""
+    """What is not reported is null; without versions each row is the latest and no marker."""
     report(tmp_path, "CSV", [0, 1])
 
     rows = inventory(spark, ReportLocation(folder=str(tmp_path)), "manifest.json").rows.collect()
@@ -202,8 +202,8 @@ def test_an_inventory_in_the_bucket_is_read_from_there(
         data.name.encode(), f"{bucket_settings.prefix}/inv/{data.name}".encode())))  # fmt: skip
     asyncio.run(bucket.create(f"inv/{data.name}", data.read_bytes()))
 
-    shelf = ReportLocation(location=Location.of(bucket_settings))
-    found = inventory(spark, shelf, f"{bucket_settings.prefix}/inv/manifest.json")
+    disk_queue = ReportLocation(location=Location.of(bucket_settings))
+    found = inventory(spark, disk_queue, f"{bucket_settings.prefix}/inv/manifest.json")
 
     assert found.objects == len(ROWS)
 

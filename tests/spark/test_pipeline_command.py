@@ -17,6 +17,7 @@ import pytest
 
 from lakebed.cli import exits
 from lakebed.core.settings import env_name
+from lakebed.spark.location import Location
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
 from support.accepted_batches import BatchesYard
@@ -25,6 +26,13 @@ from support.process_output import line_of
 DEADLINE_S = 300.0
 pytestmark = pytest.mark.timeout(1200)
 
+SUMS = """
+from lakebed import pipeline as lp
+
+@lp.table
+def sums(seen: lp.Table["gold.seen"]):
+    return seen.selectExpr("count(distinct id) as n")
+"""
 CONTRACT = "table: orders\nkeys: [id]\ncolumns:\n  id: {type: long, required: true}\n"
 
 
@@ -90,12 +98,13 @@ def keys(bucket: Store, prefix: str) -> list[str]:
     return asyncio.run(listed())
 
 
+@pytest.mark.full
 def test_killed_anywhere_the_next_run_ends_with_every_sample_once(command: Command, bucket: Store) -> None:
-    """kill -9 when the first file is written and when the first commit stands: totals are exact, nothing is doubled."""
-    yard = BatchesYard(bucket)
+    """kill -9 when the first file is written and when the first commit exists: totals are exact, nothing is doubled."""
+    test_env = BatchesYard(bucket)
     for n in range(9):
-        yard.accept(n * 10, n * 10 + 9, at_s=n)
-    root = "tables/batches/samples/"
+        test_env.accept(n * 10, n * 10 + 9, at_s=n)
+    root = "tables/bronze/batches/lake/samples/"
 
     command.kill_when(lambda: any(key.endswith(".parquet") for key in keys(bucket, root)), "pipeline", "run")
     command.kill_when(lambda: bool(keys(bucket, f"{root}_delta_log/")), "pipeline", "run")
@@ -103,7 +112,7 @@ def test_killed_anywhere_the_next_run_ends_with_every_sample_once(command: Comma
     again, rest, _ = command.run("pipeline", "run", "-o", "json")
 
     assert (exits.OK, exits.OK) == (code, again)
-    (report,) = [each for each in reports if each["table"] == "batches/samples"]
+    (report,) = [each for each in reports if each["table"] == "bronze/batches/lake/samples"]
     assert report["rows_in"] == report["good"] <= 90
     assert [0] == [each["rows_in"] for each in rest]
     entries = keys(bucket, f"{root}_delta_log/")
@@ -111,12 +120,13 @@ def test_killed_anywhere_the_next_run_ends_with_every_sample_once(command: Comma
     assert 90 == sum(_rows(bucket, key) for key in entries)
 
 
+@pytest.mark.full
 def test_a_run_reports_what_it_set_aside_and_ends_non_zero(command: Command, bucket: Store) -> None:
     """A damaged batch is named on stderr and in the report, the rest is in the table; dry runs change nothing."""
-    yard = BatchesYard(bucket)
+    test_env = BatchesYard(bucket)
     for n in range(4):
-        yard.accept(n * 10, n * 10 + 9, at_s=n)
-    damaged = yard.damage(yard.accept(40, 49, at_s=4))
+        test_env.accept(n * 10, n * 10 + 9, at_s=n)
+    damaged = test_env.damage(test_env.accept(40, 49, at_s=4))
     topics = command.folder / "topics"
     topics.mkdir()
     (topics / "orders.yaml").write_text(CONTRACT)
@@ -129,31 +139,81 @@ def test_a_run_reports_what_it_set_aside_and_ends_non_zero(command: Command, buc
 
     assert code == exits.FAILED
     by_table = {each["table"]: each for each in reports}
-    samples, orders = by_table["batches/samples"], by_table["topics/orders"]
+    samples, orders = by_table["bronze/batches/lake/samples"], by_table["bronze/topics/lake/orders"]
     assert (50, 40, 10, 0) == tuple(samples[name] for name in ("rows_in", "good", "quarantined", "duplicates"))
     assert [damaged] == samples["unreadable"]
     assert f"quarantined: {damaged}" in words
     assert (2, 1, 1, 0) == tuple(orders[name] for name in ("rows_in", "good", "quarantined", "behind"))
-    assert [("batches/samples", 2)] == [(each["table"], each["files_joined"]) for each in planned]
+    assert [("bronze/batches/lake/samples", 2)] == [(each["table"], each["files_joined"]) for each in planned]
     assert [] == swept
 
 
+@pytest.mark.full
 def test_following_takes_what_comes_later_until_it_is_told_to_stop(command: Command, bucket: Store) -> None:
-    """Each run that found something is told as a line; Ctrl-C ends it."""
-    yard = BatchesYard(bucket)
-    yard.accept(0, 9)
+    """Each run that found something is reported as a line; Ctrl-C ends it."""
+    test_env = BatchesYard(bucket)
+    test_env.accept(0, 9)
     process = command.start("pipeline", "run", "--follow", "--every-s", "0.2", "-o", "jsonl")
 
-    told = [json.loads(line_of(process, command.errors, within_s=DEADLINE_S))["good"]]
-    yard.accept(10, 14, at_s=1)  # only now: the first run would have taken it too, until the moment it was told
-    told.append(json.loads(line_of(process, command.errors, within_s=DEADLINE_S))["good"])
+    reported = [json.loads(line_of(process, command.errors, within_s=DEADLINE_S))["good"]]
+    test_env.accept(10, 14, at_s=1)  # only now: the first run would have taken it too, until the moment it was told
+    reported.append(json.loads(line_of(process, command.errors, within_s=DEADLINE_S))["good"])
     os.killpg(process.pid, signal.SIGINT)
     process.communicate(timeout=DEADLINE_S)
 
-    assert ([10, 5], exits.INTERRUPTED) == (told, process.returncode)
+    assert ([10, 5], exits.INTERRUPTED) == (reported, process.returncode)
 
 
 def _rows(bucket: Store, key: str) -> int:
     lines = asyncio.run(bucket.get(key)).data.splitlines()
     adds = [json.loads(line)["add"] for line in lines if b'"add"' in line[:10]]
     return sum(json.loads(add["stats"])["numRecords"] for add in adds)
+
+
+@pytest.mark.full
+def test_models_killed_anywhere_end_with_every_row_once(
+    command: Command, bucket: Store, bucket_settings: StoreSettings
+) -> None:
+    """kill -9 when a run of an appending model has written its files: the next run adds each changed row once."""
+    import deltalake
+    import pyarrow as pa
+
+    location = Location.of(bucket_settings)
+    options = {"storage_options": location.storage_options()}
+
+    def orders(begin: int, end: int) -> None:
+        rows = pa.table({"id": pa.array(range(begin, end), pa.int64())})
+        deltalake.write_deltalake(location.uri("tables/silver/acme/shop/orders"), rows, mode="append", **options)
+
+    for folder, name, text in (
+        ("contracts", "orders.yaml", CONTRACT),
+        ("models", "seen.sql", "-- incremental: append\nselect id from {{ changes('orders') }}"),
+        ("models", "sums.py", SUMS),
+    ):
+        (command.folder / folder).mkdir(exist_ok=True)
+        (command.folder / folder / name).write_text(text)
+    (command.folder / "lakebed.toml").write_text('[pipeline]\ncontracts = "contracts"\ngold = "models"\n')
+    orders(0, 1000)
+    first, reports, _ = command.run("pipeline", "run", "seen+", "-o", "json")
+    orders(1000, 3000)
+    before = set(keys(bucket, "tables/gold/acme/shop/seen/"))
+
+    command.kill_when(
+        lambda: any(key.endswith(".parquet") for key in set(keys(bucket, "tables/gold/acme/shop/seen/")) - before),
+        *("pipeline", "run", "seen+"),
+    )
+    orders(3000, 3500)
+    code, _, _ = command.run("pipeline", "run", "seen+", "-o", "json")
+    _, again, _ = command.run("pipeline", "plan", "-o", "json")
+    _, ran, _ = command.run("pipeline", "runs", "-o", "json")
+
+    seen = deltalake.DeltaTable(location.uri("tables/gold/acme/shop/seen"), **options).to_pyarrow_table()
+    sums = deltalake.DeltaTable(location.uri("tables/gold/acme/shop/sums"), **options).to_pyarrow_table()
+    assert (exits.OK, exits.OK) == (first, code)
+    assert [("seen", "made", 1000), ("sums", "made", 1)] == [
+        (each["table"], each["state"], each["rows"]) for each in reports
+    ]
+    assert list(range(3500)) == sorted(seen["id"].to_pylist())
+    assert [3500] == sums["n"].to_pylist()
+    assert {"unchanged"} == {each["action"] for each in again}
+    assert {"done"} == {each["state"] for each in ran}

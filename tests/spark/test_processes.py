@@ -41,7 +41,7 @@ QUICK = {
 }  # fmt: skip
 
 
-class Yard:
+class Env:
     """Gateways on one bucket, and an agent that uploads to them."""
 
     def __init__(self, settings: StoreSettings, folder: Path, store: Store) -> None:
@@ -94,13 +94,13 @@ class Yard:
         uri = self.location.uri(f"tables/bronze/{ORG}/{PROJECT}/{table}")
         found = deltalake.DeltaTable(uri, storage_options=self.location.storage_options()).to_pyarrow_table()
         assert found.num_rows == len(set(found.column("id").to_pylist())), "a key is there twice"
-        told = found.column("note").to_pylist()
-        return {note: told.count(note) for note in sorted(set(told))}
+        reported = found.column("note").to_pylist()
+        return {note: reported.count(note) for note in sorted(set(reported))}
 
 
 @pytest.fixture
-async def yard(tmp_path: Path, bucket_settings: StoreSettings, bucket: Store) -> AsyncIterator[Yard]:
-    made = Yard(bucket_settings, tmp_path, bucket)
+async def test_env(tmp_path: Path, bucket_settings: StoreSettings, bucket: Store) -> AsyncIterator[Env]:
+    made = Env(bucket_settings, tmp_path, bucket)
     made.secret = Secret(await open_vault(made.context).issue(ORG, PROJECT))
     yield made
     await made.clear()
@@ -110,14 +110,15 @@ async def _spark(url: str) -> str:
     async with httpx2.AsyncClient(timeout=DEADLINE_S) as http:
         answer = await http.get(f"{url}/healthz")
     assert answer.status_code == 200, answer.text
-    told: str = answer.json()["components"]["ticks"]["detail"]
-    return told.rpartition("Spark: ")[2]
+    reported: str = answer.json()["components"]["ticks"]["detail"]
+    return reported.rpartition("Spark: ")[2]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(900)
-async def test_a_gateway_answers_while_spark_starts_behind_it(yard: Yard) -> None:
+async def test_a_gateway_answers_while_spark_starts_behind_it(test_env: Env) -> None:
     """/healthz is 200 before Spark is there; Spark gets ready by itself, without a tick, and SIGTERM ends both."""
-    process, url = await yard.start()
+    process, url = await test_env.start()
 
     first = await _spark(url)
     async with asyncio.timeout(DEADLINE_S):
@@ -131,22 +132,23 @@ async def test_a_gateway_answers_while_spark_starts_behind_it(yard: Yard) -> Non
 
 
 @pytest.mark.timeout(900)
-async def test_a_gateway_killed_inside_sparks_work_is_finished_by_the_agents_retry(yard: Yard) -> None:
+@pytest.mark.full
+async def test_a_gateway_killed_inside_sparks_work_is_finished_by_the_agents_retry(test_env: Env) -> None:
     """kill -9 before a log entry and between two tables: the retry at another replica counts rows once."""
-    _, heir_url = await yard.start()
+    _, heir_url = await test_env.start()
     answers: dict[str, tuple[int, int]] = {}
     codes: list[int] = []
 
     for step in STEPS:
-        packed = yard.packed(step)
-        victim, url = await yard.start(dies_at=step)
-        sending = asyncio.create_task(yard.upload(url, packed, tries_max=1))
+        packed = test_env.packed(step)
+        victim, url = await test_env.start(dies_at=step)
+        sending = asyncio.create_task(test_env.upload(url, packed, tries_max=1))
         codes.append(await asyncio.wait_for(victim.wait(), DEADLINE_S))
         await asyncio.gather(sending, return_exceptions=True)
-        result = await yard.upload(heir_url, packed)
+        result = await test_env.upload(heir_url, packed)
         answers[step] = (result.rows_inserted, result.rows_replaced)
 
     assert [-signal.SIGKILL] * len(STEPS) == codes
     assert [(405, 0), (0, 405)] == list(answers.values())
-    assert {"between_two_tables": 400} == await asyncio.to_thread(yard.notes, "orders")
-    assert {"between_two_tables": 5} == await asyncio.to_thread(yard.notes, "customers")
+    assert {"between_two_tables": 400} == await asyncio.to_thread(test_env.notes, "orders")
+    assert {"between_two_tables": 5} == await asyncio.to_thread(test_env.notes, "customers")

@@ -32,7 +32,7 @@ def test_the_tasks_of_a_running_job_are_counted_up_to_the_end(spark: SparkSessio
 
 
 def test_a_stage_that_spark_has_forgotten_is_done() -> None:
-    """Stages come and go; the sum goes on."""
+    """Stages come and go; the sum continues."""
     stages = StageCounter()
 
     first = stages.look({"1": (4, 1, 0)}, running=2)

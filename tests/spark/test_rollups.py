@@ -16,8 +16,9 @@ from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
 from lakebed.core.settings import Settings
 from lakebed.rollups.codec.statistics import BUCKET_SQL, buckets_of
-from lakebed.rollups.generations import RollupState, generation
+from lakebed.rollups.generations import generation
 from lakebed.rollups.local_job import LocalJob
+from lakebed.rollups.model import RollupState
 from lakebed.rollups.paths import INDEX, MANIFESTS, ROLLUP, rollup_key
 from lakebed.rollups.workers import spark_job
 from lakebed.spark.settings import SparkSettings
@@ -52,10 +53,10 @@ def some(agent: int, seed: int) -> list[Sample]:
 
 
 async def test_spark_makes_the_chunks_that_this_process_makes(context: Context) -> None:
-    """Same keys, same bytes, same index and manifest; an unreadable blob is set aside by both."""
+    """Same keys, same bytes, same index and manifest; an unreadable blob is quarantined by both."""
     clock = ManualClock(END_NS)
     stores: list[Store] = [context.store, MemoryStore(clock=clock)]
-    told = []
+    reported = []
     for number in range(20):
         held = some(number % 4, number)
         data = frame(f"agent-{number % 4}", number * 100, held)
@@ -65,7 +66,7 @@ async def test_spark_makes_the_chunks_that_this_process_makes(context: Context) 
                 await store.delete(accepted[0].raw_blob_key)
                 await store.create(accepted[0].raw_blob_key, data[:-9])
         else:
-            told += [(f"agent-{number % 4}", sample) for sample in held]
+            reported += [(f"agent-{number % 4}", sample) for sample in held]
 
     reports = [
         await make_roller(store, clock, job=spark_job(context) if store is context.store else LocalJob(store)).run()
@@ -83,15 +84,15 @@ async def test_spark_makes_the_chunks_that_this_process_makes(context: Context) 
         assert made[0] and made[0] == made[1]
     for metric in ("metric 0/é%", "metric 1/é%"):
         answer = await ask(context.store, clock, metric, 300, HOUR_NS, END_NS)
-        assert by_hand(told, metric, 300) == shown(answer)
+        assert by_hand(reported, metric, 300) == shown(answer)
         assert 300 == answer.resolution_s
 
 
 async def test_a_chunk_that_stands_with_other_bytes_makes_a_new_generation(context: Context) -> None:
     """What a crash left half made and cannot be made the same again is abandoned, and never counts."""
     clock = ManualClock(END_NS)
-    told = some(0, 1)
-    await accept(context.store, frame("a", 0, told), END_NS - 10**9)
+    reported = some(0, 1)
+    await accept(context.store, frame("a", 0, reported), END_NS - 10**9)
     (entry,) = [info.key async for info in context.store.list(paths.ACCEPTED_BY_TIME)]
     mine = generation(RollupState(), [paths.parse_by_time(entry)[0]], WINDOWS_S)
     squatted = rollup_key(60, HOUR_NS, "metric 0/é%", mine.id, 0)
@@ -101,15 +102,15 @@ async def test_a_chunk_that_stands_with_other_bytes_makes_a_new_generation(conte
 
     assert (100, 1, 1) == (report.samples, report.generations, report.abandoned)
     answer = await ask(context.store, clock, "metric 0/é%", 60, HOUR_NS, END_NS)
-    assert by_hand([("a", sample) for sample in told], "metric 0/é%", 60) == shown(answer)
+    assert by_hand([("a", sample) for sample in reported], "metric 0/é%", 60) == shown(answer)
     assert not [why for why in answer.why_partial if "cannot be read" in why]
 
 
 async def test_a_bucket_that_is_away_ends_the_run_and_nothing_counts(context: Context) -> None:
     """Executors that cannot reach the bucket make the run Unavailable; the next one does it all."""
     clock = ManualClock(END_NS)
-    told = some(0, 1)
-    await accept(context.store, frame("a", 0, told), END_NS - 10**9)
+    reported = some(0, 1)
+    await accept(context.store, frame("a", 0, reported), END_NS - 10**9)
     away = msgspec.structs.replace(
         context.settings.of(StoreSettings), endpoint="http://127.0.0.1:9", retries=0, retry_timeout_s=0.1
     )
@@ -122,7 +123,7 @@ async def test_a_bucket_that_is_away_ends_the_run_and_nothing_counts(context: Co
 
     assert 100 == report.samples
     answer = await ask(context.store, clock, "metric 1/é%", 60, HOUR_NS, END_NS)
-    assert by_hand([("a", sample) for sample in told], "metric 1/é%", 60) == shown(answer)
+    assert by_hand([("a", sample) for sample in reported], "metric 1/é%", 60) == shown(answer)
 
 
 def test_sql_finds_the_same_buckets(spark: SparkSession) -> None:

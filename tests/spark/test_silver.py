@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
 from decimal import Decimal
 from typing import Any
 
@@ -13,15 +13,21 @@ from pyspark.sql import functions as F
 
 from lakebed.core.errors import Stale, Unavailable
 from lakebed.core.ids import Ids
-from lakebed.pipeline.gold.models import Gold, read_models
+from lakebed.delta import checkpoint
+from lakebed.delta.model import TableSpec
+from lakebed.pipeline.models.folder import read_models
+from lakebed.pipeline.models.graph import graph_of
+from lakebed.pipeline.models.job import ModelRunner
 from lakebed.pipeline.settings import PipelineSettings
 from lakebed.pipeline.silver import transforms as silver
 from lakebed.pipeline.silver.contract import BadContract, Contract, read_contract, read_contracts
 from lakebed.pipeline.silver.job import Silver, SilverReport
+from lakebed.pipeline.tables import rewrite
+from lakebed.pipeline.tables.table import Table
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
 from lakebed.ticks.model import BadManifest
-from support.delta_tables import runtime_on
+from support.runtimes import runtime_on
 from support.stored_ticks import Yard, parquet, table
 
 CONTRACT = """
@@ -38,7 +44,7 @@ checks:
 
 
 @pytest.fixture
-def yard(spark: SparkSession, bucket: Store, bucket_settings: StoreSettings) -> Yard:
+def env(spark: SparkSession, bucket: Store, bucket_settings: StoreSettings) -> Yard:
     return Yard(spark, bucket, bucket_settings)
 
 
@@ -51,8 +57,8 @@ def contract(**changed: str) -> Contract:
 
 def bronze_rows(spark: SparkSession, columns: str, *rows: tuple[Any, ...]) -> DataFrame:
     lineage = "_tick_id string, _org_id string, _project_id string, _file_seq int, _ingested_at timestamp"
-    told = [(*row, "t1", "acme", "p1", 0, None) for row in rows]
-    return spark.createDataFrame(told, f"{columns}, {lineage}")
+    reported = [(*row, "t1", "acme", "p1", 0, None) for row in rows]
+    return spark.createDataFrame(reported, f"{columns}, {lineage}")
 
 
 def reasons(rows: DataFrame, one: Contract) -> list[list[str]]:
@@ -60,8 +66,9 @@ def reasons(rows: DataFrame, one: Contract) -> list[list[str]]:
     return [row["_reasons"] for row in silver.checked(silver.cast(rows, one, types), one).collect()]
 
 
+@pytest.mark.full
 def test_a_value_that_cannot_be_read_is_a_reason_and_never_a_null(spark: SparkSession) -> None:
-    """Text that is no number, numbers that do not fit, digits that would be lost: each row says why."""
+    """Text that is no number, numbers that do not fit, digits that would be lost: each row gives the reason."""
     rows = bronze_rows(
         spark,
         "id string, amount string, at double",
@@ -93,13 +100,13 @@ def test_a_column_that_bronze_lacks_is_null_or_a_reason(spark: SparkSession) -> 
 
 
 @pytest.mark.parametrize(
-    ("check", "told"), [("total >=", "PARSE"), ("nothing > 0", "nothing"), ("total + 1", "not true")]
+    ("check", "reported"), [("total >=", "PARSE"), ("nothing > 0", "nothing"), ("total + 1", "not true")]
 )
-def test_a_check_that_is_no_question_is_refused(spark: SparkSession, check: str, told: str) -> None:
+def test_a_check_that_is_no_question_is_refused(spark: SparkSession, check: str, reported: str) -> None:
     """A contract's SQL is wrong as a contract, not as a crash in the middle of a job."""
     rows = bronze_rows(spark, "id long, amount string, at int", (1, "1.00", 1))
 
-    with pytest.raises(BadContract, match=told):
+    with pytest.raises(BadContract, match=reported):
         reasons(rows, contract(check=f'"{check}"'))
 
 
@@ -119,7 +126,7 @@ def test_the_latest_row_of_a_key_stays(spark: SparkSession) -> None:
 
 
 def test_drift_follows_the_contract(spark: SparkSession) -> None:
-    """A column nobody asked for is refused, left out with a record, or kept."""
+    """A column nobody requested is refused, left out with a record, or kept."""
     rows = bronze_rows(spark, "id long, amount string, at int, extra string", (1, "1.00", 1, "e"))
 
     assert ("extra",) == silver.fitted(contract(), rows.schema).discarded
@@ -131,9 +138,9 @@ def test_drift_follows_the_contract(spark: SparkSession) -> None:
 class Mill:
     """Commits ticks of orders to bronze and runs silver on them."""
 
-    def __init__(self, yard: Yard, one: Contract) -> None:
-        self.yard, self.contract = yard, one
-        self.silver = self.made(yard.store)
+    def __init__(self, env: Yard, one: Contract) -> None:
+        self.yard, self.contract = env, one
+        self.silver = self.made(env.store)
 
     def made(self, store: Store) -> Silver:
         y = self.yard
@@ -158,8 +165,8 @@ class Mill:
 
 
 @pytest.fixture
-def mill(yard: Yard) -> Mill:
-    return Mill(yard, contract())
+def mill(env: Yard) -> Mill:
+    return Mill(env, contract())
 
 
 def balance(report: SilverReport) -> tuple[int, int, int, int]:
@@ -198,8 +205,9 @@ def test_a_full_tick_makes_silver_anew(mill: Mill) -> None:
     assert [(2, Decimal("3.00"), 1), (7, Decimal("7.00"), 1)] == mill.held()
 
 
+@pytest.mark.full
 def test_a_replay_of_a_passed_tick_computes_it_again_with_the_same_result(mill: Mill) -> None:
-    """Also what bronze has forgotten: a row that a late tick overwrote, and one that was set aside and replaced."""
+    """Also what bronze has forgotten: a row that a late tick overwrote, and one that was quarantined and replaced."""
     first = mill.tick("t1", (1, "1.00", 5), (2, "2.00", 5), (3, "bad", 5))
     second = mill.tick("t2", (1, "9.00", 4), (3, "3.00", 6), (4, "-1", 1))
     mill.run(first), mill.run(second)
@@ -220,13 +228,13 @@ def test_a_replay_of_a_passed_tick_computes_it_again_with_the_same_result(mill: 
     assert [] == mill.run(second)
 
 
-def test_a_changed_contract_makes_silver_anew(yard: Yard, mill: Mill) -> None:
+def test_a_changed_contract_makes_silver_anew(env: Yard, mill: Mill) -> None:
     """Other types, of the key too, and another check: old rows are what it says now, or set aside with the reason."""
     first = mill.tick("t1", (1, "1.00", 5), (2, "7.00", 5), (3, "bad", 5))
     mill.run(first)
     text = CONTRACT.replace("decimal(6,2)", "decimal(8,3)").replace("total >= 0", "total < 5")
     text = text.replace("id: {type: long,", "id: {type: string,").replace("at: {type: integer}", "at: {type: long}")
-    changed = Mill(yard, read_contract(text, "orders.yaml"))
+    changed = Mill(env, read_contract(text, "orders.yaml"))
 
     [report] = changed.run(mill.tick("t2", (4, "4.125", 1)))
     again = changed.run(report.bronze_version)
@@ -270,7 +278,90 @@ def test_a_job_that_died_between_its_two_writes_doubles_nothing(mill: Mill, buck
     assert [(1, Decimal("1.00"), 5)] == mill.held()
 
 
-def test_a_batch_out_of_turn_is_stale(yard: Yard, mill: Mill) -> None:
+def test_compaction_between_two_steps_doubles_no_row(mill: Mill, env: Yard) -> None:
+    """Silver is behind, files are joined, a tick changes the joined file: each of the ticks' rows is read once, also
+    when the old files are gone.
+    """
+    mill.run(mill.tick("t0", (1, "1.00", 5)))
+    mill.tick("t1", (2, "bad", 5), (3, "3.00", 5))
+    bronze = env.bronze().table("acme", "p1", "orders")
+    old = {file.path for file in bronze.snapshot().files}
+    joined = bronze.compact()
+    third = mill.tick("t3", (3, "3.50", 6), (4, "4.00", 6))
+    for path in old:
+        asyncio.run(env.store.delete(f"{bronze.spec.root}/{path}"))
+
+    reports = mill.run(third)
+
+    assert 2 == joined.files_removed
+    assert [(3, 2, 1, 0)] == [balance(report) for report in reports]
+    assert ["t1"] == [tick for tick, _ in mill.aside()]
+    assert [(1, Decimal("1.00"), 5), (3, Decimal("3.50"), 6), (4, Decimal("4.00"), 6)] == mill.held()
+
+
+@pytest.mark.parametrize("log_too", [False, True])
+def test_silver_goes_on_when_the_files_of_its_version_were_swept(mill: Mill, env: Yard, log_too: bool) -> None:
+    """Weeks behind: the wanted version's files are deleted, or even its log entries; rows come once."""
+    mill.run(mill.tick("t0", (1, "1.00", 5)))
+    wanted = mill.tick("t1", (2, "bad", 5), (3, "3.00", 5))
+    bronze = env.bronze().table("acme", "p1", "orders")
+    old = {file.path for file in bronze.snapshot().files}
+    bronze.compact()
+    last = mill.tick("t3", (3, "3.50", 6), (4, "4.00", 6))
+    for path in old:
+        asyncio.run(env.store.delete(f"{bronze.spec.root}/{path}"))
+    if log_too:
+        _checkpoint_and_trim(bronze, env.store, before=last)
+
+    first, second = mill.run(wanted), mill.run(last)
+
+    assert ([last], []) == ([report.bronze_version for report in first], second)
+    assert ["t1"] == [tick for tick, _ in mill.aside()]
+    assert [(1, Decimal("1.00"), 5), (3, Decimal("3.50"), 6), (4, Decimal("4.00"), 6)] == mill.held()
+
+
+def test_a_step_reads_only_the_files_whose_key_range_it_touches(mill: Mill, env: Yard) -> None:
+    """The file of other keys may even be gone: a step of its own range neither reads nor writes it."""
+    mill.run(mill.tick("t1", (1, "1.00", 5), (2, "2.00", 5)))
+    mill.run(mill.tick("t2", (101, "1.00", 5), (102, "2.00", 5)))
+    table = mill.silver.table(mill.contract, "acme", "p1")
+    [other] = [file for file in table.snapshot().files if file.low["id"] == 1]
+    asyncio.run(env.store.delete(f"{table.spec.root}/{other.path}"))
+
+    [report] = mill.run(mill.tick("t3", (102, "7.00", 6), (103, "3.00", 6), (101, "0.50", 4)))
+
+    assert (3, 2, 0, 1) == balance(report)
+    held = table.rows_of(
+        [file for file in table.snapshot().files if file.path != other.path], ["id", "total"], table.snapshot()
+    ).collect()
+    assert [(101, Decimal("1.00")), (102, Decimal("7.00")), (103, Decimal("3.00"))] == sorted(map(tuple, held))
+
+
+def test_a_large_upsert_into_one_file_is_spread_over_tasks(env: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file's rows are written by as many tasks as they need, not by one."""
+    monkeypatch.setattr(rewrite, "KEYS_MAX", 5)
+    monkeypatch.setattr(rewrite, "ROWS_PER_TASK", 25)
+    spec = TableSpec(
+        "spread", '{"type":"struct","fields":[{"name":"id","type":"long","nullable":true,"metadata":{}}]}', keys=("id",)
+    )
+    spread = Table(env.spark, spec, runtime_on(env.store, env.clock, Ids()), location=env.location)
+    spread.append(env.spark.range(100).select("id").coalesce(1))
+
+    done = spread.upsert(env.spark.range(90, 110).select("id").coalesce(1))
+
+    assert (10, 10, 1, 5) == (done.rows_inserted, done.rows_replaced, done.files_removed, done.files_added)
+    assert list(range(110)) == sorted(row["id"] for row in spread.read().collect())
+
+
+def _checkpoint_and_trim(bronze: Table, store: Store, *, before: int) -> None:
+    """The log begins at this version, as after thirty days of clean-up."""
+    names = [f"{number:020d}.json" for number in range(before + 1)]
+    asyncio.run(checkpoint.write(store, bronze.spec.root, before, names))
+    for name in names[:-1]:
+        asyncio.run(store.delete(f"{bronze.spec.root}/_delta_log/{name}"))
+
+
+def test_a_batch_out_of_turn_is_stale(env: Yard, mill: Mill) -> None:
     """A job that planned on another last version than the table has must look again."""
     from lakebed.delta.model import WriteBatch
 
@@ -281,16 +372,17 @@ def test_a_batch_out_of_turn_is_stale(yard: Yard, mill: Mill) -> None:
         held.append(held.read(), WriteBatch("silver", 5, after=3))
 
 
-def test_the_examples_go_from_bronze_to_gold_and_other_engines_read_it(yard: Yard) -> None:
+def test_the_examples_go_from_bronze_to_gold_and_other_engines_read_it(env: Yard) -> None:
     """Two tables, two models in order; a repeat makes no version; DuckDB and delta-rs see the same numbers."""
     import deltalake
     import duckdb
 
     settings = PipelineSettings(contracts="examples", gold="examples")
     assert settings.contracts_folder and settings.gold_folder
-    runtime = runtime_on(yard.store, yard.clock, Ids())
-    flow = Silver(yard.spark, read_contracts(settings.contracts_folder), runtime, location=yard.location)
-    gold = Gold(yard.spark, read_models(settings.gold_folder), runtime, location=yard.location)
+    runtime = runtime_on(env.store, env.clock, Ids())
+    flow = Silver(env.spark, read_contracts(settings.contracts_folder), runtime, location=env.location)
+    graph = graph_of(read_models(settings.gold_folder), {"orders", "customers"})
+    gold = ModelRunner(env.spark, graph, runtime, location=env.location)
     customers = parquet(customer_id=[1, 2], name=["Ada", "Bo"], country=["PT", "BR"], vip=[True, False])
     at = pa.array([1, 2, 3, 4], pa.timestamp("us", "UTC"))
     orders = parquet(
@@ -300,23 +392,21 @@ def test_the_examples_go_from_bronze_to_gold_and_other_engines_read_it(yard: Yar
         status=["paid", "cancelled", "open", "open"],
         updated_at=at,
     )
-    tick = yard.tick(
+    tick = env.tick(
         "t1",
         table(customers, name="customers", primary_keys=("customer_id",)),
         table(orders, name="orders", first_seq=1, primary_keys=("order_id",)),
     )
-    versions = {done.name: done.version for done in yard.bronze().commit(tick)}
-    opened: Callable[[], Any] = lambda: {c.table: flow.table(c, "acme", "p1") for c in flow.contracts}  # noqa: E731
+    versions = {done.name: done.version for done in env.bronze().commit(tick)}
 
     reports = flow.run("acme", "p1", versions)
-    made = gold.run("acme", "p1", opened())
-    again = gold.run("acme", "p1", opened())
+    (made, _), (again, _) = gold.run("acme", "p1"), gold.run("acme", "p1")
 
     assert {"customers": (2, 2, 0, 0), "orders": (4, 3, 1, 0)} == {r.table: balance(r) for r in reports}
     assert ["spent_by_customer", "spent_by_country"] == [report.table for report in made]
     assert [False, False, True, True] == [report.repeated for report in (*made, *again)]
-    uri = yard.location.uri("tables/gold/acme/p1/spent_by_country")
-    spent = deltalake.DeltaTable(uri, storage_options=yard.location.storage_options()).to_pyarrow_table()
+    uri = env.location.uri("tables/gold/acme/p1/spent_by_country")
+    spent = deltalake.DeltaTable(uri, storage_options=env.location.storage_options()).to_pyarrow_table()
     assert [("BR", 1, Decimal("7.25")), ("PT", 1, Decimal("10.00"))] == duckdb.sql(
         "select country, orders, spent from spent order by country"
     ).fetchall()

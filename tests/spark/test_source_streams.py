@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 import lakebed.spark
 from lakebed.core.context import Context
 from lakebed.core.settings import load
+from lakebed.log.kafka_batch import KafkaRecord
 from lakebed.pipeline.tables.sink import TableSink
 from lakebed.queue.model import KeyValueEntry
 from lakebed.queue.roles import Queue
@@ -61,6 +62,7 @@ class Sink:
         return sorted(row[column] for row in self.table.read().collect())
 
 
+@pytest.mark.full
 def test_available_now_drains_within_the_rate_and_stops(
     registered: SparkSession, context: Context, bucket: Store, tmp_path: Path
 ) -> None:
@@ -83,6 +85,7 @@ def test_available_now_drains_within_the_rate_and_stops(
     assert list(range(60)) == sink.seqs()
 
 
+@pytest.mark.full
 def test_a_topic_reads_by_offset_in_batch_and_as_a_stream(
     registered: SparkSession, context: Context, tmp_path: Path
 ) -> None:
@@ -112,6 +115,30 @@ def test_a_topic_reads_by_offset_in_batch_and_as_a_stream(
     assert max(sink.sizes) <= 4
     assert 11 == sum(sink.sizes)
     assert [(0, n) for n in range(1, 10)] + [(2, 1), (7, 1)] == sorted(tuple(r) for r in sink.table.read().collect())
+
+
+def test_a_topic_gives_the_key_headers_and_time_of_its_records(registered: SparkSession, context: Context) -> None:
+    """Of Kafka clients' records, before and after a compaction; plain records beside them have neither."""
+    yard = LogYard(context)
+    yard.append("keyed", b"plain")
+    yard.append_keyed("keyed", KafkaRecord(b"v", b"k", (("h", b"x"),), 1_767_225_600_000), KafkaRecord(None, b"gone"))
+
+    def read() -> list[Any]:
+        rows = registered.read.format("lakebed.topic").options(topic="keyed").load()
+        shown = rows.orderBy("offset").select("offset", "key", "value", "headers", F.unix_millis("time").alias("ms"))
+        return [
+            (row.offset, row.key, row.value, [tuple(each) for each in row.headers or ()], row.ms)
+            for row in shown.collect()
+        ]
+
+    before = read()
+    yard.compact("keyed")
+
+    assert [(1, None, b"plain", []), (2, b"k", b"v", [("h", b"x")]), (3, b"gone", None, [])] == [
+        row[:4] for row in before
+    ]
+    assert 1_767_225_600_000 == before[1][4]
+    assert before == read()
 
 
 def test_a_queue_reads_by_sequence(registered: SparkSession, context: Context, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from lakebed.pipeline.tables.table import Table
 from lakebed.spark.location import Location
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
-from support.delta_tables import runtime_on
+from support.runtimes import runtime_on
 
 Open = Callable[[TableSpec], Table]
 

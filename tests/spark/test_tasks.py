@@ -13,7 +13,7 @@ TASKS = 12
 
 
 def looking() -> Task:
-    """A task that tells what its worker holds; nested, so that it travels to the worker by value."""
+    """A task that reports what its worker holds; nested, so that it travels to the worker by value."""
 
     def look(batches: Iterator[Any]) -> Iterator[Any]:
         import gc

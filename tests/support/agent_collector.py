@@ -76,8 +76,8 @@ class TestCollector:
                     answer = self._answer(head[0], headers, body)
                     if answer is None:
                         break
-                    status, said, extra = answer
-                    data = msgspec.json.encode(said)
+                    status, output, extra = answer
+                    data = msgspec.json.encode(output)
                 writer.write(f"HTTP/1.1 {status} X\r\ncontent-length: {len(data)}\r\n{extra}\r\n".encode() + data)
                 await writer.drain()
         self._open.discard(writer)
@@ -96,16 +96,33 @@ class TestCollector:
             return 503, {"code": "unavailable"}, "retry-after: 0\r\n"
         if fault == "conflict":
             hashes = {"accepted_frame_sha256": "ab" * 32, "submitted_frame_sha256": sha256}
-            return 409, {"code": "identity_conflict", "message": "other bytes stand", **hashes}, ""
-        standing = self.accepted.get(identity)
-        if standing is None:
+            return (
+                409,
+                {
+                    "type": "urn:lakebed:problem:identity_conflict",
+                    "code": "identity_conflict",
+                    "message": "other bytes stand",
+                    **hashes,
+                },
+                "",
+            )
+        status_row = self.accepted.get(identity)
+        if status_row is None:
             self.accepted[identity] = sha256
             self.values += batch.columns.values.tolist()
             self.boots.setdefault(identity.boot_id, []).extend(batch.columns.values.tolist())
-        elif standing != sha256:
-            return 409, {"code": "identity_conflict", "accepted_frame_sha256": standing}, ""
+        elif status_row != sha256:
+            return (
+                409,
+                {
+                    "type": "urn:lakebed:problem:identity_conflict",
+                    "code": "identity_conflict",
+                    "accepted_frame_sha256": status_row,
+                },
+                "",
+            )
         else:
             self.duplicates += 1
         if fault == "lose":
             return None
-        return 200, {"duplicate": standing is not None, "frame_sha256": sha256}, ""
+        return 200, {"duplicate": status_row is not None, "frame_sha256": sha256}, ""

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -17,6 +18,12 @@ from lakebed.batches.model import BatchIdentity
 from lakebed.core.errors import LakebedError
 
 AGENT = "agent-a"
+T = TypeVar("T")
+
+
+async def inline(call: Callable[[], T], /) -> T:
+    """Makes a call of the disk at once, in the event loop."""
+    return call()
 
 
 def frame(boot_id: str, start: int, end: int, *, salt: str = "", size: int = 0) -> Frame:
@@ -105,7 +112,7 @@ class FailingPower(Files):
         self._unsynced = [(folder, undo) for folder, undo in self._unsynced if folder != path]
 
     def forget(self, keep: Callable[[], bool] = lambda: False) -> None:
-        """After the loss: undoes, newest first, what was never synced, but for what `keep` lets stand."""
+        """After the loss: undoes, newest first, what was never synced, but for what `keep` keeps."""
         for _, undo in reversed(self._unsynced):
             if not keep():
                 undo()
@@ -135,7 +142,11 @@ def accepted(*, duplicate: bool = False) -> CollectorResponse:
 
 
 def problem(status: int, code: str = "", headers: dict[str, str] | None = None, **facts: str) -> CollectorResponse:
-    return CollectorResponse(status, headers or {}, msgspec.json.encode({"code": code, "message": code, **facts}))
+    return CollectorResponse(
+        status,
+        headers or {},
+        msgspec.json.encode({"type": f"urn:lakebed:problem:{code}", "code": code, "message": code, **facts}),
+    )
 
 
 class ScriptedCollectors:

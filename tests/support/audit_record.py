@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from lakebed.batches.model import GarbageProof
 from lakebed.pipeline.audit import paths
-from lakebed.pipeline.audit.model import AuditRecord, Conservation, FindingTotal, GarbageProof
+from lakebed.pipeline.audit.model import AuditRecord, Conservation, FindingTotal
 
 RECORD = AuditRecord(
     schema="lakebed.audit.v1",

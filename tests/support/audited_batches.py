@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Literal
 
 from pyspark.sql import SparkSession
 
 from lakebed.batches import acceptance, paths
 from lakebed.batches.acceptor import write_blob
 from lakebed.batches.findings import FindingsRepairer
+from lakebed.batches.index import write_rows
 from lakebed.batches.model import AcceptedBatch, write_record
 from lakebed.batches.reconciler import Reconciler
 from lakebed.batches.sweeper import BlobSweeper
@@ -45,11 +47,11 @@ class AuditYard:
         self,
         frame: bytes,
         *,
-        derived: Sequence[str] = ("by_time", "by_blob", "seen"),
+        derived: Sequence[str] | Literal["row"] = ("by_time", "by_blob", "seen"),
         ago_s: float = 0.0,
         noted: bool = False,
     ) -> AcceptedBatch:
-        """Accepts a frame as a collector does, which then writes only some of what is derived.
+        """Accepts a frame as a collector does, which then writes only some of what is derived, or a row of the index.
 
         `ago_s`: it was accepted so long ago, and is written only now; `noted`: whoever wrote it asked for rollup work.
         """
@@ -72,6 +74,10 @@ class AuditYard:
                     strict=True,
                 )
             )
+            if derived == "row":
+                entry = acceptance.entry_of(accepted, acceptance.span_of(submitted.batch))
+                await write_rows(self.store, [entry], writer="c")
+                return accepted
             for name in derived:
                 await self.store.create(writes[name].key, writes[name].data)
             return accepted
@@ -143,7 +149,6 @@ class AuditYard:
     def sweeper(self, horizon_s: float = 0.0) -> BlobSweeper:
         return BlobSweeper(
             self.context.on(self.store),
-            self.reconciler(),
             horizon_s=horizon_s,
             undecided="keep",
             name="gc",

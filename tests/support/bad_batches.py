@@ -56,7 +56,7 @@ async def put(store: Store, key: str, data: bytes) -> None:
 
 
 async def _later(store: Store, accepted: AcceptedBatch, frame: bytes) -> AcceptedBatch:
-    """The same batch in a frame of a version to come, accepted under its own hash by whoever knows it."""
+    """The same batch in a frame of a version to come, accepted under its own hash by anyone who knows it."""
     span = acceptance.span_of(decode(frame))
     await store.delete(accepted.raw_blob_key)
     for write in acceptance.derived(accepted, span):

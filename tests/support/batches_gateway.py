@@ -1,4 +1,4 @@
-"""A collector's gateway inside the test's own process, spoken to over HTTP without a socket."""
+"""A collector's gateway inside the test's own process, used to over HTTP without a socket."""
 
 from __future__ import annotations
 
@@ -45,6 +45,6 @@ async def collector(
     app = build(context, [part])
     async with (
         app.router.lifespan_context(app),
-        httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://test", timeout=60) as client,
+        httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://localhost", timeout=60) as client,
     ):
         yield client, part

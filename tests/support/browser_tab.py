@@ -11,7 +11,7 @@ DEADLINE_MS = 120_000
 
 
 class Tab:
-    """A page that notices what it should not do: ask elsewhere, fail, complain, or ask its user by itself."""
+    """A page that notices what it should not do: query elsewhere, fail, complain, or query its user by itself."""
 
     def __init__(self, page: sync_api.Page, url: str) -> None:
         self.page, self.url = page, url

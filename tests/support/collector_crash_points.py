@@ -1,6 +1,6 @@
 """A process that forks one collector per crash point and has each killed at its own place.
 
-Only this test's process wraps the store; nothing of it is in the collector itself. Crash point 2k+1 lies before the
+Only this test's process wraps the store; nothing of it is in the collector itself. Crash point 2k+1 is before the
 k-th call to the store, 2k+2 right behind it, before the collector hears of it.
 """
 
@@ -42,7 +42,7 @@ class Killing:
 async def upload(point: int) -> None:
     context = make_context(load(sections(), env=os.environ), role=f"doomed-{point}")
     store: Any = Killing(context.store, point)
-    derived_writes = DerivedWrites(context.on(store), waiting_max=100, writers=1)
+    derived_writes = DerivedWrites(context.on(store), waiting_max=100)
     derived_writes.start()
     acceptor = Acceptor(
         context.on(store),
@@ -56,7 +56,6 @@ async def upload(point: int) -> None:
     )
     answer = await acceptor.accept(submit(frame_of(agent=f"agent-{point}")))
     print(f"{point} answered {answer.duplicate}", flush=True)
-    derived_writes.uploading = lambda: False
     await derived_writes.drain()
 
 

@@ -71,7 +71,7 @@ async def site(store: Store | None = None, components: Any = (), **settings: Any
         ids=Ids(),
         metrics=Metrics(),
     )
-    await claim(context.store, expected="", clock=clock, ids=context.ids)
+    await claim(context, expected="")
     console = Console(context)
     app = build(context, [console, *components], authority="authority-1")
     transport = httpx2.ASGITransport(app=app)

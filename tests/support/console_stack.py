@@ -1,6 +1,6 @@
 """A real gateway on an embedded bucket with a little of everything in it, for browsers and screenshots.
 
-Between the gateway and its bucket stands a wire that can be cut. Some of what is seeded is hostile on purpose.
+Between the gateway and its bucket is a wire that can be cut. Some of what is seeded is hostile on purpose.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 import httpx2
 import pyarrow as pa
 
+from lakebed.batches.model import GarbageProof
 from lakebed.core.clock import SystemClock
 from lakebed.core.context import Context
 from lakebed.core.ids import Ids
@@ -36,7 +37,7 @@ from lakebed.lifecycle.state import ActionState, Blocker, BlockerState, BucketLi
 from lakebed.lifecycle.workers import open_services, state_of
 from lakebed.log.services import LogServices
 from lakebed.pipeline.audit import paths
-from lakebed.pipeline.audit.conservation_check import conservation_row
+from lakebed.pipeline.audit.conservation import conservation_row
 from lakebed.pipeline.audit.model import (
     AUDIT_SCHEMA,
     AuditFinding,
@@ -44,7 +45,6 @@ from lakebed.pipeline.audit.model import (
     Conservation,
     ConservationRow,
     FindingTotal,
-    GarbageProof,
 )
 from lakebed.pipeline.audit.stored import publish
 from lakebed.queue.roles import Queue
@@ -59,6 +59,7 @@ from lakebed.wiring.parts import sections
 from support import tick_fixtures as ticks_kit
 from support.batch_frames import frame_of
 from support.process_output import line_of
+from support.runtimes import runtime_of
 
 DEADLINE_S = 150.0
 HOSTILE = '</pre><script>window.__hacked=1</script><img src=x onerror="window.__hacked=2">\'"><svg onload=alert(1)>'
@@ -70,7 +71,7 @@ AUDIT_LOST = 17  # samples, of one agent's hour, that the last audit missed in b
 
 
 class Wire:
-    """Carries bytes to the bucket until it is cut; then every connection ends at once, until it is mended."""
+    """Carries bytes to the bucket until it is cut; then every connection ends at once, until it is repaired."""
 
     def __init__(self, target: tuple[str, int]) -> None:
         self._target, self._cut = target, False
@@ -123,7 +124,7 @@ def _end(one: socket.socket) -> None:
 
 
 class Patient(httpx2.AsyncClient):
-    """Comes again when it is told to, as every client of a gateway should."""
+    """Comes again when it has to, as every client of a gateway should."""
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         deadline_s = time.monotonic() + DEADLINE_S
@@ -140,7 +141,7 @@ class Yard:
         self.wire = Wire((host, int(port)))
         self.folder = folder
         self.prefix = prefix or f"yard-{Ids().token()}"
-        told = {
+        reported = {
             **weed.as_settings(),
             "store.prefix": self.prefix,
             "meta.path": str(folder / "meta.sqlite"),
@@ -148,7 +149,7 @@ class Yard:
             "ticks.payload_key": ticks_kit.PAYLOAD_KEY,
             "log.linger_ms": "1",
         }
-        self._told = {key: value for key, value in told.items() if key in _known()}
+        self._told = {key: value for key, value in reported.items() if key in _known()}
         self.env = {env_name(key): value for key, value in self._told.items()}
         self._keys = keys
         self.context = self._context()
@@ -159,7 +160,7 @@ class Yard:
     def _context(self) -> Context:
         settings = load(sections(), flags=self._told)
         clock, ids, metrics = SystemClock(), Ids(), Metrics()
-        store = connect(settings.of(StoreSettings), clock=clock, ids=ids, metrics=metrics)
+        store = connect(settings.of(StoreSettings), runtime_of(clock, ids, metrics))
         return Context(node="yard", settings=settings, store=store, clock=clock, ids=ids, metrics=metrics)
 
     def start(self, *arguments: str) -> None:
@@ -172,6 +173,7 @@ class Yard:
                 for key in self._keys
             ]
             (self.folder / "keys.toml").write_text("\n".join(lines))
+            (self.folder / "keys.toml").chmod(0o600)
             env["LAKEBED_GATEWAY_KEYS_FILE"] = str(self.folder / "keys.toml")
         log = (self.folder / "gateway.log").open("wb")
         command = [sys.executable, "-m", "lakebed", "serve", *arguments]
@@ -220,7 +222,7 @@ class Yard:
                 "partition": 0,
                 "records": [f'{{"order": {number * 5 + n}}}' for n in range(5)],
             }
-            assert client.post("/produce", json={"topic_partitions": [produced]}).status_code == 200
+            assert client.post("/v1/produce", json={"topic_partitions": [produced]}).status_code == 200
 
     async def _client(self) -> httpx2.AsyncClient:
         return Patient(base_url=self.url, timeout=DEADLINE_S)
@@ -246,14 +248,14 @@ class Yard:
                     {"topic": "orders", "partition": n, "records": [_order(number * 40 + m) for m in range(20 + n * 7)]}
                     for n in range(3)
                 ]
-                assert (await client.post("/produce", json={"topic_partitions": parts})).status_code == 200
+                assert (await client.post("/v1/produce", json={"topic_partitions": parts})).status_code == 200
                 if number == 8:
                     await self._compact()
             clicks = [{"topic": "clicks", "partition": 0, "records": ["plain text", HOSTILE, '{"a": "<b>bold</b>"}']}]
-            assert (await client.post("/produce", json={"topic_partitions": clicks})).status_code == 200
+            assert (await client.post("/v1/produce", json={"topic_partitions": clicks})).status_code == 200
             for group, offset in (("billing", 200), ("search", 120)):
-                said = {"topic_partitions": [{"topic": "orders", "partition": 0, "offset": offset}]}
-                assert (await client.post(f"/groups/{group}/commit", json=said)).status_code == 200
+                output = {"topic_partitions": [{"topic": "orders", "partition": 0, "offset": offset}]}
+                assert (await client.post(f"/v1/groups/{group}/commit", json=output)).status_code == 200
 
     async def _compact(self) -> None:
         services = LogServices(self.context)
@@ -274,9 +276,9 @@ class Yard:
             assert batch is not None
             if number == 0:
                 await collector.ack(batch)
-            while number == 1 and not await collector.reject(batch, f"schema is unknown: {HOSTILE[:30]}"):
-                batch = await collector.next_batch()
-                assert batch is not None
+            if number == 1:
+                trouble = await queue.consumer.reject(batch.claimed, f"schema is unknown: {HOSTILE[:30]}", last=True)
+                await queue.dead_letters.bury(batch.claimed, trouble)
 
     async def _ticks(self) -> None:
         secret = await open_vault(self.context).issue(ORG, PROJECT)
@@ -292,8 +294,8 @@ class Yard:
                     assert answer.status_code in (200, 202), answer.text
                 if number == 4:
                     continue  # still uploading
-                said = ticks_kit.manifest(parts, dict.fromkeys(parts, 10), tick=tick, project=PROJECT)
-                answer = await client.post(f"{base}/finalize", json=said, headers=sent)
+                output = ticks_kit.manifest(parts, dict.fromkeys(parts, 10), tick=tick, project=PROJECT)
+                answer = await client.post(f"{base}/finalize", json=output, headers=sent)
                 assert answer.status_code == 200, answer.text
                 if number == 2:
                     await self.dispatch()
@@ -325,7 +327,7 @@ class Yard:
         }  # fmt: skip
         await lifecycle.blockers.change(lambda _: (BlockerState(blockers=blockers), None))
         cursors = ReaderState(originals={str(30 * DAY_NS): Position(now_ns - 30 * DAY_NS - 95 * 10**9, 0)})
-        await lifecycle.reader.change(lambda _: (cursors, None))
+        await lifecycle.readers[0].change(lambda _: (cursors, None))
         rows = [
             LedgerRow(now_ns - n * 10**9, "run-1", "landing", key, "a1b2c3d4", ActionKind.EXPIRATION_DAYS, "DELETE",
                       ObjectIdentity(now_ns, 10), "ORIGINAL", rule_id="old-logs", due_at_ns=now_ns - DAY_NS,
@@ -411,9 +413,9 @@ def _b64(data: bytes) -> str:
 @contextmanager
 def yard_on(weed: BucketEndpoints, folder: Path, **options: Any) -> Iterator[Yard]:
     """Started and seeded; stopped at the end."""
-    yard = Yard(weed, folder, **options)
+    test_env = Yard(weed, folder, **options)
     try:
-        yard.start()
-        yield yard
+        test_env.start()
+        yield test_env
     finally:
-        yard.close()
+        test_env.close()

@@ -24,10 +24,11 @@ class Dying:
             if before == self._point or self.dead:
                 self.dead = True
                 raise Died
-            result = await getattr(self._store, verb)(*args)
-            if before + 1 == self._point:
-                self.dead = True
-                raise Died
-            return result
+            try:
+                return await getattr(self._store, verb)(*args)
+            finally:
+                if before + 1 == self._point:  # also behind a call that found nothing
+                    self.dead = True
+                    raise Died
 
         return call

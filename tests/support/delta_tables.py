@@ -10,19 +10,10 @@ import deltalake
 import pyarrow as pa
 from pyarrow.fs import LocalFileSystem
 
-from lakebed.core.clock import Clock
-from lakebed.core.ids import Ids
-from lakebed.core.metrics import Metrics
 from lakebed.spark.location import Location
 from lakebed.store.protocol import Store
-from lakebed.store.runtime import StoreRuntime
 
 VALUES = ("a:b", "c d", "e%f", "g%3Ah", "ü/x", "plain", None)  # None: a partition without a value
-
-
-def runtime_on(store: Store, clock: Clock, ids: Ids) -> StoreRuntime:
-    """The store with this clock and these ids."""
-    return StoreRuntime(clock=clock, ids=ids, metrics=Metrics(), store=store)
 
 
 class Folder(Location, frozen=True):
@@ -38,8 +29,14 @@ class Folder(Location, frozen=True):
         file.parent.mkdir(parents=True, exist_ok=True)
         return str(file)
 
+    def uri(self, key: str) -> str:
+        return str(Path(self.bucket) / key)
+
     def filesystem(self) -> Any:
         return LocalFileSystem()
+
+    def storage_options(self) -> dict[str, str]:
+        return {}
 
 
 def written(uri: Path, values: Sequence[str | None] = VALUES, *, column: str = "p", **options: Any) -> None:

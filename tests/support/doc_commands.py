@@ -32,7 +32,7 @@ def commands(page: str) -> list[str]:
     for block in re.findall(r"```(?:\w*)\n(.*?)```", page, flags=re.S):
         for line in block.replace("\\\n", " ").splitlines():
             match = re.search(r"(?:^|[\s$(\"])((?:\.venv/bin/)?lakebed [a-z].*)$", line)
-            if match and not re.search("[─│┬▶]", line):  # a drawing is not a command
+            if match and not re.search("[─│┬▶]|from lakebed import", line):  # no drawing, and no line of Python
                 shown = re.split(r" {2,}|\s#", match[1])[0]  # what it does stands further right
                 found.append(re.sub(r'\)"?$', "", re.sub(r"\s*\[[^\]]*\]", "", shown)))
     return found

@@ -25,7 +25,7 @@ ADDRESS = "http://127.0.0.1"
 
 
 class Sample:
-    """A part for tests: `/sample` reads, posting to it writes, `/raise` raises what it was told."""
+    """A part for tests: `/sample` reads, posting to it writes, `/raise` raises what it is given."""
 
     def __init__(self, name: str = "sample", *, more: Sequence[BaseRoute] = ()) -> None:
         self.name = name
@@ -66,7 +66,8 @@ class Sample:
 
 def context_with(clock: Clock | None = None, **gateway: Any) -> Context:
     clock = clock or SystemClock()
-    settings = load(sections(), flags={f"gateway.{name}": value for name, value in gateway.items()})
+    flags = {"meta.backend": "memory"} | {f"gateway.{name}": value for name, value in gateway.items()}
+    settings = load(sections(), flags=flags)
     return Context(
         node="node-1",
         settings=settings,
@@ -103,7 +104,7 @@ async def client_of(app: Any, **options: Any) -> AsyncIterator[httpx2.AsyncClien
 
 @pytest.fixture
 def ask() -> Callable[..., Any]:
-    """One request to an app: `await ask(app, "GET", "/path", …)`."""
+    """One request to an app: `await query(app, "GET", "/path", …)`."""
 
     async def once(app: Any, method: str, path: str, **options: Any) -> httpx2.Response:
         async with client_of(app) as client:

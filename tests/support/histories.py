@@ -4,12 +4,12 @@ A history is what clients recorded (`Write`, `Handled`) and what was read (`Seen
 boot of an agent, a project or a table; a position is an offset, a sequence or a version in it.
 
 - lost: a write was acknowledged, and the final read does not have it;
-- acknowledged twice: one value stands at two positions although its client was promised once, or one batch was
+- acknowledged twice: one value is at two positions although its client was promised once, or one batch was
   acknowledged by two collectors;
-- two values at one position: by what writers were told, by what readers saw, or by both together;
+- two values at one position: by what writers were answered, by what readers saw, or by both together;
 - out of order: writes of a client that was promised order were sent one after another and acknowledged, and their
   positions do not grow, or the final read has them in another order;
-- refused and there: a client was told that nothing was done, and the value is there.
+- refused and there: a client was answered that nothing was done, and the value is there.
 
 A write with outcome `unknown` may be there or not. An empty list means that the history is one that a correct system
 can produce.
@@ -60,7 +60,7 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class Handled(msgspec.Struct, frozen=True):
-    """A collector acknowledged the batch at this position, and was told that this is so."""
+    """A collector acknowledged the batch at this position, and was answered that this is so."""
 
     collector: str
     place: str
@@ -77,7 +77,7 @@ Event = Write | Seen | Handled
 
 
 def check(history: Iterable[Event], *, shared: bool = False) -> list[Violation]:
-    """Every violation, place by place. `shared`: many values may stand at one position, as entries do in a batch."""
+    """Every violation, place by place. `shared`: many values may be at one position, as entries do in a batch."""
     places: dict[str, list[Event]] = defaultdict(list)
     for event in history:
         places[event.place].append(event)
@@ -114,9 +114,9 @@ def _twice(
         if one.final:
             final[one.value].append(one.position)
     positions: dict[str, set[int]] = defaultdict(set)
-    for told in (*[write for write in writes if write.outcome == "ok"], *seen):
-        if told.position is not None:
-            positions[told.value].add(told.position)
+    for reported in (*[write for write in writes if write.outcome == "ok"], *seen):
+        if reported.position is not None:
+            positions[reported.value].add(reported.position)
     for value in sorted({*final, *positions} - exempt):
         if len(final[value]) > 1 or len(positions[value]) > 1:
             yield Violation(TWICE, place, f"{value} stands at {final[value]}, and was told at {positions[value]}")
@@ -130,9 +130,9 @@ def _twice(
 
 def _two_values(place: str, writes: Sequence[Write], seen: Sequence[Seen]) -> Iterable[Violation]:
     at: dict[int, set[str]] = defaultdict(set)
-    for told in (*[write for write in writes if write.outcome == "ok"], *seen):
-        if told.position is not None:
-            at[told.position].add(told.value)
+    for reported in (*[write for write in writes if write.outcome == "ok"], *seen):
+        if reported.position is not None:
+            at[reported.position].add(reported.value)
     for position, values in sorted(at.items()):
         if len(values) > 1:
             yield Violation(TWO_VALUES, place, f"{position} is {sorted(values)}")

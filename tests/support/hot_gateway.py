@@ -38,7 +38,7 @@ MUCH = b"m" * (DIRECT_BYTES_MAX + 1)
 
 
 class Hot:
-    """A part whose one route tells what it was sent, and which way it came."""
+    """A part whose one route reports what it was sent, and which way it came."""
 
     name = "hot"
 
@@ -53,7 +53,7 @@ class Hot:
         self._later: list[Callable[[], None]] = []
 
     def let_go(self) -> None:
-        """Answers whoever waits."""
+        """Answers anyone who waits."""
         self.go.set()
         for later in self._later:
             later()

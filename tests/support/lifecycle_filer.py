@@ -47,6 +47,8 @@ class ScriptedFiler:
     async def transact(self, transaction: Transaction) -> None:
         (clause,) = transaction.clauses
         held = self.entries.get(transaction.condition_path or transaction.path)
+        if clause.kind is ConditionKind.NOT_EXISTS and held is not None:
+            raise Stale("there is one")
         if clause.kind is ConditionKind.ENTRY_EQUAL and (held is None or held.raw != clause.expected):
             raise Stale("another entry")
         self.done.append(transaction)

@@ -21,7 +21,7 @@ async def gateway(world: Harness) -> Gateway:
     context = Context(
         node="node-1", settings=load(sections()), store=world.store, clock=clock, ids=Ids(), metrics=Metrics()
     )
-    await claim(context.store, expected="", clock=clock, ids=context.ids)
+    await claim(context, expected="")
     return build(context, [component(context)], authority="authority-1")
 
 

@@ -11,7 +11,10 @@ from lakebed.core.clock import ManualClock
 from lakebed.core.errors import LakebedError
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
+from lakebed.lifecycle.cluster import SHARDS, WorkerShards
 from lakebed.lifecycle.enforcer import Enforcer, Round
+from lakebed.lifecycle.engine import ActionRef
+from lakebed.lifecycle.evaluate import due_at
 from lakebed.lifecycle.ledger import DeletionLedger
 from lakebed.lifecycle.memory import MemoryLake
 from lakebed.lifecycle.model import ObjectEntry, Position, Rule, Verb
@@ -20,7 +23,16 @@ from lakebed.lifecycle.reserved import ReservedKeys
 from lakebed.lifecycle.resolver import Seams
 from lakebed.lifecycle.seams import ChangeEvent, Family, Removal
 from lakebed.lifecycle.settings import LifecycleSettings
-from lakebed.lifecycle.state import ActionState, BlockerState, BucketLifecycle, LedgerRow, LifecycleState, ReaderState
+from lakebed.lifecycle.state import (
+    ActionState,
+    BlockerState,
+    BucketLifecycle,
+    LedgerRow,
+    LifecycleState,
+    PendingItem,
+    ReaderState,
+    slowest,
+)
 from lakebed.store.memory import MemoryStore
 from lakebed.store.runtime import StoreRuntime
 
@@ -67,10 +79,29 @@ class Harness:
         return found
 
     async def reader(self) -> ReaderState:
-        return (await self.registers.reader.read()).value
+        """The cursors of all shards as one."""
+        return slowest((await self.registers.cursors()).values())
 
     async def blockers(self) -> BlockerState:
         return (await self.registers.blockers.read()).value
+
+    async def exceptions(self, *keys: str, bucket: str = "b", prefix: str = "") -> ActionRef:
+        """These objects wait as exceptions of the bucket's first action: their own events are missing from the log."""
+        snapshot = await self.worker.compile()
+        action = next(one for one in snapshot.of_bucket(bucket) if one.rule.prefix == prefix and one.delays_ns)
+        for key in keys:
+            (entry,) = self.lake._entries(bucket, key)
+            due_ns = due_at(action.rule, action.kind, entry, snapshot.calendar) or entry.mtime_ns + action.delays_ns[0]
+            item = PendingItem(key, entry.version_id, due_ns, entry.identity)
+            await self.worker.resolver._index(action.ref)
+            await self.worker.resolver.pending.upsert(action.ref, [item])
+        self.lake.log = [event for event in self.lake.log if event.key not in keys]
+        return action.ref
+
+    async def other_reader(self, alive: bool = True) -> None:
+        """Another worker has every shard, or has given them up."""
+        shards = WorkerShards(workers={"other": 1 << 62}, owners=dict.fromkeys(map(str, range(SHARDS)), "other"))
+        await self.registers.shards.change(lambda _: (shards if alive else WorkerShards(), None))
 
     async def ledger(self, bucket: str = "b", key: str | None = None) -> list[LedgerRow]:
         return [row async for row in DeletionLedger(self.registers.runtime).rows(bucket, key=key)]
@@ -103,8 +134,8 @@ class Failing:
         removal: Removal = await self.inner.delete(entry, verb)
         return removal
 
-    async def scan(self, bucket: str, after: str = "") -> AsyncGenerator[Family, None]:
-        async for family in self.inner.scan(bucket, after):
+    async def scan(self, bucket: str, after: str = "", **bounds: str) -> AsyncGenerator[Family, None]:
+        async for family in self.inner.scan(bucket, after, **bounds):
             damaged = family.key in self.damaged
             yield msgspec.structs.replace(family, entries=(), unreadable="no entry") if damaged else family
 

@@ -1,8 +1,9 @@
-"""A broker and a workshop on one memory store and one memory meta, with a clock that moves only when told to."""
+"""A broker and its services on one memory store and one memory meta, with a clock that moves only on request."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lakebed.core.clock import ManualClock
@@ -23,6 +24,7 @@ from lakebed.meta.memory import MemoryMeta, MemoryState
 from lakebed.store.memory import MemoryStore
 
 TP = TopicPartition("orders", 0)
+DEFAULTS: dict[str, Any] = {"compact_min_entries": 2, "vacuum_horizon_s": 100.0, "batch_max_delay_ms": 5.0}
 
 
 class Host:
@@ -37,7 +39,7 @@ class Host:
 
     def context(self, **settings: Any) -> Context:
         self._seed += 1
-        section = LogSettings(**{"compact_min_entries": 2, "vacuum_horizon_s": 100.0, **settings})
+        section = LogSettings(**{**DEFAULTS, **settings})
         return Context(
             node=f"node-{self._seed}",
             settings=Settings({LogSettings: section}, {}),
@@ -63,6 +65,13 @@ class Host:
         )
         await broker.writer.drain()
         return outcome
+
+    async def append_all(self, broker: Broker, records: Mapping[TopicPartition, Sequence[bytes]]) -> None:
+        """One append to each partition, all in one blob; settled before it returns."""
+        await broker.writer.append_shared(
+            [PartitionAppend(tp, (RecordChunk(columns(of_tp)),)) for tp, of_tp in records.items()]
+        )
+        await broker.writer.drain()
 
     async def produce(self, broker: Broker, *records: bytes, tp: TopicPartition = TP) -> None:
         """As a request does: through the batching producer, so that the broker's tail cache has the records."""

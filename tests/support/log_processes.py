@@ -47,10 +47,10 @@ class Crew:
         self.children: dict[str, Child] = {}
         self.urls: dict[str, str] = {}
 
-    async def start(self, name: str, command: str, port: int) -> None:
+    async def start(self, name: str, command: str, port: int, *more: str) -> None:
         child = Child(name, self.folder / f"{name}.log", clock=SystemClock())
         env = {**os.environ, **{env_name(key): value for key, value in self.settings.items() if value}}
-        arguments = ["lakebed", command, "--parts", "log", "--port", str(port), "--log", "warning"]
+        arguments = ["lakebed", command, "--parts", "log", "--port", str(port), "--log", "warning", *more]
         child.start([sys.executable, "-m", *arguments], env=env)
         self.children[name] = child
         self.urls[name] = f"http://{HOST}:{port}"
@@ -70,11 +70,11 @@ class Crew:
 
 @asynccontextmanager
 async def crew_of(folder: Path, settings: dict[str, str]) -> AsyncIterator[tuple[Crew, list[int]]]:
-    crew = Crew(folder, settings)
+    supervised = Crew(folder, settings)
     async with AsyncExitStack() as stack:
         held = stack.enter_context(HeldPorts(Ids()))
         try:
-            yield crew, [held.take() for _ in range(4)]
+            yield supervised, [held.take() for _ in range(4)]
         finally:
-            for child in crew.children.values():
+            for child in supervised.children.values():
                 await child.stop(grace_s=0.0)

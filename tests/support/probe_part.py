@@ -44,7 +44,7 @@ class Probe:
         return Health("ok")
 
     async def _wait(self, request: Request) -> Response:
-        """Answers late; says on the log that it has begun."""
+        """Answers late; reports on the log that it has begun."""
         structlog.get_logger().info("probe waits")
         await asyncio.sleep(request.path_params["seconds"])
         return Response("waited")
@@ -98,7 +98,9 @@ def workers(context: Context) -> Sequence[Worker]:
 
 
 if __name__ == "__main__":
-    row = parts.Part("probe", "for tests", component="probe_part:component", workers="probe_part:workers")
+    from lakebed.wiring.part import Part
+
+    row = Part("probe", "for tests", component="probe_part:component", workers="probe_part:workers")
     parts.PARTS = (*(part for part in parts.PARTS if part.name in ("store", "gateway", "console")), row)
     from lakebed.cli.main import run
 

@@ -1,4 +1,4 @@
-"""What a process under test says, waited for with a deadline: a silence fails with the end of the process's stderr.
+"""What a process under test reports, waited for with a deadline: a silence fails with the end of the process's stderr.
 
 A test that reads a pipe without one hangs for as long as the process does, and nobody learns why.
 """
@@ -18,13 +18,13 @@ TAIL_CHARS = 3000
 def line_of(process: subprocess.Popen[Any], errors: Path | None = None, *, within_s: float = WITHIN_S) -> str:
     """The next line on stdout. Fails when none comes in time or the process ends first, with the end of `errors`."""
     assert process.stdout is not None
-    said: list[Any] = []
-    reader = threading.Thread(target=lambda: said.append(process.stdout.readline()), daemon=True)  # type: ignore[union-attr]
+    output: list[Any] = []
+    reader = threading.Thread(target=lambda: output.append(process.stdout.readline()), daemon=True)  # type: ignore[union-attr]
     reader.start()
     reader.join(within_s)
-    if not said or not said[0]:
-        _fail(process.pid, "ended" if said else "said nothing", within_s, errors)
-    return said[0].decode() if isinstance(said[0], bytes) else str(said[0])
+    if not output or not output[0]:
+        _fail(process.pid, "ended" if output else "said nothing", within_s, errors)
+    return output[0].decode() if isinstance(output[0], bytes) else str(output[0])
 
 
 async def next_line(
@@ -33,12 +33,12 @@ async def next_line(
     """The same of a process of asyncio."""
     assert process.stdout is not None
     try:
-        said = await asyncio.wait_for(process.stdout.readline(), within_s)
+        output = await asyncio.wait_for(process.stdout.readline(), within_s)
     except TimeoutError:
         _fail(process.pid, "said nothing", within_s, errors)
-    if not said:
+    if not output:
         _fail(process.pid, "ended", within_s, errors)
-    return said.decode()
+    return output.decode()
 
 
 def _fail(pid: int, what: str, within_s: float, errors: Path | None) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Tracing on, with every ended span at hand."""
+"""Tracing on, with every ended span available."""
 
 from __future__ import annotations
 

@@ -112,8 +112,10 @@ def shown(answer: RollupResponse) -> dict[Series, dict[int, Any]]:
 
 
 def plain(bucket: WindowValues) -> tuple[Any, ...]:
-    told = (bucket.start_ns, bucket.count, bucket.sum, bucket.min, bucket.max, bucket.last_ns, bucket.last)
-    return tuple(None if isinstance(each, float) and math.isnan(each) else each for each in (*told, bucket.nan_count))
+    reported = (bucket.start_ns, bucket.count, bucket.sum, bucket.min, bucket.max, bucket.last_ns, bucket.last)
+    return tuple(
+        None if isinstance(each, float) and math.isnan(each) else each for each in (*reported, bucket.nan_count)
+    )
 
 
 class Failing(LocalJob):

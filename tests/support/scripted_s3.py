@@ -1,4 +1,4 @@
-"""An S3 server that misbehaves on cue: a small honest bucket, and a script of what goes wrong with which request.
+"""An S3 server that misbehaves on cue: a small correct bucket, and a script of what goes wrong with which request.
 
 Steps are consumed in order by the first request that matches their method and key. A step may answer any status,
 with or without the request taking effect, hang, or reset the connection.
@@ -123,8 +123,8 @@ class ScriptedS3:
             return 200, {"ETag": _etag(request.body)}, b""
         if "uploadId" in request.query and request.method == "POST":
             whole = self.objects[request.key] = b"".join(self.parts[number] for number in sorted(self.parts))
-            told = f"<ETag>{escape(_etag(whole))}</ETag>"
-            return 200, {}, f"<CompleteMultipartUploadResult>{told}</CompleteMultipartUploadResult>".encode()
+            reported = f"<ETag>{escape(_etag(whole))}</ETag>"
+            return 200, {}, f"<CompleteMultipartUploadResult>{reported}</CompleteMultipartUploadResult>".encode()
         if request.method == "PUT":
             if not self.ignore_conditions:
                 if request.headers.get("if-none-match") == "*" and held is not None:

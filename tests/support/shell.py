@@ -19,7 +19,7 @@ from lakebed.store.memory import MemoryStore
 
 
 class AheadClock(SystemClock):
-    """The system's clock, ahead by as much as a test says: hours pass without waiting for them."""
+    """The system's clock, ahead by as much as a test reports: hours pass without waiting for them."""
 
     ahead_s = 0.0
 
@@ -47,8 +47,8 @@ class Shell:
         """The exit code, the data on stdout and the words on stderr."""
         self._monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         code = run(words)
-        told = self._capsys.readouterr()
-        return code, told.out, told.err
+        reported = self._capsys.readouterr()
+        return code, reported.out, reported.err
 
     def data(self, *words: str, stdin: bytes = b"") -> Any:
         """The data of a command that succeeds, decoded from `-o json`."""

@@ -57,8 +57,8 @@ class Processes:
         while time.monotonic() < deadline:
             for name, process in self._started:
                 assert process.poll() is None, f"{name} died: {(self.folder / f'{name}.log').read_text()[-2000:]}"
-            with socket.socket() as asked:
-                if asked.connect_ex((HOST, port)) == 0:
+            with socket.socket() as requested:
+                if requested.connect_ex((HOST, port)) == 0:
                     return
             time.sleep(0.1)
         raise AssertionError(f"{what} did not listen on {port} within {START_S:.0f} s")
@@ -92,7 +92,7 @@ class Cluster:
             time.sleep(0.2)
 
     def state(self) -> Any:
-        """What the master says of itself: workers, and applications that run or ran."""
+        """What the master reports of itself: workers, and applications that run or ran."""
         try:
             return httpx2.get(f"http://{HOST}:{self._page}/json/", timeout=10.0).json()
         except (httpx2.HTTPError, ValueError):  # its page comes later than its port

@@ -20,7 +20,7 @@ from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
 from lakebed.ticks.codec import type_of
 from lakebed.ticks.model import BronzeTick, ManifestPart, TickColumn, TickTable
-from support.delta_tables import runtime_on
+from support.runtimes import runtime_on
 
 
 class Yard:
@@ -64,7 +64,7 @@ def table(
         TickColumn(field.name, type_of(field.type) or "") for field in (files[0].schema_arrow if files else [])
     )
     rows = [file.metadata.num_rows for file in files]
-    told = tuple(
+    reported = tuple(
         ManifestPart(first_seq + n, hashlib.sha256(body).hexdigest(), rows[n] if n < len(rows) else 1, len(body))
         for n, body in enumerate(bodies)
     )
@@ -73,7 +73,7 @@ def table(
         "mode": mode,
         "schema": schema,
         "primary_keys": ("id",),
-        "row_count": sum(part.rows for part in told),
-        "parquets": told,
+        "row_count": sum(part.rows for part in reported),
+        "parquets": reported,
     }
     return TickTable(**(known | changed)), list(bodies)

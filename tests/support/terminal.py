@@ -23,15 +23,15 @@ class Shown(NamedTuple):
 def run(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, terminal: bool) -> Shown:
     """Runs a program to its end, with or without a terminal to write to."""
     clean = {name: value for name, value in env.items() if name not in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE")}
-    told = {**clean, "TERM": "xterm-256color", "COLUMNS": str(COLUMNS)}
+    reported = {**clean, "TERM": "xterm-256color", "COLUMNS": str(COLUMNS)}
     if not terminal:
-        ended = subprocess.run(argv, env=told, cwd=cwd, capture_output=True, timeout=DEADLINE_S)
+        ended = subprocess.run(argv, env=reported, cwd=cwd, capture_output=True, timeout=DEADLINE_S)
         return Shown(ended.returncode, ended.stdout, ended.stderr)
     ours, theirs = pty.openpty()
     seen: list[bytes] = []
     reader = threading.Thread(target=_read, args=(ours, seen), daemon=True)
     try:
-        process = subprocess.Popen(argv, env=told, cwd=cwd, stdout=subprocess.PIPE, stderr=theirs)
+        process = subprocess.Popen(argv, env=reported, cwd=cwd, stdout=subprocess.PIPE, stderr=theirs)
         os.close(theirs)
         reader.start()
         out, _ = process.communicate(timeout=DEADLINE_S)

@@ -1,4 +1,4 @@
-"""What tests of ticks share: small Parquet parts, manifests, a context in memory, seams that fail when told to."""
+"""What tests of ticks share: small Parquet parts, manifests, a context in memory, seams that fail on request."""
 
 from __future__ import annotations
 
@@ -81,13 +81,14 @@ def context_of(
 
 
 class Guarded:
-    """Any seam, whose named methods fail before or after they did their work, as often as told."""
+    """Any seam, whose named methods fail before or after they did their work, as often as configured."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
         self.before: dict[str, int] = {}
         self.after: dict[str, int] = {}
         self.calls: Counter[str] = Counter()
+        self.bend: Callable[..., None] = lambda *args: None
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self.inner, name)
@@ -97,6 +98,7 @@ class Guarded:
             if self.before.get(name, 0):
                 self.before[name] -= 1
                 raise Unavailable(f"{name} was told to fail")
+            self.bend(*args)
             result = await method(*args, **named)
             if self.after.get(name, 0):
                 self.after[name] -= 1

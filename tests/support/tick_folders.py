@@ -24,10 +24,11 @@ class Site:
         self.folder, self.outbox = root / "drop", Outbox(root / "outbox")
         self.wires = [Wire(service.app), Wire(service.app)]
         self.alerts: dict[str, str] = {}
+        self.clock = NoWait()
 
     def courier(self, *, keep: bool = False) -> FolderUploader:
         headers = {"x-api-key": ORG, "x-api-secret": self.service.secrets[ORG, PROJECT]}
-        runtime = Runtime(clock=NoWait(), ids=Ids.seeded(1), metrics=self.service.context.metrics)
+        runtime = Runtime(clock=self.clock, ids=Ids.seeded(1), metrics=self.service.context.metrics)
         uploaders = [
             Uploader(
                 httpx2.AsyncClient(transport=wire, base_url="http://127.0.0.1", headers=headers),

@@ -11,6 +11,15 @@ from lakebed.core.clock import SystemClock
 
 
 class NoWait(SystemClock):
+    """A clock that never waits; `now` replaces the system's time."""
+
+    def __init__(self, now: Callable[[], int] | None = None) -> None:
+        super().__init__()
+        self._now = now
+
+    def now_ns(self) -> int:
+        return self._now() if self._now else super().now_ns()
+
     async def sleep(self, seconds: float) -> None:
         await super().sleep(0.0)
 
@@ -21,10 +30,13 @@ class Wire(httpx2.ASGITransport):
     def __init__(self, app: Any) -> None:
         super().__init__(app=app)
         self.sent: list[tuple[str, str, int]] = []
+        self.answer: Callable[[httpx2.Request], httpx2.Response] | None = None
         self.bend: Callable[[httpx2.Request], httpx2.Request | None] = lambda request: request
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         await request.aread()
+        if self.answer is not None:
+            return self.answer(request)
         bent = self.bend(request)
         if bent is None:
             raise httpx2.ConnectError("the line is cut", request=request)

@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Sequence
 
 from lakebed.core.context import Context
+from lakebed.log import kafka_batch
 from lakebed.log.broker import Broker
-from lakebed.log.codec import columns
+from lakebed.log.codec import Records, columns
+from lakebed.log.kafka_batch import KafkaRecord, KafkaRecords
 from lakebed.log.model import TopicPartition
 from lakebed.log.producers import RecordChunk
 from lakebed.log.services import LogServices
@@ -20,10 +22,16 @@ class LogYard:
 
     def append(self, topic: str, *records: bytes, partition: int = 0) -> None:
         """One append, one index entry."""
+        self._append(topic, partition, columns(list(records)))
 
+    def append_keyed(self, topic: str, *records: KafkaRecord) -> None:
+        """One append of a record batch, as a Kafka client makes it."""
+        self._append(topic, 0, KafkaRecords(len(records), kafka_batch.encode(records)))
+
+    def _append(self, topic: str, partition: int, records: Records) -> None:
         async def put() -> None:
             broker = Broker(self.context)
-            group = PartitionAppend(TopicPartition(topic, partition), (RecordChunk(columns(list(records)), None),))
+            group = PartitionAppend(TopicPartition(topic, partition), (RecordChunk(records, None),))
             ((outcome,),) = await broker.writer.append_shared([group])
             assert not isinstance(outcome, Exception), outcome
             await broker.writer.drain()

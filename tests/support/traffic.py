@@ -1,4 +1,4 @@
-"""How long load goes on in a lossy test, and what clients were answered while it did."""
+"""How long load continues in a lossy test, and what clients were answered while it did."""
 
 from __future__ import annotations
 

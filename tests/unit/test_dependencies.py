@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, req
 from pathlib import Path
 
 import lakebed
+from lakebed.cli.main import COMMANDS
 
 ROOT = Path(lakebed.__file__).parent
 PROJECT = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text())["project"]
@@ -21,8 +22,8 @@ EXTRAS = {"meta/oxia/backend.py": "oxia", "meta/oxia/session.py": "oxia", "core/
 
 
 def test_every_import_is_of_a_package_that_is_installed() -> None:
-    """A dependency of tests is imported by tests alone, or inside a `try` that says what to do without it."""
-    known = _with_theirs(PROJECT["dependencies"])
+    """A dependency of tests is imported by tests alone, or inside a `try` that reports what to do without it."""
+    known = _with_theirs([*PROJECT["dependencies"], "lakebed[all]"])
     owners = packages_distributions()
 
     strangers = {
@@ -71,6 +72,9 @@ def _with_theirs(requirements: list[str]) -> set[str]:
     left = list(requirements)
     while left:
         line = left.pop()
+        if own := re.match(r"lakebed\[(.+)\]", line):  # extras made of extras
+            left += [each for name in own[1].split(",") for each in PROJECT["optional-dependencies"][name]]
+            continue
         name = _plain(re.split(r"[^A-Za-z0-9_.-]", line)[0])
         if name in found or "extra ==" in line:
             continue
@@ -78,6 +82,23 @@ def _with_theirs(requirements: list[str]) -> set[str]:
         with suppress(PackageNotFoundError):
             left += requires(name) or []
     return found
+
+
+def test_commands_of_the_core_need_no_extra() -> None:
+    """A command that names no extra loads with the packages of the core alone."""
+    core = _with_theirs(PROJECT["dependencies"])
+    extra = _with_theirs(["lakebed[all,connect,oxia]"]) - core
+    owners = packages_distributions()
+    barred = sorted(name for name, dists in owners.items() if dists and {_plain(each) for each in dists} <= extra)
+    places = sorted({row.place.partition(":")[0] for row in COMMANDS if not row.extra})
+    code = (
+        "import sys, importlib\n"
+        f"sys.modules.update(dict.fromkeys({barred!r}))\n"
+        f"for place in {places!r}: importlib.import_module(place)"
+    )
+
+    assert {"pyspark", "pyarrow", "grpc", "httptools"} <= set(barred)
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def _plain(name: str) -> str:
@@ -94,3 +115,12 @@ def test_an_agent_loads_no_web_framework_and_no_store_client() -> None:
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert "[]" == shown.stdout.strip()
+
+
+def test_every_file_of_the_package_is_in_the_wheel() -> None:
+    """Pages, pictures, queries and licences are package data: an installed gateway serves what a checkout serves."""
+    tool = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text())["tool"]
+    packed = {path for pattern in tool["setuptools"]["package-data"]["lakebed"] for path in ROOT.glob(pattern)}
+    others = {path for path in ROOT.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+
+    assert set() == {str(path.relative_to(ROOT)) for path in others - packed if path.suffix != ".md"}

@@ -1,4 +1,4 @@
-"""What the documents tell people to type and to set exists. The references are made from what runs, and checked."""
+"""What the documents report people to type and to set exists. The references are made from what runs, and checked."""
 
 from __future__ import annotations
 

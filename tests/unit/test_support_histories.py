@@ -69,7 +69,7 @@ def test_an_acknowledged_write_that_the_final_read_lacks_is_lost(read: list[Even
 
 
 def test_a_value_at_two_positions_was_acknowledged_twice() -> None:
-    """By the final read, or by what the client was told against what is read."""
+    """By the final read, or by what the client was answered against what is read."""
     write = Write("c", "t/0", "a", "ok", 1)
     assert kinds(write, Seen("t/0", "a", 1), Seen("t/0", "a", 2)) == [TWICE]
     assert kinds(write, Seen("t/0", "a", 2)) == [TWICE]
@@ -78,19 +78,19 @@ def test_a_value_at_two_positions_was_acknowledged_twice() -> None:
 
 
 def test_a_client_that_repeats_plain_writes_is_not_promised_once() -> None:
-    """Its value may stand twice, and must stand there at all."""
+    """Its value may stand twice, and must be there at all."""
     write = Write("c", "t/0", "a", "ok", 2, AT_LEAST_ONCE)
     assert kinds(write, Seen("t/0", "a", 1), Seen("t/0", "a", 2)) == []
     assert kinds(write) == [LOST]
 
 
 def test_a_batch_that_two_collectors_acknowledged_is_found() -> None:
-    """Only one of them may have been told that its ack counts."""
+    """Only one of them may have been answered that its ack counts."""
     assert kinds(Handled("k1", "q", 7), Handled("k2", "q", 7)) == [TWICE]
 
 
 @pytest.mark.parametrize(
-    "told",
+    "reported",
     [
         [Write("c", "t/0", "a", "ok", 1), Write("d", "t/0", "b", "ok", 1), Seen("t/0", "a"), Seen("t/0", "b")],
         [Write("c", "t/0", "a", "ok", 1), Seen("t/0", "a"), Seen("t/0", "b", 1, final=False)],
@@ -98,27 +98,27 @@ def test_a_batch_that_two_collectors_acknowledged_is_found() -> None:
     ],
     ids=["two writers", "a writer and a reader", "two readers"],
 )
-def test_two_values_at_one_position_are_found(told: list[Event]) -> None:
-    """Whoever was told of them: writers, readers, or one of each."""
-    assert kinds(*told) == [TWO_VALUES]
+def test_two_values_at_one_position_are_found(reported: list[Event]) -> None:
+    """Any of them: writers, readers, or one of each."""
+    assert kinds(*reported) == [TWO_VALUES]
 
 
 def test_values_that_share_a_position_are_no_violation_where_batches_are_read() -> None:
     """Entries of one batch of the queue all have its sequence."""
-    told = [Write("c", "q", "a", "ok", 1), Write("d", "q", "b", "ok", 1), Seen("q", "a", 1), Seen("q", "b", 1)]
-    assert kinds(*told, shared=True) == []
+    reported = [Write("c", "q", "a", "ok", 1), Write("d", "q", "b", "ok", 1), Seen("q", "a", 1), Seen("q", "b", 1)]
+    assert kinds(*reported, shared=True) == []
 
 
 def test_positions_that_go_back_are_out_of_order() -> None:
     """One client's acknowledged writes, one after another."""
-    told = [Write("c", "t/0", "a", "ok", 2), Write("c", "t/0", "b", "ok", 1)]
-    assert kinds(*told, Seen("t/0", "b", 1), Seen("t/0", "a", 2)) == [OUT_OF_ORDER]
+    reported = [Write("c", "t/0", "a", "ok", 2), Write("c", "t/0", "b", "ok", 1)]
+    assert kinds(*reported, Seen("t/0", "b", 1), Seen("t/0", "a", 2)) == [OUT_OF_ORDER]
 
 
 def test_a_final_read_in_another_order_is_out_of_order() -> None:
-    """Also where writers are told no positions."""
-    told = [Write("c", "t/0", "a", "ok"), Write("c", "t/0", "x", "unknown"), Write("c", "t/0", "b", "ok")]
-    assert kinds(*told, Seen("t/0", "b"), Seen("t/0", "a")) == [OUT_OF_ORDER]
+    """Also where writers get no positions."""
+    reported = [Write("c", "t/0", "a", "ok"), Write("c", "t/0", "x", "unknown"), Write("c", "t/0", "b", "ok")]
+    assert kinds(*reported, Seen("t/0", "b"), Seen("t/0", "a")) == [OUT_OF_ORDER]
 
 
 def test_clients_are_not_ordered_against_each_other_nor_without_the_promise() -> None:
@@ -136,6 +136,6 @@ def test_clients_are_not_ordered_against_each_other_nor_without_the_promise() ->
 
 
 def test_a_refused_write_that_is_there_is_found() -> None:
-    """A client that was told "nothing was done" may have done it elsewhere since; a later ok of its own is fine."""
+    """A client that was answered "nothing was done" may have done it elsewhere since; a later ok of its own is fine."""
     assert kinds(Write("c", "t/0", "a", "fail"), Seen("t/0", "a", 1)) == [REFUSED]
     assert kinds(Write("c", "t/0", "a", "fail"), Write("c", "t/0", "a", "ok", 1), Seen("t/0", "a", 1)) == []

@@ -48,6 +48,17 @@ BANNED = {
     r"lookers?": "page data",
     r"workshops?": "log services",
     r"yards?": "environment",
+    r"says?|said|saying": "reports, names, declares, records",
+    r"(?<!by )hands?|handed|handing": "passes, delivers, in progress",
+    r"lies|lay|lying": "is, there is",
+    r"stands|stood": "is",
+    r"keepers?": "maintenance, inspector",
+    r"heirs?": "successor",
+    r"tells?|telling": "reports, returns",
+    r"speaks?|spoke|spoken": "uses, names",
+    r"(shel(f|ves))": "state, queue",
+    r"honestly?": "correct",
+    r"wait(s|ed)? for a person": "needs an operator",
 }
 PATTERN = re.compile(r"(?<![\w-])(" + "|".join(BANNED) + r")(?![\w-])", re.IGNORECASE)
 
@@ -145,3 +156,23 @@ def test_banned_words_are_found_where_users_read_them() -> None:
         "\n".join(shown_strings('raise Invalid("x", hint=f"once mended {yard}")\nmend = "told"'))
     )
     assert [] == banned_in("the command redrive, the recommended amendment, lakebed_batches_aftermath_waiting")
+
+
+LOG_METHODS = {"debug", "info", "warning", "error", "exception"}
+OTHER_NAMES_OF_ERRORS = {"cause", "problem", "why", "err", "exception", "exc"}
+
+
+def log_lines(code: str) -> Iterator[tuple[int, set[str]]]:
+    """Line and keywords of every call of a module's logger."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in {f"log.{method}" for method in LOG_METHODS}:
+            yield node.lineno, {keyword.arg or "" for keyword in node.keywords}
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=named)
+def test_a_log_line_names_its_error_error(path: Path) -> None:
+    """One key for one meaning: a search for `error=` finds every line that reports one."""
+    lines = list(log_lines(path.read_text(encoding="utf-8")))
+
+    assert [] == [line for line, keys in lines if keys & OTHER_NAMES_OF_ERRORS]
+    assert [] == [line for line, keys in lines if "exc_info" in keys and "error" not in keys]

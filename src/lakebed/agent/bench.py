@@ -23,35 +23,24 @@ from lakebed.agent.model import Frame
 from lakebed.agent.order import SendLimits, SendOrder
 from lakebed.agent.sender import Sender
 from lakebed.agent.transport import HttpTransport
-from lakebed.batches.model import BatchIdentity, Kind, Sample
+from lakebed.batches.bench import host_samples
+from lakebed.batches.model import BatchIdentity, Sample
 from lakebed.bench.harness import BenchEnvironment, Check, at_most, measured, rounds_of
-from lakebed.core.clock import SystemClock
 from lakebed.core.ids import Ids
-from lakebed.core.metrics import Metrics
-from lakebed.core.runtime import Runtime
+from lakebed.core.runtime import system_runtime
 
 SAMPLES = 4700  # about 64 KiB as a frame
 EACH = 40
 APPEND_BAR = 1.5  # append ÷ bare fsyncs, medians: a fast disk shows our own work most
 
 
-async def bench(stand: BenchEnvironment) -> Sequence[Check]:
-    ids = Ids()
-    samples = [
-        Sample(
-            f"host_metric_{n % 60}",
-            1_760_000_000_000_000_000 + n * 997_003,
-            ids.uniform(0.0, 100.0),
-            Kind.GAUGE,
-            {"cpu": str(n % 8), "host": f"host-{n % 4}"},
-        )
-        for n in range(SAMPLES)
-    ]
+async def bench(environment: BenchEnvironment) -> Sequence[Check]:
+    samples = host_samples(Ids(), SAMPLES)
     frames = [make_frame(_identity(n), samples) for n in range(8)]
-    stand.report(f"batches of {SAMPLES} samples, {len(frames[0].data)} bytes as a frame")
+    environment.report(f"batches of {SAMPLES} samples, {len(frames[0].data)} bytes as a frame")
     with tempfile.TemporaryDirectory(prefix="lakebed-bench-") as folder:
         disk_queue = _open(Path(folder) / "queue")
-        checks = [_encode(samples), *await _append(stand, disk_queue, Path(folder), frames)]
+        checks = [_encode(samples), *await _append(environment, disk_queue, Path(folder), frames)]
         disk_queue.close()
         checks += await _send(Path(folder) / "sent", frames)
     return checks
@@ -66,7 +55,9 @@ def _encode(samples: Sequence[Sample]) -> Check:
     return measured("CPU to make a frame, hash included", seen, "ms")
 
 
-async def _append(stand: BenchEnvironment, disk_queue: DiskQueue, folder: Path, frames: Sequence[Frame]) -> list[Check]:
+async def _append(
+    environment: BenchEnvironment, disk_queue: DiskQueue, folder: Path, frames: Sequence[Frame]
+) -> list[Check]:
     bare = folder / "bare"
     bare.mkdir()
     number = 0
@@ -92,7 +83,7 @@ async def _append(stand: BenchEnvironment, disk_queue: DiskQueue, folder: Path, 
             _bare_write(bare, f"{number}", frame.data)
         return (time.perf_counter() - began) / EACH * 1e3
 
-    seen = await rounds_of(stand.rounds, {"ours": ours, "bare": theirs})
+    seen = await rounds_of(environment.rounds, {"ours": ours, "bare": theirs})
     return [
         measured("fsyncs per batch", fsyncs, ""),
         measured("append to the queue", seen["ours"], "ms"),
@@ -104,7 +95,7 @@ async def _append(stand: BenchEnvironment, disk_queue: DiskQueue, folder: Path, 
 
 async def _send(folder: Path, frames: Sequence[Frame]) -> list[Check]:
     """Sends queued batches to a collector that does nothing, and counts the CPU of reading, sending and deleting."""
-    disk_queue, runtime = _open(folder), Runtime(clock=SystemClock(), ids=Ids(), metrics=Metrics())
+    disk_queue, runtime = _open(folder), system_runtime()
     count = 300
     for n in range(count):
         frame = frames[n % len(frames)]

@@ -18,7 +18,7 @@ app = App(name="agent", help="Collect samples into a disk queue and send them to
 
 LISTED_MAX = 1000  # batches `queue --batches` shows
 
-QueueDir = Annotated[Path | None, Parameter(help="the queue's folder (default: agent.queue_dir)")]
+QueueDir = Annotated[Path | None, Parameter(help="the agent's queue folder (default: agent.queue_dir)")]
 Reason = Annotated[str, Parameter(help="why, for the ledger")]
 
 
@@ -34,10 +34,10 @@ def queue(
     from lakebed.agent.alerts import read_alerts
     from lakebed.agent.paths import ALERTS
 
-    keeper, folder = _keeper(queue_dir, where)
+    inspector, folder = _inspector(queue_dir, where)
     for alert in read_alerts(folder / ALERTS):
         say(f"alert: {alert.kind} ({alert.count}): {alert.message}")
-    emit(msgspec.to_builtins(keeper.queued(LISTED_MAX) if batches else keeper.boots()), output)
+    emit(msgspec.to_builtins(inspector.queued(LISTED_MAX) if batches else inspector.boots()), output)
 
 
 @app.command
@@ -52,7 +52,7 @@ def conflicts(*, queue_dir: QueueDir = None, where: Where = Where(), output: Out
         "accepted_frame_sha256",
         "message",
     )
-    emit(msgspec.to_builtins(_keeper(queue_dir, where)[0].parked()), output, columns=columns)
+    emit(msgspec.to_builtins(_inspector(queue_dir, where)[0].parked()), output, columns=columns)
 
 
 @app.command
@@ -66,12 +66,12 @@ def drop(
     output: Output = "table",
 ) -> None:
     """Delete parked or queued batches from this agent; this cannot be undone. Collectors keep what they accepted."""
-    keeper, _ = _keeper(queue_dir, where)
-    chosen = keeper.select(batch, all_parked=all_parked)
+    inspector, _ = _inspector(queue_dir, where)
+    chosen = inspector.select(batch, all_parked=all_parked)
     _explain(chosen, reason)
     emit(msgspec.to_builtins(chosen, enc_hook=str), output)
     if not dry_run:
-        keeper.drop(chosen, reason=reason)
+        inspector.drop(chosen, reason=reason)
     say(f"{'would drop' if dry_run else 'dropped'} {len(chosen)} batches")
 
 
@@ -86,16 +86,16 @@ def retry(
     output: Output = "table",
 ) -> None:
     """Put parked batches back into the queue, with their original identity."""
-    keeper, _ = _keeper(queue_dir, where)
-    chosen = keeper.select(batch, all_parked=all_parked, parked_only=True)
+    inspector, _ = _inspector(queue_dir, where)
+    chosen = inspector.select(batch, all_parked=all_parked, parked_only=True)
     _explain(chosen, reason)
     emit(msgspec.to_builtins(chosen, enc_hook=str), output)
     if not dry_run:
-        keeper.requeue(chosen, reason=reason)
+        inspector.requeue(chosen, reason=reason)
     say(f"{'would return' if dry_run else 'returned'} {len(chosen)} batches")
 
 
-def _keeper(queue_dir: Path | None, where: Where) -> tuple[Any, Path]:
+def _inspector(queue_dir: Path | None, where: Where) -> tuple[Any, Path]:
     from lakebed.agent.inspector import QueueInspector
 
     folder = queue_dir or where.settings().of(AgentSettings).queue_dir

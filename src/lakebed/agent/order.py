@@ -47,6 +47,12 @@ class SendOrder:
         self._waits: dict[BatchKey, tuple[int, float]] = {}
         self._hedges = HEDGE_BURST
 
+    def point(self, urls: Sequence[str]) -> None:
+        """Sends to these collectors from now on. Requests under way end where they are; known ones keep their state."""
+        known = {collector.url: collector for collector in self.collectors}
+        wanted = [url.rstrip("/") for url in urls]
+        self.collectors = [known.get(url) or CollectorState(url) for url in wanted]
+
     def collector(self, now_s: float, *, other_than: CollectorState | None = None) -> CollectorState | None:
         """The collector for the next request; None when all are paused or at their limit."""
         ready = [

@@ -1,4 +1,4 @@
-"""The names in a queue folder, and back. See docs/formats/agent-queue.md.
+"""The names in a queue folder, and back. See docs/formats/agent.md.
 
 lock                                            held by the running agent
 queue.json                                      format and agent_id

@@ -13,6 +13,8 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from lakebed.agent import paths
 from lakebed.agent.alerts import Alerts, read_alerts
 from lakebed.agent.batcher import Batcher, BatchLimits
@@ -32,6 +34,7 @@ from lakebed.core.clock import now_ms
 from lakebed.core.context import Worker
 from lakebed.core.errors import Overloaded, Unavailable
 from lakebed.core.runtime import Runtime
+from lakebed.core.tls import client_context
 
 if TYPE_CHECKING:
     from lakebed.agent.sources.listen import LoopbackServer
@@ -59,10 +62,18 @@ class Agent:
         self._served: asyncio.Task[None] | None = None
         self._fsyncs = 0
         self._workers: list[Worker] = []
+        self._order: SendOrder | None = None
 
     def add_worker(self, worker: Worker) -> None:
         """Has this run as long as the agent does; one that fails is started again."""
         self._workers.append(worker)
+
+    def point(self, urls: Sequence[str]) -> None:
+        """Sends batches to these collectors from now on."""
+        self._settings = msgspec.structs.replace(self._settings, collectors=tuple(urls))
+        if self._order is not None:
+            self._order.point(urls)
+            self._sender.wake()
 
     def alert(self, kind: str, message: str | None) -> None:
         """Raises an alert, or ends it; for what runs beside."""
@@ -86,6 +97,7 @@ class Agent:
                 timeout_s=settings.request_timeout_s,
                 connect_timeout_s=settings.connect_timeout_s,
                 concurrency=settings.send_concurrency,
+                verify=client_context(settings.tls_ca, settings.tls_cert, settings.tls_key),
             )
             async with transport:
                 self._wire(transport)
@@ -120,10 +132,11 @@ class Agent:
             denied_s=settings.denied_retry_s,
             hedge_share_max=settings.hedge_share_max,
         )
+        self._order = SendOrder(settings.collectors, order_limits, self._ids)
         self._sender = Sender(
             self._runtime,
             self._queue,
-            SendOrder(settings.collectors, order_limits, self._ids),
+            self._order,
             transport,
             self._alerts,
             hedge_after_s=settings.hedge_after_s,

@@ -127,7 +127,7 @@ class Sender:
             return
         finally:
             self._order.ended(collector)  # the request itself counts anew
-        verdict, collector = await self._ask(entry, data, collector)
+        verdict, collector = await self._upload(entry, data, collector)
         await self._act(entry, verdict, collector)
 
     async def _act(self, entry: QueuedBatch, verdict: SendVerdict, collector: CollectorState) -> None:
@@ -140,7 +140,7 @@ class Sender:
         elif outcome in (SendOutcome.BUSY, SendOutcome.LOST):
             self._order.set_back(entry, self._clock.monotonic_s())
 
-    async def _ask(
+    async def _upload(
         self, entry: QueuedBatch, data: bytes, collector: CollectorState
     ) -> tuple[SendVerdict, CollectorState]:
         """The verdict of the first collector that returns a final one; of the last response when none does."""
@@ -173,11 +173,11 @@ class Sender:
 
     def _request(self, entry: QueuedBatch, data: bytes, collector: CollectorState) -> asyncio.Task[SendVerdict]:
         self._order.started(collector)
-        task = asyncio.ensure_future(self._ask_one(entry, data, collector))
+        task = asyncio.ensure_future(self._upload_to(entry, data, collector))
         task.add_done_callback(lambda done: self._order.ended(collector))
         return task
 
-    async def _ask_one(self, entry: QueuedBatch, data: bytes, collector: CollectorState) -> SendVerdict:
+    async def _upload_to(self, entry: QueuedBatch, data: bytes, collector: CollectorState) -> SendVerdict:
         """One request, and what it teaches about its collector."""
         pauses = collector.pauses
         try:

@@ -58,6 +58,23 @@ class AgentSettings(Section, frozen=True):
         Secret("")
     )
 
+    config_url: Annotated[
+        str,
+        describe(
+            "Address of the configuration snapshot, whose datalake_url replaces agent.collectors and the urls of "
+            "agent.ticks; empty means no snapshot."
+        ),
+    ] = ""
+    config_refresh_s: Annotated[float, describe("Fetches the configuration snapshot at this interval.")] = 60.0
+    tls_ca: Annotated[
+        Path | None,
+        describe("PEM file of the authorities that collectors are verified with, instead of the system's."),
+    ] = None
+    tls_cert: Annotated[
+        Path | None, describe("PEM file of a client certificate that authenticates this agent instead of a token.")
+    ] = None
+    tls_key: Annotated[Path | None, describe("PEM file of the key of agent.tls_cert.")] = None
+
     queue_dir: Annotated[
         Path,
         describe(
@@ -154,6 +171,10 @@ class AgentSettings(Section, frozen=True):
     ] = 60.0
 
     def check(self) -> None:
+        if self.config_url and not self.config_url.startswith(("http://", "https://")):
+            raise Contradiction("agent.config_url", "agent.config_url", "is not an http(s) address")
+        if self.config_refresh_s < 1:
+            raise Contradiction("agent.config_refresh_s", "agent.config_refresh_s", "must be at least 1")
         addresses = (*(target.url for target in self.scrape), *(url for each in self.ticks for url in each.urls))
         for url in (*self.collectors, *addresses):
             if not url.startswith(("http://", "https://")):

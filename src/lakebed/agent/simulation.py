@@ -23,7 +23,7 @@ from lakebed.agent.files import Files
 from lakebed.agent.model import AppendResult, Frame
 from lakebed.agent.order import SendLimits, SendOrder
 from lakebed.agent.sender import Sender
-from lakebed.agent.verdict import CollectorResponse
+from lakebed.agent.verdict import PROBLEM_TYPE, CollectorResponse
 from lakebed.batches.codec.frame import peek
 from lakebed.batches.model import BatchIdentity, Sample
 from lakebed.core.errors import OutcomeUnknown, Unavailable
@@ -77,8 +77,9 @@ class FaultyCollectors:
         if fate == "lost":
             raise OutcomeUnknown("reset on the way back")
         if accepted_sha256 != sha256:
-            return _said(409, code="identity_conflict", accepted_frame_sha256=accepted_sha256)
-        return _said(200, duplicate=False)
+            problem = PROBLEM_TYPE + "identity_conflict"
+            return _response(409, type=problem, code="identity_conflict", accepted_frame_sha256=accepted_sha256)
+        return _response(200, duplicate=False)
 
     def _latency_s(self) -> float:
         return self._rng.uniform(0.0, 0.05) if self._rng.random() < 0.9 else self._rng.uniform(0.5, 5.0)
@@ -91,13 +92,13 @@ FATES = ("fine", "lost", "dropped", "unreached", "busy", "denied", "strange")
 SHARES = (60, 10, 8, 8, 8, 3, 3)
 
 
-def _said(status: int, **body: object) -> CollectorResponse:
+def _response(status: int, **body: object) -> CollectorResponse:
     return CollectorResponse(status, {}, msgspec.json.encode(body))
 
 
 STATUSES = {
     "busy": CollectorResponse(503, {"retry-after": "1"}, b"{}"),
-    "denied": _said(403, code="denied"),
+    "denied": _response(403, code="denied"),
     "strange": CollectorResponse(200, {}, b"<html>welcome</html>"),
 }
 

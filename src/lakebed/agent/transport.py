@@ -8,6 +8,7 @@ sample (see docs/parts/agent.md).
 from __future__ import annotations
 
 import asyncio
+import ssl
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -28,13 +29,22 @@ class Transport(Protocol):
 
 
 class HttpTransport:
-    def __init__(self, *, token: str = "", timeout_s: float, connect_timeout_s: float, concurrency: int) -> None:
+    def __init__(
+        self,
+        *,
+        token: str = "",
+        timeout_s: float,
+        connect_timeout_s: float,
+        concurrency: int,
+        verify: ssl.SSLContext | bool = True,
+    ) -> None:
         self._timeout_s = timeout_s
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
         self._client = httpx2.AsyncClient(
             timeout=httpx2.Timeout(timeout_s, connect=connect_timeout_s),
             limits=httpx2.Limits(max_connections=4 * concurrency, max_keepalive_connections=2 * concurrency),
             follow_redirects=False,
+            verify=verify,
             headers={"user-agent": "lakebed-agent"},
         )
 

@@ -3,13 +3,14 @@
     200 with a collector's body   accepted      delete
     409 identity_conflict         conflict      park, with both hashes
     409 boot_quarantined          quarantined   park: an operator quarantined this boot
-    400 413 415 422               rejected      park
+    400 413 415 422 of a gateway  rejected      park
     401 403                       denied        keep, alert, retry slowly
     408 429 5xx, other 409        busy          keep, retry after a while
     anything else                 misrouted     keep, alert, retry slowly
     no answer                     lost          keep, send again: a duplicate is answered with 200
 
-A 200 counts only with the body a collector gives: a proxy's welcome page must not delete data.
+A 200 counts only with the body a collector gives: a proxy's welcome page must not delete data. What parks a batch
+counts only as a gateway's problem document, by its `type`: a proxy's page of 400 or 413 is retried.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 import msgspec
 
 REJECTED = (400, 413, 415, 422)
+PROBLEM_TYPE = "urn:lakebed:problem:"
 MESSAGE_CHARS_MAX = 500
 
 
@@ -79,14 +81,15 @@ def judge(answer: CollectorResponse, *, frame_sha256: str, now_s: float) -> Send
                 SendOutcome.MISROUTED, status, "a 200 response that no collector returns: " + message, after_s
             )
         return SendVerdict(SendOutcome.DUPLICATE if duplicate else SendOutcome.ACCEPTED, status)
-    if status == 409 and body.get("code") == "identity_conflict":
+    ours = str(body.get("type", "")).startswith(PROBLEM_TYPE)
+    if status == 409 and ours and body.get("code") == "identity_conflict":
         accepted = body.get("accepted_frame_sha256") or _detail(body).get("accepted_frame_sha256") or ""
         if accepted == frame_sha256:  # our own bytes were accepted: retry rather than park
             return SendVerdict(SendOutcome.BUSY, status, message, after_s)
         return SendVerdict(SendOutcome.CONFLICT, status, message, accepted_frame_sha256=str(accepted))
-    if status == 409 and body.get("code") == "boot_quarantined":
+    if status == 409 and ours and body.get("code") == "boot_quarantined":
         return SendVerdict(SendOutcome.QUARANTINED, status, message)
-    if status in REJECTED:
+    if status in REJECTED and ours:
         return SendVerdict(SendOutcome.REJECTED, status, message)
     if status in (401, 403):
         return SendVerdict(SendOutcome.DENIED, status, message, after_s)

@@ -21,11 +21,6 @@ async def in_thread(call: Callable[[], T], /) -> T:
     return await asyncio.to_thread(call)
 
 
-async def inline(call: Callable[[], T], /) -> T:
-    """For tests: makes the call at once."""
-    return call()
-
-
 async def wait_for_any(clock: Clock, seconds: float | None, *events: asyncio.Event) -> None:
     """Returns when an event is set or the time is over (None: no limit), whichever is first."""
     if any(event.is_set() for event in events):

@@ -109,6 +109,12 @@ def response(existing: AcceptedBatch, *, duplicate: bool) -> UploadResponse:
     )
 
 
+def settled_response(identity: BatchIdentity, sha256: str, through_ns: int) -> UploadResponse:
+    """The response to a batch that was accepted once and removed since: a duplicate. Its exact time is not known."""
+    place = (identity.agent_id, identity.boot_id, identity.seq_start, identity.seq_end)
+    return UploadResponse(True, *place, sha256, through_ns)
+
+
 def conflict(existing: AcceptedBatch, submitted_sha256: str, *, at_ns: int, collector_id: str) -> ConflictRecord:
     return ConflictRecord(
         schema=CONFLICT_SCHEMA,
@@ -152,8 +158,9 @@ def span_of(batch: Batch) -> SampleSpan:
     return SampleSpan(len(times), int(times[times.argmin()]), int(times[times.argmax()]))
 
 
-def by_time(accepted: AcceptedBatch, span: SampleSpan) -> Write:
-    entry = AcceptedByTime(
+def entry_of(accepted: AcceptedBatch, span: SampleSpan) -> AcceptedByTime:
+    """What the index says of an accepted batch."""
+    return AcceptedByTime(
         schema="lightmetrics.accepted_by_time.v1",
         accepted_manifest_key=paths.accepted_key(accepted.identity),
         frame_sha256=accepted.frame_sha256,
@@ -164,8 +171,11 @@ def by_time(accepted: AcceptedBatch, span: SampleSpan) -> Write:
         first_time_unix_ns=span.first_ns,
         last_time_unix_ns=span.last_ns,
     )
+
+
+def by_time(accepted: AcceptedBatch, span: SampleSpan) -> Write:
     key = paths.accepted_by_time_key(accepted.identity, accepted.accepted_at_unix_ns)
-    return Write(key, write_record(entry))
+    return Write(key, write_record(entry_of(accepted, span)))
 
 
 def by_blob(accepted: AcceptedBatch) -> Write:
@@ -196,7 +206,8 @@ def rollup_work(accepted: AcceptedBatch) -> Write:
 
 
 def derived(accepted: AcceptedBatch, span: SampleSpan, now_ns: Callable[[], int] | None = None) -> tuple[Write, ...]:
-    """Everything that follows from one acceptance, in the order in which a crash in between costs least.
+    """Everything that follows from one acceptance, as single objects: what earlier versions wrote, in the order in
+    which a crash in between costs least. Now a row of the index holds all of it.
 
     `now_ns` returns when it is written. Long after the acceptance, a reader of the index by time may have passed its
     hour: then rollup work is requested first.

@@ -9,24 +9,25 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from lakebed.batches import acceptance, paths
 from lakebed.batches.acceptance import Submission
 from lakebed.batches.derived_writes import DerivedWrites
-from lakebed.batches.model import AcceptedBatch, ConflictRecord, UploadResponse, read_record, write_record
+from lakebed.batches.model import AcceptedBatch, ConflictRecord, UploadResponse, write_record
 from lakebed.core.errors import (
     AlreadyExists,
     Corrupt,
     Denied,
     LakebedError,
+    NotFound,
     OutcomeUnknown,
     Overloaded,
     Stale,
     Unavailable,
 )
 from lakebed.core.logs import logger
+from lakebed.store.model import read_record
 from lakebed.store.protocol import Store
 from lakebed.store.runtime import StoreRuntime
 
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 RESOLVE_TRIES_MAX = 3  # creates of a manifest whose outcome is unknown, on top of the store's own retries
 RESOLVE_BASE_S = 0.1
 RESOLVE_CAP_S = 1.0
-QUIET_S = 0.05  # after this long without an upload, derived writes go ahead
 QUARANTINE_TIMEOUT_S = 5.0  # a conflict is returned even when its record cannot be stored
 
 log = logger("batches")
@@ -68,8 +68,6 @@ class Acceptor:
         self._known: OrderedDict[BatchIdentity, AcceptedBatch] = OrderedDict()
         self._under_way: dict[BatchIdentity, asyncio.Future[None]] = {}
         self._accepting = 0
-        self._last_upload_s = -1.0
-        derived_writes.uploading = self.is_busy
         outcomes = metrics.counter("lakebed_batches_uploads_total")
         self._outcomes = {
             name: outcomes.labels(outcome=name) for name in ("accepted", "duplicate", "conflict", "failed")
@@ -94,18 +92,13 @@ class Acceptor:
         except TimeoutError:
             self._outcomes["failed"].inc()
             raise self._retry(f"the store did not respond within {self._timeout_s:g} s") from None
-        except (Unavailable, Denied, Corrupt) as error:
+        except (Unavailable, Denied, Corrupt, NotFound) as error:  # NotFound: the bucket is missing
             self._outcomes["failed"].inc()
             raise self._retry(error.message) from error
         finally:
             self._accepting -= 1
-            self._last_upload_s = self._clock.monotonic_s()
         self._seconds.observe(self._clock.monotonic_s() - started_s)
         return answer
-
-    def is_busy(self) -> bool:
-        """Whether an upload is in progress or has just ended: derived writes wait for it."""
-        return self._accepting > 0 or self._clock.monotonic_s() - self._last_upload_s < QUIET_S
 
     async def _once(self, submitted: Submission) -> UploadResponse:
         """One upload of an identity at a time in this process: racing ourselves would only slow the store down."""
@@ -133,7 +126,7 @@ class Acceptor:
             existing = await self._create_manifest(mine)
         except BaseException:
             # The blob may stay an orphan: let the garbage collector find it without a full scan.
-            self._derived_writes.put(lambda: (acceptance.blob_seen(submitted.sha256, mine.accepted_at_unix_ns),))
+            self._derived_writes.put_orphan(submitted.sha256, mine.accepted_at_unix_ns)
             raise
         verdict = acceptance.judge(mine, existing)
         self._outcomes[verdict].inc()
@@ -143,9 +136,7 @@ class Acceptor:
         if verdict == "accepted":
             self._samples.inc(submitted.batch.columns.samples)
             self._on_accepted(existing, submitted)
-            self._derived_writes.put(
-                partial(acceptance.derived, existing, acceptance.span_of(submitted.batch), self._clock.now_ns)
-            )
+            self._derived_writes.put(existing, acceptance.span_of(submitted.batch))
         return acceptance.response(existing, duplicate=verdict == "duplicate")
 
     async def _create_manifest(self, mine: AcceptedBatch) -> AcceptedBatch:

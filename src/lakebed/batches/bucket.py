@@ -1,7 +1,8 @@
 """The bucket's protection of accepted batches: the policy for given roles, and the checks of `lakebed doctor`.
 
-The policy denies, so it holds whatever else is allowed: no write under accepted/v1/ without If-None-Match, no copy into
-it, no delete in it, no delete of raw blobs but by the garbage collection role, collectors only under their prefixes.
+The policy denies, so it holds whatever else is allowed: no write under accepted/v1/ and in the audit trail without
+If-None-Match, no copy into them, no delete in them (of accepted batches with retention: only by the garbage collection
+role), no delete of raw blobs and held boots but by that role, collectors only under their prefixes.
 Only the completing request of a multipart upload carries the condition, so its other requests are exempt. The function
 is pure: the caller prints or applies the policy.
 """
@@ -15,24 +16,39 @@ from lakebed.batches import paths
 from lakebed.core import trail
 from lakebed.core.context import Context, Diagnosis
 from lakebed.core.errors import Invalid, LakebedError
-from lakebed.rollups.paths import INDEX, MANIFESTS, ROLLUP
+from lakebed.rollups.paths import INDEX, MANIFESTS, ROLLUP, ROLLUP_MERGED
 from lakebed.store import admin
 from lakebed.store.admin import BucketConfiguration, LifecycleRule
 from lakebed.store.settings import StoreSettings
 
 DELETES = ["s3:DeleteObject", "s3:DeleteObjectVersion"]
 ENCRYPTIONS = ("", "AES256", "aws:kms", "aws:kms:dsse")
-OWN = ("reconciler/v1/", "repairs/v1/", "rollup-work/v1/", "roller/v1/", "gc/v1/", trail.ROOT, "lakebed/")
+SESSIONS = "keys/v1/sessions.json"  # gateways write it; the list of keys beside it is for operators alone
+OWN = (
+    paths.SETTLED,
+    "retention/v1/",
+    "reconciler/v1/",
+    "repairs/v1/",
+    "rollup-work/v1/",
+    "roller/v1/",
+    "gc/v1/",
+    trail.ROOT,
+    "console/v1/",
+    "lakebed/",
+    SESSIONS,
+)
 COLLECTORS_WRITE = (
     paths.ACCEPTED,
     paths.ACCEPTED_BY_TIME,
     paths.ACCEPTED_BY_BLOB,
+    paths.ACCEPTED_INDEX,
     paths.RAW_BLOBS,
     paths.RAW_BLOBS_BY_TIME,
     "quarantine/v1/",
     paths.QUARANTINE_BY_BLOB,
     MANIFESTS,
     ROLLUP,
+    ROLLUP_MERGED,
     INDEX,
     *OWN,
 )
@@ -46,8 +62,12 @@ def bucket_policy(
     sweepers: Sequence[str],
     encryption: str = "",
     conditional_blobs: bool = False,
+    retention: bool = False,
 ) -> dict[str, Any]:
-    """The policy as S3 takes it. `collectors` and `sweepers` are role ARNs; `prefix` is the deployment's folder."""
+    """The policy as S3 takes it. `collectors` and `sweepers` are role ARNs; `prefix` is the deployment's folder.
+
+    With `retention`, the garbage collection role may delete accepted manifests too.
+    """
     if not collectors or not sweepers:
         raise Invalid("a policy needs at least one collector role and one garbage collection role")
     for arn in (*collectors, *sweepers):
@@ -62,12 +82,14 @@ def bucket_policy(
     copied = {"Null": {"s3:x-amz-copy-source": "false"}}
     others = {"ArnNotEquals": {"aws:PrincipalArn": list(sweepers)}}
     collecting = {"ArnEquals": {"aws:PrincipalArn": list(collectors)}}
-    kept = [accepted, f"{root}quarantine/v1/*"]
+    recorded = f"{root}{trail.ROOT}*"
+    kept = [f"{root}{paths.QUARANTINE}*", f"{root}{paths.RESOLUTIONS}*", recorded, *([] if retention else [accepted])]
+    swept = [blobs, f"{root}{paths.HELD_BOOTS}*", *([accepted] if retention else [])]
     statements = [
-        _deny("CreateOnlyIfAbsent", ["s3:PutObject"], conditional, unconditional),
-        _deny("NoCopyIntoAccepted", ["s3:PutObject"], [accepted], copied),
+        _deny("CreateOnlyIfAbsent", ["s3:PutObject"], [*conditional, recorded], unconditional),
+        _deny("NoCopyIntoAccepted", ["s3:PutObject"], [accepted, recorded], copied),
         _deny("NothingAcceptedIsDeleted", DELETES, kept, None),
-        _deny("OnlyGarbageCollectionDeletesBlobs", DELETES, [blobs], others),
+        _deny("OnlyGarbageCollectionDeletes", DELETES, swept, others),
         _deny("CollectorsStayAtHome", ["s3:PutObject", *DELETES], [], collecting)
         | {"NotResource": [f"{root}{folder}*" for folder in COLLECTORS_WRITE]},
     ]
@@ -102,7 +124,7 @@ async def checks(context: Context) -> Sequence[Diagnosis]:
         state = await admin.bucket_state(settings, [folder + prefix for prefix in PROTECTED])
     except LakebedError as error:
         return [Diagnosis("batches: bucket", "warn", f"the bucket could not be checked: {error.message}", error.hint)]
-    return [versioning(state), delete_markers(state), lifecycle(state, folder)]
+    return [versioning(state), delete_markers(state), lifecycle(state, folder), policy(state), replication(state)]
 
 
 def versioning(state: BucketConfiguration) -> Diagnosis:
@@ -137,6 +159,36 @@ def lifecycle(state: BucketConfiguration, folder: str = "") -> Diagnosis:
         "fail",
         "; ".join(f"rule {rule.id!r} expires {rule.prefix or 'everything'!r}" for rule in bad),
         "give these rules a prefix that holds neither accepted/v1/ nor raw-blobs/v1/",
+    )
+
+
+REQUIRED = ("CreateOnlyIfAbsent", "NoCopyIntoAccepted", "NothingAcceptedIsDeleted", "OnlyGarbageCollectionDeletes")
+
+
+def policy(state: BucketConfiguration) -> Diagnosis:
+    """Whether the policy of `lakebed bucket policy` is in force, by the names of its statements."""
+    if state.denials is None:
+        return Diagnosis("batches: policy", "warn", "the store does not show the bucket policy")
+    missing = [name for name in REQUIRED if name not in state.denials]
+    if not missing:
+        return Diagnosis("batches: policy", "pass", "in force: accepted batches are protected by the bucket")
+    return Diagnosis(
+        "batches: policy",
+        "warn",
+        f"not in force: {', '.join(missing)}",
+        "any role with write access can overwrite or delete accepted batches; apply: lakebed bucket policy",
+    )
+
+
+def replication(state: BucketConfiguration) -> Diagnosis:
+    if not state.replicates_to:
+        known = "none" if state.replicates_to is not None else "the store does not show it"
+        return Diagnosis("batches: replication", "pass", known)
+    return Diagnosis(
+        "batches: replication",
+        "warn",
+        f"to {', '.join(state.replicates_to)}",
+        "a replica is a copy for reading: a collector on it refuses to start, because it would accept batches twice",
     )
 
 

@@ -7,17 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
+from lakebed.batches.upkeep_commands import DryRun, reconcile, retain, sweep
 from lakebed.cli.output import Output, emit, say
 from lakebed.cli.where import Where, as_operator, in_loop
-from lakebed.core.errors import Invalid
 
 if TYPE_CHECKING:
     from lakebed.batches.model import Batch
 
 app = App(name="batches", help="Metric batches: frames, conflicts, repair, garbage, queries.")
-
-DryRun = Annotated[bool, Parameter(name="--dry-run", help="show what would be done without doing it", negative="")]
-Match = Annotated[list[str] | None, Parameter(help="label matcher such as host=web-1 or zone!~eu-.*; may be repeated")]
 
 
 @app.command
@@ -34,8 +31,8 @@ def dump(
     Parameters
     ----------
     place
-        an .lmbatch frame, an .lmrollup.zst or .lmindex.zst chunk, or a .spool segment; or a key below store.prefix,
-        which may also be an accepted manifest or any other JSON object of the part.
+        an .lmbatch frame, an .lmrollup.zst or .lmindex.zst chunk, an index segment, or a .spool segment; or a key
+        below store.prefix, which may also be an accepted manifest or any other JSON object of the part.
     """
     data = Path(place).read_bytes() if Path(place).is_file() else b""
     manifest: dict[str, Any] = {}
@@ -52,6 +49,10 @@ def dump(
         shown = series.slice(0, limit).to_pylist()
         named = batches["manifest_id"].to_pylist()
         emit([row | {"batches": [named[number] for number in row["batches"]]} for row in shown], output)
+    elif place.endswith(".json.zst"):
+        from lakebed.batches.codec.index import decode_segment
+
+        emit(list(decode_segment(place, data).rows)[:limit], output)
     elif place.endswith(".json") and not manifest:
         import msgspec
 
@@ -66,7 +67,8 @@ async def _fetch(where: Where, key: str) -> tuple[dict[str, Any], bytes]:
     import msgspec
 
     from lakebed.batches import paths
-    from lakebed.batches.model import AcceptedBatch, read_record
+    from lakebed.batches.model import AcceptedBatch
+    from lakebed.store.model import read_record
 
     store = where.context("dump").store
     stored = await store.get(key)
@@ -197,125 +199,37 @@ def resolve(
 
 
 @app.command
-def reconcile(
+def release(
+    agent_id: Annotated[str, Parameter(help="the agent")],
+    boot_id: Annotated[str, Parameter(help="its boot, as `lakebed batches conflicts` shows it")],
+    /,
     *,
-    cold: Annotated[bool, Parameter(help="audit all of accepted/v1/ and quarantine/v1/", negative="")] = False,
-    findings: Annotated[bool, Parameter(help="repair what the last `lakebed audit` found", negative="")] = False,
+    reason: Annotated[str, Parameter(help="why, for the audit trail")],
+    dry_run: DryRun = False,
     where: Where = Where(),
     output: Output = "json",
 ) -> None:
-    """Repair what is derived from accepted batches: once from the checkpoint, or everything with --cold."""
-    from lakebed.batches.workers import findings_repairer, reconciler
+    """Accept batches of a boot again that quarantine-boot rejected. Its agent returns them: lakebed agent release."""
+    from lakebed.batches.conflicts import ConflictReview
+    from lakebed.batches.workers import sweeper_store
 
-    context = where.context("reconcile")
-    role = reconciler(context)
-    kind = "findings" if findings else "cold" if cold else "checkpoint"
-    ways = {"findings": findings_repairer(context, role).repair, "cold": role.audit, "checkpoint": role.scan}
-
-    async def work() -> Any:
-        async with as_operator(context, "batches.reconcile", {"from": kind}) as trail_entry:
-            report = await ways[kind]()
-            trail_entry.detail = f"{sum(report.repaired.values())} repaired" if report else "nothing to repair"
-            return report
-
-    report = in_loop(work)
-    if report is None:
-        say("nothing to do: all findings of the last audit are repaired")
-        return
-    emit({"path": report.path, "checked": report.checked, "repaired": report.repaired}, output)
-
-
-@app.command
-def sweep(
-    *,
-    dry_run: DryRun = False,
-    reason: Annotated[str, Parameter(help="why, for the audit trail; required unless --dry-run")] = "",
-    source: Annotated[Literal["all", "by-time", "audit"], Parameter(help="where candidates come from")] = "all",
-    where: Where = Where(),
-    output: Output = "table",
-) -> None:
-    """Delete raw blobs that can never be accepted. A dry run lists each blob with its verdict and the reason."""
-    from lakebed.batches.workers import sweeper
-
-    if not dry_run and not reason.strip():
-        raise Invalid("sweep deletes raw blobs: a reason is required", hint="add --reason TEXT, or --dry-run")
-    chosen: Any = source.replace("-", "_")
-    context = where.context("gc")
+    context = where.context("conflicts")
+    review = ConflictReview(context.on(sweeper_store(context)))
 
     async def work() -> Any:
         if dry_run:
-            return await sweeper(context).sweep(dry_run=True, source=chosen)
-        async with as_operator(context, "batches.gc", {"source": source}, reason) as trail_entry:
-            report = await sweeper(context).sweep(dry_run=False, source=chosen)
-            trail_entry.detail = ", ".join(f"{name} {count}" for name, count in report.counts.items())
-            return report
+            return await review.held(agent_id, boot_id)
+        async with as_operator(context, "batches.release", {"agent_id": agent_id, "boot_id": boot_id}, reason):
+            return await review.release(agent_id, boot_id)
 
-    report = in_loop(work)
-    if output == "table":
-        emit(report.rows, output, columns=("verdict", "age_s", "bytes", "key", "reason"))
-    else:
-        emit(report, output)
-    say(f"{'would do' if dry_run else 'done'}: {report.counts or 'nothing'}{f' ({reason})' if reason else ''}")
+    emit(in_loop(work), output)
 
 
+for each in (reconcile, sweep, retain):
+    app.command(each)
 app.command(sweep, name="gc", show=False)  # the former name
-
-
-@app.command
-def query(
-    metric: Annotated[str, Parameter(help="the metric's name")],
-    /,
-    *,
-    match: Match = None,
-    since_s: Annotated[float, Parameter(help="how far back to look")] = 3600.0,
-    latest: Annotated[bool, Parameter(help="only the newest point of each series", negative="")] = False,
-    window_s: Annotated[
-        int, Parameter(help="return one row per window of this many seconds, from rollups and samples")
-    ] = 0,
-    q: Annotated[list[float] | None, Parameter(help="quantile such as 0.99, with --window-s; may be repeated")] = None,
-    where: Where = Where(),
-    output: Output = "json",
-) -> None:
-    """Query points or windows of a metric from the bucket. A gateway serves the same at /v1/query/range."""
-    from lakebed.batches.live import LiveBatches
-    from lakebed.batches.matchers import Selector, parse
-    from lakebed.batches.query import Querier, QueryResponse
-    from lakebed.batches.reader import RawBatches
-    from lakebed.batches.settings import BatchesSettings
-    from lakebed.batches.sources import SampleSources
-    from lakebed.batches.window_query import RollupQuerier, RollupResponse
-    from lakebed.rollups.reader import RollupCoverage
-
-    if q and not window_s:
-        raise Invalid("quantiles need windows", hint="add --window-s SECONDS")
-    context = where.context("query")
-    settings, clock, raw = context.settings.of(BatchesSettings), context.clock, RawBatches(context.store)
-    sources = SampleSources(
-        LiveBatches(context, bytes_max=0, window_s=0.0),
-        raw,
-        RollupCoverage(context.store, raw),
-        follower=None,
-        spool=None,
-        batches_max=settings.query_batches_max,
-        clock=clock,
-    )
-    selector = Selector(metric, [parse(text) for text in match or []])
-    now_ns = clock.now_ns()
-    from_ns = max(0, now_ns - round(since_s * 1e9))
-
-    async def ask() -> QueryResponse | RollupResponse:
-        if window_s:
-            return await RollupQuerier(context, sources).range(selector, window_s, from_ns, now_ns, q or ())
-        querier = Querier(sources, points_max=settings.query_points_max, clock=clock)
-        if latest:
-            return await querier.latest(selector, lookback_s=since_s)
-        return await querier.range(selector, from_ns, now_ns)
-
-    answer = in_loop(ask)
-    if isinstance(answer, RollupResponse):
-        resolution = f"rollups of {answer.resolution_s} s" if answer.resolution_s else "samples alone"
-        say(f"from {resolution}: {', '.join(f'{n} {name}' for name, n in answer.sources.items() if n) or 'nothing'}")
-    emit(answer, output)
+app.command("lakebed.batches.query_commands:query", name="query")
+app.command("lakebed.batches.query_commands:metrics", name="metrics")
 
 
 def _shown(batch: Batch, limit: int) -> dict[str, Any]:
@@ -345,7 +259,8 @@ def _shown(batch: Batch, limit: int) -> dict[str, Any]:
     }
 
 
-bucket_app = App(name="bucket", help="Generate the S3 bucket policy.")
+bucket_app = App(name="bucket", help="Create a bucket; generate the S3 bucket policy.")
+bucket_app.command("lakebed.embedded.commands:create_bucket", name="create")
 
 
 @bucket_app.command
@@ -363,6 +278,7 @@ def policy(
     Beside it, let no lifecycle rule expire accepted/v1/ or raw-blobs/v1/: `lakebed doctor` checks that.
     """
     from lakebed.batches.bucket import bucket_policy
+    from lakebed.batches.settings import BatchesSettings
     from lakebed.store.settings import StoreSettings
 
     store = where.settings().of(StoreSettings)
@@ -373,5 +289,6 @@ def policy(
         sweepers=gc,
         encryption=encryption,
         conditional_blobs=conditional_blobs,
+        retention=bool(where.settings().of(BatchesSettings).retention_days),
     )
     emit(made, "json")

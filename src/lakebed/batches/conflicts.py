@@ -13,11 +13,11 @@ from lakebed.batches.model import (
     HeldBoot,
     ResolutionAction,
     check_identity,
-    read_record,
     write_record,
 )
 from lakebed.core.errors import AlreadyExists, Conflict, Invalid, LakebedError, NotFound
 from lakebed.core.logs import logger
+from lakebed.store.model import read_record
 from lakebed.store.runtime import StoreRuntime
 
 LIST_MAX = 1000
@@ -83,6 +83,22 @@ class ConflictReview:
         except AlreadyExists as error:
             return self._same(view, read_record(error.current, ConflictResolution), action)
         return msgspec.structs.replace(view, resolution=made)
+
+    async def held(self, agent_id: str, boot_id: str) -> HeldBoot:
+        """The record of a quarantined boot. Raises NotFound."""
+        try:
+            return read_record(await self._store.get(paths.held_boot_key(agent_id, boot_id)), HeldBoot)
+        except NotFound as error:
+            raise NotFound(f"boot {boot_id} of agent {agent_id} is not quarantined") from error
+
+    async def release(self, agent_id: str, boot_id: str) -> HeldBoot:
+        """Ends the quarantine of a boot, and returns its record. Decisions about its conflicts stay as they are.
+
+        Collectors accept its batches again within a few seconds. Raises NotFound.
+        """
+        record = await self.held(agent_id, boot_id)
+        await self._store.delete(paths.held_boot_key(agent_id, boot_id))
+        return record
 
     def _same(self, view: ConflictView, existing: ConflictResolution, action: ResolutionAction) -> ConflictView:
         if existing.action != action:

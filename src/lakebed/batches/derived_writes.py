@@ -1,112 +1,155 @@
-"""Index entries of an accepted batch, written after the response. Losing them loses no data: the reconciler writes
-them.
+"""The index rows of accepted batches, written after the response: all rows of a flush in one segment.
 
-Uploads have priority: while some are in progress a write waits, at most `DELAY_MAX_S`. The queue is bounded; what does
-not fit, or fails too often, is dropped and counted. Correctness never depends on it.
+Losing them loses no data: the reconciler finds batches that are in no segment. Rows wait until the oldest is `flush_s`
+old or a segment is full. The queue is bounded: what does not fit is dropped and counted, and so is what is left at the
+end. A flush that fails is tried again with the rows that came meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
-from lakebed.batches.acceptance import Write
+from lakebed.batches import acceptance
+from lakebed.batches.acceptance import SampleSpan
+from lakebed.batches.codec.index import ROWS_MAX, OrphanRow
+from lakebed.batches.index import write_rows
+from lakebed.batches.model import LATE_NS, AcceptedBatch
 from lakebed.core.errors import AlreadyExists, LakebedError
+from lakebed.core.feed import ahead
 from lakebed.core.logs import logger
 from lakebed.store.runtime import StoreRuntime
 
-TRIES_MAX = 4  # a write that fails this often is left to the reconciler
+FLUSH_S = 2.0
 BACKOFF_BASE_S = 0.1
 BACKOFF_CAP_S = 2.0
-YIELD_POLL_S = 0.05  # how often a delayed write checks again
-DELAY_MAX_S = 5.0  # how long uploads may delay a derived write
 
 log = logger("batches")
 
 
+class FlushRow(NamedTuple):
+    accepted: AcceptedBatch
+    span: SampleSpan
+
+
 class DerivedWrites:
-    """Writes what was put, with `writers` tasks, from `start` to `stop`."""
+    """Writes what was put, from `start` to `stop`."""
 
     def __init__(
-        self, runtime: StoreRuntime, *, waiting_max: int, writers: int, uploading: Callable[[], bool] = lambda: False
+        self, runtime: StoreRuntime, *, waiting_max: int, flush_s: float = FLUSH_S, writer: str = "collector"
     ) -> None:
-        store, clock, ids, metrics = runtime.store, runtime.clock, runtime.ids, runtime.metrics
-        self._store, self._clock, self._ids = store, clock, ids
-        self.uploading = uploading
-        self._waiting: deque[tuple[float, Callable[[], Iterable[Write]]]] = deque()
-        self._waiting_max, self._writers = waiting_max, writers
-        self._arrived = asyncio.Event()
-        self._busy = 0
-        self._stopping = False
-        self._tasks: list[asyncio.Task[None]] = []
-        self._depth = metrics.gauge("lakebed_batches_aftermath_waiting")
-        outcomes = metrics.counter("lakebed_batches_aftermath_total")
+        self._store, self._clock, self._ids = runtime.store, runtime.clock, runtime.ids
+        self._waiting: deque[tuple[float, FlushRow | OrphanRow]] = deque()
+        self._waiting_max, self._flush_s, self._writer = waiting_max, flush_s, writer
+        self._arrived, self._wanted, self._empty = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._empty.set()
+        self._in_flush = 0
+        self._urgent = 0
+        self._task: asyncio.Task[None] | None = None
+        self._depth = runtime.metrics.gauge("lakebed_batches_aftermath_waiting")
+        outcomes = runtime.metrics.counter("lakebed_batches_aftermath_total")
         self._written = outcomes.labels(outcome="written")
         self._dropped = outcomes.labels(outcome="dropped")
 
-    def put(self, writes: Callable[[], Iterable[Write]]) -> None:
-        """Takes what is to be written, made only when its turn comes; dropped and counted when full. Never waits."""
+    def put(self, accepted: AcceptedBatch, span: SampleSpan) -> None:
+        """Takes the row of an accepted batch; dropped and counted when full. Never waits."""
+        self._put(FlushRow(accepted, span))
+
+    def put_orphan(self, sha256: str, at_ns: int) -> None:
+        """The same for a blob whose batch was not decided: garbage collection finds it without a full listing."""
+        self._put(OrphanRow(sha256, at_ns))
+
+    def _put(self, row: FlushRow | OrphanRow) -> None:
         if len(self._waiting) >= self._waiting_max:
             self._dropped.inc()
             return
-        self._waiting.append((self._clock.monotonic_s(), writes))
+        self._waiting.append((self._clock.monotonic_s(), row))
         self._depth.set(len(self._waiting))
+        self._empty.clear()
         self._arrived.set()
+        if len(self._waiting) >= ROWS_MAX:
+            self._wanted.set()
 
     def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._write_all()) for _ in range(self._writers)]
+        self._task = asyncio.create_task(self._run())
 
     async def drain(self) -> None:
-        """Returns when everything put so far is written or dropped."""
-        while self._waiting or self._busy:
-            await self._clock.sleep(0.01)
+        """Returns when everything put so far is written or dropped. It is written at once."""
+        self._urgent += 1
+        self._wanted.set()
+        try:
+            await self._empty.wait()
+        finally:
+            self._urgent -= 1
 
     async def stop(self, drain_s: float = 5.0) -> None:
-        self._stopping = True
         try:
             async with asyncio.timeout(drain_s):
                 await self.drain()
         except TimeoutError:
-            self._dropped.inc(len(self._waiting))
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._dropped.inc(len(self._waiting) + self._in_flush)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _write_all(self) -> None:
+    async def _run(self) -> None:
+        failures = 0
         while True:
             if not self._waiting:
                 self._arrived.clear()
                 await self._arrived.wait()
                 continue
-            if (
-                self.uploading()
-                and self._clock.monotonic_s() - self._waiting[0][0] < DELAY_MAX_S
-                and not self._stopping
-            ):
-                await self._clock.sleep(YIELD_POLL_S)
+            if not await self._due():
                 continue
-            _, writes = self._waiting.popleft()
-            self._busy += 1
+            taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), ROWS_MAX))]
+            self._in_flush = len(taken)
             try:
-                for write in writes():
-                    await self._write(write)
-            finally:
-                self._busy -= 1
-                self._depth.set(len(self._waiting) + self._busy)
-
-    async def _write(self, write: Write) -> None:
-        for attempt in range(TRIES_MAX):
-            try:
-                await self._store.create(write.key, write.data)
-            except AlreadyExists:
-                break  # another version of this code wrote it: it is kept
+                await self._flush([row for _, row in taken])
+                failures = 0
+                self._written.inc(len(taken))
             except LakebedError as error:
-                if attempt + 1 == TRIES_MAX:
-                    log.warning("derived write left to the reconciler", key=write.key, error=error.message)
-                    self._dropped.inc()
-                    return
-                await self._clock.sleep(self._ids.jitter_s(attempt, base_s=BACKOFF_BASE_S, cap_s=BACKOFF_CAP_S))
-            else:
-                break
-        self._written.inc()
+                log.warning("index rows were not written and are retried", rows=len(taken), error=error.message)
+                self._waiting.extendleft(reversed(taken))
+                self._in_flush = 0
+                await self._clock.sleep(self._ids.jitter_s(failures, base_s=BACKOFF_BASE_S, cap_s=BACKOFF_CAP_S))
+                failures += 1
+            finally:
+                self._in_flush = 0
+                self._depth.set(len(self._waiting))
+                if not self._waiting:
+                    self._empty.set()
+
+    async def _due(self) -> bool:
+        """Whether the rows are to be written now; waits for the interval, a full segment or a drain."""
+        left_s = self._flush_s - (self._clock.monotonic_s() - self._waiting[0][0])
+        if self._urgent or left_s <= 0 or len(self._waiting) >= ROWS_MAX:
+            return True
+        self._wanted.clear()
+        waits = [asyncio.ensure_future(self._wanted.wait()), asyncio.ensure_future(self._clock.sleep(left_s))]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            return waits[1].done()
+        finally:
+            for each in waits:
+                each.cancel()
+
+    async def _flush(self, taken: list[FlushRow | OrphanRow]) -> None:
+        rows = [row for row in taken if isinstance(row, FlushRow)]
+        # Notes first: a row that came late without one would never be rolled up.
+        late = [row for row in rows if self._clock.now_ns() - row.accepted.accepted_at_unix_ns > LATE_NS]
+        async for _ in ahead(late, self._note):
+            pass
+        await write_rows(
+            self._store,
+            [acceptance.entry_of(row.accepted, row.span) for row in rows],
+            [row for row in taken if isinstance(row, OrphanRow)],
+            writer=self._writer,
+        )
+
+    async def _note(self, row: FlushRow) -> None:
+        note = acceptance.rollup_work(row.accepted)
+        try:
+            await self._store.create(note.key, note.data)
+        except AlreadyExists:
+            return  # another version of this code wrote it: it is kept

@@ -7,7 +7,6 @@ from the last event, because a quiet server may forget a subscriber.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from contextlib import aclosing
 
@@ -19,12 +18,14 @@ from lakebed.core.errors import LakebedError
 from lakebed.core.logs import logger
 from lakebed.filer.client import FilerClient
 from lakebed.filer.model import FilerEvent
+from lakebed.store.model import ObjectInfo
 from lakebed.store.register import Register
 from lakebed.store.runtime import StoreRuntime
 
 LISTEN_S = 30.0  # how long one subscription is trusted
 SAVE_EVERY_S = 5.0  # how often the cursor is stored
-GROUP_MAX = 16  # events repaired together
+GROUP_MAX = 5_000  # events checked together
+PACE_S = 5.0  # how long a due event waits for others: one look at the index then serves them all
 WAITING_MAX = 50_000  # events held back at once; more are repaired early
 GRACE_S = 10.0  # how long a collector has for its own derived writes: twice their longest delay
 PAUSE_S = 2.0  # before retrying a filer that failed
@@ -51,11 +52,12 @@ class EventFollower:
         *,
         listen_s: float = LISTEN_S,
         grace_s: float = GRACE_S,
+        pace_s: float = PACE_S,
     ) -> None:
         clock = runtime.clock
         self._filer, self._root, self._reconciler = filer, root, reconciler
         self._clock, self._listen_s = clock, listen_s
-        self._grace_ns = round(grace_s * 1e9)
+        self._grace_ns, self._pace_ns = round(grace_s * 1e9), round(pace_s * 1e9)
         self._place = Register(
             runtime,
             paths.EVENTS,
@@ -99,15 +101,16 @@ class EventFollower:
         return report
 
     async def _repair_due(self, waiting: deque[FilerEvent], report: ReconcileReport) -> None:
-        due_ns = self._clock.now_ns() - self._grace_ns
-        while waiting and (waiting[0].ts_ns <= due_ns or len(waiting) > WAITING_MAX):
-            group: list[str] = []
-            while waiting and len(group) < GROUP_MAX and (not group or waiting[0].ts_ns <= due_ns):
-                group.append(waiting.popleft().path)
-            await self._repair([key.removeprefix(self._root) for key in group], report)
-
-    async def _repair(self, keys: list[str], report: ReconcileReport) -> None:
-        await asyncio.gather(*(self._reconciler.repair(key, report) for key in dict.fromkeys(keys)))
+        """Checks what is due, all of it together: one look at the index serves thousands of events."""
+        now_ns = self._clock.now_ns()
+        if not waiting or (waiting[0].ts_ns > now_ns - self._grace_ns - self._pace_ns and len(waiting) <= WAITING_MAX):
+            return
+        due: dict[str, ObjectInfo] = {}
+        while waiting and len(due) < GROUP_MAX and (waiting[0].ts_ns <= now_ns - self._grace_ns or not due):
+            event = waiting.popleft()
+            key = event.path.removeprefix(self._root)
+            due[key] = ObjectInfo(key, size=0, etag="", modified_ms=event.ts_ns // 1_000_000)
+        await self._reconciler.check(list(due.values()), report)
 
     async def _save(self, since_ns: int) -> None:
         await self._place.change(lambda at: (EventCursor(since_ns) if at.since_ns < since_ns else at, None))

@@ -1,4 +1,4 @@
-"""Accepted batches for bulk readers: found through accepted-by-time, read from their blobs, verified.
+"""Accepted batches for bulk readers: found through the index, read from their blobs, verified.
 
 Offsets are acceptance times: `through_ns`, up to which everything indexed was returned, and `late_ms`, up to which the
 reconciler's notes of late index entries were processed. A step ends `settle_s` before now, so that the index has caught
@@ -15,13 +15,14 @@ import msgspec
 
 from lakebed.batches import paths
 from lakebed.batches.codec import arrow
-from lakebed.batches.model import AcceptedByTime, Batch, read_record
+from lakebed.batches.index import AcceptedIndex
+from lakebed.batches.model import AcceptedByTime, Batch
 from lakebed.batches.reader import verified
 from lakebed.core.context import Context
 from lakebed.core.errors import Corrupt, Invalid, NotFound
 from lakebed.core.feed import FeedFilter, FeedSlice, Limit, Offset, ahead, within
 from lakebed.rollups.paths import ROLLUP_WORK
-from lakebed.store.model import ObjectInfo
+from lakebed.store.model import ObjectInfo, read_record
 from lakebed.store.protocol import Store
 
 SETTLE_S = 10.0  # twice the patience of a collector's derived writes
@@ -51,6 +52,7 @@ class BatchesFeed:
         if start_ns >= end_ns:
             raise Invalid(f"the range from {start_ns} to {end_ns} is empty", hint="start must be before end")
         self._store, self._now_ns = store, now_ns
+        self._index = AcceptedIndex(store)
         self._start_ns, self._end_ns, self._settle_ns = start_ns, end_ns, round(settle_s * 1e9)
 
     def schema(self) -> Any:
@@ -95,13 +97,13 @@ class BatchesFeed:
         from_ns = max(start["through_ns"] + 1, _ns(wanted.low.get("accepted_at"), 0))
         to_ns = min(end["through_ns"], _ns(wanted.high.get("accepted_at"), FOREVER_NS - 1000) + 999)
         found = [piece async for piece in self._indexed(from_ns, to_ns)]
-        for note in [note async for note in self._notes(start["through_ns"])]:
-            if start["late_ms"] < note.modified_ms <= end["late_ms"]:
-                manifest_id = paths.parse_by_time(note.key)[
-                    0
-                ]  # a note's name holds everything: its content is not read
-                found.append(_piece(paths.by_time_of(manifest_id)))
-        return found
+        late = [
+            paths.parse_by_time(note.key)[0]  # a note's name holds everything: its content is not read
+            async for note in self._notes(start["through_ns"])
+            if start["late_ms"] < note.modified_ms <= end["late_ms"]
+        ]
+        entries = await self._index.find(late)
+        return [*found, *(_piece(name, entries.get(name)) for name in late)]
 
     async def load(self, piece: FeedSlice, columns: Sequence[str], wanted: FeedFilter) -> Any:
         entry = await self.entry(piece)
@@ -116,29 +118,15 @@ class BatchesFeed:
         """The index entry of the piece's batch. Raises NotFound or Corrupt."""
         if piece.locator:
             return msgspec.json.decode(piece.locator, type=AcceptedByTime)
-        return read_record(await self._store.get(piece.key), AcceptedByTime)
+        return read_record(await self._store.get(piece.key), AcceptedByTime)  # a single object
 
     async def described(self, piece: FeedSlice) -> FeedSlice:
         if piece.locator:
             return piece
         try:
-            entry = await self.entry(piece)
-        except (Corrupt, NotFound):
+            return _piece(piece.id, await self.entry(piece))
+        except (Corrupt, NotFound, Invalid):
             return piece
-        try:
-            identity = paths.identity_of(entry.accepted_manifest_key)
-        except Invalid:
-            return piece
-        return FeedSlice(
-            piece.key,
-            entry.samples,
-            entry.frame_bytes,
-            msgspec.json.encode(entry),
-            piece.id,
-            f"{identity.agent_id}\0{identity.boot_id}",
-            identity.seq_start,
-            identity.seq_end,
-        )
 
     def _rows(self, batch: Batch, named: tuple[str, int], columns: Sequence[str]) -> Any:
         import pyarrow as pa
@@ -158,25 +146,9 @@ class BatchesFeed:
         return pa.record_batch(arrays, schema=pa.schema([schema.field(name) for name in columns]))
 
     async def _indexed(self, from_ns: int, to_ns: int) -> AsyncIterator[FeedSlice]:
-        """Entries of the index with acceptance in [from_ns, to_ns], in order; only the hours there are are listed."""
-        for day in await self._store.children(paths.ACCEPTED_BY_TIME):
-            try:
-                day_ns = paths.day_ns(day)
-            except Invalid:
-                continue  # not ours; the audit reports it
-            if day_ns > to_ns or day_ns + 24 * paths.HOUR_NS <= from_ns:
-                continue
-            for hour in await self._store.children(f"{paths.ACCEPTED_BY_TIME}{day}/"):
-                hour_ns = day_ns + int(hour.removeprefix("hour=")) * paths.HOUR_NS
-                if hour_ns > to_ns or hour_ns + paths.HOUR_NS <= from_ns:
-                    continue
-                async for info in self._store.list(f"{paths.ACCEPTED_BY_TIME}{day}/{hour}/"):
-                    try:
-                        manifest_id, at_ns = paths.parse_by_time(info.key)
-                    except Invalid:
-                        continue
-                    if from_ns <= at_ns <= to_ns:
-                        yield FeedSlice(info.key, id=manifest_id)
+        """Entries of the index with acceptance in [from_ns, to_ns], in order."""
+        async for manifest_id, entry in self._index.entries(from_ns, to_ns):
+            yield _piece(manifest_id, entry)
 
     async def _notes(self, through_ns: int) -> AsyncIterator[ObjectInfo]:
         """The reconciler's notes of batches accepted up to then."""
@@ -206,8 +178,22 @@ class BatchesFeed:
         return within(held, limit)
 
 
-def _piece(key: str) -> FeedSlice:
-    return FeedSlice(key, id=paths.parse_by_time(key)[0])
+def _piece(manifest_id: str, entry: AcceptedByTime | None) -> FeedSlice:
+    """A batch, with what the index says of it if that is read already. Raises Invalid when that names no batch."""
+    key = paths.by_time_of(manifest_id)
+    if entry is None:
+        return FeedSlice(key, id=manifest_id)
+    identity = paths.identity_of(entry.accepted_manifest_key)
+    return FeedSlice(
+        key,
+        entry.samples,
+        entry.frame_bytes,
+        msgspec.json.encode(entry),
+        manifest_id,
+        f"{identity.agent_id}\0{identity.boot_id}",
+        identity.seq_start,
+        identity.seq_end,
+    )
 
 
 def moment_ns(text: str) -> int:

@@ -8,40 +8,23 @@ that, and the reconciler's register records it.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Literal, TypeVar
 
 import msgspec
 
-from lakebed.batches.reconciler import AuditProgress, Reconciler, ReconcileReport
+from lakebed.batches import paths
+from lakebed.batches.model import AuditWorkFile, GarbageProof, LatestAudit
+from lakebed.batches.reconciler import GROUP, AuditProgress, Reconciler, ReconcileReport
 from lakebed.core.errors import Corrupt, NotFound
+from lakebed.store.model import read_record
 from lakebed.store.register import Register
 from lakebed.store.runtime import StoreRuntime
 
-LAST = "audit/v1/last.json"
 DONE = "reconciler/v1/findings.json"
 WORK_LINES_MAX = 100_000  # of one file: the audit writes 5 000
-AT_ONCE = 8
 
 T = TypeVar("T")
-
-
-class LastAudit(msgspec.Struct, frozen=True):
-    audit_id: str = ""
-
-
-class AuditWorkFile(msgspec.Struct, frozen=True):
-    key: str
-    do: str
-    lines: int
-
-
-class AuditProof(msgspec.Struct, frozen=True):
-    through_ns: int
-    accepted: int
-    quarantined: int
-    whole: bool
 
 
 class AuditWork(msgspec.Struct, frozen=True):
@@ -50,7 +33,7 @@ class AuditWork(msgspec.Struct, frozen=True):
     schema: Literal["lakebed.audit.v1"]
     audit_id: str
     work: tuple[AuditWorkFile, ...]
-    proof: AuditProof
+    proof: GarbageProof
 
 
 class AuditWorkLine(msgspec.Struct, frozen=True):
@@ -64,51 +47,27 @@ class RepairedAudit(msgspec.Struct, frozen=True):
     audit_id: str = ""
 
 
-class FindingsRepairer:
-    """Does the work of the last audit, once. Idempotent: one that dies half-way is begun again."""
+class AuditFiles:
+    """What the last audit left for the reconciler and for garbage collection."""
 
-    def __init__(self, runtime: StoreRuntime, reconciler: Reconciler) -> None:
-        store, clock = runtime.store, runtime.clock
-        self._store, self._reconciler, self._clock = store, reconciler, clock
+    def __init__(self, runtime: StoreRuntime) -> None:
+        self._store = runtime.store
         self._last = Register(
             runtime,
-            LAST,
-            LastAudit,
-            LastAudit(),
+            paths.LAST_AUDIT,
+            LatestAudit,
+            LatestAudit(),
             name="last_audit",
         )
-        self._done = Register(
-            runtime,
-            DONE,
-            RepairedAudit,
-            RepairedAudit(),
-            name="findings",
-        )
+
+    async def latest_id(self) -> str:
+        """The last audit; empty when there was none."""
+        return (await self._last.read()).value.audit_id
 
     async def work(self) -> AuditWork | None:
         """The last audit's record; None when there was none. Raises Corrupt for one that does not decode."""
-        audit_id = (await self._last.read()).value.audit_id
-        return await self._record(audit_id) if audit_id else None
-
-    async def repair(self) -> ReconcileReport | None:
-        """Repairs what the last audit found; None when that is done already."""
-        audit_id = (await self._last.read()).value.audit_id
-        if not audit_id or (await self._done.read()).value.audit_id >= audit_id:
-            return None
-        audit = await self._record(audit_id)
-        report = ReconcileReport("audit")
-        for do, repair in (("mend", self._reconciler.repair), ("mend_quarantine", self._reconciler.repair_conflict)):
-            group: list[str] = []
-            async for key in self.keys(audit, do):
-                group.append(key)
-                if len(group) == AT_ONCE:
-                    await asyncio.gather(*(repair(key, report) for key in group))
-                    group = []
-            await asyncio.gather(*(repair(key, report) for key in group))
-        if audit.proof.whole:
-            await self._reconciler.audits.change(lambda at: (proven(at, audit.proof, self._clock.now_ns()), None))
-        await self._done.change(lambda at: (RepairedAudit(audit_id) if at.audit_id < audit_id else at, None))
-        return report
+        audit_id = await self.latest_id()
+        return await self.record(audit_id) if audit_id else None
 
     async def keys(self, audit: AuditWork, do: str) -> AsyncIterator[str]:
         """The keys of this kind of work."""
@@ -121,15 +80,51 @@ class FindingsRepairer:
             for line in lines:
                 yield _decode(line, file.key, AuditWorkLine).key
 
-    async def _record(self, audit_id: str) -> AuditWork:
-        key = f"audit/v1/{audit_id}/audit.json"
+    async def record(self, audit_id: str) -> AuditWork:
+        key = paths.audit_record_key(audit_id)
         try:
-            return _decode((await self._store.get(key)).data, key, AuditWork)
+            return read_record(await self._store.get(key), AuditWork)
         except NotFound as error:
-            raise Corrupt(f"{LAST!r} names an audit that does not exist", key=key) from error
+            raise Corrupt(f"{paths.LAST_AUDIT!r} names an audit that does not exist", key=key) from error
 
 
-def proven(at: AuditProgress, proof: AuditProof, now_ns: int) -> AuditProgress:
+class FindingsRepairer:
+    """Does the work of the last audit, once. Idempotent: one that dies half-way is begun again."""
+
+    def __init__(self, runtime: StoreRuntime, reconciler: Reconciler) -> None:
+        self._reconciler, self._clock, self._files = reconciler, runtime.clock, AuditFiles(runtime)
+        self._done = Register(
+            runtime,
+            DONE,
+            RepairedAudit,
+            RepairedAudit(),
+            name="findings",
+        )
+
+    async def repair(self) -> ReconcileReport | None:
+        """Repairs what the last audit found; None when that is done already."""
+        audit_id = await self._files.latest_id()
+        if not audit_id or (await self._done.read()).value.audit_id >= audit_id:
+            return None
+        audit = await self._files.record(audit_id)
+        report = ReconcileReport("audit")
+        group: list[str] = []
+        async for key in self._files.keys(audit, "mend"):
+            group.append(key)
+            if len(group) == GROUP:
+                await self._reconciler.repair_all(group, report)
+                group = []
+        if group:
+            await self._reconciler.repair_all(group, report)
+        async for key in self._files.keys(audit, "mend_quarantine"):
+            await self._reconciler.repair_conflict(key, report)
+        if audit.proof.whole:
+            await self._reconciler.audits.change(lambda at: (proven(at, audit.proof, self._clock.now_ns()), None))
+        await self._done.change(lambda at: (RepairedAudit(audit_id) if at.audit_id < audit_id else at, None))
+        return report
+
+
+def proven(at: AuditProgress, proof: GarbageProof, now_ns: int) -> AuditProgress:
     """The register after an audit whose work is done; an audit that reaches less far proves nothing new."""
     if at.audited_through_ns >= proof.through_ns:
         return at

@@ -3,8 +3,8 @@ of truth.
 
 It holds what this collector accepted, and what the follower read from accepted-by-time. An identity is held at most
 once, so a duplicate is never counted twice. Each poll of the follower starts an overlap earlier, because an index entry
-is written after its batch is accepted and clocks differ. Every collector polls once at its start, to rebuild what it
-held; the query collector polls at an interval.
+is written after its batch is accepted and clocks differ; a batch that was indexed later than that is found by its note.
+Every collector polls once at its start, to rebuild what it held; the query collector polls at an interval.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from lakebed.batches import paths
+from lakebed.batches.index import IndexedBatch
 from lakebed.batches.model import AcceptedByTime, Batch, BatchIdentity
 from lakebed.batches.reader import RawBatches
 from lakebed.core.clock import Clock
@@ -33,8 +34,8 @@ class LiveBatches:
         self._held: OrderedDict[BatchIdentity, tuple[int, int, Batch]] = OrderedDict()
         self._ids: set[str] = set()
         self._bytes = 0
-        self._gauge = metrics.gauge("lakebed_batches_live_bytes")
-        self._batches = metrics.gauge("lakebed_batches_live_batches")
+        metrics.gauge("lakebed_batches_live_bytes").set_function(lambda: self._bytes)
+        metrics.gauge("lakebed_batches_live_batches").set_function(lambda: len(self._held))
         self.evicted_through_ns = 0  # acceptances up to here may be missing
 
     def __contains__(self, identity: BatchIdentity) -> bool:
@@ -56,8 +57,6 @@ class LiveBatches:
         self._ids.add(paths.manifest_id(batch.identity, accepted_at_ns))
         self._bytes += size
         self._evict()
-        self._gauge.set(self._bytes)
-        self._batches.set(len(self._held))
         return True
 
     @property
@@ -108,6 +107,7 @@ class Follower:
         self._raw, self._live, self._clock = raw, live, clock
         self.window_ns, self._overlap_ns = round(window_s * 1e9), round(overlap_s * 1e9)
         self._interval_s = interval_s
+        self._seen: dict[str, int] = {}  # segments of which live state has all batches, with their end
         self.caught_up_ns = 0
 
     def is_fresh(self) -> bool:
@@ -124,33 +124,43 @@ class Follower:
         since_ns = max(now_ns - self.window_ns, self.caught_up_ns - self._overlap_ns)
         # Clocks of other collectors may be ahead of ours by as much as the overlap covers behind it.
         # What was evicted for want of room is not read again only to be evicted.
-        listed = self._raw.entries(max(0, since_ns, self._live.evicted_through_ns + 1), now_ns + self._overlap_ns)
-        new = [key async for key, manifest_id in listed if not self._live.holds(manifest_id)]
+        least_ns = max(0, self._live.evicted_through_ns + 1)
+        damaged: list[Corrupt] = []
+        # The overlap costs a listing, not its rows: a segment that was taken whole is not read again.
+        seen = {key: last_ns for key, last_ns in self._seen.items() if last_ns >= since_ns}
+        listed = self._raw.entries(max(since_ns, least_ns), now_ns + self._overlap_ns, damaged, seen=seen)
+        late = self._raw.late_entries(max(now_ns - self.window_ns, least_ns), now_ns)
+        found = {each.manifest_id: each for some in (late, listed) async for each in some}
+        new = [found[name] for name in sorted(found) if not self._live.holds(name)]
+        for error in damaged:  # queries read these from the bucket, and report that they cannot
+            self._skip(paths.parse_segment(str(error.detail["key"]))[1])
         if len(new) > KEYS_MAX:
-            self._skip(new[-KEYS_MAX - 1])
-        found = await self._read(new[-KEYS_MAX:])
-        for entry, batch in found:
+            self._skip(new[-KEYS_MAX - 1].at_ns)
+        read = await self._read(new[-KEYS_MAX:])
+        for entry, batch in read:
             self._live.add(entry.accepted_at_unix_ns, batch)
-        self.caught_up_ns = now_ns
-        return len(found)
+        self.caught_up_ns, self._seen = now_ns, seen
+        return len(read)
 
-    async def _read(self, keys: list[str]) -> list[tuple[AcceptedByTime, Batch]]:
+    async def _read(self, new: list[IndexedBatch]) -> list[tuple[AcceptedByTime, Batch]]:
         """The batches of these entries in order of acceptance, from the newest back to where memory ends."""
         found: list[tuple[AcceptedByTime, Batch]] = []
         room = self._live.bytes_max
-        for at in range(len(keys), 0, -READS_AT_ONCE):
-            group = keys[max(0, at - READS_AT_ONCE) : at]
-            read = [one for one in await asyncio.gather(*map(self._take, group)) if one is not None]
+        for at in range(len(new), 0, -READS_AT_ONCE):
+            group = new[max(0, at - READS_AT_ONCE) : at]
+            sought = await self._raw.find(each.manifest_id for each in group if each.entry is None)
+            entries = [(each, each.entry or sought.get(each.manifest_id)) for each in group]
+            read = [one for one in await asyncio.gather(*(self._take(*each) for each in entries)) if one is not None]
             found = read + found
             room -= sum(batch_bytes(batch) for _, batch in read)
             if room < 0 and at > READS_AT_ONCE:
-                self._skip(keys[at - READS_AT_ONCE - 1])
+                self._skip(new[at - READS_AT_ONCE - 1].at_ns)
                 break
         return found
 
-    def _skip(self, key: str) -> None:
-        """Acceptances up to this entry's are not in live state: queries must read them from the bucket."""
-        self._live.evicted_through_ns = max(self._live.evicted_through_ns, paths.parse_by_time(key)[1])
+    def _skip(self, at_ns: int) -> None:
+        """Acceptances up to then are not in live state: queries must read them from the bucket."""
+        self._live.evicted_through_ns = max(self._live.evicted_through_ns, at_ns)
 
     async def run(self) -> None:
         """Looks again and again until cancelled; a look that fails is tried at the next turn."""
@@ -161,14 +171,13 @@ class Follower:
                 log.warning("live state could not be refreshed", error=error.message)
             await self._clock.sleep(self._interval_s)
 
-    async def _take(self, key: str) -> tuple[AcceptedByTime, Batch] | None:
-        entry = await self._raw.entry(key)
+    async def _take(self, indexed: IndexedBatch, entry: AcceptedByTime | None) -> tuple[AcceptedByTime, Batch] | None:
         if entry is None:
-            self._skip(key)
+            self._skip(indexed.at_ns)
             return None
         try:
             return entry, await self._raw.batch(entry.frame_sha256)
         except (Corrupt, NotFound) as error:
-            log.warning("batch is missing in live state", key=key, error=error.message)
-            self._skip(key)  # a query reports that it cannot be read
+            log.warning("batch is missing in live state", manifest_id=indexed.manifest_id, error=error.message)
+            self._skip(indexed.at_ns)  # a query reports that it cannot be read
             return None

@@ -9,8 +9,8 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from lakebed.core.errors import Conflict, Corrupt, Invalid
-from lakebed.store.model import StoredObject
+from lakebed.batches.seq_ranges import SeqRanges
+from lakebed.core.errors import Conflict, Invalid
 
 WIRE_VERSION = 1  # how a frame is sent
 FRAME_VERSION = 1  # how its header and body are laid out
@@ -289,16 +289,48 @@ class BadFrame(Invalid):
 R = TypeVar("R")
 
 
-def read_record(stored: StoredObject, kind: type[R]) -> R:
-    """The record in a stored object. Raises Corrupt naming the key."""
-    try:
-        return msgspec.json.decode(stored.data, type=kind)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
-        raise Corrupt(
-            f"{stored.key!r} does not decode as {kind.__name__}: {error}",
-            hint="nothing was changed; inspect the object",
-            key=stored.key,
-        ) from error
+class AuditWorkFile(msgspec.Struct, frozen=True):
+    """A file of an audit's work for the reconciler, one JSON line each: `do`, `key`, `finding`."""
+
+    key: str
+    do: str
+    lines: int
+
+
+class GarbageProof(msgspec.Struct, frozen=True):
+    """What garbage collection requires: this audit has read everything accepted and quarantined up to `through_ns`.
+
+    It holds when the work of this audit is done. `through_ns` is before the listing began, by the grace of its source.
+    """
+
+    through_ns: int
+    source: str
+    accepted: int
+    quarantined: int
+    whole: bool  # nothing had to be left out
+
+
+class LatestAudit(msgspec.Struct, frozen=True):
+    """The register that names the last completed audit; empty: there was none yet."""
+
+    audit_id: str = ""
+    completed_at_unix_ns: int = 0
+    ok: bool = True
+
+
+class SettledBoot(msgspec.Struct, frozen=True):
+    """The removed sequence numbers of one boot. All were accepted up to `through_ns`."""
+
+    ranges: SeqRanges = ()
+    through_ns: int = 0
+
+
+class RetentionState(msgspec.Struct, frozen=True):
+    """What retention has removed: batches accepted before `removed_ns`. `pending`: hours whose records are written,
+    and when."""
+
+    removed_ns: int = 0
+    pending: dict[str, int] = {}
 
 
 def write_record(record: Any) -> bytes:

@@ -7,8 +7,26 @@ from typing import Any
 
 from lakebed.batches import view
 from lakebed.batches.conflicts import ConflictReview
-from lakebed.console.page import FAST_S, SLOW_S, Action, DataSource, Fields, PageRequest, PageSamples, PartPage
+from lakebed.batches.plot import MetricPlots
+from lakebed.console.page import (
+    FAST_S,
+    SCAN_S,
+    SLOW_S,
+    Action,
+    Counted,
+    DataSource,
+    Fields,
+    PageRequest,
+    PageSamples,
+    PartPage,
+    SearchSource,
+    by_field,
+    deferred,
+    link,
+)
 from lakebed.core.context import Context
+
+PLOT_S = 30.0  # longest read for a plot
 
 
 async def _resolve(page: BatchesPage, fields: Fields, who: str, reason: str, action: Any) -> str:
@@ -27,6 +45,7 @@ async def _quarantine_boot(page: BatchesPage, fields: Fields, who: str, reason: 
 
 class BatchesPage(PartPage):
     name = "batches"
+    manual = "parts/batches.md"
     path = "/batches"
     title = "Batches"
     about = "Agents, accepted batches, and conflicts."
@@ -53,23 +72,62 @@ class BatchesPage(PartPage):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._recent = view.RecentBatches(context)
+        self._plots = MetricPlots(context, self._recent)
 
     async def load(self, request: PageRequest) -> tuple[PageSamples, dict[str, Any]]:
-        return await request.load(agents=self.agents(), conflicts=self.conflicts(), recent=self.recent()), {}
+        query = request.query
+        metric, match, span = query.text("metric"), query.text("match"), query.text("span") or "1h"
+        agent = query.text("agent")
+        samples = await request.load(
+            agents=self.agents(), conflicts=self.conflicts(), recent=self.recent(), metrics=self.metrics()
+        )
+        if metric:
+            samples |= await request.load(plot=self.plot(metric, match, span))
+        return samples, {"metric": metric, "match": match, "span": span, "agent": agent}
+
+    def searched(self) -> dict[str, SearchSource]:
+        return {
+            "agent": SearchSource(
+                self.agents(), lambda rows: [(row.agent_id, link(self.path, agent=row.agent_id)) for row in rows]
+            )
+        }
 
     def overview(self) -> dict[str, DataSource]:
-        return {"conflicts": self.conflicts()}
+        return {"conflicts": self.conflicts(), "reconciler": self.reconciler(), "heard": self.heard()}
+
+    async def count(self, from_ms: int, to_ms: int) -> Counted:
+        batches, samples = await self._recent.accepted_between(from_ms * 10**6, to_ms * 10**6)
+        return Counted(added={"batches_accepted": batches, "batches_samples": samples})
 
     @staticmethod
     def levels(latest: Callable[[str], Any]) -> dict[str, float | None]:
         conflicts = latest("batches.conflicts")
-        return {"conflicts_open": None if conflicts is None else sum(each.resolution is None for each in conflicts)}
+        return {
+            "conflicts_open": None if conflicts is None else sum(each.resolution is None for each in conflicts),
+            "reconciler_behind_s": latest("batches.reconciler"),
+            "agents": latest("batches.heard"),
+        }
 
     def agents(self) -> DataSource:
-        return DataSource("batches:read", "batches.agents", SLOW_S, self._recent.agents)
+        return DataSource("batches:read", "batches.agents", SLOW_S, self._recent.agents, owned=by_field("agent_id"))
+
+    def metrics(self) -> DataSource:
+        return DataSource("batches:read", "batches.metrics", SCAN_S, self._plots.names, patience_s=3.0)
+
+    def plot(self, metric: str, match: str, span: str) -> DataSource:
+        make = deferred(lambda: self._plots.plot(metric, match.split(","), span))
+        return DataSource("batches:read", f"batches.plot:{metric}:{match}:{span}", SLOW_S, make, PLOT_S, PLOT_S)
 
     def recent(self) -> DataSource:
-        return DataSource("batches:read", "batches.recent", SLOW_S, lambda: self._recent.newest(50))
+        return DataSource(
+            "batches:read", "batches.recent", SLOW_S, lambda: self._recent.newest(50), owned=by_field("agent_id")
+        )
+
+    def reconciler(self) -> DataSource:
+        return DataSource("batches:read", "batches.reconciler", SLOW_S, lambda: view.reconciler_behind_s(self.context))
+
+    def heard(self) -> DataSource:
+        return DataSource("batches:read", "batches.heard", SLOW_S, lambda: view.agents_heard(self.context))
 
     def conflicts(self) -> DataSource:
         return DataSource("batches:admin", "batches.conflicts", FAST_S, lambda: view.conflicts(self.context))

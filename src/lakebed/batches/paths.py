@@ -14,6 +14,7 @@ RAW_BLOBS_BY_TIME = "raw-blobs-by-time/v1/"
 ACCEPTED = "accepted/v1/"
 ACCEPTED_BY_TIME = "accepted-by-time/v1/"
 ACCEPTED_BY_BLOB = "accepted-by-blob/v1/"
+ACCEPTED_INDEX = "accepted-index/v1/"
 QUARANTINE = "quarantine/v1/identity-conflict/"
 QUARANTINE_BY_BLOB = "quarantine-by-blob/v1/"
 
@@ -21,10 +22,21 @@ QUARANTINE_BY_BLOB = "quarantine-by-blob/v1/"
 RESOLUTIONS = "quarantine/v1/resolutions/"
 HELD_BOOTS = "quarantine/v1/held/"
 REPAIRS = "repairs/v1/raw-blob/"
-CHECKPOINT = "reconciler/v1/checkpoint.json"
-AUDIT = "reconciler/v1/audit.json"
-EVENTS = "reconciler/v1/events.json"
+RECONCILER = "reconciler/v1/"
+AUDIT = f"{RECONCILER}audit.json"
+EVENTS = f"{RECONCILER}events.json"
 GC_REPORTS = "gc/v1/reports/"
+SETTLED = "settled/v1/"
+RETENTION_STATE = "retention/v1/state.json"
+RETENTION_LEASE = "retention/v1/lease.json"
+RETENTION_REPORTS = "retention/v1/reports/"
+AUDITS = "audit/v1/"
+LAST_AUDIT = f"{AUDITS}last.json"  # a register: which audit was completed last
+
+# Segments are spread over four key ranges by the hash of their bytes: a key that began with its time would put all
+# writes on one. S3 takes 3,500 a second on each, and a collector writes one every two seconds.
+INDEX_SHARDS = tuple(f"{ACCEPTED_INDEX}shard={number}/" for number in range(4))
+SEGMENT_DIGEST = 32
 
 SEQ_DIGITS = 20
 HOUR_NS = 3_600_000_000_000
@@ -69,7 +81,12 @@ def identity_of(key: str) -> BatchIdentity:
 
 def manifest_id(identity: BatchIdentity, accepted_at_ns: int) -> str:
     """The by-time name of an accepted manifest: sorts by acceptance, one for each identity, short for any id."""
-    return f"{accepted_at_ns:020d}-{hashlib.sha256(accepted_key(identity).encode()).hexdigest()[:32]}"
+    return f"{accepted_at_ns:020d}-{digest_of(accepted_key(identity))}"
+
+
+def digest_of(accepted_key: str) -> str:
+    """The part of a manifest id that depends on the identity alone."""
+    return hashlib.sha256(accepted_key.encode()).hexdigest()[:32]
 
 
 def parse_by_time(key: str) -> tuple[str, int]:
@@ -140,10 +157,43 @@ def boot_of_held(key: str) -> tuple[str, str]:
     return found
 
 
+def settled_key(agent_id: str, boot_id: str) -> str:
+    return f"{SETTLED}{_boot(agent_id, boot_id)}.json"
+
+
+def boot_of_settled(key: str) -> tuple[str, str]:
+    """The agent and the boot of a settled record. Raises Invalid for any other key."""
+    return boot_of_held(key.replace(SETTLED, HELD_BOOTS, 1))
+
+
 def by_time_of(manifest_id: str) -> str:
     """The accepted-by-time key of a manifest id. Raises Invalid for anything else."""
     _, at_ns = parse_by_time(manifest_id)
     return f"{ACCEPTED_BY_TIME}{hour_of(at_ns)}/{manifest_id}.json"
+
+
+def segment_key(first_ns: int, last_ns: int, sha256: str) -> str:
+    """An index segment: in its hour, the one that ends last sorts last, so a reader starts behind what it has."""
+    shard = INDEX_SHARDS[int(sha256[0], 16) % len(INDEX_SHARDS)]
+    return f"{shard}{hour_of(last_ns)}/{last_ns:020d}-{first_ns:020d}-{sha256[:SEGMENT_DIGEST]}.json.zst"
+
+
+def parse_segment(key: str) -> tuple[int, int, str]:
+    """First and last acceptance and the digest in a segment's key. Raises Invalid for any other key."""
+    name = key.rsplit("/", 1)[-1].removesuffix(".json.zst")
+    last, first, digest = [*name.split("-"), "", ""][:3]
+    if len(name) != 2 * SEQ_DIGITS + SEGMENT_DIGEST + 2 or not (last.isdigit() and first.isdigit()):
+        raise Invalid(f"{key!r} is not the key of an index segment")
+    return int(first), int(last), digest
+
+
+def range_key(number: int) -> str:
+    """The watermark of one hash range of agents, a register of the incremental scan."""
+    return f"{RECONCILER}ranges/{number:02d}.json"
+
+
+def range_lease_key(number: int) -> str:
+    return f"{RECONCILER}ranges/{number:02d}.lease.json"
 
 
 def repair_key(identity: BatchIdentity) -> str:
@@ -162,6 +212,14 @@ def day_ns(folder: str) -> int:
         raise Invalid(f"{folder!r} is not the folder of a day") from error
 
 
+def hour_ns(hour: str) -> int:
+    """The first instant of a `date=YYYY-MM-DD/hour=HH` folder. Raises Invalid for any other."""
+    day, _, number = hour.partition("/hour=")
+    if len(number) != 2 or not number.isdigit() or int(number) > 23:
+        raise Invalid(f"{hour!r} is not the folder of an hour")
+    return day_ns(day) + int(number) * HOUR_NS
+
+
 def hours(from_ns: int, to_ns: int) -> list[str]:
     """Every hour folder that [from_ns, to_ns] touches, in order."""
     at = datetime.fromtimestamp(from_ns // HOUR_NS * 3600, UTC)
@@ -171,6 +229,11 @@ def hours(from_ns: int, to_ns: int) -> list[str]:
         found.append(at.strftime("date=%Y-%m-%d/hour=%H"))
         at += timedelta(hours=1)
     return found
+
+
+def audit_record_key(audit_id: str) -> str:
+    """An audit's record: it is created last, and everything it names was written before."""
+    return f"{AUDITS}{audit_id}/audit.json"
 
 
 def _fan(sha256: str) -> str:

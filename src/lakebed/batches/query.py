@@ -8,6 +8,7 @@ reconciler indexes them.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from lakebed.core.clock import Clock
 from lakebed.core.errors import Invalid
 
 RANGE_S_MAX = 31 * 86400
+DAY_NS = 86400 * 1_000_000_000
 
 
 class QuerySeries(msgspec.Struct, frozen=True):
@@ -43,16 +45,21 @@ class Querier:
     def __init__(self, sources: SampleSources, *, points_max: int, clock: Clock) -> None:
         self._sources, self._points_max, self._clock = sources, points_max, clock
 
-    async def range(self, selector: Selector, from_ns: int, to_ns: int, *, late_s: float = 3600.0) -> QueryResponse:
+    async def range(
+        self, selector: Selector, from_ns: int, to_ns: int, *, late_s: float | None = None
+    ) -> QueryResponse:
         """Every point of the selected series in [from_ns, to_ns), in order of time.
 
-        Batches accepted up to `late_s` after the range are looked for. Raises Invalid over the limits.
+        Batches are looked for however late they were accepted, or only up to `late_s` after the range: then the answer
+        is partial. Raises Invalid over the limits.
         """
         if not 0 <= from_ns < to_ns or to_ns - from_ns > RANGE_S_MAX * 1_000_000_000:
             raise Invalid(f"range {from_ns} to {to_ns} is empty or longer than {RANGE_S_MAX // 86400} days")
         found = _Found(selector, from_ns, to_ns, self._points_max)
-        through_ns = min(self._clock.now_ns(), to_ns + round(late_s * 1e9))
-        reading = await self._sources.points(found, selector, from_ns, to_ns, through_ns)
+        now_ns = self._clock.now_ns()
+        through_ns = now_ns if late_s is None else min(now_ns, to_ns + round(late_s * 1e9))
+        limited = through_ns < now_ns
+        reading = await self._sources.points(found, selector, from_ns, to_ns, through_ns, limited=limited)
         return self._answer(found, reading, through_ns)
 
     async def latest(self, selector: Selector, *, lookback_s: float = 300.0) -> QueryResponse:
@@ -111,3 +118,16 @@ def _series(key: Iterable[tuple[str, str]], parts: list[tuple[Any, Any, int]]) -
     order = np.argsort(times, kind="stable")
     points = list(zip(times[order].tolist(), values[order].tolist(), strict=True))
     return QuerySeries(dict(key), Kind(parts[-1][2]).name.lower(), points)
+
+
+def time_ns(text: str, name: str) -> int:
+    """Unix nanoseconds, or ISO 8601 with its offset. Raises Invalid, naming the parameter."""
+    if text.isdigit() and len(text) <= 19:
+        return int(text)
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise Invalid(f"{name}={text[:40]!r} is not a time", hint="unix nanoseconds or 2026-01-31T12:00:00Z") from error
+    if at.tzinfo is None:
+        raise Invalid(f"{name}={text[:40]!r} has no offset", hint="add Z or +00:00")
+    return int(at.timestamp() * 1_000_000) * 1000

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
 from lakebed.batches import paths
 from lakebed.batches.codec.frame import decode
-from lakebed.batches.model import AcceptedBatch, AcceptedByTime, Batch, BatchIdentity, FrameLimits, read_record
+from lakebed.batches.index import AcceptedIndex, IndexedBatch
+from lakebed.batches.model import (
+    AcceptedBatch,
+    AcceptedByTime,
+    Batch,
+    BatchIdentity,
+    FrameLimits,
+    RetentionState,
+    SettledBoot,
+)
 from lakebed.core.cache import ByteCache
 from lakebed.core.errors import Corrupt, Invalid, NotFound
+from lakebed.rollups.paths import ROLLUP_WORK
+from lakebed.store.model import read_record
 from lakebed.store.protocol import Store
 
 READS_MAX = 16  # reads in progress at once for one caller
-HOURS_UNASKED = 24  # for a longer span, the days that exist are listed first
 CACHE_BYTES_MAX = 32 * 1024 * 1024  # decoded batches kept for the next query, by the size of their frames
 
 ANY_FRAME = FrameLimits(frame_bytes=256 * 1024**2, body_bytes=1024**3, samples=50_000_000, series=10_000_000)
@@ -27,6 +37,7 @@ class RawBatches:
         self._store = store
         self._cache: ByteCache[Batch] = ByteCache(cache_bytes_max)
         self._gate = asyncio.Semaphore(READS_MAX)
+        self.index = AcceptedIndex(store)
 
     async def manifest(self, identity: BatchIdentity) -> AcceptedBatch:
         """The manifest of an accepted batch. Raises NotFound when it is not accepted, Corrupt."""
@@ -43,41 +54,47 @@ class RawBatches:
         self._cache.put(sha256, len(frame), batch)
         return batch
 
-    async def entry(self, key: str) -> AcceptedByTime | None:
-        """A by-time entry, or None when it went away since it was listed, or is damaged: it is derived."""
+    async def removed_ns(self) -> int:
+        """Batches accepted before were removed by retention; 0: none."""
         try:
-            async with self._gate:
-                return read_record(await self._store.get(key), AcceptedByTime)
-        except (NotFound, Corrupt):
-            return None
+            return read_record(await self._store.get(paths.RETENTION_STATE), RetentionState).removed_ns
+        except NotFound:
+            return 0
+
+    async def settled(self) -> AsyncIterator[tuple[str, str, SettledBoot]]:
+        """Every boot of which retention removes batches: agent, boot, and the numbers."""
+        async for info in self._store.list(paths.SETTLED):
+            try:
+                boot = paths.boot_of_settled(info.key)
+            except Invalid:
+                continue  # not ours
+            yield *boot, read_record(await self._store.get(info.key), SettledBoot)
+
+    async def find(self, ids: Iterable[str]) -> dict[str, AcceptedByTime]:
+        """The index entries of these batches; one that is missing or damaged is left out: it is derived."""
+        return await self.index.find(ids)
 
     async def first_ns(self, now_ns: int) -> int:
-        """The beginning of the first day in the by-time index; `now_ns` when there is none."""
-        for day in await self._store.children(paths.ACCEPTED_BY_TIME):
-            try:
-                return paths.day_ns(day)
-            except Invalid:
-                continue
-        return now_ns
+        """The beginning of the first day in the index; `now_ns` when there is none."""
+        return await self.index.first_ns(now_ns)
 
-    async def entries(self, from_ns: int, to_ns: int) -> AsyncIterator[tuple[str, str]]:
-        """Keys and manifest ids of the by-time index with acceptance in [from_ns, to_ns], in order of acceptance."""
-        for hour in await self._hours(from_ns, to_ns):
-            async for info in self._store.list(f"{paths.ACCEPTED_BY_TIME}{hour}/"):
+    def entries(
+        self, from_ns: int, to_ns: int, damaged: list[Corrupt] | None = None, *, seen: dict[str, int] | None = None
+    ) -> AsyncIterator[IndexedBatch]:
+        """The batches of the index with acceptance in [from_ns, to_ns], in order of acceptance."""
+        return self.index.entries(from_ns, to_ns, damaged, seen=seen)
+
+    async def late_entries(self, from_ns: int, to_ns: int) -> AsyncIterator[IndexedBatch]:
+        """The same of the batches that were indexed late, by the notes that say so. A note precedes its entry."""
+        for hour in paths.hours(from_ns, to_ns):
+            folder = f"{ROLLUP_WORK}{hour}/"
+            async for info in self._store.list(folder, after=f"{folder}{max(0, from_ns):020d}"):
                 try:
                     manifest_id, at_ns = paths.parse_by_time(info.key)
                 except Invalid:
                     continue  # not ours; the audit reports it
                 if from_ns <= at_ns <= to_ns:
-                    yield info.key, manifest_id
-
-    async def _hours(self, from_ns: int, to_ns: int) -> list[str]:
-        """The hours of the span, less those of days in which nothing was accepted if it is long."""
-        hours = list(paths.hours(from_ns, to_ns))
-        if len(hours) <= HOURS_UNASKED:
-            return hours
-        days = set(await self._store.children(paths.ACCEPTED_BY_TIME))
-        return [hour for hour in hours if hour.partition("/")[0] in days]
+                    yield IndexedBatch(manifest_id)
 
 
 def verified(frame: bytes, sha256: str) -> Batch:

@@ -1,52 +1,39 @@
 """Repairs everything derived from accepted manifests. Idempotent: any number may run, crash and begin again.
 
-For each manifest: its blob exists and has its hash; it is in accepted-by-time, accepted-by-blob and raw-blobs-by-time;
-live state has it; rollup work is requested when it was indexed late; damage is recorded for an operator.
+For each manifest: its blob exists and has its hash; the index has it; live state has it; rollup work is requested when
+it was indexed late; damage is recorded for an operator.
 
-- hot: `repair` for each object event of accepted/v1/ (see `events.py`)
-- steady: `scan` over accepted-by-time, from a durable checkpoint less an overlap
-- cold: `audit` over all of accepted/v1/ and quarantine/v1/, resumable; garbage collection requires it
+- hot: `check` for the object events of accepted/v1/ (see `events.py`)
+- steady: the incremental scan, which checks each manifest once (see `incremental.py`)
+- cold: `audit` over all of accepted/v1/ and quarantine/v1/, resumable, by command; the audit on Spark does it at scale
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import msgspec
 
 from lakebed.batches import acceptance, paths
 from lakebed.batches.acceptance import Write
-from lakebed.batches.model import (
-    AcceptedBatch,
-    AcceptedByTime,
-    Batch,
-    ConflictRecord,
-    Repair,
-    read_record,
-    write_record,
-)
+from lakebed.batches.codec.index import single_objects
+from lakebed.batches.index import write_rows
+from lakebed.batches.model import AcceptedBatch, AcceptedByTime, Batch, ConflictRecord, Repair, write_record
 from lakebed.batches.reader import RawBatches, verified
-from lakebed.core.errors import AlreadyExists, Corrupt, Invalid, LakebedError, NotFound, Stale
+from lakebed.core.errors import AlreadyExists, Corrupt, Invalid, NotFound
+from lakebed.core.feed import ahead
 from lakebed.core.logs import logger
 from lakebed.core.traces import traced
-from lakebed.store.model import StoredObject
+from lakebed.store.model import ObjectInfo, read_record
+from lakebed.store.protocol import exists
 from lakebed.store.register import Register
 from lakebed.store.runtime import StoreRuntime
 
-VERIFIED_MAX = 100_000  # manifests remembered as sound, so that the overlap costs nothing twice
-GRACE_NS = 10_000_000_000  # twice the patience of derived writes
+GROUP = 64  # manifests that are looked up in the index together
 SAVE_EVERY = 500  # manifests between two notes of an audit's progress
+AT_NS_MAX = 2**62  # a later acceptance has no hour folder
 
 log = logger("batches")
-
-
-class ScanCheckpoint(msgspec.Struct, frozen=True):
-    """Acceptances up to here were reconciled by the steady scan."""
-
-    through_ns: int = 0
 
 
 class AuditProgress(msgspec.Struct, frozen=True):
@@ -61,14 +48,16 @@ class AuditProgress(msgspec.Struct, frozen=True):
 
 
 class ReconcileReport(msgspec.Struct):
-    """What one pass did."""
+    """What one pass did. `checked` manifests; those of them that were `read`, because the index did not show them."""
 
     path: str
     checked: int = 0
+    read: int = 0
     repaired: dict[str, int] = {}
 
-    def add(self, repair: str) -> None:
-        self.repaired = self.repaired | {repair: self.repaired.get(repair, 0) + 1}
+    def add(self, repair: str, count: int = 1) -> None:
+        if count:
+            self.repaired = self.repaired | {repair: self.repaired.get(repair, 0) + count}
 
 
 Refresh = Callable[[AcceptedBatch, Batch], object]
@@ -76,23 +65,20 @@ Refresh = Callable[[AcceptedBatch, Batch], object]
 
 class Reconciler:
     def __init__(
-        self, runtime: StoreRuntime, *, overlap_s: float, concurrency: int, refresh: Refresh | None = None
+        self,
+        runtime: StoreRuntime,
+        *,
+        overlap_s: float,
+        concurrency: int,
+        refresh: Refresh | None = None,
+        name: str = "reconciler",
     ) -> None:
         store, clock, metrics = runtime.store, runtime.clock, runtime.metrics
-        self._store, self._clock, self._refresh = store, clock, refresh
+        self._store, self._clock, self._refresh, self._name = store, clock, refresh, name
         self._raw = RawBatches(store, cache_bytes_max=0)
         self._overlap_ns, self._concurrency = round(overlap_s * 1e9), concurrency
-        self._verified: OrderedDict[str, None] = OrderedDict()
         self._checked = metrics.counter("lakebed_batches_reconciled_total")
         self._repairs = metrics.counter("lakebed_batches_repairs_total")
-        self._lag = metrics.gauge("lakebed_batches_reconciler_lag_seconds")
-        self.checkpoint = Register(
-            runtime,
-            paths.CHECKPOINT,
-            ScanCheckpoint,
-            ScanCheckpoint(),
-            name="reconciler",
-        )
         self.audits = Register(
             runtime,
             paths.AUDIT,
@@ -100,26 +86,6 @@ class Reconciler:
             AuditProgress(),
             name="audit",
         )
-
-    @traced("batches scan")
-    async def scan(self) -> ReconcileReport:
-        """Steady path: repairs what was accepted since the checkpoint, less the overlap, then moves the checkpoint."""
-        report = ReconcileReport("steady")
-        now_ns = self._clock.now_ns()
-        since_ns = (await self.checkpoint.read()).value.through_ns - self._overlap_ns
-        first_ns = since_ns if since_ns > 0 else await self._raw.first_ns(now_ns)
-
-        async def due() -> AsyncIterator[str]:
-            # The youngest are left to their collector, whose derived writes may still be in progress.
-            async for key, manifest_id in self._raw.entries(max(0, first_ns), now_ns - GRACE_NS):
-                entry = None if manifest_id in self._verified else await self._raw.entry(key)
-                if entry is not None:
-                    yield entry.accepted_manifest_key
-
-        await self._repair_all(due(), report)
-        await self.checkpoint.change(lambda at: (ScanCheckpoint(now_ns) if at.through_ns < now_ns else at, None))
-        self._lag.set((self._clock.now_ns() - now_ns) / 1e9)
-        return report
 
     @traced("batches audit")
     async def audit(self) -> ReconcileReport:
@@ -133,9 +99,14 @@ class Reconciler:
             return msgspec.structs.replace(audit, running_since_ns=now_ns, cursor=""), (now_ns, "")
 
         started_ns, cursor = await self.audits.change(begin)
-        await self._repair_all(self._accepted_after(cursor), report, started_ns)
+        damaged = await self._raw.index.damaged_segments()
+        await self._repair_each(self._accepted_after(cursor), report, started_ns)
         accepted = report.checked
         await self._repair_quarantine(report)
+        if damaged and not cursor:  # everything was looked up in the other segments
+            for key in set(damaged) & set(await self._raw.index.damaged_segments()):
+                await self._store.delete(key)
+                self._count(report, "removed_segment")
 
         def complete(audit: AuditProgress) -> tuple[AuditProgress, None]:
             if audit.audited_through_ns >= started_ns:
@@ -146,49 +117,101 @@ class Reconciler:
         await self.audits.change(complete)
         return report
 
-    async def repair(self, key: str, report: ReconcileReport) -> None:
-        """Repairs everything derived from one accepted manifest. Raises Unavailable; then nothing is lost."""
-        report.checked += 1
-        self._checked.labels(path=report.path).inc()
-        try:
-            accepted = read_record(await self._store.get(key), AcceptedBatch)
-            if paths.accepted_key(accepted.identity) != key:
-                raise Corrupt(f"{key!r} does not match its content: it names another batch")
-        except NotFound:
-            return  # an event or index entry of something that is not there: nothing to derive
-        except Corrupt as error:
-            log.error("an accepted manifest cannot be read", key=key, error=error.message)
-            self._count(report, "damaged_manifest")
-            return
-        batch = await self._blob(key, accepted, report)
-        if batch is not None:
-            await self._repair_entry(accepted, batch, report)
-        await self._ensure(acceptance.by_blob(accepted), "by_blob", report)
-        seen = acceptance.blob_seen(accepted.frame_sha256, accepted.accepted_at_unix_ns)
-        await self._ensure(seen, "blob_by_time", report)
-        if batch is not None:
-            if self._refresh is not None:
-                self._refresh(accepted, batch)
-            self._remember(paths.manifest_id(accepted.identity, accepted.accepted_at_unix_ns))
+    async def derive_single_objects(self) -> ReconcileReport:
+        """Writes the single objects of every row of the index, for readers that know that layout only."""
+        report = ReconcileReport("single")
+        now_ns = self._clock.now_ns()
+        async for each in self._raw.entries(await self._raw.first_ns(now_ns), now_ns):
+            report.checked += 1
+            for key, data in single_objects(each.entry) if each.entry is not None else ():
+                await self._ensure(Write(key, data), "single_object", report)
+        return report
 
-    async def _repair_entry(self, accepted: AcceptedBatch, batch: Batch, report: ReconcileReport) -> None:
-        """Writes the by-time entry if it is missing or does not match the batch."""
-        entry = acceptance.by_time(accepted, acceptance.span_of(batch))
+    async def check(self, listed: Sequence[ObjectInfo], report: ReconcileReport) -> None:
+        """Repairs those of these accepted manifests that are in no segment of about their time.
+
+        A row is written only after blob and manifest were stored, so a manifest whose row exists needs no read.
+        """
+        if not listed:
+            return
+        missing = {paths.digest_of(info.key): info.key for info in listed}
+        wanted = len(missing)
+        for from_ns, to_ns in _spans([info.modified_ms * 1_000_000 for info in listed], self._overlap_ns):
+            async for each in self._raw.entries(from_ns, to_ns):
+                missing.pop(each.manifest_id.partition("-")[2], None)
+        report.checked += wanted - len(missing)
+        self._checked.labels(path=report.path).inc(wanted - len(missing))
+        keys = sorted(missing.values())
+        for at in range(0, len(keys), GROUP):
+            await self.repair_all(keys[at : at + GROUP], report)
+
+    async def repair(self, key: str, report: ReconcileReport) -> None:
+        await self.repair_all([key], report)
+
+    async def repair_all(self, keys: Sequence[str], report: ReconcileReport) -> None:
+        """Repairs everything derived from these accepted manifests. Raises Unavailable; then nothing is lost."""
+        report.checked += len(keys)
+        report.read += len(keys)
+        self._checked.labels(path=report.path).inc(len(keys))
+        found: list[tuple[AcceptedBatch, AcceptedByTime]] = []
+        async for each in ahead(keys, lambda key: self._read(key, report), self._concurrency):
+            if each is not None:
+                found.append(each)
+        ids = {paths.manifest_id(one.identity, one.accepted_at_unix_ns): (one, entry) for one, entry in found}
+        rows = await self._raw.index.find(ids, singles=False)
+        missing = {name: each for name, each in ids.items() if rows.get(name) != each[1]}
+        singles = await self._raw.find(missing)
+        # Work first: a row that came late without it would never be rolled up. What has a good single object was not
+        # late: it only gets the row.
+        late = [each[0] for name, each in missing.items() if singles.get(name) != each[1]]
+        work = [acceptance.rollup_work(accepted) for accepted in late]
+        async for _ in ahead(work, lambda write: self._ensure(write, "rollup_work", report)):
+            pass
+        if missing:
+            await write_rows(self._store, [entry for _, entry in missing.values()], writer=self._name)
+            self._count(report, "indexed", len(missing))
+
+    async def _read(self, key: str, report: ReconcileReport) -> tuple[AcceptedBatch, AcceptedByTime] | None:
+        """A manifest and what the index must say of it; None when it is damaged, or its blob is."""
         try:
-            stored = await self._store.get(entry.key)
+            accepted = self._manifest(key, read_record(await self._store.get(key), AcceptedBatch))
         except NotFound:
-            stored = None
-        if stored is not None and (is_same_entry(stored, entry) or has_later_schema(stored)):
-            return
-        # Work first: an entry that came late without it would never be rolled up.
-        await self._ensure(acceptance.rollup_work(accepted), "rollup_work", report)
-        if stored is None:
-            await self._ensure(entry, "by_time", report)
-            return
-        log.error("damaged by-time entry is rewritten", key=entry.key)
-        with suppress(Stale):  # another process has repaired it
-            await self._store.replace(entry.key, entry.data, stored.etag)
-            self._count(report, "rebuilt_by_time")
+            return None  # an event or a finding of something that is not there: nothing to derive
+        except Corrupt as error:
+            await self._set_aside(key, error, report)
+            return None
+        batch = await self._blob(key, accepted, report)
+        if batch is None:
+            return None
+        if self._refresh is not None:
+            self._refresh(accepted, batch)
+        return accepted, acceptance.entry_of(accepted, acceptance.span_of(batch))
+
+    def _manifest(self, key: str, accepted: AcceptedBatch) -> AcceptedBatch:
+        """The manifest, if every field can be true. Raises Corrupt."""
+        try:
+            if paths.accepted_key(accepted.identity) != key:
+                raise Invalid("it names another batch than its key")
+            if accepted.raw_blob_key != paths.blob_key(accepted.frame_sha256):
+                raise Invalid(f"{accepted.raw_blob_key[:200]!r} is not the key of its blob")
+            paths.sha256_of_blob(accepted.raw_blob_key)
+            if not 0 < accepted.accepted_at_unix_ns < AT_NS_MAX:
+                raise Invalid(f"accepted_at_unix_ns {accepted.accepted_at_unix_ns} is not a time")
+        except Invalid as error:
+            raise Corrupt(f"{key!r} is malformed: {error.message}", key=key) from error
+        return accepted
+
+    async def _set_aside(self, key: str, error: Corrupt, report: ReconcileReport) -> None:
+        """Records a manifest that cannot be used, by its key, so that the pass goes on."""
+        log.error("an accepted manifest cannot be read", key=key, error=error.message)
+        self._count(report, "damaged_manifest")
+        try:
+            mark = paths.repair_key(paths.identity_of(key))
+        except Invalid:
+            return  # not ours; the audit reports it
+        record = Repair("lightmetrics.raw_blob_repair.v1", key, "", f"manifest: {error.message}", self._clock.now_ns())
+        if not await exists(self._store, mark):
+            await self._ensure(Write(mark, write_record(record)), "set_aside", report)
 
     async def _blob(self, key: str, accepted: AcceptedBatch, report: ReconcileReport) -> Batch | None:
         """The batch of a manifest; None, with a repair record, when it is missing or not what was accepted."""
@@ -199,13 +222,13 @@ class Reconciler:
                 raise Corrupt("the blob carries another identity than its manifest")
         except (NotFound, Corrupt) as error:
             problem = "missing" if isinstance(error, NotFound) else f"corrupt: {error.message}"
-            log.error("raw blob of an accepted batch is missing or corrupt", key=key, problem=problem)
+            log.error("raw blob of an accepted batch is missing or corrupt", key=key, error=problem)
             record = Repair(
                 "lightmetrics.raw_blob_repair.v1", key, accepted.raw_blob_key, problem, self._clock.now_ns()
             )
             await self._ensure(Write(mark, write_record(record)), "marked_blob", report)
             return None
-        if report.path in ("cold", "audit") and await self._exists(mark):
+        if report.path in ("cold", "audit") and await exists(self._store, mark):
             await self._store.delete(mark)  # the blob is good again: the mark is derived, and no longer true
             self._count(report, "unmarked_blob")
         return batch
@@ -233,21 +256,22 @@ class Reconciler:
         async for info in self._store.list(paths.QUARANTINE):
             await self.repair_conflict(info.key, report)
 
-    async def _repair_all(self, keys: AsyncIterator[str], report: ReconcileReport, audit_ns: int = 0) -> None:
+    async def _repair_each(self, keys: AsyncIterator[str], report: ReconcileReport, audit_ns: int) -> None:
         """Repairs the keys, several at a time, in order; the audit's cursor moves only behind completed repairs."""
         group: list[str] = []
         since_save = 0
         async for key in keys:
             group.append(key)
-            if len(group) < self._concurrency:
+            if len(group) < min(GROUP, SAVE_EVERY):
                 continue
-            await asyncio.gather(*(self.repair(key, report) for key in group))
+            await self.repair_all(group, report)
             since_save += len(group)
-            if audit_ns and since_save >= SAVE_EVERY:
+            if since_save >= SAVE_EVERY:
                 await self._save(audit_ns, group[-1])
                 since_save = 0
             group = []
-        await asyncio.gather(*(self.repair(key, report) for key in group))
+        if group:
+            await self.repair_all(group, report)
 
     async def _save(self, started_ns: int, cursor: str) -> None:
         def move(audit: AuditProgress) -> tuple[AuditProgress, None]:
@@ -271,7 +295,7 @@ class Reconciler:
 
     async def _ensure(self, write: Write, repair: str, report: ReconcileReport) -> bool:
         """Writes what is missing; True when it was."""
-        if await self._exists(write.key):
+        if await exists(self._store, write.key):
             return False
         try:
             await self._store.create(write.key, write.data)
@@ -280,56 +304,20 @@ class Reconciler:
         self._count(report, repair)
         return True
 
-    async def _exists(self, key: str) -> bool:
-        try:
-            await self._store.head(key)
-        except NotFound:
-            return False
-        return True
-
-    def _count(self, report: ReconcileReport, repair: str) -> None:
-        report.add(repair)
-        self._repairs.labels(repair=repair).inc()
-
-    def _remember(self, manifest_id: str) -> None:
-        self._verified[manifest_id] = None
-        if len(self._verified) > VERIFIED_MAX:
-            self._verified.popitem(last=False)
-
-    async def run(self, *, interval_s: float, audit_interval_s: float) -> None:
-        """Scans and audits until cancelled. The first audit comes at once: it is the recovery after a bad end."""
-        next_audit_s = self._clock.monotonic_s()
-        while True:
-            try:
-                await self.scan()
-                if self._clock.monotonic_s() >= next_audit_s:
-                    await self.audit()
-                    next_audit_s = self._clock.monotonic_s() + audit_interval_s
-            except LakebedError as error:
-                log.warning("reconciliation failed and is retried", error=error.message)
-            await self._clock.sleep(interval_s)
+    def _count(self, report: ReconcileReport, repair: str, count: int = 1) -> None:
+        report.add(repair, count)
+        self._repairs.labels(repair=repair).inc(count)
 
 
-class _Named(msgspec.Struct, frozen=True):
-    schema: str
-
-
-def is_same_entry(stored: StoredObject, entry: Write) -> bool:
-    """Whether a stored by-time entry equals this one."""
-    try:
-        return read_record(stored, AcceptedByTime) == msgspec.json.decode(entry.data, type=AcceptedByTime)
-    except Corrupt:
-        return False
-
-
-def has_later_schema(stored: StoredObject) -> bool:
-    """Whether it has a later schema than this version supports: such an entry is not overwritten."""
-    try:
-        named = msgspec.json.decode(stored.data, type=_Named).schema
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return False
-    family, _, version = named.rpartition(".v")
-    return family == "lightmetrics.accepted_by_time" and version.isdigit() and int(version) > 1
+def _spans(times_ns: Sequence[int], slack_ns: int) -> list[tuple[int, int]]:
+    """The times with slack on both sides, as spans that do not overlap."""
+    found: list[tuple[int, int]] = []
+    for at_ns in sorted(times_ns):
+        if found and at_ns - slack_ns <= found[-1][1]:
+            found[-1] = (found[-1][0], at_ns + slack_ns)
+        else:
+            found.append((max(0, at_ns - slack_ns), at_ns + slack_ns))
+    return found
 
 
 def _order(key: str) -> tuple[str, ...]:

@@ -7,9 +7,9 @@ acceptor. Content-Encoding is refused: the hash is over the very bytes that are 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -24,14 +24,16 @@ from lakebed.batches.codec.series import KnownTables
 from lakebed.batches.conflicts import ConflictReview, ConflictView, HeldBoots
 from lakebed.batches.derived_writes import DerivedWrites
 from lakebed.batches.live import Follower, LiveBatches
-from lakebed.batches.matchers import Selector, parse
+from lakebed.batches.matchers import AGENT_LABEL, Selector, parse
+from lakebed.batches.metric_names import MetricNames, metric_names
 from lakebed.batches.model import AcceptedBatch, BadFrame, ResolutionAction, UploadResponse
-from lakebed.batches.query import Querier, QueryResponse
+from lakebed.batches.query import DAY_NS, Querier, QueryResponse, time_ns
 from lakebed.batches.reader import RawBatches
 from lakebed.batches.settings import BatchesSettings
+from lakebed.batches.settled import SettledBoots
 from lakebed.batches.sources import SampleSources
 from lakebed.batches.spool import Lander, Spool
-from lakebed.batches.window_query import RollupQuerier
+from lakebed.batches.window_query import RollupQuerier, RollupResponse
 from lakebed.core.auth import Principal
 from lakebed.core.context import Component, Context, Health
 from lakebed.core.errors import Invalid, LakebedError, Overloaded, Unprocessable, UnsupportedEncoding
@@ -46,11 +48,11 @@ from lakebed.core.http import (
     operation,
 )
 from lakebed.core.logs import logger
+from lakebed.core.quotas import check_most, count_records
 from lakebed.rollups.reader import RollupCoverage
 
 FRAME_TYPE = "application/vnd.lakebed.lmbatch"
 RESOLUTION_BYTES_MAX = 64 * 1024
-DERIVED_WRITERS = 4  # derived writes in progress at once: they must not take the store's connections from uploads
 FOLLOW_OVERLAP_S = 120.0  # each listing of other collectors' batches starts this far back, for late index entries
 
 log = logger("batches")
@@ -74,10 +76,15 @@ class BatchesRoutes:
         self._collector_id = settings.collector_id or context.node
         self._upload_bytes = 0
         self._loops: list[asyncio.Task[None]] = []
-        self.held = HeldBoots(context)
+        self.held, self.settled = HeldBoots(context), SettledBoots(context)
         self.review = ConflictReview(context)
         self.live = LiveBatches(context, bytes_max=settings.live_bytes_max, window_s=settings.live_window_s)
-        self.derived_writes = DerivedWrites(context, waiting_max=settings.aftermath_max, writers=DERIVED_WRITERS)
+        self.derived_writes = DerivedWrites(
+            context,
+            waiting_max=settings.aftermath_max,
+            flush_s=settings.index_flush_s,
+            writer=self._collector_id,
+        )
         self.spool: Spool | None = None
         self._lander: Lander | None = None
         if settings.acceptance == "local_spool":
@@ -92,11 +99,11 @@ class BatchesRoutes:
             interval_s=settings.follow_interval_s,
             clock=context.clock,
         )
-        sources = SampleSources(
+        self._sources = sources = SampleSources(
             self.live,
             raw,
             RollupCoverage(context.store, raw),
-            follower=self.follower if settings.query_collector else None,
+            follower=self.follower if settings.follows else None,
             spool=self.spool,
             batches_max=settings.query_batches_max,
             clock=context.clock,
@@ -133,6 +140,7 @@ class BatchesRoutes:
             self._context,
             spool,
             self.derived_writes,
+            settled=self.settled,
             interval_s=settings.landing_interval_s,
             collector_id=self._collector_id,
         )
@@ -142,22 +150,29 @@ class BatchesRoutes:
     def reads(self) -> Sequence[BaseRoute]:
         @operation("Newest value of each series of a metric.", answer=QueryResponse, right="batches:read")
         async def latest(request: Request) -> Response:
-            request.state.principal.demand("batches:read")
+            request.state.principal.demand_list("batches:read")
             lookback_s = _number(request, "lookback_s", 300.0)
-            return json_response(await self.querier.latest(_selector(request), lookback_s=lookback_s))
+            return _own(request, await self.querier.latest(_selector(request), lookback_s=lookback_s))
 
         @operation("Points of a metric's series between two times.", answer=QueryResponse, right="batches:read")
         async def range_(request: Request) -> Response:
-            request.state.principal.demand("batches:read")
+            request.state.principal.demand_list("batches:read")
             now_ns = self._clock.now_ns()
             from_ns = _time_ns(request, "from", now_ns - 3600 * 1_000_000_000)
             to_ns = _time_ns(request, "to", now_ns)
             window_s = int(_number(request, "window_s", 0))
             if window_s:
                 quantiles = _quantiles(request)
-                return json_response(await self.rollups.range(_selector(request), window_s, from_ns, to_ns, quantiles))
-            late_s = _number(request, "late_s", 3600.0)
-            return json_response(await self.querier.range(_selector(request), from_ns, to_ns, late_s=late_s))
+                return _own(request, await self.rollups.range(_selector(request), window_s, from_ns, to_ns, quantiles))
+            late_s = _number(request, "late_s", 0) if "late_s" in request.query_params else None
+            return _own(request, await self.querier.range(_selector(request), from_ns, to_ns, late_s=late_s))
+
+        @operation("Metrics with samples between two times.", answer=MetricNames, right="batches:read")
+        async def metrics(request: Request) -> Response:
+            request.state.principal.demand("batches:read")
+            now_ns = self._clock.now_ns()
+            from_ns, to_ns = _time_ns(request, "from", now_ns - DAY_NS), _time_ns(request, "to", now_ns)
+            return json_response(await metric_names(self._sources, from_ns, to_ns, now_ns))
 
         @operation("Identity conflicts, with both hashes.", answer=list[ConflictView], right="batches:admin")
         async def conflicts(request: Request) -> Response:
@@ -177,6 +192,7 @@ class BatchesRoutes:
         return [
             Route("/v1/query/latest", latest, methods=["GET"]),
             Route("/v1/query/range", range_, methods=["GET"]),
+            Route("/v1/query/metrics", metrics, methods=["GET"]),
             Route("/v1/batches/conflicts", conflicts, methods=["GET"]),
             Route("/v1/batches/conflicts/{conflict_id}", conflict, methods=["GET"]),
         ]
@@ -210,7 +226,8 @@ class BatchesRoutes:
         encoding = call.header(b"content-encoding", "identity")
         if encoding != "identity":
             raise UnsupportedEncoding(
-                f"Content-Encoding {encoding[:40]!r} is refused", hint="compress inside the frame: its flags say zstd"
+                f"Content-Encoding {encoding[:40]!r} is refused",
+                hint="compress inside the frame and set zstd in its flags",
             )
         with self._room(call):
             return await self._accept(call.principal, bytes(await call.body()))
@@ -240,7 +257,12 @@ class BatchesRoutes:
             batch = decode_body(frame, envelope, self._limits, self._tables)
         except Invalid as error:
             raise Unprocessable(error.message, hint=error.hint) from error
+        count_records(batch.columns.samples)
+        check_most("series in a batch", len(batch.columns.series_metric), principal.limits.series_max, principal.name)
         self.held.check(batch.identity)
+        settled = await self.settled.find(batch.identity) if self.spool is None else None
+        if settled is not None:  # accepted once, and removed by retention
+            return acceptance.settled_response(batch.identity, hashlib.sha256(frame).hexdigest(), settled.through_ns)
         return await self.acceptor.accept(acceptance.submission(frame, batch))
 
     async def start(self) -> None:
@@ -250,8 +272,8 @@ class BatchesRoutes:
                 log.info("recovered spooled batches", batches=recovered)
         self.derived_writes.start()
         await self.held.try_refresh()  # before the first upload: what is held stays held through a restart
-        self._loops = [asyncio.create_task(self.held.run())]
-        if self._settings.query_collector:
+        self._loops = [asyncio.create_task(self.held.run()), asyncio.create_task(self.settled.run())]
+        if self._settings.follows:
             self._loops.append(asyncio.create_task(self.follower.run()))
         else:
             self._loops.append(asyncio.create_task(self._rebuild()))
@@ -272,7 +294,7 @@ class BatchesRoutes:
             await self.spool.close()
 
     async def health(self) -> Health:
-        if self._settings.query_collector and not self.follower.is_fresh():
+        if self._settings.follows and not self.follower.is_fresh():
             return Health("degraded", "the query collector has not caught up")
         return Health("ok", f"{self._settings.acceptance}, {len(self.live)} batches live")
 
@@ -294,6 +316,13 @@ def component(context: Context) -> Component:
 def _selector(request: Request) -> Selector:
     params: Any = request.query_params
     return Selector(params.get("metric", ""), [parse(text) for text in params.getlist("match")])
+
+
+def _own(request: Request, found: QueryResponse | RollupResponse) -> Response:
+    """The response with the series of agents that the caller may see."""
+    owns = request.state.principal.owns
+    series = [each for each in found.series if owns(each.labels.get(AGENT_LABEL, ""))]
+    return json_response(msgspec.structs.replace(found, series=series))
 
 
 def _number(request: Request, name: str, default: float) -> float:
@@ -323,15 +352,3 @@ def _time_ns(request: Request, name: str, default: int) -> int:
     if text is None:
         return default
     return time_ns(text, name)
-
-
-def time_ns(text: str, name: str) -> int:
-    if text.isdigit() and len(text) <= 19:
-        return int(text)
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise Invalid(f"{name}={text[:40]!r} is not a time", hint="unix nanoseconds or 2026-01-31T12:00:00Z") from error
-    if at.tzinfo is None:
-        raise Invalid(f"{name}={text[:40]!r} has no offset", hint="add Z or +00:00")
-    return int(at.timestamp() * 1_000_000) * 1000

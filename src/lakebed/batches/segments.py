@@ -16,12 +16,14 @@ from typing import IO
 import google_crc32c
 import msgspec
 
+from lakebed.core import private
 from lakebed.core.errors import Conflict, Corrupt
 
 MAGIC = b"LMSPOOL1"
 HEAD = struct.Struct("<8sIQ16sI")  # magic, frame bytes, accepted_at ns, attempt id, crc32c of head and frame
 CRC_AT = HEAD.size - 4
 SUFFIX = ".spool"
+DAMAGED = ".damaged"  # of a segment that is kept for a person
 
 
 class SpoolRecord(msgspec.Struct, frozen=True):
@@ -43,9 +45,9 @@ class SpoolSegments:
     """The segment files of one folder, locked for this process."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        private.folder(folder)
         self.folder = folder
-        self._lock = (folder / "lock").open("a")
+        self._lock = open(folder / "lock", "a", opener=private.opener)  # noqa: SIM115 (held as long as the spool)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -54,11 +56,14 @@ class SpoolSegments:
                 f"spool {str(folder)!r} is in use by another collector", hint="give each its own batches.spool_dir"
             ) from error
         self._active: IO[bytes] | None = None
-        self._number = max(self.numbers(), default=0)
+        self._number = max([*self.numbers(), *self._numbers(DAMAGED)], default=0)
         self.damaged: set[int] = set()
 
     def numbers(self) -> list[int]:
-        return sorted(int(path.stem) for path in self.folder.glob(f"*{SUFFIX}") if path.stem.isdigit())
+        return self._numbers(SUFFIX)
+
+    def _numbers(self, suffix: str) -> list[int]:
+        return sorted(int(path.stem) for path in self.folder.glob(f"*{suffix}") if path.stem.isdigit())
 
     def path(self, number: int) -> Path:
         return self.folder / f"{number:020d}{SUFFIX}"
@@ -127,7 +132,7 @@ class SpoolSegments:
         """Forgets a segment that is wholly landed; one with damage inside is kept aside for a person."""
         path = self.path(number)
         if number in self.damaged:
-            path.rename(path.with_suffix(".damaged"))
+            path.rename(path.with_suffix(DAMAGED))
         else:
             path.unlink(missing_ok=True)
         self._sync_folder()
@@ -138,7 +143,7 @@ class SpoolSegments:
 
     def _open(self) -> IO[bytes]:
         self._number += 1
-        made = self.path(self._number).open("xb", buffering=0)
+        made = open(self.path(self._number), "xb", buffering=0, opener=private.opener)  # noqa: SIM115 (kept open)
         try:
             self._sync_folder()
         except OSError:

@@ -60,6 +60,10 @@ class BatchesSettings(Section, frozen=True):
     aftermath_max: Annotated[
         int, describe("Limits the accepted batches that wait for their derived writes; the reconciler writes the rest.")
     ] = 10_000
+    index_flush_s: Annotated[
+        float,
+        describe("Writes the index rows of accepted batches together at this interval, or sooner when many wait."),
+    ] = 2.0
     known_max: Annotated[
         int,
         describe("Limits the accepted batch ids in memory, which answer duplicates without a request to the bucket."),
@@ -71,7 +75,8 @@ class BatchesSettings(Section, frozen=True):
     query_collector: Annotated[
         bool,
         describe(
-            "Follows the batches of all other collectors, so that this collector returns complete answers.",
+            "Follows the batches of all other collectors, so that this collector returns complete answers; a "
+            "collector without batches.active_active always does.",
             when="queries go to one collector of several",
         ),
     ] = False
@@ -84,6 +89,13 @@ class BatchesSettings(Section, frozen=True):
             "Limits how many raw batches one query reads from the bucket.", when="queries over long ranges are cut off"
         ),
     ] = 2_000
+    retention_days: Annotated[
+        float,
+        describe(
+            "Removes accepted batches, their index rows and rollups after this many days, 0 keeps them; an identity "
+            "that was removed stays a duplicate."
+        ),
+    ] = 0.0
     query_points_max: Annotated[int, describe("Limits how many points one query returns.")] = 100_000
 
     def check(self) -> None:
@@ -123,9 +135,22 @@ class BatchesSettings(Section, frozen=True):
                 "batches.body_bytes_max",
                 "an uncompressed frame must fit into the largest body",
             )
+        if not 0 < self.index_flush_s <= 5:
+            raise Contradiction(
+                "batches.index_flush_s",
+                "batches.index_flush_s",
+                "must be above 0 and at most 5 s, which is what readers of the index wait for",
+            )
+        if self.retention_days < 0 or 0 < self.retention_days < 1:
+            raise Contradiction("batches.retention_days", "batches.retention_days", "must be 0, or at least 1 day")
         for name in ("accepting_max", "aftermath_max", "known_max"):
             if getattr(self, name) < 1:
                 raise Contradiction(f"ingest.{name}", f"ingest.{name}", "must be at least 1")
+
+    @property
+    def follows(self) -> bool:
+        """Whether this collector is a query collector. One that is alone is its own."""
+        return self.query_collector or not self.active_active
 
     @property
     def landing_interval_s(self) -> float:
@@ -142,17 +167,22 @@ class BatchesSettings(Section, frozen=True):
 class ReconcilerSettings(Section, frozen=True):
     section: ClassVar[str] = "reconciler"
 
-    interval_s: Annotated[float, describe("Scans accepted-by-time at this interval.")] = 30.0
+    interval_s: Annotated[float, describe("Checks newly accepted manifests at this interval.")] = 300.0
     overlap_s: Annotated[
         float,
         describe(
-            "Starts each scan this long before its checkpoint, to find entries delayed by lost events, "
-            "clock skew, retries or crashes."
+            "Looks in the index this far around the time at which a manifest was stored, because clocks of collectors "
+            "and store differ."
         ),
     ] = 900.0
-    audit_interval_s: Annotated[float, describe("Audits all accepted and quarantined batches at this interval.")] = (
-        3600.0
-    )
+    audit_interval_s: Annotated[
+        float,
+        describe("Reads all accepted and quarantined batches again at this interval; 0 means only by command."),
+    ] = 0.0
+    events_queue_url: Annotated[
+        str,
+        describe("Receives S3 event notifications of accepted/v1/ from this SQS queue; empty means none."),
+    ] = ""
     concurrency: Annotated[int, describe("Limits the batches that are checked at the same time.")] = 8
     gc_interval_s: Annotated[
         float,
@@ -190,7 +220,7 @@ class ReconcilerSettings(Section, frozen=True):
     def check(self) -> None:
         if self.overlap_s <= 0:
             raise Contradiction(
-                "reconciler.overlap_s", "reconciler.overlap_s", "must be above 0, or late entries are missed"
+                "reconciler.overlap_s", "reconciler.overlap_s", "must be above 0, or every manifest is read"
             )
         if bool(self.gc_access_key_id) != bool(self.gc_secret_access_key):
             raise Contradiction("reconciler.gc_access_key_id", "reconciler.gc_secret_access_key", "set both or neither")

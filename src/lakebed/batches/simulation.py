@@ -7,6 +7,7 @@ there and matches; nothing accepted ever loses its blob; a batch reaches live st
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from typing import Any
 
@@ -17,8 +18,12 @@ from lakebed.batches.acceptance import Submission
 from lakebed.batches.acceptor import Acceptor
 from lakebed.batches.codec.frame import columns_of, decode, encode
 from lakebed.batches.derived_writes import DerivedWrites
+from lakebed.batches.incremental import IncrementalScan
 from lakebed.batches.model import AcceptedBatch, BatchIdentity, Compression, IdentityConflict, Sample
+from lakebed.batches.reader import RawBatches
 from lakebed.batches.reconciler import Reconciler
+from lakebed.batches.retention import BatchRetention
+from lakebed.batches.settled import SettledBoots
 from lakebed.batches.sweeper import BlobSweeper
 from lakebed.core.errors import LakebedError
 from lakebed.sim.faults import CALM
@@ -26,7 +31,6 @@ from lakebed.sim.world import Process, World
 
 CRASH = 0.006
 HORIZON_S = 20.0  # short enough that writers stall past it
-DERIVED = (paths.ACCEPTED_BY_TIME, paths.ACCEPTED_BY_BLOB, paths.RAW_BLOBS_BY_TIME)
 
 
 def submission(agent: str, number: int, value: float) -> Submission:
@@ -93,7 +97,7 @@ class SimCollector:
         self.process = process
         self.live: dict[BatchIdentity, str] = {}
         self._world = world
-        derived_writes = DerivedWrites(process.context(), waiting_max=50, writers=2)
+        derived_writes = DerivedWrites(process.context(), waiting_max=50, writer=process.node)
         self.acceptor = kind(
             process.context(),
             derived_writes,
@@ -116,9 +120,7 @@ def reconciler(process: Process) -> Reconciler:
 
 
 def sweeper(process: Process, undecided: Any) -> BlobSweeper:
-    return BlobSweeper(
-        process.context(), reconciler(process), horizon_s=HORIZON_S, undecided=undecided, name=process.node
-    )
+    return BlobSweeper(process.context(), horizon_s=HORIZON_S, undecided=undecided, name=process.node)
 
 
 async def batches(world: World, acceptor: type[Acceptor] = Acceptor) -> None:
@@ -169,7 +171,9 @@ class SimRun:
         while not self.over.is_set():
             try:
                 if rng.random() < 0.5:
-                    await reconciler(process).scan()
+                    await IncrementalScan(
+                        process.context(), reconciler(process), interval_s=1.0, owner=process.node
+                    ).scan()
                 else:
                     source: Any = rng.choice(("all", "by_time"))
                     await sweeper(process, undecided).sweep(dry_run=False, source=source)
@@ -225,8 +229,110 @@ async def _settle(world: World, watch: AcceptanceInvariants) -> None:
     accepted = [info.key for info in world.keys(paths.ACCEPTED)]
     for identity, sha256 in watch.acknowledged.items():
         world.check(world.peek(paths.blob_key(sha256)) is not None, f"{identity} was acknowledged and cannot be read")
-    for prefix in DERIVED[:2]:
-        world.check(len(world.keys(prefix)) == len(accepted), f"{prefix} was not derived wholly, or twice")
+    indexed: set[str] = set()
+
+    async def read_index() -> None:
+        index = RawBatches(last.context().store).index
+        indexed.update([each.manifest_id async for each in index.entries(0, last.clock.now_ns() + 10**12)])
+
+    await last.spawn(read_index())
+    digests = {paths.digest_of(key) for key in accepted}
+    world.check(
+        digests == {each.partition("-")[2] for each in indexed}, "the index is not that of all accepted batches"
+    )
     for identity, refused in watch.refused.items():
         for sha256 in refused:
             world.check(watch.acknowledged.get(identity) != sha256, f"{identity} was acknowledged and refused")
+
+
+RETAIN_DAYS, DAYS, DAY_S = 5.0, 30, 86_400.0
+
+
+class RetentionRun:
+    """Weeks of one agent that sends a batch a day and old ones again, while retention removes what is old."""
+
+    def __init__(self, world: World) -> None:
+        self._world, self._rng = world, world.rng
+        self.acknowledged: set[BatchIdentity] = set()
+        self._collectors: dict[str, tuple[SimCollector, SettledBoots]] = {}
+        self.over = asyncio.Event()
+
+    async def serve(self, process: Process) -> None:
+        mine = SimCollector(self._world, process)
+        mine.derived_writes.start()
+        self._collectors[process.name] = mine, SettledBoots(process.context())
+        while not self.over.is_set():
+            await process.clock.sleep(3600.0)
+
+    async def maintain(self, process: Process) -> None:
+        while not self.over.is_set():
+            with contextlib.suppress(LakebedError):
+                await maintain_once(process)
+            await process.clock.sleep(self._rng.uniform(8 * 3600.0, 20 * 3600.0))
+
+    async def agent(self) -> None:
+        for day in range(DAYS):
+            await self._persist(submission("agent", day, 1.0))
+            if self._rng.random() < 0.5:  # a queue that was restored from a copy sends an old batch again
+                await self._persist(submission("agent", self._rng.randint(0, day), 1.0))
+            await asyncio.sleep(DAY_S)
+
+    async def _persist(self, one: Submission) -> None:
+        for _ in range(20):
+            alive = [each for each in self._collectors.values() if each[0].process.alive]
+            if alive and await self._send(*self._rng.choice(alive), one):
+                return
+            await asyncio.sleep(self._rng.uniform(1.0, 60.0))
+
+    async def _send(self, collector: SimCollector, settled: SettledBoots, one: Submission) -> bool:
+        done: list[bool] = []
+
+        async def request() -> None:
+            try:
+                identity = one.batch.identity
+                duplicate = await settled.find(identity) is not None
+                duplicate = duplicate or (await collector.acceptor.accept(one)).duplicate
+                again = identity in self.acknowledged and not duplicate
+                self._world.check(not again, f"{identity} was acknowledged and then accepted anew")
+                self.acknowledged.add(identity)
+                done.append(True)
+            except LakebedError:
+                pass
+
+        await collector.process.spawn(request())
+        return bool(done)
+
+
+async def maintain_once(process: Process) -> None:
+    context = process.context()
+    await IncrementalScan(context, reconciler(process), interval_s=1.0, owner=process.node).scan()
+    await BatchRetention(context, retention_days=RETAIN_DAYS, owner=process.node).run()
+
+
+async def retention(world: World) -> None:
+    """Weeks pass: old batches go, with their blobs and rows, and none that was acknowledged is ever accepted anew."""
+    run = RetentionRun(world)
+    world.faults = msgspec.structs.replace(world.faults, crash=CRASH / 4)
+    serving = [asyncio.ensure_future(world.keep(f"c{n}", run.serve)) for n in range(2)]
+    tending = [asyncio.ensure_future(world.keep(f"r{n}", run.maintain)) for n in range(2)]
+    await asyncio.sleep(0.1)
+    await run.agent()
+    run.over.set()
+    await asyncio.gather(*serving, *tending)
+    world.heal(CALM)
+    last = world.process("last")
+    for _ in range(3):  # settle, wait, remove
+        await last.spawn(maintain_once(last))
+        await asyncio.sleep(2 * 3600.0)
+    now_ns, kept_ns = last.clock.now_ns(), round((RETAIN_DAYS + 1) * DAY_S * 1e9)
+    for prefix in (paths.ACCEPTED, paths.RAW_BLOBS, paths.ACCEPTED_INDEX):
+        old = [info.key for info in world.keys(prefix) if info.modified_ms * 1_000_000 < now_ns - kept_ns]
+        world.check(not old, f"retention left {old[:3]}")
+    found = {paths.identity_of(info.key) for info in world.keys(paths.ACCEPTED)}
+    settled = SettledBoots(last.context())
+
+    async def known() -> None:
+        for identity in run.acknowledged - found:
+            world.check(await settled.find(identity) is not None, f"{identity} is neither there nor settled")
+
+    await last.spawn(known())

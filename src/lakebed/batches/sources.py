@@ -8,28 +8,32 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 import msgspec
 
 from lakebed.batches import paths
+from lakebed.batches.index import IndexedBatch
 from lakebed.batches.live import Follower, LiveBatches
 from lakebed.batches.matchers import Selector, query_labels
-from lakebed.batches.model import Batch, BatchIdentity
+from lakebed.batches.model import AcceptedBatch, AcceptedByTime, Batch, BatchIdentity
 from lakebed.batches.reader import RawBatches
 from lakebed.core.clock import Clock
+from lakebed.core.context import Context
 from lakebed.core.errors import Corrupt, Invalid, NotFound
 from lakebed.rollups.paths import index_folder
 from lakebed.rollups.reader import CoverageSnapshot, RollupCoverage
 
 SKEW_NS = 300_000_000_000  # how far an agent's clock may run ahead of its collector's
+DAY_NS = 86_400_000_000_000
 READ_AHEAD = 16  # objects being read at once by one query
 
 
 class UnlandedBatches(Protocol):
     """What a query needs of the local spool."""
 
-    def unlanded(self) -> AsyncIterator[tuple[BatchIdentity, Batch | None]]: ...
+    def unlanded(self) -> AsyncIterator[tuple[AcceptedBatch, Batch | None]]: ...
 
 
 class ReadResult(msgspec.Struct):
@@ -69,25 +73,38 @@ class SampleSources:
         self._follower, self._spool = follower, spool
         self._batches_max, self._clock = batches_max, clock
 
-    async def points(self, take: Take, selector: Selector, from_ns: int, to_ns: int, through_ns: int) -> ReadResult:
+    @classmethod
+    def of_bucket(cls, context: Context, *, batches_max: int) -> SampleSources:
+        """What is in the bucket, without live batches and without a spool."""
+        raw, nothing_live = RawBatches(context.store), LiveBatches(context, bytes_max=0, window_s=0.0)
+        coverage = RollupCoverage(context.store, raw)
+        return cls(nothing_live, raw, coverage, follower=None, spool=None, batches_max=batches_max, clock=context.clock)
+
+    async def points(
+        self, take: Take, selector: Selector, from_ns: int, to_ns: int, through_ns: int, *, limited: bool = False
+    ) -> ReadResult:
         """Offers every batch that may hold points of the range; those accepted after `through_ns` if they are at hand.
+
+        `limited`: some were accepted after `through_ns`, so the result may lack them.
 
         Raises Corrupt when the state of rollups cannot be read.
         """
         reading = self._begin()
+        await self._note_removed(reading, from_ns)
         for _, batch in self._live.batches():
             self._offer(reading, take, "live", batch)
-        await self._take_spool(reading, take, frozenset())
+        await self._take_spool(reading, take, None)
         if self._all_live(reading, from_ns):
             return reading
         covered = await self.coverage.snapshot()
         indexed = await self._indexed(reading, covered, selector, from_ns, to_ns)
-        tail, full = await self._tail(reading, covered, from_ns, through_ns, len(indexed))
+        tail, full = await self._tail(reading, covered, from_ns, to_ns, through_ns, len(indexed))
+        if limited:
+            reading.missing.append("batches accepted more than late_s after the range were not searched")
         if full:
             reading.missing.append(f"more than {self._batches_max} raw batches are in the range")
         blobs = [self._take_blob(reading, take, sha256) for sha256 in indexed]
-        entries = [self._take_entry(reading, take, manifest_id, from_ns, to_ns) for manifest_id in tail]
-        await several([*blobs, *entries])
+        await several([*blobs, *await self._entries(reading, take, tail, from_ns, to_ns)])
         return reading
 
     async def uncovered(
@@ -95,26 +112,37 @@ class SampleSources:
     ) -> ReadResult:
         """Offers every batch that is in no rollup of this snapshot, and may hold samples of the range."""
         reading = self._begin()
+        await self._note_removed(reading, from_ns)
         reading.damaged_chunks += len(covered.damaged)
-        tail, full = await self._tail(reading, covered, from_ns, through_ns, 0)
-        waiting = set(tail)
+        tail, full = await self._tail(reading, covered, from_ns, to_ns, through_ns, 0)
+        waiting = {each.manifest_id for each in tail}
         for manifest_id, batch in self._live.accepted():
             # Accepted long ago and not waiting: the roller has seen it.
             if manifest_id in waiting or covered.holds(manifest_id) is False:
                 self._offer(reading, take, "live", batch)
-        await self._take_spool(reading, take, frozenset(_digest(each) for each in covered.ids))
+        await self._take_spool(reading, take, covered)
         if full:
             reading.missing.append(f"more than {self._batches_max} raw batches are in no rollup yet")
-        await several([self._take_entry(reading, take, each, from_ns, to_ns) for each in tail])
+        await several(await self._entries(reading, take, tail, from_ns, to_ns))
         return reading
 
     def _begin(self) -> ReadResult:
         reading = ReadResult(sources={"live": 0, "spool": 0, "raw": 0})
-        if self._follower is None:
-            reading.missing.append("this is not the query collector")
+        if self._follower is None:  # what was accepted in the last seconds may not be indexed yet
+            reading.missing.append(
+                "read without the live state of other collectors: set batches.query_collector on one of them"
+            )
         elif not self._follower.is_fresh():
             reading.missing.append("the query collector has not caught up")
         return reading
+
+    async def _note_removed(self, reading: ReadResult, from_ns: int) -> None:
+        """Says so when the range begins before what retention has removed. Read for ranges of more than a day."""
+        if from_ns < self._clock.now_ns() - DAY_NS:
+            removed_ns = await self._raw.removed_ns()
+            if from_ns < removed_ns:
+                since = datetime.fromtimestamp(removed_ns // 10**9, UTC).isoformat()
+                reading.missing.append(f"batches accepted before {since} were removed: batches.retention_days")
 
     def _all_live(self, reading: ReadResult, from_ns: int) -> bool:
         """Whether live state holds everything that was accepted since shortly before the range."""
@@ -129,53 +157,80 @@ class SampleSources:
         reading.sources[source] += 1
         take(batch)
 
-    async def _take_spool(self, reading: ReadResult, take: Take, landed: frozenset[str]) -> None:
+    async def _take_spool(self, reading: ReadResult, take: Take, covered: CoverageSnapshot | None) -> None:
+        """What the spool holds, less what is rolled up in this snapshot: a batch may have landed meanwhile."""
         if self._spool is None:
             return
-        async for identity, batch in self._spool.unlanded():
+        recent = frozenset(_digest(each) for each in covered.ids) if covered is not None else frozenset()
+        async for accepted, batch in self._spool.unlanded():
             if reading.sources["spool"] >= self._batches_max:
                 reading.missing.append(f"more than {self._batches_max} spooled batches are not in the bucket yet")
                 return
-            if _digest(paths.manifest_id(identity, 0)) in landed:
+            identity = accepted.identity
+            if _digest(paths.manifest_id(identity, 0)) in recent:
+                continue
+            if covered is not None and await self._landed_long_ago(reading, covered, accepted):
                 continue
             if batch is not None:
                 self._offer(reading, take, "spool", batch)
             elif identity not in reading.seen:
                 reading.damaged += 1
 
+    async def _landed_long_ago(self, reading: ReadResult, covered: CoverageSnapshot, spooled: AcceptedBatch) -> bool:
+        """Whether a batch that only the index knows of is rolled up: after a restart the spool gives it once more."""
+        manifest_id = paths.manifest_id(spooled.identity, spooled.accepted_at_unix_ns)
+        unsure: dict[str, Corrupt] = {}
+        waits = covered.holds(manifest_id) is False or await self.coverage.waiting(covered, [manifest_id], unsure)
+        reading.damaged += len(unsure)
+        return not waits
+
     async def _tail(
-        self, reading: ReadResult, covered: CoverageSnapshot, from_ns: int, through_ns: int, taken: int
-    ) -> tuple[list[str], bool]:
-        """Manifest ids that are in no generation: accepted since what is settled, or waiting out of order.
+        self, reading: ReadResult, covered: CoverageSnapshot, from_ns: int, to_ns: int, through_ns: int, taken: int
+    ) -> tuple[list[IndexedBatch], bool]:
+        """Batches that are in no generation: accepted since what is settled, or waiting out of order.
 
         The flag is True when there are more than a query may read. Batches in live state do not count; batches whose
         coverage is unknown count as damaged.
         """
         unsure: dict[str, Corrupt] = {}
-        found, full = await self._waiting(covered, from_ns, through_ns, taken, unsure)
+        found, full = await self._waiting(reading, covered, from_ns, to_ns, through_ns, taken, unsure)
         reading.damaged += len(unsure)
         return found, full
 
     async def _waiting(
-        self, covered: CoverageSnapshot, from_ns: int, through_ns: int, taken: int, unsure: dict[str, Corrupt]
-    ) -> tuple[list[str], bool]:
+        self,
+        reading: ReadResult,
+        covered: CoverageSnapshot,
+        from_ns: int,
+        to_ns: int,
+        through_ns: int,
+        taken: int,
+        unsure: dict[str, Corrupt],
+    ) -> tuple[list[IndexedBatch], bool]:
         since_ns = max(0, from_ns - SKEW_NS, covered.state.settled_ns)
-        found: list[str] = []
+        found: list[IndexedBatch] = []
         room = self._batches_max - taken
+        damaged: list[Corrupt] = []
         if since_ns <= through_ns:
-            async for _, manifest_id in self._raw.entries(since_ns, through_ns):
-                if not await self.coverage.waiting(covered, [manifest_id], unsure):
+            async for each in self._raw.entries(since_ns, through_ns, damaged):
+                if each.entry is not None and not _overlaps(each.entry, from_ns, to_ns):
+                    continue  # accepted then, and of another time: it costs no read and no room
+                if not await self.coverage.waiting(covered, [each.manifest_id], unsure):
                     continue
-                if not self._live.holds(manifest_id):
+                if not self._live.holds(each.manifest_id):
                     room -= 1
                 if room < 0:
                     return found, True
-                found.append(manifest_id)
+                found.append(each)
+        if damaged:
+            reading.missing.append(f"{len(damaged)} index segments cannot be read: lakebed batches reconcile --cold")
         if covered.state.settled_ns:  # otherwise nothing was passed by yet
-            seen = set(found)
-            noted, _ = await self.coverage.late(covered.state)
+            seen = {each.manifest_id for each in found}
+            noted, left_out_ms = await self.coverage.late(covered.state)
+            if left_out_ms is not None:
+                reading.missing.append("more late batches than one look takes are in no rollup yet")
             late = await self.coverage.waiting(covered, [each for each in noted if each not in seen], unsure)
-            found += late[:room]
+            found += [IndexedBatch(each) for each in late[:room]]
             return found, len(late) > room
         return found, False
 
@@ -198,16 +253,19 @@ class SampleSources:
         held = [sha256 for manifest_id, sha256 in found.items() if not self._live.holds(manifest_id)]
         return held[: self._batches_max]
 
-    async def _take_entry(self, reading: ReadResult, take: Take, manifest_id: str, from_ns: int, to_ns: int) -> None:
-        if self._live.holds(manifest_id):
-            return
-        entry = await self._raw.entry(paths.by_time_of(manifest_id))
-        if entry is None:  # entries are never deleted: this one is damaged, and the content of the batch is unknown
-            reading.damaged += 1
-            return
-        if entry.last_time_unix_ns < from_ns or entry.first_time_unix_ns >= to_ns:
-            return
-        await self._take_blob(reading, take, entry.frame_sha256)
+    async def _entries(
+        self, reading: ReadResult, take: Take, tail: list[IndexedBatch], from_ns: int, to_ns: int
+    ) -> list[Coroutine[Any, Any, None]]:
+        """Reading the blobs of these batches, less those that live state holds and those outside the range."""
+        wanted = [each for each in tail if not self._live.holds(each.manifest_id)]
+        sought = await self._raw.find(each.manifest_id for each in wanted if each.entry is None)
+        entries = [each.entry or sought.get(each.manifest_id) for each in wanted]
+        reading.damaged += entries.count(None)  # entries are never deleted: the content of such a batch is unknown
+        return [
+            self._take_blob(reading, take, entry.frame_sha256)
+            for entry in entries
+            if entry is not None and _overlaps(entry, from_ns, to_ns)
+        ]
 
     async def _take_blob(self, reading: ReadResult, take: Take, sha256: str) -> None:
         try:
@@ -234,6 +292,10 @@ def _selected(selector: Selector, batches: Any, series: Any, from_ns: int, to_ns
         for row in listed
         if row["last_ns"] >= from_ns and row["first_ns"] < to_ns
     }
+
+
+def _overlaps(entry: AcceptedByTime, from_ns: int, to_ns: int) -> bool:
+    return entry.last_time_unix_ns >= from_ns and entry.first_time_unix_ns < to_ns
 
 
 def _digest(manifest_id: str) -> str:

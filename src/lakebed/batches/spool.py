@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import OrderedDict
 from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -23,16 +21,20 @@ from lakebed.batches.acceptance import Submission
 from lakebed.batches.acceptor import OnAccepted, store_conflict, write_blob
 from lakebed.batches.codec.frame import decode, peek
 from lakebed.batches.derived_writes import DerivedWrites
-from lakebed.batches.model import AcceptedBatch, Batch, BatchIdentity, UploadResponse, read_record, write_record
+from lakebed.batches.landed import LandedBatches
+from lakebed.batches.model import AcceptedBatch, Batch, BatchIdentity, UploadResponse, write_record
 from lakebed.batches.reader import ANY_FRAME, verified
 from lakebed.batches.segments import HEAD, SpoolRecord, SpoolSegments, pack
+from lakebed.batches.settled import SettledBoots
 from lakebed.core.errors import AlreadyExists, Corrupt, Invalid, LakebedError, Overloaded, Unavailable
 from lakebed.core.logs import logger
+from lakebed.store.model import read_record
 from lakebed.store.runtime import StoreRuntime
 
 SEGMENT_BYTES_MAX = 64 * 1024 * 1024
 GROUP_MAX = 1_000  # uploads that share one fsync
 QUARANTINE_TIMEOUT_S = 5.0
+LOOK_TIMEOUT_S = 2.0  # for the manifest of a batch that may have landed long ago
 
 log = logger("batches")
 
@@ -64,20 +66,22 @@ class Spool:
         store, clock, ids, metrics = runtime.store, runtime.clock, runtime.ids, runtime.metrics
         self._segments = SpoolSegments(folder)
         self._store, self._collector_id, self._on_accepted = store, collector_id, on_accepted
-        self._bytes_max, self._known_max, self._retry_after_s = bytes_max, known_max, retry_after_s
+        self._bytes_max, self._retry_after_s = bytes_max, retry_after_s
         self._clock, self._ids = clock, ids
         self._held: dict[BatchIdentity, SpooledBatch] = {}  # fsynced, not landed
         self._arriving: dict[BatchIdentity, asyncio.Future[tuple[int, int]]] = {}
-        self._known: OrderedDict[BatchIdentity, AcceptedBatch] = OrderedDict()  # landed
+        self._landed = LandedBatches(folder, known_max=known_max)
         self._waiting: list[_Waiting] = []
         self._writer: asyncio.Task[None] | None = None
         self._bytes = 0
+        metrics.gauge("lakebed_batches_spool_disk_bytes").set_function(lambda: disk_bytes(folder))
         self._gauges = (metrics.gauge("lakebed_batches_spool_bytes"), metrics.gauge("lakebed_batches_spool_batches"))
         outcomes = metrics.counter("lakebed_batches_uploads_total")
         self._outcomes = {name: outcomes.labels(outcome=name) for name in ("accepted", "duplicate", "conflict")}
 
     async def open(self) -> int:
         """Takes up what an earlier run left; returns how many batches it held that are not known to be landed."""
+        await asyncio.to_thread(self._landed.load)
         for number in self._segments.numbers():
             for spooled in await asyncio.to_thread(self._recover, number):
                 self._hold(spooled)
@@ -89,7 +93,7 @@ class Spool:
         while (arriving := self._arriving.get(identity)) is not None:
             await asyncio.wait([arriving])
         held = self._held.get(identity)
-        existing = held.accepted if held is not None else self._known.get(identity)
+        existing = held.accepted if held is not None else await self._landed_before(identity)
         if existing is not None:
             if existing.frame_sha256 == submitted.sha256:
                 self._outcomes["duplicate"].inc()
@@ -103,6 +107,20 @@ class Spool:
                 hint="check that the bucket can be reached, or raise batches.spool_bytes_max",
             )
         return await self._append(submitted)
+
+    async def _landed_before(self, identity: BatchIdentity) -> AcceptedBatch | None:
+        """The manifest of a batch that has landed: known here, or, for a number that is not new, in the bucket.
+
+        While the bucket is away, an old batch that is not known here is taken: landing finds its manifest.
+        """
+        known = self._landed.get(identity)
+        if known is not None or self._landed.is_new(identity):
+            return known
+        try:
+            async with asyncio.timeout(LOOK_TIMEOUT_S):
+                return read_record(await self._store.get(paths.accepted_key(identity)), AcceptedBatch)
+        except (TimeoutError, LakebedError):
+            return None
 
     async def _append(self, submitted: Submission) -> UploadResponse:
         accepted = acceptance.manifest(
@@ -141,9 +159,9 @@ class Spool:
                 one.done.set_result((segment, offset))
                 offset += len(one.data)
 
-    async def unlanded(self) -> AsyncIterator[tuple[BatchIdentity, Batch | None]]:
-        """Every batch not landed yet, read from disk; None for one that cannot be read. One that lands meanwhile may
-        still be given."""
+    async def unlanded(self) -> AsyncIterator[tuple[AcceptedBatch, Batch | None]]:
+        """Every batch not known to be landed, read from disk; None for one that cannot be read. One that lands
+        meanwhile, or landed before a restart, may still be given."""
         for identity, spooled in list(self._held.items()):
             batch: Batch | None
             try:
@@ -153,7 +171,7 @@ class Spool:
                 if identity not in self._held:
                     continue  # landed and removed since
                 batch = None
-            yield identity, batch
+            yield spooled.accepted, batch
 
     def waiting(self) -> list[SpooledBatch]:
         """What is to be landed, oldest first; uploads from now on go to a new segment."""
@@ -169,14 +187,13 @@ class Spool:
         spooled = self._release(identity)
         if spooled is None:
             return
-        self._known[identity] = spooled.accepted
-        if len(self._known) > self._known_max:
-            self._known.popitem(last=False)
+        self._landed.add(spooled.accepted)
 
     async def sweep(self) -> None:
         """Removes segments of which everything has landed. Uploads in progress may still point at one: then not now."""
         if self._writing():
             return
+        await asyncio.to_thread(self._landed.sync)  # before the only other record of them goes
         needed = {spooled.record.segment for spooled in self._held.values()} | {self._segments.active_number}
         for number in self._segments.numbers():
             if number not in needed:
@@ -241,6 +258,11 @@ class Spool:
             return acceptance.refusal(record, quarantined=False)
 
 
+def disk_bytes(folder: Path) -> int:
+    """What the spool uses on its disk: waiting and landed batches, damaged segments, and the landed identities."""
+    return sum(file.stat().st_size for file in folder.glob("*") if file.is_file())
+
+
 LANDINGS_MAX = 8  # batches being landed at once
 
 
@@ -255,11 +277,12 @@ class Lander:
         spool: Spool,
         derived_writes: DerivedWrites,
         *,
+        settled: SettledBoots,
         interval_s: float,
         collector_id: str,
     ) -> None:
         store, clock, metrics = runtime.store, runtime.clock, runtime.metrics
-        self._spool, self._store, self._derived_writes = spool, store, derived_writes
+        self._spool, self._store, self._derived_writes, self._settled = spool, store, derived_writes, settled
         self._interval_s, self._collector_id, self._clock = interval_s, collector_id, clock
         self._outcomes = metrics.counter("lakebed_batches_landed_total")
 
@@ -299,6 +322,10 @@ class Lander:
         except (OSError, Corrupt) as error:
             self._outcomes.labels(outcome="damaged").inc()
             raise DamagedRecord(f"a spooled batch cannot be read back: {error}") from error
+        if await self._settled.find(spooled.accepted.identity) is not None:  # accepted once, and removed by retention
+            self._outcomes.labels(outcome="duplicate").inc()
+            self._spool.landed(spooled.accepted.identity)
+            return
         await write_blob(self._store, submitted)
         existing = await self._create(spooled.accepted)
         verdict = acceptance.judge(spooled.accepted, existing)
@@ -312,9 +339,7 @@ class Lander:
                 quarantined=record.submitted_raw_blob_key,
             )
         else:
-            self._derived_writes.put(
-                partial(acceptance.derived, existing, acceptance.span_of(submitted.batch), self._clock.now_ns)
-            )
+            self._derived_writes.put(existing, acceptance.span_of(submitted.batch))
         self._outcomes.labels(outcome=verdict).inc()
         self._spool.landed(spooled.accepted.identity)
 

@@ -5,8 +5,10 @@ Why a delete can never hit an accepted batch: a frame carries its identity, so o
 the accepted manifest of that identity. It is created if absent and never changes. A blob is deleted only when that
 manifest exists **for other bytes**: no writer, however long it stalled between blob and manifest, can then make it
 accepted, and a delayed delete does no harm. A blob whose identity is undecided is never deleted, because a stalled
-writer may still accept it; past the horizon its acceptance is completed instead, or it is kept. The four conditions
-apply on top.
+writer may still accept it; past the horizon its acceptance is completed instead, or it is kept.
+
+The proof needs no audit and no index: the two keys that can refer to a blob follow from the frame in it, and both are
+read, with the store's strong consistency, just before the decision.
 """
 
 from __future__ import annotations
@@ -17,14 +19,18 @@ from typing import Literal
 import msgspec
 
 from lakebed.batches import acceptance, paths
-from lakebed.batches.findings import FindingsRepairer
-from lakebed.batches.model import AcceptedBatch, Batch, read_record, write_record
+from lakebed.batches.codec.frame import identity_of_head
+from lakebed.batches.findings import AuditFiles
+from lakebed.batches.index import AcceptedIndex, write_rows
+from lakebed.batches.model import AcceptedBatch, BatchIdentity, write_record
 from lakebed.batches.reader import verified
-from lakebed.batches.reconciler import Reconciler
+from lakebed.batches.settled import SettledBoots
 from lakebed.core.errors import AlreadyExists, Corrupt, Invalid, NotFound
+from lakebed.core.feed import ahead
 from lakebed.core.logs import logger
 from lakebed.core.traces import traced
-from lakebed.store.model import ObjectInfo
+from lakebed.store.model import ObjectInfo, read_record
+from lakebed.store.protocol import exists
 from lakebed.store.runtime import StoreRuntime
 
 Verdict = Literal["delete", "finish", "keep"]
@@ -37,12 +43,11 @@ class Evidence(msgspec.Struct, frozen=True):
     modified_ns: int
     now_ns: int
     horizon_ns: int
-    audited_through_ns: int
-    accepted_references: int
-    quarantine_references: int
     problem: str = ""  # why its frame cannot be read
     existing_sha256: str = ""  # hash in the manifest at its identity; empty: undecided
+    quarantined: bool = False  # a quarantine manifest of its identity and hash, or a reverse reference, exists
     boot_held: bool = False
+    settled: bool = False  # retention has removed its batch
 
 
 class Judgement(msgspec.Struct, frozen=True):
@@ -51,23 +56,22 @@ class Judgement(msgspec.Struct, frozen=True):
 
 
 def judge(found: Evidence, undecided: Literal["finish", "keep"]) -> Judgement:
-    """The four conditions in their order, then the one that makes them safe."""
+    """The conditions in their order: age, references of accepted and quarantine manifests, then the one that makes
+    a delete safe."""
     ripe_ns = found.modified_ns + found.horizon_ns
     if found.now_ns < ripe_ns:
         left_s = (ripe_ns - found.now_ns) // 1_000_000_000
         return Judgement("keep", f"younger than the retry horizon, for another {left_s} s")
-    if found.accepted_references:
-        return Judgement("keep", "an accepted manifest refers to it")
-    if found.quarantine_references:
-        return Judgement("keep", "a quarantine manifest refers to it")
-    if found.audited_through_ns < ripe_ns:
-        return Judgement("keep", "no audit of accepted and quarantined batches has started since it passed the horizon")
     if found.problem:
         return Judgement("keep", f"its frame cannot be read, so its identity is unknown: {found.problem}")
     if found.existing_sha256 == found.sha256:
-        return Judgement("keep", "its manifest is accepted; the reverse reference is missing")
+        return Judgement("keep", "an accepted manifest refers to it")
+    if found.quarantined:
+        return Judgement("keep", "a quarantine manifest refers to it")
     if found.existing_sha256:
         return Judgement("delete", f"its identity was accepted with other bytes, {found.existing_sha256}")
+    if found.settled:
+        return Judgement("delete", "retention has removed its batch")
     if found.boot_held:
         return Judgement("keep", "its boot is held for investigation")
     if undecided == "finish":
@@ -75,6 +79,8 @@ def judge(found: Evidence, undecided: Literal["finish", "keep"]) -> Judgement:
     return Judgement("keep", "undecided: a writer could still accept it")
 
 
+GROUP = 256  # blobs judged together
+IDENTITY_BYTES_MAX = 512  # of a frame's head: prefix, header and two ids of 120 bytes
 ROWS_MAX = 10_000  # judgements one report lists; the counts go on
 
 log = logger("batches")
@@ -95,7 +101,6 @@ class GcReport(msgspec.Struct, frozen=True):
     dry_run: bool
     source: str
     at_unix_ns: int
-    audited_through_unix_ns: int
     counts: dict[str, int]
     rows: list[BlobRow]
 
@@ -104,31 +109,26 @@ class BlobSweeper:
     def __init__(
         self,
         runtime: StoreRuntime,
-        reconciler: Reconciler,
         *,
         horizon_s: float,
         undecided: Literal["finish", "keep"],
         name: str,
     ) -> None:
         store, clock, ids, metrics = runtime.store, runtime.clock, runtime.ids, runtime.metrics
-        self._store, self._reconciler = store, reconciler
+        self._store = store
         self._horizon_ns, self._undecided, self._name = round(horizon_s * 1e9), undecided, name
         self._clock, self._ids = clock, ids
-        self._findings = FindingsRepairer(runtime, reconciler)
+        self._findings, self._settled = AuditFiles(runtime), SettledBoots(runtime)
         self._blobs = metrics.counter("lakebed_batches_gc_blobs_total")
 
     @traced("batches gc")
     async def sweep(self, *, dry_run: bool, source: Literal["all", "by_time", "audit"] = "all") -> GcReport:
-        """Judges blobs and deletes or finishes those it may. Audits first unless a dry run: absence needs the proof.
+        """Judges blobs and deletes or finishes those it may, several at a time.
 
-        From `audit` come the candidates of the last audit over a listing, and the proof with them, once its work is
-        done. They are only looked at sooner: each is judged like any other.
+        `by_time`: the blobs that collectors recorded as undecided; `audit`: the candidates of the last audit over a
+        listing. They are only found sooner: each is judged like any other.
         """
-        if not dry_run and source == "audit":
-            await self._findings.repair()
-        elif not dry_run:
-            await self._reconciler.audit()
-        audited_ns = (await self._reconciler.audits.read()).value.audited_through_ns
+        await self._settled.refresh()
         now_ns = self._clock.now_ns()
         counts: dict[str, int] = {}
         rows: list[BlobRow] = []
@@ -137,60 +137,86 @@ class BlobSweeper:
             "by_time": lambda: self._by_time(now_ns, dry_run),
             "audit": self._candidates,
         }[source]()
-        async for info in blobs:
-            judgement = await self._one(info, now_ns, audited_ns, dry_run)
+        async for info, judgement in self._judged(blobs, now_ns, dry_run):
             counts[judgement.verdict] = counts.get(judgement.verdict, 0) + 1
-            self._blobs.labels(verdict=judgement.verdict).inc()
+            if not dry_run:
+                self._blobs.labels(verdict=judgement.verdict).inc()
             if len(rows) < ROWS_MAX:
                 age_s = max(0, now_ns // 1_000_000 - info.modified_ms) // 1000
                 rows.append(BlobRow(info.key, info.size, age_s, judgement.verdict, judgement.reason))
-        report = GcReport("lightmetrics.gc_report.v1", dry_run, source, now_ns, audited_ns, counts, rows)
+        report = GcReport("lightmetrics.gc_report.v1", dry_run, source, now_ns, counts, rows)
         if counts.get("delete") or counts.get("finish"):
             await self._keep(report)
         return report
 
-    async def _one(self, info: ObjectInfo, now_ns: int, audited_ns: int, dry_run: bool) -> Judgement:
+    async def _judged(
+        self, blobs: AsyncIterator[ObjectInfo], now_ns: int, dry_run: bool
+    ) -> AsyncIterator[tuple[ObjectInfo, Judgement]]:
+        async def one(info: ObjectInfo) -> tuple[ObjectInfo, Judgement]:
+            return info, await self._one(info, now_ns, dry_run)
+
+        group: list[ObjectInfo] = []
+        async for info in blobs:
+            group.append(info)
+            if len(group) == GROUP:
+                async for each in ahead(group, one):
+                    yield each
+                group = []
+        async for each in ahead(group, one):
+            yield each
+
+    async def _one(self, info: ObjectInfo, now_ns: int, dry_run: bool) -> Judgement:
         try:
             sha256 = paths.sha256_of_blob(info.key)
         except Invalid:
             return Judgement("keep", "not a blob's key")
-        evidence, batch, size = await self._evidence(sha256, info, now_ns, audited_ns)
+        evidence = await self._evidence(sha256, info, now_ns)
         judgement = judge(evidence, self._undecided)
         if dry_run or judgement.verdict == "keep":
             return judgement
-        if judgement.verdict == "finish" and batch is not None:
-            return await self._finish(batch, sha256, size)
+        if judgement.verdict == "finish":
+            return await self._finish(info.key, sha256)
         await self._store.delete(info.key)
         await self._store.delete(paths.blob_by_time_key(sha256, evidence.modified_ns))
         log.info("deleted a raw blob", key=info.key, reason=judgement.reason)
         return judgement
 
-    async def _evidence(
-        self, sha256: str, info: ObjectInfo, now_ns: int, audited_ns: int
-    ) -> tuple[Evidence, Batch | None, int]:
+    async def _evidence(self, sha256: str, info: ObjectInfo, now_ns: int) -> Evidence:
         modified_ns = info.modified_ms * 1_000_000
-        found = Evidence(sha256, modified_ns, now_ns, self._horizon_ns, audited_ns, 0, 0)
+        found = Evidence(sha256, modified_ns, now_ns, self._horizon_ns)
         if now_ns < modified_ns + self._horizon_ns:
-            return found, None, 0  # too young: no further requests to the store
-        found = msgspec.structs.replace(
-            found,
-            accepted_references=await self._any(paths.accepted_by_blob(sha256)),
-            quarantine_references=await self._any(paths.quarantine_by_blob(sha256)),
-        )
-        if found.accepted_references or found.quarantine_references or audited_ns < modified_ns + self._horizon_ns:
-            return found, None, 0
+            return found  # too young: no further requests to the store
         try:
-            frame = (await self._store.get(info.key)).data
-            batch = verified(frame, sha256)
-        except (Corrupt, NotFound) as error:
-            return msgspec.structs.replace(found, problem=error.message), None, 0
-        held = await self._exists(paths.held_boot_key(batch.identity.agent_id, batch.identity.boot_id))
-        existing = await self._standing(batch)
-        return msgspec.structs.replace(found, existing_sha256=existing, boot_held=held), batch, len(frame)
+            head = await self._store.get_range(info.key, 0, min(info.size, IDENTITY_BYTES_MAX))
+            identity = identity_of_head(head)
+        except (Corrupt, Invalid, NotFound) as error:
+            return msgspec.structs.replace(found, problem=error.message)
+        existing = await self._accepted_hash(identity)
+        found = msgspec.structs.replace(found, existing_sha256=existing)
+        if existing == sha256:
+            return found
+        return msgspec.structs.replace(
+            found,
+            problem=await self._problem(info.key, sha256, identity),
+            quarantined=await exists(self._store, paths.quarantine_key(identity, sha256))
+            or await self._any(paths.quarantine_by_blob(sha256)),
+            boot_held=await exists(self._store, paths.held_boot_key(identity.agent_id, identity.boot_id)),
+            settled=not existing and await self._settled.find(identity) is not None,
+        )
 
-    async def _finish(self, batch: Batch, sha256: str, size: int) -> Judgement:
+    async def _problem(self, key: str, sha256: str, identity: BatchIdentity) -> str:
+        """Why the blob is not the frame that its head claims: only a verified identity decides."""
+        try:
+            batch = verified((await self._store.get(key)).data, sha256)
+        except (Corrupt, NotFound) as error:
+            return error.message
+        return "" if batch.identity == identity else "its head names another batch than its frame"
+
+    async def _finish(self, key: str, sha256: str) -> Judgement:
         """Creates the manifest that a collector began with: the agent's retry, should it come, is a duplicate."""
-        identity = batch.identity
+        frame = (await self._store.get(key)).data
+        batch = verified(frame, sha256)
+        identity, size = batch.identity, len(frame)
         accepted = acceptance.manifest_of(
             identity,
             sha256,
@@ -203,19 +229,23 @@ class BlobSweeper:
             await self._store.create(paths.accepted_key(identity), write_record(accepted))
         except AlreadyExists:
             return Judgement("keep", "another process decided it in the meantime")
-        for write in acceptance.derived(accepted, acceptance.span_of(batch)):
-            await self._store.create(write.key, write.data)
+        await write_rows(self._store, [acceptance.entry_of(accepted, acceptance.span_of(batch))], writer=self._name)
         return Judgement("finish", "acceptance of a raw blob was completed")
 
-    async def _standing(self, batch: Batch) -> str:
+    async def _accepted_hash(self, identity: BatchIdentity) -> str:
         try:
-            stored = await self._store.get(paths.accepted_key(batch.identity))
+            stored = await self._store.get(paths.accepted_key(identity))
         except NotFound:
             return ""
         return read_record(stored, AcceptedBatch).frame_sha256
 
     async def _by_time(self, now_ns: int, dry_run: bool) -> AsyncIterator[ObjectInfo]:
-        """Blobs of the hours that have passed the horizon, from the index: cheap, and blind to what was not indexed."""
+        """Blobs past the horizon that the index records as undecided: cheap, and blind to what was not indexed."""
+        async for orphan in AcceptedIndex(self._store).orphans(now_ns - self._horizon_ns):
+            try:
+                yield await self._store.head(paths.blob_key(orphan.sha256))
+            except NotFound:
+                continue  # swept already
         for day in await self._store.children(paths.RAW_BLOBS_BY_TIME):
             if paths.day_ns(day) > now_ns - self._horizon_ns:
                 continue
@@ -238,17 +268,10 @@ class BlobSweeper:
             except NotFound:
                 continue  # swept already
 
-    async def _any(self, prefix: str) -> int:
+    async def _any(self, prefix: str) -> bool:
         async for _ in self._store.list(prefix):
-            return 1
-        return 0
-
-    async def _exists(self, key: str) -> bool:
-        try:
-            await self._store.head(key)
-        except NotFound:
-            return False
-        return True
+            return True
+        return False
 
     async def _keep(self, report: GcReport) -> None:
         if report.dry_run:

@@ -1,29 +1,26 @@
-"""Agents and recently accepted batches, computed from the newest entries of the by-time index alone.
+"""Agents and recently accepted batches, computed from the newest entries of the index alone.
 
-A busy hour may hold millions of entries, so it is listed from its end: the last minute, the last ten, then the hour,
-and never more than LISTED_MAX keys of it.
+A busy hour may hold millions of entries, so it is read from its end: the last minute, the last ten, then the hour.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 
 import msgspec
 
 from lakebed.batches import paths
 from lakebed.batches.conflicts import ConflictReview, ConflictView
+from lakebed.batches.incremental import checked_through_ns
 from lakebed.batches.model import AcceptedByTime
 from lakebed.batches.reader import RawBatches
 from lakebed.core.context import Context
-from lakebed.core.errors import Invalid
 from lakebed.store.runtime import StoreRuntime
 
 NEWEST_MAX = 200  # batches looked at
-LISTED_MAX = 5000  # keys listed for one look
 HOURS_MAX = 3  # hour folders looked into
-STEPS_NS = (60 * 10**9, 600 * 10**9, paths.HOUR_NS)
 AGENTS_MAX = 500
+COUNTED_MAX = 64  # entries read to count the samples of a span
 KNOWN_MAX = 2000  # entries kept: they never change
 CONFLICTS_MAX = 100
 
@@ -64,8 +61,13 @@ class RecentBatches:
 
     async def newest(self, limit: int = NEWEST_MAX) -> list[AcceptedRow]:
         """The newest accepted batches, newest first."""
-        keys = await self._newest_keys(limit)
-        entries = await asyncio.gather(*map(self._entry, keys))
+        found = await self._raw.index.newest(limit, hours_max=HOURS_MAX, now_ns=self._clock.now_ns())
+        single = [each.manifest_id for each in found if each.entry is None and each.manifest_id not in self._known]
+        for name, entry in (await self._raw.find(single)).items():
+            self._known[name] = entry
+        entries = [each.entry or self._known.get(each.manifest_id) for each in found]
+        while len(self._known) > KNOWN_MAX:
+            self._known.popitem(last=False)
         return [_row(entry) for entry in entries if entry is not None]
 
     async def agents(self, limit: int = NEWEST_MAX) -> list[AgentRow]:
@@ -95,45 +97,28 @@ class RecentBatches:
             rows.setdefault(agent_id, AgentRow(agent_id))
         return list(rows.values())
 
-    async def _newest_keys(self, limit: int) -> list[str]:
-        found: list[str] = []
-        hours = 0
-        for date in reversed(await self._store.children(paths.ACCEPTED_BY_TIME)):
-            for hour in reversed(await self._store.children(f"{paths.ACCEPTED_BY_TIME}{date}/")):
-                found += await self._of_hour(f"{paths.ACCEPTED_BY_TIME}{date}/{hour}/", date, hour, limit - len(found))
-                hours += 1
-                if len(found) >= limit or hours >= HOURS_MAX:
-                    return found
-        return found
+    async def accepted_between(self, from_ns: int, to_ns: int) -> tuple[int, int]:
+        """Batches and samples accepted in (from_ns, to_ns], by any collector.
 
-    async def _of_hour(self, folder: str, date: str, hour: str, limit: int) -> list[str]:
-        try:
-            begin_ns = paths.day_ns(date) + int(hour.removeprefix("hour=")) * paths.HOUR_NS
-        except (Invalid, ValueError):
-            return []
-        end_ns = min(begin_ns + paths.HOUR_NS, self._clock.now_ns())
-        keys: list[str] = []
-        for step_ns in STEPS_NS:
-            after = f"{folder}{max(begin_ns, end_ns - step_ns):020d}" if step_ns < paths.HOUR_NS else ""
-            keys = []
-            async for info in self._store.list(folder, after=after):
-                keys.append(info.key)
-                if len(keys) >= LISTED_MAX:
-                    break
-            if len(keys) >= limit:
-                break
-        return keys[::-1][:limit]
+        Of single objects, at most COUNTED_MAX are read: behind more, their samples are the mean of those.
+        """
+        found = [each async for each in self._raw.index.entries(from_ns + 1, to_ns)]
+        samples = sum(each.entry.samples for each in found if each.entry is not None)
+        single = [each.manifest_id for each in found if each.entry is None]
+        read = await self._raw.find(single[:: max(1, -(-len(single) // COUNTED_MAX))])
+        mean = sum(entry.samples for entry in read.values()) / len(read) if read else 0.0
+        return len(found), samples + round(mean * len(single))
 
-    async def _entry(self, key: str) -> AcceptedByTime | None:
-        if key in self._known:
-            self._known.move_to_end(key)
-            return self._known[key]
-        entry = await self._raw.entry(key)
-        if entry is not None:
-            self._known[key] = entry
-            while len(self._known) > KNOWN_MAX:
-                self._known.popitem(last=False)
-        return entry
+
+async def agents_heard(context: Context) -> int:
+    """How many agents ever had a batch accepted."""
+    return len(await context.store.children(paths.ACCEPTED))
+
+
+async def reconciler_behind_s(context: Context) -> float | None:
+    """Now minus the time up to which everything is checked; None when no reconciler ever ran."""
+    through_ns = await checked_through_ns(context)
+    return max(0.0, (context.clock.now_ns() - through_ns) / 1e9) if through_ns else None
 
 
 async def conflicts(

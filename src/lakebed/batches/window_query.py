@@ -14,17 +14,18 @@ import numpy as np
 
 from lakebed.batches import paths
 from lakebed.batches.matchers import Selector, query_labels
-from lakebed.batches.model import Batch
+from lakebed.batches.model import Batch, Kind
 from lakebed.batches.sources import ReadResult, SampleSources, several
 from lakebed.core.errors import Invalid, NotFound
+from lakebed.core.feed import ahead
 from lakebed.rollups.codec.chunk import decode_rollup, rows_in
 from lakebed.rollups.codec.statistics import check_quantiles, quantile
 from lakebed.rollups.codec.windows import SECOND_NS, WindowRows, joined, merged, row_keys, rows_of
-from lakebed.rollups.paths import rollup_folder
+from lakebed.rollups.paths import chunk_folder, sequence_of_chunk
 from lakebed.rollups.reader import CoverageSnapshot
 from lakebed.store.runtime import StoreRuntime
 
-CHUNKS_MAX = 2_000  # chunks one query may read
+CHUNKS_AT_ONCE = 256  # chunks whose keys are held at once; a query reads as many as its range has
 BUCKETS_MAX = 100_000  # windows one query may answer
 ROWS_MAX = 5_000_000  # rows and samples one query may gather
 RANGE_S_MAX = 366 * 86400
@@ -45,8 +46,11 @@ class WindowValues(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RollupSeries(msgspec.Struct, frozen=True):
+    """`kind` is that of its samples: the values of a counter can be rated."""
+
     labels: dict[str, str]
     buckets: list[WindowValues]
+    kind: str = "untyped"
 
 
 class RollupResponse(msgspec.Struct, frozen=True):
@@ -76,18 +80,20 @@ class RollupQuerier:
         """Every window that begins in [from_ns, to_ns), by series. Raises Invalid over the limits."""
         if window_s < 1 or not 0 <= from_ns < to_ns or to_ns - from_ns > RANGE_S_MAX * SECOND_NS:
             raise Invalid(f"windows of {window_s} s from {from_ns} to {to_ns} are not a range of up to a year")
-        asked = check_quantiles(list(quantiles))
+        wanted = check_quantiles(list(quantiles))
         window_ns = window_s * SECOND_NS
         first_ns, end_ns = -(-from_ns // window_ns) * window_ns, (to_ns - 1) // window_ns * window_ns + window_ns
         now_ns = self._clock.now_ns()
         gathered = _Gathered(selector, first_ns, end_ns)
         resolution_s, reading = 0, ReadResult()
         if first_ns < end_ns:
+            before = await self._sources.coverage.merged_spans()
             covered = await self._sources.coverage.snapshot()
+            spans = self._sources.coverage.usable(before, await self._sources.coverage.merged_spans())
             resolution_s = max((each for each in covered.state.windows_s if window_s % each == 0), default=0)
             if covered.state.committed and resolution_s:
                 reading = await self._sources.uncovered(gathered.samples, covered, first_ns, end_ns, now_ns)
-                await self._read_chunks(gathered, reading, covered, resolution_s)
+                await self._read_chunks(gathered, reading, covered, resolution_s, spans)
             else:
                 resolution_s = 0
                 reading = await self._sources.points(gathered.samples, selector, first_ns, end_ns, now_ns)
@@ -96,28 +102,32 @@ class RollupQuerier:
             metric=selector.metric,
             window_s=window_s,
             resolution_s=resolution_s,
-            quantiles=asked,
+            quantiles=wanted,
             partial=bool(why),
             why_partial=why,
             from_unix_ns=from_ns,
             to_unix_ns=to_ns,
             accepted_through_unix_ns=now_ns,
             sources={"rollup": gathered.chunks} | reading.sources,
-            series=gathered.series(window_ns, asked),
+            series=gathered.series(window_ns, wanted),
         )
 
     async def _read_chunks(
-        self, gathered: _Gathered, reading: ReadResult, covered: CoverageSnapshot, resolution_s: int
+        self,
+        gathered: _Gathered,
+        reading: ReadResult,
+        covered: CoverageSnapshot,
+        resolution_s: int,
+        spans: dict[str, int],
     ) -> None:
-        """Reads every committed chunk; damaged ones are counted."""
+        """Reads every committed chunk, or the merged one of its day or month; damaged ones are counted."""
         step_ns = max(resolution_s * SECOND_NS, paths.HOUR_NS)
-        begins = range(gathered.first_ns // step_ns * step_ns, gathered.end_ns, step_ns)
-        keys: list[str] = []
-        for at_ns in begins:
-            folder = rollup_folder(resolution_s, paths.hour_of(at_ns), gathered.selector.metric)
-            keys += [key async for key in self._sources.coverage.chunks(covered, folder)]
-            if len(keys) > CHUNKS_MAX:
-                raise Invalid(f"more than {CHUNKS_MAX} chunks", hint="narrow the range or take a larger window")
+        metric = gathered.selector.metric
+        folders: dict[str, int] = {}  # by the generation through which it is merged; 0: not
+        for at_ns in range(gathered.first_ns // step_ns * step_ns, gathered.end_ns, step_ns):
+            hour = paths.hour_of(at_ns)
+            folder, through = chunk_folder(resolution_s, hour, metric, spans)
+            folders[folder] = through
 
         async def take(key: str) -> None:
             try:
@@ -127,6 +137,17 @@ class RollupQuerier:
                 return
             gathered.rollup(table)  # not inside the try: Invalid means there that the query is over its limits
 
+        async def listed(folder: str) -> list[str]:
+            found = [key async for key in self._sources.coverage.chunks(covered, folder)]
+            through = folders[folder]
+            return [key for key in found if not through or sequence_of_chunk(key) == through]
+
+        keys: list[str] = []
+        async for some in ahead(list(folders), listed):
+            keys += some
+            if len(keys) >= CHUNKS_AT_ONCE:
+                await several([take(key) for key in keys])
+                keys = []
         await several([take(key) for key in keys])
 
 
@@ -150,7 +171,7 @@ class _Gathered:
             codes[series] = self._number(labels)
         of = codes[columns.series]
         rows = np.flatnonzero((of >= 0) & (columns.times_ns >= self.first_ns) & (columns.times_ns < self.end_ns))
-        self._keep(rows_of(of[rows], columns.times_ns[rows], columns.values[rows]))
+        self._keep(rows_of(of[rows], columns.times_ns[rows], columns.values[rows], columns.kinds[rows]))
 
     def rollup(self, table: Any) -> None:
         self.chunks += 1
@@ -177,10 +198,12 @@ class _Gathered:
         if len(rows) > BUCKETS_MAX:
             raise Invalid(f"more than {BUCKETS_MAX} windows", hint="narrow the range or take a larger window")
         by_series: dict[int, list[WindowValues]] = {}
+        kinds: dict[int, int] = {}
         for at, code in enumerate(rows.series.tolist()):
             by_series.setdefault(code, []).append(_bucket(rows, at, quantiles))
+            kinds[code] = max(kinds.get(code, 0), int(rows.kinds[at]))
         return [
-            RollupSeries(dict(labels), by_series[code])
+            RollupSeries(dict(labels), by_series[code], Kind(kinds[code]).name.lower())
             for labels, code in sorted(self._numbers.items())
             if code in by_series
         ]

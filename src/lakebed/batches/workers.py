@@ -8,8 +8,11 @@ import msgspec
 
 from lakebed.batches.events import EventFollower
 from lakebed.batches.findings import FindingsRepairer
+from lakebed.batches.incremental import IncrementalScan
+from lakebed.batches.notifications import NotificationFollower, SqsNotifications
 from lakebed.batches.reconciler import Reconciler
-from lakebed.batches.settings import ReconcilerSettings
+from lakebed.batches.retention import BatchRetention
+from lakebed.batches.settings import BatchesSettings, ReconcilerSettings
 from lakebed.batches.sweeper import BlobSweeper
 from lakebed.core.context import Context, Worker
 from lakebed.core.errors import LakebedError
@@ -20,12 +23,21 @@ from lakebed.store.connect import connect
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
 
+RETENTION_INTERVAL_S = 1800.0  # an hour is removed two passes after its record: collectors must read that first
+
 log = logger("batches")
 
 
 def reconciler(context: Context) -> Reconciler:
     settings = context.settings.of(ReconcilerSettings)
-    return Reconciler(context, overlap_s=settings.overlap_s, concurrency=settings.concurrency)
+    return Reconciler(
+        context, overlap_s=settings.overlap_s, concurrency=settings.concurrency, name=f"reconciler:{context.node}"
+    )
+
+
+def incremental_scan(context: Context, role: Reconciler) -> IncrementalScan:
+    settings = context.settings.of(ReconcilerSettings)
+    return IncrementalScan(context, role, interval_s=settings.interval_s, owner=context.node)
 
 
 def findings_repairer(context: Context, reconciler: Reconciler) -> FindingsRepairer:
@@ -36,11 +48,15 @@ def sweeper(context: Context) -> BlobSweeper:
     settings = context.settings.of(ReconcilerSettings)
     return BlobSweeper(
         context.on(sweeper_store(context)),
-        reconciler(context),
         horizon_s=settings.gc_horizon_s,
         undecided=settings.gc_undecided,
         name=f"gc:{context.node}",
     )
+
+
+def retention(context: Context) -> BatchRetention:
+    days = context.settings.of(BatchesSettings).retention_days
+    return BatchRetention(context.on(sweeper_store(context)), retention_days=days, owner=context.node)
 
 
 def sweeper_store(context: Context) -> Store:
@@ -53,23 +69,27 @@ def sweeper_store(context: Context) -> Store:
         access_key_id=settings.gc_access_key_id,
         secret_access_key=settings.gc_secret_access_key,
     )
-    return connect(store, clock=context.clock, ids=context.ids, metrics=context.metrics)
+    return connect(store, context)
 
 
 def workers(context: Context) -> Sequence[Worker]:
     settings = context.settings.of(ReconcilerSettings)
     role = reconciler(context)
     made = [
-        Worker(
-            "batches-reconciler",
-            lambda: role.run(interval_s=settings.interval_s, audit_interval_s=settings.audit_interval_s),
-        ),
+        Worker("batches-reconciler", incremental_scan(context, role).run),
         Worker(
             "batches-findings", lambda: _repair_forever(context, findings_repairer(context, role), settings.interval_s)
         ),
     ]
-    if (filer := context.settings.of(FilerSettings)).endpoints:
+    if (filer := context.settings.of(FilerSettings)).configured:
         made.append(Worker("batches-events", event_follower(context, role, filer).run))
+    if settings.events_queue_url:
+        queue = SqsNotifications(context.settings.of(StoreSettings), settings.events_queue_url)
+        made.append(Worker("batches-notifications", NotificationFollower(context.clock, queue, role).run))
+    if settings.audit_interval_s:
+        made.append(Worker("batches-audit", lambda: _audit_forever(context, role, settings.audit_interval_s)))
+    if context.settings.of(BatchesSettings).retention_days:
+        made.append(Worker("batches-retention", lambda: retention(context).forever(RETENTION_INTERVAL_S)))
     if settings.gc_interval_s:
         made.append(Worker("batches-gc", lambda: _sweep_forever(context, settings.gc_interval_s)))
     return made
@@ -91,6 +111,16 @@ async def _repair_forever(context: Context, role: FindingsRepairer, interval_s: 
                 log.info("repaired the findings of an audit", checked=report.checked, repaired=report.repaired)
         except LakebedError as error:
             log.warning("repair of audit findings failed and is retried", error=error.message)
+
+
+async def _audit_forever(context: Context, role: Reconciler, interval_s: float) -> None:
+    while True:
+        try:
+            report = await role.audit()
+            log.info("audited all accepted batches", checked=report.checked, repaired=report.repaired)
+        except LakebedError as error:
+            log.warning("audit of accepted batches failed and is retried", error=error.message)
+        await context.clock.sleep(interval_s)
 
 
 async def _sweep_forever(context: Context, interval_s: float) -> None:

@@ -90,7 +90,7 @@ def bench(
     name
         a bench, or `all`.
     quick
-        short run: most end within 45 seconds, `pipeline` within 90.
+        short run: most end within 45 seconds, `pipeline` and `tables` within 90.
     scenario
         run a load test of `log` instead: steady, wide, kill or smoke.
     out

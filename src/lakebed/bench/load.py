@@ -65,7 +65,7 @@ class LoadConnection:
         self._host, self._port = split.hostname or "", split.port or 80
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def ask(self, data: bytes) -> tuple[int, bytes]:
+    async def request(self, data: bytes) -> tuple[int, bytes]:
         """Status and body. Raises OSError when the server is gone; the next call opens a new connection."""
         if self._streams is None:
             self._streams = await asyncio.open_connection(self._host, self._port, limit=READ_BYTES)
@@ -108,7 +108,7 @@ async def send_load(
         for request in waiting:
             at = time.perf_counter()
             try:
-                status, body = await connections[request.broker].ask(request.data)
+                status, body = await connections[request.broker].request(request.data)
             except ConnectionError:
                 status, body = 0, b""
             latencies.append((time.perf_counter() - at) * 1e3)

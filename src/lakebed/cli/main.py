@@ -2,58 +2,100 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError, Group
+from cyclopts import App, CycloptsError, Group, Parameter
 
 from lakebed import __version__
 from lakebed.cli import exits
 from lakebed.cli.output import say
+from lakebed.core.clock import SystemClock
 from lakebed.core.errors import Invalid, LakebedError
-from lakebed.wiring.parts import DATA, OPERATE, PARTS, TABLES, Command
+from lakebed.wiring.part import Command
+from lakebed.wiring.parts import DATA, OPERATE, PARTS, TABLES
 
-ABOUT = """Everything that lies under a data lake, on one bucket.
+COMPLETION = "Print the completion script of a shell; --install adds it to the shell's startup file."
+ABOUT = """A data lake on one bucket: ingest, log, queue, uploads, Spark pipeline, lifecycle rules.
 
 First: lakebed up --detach, then lakebed status. Each command explains itself: lakebed queue --help.
 """
 
-app = App(name="lakebed", help=ABOUT, version=__version__)
+# Plain text: loading a renderer of Markdown would take half of the time of `lakebed --help`.
+app = App(
+    name="lakebed",
+    help=ABOUT,
+    version=__version__,
+    help_format="plaintext",
+    default_parameter=Parameter(validator=lambda kind, value: _not_negative(value)),
+)
+
+
+def _not_negative(value: object) -> None:
+    """No number that a command takes (a count, a limit, a port, seconds) may be below 0."""
+    if isinstance(value, int | float) and value < 0:
+        raise ValueError(f"{value} is below 0")
+
 
 OWN: dict[str, tuple[Command, ...]] = {
     "Begin": (
-        Command("lakebed.embedded.commands:up", "up", "Start the whole stack on this machine and keep it.", "Begin"),
+        Command(
+            "lakebed.embedded.commands:up",
+            "up",
+            "Start the whole stack on this machine and keep it.",
+            "Begin",
+            extra="embedded",
+        ),
         Command("lakebed.embedded.commands:status", "status", "Show what runs and whether it is healthy.", "Begin"),
         Command("lakebed.embedded.commands:down", "down", "Stop the stack; its data stays.", "Begin"),
         Command("lakebed.embedded.commands:env", "env", "Print exports for boto3, the AWS CLI and Spark.", "Begin"),
-        Command("lakebed.demo.commands:demo", "demo", "Run every part with faults and check the totals.", "Begin"),
+        Command(
+            "lakebed.demo.commands:demo",
+            "demo",
+            "Run every part with faults and check the totals.",
+            "Begin",
+            extra="all",
+        ),
         Command(
             "lakebed.wiring.doctor:doctor",
             "doctor",
             "Check this machine and the store, with a fix for each problem.",
             "Begin",
+            extra="server",
         ),
         Command("lakebed.cli.where:settings", "settings", "Show the settings, their values and sources.", "Begin"),
     ),
     DATA: (),
-    TABLES: (),
+    TABLES: (Command("lakebed.lake.commands:sql", "sql", "Query the tables with SQL.", TABLES, extra="sql"),),
     OPERATE: (
-        Command("lakebed.wiring.commands:serve", "serve", "Run a gateway.", OPERATE),
-        Command("lakebed.wiring.commands:work", "work", "Run the workers beside the gateway.", OPERATE),
+        Command("lakebed.wiring.commands:serve", "serve", "Run a gateway.", OPERATE, extra="server"),
+        Command("lakebed.wiring.commands:work", "work", "Run the workers beside the gateway.", OPERATE, extra="server"),
         Command(
-            "lakebed.wiring.commands:trail", "trail", "Show operator actions: who, when, why, and the result.", OPERATE
+            "lakebed.wiring.commands:app", "trail", "Show operator actions: who, when, why, and the result.", OPERATE
         ),
         Command(
-            "lakebed.dashboards.commands:app", "dashboards", "Grafana dashboards, Prometheus alert rules.", OPERATE
+            "lakebed.console.dashboards.commands:app",
+            "dashboards",
+            "Grafana dashboards, Prometheus alert rules.",
+            OPERATE,
+            extra="server",
         ),
     ),
     "Prove": (
-        Command("lakebed.sim.commands:sim", "sim", "Run seeded simulations; replay one by its seed.", "Prove"),
+        Command(
+            "lakebed.sim.commands:sim",
+            "sim",
+            "Run seeded simulations; replay one by its seed.",
+            "Prove",
+            extra="server",
+        ),
         Command(
             "lakebed.bench.commands:bench",
             "bench",
             "Measure a part relative to the raw store or server below it.",
             "Prove",
+            extra="all",
         ),
     ),
 }
@@ -69,12 +111,40 @@ for order, (title, rows) in enumerate(GROUPS.items()):
     for within, row in enumerate(rows):
         app.command(row.place, name=row.name, help=row.about, group=group, sort_key=within)
 others = Group("Others", sort_key=len(GROUPS))
-app.register_install_completion_command(name="completion", group=others)
+app.command("lakebed.cli.completion:completion", name="completion", group=others, help=COMPLETION)
 app["--help"].group = app["--version"].group = (others,)
+
+# Commands that run until they are stopped: how long they ran is no news.
+STAYS = ("agent", "serve", "up", "work")
+SLOW_S = 3.0  # a command that took longer ends with the time it took
+
+_OS_HINTS = {
+    errno.EACCES: "name a path that this user may write, or run as its owner",
+    errno.EROFS: "the file system is read-only: name a path on another one",
+    errno.ENOSPC: "the disk is full: free some space, or name a path on another disk",
+    errno.EDQUOT: "the disk quota is used up: free some space, or name a path on another disk",
+    errno.ENOTDIR: "a part of the path is a file: name a folder",
+    errno.EEXIST: "something else is at this path: name another one",
+    errno.EISDIR: "the path is a folder: name a file",
+}
 
 
 def run(argv: Sequence[str]) -> int:
     """Runs one command line and returns its exit code. A LakebedError prints its message and hint, not a traceback."""
+    clock = SystemClock()
+    started_s = clock.monotonic_s()
+    code = _run(argv)
+    took_s = clock.monotonic_s() - started_s
+    if took_s > SLOW_S and code != exits.INTERRUPTED and argv[:1] and argv[0] not in STAYS:
+        say(f"{' '.join(_command(argv))}: {'done' if code == exits.OK else f'exit code {code}'} after {took_s:.1f} s")
+    return code
+
+
+def _command(argv: Sequence[str]) -> list[str]:
+    return ["lakebed", *app.parse_commands(list(argv))[0]]
+
+
+def _run(argv: Sequence[str]) -> int:
     try:
         result = app(list(argv), exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
@@ -86,16 +156,40 @@ def run(argv: Sequence[str]) -> int:
         if hint := error.hint or _help_of(argv, error):
             say(f"next:  {hint}")
         return exits.code_for(error)
+    except ImportError as error:
+        if not (package := _missing_package(error)):
+            raise
+        say(f"error: this needs the Python package {package}, which is not installed")
+        say(f"next:  pip install 'lakebed[{_extra_of(argv)}]'")
+        return exits.USAGE
     except KeyboardInterrupt:
         return exits.INTERRUPTED
     except BrokenPipeError:  # the reader of stdout is gone: `lakebed … | head`
         sys.stderr.close()
         return exits.OK
+    except OSError as error:  # a folder that is a file, a read-only place, a full disk
+        say(f"error: {error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
+        say(f"next:  {_OS_HINTS.get(error.errno or 0, 'check the path and the permissions, then try again')}")
+        return exits.FAILED
     return result if isinstance(result, int) else exits.OK
+
+
+def _missing_package(error: BaseException | None) -> str:
+    """The package of others that an import did not find; empty when something else is wrong with it."""
+    while error is not None:
+        if isinstance(error, ModuleNotFoundError) and (name := (error.name or "").split(".")[0]) not in ("", "lakebed"):
+            return name
+        error = error.__cause__ or error.__context__
+    return ""
+
+
+def _extra_of(argv: Sequence[str]) -> str:
+    """The extra that brings what a command needs."""
+    return next((row.extra for row in COMMANDS if argv[:1] == [row.name] and row.extra), "all")
 
 
 def _help_of(argv: Sequence[str], error: LakebedError) -> str:
     """The help of the command, for invalid input whose error has no hint."""
     if not isinstance(error, Invalid):
         return ""
-    return " ".join(("lakebed", *app.parse_commands(list(argv))[0], "--help"))
+    return " ".join((*_command(argv), "--help"))

@@ -8,12 +8,13 @@ import os
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from cyclopts import Parameter
 
-from lakebed.cli.output import Output, emit
+from lakebed.cli.output import Output, emit, say
 from lakebed.core.context import Context
 from lakebed.core.errors import Invalid, LakebedError, NotFound
 from lakebed.core.settings import Settings, load
@@ -40,8 +41,15 @@ class Where:
         """
         from lakebed.wiring.parts import sections
 
-        file = self.config or _env_path("LAKEBED_CONFIG") or (DEFAULT_FILE if DEFAULT_FILE.exists() else None)
-        return load(sections(), file=file, stack=self._stack() if stack is None else stack, env=os.environ, flags=flags)
+        file = self.settings_file
+        named = file != DEFAULT_FILE or file.exists()
+        return load(
+            sections(),
+            file=file if named else None,
+            stack=self._stack() if stack is None else stack,
+            env=os.environ,
+            flags=flags,
+        )
 
     def context(self, role: str, flags: Mapping[str, Any] | None = None) -> Context:
         """Raises NotFound when there is no store: no stack runs and the settings name none."""
@@ -60,6 +68,11 @@ class Where:
         return settings
 
     @property
+    def settings_file(self) -> Path:
+        """The settings file of this command; the default one may not exist."""
+        return self.config or _env_path("LAKEBED_CONFIG") or DEFAULT_FILE
+
+    @property
     def folder(self) -> Path:
         return self.dir or _env_path("LAKEBED_DIR") or DEFAULT_DIR
 
@@ -74,7 +87,19 @@ class Where:
         named = self.dir or _env_path("LAKEBED_DIR")
         if named is None and not (DEFAULT_DIR / ENDPOINTS_FILE).exists():
             return {}
-        return dict(find(self.folder).as_settings())
+        running = find(self.folder)
+        if running.settings_changed:
+            _notice(
+                f"notice: {running.settings_file} changed after the stack started, and its processes use the earlier"
+                " settings: lakebed down, then lakebed up"
+            )
+        return dict(running.as_settings())
+
+
+@cache
+def _notice(text: str) -> None:
+    """Says it once in a command, however often the settings are loaded."""
+    say(text)
 
 
 def in_loop(work: Callable[[], Coroutine[Any, Any, R]]) -> R:
@@ -140,11 +165,16 @@ def settings(
 
 
 def _section(named: str) -> str:
-    """The settings section of a part, given the part's name or the section itself. Raises Invalid."""
+    """The settings section of a part, given the part's name, the section or its former name. Raises Invalid."""
     from lakebed.wiring.parts import PARTS, resolve
 
-    by_part = {part.name: resolve(part.settings).section for part in PARTS if part.settings}
-    known = by_part | {section: section for section in by_part.values()}
-    if named not in known:
+    kinds = {part.name: resolve(part.settings) for part in PARTS if part.settings}
+    former = {kind.former: kind.section for kind in kinds.values() if kind.former}
+    known = {name: kind.section for name, kind in kinds.items()} | {
+        kind.section: kind.section for kind in kinds.values()
+    }
+    if named in former:
+        say(f"the section {named!r} is now {former[named]!r}; keys with the former name are still read")
+    elif named not in known:
         raise Invalid(f"no part {named!r} has settings", hint=f"one of {', '.join(sorted(known))}")
-    return str(known[named])
+    return str(former.get(named) or known[named])

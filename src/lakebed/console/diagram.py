@@ -5,16 +5,19 @@ There are two layouts, wide and tall: on a phone the boxes stay readable.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
 
+from lakebed.console.states import PartState, judge
+from lakebed.core.context import Health
+
 Form = Literal["short", "age", "size"]
-Health = Literal["ok", "degraded", "down", "quiet"]
 
 
 class BoxValue(msgspec.Struct, frozen=True):
-    """One number in a box: a rate of this gateway (`rate.…`) or a level of the lake (`level.…`)."""
+    """One number in a box: a rate of the lake (`lake.…`), a rate of this gateway (`rate.…`) or a level (`level.…`)."""
 
     key: str
     label: str
@@ -28,7 +31,7 @@ class Box(msgspec.Struct, frozen=True):
     first: BoxValue
     second: BoxValue
     component: str = ""  # the component whose health it shows; empty: from its own levels
-    bad: tuple[str, ...] = ()  # levels that make it degraded when they are not 0
+    watches: tuple[str, ...] = ()  # levels that are compared with their limits, and without which it is grey
 
 
 class PlacedBox(msgspec.Struct, frozen=True):
@@ -37,7 +40,7 @@ class PlacedBox(msgspec.Struct, frozen=True):
     y: int
     w: int
     h: int
-    health: Health
+    state: PartState
 
 
 class Edge(msgspec.Struct, frozen=True):
@@ -56,46 +59,46 @@ class Diagram(msgspec.Struct, frozen=True):
 
 
 INGEST = (
-    Box("batches", "Batches", "/batches", BoxValue("rate.batches_samples", "samples/s"),
+    Box("batches", "Batches", "/batches", BoxValue("lake.batches_samples", "samples/s"),
         BoxValue("level.conflicts_open", "open conflicts"), "batches", ("conflicts_open",)),
-    Box("log", "Log", "/log", BoxValue("rate.log_in", "records/s in"),
-        BoxValue("rate.log_out", "records/s out"), "log"),
-    Box("queue", "Queue", "/queue", BoxValue("rate.queue_entries", "entries/s"),
+    Box("log", "Log", "/log", BoxValue("lake.log_in", "records/s"),
+        BoxValue("level.log_records", "records kept"), "log"),
+    Box("queue", "Queue", "/queue", BoxValue("lake.queue_in", "batches/s"),
         BoxValue("level.queue_dead", "dead letters"), "queue", ("queue_dead",)),
-    Box("ticks", "Ticks", "/ticks", BoxValue("rate.ticks_parts", "parts/s"),
-        BoxValue("rate.ticks_rows", "rows/s"), "ticks"),
+    Box("ticks", "Ticks", "/ticks", BoxValue("lake.ticks_rows", "rows/s"),
+        BoxValue("lake.ticks_committed", "ticks/s"), "ticks"),
 )  # fmt: skip
 BUCKET = Box("bucket", "Bucket", "/status", BoxValue("rate.store_requests", "requests/s"),
              BoxValue("rate.store_in_bytes", "in/s", "size"), "store")  # fmt: skip
 WORKERS = (
-    Box("reconciler", "Reconciler", "/batches", BoxValue("rate.batches_accepted", "accepted/s"),
-        BoxValue("rate.batches_duplicate", "duplicates/s")),
+    Box("reconciler", "Reconciler", "/batches", BoxValue("level.reconciler_behind_s", "behind", "age"),
+        BoxValue("lake.batches_accepted", "batches/s"), watches=("reconciler_behind_s",)),
     Box("compactor", "Compactor", "/log", BoxValue("level.log_uncompacted", "to compact"),
-        BoxValue("level.log_records", "records kept")),
+        BoxValue("level.log_partitions", "partitions"), watches=("log_uncompacted",)),
     Box("collectors", "Collectors", "/queue", BoxValue("level.queue_waiting", "batches waiting"),
-        BoxValue("level.queue_oldest_s", "oldest", "age")),
-    Box("pipeline", "Pipeline", "/ticks", BoxValue("level.ticks_undispatched", "to silver"),
-        BoxValue("level.ticks_lag_s", "lag", "age"), bad=("ticks_dead",)),
+        BoxValue("level.queue_oldest_s", "oldest", "age"), watches=("queue_oldest_s",)),
+    Box("pipeline", "Pipeline", "/runs", BoxValue("level.ticks_undispatched", "to silver"),
+        BoxValue("level.ticks_lag_s", "lag", "age"), watches=("ticks_lag_s", "ticks_dead")),
     Box("lifecycle", "Lifecycle", "/lifecycle", BoxValue("level.blockers", "blockers"),
-        BoxValue("level.lifecycle_behind_s", "lag", "age"), "lifecycle", ("blockers",)),
+        BoxValue("level.lifecycle_behind_s", "lag", "age"), "lifecycle", ("blockers", "lifecycle_behind_s")),
 )  # fmt: skip
-TABLES = Box("tables", "Tables", "/tables", BoxValue("level.tables", "tables"), BoxValue("level.table_rows", "rows"))
+TABLES = Box("tables", "Tables", "/tables", BoxValue("level.tables", "tables"),
+             BoxValue("level.table_rows", "rows"), watches=("tables",))  # fmt: skip
+BOXES = (*INGEST, BUCKET, *WORKERS, TABLES)
 
 
-def diagrams(health: dict[str, str], levels: dict[str, float | None]) -> tuple[Diagram, Diagram]:
-    """The wide and the tall layout, each box with its health."""
+def states(health: Mapping[str, Health] | None, levels: Mapping[str, float | None]) -> dict[str, PartState]:
+    """The state of each box, by its name."""
+    return {box.name: judge(box.component, box.watches, health, levels) for box in BOXES}
+
+
+def diagrams(found: Mapping[str, PartState]) -> tuple[Diagram, Diagram]:
+    """The wide and the tall layout, each box with its state."""
 
     def put(box: Box, x: int, y: int, w: int, h: int) -> PlacedBox:
-        return PlacedBox(box, x, y, w, h, box_health(box, health, levels))
+        return PlacedBox(box, x, y, w, h, found[box.name])
 
     return _wide(put), _tall(put)
-
-
-def box_health(box: Box, health: dict[str, str], levels: dict[str, float | None]) -> Health:
-    status = health.get(box.component, "quiet" if box.component else "ok")
-    if status in ("ok", "quiet") and any(levels.get(name) for name in box.bad):
-        return "degraded"
-    return status if status in ("ok", "degraded", "down") else "quiet"  # type: ignore[return-value]
 
 
 def _wide(put: object) -> Diagram:
@@ -106,7 +109,7 @@ def _wide(put: object) -> Diagram:
     tables: PlacedBox = put(TABLES, 830, 87 * 3, 170, 76)
     edges = [_across(box, bucket, box.box.first.key) for box in boxes]
     edges += [_across(bucket, box, box.box.first.key) for box in workers]
-    edges.append(_across(workers[3], tables, "rate.ticks_rows"))
+    edges.append(_across(workers[3], tables, "lake.ticks_rows"))
     return Diagram("wide", 1000, 424, (*boxes, bucket, *workers, tables), tuple(edges))
 
 
@@ -116,7 +119,7 @@ def _tall(put: object) -> Diagram:
     bucket: PlacedBox = put(BUCKET, 0, 222, 350, 80)
     below = (*WORKERS, TABLES)
     workers: list[PlacedBox] = [put(box, 182 * (n % 2), 326 + 100 * (n // 2), 168, 88) for n, box in enumerate(below)]
-    edges = [Edge(f"M{x} 188 V222", key) for x, key in ((84, "rate.queue_entries"), (266, "rate.ticks_parts"))]
+    edges = [Edge(f"M{x} 188 V222", key) for x, key in ((84, "lake.queue_in"), (266, "lake.ticks_rows"))]
     edges += [Edge(f"M{x} 302 V326", key) for x, key in ((84, "rate.store_requests"), (266, "rate.store_requests"))]
     return Diagram("tall", 350, 616, (*boxes, bucket, *workers), tuple(edges))
 

@@ -1,25 +1,25 @@
 """Live metrics: one sampler of the metrics registry for all viewers, sent as server-sent events.
 
-It runs only while a page is open, keeps four minutes, and reads only the metrics it shows. Rates are of this gateway;
-levels (backlog, lag) are of the whole lake, from the samples that the pages share.
+It runs only while a page is open and reads only the metrics it shows. `rates` are of this gateway, over a second;
+`lake` are rates of the whole lake, over a minute, from the history; levels (backlog, lag) are of the whole lake too.
+What happened before is in the history, not here.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import msgspec
 
-from lakebed.core.clock import Clock, now_ms
+from lakebed.core.clock import now_ms
 from lakebed.core.errors import Overloaded
 from lakebed.core.metrics import Metrics
+from lakebed.core.runtime import Runtime
 
 VIEWERS_MAX = 32
 EVERY_S = 1.0
-KEPT = 240  # samples, so four minutes
 WAITING_MAX = 8  # samples a slow viewer may be behind before it misses some
 
 # "Not found" and "conflict" are normal for conditional writes; these are failures.
@@ -52,16 +52,19 @@ Levels = Callable[[], dict[str, float | None]]
 
 
 class LiveSample(msgspec.Struct, frozen=True):
+    """`lake` and `levels` have None for what is unknown."""
+
     at_ms: int
     rates: dict[str, float]
     levels: dict[str, float | None]
     totals: dict[str, float]
+    lake: dict[str, float | None] = {}
 
 
 class LiveMetrics:
-    def __init__(self, metrics: Metrics, clock: Clock, levels: Levels) -> None:
-        self._metrics, self._clock, self._levels = metrics, clock, levels
-        self._kept: deque[LiveSample] = deque(maxlen=KEPT)
+    def __init__(self, runtime: Runtime, levels: Levels, lake: Levels) -> None:
+        self._metrics, self._clock, self._levels, self._lake = runtime.metrics, runtime.clock, levels, lake
+        self._last: LiveSample | None = None
         self._viewers: set[asyncio.Queue[LiveSample]] = set()
         self._task: asyncio.Task[None] | None = None
         self._before: tuple[float, dict[str, float]] | None = None
@@ -72,23 +75,25 @@ class LiveMetrics:
 
     def now(self) -> LiveSample:
         """The last sample; without rates when there is none yet."""
-        if self._kept:
-            return self._kept[-1]
-        return LiveSample(now_ms(self._clock), dict.fromkeys(RATES, 0.0), self._levels(), totals(self._metrics))
+        if self._last is not None and self._viewers:
+            return self._last
+        counted = totals(self._metrics)
+        return LiveSample(now_ms(self._clock), dict.fromkeys(RATES, 0.0), self._levels(), counted, self._lake())
 
     @asynccontextmanager
-    async def watch(self) -> AsyncIterator[tuple[list[LiveSample], asyncio.Queue[LiveSample]]]:
-        """The kept samples, and a queue of new ones. Raises Overloaded when VIEWERS_MAX pages are open."""
+    async def watch(self) -> AsyncIterator[asyncio.Queue[LiveSample]]:
+        """A queue of samples, from the last one on. Raises Overloaded when VIEWERS_MAX pages are open."""
         if len(self._viewers) >= VIEWERS_MAX:
             raise Overloaded(
                 f"{VIEWERS_MAX} pages are already live", retry_after_s=10.0, hint="the page still refreshes"
             )
         mine: asyncio.Queue[LiveSample] = asyncio.Queue(WAITING_MAX)
+        mine.put_nowait(self.now())
         self._viewers.add(mine)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
         try:
-            yield list(self._kept), mine
+            yield mine
         finally:
             self._viewers.discard(mine)
 
@@ -103,7 +108,7 @@ class LiveMetrics:
         while self._viewers:
             sample = self.take()
             if sample is not None:
-                self._kept.append(sample)
+                self._last = sample
                 for viewer in self._viewers:
                     if not viewer.full():
                         viewer.put_nowait(sample)
@@ -117,7 +122,7 @@ class LiveMetrics:
             return None
         took_s = at_s - before[0]
         rates = {name: round(max(0.0, counted[name] - before[1][name]) / took_s, 3) for name in RATES}
-        return LiveSample(now_ms(self._clock), rates, self._levels(), counted)
+        return LiveSample(now_ms(self._clock), rates, self._levels(), counted, self._lake())
 
 
 def totals(metrics: Metrics) -> dict[str, float]:

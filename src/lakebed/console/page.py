@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from typing import Any, ClassVar
+from urllib.parse import urlencode
 
 import msgspec
 from starlette.datastructures import QueryParams
 
 from lakebed.console.samples import PATIENCE_S, TIMEOUT_S, DataSample, Load
+from lakebed.core.auth import Principal
 from lakebed.core.context import Context
-from lakebed.core.errors import Invalid
+from lakebed.core.errors import Invalid, NotFound
 
 FAST_S, SLOW_S, SCAN_S = 3.0, 8.0, 120.0  # times to live: of a read or two, of a listing, of a scan
 TEXT_CHARS_MAX = 1024
@@ -28,6 +31,18 @@ PageSamples = dict[str, DataSample]  # by the name that the template uses
 Fields = dict[str, str]
 
 
+Owned = Callable[[Principal, Any], bool]
+
+
+def by_field(field: str) -> Owned:
+    """A row belongs to the owner of the thing that this field names."""
+
+    def owned(principal: Principal, row: Any) -> bool:
+        return principal.owns(str(row[field] if isinstance(row, dict) else getattr(row, field)))
+
+    return owned
+
+
 class DataSource(msgspec.Struct, frozen=True):
     """Data that a page shows. `right` is the right that the part's HTTP routes require for it."""
 
@@ -37,13 +52,30 @@ class DataSource(msgspec.Struct, frozen=True):
     load: Load
     timeout_s: float = TIMEOUT_S
     patience_s: float = PATIENCE_S  # how long a page waits for it when nothing was loaded before
+    owned: Owned | None = None  # whether a row is the caller's tenant's; without it the right has to name a thing of it
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """Numbers of the lake that only grow, read from the bucket: since ever, or added in the span that was asked for."""
+
+    totals: dict[str, float] = {}
+    added: dict[str, float] = {}
+
+
+class FieldInput(msgspec.Struct, frozen=True):
+    """A field that the operator fills in, in the dialog. `rows` above 1 is a text of several lines."""
+
+    label: str
+    rows: int = 1
+    chars_max: int = FIELD_CHARS_MAX
+    numeric: bool = False
 
 
 class Action(msgspec.Struct, frozen=True):
     """What an operator may do from a page.
 
-    `fields` come from the button; `about` describes in one or two sentences what will happen; `do` is called with the
-    page, the fields, the operator and the reason.
+    `fields` come from the button, those in `inputs` from the operator; `about` describes in one or two sentences what
+    will happen; `do` is called with the page, the fields, the operator and the reason.
     """
 
     title: str
@@ -54,6 +86,26 @@ class Action(msgspec.Struct, frozen=True):
     do: Callable[[Any, Fields, str, str], Awaitable[str]]
     needs_reason: bool = True
     danger: bool = False
+    inputs: dict[str, FieldInput] = {}
+
+    def checked(self, form: Fields) -> Fields:
+        """The fields of a form. Raises Invalid for an input that is too long: a part of it would be something else."""
+        found = {}
+        for field in self.fields:
+            text = form.get(field, "")
+            limit = self.inputs[field].chars_max if field in self.inputs else FIELD_CHARS_MAX
+            if field in self.inputs and len(text) > limit:
+                raise Invalid(f"{field} is longer than {limit} characters")
+            found[field] = text[:limit]
+        return found
+
+
+def whole(fields: Fields, name: str) -> int:
+    """A field as a whole number. Raises Invalid."""
+    text = fields[name].strip()
+    if not text.isdecimal() or len(text) > 18:
+        raise Invalid(f"{name}={text[:40]!r} is not a whole number", hint="digits only")
+    return int(text)
 
 
 class PageQuery:
@@ -73,11 +125,25 @@ class PageQuery:
             raise Invalid(f"{name}={text[:40]!r} is not an offset", hint="enter a whole number")
         return int(text)
 
+    def time_ms(self, name: str) -> int | None:
+        """A time in UTC, as a browser's field writes it. Raises Invalid."""
+        text = self.text(name).strip()
+        if not text:
+            return None
+        try:
+            at = datetime.fromisoformat(text)
+        except ValueError as error:
+            raise Invalid(f"{name}={text[:40]!r} is not a time", hint="2026-11-16T12:00, in UTC") from error
+        return round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
+
     def policy(self, name: str) -> str:
-        """The policy. Raises Invalid when it is too long: a part of it would be a different policy."""
+        return self.long_text(name, "lakebed lifecycle dry-run")
+
+    def long_text(self, name: str, command: str) -> str:
+        """A policy or a query. Raises Invalid when it is too long: a part of it would mean something else."""
         text = self._params.get(name, "").strip()
         if len(text) > POLICY_CHARS_MAX:
-            raise Invalid(f"{name} is longer than {POLICY_CHARS_MAX} characters", hint="use: lakebed lifecycle dry-run")
+            raise Invalid(f"{name} is longer than {POLICY_CHARS_MAX} characters", hint=f"use: {command}")
         return text
 
     def days(self, name: str) -> float:
@@ -96,11 +162,25 @@ class PageRequest(msgspec.Struct, frozen=True):
     query: PageQuery
     operator_actions: DataSource
     read: Callable[[dict[str, DataSource]], Awaitable[PageSamples]]
+    demand: Callable[[str], None]  # raises Denied for a right that the caller does not have
     patient: bool = False
 
     async def load(self, **sources: DataSource) -> PageSamples:
         """The latest sample of each source. One that this caller may not read has an error instead of a value."""
         return await self.read(sources)
+
+
+class SearchSource(msgspec.Struct, frozen=True):
+    """Names that the search field finds: a source, and how its value gives names with their addresses."""
+
+    source: DataSource
+    links: Callable[[Any], list[tuple[str, str]]]
+
+
+class Download(msgspec.Struct, frozen=True):
+    name: str
+    media_type: str
+    data: bytes
 
 
 class PartPage(ABC):
@@ -110,6 +190,9 @@ class PartPage(ABC):
     path: ClassVar[str]
     title: ClassVar[str]
     about: ClassVar[str]
+    in_menu: ClassVar[bool] = True
+    manual: ClassVar[str] = "parts/console.md"  # its page of the documentation
+    exports: ClassVar[bool] = False  # has `export`, at `{path}/export`
     actions: ClassVar[dict[str, Action]] = {}
     helpers: ClassVar[dict[str, Callable[..., Any]]] = {}  # functions for the template
 
@@ -124,6 +207,14 @@ class PartPage(ABC):
     async def load(self, request: PageRequest) -> tuple[PageSamples, dict[str, Any]]:
         """The data to show, and what was chosen in it (a queue, a topic, …)."""
 
+    async def export(self, request: PageRequest) -> Download:
+        """What the page shows as a file, where `exports` is set. Demands the caller's rights itself."""
+        raise NotFound(f"{self.title} has no export")
+
+    def searched(self) -> dict[str, SearchSource]:
+        """What the search field finds of this part, by its kind."""
+        return {}
+
     def overview(self) -> dict[str, DataSource]:
         """The data that the overview needs of this part, by its name there."""
         return {}
@@ -133,8 +224,16 @@ class PartPage(ABC):
         """Pure: from the latest value of each key to the numbers of the overview; None for what is unknown."""
         return {}
 
+    async def count(self, from_ms: int, to_ms: int) -> Counted:
+        """What came into the lake, by any process: for the charts. Costs a bounded number of requests."""
+        return Counted()
+
     async def stop(self) -> None:  # noqa: B027 (most pages open nothing)
         """Closes what the page opened."""
+
+
+def link(path: str, **params: str) -> str:
+    return f"{path}?{urlencode(params)}"
 
 
 def first(sample: DataSample, field: str) -> Any:

@@ -11,7 +11,11 @@ from typing import Any
 
 import msgspec
 
-from lakebed.console.page import Action, DataSource, Fields, PageRequest, PageSamples, PartPage
+from lakebed.console.dashboards.alerts import ALERTS
+from lakebed.console.dashboards.model import Alert
+from lakebed.console.page import SCAN_S, Action, DataSource, Fields, PageRequest, PageSamples, PartPage
+from lakebed.console.runs import RunsPage
+from lakebed.console.search import SearchPage
 from lakebed.core.clock import Clock, now_ms
 from lakebed.core.context import Context, Diagnosis
 from lakebed.core.errors import LakebedError
@@ -43,6 +47,35 @@ class OverviewPage(PartPage):
                 for name, source in sources.items()
             }
         return await request.load(**sources), {}
+
+
+class FirstStep(msgspec.Struct, frozen=True):
+    """A command that a new lake begins with, and whether its data has arrived."""
+
+    words: str
+    command: str
+    done: bool
+
+
+def getting_started(known: dict[str, float | None]) -> list[FirstStep]:
+    """The first commands; none once all their data is there, or while it is not known what is there."""
+    steps = (
+        (
+            "agents",
+            "Send a sample",
+            """echo '{"metric":"room_temperature","value":21.5}' | lakebed agent run --stdin""",
+        ),
+        (
+            "log_partitions",
+            "Append records to a topic",
+            "printf 'first\\nsecond\\n' | lakebed topics produce greetings",
+        ),
+        ("queues", "Put an entry into a queue", "lakebed queue put --value hello"),
+    )
+    if any(known.get(level) is None for level, _, _ in steps):
+        return []
+    found = [FirstStep(words, command, bool(known[level])) for level, words, command in steps]
+    return [] if all(step.done for step in found) else found
 
 
 class DoctorReport(msgspec.Struct, frozen=True):
@@ -111,6 +144,7 @@ async def _run_doctor(page: StatusPage, fields: Fields, who: str, reason: str) -
 class StatusPage(PartPage):
     name = "status"
     path = "/status"
+    manual = "operations/watching.md"
     title = "Health"
     about = "This gateway, its parts, and the checks of `lakebed doctor`."
     actions = {
@@ -147,8 +181,38 @@ class StatusPage(PartPage):
         return await self.health_checker.report()
 
 
+class RunbookPage(PartPage):
+    name = "runbook"
+    path = "/runbook"
+    manual = "operations/alerts.md"
+    title = "Runbook"
+    about = "What each alert means, and what to do. Commands start with lakebed."
+    in_menu = False
+
+    async def load(self, request: PageRequest) -> tuple[PageSamples, dict[str, Any]]:
+        return await request.load(alerts=DataSource("console:read", "alerts", SCAN_S, _alerts)), {}
+
+
+class ManualPage(PartPage):
+    """The frame of the documentation's pages; it has no data of its own."""
+
+    name = "manual"
+    path = "/manual"
+    title = "Documentation"
+    about = "The pages of docs/, as they are in the source tree."
+    in_menu = False
+    manual = ""
+
+    async def load(self, request: PageRequest) -> tuple[PageSamples, dict[str, Any]]:
+        return {}, {}
+
+
+async def _alerts() -> list[Alert]:
+    return list(ALERTS)
+
+
 PART_PAGES: tuple[type[PartPage], ...] = tuple(resolve(part.page) for part in PARTS if part.page)
-PAGES: tuple[type[PartPage], ...] = (OverviewPage, *PART_PAGES, StatusPage)
+PAGES: tuple[type[PartPage], ...] = (OverviewPage, RunsPage, *PART_PAGES, StatusPage, RunbookPage, SearchPage)
 ACTIONS: dict[str, Action] = {name: action for page in PAGES for name, action in page.actions.items()}
 
 

@@ -24,7 +24,6 @@ from lakebed.core.http import own_keys
 SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 NONE = "–"
 HERE = Path(__file__).parent
-HTMX_VERSION, IDIOMORPH_VERSION = "2.0.11", "0.8.0"
 JAVASCRIPT, CSS, SVG = "text/javascript; charset=utf-8", "text/css; charset=utf-8", "image/svg+xml"
 FILES = {
     "console.css": (HERE / "static/console.css", CSS),
@@ -38,6 +37,7 @@ FILES = {
 }
 ROUTE = "/console/assets/{stamp}/{name}"
 REFRESH_S = 4
+STATE_WORDS = {"ok": "ok", "degraded": "warning", "down": "problem", "quiet": "unknown"}
 
 
 class Assets:
@@ -140,7 +140,13 @@ def as_json(value: Any) -> str:
     return msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode()
 
 
+def compact_json(value: Any) -> str:
+    """For an attribute that the page's script reads; the template escapes it."""
+    return msgspec.json.encode(value, enc_hook=str).decode()
+
+
 FILTERS = {
+    "compact_json": compact_json,
     "number": number,
     "short": short,
     "size": size,
@@ -170,6 +176,7 @@ def environment(assets: Assets) -> Environment:
     )
     made.filters |= FILTERS
     made.globals |= {"asset": assets.url, "pages": PAGES, "version": __version__, "refresh_s": REFRESH_S}
+    made.globals |= {"STATE_WORDS": STATE_WORDS}
     for page in PART_PAGES:
         made.globals |= page.helpers
     return made

@@ -11,6 +11,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+import os
+import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import isfinite
@@ -27,6 +29,7 @@ SCRIPTS = (UPLOT / "uPlot.iife.min.js", HERE / "static/report.js")
 ROWS_MAX, CELL_MAX, BARS_MAX, MARKS_MAX = 500, 300, 40, 40
 LINES_MAX = 8  # the number of colours in report.html
 BINS = 40
+DRAWN_MIN = 8  # points or measurements: fewer have no shape
 SHARES = ((0.5, "p50"), (0.9, "p90"), (0.99, "p99"), (0.999, "p99.9"), (1.0, "max"))
 BIG = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 # HTML does not allow control characters and lone surrogates: a replacement character is shown for each.
@@ -90,20 +93,32 @@ class HtmlReport:
         unit: str = "",
         x_unit: str = "s",
         marks: Sequence[tuple[float, str]] = (),
+        about: str = "",
     ) -> HtmlReport:
-        """Lines over x; `marks` are dashed vertical lines whose words show under the pointer."""
+        """Lines over x; `marks` are dashed vertical lines whose words show under the pointer. `about` says what to see.
+
+        With fewer than DRAWN_MIN points in its longest line there is no shape to see: the numbers are one line of text.
+        """
         drawn = [_drawn(line) for line in series[:LINES_MAX]]
         shown = [(x, words) for x, words in marks if isfinite(x)][:MARKS_MAX]
-        return self._chart("lines", title, drawn, _not_drawn(series), unit=unit, x_unit=x_unit, marks=shown)
+        if 0 < max((len(xs) for _, xs, _ in drawn), default=0) < DRAWN_MIN:
+            known = [(name, [y for y in ys if y is not None]) for name, _, ys in drawn]
+            ranges = [f"{name} {short(min(ys))} to {short(max(ys))} {unit}".rstrip() for name, ys in known if ys]
+            return self.text(f"{title}: {', '.join(ranges) or 'nothing was measured'}.")
+        options = {"unit": unit, "x_unit": x_unit, "marks": shown}
+        return self._chart("lines", title, drawn, _not_drawn(series), about, **options)
 
-    def stacked(self, title: str, series: Sequence[ChartLine], *, unit: str = "", x_unit: str = "s") -> HtmlReport:
+    def stacked(
+        self, title: str, series: Sequence[ChartLine], *, unit: str = "", x_unit: str = "s", about: str = ""
+    ) -> HtmlReport:
         """Areas on top of each other. A series without a point at an x counts as zero there."""
         known = [(name, dict(zip(xs, ys, strict=True))) for name, xs, ys in map(_drawn, series[:LINES_MAX])]
         xs = sorted({x for _, at in known for x, y in at.items() if y is not None})
         drawn: list[Drawn] = [(name, xs, [max(0.0, at.get(x) or 0.0) for x in xs]) for name, at in known]
-        return self._chart("stacked", title, drawn, _not_drawn(series), unit=unit, x_unit=x_unit, marks=())
+        options = {"unit": unit, "x_unit": x_unit, "marks": ()}
+        return self._chart("stacked", title, drawn, _not_drawn(series), about, **options)
 
-    def histogram(self, title: str, values: Sequence[float], *, unit: str = "") -> HtmlReport:
+    def histogram(self, title: str, values: Sequence[float], *, unit: str = "", about: str = "") -> HtmlReport:
         """The distribution with its median and 99th percentile marked, and its percentiles beneath."""
         ordered = sorted(filter(isfinite, values))
         at = {name: quantile(ordered, share) for share, name in SHARES if ordered}
@@ -111,7 +126,9 @@ class HtmlReport:
         marks = [(at[name], f"{name} {short(at[name])} {unit}") for name in ("p50", "p99") if ordered]
         drawn: list[Drawn] = [("count", *bins(ordered))] if ordered else []
         note = f"{len(ordered):,} measured · {note} {unit}" if ordered else ""
-        return self._chart("histogram", title, drawn, note, unit="", x_unit=unit, marks=marks)
+        if 0 < len(ordered) < DRAWN_MIN:
+            return self.text(f"{title}: {note}.")
+        return self._chart("histogram", title, drawn, note, about, unit="", x_unit=unit, marks=marks)
 
     def bars(self, title: str, values: Mapping[str, float], *, unit: str = "") -> HtmlReport:
         """One bar for each name, with its number. Bars are a table: they need no script."""
@@ -120,14 +137,27 @@ class HtmlReport:
         shown = [(name, value) for name, value in values.items() if isfinite(value)][:BARS_MAX]
         most = max((abs(value) for _, value in shown), default=0.0) or 1.0
         rows = [(name, short(value), round(abs(value) / most * 100, 1)) for name, value in shown]
-        return self._add("bars", title=title, rows=rows, note=note)
+        return self._add("bars", title=title, rows=rows, note=note, about="")
 
     def buckets(self, title: str, counted: Sequence[tuple[float, float]], *, unit: str = "s") -> HtmlReport:
         """A metric's histogram: (upper bound, count of that bucket). Empty ends are cut off."""
         filled = [at for at, (_, count) in enumerate(counted) if count]
         shown = counted[filled[0] : filled[-1] + 1] if filled else ()
         values = {_bound(bound, unit) if isfinite(bound) else "more": count for bound, count in shown}
+        measured = sum(count for _, count in shown)
+        if shown and (len(shown) < 3 or measured < DRAWN_MIN):
+            counts = ", ".join(f"{count:,.0f} {name}" for name, count in values.items())
+            return self.text(f"{title}: {counts}.")
         return self.bars(title, values, unit=f"{sum(count for _, count in shown):,.0f} measured" if shown else "")
+
+    def machine(self) -> HtmlReport:
+        """Where the numbers were measured: they do not hold elsewhere."""
+        cores = os.cpu_count() or 0
+        load = f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
+        return self.text(
+            f"Measured on {platform.system()} {platform.machine()} with {cores} cores, Python"
+            f" {platform.python_version()}; load average at the end {load}. Other work on the machine lowers the rates."
+        )
 
     def __str__(self) -> str:
         scripts = [Markup(file.read_text()) for file in SCRIPTS]
@@ -141,11 +171,14 @@ class HtmlReport:
             parts=self._parts,
         )
 
-    def _chart(self, kind: str, title: str, drawn: Sequence[Drawn], note: str = "", **options: Any) -> HtmlReport:
+    def _chart(
+        self, kind: str, title: str, drawn: Sequence[Drawn], note: str = "", about: str = "", **options: Any
+    ) -> HtmlReport:
         """A chart, and the range of each line as a table for readers without script."""
         known = [(name, [y for y in ys if y is not None]) for name, _, ys in drawn]
         rows = [(name, len(ys), min(ys), max(ys), ys[-1]) for name, ys in known if ys]
-        return self._add("chart", title=title, chart={"kind": kind, "lines": drawn, **options}, rows=rows, note=note)
+        chart = {"kind": kind, "lines": drawn, **options}
+        return self._add("chart", title=title, chart=chart, rows=rows, note=note, about=about)
 
     def _add(self, kind: str, **part: Any) -> HtmlReport:
         self._parts.append({"kind": kind, **part})

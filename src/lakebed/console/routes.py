@@ -10,31 +10,35 @@ import asyncio
 import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
-from urllib.parse import parse_qs, quote, urlencode
+from urllib.parse import quote, urlencode
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
-from lakebed.console import diagram
+from lakebed.console import diagram, manual
 from lakebed.console.data import PageData
-from lakebed.console.live import KEPT, VIEWERS_MAX, LiveSample, event
+from lakebed.console.history import RANGES, growth
+from lakebed.console.live import VIEWERS_MAX, LiveSample, event
 from lakebed.console.page import FIELD_CHARS_MAX, Action, Fields, PageQuery, PageRequest, PageSamples, PartPage
-from lakebed.console.pages import ACTIONS, PAGES
+from lakebed.console.pages import ACTIONS, PAGES, ManualPage, getting_started
 from lakebed.console.rendering import ROUTE, Assets, environment
-from lakebed.core.auth import Principal
+from lakebed.console.requests import demand_origin, form_of, inside, is_secure
+from lakebed.console.states import worst_of
+from lakebed.core.auth import NOBODY, Principal
 from lakebed.core.clock import now_ms
 from lakebed.core.context import Context, Health
 from lakebed.core.errors import Denied, Invalid, LakebedError, NotFound, OutcomeUnknown, Overloaded, Unauthenticated
 from lakebed.core.http import body_limit, json_response, operation, own_keys, stopping
 from lakebed.core.logs import logger
 from lakebed.gateway import sessions
-from lakebed.gateway.auth import NOBODY
 from lakebed.gateway.problems import status_of
 from lakebed.gateway.settings import GatewaySettings
 from lakebed.gateway.state import state_of
 
 RIGHT = "console:read"
+FIGURES = ("batches_samples", "log_in", "queue_in", "ticks_rows")  # the first numbers of the overview
 ACT_S = 60.0  # longest wait for an action
 FORM_BYTES_MAX = 64 * 1024
 REASON_CHARS_MAX = 2000
@@ -62,29 +66,31 @@ class Console:
         self._templates = environment(self._assets)
         pages = [route for page in PAGES for route in (Route(page.path, self._page(page), include_in_schema=False),
                                                        Route(page.twin(), self._twin(page)))]  # fmt: skip
+        exports = [Route(f"{page.path}/export", self._export(page)) for page in PAGES if page.exports]
         self.reads: Sequence[BaseRoute] = (
             *pages,
+            *exports,
             Route("/live", self._live, include_in_schema=False),
+            Route("/history.json", self._history),
             Route(ROUTE, self._assets.serve, include_in_schema=False),
-            Route("/login", self._ask_key, include_in_schema=False),
+            Route("/manual/{name:path}", self._manual, include_in_schema=False),
+            Route("/login", self._sign_in_page, include_in_schema=False),
             Route("/login", self._sign_in, methods=["POST"], include_in_schema=False),
             Route("/logout", self._sign_out, methods=["POST"], include_in_schema=False),
-            Route("/console/ask/{action}", self._ask, include_in_schema=False),
+            Route("/console/ask/{action}", self._confirm, include_in_schema=False),
         )
         self.writes: Sequence[BaseRoute] = (
             Route("/console/do/{action}", self._do, methods=["POST"], include_in_schema=False),
         )
 
     async def start(self) -> None:
-        return None
+        self.data.sampler.start()
 
     async def stop(self) -> None:
         await self.data.stop()
 
     async def health(self) -> Health:
         return Health("ok", f"live viewers: {self.data.live.viewers}")
-
-    # Pages.
 
     def _page(self, page: type[PartPage]) -> Callable[[Request], Awaitable[Response]]:
         @own_keys
@@ -94,11 +100,11 @@ class Console:
                 where = request.url.path + (f"?{request.url.query}" if request.url.query else "")
                 return RedirectResponse(f"/login?next={quote(where, safe='')}", 303, HEADERS)
             try:
-                principal.demand(RIGHT)
+                principal.demand_list(RIGHT)
                 data, chosen = await self.data.pages[page].load(self._page_request(request))
             except LakebedError as error:
                 return self._html(request, "error.html", status_of(type(error)), page=page, error=error)
-            more = self._diagrams(data) if page.path == "/" else {}
+            more = self._diagrams(data, principal) if page.path == "/" else {}
             return self._html(request, f"{page.name}.html", page=page, data=data, chosen=chosen, **more)
 
         return show
@@ -109,36 +115,68 @@ class Console:
         async def show(request: Request) -> Response:
             if request.state.principal == NOBODY:
                 raise Unauthenticated("no key was sent", hint="send Authorization: Bearer <key>, or X-Api-Key: <key>")
-            request.state.principal.demand(RIGHT)
+            request.state.principal.demand_list(RIGHT)
             samples, _ = await self.data.pages[page].load(self._page_request(request, patient=True))
             found: dict[str, Any] = {name: one.value for name, one in samples.items()}
-            if page.path == "/":
+            if page.path == "/" and not request.state.principal.tenant:
                 found |= self._overview()
             errors = {name: one.error for name, one in samples.items() if one.error is not None}
             if errors:
                 found["troubles"] = errors
-            status = 503 if errors and len(errors) == len(samples) else 200
-            return json_response(found, status, {"cache-control": "no-store"})
+            return json_response(found, _twin_status(samples), {"cache-control": "no-store"})
 
         return show
+
+    def _export(self, page: type[PartPage]) -> Callable[[Request], Awaitable[Response]]:
+        @own_keys
+        @operation(f"What {page.path} shows for these parameters, as a file: format is csv or parquet.", right=RIGHT)
+        async def send(request: Request) -> Response:
+            if request.state.principal == NOBODY:
+                raise Unauthenticated("no key was sent", hint="sign in")
+            request.state.principal.demand(RIGHT)
+            async with asyncio.timeout(ACT_S):
+                found = await self.data.pages[page].export(self._page_request(request))
+            named = {"content-disposition": f'attachment; filename="{found.name}"', "cache-control": "no-store"}
+            return Response(found.data, headers={**HEADERS, **named}, media_type=found.media_type)
+
+        return send
 
     def _page_request(self, request: Request, *, patient: bool = False) -> PageRequest:
         self.data.status.health_checker = state_of(request.app).health_checker
         return self.data.request(request.state.principal, PageQuery(request.query_params), patient=patient)
 
-    def _diagrams(self, samples: PageSamples) -> dict[str, Any]:
+    def _diagrams(self, samples: PageSamples, principal: Principal) -> dict[str, Any]:
         now = self.data.live.now()
         known = self.data.known_levels()
+        figures = self._figures()
+        if principal.tenant:  # these numbers are of all tenants together
+            now, known = msgspec.structs.replace(now, rates={}, lake={}), dict.fromkeys(known)
+            figures = dict.fromkeys(figures)
         report = samples["health"].value
-        parts = {name: health.status for name, health in report.components.items()} if report else {}
+        found = diagram.states(report.components if report else None, known)
         numbers: dict[str, float | None] = {f"rate.{name}": value for name, value in now.rates.items()}
         numbers |= {f"level.{name}": value for name, value in known.items()}
-        return {"diagrams": diagram.diagrams(parts, known), "numbers": numbers, "totals": now.totals}
+        numbers |= {f"lake.{name}": value for name, value in now.lake.items()}
+        problems = [(box, found[box.name]) for box in diagram.BOXES if found[box.name].state in ("degraded", "down")]
+        return {
+            "diagrams": diagram.diagrams(found),
+            "numbers": numbers,
+            "problems": problems,
+            "overall": worst_of(found),
+            "started": getting_started(known),
+            "figures": figures,
+        }
+
+    def _figures(self) -> dict[str, tuple[float, float] | None]:
+        """What came into the lake in the last hour: how much, and over how many seconds it is known."""
+        points = self.data.sampler.points("1h")
+        return {name: growth(points, f"lake.{name}") for name in FIGURES}
 
     def _overview(self) -> dict[str, Any]:
         now = self.data.live.now()
-        known = self.data.known_levels()
-        return {"rates": now.rates, "levels": known, "totals": now.totals}
+        hour = {name: found and {"count": found[0], "over_s": found[1]} for name, found in self._figures().items()}
+        found = {"rates": now.rates, "lake": now.lake, "totals": now.totals, "last_hour": hour}
+        return {**found, "levels": self.data.known_levels()}
 
     def _html(self, request: Request, template: str, status: int = 200, **values: Any) -> Response:
         principal: Principal = request.state.principal
@@ -156,14 +194,29 @@ class Console:
         )
         response = Response(html, status, HEADERS, media_type="text/html")
         if fresh:
-            response.set_cookie(PAGE_COOKIE, value, httponly=True, samesite="strict", secure=_is_secure(request))
+            response.set_cookie(PAGE_COOKIE, value, httponly=True, samesite="strict", secure=is_secure(request))
         return response
+
+    @own_keys
+    async def _manual(self, request: Request) -> Response:
+        """A page or a picture of the documentation, which holds no data of this lake."""
+        if request.state.principal == NOBODY:
+            return RedirectResponse(f"/login?next={quote(request.url.path, safe='')}", 303, HEADERS)
+        name = request.path_params["name"]
+        try:
+            file = await asyncio.to_thread(manual.found, name)
+        except NotFound as error:
+            return self._html(request, "error.html", 404, page=ManualPage, error=error)
+        if file.suffix == ".png":
+            return Response(file.read_bytes(), headers=HEADERS, media_type="image/png")
+        html = await asyncio.to_thread(manual.rendered, file)
+        return self._html(request, "manual.html", page=ManualPage, html=html)
 
     # Live metrics.
 
     @own_keys
     async def _live(self, request: Request) -> Response:
-        """Server-sent events: the kept samples, then each new sample."""
+        """Server-sent events: the last sample, then each new one."""
         if request.state.principal == NOBODY:
             raise Unauthenticated("no key was sent", hint="sign in")
         request.state.principal.demand(RIGHT)
@@ -172,8 +225,7 @@ class Console:
         stop = stopping(request)
 
         async def stream() -> AsyncIterator[bytes]:
-            async with self.data.live.watch() as (kept, coming):
-                yield event("history", kept[-KEPT:])
+            async with self.data.live.watch() as coming:
                 while not stop.is_set():
                     sample = await _next(coming, stop)
                     if sample is not None:
@@ -182,23 +234,35 @@ class Console:
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         return StreamingResponse(stream(), headers=headers, media_type="text/event-stream")
 
-    # Signing in and out.
+    @own_keys
+    @operation("Numbers of the lake and of this gateway over time; range is 15m, 1h, 6h or 24h.", right=RIGHT)
+    async def _history(self, request: Request) -> Response:
+        if request.state.principal == NOBODY:
+            raise Unauthenticated("no key was sent", hint="sign in")
+        request.state.principal.demand(RIGHT)
+        chosen = request.query_params.get("range", "1h")
+        if chosen not in RANGES:
+            raise Invalid(f"range {chosen[:40]!r} does not exist", hint=f"one of {', '.join(RANGES)}")
+        lake, gateway = self.data.sampler.series(chosen)
+        return json_response({"lake": lake, "gateway": gateway}, headers={"cache-control": "no-store"})
 
     @own_keys
-    async def _ask_key(self, request: Request) -> Response:
-        return self._login(request, _inside(request.query_params.get("next", "/")))
+    async def _sign_in_page(self, request: Request) -> Response:
+        return self._login(request, inside(request.query_params.get("next", "/")))
 
     @own_keys
     @body_limit(FORM_BYTES_MAX)
     async def _sign_in(self, request: Request) -> Response:
         """Exchanges a key for a session. The key is never stored, shown or logged."""
-        _demand_origin(request)
-        form = await _form(request)
-        where = _inside(form.get("next", "/"))
+        demand_origin(request)
+        form = await form_of(request)
+        where = inside(form.get("next", "/"))
+        state = state_of(request.app)
         try:
-            session = state_of(request.app).keyring.sign_in(form.get("key", ""), self._context.ids.secret())
+            session = state.keyring.sign_in(form.get("key", ""), self._context.ids.secret())
         except Unauthenticated as error:
             return self._login(request, where, error.message, 401)
+        await state.key_watch.opened(session)
         response = RedirectResponse(where, 303, HEADERS)
         response.set_cookie(
             sessions.COOKIE,
@@ -206,26 +270,28 @@ class Console:
             max_age=sessions.SESSION_S,
             httponly=True,
             samesite="strict",
-            secure=_is_secure(request),
+            secure=is_secure(request),
         )
         return response
 
     @own_keys
     async def _sign_out(self, request: Request) -> Response:
-        _demand_origin(request)
+        """Ends the session on every gateway, whoever still has its cookie."""
+        demand_origin(request)
+        await state_of(request.app).key_watch.ended(request.cookies.get(sessions.COOKIE, ""))
         response = RedirectResponse("/login", 303, HEADERS)
         response.delete_cookie(sessions.COOKIE)
         return response
 
     def _login(self, request: Request, where: str, problem: str = "", status: int = 200) -> Response:
-        open_to_all = not len(state_of(request.app).keyring)
+        open_to_all = not state_of(request.app).keyring.required
         if open_to_all:
             return RedirectResponse(where, 303, HEADERS)
         return self._html(request, "login.html", status, next=where, problem=problem)
 
     # Operator actions.
 
-    async def _ask(self, request: Request) -> Response:
+    async def _confirm(self, request: Request) -> Response:
         """The dialog: what will happen, to what, and a field for the reason."""
         name, action = _action(request)
         fields = {field: request.query_params.get(field, "")[:FIELD_CHARS_MAX] for field in action.fields}
@@ -236,10 +302,10 @@ class Console:
         """Checks the CSRF token, the right and the reason; records the action in the trail; runs it."""
         name, action = _action(request)
         self._demand_token(request)
-        form = await _form(request)
-        fields = {field: form.get(field, "")[:FIELD_CHARS_MAX] for field in action.fields}
-        reason = form.get("reason", "").strip()
+        form = await form_of(request)
+        fields, reason = dict.fromkeys(action.fields, ""), form.get("reason", "").strip()
         try:
+            fields = action.checked(form)
             detail = await self._act(request.state.principal, name, action, fields, reason)
         except LakebedError as error:
             return self._dialog(request, name, action, fields, reason, error)
@@ -285,7 +351,7 @@ class Console:
 
     def _demand_token(self, request: Request) -> None:
         """Raises Denied unless the request carries the CSRF token of its page and comes from our own origin."""
-        _demand_origin(request)
+        demand_origin(request)
         value, fresh = self._page_value(request)
         given = request.headers.get(sessions.TOKEN_HEADER, "")
         if fresh or not hmac.compare_digest(given.encode(), sessions.token_of(value).encode()):
@@ -303,12 +369,12 @@ def _action(request: Request) -> tuple[str, Action]:
     return name, ACTIONS[name]
 
 
-async def _form(request: Request) -> Fields:
-    try:
-        found = parse_qs((await request.body()).decode(), keep_blank_values=True, max_num_fields=32)
-    except ValueError as error:
-        raise Invalid("the form does not decode") from error
-    return {name: values[-1] for name, values in found.items()}
+def _twin_status(samples: PageSamples) -> int:
+    """200 while anything can be shown; 403 when all of it was refused, which a retry does not change; else 503."""
+    errors = [one.error for one in samples.values() if one.error is not None]
+    if not errors or len(errors) < len(samples):
+        return 200
+    return 403 if all(error.code == Denied.code for error in errors) else 503
 
 
 async def _next(coming: asyncio.Queue[LiveSample], stop: asyncio.Event) -> LiveSample | None:
@@ -320,20 +386,3 @@ async def _next(coming: asyncio.Queue[LiveSample], stop: asyncio.Event) -> LiveS
     finally:
         getting.cancel()
         ending.cancel()
-
-
-def _demand_origin(request: Request) -> None:
-    """Raises Denied for a request of another site: a browser sends the origin of every form and script."""
-    origin = request.headers.get("origin", "").partition("://")[2]
-    if not origin or origin != request.headers.get("host", ""):
-        raise Denied("requests from pages of other sites are refused", hint="open the console directly")
-
-
-def _inside(where: str) -> str:
-    """A path on this gateway: never another site, whatever the parameter says."""
-    plain = where.startswith("/") and not where.startswith(("//", "/\\")) and where.isprintable()
-    return where if plain else "/"
-
-
-def _is_secure(request: Request) -> bool:
-    return "https" in (request.url.scheme, request.headers.get("x-forwarded-proto", ""))

@@ -104,7 +104,7 @@ class SampleCache:
         except LakebedError as error:
             failure = DataError(error.code, error.message, error.hint)
         except Exception as error:
-            log.error("page data could not be read", exc_info=error)
+            log.error("page data could not be read", error=type(error).__name__, exc_info=error)
             failure = DataError("internal", f"failed: {type(error).__name__}", "the gateway's log has the cause")
         before = entry.sample or DataSample()
         entry.sample = DataSample(before.value, before.at_ms, failure)

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 
+from lakebed.core.runtime import Runtime
 from lakebed.core.settings import Settings
 from lakebed.core.trail import Trail
+from lakebed.store.protocol import Store
 from lakebed.store.runtime import StoreRuntime
 
 if TYPE_CHECKING:  # an agent loads no web framework for a type
@@ -17,16 +19,23 @@ if TYPE_CHECKING:  # an agent loads no web framework for a type
 
 class Context(StoreRuntime, frozen=True):
     """One process: store, clock, ids, metrics, settings. `node` is unique per process and start; it names lease holders
-    and writers.
+    and writers. `url` is where it is reached over HTTP; empty where it serves nothing.
     """
 
     node: str
     settings: Settings
+    url: str = ""
 
     @property
     def trail(self) -> Trail:
         """Records operator actions, from the console, HTTP and commands alike."""
         return Trail(self, node=self.node)
+
+
+def context_of(runtime: Runtime, store: Store, settings: Settings, *, node: str) -> Context:
+    return Context(
+        clock=runtime.clock, ids=runtime.ids, metrics=runtime.metrics, store=store, settings=settings, node=node
+    )
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
@@ -66,6 +75,19 @@ class Component(Protocol):
 
     async def health(self) -> Health:
         """From memory or one cheap request; returns quickly."""
+
+
+class StatelessComponent:
+    """A component with nothing to start, to drain or to check."""
+
+    async def start(self) -> None:
+        return None
+
+    async def stop(self) -> None:
+        return None
+
+    async def health(self) -> Health:
+        return Health("ok")
 
 
 class Worker(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@
     │   └── Stale           a replace found a different object, in `current`
     ├── Fenced              a newer lease holder exists: stop writing, release
     ├── Overloaded          too much at once: wait `retry_after_s`, then retry
-    │   └── Throttled       this client alone sends too much: wait `retry_after_s`, then retry slower
+    │   └── Throttled       this key is over a limit of its own: wait `retry_after_s`, or raise the limit
     ├── Unavailable         not now: wait `retry_after_s`, then retry
     │   ├── TooEarly        another process is doing the same now: wait `retry_after_s`, then retry
     │   └── OutcomeUnknown  may have happened: read, compare, decide; never assume
@@ -72,7 +72,10 @@ class Unauthenticated(Denied):
 
 
 class Conflict(LakebedError):
+    """`repeated` is False when one request was sent and refused: then the conflict cannot be with our own write."""
+
     code = "conflict"
+    repeated: bool = True
 
 
 class AlreadyExists(Conflict):
@@ -108,6 +111,8 @@ class Overloaded(LakebedError):
 
 
 class Throttled(Overloaded):
+    """The caller's own key is over one of its limits; others are served."""
+
     code = "throttled"
 
 

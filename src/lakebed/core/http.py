@@ -6,7 +6,7 @@ The marks are attributes of the endpoint function; the gateway reads them when i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, cast
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from lakebed.core.auth import Principal
 from lakebed.core.errors import Invalid, TooLarge
@@ -23,6 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 Buffer = bytes | memoryview
 
 JSON = "application/json"
+VERSION = "/v1"
 # Decoding holds the interpreter's lock, also in a thread, so the size limits how long all other requests pause: 16 MiB
 # decode in at most 60 ms (5.6 million empty records), 200,000 records take 30 ms more.
 JSON_BYTES_MAX = 16 * 1024 * 1024
@@ -51,6 +53,19 @@ class Operation(msgspec.Struct, frozen=True):
     answer: Any = None
     media_type: str = JSON
     right: str = ""
+
+
+class AliasRoute(Route):
+    """The same endpoint at another path. `of` is the path to prefer."""
+
+    def __init__(self, path: str, route: Route) -> None:
+        super().__init__(path, route.endpoint, methods=sorted(route.methods or ()))
+        self.of = route.path
+
+
+def with_aliases(routes: Sequence[Route]) -> list[Route]:
+    """These routes, and each of them without `/v1` in its path."""
+    return [*routes, *(AliasRoute(route.path.removeprefix(VERSION), route) for route in routes)]
 
 
 async def whole_body(request: Request) -> Buffer:

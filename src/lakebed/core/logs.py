@@ -37,6 +37,12 @@ def configure(level: str = "info", *, as_json: bool | None = None) -> None:
     )
 
 
+def configure_library() -> None:
+    """Warnings only, for a program that uses Lakebed as a library; a configuration of the program's own stays."""
+    if structlog.get_config()["logger_factory"] is _Stderr:
+        configure("warning")
+
+
 class _Stderr:
     """Writes to whatever stderr is now. A closed stderr never breaks the work that is logged."""
 

@@ -5,6 +5,8 @@ Asking for a metric that is not in the table is an error, so the table is comple
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from typing import Any, Literal
 
 import msgspec
@@ -13,6 +15,24 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+ShownSeries = Callable[[Mapping[str, str]], bool]  # whether a series with these labels may be shown
+
+
+class _Part:
+    """A registry without the series that may not be shown."""
+
+    def __init__(self, registry: CollectorRegistry, shown: ShownSeries) -> None:
+        self._registry, self._shown = registry, shown
+
+    def collect(self) -> Iterator[Any]:
+        for family in self._registry.collect():
+            kept = [sample for sample in family.samples if self._shown(sample.labels)]
+            if kept:
+                part = copy(family)
+                part.samples = kept
+                yield part
 
 
 class Metric(msgspec.Struct, frozen=True):
@@ -42,6 +62,7 @@ TABLE: tuple[Metric, ...] = (
         ("register",),
     ),
     Metric("lakebed_register_conflicts_total", "counter", "Compare-and-swaps that found a newer value.", ("register",)),
+    Metric("lakebed_http_throttled_total", "counter", "Requests refused because their key was over one of its limits."),
     # queue
     Metric("lakebed_queue_entries_total", "counter", "Entries made durable by ingestors."),
     Metric("lakebed_queue_bytes_total", "counter", "Bytes of entries made durable by ingestors."),
@@ -75,13 +96,20 @@ TABLE: tuple[Metric, ...] = (
     Metric("lakebed_batches_live_bytes", "gauge", "Memory held by live state."),
     Metric("lakebed_batches_live_batches", "gauge", "Batches held by live state."),
     Metric("lakebed_batches_spool_bytes", "gauge", "Bytes in the local spool that are not in the bucket yet."),
+    Metric("lakebed_batches_spool_disk_bytes", "gauge", "Bytes that the local spool uses on its disk."),
     Metric("lakebed_batches_spool_batches", "gauge", "Batches in the local spool that are not in the bucket yet."),
     Metric(
         "lakebed_batches_landed_total", "counter", "Spooled batches uploaded to the bucket, by outcome.", ("outcome",)
     ),
     Metric("lakebed_batches_reconciled_total", "counter", "Accepted manifests checked by the reconciler.", ("path",)),
     Metric("lakebed_batches_repairs_total", "counter", "Derived records that the reconciler repaired.", ("repair",)),
-    Metric("lakebed_batches_reconciler_lag_seconds", "gauge", "Age of the reconciler's checkpoint."),
+    Metric(
+        "lakebed_batches_reconciler_lag_seconds",
+        "gauge",
+        "Now minus the time up to which every accepted manifest is checked.",
+    ),
+    Metric("lakebed_batches_retention_removed_total", "counter", "Accepted batches removed by retention."),
+    Metric("lakebed_batches_reconciler_errors_total", "counter", "Passes of the reconciler that failed."),
     Metric("lakebed_rollup_samples_total", "counter", "Samples rolled up."),
     Metric("lakebed_rollup_chunks_total", "counter", "Rollup chunks stored."),
     Metric("lakebed_rollup_swept_total", "counter", "Unreferenced rollup objects that were swept.", ("what",)),
@@ -131,6 +159,11 @@ TABLE: tuple[Metric, ...] = (
     Metric("lakebed_log_appends_total", "counter", "Appends committed, one per partition and blob."),
     Metric("lakebed_log_lost_swaps_total", "counter", "Commits that found a newer control record."),
     Metric("lakebed_log_flushes_total", "counter", "Flushes of the batching producer."),
+    Metric(
+        "lakebed_log_batching_cost_dollars_month",
+        "gauge",
+        "Most that log.batch_max_delay_ms lets this broker spend on blobs in a month; 0 where requests are not billed.",
+    ),
     Metric("lakebed_log_buffered_bytes", "gauge", "Bytes buffered in the batching producer."),
     Metric("lakebed_log_refused_total", "counter", "Chunks refused because the buffer was full."),
     Metric("lakebed_log_records_total", "counter", "Records produced (in) and consumed (out).", ("direction",)),
@@ -144,12 +177,19 @@ TABLE: tuple[Metric, ...] = (
     Metric("lakebed_log_cache_reads_total", "counter", "Fetches by result of the tail cache.", ("outcome",)),
     Metric("lakebed_log_cache_bytes", "gauge", "Bytes in the tail cache."),
     Metric("lakebed_log_compactions_total", "counter", "Compactions by outcome.", ("outcome",)),
+    Metric("lakebed_log_compacted_blobs_total", "counter", "Compacted blobs written."),
     Metric("lakebed_log_compacted_bytes_total", "counter", "Bytes of compacted blobs written."),
     Metric("lakebed_log_compaction_seconds", "histogram", "Time of one compaction stage.", ("stage",)),
+    Metric("lakebed_log_compaction_candidates", "gauge", "Index entries chosen by the last compaction pass."),
+    Metric("lakebed_log_compaction_pending", "gauge", "Chosen runs of entries that are not compacted yet."),
     Metric("lakebed_log_compaction_lag_records", "gauge", "Records not compacted yet, over all known partitions."),
     Metric("lakebed_log_known_partitions", "gauge", "Partitions that this compactor knows."),
+    Metric("lakebed_log_notices_total", "counter", "Notices between brokers that partitions moved.", ("direction",)),
+    Metric("lakebed_log_brokers", "gauge", "Living brokers that this broker knows, itself included."),
     Metric("lakebed_log_swept_total", "counter", "Objects deleted by retention and vacuum.", ("reason",)),
     Metric("lakebed_log_scenario_info", "gauge", "1 while the broker runs in a load test.", ("scenario",)),
+    Metric("lakebed_log_kafka_requests_total", "counter", "Requests of Kafka clients.", ("api",)),
+    Metric("lakebed_log_kafka_connections", "gauge", "Open connections of Kafka clients."),
     Metric("lakebed_log_s3_requests_total", "counter", "The log's requests to the bucket, as billed.", ("op",)),
     Metric(
         "lakebed_log_s3_request_cost_dollars", "gauge", "Estimated cost of the log's requests (sum over processes)."
@@ -189,6 +229,7 @@ TABLE: tuple[Metric, ...] = (
     Metric("lakebed_gold_tables_total", "counter", "Gold tables processed, by outcome.", ("outcome",)),
     # gateway
     Metric("lakebed_http_requests_total", "counter", "HTTP requests answered.", ("route", "method", "status")),
+    Metric("lakebed_http_in_flight", "gauge", "HTTP requests that are being answered."),
     Metric("lakebed_http_body_bytes", "gauge", "Bytes of request bodies in memory."),
     Metric(
         "lakebed_http_bodies_refused_total", "counter", "Requests refused because the limit of all bodies was reached."
@@ -254,6 +295,13 @@ TABLE: tuple[Metric, ...] = (
         "Delete decisions that an operator quarantined.",
         ("stream_kind", "bucket"),
     ),
+    Metric("lakebed_lifecycle_isolated", "gauge", "Keys and events that are isolated now.", ("bucket",)),
+    Metric(
+        "lakebed_lifecycle_policy_problems",
+        "gauge",
+        "Problems of a bucket's stored policy: rules that cannot be run.",
+        ("bucket",),
+    ),
     Metric("lakebed_lifecycle_lost_log_total", "counter", "Times that a cursor was older than the event log."),
     Metric("lakebed_build_info", "gauge", "Always 1; the label is the running version.", ("version",)),
 )
@@ -286,17 +334,17 @@ class Metrics:
         """The current value of one sample, 0 if it was never set."""
         return self.registry.get_sample_value(name, labels) or 0.0
 
-    def prometheus(self) -> bytes:
-        return generate_latest(self.registry)
+    def prometheus(self, shown: ShownSeries | None = None) -> bytes:
+        return generate_latest(self._part(shown))
 
-    def openmetrics(self) -> bytes:
+    def openmetrics(self, shown: ShownSeries | None = None) -> bytes:
         """OpenMetrics text, which can carry exemplars."""
-        return bytes(generate_openmetrics(self.registry))  # type: ignore[no-untyped-call]
+        return bytes(generate_openmetrics(self._part(shown)))  # type: ignore[no-untyped-call]
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self, shown: ShownSeries | None = None) -> dict[str, Any]:
         """Every sample as JSON: {name: value} without labels, {name: [{labels, value}]} with."""
         out: dict[str, Any] = {}
-        for family in self.registry.collect():
+        for family in self._part(shown).collect():
             for sample in family.samples:
                 if sample.name.endswith("_created"):
                     continue
@@ -305,6 +353,10 @@ class Metrics:
                 else:
                     out[sample.name] = sample.value
         return out
+
+    def _part(self, shown: ShownSeries | None) -> Any:
+        """The registry, or what of it may be shown."""
+        return self.registry if shown is None else _Part(self.registry, shown)
 
     def _get(self, name: str, kind: str) -> Any:
         spec = self._specs[name]

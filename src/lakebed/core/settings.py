@@ -13,13 +13,14 @@ import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar, get_type_hints
+from typing import Any, ClassVar, Self, TypeVar, cast, get_type_hints
 
 import msgspec
 
 from lakebed.core.errors import Invalid
 
 ENV_PREFIX = "LAKEBED_"
+CARRIED = "store"  # the section whose secrets travel with pickled settings
 ENV_RESERVED = frozenset({"LAKEBED_DIR", "LAKEBED_CONFIG"})  # how a command finds its stack, not settings
 
 
@@ -111,6 +112,16 @@ class Settings:
         assert isinstance(found, kind)
         return found
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Settings are pickled only to travel to Spark's tasks, which read and write the bucket: of all secrets they
+        carry the store's alone. Here, so that no task can forget it.
+        """
+        carried = {
+            kind: section if kind.section == CARRIED else cast(Section, _without_secrets(section))
+            for kind, section in self._sections.items()
+        }
+        return Settings, (carried, self._sources)
+
     def having(self, section: Section) -> Settings:
         """The same settings, with this section in the place of its kind."""
         return Settings({**self._sections, type(section): section}, self._sources)
@@ -137,6 +148,18 @@ class Settings:
             for key in [f"{kind.section}.{field.name}"]
             if advanced or key in self._sources or is_public(kind, field.name)
         ]
+
+
+def _without_secrets(value: Any) -> Any:
+    """The same value with every secret in it empty."""
+    if isinstance(value, Secret):
+        return Secret("")
+    if isinstance(value, tuple):
+        return tuple(map(_without_secrets, value))
+    if isinstance(value, msgspec.Struct):
+        fields = {name: getattr(value, name) for name in value.__struct_fields__}
+        return msgspec.structs.replace(value, **{name: _without_secrets(each) for name, each in fields.items()})
+    return value
 
 
 def load(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 from urllib.parse import quote, unquote
 
 import msgspec
 
 from lakebed.core.errors import Corrupt, Invalid
 
+CLUSTER = "lakebed.cluster_by"  # in the table's configuration: the columns that order rows in files
 ONCE = "once:"  # how an application that writes once is marked in the log
 ONCE_WINDOW = 10_000  # versions: a tick a minute for a week, half a megabyte in a kept snapshot
 _ABSOLUTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/|/")
@@ -20,7 +22,8 @@ class TableSpec(msgspec.Struct, frozen=True):
     """A table's contract. `schema_json` is Spark's StructType as JSON, which is also Delta's schema string.
 
     `keys` make rows unique for upserts; `partition_by` lays files out in folders; `stats` are the columns whose range
-    is kept per file (keys always are), so that a read or an upsert opens only files that can matter.
+    is kept per file (keys always are), so that a read or an upsert opens only files that can matter; `cluster_by`
+    orders the rows in files, by one column or along a curve through several.
     """
 
     name: str
@@ -28,12 +31,13 @@ class TableSpec(msgspec.Struct, frozen=True):
     keys: tuple[str, ...] = ()
     partition_by: tuple[str, ...] = ()
     stats: tuple[str, ...] = ()
+    cluster_by: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name) or ".." in self.name:
             raise Invalid(f"{self.name!r} is no table name", hint="letters, digits, _ . = - and up to 7 slashes")
         columns = set(self.columns)
-        for role in ("keys", "partition_by", "stats"):
+        for role in ("keys", "partition_by", "stats", "cluster_by"):
             missing = [name for name in getattr(self, role) if name not in columns]
             if missing:
                 raise Invalid(f"table {self.name}: {role} names {missing[0]!r}, which is no column")
@@ -43,20 +47,47 @@ class TableSpec(msgspec.Struct, frozen=True):
         return [field["name"] for field in msgspec.json.decode(self.schema_json)["fields"]]
 
     @property
+    def required(self) -> list[str]:
+        """The columns that may not be null."""
+        fields = msgspec.json.decode(self.schema_json)["fields"]
+        return [field["name"] for field in fields if not field.get("nullable", True)]
+
+    @property
     def root(self) -> str:
         return f"tables/{self.name}"
 
 
-class DataFile(msgspec.Struct, frozen=True):
-    """One Parquet file of a table. `low` and `high` bound the stats columns; a column without bounds is absent."""
+class DataFile(msgspec.Struct, frozen=True, gc=False):
+    """One Parquet file of a table. `low` and `high` bound columns; a column without bounds is absent.
+
+    `rows` leaves out the rows that a deletion vector marks; `vector` is that vector as the log describes it.
+    `stats` is what a writer has the log record of the columns, as JSON; bounds are read from it. `copied` means that
+    an upsert wrote the file with rows of the table as they were.
+    """
 
     path: str
     size: int
     rows: int
     partition: dict[str, str | None] = {}
-    low: dict[str, bool | int | float | str] = {}
-    high: dict[str, bool | int | float | str] = {}
-    nulls: dict[str, int] = {}
+    low: dict[str, Any] = {}
+    high: dict[str, Any] = {}
+    nulls: dict[str, Any] = {}
+    stats: str = ""
+    vector: dict[str, Any] = {}
+    copied: bool = False
+
+
+class TableProtocol(msgspec.Struct, frozen=True):
+    """What readers and writers of a table must know, as its log demands it."""
+
+    reader: int = 1
+    writer: int = 2
+    reader_features: tuple[str, ...] = ()
+    writer_features: tuple[str, ...] = ()
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.reader_features, *self.writer_features)))
 
 
 def path_of(name: str) -> str:
@@ -69,10 +100,20 @@ def name_of(path: str) -> str:
 
     Raises Corrupt for a path that no key can have.
     """
+    if "%" not in path:
+        return path
     try:
         return unquote(path, errors="strict")
     except UnicodeDecodeError as error:
         raise Corrupt(f"{path!r} is not the URL-encoded path of a file", path=path) from error
+
+
+def identity_of(path: str, vector: dict[str, Any] | None) -> str:
+    """What makes a file of the log the same one: its decoded path, and its deletion vector where it has one."""
+    name = name_of(path)
+    if not vector:
+        return name
+    return f"{name}\0{vector.get('storageType')}{vector.get('pathOrInlineDv')}@{vector.get('offset')}"
 
 
 def key_of(root: str, path: str) -> str:
@@ -90,6 +131,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     """A table at one version; -1 is a table that does not exist yet. `applied` is each application's last batch.
 
     `keys` are those its last spec named, `note` is what its last version records of where its rows come from.
+    `metadata` is the log's `metaData` as its last writer left it. `checkpoint` is the last one that is known of, and
+    `tail_bytes` the size of the log entries since.
     """
 
     version: int = -1
@@ -100,10 +143,24 @@ class Snapshot(msgspec.Struct, frozen=True):
     table_id: str = ""
     keys: tuple[str, ...] = ()
     note: str = ""
+    protocol: TableProtocol = TableProtocol()
+    metadata: dict[str, Any] = {}
+    checkpoint: int = -1
+    tail_bytes: int = 0
 
     @property
     def rows(self) -> int:
         return sum(file.rows for file in self.files)
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """The table's properties: Delta's own (`delta.…`), ours and those of its users."""
+        return self.metadata.get("configuration") or {}
+
+    @property
+    def cluster_by(self) -> tuple[str, ...]:
+        """The columns that order the rows in files."""
+        return tuple(filter(None, self.properties.get(CLUSTER, "").split(",")))
 
 
 class WriteBatch(msgspec.Struct, frozen=True):

@@ -11,24 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from lakebed.core.clock import Clock, now_ms
+from lakebed.core.clock import now_ms
 from lakebed.core.errors import AlreadyExists, Overloaded
-from lakebed.core.ids import Ids
 from lakebed.delta import history
 from lakebed.delta.log import Commit, encode, log_key
 from lakebed.delta.model import DataFile, Snapshot, TableSpec, key_of
-from lakebed.store.protocol import Store
+from lakebed.delta.stats import measured
+from lakebed.store.runtime import StoreRuntime
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 RACES_MAX = 30  # commits that others may make before ours gives up
-BOUND_CHARS_MAX = 256  # a longer text has no bound: a cut one would be wrong, a whole one too large
 
 
 class PlainTable:
-    def __init__(self, store: Store, spec: TableSpec, *, clock: Clock, ids: Ids) -> None:
-        self.spec, self._store, self._clock, self._ids = spec, store, clock, ids
+    def __init__(self, runtime: StoreRuntime, spec: TableSpec) -> None:
+        self.spec, self._store, self._clock, self._ids = spec, runtime.store, runtime.clock, runtime.ids
         self._known: Snapshot | None = None
 
     async def snapshot(self) -> Snapshot:
@@ -38,13 +37,11 @@ class PlainTable:
 
     async def write(self, rows: pa.Table) -> DataFile:
         """Stores the rows as one file under a fresh name. An orphan until a commit names it."""
-        data = _parquet(rows)
+        data, metadata = _parquet(rows)
         path = f"part-{self._ids.uuid()}.parquet"
         await self._store.create(f"{self.spec.root}/{path}", data)
-        measured = dict.fromkeys((*self.spec.keys, *self.spec.stats))
-        low, high = _bounds(rows, list(measured))
-        nulls = {name: rows.column(name).null_count for name in measured}
-        return DataFile(path, len(data), rows.num_rows, {}, low, high, nulls)
+        found = measured(rows, metadata, (*self.spec.keys, *self.spec.stats))
+        return DataFile(path, len(data), rows.num_rows, {}, found.low, found.high, found.nulls, found.text)
 
     async def read(self, file: DataFile, *, where: Any = None) -> pa.Table:
         """The rows of one file; `where` is an expression of pyarrow. Raises NotFound when vacuum has deleted it."""
@@ -61,8 +58,9 @@ class PlainTable:
                 return state
             if state.version == -1:
                 planned = msgspec.structs.replace(planned, spec=self.spec, table_id=self._ids.uuid())
+            planned.check(state, self.spec.name)
             number = state.version + 1
-            data = encode(planned, attempt_id=attempt, now_ms=now_ms(self._clock), version=number)
+            data = encode(planned, attempt_id=attempt, now_ms=now_ms(self._clock), version=number, note=state.note)
             try:
                 await self._store.create(log_key(self.spec.root, number), data)
             except AlreadyExists:
@@ -78,27 +76,17 @@ def schema_json(columns: Sequence[tuple[str, str]]) -> str:
     return msgspec.json.encode({"type": "struct", "fields": fields}).decode()
 
 
-def _parquet(rows: pa.Table) -> bytes:
+def _parquet(rows: pa.Table) -> tuple[bytes, Any]:
+    """The file, and what its writer says of its columns."""
     import pyarrow.parquet as pq
 
     sink = io.BytesIO()
-    pq.write_table(rows, sink, compression="zstd", coerce_timestamps="us")
-    return sink.getvalue()
+    metadata: list[Any] = []
+    pq.write_table(rows, sink, compression="zstd", coerce_timestamps="us", metadata_collector=metadata)
+    return sink.getvalue(), metadata[0]
 
 
 def _rows(data: bytes, where: Any) -> pa.Table:
     import pyarrow.parquet as pq
 
     return pq.read_table(io.BytesIO(data), filters=where)
-
-
-def _bounds(rows: pa.Table, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    import pyarrow.compute as pc
-
-    low: dict[str, Any] = {}
-    high: dict[str, Any] = {}
-    for name in names:
-        ends = pc.min_max(rows.column(name)).as_py()
-        if isinstance(ends["min"], (int, str)) and all(len(str(end)) <= BOUND_CHARS_MAX for end in ends.values()):
-            low[name], high[name] = ends["min"], ends["max"]
-    return low, high

@@ -140,6 +140,7 @@ LAGS = {
     "lakebed_lifecycle_watermark_lag_seconds": "lifecycle: cursor",
 }
 LABELLED = ("lakebed_queue_oldest_age_seconds",)
+FALLS = "It falls at a fault and recovers after it; nothing that was acknowledged is lost."
 BACKLOGS = {
     "lakebed_batches_aftermath_waiting": "derived writes waiting",
     "lakebed_queue_length": "queue batches waiting",
@@ -174,6 +175,7 @@ def html_report(outcome: DemoResult, observer: Observer, *, scale: float, seed: 
             "cost at S3 list prices": f"${prices.dollars(requests):.4f}",
         }
     )
+    page.machine()
     page.table(["thing", "step", "count"], [[each.thing, each.step, each.count] for each in by_thing(outcome.counted)])
     page.section("Injected faults").table(
         ["at", "part", "fault"], [[f"{each.at_s:.1f} s", each.scenario, each.what] for each in outcome.faults]
@@ -191,7 +193,7 @@ def html_report(outcome: DemoResult, observer: Observer, *, scale: float, seed: 
             for each in sorted(outcome.proven, key=lambda each: each.held)
         ]
     )
-    return page.section("Next commands").code("\n".join(outcome.next))
+    return page.section("Next commands").code("\n".join(("lakebed up --detach", *outcome.next)))
 
 
 def by_thing(counted: Sequence[StepCount]) -> list[StepCount]:
@@ -205,7 +207,7 @@ def _throughput(page: HtmlReport, outcome: DemoResult, observer: Observer) -> No
     page.section("Throughput", "Each dashed line is a fault. The last half second of a killed process is not counted.")
     for flow in FLOWS[:3]:
         moved = rates(observer.totals(flow.metric, **flow.labels))
-        page.lines(flow.name, [ChartLine(flow.name, tuple(moved))], unit="per second", marks=marks)
+        page.lines(flow.name, [ChartLine(flow.name, tuple(moved))], unit="per second", marks=marks, about=FALLS)
 
 
 def _latency(page: HtmlReport, last: Reading) -> None:
@@ -220,7 +222,8 @@ def _lag(page: HtmlReport, observer: Observer) -> None:
         waiting = {"state": "pending"}  # of the queue's ages; the others have no such label
         peaks = {name: observer.peaks(name, **(waiting if name in LABELLED else {})) for name in names}
         lines = [ChartLine(about, tuple(peaks[name])) for name, about in names.items()]
-        page.lines(title, [line for line in lines if any(y for _, y in line.points)], unit=unit)
+        shown = [line for line in lines if any(y for _, y in line.points)]
+        page.lines(title, shown, unit=unit, about="Lines that return to zero: what waited was processed.")
 
 
 def _requests(page: HtmlReport, observer: Observer, requests: dict[str, float]) -> None:
@@ -233,6 +236,6 @@ def _requests(page: HtmlReport, observer: Observer, requests: dict[str, float]) 
     series = [
         ChartLine(verb, tuple(rates(observer.totals("lakebed_store_requests_total", verb=verb)))) for verb in verbs
     ]
-    page.stacked("Requests", series, unit="per second")
+    page.stacked("Requests", series, unit="per second", about="Each band is a verb; the top is all of them.")
     rows: list[list[Cell]] = [[verb, int(requests[verb]), prices.DOLLARS[verb] * requests[verb]] for verb in verbs]
     page.table(["verb", "requests", "dollars"], [*rows, ["all", int(sum(requests.values())), prices.dollars(requests)]])

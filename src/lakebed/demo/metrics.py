@@ -18,6 +18,7 @@ import msgspec
 
 from lakebed.core.clock import Clock
 from lakebed.core.metrics import TABLE, Metrics
+from lakebed.core.runtime import Runtime
 
 ENV = "DEMO_NUMBERS_FILE"  # where a scenario's process writes its metrics; no setting, so not LAKEBED_*
 EVERY_S = 0.5
@@ -105,7 +106,7 @@ class Observer:
 
     async def read(self, client: httpx2.AsyncClient) -> Reading:
         """Reads all sources once. A source that does not answer keeps its last reading."""
-        await asyncio.gather(*(self._ask(client, url) for url in self._urls))
+        await asyncio.gather(*(self._scrape(client, url) for url in self._urls))
         for number, metrics in enumerate(self._registries):
             self._last[f"registry {number}"] = flatten(metrics.snapshot())
         for file in self._files:
@@ -138,7 +139,7 @@ class Observer:
         """When the first request to the store was counted. 0 when there was none."""
         return next((at_s for at_s, reading in self.readings if total(reading, "lakebed_store_requests_total")), 0.0)
 
-    async def _ask(self, client: httpx2.AsyncClient, url: str) -> None:
+    async def _scrape(self, client: httpx2.AsyncClient, url: str) -> None:
         with suppress(httpx2.HTTPError, msgspec.DecodeError):  # killed on purpose, or busy
             answer = await client.get(f"{url}/metrics")
             if answer.status_code == 200:
@@ -157,22 +158,22 @@ def rates(totals: Sequence[tuple[float, float]], over_s: float = 2.0) -> list[tu
     return out
 
 
-async def counting(metrics: Metrics, clock: Clock, work: Coroutine[Any, Any, None]) -> None:
+async def counting(runtime: Runtime, work: Coroutine[Any, Any, None]) -> None:
     """Runs the work of a scenario's process and writes its metrics to the file named by ENV."""
     file = os.environ.get(ENV)
-    keeping = asyncio.ensure_future(_keep(metrics, clock, Path(file))) if file else None
+    keeping = asyncio.ensure_future(_keep(runtime, Path(file))) if file else None
     try:
         await work
     finally:
         if keeping and file:
             keeping.cancel()
-            _write(metrics, Path(file))
+            _write(runtime.metrics, Path(file))
 
 
-async def _keep(metrics: Metrics, clock: Clock, file: Path) -> None:
+async def _keep(runtime: Runtime, file: Path) -> None:
     while True:
-        _write(metrics, file)
-        await clock.sleep(EVERY_S)
+        _write(runtime.metrics, file)
+        await runtime.clock.sleep(EVERY_S)
 
 
 def _write(metrics: Metrics, file: Path) -> None:

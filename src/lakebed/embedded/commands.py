@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from lakebed.cli import exits
 from lakebed.cli.output import Output, emit, say
-from lakebed.cli.where import DEFAULT_DIR, Where, in_loop
+from lakebed.cli.where import DEFAULT_DIR, Where, as_operator, in_loop
 from lakebed.core.clock import SystemClock
 from lakebed.core.errors import NotFound
 from lakebed.core.runtime import system_runtime
@@ -46,7 +46,7 @@ def up(
         work = start_detached(folder, ["up", "--dir", str(folder)], clock=SystemClock(), report=_report_process)
         _started(in_loop(lambda: work))
         return
-    stack = Stack(folder, runtime=system_runtime(), report=_report)
+    stack = Stack(folder, runtime=system_runtime(), report=_report, settings_file=where.settings_file)
     in_loop(lambda: run(stack, ready=_started))
 
 
@@ -60,6 +60,8 @@ def status(*, where: Where = Where(), output: Output = "table") -> int:
         if where.names_a_bucket:  # only the operator knows where the processes of a deployment run
             raise NotFound(error.message, hint=NOT_A_STACK) from error
         raise
+    for gateway in (row for row in rows if row.name == "gateway" and row.url):
+        say(f"console    {gateway.url}/")
     emit(rows, output)
     return exits.OK if all(row.state in ("ok", "degraded") for row in rows) else exits.FAILED
 
@@ -92,6 +94,28 @@ def env(*, where: Where = Where(), output: Output = "table") -> None:
         emit(values, output)
 
 
+def create_bucket(
+    name: Annotated[str, Parameter(help="name of the new bucket")],
+    /,
+    *,
+    dry_run: Annotated[bool, Parameter(help="only show what would happen", negative="")] = False,
+    where: Where = Where(),
+) -> None:
+    """Create a bucket beside Lakebed's own, for example to try lifecycle rules on it."""
+    from lakebed.store.admin import create_bucket as create
+    from lakebed.store.settings import StoreSettings
+
+    context = where.context("cli")
+
+    async def work() -> None:
+        async with as_operator(context, "bucket.create", {"bucket": name}):
+            await create(context.settings.of(StoreSettings), name)
+
+    if not dry_run:
+        in_loop(work)
+    say(f"{'would create' if dry_run else 'created'} the bucket {name}")
+
+
 def _configure_children(config: Path) -> None:
     """The gateway and the workers read the settings file of this command."""
     os.environ["LAKEBED_CONFIG"] = str(config.absolute())
@@ -117,5 +141,6 @@ def _ready(name: str, seconds: float, url: str) -> None:
 def _started(endpoints: Endpoints) -> None:
     flag = "" if Path(endpoints.folder) == DEFAULT_DIR.absolute() else f" --dir {shlex.quote(endpoints.folder)}"
     say("")
+    say(f"console    {endpoints.gateway}/")
     say(f'next:  eval "$(lakebed env{flag})"    lakebed status{flag}    lakebed down{flag}')
     print(endpoints.gateway, flush=True)

@@ -8,6 +8,7 @@ killed stack never sends a client to another program's port.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 from pathlib import Path
 from typing import Literal
@@ -134,18 +135,34 @@ class Endpoints(msgspec.Struct, frozen=True):
     bucket: BucketEndpoints
     gateway: str = ""
     workers: str = ""
+    kafka: str = ""
     processes: tuple[StackProcess, ...] = ()
+    settings_file: str = ""  # that the gateway and the workers read, and its hash at the start; empty: none
+    settings_sha256: str = ""
     schema: str = "lakebed.endpoints.v1"
 
     def as_settings(self) -> dict[str, str]:
         """The settings that make a command use this stack."""
         return stack_settings(Path(self.folder), self.bucket)
 
+    @property
+    def settings_changed(self) -> bool:
+        """Whether the settings file is another one than the stack was started with."""
+        return self.settings_file != "" and sha256_of(Path(self.settings_file)) != self.settings_sha256
+
     def process(self, name: str) -> StackProcess:
         for process in self.processes:
             if process.name == name:
                 return process
         raise NotFound(f"the stack in {self.folder} has no process named {name}")
+
+
+def sha256_of(file: Path) -> str:
+    """The hash of a file's bytes; empty when it cannot be read."""
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError:
+        return ""
 
 
 def find(folder: Path) -> Endpoints:
@@ -213,7 +230,8 @@ def stack_settings(folder: Path, bucket: BucketEndpoints) -> dict[str, str]:
 def child_environment(folder: Path, bucket: BucketEndpoints) -> dict[str, str]:
     """The environment of the gateway and the workers: this process's, with the settings of the embedded bucket."""
     settings = {env_name(key): value for key, value in stack_settings(folder, bucket).items()}
-    return {**os.environ, **settings, "LAKEBED_DIR": str(folder)}
+    # A stack has one gateway: its answers to queries are complete.
+    return {env_name("batches.query_collector"): "true", **os.environ, **settings, "LAKEBED_DIR": str(folder)}
 
 
 def write_private(file: Path, data: bytes) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from http.client import HTTPConnection, HTTPException
+import ssl
+from collections.abc import Mapping, Sequence
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -34,7 +35,14 @@ async def probe(url: str, path: str, timeout_s: float = TIMEOUT_S) -> HealthResp
 
 def _probe(url: str, path: str, timeout_s: float) -> HealthResponse:
     where = urlsplit(url)
-    connection = HTTPConnection(where.hostname or "", where.port, timeout=timeout_s)
+    connection: HTTPConnection
+    if where.scheme == "https":
+        # Our own child, on an address that its certificate need not name; no credential is sent.
+        unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
+        connection = HTTPSConnection(where.hostname or "", where.port, timeout=timeout_s, context=unverified)
+    else:
+        connection = HTTPConnection(where.hostname or "", where.port, timeout=timeout_s)
     try:
         connection.request("GET", path)
         response = connection.getresponse()
@@ -47,7 +55,7 @@ def _probe(url: str, path: str, timeout_s: float) -> HealthResponse:
 
 READY_S = 60.0  # a gateway takes 2 s on an idle machine; the first one also verifies the store
 POLL_EVERY_S = 0.1
-DRAIN_S = 25.0  # longer than gateway.drain_s, so the gateway's own limit applies
+DRAIN_S = 65.0  # longer than gateway.drain_s, so the gateway's own limit applies
 BUCKET_GRACE_S = (
     20.0  # if its change log cannot be flushed: an orderly stop takes 15 s, waiting for its own subscribers
 )
@@ -102,28 +110,40 @@ class BucketProgram:
 
 
 class ServerCommand(msgspec.Struct, frozen=True):
-    """The command line of a server, with `{port}` for its port; it is ready when `health` answers 200."""
+    """The command line of a server, with `{port}` for its port and `{kafka_port}` for that of Kafka clients.
+
+    It is ready when `health` answers 200.
+    """
 
     name: str
     argv: tuple[str, ...]
     health: str = "/healthz"
 
-    def with_port(self, port: int) -> Sequence[str]:
-        return [word.replace("{port}", str(port)) for word in self.argv]
+    @property
+    def ports(self) -> list[str]:
+        """The names of its ports, its own first."""
+        return [self.name, *(["kafka"] if "{kafka_port}" in self.argv else [])]
+
+    def with_ports(self, ports: Mapping[str, int]) -> Sequence[str]:
+        given = {"{port}": ports[self.name], "{kafka_port}": ports.get("kafka")}
+        return [str(given.get(word, word)) for word in self.argv]
 
 
 class ServerProgram:
     """A child that serves HTTP on a given port and reaches the bucket through its environment."""
 
-    def __init__(self, command: ServerCommand, port: int, folder: Path, bucket: BucketProgram, *, clock: Clock) -> None:
+    def __init__(
+        self, command: ServerCommand, ports: Mapping[str, int], folder: Path, bucket: BucketProgram, *, clock: Clock
+    ) -> None:
         self.name = command.name
-        self.url = f"http://127.0.0.1:{port}"
+        self.url = f"http://127.0.0.1:{ports[command.name]}"
+        self.kafka = f"127.0.0.1:{ports['kafka']}" if "kafka" in command.ports else ""
         self.child = Child(command.name, folder / f"{command.name}.log", clock=clock)
-        self._command, self._port, self._folder, self._bucket, self._clock = command, port, folder, bucket, clock
+        self._command, self._ports, self._folder, self._bucket, self._clock = command, ports, folder, bucket, clock
 
     async def start(self) -> None:
         environment = child_environment(self._folder, self._bucket.endpoints)
-        self.child.start(self._command.with_port(self._port), env=environment)
+        self.child.start(self._command.with_ports(self._ports), env=environment)
         try:
             await self._ready()
         except BaseException:

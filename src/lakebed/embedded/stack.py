@@ -28,6 +28,7 @@ from lakebed.embedded.endpoints import (
     FolderLock,
     StackProcess,
     read,
+    sha256_of,
     start_ticks,
     write,
     write_private,
@@ -46,8 +47,11 @@ LOCK_TRIES, LOCK_EVERY_S = (
 )  # a process that only checks the lock holds it for an instant, a stack for all tries
 ORPHANS_WAIT_S = 5.0  # the kernel kills orphans at once; their end may take a moment
 
+DEFAULT_SETTINGS = Path("lakebed.toml")
 COMMANDS = (
-    ServerCommand("gateway", (sys.executable, "-m", "lakebed", "serve", "--port", "{port}")),
+    ServerCommand(
+        "gateway", (sys.executable, "-m", "lakebed", "serve", "--port", "{port}", "--kafka-port", "{kafka_port}")
+    ),
     ServerCommand("workers", (sys.executable, "-m", "lakebed", "work", "--port", "{port}")),
 )
 
@@ -71,8 +75,11 @@ class Stack:
         runtime: Runtime,
         report: Callable[[StackEvent], None] = lambda _: None,
         commands: Sequence[ServerCommand] = COMMANDS,
+        settings_file: Path = DEFAULT_SETTINGS,
     ) -> None:
         self.folder = folder.absolute()
+        self._settings_file = settings_file.absolute()
+        self._settings_sha256 = sha256_of(self._settings_file)
         self._clock, self._ids, self._report = runtime.clock, runtime.ids, report
         self._lock = FolderLock(self.folder)
         self._bucket = BucketProgram(Weed(self.folder / "bucket", runtime=runtime))
@@ -149,11 +156,10 @@ class Stack:
         preferred: dict[str, int] = {}
         with suppress(FileNotFoundError, msgspec.DecodeError):
             preferred = msgspec.json.decode(file.read_bytes(), type=dict[str, int])
-        ports = held.take_all((command.name for command in self._commands), preferred)
+        ports = held.take_all([name for command in self._commands for name in command.ports], preferred)
         write_private(file, msgspec.json.encode(ports))
         return [
-            ServerProgram(command, ports[command.name], self.folder, self._bucket, clock=self._clock)
-            for command in self._commands
+            ServerProgram(command, ports, self.folder, self._bucket, clock=self._clock) for command in self._commands
         ]
 
     async def _bring_up(self, program: Program) -> None:
@@ -207,7 +213,10 @@ class Stack:
             bucket=self._bucket.endpoints,
             gateway=urls.get("gateway", ""),
             workers=urls.get("workers", ""),
+            kafka=next((server.kafka for server in self._servers if server.kafka), ""),
             processes=(_supervisor(), *map(self._row, self._started())),
+            settings_file=str(self._settings_file),
+            settings_sha256=self._settings_sha256,
         )
         write(self.folder, endpoints)
         return endpoints

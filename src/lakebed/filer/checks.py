@@ -21,7 +21,20 @@ async def checks(context: Context) -> Sequence[Diagnosis]:
     """One line for each filer; none where no filer is configured."""
     settings = context.settings.of(FilerSettings)
     bucket = context.settings.of(StoreSettings).url.removeprefix("s3://").split("/", 1)[0]
-    return [await _one(context, msgspec.structs.replace(settings, grpc=each), bucket) for each in settings.endpoints]
+    found = [await _masters(context, settings)] if settings.masters_given else []
+    for each in settings.endpoints:
+        found.append(await _one(context, msgspec.structs.replace(settings, grpc=each, masters=""), bucket))
+    return found
+
+
+async def _masters(context: Context, settings: FilerSettings) -> Diagnosis:
+    name = f"filers through {settings.masters}"
+    async with FilerClient.of(msgspec.structs.replace(settings, grpc=""), context) as filer:
+        try:
+            known = await filer.known()
+        except LakebedError as error:
+            return Diagnosis(name, "fail", error.message, error.hint or "set filer.masters to masters' gRPC addresses")
+    return Diagnosis(name, "pass", f"{len(known)} filers: {', '.join(known)}")
 
 
 async def _one(context: Context, settings: FilerSettings, bucket: str) -> Diagnosis:

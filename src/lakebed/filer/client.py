@@ -18,21 +18,27 @@ from lakebed.core.clock import Clock
 from lakebed.core.errors import Corrupt, Invalid, LakebedError, NotFound, OutcomeUnknown, Stale, Unavailable
 from lakebed.core.runtime import Runtime
 from lakebed.filer.codec import (
-    MESSAGE_BYTES_MAX,
     create_request,
     delete_request,
     list_request,
     lookup_request,
+    nodes_request,
     read_events,
     read_lookup,
+    read_masters,
+    read_nodes,
     read_outcome,
+    read_started,
     subscribe_request,
     transaction_request,
 )
 from lakebed.filer.model import FilerEntry, FilerEvent, Transaction
 from lakebed.filer.settings import FilerSettings
+from lakebed.filer.transport import Connections, TlsFiles, grpc_address
 
 SERVICE = "/filer_pb.SeaweedFiler/"
+LIST_NODES = "/master_pb.Seaweed/ListClusterNodes"
+DISCOVER_S = 30.0  # how often the masters are asked for filers
 PAGE = 1024  # entries of one request
 TIMEOUT_S = 10.0
 UNHEALTHY_S = 60.0
@@ -42,13 +48,6 @@ PRECONDITION_FAILED = 6
 
 T = TypeVar("T")
 
-_CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    # Each client has its own connections: its end must not end another's.
-    ("grpc.use_local_subchannel_pool", 1),
-)
 LOG = "/topics/.system/log"  # a folder for each day, a file for each minute and filer
 SCRATCH = "/lakebed"
 BALLAST_BYTES = 9 * 1024 * 1024  # the buffer has 8 MiB
@@ -65,30 +64,66 @@ class FilerClient:
         timeout_s: float = TIMEOUT_S,
         unhealthy_s: float = UNHEALTHY_S,
         idle_s: float = IDLE_S,
+        masters: Sequence[str] = (),
+        tls: TlsFiles = TlsFiles(),
     ) -> None:
-        if not endpoints:
+        """`masters` are asked for more filers, and again every DISCOVER_S; `endpoints` may be empty then."""
+        if not endpoints and not masters:
             raise Invalid("no filer is configured", hint="set filer.grpc to host:port of a filer's gRPC port")
         self._clock, self._ids = runtime.clock, runtime.ids
         self._timeout_s, self._unhealthy_s, self._idle_s = timeout_s, unhealthy_s, idle_s
-        self._endpoints = list(dict.fromkeys(endpoints))
+        self._given = self._endpoints = list(dict.fromkeys(endpoints))
+        self._masters, self._discovered_s = list(dict.fromkeys(masters)), float("-inf")
         self._failed_until_s: dict[str, float] = {}
-        self._channels: dict[str, Any] = {}
+        self._connections = Connections(tls)
 
     @classmethod
     def of(cls, settings: FilerSettings, runtime: Runtime) -> Self:
         """Raises Invalid when the settings have no filer."""
-        return cls(settings.endpoints, runtime, timeout_s=settings.timeout_s, unhealthy_s=settings.unhealthy_s)
+        return cls(
+            settings.endpoints,
+            runtime,
+            timeout_s=settings.timeout_s,
+            unhealthy_s=settings.unhealthy_s,
+            masters=settings.masters_given,
+            tls=TlsFiles(settings.tls_ca, settings.tls_cert, settings.tls_key, settings.tls_server_name),
+        )
 
     async def close(self) -> None:
-        channels, self._channels = list(self._channels.values()), {}
-        for channel in channels:
-            await channel.close()
+        await self._connections.close()
 
     async def __aenter__(self) -> FilerClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    async def known(self) -> list[str]:
+        """The filers' gRPC addresses, in the order in which they are tried. Raises Unavailable."""
+        await self._discover()
+        return self._in_order()
+
+    async def started(self) -> tuple[tuple[str, int], ...]:
+        """The filers of the cluster, and when each joined it: a filer that was restarted joined anew.
+
+        The masters know; where none is configured, a filer names them. Empty when no master answers.
+        """
+        try:
+            masters = self._masters or [grpc_address(one) for one in await self._named_masters()]
+            for master in masters:
+                if found := read_started(await self._nodes(master)):
+                    return found
+        except (grpc.aio.AioRpcError, LakebedError):
+            pass
+        return ()
+
+    async def _named_masters(self) -> list[str]:
+        return read_masters(await self._ask("GetFilerConfiguration", b"", "the filer's configuration"))
+
+    async def _nodes(self, master: str) -> bytes:
+        call = self._channel(master).unary_unary(LIST_NODES, request_serializer=bytes, response_deserializer=bytes)
+        answer: bytes = await call(nodes_request("filer"), timeout=self._timeout_s)
+        return answer
 
     # Reading.
 
@@ -129,14 +164,22 @@ class FilerClient:
             after, inclusive = found[-1].name, False
 
     async def subscribe(
-        self, prefixes: Sequence[str], *, since_ns: int, until_ns: int = 0, tick_s: float = 0.0
+        self,
+        prefixes: Sequence[str],
+        *,
+        since_ns: int,
+        until_ns: int = 0,
+        tick_s: float = 0.0,
+        directories: Sequence[str] = (),
     ) -> AsyncGenerator[FilerEvent, None]:
-        """Changes under the prefixes strictly after `since_ns`, in the order of the log; heartbeats come through.
+        """Changes under the prefixes, and of entries right in the directories, strictly after `since_ns`, in the order
+        of the log; heartbeats come through.
 
         With `until_ns` it ends behind the last change not later than that, on a quiet cluster too; without, it goes
         on until the caller stops. With `tick_s` a heartbeat is given whenever nothing came for so long. Raises
         Unavailable when the stream breaks: go on from the last change seen, which may be with another filer.
         """
+        await self._discover()
         endpoint = self._in_order()[0]
         request = subscribe_request(
             f"lakebed-{self._ids.token()}",
@@ -145,6 +188,7 @@ class FilerClient:
             until_ns=until_ns,
             client_id=1 + int(self._ids.token()[:7], 16),
             heartbeats=True,
+            directories=directories,
         )
         try:
             messages = self._messages(endpoint, request, tick_s)
@@ -234,6 +278,7 @@ class FilerClient:
         return await self._try(one, about, change=change)
 
     async def _try(self, ask: Callable[[str], Awaitable[T]], about: str, *, change: bool = False) -> T:
+        await self._discover()
         last: LakebedError = Unavailable("no filer is configured")
         for endpoint in self._in_order():
             try:
@@ -265,9 +310,31 @@ class FilerClient:
         return call(request, timeout=timeout_s)
 
     def _channel(self, endpoint: str) -> Any:
-        if endpoint not in self._channels:
-            self._channels[endpoint] = grpc.aio.insecure_channel(endpoint, options=_CHANNEL_OPTIONS)
-        return self._channels[endpoint]
+        return self._connections.to(endpoint)
+
+    async def _discover(self) -> None:
+        """Asks the masters which filers there are, when it is time. Raises Unavailable when none is known at all.
+
+        Only the leading master knows the filers, so one that names none does not count as an answer.
+        """
+        now_s = self._clock.monotonic_s()
+        if not self._masters or now_s - self._discovered_s < DISCOVER_S:
+            return
+        last: LakebedError = Unavailable("no master names a filer", hint="check filer.masters")
+        for master in self._masters:
+            try:
+                nodes = read_nodes(await self._nodes(master))
+            except grpc.aio.AioRpcError as error:
+                last = _meaning(error, master, "the list of filers")
+                continue
+            if nodes:
+                self._endpoints = list(dict.fromkeys([*self._given, *map(grpc_address, nodes)]))
+                self._discovered_s = now_s
+                return
+        if not self._endpoints:
+            raise last
+        # Those known before are kept, and the masters get some time to come back.
+        self._discovered_s = now_s
 
 
 def _meaning(error: Any, endpoint: str, about: str) -> LakebedError:

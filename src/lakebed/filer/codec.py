@@ -7,169 +7,110 @@ false are left out, as the format requires.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from lakebed.core.errors import Corrupt
 from lakebed.filer.model import Attributes, Clause, FileChunk, FilerEntry, FilerEvent, Mutation, Transaction
-from lakebed.filer.protobuf import encode_field, fields, fixed32, message, number, signed, text
+from lakebed.filer.protobuf import decoder, encode_field
 
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024  # a file of a million chunks; the channel refuses larger responses too
 EVENTS_MAX = 1_000_000  # in one message
 SECOND_NS = 1_000_000_000
+NOWHERE = "/lakebed/nowhere/"  # a prefix that no entry has, where only directories are asked for
+
+
+_ENTRY, _FOUND, _EVENTS = decoder("Entry"), decoder("Found"), decoder("Events")
+_CONFIGURATION = decoder("Configuration")
+_NOTIFICATION, _OUTCOME, _NODES = decoder("Notification"), decoder("Outcome"), decoder("ClusterNodes")
 
 
 def read_entry(data: bytes) -> FilerEntry:
-    name, is_directory, attributes, content = "", False, Attributes(), b""
-    chunks: list[FileChunk] = []
-    extended: dict[str, bytes] = {}
-    for field, value in fields(data):
-        if field == 1:
-            name = text(value)
-        elif field == 2:
-            is_directory = bool(number(value))
-        elif field == 3:
-            chunks.append(_chunk(message(value)))
-        elif field == 4:
-            attributes = _attributes(message(value))
-        elif field == 5:
-            key, held = _pair(message(value))
-            extended[key] = held
-        elif field == 9:
-            content = message(value)
-    return FilerEntry(name, is_directory, attributes, tuple(chunks), extended, content, raw=data)
+    read = _ENTRY(data)
+    seen = read.attributes
+    return FilerEntry(
+        read.name,
+        read.is_directory,
+        Attributes(
+            seen.file_size,
+            seen.mtime * SECOND_NS + seen.mtime_ns,
+            seen.crtime * SECOND_NS + seen.crtime_ns,
+            seen.file_mode,
+            seen.mime,
+            seen.ttl_sec,
+            seen.md5,
+        ),
+        tuple(
+            FileChunk(one.file_id or _fid(one.fid), one.offset, one.size, one.modified_ts_ns, one.e_tag)
+            for one in read.chunks
+        ),
+        {pair.key: pair.value for pair in read.extended},
+        read.content,
+        raw=data,
+    )
 
 
 def read_lookup(data: bytes) -> FilerEntry | None:
     """The entry in an answer to a lookup or in one message of a listing."""
-    for field, value in fields(data):
-        if field == 1:
-            return read_entry(message(value))
-    return None
+    found = _FOUND(data)
+    return read_entry(found.entry) if found.HasField("entry") else None
 
 
 def read_events(whole: bytes) -> list[FilerEvent]:
     """The changes in one message of the stream, batched ones in their order. A message without any is a heartbeat."""
-    found: list[FilerEvent] = []
-    _read_event(whole, found, nested=False)
+    first = _EVENTS(whole)
+    if len(first.events) >= EVENTS_MAX:
+        raise Corrupt(f"one message of the filer has more than {EVENTS_MAX} events")
+    found = [_change(first)] if first.HasField("notification") or not first.events else []
+    for one in first.events:
+        event = _EVENTS(one)
+        if event.events:
+            raise Corrupt("a batch of events contains a batch of events")
+        found.append(_change(event))
     return found
 
 
-def _read_event(whole: bytes, found: list[FilerEvent], *, nested: bool) -> None:
-    directory, ts_ns = "", 0
-    notification: bytes | None = None
-    batched: list[bytes] = []
-    for field, value in fields(whole):
-        if field == 1:
-            directory = text(value)
-        elif field == 2:
-            notification = message(value)
-        elif field == 3:
-            ts_ns = signed(value)
-        elif field == 4 and not nested:
-            batched.append(message(value))
-        elif field == 4:
-            raise Corrupt("a batch of events contains a batch of events")
-    if notification is not None or not batched:
-        found.append(_change(directory, ts_ns, notification or b""))
-    if len(found) + len(batched) > EVENTS_MAX:
-        raise Corrupt(f"one message of the filer has more than {EVENTS_MAX} events")
-    for one in batched:
-        _read_event(one, found, nested=True)
-
-
-def _change(directory: str, ts_ns: int, notification: bytes) -> FilerEvent:
-    old = new = None
-    parent = ""
+def _change(event: Any) -> FilerEvent:
+    if not event.notification:
+        return FilerEvent(event.directory, event.ts_ns)
     try:
-        for field, value in fields(notification):
-            if field == 1:
-                old = read_entry(message(value))
-            elif field == 2:
-                new = read_entry(message(value))
-            elif field == 4:
-                parent = text(value)
+        told = _NOTIFICATION(event.notification)
+        old = read_entry(told.old_entry) if told.HasField("old_entry") else None
+        new = read_entry(told.new_entry) if told.HasField("new_entry") else None
     except Corrupt as error:
-        return FilerEvent(directory, ts_ns, unreadable=error.message)
-    return FilerEvent(directory, ts_ns, old, new, parent)
+        return FilerEvent(event.directory, event.ts_ns, unreadable=error.message)
+    return FilerEvent(event.directory, event.ts_ns, old, new, told.new_parent_path)
 
 
 def read_outcome(data: bytes) -> tuple[str, int]:
     """The error text and error code of an answer to a change; ("", 0) when it was made."""
-    error, code = "", 0
-    for field, value in fields(data):
-        if field == 1:
-            error = text(value)
-        elif field == 2 and isinstance(value, int):
-            code = value
-    return error, code
+    read = _OUTCOME(data)
+    return read.error, read.error_code
 
 
-def _chunk(data: bytes) -> FileChunk:
-    fid, etag, offset, size, modified_ns = "", "", 0, 0, 0
-    for field, value in fields(data):
-        if field == 1:
-            fid = text(value) or fid
-        elif field == 2:
-            offset = signed(value)
-        elif field == 3:
-            size = number(value)
-        elif field == 4:
-            modified_ns = signed(value)
-        elif field == 5:
-            etag = text(value)
-        elif field == 7:
-            fid = fid or _fid(message(value))
-    return FileChunk(fid, offset, size, modified_ns, etag)
+def read_nodes(data: bytes) -> list[str]:
+    """The addresses in a master's answer."""
+    return [node.address for node in _NODES(data).cluster_nodes]
 
 
-def _fid(data: bytes) -> str:
-    volume = key = cookie = 0
-    for field, value in fields(data):
-        if field == 1:
-            volume = number(value)
-        elif field == 2:
-            key = number(value)
-        elif field == 3:
-            cookie = fixed32(value)
+def read_started(data: bytes) -> tuple[tuple[str, int], ...]:
+    """The addresses in a master's answer, and when each node joined the cluster."""
+    return tuple(sorted((node.address, node.created_at_ns) for node in _NODES(data).cluster_nodes))
+
+
+def read_masters(data: bytes) -> list[str]:
+    """The masters in a filer's configuration."""
+    return list(_CONFIGURATION(data).masters)
+
+
+def _fid(fid: Any) -> str:
     # Whole leading zero bytes are left out, never half of one.
-    name = key.to_bytes(8, "big").lstrip(b"\0") + cookie.to_bytes(4, "big")
-    return f"{volume},{name.hex()}"
+    name = fid.file_key.to_bytes(8, "big").lstrip(b"\0") + fid.cookie.to_bytes(4, "big")
+    return f"{fid.volume_id},{name.hex()}"
 
 
-def _attributes(data: bytes) -> Attributes:
-    size = mtime_s = mtime_part = crtime_s = crtime_part = mode = ttl_s = 0
-    mime, md5 = "", b""
-    for field, value in fields(data):
-        if field == 1:
-            size = number(value)
-        elif field == 2:
-            mtime_s = signed(value)
-        elif field == 3:
-            mode = number(value)
-        elif field == 6:
-            crtime_s = signed(value)
-        elif field == 7:
-            mime = text(value)
-        elif field == 10:
-            ttl_s = signed(value)
-        elif field == 14:
-            md5 = message(value)
-        elif field == 19:
-            mtime_part = signed(value)
-        elif field == 21:
-            crtime_part = signed(value)
-    return Attributes(
-        size, mtime_s * SECOND_NS + mtime_part, crtime_s * SECOND_NS + crtime_part, mode, mime, ttl_s, md5
-    )
-
-
-def _pair(data: bytes) -> tuple[str, bytes]:
-    key, held = "", b""
-    for field, value in fields(data):
-        if field == 1:
-            key = text(value)
-        elif field == 2:
-            held = message(value)
-    return key, held
+def nodes_request(kind: str) -> bytes:
+    """Asks a master for the cluster's nodes of a kind: `filer`, `s3`."""
+    return _put(1, kind)
 
 
 def lookup_request(directory: str, name: str) -> bytes:
@@ -181,10 +122,18 @@ def list_request(directory: str, *, prefix: str, after: str, inclusive: bool, li
 
 
 def subscribe_request(
-    client: str, prefixes: Iterable[str], *, since_ns: int, until_ns: int, client_id: int, heartbeats: bool
+    client: str,
+    prefixes: Iterable[str],
+    *,
+    since_ns: int,
+    until_ns: int,
+    client_id: int,
+    heartbeats: bool,
+    directories: Iterable[str] = (),
 ) -> bytes:
     """`path_prefix` is always given: an empty one would leave out nothing but is not taken as everything."""
-    first, *others = [*prefixes] or ["/"]
+    exact = [*directories]
+    first, *others = [*prefixes] or [NOWHERE if exact else "/"]
     return b"".join(
         (
             _put(1, client),
@@ -194,6 +143,7 @@ def subscribe_request(
             _put(7, client_id),
             _put(8, until_ns),
             _put(9, 1),
+            *(_put(10, directory) for directory in exact),
             _put(11, True),
             _put(13, heartbeats),
         )
@@ -241,6 +191,18 @@ def write_entry(entry: FilerEntry) -> bytes:
             _put(9, entry.content),
         )
     )
+
+
+def with_ttl(entry: FilerEntry, ttl_s: int, extended: Mapping[str, bytes]) -> FilerEntry:
+    """The entry as the filer wrote it, with a TTL and more extended attributes. All else is kept, known here or not."""
+    read = _ENTRY(entry.raw)
+    read.attributes.ttl_sec = ttl_s
+    kept = [pair for pair in read.extended if pair.key not in extended]
+    del read.extended[:]
+    read.extended.extend(kept)
+    for key in sorted(extended):
+        read.extended.add(key=key, value=extended[key])
+    return read_entry(read.SerializeToString())
 
 
 def _write_chunk(chunk: FileChunk) -> bytes:

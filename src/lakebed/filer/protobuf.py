@@ -1,81 +1,108 @@
-"""The protobuf wire format, as much of it as the filer's messages need. Nothing is trusted.
+"""Protobuf, as much of it as the filer's messages need: decoded in C by the protobuf library, encoded by hand.
 
-Written by hand because filer entries are compared by their raw bytes. All other protobuf is decoded by a library.
+The messages are described here field by field, with the numbers of `filer_pb` and `master_pb`; others are skipped.
+Entries inside other messages are kept as bytes and decoded apart, because an entry is compared by its raw bytes.
 
-Bytes that are no message raise Corrupt; memory stays in proportion to the bytes given, because every length is checked
-against what is there before anything is taken. Groups, which nobody sends any more, are refused.
+Encoding is by hand because a message must have the same bytes each time, which the library does not promise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
 
 from lakebed.core.errors import Corrupt
 
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-VARINT_BYTES_MAX = 10  # 64 bits, seven in each
-NUMBER_END = 1 << 29  # of field numbers
+VARINT, BYTES = 0, 2
 _U64 = (1 << 64) - 1
+_PACKAGE = "lakebed.filer"
+_KIND = descriptor_pb2.FieldDescriptorProto
+_TEXT, _RAW, _FLAG, _FIXED32 = _KIND.TYPE_STRING, _KIND.TYPE_BYTES, _KIND.TYPE_BOOL, _KIND.TYPE_FIXED32
+_INT32, _INT64, _UINT32, _UINT64 = _KIND.TYPE_INT32, _KIND.TYPE_INT64, _KIND.TYPE_UINT32, _KIND.TYPE_UINT64
 
-Value = int | bytes  # an unsigned number for a varint, else the raw bytes: fixed ones too
-
-
-def fields(data: bytes) -> Iterator[tuple[int, Value]]:
-    """Every field of one message in its order, as (number, value)."""
-    at, end = 0, len(data)
-    while at < end:
-        # Most numbers are of one byte: read here, they cost a third.
-        tag, at = (data[at], at + 1) if data[at] < 0x80 else _varint(data, at)
-        number, kind = tag >> 3, tag & 7
-        if not 0 < number < NUMBER_END:
-            raise Corrupt(f"a protobuf message has a field number {number}")
-        if kind == VARINT:
-            value, at = (data[at], at + 1) if at < end and data[at] < 0x80 else _varint(data, at)
-            yield number, value
-            continue
-        if kind == BYTES:
-            size, at = (data[at], at + 1) if at < end and data[at] < 0x80 else _varint(data, at)
-        elif kind in (FIXED64, FIXED32):
-            size = 8 if kind == FIXED64 else 4
-        else:
-            raise Corrupt(f"a protobuf message has wire type {kind}")
-        if size > end - at:
-            raise Corrupt(f"field {number} of a protobuf message claims {size} bytes of {end - at}")
-        yield number, data[at : at + size]
-        at += size
-
-
-def message(value: Value) -> bytes:
-    """A message, bytes or a text that is not decoded."""
-    if isinstance(value, int):
-        raise Corrupt("a protobuf field has a number instead of bytes")
-    return value
-
-
-def text(value: Value) -> str:
-    try:
-        return message(value).decode()
-    except UnicodeDecodeError as error:
-        raise Corrupt("a protobuf text is not UTF-8") from error
-
-
-def number(value: Value) -> int:
-    """An unsigned number or a flag, sent as a varint."""
-    if isinstance(value, bytes):
-        raise Corrupt("a protobuf field has bytes instead of a number")
-    return value
+# Message → field → (number, type). A type in quotes is a message of this table; in a list, it is repeated.
+_MESSAGES: dict[str, dict[str, tuple[int, Any]]] = {
+    "FileId": {"volume_id": (1, _UINT32), "file_key": (2, _UINT64), "cookie": (3, _FIXED32)},
+    "FileChunk": {
+        "file_id": (1, _TEXT),
+        "offset": (2, _INT64),
+        "size": (3, _UINT64),
+        "modified_ts_ns": (4, _INT64),
+        "e_tag": (5, _TEXT),
+        "fid": (7, "FileId"),
+    },
+    "FuseAttributes": {
+        "file_size": (1, _UINT64),
+        "mtime": (2, _INT64),
+        "file_mode": (3, _UINT32),
+        "crtime": (6, _INT64),
+        "mime": (7, _TEXT),
+        "ttl_sec": (10, _INT32),
+        "md5": (14, _RAW),
+        "mtime_ns": (19, _INT32),
+        "crtime_ns": (21, _INT32),
+    },
+    "Extended": {"key": (1, _TEXT), "value": (2, _RAW)},
+    "Entry": {
+        "name": (1, _TEXT),
+        "is_directory": (2, _FLAG),
+        "chunks": (3, ["FileChunk"]),
+        "attributes": (4, "FuseAttributes"),
+        "extended": (5, ["Extended"]),
+        "content": (9, _RAW),
+    },
+    "Found": {"entry": (1, _RAW)},
+    "Notification": {"old_entry": (1, _RAW), "new_entry": (2, _RAW), "new_parent_path": (4, _TEXT)},
+    "Events": {"directory": (1, _TEXT), "notification": (2, _RAW), "ts_ns": (3, _INT64), "events": (4, [_RAW])},
+    "ClusterNode": {"address": (1, _TEXT), "created_at_ns": (4, _INT64)},
+    "ClusterNodes": {"cluster_nodes": (1, ["ClusterNode"])},
+    "Configuration": {"masters": (1, [_TEXT])},
+    "Outcome": {"error": (1, _TEXT), "error_code": (2, _INT32)},
+}
 
 
-def signed(value: Value) -> int:
-    """An int64 sent as a varint."""
-    unsigned = number(value)
-    return unsigned - (1 << 64) if unsigned >> 63 else unsigned
+def _described() -> Any:
+    file = descriptor_pb2.FileDescriptorProto(name="lakebed/filer.proto", package=_PACKAGE, syntax="proto3")
+    for name, fields in _MESSAGES.items():
+        message = file.message_type.add(name=name)
+        for field, (number, kind) in fields.items():
+            repeated = isinstance(kind, list)
+            of = kind[0] if repeated else kind
+            made = message.field.add(
+                name=field,
+                number=number,
+                type=_KIND.TYPE_MESSAGE if isinstance(of, str) else of,
+                label=_KIND.LABEL_REPEATED if repeated else _KIND.LABEL_OPTIONAL,
+            )
+            if isinstance(of, str):
+                made.type_name = f".{_PACKAGE}.{of}"
+            elif of is _RAW and not repeated:  # absent and empty differ: an event without an entry is none
+                made.proto3_optional = True
+                message.oneof_decl.add(name=f"_{field}")
+                made.oneof_index = len(message.oneof_decl) - 1
+    return file
 
 
-def fixed32(value: Value) -> int:
-    if isinstance(value, bytes) and len(value) == 4:
-        return int.from_bytes(value, "little")
-    raise Corrupt("a protobuf field is not the 4 bytes it should be")
+_POOL = descriptor_pool.DescriptorPool()
+_POOL.Add(_described())
+
+
+def decoder(name: str) -> Any:
+    """A function from bytes to the message of that name. It raises Corrupt for bytes that are none.
+
+    Nothing is trusted: lengths are checked against what is there, texts are UTF-8, nesting has a limit.
+    """
+    parse = message_factory.GetMessageClass(_POOL.FindMessageTypeByName(f"{_PACKAGE}.{name}")).FromString
+
+    def decode(data: bytes) -> Any:
+        try:
+            return parse(data)
+        except DecodeError as error:
+            raise Corrupt(f"{len(data)} bytes of a filer are no {name} message: {error}") from error
+
+    return decode
 
 
 def encode_varint(value: int) -> bytes:
@@ -89,20 +116,7 @@ def encode_varint(value: int) -> bytes:
     return bytes(out)
 
 
-def encode_field(number: int, value: Value) -> bytes:
+def encode_field(number: int, value: int | bytes) -> bytes:
     if isinstance(value, int):
         return encode_varint(number << 3 | VARINT) + encode_varint(value)
     return encode_varint(number << 3 | BYTES) + encode_varint(len(value)) + value
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    for byte in data[at : at + VARINT_BYTES_MAX]:
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            if value > _U64:
-                raise Corrupt("a protobuf number is over 64 bits")
-            return value, at
-        shift += 7
-    raise Corrupt("a protobuf number is not terminated")

@@ -37,6 +37,9 @@ LOCK_MODE = "Seaweed-X-Amz-Object-Lock-Mode"
 RETAIN_UNTIL = "Seaweed-X-Amz-Retention-Until-Date"
 LEGAL_HOLD = "Seaweed-X-Amz-Legal-Hold"
 UPLOAD_KEY = "key"
+EXPIRES_S3 = "Seaweed-Expires-S3"  # the filer removes the entry, with its bytes, after its TTL
+BACK_STAMPED = "Lakebed-Back-Stamped"  # its TTL came later than its bytes, which are on an ordinary volume
+UPLOAD_ID = "X-Seaweedfs-Upload-Id"  # of a completed object: the upload whose chunks it uses
 
 MARKER_MODE = 0o770
 _INVERTED = 0x4000_0000_0000_0000  # times written above it count down from the largest, so that newest sort first
@@ -95,6 +98,14 @@ def versioning_of(bucket: FilerEntry) -> str:
 
 def is_versions_folder(entry: FilerEntry) -> bool:
     return entry.is_directory and entry.name.endswith(VERSIONS) and len(entry.name) > len(VERSIONS)
+
+
+def is_version_file(entry: FilerEntry) -> bool:
+    """Whether a file in a folder of versions is one. Others belong to a key that is named like the folder."""
+    if entry.is_directory or not entry.name.startswith(VERSION_FILE):
+        return False
+    known = entry.name.removeprefix(VERSION_FILE)
+    return known == NULL or (len(known) == 32 and all(char in "0123456789abcdef" for char in known))
 
 
 def is_folder_object(entry: FilerEntry) -> bool:
@@ -172,19 +183,3 @@ def upload_key(entry: FilerEntry) -> str:
     if not key:
         raise Corrupt(f"upload {entry.name} does not name its key")
     return key
-
-
-# The log of changes.
-
-
-def log_begins_ns(made_ns: int, first_file_ns: int | None) -> int:
-    """How far back the log reaches: 0 when nothing was ever removed from it.
-
-    `made_ns` is when its folder was made, which is when its first file was written; a first file of a later minute
-    shows that earlier ones are gone. With no file at all, everything that was written is gone.
-    """
-    if not made_ns:
-        return 0
-    if first_file_ns is None:
-        return made_ns
-    return 0 if first_file_ns <= made_ns else first_file_ns

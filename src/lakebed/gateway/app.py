@@ -24,6 +24,7 @@ from lakebed.core.logs import logger
 from lakebed.gateway import health, metrics, openapi
 from lakebed.gateway.auth import Keyring
 from lakebed.gateway.health import HealthCheck, HealthChecker
+from lakebed.gateway.key_watch import KeyWatch
 from lakebed.gateway.limits import BodyLimits
 from lakebed.gateway.middleware import Middleware
 from lakebed.gateway.router import Router
@@ -51,30 +52,33 @@ def build(
     *,
     authority: str = "",
     checks: Mapping[str, HealthCheck] | None = None,
+    watch_keys: bool = True,
 ) -> Gateway:
     """The app of these components. Its lifespan starts them in order and drains them in reverse.
 
-    `checks` are further health checks. Raises Invalid for keys that cannot be used and for two components that serve
-    the same method and path.
+    `checks` are further health checks. Without `watch_keys` the keys of the bucket are not read. Raises Invalid for
+    keys that cannot be used and for two components that serve the same method and path.
     """
     settings = context.settings.of(GatewaySettings)
     context.metrics.gauge("lakebed_build_info").labels(version=__version__).set(1)
-    checked = {component.name: component.health for component in components} | dict(checks or {})
+    keyring = Keyring.of(settings, context.clock)
+    watch = KeyWatch(context, keyring, settings)
+    checked: dict[str, HealthCheck] = {"gateway": watch.health}
+    checked |= {component.name: component.health for component in components}
+    checked |= dict(checks or {})
     health_checker = HealthChecker(context, checked, authority=authority, timeout_s=settings.health_timeout_s)
     app = Gateway(lifespan=lambda app: _run(app, components))
     app.router.redirect_slashes = False  # a redirected write would be sent twice, or lost
-    limits = BodyLimits(settings, context.clock, context.metrics)
+    limits = BodyLimits(settings, context)
     _register(app, _served(components, settings), limits)
     _register(app, [*health.routes(health_checker), *metrics.routes(context.metrics), *openapi.routes()], limits)
-    keyring = Keyring.of(settings, context.clock)
     keyring.register(app.routes)
     middleware = app.middleware_stack = Middleware(
         Router(app.routes, app.router),
         keyring=keyring,
+        refresh=watch.refresh,
         limits=limits,
-        metrics=context.metrics,
-        clock=context.clock,
-        ids=context.ids,
+        runtime=context,
         verbose=structlog.is_configured() and structlog.get_logger().is_enabled_for(logging.DEBUG),
     )
     state = GatewayState(
@@ -82,6 +86,8 @@ def build(
         context=context,
         health_checker=health_checker,
         keyring=keyring,
+        key_watch=watch,
+        watch_keys=watch_keys,
         middleware=middleware,
         limits=limits,
         shutdown=Shutdown(),
@@ -118,6 +124,8 @@ def _served_by(route: BaseRoute) -> list[tuple[str, str]]:
 async def _run(app: Starlette, components: Sequence[Component]) -> AsyncIterator[None]:
     state, started = state_of(app), list[Component]()
     try:
+        if state.watch_keys:
+            await state.key_watch.start()
         for component in components:
             await component.start()
             started.append(component)
@@ -129,6 +137,7 @@ async def _run(app: Starlette, components: Sequence[Component]) -> AsyncIterator
         clock, settings = state.context.clock, state.context.settings.of(GatewaySettings)
         until_s = state.shutdown.drain_until_s or clock.monotonic_s() + settings.drain_s
         await _drain(started, clock, max(until_s, clock.monotonic_s() + DRAIN_LEAST_S))
+        await state.key_watch.stop()
 
 
 async def _drain(components: Sequence[Component], clock: Clock, until_s: float) -> None:
@@ -138,4 +147,4 @@ async def _drain(components: Sequence[Component], clock: Clock, until_s: float) 
             async with asyncio.timeout(max(DRAIN_EACH_S, until_s - clock.monotonic_s())):
                 await component.stop()
         except Exception as error:
-            log.error("component did not drain", component=component.name, exc_info=error)
+            log.error("component did not drain", component=component.name, error=type(error).__name__, exc_info=error)

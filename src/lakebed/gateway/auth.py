@@ -1,4 +1,4 @@
-"""Authentication: API keys and agent tokens from the settings and a file.
+"""Authentication: API keys and agent tokens from the settings, a file and the bucket.
 
 A key is presented as `Authorization: Bearer …` or `X-Api-Key: …`; to read, also as the password of `Basic`. A browser
 that signed in with a key presents a session instead (`gateway/sessions.py`). Only hashes are kept; a presented key is
@@ -11,9 +11,9 @@ another site: a browser that uses another site's name or script is refused.
 from __future__ import annotations
 
 import base64
-import hashlib
 import hmac
 import ipaddress
+import re
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,26 +23,39 @@ import msgspec
 from starlette.routing import BaseRoute, Route
 from starlette.types import Scope
 
-from lakebed.core.auth import ANYBODY, Principal
+from lakebed.core.auth import ANYBODY, NOBODY, Principal
 from lakebed.core.clock import Clock, SystemClock, now_ms
 from lakebed.core.errors import Denied, Invalid, Unauthenticated
 from lakebed.core.http import OWN_KEYS_MARK
 from lakebed.core.settings import Secret
 from lakebed.gateway import sessions
+from lakebed.gateway.keys import KEYS_MAX, KeyRecord, SignedIn, digest, record_of
 from lakebed.gateway.settings import GatewaySettings, KeySettings
 
 PUBLIC_PATHS = frozenset({"/health", "/healthz"})
-KEYS_MAX = 1000  # each request is compared with all of them, at about 0.2 µs a key
-SECRET_CHARS_MIN = 16  # 64 bits when it is random hex
+CERTIFICATE = "lakebed.certificate"  # in a scope: the names in the client certificate of the connection
 PRESENTED_BYTES_MAX = 4096
 LOCAL_NAMES_MAX = 64
-NOBODY = Principal("nobody", ())  # the caller of a public path without a key
+HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]@/]+))(?::[0-9]{1,5})?")
+# Sec-Fetch-Site of a client that is no browser, of our own pages, and of an address that was typed.
+OWN_SITES = (None, b"same-origin", b"none")
 
 
 class RequestHead:
     """The headers that the middleware needs, read in one pass."""
 
-    __slots__ = ("api_key", "authorization", "chunked", "cookie", "host", "length", "origin", "request_id", "token")
+    __slots__ = (
+        "api_key",
+        "authorization",
+        "chunked",
+        "cookie",
+        "host",
+        "length",
+        "origin",
+        "request_id",
+        "site",
+        "token",
+    )
 
     def __init__(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self.authorization: bytes | None = None
@@ -53,6 +66,7 @@ class RequestHead:
         self.origin: bytes | None = None
         self.cookie: bytes | None = None
         self.token: bytes | None = None
+        self.site: bytes | None = None
         self.chunked = False
         for name, value in headers:
             if name == b"host":
@@ -73,6 +87,8 @@ class RequestHead:
                 self.cookie = value
             elif name == b"x-csrf-token":
                 self.token = value
+            elif name == b"sec-fetch-site":
+                self.site = value
 
 
 class _KeysFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,23 +96,33 @@ class _KeysFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Keyring:
-    """The principals of one gateway."""
+    """The principals of one gateway: the keys of its settings and file, and those of the bucket once they are read."""
 
-    def __init__(self, keys: tuple[KeySettings, ...], clock: Clock = SystemClock()) -> None:
+    def __init__(
+        self, keys: tuple[KeyRecord, ...] = (), clock: Clock = SystemClock(), *, required: bool = False
+    ) -> None:
         self._clock = clock
         self._own_keys: list[Route] = []
         self._local: set[bytes | None] = {None}  # Host headers known to be names of this machine
-        self._known = tuple((_digest(key.secret.reveal().encode()), Principal(key.name, key.rights)) for key in keys)
+        self.sessions = sessions.SessionTable()
+        self.used: set[str] = set()  # names of keys that were used since this was last emptied
+        self.required = required
+        self.set_keys(keys)
 
     @classmethod
     def of(cls, settings: GatewaySettings, clock: Clock = SystemClock()) -> Keyring:
         """Raises Invalid, without showing a secret, when a key or the keys' file cannot be used."""
-        keys = settings.keys + (read_keys(settings.keys_file) if settings.keys_file else ())
-        _check(keys)
-        return cls(keys, clock)
+        return cls(configured_keys(settings), clock, required=bool(settings.keys or settings.keys_file))
+
+    def set_keys(self, keys: tuple[KeyRecord, ...]) -> None:
+        """From now on these are the keys. A session lasts only as long as its key."""
+        self.required = self.required or bool(keys)  # a gateway that had keys is never open again
+        self._by_name = {key.name: key for key in keys}
+        self._known = tuple((bytes.fromhex(key.sha256), key, key.principal) for key in keys if key.sha256)
+        self._certificates = {key.certificate: key for key in keys if key.certificate}
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._by_name)
 
     def register(self, routes: Iterable[BaseRoute]) -> None:
         """Registers the routes that authenticate their callers themselves."""
@@ -105,14 +131,17 @@ class Keyring:
 
     def principal(self, scope: Scope, head: RequestHead) -> Principal:
         """Raises Unauthenticated unless a known key is presented, no key is configured or the path is public."""
-        if not self._known:
+        if not self.required:
             self._refuse_other_sites(head)
             return ANYBODY
         presented = _presented(scope["method"], head)
         found = self._find(presented) if presented is not None else None
-        if found is None and presented is None and head.cookie is not None:
+        if presented is None and head.cookie is not None:
             found = self._signed_in(scope, head)
+        if found is None and presented is None and self._certificates:
+            found = self._certified(scope)
         if found is not None:
+            self.used.add(found.name)
             return found
         if scope["path"] in PUBLIC_PATHS or self._has_own_keys(scope):
             return NOBODY
@@ -121,25 +150,44 @@ class Keyring:
         raise Unauthenticated("the key is unknown", hint="check the key, or ask the operator for one")
 
     def sign_in(self, secret: str, nonce: str) -> str:
-        """The session of a key, for a cookie. Raises Unauthenticated when the key is not known."""
-        found = self._find(secret.encode()) if len(secret) <= PRESENTED_BYTES_MAX else None
+        """Opens a session of this key; returns its cookie. Raises Unauthenticated when the key is not known."""
+        hashed = digest(secret.encode()) if len(secret) <= PRESENTED_BYTES_MAX else b""
+        found = self._key_of(hashed)
         if found is None:
             raise Unauthenticated("the key is unknown", hint="check the key, or ask the operator for one")
-        return sessions.issue(found.name, _digest(secret.encode()), now_s=now_ms(self._clock) // 1000, nonce=nonce)
+        expires_s = now_ms(self._clock) // 1000 + sessions.SESSION_S
+        return self.sessions.open(SignedIn(found.name, found.fingerprint, expires_s), nonce)
+
+    def knows_session(self, head: RequestHead) -> bool:
+        """False for a cookie of a session that another gateway may have opened a moment ago."""
+        value = sessions.cookie_in(head.cookie)
+        return not value or not sessions.is_ours(value) or self.sessions.find(value) is not None
+
+    def of_secret(self, secret: bytes) -> Principal | None:
+        """The principal of a key, for protocols other than HTTP."""
+        return self._find(secret) if len(secret) <= PRESENTED_BYTES_MAX else None
 
     def _signed_in(self, scope: Scope, head: RequestHead) -> Principal | None:
         """The principal of the session; None for a write without the page's token or from another origin."""
         value = sessions.cookie_in(head.cookie)
-        claimed = sessions.read(value) if value else None
-        if claimed is None or claimed.expires_s * 1000 <= now_ms(self._clock):
+        found = self.sessions.find(value) if sessions.is_ours(value) else None
+        if found is None or found.expires_s * 1000 <= now_ms(self._clock):
             return None
         if scope["method"] not in sessions.SAFE:
             token = (head.token or b"").decode("latin-1")
             if not hmac.compare_digest(token.encode(), sessions.token_of(value).encode()) or not same_origin(head):
                 return None
-        for known, principal in self._known:
-            if principal.name == claimed.name and claimed.is_sealed_by(known):
-                return principal
+        key = self._by_name.get(found.name)
+        if key is None or key.fingerprint != found.fingerprint or self._expired(key):
+            return None
+        return key.principal
+
+    def _certified(self, scope: Scope) -> Principal | None:
+        """The key of the client certificate that this connection was opened with. The TLS layer has verified it."""
+        for name in scope.get(CERTIFICATE, ()):
+            key = self._certificates.get(name)
+            if key is not None and not self._expired(key):
+                return key.principal
         return None
 
     def _has_own_keys(self, scope: Scope) -> bool:
@@ -149,12 +197,21 @@ class Keyring:
         )
 
     def _find(self, presented: bytes) -> Principal | None:
-        digest = _digest(presented)
+        hashed = digest(presented)
         found = None
-        for known, principal in self._known:  # to the end: the time must not show which key matched
-            if hmac.compare_digest(known, digest):
+        for known, key, principal in self._known:  # to the end: the time must not show which key matched
+            if hmac.compare_digest(known, hashed) and not self._expired(key):
                 found = principal
         return found
+
+    def _key_of(self, hashed: bytes) -> KeyRecord | None:
+        for known, key, _ in self._known:
+            if hmac.compare_digest(known, hashed) and not self._expired(key):
+                return key
+        return None
+
+    def _expired(self, key: KeyRecord) -> bool:
+        return bool(key.expires_ms) and key.expires_ms <= now_ms(self._clock)
 
     def _refuse_other_sites(self, head: RequestHead) -> None:
         if head.host not in self._local:
@@ -165,7 +222,7 @@ class Keyring:
                 )
             if len(self._local) < LOCAL_NAMES_MAX:
                 self._local.add(head.host)
-        if not same_origin(head):
+        if not same_origin(head) or head.site not in OWN_SITES:
             raise Denied("requests from pages of other sites are refused", hint="configure gateway.keys and send one")
 
 
@@ -174,11 +231,37 @@ def same_origin(head: RequestHead) -> bool:
     return head.origin is None or head.origin.partition(b"://")[2] == head.host
 
 
+def configured_keys(settings: GatewaySettings) -> tuple[KeyRecord, ...]:
+    """The keys of the settings and of the file, hashed. Raises Invalid, without showing a secret."""
+    keys = settings.keys + (read_keys(settings.keys_file) if settings.keys_file else ())
+    records = tuple(record_of(key) for key in keys)
+    check_distinct(records)
+    return records
+
+
+def check_distinct(keys: tuple[KeyRecord, ...]) -> None:
+    """Raises Invalid for more keys than the limit and for two that could be mistaken for each other."""
+    if len(keys) > KEYS_MAX:
+        raise Invalid(f"{len(keys)} keys are more than the limit of {KEYS_MAX}")
+    names: set[str] = set()
+    hashes: set[str] = set()
+    for key in keys:
+        if key.name in names:
+            raise Invalid(f"two gateway keys are named {key.name!r}", hint="give every key its own name")
+        if key.sha256 and key.sha256 in hashes:
+            raise Invalid(f"the secret of gateway key {key.name!r} is used twice", hint="give every key its own secret")
+        names.add(key.name)
+        hashes.add(key.sha256)
+
+
 def read_keys(file: Path) -> tuple[KeySettings, ...]:
-    """The [[keys]] of a TOML file. Raises Invalid naming the file and the place, never a secret."""
+    """The [[keys]] of a TOML file. Raises Invalid naming the file and the place, never a secret; also when it has a
+    secret in plain text that others on this machine may read.
+    """
     try:
         tree = tomllib.loads(file.read_text(encoding="utf-8"))
-        return msgspec.convert(tree, _KeysFile, dec_hook=_decode).keys
+        keys = msgspec.convert(tree, _KeysFile, dec_hook=_decode).keys
+        others = file.stat().st_mode & 0o077
     except OSError as error:
         raise Invalid(f"gateway.keys_file {file} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -187,27 +270,14 @@ def read_keys(file: Path) -> tuple[KeySettings, ...]:
         raise Invalid(f"gateway.keys_file {file} is not TOML: {_place(error)}") from None
     except msgspec.ValidationError as error:
         raise Invalid(
-            f"gateway.keys_file {file}: {error}", hint="each [[keys]] has a name, a secret and rights"
+            f"gateway.keys_file {file}: {error}", hint="each [[keys]] has a name, a secret or a hash, and rights"
         ) from None
-
-
-def _check(keys: tuple[KeySettings, ...]) -> None:
-    if len(keys) > KEYS_MAX:
-        raise Invalid(f"{len(keys)} keys are more than the limit of {KEYS_MAX}")
-    names: set[str] = set()
-    secrets: set[str] = set()
-    for key in keys:
-        if len(key.secret.reveal()) < SECRET_CHARS_MIN:
-            raise Invalid(
-                f"the secret of gateway key {key.name!r} is shorter than {SECRET_CHARS_MIN} characters",
-                hint="create one: python -c 'import secrets; print(secrets.token_hex(20))'",
-            )
-        if key.name in names:
-            raise Invalid(f"two gateway keys are named {key.name!r}", hint="give every key its own name")
-        if key.secret.reveal() in secrets:
-            raise Invalid(f"the secret of gateway key {key.name!r} is used twice", hint="give every key its own secret")
-        names.add(key.name)
-        secrets.add(key.secret.reveal())
+    if others and any(key.secret for key in keys):
+        raise Invalid(
+            f"gateway.keys_file {file} has secrets in plain text, and other users may read it",
+            hint=f"chmod 600 {file}, or keep sha256 instead of secret",
+        )
+    return keys
 
 
 def _presented(method: str, head: RequestHead) -> bytes | None:
@@ -232,20 +302,18 @@ def _password(encoded: bytes) -> bytes:
 
 
 def _is_local(host: bytes) -> bool:
-    """An address, or a name that no other site can own. Any other name could be a site that resolves to this host."""
-    name = host.decode("latin-1").lower()
-    name = name[: name.index("]") + 1] if name.startswith("[") and "]" in name else name.rpartition(":")[0] or name
-    if "." not in name or name.endswith(".localhost"):
+    """An address, or localhost. Any other name, also one without a dot, could be a site that resolves to this host."""
+    found = HOST.fullmatch(host.decode("latin-1").lower())
+    if found is None:
+        return False
+    name = found[1] or found[2]
+    if name == "localhost" or name.endswith(".localhost"):
         return True
     try:
         ipaddress.ip_address(name)
     except ValueError:
         return False
     return True
-
-
-def _digest(secret: bytes) -> bytes:
-    return hashlib.sha256(secret).digest()
 
 
 def _place(error: tomllib.TOMLDecodeError) -> str:

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from lakebed.bench.harness import BenchEnvironment, Check, at_most, measured, rounds_of
-from lakebed.core.context import Context, Health
+from lakebed.core.context import Context, StatelessComponent
 from lakebed.core.settings import load
 from lakebed.gateway.app import build
 from lakebed.wiring.parts import sections
@@ -30,17 +30,17 @@ BODY = b"x" * 1024
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
-async def bench(stand: BenchEnvironment) -> Sequence[Check]:
-    count = 2_000 if stand.quick else 10_000
-    stand.report(f"POST of 1 KiB to one of {OTHER_ROUTES + 2} routes, {count} a round, {KEYS} keys")
+async def bench(environment: BenchEnvironment) -> Sequence[Check]:
+    count = 2_000 if environment.quick else 10_000
+    environment.report(f"POST of 1 KiB to one of {OTHER_ROUTES + 2} routes, {count} a round, {KEYS} keys")
     part = _Part()
     apps: dict[str, App] = {
         "bare": part.hot.app,
         "starlette": Starlette(routes=[*part.reads, *part.writes]),
-        "open": build(_with_keys(stand.context(), 0), [part]),
-        "keys": build(_with_keys(stand.context(), KEYS), [part]),
+        "open": build(_with_keys(environment.context(), 0), [part]),
+        "keys": build(_with_keys(environment.context(), KEYS), [part]),
     }
-    seen = await rounds_of(stand.rounds, {name: _contender(app, count) for name, app in apps.items()})
+    seen = await rounds_of(environment.rounds, {name: _contender(app, count) for name, app in apps.items()})
     rounds = [ours - bare for ours, bare in zip(seen["keys"], seen["bare"], strict=True)]
     added = min(seen["keys"]) - min(seen["bare"])  # of the fastest rounds: other load only adds
     return [
@@ -60,7 +60,7 @@ async def bench(stand: BenchEnvironment) -> Sequence[Check]:
     ]
 
 
-class _Part:
+class _Part(StatelessComponent):
     """One hot route behind many others."""
 
     name = "bench"
@@ -70,15 +70,6 @@ class _Part:
         self.hot = Route("/hot", _hot, methods=["POST"])
         self.reads: Sequence[BaseRoute] = [*others, *(Route(f"/other-{n}", _hot) for n in range(OTHER_ROUTES // 2))]
         self.writes: Sequence[BaseRoute] = [self.hot]
-
-    async def start(self) -> None:
-        return None
-
-    async def stop(self) -> None:
-        return None
-
-    async def health(self) -> Health:
-        return Health("ok")
 
 
 async def _hot(request: Request) -> Response:

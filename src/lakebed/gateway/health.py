@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from lakebed import __version__
+from lakebed.core.auth import NOBODY
 from lakebed.core.clock import Clock, now_ms
 from lakebed.core.context import Context, Health
 from lakebed.core.errors import LakebedError, NotFound
@@ -36,6 +37,12 @@ class HealthReport(msgspec.Struct, frozen=True):
     broker_id: str = ""
     host: str = ""
     port: int = 0
+
+
+class HealthStatus(msgspec.Struct, frozen=True):
+    """The response of `/healthz` to a caller without a key, where there are keys."""
+
+    status: str
 
 
 class HealthChecker:
@@ -119,6 +126,9 @@ def routes(health_checker: HealthChecker) -> list[BaseRoute]:
     async def health(request: Request) -> Response:
         """Checks every component: 200 when none is down, 503 when one is."""
         report = await health_checker.report()
+        if request.state.principal == NOBODY:  # a load balancer, or a stranger: what runs here is not theirs to know
+            status = HealthStatus(report.status)
+            return json_response(status, 503 if report.status == "down" else 200, {"cache-control": "no-store"})
         host, port = request.scope.get("server") or ("", 0)
         report = msgspec.structs.replace(report, broker_id=report.node, host=host, port=port or 0)
         return json_response(report, 503 if report.status == "down" else 200, {"cache-control": "no-store"})

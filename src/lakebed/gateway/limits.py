@@ -18,10 +18,9 @@ from typing import Any, cast
 from starlette.routing import BaseRoute
 from starlette.types import Message, Receive, Scope
 
-from lakebed.core.clock import Clock
 from lakebed.core.errors import Invalid, Overloaded, TooLarge
 from lakebed.core.http import BODY_MARK, HELD_MARK
-from lakebed.core.metrics import Metrics
+from lakebed.core.runtime import Runtime
 from lakebed.gateway.settings import GatewaySettings
 
 RATE_BYTES_MIN = 1024  # a second; a slow agent's link brings ten times as much
@@ -63,17 +62,15 @@ class BodyBudget:
 class BodyLimits:
     """The limits of one gateway: those of the settings, and those of marked routes."""
 
-    def __init__(self, settings: GatewaySettings, clock: Clock, metrics: Metrics | None = None) -> None:
+    def __init__(self, settings: GatewaySettings, runtime: Runtime) -> None:
         self.settings = settings
-        self.clock = clock
+        self.clock = runtime.clock
         self.budget = BodyBudget(settings.bodies_bytes_max)
         self.window_bytes = RATE_BYTES_MIN * settings.body_timeout_s
         self._default = settings.body_bytes_max
         self._largest = self._default
-        self._refused = None
-        if metrics is not None:
-            metrics.gauge("lakebed_http_body_bytes").set_function(lambda: self.budget.held)
-            self._refused = metrics.counter("lakebed_http_bodies_refused_total")
+        runtime.metrics.gauge("lakebed_http_body_bytes").set_function(lambda: self.budget.held)
+        self._refused = runtime.metrics.counter("lakebed_http_bodies_refused_total")
 
     def register(self, routes: Iterable[BaseRoute]) -> None:
         for route in routes:
@@ -97,8 +94,7 @@ class BodyLimits:
     def hold(self, size: int) -> None:
         """Takes this many more bytes from the budget. Raises Overloaded when they do not fit now."""
         if not self.budget.take(size):
-            if self._refused is not None:
-                self._refused.inc()
+            self._refused.inc()
             raise Overloaded(
                 f"request bodies use {self.budget.held} bytes; {size} more would exceed "
                 f"gateway.bodies_bytes_max ({self.budget.bytes_max})",
@@ -127,6 +123,11 @@ class RequestBody:
         self.declared = declared
         self.ended = declared == 0
 
+    @property
+    def seen(self) -> int:
+        """The bytes that have come so far."""
+        return self._seen
+
     async def __call__(self) -> Message:
         if self.ended:
             return await self._receive()
@@ -145,9 +146,9 @@ class RequestBody:
     async def _next(self) -> Message:
         # A timeout costs more than all else here, and most bodies have already arrived: it is only set up when the
         # first step shows that there is something to wait for.
-        asking = cast(Coroutine[Any, None, Message], self._receive())
+        receiving = cast(Coroutine[Any, None, Message], self._receive())
         try:
-            awaited = asking.send(None)
+            awaited = receiving.send(None)
         except StopIteration as arrived:
             return cast(Message, arrived.value)
         clock, window_s = self._limits.clock, self._limits.settings.body_timeout_s
@@ -155,7 +156,7 @@ class RequestBody:
         # Only waiting for the client counts: a route that reads slowly does not make its client slow.
         try:
             async with asyncio.timeout(min(window_s - self._waited_s, self._deadline_s - began_s)):
-                message = await _go_on(asking, awaited)
+                message = await _resume(receiving, awaited)
         except TimeoutError:
             raise self._slow() from None
         self._waited_s += clock.monotonic_s() - began_s
@@ -206,16 +207,16 @@ class RequestBody:
 
 
 @types.coroutine
-def _go_on(asking: Coroutine[Any, Any, Message], awaited: Any) -> Generator[Any, Any, Message]:
+def _resume(receiving: Coroutine[Any, Any, Message], awaited: Any) -> Generator[Any, Any, Message]:
     """Awaits a coroutine whose first step was already taken and yielded `awaited`."""
     try:
         while True:
             try:
                 woken = yield awaited
             except BaseException as error:
-                awaited = asking.throw(error)
+                awaited = receiving.throw(error)
             else:
-                awaited = asking.send(woken)
+                awaited = receiving.send(woken)
     except StopIteration as arrived:
         return cast(Message, arrived.value)
 

@@ -24,6 +24,7 @@ from lakebed.core.logs import logger
 from lakebed.gateway.protocol import GatewayProtocol
 from lakebed.gateway.settings import GatewaySettings
 from lakebed.gateway.state import GatewayState, state_of
+from lakebed.gateway.tls import ServerTls
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that clients close them
@@ -48,9 +49,10 @@ def bind(host: str, port: int) -> socket.socket:
     return made
 
 
-def url_of(bound: socket.socket) -> str:
+def url_of(bound: socket.socket, settings: GatewaySettings) -> str:
     host, port = bound.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if settings.tls_cert else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 async def listen(
@@ -62,7 +64,7 @@ async def listen(
     """
     _forward_logs(logging.CRITICAL)  # what fails at start is raised, so it need not be logged too
     state = state_of(app)
-    server = _Server(server_config(app, settings), ready)
+    server = _Server(with_tls(server_config(app, settings), state.key_watch.tls), ready)
     with _stopped_by_signals(server, state, settings.drain_s):
         try:
             await server.serve(sockets=[bound])
@@ -72,21 +74,30 @@ async def listen(
 
 def server_config(app: ASGIApp, settings: GatewaySettings) -> uvicorn.Config:
     """uvicorn's configuration, with the protocol that `gateway.fast_path` chooses."""
-    return uvicorn.Config(
-        cast(Any, app),
+    return plain_config(
+        app,
         http=_protocol(app, settings),
-        loop="none",  # already running
-        ws="none",
         lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
         proxy_headers=False,
-        backlog=BACKLOG,
         limit_concurrency=settings.connections_max,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=math.ceil(settings.drain_s),
     )
+
+
+def plain_config(app: ASGIApp, **more: Any) -> uvicorn.Config:
+    """What every server of ours has in common: no logs, no websockets and no loop of uvicorn's own."""
+    plain: dict[str, Any] = {"loop": "none", "ws": "none", "log_config": None}  # the loop is already running
+    plain |= {"access_log": False, "server_header": False, "backlog": BACKLOG}
+    return uvicorn.Config(cast(Any, app), **plain, **more)
+
+
+def with_tls(config: uvicorn.Config, tls: ServerTls | None) -> uvicorn.Config:
+    """The configuration with our own context, whose certificate can be replaced while the server runs."""
+    if tls is not None:
+        config.load()
+        config.ssl = tls.context
+    return config
 
 
 def _protocol(app: ASGIApp, settings: GatewaySettings) -> type[GatewayProtocol]:

@@ -8,10 +8,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from lakebed.core.auth import Principal
 from lakebed.core.http import json_response, operation
-from lakebed.core.metrics import Metrics
+from lakebed.core.metrics import Metrics, ShownSeries
 
 RIGHT = "gateway:read:metrics"
+# Labels that name a thing which may be a tenant's.
+THINGS = frozenset({"queue", "bucket", "table", "project", "topic", "agent", "group"})
 FORMS = {
     "application/json": "json",
     "application/openmetrics-text": "openmetrics",
@@ -25,21 +28,29 @@ def routes(metrics: Metrics) -> list[BaseRoute]:
     @operation(right=RIGHT)
     async def negotiated(request: Request) -> Response:
         """Metrics: JSON, OpenMetrics or Prometheus text, by Accept."""
-        request.state.principal.demand(RIGHT)
+        shown = _shown(request)
         wanted = preferred(request.headers.get("accept", ""))
         if wanted == "json":
-            return json_response(metrics.snapshot())
+            return json_response(metrics.snapshot(shown))
         if wanted == "openmetrics":
-            return Response(metrics.openmetrics(), media_type=OPENMETRICS)
-        return Response(metrics.prometheus(), media_type=CONTENT_TYPE_LATEST)
+            return Response(metrics.openmetrics(shown), media_type=OPENMETRICS)
+        return Response(metrics.prometheus(shown), media_type=CONTENT_TYPE_LATEST)
 
     @operation(right=RIGHT)
     async def prometheus(request: Request) -> Response:
         """Metrics, always as Prometheus text."""
-        request.state.principal.demand(RIGHT)
-        return Response(metrics.prometheus(), media_type=CONTENT_TYPE_LATEST)
+        return Response(metrics.prometheus(_shown(request)), media_type=CONTENT_TYPE_LATEST)
 
     return [Route("/metrics", negotiated), Route("/metrics/prometheus", prometheus)]
+
+
+def _shown(request: Request) -> ShownSeries | None:
+    """Which series the caller sees: all, or for a tenant those whose labels name a thing of the tenant."""
+    principal: Principal = request.state.principal
+    principal.demand_list(RIGHT)
+    if not principal.tenant:
+        return None
+    return lambda labels: any(name in THINGS and principal.owns(value) for name, value in labels.items())
 
 
 def preferred(accept: str) -> str:

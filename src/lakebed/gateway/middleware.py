@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from starlette.requests import ClientDisconnect
@@ -17,12 +17,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lakebed.core import traces
+from lakebed.core.auth import Principal
 from lakebed.core.clock import Clock
-from lakebed.core.errors import OutcomeUnknown, Overloaded, Unavailable
+from lakebed.core.errors import OutcomeUnknown, Overloaded, Throttled, Unavailable
 from lakebed.core.http import Buffer, DirectHandler, DirectRequest, DirectResponse, PromptHandler
-from lakebed.core.ids import Ids
 from lakebed.core.logs import REQUEST, logger
-from lakebed.core.metrics import Metrics
+from lakebed.core.quotas import USAGE, KeyQuotas, KeyUsage
+from lakebed.core.runtime import Runtime
+from lakebed.core.trail import CALLER, Caller
 from lakebed.gateway.auth import Keyring, RequestHead
 from lakebed.gateway.limits import BodyLimits, RequestBody, declared_length
 from lakebed.gateway.problems import Problem, problem
@@ -34,6 +36,7 @@ STATUS_GONE = 499  # counted, never sent: the client disconnected before the res
 POLICY = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
 NO_SNIFF = (b"x-content-type-options", b"nosniff")
 CLOSE = (b"connection", b"close")
+REFUSALS_MAX, REFUSALS_S = 10, 10.0  # log lines about refused requests in this time; more would be a way to fill a disk
 
 Write = Callable[[int, list[tuple[bytes, bytes]], bytes], None]  # status, headers, body: a whole response
 
@@ -55,17 +58,22 @@ class Middleware:
         app: ASGIApp,
         *,
         keyring: Keyring,
+        refresh: Callable[[], Awaitable[None]],
         limits: BodyLimits,
-        metrics: Metrics,
-        clock: Clock,
-        ids: Ids,
+        runtime: Runtime,
         verbose: bool,
     ) -> None:
         self._app, self._keyring, self._limits = app, keyring, limits
-        self._clock, self._verbose = clock, verbose
-        self._prefix, self._drawn = ids.token()[:8].encode(), 0
-        self._counts = metrics.counter("lakebed_http_requests_total")
-        self._times = metrics.histogram("lakebed_http_seconds")
+        self._refresh = refresh
+        self._refusals = RefusalLog(runtime.clock)
+        self._quotas = KeyQuotas(runtime.clock)
+        self._throttled = runtime.metrics.counter("lakebed_http_throttled_total")
+        self._clock, self._verbose = runtime.clock, verbose
+        self._prefix, self._drawn = runtime.ids.token()[:8].encode(), 0
+        self._counts = runtime.metrics.counter("lakebed_http_requests_total")
+        self._times = runtime.metrics.histogram("lakebed_http_seconds")
+        self._in_flight = 0  # ended by `_count`
+        runtime.metrics.gauge("lakebed_http_in_flight").set_function(lambda: self._in_flight)
         self._series: dict[tuple[str, str, int], tuple[Any, Any]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,11 +97,14 @@ class Middleware:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> int:
         """Serves one request; returns the status of its response."""
         started_s = self._clock.monotonic_s()
+        self._in_flight += 1
         head = RequestHead(scope["headers"])
         request_id = self._named(head)
         named = request_id.decode()
         body = RequestBody(self._limits, scope, receive, None)
         answer = _Sender(request_id, body, send)
+        usage: KeyUsage | None = None
+        uploads = False
         try:
             if head.length is not None:
                 body.declared = declared_length(head.length)
@@ -101,7 +112,10 @@ class Middleware:
                 self._limits.check(body.declared)
             elif not head.chunked:
                 body.ended = True
-            scope.setdefault("state", {})["principal"] = self._keyring.principal(scope, head)
+            if head.cookie is not None and not self._keyring.knows_session(head):
+                await self._refresh()
+            uploads = not body.ended
+            usage = self._begin(self._admit(scope, head), upload=uploads)
             await self._app(scope, body, answer)
         except ClientDisconnect:
             answer.status = answer.status or STATUS_GONE
@@ -115,6 +129,8 @@ class Middleware:
                 raise  # too late for a response: the server closes the connection and logs the cause
             await self._refuse(error, named, scope, answer)
         finally:
+            if usage is not None:
+                usage.end(upload=uploads, size=body.seen)
             body.release()
             self._count(scope, answer.status, self._clock.monotonic_s() - started_s)
         return answer.status
@@ -122,12 +138,15 @@ class Middleware:
     async def direct(self, found: DirectRoute, scope: Scope, body: Buffer, write: Write) -> None:
         """One whole request straight to its handler. `scope` has its method, path and headers."""
         started_s = self._clock.monotonic_s()
+        self._in_flight += 1
         head = RequestHead(scope["headers"])
         request_id = self._named(head)
         answer: Problem | DirectResponse | None = None
+        usage: KeyUsage | None = None
         try:
-            principal = self._keyring.principal(scope, head)
+            principal = self._admit(scope, head)
             scope["route"] = found.route  # an unknown caller is counted without a route, as through ASGI
+            usage = self._begin(principal, upload=True)
             answer = await found.handler(DirectRequest(principal, scope["headers"], body))
         except asyncio.CancelledError:
             answer = self._problem(_cut_short(), request_id.decode(), scope)
@@ -135,6 +154,8 @@ class Middleware:
         except Exception as error:
             answer = self._problem(error, request_id.decode(), scope)
         finally:
+            if usage is not None:
+                usage.end(upload=True, size=len(body))
             if answer is not None:
                 write(answer.status, [*answer.headers, (b"x-request-id", request_id), NO_SNIFF, POLICY], answer.body)
                 self._count(scope, answer.status, self._clock.monotonic_s() - started_s)
@@ -142,15 +163,19 @@ class Middleware:
     def promptly(self, found: DirectRoute, scope: Scope, body: Buffer, write: Write) -> Callable[[], None]:
         """As `direct`, for a prompt handler. Returns a function that ends the request when the drain is over."""
         started_s = self._clock.monotonic_s()
+        self._in_flight += 1
         head = RequestHead(scope["headers"])
         request_id = self._named(head)
-        done = False
+        done, size = False, len(body)  # not the body: what outlives the response would keep it
+        usage: KeyUsage | None = None
 
         def finish(answer: Problem | DirectResponse) -> None:
             nonlocal done
             if done:
                 return  # cut short before
             done = True
+            if usage is not None:
+                usage.end(upload=True, size=size)
             write(answer.status, [*answer.headers, (b"x-request-id", request_id), NO_SNIFF, POLICY], answer.body)
             self._count(scope, answer.status, self._clock.monotonic_s() - started_s)
 
@@ -168,13 +193,32 @@ class Middleware:
                 finish(answer)
 
         try:
-            principal = self._keyring.principal(scope, head)
+            principal = self._admit(scope, head)
             scope["route"] = found.route
+            usage = self._begin(principal, upload=True)
             assert found.prompt is not None
             found.prompt(DirectRequest(principal, scope["headers"], body), body, respond)
         except Exception as error:
             refuse(error)
         return lambda: refuse(_cut_short())
+
+    def _admit(self, scope: Scope, head: RequestHead) -> Principal:
+        principal = self._keyring.principal(scope, head)
+        scope.setdefault("state", {})["principal"] = principal
+        CALLER.set(Caller(address_of(scope), principal.tenant))
+        return principal
+
+    def _begin(self, principal: Principal, *, upload: bool) -> KeyUsage | None:
+        """Counts the request against its key; None for a key without limits. Raises Throttled."""
+        usage = self._quotas.of(principal)
+        USAGE.set(usage)
+        if usage is not None:
+            try:
+                usage.begin(upload=upload)
+            except Throttled:
+                self._throttled.inc()
+                raise
+        return usage
 
     def unread(self, error: Exception) -> Problem:
         """The response to a request whose head was refused before it was complete, counted like any other."""
@@ -194,7 +238,10 @@ class Middleware:
     def _problem(self, error: Exception, request_id: str, scope: Scope) -> Problem:
         answer = problem(error, request_id, scope)
         if answer.status >= 500 and not _expected(error):
-            log.error("request failed", method=scope["method"], path=_shown(scope), code=answer.code, exc_info=error)
+            where, kind = {"method": scope["method"], "path": _shown(scope)}, type(error).__name__
+            log.error("request failed", **where, code=answer.code, error=kind, exc_info=error)
+        if answer.status in (401, 403):
+            self._refusals.note(scope, answer)
         return answer
 
     async def _refuse(self, error: Exception, request_id: str, scope: Scope, sender: _Sender) -> None:
@@ -203,6 +250,7 @@ class Middleware:
         await sender({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else answer.body})
 
     def _count(self, scope: Scope, status: int, seconds: float) -> None:
+        self._in_flight -= 1
         route = scope.get("route")
         key = (getattr(route, "path", NO_ROUTE), scope["method"], status)
         series = self._series.get(key)
@@ -220,6 +268,35 @@ class Middleware:
         series[1].observe(seconds)
         if self._verbose:
             log.debug("answered", method=scope["method"], path=_shown(scope), status=status, ms=round(seconds * 1e3, 3))
+
+
+class RefusalLog:
+    """Logs refused requests with who and from where: a few of each REFUSALS_S, and how many were left out."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._until_s, self._logged, self._left_out = 0.0, 0, 0
+
+    def note(self, scope: Scope, answer: Problem) -> None:
+        now_s = self._clock.monotonic_s()
+        if now_s >= self._until_s:
+            self._until_s, self._logged = now_s + REFUSALS_S, 0
+        if self._logged >= REFUSALS_MAX:
+            self._left_out += 1
+            return
+        self._logged += 1
+        principal = scope.get("state", {}).get("principal")
+        who = principal.name if principal is not None else "nobody"
+        where = {"method": scope["method"], "path": _shown(scope)}
+        log.info(
+            "request refused",
+            principal=who,
+            address=address_of(scope),
+            status=answer.status,
+            **where,
+            left_out=self._left_out,
+        )
+        self._left_out = 0
 
 
 class _Sender:
@@ -243,6 +320,12 @@ class _Sender:
                 headers.append(CLOSE)  # the rest of the body would have to be read first
             message["headers"] = headers
         await self._send(message)
+
+
+def address_of(scope: Scope) -> str:
+    """The address that the request came from; empty when the server does not know it."""
+    client = scope.get("client")
+    return str(client[0]) if client else ""
 
 
 def _cut_short() -> OutcomeUnknown:

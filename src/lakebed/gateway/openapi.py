@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from lakebed import __version__
-from lakebed.core.http import OPERATION_MARK, Operation, json_response
+from lakebed.core.http import OPERATION_MARK, AliasRoute, Operation, json_response
 
 REFERENCE = "#/components/schemas/{name}"
 RIGHT = "x-lakebed-right"  # the right that the caller needs; names in braces come from the request
@@ -48,7 +48,7 @@ def describe(routes: Iterable[BaseRoute]) -> dict[str, Any]:
     for route in routes:
         if not isinstance(route, Route) or not route.include_in_schema:
             continue
-        item = paths.setdefault(PARAMETER.sub(r"{\1}", route.path), {})
+        item = paths.setdefault(_path(route.path), {})
         for method in sorted(route.methods or ()):
             if method != "HEAD":
                 item.setdefault(method.lower(), _operation(route, schemas))
@@ -63,18 +63,20 @@ def describe(routes: Iterable[BaseRoute]) -> dict[str, Any]:
 
 def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
     operation = getattr(route.endpoint, OPERATION_MARK, Operation())
-    about = inspect.getdoc(route.endpoint) or ""
     answer: dict[str, Any] = {"description": "done"}
     if operation.answer is not None:
         answer["content"] = {"application/json": {"schema": _schema(operation.answer, schemas)}}
     out: dict[str, Any] = {
-        "summary": operation.summary or about.split("\n", 1)[0],
+        "summary": f"Same as {_path(route.of)}"
+        if isinstance(route, AliasRoute)
+        else _summary(route.endpoint, operation),
         "parameters": [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
             for name, _ in PARAMETER.findall(route.path)
         ],
         "responses": {"200": answer, "default": {"description": "a problem (application/problem+json)"}},
     }
+    out["tags"] = [part_of(route.endpoint)]
     if operation.right:
         out[RIGHT] = operation.right
     if operation.body is not None:
@@ -83,6 +85,22 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
         )
         out["requestBody"] = {"required": True, "content": {operation.media_type: {"schema": schema}}}
     return out
+
+
+def part_of(endpoint: Any) -> str:
+    """The part whose code answers: the package of its module."""
+    _, *names = str(getattr(endpoint, "__module__", "") or "").split(".")
+    inner = 1 if names[:1] in (["pipeline"], ["wiring"]) and len(names) > 1 else 0
+    return names[inner] if names else "other"
+
+
+def _path(template: str) -> str:
+    """A path of OpenAPI: parameters without their types."""
+    return PARAMETER.sub(r"{\1}", template)
+
+
+def _summary(endpoint: Any, operation: Operation) -> str:
+    return operation.summary or (inspect.getdoc(endpoint) or "").split("\n", 1)[0]
 
 
 def _schema(kind: Any, schemas: dict[str, Any]) -> dict[str, Any]:
@@ -106,6 +124,7 @@ class Endpoint(msgspec.Struct, frozen=True):
     anchor: str
     summary: str
     right: str
+    part: str
     parameters: tuple[dict[str, Any], ...]
     body: tuple[tuple[str, str], ...]
     responses: tuple[ResponseRow, ...]
@@ -120,13 +139,14 @@ def routes() -> list[BaseRoute]:
 
 
 def endpoints(tree: dict[str, Any]) -> list[Endpoint]:
-    """Every operation of an OpenAPI document, by path and method."""
-    return [
+    """Every operation of an OpenAPI document, by part, path and method."""
+    found = [
         _endpoint(method, path, item[method])
         for path, item in sorted(tree["paths"].items())
         for method in METHODS
         if method in item
     ]
+    return sorted(found, key=lambda one: one.part)
 
 
 def render(tree: dict[str, Any]) -> str:
@@ -145,6 +165,7 @@ def _endpoint(method: str, path: str, operation: dict[str, Any]) -> Endpoint:
         anchor=f"{method}-{path}",
         summary=operation["summary"],
         right=operation.get(RIGHT, ""),
+        part=next(iter(operation.get("tags", ())), "other"),
         parameters=tuple(operation["parameters"]),
         body=tuple(_contents(operation.get("requestBody", {}))),
         responses=tuple(

@@ -9,7 +9,7 @@
 | Unauthenticated, Denied | 401, 403 | send a key, another key |
 | NotFound | 404 | – |
 | Conflict, AlreadyExists, Stale, Fenced | 409 | read the current state, then decide |
-| Throttled | 429 | this client is too fast: wait Retry-After |
+| Throttled | 429 | the key is over a limit of its own: wait Retry-After, then retry |
 | Overloaded, Unavailable, OutcomeUnknown | 503 | wait Retry-After, then retry (OutcomeUnknown: read first) |
 | TooEarly | 425 | another request does the same: wait Retry-After, then retry |
 | Corrupt, anything else | 500 | report it, with the request id |
@@ -21,6 +21,7 @@ no text, because their text may contain anything.
 from __future__ import annotations
 
 import math
+from html import escape
 from http import HTTPStatus
 from typing import Any
 
@@ -82,13 +83,35 @@ def problem(error: Exception, request_id: str, scope: Scope | None = None) -> Pr
         "request_id": request_id,
     }
     fields |= {name: value for name, value in known.detail.items() if name not in RESERVED}
-    body = _encode(fields)
-    headers = [(b"content-type", b"application/problem+json"), (b"content-length", b"%d" % len(body)), *extra]
+    body, media_type = _encode(fields), b"application/problem+json"
+    if isinstance(known, _Unrouted) and _is_browser(scope):
+        body, media_type = _page(known, request_id), b"text/html; charset=utf-8"
+    headers = [(b"content-type", media_type), (b"content-length", b"%d" % len(body)), *extra]
     if isinstance(known, (errors.Overloaded, errors.Unavailable)):
         headers.append((b"retry-after", b"%d" % _whole_seconds(known.retry_after_s)))
     if status == 401:
         headers.append((b"www-authenticate", _challenge(scope)))
     return Problem(status, known.code, headers, body)
+
+
+def _is_browser(scope: Scope | None) -> bool:
+    """Whether somebody opened an address by hand: a browser asks for HTML first, clients and scripts do not."""
+    if scope is None or scope["method"] != "GET":
+        return False
+    accepted = next((value for name, value in scope["headers"] if name == b"accept"), b"")
+    return bool(accepted.split(b",", 1)[0].strip() == b"text/html")
+
+
+def _page(known: errors.LakebedError, request_id: str) -> bytes:
+    """A page without style and script: the gateway's policy for errors allows neither."""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Not found · Lakebed</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark"></head><body><main>'
+        f"<h1>Page not found</h1><p>{escape(known.message)}.</p>"
+        '<p><a href="/">Console</a> · <a href="/docs">All routes</a></p>'
+        f"<p><small>Request {escape(request_id)}</small></p></main></body></html>"
+    ).encode()
 
 
 def status_of(kind: type[errors.LakebedError]) -> int:

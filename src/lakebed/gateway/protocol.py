@@ -13,9 +13,11 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from lakebed.core.errors import Invalid
+from lakebed.gateway.auth import CERTIFICATE
 from lakebed.gateway.limits import HeadTooLarge
 from lakebed.gateway.middleware import CLOSE, NO_SNIFF, POLICY
 from lakebed.gateway.problems import Problem, problem
+from lakebed.gateway.tls import certificate_names
 
 HEAD_BYTES_MAX = 64 * 1024  # request line and headers; nginx takes 32 KiB, and browsers send all cookies of a host
 HEAD_LINES_MAX = 100  # headers; as Apache httpd
@@ -35,6 +37,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     head_timeout_s: float
     unread: Callable[[Exception], Problem] = staticmethod(lambda error: problem(error, ""))  # its answer
+    certificate: tuple[str, ...] = ()  # the names in the client's certificate
     _in_head = True
     _head_timer: asyncio.TimerHandle | None = None
     _fed = 0  # bytes since the last head was complete, or since the last bytes of a body
@@ -43,6 +46,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.certificate = certificate_names(transport)
         self._head_timer = self.loop.call_later(self.head_timeout_s, transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -69,6 +73,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self.accept_head()
+        self.scope[CERTIFICATE] = self.certificate  # type: ignore[literal-required]
         super().on_headers_complete()
 
     def accept_head(self) -> None:

@@ -1,58 +1,61 @@
-"""A browser's session: a cookie that every gateway with the same keys understands, and the token for its writes.
+"""A browser's session: a random cookie that every gateway of the bucket knows, and the token for its writes.
 
-The cookie contains the name of its key and its expiry, signed with the hash of that key: no gateway keeps a list of
-sessions, and removing a key ends its sessions. A browser sends cookies automatically, so a cookie alone only reads; a
-write also needs the CSRF token of our page, and our own origin.
+Gateways keep the hash of each cookie, in memory and in the bucket (`gateway/keys.py`), so a session ends when its
+browser signs out, its key is revoked or rotated, or its time is over; and nobody can make one from what is stored.
+A browser sends cookies automatically, so a cookie alone only reads; a write also needs the CSRF token of our page, and
+our own origin.
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import hmac
 from http.cookies import CookieError, SimpleCookie
 
-import msgspec
+from lakebed.gateway.keys import SignedIn
 
 COOKIE = "lakebed_session"
 TOKEN_HEADER = "x-csrf-token"
 SESSION_S = 12 * 3600
 COOKIE_BYTES_MAX = 4096
+NONCE_CHARS_MAX = 128
+VERSION = "v2"
 SAFE = ("GET", "HEAD")
 
 
-class BrowserSession(msgspec.Struct, frozen=True):
-    """The content of a session cookie, not yet verified."""
+class SessionTable:
+    """The sessions that this gateway knows, by the hash of their cookie."""
 
-    name: str
-    expires_s: int
-    claim: str
-    seal: str
+    def __init__(self) -> None:
+        self._known: dict[str, SignedIn] = {}
+        self._ended: set[str] = set()  # here, and perhaps not yet in the bucket
 
-    def is_sealed_by(self, digest: bytes) -> bool:
-        return hmac.compare_digest(self.seal.encode(), _seal(digest, self.claim).encode())
+    def open(self, session: SignedIn, nonce: str) -> str:
+        """Keeps a new session; returns its cookie."""
+        value = f"{VERSION}.{nonce}"
+        self._known[hashed(value)] = session
+        return value
+
+    def end(self, value: str) -> None:
+        self._ended.add(hashed(value))
+        self._known.pop(hashed(value), None)
+
+    def find(self, value: str) -> SignedIn | None:
+        return self._known.get(hashed(value))
+
+    def load(self, stored: dict[str, SignedIn], now_s: int) -> None:
+        """Takes over what the bucket has. What ended here stays ended, until the bucket has forgotten it too."""
+        self._ended &= stored.keys()
+        self._known = {key: one for key, one in stored.items() if key not in self._ended and one.expires_s > now_s}
 
 
-def issue(name: str, digest: bytes, *, now_s: int, nonce: str) -> str:
-    """The value of a cookie for this key."""
-    encoded = base64.urlsafe_b64encode(name.encode()).decode().rstrip("=")
-    claim = f"v1.{encoded}.{now_s + SESSION_S}.{nonce}"
-    return f"{claim}.{_seal(digest, claim)}"
+def is_ours(value: str) -> bool:
+    """Whether this can be a cookie of ours at all: what cannot costs no further work."""
+    version, _, nonce = value.partition(".")
+    return version == VERSION and 0 < len(nonce) <= NONCE_CHARS_MAX and nonce.isascii() and nonce.isalnum()
 
 
-def read(value: str) -> BrowserSession | None:
-    """The content of the cookie, not verified; None when it is not one of our sessions."""
-    claim, _, seal = value.rpartition(".")
-    fields = claim.split(".")
-    if not value.isascii() or len(value) > COOKIE_BYTES_MAX or len(fields) != 4 or fields[0] != "v1":
-        return None
-    if not fields[2].isdecimal():
-        return None
-    try:
-        name = base64.urlsafe_b64decode(fields[1] + "=" * (-len(fields[1]) % 4)).decode()
-    except ValueError:
-        return None
-    return BrowserSession(name, int(fields[2][:15]), claim, seal)
+def hashed(value: str) -> str:
+    return hashlib.sha256(value.encode()).hexdigest()
 
 
 def token_of(value: str) -> str:
@@ -69,7 +72,3 @@ def cookie_in(header: bytes | None, name: str = COOKIE) -> str:
     except CookieError:
         return ""
     return found.value if found is not None else ""
-
-
-def _seal(digest: bytes, claim: str) -> str:
-    return hmac.new(digest, b"lakebed-session:" + claim.encode(), hashlib.sha256).hexdigest()

@@ -7,17 +7,23 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
+from lakebed.core.auth import UNLIMITED, KeyLimits
 from lakebed.core.settings import Contradiction, Secret, Section, describe
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class KeySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One API key or agent token: its name, its secret and its rights."""
+    """One API key or agent token: its name, its rights, and one of secret, SHA-256 of the secret and certificate."""
 
     name: str
-    secret: Secret
+    secret: Secret = Secret("")
     rights: tuple[str, ...] = ()
+    sha256: str = ""
+    certificate: str = ""
+    tenant: str = ""
+    expires: str = ""
+    limits: KeyLimits = UNLIMITED
 
 
 class GatewaySettings(Section, frozen=True):
@@ -38,6 +44,27 @@ class GatewaySettings(Section, frozen=True):
     keys_file: Annotated[
         Path | None, describe("TOML file with more [[keys]].", when="keys must stay out of lakebed.toml")
     ] = None
+    tls_cert: Annotated[
+        Path | None,
+        describe(
+            "PEM file of the gateway's certificate with its chain; loaded again when it changes.",
+            when="other machines reach the gateway and no proxy in front of it has TLS",
+        ),
+    ] = None
+    tls_key: Annotated[
+        Path | None, describe("PEM file of the key of gateway.tls_cert.", when="gateway.tls_cert is set")
+    ] = None
+    tls_client_ca: Annotated[
+        Path | None,
+        describe("PEM file of the authorities whose client certificates are accepted instead of a key."),
+    ] = None
+    tls_ca: Annotated[
+        Path | None,
+        describe("PEM file of the authorities that agents and other clients verify gateways with, not the system's."),
+    ] = None
+    tls_elsewhere: Annotated[
+        bool, describe("Silences the warning about a gateway for others without TLS: a proxy in front of it has TLS.")
+    ] = False
     read_only: Annotated[
         bool, describe("Serves no route that writes.", when="this gateway is only for queries and the console")
     ] = False
@@ -65,12 +92,11 @@ class GatewaySettings(Section, frozen=True):
             "Limits how long running requests may finish when the gateway stops.",
             when="requests take longer than this, or the process manager kills sooner",
         ),
-    ] = 20.0
+    ] = 60.0
     fast_path: Annotated[
         bool,
         describe(
             "Serves small requests to hot routes without ASGI; false uses ASGI for all, with the same answers.",
-            when="you suspect the fast path, or compare with plain ASGI",
         ),
     ] = True
     work_port: Annotated[
@@ -88,9 +114,11 @@ class GatewaySettings(Section, frozen=True):
     ] = "auto"
 
     def check(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise Contradiction("gateway.tls_cert", "gateway.tls_key", "one needs the other")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise Contradiction("gateway.tls_client_ca", "gateway.tls_cert", "client certificates need TLS")
         if self.body_bytes_max > self.bodies_bytes_max:
             raise Contradiction(
                 "gateway.body_bytes_max", "gateway.bodies_bytes_max", "one body must fit into the total of all bodies"
             )
-        if self.host not in LOOPBACK and not self.keys and self.keys_file is None:
-            raise Contradiction("gateway.host", "gateway.keys", f"listening on {self.host} needs at least one key")

@@ -8,6 +8,7 @@ from lakebed.core.context import Context
 from lakebed.core.http import STATE, ServerState
 from lakebed.gateway.auth import Keyring
 from lakebed.gateway.health import HealthChecker
+from lakebed.gateway.key_watch import KeyWatch
 from lakebed.gateway.limits import BodyLimits
 from lakebed.gateway.middleware import Middleware
 
@@ -24,6 +25,8 @@ class GatewayState(ServerState, frozen=True, eq=False):
     context: Context
     health_checker: HealthChecker
     keyring: Keyring
+    key_watch: KeyWatch
+    watch_keys: bool
     middleware: Middleware
     limits: BodyLimits
     shutdown: Shutdown

@@ -39,20 +39,20 @@ class OneBucketPolicies:
 
     def __init__(self, lake: Any, bucket: str) -> None:
         self._lake, self._bucket = lake, bucket
-        self.get, self.put = lake.get, lake.put
+        self.get, self.put, self.changes = lake.get, lake.put, lake.changes
 
     async def all(self) -> Sequence[Any]:
         found = await self._lake.get(self._bucket)
         return [] if found is None else [found]
 
 
-async def bench(stand: BenchEnvironment) -> Sequence[Check]:
-    context = stand.context()
+async def bench(environment: BenchEnvironment) -> Sequence[Check]:
+    context = environment.context()
     clock = context.clock
-    count, events = (400, 20_000) if stand.quick else (2000, 100_000)
-    rounds = 3 if stand.quick else 5
+    count, events = (400, 20_000) if environment.quick else (2000, 100_000)
+    rounds = 3 if environment.quick else 5
 
-    stand.report(f"{events} events through 100 buckets × 5 rules, and through ten times as many rules")
+    environment.report(f"{events} events through 100 buckets × 5 rules, and through ten times as many rules")
     few, many, spread = _compiled(5), _compiled(50), _compiled(50, days=range(1, MANY_GROUPS + 1))
     routed = [await rate(clock, events, lambda: _route(few, events)) for _ in range(rounds)]
     crowded = [await rate(clock, events, lambda: _route(many, events)) for _ in range(rounds)]
@@ -61,13 +61,13 @@ async def bench(stand: BenchEnvironment) -> Sequence[Check]:
     dense = [events_s * len(few.original_delay_groups) for events_s in routed]
 
     async with open_services(context) as services:
-        stand.report(f"{count} due objects deleted by a scan, and by plain S3 deletes, {CONCURRENCY} at once")
+        environment.report(f"{count} due objects deleted by a scan, and by plain S3 deletes, {CONCURRENCY} at once")
         ours, bare = [], []
         for _ in range(rounds):
-            ours.append(await _expire(stand, services, count))
-            bare.append(await _delete(stand, services, count))
-        stand.report(f"scans and rounds over {count // 2} and {count * 5} objects that are kept")
-        scanned, (small_s, large_s) = await _steady(stand, services, (count // 2, count * 5))
+            ours.append(await _expire(environment, services, count))
+            bare.append(await _delete(environment, services, count))
+        environment.report(f"scans and rounds over {count // 2} and {count * 5} objects that are kept")
+        scanned, (small_s, large_s) = await _steady(environment, services, (count // 2, count * 5))
     return [
         measured("events routed, 500 rules", routed, "events/s"),
         at_most("routing time, 5,000 rules beside 500", routed, crowded, RULES_BAR),
@@ -102,10 +102,10 @@ async def _route(snapshot: PolicySnapshot, events: int) -> None:
 
 
 @asynccontextmanager
-async def _bucket(stand: BenchEnvironment, count: int) -> AsyncIterator[tuple[str, Any]]:
+async def _bucket(environment: BenchEnvironment, count: int) -> AsyncIterator[tuple[str, Any]]:
     """A bucket of its own, filled."""
-    settings = stand.settings.of(StoreSettings)
-    name = f"bench-{stand.context().ids.token()}"
+    settings = environment.settings.of(StoreSettings)
+    name = f"bench-{environment.context().ids.token()}"
     s3 = client(settings)
     await asyncio.to_thread(s3.create_bucket, Bucket=name)
     store = open_bucket(msgspec.structs.replace(settings, url=f"s3://{name}", prefix=""))
@@ -128,8 +128,8 @@ def _worker(services: LifecycleServices, name: str) -> Enforcer:
     return Enforcer(services.lake, seams, services.state, SETTINGS, node="bench", reserved=services.reserved)
 
 
-async def _expire(stand: BenchEnvironment, services: LifecycleServices, count: int) -> float:
-    async with _bucket(stand, count) as (name, _):
+async def _expire(environment: BenchEnvironment, services: LifecycleServices, count: int) -> float:
+    async with _bucket(environment, count) as (name, _):
         await services.state.clock.sleep(SETTINGS.day_s + 1.0)
         await services.lake.put(name, render_xml((Rule("all", expiration_days=1),)))
         worker = _worker(services, name)
@@ -141,8 +141,8 @@ async def _expire(stand: BenchEnvironment, services: LifecycleServices, count: i
         return made
 
 
-async def _delete(stand: BenchEnvironment, services: LifecycleServices, count: int) -> float:
-    async with _bucket(stand, count) as (_, store):
+async def _delete(environment: BenchEnvironment, services: LifecycleServices, count: int) -> float:
+    async with _bucket(environment, count) as (_, store):
         return await rate(
             services.state.clock,
             count,
@@ -151,14 +151,14 @@ async def _delete(stand: BenchEnvironment, services: LifecycleServices, count: i
 
 
 async def _steady(
-    stand: BenchEnvironment, services: LifecycleServices, counts: Sequence[int]
+    environment: BenchEnvironment, services: LifecycleServices, counts: Sequence[int]
 ) -> tuple[float, list[list[float]]]:
     """The rate of the last bootstrap scan, and how long rounds take afterwards, for each bucket in turn."""
     clock, scanned = services.state.clock, 0.0
     async with AsyncExitStack() as stack:
         workers: dict[str, Enforcer] = {}
         for count in counts:
-            name, _ = await stack.enter_async_context(_bucket(stand, count))
+            name, _ = await stack.enter_async_context(_bucket(environment, count))
             await services.lake.put(name, render_xml((Rule("kept", expiration_days=1000),)))
             workers[name] = worker = _worker(services, name)
             snapshot = await worker.compile()

@@ -1,33 +1,37 @@
 """What to delete, and whether a delete may go ahead: pure, the same for every stream.
 
-`decide` chooses one verb per entry of a key. An entry that is not due is left to its own event, except where no event
-will come: a late change of predicates, or an entry whose time is later than its event. `guard` checks a delete with
+`decide` chooses one verb per entry of a key. An entry that is not due is left to its own event, which looks at the live
+object: tags and versions that changed meanwhile need no other. Only where no event will come it waits as an exception:
+an entry whose time is later than its event, and one written while the log lost events. `guard` checks a delete with
 what was read last before it: reserved keys, identity, policy, eligibility, lock, in this order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 import msgspec
 
 from lakebed.core.errors import Corrupt, Denied, Invalid, LakebedError, NotFound, Stale, Unavailable
+from lakebed.lifecycle.cluster import LogGap
 from lakebed.lifecycle.engine import ActionRef, CompiledAction, action_keys
-from lakebed.lifecycle.evaluate import due_at, evaluate, verb_of
+from lakebed.lifecycle.evaluate import due_at, evaluate, origin_ns, verb_of
 from lakebed.lifecycle.model import (
     ActionKey,
     Calendar,
     DeleteOutcome,
+    Mode,
     ObjectEntry,
     Rule,
-    StreamKind,
     StreamResolution,
     Verb,
 )
 from lakebed.lifecycle.reserved import ReservedKeys
 from lakebed.lifecycle.seams import ChangeEvent, Family
 from lakebed.lifecycle.state import PendingItem
+
+NULL_VERSION = "null"  # S3's id of a version that was written without one
 
 
 class Deletion(msgspec.Struct, frozen=True):
@@ -40,19 +44,21 @@ class Deletion(msgspec.Struct, frozen=True):
 class Decision(msgspec.Struct, frozen=True):
     deletions: tuple[Deletion, ...] = ()
     waits: tuple[tuple[ActionRef, PendingItem], ...] = ()
+    next_due_ns: int = 0  # the first instant at which an action that no event drives is due; 0 when there is none
 
 
 def decide(
-    kind: StreamKind,
     actions: Iterable[CompiledAction],
     family: Family,
     now_ns: int,
     calendar: Calendar,
     event: ChangeEvent | None = None,
+    gaps: Sequence[LogGap] = (),
 ) -> Decision:
     ordered = sorted(actions, key=lambda action: action.ref)
     deletions: list[Deletion] = []
     waits: list[tuple[ActionRef, PendingItem]] = []
+    dues: list[int] = []
     for entry in sorted(family.entries, key=lambda entry: entry.latest):  # noncurrent ones first
         later: list[tuple[ActionRef, PendingItem]] = []
         for action in ordered:
@@ -63,17 +69,17 @@ def decide(
                 deletions.append(Deletion(entry, verb_of(action.kind, entry), action, due_ns))
                 later = []
                 break
-            if _no_event_to_come(kind, event, entry):
+            if action.mode is Mode.SCAN_ONLY:
+                dues.append(due_ns)
+            elif _no_event_to_come(event, entry) or any(gap.holds(origin_ns(action.kind, entry)) for gap in gaps):
                 item = PendingItem(entry.key, entry.version_id, due_ns, entry.identity, entry.upload_id)
                 later.append((action.ref, item))
         waits += later
-    return Decision(tuple(deletions), tuple(waits))
+    return Decision(tuple(deletions), tuple(waits), min(dues, default=0))
 
 
-def _no_event_to_come(kind: StreamKind, event: ChangeEvent | None, entry: ObjectEntry) -> bool:
-    if kind is StreamKind.PREDICATE:
-        return True
-    if kind is not StreamKind.ORIGINAL or event is None or event.new is None:
+def _no_event_to_come(event: ChangeEvent | None, entry: ObjectEntry) -> bool:
+    if event is None or event.new is None:
         return False
     brought = (event.new.mtime_ns, event.new.size) == (entry.mtime_ns, entry.size)
     return brought and entry.mtime_ns > event.position.ts_ns
@@ -132,7 +138,15 @@ def guard(
         return DeleteOutcome.STALE_POLICY
     if evaluate(rule, key.kind, current, now_ns, calendar) is not verb:
         return DeleteOutcome.NO_LONGER_ELIGIBLE
-    return DeleteOutcome.SKIPPED_OBJECT_LOCK if current.locked else None
+    return DeleteOutcome.SKIPPED_OBJECT_LOCK if lock_forbids(current, verb) else None
+
+
+def lock_forbids(entry: ObjectEntry, verb: Verb) -> bool:
+    """Whether object lock forbids this. A delete marker above a locked version removes nothing, so AWS creates it; the
+    null version may be replaced by its marker, so its lock counts.
+    """
+    marks = verb is Verb.CURRENT and entry.version_id not in ("", NULL_VERSION)
+    return entry.locked and not marks
 
 
 def outcome_of(error: LakebedError) -> DeleteOutcome:

@@ -10,13 +10,13 @@ import inspect
 from typing import Any
 
 from lakebed.core.context import Context
-from lakebed.core.errors import Corrupt
+from lakebed.core.errors import Unavailable
 from lakebed.demo.scenario import ScenarioContext
 from lakebed.filer.client import FilerClient
 from lakebed.filer.settings import FilerSettings
 from lakebed.lifecycle.enforcer import Enforcer
 from lakebed.lifecycle.ledger import DeletionLedger
-from lakebed.lifecycle.model import DeleteOutcome, ObjectEntry, Rule, StreamResolution, Verb
+from lakebed.lifecycle.model import DeleteOutcome, ObjectEntry, Rule, Verb
 from lakebed.lifecycle.operator import Operator
 from lakebed.lifecycle.policy import render_xml
 from lakebed.lifecycle.reserved import ReservedKeys
@@ -42,7 +42,14 @@ RULES = (
     Rule("old", tags=(("keep", "no"),), expiration_days=1),
 )
 SETTINGS = LifecycleSettings(
-    day_s=DAY_S, rounding="exact", small_delay_s=0.2, flush_lag_s=0.1, lookback_s=2.0, poll_s=0.3, policy_fresh_s=0.0
+    day_s=DAY_S,
+    rounding="exact",
+    small_delay_s=0.2,
+    flush_lag_s=0.1,
+    lookback_s=2.0,
+    poll_s=0.3,
+    policy_fresh_s=0.0,
+    retries_max=3,
 )
 
 
@@ -99,14 +106,14 @@ async def _expire(
 
 
 class Undeletable:
-    """The store, with one object whose delete always fails permanently."""
+    """The store, with one object whose delete fails each time it is tried."""
 
     def __init__(self, lake: SeaweedLake, key: str) -> None:
         self._lake, self._key = lake, key
 
     async def delete(self, entry: ObjectEntry, verb: Verb) -> Removal:
         if entry.key == self._key:
-            raise Corrupt(f"{entry.key}: a fault put here by the demo")
+            raise Unavailable(f"{entry.key}: a fault put here by the demo")
         return await self._lake.delete(entry, verb)
 
 
@@ -115,7 +122,7 @@ async def _block(
 ) -> None:
     operator = Operator(state)
     await asyncio.to_thread(s3.put_object, Bucket=bucket, Key=POISON, Body=b"x")
-    stage.fault("an object whose delete fails permanently")
+    stage.fault("an object whose delete fails each time")
     held: list[Blocker] = []
 
     async def blocked() -> bool:
@@ -131,7 +138,7 @@ async def _block(
     answer = await operator.retry(ident, worker.resolver, await worker.compile())
     stage.check(
         "a failed retry keeps the blocker",
-        answer is StreamResolution.BLOCKED,
+        not answer.resolved and bool(await operator.blockers(bucket=bucket)),
         f"blockers retry {ident}: {answer.value}",
     )
     met: list[str] = []

@@ -8,16 +8,31 @@ import msgspec
 
 from lakebed.lifecycle import blockers
 from lakebed.lifecycle.engine import CompiledAction, PolicySnapshot
-from lakebed.lifecycle.model import Mode, StreamKind, StreamResolution
+from lakebed.lifecycle.model import ActionKind, Mode, StreamKind, StreamResolution
 from lakebed.lifecycle.resolver import Resolver, WorkItem
 from lakebed.lifecycle.settings import LifecycleSettings
-from lakebed.lifecycle.state import LifecycleState, PendingItem, Stream
+from lakebed.lifecycle.state import LifecycleState, PendingIndex, PendingItem, Stream, changed
 
 
 class Drainer:
     def __init__(self, resolver: Resolver, state: LifecycleState, settings: LifecycleSettings) -> None:
         self._resolver, self._state, self._settings = resolver, state, settings
         self._size = state.metrics.gauge("lakebed_lifecycle_pending_size")
+
+    async def waiting(self, snapshot: PolicySnapshot) -> list[CompiledAction]:
+        """The actions that may have exceptions: those of the index, or all when it is of an older version."""
+        index = (await self._state.pending.read()).value
+        every = [
+            action
+            for action in snapshot.actions.values()
+            if action.mode is not Mode.DISABLED and action.kind is not ActionKind.EXPIRATION_DATE
+        ]
+        if index.version:
+            return [action for action in every if str(action.ref) in index.refs]
+        found = [action for action in every if (await self._resolver.pending.load(action.ref)).items]
+        refs = tuple(str(action.ref) for action in found)
+        await self._state.pending.change(changed(lambda known: PendingIndex(1, tuple({*known.refs, *refs}))))
+        return found
 
     async def next_due(self, action: CompiledAction) -> int | None:
         """When the next item is due; None when nothing waits or the drain is blocked."""
@@ -27,8 +42,8 @@ class Drainer:
         if not log.items:
             return None
         held = (await self._state.blockers.read()).value
-        blocked = blockers.blocks(held, StreamKind.PENDING, bucket=action.ref.bucket, action=name)
-        return None if blocked else log.next_due_ns
+        lane = Stream(StreamKind.PENDING, bucket=action.ref.bucket, action=name).lane
+        return None if blockers.blocks(held, lane) else log.next_due_ns
 
     async def run(self, action: CompiledAction) -> None:
         """Drains what is due, up to the first item that cannot be resolved now."""

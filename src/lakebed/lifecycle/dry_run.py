@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from lakebed.lifecycle.decide import decide
+from lakebed.lifecycle.decide import decide, lock_forbids
 from lakebed.lifecycle.engine import Activation, CompiledAction, PolicySnapshot, compile_policies
 from lakebed.lifecycle.evaluate import due_at, verb_of
-from lakebed.lifecycle.model import Calendar, Mode, ObjectEntry, ObjectIdentity, Rule, StreamKind
+from lakebed.lifecycle.model import Calendar, Mode, ObjectEntry, ObjectIdentity, Rule
 from lakebed.lifecycle.reserved import ReservedKeys
 from lakebed.lifecycle.seams import Lister
 
@@ -221,11 +221,11 @@ async def dry_run(
                 break
             scanned += 1
             actions = snapshot.match_path(bucket, family.key)
-            for one in decide(StreamKind.BOOTSTRAP, actions, family, now_ns, calendar).deletions:
+            for one in decide(actions, family, now_ns, calendar).deletions:
                 if reserved is not None and reserved.holds(bucket, one.entry.key):
                     reserved_count += 1
                     continue
-                if one.entry.locked:
+                if lock_forbids(one.entry, one.verb):
                     locked += 1
                     continue
                 count += 1

@@ -1,11 +1,12 @@
-"""Enforces policies in rounds: compile, scan buckets, sweep events, drain exceptions, sleep until something is due.
+"""Enforces policies: sweeps of events, scans of buckets and drains of exceptions run beside each other.
 
-Any number may run. Leases only save duplicate work. Safety does not depend on them: deletes are guarded, a cursor moves
-only from the position it was read at, and a scan completes in a fixed order of writes.
+Any number may run. Shards and leases only save duplicate work. Safety does not depend on them: deletes are guarded,
+cursors change by compare-and-swap under a generation, and a scan ends in a fixed order of writes.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
@@ -15,27 +16,42 @@ from lakebed.core.errors import Corrupt, Fenced, Invalid, LakebedError, Unavaila
 from lakebed.core.logs import logger
 from lakebed.core.traces import traced
 from lakebed.lifecycle import blockers, paths
+from lakebed.lifecycle.blockers import Failure
+from lakebed.lifecycle.cluster import claimed, owned, released
+from lakebed.lifecycle.compiler import PolicyCompiler, require_scan
+from lakebed.lifecycle.counters import CountRecorder
 from lakebed.lifecycle.drainer import Drainer
-from lakebed.lifecycle.engine import ActionRef, Activation, PolicySnapshot, action_keys, compile_policies
+from lakebed.lifecycle.engine import PolicySnapshot
 from lakebed.lifecycle.gauges import Gauges
-from lakebed.lifecycle.ledger import LedgerMover
-from lakebed.lifecycle.model import ActionKind, Degraded, Mode, Rule, StreamKind
-from lakebed.lifecycle.modes import LagMonitor, decide_mode
-from lakebed.lifecycle.policy import rules_of
+from lakebed.lifecycle.leases import hold
+from lakebed.lifecycle.ledger import LedgerMover, Publish
+from lakebed.lifecycle.model import ActionKind, DeleteOutcome, Mode, StreamKind
+from lakebed.lifecycle.modes import LagMonitor
+from lakebed.lifecycle.policy_watch import watch_policies
 from lakebed.lifecycle.reader import LifecycleReader, Sweep
 from lakebed.lifecycle.reserved import ReservedKeys
 from lakebed.lifecycle.resolver import Resolver, Seams
+from lakebed.lifecycle.scan_plan import is_joining
 from lakebed.lifecycle.scanner import BucketScan, BucketScanner
-from lakebed.lifecycle.seams import EventSource, LostLog, Policy
+from lakebed.lifecycle.seams import EventSource, LostLog
 from lakebed.lifecycle.settings import LifecycleSettings, ns
-from lakebed.lifecycle.state import ActionState, BucketLifecycle, LastRound, LifecycleState, Stream, changed
-from lakebed.store.lease import HeldByAnother, Lease
+from lakebed.lifecycle.state import (
+    ActionState,
+    BucketLifecycle,
+    LastRound,
+    LifecycleState,
+    ScanProgress,
+    Stream,
+    changed,
+)
+from lakebed.store.lease import HeldByAnother
 
 log = logger("lifecycle")
 
 NAP_S = 5.0  # how soon a sleeping worker notices a requested round
 NOTE_S = 10.0  # shortest time between two records of a completed round: rounds may follow each other closely
 RETRY_S = 60.0  # after a transport error, unless the policy poll comes first
+SOON_S = 0.05  # shortest time between two rounds
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -56,183 +72,236 @@ class Enforcer:
         *,
         node: str,
         reserved: ReservedKeys,
+        publish: Publish | None = None,
     ) -> None:
+        """`publish` gets the expiration events of what is deleted."""
         self._source, self._seams, self._state, self._settings, self._node = source, seams, state, settings, node
+        self._name = f"{node}-{state.runtime.ids.token()[:8]}"
         self.resolver = Resolver(seams, state, settings, run=node, reserved=reserved)
-        self._reader = LifecycleReader(source, self.resolver, state, settings)
-        self._scanner = BucketScanner(seams.lister, self.resolver, state, settings)
-        self._drainer = Drainer(self.resolver, state, settings)
-        self._mover = LedgerMover(state)
         self._gauges = Gauges(state.metrics)
-        self._lag_monitor = LagMonitor(source, self.resolver, state, settings, self._gauges)
-        self._states: dict[str, BucketLifecycle] = {}
-        self._snapshots = 0
-        self._wakes = 0
+        self._monitor = LagMonitor(source, self.resolver, state, settings, self._gauges)
+        self._compiler = PolicyCompiler(seams, self.resolver, state, settings, self._monitor, self._gauges)
+        self._reader = LifecycleReader(source, self.resolver, state, settings)
+        self._scanner = BucketScanner(seams.lister, self.resolver, state, settings, self._monitor)
+        self._drainer = Drainer(self.resolver, state, settings)
+        self._mover = LedgerMover(state, publish=publish, keep_ns=ns(settings.ledger_retention_s))
+        self._alarms = {name: asyncio.Event() for name in ("read", "scan", "drain")}
+        self._wakes = -1
+        self._claimed_ns = 0
+        self.counts = CountRecorder(state)
         self._folded_ns = state.clock.now_ns()
-        self._noted_ns = 0
+        self._noted_ns = self._compiled_ns = 0
+
+    # The loops.
 
     async def run(self) -> None:
-        """Runs rounds until cancelled. A failed round is logged and retried; it leaves a valid state."""
+        """Reads, scans, drains and keeps the books until cancelled, each in its own time: none waits for another.
+
+        What fails is logged and retried; it leaves a valid state.
+        """
+        rounds = {"read": self._read_round, "scan": self._scan_round, "drain": self._drain_round}
+        watch = watch_policies(self._seams.policies, self._state.clock, self.wake)
+        # A list: a TaskGroup cancels in no order, and a simulation could not be replayed.
+        work = [*(self._repeat(name, each) for name, each in rounds.items()), self._upkeep(), watch]
+        loops = [asyncio.ensure_future(each) for each in work]
+        try:
+            await asyncio.gather(*loops)
+        finally:
+            for loop in loops:
+                loop.cancel()
+            await asyncio.gather(*loops, return_exceptions=True)
+            await self._leave()
+
+    async def _repeat(self, name: str, work: Callable[[], Awaitable[int]]) -> None:
+        """One loop: works, then rests until the instant it returned, or the poll, or an alarm."""
         while True:
             wait_s = self._settings.poll_s
+            self._alarms[name].clear()
             try:
-                done = await self.run_round()
-                wait_s = min(wait_s, max(0.0, (done.wake_ns - self._state.clock.now_ns()) / 1e9))
+                closed_s = self._settings.hours_closed_s(self._state.clock.now_ns())
+                if not closed_s:
+                    wait_s = min(wait_s, (await work() - self._state.clock.now_ns()) / 1e9)
             except LakebedError as error:
-                log.warning("round failed", error=error.message, kind=error.code)
-            await self._rest(max(wait_s, 0.05))
+                log.warning("round failed", loop=name, error=error.message, kind=error.code)
+                wait_s = min(wait_s, RETRY_S)
+            await self._rest(name, max(wait_s, SOON_S))
 
-    async def _rest(self, wait_s: float) -> None:
-        """Sleeps in short steps, so that a round requested by an operator does not wait for the next due time."""
-        until_s = self._state.clock.monotonic_s() + wait_s
-        while (left_s := until_s - self._state.clock.monotonic_s()) > 0:
-            await self._state.clock.sleep(min(left_s, NAP_S))
-            if left_s <= NAP_S:
-                return
+    async def _rest(self, name: str, wait_s: float) -> None:
+        rest = asyncio.create_task(self._state.clock.sleep(wait_s))
+        alarm = asyncio.create_task(self._alarms[name].wait())
+        try:
+            await asyncio.wait((rest, alarm), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            rest.cancel()
+            alarm.cancel()
+
+    def wake(self, *names: str) -> None:
+        """Ends the rest of these loops; of all when none is named."""
+        for name in names or tuple(self._alarms):
+            self._alarms[name].set()
+
+    async def _upkeep(self) -> None:
+        """Renews the hold on shards, notices requested rounds, moves the ledger, shows the gauges."""
+        while True:
             try:
+                await self._claim()
                 count = (await self._state.wake.read()).value.count
-            except LakebedError:
-                continue
-            if count != self._wakes:
+                if self._wakes not in (-1, count):
+                    self.wake()
                 self._wakes = count
-                return
+                await self._books()
+            except LakebedError as error:
+                log.warning("round failed", loop="maintenance", error=error.message, kind=error.code)
+            await self._state.clock.sleep(min(NAP_S, self._settings.poll_s, self._settings.lease_s / 3))
+
+    async def _read_round(self) -> int:
+        sweeps = await self._read(hold=True)
+        return min([self._state.clock.now_ns() + self._pause_ns(sweeps), *_dues(sweeps)])
+
+    async def _scan_round(self) -> int:
+        snapshot = await self.compile()
+        for bucket in snapshot.buckets:
+            found = await self.scan(bucket, snapshot)
+            if found is not None and found.complete:
+                self.wake("read", "drain")
+        now_ns = self._state.clock.now_ns()
+        return min([now_ns + ns(self._settings.poll_s), *await self._next_scans(snapshot)])
+
+    async def _drain_round(self) -> int:
+        now_ns = self._state.clock.now_ns()
+        return min([now_ns + ns(self._settings.poll_s), *await self._drain(await self.compile())])
+
+    def _pause_ns(self, sweeps: list[Sweep]) -> int:
+        if any(one.superseded for one in sweeps):
+            return ns(SOON_S)
+        halted = any(one.halted for one in sweeps)
+        return ns(min(RETRY_S, self._settings.poll_s) if halted else self._settings.poll_s)
+
+    # One round.
 
     @traced("lifecycle round")
     async def run_round(self) -> Round:
-        """One round of everything."""
-        await self._lag_monitor.probe()
+        """One round of everything, one after the other."""
+        await self._monitor.observe()
         snapshot = await self.compile()
         scans = [scan for bucket in snapshot.buckets if (scan := await self.scan(bucket, snapshot)) is not None]
-        if any(scan.complete for scan in scans):
-            snapshot = await self.compile()
-        sweeps = await self._sweep(snapshot)
-        wakes = await self._drain(snapshot)
-        wakes += [sweep.next_due_ns for sweep in sweeps if sweep.next_due_ns is not None]
-        wakes += await self._next_scans(snapshot)
-        await self._fold()
-        await self._show()
-        await self._note()
+        sweeps = await self._read()
+        snapshot = await self.compile() if any(scan.complete for scan in scans) else snapshot
+        wakes = [*await self._drain(snapshot), *_dues(sweeps), *await self._next_scans(snapshot)]
+        await self._books()
         now_ns = self._state.clock.now_ns()
-        stuck = any(not scan.complete and not scan.blocked for scan in scans) or any(s.halted for s in sweeps)
-        wakes += [now_ns + ns(min(RETRY_S, self._settings.poll_s) if stuck else self._settings.poll_s)]
-        # an event is due when its instant has come and it can no longer be followed by an earlier one
+        stuck = any(not scan.complete and not scan.blocked for scan in scans)
+        wakes += [now_ns + min(self._pause_ns(sweeps), ns(RETRY_S if stuck else self._settings.poll_s))]
         return Round(min(wakes), tuple(scans), tuple(sweeps))
 
     async def compile(self) -> PolicySnapshot:
-        """Reads every policy and every bucket's state. A policy that does not parse takes only its own bucket out."""
-        rules: dict[str, tuple[Rule, ...]] = {}
-        versioned: set[str] = set()
-        states: dict[str, BucketLifecycle] = {}
-        for policy in await self._seams.policies.all():
-            states[policy.bucket] = await self._reconcile(policy)
-            if not states[policy.bucket].problem:
-                rules[policy.bucket] = rules_of(policy.text)
-            if policy.versioned:
-                versioned.add(policy.bucket)
-        by_ref = {
-            ActionRef(bucket, key): rule
-            for bucket, some in rules.items()
-            for rule in some
-            for key in action_keys((rule,))
-        }
-        self._states = states
-        lost = (await self._state.reader.read()).value.lost_log_since_ns > 0
+        """The policies and states as they are now. Actions whose cursors were not moved back for them get that done."""
+        self._compiled_ns = self._state.clock.now_ns()
+        snapshot = await self._compiler.run()
+        for bucket, state in self._compiler.states.items():
+            if any(is_joining(known) for known in state.actions.values()):
+                await self._scanner.join(bucket, snapshot.of_bucket(bucket), snapshot)
+        return snapshot
 
-        def activation(ref: ActionRef) -> Activation:
-            known = states[ref.bucket].action(ref.key) or ActionState()
-            if known.paused:
-                return Activation(Mode.DISABLED, known.bootstrap_complete)
-            if known.bootstrap_complete and not (lost and known.mode is Mode.EVENT_DRIVEN):
-                return Activation(known.mode, True)
-            mode, _ = decide_mode(
-                by_ref[ref],
-                ref.key.kind,
-                self._settings.calendar,
-                retention_ns=self._lag_monitor.retention_ns,
-                lookback_ns=ns(self._settings.lookback_s),
-                lost_log=lost,
-            )
-            return Activation(mode, known.bootstrap_complete)
+    # Reading.
 
-        self._snapshots += 1
-        return compile_policies(
-            rules, activation, self._settings.calendar, snapshot_id=self._snapshots, versioned=versioned.__contains__
-        )
-
-    async def _reconcile(self, policy: Policy) -> BucketLifecycle:
-        """Marks actions that left the policy, forgets them after the grace, and notes a policy that is wrong."""
-        problem = ""
-        wanted: set[str] = set()
+    async def _read(self, *, hold: bool = False) -> list[Sweep]:
+        """One pass over the event stream. The cursors are read before the policies are compiled: a sweep that leaves
+        out an action which joined since is refused by the generation.
+        """
+        await self._monitor.observe()
+        shards = await self._claim()
         try:
-            rules = rules_of(policy.text)
-            self.resolver.reserved.check(policy.bucket, rules)
-            wanted = {str(key) for key in action_keys(rules)}
-        except Invalid as error:
-            problem = error.message
-        now_ns, grace_ns = self._state.clock.now_ns(), ns(self._settings.grace_s)
+            cursors = await self._state.cursors()
+            snapshot = await self.compile()
+            found = await self._reader.run(snapshot, self._alive, cursors, shards)
+            if found.unserved:
+                await require_scan(self._state, found.unserved, "its cursor is missing or older than it")
+                self.wake("scan")
+            await self._monitor.judge(snapshot)
+            return list(found.sweeps)
+        except LostLog as error:
+            await self._monitor.lose(error.message)
+            self.wake("scan")
+            return []
+        except Unavailable as error:
+            log.warning("event log not read", error=error.message)
+            return [Sweep(None, halted=True)]
+        finally:
+            if not hold:
+                await self._leave()
 
-        def reconcile(state: BucketLifecycle) -> BucketLifecycle:
-            if problem:
-                return state if state.problem == problem else msgspec.structs.replace(state, problem=problem)
-            actions = {
-                name: msgspec.structs.replace(
-                    known, gone_since_ns=0 if name in wanted else (known.gone_since_ns or now_ns)
-                )
-                for name, known in state.actions.items()
-                if name in wanted or not known.gone_since_ns or now_ns - known.gone_since_ns < grace_ns
-            }
-            # It was out of the policy and missed events meanwhile, so it starts again with a bootstrap scan.
-            actions = {
-                name: msgspec.structs.replace(known, bootstrap_complete=False)
-                if name in wanted and state.actions[name].gone_since_ns
-                else known
-                for name, known in actions.items()
-            }
-            if actions == state.actions and not state.problem:
-                return state
-            return msgspec.structs.replace(state, actions=actions, problem="")
+    async def _claim(self) -> frozenset[int]:
+        """Reports that this worker lives, and returns the shards it has. Written every third of a lease."""
+        now_ns, lease_ns = self._state.clock.now_ns(), ns(self._settings.lease_s)
+        if self._claimed_ns and now_ns - self._claimed_ns < lease_ns // 3:
+            return owned((await self._state.shards.read()).value, self._name)
+        after = await self._state.shards.change(changed(lambda known: claimed(known, self._name, now_ns, lease_ns)))
+        self._claimed_ns = now_ns
+        return owned(after, self._name)
 
-        register = self._state.bucket(policy.bucket)
-        known = (await register.read()).value
-        return known if reconcile(known) is known else await register.change(changed(reconcile))
+    async def _alive(self) -> None:
+        await self._claim()
+
+    async def _leave(self) -> None:
+        self._claimed_ns = 0
+        try:
+            await self._state.shards.change(changed(lambda known: released(known, self._name)))
+        except LakebedError as error:
+            log.info("shards not released", error=error.message)
+
+    # Scanning.
 
     async def scan(self, bucket: str, snapshot: PolicySnapshot) -> BucketScan | None:
-        """Scans the bucket when it is due and no other worker does; None otherwise."""
+        """Scans the parts of the bucket that are due and that no other worker has; None when there is nothing to do."""
         state = (await self._state.bucket(bucket).read()).value
         if not self._needs_scan(state, snapshot, bucket):
             return None
+        report: BucketScan | None = None
+        try:
+            progress = await self._scanner.begin(bucket, snapshot)
+            for part, found in enumerate(progress.ranges):
+                scanned = None if found.done else await self._scan_part(bucket, part, progress, snapshot)
+                if scanned is not None:
+                    report = scanned if report is None else report.plus(scanned)
+                    if not scanned.complete and scanned.blocked:
+                        break
+            if report is None and await self._scanner.complete(bucket, snapshot):
+                report = BucketScan(bucket, complete=True)
+        except (Corrupt, Invalid) as error:  # this bucket gets a blocker; the others continue
+            await self._block_scan(bucket, error)
+            return BucketScan(bucket, blocked=True)
+        except LakebedError as error:
+            log.warning("bucket scan failed", bucket=bucket, error=error.message)
+            return BucketScan(bucket)
+        return report
+
+    async def _scan_part(
+        self, bucket: str, part: int, progress: ScanProgress, snapshot: PolicySnapshot
+    ) -> BucketScan | None:
         async with AsyncExitStack() as stack:
             try:
-                alive = await self._hold(paths.scan_lease(bucket), stack)
-                return await self._scanner.run(bucket, snapshot, alive, self._lag_monitor.retention_ns)
+                alive = await hold(
+                    self._state, paths.scan_lease(bucket, part), self._node, self._settings.lease_s, stack
+                )
+                return await self._scanner.run(bucket, part, progress, snapshot, alive)
             except (HeldByAnother, Fenced):
                 return None
-            except (Corrupt, Invalid) as error:  # this bucket gets a blocker; the others continue
-                await self._block_scan(bucket, error)
-                return BucketScan(bucket, blocked=True)
-            except LakebedError as error:
-                log.warning("bucket scan failed", bucket=bucket, error=error.message)
-                return BucketScan(bucket)
 
     async def _block_scan(self, bucket: str, error: LakebedError) -> None:
         stream, now_ns = Stream(StreamKind.BOOTSTRAP, bucket=bucket), self._state.clock.now_ns()
+        failure = Failure(stream, bucket, "", DeleteOutcome.FATAL_EVENT_ERROR.value, error.message)
         await self._state.blockers.change(
-            changed(
-                lambda known: blockers.block(
-                    known,
-                    stream,
-                    bucket=bucket,
-                    key="",
-                    now_ns=now_ns,
-                    reason="the listing cannot be read",
-                    error=error.message,
-                )
-            )
+            changed(lambda known: blockers.block(known, [failure], now_ns, reason="the listing cannot be read"))
         )
 
     def _needs_scan(self, state: BucketLifecycle, snapshot: PolicySnapshot, bucket: str) -> bool:
         now_ns = self._state.clock.now_ns()
-        actions = [action for action in snapshot.of_bucket(bucket) if action.mode is not Mode.DISABLED]
+        actions = [
+            action
+            for action in snapshot.of_bucket(bucket)
+            if action.mode is not Mode.DISABLED and (action.rule.expiration_date_ns or 0) <= now_ns
+        ]
         known = [state.action(action.ref.key) or ActionState() for action in actions]
         new = any(not one.bootstrap_complete for one in known)
         due = any(one.next_scan_ns <= now_ns for one in known)
@@ -240,46 +309,29 @@ class Enforcer:
 
     async def _next_scans(self, snapshot: PolicySnapshot) -> list[int]:
         wakes: list[int] = []
-        for bucket in snapshot.buckets:
-            state = (await self._state.bucket(bucket).read()).value
-            live = {str(action.ref.key) for action in snapshot.of_bucket(bucket) if action.mode is not Mode.DISABLED}
-            wakes += [one.next_scan_ns for name, one in state.actions.items() if name in live and one.next_scan_ns]
+        for bucket, state in self._compiler.states.items():
+            for action in snapshot.of_bucket(bucket):
+                known = state.action(action.ref.key)
+                if action.mode is Mode.DISABLED:
+                    continue
+                if known is not None and known.next_scan_ns:
+                    wakes.append(known.next_scan_ns)
+                elif action.kind is ActionKind.EXPIRATION_DATE:
+                    wakes.append(action.rule.expiration_date_ns or 0)
         return wakes
 
-    async def _sweep(self, snapshot: PolicySnapshot) -> list[Sweep]:
-        async with AsyncExitStack() as stack:
-            try:
-                alive = await self._hold(paths.READER_LEASE, stack)
-                sweeps = await self._reader.run(snapshot, alive)
-            except (HeldByAnother, Fenced):
-                return []
-            except LostLog as error:
-                await self._lose_log(snapshot, error)
-                return []
-            except Unavailable as error:
-                log.warning("event log not read", error=error.message)
-                return [Sweep(None, halted=True)]
-            await self._lag_monitor.judge(snapshot)
-            return sweeps
-
-    async def _lose_log(self, snapshot: PolicySnapshot, error: LostLog) -> None:
-        """Demotes every event-driven action to scans, until an operator acknowledges the lost log."""
-        self._state.metrics.counter("lakebed_lifecycle_lost_log_total").inc()
-        log.warning("event log lost", error=error.message)
-        for action in snapshot.actions.values():
-            if action.kind is not ActionKind.EXPIRATION_DATE:
-                await self.resolver.demote(action.ref, Degraded.LOST_LOG, error.message)
+    # Draining.
 
     async def _drain(self, snapshot: PolicySnapshot) -> list[int]:
         wakes: list[int] = []
-        for action in snapshot.actions.values():
-            if action.mode is Mode.DISABLED or action.kind is ActionKind.EXPIRATION_DATE:
-                continue
+        for action in await self._drainer.waiting(snapshot):
             next_ns = await self._drainer.next_due(action)
             if next_ns is not None and next_ns <= self._state.clock.now_ns():
                 async with AsyncExitStack() as stack:
                     try:
-                        await self._hold(paths.drain_lease(action.ref), stack)
+                        await hold(
+                            self._state, paths.drain_lease(action.ref), self._node, self._settings.lease_s, stack
+                        )
                         await self._drainer.run(action)
                     except (HeldByAnother, Fenced):
                         continue
@@ -288,10 +340,23 @@ class Enforcer:
             wakes += [next_ns] if next_ns is not None else []
         return wakes
 
+    # The books.
+
+    async def _books(self) -> None:
+        await self._fold()
+        await self._show()
+        await self._note()
+        await self.counts.record()
+
     async def _show(self) -> None:
-        """Sets the gauges from the stored state; those of actions from the state this round was compiled from."""
-        self._gauges.blockers((await self._state.blockers.read()).value)
-        for bucket, state in self._states.items():
+        """Sets the gauges from the stored state; those of actions from the state that was compiled last."""
+        held = (await self._state.blockers.read()).value
+        if held.skips:
+            cursors = await self._state.cursors()
+            await self._state.blockers.change(changed(lambda known: blockers.without_passed(known, cursors)))
+        self._gauges.blockers(held)
+        self._gauges.isolated(held)
+        for bucket, state in self._compiler.states.items():
             self._gauges.actions(bucket, state)
 
     async def _note(self) -> None:
@@ -301,7 +366,8 @@ class Enforcer:
             return
 
         def later(known: LastRound) -> LastRound:
-            return known if known.at_ns >= now_ns else LastRound(at_ns=now_ns, who=self._node)
+            mine = LastRound(at_ns=now_ns, who=self._node, compiled_at_ns=self._compiled_ns)
+            return known if known.at_ns >= now_ns else mine
 
         try:
             await self._state.last_round.change(changed(later))
@@ -326,21 +392,8 @@ class Enforcer:
                 log.warning("ledger move failed", error=error.message)
 
     async def _hold(self, key: str, stack: AsyncExitStack) -> Callable[[], Awaitable[None]]:
-        """Takes the lease until the stack closes. Returns the function that renews it while the work goes on."""
-        lease = Lease(self._state.runtime, key, owner=self._node, lease_s=self._settings.lease_s)
-        held = await lease.acquire()
+        return await hold(self._state, key, self._node, self._settings.lease_s, stack)
 
-        async def release() -> None:
-            try:
-                await lease.release(held)
-            except LakebedError as error:
-                log.info("lease not released", key=key, error=error.message)
 
-        stack.push_async_callback(release)
-
-        async def alive() -> None:
-            nonlocal held
-            if held.expires_at_ms * 1_000_000 - self._state.clock.now_ns() < ns(self._settings.lease_s * 2 / 3):
-                held = await lease.renew(held)
-
-        return alive
+def _dues(sweeps: list[Sweep]) -> list[int]:
+    return [sweep.next_due_ns for sweep in sweeps if sweep.next_due_ns is not None]

@@ -1,16 +1,18 @@
 """All policies of all buckets, compiled: one lookup per event, whatever the number of rules.
 
 An action takes part in reader sweeps only when it is active: its bootstrap is complete and its mode is event_driven.
-Both are durable, and are written after the cursors it needs were seeded, so a snapshot compiled at any instant is safe.
+Both are durable, and are written before the cursors it needs are moved back for it, under a new generation. A sweep
+with a snapshot compiled before that is refused by the generation, so a snapshot compiled at any instant is safe.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Generic, TypeVar
 
 import msgspec
 
+from lakebed.lifecycle.cluster import LogState, begins_ns, reach_hash
 from lakebed.lifecycle.evaluate import action_kinds, delays, predicate_sensitive
 from lakebed.lifecycle.model import ActionKey, ActionKind, Calendar, Mode, Rule, rule_hash
 
@@ -48,26 +50,6 @@ class _Node(Generic[T]):
         self.values: list[T] = []
 
 
-class TagIndex(Generic[T]):
-    """Values that ask for tags, found by one of the tags they ask for; those that ask for none always match."""
-
-    def __init__(self) -> None:
-        self._any: set[T] = set()
-        self._by_tag: dict[tuple[str, str], set[T]] = {}
-
-    def add(self, tags: Iterable[tuple[str, str]], value: T) -> None:
-        first = min(tags, default=None)
-        if first is None:
-            self._any.add(value)
-        else:
-            self._by_tag.setdefault(first, set()).add(value)
-
-    def keep(self, values: Iterable[T], tags: Mapping[str, str]) -> list[T]:
-        """Those that these tags do not rule out; the rest of the filter is for `evaluate`."""
-        allowed = [self._by_tag[tag] for tag in tags.items() if tag in self._by_tag]
-        return [value for value in values if value in self._any or any(value in some for some in allowed)]
-
-
 class ActionRef(msgspec.Struct, frozen=True, order=True):
     """An action of a bucket. Two buckets with the same rule share its key, not its state."""
 
@@ -83,6 +65,7 @@ class Activation(msgspec.Struct, frozen=True):
 
     mode: Mode = Mode.DISABLED
     bootstrap_complete: bool = False
+    joined: int = 0  # generation of the cursors that serve it; 0 before they were moved back for it
 
 
 class CompiledAction(msgspec.Struct, frozen=True):
@@ -92,6 +75,7 @@ class CompiledAction(msgspec.Struct, frozen=True):
     predicate_sensitive: bool
     mode: Mode
     active: bool
+    joined: int = 0
 
     @property
     def kind(self) -> ActionKind:
@@ -99,18 +83,15 @@ class CompiledAction(msgspec.Struct, frozen=True):
 
 
 class BucketIndex:
-    """One bucket's actions, found by key and tags."""
+    """One bucket's actions, found by key. Tags are compared with the live object: an event may be older than them."""
 
     def __init__(self, actions: Iterable[CompiledAction]) -> None:
         self._trie: PrefixTrie[ActionRef] = PrefixTrie()
-        self._tags: TagIndex[ActionRef] = TagIndex()
         for action in actions:
             self._trie.add(action.rule.prefix, action.ref)
-            self._tags.add(action.rule.tags, action.ref)
 
-    def match(self, key: str, tags: Mapping[str, str] | None = None) -> list[ActionRef]:
-        found = self._trie.match(key)
-        return found if tags is None else self._tags.keep(found, tags)
+    def match(self, key: str) -> list[ActionRef]:
+        return self._trie.match(key)
 
 
 class PolicySnapshot:
@@ -122,8 +103,10 @@ class PolicySnapshot:
         actions: Iterable[CompiledAction],
         calendar: Calendar,
         versioned: frozenset[str] = frozenset(),
+        log: LogState = LogState(),
     ) -> None:
         self.snapshot_id, self.calendar, self.versioned = snapshot_id, calendar, versioned
+        self.log, self.reach, self.log_begins_ns = log, reach_hash(log), begins_ns(log)
         self.actions: dict[ActionRef, CompiledAction] = {action.ref: action for action in actions}
         self.original_delay_groups: dict[int, frozenset[ActionRef]] = {}
         self.predicate_actions: frozenset[ActionRef] = frozenset()
@@ -143,14 +126,20 @@ class PolicySnapshot:
                 predicate.add(action.ref)
         self.original_delay_groups = {delay: frozenset(refs) for delay, refs in sorted(groups.items())}
         self.predicate_actions = frozenset(predicate)
+        self._by_bucket = by_bucket
         self._indexes = {bucket: BucketIndex(found) for bucket, found in by_bucket.items()}
 
     @property
     def buckets(self) -> list[str]:
         return sorted(self._indexes)
 
+    @property
+    def indexed(self) -> Container[str]:
+        """The buckets that have rules."""
+        return self._indexes
+
     def of_bucket(self, bucket: str) -> list[CompiledAction]:
-        return [action for action in self.actions.values() if action.ref.bucket == bucket]
+        return self._by_bucket.get(bucket, [])
 
     def match_path(self, bucket: str, key: str) -> list[CompiledAction]:
         """Every enabled action whose prefix begins the key, active or not: for scans."""
@@ -175,6 +164,7 @@ def compile_policies(
     *,
     snapshot_id: int = 0,
     versioned: Callable[[str], bool] = lambda _: False,
+    log: LogState = LogState(),
 ) -> PolicySnapshot:
     """Expands every enabled rule into its actions. `activation` gives the stored state of each."""
     compiled: dict[ActionRef, CompiledAction] = {}
@@ -193,8 +183,9 @@ def compile_policies(
                     predicate_sensitive=needs_predicate(rule, kind, versioned(bucket)),
                     mode=known.mode,
                     active=known.bootstrap_complete and known.mode is Mode.EVENT_DRIVEN,
+                    joined=known.joined,
                 )
-    return PolicySnapshot(snapshot_id, compiled.values(), calendar, frozenset(filter(versioned, policies)))
+    return PolicySnapshot(snapshot_id, compiled.values(), calendar, frozenset(filter(versioned, policies)), log)
 
 
 def needs_predicate(rule: Rule, kind: ActionKind, versioned: bool) -> bool:

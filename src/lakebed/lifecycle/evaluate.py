@@ -57,6 +57,12 @@ def due_at(rule: Rule, kind: ActionKind, entry: ObjectEntry, calendar: Calendar)
     return since_ns
 
 
+def origin_ns(kind: ActionKind, entry: ObjectEntry) -> int:
+    """The instant from which the action counts its days: that of the event that brings the entry."""
+    noncurrent = kind in (ActionKind.NONCURRENT_DAYS, ActionKind.NEWER_NONCURRENT)
+    return entry.noncurrent_since_ns or entry.mtime_ns if noncurrent else entry.mtime_ns
+
+
 def verb_of(kind: ActionKind, entry: ObjectEntry) -> Verb:
     if kind is ActionKind.ABORT_MPU:
         return Verb.ABORT_MPU
@@ -126,8 +132,11 @@ def delays(rule: Rule, kind: ActionKind, calendar: Calendar) -> tuple[int, ...]:
 
 
 def event_log_horizon(rule: Rule, kind: ActionKind, calendar: Calendar) -> int:
-    """How far back the event log must reach for this action. A date is not driven by events: asking is a mistake."""
+    """How far back the event log must reach for this action: its days, and the day that rounding can add to them.
+
+    A date is not driven by events: asking is a mistake.
+    """
     age = min_trigger_age(rule, kind, calendar)
     if age is None:
         raise Invalid(f"{kind.value} is not driven by events: it has no horizon")
-    return age
+    return age + calendar.rounding_ns

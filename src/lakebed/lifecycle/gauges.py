@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from lakebed.core.metrics import Metrics
@@ -23,6 +24,8 @@ class Gauges:
         self._metrics = metrics
         self._blocked: set[tuple[str, str]] = set()
         self._shown: dict[str, set[str]] = {}
+        self._aside: set[str] = set()
+        self._faulty: set[str] = {""}
 
     # Deletes.
 
@@ -71,7 +74,22 @@ class Gauges:
         for kind, bucket in self._blocked:
             gauge.labels(stream_kind=kind, bucket=bucket).set(found[(kind, bucket)])
 
+    def isolated(self, blockers: BlockerState) -> None:
+        """One sample per bucket that has or had something isolated, and one without a bucket when there are none."""
+        found = Counter(one.bucket for one in blockers.isolated.values())
+        self._aside |= {*found, ""}
+        gauge = self._metrics.gauge("lakebed_lifecycle_isolated")
+        for bucket in self._aside:
+            gauge.labels(bucket=bucket).set(found[bucket])
+
     # Actions.
+
+    def problems(self, counts: Mapping[str, int]) -> None:
+        """Problems of stored policies, by bucket; 0 where there were some and are none."""
+        self._faulty |= set(counts)
+        gauge = self._metrics.gauge("lakebed_lifecycle_policy_problems")
+        for bucket in self._faulty:
+            gauge.labels(bucket=bucket).set(counts.get(bucket, 0))
 
     def actions(self, bucket: str, state: BucketLifecycle) -> None:
         """1 for the mode and the reason an action has, 0 for the others; an action that is gone has none."""

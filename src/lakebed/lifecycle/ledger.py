@@ -12,18 +12,19 @@ and key, so that a query for one key opens few files.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from lakebed.core.errors import Corrupt, NotFound
-from lakebed.delta import vacuum
+from lakebed.delta import cleanup, vacuum
 from lakebed.delta.log import Commit, overlapping
 from lakebed.delta.model import DataFile, Snapshot, TableSpec, WriteBatch
 from lakebed.delta.plain import PlainTable, schema_json
 from lakebed.lifecycle import paths
+from lakebed.lifecycle.events import expiration_events
 from lakebed.lifecycle.model import ActionKind, ObjectIdentity
 from lakebed.lifecycle.paths import LEDGER, ledger_folder, ledger_segment
 from lakebed.lifecycle.state import Fold, LedgerRow, LifecycleState, changed
@@ -38,6 +39,8 @@ FILES_MAX = 16  # files of less than SMALL_ROWS before a move takes them along
 SMALL_ROWS = 100_000
 FILES_READ_MAX = 8  # of one look at the newest rows
 SWEEP_EVERY = 64  # moves between two sweeps of the table's folder
+EXPIRE_NS = 24 * 3600 * 1_000_000_000  # longest time between two looks for rows past their retention
+EXPIRE_PARTS = 20  # of the retention: how long a row may stay beyond it
 PLANNED = "PLANNED"  # the outcome of an intent
 COLUMNS = (
     ("at", "timestamp"),
@@ -69,7 +72,7 @@ SEGMENTS_READ_MAX = 200  # for the newest rows
 class LedgerTable:
     def __init__(self, runtime: StoreRuntime) -> None:
         self._store = runtime.store
-        self._table = PlainTable(runtime.store, SPEC, clock=runtime.clock, ids=runtime.ids)
+        self._table = PlainTable(runtime, SPEC)
 
     async def rows(
         self, bucket: str, *, key: str | None = None, after_ns: int = 0
@@ -128,6 +131,32 @@ class LedgerTable:
 
         await self._table.commit(commit)
 
+    async def expire(self, before_ns: int, *, slack_ns: int = 0) -> int:
+        """Removes rows older than this. Files of old rows only go whole; one with rows that are older by more than
+        `slack_ns` is written again without them. Returns how many rows went.
+        """
+        import pyarrow.compute as pc
+
+        state = await self._table.snapshot()
+        old = [file for file in state.files if _oldest_ns(file) < before_ns - slack_ns]
+        made: list[DataFile] = []
+        for file in old:
+            if _newest_ns(file) >= before_ns:
+                kept = await self._table.read(file, where=pc.field("at_ns") >= before_ns)
+                made += [await self._table.write(kept)] if len(kept) else []
+        gone = sum(file.rows for file in old) - sum(file.rows for file in made)
+        if old:
+            names = {file.path for file in old}
+
+            def commit(state: Snapshot) -> Commit | None:
+                """A move that took one of these files along meanwhile has its rows; the next pass removes them."""
+                if not names <= {file.path for file in state.files}:
+                    return None
+                return Commit("DELETE", tuple(made), tuple(old))
+
+            await self._table.commit(commit)
+        return gone
+
     async def _together(self, rows: Sequence[tuple[str, LedgerRow]], along: Sequence[DataFile]) -> pa.Table:
         import pyarrow as pa
 
@@ -135,10 +164,18 @@ class LedgerTable:
         return pa.concat_tables([*old, arrow(rows)]).sort_by([(name, "ascending") for name in ("bucket", "key", "at")])
 
 
-class LedgerMover:
-    """Moves segments into the table. Several may run; a lease only saves duplicate work."""
+Publish = Callable[[Sequence[bytes]], Awaitable[None]]
 
-    def __init__(self, state: LifecycleState) -> None:
+
+class LedgerMover:
+    """Moves segments into the table. Several may run; a lease only saves duplicate work.
+
+    With `publish`, the events of their deletions are published before the move: at least once. While that raises,
+    nothing is moved, so no event is lost. Rows older than `keep_ns` leave the table; 0 keeps them forever.
+    """
+
+    def __init__(self, state: LifecycleState, *, publish: Publish | None = None, keep_ns: int = 0) -> None:
+        self._publish, self._keep_ns, self._expired_ns = publish, keep_ns, 0
         self._store, self._clock, self._plan = state.store, state.clock, state.fold
         self._table = LedgerTable(state.runtime)
 
@@ -146,6 +183,7 @@ class LedgerMover:
         """Moves the present segments, up to a limit; returns how many. Safe to interrupt and to run twice."""
         plan = await self._planned()
         if plan.segments and not await self._table.holds(plan.number):
+            await self._announce(plan.segments)
             await self._table.take(plan.number, plan.segments)
         for segment in plan.segments:
             await self._store.delete(segment)
@@ -157,7 +195,26 @@ class LedgerMover:
             await self._plan.change(changed(done))
             if plan.number % SWEEP_EVERY == 0:  # files that were merged, and what an interrupted move left
                 await vacuum.sweep(self._store, SPEC.root, clock=self._clock)
+                await cleanup.clean(self._store, SPEC.root, clock=self._clock)
+        await self._expire()
         return len(plan.segments)
+
+    async def _announce(self, segments: Sequence[str]) -> None:
+        if self._publish is None:
+            return
+        for segment in segments:
+            try:
+                stored = await self._store.get(segment)
+            except NotFound:  # another has finished the same move
+                continue
+            if events := expiration_events(segment.removeprefix(LEDGER), decode(stored.data, segment)):
+                await self._publish(events)
+
+    async def _expire(self) -> None:
+        now_ns = self._clock.now_ns()
+        if self._keep_ns and now_ns - self._expired_ns >= min(EXPIRE_NS, self._keep_ns // EXPIRE_PARTS):
+            self._expired_ns = now_ns
+            await self._table.expire(now_ns - self._keep_ns, slack_ns=self._keep_ns // EXPIRE_PARTS)
 
     async def _planned(self) -> Fold:
         known = (await self._plan.read()).value
@@ -176,6 +233,10 @@ class LedgerMover:
             return known if known.segments else Fold(number=known.number + 1, segments=tuple(found))
 
         return await self._plan.change(changed(begin))
+
+
+def _oldest_ns(file: DataFile) -> float:
+    return float(file.low.get("at_ns", "-inf"))
 
 
 def _newest_ns(file: DataFile) -> float:

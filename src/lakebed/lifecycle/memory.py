@@ -6,14 +6,16 @@ Where versioning is suspended, or was switched on late, the null version takes p
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 
 import msgspec
 
 from lakebed.core.clock import Clock
 from lakebed.core.errors import Denied, NotFound, Stale
+from lakebed.lifecycle.cluster import LogReach
 from lakebed.lifecycle.model import ObjectEntry, ObjectIdentity, Position, Verb, extended_hash
-from lakebed.lifecycle.seams import ChangeEvent, Facts, Family, LostLog, Policy, Removal
+from lakebed.lifecycle.seams import UPLOADS, ChangeEvent, Facts, Family, LostLog, Policy, Removal
 
 NULL = "null"
 
@@ -52,8 +54,14 @@ class MemoryLake:
         self.versioned: set[str] = set()
         self.suspended: set[str] = set()
         self.log: list[ChangeEvent] = []
-        self.log_begins_ns = 0
+        self._watchers: list[asyncio.Queue[str]] = []
+        self.log_made_ns = 1
+        self.log_begins_ns = 0  # what is before it was removed from the log's beginning
+        self.log_files = True
+        self.servers: dict[str, int] = {"f1": 1}
+        self.incarnations: dict[str, int] = {}
         self.removed: list[tuple[int, ObjectEntry, Verb]] = []
+        self.parts = 1  # into which scans of a bucket may be divided
         self._count = 0
 
     # What clients of the store do.
@@ -83,6 +91,29 @@ class MemoryLake:
         self._append(ChangeEvent(self._place(), bucket, key, upload_id=name, new=made.facts))
         return name
 
+    def complete_upload(self, bucket: str, name: str) -> None:
+        key, _ = self.uploads[bucket].pop(name)
+        self.write(bucket, key)
+
+    def remove_bucket(self, bucket: str) -> None:
+        """With all that it holds; one made again under its name is another bucket."""
+        self.objects.pop(bucket, None)
+        self.uploads.pop(bucket, None)
+        self.policies.pop(bucket, None)
+        self.incarnations[bucket] = self.incarnations.get(bucket, 0) + 1
+
+    def crash_server(self, lost_s: float) -> None:
+        """A server that writes the log dies and comes back without its last events."""
+        since_ns = self._now() - round(lost_s * 1e9)
+        self.log = [event for event in self.log if event.position.ts_ns < since_ns]
+        self.servers["f1"] += 1
+
+    def lose_log(self, how: str) -> None:
+        """The files are gone, or the folder, or it was made again."""
+        self.log = []
+        self.log_files = self.log_files and how != "files"
+        self.log_made_ns = {"gone": 0, "remade": self._now()}.get(how, self.log_made_ns)
+
     # The seams.
 
     async def read(self, after: Position, until_ns: int) -> AsyncGenerator[ChangeEvent, None]:
@@ -92,8 +123,9 @@ class MemoryLake:
             if after < event.position and event.position.ts_ns <= until_ns:
                 yield event
 
-    async def begins_ns(self) -> int:
-        return self.log_begins_ns
+    async def reach(self) -> LogReach:
+        first_ns = max(self.log_begins_ns, self.log_made_ns) if self.log_files and self.log_made_ns else None
+        return LogReach(self.log_made_ns, first_ns, tuple(sorted(self.servers.items())))
 
     async def look(self, bucket: str, key: str, upload_id: str = "") -> Family:
         if upload_id:
@@ -102,11 +134,11 @@ class MemoryLake:
             return Family(bucket, key, entries, upload_id, token=f"u/{upload_id}")
         return Family(bucket, key, self._entries(bucket, key), token=f"k/{key}")
 
-    async def scan(self, bucket: str, after: str = "") -> AsyncGenerator[Family, None]:
-        tokens = [f"k/{key}" for key in self.objects.get(bucket, {})]
-        tokens += [f"u/{name}" for name in self.uploads.get(bucket, {})]
-        for token in sorted(tokens):
-            if token <= after:
+    async def scan(
+        self, bucket: str, after: str = "", *, prefix: str = "", until: str = ""
+    ) -> AsyncGenerator[Family, None]:
+        for token in self._tokens(bucket, prefix):
+            if token <= after or (until and token > until):
                 continue
             kind, _, name = token.partition("/")
             if kind == "k":
@@ -116,6 +148,15 @@ class MemoryLake:
                 family = await self.look(bucket, found[0] if found else "", name)
             if family.entries:
                 yield family
+
+    async def split(self, bucket: str, prefix: str = "") -> Sequence[str]:
+        tokens = self._tokens(bucket, prefix)
+        return tokens[:: max(1, len(tokens) // self.parts)][1 : self.parts] if self.parts > 1 else ()
+
+    def _tokens(self, bucket: str, prefix: str) -> list[str]:
+        keys = [] if prefix == UPLOADS else [key for key in self.objects.get(bucket, {}) if key.startswith(prefix)]
+        names = self.uploads.get(bucket, {}) if prefix in ("", UPLOADS) else {}
+        return sorted([f"k/{key}" for key in keys] + [f"u/{name}" for name in names])
 
     async def delete(self, entry: ObjectEntry, verb: Verb) -> Removal:
         if entry.upload_id:
@@ -130,11 +171,20 @@ class MemoryLake:
         return Removal.WHOLE
 
     async def all(self) -> Sequence[Policy]:
-        return [Policy(bucket, text, self._keeps(bucket)) for bucket, text in sorted(self.policies.items())]
+        return [self._policy(bucket, text) for bucket, text in sorted(self.policies.items())]
 
     async def get(self, bucket: str) -> Policy | None:
         text = self.policies.get(bucket)
-        return None if text is None else Policy(bucket, text, self._keeps(bucket))
+        return None if text is None else self._policy(bucket, text)
+
+    async def changes(self) -> AsyncGenerator[str, None]:
+        queue: asyncio.Queue[str] = asyncio.Queue()
+        self._watchers.append(queue)
+        try:
+            while True:
+                yield await queue.get()
+        finally:
+            self._watchers.remove(queue)
 
     async def put(self, bucket: str, text: bytes) -> None:
         if text:
@@ -142,8 +192,13 @@ class MemoryLake:
         else:
             self.policies.pop(bucket, None)
         self._append(ChangeEvent(self._place(), bucket, policy=True))
+        for watcher in self._watchers:
+            watcher.put_nowait(bucket)
 
     # Inside.
+
+    def _policy(self, bucket: str, text: bytes) -> Policy:
+        return Policy(bucket, text, self._keeps(bucket), str(self.incarnations.get(bucket, 0)))
 
     def _delete_object(self, entry: ObjectEntry, verb: Verb) -> None:
         versions = self.objects.get(entry.bucket, {}).get(entry.key, [])
@@ -152,9 +207,10 @@ class MemoryLake:
             raise NotFound("no such version")
         if found.identity != entry.identity or (entry.latest and versions[0] is not found):
             raise Stale("the object has another identity")
-        if found.locked:
+        marks = verb is Verb.CURRENT and self._keeps(entry.bucket)
+        if found.locked and not marks:
             raise Denied("object lock")
-        if verb is Verb.CURRENT and self._keeps(entry.bucket):
+        if marks:
             self._add(entry.bucket, entry.key, StoredVersion(self._now(), marker=True))
         else:
             self._drop(entry.bucket, entry.key, found)

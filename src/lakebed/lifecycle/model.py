@@ -119,6 +119,11 @@ class Calendar(msgspec.Struct, frozen=True):
     def days(self, count: int) -> int:
         return count * self.day_ns
 
+    @property
+    def rounding_ns(self) -> int:
+        """The longest time that rounding adds to a delay."""
+        return 0 if self.rounding == "exact" else self.day_ns
+
     def due(self, origin_ns: int, delay_ns: int) -> int:
         """The instant `delay_ns` after the origin, or the first midnight (UTC) not before it."""
         at = origin_ns + delay_ns

@@ -11,14 +11,17 @@ import msgspec
 
 from lakebed.core.errors import Unavailable
 from lakebed.core.logs import logger
+from lakebed.lifecycle.cluster import LogState, begins_ns, lost, observed
+from lakebed.lifecycle.cursors import stream_cutoff
 from lakebed.lifecycle.engine import ActionRef, PolicySnapshot
 from lakebed.lifecycle.evaluate import event_log_horizon, min_trigger_age
 from lakebed.lifecycle.gauges import Gauges
-from lakebed.lifecycle.model import ActionKind, Calendar, Degraded, Mode, Rule
+from lakebed.lifecycle.model import ActionKind, Calendar, Degraded, Mode, Position, Rule
+from lakebed.lifecycle.reader import CHECKPOINT_NS
 from lakebed.lifecycle.resolver import Resolver
 from lakebed.lifecycle.seams import EventSource
-from lakebed.lifecycle.settings import LifecycleSettings
-from lakebed.lifecycle.state import BucketLifecycle, LifecycleState, changed
+from lakebed.lifecycle.settings import LifecycleSettings, ns
+from lakebed.lifecycle.state import BucketLifecycle, LifecycleState, ScanProgress, changed, slowest
 
 LAG_WARN, LAG_FORCE_SCAN, LAG_DEMOTE = 0.5, 0.8, 0.95  # of the log's retention
 log = logger("lifecycle")
@@ -32,7 +35,6 @@ def decide_mode(
     retention_ns: int | None,
     lookback_ns: int,
     paused: bool = False,
-    lost_log: bool = False,
 ) -> tuple[Mode, Degraded]:
     """The mode an action should run in, and why it is not the best one."""
     if paused:
@@ -41,8 +43,6 @@ def decide_mode(
         return Mode.DISABLED, Degraded.NONE
     if kind is ActionKind.EXPIRATION_DATE:
         return Mode.SCAN_AT_DATE, Degraded.NONE
-    if lost_log:
-        return Mode.SCAN_ONLY, Degraded.LOST_LOG
     if retention_ns is not None and retention_ns < event_log_horizon(rule, kind, calendar) + lookback_ns:
         return Mode.SCAN_ONLY, Degraded.RETENTION_BELOW_HORIZON
     return Mode.EVENT_DRIVEN, Degraded.NONE
@@ -58,12 +58,12 @@ class LagLevel(StrEnum):
 
 
 def judge_lag(lag_ns: int, retention_ns: int | None, delay_ns: int = 0) -> LagLevel:
-    """`lag_ns` is how far the cursor is behind now. A sweep of a delay is behind by that delay when all is well, so
-    what counts is how much of the rest of the log it has used up.
+    """`lag_ns` is how far the cursor is behind what is due for it. A sweep of a delay reads that far back when all is
+    well (`delay_ns`, rounding included), so what counts is how much of the rest of the log it has used up.
     """
     if retention_ns is None:
         return LagLevel.HEALTHY
-    behind_ns, room_ns = max(0, lag_ns - delay_ns), max(1, retention_ns - delay_ns)
+    behind_ns, room_ns = max(0, lag_ns), max(1, retention_ns - delay_ns)
     if behind_ns < room_ns * LAG_WARN:
         return LagLevel.HEALTHY
     if behind_ns < room_ns * LAG_FORCE_SCAN:
@@ -71,12 +71,41 @@ def judge_lag(lag_ns: int, retention_ns: int | None, delay_ns: int = 0) -> LagLe
     return LagLevel.FORCE_SCAN if behind_ns < room_ns * LAG_DEMOTE else LagLevel.DEMOTE
 
 
-def known_retention(said_ns: int | None, begins_ns: int, now_ns: int) -> int | None:
+def stream_lag(settings: LifecycleSettings, now_ns: int, delay_ns: int | None, cursor: Position) -> int:
+    """How far a cursor is behind what is due for it. With rounding to midnight, what waits for midnight is not behind;
+    what a healthy worker leaves for its next round, one poll, is none either.
+    """
+    cutoff_ns = stream_cutoff(settings.calendar, now_ns, delay_ns, ns(settings.flush_lag_s))
+    behind_ns = cutoff_ns - cursor.ts_ns
+    return behind_ns if behind_ns > ns(settings.poll_s) + CHECKPOINT_NS else 0
+
+
+def known_retention(said_ns: int | None, begins: int, now_ns: int) -> int | None:
     """How long the log keeps events: the setting, or less when the log itself begins later."""
-    if not begins_ns:
+    if not begins:
         return said_ns
-    seen_ns = max(0, now_ns - begins_ns)
+    seen_ns = max(0, now_ns - begins)
     return seen_ns if said_ns is None else min(said_ns, seen_ns)
+
+
+def next_scan_ns(
+    rule: Rule, kind: ActionKind, calendar: Calendar, scan: ScanProgress, now_ns: int, *, mode: Mode, cadence_ns: int
+) -> int:
+    """When the action is scanned next, after a scan that ends now.
+
+    An action that no event drives is scanned when the first thing that the scan left is due, but not all the time: a
+    scan takes at most a tenth of it. What counts is the time worked on it: one that waited out an outage cost nothing
+    meanwhile, and what became due since must not wait nine times as long again.
+    """
+    date_ns = rule.expiration_date_ns
+    if kind is ActionKind.EXPIRATION_DATE and date_ns is not None and scan.started_at_ns < date_ns:
+        return date_ns
+    regular_ns = scan.started_at_ns + (cadence_ns or safety_scan_every(rule, kind, calendar))
+    if mode is not Mode.SCAN_ONLY or cadence_ns:
+        return regular_ns
+    soonest_ns = now_ns + max(calendar.day_ns // 24, 9 * scan.took_ns(now_ns))
+    daily_ns = scan.started_at_ns + calendar.day_ns
+    return min(regular_ns, max(soonest_ns, min(daily_ns, scan.next_due_ns or daily_ns)))
 
 
 def safety_scan_every(rule: Rule, kind: ActionKind, calendar: Calendar) -> int:
@@ -90,11 +119,10 @@ def safety_scan_every(rule: Rule, kind: ActionKind, calendar: Calendar) -> int:
 
 
 class LagMonitor:
-    """Compares each cursor's lag with the log's retention, and acts before events can be lost.
+    """Watches the log and the cursors, and acts before events can be lost, or once they are.
 
-    It warns at 0.5 of the room, requests a scan of the buckets at 0.8, and demotes to scans at 0.95 until an operator
-    reseeds. The room is the retention beyond the sweep's own delay. `retention_ns` is the known retention; None is
-    forever.
+    A lag warns at 0.5 of the room, requests a scan of the buckets at 0.8, and demotes to scans at 0.95 until an
+    operator reseeds. The room is the retention beyond what the sweep reads back when all is well.
     """
 
     def __init__(
@@ -107,29 +135,53 @@ class LagMonitor:
     ) -> None:
         self._source, self._resolver, self._state = source, resolver, state
         self._settings, self._gauges = settings, gauges
-        self.retention_ns = settings.retention_ns
 
-    async def probe(self) -> None:
-        """Reads how far back the log reaches. Modes and thresholds use the shorter of that and the setting."""
+    async def observe(self) -> LogState:
+        """Looks at the log and puts on record what was lost of it since; a loss makes every action scan again.
+
+        Where the store does not answer, the last known state stands: the sweep that follows reports the same error.
+        """
+        register = self._state.log
+        known = (await register.read()).value
         try:
-            begins_ns = await self._source.begins_ns()
-        except Unavailable as error:  # the last known value stays; the sweep that follows reports the same error
+            reach = await self._source.reach()
+        except Unavailable as error:
             log.info("event log not probed", error=error.message)
-            return
-        self.retention_ns = known_retention(self._settings.retention_ns, begins_ns, self._state.clock.now_ns())
-        self._gauges.retention(self.retention_ns)
+            return known
+        now_ns = self._state.clock.now_ns()
+        if observed(known, reach, now_ns) is known:
+            return known
+        after = await register.change(changed(lambda state: observed(state, reach, now_ns)))
+        if after.lost_ns == now_ns and after.generation > known.generation:
+            self._lost(after)
+        return after
+
+    async def lose(self, why: str) -> None:
+        """A cursor in use is older than the log."""
+        now_ns = self._state.clock.now_ns()
+        self._lost(await self._state.log.change(changed(lambda state: lost(state, why, now_ns))))
+
+    def _lost(self, state: LogState) -> None:
+        self._state.metrics.counter("lakebed_lifecycle_lost_log_total").inc()
+        log.warning("event log lost: every bucket is scanned again", error=state.lost, generation=state.generation)
+
+    def retention_ns(self, known: LogState) -> int | None:
+        """How long the log keeps events: the setting, or less when the log itself begins later. None is forever."""
+        found = known_retention(self._settings.retention_ns, begins_ns(known), self._state.clock.now_ns())
+        self._gauges.retention(found)
+        return found
 
     async def judge(self, snapshot: PolicySnapshot) -> None:
-        state, now_ns = (await self._state.reader.read()).value, self._state.clock.now_ns()
+        state, now_ns = slowest((await self._state.cursors()).values()), self._state.clock.now_ns()
+        retention_ns = self.retention_ns(snapshot.log)
         for delay_ns in [*snapshot.original_delay_groups, *([None] if snapshot.predicate_actions else [])]:
             cursor = state.cursor(delay_ns)
             if cursor is None:
                 continue
-            lag_ns = now_ns - cursor.ts_ns
-            verdict = judge_lag(lag_ns, self.retention_ns, delay_ns or 0)
-            # Rules may be due at midnight only: what waits for it is not behind.
-            due_ns = now_ns if delay_ns is None else snapshot.calendar.cutoff(now_ns, delay_ns)
-            self._gauges.lag(delay_ns, due_ns - cursor.ts_ns, high=verdict is not LagLevel.HEALTHY)
+            lag_ns = stream_lag(self._settings, now_ns, delay_ns, cursor)
+            reads_back_ns = 0 if delay_ns is None else delay_ns + snapshot.calendar.rounding_ns
+            verdict = judge_lag(lag_ns, retention_ns, reads_back_ns)
+            self._gauges.lag(delay_ns, lag_ns, high=verdict is not LagLevel.HEALTHY)
             for ref in sorted(
                 snapshot.predicate_actions if delay_ns is None else snapshot.original_delay_groups[delay_ns]
             ):

@@ -16,26 +16,28 @@ from lakebed.lifecycle.engine import ActionRef, CompiledAction, PolicySnapshot
 from lakebed.lifecycle.model import (
     ActionKey,
     ActionKind,
-    Calendar,
     Degraded,
     Mode,
-    Position,
     StreamKind,
     StreamResolution,
 )
+from lakebed.lifecycle.modes import stream_lag
 from lakebed.lifecycle.pending import PendingStore
-from lakebed.lifecycle.reader import advance_cursor
 from lakebed.lifecycle.resolver import Resolver, WorkItem
+from lakebed.lifecycle.settings import LifecycleSettings
 from lakebed.lifecycle.state import (
     ActionState,
     Blocker,
     BlockerState,
     BucketLifecycle,
+    IsolatedItem,
     LifecycleState,
     ReaderState,
+    Stream,
     WakeRequest,
     changed,
     scan_place,
+    slowest,
 )
 
 SKIPS_MAX = 1000  # keys of one bucket that scans skip
@@ -43,10 +45,10 @@ STATUS_ROWS = 500  # of one response: each row reads its action's exceptions
 
 
 class Operator:
-    """`calendar` is the workers' own: it decides what is due, and so the lag."""
+    """`settings` are the workers' own: they decide what is due, and so the lag."""
 
-    def __init__(self, state: LifecycleState, calendar: Calendar = Calendar()) -> None:
-        self._state, self._calendar = state, calendar
+    def __init__(self, state: LifecycleState, settings: LifecycleSettings = LifecycleSettings()) -> None:
+        self._state, self._settings = state, settings
         self._pending = PendingStore(state.runtime)
 
     # Looking.
@@ -56,7 +58,7 @@ class Operator:
         worker last completed a round, 0 for never. At most `limit` actions are read and returned.
         """
         rows: list[dict[str, Any]] = []
-        reader, held = (await self._state.reader.read()).value, (await self._state.blockers.read()).value
+        reader, held = slowest((await self._state.cursors()).values()), (await self._state.blockers.read()).value
         tick_ns = await self.last_round_ns()
         for name in [bucket] if bucket else await self._state.buckets():
             if len(rows) >= limit:
@@ -68,7 +70,7 @@ class Operator:
                 pending = len((await self._pending.load(_ref(name, key))).items)
                 row = _row(name, key, action, state)
                 row |= {"pending": pending, "blockers": _blocked(held, name, key, action), "last_tick_ns": tick_ns}
-                rows.append(row | {"lag_s": _lag_s(reader, action, self._state.clock.now_ns(), self._calendar)})
+                rows.append(row | {"lag_s": _lag_s(reader, action, self._state.clock.now_ns(), self._settings)})
         return rows
 
     async def last_round_ns(self) -> int:
@@ -82,34 +84,51 @@ class Operator:
             key=lambda one: one.first_seen_ns,
         )
 
+    async def isolated(self, *, bucket: str = "") -> list[IsolatedItem]:
+        """What could not be processed and was passed, with the reason, oldest first."""
+        found = (await self._state.blockers.read()).value.isolated.values()
+        return sorted((one for one in found if bucket in ("", one.bucket)), key=lambda one: one.first_seen_ns)
+
     # Blockers.
 
+    async def chosen(self, ident: str = "", *, every: bool = False, bucket: str = "", cause: str = "") -> list[Blocker]:
+        """The blockers that are meant: one by id, or all, or those of a bucket or a cause. Raises NotFound, Invalid."""
+        held = (await self._state.blockers.read()).value
+        if ident:
+            return [blockers.find(held, ident)]
+        return blockers.chosen(held, every=every, bucket=bucket, cause=cause)
+
     async def retry(self, ident: str, resolver: Resolver, snapshot: PolicySnapshot) -> StreamResolution:
-        """Tries the blocked thing now, against what is live. When it is resolved the blocker goes and its cursor
-        passes it; otherwise the blocker stays, with one more try on record.
+        """Tries what is blocked now, against what is live. When all of it is resolved the blocker goes and its stream
+        continues from where it stands: nothing before it is passed. Otherwise the blocker stays, with one more try on
+        record.
         """
         blocker = blockers.find((await self._state.blockers.read()).value, ident)
-        (answer,) = await resolver.settle([_again(blocker, snapshot)])
-        if answer.resolved:
-            await self._pass(blocker)
-            await self._lift(blocker)
-        return answer
+        answers = await resolver.settle(
+            [_again(blocker, item, snapshot) for item in blocker.items or (blocker.stream,)]
+        )
+        stuck = [answer for answer in answers if not answer.resolved]
+        if stuck:
+            return stuck[0]
+        await self._forget(blocker)
+        await self._lift(blocker)
+        return StreamResolution.DONE if StreamResolution.DONE in answers else StreamResolution.NOOP_RESOLVED
 
     async def resume(self, ident: str) -> Blocker:
         """Removes the blocker and leaves the cursor: the next round retries with a new retry budget."""
         return await self._state.blockers.change(lambda known: blockers.lift(known, ident))
 
     async def quarantine(self, ident: str, *, reason: str, who: str) -> Blocker:
-        """Skips this delete: its stream continues. Needs a reason; counted and recorded.
+        """Skips what the blocker names, and nothing else: its stream continues. Needs a reason; counted and recorded.
 
-        Scans skip the key from now on, until `rebootstrap`.
+        Scans skip its keys from now on, until `rebootstrap`.
         """
         blocker = blockers.find((await self._state.blockers.read()).value, ident)
         if not reason.strip():
-            raise Invalid("a quarantine needs a reason", hint="--reason says why this delete is skipped")
+            raise Invalid("a quarantine needs a reason", hint="give --reason: why this delete is skipped")
         if blocker.stream.kind is StreamKind.BOOTSTRAP:
             await self._skip(blocker, reason)
-        await self._pass(blocker)
+        await self._forget(blocker)
         now_ns = self._state.clock.now_ns()
         lifted = await self._state.blockers.change(
             lambda known: blockers.quarantine(known, blocker.blocker_id, reason, who, now_ns)
@@ -118,20 +137,13 @@ class Operator:
         counter.labels(stream_kind=blocker.stream.kind.value, bucket=blocker.bucket).inc()
         return lifted
 
-    async def _pass(self, blocker: Blocker) -> None:
+    async def _forget(self, blocker: Blocker) -> None:
+        """Exceptions that were resolved, or given up, wait no longer."""
         stream = blocker.stream
         if stream.kind is StreamKind.PENDING:
-            place = f"{stream.upload_id}\x00{stream.version_id}\x00{stream.key}"
-            await self._pending.remove(_ref(stream.bucket, stream.action), [place])
-        if stream.kind not in (StreamKind.ORIGINAL, StreamKind.PREDICATE):
-            return
-        delay_ns = stream.delay_ns if stream.kind is StreamKind.ORIGINAL else None
-
-        def past(state: ReaderState) -> ReaderState:
-            known = state.cursor(delay_ns) or Position()
-            return advance_cursor(state, delay_ns, known, stream.position)
-
-        await self._state.reader.change(changed(past))
+            items = blocker.items or (stream,)
+            places = [f"{one.upload_id}\x00{one.version_id}\x00{one.key}" for one in items]
+            await self._pending.remove(_ref(stream.bucket, stream.action), places)
 
     async def _skip(self, blocker: Blocker, reason: str) -> None:
         if not blocker.key:
@@ -139,12 +151,14 @@ class Operator:
                 "the listing cannot be read: there is no key to skip",
                 hint="repair what the reason names, then run: lakebed lifecycle blockers resume",
             )
-        place = scan_place(blocker.key, blocker.stream.upload_id)
+        items = blocker.items or (blocker.stream,)
+        places = {scan_place(one.key, one.upload_id): reason for one in items}
 
         def skip(state: BucketLifecycle) -> BucketLifecycle:
-            if len(state.skips) >= SKIPS_MAX and place not in state.skips:
+            after = {**state.skips, **places}
+            if len(after) > SKIPS_MAX and len(after) > len(state.skips):
                 raise Conflict(f"{len(state.skips)} keys of {blocker.bucket} are skipped already, which is the limit")
-            return msgspec.structs.replace(state, skips={**state.skips, place: reason})
+            return msgspec.structs.replace(state, skips=after)
 
         await self._state.bucket(blocker.bucket).change(changed(skip))
 
@@ -231,21 +245,7 @@ class Operator:
         ]
         if not affected:
             raise NotFound("no action has this delay" if delay_ns is not None else "no action depends on predicates")
-        return await self._force(affected, predicate=predicate)
-
-    async def acknowledge_lost_log(self, snapshot: PolicySnapshot, *, reason: str) -> list[str]:
-        """Acknowledges that events are missing: drops the cursors and seeds all of them by a scan of every bucket.
-
-        Allowed only while the log is lost; actions whose horizon the log cannot hold stay on scans.
-        """
-        if not reason.strip():
-            raise Invalid("acknowledging a lost log needs a reason", hint="--reason")
-        if not (await self._state.reader.read()).value.lost_log_since_ns:
-            raise Conflict("no event log is lost: there is nothing to acknowledge")
-        driven = [action for action in snapshot.actions.values() if action.delays_ns]
-        buckets = await self._force(driven, predicate=any(action.predicate_sensitive for action in driven))
-        await self._state.reader.change(changed(lambda _: ReaderState()))
-        return buckets
+        return await self._force(affected, predicate=predicate or any(one.predicate_sensitive for one in affected))
 
     async def _force(self, actions: Iterable[CompiledAction], *, predicate: bool) -> list[str]:
         wanted: dict[str, set[int]] = {}
@@ -273,15 +273,13 @@ def _ref(bucket: str, action: str) -> ActionRef:
     return ActionRef(bucket, ActionKey(rule_hash, ActionKind(kind)))
 
 
-def _lag_s(reader: ReaderState, action: ActionState, now_ns: int, calendar: Calendar) -> float:
+def _lag_s(reader: ReaderState, action: ActionState, now_ns: int, settings: LifecycleSettings) -> float:
     """How far the slowest of the action's sweeps is behind what is due for it; 0 for one that no sweep reaches."""
     if action.mode is not Mode.EVENT_DRIVEN or not action.bootstrap_complete:
         return 0.0
-    places = [(delay, reader.cursor(delay)) for delay in action.delays_ns]
-    behind = [calendar.cutoff(now_ns, delay) - at.ts_ns for delay, at in places if at is not None]
-    if action.predicate and reader.predicate is not None:
-        behind.append(now_ns - reader.predicate.ts_ns)
-    return round(max(0, *behind, 0) / 1e9, 3)
+    groups: list[int | None] = [*action.delays_ns, *([None] if action.predicate else [])]
+    found = [(delay, at) for delay in groups if (at := reader.cursor(delay)) is not None]
+    return round(max((stream_lag(settings, now_ns, delay, at) for delay, at in found), default=0) / 1e9, 3)
 
 
 def _blocked(held: BlockerState, bucket: str, name: str, action: ActionState) -> int:
@@ -295,18 +293,25 @@ def _blocked(held: BlockerState, bucket: str, name: str, action: ActionState) ->
     )
 
 
-def _again(blocker: Blocker, snapshot: PolicySnapshot) -> WorkItem:
-    """The blocked thing as work, for the actions that concern it now."""
-    stream = blocker.stream
+def _again(blocker: Blocker, stream: Stream, snapshot: PolicySnapshot) -> WorkItem:
+    """One blocked thing as work, for the actions that concern it now."""
+    bucket, key = stream.bucket or blocker.bucket, stream.key or blocker.key
     if stream.kind is StreamKind.ORIGINAL:
-        actions = snapshot.match_original(blocker.bucket, blocker.key, stream.delay_ns)
+        actions = snapshot.match_original(bucket, key, stream.delay_ns)
     elif stream.kind is StreamKind.PREDICATE:
-        actions = snapshot.match_predicate(blocker.bucket, blocker.key)
+        actions = snapshot.match_predicate(bucket, key)
     else:
-        actions = snapshot.match_path(blocker.bucket, blocker.key)
+        actions = snapshot.match_path(bucket, key)
     if stream.kind is StreamKind.PENDING:
         actions = [action for action in actions if str(action.ref.key) == stream.action]
-    return WorkItem(stream, blocker.bucket, blocker.key, tuple(actions), stream.upload_id)
+    return WorkItem(stream, bucket, key, tuple(actions), stream.upload_id)
+
+
+def _percent(action: ActionState, state: BucketLifecycle) -> float | None:
+    """How far the scan in progress is, by the objects of the last complete one; None before there was one."""
+    if state.scan is None:
+        return 100.0 if action.last_scan_ns else 0.0
+    return round(min(99.9, 100 * state.scan.scanned / state.objects), 1) if state.objects else None
 
 
 def _row(bucket: str, key: str, action: ActionState, state: BucketLifecycle) -> dict[str, Any]:
@@ -320,7 +325,9 @@ def _row(bucket: str, key: str, action: ActionState, state: BucketLifecycle) -> 
         "degraded": why.value,
         "bootstrap": "complete" if action.bootstrap_complete else ("walking" if state.scan else "waiting"),
         "scanned": state.scan.scanned if state.scan else 0,
+        "scanned_percent": _percent(action, state),
         "last_scan_ns": action.last_scan_ns,
         "next_scan_ns": action.next_scan_ns,
         "gone": bool(action.gone_since_ns),
+        "why_scan": action.why_scan,
     }

@@ -8,18 +8,24 @@ from typing import Any
 
 from lakebed.console.page import (
     FAST_S,
+    POLICY_CHARS_MAX,
     SCAN_S,
     SLOW_S,
     Action,
     DataSource,
+    FieldInput,
     Fields,
     PageRequest,
     PageSamples,
     PartPage,
+    SearchSource,
+    by_field,
     deferred,
+    link,
 )
 from lakebed.lifecycle import view
 from lakebed.lifecycle.operator import Operator
+from lakebed.lifecycle.policy import as_xml, rules_of
 from lakebed.lifecycle.workers import open_services, state_of
 
 PREVIEW_S = 30.0  # longest scan for a dry run
@@ -57,12 +63,23 @@ async def _walk(page: LifecyclePage, fields: Fields, who: str, reason: str) -> s
     return "a scan is requested"
 
 
+async def _put(page: LifecyclePage, fields: Fields, who: str, reason: str) -> str:
+    bucket = fields["bucket"]
+    async with open_services(page.context) as services:
+        text = as_xml(fields["policy"].encode(), bucket=bucket, reserved=services.reserved)
+        checked = rules_of(text)
+        warnings = await view.put_warnings(services, checked)
+        await services.lake.put(bucket, text)
+    return "; ".join([f"{len(checked)} rules are in force in {bucket}", *warnings])
+
+
 def _operator(page: LifecyclePage) -> Operator:
     return Operator(state_of(page.context))
 
 
 class LifecyclePage(PartPage):
     name = "lifecycle"
+    manual = "parts/lifecycle.md"
     path = "/lifecycle"
     title = "Lifecycle"
     about = "Rules and their actions, blocked deletes, and their causes."
@@ -109,6 +126,19 @@ class LifecyclePage(PartPage):
             lambda f: "Starts with a new scan of the bucket, because the action missed events while paused.",
             _go_on,
         ),
+        "lifecycle.put": Action(
+            "Put the rules of a bucket",
+            "Put",
+            ("bucket", "policy"),
+            lambda f: f"lifecycle:operate:{f['bucket']}",
+            lambda f: "Replaces all rules of the bucket. Objects that are due are deleted: make a dry run before.",
+            _put,
+            danger=True,
+            inputs={
+                "bucket": FieldInput("Bucket"),
+                "policy": FieldInput("Rules, as AWS writes them (XML or JSON)", rows=12, chars_max=POLICY_CHARS_MAX),
+            },
+        ),
         "lifecycle.walk": Action(
             "Scan the bucket again",
             "Scan",
@@ -130,8 +160,16 @@ class LifecyclePage(PartPage):
         if bucket and query.text("preview"):
             samples |= await request.load(preview=self.preview(bucket, days, policy))
         elif bucket:
-            samples |= await request.load(ledger=self.ledger(bucket, key))
+            samples |= await request.load(ledger=self.ledger(bucket, key), policy=self.policy(bucket))
+            if key:
+                samples |= await request.load(forecast=self.forecast(bucket, key))
         return samples, {"bucket": bucket, "key": key, "days": days, "policy": policy, "preview": query.text("preview")}
+
+    def searched(self) -> dict[str, SearchSource]:
+        def links(rows: Any) -> list[tuple[str, str]]:
+            return [(name, link(self.path, bucket=name)) for name in sorted({row["bucket"] for row in rows})]
+
+        return {"bucket": SearchSource(self.rules(), links)}
 
     def overview(self) -> dict[str, DataSource]:
         return {"blockers": self.blockers(), "streams": self.streams()}
@@ -145,20 +183,53 @@ class LifecyclePage(PartPage):
         }
 
     def statuses(self) -> DataSource:
-        return DataSource("lifecycle:read:*", "lifecycle.status", FAST_S, lambda: view.status(self.context))
+        return DataSource(
+            "lifecycle:read:*", "lifecycle.status", FAST_S, lambda: view.status(self.context), owned=by_field("bucket")
+        )
 
     def rules(self) -> DataSource:
-        return DataSource("lifecycle:read:*", "lifecycle.rules", SLOW_S, lambda: view.all_rules(self.context))
+        return DataSource(
+            "lifecycle:read:*",
+            "lifecycle.rules",
+            SLOW_S,
+            lambda: view.all_rules(self.context),
+            owned=by_field("bucket"),
+        )
 
     def streams(self) -> DataSource:
         return DataSource("lifecycle:read:*", "lifecycle.streams", FAST_S, lambda: view.streams(self.context))
 
     def blockers(self) -> DataSource:
-        return DataSource("lifecycle:read:*", "lifecycle.blockers", FAST_S, lambda: view.blockers(self.context))
+        return DataSource(
+            "lifecycle:read:*",
+            "lifecycle.blockers",
+            FAST_S,
+            lambda: view.blockers(self.context),
+            owned=by_field("bucket"),
+        )
 
     def ledger(self, bucket: str, key: str) -> DataSource:
         make = deferred(lambda: view.ledger(self.context, bucket, key or None))
         return DataSource(f"lifecycle:read:{bucket}", f"lifecycle.ledger:{bucket}:{key}", SLOW_S, make)
+
+    def policy(self, bucket: str) -> DataSource:
+        """The rules in force, as they were put; empty when the bucket has none."""
+
+        async def made() -> str:
+            async with open_services(self.context) as services:
+                found = await services.lake.get(bucket)
+            return bytes(found.text).decode(errors="replace") if found is not None else ""
+
+        return DataSource(f"lifecycle:read:{bucket}", f"lifecycle.policy:{bucket}", SLOW_S, made)
+
+    def forecast(self, bucket: str, key: str) -> DataSource:
+        """When the key will be deleted, and by which rule."""
+
+        async def made() -> Any:
+            async with open_services(self.context) as services:
+                return await view.when(services, bucket, key)
+
+        return DataSource(f"lifecycle:read:{bucket}", f"lifecycle.when:{bucket}:{key}", SLOW_S, made)
 
     def preview(self, bucket: str, days_ahead: float, policy: str) -> DataSource:
         text = policy.encode() or None

@@ -5,7 +5,10 @@ from __future__ import annotations
 from lakebed.lifecycle.engine import ActionRef
 
 ROOT = "lifecycle/v1/"
-READER = ROOT + "reader.json"
+LOG_STATE = ROOT + "log.json"
+WORKER_SHARDS = ROOT + "shards.json"
+PENDING = ROOT + "pending.json"
+RATE = ROOT + "rate.json"
 BLOCKERS = ROOT + "blockers.json"
 WAKE = ROOT + "wake.json"
 LAST_ROUND = ROOT + "tick.json"
@@ -13,7 +16,10 @@ BUCKETS = ROOT + "buckets/"
 LEDGER = ROOT + "ledger/"
 FOLD = ROOT + "ledger-fold.json"
 FOLD_LEASE = ROOT + "leases/fold.json"
-READER_LEASE = ROOT + "leases/reader.json"
+
+
+def reader(shard: int) -> str:
+    return f"{ROOT}reader/{shard:02d}.json"
 
 
 def bucket_state(bucket: str) -> str:
@@ -37,9 +43,13 @@ def ledger_segment(bucket: str, at_ns: int, name: str) -> str:
     return f"{ledger_folder(bucket)}{at_ns:020d}-{name}.jsonl"
 
 
-def scan_lease(bucket: str) -> str:
-    return f"{ROOT}leases/walk/{bucket}.json"
+def scan_lease(bucket: str, part: int) -> str:
+    return f"{ROOT}leases/walk/{bucket}/{part:04d}.json"
 
 
 def drain_lease(ref: ActionRef) -> str:
     return f"{ROOT}leases/drain/{ref.bucket}/{ref.key.rule_hash}-{ref.key.kind.value}.json"
+
+
+def bucket_counts(bucket: str) -> str:
+    return f"{BUCKETS}{bucket}/counts.json"

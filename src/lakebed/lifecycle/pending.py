@@ -1,12 +1,13 @@
 """Exceptions waiting for their due instant: a log of small segments with tombstones, folded in memory.
 
-Only late changes of predicates come here, so it is small; when it is not, the action is demoted to scans instead of
-growing. Segments are created, never changed; compaction writes one that carries everything and then removes the rest.
+Only what no event will bring comes here, so it is small; when it is not, the action is demoted to scans instead of
+growing. Segments are created, never changed, so each is read once by a process; compaction writes one that carries
+everything and then removes the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -72,13 +73,21 @@ class PendingStore:
 
     def __init__(self, runtime: StoreRuntime, *, items_max: int = ITEMS_MAX) -> None:
         self._store, self._ids, self._items_max = runtime.store, runtime.ids, items_max
+        self._segments: dict[ActionRef, dict[str, PendingSegment]] = {}  # decoded, by key
 
     async def load(self, ref: ActionRef) -> PendingLog:
-        log = PendingLog()
+        """What waits now: one listing, and one read of each segment that this process has not seen yet."""
+        known, found = self._segments.get(ref, {}), dict[str, PendingSegment]()
         async for info in self._store.list(pending_folder(ref)):
-            number = int(info.key.rsplit("/", 1)[1][:12])
-            log = log.after(_decoded(info.key, (await self._store.get(info.key)).data), number)
-        return log
+            segment = known.get(info.key)
+            if segment is None:
+                segment = _decoded(info.key, (await self._store.get(info.key)).data)
+            found[info.key] = segment
+        if found:
+            self._segments[ref] = found
+        else:
+            self._segments.pop(ref, None)
+        return _folded(found)
 
     async def upsert(self, ref: ActionRef, items: Iterable[PendingItem]) -> None:
         """Adds or renews. Raises PendingFull before anything is written when it would pass the cap."""
@@ -88,7 +97,9 @@ class PendingStore:
             return
         if len(log.items | wanted) > self._items_max:
             raise PendingFull(f"{ref} has {len(log.items)} exceptions waiting, the most allowed is {self._items_max}")
-        await self._append(ref, log, PendingSegment(upserts=tuple(wanted.values())))
+        log = await self._append(ref, log, PendingSegment(upserts=tuple(wanted.values())))
+        if log.wants_compaction:
+            await self._compact(ref)
 
     async def remove(self, ref: ActionRef, idents: Iterable[str]) -> None:
         """Tombstones these; compacts when most of the log is tombstones."""
@@ -97,24 +108,42 @@ class PendingStore:
         if gone:
             log = await self._append(ref, log, PendingSegment(tombstones=gone))
         if log.wants_compaction:
-            await self._compact(ref, log)
+            await self._compact(ref)
+
+    async def clear(self, ref: ActionRef) -> None:
+        """Removes all that an action had: it left its policy for good."""
+        async for info in self._store.list(pending_folder(ref)):
+            await self._store.delete(info.key)
+        self._segments.pop(ref, None)
 
     async def _append(self, ref: ActionRef, log: PendingLog, segment: PendingSegment) -> PendingLog:
         number = log.last + 1
-        await self._store.create(pending_segment(ref, number, self._ids.token()), msgspec.json.encode(segment))
+        key = pending_segment(ref, number, self._ids.token())
+        await self._store.create(key, msgspec.json.encode(segment))
+        self._segments.setdefault(ref, {})[key] = segment
         return log.after(segment, number)
 
-    async def _compact(self, ref: ActionRef, log: PendingLog) -> None:
-        """Folds what was read into one segment. Segments of other writers that came meanwhile are kept."""
-        old = [info.key async for info in self._store.list(pending_folder(ref))]
-        fresh = PendingLog()
-        for key in old:
-            fresh = fresh.after(_decoded(key, (await self._store.get(key)).data), int(key.rsplit("/", 1)[1][:12]))
+    async def _compact(self, ref: ActionRef) -> None:
+        """Folds what is there into one segment. Segments of other writers that came meanwhile are kept."""
+        fresh = await self.load(ref)
+        old = list(self._segments.get(ref, {}))
         if fresh.items:
             whole = PendingSegment(upserts=tuple(fresh.items.values()))
             await self._store.create(pending_segment(ref, fresh.last, self._ids.token()), msgspec.json.encode(whole))
         for key in old:
             await self._store.delete(key)
+
+
+def _folded(segments: Mapping[str, PendingSegment]) -> PendingLog:
+    """In the order of names: the number comes first in each."""
+    items: dict[str, PendingItem] = {}
+    tombstones = last = 0
+    for key in sorted(segments):
+        for ident in segments[key].tombstones:
+            items.pop(ident, None)
+        items |= {item.id: item for item in segments[key].upserts}
+        tombstones, last = tombstones + len(segments[key].tombstones), max(last, int(key.rsplit("/", 1)[1][:12]))
+    return PendingLog(items, tombstones, len(segments), last)
 
 
 def _decoded(key: str, data: bytes) -> PendingSegment:

@@ -45,12 +45,18 @@ _BOOLEANS = frozenset({"ExpiredObjectDeleteMarker"})
 
 
 def rules_of(text: bytes, *, unique_ids: bool = False) -> tuple[Rule, ...]:
-    """The checked rules; none for an empty text. A policy about to be put must have unique ids."""
+    """The checked rules of a policy about to be put, or shown; none for an empty text. `stored_policy` reads one that
+    is in force. Raises Invalid.
+    """
     body = text.lstrip(b"\xef\xbb\xbf \t\r\n")
     if not body:
         return ()
-    parse = parse_json if body[:1] in (b"{", b"[") else parse_xml
-    return parse(body, unique_ids=unique_ids)
+    if body[:1] not in (b"{", b"["):
+        return parse_xml(body, unique_ids=unique_ids)
+    try:
+        return parse_json(body, unique_ids=unique_ids)
+    except MalformedPolicy as error:
+        raise MalformedPolicy(error.why, form="JSON") from None
 
 
 def as_xml(text: bytes, *, bucket: str, reserved: ReservedKeys) -> bytes:
@@ -68,10 +74,31 @@ def as_xml(text: bytes, *, bucket: str, reserved: ReservedKeys) -> bytes:
 
 def parse_xml(data: bytes, *, unique_ids: bool = True) -> tuple[Rule, ...]:
     """The checked rules of an XML policy. Raises MalformedPolicy, InvalidPolicy or TooLarge; never expands anything."""
+    root = _root(data)
+    return policy_of(_children(root, "LifecycleConfiguration"), strict=False, unique_ids=unique_ids)
+
+
+def xml_rules(data: bytes) -> list[Any]:
+    """The rules of an XML policy as trees, each on its own: one that is malformed is its error. Raises like
+    `parse_xml` when there is no list of rules.
+    """
+    found: list[Any] = []
+    for child in _root(data):
+        try:
+            if _element_name(child) == "Rule":
+                found.append(_children(child, "Rule"))
+        except MalformedPolicy as error:
+            found.append(error)
+    if not found:
+        raise MalformedPolicy("there is no Rule")
+    return found
+
+
+def _root(data: bytes) -> Element:
     if len(data) > BYTES_MAX:
         raise TooLarge(f"the policy has {len(data)} bytes, more than {BYTES_MAX}")
     try:
-        root = fromstring(data, forbid_dtd=True, forbid_entities=True, forbid_external=True)
+        root: Element = fromstring(data, forbid_dtd=True, forbid_entities=True, forbid_external=True)
     except DefusedXmlException as error:
         raise MalformedPolicy(f"document types and entities are not read ({type(error).__name__})") from None
     except (ParseError, ValueError, LookupError) as error:
@@ -79,7 +106,7 @@ def parse_xml(data: bytes, *, unique_ids: bool = True) -> tuple[Rule, ...]:
     name = _element_name(root)
     if name not in ROOTS:
         raise MalformedPolicy(f"the root is {name!r}, not LifecycleConfiguration")
-    return policy_of(_children(root, "LifecycleConfiguration"), strict=False, unique_ids=unique_ids)
+    return root
 
 
 def _children(element: Element, name: str) -> dict[str, Any]:
@@ -186,13 +213,25 @@ def date_text(at_ns: int) -> str:
 
 def parse_json(data: bytes, *, unique_ids: bool = True) -> tuple[Rule, ...]:
     """The checked rules of a JSON policy. Raises MalformedPolicy, InvalidPolicy or TooLarge."""
+    return policy_of(_json(data), strict=True, unique_ids=unique_ids)
+
+
+def json_rules(data: bytes) -> list[Any]:
+    """The rules of a JSON policy as trees. Raises MalformedPolicy when there is no list of them, or TooLarge."""
+    tree = _json(data)
+    found = tree.get("Rules") if isinstance(tree, dict) else None
+    if not isinstance(found, list) or not found:
+        raise MalformedPolicy("there is no Rule")
+    return found
+
+
+def _json(data: bytes) -> Any:
     if len(data) > BYTES_MAX:
         raise TooLarge(f"the policy has {len(data)} bytes, more than {BYTES_MAX}")
     try:
-        tree = msgspec.json.decode(data)
+        return msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError) as error:
         raise MalformedPolicy(f"not JSON: {error}") from None
-    return policy_of(tree, strict=True, unique_ids=unique_ids)
 
 
 def render_json(rules: tuple[Rule, ...]) -> bytes:

@@ -1,12 +1,17 @@
-"""Sweeps the event stream: once per delay group, once for predicates. A cursor passes only what is resolved.
+"""Sweeps the event stream: one pass serves every delay group and the predicates of the shards a worker has.
 
-A sweep that meets RETRY_LATER ends the pass, one that meets BLOCKED ends itself; the others go on. What a crash loses
-is one batch of progress, and replaying it is harmless: every delete is guarded by identity.
+A stream is a delay group, or the predicates, of one shard. Streams whose ranges of the log overlap are read together. A
+cursor passes only what is resolved. RETRY_LATER and BLOCKED end the stream that met them; the others go on. What a
+crash loses is one batch of progress, and replaying it is harmless: every delete is guarded by identity.
+
+Cursors change by compare-and-swap on what was read: the position, the set of rules and the generation. Whoever moves a
+cursor back raises the generation, so that a sweep which began before it is refused and begins again, with the policies
+and states as they are then. The caller reads the cursors before it compiles the snapshot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from itertools import takewhile
 
@@ -14,25 +19,29 @@ import msgspec
 
 from lakebed.core.logs import logger
 from lakebed.lifecycle import blockers
+from lakebed.lifecycle.cluster import SHARDS, names, shard_of
+from lakebed.lifecycle.cursors import Move, advanced, stream_cutoff, without_unused
 from lakebed.lifecycle.decide import sweeps_original, sweeps_predicate
 from lakebed.lifecycle.engine import ActionRef, CompiledAction, PolicySnapshot
 from lakebed.lifecycle.gauges import stream_name
-from lakebed.lifecycle.model import BEFORE_FIRST, Calendar, Mode, Position, StreamKind, StreamResolution
+from lakebed.lifecycle.model import Calendar, Position, StreamKind, StreamResolution
 from lakebed.lifecycle.resolver import Resolver, WorkItem
 from lakebed.lifecycle.seams import ChangeEvent, EventSource, LostLog
 from lakebed.lifecycle.settings import LifecycleSettings, ns
-from lakebed.lifecycle.state import LifecycleState, ReaderState, Stream, changed
+from lakebed.lifecycle.state import BlockerState, LifecycleState, ReaderState, Stream, changed
 
 log = logger("lifecycle")
 
 OFFSET_END = 1 << 62  # behind every event of its instant
 CHECKPOINT_EVENTS = 1000
 CHECKPOINT_NS = 5_000_000_000
+SOON_NS = 1_000_000_000
 PEEK_EVENTS = 1000  # events behind the cutoff that are looked through for the next due instant
+Alive = Callable[[], Awaitable[None]]
 
 
 class Sweep(msgspec.Struct, frozen=True):
-    """What one sweep did. `next_due_ns` is when the next event it knows of is due."""
+    """What the sweeps of one delay group did. `next_due_ns` is when the next event they know of is due."""
 
     delay_ns: int | None
     read: int = 0
@@ -40,175 +49,330 @@ class Sweep(msgspec.Struct, frozen=True):
     next_due_ns: int | None = None
     halted: bool = False
     blocked: bool = False
+    superseded: bool = False  # a cursor was moved back meanwhile: the next sweep begins from there
+
+    def plus(self, other: Sweep) -> Sweep:
+        dues = [due for due in (self.next_due_ns, other.next_due_ns) if due is not None]
+        return Sweep(
+            self.delay_ns,
+            self.read + other.read,
+            self.worked + other.worked,
+            min(dues, default=None),
+            self.halted or other.halted,
+            self.blocked or other.blocked,
+            self.superseded or other.superseded,
+        )
 
 
-def _due(ts_ns: int, delay_ns: int | None, calendar: Calendar) -> int:
-    return ts_ns + calendar.small_delay_ns if delay_ns is None else calendar.due(ts_ns, delay_ns)
+class ReaderRun(msgspec.Struct, frozen=True):
+    """One pass over all streams. `unserved` are actions whose cursor is missing or was not moved for them."""
+
+    sweeps: tuple[Sweep, ...] = ()
+    unserved: tuple[ActionRef, ...] = ()
+
+
+class _OpenStream:
+    """A stream while it is read: where it is, what waits to be resolved, and what ended it."""
+
+    def __init__(self, shard: int, delay_ns: int | None, state: ReaderState, rules: str, cutoff_ns: int) -> None:
+        cursor = state.cursor(delay_ns)
+        assert cursor is not None
+        self.shard, self.delay_ns, self.cutoff_ns = shard, delay_ns, cutoff_ns
+        self.cursor, self.generation = cursor, state.generation
+        self.rules, self.stored_rules = rules, state.rules_of(delay_ns)
+        self.batch: list[tuple[Position, WorkItem]] = []
+        self.read = self.worked = 0
+        self.next_due_ns: int | None = None
+        self.next_work_ns: int | None = None  # of the first work behind the cutoff
+        self.stuck: StreamResolution | None = None
+        self.superseded = False
+
+    @property
+    def ended(self) -> bool:
+        return self.stuck is not None or self.superseded
+
+    @property
+    def end(self) -> Position:
+        return Position(self.cutoff_ns, OFFSET_END)
+
+    @property
+    def lane(self) -> str:
+        return self.stream(ChangeEvent(Position(), "")).lane
+
+    def stream(self, event: ChangeEvent) -> Stream:
+        kind = StreamKind.PREDICATE if self.delay_ns is None else StreamKind.ORIGINAL
+        return Stream(
+            kind,
+            self.delay_ns or 0,
+            event.position,
+            bucket=event.bucket,
+            key=event.key,
+            upload_id=event.upload_id,
+            shard=self.shard,
+        )
+
+    def sweep(self) -> Sweep:
+        return Sweep(
+            self.delay_ns,
+            self.read,
+            self.worked,
+            self.next_due_ns,
+            self.stuck is StreamResolution.RETRY_LATER,
+            self.stuck is StreamResolution.BLOCKED,
+            self.superseded,
+        )
+
+
+class _Quiet(msgspec.Struct, frozen=True):
+    """What an earlier pass saw behind a cursor: no work until `clear_ns`."""
+
+    generation: int
+    cursor: Position
+    rules: str
+    clear_ns: int
+    next_due_ns: int | None
+
+
+def plan_passes(streams: Iterable[_OpenStream]) -> list[list[_OpenStream]]:
+    """Streams whose ranges of the log overlap share a pass: an event is read once for all of them."""
+    passes: list[list[_OpenStream]] = []
+    until_ns = -1
+    for stream in sorted(streams, key=lambda one: one.cursor):
+        if not passes or stream.cursor.ts_ns > until_ns:
+            passes.append([])
+            until_ns = -1
+        passes[-1].append(stream)
+        until_ns = max(until_ns, stream.cutoff_ns)
+    return passes
 
 
 class LifecycleReader:
-    """`alive` is called between batches: it renews the lease, and raises when the lease was lost."""
+    """`alive` is called between batches: it renews the hold on the shards, and raises when it was lost."""
 
     def __init__(
         self, source: EventSource, resolver: Resolver, state: LifecycleState, settings: LifecycleSettings
     ) -> None:
         self._source, self._resolver, self._state, self._settings = source, resolver, state, settings
         self._events = state.metrics.counter("lakebed_lifecycle_events_total")
+        self._quiet: dict[tuple[int, int | None], _Quiet] = {}
 
-    async def run(self, snapshot: PolicySnapshot, alive: Callable[[], Awaitable[None]]) -> list[Sweep]:
-        """One pass over all streams. Raises LostLog when the log no longer reaches back to a cursor."""
+    async def run(
+        self,
+        snapshot: PolicySnapshot,
+        alive: Alive,
+        cursors: Mapping[int, ReaderState] | None = None,
+        shards: Iterable[int] = range(SHARDS),
+    ) -> ReaderRun:
+        """One pass over the streams of these shards. `cursors` were read before the snapshot was compiled.
+
+        Raises LostLog when the log no longer reaches back to a cursor that is in use.
+        """
+        states = dict(cursors if cursors is not None else await self._state.cursors())
         held = (await self._state.blockers.read()).value
         sweeps: list[Sweep] = []
-        groups: list[int | None] = list(snapshot.original_delay_groups)
-        for delay_ns in groups + ([None] if snapshot.predicate_actions else []):
-            kind = StreamKind.ORIGINAL if delay_ns is not None else StreamKind.PREDICATE
-            if blockers.blocks(held, kind, delay_ns=delay_ns or 0):
-                sweeps.append(Sweep(delay_ns, blocked=True))
-                continue
-            sweep = await self._sweep(snapshot, delay_ns, alive)
-            self._events.labels(stream=stream_name(delay_ns)).inc(sweep.read)
-            sweeps.append(sweep)
-            if sweep.halted:
-                break
-        return sweeps
+        unserved: set[ActionRef] = set()
+        streams: list[_OpenStream] = []
+        for shard in sorted(shards):
+            states[shard] = await self._drop_unused(shard, states[shard], snapshot)
+            for delay_ns, members in _groups(snapshot):
+                found, missed = self._open(shard, delay_ns, members, states[shard], snapshot)
+                unserved |= missed
+                if found is None:
+                    sweeps.append(Sweep(delay_ns))
+                elif blockers.blocks(held, found.lane):
+                    sweeps.append(Sweep(delay_ns, blocked=True))
+                else:
+                    streams.append(found)
+        for together in plan_passes(streams):
+            if due := [stream for stream in together if not self._is_quiet(stream)]:
+                await self._pass(due, snapshot, alive, held)
+            await self._finish(together)
+        sweeps += [stream.sweep() for stream in streams]
+        return ReaderRun(tuple(_by_group(sweeps)), tuple(sorted(unserved)))
 
-    async def _sweep(
-        self, snapshot: PolicySnapshot, delay_ns: int | None, alive: Callable[[], Awaitable[None]]
-    ) -> Sweep:
-        cursor = (await self._state.reader.read()).value.cursor(delay_ns)
-        if cursor is None:  # no scan has seeded it yet
-            return Sweep(delay_ns)
-        now_ns, calendar = self._state.clock.now_ns(), snapshot.calendar
-        safe_ns = now_ns - ns(self._settings.flush_lag_s)
-        wanted_ns = now_ns - calendar.small_delay_ns if delay_ns is None else calendar.cutoff(now_ns, delay_ns)
-        cutoff_ns = min(wanted_ns, safe_ns)
-        read = worked = waiting = peeked = 0
-        batch: list[tuple[Position, WorkItem | None]] = []
-        next_due_ns: int | None = None
-        try:
-            async with aclosing(self._source.read(cursor, safe_ns)) as events:
-                async for event in events:
-                    if event.position <= cursor:
-                        continue
-                    work = self._work(snapshot, delay_ns, event)
-                    if event.position.ts_ns > cutoff_ns:
-                        peeked += 1
-                        if work is not None or peeked >= PEEK_EVENTS:
-                            next_due_ns = _due(event.position.ts_ns, delay_ns, calendar)
-                            break
-                        continue
-                    read += 1
-                    batch.append((event.position, work))
-                    worked, waiting = worked + (work is not None), waiting + (work is not None)
-                    if waiting >= self._settings.batch or len(batch) >= CHECKPOINT_EVENTS:
-                        await alive()
-                        cursor, answer = await self._settle(delay_ns, cursor, batch)
-                        batch, waiting = [], 0
-                        if answer is not None:
-                            return self._ended(delay_ns, read, worked, answer)
-        except LostLog as error:
-            await self._lost(error)
-            raise
+    def _open(
+        self, shard: int, delay_ns: int | None, members: frozenset[ActionRef], state: ReaderState, snap: PolicySnapshot
+    ) -> tuple[_OpenStream | None, set[ActionRef]]:
+        """The stream, unless it has no cursor; and the actions that the cursor was never moved back for."""
+        joined = [ref for ref in members if snap.actions[ref].joined]
+        cursor = state.cursor(delay_ns)
+        if cursor is None or state.reach != snap.reach:
+            return None, set(joined)
+        missed = {ref for ref in joined if snap.actions[ref].joined > state.generation}
+        if cursor.ts_ns < snap.log_begins_ns:
+            raise LostLog(f"the event log begins at {snap.log_begins_ns}, a cursor is at {cursor.ts_ns}")
+        now_ns = self._state.clock.now_ns()
+        cutoff_ns = stream_cutoff(snap.calendar, now_ns, delay_ns, ns(self._settings.flush_lag_s))
+        rules = names(f"{ref}@{snap.actions[ref].joined}" for ref in members)
+        return _OpenStream(shard, delay_ns, state, rules, cutoff_ns), missed
+
+    async def _drop_unused(self, shard: int, state: ReaderState, snapshot: PolicySnapshot) -> ReaderState:
+        """Cursors that no rule needs are dropped: they would only fall behind the log."""
+        used = {delay_ns for delay_ns, _ in _groups(snapshot)}
+        if without_unused(state, used) is state:
+            return state
+
+        def drop(known: ReaderState) -> ReaderState:
+            return without_unused(known, used) if known.generation == state.generation else known
+
+        return await self._state.readers[shard].change(changed(drop))
+
+    def _is_quiet(self, stream: _OpenStream) -> bool:
+        """Whether an earlier pass has shown that there is no work up to the cutoff."""
+        known = self._quiet.get((stream.shard, stream.delay_ns))
+        if known is None or stream.cutoff_ns > known.clear_ns:
+            return False
+        if (known.generation, known.cursor, known.rules) != (stream.generation, stream.cursor, stream.rules):
+            return False
+        stream.next_due_ns = known.next_due_ns
+        return True
+
+    async def _pass(
+        self, streams: Sequence[_OpenStream], snapshot: PolicySnapshot, alive: Alive, held: BlockerState
+    ) -> None:
+        """Reads the log once for these streams, and resolves their work in batches."""
+        by_shard: dict[int, list[_OpenStream]] = {}
+        for stream in streams:
+            by_shard.setdefault(stream.shard, []).append(stream)
+        until_ns, safe_ns = max(one.cutoff_ns for one in streams), self._safe_ns()
+        clear_ns, peeked, count = safe_ns - 1, 0, 0
+        async with aclosing(self._source.read(min(one.cursor for one in streams), safe_ns)) as events:
+            async for event in events:
+                at = event.position
+                for stream in by_shard.get(shard_of(event.bucket, event.key), ()):
+                    self._offer(stream, event, snapshot, held)
+                    if len(stream.batch) >= self._settings.batch:
+                        await self._settle(stream, at, alive)
+                if at.ts_ns > until_ns:
+                    peeked += 1
+                    if peeked >= PEEK_EVENTS or all(one.next_due_ns is not None or one.ended for one in streams):
+                        clear_ns = at.ts_ns - 1
+                        break
+                    continue
+                count += 1
+                if count % CHECKPOINT_EVENTS == 0:
+                    for stream in streams:
+                        await self._settle(stream, min(at, stream.end), alive)
+                if all(one.ended for one in streams):
+                    break
+        for stream in streams:
+            if stream.batch:
+                await self._settle(stream, stream.batch[-1][0], alive)
+        self._remember(streams, snapshot.calendar, clear_ns)
+
+    def _offer(self, stream: _OpenStream, event: ChangeEvent, snapshot: PolicySnapshot, held: BlockerState) -> None:
+        at = event.position
+        if stream.ended or at <= stream.cursor:
+            return
+        if at.ts_ns > stream.cutoff_ns:
+            if stream.next_due_ns is None and self._work(snapshot, stream, event) is not None:
+                stream.next_due_ns = _due(at.ts_ns, stream.delay_ns, snapshot.calendar)
+                stream.next_work_ns = at.ts_ns
+            return
+        stream.read += 1
+        work = self._work(snapshot, stream, event)
+        if work is not None and work.stream.id not in held.skips:
+            stream.worked += 1
+            stream.batch.append((at, work))
+
+    def _remember(self, streams: Iterable[_OpenStream], calendar: Calendar, clear_ns: int) -> None:
+        """Notes how far the log was seen to hold no more work. Beyond that it must be looked at again: a stream that
+        waits long is woken for it, one that waits shortly is read by every round.
+        """
+        soon_ns = self._state.clock.now_ns() + SOON_NS
+        for stream in streams:
+            if stream.ended:
+                self._quiet.pop((stream.shard, stream.delay_ns), None)
+                continue
+            unknown_ns = _due(clear_ns + 1, stream.delay_ns, calendar)
+            if stream.next_due_ns is None and unknown_ns >= soon_ns:
+                stream.next_due_ns = unknown_ns
+            clear = clear_ns if stream.next_work_ns is None else stream.next_work_ns - 1
+            self._quiet[stream.shard, stream.delay_ns] = _Quiet(
+                stream.generation, stream.cursor, stream.rules, clear, stream.next_due_ns
+            )
+
+    def _work(self, snapshot: PolicySnapshot, stream: _OpenStream, event: ChangeEvent) -> WorkItem | None:
+        actions: list[CompiledAction]
+        if event.unreadable:
+            known = event.bucket in snapshot.indexed or not event.bucket
+            place = stream.stream(event)
+            return WorkItem(place, event.bucket, event.key, (), unreadable=event.unreadable) if known else None
+        if event.bucket not in snapshot.indexed:
+            return None
+        versioned = event.bucket in snapshot.versioned
+        if stream.delay_ns is None:
+            actions = snapshot.match_predicate(event.bucket, event.key)
+            wanted = bool(actions) and sweeps_predicate(event, versioned=versioned)
+        else:
+            actions = snapshot.match_original(event.bucket, event.key, stream.delay_ns)
+            wanted = bool(actions) and sweeps_original(event, versioned=versioned)
+        if not wanted:
+            return None
+        return WorkItem(stream.stream(event), event.bucket, event.key, tuple(actions), event.upload_id, event)
+
+    async def _settle(self, stream: _OpenStream, reached: Position, alive: Alive) -> None:
+        """Resolves what waits and advances: to `reached`, or to the last work before the first unresolved one."""
+        if stream.ended:
+            return
+        batch, stream.batch = stream.batch, []
+        to = reached
         if batch:
             await alive()
-            cursor, answer = await self._settle(delay_ns, cursor, batch)
-            if answer is not None:
-                return self._ended(delay_ns, read, worked, answer)
-        end = Position(cutoff_ns, OFFSET_END)
-        if end > cursor and (end.ts_ns - cursor.ts_ns >= CHECKPOINT_NS):
-            await self._advance(delay_ns, cursor, end)
-        return Sweep(delay_ns, read, worked, next_due_ns)
+            answers = await self._resolver.settle([work for _, work in batch])
+            judged = list(zip((place for place, _ in batch), answers, strict=True))
+            stream.stuck = next((answer for _, answer in judged if not answer.resolved), None)
+            passed = [place for place, _ in takewhile(lambda one: one[1].resolved, judged)]
+            if stream.stuck is not None:
+                to = passed[-1] if passed else stream.cursor
+        await self._advance(stream.shard, [(stream, to)])
 
-    def _work(self, snapshot: PolicySnapshot, delay_ns: int | None, event: ChangeEvent) -> WorkItem | None:
-        actions: list[CompiledAction]
-        versioned = event.bucket in snapshot.versioned
-        if delay_ns is None:
-            stream = Stream(StreamKind.PREDICATE, position=event.position)
-            actions = snapshot.match_predicate(event.bucket, event.key)
-            wanted = sweeps_predicate(event, versioned=versioned)
-        else:
-            stream = Stream(StreamKind.ORIGINAL, delay_ns, event.position)
-            actions = snapshot.match_original(event.bucket, event.key, delay_ns)
-            wanted = sweeps_original(event, versioned=versioned)
-        if event.unreadable:
-            known = event.bucket in snapshot.buckets or not event.bucket
-            return WorkItem(stream, event.bucket, event.key, (), unreadable=event.unreadable) if known else None
-        if not wanted or not actions:
-            return None
-        return WorkItem(stream, event.bucket, event.key, tuple(actions), event.upload_id, event)
+    async def _finish(self, streams: Sequence[_OpenStream]) -> None:
+        """Moves the streams that were read to their end there, in one write for each shard."""
+        moves: dict[int, list[tuple[_OpenStream, Position]]] = {}
+        for stream in streams:
+            self._events.labels(stream=stream_name(stream.delay_ns)).inc(stream.read)
+            if not stream.ended and stream.end.ts_ns - stream.cursor.ts_ns >= CHECKPOINT_NS:
+                moves.setdefault(stream.shard, []).append((stream, stream.end))
+        for shard, some in moves.items():
+            await self._advance(shard, some)
 
-    async def _settle(
-        self, delay_ns: int | None, cursor: Position, batch: list[tuple[Position, WorkItem | None]]
-    ) -> tuple[Position, StreamResolution | None]:
-        """Resolves a batch and advances to the last event before the first unresolved one."""
-        works = [work for _, work in batch if work is not None]
-        answers = iter(await self._resolver.settle(works)) if works else iter(())
-        judged = [
-            (place, next(answers) if work is not None else StreamResolution.NOOP_RESOLVED) for place, work in batch
-        ]
-        passed = [place for place, answer in takewhile(lambda one: one[1].resolved, judged)]
-        stuck = next((answer for _, answer in judged if not answer.resolved), None)
-        if passed:
-            cursor = await self._advance(delay_ns, cursor, passed[-1])
-        return cursor, stuck
+    async def _advance(self, shard: int, wanted: Iterable[tuple[_OpenStream, Position]]) -> None:
+        forward = [(stream, to) for stream, to in wanted if to > stream.cursor]
+        if not forward:
+            return
+        moves = [Move(stream.delay_ns, stream.cursor, to, stream.stored_rules, stream.rules) for stream, to in forward]
+        generation = forward[0][0].generation
 
-    async def _advance(self, delay_ns: int | None, seen: Position, to: Position) -> Position:
-        state = await self._state.reader.change(changed(lambda known: advance_cursor(known, delay_ns, seen, to)))
-        return state.cursor(delay_ns) or to
+        def move(state: ReaderState) -> tuple[ReaderState, bool]:
+            after = advanced(state, generation, moves)
+            return (state, False) if after is None else (after, True)
 
-    async def _lost(self, error: LostLog) -> None:
-        now_ns = self._state.clock.now_ns()
+        done = await self._state.readers[shard].change(move)
+        for stream, to in forward:
+            if not done:
+                stream.superseded = True
+                continue
+            known = self._quiet.get((stream.shard, stream.delay_ns))
+            if known is not None and known.cursor == stream.cursor:
+                self._quiet[stream.shard, stream.delay_ns] = msgspec.structs.replace(known, cursor=to)
+            stream.cursor, stream.stored_rules = to, stream.rules
 
-        def mark(state: ReaderState) -> ReaderState:
-            if state.lost_log_since_ns:
-                return state
-            return msgspec.structs.replace(state, lost_log_since_ns=now_ns, lost_log=error.message)
-
-        await self._state.reader.change(changed(mark))
-
-    def _ended(self, delay_ns: int | None, read: int, worked: int, answer: StreamResolution) -> Sweep:
-        halted = answer is StreamResolution.RETRY_LATER
-        return Sweep(delay_ns, read, worked, halted=halted, blocked=not halted)
+    def _safe_ns(self) -> int:
+        return self._state.clock.now_ns() - ns(self._settings.flush_lag_s)
 
 
-def seed_cursors(
-    state: ReaderState,
-    snapshot: PolicySnapshot,
-    newly_completed: Iterable[ActionRef],
-    target_modes: Mapping[ActionRef, Mode],
-    started_ns: int,
-    *,
-    lookback_ns: int,
-    force_delays_ns: Iterable[int] = (),
-    force_predicate: bool = False,
-) -> ReaderState:
-    """The cursors after a scan that began at `started_ns`. Pure.
-
-    A cursor moves only backwards, and only for actions that complete their bootstrap scan or groups that an operator
-    reseeds: a safety scan does not make every sibling replay. The floor is the start of the scan, so that writes which
-    the scan missed are replayed.
-
-    `target_modes` was decided before, since an action completing now has no durable mode yet; scans need no cursor.
-    """
-    delays, predicate = set(force_delays_ns), force_predicate
-    for ref in newly_completed:
-        if target_modes.get(ref) is not Mode.EVENT_DRIVEN:
-            continue
-        delays |= set(snapshot.actions[ref].delays_ns)
-        predicate = predicate or snapshot.actions[ref].predicate_sensitive
-    for delay_ns in sorted(delays):
-        floor = Position(started_ns - max(delay_ns, lookback_ns), BEFORE_FIRST)
-        state = _pulled_back(state, delay_ns, floor)
-    if predicate:
-        state = _pulled_back(state, None, Position(started_ns - lookback_ns, BEFORE_FIRST))
-    return state
+def _due(ts_ns: int, delay_ns: int | None, calendar: Calendar) -> int:
+    return ts_ns + calendar.small_delay_ns if delay_ns is None else calendar.due(ts_ns, delay_ns)
 
 
-def _pulled_back(state: ReaderState, delay_ns: int | None, floor: Position) -> ReaderState:
-    known = state.cursor(delay_ns)
-    return state if known is not None and known <= floor else state.at(delay_ns, floor)
+def _groups(snapshot: PolicySnapshot) -> list[tuple[int | None, frozenset[ActionRef]]]:
+    found: list[tuple[int | None, frozenset[ActionRef]]] = list(snapshot.original_delay_groups.items())
+    return [*found, (None, snapshot.predicate_actions)] if snapshot.predicate_actions else found
 
 
-def advance_cursor(state: ReaderState, delay_ns: int | None, seen: Position, to: Position) -> ReaderState:
-    """The cursor moved from where the reader knew it to be; a cursor that a scan moved back meanwhile stays."""
-    return state.at(delay_ns, to) if state.cursor(delay_ns) == seen and to > seen else state
+def _by_group(sweeps: Iterable[Sweep]) -> list[Sweep]:
+    found: dict[int | None, Sweep] = {}
+    for sweep in sweeps:
+        found[sweep.delay_ns] = found[sweep.delay_ns].plus(sweep) if sweep.delay_ns in found else sweep
+    return [found[delay] for delay in sorted(found, key=lambda delay: (delay is None, delay or 0))]

@@ -1,13 +1,14 @@
 """Resolves a batch of work items of any stream: look up, decide, write intents, delete guarded, write verdicts.
 
-The resolution of an item tells whether its stream may pass it. An item that cannot be resolved has counted against its
-retry budget, or has a stored blocker, before its resolution is returned.
+The resolution of an item tells whether its stream may pass it. An item that fails for now counts against the retry
+budget of its stream, or has a stored blocker, before its resolution is returned. One that can never be processed is set
+aside with its reason, and passed; too many of them in one stream block it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -15,6 +16,8 @@ from lakebed.core.clock import Clock
 from lakebed.core.errors import Corrupt, LakebedError
 from lakebed.core.logs import logger
 from lakebed.lifecycle import blockers
+from lakebed.lifecycle.blockers import Failure
+from lakebed.lifecycle.cluster import LogGap
 from lakebed.lifecycle.decide import Decision, Deletion, decide, guard, outcome_of, resolution_of, same_entry
 from lakebed.lifecycle.engine import ActionRef, CompiledAction
 from lakebed.lifecycle.evaluate import evaluate
@@ -22,33 +25,30 @@ from lakebed.lifecycle.gauges import Gauges
 from lakebed.lifecycle.ledger import DeletionLedger
 from lakebed.lifecycle.model import Degraded, DeleteOutcome, Mode, ObjectEntry, Rule, StreamResolution, Verb
 from lakebed.lifecycle.pending import PendingFull, PendingStore
-from lakebed.lifecycle.policy import rules_of
+from lakebed.lifecycle.rate import DeleteRateLimiter
 from lakebed.lifecycle.reserved import ReservedKeys
 from lakebed.lifecycle.seams import ChangeEvent, Deleter, Family, Lister, Policies, Removal
 from lakebed.lifecycle.settings import LifecycleSettings, ns
-from lakebed.lifecycle.state import BlockerState, BucketLifecycle, LedgerRow, LifecycleState, Stream, changed
+from lakebed.lifecycle.state import (
+    ActionState,
+    BlockerState,
+    BucketLifecycle,
+    LedgerRow,
+    LifecycleState,
+    PendingIndex,
+    PendingItem,
+    Stream,
+    changed,
+)
+from lakebed.lifecycle.stored_policy import stored_policy
 
 log = logger("lifecycle")
-_METADATA_ONLY = "metadata only: the bytes are removed with their volume"
+_REASONS = {
+    Removal.WHOLE: "",
+    Removal.METADATA_ONLY: "metadata only: the bytes are removed with their volume",
+    Removal.COMPLETED: "metadata only: the upload was completed and its object uses the bytes",
+}
 _RESERVED = "the key belongs to Lakebed: no rule deletes it"
-
-
-class DeleteRateLimiter:
-    """Limits deletes per second; `per_s` of 0 is no limit."""
-
-    def __init__(self, per_s: float, clock: Clock) -> None:
-        self._per_s, self._clock = per_s, clock
-        self._next_s = float("-inf")
-
-    async def wait(self) -> None:
-        """Returns when this caller may delete."""
-        if self._per_s <= 0:
-            return
-        now_s = self._clock.monotonic_s()
-        turn_s = max(self._next_s, now_s - 1.0)
-        self._next_s = turn_s + 1.0 / self._per_s
-        if turn_s > now_s:
-            await self._clock.sleep(turn_s - now_s)
 
 
 class WorkItem(msgspec.Struct, frozen=True):
@@ -62,6 +62,7 @@ class WorkItem(msgspec.Struct, frozen=True):
     event: ChangeEvent | None = None
     unreadable: str = ""
     family: Family | None = None  # as a listing showed it, where that is all a delete's condition needs
+    gaps: tuple[LogGap, ...] = ()  # times whose events are missing from the log
 
 
 def is_unversioned(entry: ObjectEntry) -> bool:
@@ -87,7 +88,7 @@ class Resolver:
         self._ledger = DeletionLedger(state.runtime)
         self.pending = PendingStore(state.runtime, items_max=settings.pending_max)
         self._slots = asyncio.Semaphore(settings.concurrency)
-        self._rate_limiter = DeleteRateLimiter(settings.deletes_per_s, state.clock)
+        self._rate_limiter = DeleteRateLimiter(settings.deletes_per_s, state)
         self._policies: dict[str, tuple[float, tuple[Rule, ...]]] = {}
         self._gauges = Gauges(state.metrics)
         self._under_way = 0
@@ -103,17 +104,56 @@ class Resolver:
         ]
         if planned:
             await self._ledger.append(planned)
+        waiting = await self._wait(decisions)
         rows: list[LedgerRow] = []
-        answers = await asyncio.gather(
+        ends = await asyncio.gather(
             *(
-                self._resolve(work, found, decision, rows)
+                self._resolve(work, found, decision, rows, waiting)
                 for work, found, decision in zip(works, looked, decisions, strict=True)
             )
         )
         if rows:
             await self._ledger.append(rows)
-        await self._forget([work.stream for work, answer in zip(works, answers, strict=True) if answer.resolved])
-        return answers
+        await self._rule_was_away({row.bucket for row in rows if row.outcome == DeleteOutcome.STALE_POLICY.value})
+        return await self._record(works, ends)
+
+    async def _rule_was_away(self, buckets: Iterable[str]) -> None:
+        """What is passed because its rule is not in force is due again when the rule comes back, perhaps before anyone
+        has compiled the policies without it: the bucket needs a scan then.
+        """
+
+        def rescan(state: BucketLifecycle) -> BucketLifecycle:
+            return state if state.rescan else msgspec.structs.replace(state, rescan=True)
+
+        for bucket in sorted(buckets):
+            await self._state.bucket(bucket).change(changed(rescan))
+
+    async def _wait(self, decisions: Sequence[Decision]) -> dict[ActionRef, LakebedError]:
+        """Stores the exceptions, one write for each action; returns the errors. A full list demotes its action."""
+        wanted: dict[ActionRef, list[PendingItem]] = {}
+        for decision in decisions:
+            for ref, item in decision.waits:
+                wanted.setdefault(ref, []).append(item)
+        failed: dict[ActionRef, LakebedError] = {}
+        for ref, items in wanted.items():
+            try:
+                await self._index(ref)
+                await self.pending.upsert(ref, items)
+            except (PendingFull, Corrupt) as error:
+                await self.demote(ref, Degraded.PENDING_FULL, str(error))
+            except LakebedError as error:
+                failed[ref] = error
+        return failed
+
+    async def _index(self, ref: ActionRef) -> None:
+        """Says that the action may have exceptions, before it has one."""
+        if str(ref) in (await self._state.pending.read()).value.refs:
+            return
+
+        def add(known: PendingIndex) -> PendingIndex:
+            return msgspec.structs.replace(known, refs=tuple(sorted({*known.refs, str(ref)})))
+
+        await self._state.pending.change(changed(add))
 
     async def _look(self, work: WorkItem) -> Family | LakebedError:
         if work.unreadable:
@@ -132,34 +172,44 @@ class Resolver:
         calendar, now_ns = self._settings.calendar, self._clock.now_ns()
         for action in work.actions:
             self._gauges.evaluated(action.ref, len(found.entries))
-        return decide(work.stream.kind, work.actions, found, now_ns, calendar, work.event)
+        return decide(work.actions, found, now_ns, calendar, work.event, work.gaps)
 
     async def _resolve(
-        self, work: WorkItem, found: Family | LakebedError, decision: Decision, rows: list[LedgerRow]
-    ) -> StreamResolution:
+        self,
+        work: WorkItem,
+        found: Family | LakebedError,
+        decision: Decision,
+        rows: list[LedgerRow],
+        waiting: Mapping[ActionRef, LakebedError],
+    ) -> StreamResolution | Failure:
         if isinstance(found, LakebedError):
-            return await self._failed(work, outcome_of(found), found.message, "")
-        for ref, item in decision.waits:
-            try:
-                await self.pending.upsert(ref, [item])
-            except (PendingFull, Corrupt) as error:
-                await self.demote(ref, Degraded.PENDING_FULL, str(error))
-            except LakebedError as error:
-                return await self._failed(work, DeleteOutcome.TRANSPORT_ERROR, error.message, ref.key.rule_hash)
+            return self._failure(work, outcome_of(found), found.message, "")
+        for ref, _ in decision.waits:
+            if ref in waiting:
+                error = waiting[ref].message
+                return self._failure(work, DeleteOutcome.TRANSPORT_ERROR, error, ref.key.rule_hash)
         answer = StreamResolution.NOOP_RESOLVED
         for deletion in decision.deletions:
-            outcome, reason = await self._delete_with_tries(deletion)
+            deletion, outcome, reason = await self._delete_with_tries(deletion)
             rows.append(self._row(work, deletion, outcome, reason))
             self._gauges.verdict(deletion.action.ref, outcome)
             if not resolution_of(outcome).resolved:
-                return await self._failed(work, outcome, reason, deletion.action.ref.key.rule_hash)
+                return self._failure(work, outcome, reason, deletion.action.ref.key.rule_hash)
             if outcome is DeleteOutcome.DELETED:
                 answer = StreamResolution.DONE
         return answer
 
-    async def _delete_with_tries(self, deletion: Deletion) -> tuple[DeleteOutcome, str]:
+    def _failure(
+        self, work: WorkItem, outcome: DeleteOutcome, error: str, rule_hash: str
+    ) -> StreamResolution | Failure:
+        if outcome is DeleteOutcome.NOT_FOUND:
+            return StreamResolution.NOOP_RESOLVED
+        log.warning("delete not resolved", stream=work.stream.id, key=work.key, outcome=outcome.value, error=error)
+        return Failure(work.stream, work.bucket, work.key, outcome.value, error, rule_hash)
+
+    async def _delete_with_tries(self, deletion: Deletion) -> tuple[Deletion, DeleteOutcome, str]:
         """Deletes; a fatal error is tried a few times. So is another identity that is due all the same: a tag that no
-        rule uses makes one, and no stream would act on its event.
+        rule uses makes one, and no stream would act on its event. Returns the deletion as it was tried last.
         """
         outcome, reason = DeleteOutcome.FATAL_EVENT_ERROR, ""
         for _ in range(blockers.FATAL_TRIES):
@@ -168,11 +218,11 @@ class Resolver:
             if outcome is DeleteOutcome.STALE_IDENTITY:
                 found = await self._due_again(deletion)
                 if not isinstance(found, Deletion):
-                    return found, reason
+                    return deletion, found, reason
                 deletion, outcome = found, DeleteOutcome.TRANSPORT_ERROR
             elif outcome is not DeleteOutcome.FATAL_EVENT_ERROR:
                 break
-        return outcome, reason
+        return deletion, outcome, reason
 
     async def _due_again(self, deletion: Deletion) -> Deletion | DeleteOutcome:
         """The same entry as it is now, if the same action still applies; otherwise the outcome."""
@@ -212,10 +262,9 @@ class Resolver:
             removal = await self._dispatch(entry, deletion.verb)
         except LakebedError as error:
             return outcome_of(error), error.message
-        if removal is Removal.METADATA_ONLY:
+        if removal is not Removal.WHOLE:
             self._gauges.metadata_only(action.ref)
-            return DeleteOutcome.DELETED, _METADATA_ONLY
-        return DeleteOutcome.DELETED, ""
+        return DeleteOutcome.DELETED, _REASONS[removal]
 
     async def _dispatch(self, entry: ObjectEntry, verb: Verb) -> Removal:
         self._under_way += 1
@@ -240,55 +289,38 @@ class Resolver:
         if now_s - read_s < self._settings.policy_fresh_s:
             return rules
         policy = await self._seams.policies.get(bucket)
-        rules = rules_of(policy.text) if policy is not None else ()
+        rules = stored_policy(policy.text).rules if policy is not None else ()  # what cannot be read is not wanted
         self._policies[bucket] = (now_s, rules)
         return rules
 
-    async def _failed(self, work: WorkItem, outcome: DeleteOutcome, error: str, rule_hash: str) -> StreamResolution:
-        if outcome is DeleteOutcome.NOT_FOUND:
-            return StreamResolution.NOOP_RESOLVED
+    async def _record(
+        self, works: Sequence[WorkItem], ends: Sequence[StreamResolution | Failure]
+    ) -> list[StreamResolution]:
+        """Puts the failures on record, and removes what is on record of streams that were resolved, in one write."""
+        failures = [end for end in ends if isinstance(end, Failure)]
+        done = [work.stream for work, end in zip(works, ends, strict=True) if not isinstance(end, Failure)]
+        known = (await self._state.blockers.read()).value
+        if not failures and blockers.cleared(known, done) is known:
+            return [end for end in ends if not isinstance(end, Failure)]
+        limits = blockers.Limits(self._settings.retries_max, ns(self._settings.retry_age_s))
         now_ns = self._clock.now_ns()
 
-        def note(known: BlockerState) -> tuple[BlockerState, StreamResolution]:
-            if outcome is DeleteOutcome.FATAL_EVENT_ERROR:
-                after = blockers.block(
-                    known, work.stream, bucket=work.bucket, key=work.key, now_ns=now_ns,
-                    reason=outcome.value, error=error, rule_hash=rule_hash, retries=blockers.FATAL_TRIES,
-                )  # fmt: skip
-                return after, StreamResolution.BLOCKED
-            return blockers.record_retry(
-                known, work.stream, bucket=work.bucket, key=work.key, now_ns=now_ns, error=error,
-                rule_hash=rule_hash, retries_max=self._settings.retries_max,
-                age_max_ns=ns(self._settings.retry_age_s),
-            )  # fmt: skip
+        def note(state: BlockerState) -> tuple[BlockerState, dict[str, StreamResolution]]:
+            return blockers.recorded(blockers.cleared(state, done), failures, now_ns, limits)
 
         try:
-            answer = await self._state.blockers.change(note)
-        except LakebedError:  # without a stored record nothing may block: the next pass tries again
-            return StreamResolution.RETRY_LATER
-        log.warning("delete not resolved", stream=work.stream.id, key=work.key, outcome=outcome.value, error=error)
-        return answer
-
-    async def _forget(self, streams: Sequence[Stream]) -> None:
-        """Removes the retry budgets of positions that were resolved."""
-        snapshot = await self._state.blockers.read() if streams else None
-        if snapshot is None or not any(stream.id in snapshot.value.budgets for stream in streams):
-            return
-
-        def clear(known: BlockerState) -> BlockerState:
-            for stream in streams:
-                known = blockers.clear_budget(known, stream)
-            return known
-
-        await self._state.blockers.change(changed(clear))
+            answers = await self._state.blockers.change(note)
+        except LakebedError:  # without a stored record nothing may block or be passed: the next pass tries again
+            answers = {failure.stream.id: StreamResolution.RETRY_LATER for failure in failures}
+        return [answers[end.stream.id] if isinstance(end, Failure) else end for end in ends]
 
     async def demote(self, ref: ActionRef, reason: Degraded, why: str) -> None:
         """Switches the action from events to scans, durably. When the store raises, the caller's cursor stays."""
         now_ns = self._clock.now_ns()
 
         def lower(state: BucketLifecycle) -> BucketLifecycle:
-            known = state.action(ref.key)
-            if known is None or known.mode is not Mode.EVENT_DRIVEN:
+            known = state.action(ref.key) or ActionState()
+            if known.mode is not Mode.EVENT_DRIVEN:
                 return state
             after = msgspec.structs.replace(
                 known, mode=Mode.SCAN_ONLY, degraded=reason, degraded_since_ns=now_ns, next_scan_ns=now_ns
@@ -296,7 +328,7 @@ class Resolver:
             return state.having(ref.key, after)
 
         await self._state.bucket(ref.bucket).change(changed(lower))
-        log.warning("action demoted to scans", action=str(ref), reason=reason.value, why=why)
+        log.warning("action demoted to scans", action=str(ref), reason=reason.value, error=why)
 
     def _row(
         self, work: WorkItem, deletion: Deletion, outcome: DeleteOutcome | None = None, reason: str = ""

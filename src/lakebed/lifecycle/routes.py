@@ -25,10 +25,12 @@ from lakebed.lifecycle.operator import STATUS_ROWS, Operator
 from lakebed.lifecycle.policy import rules_of
 from lakebed.lifecycle.settings import LifecycleSettings
 from lakebed.lifecycle.state import Blocker, LedgerRow
+from lakebed.lifecycle.view import KeyForecast, LaneSummary, status_rows, summary, when
 from lakebed.lifecycle.workers import LifecycleServices, open_services, state_of
 
 READ, OPERATE = "lifecycle:read", "lifecycle:operate"
 XML = "application/xml"
+EXPIRATION = "x-amz-expiration"
 LAST_TICK = "x-lakebed-lifecycle-lasttick"
 BUCKET = "/api/s3/buckets/{bucket}/lifecycle"
 WHY_ROWS_MAX = 1000
@@ -64,13 +66,15 @@ class LifecycleRoutes:
 
     def __init__(self, context: Context) -> None:
         self._context, self._state = context, state_of(context)
-        self._operator = Operator(self._state, context.settings.of(LifecycleSettings).calendar)
+        self._operator = Operator(self._state, context.settings.of(LifecycleSettings))
         self._ledger = DeletionLedger(context)
         self.reads: Sequence[BaseRoute] = (
             Route("/api/s3/lifecycle/status", self._status_of_all),
+            Route("/api/s3/lifecycle/summary", self._summary),
             Route(BUCKET, self._policy),
             Route(f"{BUCKET}/status", self._status),
             Route(f"{BUCKET}/why", self._why),
+            Route(f"{BUCKET}/when", self._when),
             Route("/api/s3/lifecycle/blockers", self._blockers),
         )
         self.writes: Sequence[BaseRoute] = (
@@ -87,10 +91,8 @@ class LifecycleRoutes:
         return None
 
     async def health(self) -> Health:
-        """Degraded while something waits for an operator or the log is lost."""
+        """Degraded while something waits for an operator."""
         held = (await self._state.blockers.read()).value.blockers
-        if (await self._state.reader.read()).value.lost_log_since_ns:
-            return Health("degraded", "the event log is lost: lakebed lifecycle reseed --ack-lost-log")
         return Health("degraded", f"{len(held)} blockers: lakebed lifecycle blockers list") if held else Health("ok")
 
     @operation(
@@ -113,22 +115,41 @@ class LifecycleRoutes:
     )
     async def _status(self, request: Request) -> Response:
         bucket = _bucket(request, READ)
-        return json_response(await self._operator.status(bucket, limit=_limit(request)))
+        return json_response(await status_rows(self._operator, self._context, bucket, limit=_limit(request)))
 
     @operation("Every decision of lifecycle about one key (?key=)", answer=list[LedgerRow], right=f"{READ}:{{bucket}}")
     async def _why(self, request: Request) -> Response:
-        bucket, key = _bucket(request, READ), request.query_params.get("key", "")
-        if not key:
-            raise Invalid("the key is missing", hint="add ?key=")
+        bucket, key = _bucket(request, READ), _key(request)
         rows = deque[LedgerRow](maxlen=WHY_ROWS_MAX)
         async for row in self._ledger.rows(bucket, key=key):
             rows.append(row)
         return json_response(list(rows))
 
+    @operation(
+        "When a key (?key=), or an upload of it (?upload_id=), is due; the header x-amz-expiration as on AWS",
+        answer=KeyForecast,
+        right=f"{READ}:{{bucket}}",
+    )
+    async def _when(self, request: Request) -> Response:
+        bucket, key = _bucket(request, READ), _key(request)
+        async with open_services(self._context) as services:
+            found = await when(services, bucket, key, request.query_params.get("upload_id", ""))
+        response = json_response(found)
+        if found.expiration:
+            response.headers[EXPIRATION] = found.expiration.encode("ascii", "xmlcharrefreplace").decode()
+        return response
+
+    @operation("Lag, exceptions, blockers and counts of all actions", answer=LaneSummary, right=f"{READ}:*")
+    async def _summary(self, request: Request) -> Response:
+        request.state.principal.demand(f"{READ}:*")
+        return json_response(await summary(self._context))
+
     @operation("Streams that wait for an operator", answer=list[Blocker], right=f"{READ}:*")
     async def _blockers(self, request: Request) -> Response:
-        request.state.principal.demand(f"{READ}:*")
-        return json_response(await self._operator.blockers(bucket=request.query_params.get("bucket", "")))
+        principal = request.state.principal
+        principal.demand_list(f"{READ}:*")
+        found = await self._operator.blockers(bucket=request.query_params.get("bucket", ""))
+        return json_response([each for each in found if principal.owns(each.bucket)])
 
     @operation(
         "Mode, health and progress of the actions of every bucket: ?limit=",
@@ -136,8 +157,10 @@ class LifecycleRoutes:
         right=f"{READ}:*",
     )
     async def _status_of_all(self, request: Request) -> Response:
-        request.state.principal.demand(f"{READ}:*")
-        return json_response(await self._operator.status(limit=_limit(request)))
+        principal = request.state.principal
+        principal.demand_list(f"{READ}:*")
+        rows = await status_rows(self._operator, self._context, limit=_limit(request))
+        return json_response([row for row in rows if principal.owns(row["bucket"])])
 
     @operation(
         "What a policy (the body, or the one in force) would delete: ?days_ahead=, ?keys_max=",
@@ -151,7 +174,7 @@ class LifecycleRoutes:
             text = text or await _in_force(services, bucket)
             calendar = services.settings.calendar
             now_ns = self._context.clock.now_ns() + round(ahead * calendar.day_ns)
-            keys_max = int(_number(request, "keys_max", DRY_RUN_KEYS_MAX))
+            keys_max = min(DRY_RUN_KEYS_MAX, int(_number(request, "keys_max", DRY_RUN_KEYS_MAX)))
             result = await dry_run(
                 services.lake,
                 bucket,
@@ -236,6 +259,13 @@ def _bucket(request: Request, right: str) -> str:
     bucket = str(request.path_params["bucket"])
     request.state.principal.demand(f"{right}:{bucket}")
     return bucket
+
+
+def _key(request: Request) -> str:
+    key = request.query_params.get("key", "")
+    if not key:
+        raise Invalid("the key is missing", hint="add ?key=")
+    return key
 
 
 def component(context: Context) -> LifecycleRoutes:

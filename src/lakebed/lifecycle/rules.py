@@ -30,8 +30,10 @@ class MalformedPolicy(Invalid):
 
     code = "malformed_policy"
 
-    def __init__(self, why: str) -> None:
-        super().__init__(f"{NOT_WELL_FORMED}: {why}", aws_code="MalformedXML", aws_message=NOT_WELL_FORMED)
+    def __init__(self, why: str, *, form: str = "XML") -> None:
+        self.why = why
+        said = NOT_WELL_FORMED if form == "XML" else f"The {form} is not a lifecycle policy"
+        super().__init__(f"{said}: {why}", aws_code="MalformedXML", aws_message=NOT_WELL_FORMED)
 
 
 class InvalidPolicy(Invalid):
@@ -120,6 +122,14 @@ def policy_of(tree: Any, *, strict: bool, unique_ids: bool = True) -> tuple[Rule
     if unique_ids:
         _check_ids(policy.rules)
     return tuple(_rule(element) for element in policy.rules)
+
+
+def rule_of(tree: Any, *, strict: bool) -> Rule:
+    """One checked rule from a tree of plain values. Raises MalformedPolicy or InvalidPolicy."""
+    try:
+        return _rule(msgspec.convert(tree, RuleElement, strict=strict))
+    except msgspec.ValidationError as error:
+        raise MalformedPolicy(str(error)) from None
 
 
 def _check_ids(rules: Iterable[RuleElement]) -> None:

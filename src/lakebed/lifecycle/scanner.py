@@ -1,14 +1,16 @@
-"""Scans a bucket once for all its actions and deletes what is due; then its actions join the event sweeps.
+"""Scans a bucket for all its actions and deletes what is due; then its actions join the event sweeps.
 
-The first scan of an action is its bootstrap scan, later ones are safety scans. The order at the end keeps it safe: the
-modes are decided, the cursors are seeded durably, and only then one write stores that the bootstrap is complete and in
-which mode. After a crash before that write the actions keep waiting.
+The first scan of an action is its bootstrap scan, later ones are safety scans, or recover what the log lost. A scan is
+divided by prefix and key range; each part is one worker's at a time. The order at the end keeps it safe with any number
+of workers: one write makes the actions take part in sweeps, then every cursor they need is moved back under a new
+generation, then one write says that they joined. A sweep that began without them is refused by the generation; after a
+crash in between, whoever compiles next moves the cursors back.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
 from itertools import takewhile
 
@@ -16,25 +18,35 @@ import msgspec
 
 from lakebed.core.logs import logger
 from lakebed.lifecycle import blockers
+from lakebed.lifecycle.cluster import begins_ns, reach_hash
+from lakebed.lifecycle.cursors import rewound
 from lakebed.lifecycle.decide import decide
 from lakebed.lifecycle.engine import CompiledAction, PolicySnapshot
 from lakebed.lifecycle.model import ActionKind, Degraded, Mode, StreamKind, StreamResolution
-from lakebed.lifecycle.modes import decide_mode, safety_scan_every
-from lakebed.lifecycle.reader import seed_cursors
+from lakebed.lifecycle.modes import LagMonitor, decide_mode, next_scan_ns
 from lakebed.lifecycle.resolver import Resolver, WorkItem, is_unversioned
+from lakebed.lifecycle.scan_plan import is_joining, reseeded, same_scan, scan_prefixes, snapshot_digest
 from lakebed.lifecycle.seams import Family, Lister
 from lakebed.lifecycle.settings import LifecycleSettings, ns
 from lakebed.lifecycle.state import (
+    STATE_VERSION,
     ActionState,
+    BlockerState,
     BucketLifecycle,
     LifecycleState,
+    ReaderState,
     ScanProgress,
+    ScanRange,
     Stream,
     changed,
     scan_place,
 )
 
 log = logger("lifecycle")
+
+CHECKPOINT_S = 5.0  # what a crash loses of a scan
+RANGES_MAX = 64
+SCAN_ONLY_BY_OPERATOR = (Degraded.LAG_HIGH, Degraded.PENDING_FULL)  # only a reseed returns these to events
 
 
 class BucketScan(msgspec.Struct, frozen=True):
@@ -46,91 +58,133 @@ class BucketScan(msgspec.Struct, frozen=True):
     complete: bool = False
     blocked: bool = False
 
+    def plus(self, other: BucketScan) -> BucketScan:
+        return BucketScan(
+            self.bucket,
+            self.scanned + other.scanned,
+            self.worked + other.worked,
+            self.complete or other.complete,
+            self.blocked or other.blocked,
+        )
+
 
 class BucketScanner:
-    def __init__(self, lister: Lister, resolver: Resolver, state: LifecycleState, settings: LifecycleSettings) -> None:
+    def __init__(
+        self,
+        lister: Lister,
+        resolver: Resolver,
+        state: LifecycleState,
+        settings: LifecycleSettings,
+        monitor: LagMonitor,
+    ) -> None:
         self._lister, self._resolver, self._state, self._settings = lister, resolver, state, settings
+        self._monitor = monitor
         self._scanned = state.metrics.counter("lakebed_lifecycle_scanned_total")
 
-    async def run(
-        self,
-        bucket: str,
-        snapshot: PolicySnapshot,
-        alive: Callable[[], Awaitable[None]],
-        retention_ns: int | None = None,
-    ) -> BucketScan:
-        """Scans the bucket, from where an earlier scan for the same actions stopped. Stops at a blocker.
+    # Parts.
 
-        `retention_ns` is how long the event log keeps events: it decides the modes at the end.
-        """
-        held = (await self._state.blockers.read()).value
-        if blockers.blocks(held, StreamKind.BOOTSTRAP, bucket=bucket):
-            return BucketScan(bucket, blocked=True)
-        progress, skips = await self._begin(bucket, snapshot)
-        scanned = worked = 0
-        batch: list[tuple[str, WorkItem | None]] = []
-        async with aclosing(self._lister.scan(bucket, progress.after)) as families:
-            async for family in families:
-                scanned += 1
-                work = None if scan_place(family.key, family.upload_id) in skips else self._work(snapshot, family)
-                worked += work is not None
-                batch.append((family.token, work))
-                if len(batch) >= self._settings.batch:
-                    await alive()
-                    if (stuck := await self._settle(bucket, progress, batch)) is not None:
-                        return BucketScan(bucket, scanned, worked, blocked=stuck is StreamResolution.BLOCKED)
-                    batch = []
-        await alive()
-        if batch and (stuck := await self._settle(bucket, progress, batch)) is not None:
-            return BucketScan(bucket, scanned, worked, blocked=stuck is StreamResolution.BLOCKED)
-        self._scanned.labels(bucket=bucket).inc(scanned)
-        await self._complete(bucket, snapshot, retention_ns)
-        return BucketScan(bucket, scanned, worked, complete=True)
-
-    async def _begin(self, bucket: str, snapshot: PolicySnapshot) -> tuple[ScanProgress, dict[str, str]]:
+    async def begin(self, bucket: str, snapshot: PolicySnapshot) -> ScanProgress:
+        """The scan of the bucket for these actions: the one in progress, or a new one."""
         wanted, now_ns = snapshot_digest(snapshot, bucket), self._state.clock.now_ns()
+        register = self._state.bucket(bucket)
+        known = (await register.read()).value
+        if known.scan is not None and known.scan.snapshot == wanted and not known.rescan:
+            return known.scan
+        ranges = await self._plan(bucket, snapshot)
 
-        def begin(state: BucketLifecycle) -> tuple[BucketLifecycle, tuple[ScanProgress, dict[str, str]]]:
+        def begin(state: BucketLifecycle) -> tuple[BucketLifecycle, ScanProgress]:
             if state.scan is not None and state.scan.snapshot == wanted and not state.rescan:
-                return state, (state.scan, state.skips)
+                return state, state.scan
             earlier = state.scan or ScanProgress("", 0)
             progress = ScanProgress(
                 snapshot=wanted,
                 started_at_ns=now_ns,
+                ranges=ranges,
                 force_delays_ns=tuple(sorted({*state.force_delays_ns, *earlier.force_delays_ns})),
                 force_predicate=state.force_predicate or earlier.force_predicate,
+                log_generation=snapshot.log.generation,
+                gaps=snapshot.log.gaps,
             )
             after = msgspec.structs.replace(
                 state, scan=progress, rescan=False, force_delays_ns=(), force_predicate=False
             )
-            return after, (progress, state.skips)
+            return after, progress
 
-        return await self._state.bucket(bucket).change(begin)
+        return await register.change(begin)
 
-    def _work(self, snapshot: PolicySnapshot, family: Family) -> WorkItem | None:
+    async def _plan(self, bucket: str, snapshot: PolicySnapshot) -> tuple[ScanRange, ...]:
+        live = [action for action in snapshot.of_bucket(bucket) if action.mode is not Mode.DISABLED]
+        ranges: list[ScanRange] = []
+        for prefix in scan_prefixes(live):
+            borders = list(await self._lister.split(bucket, prefix)) if len(ranges) < RANGES_MAX else []
+            starts, ends = ["", *borders], [*borders, ""]
+            ranges += [ScanRange(prefix, a, b, after=a) for a, b in zip(starts, ends, strict=True)]
+        return tuple(ranges)
+
+    async def run(
+        self,
+        bucket: str,
+        part: int,
+        progress: ScanProgress,
+        snapshot: PolicySnapshot,
+        alive: Callable[[], Awaitable[None]],
+    ) -> BucketScan:
+        """Scans one part, from where an earlier scan for the same actions stopped. Stops at a blocker.
+
+        `complete` when the whole bucket was scanned with it.
+        """
+        held = (await self._state.blockers.read()).value
+        if blockers.blocks(held, Stream(StreamKind.BOOTSTRAP, bucket=bucket).lane):
+            return BucketScan(bucket, blocked=True)
+        state = (await self._state.bucket(bucket).read()).value
+        if state.scan is None or state.scan.started_at_ns != progress.started_at_ns or state.scan.ranges[part].done:
+            return BucketScan(bucket)
+        walk = _RangeWalk(bucket, part, progress, state.scan.ranges[part], self._state.clock.monotonic_s())
+        families = self._lister.scan(bucket, walk.range.after, prefix=walk.range.prefix, until=walk.range.until)
+        async with aclosing(families):
+            async for family in families:
+                walk.scanned += 1
+                skipped = scan_place(family.key, family.upload_id) in state.skips
+                work = None if skipped else self._work(snapshot, family, walk)
+                walk.worked += work is not None
+                walk.batch.append((family.token, work))
+                if len(walk.batch) >= self._settings.batch:
+                    await alive()
+                    if not await self._settle(walk):
+                        return walk.report()
+        await alive()
+        if not await self._settle(walk, end=True):
+            return walk.report()
+        self._scanned.labels(bucket=bucket).inc(walk.scanned)
+        done = await self.complete(bucket, snapshot)
+        return msgspec.structs.replace(walk.report(), complete=done)
+
+    def _work(self, snapshot: PolicySnapshot, family: Family, walk: _RangeWalk) -> WorkItem | None:
+        matched = snapshot.match_path(family.bucket, family.key)
+        if not matched:
+            return None
         now_ns = self._state.clock.now_ns()
         stream = Stream(StreamKind.BOOTSTRAP, bucket=family.bucket, key=family.key, upload_id=family.upload_id)
-        if family.unreadable and snapshot.match_path(family.bucket, family.key):
+        if family.unreadable:
             return WorkItem(stream, family.bucket, family.key, (), family.upload_id, unreadable=family.unreadable)
         actions = tuple(
             action
-            for action in snapshot.match_path(family.bucket, family.key)
+            for action in matched
             if action.kind is not ActionKind.EXPIRATION_DATE or (action.rule.expiration_date_ns or 0) <= now_ns
         )
-        if not actions or not self._may_be_due(snapshot, actions, family, now_ns):
+        gaps = walk.progress.gaps
+        # What the listing shows not to be due needs no lookup.
+        found = decide(actions, family, now_ns, snapshot.calendar, None, gaps)
+        if found.next_due_ns:
+            walk.next_due_ns = min(walk.next_due_ns or found.next_due_ns, found.next_due_ns)
+        if not found.deletions and not found.waits:
             return None
         listed = family if all(is_unversioned(entry) for entry in family.entries) else None
-        return WorkItem(stream, family.bucket, family.key, actions, family.upload_id, family=listed)
+        return WorkItem(stream, family.bucket, family.key, actions, family.upload_id, family=listed, gaps=gaps)
 
-    def _may_be_due(
-        self, snapshot: PolicySnapshot, actions: tuple[CompiledAction, ...], family: Family, now_ns: int
-    ) -> bool:
-        """Saves the lookup of keys that the listing already shows not to be due."""
-        return bool(decide(StreamKind.BOOTSTRAP, actions, family, now_ns, snapshot.calendar).deletions)
-
-    async def _settle(
-        self, bucket: str, progress: ScanProgress, batch: list[tuple[str, WorkItem | None]]
-    ) -> StreamResolution | None:
+    async def _settle(self, walk: _RangeWalk, *, end: bool = False) -> bool:
+        """Resolves the batch; False when the scan must stop. The checkpoint passes only what is resolved."""
+        batch, walk.batch = walk.batch, []
         works = [work for _, work in batch if work is not None]
         answers = iter(await self._resolver.settle(works)) if works else iter(())
         judged = [
@@ -138,65 +192,128 @@ class BucketScanner:
         ]
         passed = [token for token, _ in takewhile(lambda one: one[1].resolved, judged)]
         if passed:
-            await self._checkpoint(bucket, progress, passed[-1], len(passed))
-        return next((answer for _, answer in judged if not answer.resolved), None)
+            walk.after, walk.passed = passed[-1], walk.passed + len(passed)
+        walk.stuck = next((answer for _, answer in judged if not answer.resolved), None)
+        now_s = self._state.clock.monotonic_s()
+        if walk.stuck is not None or end or now_s - walk.noted_s >= CHECKPOINT_S:
+            walk.took_ns, walk.noted_s = ns(now_s - walk.noted_s), now_s
+            return await self._checkpoint(walk, done=end and walk.stuck is None) and walk.stuck is None
+        return True
 
-    async def _checkpoint(self, bucket: str, progress: ScanProgress, after: str, passed: int) -> None:
-        def move(state: BucketLifecycle) -> BucketLifecycle:
+    async def _checkpoint(self, walk: _RangeWalk, *, done: bool = False) -> bool:
+        """Stores the progress; False when another scan has begun, whose progress it is not."""
+        passed, walk.passed = walk.passed, 0
+
+        def move(state: BucketLifecycle) -> tuple[BucketLifecycle, bool]:
             scan = state.scan
-            if scan is None or (scan.snapshot, scan.started_at_ns) != (progress.snapshot, progress.started_at_ns):
-                return state  # another scan has begun: do not overwrite its progress
-            moved = msgspec.structs.replace(scan, after=after, scanned=scan.scanned + passed)
-            return msgspec.structs.replace(state, scan=moved)
+            if scan is None or (scan.snapshot, scan.started_at_ns) != (
+                walk.progress.snapshot, walk.progress.started_at_ns
+            ):  # fmt: skip
+                return state, False
+            known = scan.ranges[walk.part]
+            moved = msgspec.structs.replace(
+                known,
+                after=walk.after or known.after,
+                scanned=known.scanned + passed,
+                done=known.done or done,
+                next_due_ns=min(filter(None, (known.next_due_ns, walk.next_due_ns)), default=0),
+            )
+            if moved == known:
+                return state, True
+            moved = msgspec.structs.replace(moved, took_ns=known.took_ns + walk.took_ns)
+            ranges = (*scan.ranges[: walk.part], moved, *scan.ranges[walk.part + 1 :])
+            return msgspec.structs.replace(state, scan=msgspec.structs.replace(scan, ranges=ranges)), True
 
-        await self._state.bucket(bucket).change(changed(move))
+        return await self._state.bucket(walk.bucket).change(move)
 
-    async def _complete(self, bucket: str, snapshot: PolicySnapshot, retention_ns: int | None) -> None:
+    # The end.
+
+    async def complete(self, bucket: str, snapshot: PolicySnapshot) -> bool:
+        """Ends the scan when all its parts are done: the actions take part in sweeps, then the cursors are moved back
+        for them. False when another part is still under way, or another worker ended it.
+        """
         state = (await self._state.bucket(bucket).read()).value
         scan = state.scan
-        if scan is None or scan.snapshot != snapshot_digest(snapshot, bucket):
-            return  # another worker completed it, or began another
-        lost = (await self._state.reader.read()).value.lost_log_since_ns > 0
+        if scan is None or not scan.done or scan.snapshot != snapshot_digest(snapshot, bucket):
+            return False
         actions = snapshot.of_bucket(bucket)
-        targets = {action.ref: self._target(action, state, lost, retention_ns) for action in actions}
-        fresh = [
-            action.ref
-            for action in actions
-            if not (known := state.action(action.ref.key)) or not known.bootstrap_complete
-        ]
-        modes = {ref: mode for ref, (mode, _) in targets.items()}
-        if fresh or scan.force_delays_ns or scan.force_predicate:
-            await self._state.reader.change(
-                changed(
-                    lambda known: seed_cursors(
-                        known,
-                        snapshot,
-                        fresh,
-                        modes,
-                        scan.started_at_ns,
-                        lookback_ns=ns(self._settings.lookback_s),
-                        force_delays_ns=scan.force_delays_ns,
-                        force_predicate=scan.force_predicate,
-                    )
-                )
-            )
-        now_ns = self._state.clock.now_ns()
+        retention_ns, now_ns = self._monitor.retention_ns(snapshot.log), self._state.clock.now_ns()
 
-        def finish(state: BucketLifecycle) -> BucketLifecycle:
+        def finish(state: BucketLifecycle) -> tuple[BucketLifecycle, bool]:
             if state.scan is None or state.scan.started_at_ns != scan.started_at_ns:
-                return state
+                return state, False
             for action in actions:
                 known = state.action(action.ref.key) or ActionState()
-                state = state.having(action.ref.key, self._finished(action, known, targets[action.ref], scan, now_ns))
-            return msgspec.structs.replace(state, scan=None)
+                target = self._target(action, known, scan, retention_ns)
+                state = state.having(action.ref.key, self._finished(action, known, target, scan, now_ns))
+            return msgspec.structs.replace(state, version=STATE_VERSION, scan=None, objects=scan.scanned), True
 
-        await self._state.bucket(bucket).change(changed(finish))
-        log.info("bucket scanned", bucket=bucket, activated=[str(ref.key) for ref in fresh])
+        if not await self._state.bucket(bucket).change(finish):
+            return False
+        log.info("bucket scanned", bucket=bucket, keys=scan.scanned)
+        await self._isolated_gone(bucket, scan.started_at_ns)
+        await self.join(bucket, actions, snapshot)
+        return True
+
+    async def join(self, bucket: str, actions: Iterable[CompiledAction], snapshot: PolicySnapshot) -> None:
+        """Moves the cursors back for the actions that wait for it, and then says that they joined. Idempotent.
+
+        The floor is what was due at the start of their scan, so that all that it left is replayed: with rounding to
+        midnight that is up to a day before the start less the delay.
+        """
+        state = (await self._state.bucket(bucket).read()).value
+        waiting = {
+            str(action.ref.key): (action, known)
+            for action in actions
+            if (known := state.action(action.ref.key)) is not None and is_joining(known)
+        }
+        if not waiting:
+            return
+        floors: list[tuple[int | None, int]] = []
+        lookback_ns = ns(self._settings.lookback_s)
+        for action, known in waiting.values():
+            started_ns = known.bootstrap_started_at_ns
+            cutoffs = {delay: self._settings.calendar.cutoff(started_ns, delay) for delay in action.delays_ns}
+            floors += [(delay, min(cutoff_ns, started_ns - lookback_ns)) for delay, cutoff_ns in cutoffs.items()]
+            floors += [(None, started_ns - lookback_ns)] if action.predicate_sensitive else []
+        latest = max(one.generation for one in (await self._state.cursors()).values())
+        generation = max(self._state.clock.now_ns(), latest + 1)
+        reach, begins = reach_hash(snapshot.log), begins_ns(snapshot.log)
+
+        def back(state: ReaderState) -> ReaderState:
+            return rewound(state, floors, generation=generation, reach=reach, begins_ns=begins)
+
+        await asyncio.gather(*(register.change(changed(back)) for register in self._state.readers))
+
+        def joined(state: BucketLifecycle) -> BucketLifecycle:
+            for name, (action, known) in waiting.items():
+                now = state.actions.get(name)
+                if now is not None and is_joining(now) and same_scan(now, known):
+                    state = state.having(action.ref.key, msgspec.structs.replace(now, joined=generation))
+            return state
+
+        await self._state.bucket(bucket).change(changed(joined))
+        log.info("actions joined the sweeps", bucket=bucket, actions=sorted(waiting), generation=generation)
+
+    async def _isolated_gone(self, bucket: str, started_ns: int) -> None:
+        """What the scan did not meet again is no longer there, or can be read now."""
+        held = (await self._state.blockers.read()).value
+        if not any(one.bucket == bucket and one.last_seen_ns < started_ns for one in held.isolated.values()):
+            return
+
+        def drop(state: BlockerState) -> BlockerState:
+            kept = {
+                name: one
+                for name, one in state.isolated.items()
+                if one.bucket != bucket or one.last_seen_ns >= started_ns
+            }
+            return msgspec.structs.replace(state, isolated=kept)
+
+        await self._state.blockers.change(changed(drop))
 
     def _target(
-        self, action: CompiledAction, state: BucketLifecycle, lost: bool, retention_ns: int | None
+        self, action: CompiledAction, known: ActionState, scan: ScanProgress, retention_ns: int | None
     ) -> tuple[Mode, Degraded]:
-        known = state.action(action.ref.key) or ActionState()
         mode, why = decide_mode(
             action.rule,
             action.kind,
@@ -204,19 +321,12 @@ class BucketScanner:
             retention_ns=retention_ns,
             lookback_ns=ns(self._settings.lookback_s),
             paused=known.paused,
-            lost_log=lost,
         )
-        demoted = known.mode is Mode.SCAN_ONLY and known.bootstrap_complete
-        if demoted and mode is Mode.EVENT_DRIVEN and not self._reseeded(action, state):
-            return known.mode, known.degraded  # only a reseed returns a demoted action to events
+        demoted = known.mode is Mode.SCAN_ONLY and known.degraded in SCAN_ONLY_BY_OPERATOR
+        lately = known.bootstrap_complete or known.degraded_since_ns >= scan.started_at_ns
+        if demoted and lately and mode is Mode.EVENT_DRIVEN and not reseeded(action, scan):
+            return known.mode, known.degraded
         return mode, why
-
-    def _reseeded(self, action: CompiledAction, state: BucketLifecycle) -> bool:
-        scan = state.scan
-        if scan is None:
-            return False
-        by_delay = bool(set(action.delays_ns) & set(scan.force_delays_ns))
-        return by_delay or (scan.force_predicate and action.predicate_sensitive)
 
     def _finished(
         self,
@@ -227,11 +337,7 @@ class BucketScanner:
         now_ns: int,
     ) -> ActionState:
         mode, why = target
-        every_ns = known.cadence_ns or safety_scan_every(action.rule, action.kind, self._settings.calendar)
-        next_ns = scan.started_at_ns + every_ns
-        date_ns = action.rule.expiration_date_ns
-        if action.kind is ActionKind.EXPIRATION_DATE and date_ns is not None and scan.started_at_ns < date_ns:
-            next_ns = date_ns
+        fresh = not known.bootstrap_complete or known.mode is not mode or reseeded(action, scan)
         return msgspec.structs.replace(
             known,
             rule_id=action.rule.rule_id,
@@ -242,14 +348,33 @@ class BucketScanner:
             bootstrap_started_at_ns=scan.started_at_ns,
             bootstrap_completed_at_ns=now_ns,
             last_scan_ns=scan.started_at_ns,
-            next_scan_ns=next_ns,
+            next_scan_ns=next_scan_ns(
+                action.rule,
+                action.kind,
+                self._settings.calendar,
+                scan,
+                now_ns,
+                mode=mode,
+                cadence_ns=known.cadence_ns,
+            ),
             delays_ns=action.delays_ns,
             predicate=action.predicate_sensitive,
             gone_since_ns=0,
+            joined=0 if fresh else known.joined,
+            log_generation=scan.log_generation,
+            why_scan="",
         )
 
 
-def snapshot_digest(snapshot: PolicySnapshot, bucket: str) -> str:
-    """Names the set of actions of a scan, the same in every process."""
-    keys = sorted(str(action.ref.key) for action in snapshot.of_bucket(bucket))
-    return hashlib.sha256("\n".join(keys).encode()).hexdigest()[:16]
+class _RangeWalk:
+    """One part of a scan under way."""
+
+    def __init__(self, bucket: str, part: int, progress: ScanProgress, found: ScanRange, now_s: float) -> None:
+        self.bucket, self.part, self.progress, self.range = bucket, part, progress, found
+        self.batch: list[tuple[str, WorkItem | None]] = []
+        self.scanned = self.worked = self.passed = self.next_due_ns = self.took_ns = 0
+        self.after, self.noted_s = "", now_s
+        self.stuck: StreamResolution | None = None
+
+    def report(self) -> BucketScan:
+        return BucketScan(self.bucket, self.scanned, self.worked, blocked=self.stuck is StreamResolution.BLOCKED)

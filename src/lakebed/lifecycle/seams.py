@@ -13,7 +13,10 @@ from typing import Protocol
 import msgspec
 
 from lakebed.core.errors import Conflict
+from lakebed.lifecycle.cluster import LogReach
 from lakebed.lifecycle.model import ObjectEntry, Position, Verb
+
+UPLOADS = ".uploads/"  # the prefix under which a scan lists uploads
 
 
 class LostLog(Conflict):
@@ -34,7 +37,7 @@ class Facts(msgspec.Struct, frozen=True):
 class ChangeEvent(msgspec.Struct, frozen=True):
     """One change of one thing in a bucket. `key` is the object's key, whichever version changed.
 
-    `unreadable` is why the event could not be decoded; such an event blocks its stream instead of being skipped.
+    `unreadable` is why the event could not be decoded; such an event is isolated with that reason.
     `policy` is set when the bucket's own lifecycle policy or versioning may have changed.
     """
 
@@ -59,14 +62,14 @@ class EventSource(Protocol):
         iterating at any time.
         """
 
-    async def begins_ns(self) -> int:
-        """How far back the log reaches: 0 while nothing was ever removed from it. Raises Unavailable."""
+    async def reach(self) -> LogReach:
+        """How far back the log reaches, and which servers write it. Raises Unavailable."""
 
 
 class Family(msgspec.Struct, frozen=True):
     """All that there is of one key (newest version first), or one upload. A scan continues behind `token`.
 
-    `unreadable` is why it could not be read: such a key blocks a scan instead of being skipped.
+    `unreadable` is why it could not be read: such a key is isolated with that reason.
     """
 
     bucket: str
@@ -86,8 +89,14 @@ class Lister(Protocol):
         Raises Unavailable, or Corrupt when an entry cannot be understood.
         """
 
-    def scan(self, bucket: str, after: str = "") -> AsyncGenerator[Family, None]:
-        """Every key and every upload of the bucket once, behind the token `after`. Not a snapshot."""
+    def scan(self, bucket: str, after: str = "", *, prefix: str = "", until: str = "") -> AsyncGenerator[Family, None]:
+        """Every key and every upload of the bucket once, behind the token `after` and, where `until` is given, not
+        behind that token. With `prefix`, only keys that begin with it are listed; `UPLOADS` lists the uploads alone.
+        Not a snapshot.
+        """
+
+    async def split(self, bucket: str, prefix: str = "") -> Sequence[str]:
+        """Tokens between which a scan of the prefix can be divided, in order; none for what is small or cannot be."""
 
 
 class Removal(StrEnum):
@@ -95,6 +104,7 @@ class Removal(StrEnum):
 
     WHOLE = "whole"
     METADATA_ONLY = "metadata only"  # left to their TTL volume, which is dropped as a whole
+    COMPLETED = "completed upload"  # left to the object that was completed from them
 
 
 class Deleter(Protocol):
@@ -108,11 +118,15 @@ class Deleter(Protocol):
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """One bucket's policy, verbatim, and whether it keeps (or kept) versions."""
+    """One bucket's policy, verbatim, and whether it keeps (or kept) versions.
+
+    `incarnation` tells a bucket that was deleted and made again from the one before.
+    """
 
     bucket: str
     text: bytes
     versioned: bool = False
+    incarnation: str = ""
 
 
 class Policies(Protocol):
@@ -123,6 +137,9 @@ class Policies(Protocol):
 
     async def get(self, bucket: str) -> Policy | None:
         """The policy in force now, read from the store itself, never from a cache."""
+
+    def changes(self) -> AsyncGenerator[str, None]:
+        """Buckets whose own entry changed from now on: policy or versioning may be another. Raises Unavailable."""
 
     async def put(self, bucket: str, text: bytes) -> None:
         """Puts the policy, in constant time whatever the size of the bucket; empty text removes it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, ClassVar, Literal
 
 from lakebed.core.settings import Contradiction, Section, describe
@@ -12,6 +13,10 @@ class LifecycleSettings(Section, frozen=True):
     section: ClassVar[str] = "lifecycle"
 
     day_s: Annotated[float, describe("Length of a day in seconds; only tests change it.")] = float(DAY_S)
+    buckets: Annotated[
+        tuple[str, ...],
+        describe("Names the buckets that lifecycle may delete from, as patterns; empty means every one with a policy."),
+    ] = ()
     rounding: Annotated[
         Literal["exact", "midnight"],
         describe(
@@ -52,6 +57,16 @@ class LifecycleSettings(Section, frozen=True):
     ] = 4 * 3600.0
     lease_s: Annotated[float, describe("Keeps the streams of a worker that stopped reporting for this long.")] = 30.0
     fold_s: Annotated[float, describe("Moves the ledger into its table at this interval; 0 means never.")] = 300.0
+    ledger_retention_s: Annotated[
+        float, describe("Keeps rows of the ledger for this long after the decision; 0 means forever.")
+    ] = 400.0 * DAY_S
+    events_topic: Annotated[
+        str,
+        describe("Publishes each deletion as a CloudEvent to this topic of the log; empty means no events."),
+    ] = ""
+    run_hours: Annotated[
+        str, describe("Limits work to these hours of the day in UTC, as 01-06; empty means always.")
+    ] = ""
     shared_prefixes: Annotated[
         str,
         describe(
@@ -70,6 +85,23 @@ class LifecycleSettings(Section, frozen=True):
         for name in ("concurrency", "batch", "pending_max", "retries_max"):
             if getattr(self, name) < 1:
                 raise Contradiction(f"lifecycle.{name}", f"lifecycle.{name}", "must be at least 1")
+
+        if self.events_topic and not self.fold_s:
+            raise Contradiction("lifecycle.events_topic", "lifecycle.fold_s", "events come from the ledger's moves")
+
+        self.hours_closed_s(0)
+
+    def hours_closed_s(self, now_ns: int) -> float:
+        """How long `run_hours` still keep the workers from working; 0 while they may. Raises Contradiction."""
+        if not self.run_hours:
+            return 0.0
+        found = re.fullmatch(r"([01]\d|2[0-3])-([01]\d|2[0-4])", self.run_hours)
+        if found is None or found[1] == found[2]:
+            raise Contradiction("lifecycle.run_hours", "lifecycle.run_hours", "must be two hours, as 01-06 or 22-04")
+        opens_s, closes_s = int(found[1]) * 3600, int(found[2]) * 3600
+        at_s = now_ns / SECOND_NS % DAY_S
+        is_open = opens_s <= at_s < closes_s if opens_s < closes_s else at_s >= opens_s or at_s < closes_s
+        return 0.0 if is_open else (opens_s - at_s) % DAY_S
 
     @property
     def calendar(self) -> Calendar:

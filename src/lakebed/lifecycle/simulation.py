@@ -10,22 +10,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
 
-from lakebed.core.errors import LakebedError, Unavailable
+from lakebed.core.errors import Unavailable
+from lakebed.lifecycle.cluster import LogReach
 from lakebed.lifecycle.enforcer import Enforcer
 from lakebed.lifecycle.engine import action_keys
 from lakebed.lifecycle.evaluate import action_kinds, due_at
 from lakebed.lifecycle.memory import MemoryLake
-from lakebed.lifecycle.model import ObjectEntry, Position, Rule, Verb
-from lakebed.lifecycle.policy import render_xml, rules_of
+from lakebed.lifecycle.model import Calendar, ObjectEntry, Position, Rule, Verb
+from lakebed.lifecycle.policy import render_xml
 from lakebed.lifecycle.reserved import ReservedKeys
 from lakebed.lifecycle.resolver import Seams
 from lakebed.lifecycle.seams import ChangeEvent, Family, Policy, Removal
 from lakebed.lifecycle.settings import LifecycleSettings
 from lakebed.lifecycle.state import LifecycleState
+from lakebed.lifecycle.stored_policy import stored_policy
 from lakebed.sim.faults import CALM
 from lakebed.sim.world import Process, World
 
@@ -93,9 +96,18 @@ class RemoteLake:
         async for event in self._lake.read(after, until_ns):
             yield event
 
-    async def begins_ns(self) -> int:
+    async def changes(self) -> AsyncGenerator[str, None]:
+        await self._go("changes", "")
+        async for bucket in self._lake.changes():
+            yield bucket
+
+    async def reach(self) -> LogReach:
         await self._go("log", "")
-        return await self._lake.begins_ns()
+        return await self._lake.reach()
+
+    async def split(self, bucket: str, prefix: str = "") -> Sequence[str]:
+        await self._go("split", prefix)
+        return await self._lake.split(bucket, prefix)
 
     async def look(self, bucket: str, key: str, upload_id: str = "") -> Family:
         await self._go("look", key)
@@ -103,9 +115,11 @@ class RemoteLake:
         await self._travel()
         return found
 
-    async def scan(self, bucket: str, after: str = "") -> AsyncGenerator[Family, None]:
+    async def scan(
+        self, bucket: str, after: str = "", *, prefix: str = "", until: str = ""
+    ) -> AsyncGenerator[Family, None]:
         await self._go("scan", after)
-        async for family in self._lake.scan(bucket, after):
+        async for family in self._lake.scan(bucket, after, prefix=prefix, until=until):
             await self._travel()
             yield family
 
@@ -148,47 +162,51 @@ class RemoteLake:
 class DeleteChecker:
     """Looks at every removal: was it wanted by a policy in force now or a moment ago, and was it due?"""
 
-    def __init__(self, world: World, lake: MemoryLake) -> None:
+    def __init__(self, world: World, lake: MemoryLake, calendar: Calendar = SETTINGS.calendar) -> None:
         self._world, self._lake = world, lake
         self._seen = 0
-        self._policies: list[tuple[int, tuple[Rule, ...]]] = []
+        self._policies: dict[str, list[tuple[int, tuple[Rule, ...]]]] = {}
+        self._calendar = calendar
         world.invariant("lifecycle", self.complaint)
 
-    def policy(self, rules: tuple[Rule, ...]) -> None:
-        self._policies.append((self._world.clock.now_ns(), rules))
+    def policy(self, rules: tuple[Rule, ...], bucket: str = BUCKET) -> None:
+        self._policies.setdefault(bucket, []).append((self._world.clock.now_ns(), rules))
 
     def complaint(self) -> str | None:
         for at_ns, entry, _ in self._lake.removed[self._seen :]:
             self._seen += 1
             if RESERVED.holds(entry.bucket, entry.key):
                 return f"{entry.key} was deleted although it is Lakebed's own"
-            if not any(self._wanted(rules, entry, at_ns) for rules in self._in_force(at_ns)):
+            if not any(self._wanted(rules, entry, at_ns) for rules in self._in_force(entry.bucket, at_ns)):
                 return f"{entry.key} was deleted although every policy in force kept it"
         return None
 
-    def _in_force(self, at_ns: int) -> list[tuple[Rule, ...]]:
-        since_ns = at_ns - round(POLICY_WINDOW_S * 1e9)
-        ends = [began for began, _ in self._policies[1:]] + [at_ns]
-        return [rules for (_, rules), end in zip(self._policies, ends, strict=True) if end >= since_ns]
+    def _in_force(self, bucket: str, at_ns: int) -> list[tuple[Rule, ...]]:
+        since_ns, policies = at_ns - round(POLICY_WINDOW_S * 1e9), self._policies.get(bucket, [])
+        ends = [began for began, _ in policies[1:]] + [at_ns]
+        return [rules for (_, rules), end in zip(policies, ends, strict=False) if end >= since_ns]
 
     def _wanted(self, rules: tuple[Rule, ...], entry: ObjectEntry, at_ns: int) -> bool:
         return any(
-            (due := due_at(rule, kind, entry, SETTINGS.calendar)) is not None and due <= at_ns
+            (due := due_at(rule, kind, entry, self._calendar)) is not None and due <= at_ns
             for rule in rules
             for kind in action_kinds(rule)
         )
 
     def due_and_there(self) -> list[str]:
-        """What should be gone by now under the policy in force."""
-        policy = self._lake.policies.get(BUCKET, b"")
+        """What should be gone by now under the policies in force."""
+        return [one for bucket in sorted(self._policies) for one in self._due_in(bucket)]
+
+    def _due_in(self, bucket: str) -> list[str]:
+        rules = stored_policy(self._lake.policies.get(bucket, b"")).rules
         now_ns, found = self._world.clock.now_ns(), []
-        shown = {key: self._lake._entries(BUCKET, key) for key in sorted(self._lake.objects.get(BUCKET, {}))}
+        shown = {key: self._lake._entries(bucket, key) for key in sorted(self._lake.objects.get(bucket, {}))}
         shown |= {
-            f"{key}?upload={name}": (ObjectEntry(BUCKET, key, made.identity, upload_id=name),)
-            for name, (key, made) in sorted(self._lake.uploads.get(BUCKET, {}).items())
+            f"{key}?upload={name}": (ObjectEntry(bucket, key, made.identity, upload_id=name),)
+            for name, (key, made) in sorted(self._lake.uploads.get(bucket, {}).items())
         }
         for key, entries in shown.items():
-            found += [f"{key} {entry.version_id}" for entry in entries if self._wanted(rules_of(policy), entry, now_ns)]
+            found += [f"{bucket}/{key} {one.version_id}" for one in entries if self._wanted(rules, one, now_ns)]
         return found
 
 
@@ -201,16 +219,15 @@ def open_worker(world: World, process: Process, lake: MemoryLake, settings: Life
 async def keep_running(
     world: World, process: Process, lake: MemoryLake, until_ns: int, settings: LifecycleSettings = SETTINGS
 ) -> None:
-    """A worker's life until an instant; what a round raises is what `run` would log."""
+    """A worker's life until an instant: its loops run beside each other."""
     worker = open_worker(world, process, lake, settings)
-    while process.clock.now_ns() < until_ns:
-        wait_s = 1.0
-        try:
-            done = await worker.run_round()
-            wait_s = min(settings.poll_s, max(0.2, (done.wake_ns - process.clock.now_ns()) / 1e9))
-        except LakebedError:
-            pass
-        await process.clock.sleep(wait_s)
+    running = asyncio.create_task(worker.run())
+    try:
+        await process.clock.sleep(max(0.0, (until_ns - process.clock.now_ns()) / 1e9))
+    finally:
+        running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
 
 
 async def clients(
@@ -278,12 +295,19 @@ async def live(world: World, lake: MemoryLake, rules: tuple[Rule, ...]) -> None:
         clients(world, lake, judge, end_ns, rules),
         *(world.keep(f"w{n}", lambda process: keep_running(world, process, lake, end_ns)) for n in range(2)),
     )
+    await come_to_rest(world, lake, judge)
+
+
+async def come_to_rest(
+    world: World, lake: MemoryLake, judge: DeleteChecker, settings: LifecycleSettings = SETTINGS
+) -> None:
+    """Without faults, everything due goes."""
     world.heal(CALM)
     rest_ns = world.clock.now_ns() + round(REST_DAYS * DAY_S * 1e9)
-    await world.keep("last", lambda process: keep_running(world, process, lake, rest_ns))
+    await world.keep("last", lambda process: keep_running(world, process, lake, rest_ns, settings))
     due = set(judge.due_and_there())
     late_ns = world.clock.now_ns() + round(PATIENCE_S * 1e9)
     if due:
-        await world.keep("late", lambda process: keep_running(world, process, lake, late_ns))
+        await world.keep("late", lambda process: keep_running(world, process, lake, late_ns, settings))
     late = sorted(due & set(judge.due_and_there()))
     world.check(not late, f"lifecycle: {late} are due and still there after {REST_DAYS} calm days")

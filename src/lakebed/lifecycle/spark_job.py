@@ -174,7 +174,7 @@ async def apply(services: LifecycleServices, bucket: str) -> ApplyReport:
 
 async def _kept(services: LifecycleServices, bucket: str) -> tuple[PlainTable, Snapshot]:
     runtime = services.state.runtime
-    table = PlainTable(runtime.store, spec_of(bucket), clock=runtime.clock, ids=runtime.ids)
+    table = PlainTable(runtime, spec_of(bucket))
     state = await table.snapshot()
     if state.version < 0:
         hint = f"lakebed lifecycle dry-run {bucket} --engine spark --keep"

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlencode
 
 import msgspec
 
+from lakebed.console.runs import RunRecord
 from lakebed.core.context import Context
 from lakebed.core.errors import NotFound
+from lakebed.lifecycle.counters import ActionCounts, BucketCounts, counts_of
 from lakebed.lifecycle.dry_run import DryRun, dry_run
 from lakebed.lifecycle.evaluate import action_kinds
+from lakebed.lifecycle.forecast import DueAction, due_actions, expiration_header, scan_only_warnings
 from lakebed.lifecycle.ledger import DeletionLedger
-from lakebed.lifecycle.model import rule_hash
+from lakebed.lifecycle.model import Rule, rule_hash
+from lakebed.lifecycle.modes import known_retention, stream_lag
 from lakebed.lifecycle.operator import Operator
 from lakebed.lifecycle.policy import rules_of
-from lakebed.lifecycle.settings import LifecycleSettings
-from lakebed.lifecycle.state import LedgerRow
+from lakebed.lifecycle.settings import LifecycleSettings, ns
+from lakebed.lifecycle.state import LedgerRow, slowest
+from lakebed.lifecycle.stored_policy import stored_policy
 from lakebed.lifecycle.workers import LifecycleServices, open_services, state_of
+from lakebed.store.runtime import StoreRuntime
 
 ROWS_MAX = 500
 LEDGER_SHOWN = 50
@@ -34,27 +42,112 @@ class StreamRow(msgspec.Struct, frozen=True):
 
 async def status(context: Context, bucket: str = "") -> list[dict[str, Any]]:
     """Mode, health and progress of every action."""
-    calendar = context.settings.of(LifecycleSettings).calendar
-    return await Operator(state_of(context), calendar).status(bucket, limit=ROWS_MAX)
+    operator = Operator(state_of(context), context.settings.of(LifecycleSettings))
+    return await status_rows(operator, context, bucket, limit=ROWS_MAX)
+
+
+async def status_rows(
+    operator: Operator, runtime: StoreRuntime, bucket: str = "", *, limit: int
+) -> list[dict[str, Any]]:
+    """The operator's rows, each with the counts of its action."""
+    rows, counts = await operator.status(bucket, limit=limit), dict[str, BucketCounts]()
+    for row in rows:
+        name = row["bucket"]
+        if name not in counts:
+            counts[name] = (await counts_of(runtime, name).read()).value
+        if row["action"]:
+            row |= msgspec.structs.asdict(counts[name].actions.get(row["action"], ActionCounts()))
+    return rows
+
+
+class LifecycleRuns:
+    """The last scan of each action, as runs."""
+
+    right = "lifecycle:read:*"
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def latest(self, limit: int) -> list[RunRecord]:
+        rows = [row for row in await status(self._context) if row["action"] and row["last_scan_ns"]]
+        rows.sort(key=lambda row: row["last_scan_ns"], reverse=True)
+        return [scan(row) for row in rows[:limit]]
+
+    async def close(self) -> None:
+        return None
+
+
+def scan(row: dict[str, Any]) -> RunRecord:
+    return RunRecord(
+        "lifecycle scan",
+        f"{row['bucket']}: {row['rule'] or row['action']}",
+        "running" if row["scanned"] else "done",
+        row["last_scan_ns"] // 10**6,
+        rows_in=row["evaluated"],
+        rows_out=row["expired"],
+        reason=f"{row['errors']} errors" if row["errors"] else "",
+        href=f"/lifecycle?{urlencode({'bucket': row['bucket']})}",
+        action="lifecycle.walk",
+        fields={"bucket": row["bucket"]},
+    )
+
+
+class LaneSummary(msgspec.Struct, frozen=True):
+    """All of lifecycle in one line: how late its actions are, what waits, what was done."""
+
+    actions: int
+    lag_p50_s: float
+    lag_p99_s: float
+    pending: int
+    blockers: int
+    scanning: int  # buckets
+    evaluated: int
+    expired: int
+    errors: int
+    run_hours: str
+    last_round_ns: int
+    last_engine_compiled_at_ns: int
+
+
+async def summary(context: Context) -> LaneSummary:
+    rows = [row for row in await status(context) if row["action"]]
+    state = state_of(context)
+    lags = sorted(row["lag_s"] for row in rows) or [0.0]
+    last = (await state.last_round.read()).value
+    return LaneSummary(
+        actions=len(rows),
+        lag_p50_s=lags[(len(lags) - 1) // 2],
+        lag_p99_s=lags[-1 - len(lags) // 100],
+        pending=sum(row["pending"] for row in rows),
+        blockers=len((await state.blockers.read()).value.blockers),
+        scanning=len({row["bucket"] for row in rows if row["scanned"]}),
+        evaluated=sum(row["evaluated"] for row in rows),
+        expired=sum(row["expired"] for row in rows),
+        errors=sum(row["errors"] for row in rows),
+        run_hours=context.settings.of(LifecycleSettings).run_hours,
+        last_round_ns=last.at_ns,
+        last_engine_compiled_at_ns=last.compiled_at_ns,
+    )
 
 
 async def streams(context: Context) -> list[StreamRow]:
     """Where each cursor is, and how far behind the instant its delay allows."""
-    state = (await state_of(context).reader.read()).value
-    calendar = context.settings.of(LifecycleSettings).calendar
+    state = slowest((await state_of(context).cursors()).values())
+    settings = context.settings.of(LifecycleSettings)
+    calendar = settings.calendar
     now_ns = context.clock.now_ns()
     rows = [
         StreamRow(
             f"delay {int(delay) / calendar.day_ns:g} d",
             int(delay) / 1e9,
             at.ts_ns,
-            _s(calendar.cutoff(now_ns, int(delay)) - at.ts_ns),
+            _s(stream_lag(settings, now_ns, int(delay), at)),
         )
         for delay, at in sorted(state.originals.items(), key=lambda pair: int(pair[0]))
     ]
     if state.predicate is not None:
-        due_ns = now_ns - calendar.small_delay_ns
-        rows.append(StreamRow("predicates", 0.0, state.predicate.ts_ns, _s(due_ns - state.predicate.ts_ns)))
+        behind_s = _s(stream_lag(settings, now_ns, None, state.predicate))
+        rows.append(StreamRow("predicates", 0.0, state.predicate.ts_ns, behind_s))
     return rows
 
 
@@ -76,7 +169,7 @@ async def rules(services: LifecycleServices) -> list[dict[str, Any]]:
             "actions": ",".join(kind.value for kind in action_kinds(rule)),
         }
         for policy in await services.lake.all()
-        for rule in rules_of(policy.text)
+        for rule in stored_policy(policy.text).rules
     ]
 
 
@@ -92,10 +185,38 @@ async def preview(
     known = text if text is not None else await policy(services, bucket)
     calendar = services.settings.calendar
     now_ns = services.state.clock.now_ns() + round(days_ahead * calendar.day_ns)
-    checked = rules_of(known, unique_ids=text is not None)
+    checked = stored_policy(known).rules if text is None else rules_of(text, unique_ids=True)
     return await dry_run(
         services.lake, bucket, checked, now_ns, calendar, reserved=services.reserved, keys_max=keys_max
     )
+
+
+class KeyForecast(msgspec.Struct, frozen=True):
+    """When a key is due: `expiration` as in AWS's `x-amz-expiration`, and every action that will apply to it."""
+
+    bucket: str
+    key: str
+    expiration: str
+    actions: list[DueAction]
+
+
+async def when(services: LifecycleServices, bucket: str, key: str, upload_id: str = "") -> KeyForecast:
+    """When the key, or one upload of it, is due by the policy in force. Raises NotFound when there is no such key."""
+    known = await services.lake.get(bucket)
+    rules = stored_policy(known.text).rules if known is not None else ()
+    family = await services.lake.look(bucket, key, upload_id)
+    if not family.entries:
+        raise NotFound(f"{bucket} has no {'upload' if upload_id else 'object'} {upload_id or key!r}")
+    now_ns, calendar = services.state.clock.now_ns(), services.settings.calendar
+    found = [] if services.reserved.holds(bucket, key) else due_actions(family, rules, now_ns, calendar)
+    return KeyForecast(bucket, key, expiration_header(found), found)
+
+
+async def put_warnings(services: LifecycleServices, rules: Sequence[Rule]) -> list[str]:
+    """What an operator should know before a policy is put: actions for which the event log is too short."""
+    settings, now_ns = services.settings, services.state.clock.now_ns()
+    retention_ns = known_retention(settings.retention_ns, (await services.lake.reach()).begins_ns, now_ns)
+    return scan_only_warnings(rules, settings.calendar, retention_ns=retention_ns, lookback_ns=ns(settings.lookback_s))
 
 
 async def policy(services: LifecycleServices, bucket: str) -> bytes:

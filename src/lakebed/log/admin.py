@@ -9,7 +9,7 @@ import msgspec
 from lakebed.core.clock import now_ms
 from lakebed.core.errors import NotFound, Unavailable
 from lakebed.core.runtime import Runtime
-from lakebed.log import control, paths
+from lakebed.log import codec, control, paths, producers
 from lakebed.log.groups import Groups
 from lakebed.log.model import (
     Control,
@@ -86,7 +86,7 @@ class TopicAdmin:
             records=now.next_offset - now.log_start_offset,
             uncompacted=max(0, now.next_offset - compacted_to),
             pending=now.pending is not None,
-            producers=len(now.producers),
+            producers=len(producers.expanded(await self._records.producers(tp, now) or {}, now.producers)),
             reason=now.reason,
         )
 
@@ -184,6 +184,41 @@ class TopicAdmin:
         if now.pending is not None and now.pending.created_at_ms >= at_ms:
             return now.pending.start_offset
         return now.next_offset
+
+    async def offset_stamped(self, tp: TopicPartition, timestamp_ms: int) -> tuple[int, int] | None:
+        """The first offset with that timestamp or a later one, and its timestamp; None when there is none.
+
+        A record has its producer's timestamp, and without one that of its append. Raises as `offset_at` does.
+        """
+        for _ in range(READS_MAX):
+            try:
+                return await self._offset_stamped(tp, timestamp_ms)
+            except BlobGone:
+                continue  # compacted or trimmed meanwhile
+        raise Unavailable(f"the blobs of {tp} were replaced {READS_MAX} times during the search for an offset")
+
+    async def _offset_stamped(self, tp: TopicPartition, timestamp_ms: int) -> tuple[int, int] | None:
+        now = (await self._records.control(tp)).value
+        last = pending_span(now)
+        async for span in self._records.all_spans(tp, now.log_start_offset):
+            if last is not None and span.end_offset == last.end_offset:
+                last = None
+            found = await self._stamped_in(span, now.log_start_offset, timestamp_ms)
+            if found is not None:
+                return found
+        return await self._stamped_in(last, now.log_start_offset, timestamp_ms) if last is not None else None
+
+    async def _stamped_in(self, span: IndexSpan, log_start: int, timestamp_ms: int) -> tuple[int, int] | None:
+        if span.entry.newest_ms < timestamp_ms:
+            return None
+        batch = await self._reader.batch(span)
+        at = span.start_offset
+        for part in batch.parts():
+            for record in codec.decoded(part):
+                if record.timestamp_ms >= timestamp_ms and at >= log_start:
+                    return at, record.timestamp_ms
+                at += 1
+        return None
 
     async def _exists(self, tp: TopicPartition) -> bool:
         found = await self._records.find(tp, paths.control(tp), Control)

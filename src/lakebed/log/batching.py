@@ -1,8 +1,12 @@
 """The batching producer: many requests share few blobs.
 
-Chunks are buffered until a blob is full or its first chunk has waited long enough; then one flight uploads and commits
-them. Several flights run at once; the writer's sequencers keep each partition in order. Everything buffered or in
-flight is counted; what would exceed the limit is refused at once with BackPressureRejected, and changes nothing.
+A blob leaves at once when no other is under way: nothing waits before an idle store. While others are under way it
+waits for more chunks, until the last of them is committed, the delay since the last departure is over, or the blob is
+large enough: the more blobs are under way, the larger the next one must be to travel beside them. Where each request is
+billed, a blob that is not full always waits until the delay since the last departure is over.
+
+The writer's sequencers keep each partition in order. Everything buffered or in flight is counted; what would exceed the
+limit is refused at once with BackPressureRejected, and changes nothing.
 """
 
 from __future__ import annotations
@@ -12,18 +16,21 @@ from collections.abc import Callable, Sequence
 
 from lakebed.core.errors import LakebedError, OutcomeUnknown, Unavailable
 from lakebed.core.runtime import Runtime
-from lakebed.log.codec import RecordColumns
+from lakebed.log import codec
+from lakebed.log.codec import Records
+from lakebed.log.cost import batching_dollars_month
 from lakebed.log.model import BackPressureRejected, TopicPartition
 from lakebed.log.producers import RecordChunk
 from lakebed.log.settings import LogSettings
 from lakebed.log.writer import Appended, LogWriter, Outcome, PartitionAppend
 
-AppendedRecords = tuple[TopicPartition, int, RecordColumns]  # records, and the offset of the first of them
+AppendedRecords = tuple[TopicPartition, int, Records]  # records, and the offset of the first of them
 
 NO_OUTCOME = OutcomeUnknown(
     "this broker stopped before it knew whether the records were appended", hint="read the partition to find out"
 )
 CHUNK_OVERHEAD_BYTES = 64  # so that a flood of tiny chunks is counted too
+BESIDE_BYTES = 512 * 1024  # what leaves beside one blob; twice as much beside two, and so on
 GROUP_OVERHEAD_BYTES = 256  # a partition's entry in the blob's header, and the header of its batch
 
 
@@ -57,7 +64,6 @@ class _Buffer:
     def __init__(self) -> None:
         self.groups: dict[TopicPartition, list[_Waiting]] = {}
         self.size = self.held = 0
-        self.due_s = 0.0
 
     def grown(self, tp: TopicPartition, size: int) -> int:
         """How large the blob would be with this much more."""
@@ -89,17 +95,23 @@ class BatchingProducer:
         writer: LogWriter,
         settings: LogSettings,
         *,
+        billed: bool = False,
         appended: Callable[[Sequence[AppendedRecords]], None] = lambda _: None,
     ) -> None:
         self._writer, self._settings, self._clock, self._appended = writer, settings, runtime.clock, appended
+        self._billed, self._delay_s = billed, settings.delay_ms(billed=billed) / 1000
+        self._left_s = float("-inf")  # when the last blob left
         self._buffer = _Buffer()
         self._due: asyncio.Task[None] | None = None
+        self._leaving = False  # what is buffered leaves in this turn of the loop
         self._flights: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(settings.flights_max)
         self._held = 0
         self._closed = False
         metrics = runtime.metrics
         metrics.gauge("lakebed_log_buffered_bytes").set_function(lambda: self._held)
+        cost = batching_dollars_month(self._delay_s * 1000) if billed else 0.0
+        metrics.gauge("lakebed_log_batching_cost_dollars_month").set(cost)
         self._flushes = metrics.counter("lakebed_log_flushes_total")
         self._refused = metrics.counter("lakebed_log_refused_total")
 
@@ -137,9 +149,32 @@ class BatchingProducer:
             self._buffer.add(tp, size, waiting)
             if self._buffer.size >= self._settings.batch_max_bytes:
                 self._flush()
-            elif self._due is None:
-                self._buffer.due_s = self._clock.monotonic_s() + self._settings.batch_max_delay_ms / 1000
-                self._due = asyncio.create_task(self._flush_when_due())
+            else:
+                self._leave_soon()
+
+    def _leave_soon(self) -> None:
+        """Decides when the buffered chunks leave. Called when there are more of them, and when a flight has ended."""
+        if self._leaving or not self._buffer.groups:
+            return
+        due_s = self._left_s + self._delay_s
+        if (self._idle() and self._clock.monotonic_s() >= due_s) or (not self._billed and self._may_leave()):
+            self._leaving = True
+            asyncio.get_running_loop().call_soon(self._leave)
+        elif self._due is None:
+            self._due = asyncio.create_task(self._flush_when_due(due_s))
+
+    def _idle(self) -> bool:
+        return not self._flights
+
+    def _may_leave(self) -> bool:
+        """Whether nothing is under way, or the blob is large enough to travel beside what is."""
+        count = len(self._flights)
+        return count == 0 or (count < self._settings.flights_max and self._buffer.size >= BESIDE_BYTES << (count - 1))
+
+    def _leave(self) -> None:
+        """With everything that this turn of the loop has brought."""
+        self._leaving = False
+        self._flush(hold=True)
 
     async def drain(self) -> None:
         """Refuses new requests, and waits for everything that was accepted."""
@@ -149,38 +184,44 @@ class BatchingProducer:
             await asyncio.wait(list(self._flights))
         await self._writer.drain()
 
-    async def _flush_when_due(self) -> None:
+    async def _flush_when_due(self, due_s: float) -> None:
         # Only the rest of the delay: under load a new task starts late.
-        await self._clock.sleep(max(0.0, self._buffer.due_s - self._clock.monotonic_s()))
+        await self._clock.sleep(max(0.0, due_s - self._clock.monotonic_s()))
         await self._slots.acquire()  # while every slot is taken, more goes into this blob
         self._due = None
-        self._flush(by_time=True)
+        if self._buffer.groups:
+            self._flush(hold=True, slot=_Slot(self._slots))
+        else:
+            self._slots.release()
 
-    def _flush(self, *, by_time: bool = False) -> None:
-        """Starts a flight with what is buffered."""
+    def _flush(self, *, hold: bool = False, slot: _Slot | None = None) -> None:
+        """Starts a flight with what is buffered. `hold`: see `_fly`; `slot` where it has one already."""
         if self._due is not None:
             self._due.cancel()
             self._due = None
         full, self._buffer = self._buffer, _Buffer()
         if full.groups:
-            flight = asyncio.create_task(self._fly(full, by_time))
+            self._left_s = self._clock.monotonic_s()
+            flight = asyncio.create_task(self._fly(full, hold, slot))
             self._flights.add(flight)
-            flight.add_done_callback(self._flights.discard)
-        elif by_time:
-            self._slots.release()
+            flight.add_done_callback(self._landed)
 
-    async def _fly(self, full: _Buffer, by_time: bool) -> None:
+    def _landed(self, flight: asyncio.Task[None]) -> None:
+        self._flights.discard(flight)
+        self._leave_soon()
+
+    async def _fly(self, full: _Buffer, hold: bool, slot: _Slot | None) -> None:
         """One blob and its commits. A full blob frees its slot after the upload, so that uploads never pause; one that
-        was flushed by time keeps it to the end, so that more is buffered behind slow commits."""
+        is not full holds it to the end, so that more is buffered behind slow commits."""
         groups = list(full.groups.items())
-        slot = _Slot(self._slots)
-        if not by_time:
+        if slot is None:
             await self._slots.acquire()
+            slot = _Slot(self._slots)
         try:
             self._flushes.inc()
             outcomes = await self._writer.append_shared(
                 [PartitionAppend(tp, tuple([waiting.chunk for waiting in group])) for tp, group in groups],
-                uploaded=slot.leave if not by_time else lambda: None,
+                uploaded=slot.leave if not hold else lambda: None,
             )
         except LakebedError as error:
             # Without its traceback, whose frames hold this list, the records and the blob: a cycle of megabytes.
@@ -204,7 +245,7 @@ class BatchingProducer:
         ]
         self._appended(
             [
-                (tp, outcome.start_offset, waiting.chunk.records)
+                (tp, outcome.start_offset, codec.appended(waiting.chunk.records, outcome.at_ms))
                 for tp, waiting, outcome in completed
                 if isinstance(outcome, Appended) and not outcome.duplicate
             ]

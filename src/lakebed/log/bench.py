@@ -1,4 +1,4 @@
-"""`lakebed bench log`: durable produce against raw puts and against a plain broker, and consume against produce.
+"""`lakebed bench log`: durable produce against raw puts and against a plain broker, consume against produce, latency.
 
 Brokers run as processes with default settings; this process generates the load. Contenders take turns in the same run,
 on one bucket, with the same number of concurrent uploads and blobs of the same size.
@@ -22,9 +22,13 @@ from lakebed.bench.load import LoadConnection, LoadRequest, LoadResult, post, se
 from lakebed.core.clock import SystemClock
 from lakebed.core.context import Context
 from lakebed.core.errors import Unavailable
+from lakebed.core.ids import Ids
 from lakebed.core.settings import env_name
+from lakebed.embedded.ports import HOST, HeldPorts
 from lakebed.log import blob, codec, contracts
+from lakebed.log.bench_latency import latency_checks
 from lakebed.log.codec import RecordColumns
+from lakebed.log.kafka.bench import LibrdkafkaLoad, librdkafka
 from lakebed.log.model import TopicPartition
 from lakebed.log.settings import LogSettings
 from lakebed.store.settings import StoreSettings
@@ -42,19 +46,20 @@ LANES = 128
 HOT_BLOBS = 24  # what is certainly still in a tail cache of the default size
 SYNCS = 50
 RAW_BAR, PLAIN_BAR, CONSUME_BAR = 0.7, 5.0, 3.0
+KAFKA_RATIO = "produce with librdkafka, 1 KiB records ÷ raw puts"
 Rates = dict[str, list[float]]  # of each contender, one number a round
 
 
 @asynccontextmanager
 async def process(
-    stand: BenchEnvironment,
+    environment: BenchEnvironment,
     arguments: Sequence[str],
     settings: Mapping[str, str],
     *,
     started: Callable[[int], None] = lambda _: None,
     log: Path | None = None,
 ) -> AsyncIterator[str]:
-    """Runs `python -m <arguments>` on the stand's bucket until the block ends; gives the URL that it prints.
+    """Runs `python -m <arguments>` on the environment's bucket until the block ends; gives the URL that it prints.
 
     Its stderr goes to the file `log`, if given.
     """
@@ -63,7 +68,7 @@ async def process(
         sys.executable,
         "-m",
         *arguments,
-        env={**os.environ, **environment(stand), **_named(settings)},
+        env={**os.environ, **variables_of(environment), **_named(settings)},
         stdout=asyncio.subprocess.PIPE,
         stderr=stderr,
     )
@@ -83,9 +88,9 @@ async def process(
             await child.wait()
 
 
-def environment(stand: BenchEnvironment) -> dict[str, str]:
-    """The settings of the stand's bucket, as environment variables of a child process."""
-    store = stand.settings.of(StoreSettings)
+def variables_of(environment: BenchEnvironment) -> dict[str, str]:
+    """The settings of the environment's bucket, as environment variables of a child process."""
+    store = environment.settings.of(StoreSettings)
     return _named(
         {
             "store.url": store.url,
@@ -131,31 +136,39 @@ class CpuMeter:
         )
 
 
-async def bench(stand: BenchEnvironment) -> Sequence[Check]:
+async def bench(environment: BenchEnvironment) -> Sequence[Check]:
     meter = CpuMeter()
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lakebed-bench-")))
-        ours = await stack.enter_async_context(process(stand, SERVE, {"meta.path": str(folder / "ours.sqlite")}))
+        meta = {"meta.path": str(folder / "ours.sqlite")}
+        port = stack.enter_context(HeldPorts(Ids())).take()
+        serve = [*SERVE, "--kafka-port", str(port)]
+        ours = await stack.enter_async_context(process(environment, serve, meta))
+        other = await stack.enter_async_context(process(environment, SERVE, meta))
         baseline = ["lakebed.log.loadtest.plain_broker", str(folder / "plain.sqlite")]
-        baseline += [str(DEFAULTS.batch_max_bytes), str(DEFAULTS.batch_max_delay_ms)]
-        plain = await stack.enter_async_context(process(stand, baseline, {}))
+        baseline += [str(DEFAULTS.batch_max_bytes), str(DEFAULTS.delay_ms(billed=False))]
+        plain = await stack.enter_async_context(process(environment, baseline, {}))
         fsync_ms = synced_ms(folder)
-        context = stand.context()
-        wide, reading = await _bandwidth(stand, context, meter, ours)
-        small = await _small_requests(stand, meter, ours, plain)
+        context = environment.context()
+        latency = await latency_checks(environment, context, ours, other)
+        wide, reading = await _bandwidth(environment, context, meter, ours, f"{HOST}:{port}")
+        small = await _small_requests(environment, meter, ours, plain)
         async for info in context.store.list("bench/"):
             await context.store.delete(info.key)
-    return [*_bandwidth_checks(meter, wide, reading), *_small_checks(meter, small), *_conditions(meter, fsync_ms)]
+    checks = [*_bandwidth_checks(meter, wide, reading), *_small_checks(meter, small), *latency]
+    return [*checks, *_conditions(meter, fsync_ms)]
 
 
-async def _bandwidth(stand: BenchEnvironment, context: Context, meter: CpuMeter, ours: str) -> tuple[Rates, Rates]:
-    """Raw puts and produce in turn, then produce and consume in turn."""
-    blobs = 16 if stand.quick else 48
-    rounds = 3 if stand.quick else 7
+async def _bandwidth(
+    environment: BenchEnvironment, context: Context, meter: CpuMeter, ours: str, kafka: str
+) -> tuple[Rates, Rates]:
+    """Raw puts, produce and, where it is installed, librdkafka in turn, then produce and consume in turn."""
+    blobs = 16 if environment.quick else 48
+    rounds = 3 if environment.quick else 7
     payload = blob_of(4 * LARGE)
     requests = framed(ours, "wide", LARGE, blobs * 4, FEW, KIB)
     mib = blobs * 4 * LARGE / 1024
-    stand.report(f"raw puts of {len(payload):,} bytes, and 1 KiB records produced in such blobs, in turn")
+    environment.report(f"raw puts of {len(payload):,} bytes, and 1 KiB records produced in such blobs, in turn")
 
     async def raw() -> float:
         clock = SystemClock()
@@ -176,14 +189,21 @@ async def _bandwidth(stand: BenchEnvironment, context: Context, meter: CpuMeter,
         wanted = await fetches(ours, "wide", min(blobs, HOT_BLOBS))
         return meter.checked("consume", await send_load([ours], wanted * 3, lanes=2)).bytes_per_s / MIB
 
+    contenders = {"raw": meter.of("raw", mib, raw), "produce": meter.of("produce", mib, produce)}
+    if (client := librdkafka()) is not None:
+        load = LibrdkafkaLoad(client, kafka, "kafka", FEW)
+        await load.produce(LARGE)
+        contenders["librdkafka"] = meter.of("librdkafka", mib, lambda: load.produce(blobs * 4 * LARGE))
+    else:
+        environment.report("librdkafka is not measured: pip install confluent-kafka")
     await produce()  # warm-up: connections, topics, caches
-    wide = await rounds_of(rounds, {"raw": meter.of("raw", mib, raw), "produce": meter.of("produce", mib, produce)})
+    wide = await rounds_of(rounds, contenders)
     return wide, await rounds_of(rounds, {"produce": produce, "consume": consume})
 
 
-async def _small_requests(stand: BenchEnvironment, meter: CpuMeter, ours: str, plain: str) -> Rates:
+async def _small_requests(environment: BenchEnvironment, meter: CpuMeter, ours: str, plain: str) -> Rates:
     """Requests of a few records over many partitions, to the log's broker and to the plain one."""
-    count = LANES * (12 if stand.quick else 24)
+    count = LANES * (12 if environment.quick else 24)
 
     def small(name: str, url: str, requests: list[LoadRequest]) -> Contender:
         async def work() -> float:
@@ -191,7 +211,7 @@ async def _small_requests(stand: BenchEnvironment, meter: CpuMeter, ours: str, p
 
         return meter.of(name, count, work)
 
-    stand.report("requests of 10 records over 128 partitions: frames, JSON, and the plain broker, in turn")
+    environment.report("requests of 10 records over 128 partitions: frames, JSON, and the plain broker, in turn")
     narrow = {
         "frames": small("frames", ours, framed(ours, "narrow", SMALL, count, MANY, TINY)),
         "json": small("json", ours, as_json(ours, "text", count, TINY)),
@@ -203,7 +223,7 @@ async def _small_requests(stand: BenchEnvironment, meter: CpuMeter, ours: str, p
     }
     await rounds_of(1, narrow)
     meter.costs_ms = {name: costs for name, costs in meter.costs_ms.items() if name not in narrow}
-    found = await rounds_of(3 if stand.quick else 7, narrow)
+    found = await rounds_of(3 if environment.quick else 7, narrow)
     return {**found, **await rounds_of(2, heavier)}
 
 
@@ -213,6 +233,7 @@ def _bandwidth_checks(meter: CpuMeter, wide: Rates, reading: Rates) -> list[Chec
         measured("durable produce, 1 KiB records in blobs of 4 MiB", wide["produce"], "MiB/s"),
         at_least("produce bandwidth ÷ raw puts", wide["produce"], wide["raw"], RAW_BAR),
         meter.ratio("the same by CPU, all processes", "produce", "raw"),
+        *([measured(KAFKA_RATIO, _ratios(wide["librdkafka"], wide["raw"]), "ratio")] if "librdkafka" in wide else []),
         measured("consume from cache", reading["consume"], "MiB/s"),
         at_least("consume from cache ÷ produce", reading["consume"], reading["produce"], CONSUME_BAR),
     ]
@@ -281,14 +302,14 @@ def frames_of(url: str, topic: str, partition: int, count: int, size: int) -> Lo
     records = RecordColumns(count, array("I", [size]).tobytes() * count, os.urandom(count * size))
     part = {"topic": topic, "partition": partition, "count": count, "payload_bytes": records.size}
     body = contracts.encode_frame({"topic_partitions": [part]}, [records])
-    return post(url, "/produce", body, count, content_type=contracts.FRAME_MEDIA_TYPE)
+    return post(url, "/v1/produce", body, count, content_type=contracts.FRAME_MEDIA_TYPE)
 
 
 def as_json(url: str, topic: str, requests: int, size: int) -> list[LoadRequest]:
     def one(partition: int) -> LoadRequest:
         part = {"topic": topic, "partition": partition, "records": ["x" * size] * SMALL}
         body = msgspec.json.encode({"topic_partitions": [part]})
-        return post(url, "/produce", body, SMALL, content_type="application/json")
+        return post(url, "/v1/produce", body, SMALL, content_type="application/json")
 
     made = [one(partition) for partition in range(MANY)]
     return [made[number % MANY] for number in range(requests)]
@@ -297,7 +318,7 @@ def as_json(url: str, topic: str, requests: int, size: int) -> list[LoadRequest]
 async def fetches(url: str, topic: str, blobs: int) -> list[LoadRequest]:
     """Fetches of 1000 records over the newest ones of each partition, as many as are in so many blobs."""
     connection = LoadConnection(url)
-    _, answer = await connection.ask(f"GET /topics/{topic} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    _, answer = await connection.request(f"GET /v1/topics/{topic} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
     connection.close()
     ends = {row["partition"]: row["high_watermark"] for row in msgspec.json.decode(answer)["partitions"]}
     return [
@@ -310,7 +331,7 @@ async def fetches(url: str, topic: str, blobs: int) -> list[LoadRequest]:
 def _fetch(url: str, topic: str, partition: int, offset: int) -> LoadRequest:
     wanted = {"topic": topic, "partition": partition, "fetch_offset": offset, "partition_max_bytes": LARGE * KIB}
     body = msgspec.json.encode({"topic_partitions": [wanted], "max_bytes": LARGE * KIB})
-    return post(url, "/consume", body, LARGE, content_type="application/json", accept=contracts.FRAME_MEDIA_TYPE)
+    return post(url, "/v1/consume", body, LARGE, content_type="application/json", accept=contracts.FRAME_MEDIA_TYPE)
 
 
 def _ratios(some: Sequence[float], bare: Sequence[float]) -> list[float]:

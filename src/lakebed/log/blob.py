@@ -1,4 +1,4 @@
-"""The shared WAL blob `LLS1`: the bodies of several partitions in one object. Layout in docs/formats/wal-shared.md.
+"""The shared WAL blob `LLS1`: the bodies of several partitions in one object. Layout in docs/formats/log.md.
 
     0  4  magic "LLS1"
     4  4  u32 big-endian header length
@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
 
 from lakebed.core.errors import Corrupt
 from lakebed.log import blob, codec
-from lakebed.log.codec import Buffer
-from lakebed.log.model import ENCODING, TopicPartition
+from lakebed.log.kafka_compression import Buffer
+from lakebed.log.model import ENCODING, KAFKA_ENCODING, TopicPartition
 
 MAGIC = b"LLS1"
 VERSION = 1
@@ -38,6 +39,7 @@ class PartitionBody(msgspec.Struct, frozen=True):
     tp: TopicPartition
     msg_count: int
     buffers: Sequence[Buffer]
+    encoding: str = ENCODING
 
     @property
     def size(self) -> int:
@@ -72,7 +74,7 @@ def encode(bodies: Sequence[PartitionBody], created_at_ms: int) -> tuple[bytes, 
     at = 0
     for body in bodies:
         size = body.size
-        headers.append(PartitionHeader(body.tp.topic, body.tp.partition, body.msg_count, ENCODING, at, size))
+        headers.append(PartitionHeader(body.tp.topic, body.tp.partition, body.msg_count, body.encoding, at, size))
         at += size
     header = msgspec.json.encode(BlobHeader(VERSION, created_at_ms, headers))
     base = PREFIX.size + len(header)
@@ -116,17 +118,20 @@ def describe_blob(data: bytes) -> dict[str, Any]:
                 for part in header.partitions
             ],
         }
-    if data[:4] == codec.MAGIC:
-        return {"format": "bytes-batch-v1", **_batch(data)}
+    if data[:4] in (codec.MAGIC, codec.KAFKA_MAGIC):
+        return {"format": ENCODING if data[:4] == codec.MAGIC else KAFKA_ENCODING, **_batch(data)}
     raise Corrupt(f"{data[:4]!r} is the start of neither a shared blob nor a batch")
 
 
 def _batch(body: bytes) -> dict[str, Any]:
     batch = codec.decode(body)
-    first = batch.records.slice(0, min(RECORDS_SHOWN, batch.records.count))
     return {
         "records": batch.records.count,
         "bytes": batch.records.size,
         "segments": [msgspec.to_builtins(segment) for segment in batch.segments],
-        "first": [record[:BYTES_SHOWN].decode(errors="backslashreplace") for record in first],
+        "first": [_start(record) for record in islice(batch.records, RECORDS_SHOWN)],
     }
+
+
+def _start(record: bytes) -> str:
+    return record[:BYTES_SHOWN].decode(errors="backslashreplace")

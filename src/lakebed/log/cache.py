@@ -12,7 +12,6 @@ dropped.
 from __future__ import annotations
 
 import asyncio
-import struct
 from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Sequence
@@ -20,17 +19,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from lakebed.core.errors import Invalid
+from lakebed.core import private
+from lakebed.core.errors import Corrupt
 from lakebed.core.metrics import Metrics
-from lakebed.log.codec import WIDTH, RecordColumns, checked
+from lakebed.log import codec
+from lakebed.log.codec import WIDTH, BatchSegment, RecordColumns, Records
 from lakebed.log.model import NAMES_MAX, Control, TopicPartition
 from lakebed.log.reader import Fetched
 
 UNKNOWN = -1  # no high watermark is known; an empty log has 0
 CHUNK_OVERHEAD_BYTES = 256  # so that a flood of tiny chunks is counted too
 
-PREFIX = struct.Struct("<4sI")
-MAGIC = b"LLT1"
 FILES_MAX = 4096  # per partition; looked through in one listing
 WAITING_MAX = 1024  # appends that wait for the disk; further ones are not published
 PRUNE_EVERY = 64  # appends between two looks at how large the folder has become
@@ -39,14 +38,14 @@ PRUNE_EVERY = 64  # appends between two looks at how large the folder has become
 class _Tail:
     def __init__(self) -> None:
         self.starts: list[int] = []
-        self.chunks: list[RecordColumns] = []
+        self.chunks: list[Records] = []
         self.high_watermark = UNKNOWN
         self.log_start_offset = 1
         self.since_ms: int | None = None  # when the oldest of what is known here was learned
         self.changed_at_ms = 0  # of the control record when it was last read
         self.changed: asyncio.Event | None = None  # created when a consumer waits
 
-    def add(self, start: int, records: RecordColumns) -> bool:
+    def add(self, start: int, records: Records) -> bool:
         if not self.starts or start > self.starts[-1]:  # as nearly always
             self.starts.append(start)
             self.chunks.append(records)
@@ -96,7 +95,7 @@ class TailCache:
         self._misses = metrics.counter("lakebed_log_cache_reads_total").labels(outcome="miss")
         metrics.gauge("lakebed_log_cache_bytes").set_function(lambda: self._bytes)
 
-    def add(self, tp: TopicPartition, start_offset: int, records: RecordColumns, *, at_ms: int) -> None:
+    def add(self, tp: TopicPartition, start_offset: int, records: Records, *, at_ms: int) -> None:
         """Adds records that are in the log from `start_offset` on since `at_ms`. Wakes consumers that wait for them."""
         tail = self._tail(tp)
         if at_ms < tail.changed_at_ms or not tail.add(start_offset, records):
@@ -156,6 +155,12 @@ class TailCache:
         """Events that are set when the known end of one of these partitions moves."""
         return [self._tail(tp).change() for tp in tps]
 
+    def wake(self, tp: TopicPartition) -> None:
+        """Wakes consumers that wait for a partition, to look again."""
+        tail = self._tails.get(tp)
+        if tail is not None:
+            tail.wake()
+
     def forget(self, tp: TopicPartition) -> None:
         """Drops what is known: the log was deleted or trimmed."""
         tail = self._tails.pop(tp, None)
@@ -177,12 +182,12 @@ class TailCache:
         return found
 
 
-def _held(records: RecordColumns) -> int:
+def _held(records: Records) -> int:
     return records.size + records.count * WIDTH + CHUNK_OVERHEAD_BYTES
 
 
-def _run(tail: _Tail, offset: int, bytes_max: int) -> tuple[list[RecordColumns], int]:
-    parts: list[RecordColumns] = []
+def _run(tail: _Tail, offset: int, bytes_max: int) -> tuple[list[Records], int]:
+    parts: list[Records] = []
     left = bytes_max
     at = bisect_right(tail.starts, offset) - 1
     while 0 <= at < len(tail.chunks):
@@ -190,20 +195,17 @@ def _run(tail: _Tail, offset: int, bytes_max: int) -> tuple[list[RecordColumns],
         first = offset - tail.starts[at]
         if not 0 <= first < records.count:
             break
-        fitting = records.fitting(first, left) or (0 if parts else 1)
-        if fitting == 0:
-            break
-        part = records.slice(first, first + fitting)
-        parts.append(part)
-        offset, left = offset + fitting, left - part.size
-        if first + fitting < records.count or left <= 0:
+        part = records.take(first, left, least=0 if parts else 1)
+        parts += [part] if part.count else []
+        offset, left = offset + part.count, left - part.size
+        if first + part.count < records.count or left <= 0:
             break
         at += 1
     return parts, offset
 
 
 class SharedTail:
-    """The tail cache shared by the brokers of one host: a folder at `root` with one file of columns per append.
+    """The tail cache shared by the brokers of one host: a folder at `root` with one body (see `codec`) per append.
 
     A file is written under a hidden name and renamed, so it is always whole. The oldest files are deleted when the
     folder exceeds `bytes_max`. What is missing or unreadable is read from the bucket. One thread does all of it, so a
@@ -217,14 +219,14 @@ class SharedTail:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lakebed-tail")
         self._waiting: set[Future[None]] = set()
 
-    def put(self, tp: TopicPartition, start_offset: int, records: RecordColumns) -> None:
+    def put(self, tp: TopicPartition, start_offset: int, records: Records) -> None:
         """Publishes an append in the background. A full queue or disk, or a missing folder, only costs a cache hit."""
         if len(self._waiting) < WAITING_MAX:
             waiting = self._thread.submit(self._put, tp, start_offset, records)
             self._waiting.add(waiting)
             waiting.add_done_callback(self._waiting.discard)
 
-    async def new_appends(self, tp: TopicPartition) -> list[tuple[int, RecordColumns, int]]:
+    async def new_appends(self, tp: TopicPartition) -> list[tuple[int, Records, int]]:
         """Appends that other processes have published since the last look, lowest offset first, and when (ms)."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._new_appends, tp)
 
@@ -232,13 +234,15 @@ class SharedTail:
         """Returns when everything is published."""
         await asyncio.to_thread(self._thread.shutdown)
 
-    def _put(self, tp: TopicPartition, start_offset: int, records: RecordColumns) -> None:
+    def _put(self, tp: TopicPartition, start_offset: int, records: Records) -> None:
         folder = self._folder(tp)
         name = f"{start_offset:020d}-{records.count}"
         with suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
+            private.folder(folder)
             part = folder / f".{name}.{self._node}"
-            part.write_bytes(b"".join([PREFIX.pack(MAGIC, records.count), records.lengths, records.payload]))
+            segment = BatchSegment(records.count, records.at_ms if isinstance(records, RecordColumns) else 0)
+            with open(part, "wb", opener=private.opener) as out:
+                out.writelines(codec.encode([records], [segment]))
             part.rename(folder / name)
             self._note(tp, name)
         self._written += 1
@@ -252,13 +256,13 @@ class SharedTail:
         if len(seen) > FILES_MAX:
             seen &= {file.name for file in self._folder(tp).iterdir()}
 
-    def _new_appends(self, tp: TopicPartition) -> list[tuple[int, RecordColumns, int]]:
+    def _new_appends(self, tp: TopicPartition) -> list[tuple[int, Records, int]]:
         try:
             names = sorted(file.name for file in self._folder(tp).iterdir() if not file.name.startswith("."))
         except OSError:
             return []
         seen = self._seen.get(tp, set())
-        found: list[tuple[int, RecordColumns, int]] = []
+        found: list[tuple[int, Records, int]] = []
         for name in [name for name in names[-FILES_MAX:] if name not in seen]:
             read = self._read(tp, name)
             if read is not None:
@@ -266,16 +270,15 @@ class SharedTail:
         self._seen[tp] = set(names)
         return found
 
-    def _read(self, tp: TopicPartition, name: str) -> tuple[RecordColumns, int] | None:
+    def _read(self, tp: TopicPartition, name: str) -> tuple[Records, int] | None:
         try:
             file = self._folder(tp) / name
             data, at_ms = file.read_bytes(), file.stat().st_mtime_ns // 1_000_000
-            magic, count = PREFIX.unpack_from(data)
-            at = PREFIX.size + count * WIDTH
-            if magic != MAGIC or name != f"{int(name.partition('-')[0]):020d}-{count}":
+            (records,) = codec.decode(data).parts()
+            if name != f"{int(name.partition('-')[0]):020d}-{records.count}":
                 return None
-            return checked(count, memoryview(data)[PREFIX.size : at], memoryview(data)[at:]), at_ms
-        except (OSError, ValueError, struct.error, Invalid):
+            return records, at_ms
+        except (OSError, ValueError, Corrupt):
             return None
 
     def _prune(self) -> None:

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-app = App(name="topics", help="Topics of the log: list, describe, produce, consume, trim, delete.")
+app = App(name="topics", help="Topics of the log: create, produce, consume, groups, trim, delete.")
 
-LINES_MAX = 500  # lines of stdin that share one append
 Name = Annotated[str, Parameter(help="the topic")]
 Partition = Annotated[int, Parameter(name=["--partition", "-p"], help="the partition")]
 Before = Annotated[
@@ -39,7 +38,7 @@ def list_topics(*, where: Where = Where(), output: Output = "table") -> None:
     """List all topics with their partitions and record counts."""
     from lakebed.log.view import topics
 
-    emit(_with(where, lambda broker: topics(broker.admin)), output)
+    emit(with_broker(where, lambda broker: topics(broker.admin)), output)
 
 
 @app.command
@@ -47,7 +46,7 @@ def describe(topic: Name, /, *, where: Where = Where(), output: Output = "table"
     """Show a topic's partitions: state, offsets, records that are not compacted yet."""
     from lakebed.log.view import partitions
 
-    emit(_with(where, lambda broker: partitions(broker.admin, topic)), output)
+    emit(with_broker(where, lambda broker: partitions(broker.admin, topic)), output)
 
 
 @app.command
@@ -80,26 +79,33 @@ def produce(
     /,
     *,
     partition: Partition = 0,
+    key: Annotated[str, Parameter(name=["--key", "-k"], help="the key of every record")] = "",
+    header: Annotated[
+        list[str] | None,
+        Parameter(name=["--header", "-H"], negative="", help="NAME=VALUE, of every record; repeatable"),
+    ] = None,
     where: Where = Where(),
     output: Output = "jsonl",
 ) -> None:
     """Append each line of stdin as a record; prints their offsets."""
 
     async def work(broker: Broker) -> dict[str, Any]:
-        from lakebed.log.codec import columns
+        from lakebed.core.clock import now_ms
+        from lakebed.log.lines import lines_of_stdin, records_of
         from lakebed.log.model import topic_partition
         from lakebed.log.producers import RecordChunk
 
         tp = topic_partition(topic, partition)
         first = last = count = 0
-        for lines in _lines():
-            (outcome,) = await broker.produce([(tp, RecordChunk(columns(lines)))])
+        at_ms = now_ms(where.context("cli").clock)
+        for lines in lines_of_stdin():
+            (outcome,) = await broker.produce([(tp, RecordChunk(records_of(lines, key, header or [], at_ms)))])
             if isinstance(outcome, LakebedError):
                 raise outcome
             first, last, count = first or outcome.start_offset, outcome.end_offset, count + outcome.count
         return {"topic": topic, "partition": partition, "count": count, "start_offset": first, "end_offset": last}
 
-    emit(_with(where, work), output)
+    emit(with_broker(where, work), output)
 
 
 @app.command
@@ -114,7 +120,10 @@ def consume(
     count: Annotated[int, Parameter(name=["--count", "-c"], help="records to read; 0 for all")] = 0,
     format: Annotated[
         str,
-        Parameter(name=["--format", "-f"], help="%s record, %o offset, %t topic, %p partition, %S size; or json"),
+        Parameter(
+            name=["--format", "-f"],
+            help="%s record, %k key, %h headers, %T timestamp, %o offset, %t topic, %p partition, %S size; or json",
+        ),
     ] = "%s\\n",
     follow: Annotated[bool, Parameter(help="wait for more at the end", negative="")] = False,
     group: Annotated[str, Parameter(help="claim this group, continue at its committed offset, and commit")] = "",
@@ -123,7 +132,9 @@ def consume(
     """Print records to stdout, from an offset to the end."""
 
     async def work(broker: Broker) -> None:
+        from lakebed.log.codec import decoded
         from lakebed.log.fetcher import FetchRequest
+        from lakebed.log.lines import print_record
         from lakebed.log.model import topic_partition
         from lakebed.log.reader import Fetched
 
@@ -139,15 +150,15 @@ def consume(
                 raise found
             if not found.count and not follow:
                 break
-            for record in (record for part in found.parts for record in part):
+            for record in (record for part in found.parts for record in decoded(part)):
                 if left > 0:
-                    _print(format, tp, at, record)
+                    print_record(format, tp, at, record)
                     at, left = at + 1, left - 1
             if claimed and found.count:
                 await broker.groups.commit(group, tp, at, generation=claimed.generation)
         sys.stdout.flush()
 
-    _with(where, work)
+    with_broker(where, work)
 
 
 @app.command
@@ -175,7 +186,7 @@ def seek(
             async with as_operator(where.context("cli"), "log.seek", subject, reason):
                 await broker.groups.commit(group, tp, at, note=reason, seek=True)
 
-    _with(where, work)
+    with_broker(where, work)
 
 
 @app.command
@@ -187,7 +198,7 @@ def report(*, where: Where = Where(), output: Output = "table") -> None:
 
         return await view.report(broker.admin, broker.groups, await broker.store.measure())
 
-    emit(_with(where, work), output)
+    emit(with_broker(where, work), output)
 
 
 @app.command
@@ -215,7 +226,7 @@ def trim(
             async with as_operator(where.context("cli"), "log.trim", subject, reason):
                 await broker.admin.trim(tp, at)
 
-    _with(where, work)
+    with_broker(where, work)
 
 
 @app.command
@@ -245,7 +256,7 @@ def delete(topic: Name, /, *, reason: Reason, dry_run: DryRun = False, where: Wh
             async with as_operator(where.context("cli"), "log.delete", {"topic": topic}, reason):
                 await broker.admin.delete(topic, reason=reason)
 
-    _with(where, work)
+    with_broker(where, work)
 
 
 @app.command
@@ -270,6 +281,9 @@ def sweep(*, reason: TrailReason, dry_run: DryRun = False, where: Where = Where(
 
 
 app.command(sweep, name="vacuum", show=False)  # its former name
+app.command("lakebed.log.group_commands:create", name="create")
+app.command("lakebed.log.group_commands:groups", name="groups")
+app.command("lakebed.log.group_commands:delete_group", name="delete-group")
 
 
 @app.command
@@ -296,7 +310,7 @@ async def _broker(where: Where) -> AsyncIterator[Broker]:
         await broker.stop()
 
 
-def _with(where: Where, work: Callable[[Broker], Coroutine[Any, Any, R]]) -> R:
+def with_broker(where: Where, work: Callable[[Broker], Coroutine[Any, Any, R]]) -> R:
     """Runs `work` on a broker in this process: no server is needed, only the bucket and the meta store."""
 
     async def run() -> R:
@@ -326,18 +340,7 @@ def _change(where: Where, topic: str, partition: int, dry_run: bool, change: _Ch
             async with as_operator(where.context("cli"), change.what, subject, reason):
                 await change.make(broker, tp)
 
-    _with(where, work)
-
-
-def _lines() -> Any:
-    held: list[bytes] = []
-    for line in sys.stdin.buffer:
-        held.append(line.rstrip(b"\n"))
-        if len(held) == LINES_MAX:
-            yield held
-            held = []
-    if held:
-        yield held
+    with_broker(where, work)
 
 
 async def _offset(broker: Broker, tp: TopicPartition, text: str) -> int:
@@ -361,29 +364,3 @@ async def _offset(broker: Broker, tp: TopicPartition, text: str) -> int:
         ) from error
     when = when if when.tzinfo else when.replace(tzinfo=UTC)
     return await broker.admin.offset_at(tp, int(when.timestamp() * 1000))
-
-
-def _print(format: str, tp: TopicPartition, offset: int, record: bytes) -> None:
-    if format == "json":
-        import msgspec
-
-        from lakebed.log.contracts import shown
-
-        line = {"topic": tp.topic, "partition": tp.partition, "offset": offset, "record": shown(record)}
-        sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
-        return
-    fields = {
-        b"s": record,
-        b"o": b"%d" % offset,
-        b"t": tp.topic.encode(),
-        b"p": b"%d" % tp.partition,
-        b"S": b"%d" % len(record),
-        b"%": b"%",
-    }
-    out: list[bytes] = []
-    text = format.encode().replace(b"\\n", b"\n").replace(b"\\t", b"\t")
-    first, *rest = text.replace(b"%%", b"%\0").split(b"%")
-    out.append(first)
-    for piece in rest:
-        out += [b"%", piece[1:]] if piece[:1] == b"\0" else [fields.get(piece[:1], b"%" + piece[:1]), piece[1:]]
-    sys.stdout.buffer.write(b"".join(out))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -20,8 +21,8 @@ from lakebed.core.errors import LakebedError, OutcomeUnknown, Overloaded, Stale
 from lakebed.core.runtime import Runtime
 from lakebed.log import blob, control, paths, producers
 from lakebed.log.control import BlobTooOld
-from lakebed.log.model import Control, LogFenced, PendingAppend, TopicPartition
-from lakebed.log.producers import RecordChunk, Verdict
+from lakebed.log.model import Control, LogFenced, PendingAppend, ProducersSnapshot, TopicPartition
+from lakebed.log.producers import ProducerMarks, RecordChunk, Verdict
 from lakebed.log.records import SWAPS_MAX, Records, Versioned
 
 # Index entries of several partitions on their way; the result names those that did not arrive.
@@ -35,6 +36,7 @@ class Sequencer:
         self.tp = tp
         self.known: Versioned[Control] | None = None
         self.materialising: tuple[str, Materialising] | None = None  # whose index entry is on its way
+        self.snapshot: tuple[str, ProducerMarks] = ("", {})  # of producers: its key and content
         self.appends = 0
         self.waiting = 0
         self._tail: asyncio.Future[None] | None = None
@@ -101,7 +103,7 @@ class Committer:
     """Works inside a turn of the sequencer, which knows the control record afterwards, or nothing."""
 
     def __init__(self, runtime: Runtime, records: Records, *, producer_memory_s: float) -> None:
-        self._records, self._memory_ms = records, round(producer_memory_s * 1000)
+        self._records, self._memory_ms, self._ids = records, round(producer_memory_s * 1000), runtime.ids
         self._lost_swaps = runtime.metrics.counter("lakebed_log_lost_swaps_total")
 
     async def append_all(
@@ -157,13 +159,18 @@ class Committer:
                 landed = await self._landed(sequencer.tp, known.value, written, doubts)
                 if landed is not None:
                     return landed
-                verdicts = self._judged(known.value, written)
+                if not await self._load_snapshot(sequencer, known.value, written):
+                    sequencer.forget()
+                    continue
+                full = _with_producers(sequencer, known.value, written)
+                assert full is not None
+                verdicts = self._judged(full, written)
                 if not producers.all_fresh(verdicts):
                     if fresh:
                         raise NotFresh(verdicts)
                     sequencer.forget()  # only believed on a fresh read
                     continue
-                after = self._after(sequencer.tp, known.value, written)
+                after = await self._stored(sequencer, self._after(sequencer.tp, full, written), written)
                 await self._materialised(sequencer, known.value)
                 try:
                     sequencer.known = await self._records.swap(
@@ -179,6 +186,7 @@ class Committer:
                     continue
                 assert after.pending is not None
                 self._materialise_later([sequencer])
+                await self._replaced_snapshot(sequencer.tp, known.value, after)
                 return after.pending
         except (LogFenced, BlobTooOld):
             sequencer.forget()
@@ -262,12 +270,65 @@ class Committer:
         now = sequencer.known.value
         if now.pending is not None and not _in_index(sequencer, now):
             return None
-        if not producers.all_fresh(self._judged(now, written)):
+        full = _with_producers(sequencer, now, written)
+        if full is None or not producers.all_fresh(self._judged(full, written)):
             return None
         try:
-            return self._after(sequencer.tp, now, written)
+            return _in_control(sequencer, self._after(sequencer.tp, full, written), written)
         except (LogFenced, BlobTooOld):
             return None
+
+    async def _load_snapshot(self, sequencer: Sequencer, now: Control, written: UploadedAppend) -> bool:
+        """False when the snapshot is gone: the control record has changed."""
+        if now.producers_key == sequencer.snapshot[0] or not _stamped(written):
+            return True
+        found = await self._records.producers(sequencer.tp, now)
+        if found is not None:
+            sequencer.snapshot = (now.producers_key, found)
+        return found is not None
+
+    async def _stored(self, sequencer: Sequencer, after: Control, written: UploadedAppend) -> Control:
+        """The control record as it is stored. Too many producers are written into a new snapshot, which it names."""
+        small = _in_control(sequencer, after, written)
+        if small is not None:
+            return small
+        id = self._ids.uuid()
+        snapshot = ProducersSnapshot(written.created_at_ms, after.producers)
+        await self._records.create(sequencer.tp, paths.producers(sequencer.tp, id), snapshot)
+        sequencer.snapshot = (id, after.producers)
+        return msgspec.structs.replace(after, producers={}, producers_key=id)
+
+    async def _replaced_snapshot(self, tp: TopicPartition, before: Control, after: Control) -> None:
+        """Deletes a snapshot that no control record names any more. What fails here is left to the sweeper."""
+        if before.producers_key and before.producers_key != after.producers_key:
+            with suppress(LakebedError):
+                await self._records.meta.delete(
+                    paths.producers(tp, before.producers_key), partition_key=tp.partition_key
+                )
+
+
+def _stamped(written: UploadedAppend) -> bool:
+    return any(chunk.stamp is not None for chunk in written.chunks)
+
+
+def _with_producers(sequencer: Sequencer, now: Control, written: UploadedAppend) -> Control | None:
+    """The control record with all that is known of producers, where the append needs it; None without the snapshot."""
+    if not now.producers_key or not _stamped(written):
+        return now
+    key, snapshot = sequencer.snapshot
+    if key != now.producers_key:
+        return None
+    return msgspec.structs.replace(now, producers=producers.expanded(snapshot, now.producers))
+
+
+def _in_control(sequencer: Sequencer, after: Control, written: UploadedAppend) -> Control | None:
+    """The control record as it is stored, with the changes since the snapshot; None when they are too many."""
+    if not _stamped(written):
+        return after
+    changed = after.producers
+    if after.producers_key:
+        changed = producers.changes_since(sequencer.snapshot[1], after.producers)
+    return msgspec.structs.replace(after, producers=changed) if len(changed) <= producers.CHANGES_MAX else None
 
 
 def _in_index(sequencer: Sequencer, now: Control) -> bool:

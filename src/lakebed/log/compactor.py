@@ -1,22 +1,25 @@
-"""The compactor: many small WAL entries of a partition become one compacted blob. A reader never sees a difference.
+"""The compactor: many small entries of partitions become few, in few blobs. A reader never sees a difference.
 
-`meta/compaction` records the compaction in progress, and every step is idempotent: any compactor that finds the record,
-after a crash or beside a slow compactor, finishes it. The one conditional write is the swap of the end key's index
-entry; the highest index key of a partition is never deleted.
+Runs of several partitions share one compacted blob, and their sources are read once for all of them. Then each run
+commits on its own: `meta/compaction` of its partition records the compaction in progress, and every step is idempotent.
+Any compactor that finds the record, after a crash or beside a slow compactor, finishes it. The one conditional write is
+the swap of the end key's index entry; the highest index key of a partition is never deleted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
 from lakebed.core.clock import now_ms
-from lakebed.core.errors import AlreadyExists, NotFound, Stale
-from lakebed.log import codec, control, paths
+from lakebed.core.errors import AlreadyExists, LakebedError, NotFound, Stale
+from lakebed.log import blob, codec, compaction, control, paths
+from lakebed.log.codec import RecordBatch
+from lakebed.log.compaction import RUNS_MAX, CompactionPlan, CompactionRun
 from lakebed.log.model import (
-    ENCODING,
     FIRST_OFFSET,
     Compaction,
     Control,
@@ -26,12 +29,16 @@ from lakebed.log.model import (
     TopicPartition,
 )
 from lakebed.log.paths import Uris
-from lakebed.log.reader import BlobGone, LogReader
+from lakebed.log.reader import BlobGone, LogReader, slice_of
 from lakebed.log.records import Records, Versioned
 from lakebed.log.settings import LogSettings
 from lakebed.store.runtime import StoreRuntime
 
 CompactionOutcome = Literal["compacted", "recovered", "abandoned", "idle"]
+
+COMMITS_MAX = 16  # partitions of one blob that commit at the same time
+GONE_MAX = 8  # sources of one blob that may vanish while it is written, before all of it is given up
+QUIET_MS = 24 * 3600 * 1000  # a partition without compactions for this long has what is small merged, however few
 
 
 class Compactor:
@@ -40,16 +47,70 @@ class Compactor:
     ) -> None:
         self._store, self._records, self._reader, self._uris = runtime.store, records, reader, uris
         self._settings, self._clock, self._ids = settings, runtime.clock, runtime.ids
+        self._merge_at_ms: dict[TopicPartition, int] = {}  # when a partition is looked through for merges again
+        self._committing: dict[TopicPartition, asyncio.Lock] = {}
         metrics = runtime.metrics
         self._outcomes = metrics.counter("lakebed_log_compactions_total")
         self._bytes = metrics.counter("lakebed_log_compacted_bytes_total")
+        self._blobs = metrics.counter("lakebed_log_compacted_blobs_total")
         self._seconds = metrics.histogram("lakebed_log_compaction_seconds")
 
-    async def compact_once(self, tp: TopicPartition) -> CompactionOutcome:
-        """Recovers what a crash left, or else compacts one range. Safe beside writers, readers and other compactors."""
-        done = await self._compact_once(tp)
-        self._outcomes.labels(outcome=done).inc()
-        return done
+    async def compact_once(self, tp: TopicPartition, *, force: bool = False) -> CompactionOutcome:
+        """Recovers what a crash left, or else compacts one run. Safe beside writers, readers and other compactors.
+
+        With `force` also a run that is not due.
+        """
+        recovered, plan = await self.plan(tp, force=force)
+        if recovered is not None:
+            return recovered
+        if not plan.due:
+            return self._counted("idle")
+        return (await self.compact(plan.runs[:1]))[tp]
+
+    async def plan(
+        self, tp: TopicPartition, *, force: bool = False
+    ) -> tuple[Literal["recovered", "abandoned"] | None, CompactionPlan]:
+        """Finishes what a crash left, and says how that ended; or else plans what is to do."""
+        with self._seconds.labels(stage="plan").time():
+            now = await self._recover_pending(tp)
+            if now.log_state == "DELETED":
+                return None, CompactionPlan()
+            under_way = await self._records.find(tp, paths.compaction(tp), Compaction)
+            if under_way is not None:
+                done: Literal["recovered", "abandoned"]
+                done = "recovered" if await self._finish(tp, under_way, stored=False) else "abandoned"
+                self._counted(done)
+                return done, CompactionPlan()
+            return None, await self._planned(tp, now, force)
+
+    async def compact(self, runs: Sequence[CompactionRun]) -> dict[TopicPartition, CompactionOutcome]:
+        """Writes one blob with these runs, and commits each of them. The last outcome of each partition."""
+        written = await self._write(runs)
+        slots = asyncio.Semaphore(COMMITS_MAX)
+        records: dict[TopicPartition, list[Compaction | None]] = {}
+        for run, record in zip(runs, written, strict=True):
+            records.setdefault(run.tp, []).append(record)
+
+        async def of_partition(tp: TopicPartition) -> CompactionOutcome:
+            """One after another, and none behind one that failed: the cursor must not pass it."""
+            done: CompactionOutcome = "idle"
+            async with slots, self._committing.setdefault(tp, asyncio.Lock()):
+                for record in records[tp]:
+                    done = self._counted(await self._commit(tp, record))
+                    if done == "abandoned":
+                        break
+            return done
+
+        tps = list(records)
+        with self._seconds.labels(stage="commit").time():
+            found = await asyncio.gather(*map(of_partition, tps), return_exceptions=True)
+        failed = [one for one in found if isinstance(one, BaseException)]
+        if failed and (len(tps) == 1 or not isinstance(failed[0], LakebedError)):
+            raise failed[0]
+        return {
+            tp: self._counted("abandoned") if isinstance(one, BaseException) else one
+            for tp, one in zip(tps, found, strict=True)
+        }
 
     async def lag(self, tp: TopicPartition) -> int:
         """Records that are not compacted yet."""
@@ -58,24 +119,9 @@ class Compactor:
         at = max(cursor.value.offset if cursor else FIRST_OFFSET, now.log_start_offset)
         return max(0, now.next_offset - at)
 
-    async def _compact_once(self, tp: TopicPartition) -> CompactionOutcome:
-        now = await self._recover_pending(tp)
-        if now.log_state == "DELETED":
-            return "idle"
-        under_way = await self._records.find(tp, paths.compaction(tp), Compaction)
-        if under_way is not None:
-            return "recovered" if await self._finish(tp, under_way) else "abandoned"
-        chosen = await self._select(tp, now)
-        if not chosen:
-            return "idle"
-        record = await self._rewrite(tp, chosen)
-        if record is None:
-            return "abandoned"
-        try:
-            created = await self._records.create(tp, paths.compaction(tp), record)
-        except AlreadyExists:
-            return "abandoned"  # another compactor was faster; a sweep deletes our blob
-        return "compacted" if await self._finish(tp, created) else "abandoned"
+    def _counted(self, outcome: CompactionOutcome) -> CompactionOutcome:
+        self._outcomes.labels(outcome=outcome).inc()
+        return outcome
 
     async def _recover_pending(self, tp: TopicPartition) -> Control:
         found = await self._records.control(tp)
@@ -88,52 +134,151 @@ class Compactor:
         except Stale:
             return (await self._records.control(tp)).value  # a writer has appended meanwhile
 
-    async def _select(self, tp: TopicPartition, now: Control) -> list[IndexSpan]:
+    async def _planned(self, tp: TopicPartition, now: Control, force: bool) -> CompactionPlan:
         cursor = await self._records.find(tp, paths.cursor(tp), Cursor)
         at = cursor.value.offset if cursor is not None else FIRST_OFFSET
         spans = await self._records.spans(tp, at, limit=self._settings.compact_max_entries + 1)
-        begin = aligned(at, now.log_start_offset, spans)
+        begin = compaction.aligned(at, now.log_start_offset, spans)
         if begin > at:
             await self._advance(tp, begin)
-        return select(
-            begin,
+        lag = max(0, now.next_offset - max(begin, now.log_start_offset))
+        merges = await self._merges(tp, now.log_start_offset, begin)
+        due = bool(merges) or bool(self._selected(begin, spans, self._settings.compact_after_s, force))
+        runs = await self._wal_runs(tp, begin, spans, force)
+        return CompactionPlan((*runs, *merges), due, lag)
+
+    def _selected(self, at: int, spans: Sequence[IndexSpan], after_s: float, force: bool) -> list[IndexSpan]:
+        return compaction.select(
+            at,
             spans,
-            entries_min=self._settings.compact_min_entries,
+            entries_min=1 if force else self._settings.compact_min_entries,
             entries_max=self._settings.compact_max_entries,
             bytes_max=self._settings.compact_max_bytes,
+            bytes_min=self._settings.compact_min_bytes,
+            old_ms=now_ms(self._clock) - round(after_s * 1000),
         )
 
-    async def _rewrite(self, tp: TopicPartition, chosen: list[IndexSpan]) -> Compaction | None:
-        """Writes the compacted blob. None when a source vanished: another process has compacted or trimmed it."""
-        with self._seconds.labels(stage="rewrite").time():
-            try:
-                batches = [await self._reader.batch(span) for span in chosen]
-            except BlobGone:
-                return None
-            segments = [segment for batch in batches for segment in batch.segments]
-            body = b"".join(codec.encode([batch.records for batch in batches], segments))
+    async def _wal_runs(
+        self, tp: TopicPartition, at: int, spans: Sequence[IndexSpan], force: bool
+    ) -> list[CompactionRun]:
+        """The first run also when it is only half as old as it may get: it joins the blob of one that is due."""
+        runs: list[CompactionRun] = []
+        after_s, room = self._settings.compact_after_s / 2, self._settings.compact_blob_bytes
+        while len(runs) < RUNS_MAX and room > 0:
+            chosen = self._selected(at, spans, after_s, force and not runs)
+            if not chosen:
+                break
+            size = sum(span.entry.byte_length or 0 for span in chosen)
+            runs.append(CompactionRun(tp, tuple(chosen), size))
+            at, room, after_s = chosen[-1].end_offset + 1, room - size, self._settings.compact_after_s
+            spans = await self._records.spans(tp, at, limit=self._settings.compact_max_entries + 1)
+        return runs
+
+    async def _merges(self, tp: TopicPartition, start: int, end: int) -> list[CompactionRun]:
+        """Looks through the compacted entries after each compaction, and once a day."""
+        at_ms = now_ms(self._clock)
+        if at_ms < self._merge_at_ms.get(tp, 0):
+            return []
+        spans: list[IndexSpan] = []
+        async for span in self._records.all_spans(tp, start):
+            if span.start_offset >= end:
+                break
+            if span.entry.type == "COMPACTED" and span.start_offset >= start:
+                spans.append(span)
+        sizes = {span.end_offset: await self._reader.size(span) for span in spans}
+        quiet = bool(spans) and spans[-1].entry.created_at_ms < at_ms - QUIET_MS
+        found = compaction.select_merges(
+            spans,
+            lambda span: sizes[span.end_offset],
+            fan_in=2 if quiet else self._settings.compact_fan_in,
+            bytes_max=self._settings.compact_max_bytes,
+        )
+        if not found:
+            self._merge_at_ms[tp] = at_ms + QUIET_MS
+        return [CompactionRun(tp, tuple(run), sum(sizes[span.end_offset] for span in run)) for run in found[:RUNS_MAX]]
+
+    async def _write(self, runs: Sequence[CompactionRun]) -> list[Compaction | None]:
+        """Writes the compacted blob. None for a run whose source vanished: another process compacted or trimmed it."""
+        batches = await self._read([span for run in runs for span in run.spans])
+        good = [run for run in runs if all(slice_of(span) in batches for span in run.spans)]
+        if not good:
+            return [None] * len(runs)
+        with self._seconds.labels(stage="write").time():
+            bodies = [_body(run, batches) for run in good]
             made_at_ms = now_ms(self._clock)
-            key = paths.compacted_blob(tp, self._ids.uuid())
-            await self._store.create(key, body)
-        self._bytes.inc(len(body))
+            if len(good) == 1:
+                data, places = b"".join(bodies[0].buffers), [blob.BlobSlice(0, bodies[0].size)]
+                key = paths.compacted_blob(good[0].tp, self._ids.uuid())
+            else:
+                data, places = blob.encode(bodies, made_at_ms)
+                key = paths.shared_compacted_blob(self._ids.uuid())
+            await self._store.create(key, data)
+        self._bytes.inc(len(data))
+        self._blobs.inc()
+        made = {
+            run.spans: self._record(run, place, key, made_at_ms, batches)
+            for run, place in zip(good, places, strict=True)
+        }
+        return [made.get(run.spans) for run in runs]
+
+    async def _read(self, spans: Sequence[IndexSpan]) -> Mapping[tuple[str, int], RecordBatch]:
+        """What is still there of these."""
+        left = list(spans)
+        with self._seconds.labels(stage="read").time():
+            for _ in range(GONE_MAX):
+                try:
+                    return await self._reader.batches(left)
+                except BlobGone as gone:
+                    left = [span for span in left if span.entry.data_key != gone.data_key]
+        return {}
+
+    def _record(
+        self,
+        run: CompactionRun,
+        place: blob.BlobSlice,
+        key: str,
+        made_at_ms: int,
+        batches: Mapping[tuple[str, int], RecordBatch],
+    ) -> Compaction:
+        first, last = run.spans[0], run.spans[-1]
         return Compaction(
             compaction_id=self._ids.uuid(),
             state="WRITING_COMPACTED_INDEX",
-            start_offset=chosen[0].start_offset,
-            end_offset=chosen[-1].end_offset,
-            msg_count=chosen[-1].end_offset - chosen[0].start_offset + 1,
+            start_offset=first.start_offset,
+            end_offset=last.end_offset,
+            msg_count=last.end_offset - first.start_offset + 1,
             data_key=self._uris.uri(key),
-            encoding=ENCODING,
+            encoding=codec.encoding_of([batches[slice_of(span)].records for span in run.spans]),
             created_at_ms=made_at_ms,
-            tail_start_offset=chosen[-1].start_offset,
-            last_append_at_ms=segments[-1].created_at_ms,
+            tail_start_offset=last.start_offset,
+            last_append_at_ms=batches[slice_of(last)].segments[-1].created_at_ms,
+            max_timestamp_ms=max_timestamp_ms(run.spans),
+            byte_offset=place.byte_offset or None,
+            byte_length=place.byte_length,
+            level=run.level,
+            tail_level=last.entry.tier,
         )
 
-    async def _finish(self, tp: TopicPartition, record: Versioned[Compaction]) -> bool:
-        """Continues from the state of the record. False when its range can no longer be compacted."""
+    async def _commit(self, tp: TopicPartition, record: Compaction | None) -> CompactionOutcome:
+        if record is None:
+            return "abandoned"
+        try:
+            created = await self._records.create(tp, paths.compaction(tp), record)
+        except AlreadyExists:
+            return "abandoned"  # another compactor was faster; a sweep deletes our blob
+        if not await self._finish(tp, created, stored=True):
+            return "abandoned"
+        self._merge_at_ms.pop(tp, None)
+        return "compacted"
+
+    async def _finish(self, tp: TopicPartition, record: Versioned[Compaction], *, stored: bool) -> bool:
+        """Continues from the state of the record. False when its range can no longer be compacted.
+
+        `stored`: this process has just written the blob.
+        """
         try:
             if record.value.state == "WRITING_COMPACTED_INDEX":
-                if not await self._overwrite_end(tp, record.value):
+                if not await self._overwrite_end(tp, record.value, stored):
                     await self._records.meta.delete(
                         paths.compaction(tp), expected=record.version, partition_key=tp.partition_key
                     )
@@ -154,22 +299,23 @@ class Compactor:
             return True  # another compactor is finishing this compaction
         return True
 
-    async def _overwrite_end(self, tp: TopicPartition, record: Compaction) -> bool:
+    async def _overwrite_end(self, tp: TopicPartition, record: Compaction, stored: bool) -> bool:
         key = paths.index(tp, record.end_offset)
         found = await self._records.find(tp, key, IndexEntry)
-        if found is not None and overwritten(record, found.value):
+        if found is not None and compaction.overwritten(record, found.value):
             return True
         now = (await self._records.control(tp)).value  # after the record is written: see the sweeper
         end = _span(record.end_offset, found.value) if found is not None else None
-        if found is None or not may_overwrite(record, end, now):
+        if found is None or not compaction.may_overwrite(record, end, now):
             return False
         try:
-            await self._store.head(self._uris.key(record.data_key))
+            if not stored:
+                await self._store.head(self._uris.key(record.data_key))
             await self._records.swap(tp, key, record.entry(), found.version)
         except NotFound:
             return False
         except Stale as error:
-            return error.current is not None and overwritten(
+            return error.current is not None and compaction.overwritten(
                 record, msgspec.json.decode(error.current.value, type=IndexEntry)
             )
         return True
@@ -194,55 +340,19 @@ class Compactor:
             return  # another compactor moved it; a cursor that stays behind is aligned by the next pass
 
 
+def _body(run: CompactionRun, batches: Mapping[tuple[str, int], RecordBatch]) -> blob.PartitionBody:
+    found = [batches[slice_of(span)] for span in run.spans]
+    count = sum(batch.records.count for batch in found)
+    encoding = codec.encoding_of([batch.records for batch in found])
+    return blob.PartitionBody(run.tp, count, codec.join(found), encoding)
+
+
 def _span(end_offset: int, entry: IndexEntry) -> IndexSpan:
     return IndexSpan(end_offset - entry.msg_count + 1, end_offset, entry)
 
 
-def aligned(cursor: int, log_start_offset: int, spans: Sequence[IndexSpan]) -> int:
-    """Where to go on from: the cursor, moved past what is trimmed or already compacted.
-
-    `spans` are those that end at the cursor or above. A span that the start of the log cuts through stays whole.
-    """
-    at = cursor
-    for span in spans:
-        if span.end_offset < log_start_offset or (span.entry.type == "COMPACTED" and span.covers(at)):
-            at = max(at, span.end_offset + 1)
-        elif span.start_offset <= at:
-            continue
-        elif span.covers(log_start_offset):
-            at = max(at, span.start_offset)
-    return at
-
-
-def select(
-    at: int, spans: Sequence[IndexSpan], *, entries_min: int, entries_max: int, bytes_max: int
-) -> list[IndexSpan]:
-    """One gapless run of WAL entries that starts exactly at `at`; empty when it is not worth the work."""
-    chosen: list[IndexSpan] = []
-    size = 0
-    for span in spans:
-        if span.end_offset < at:
-            continue
-        size += span.entry.byte_length or 0
-        if span.entry.type != "WAL" or span.start_offset != at or (chosen and size > bytes_max):
-            break
-        chosen.append(span)
-        at = span.end_offset + 1
-        if len(chosen) == entries_max:
-            break
-    full = len(chosen) == entries_max or size > bytes_max
-    return chosen if len(chosen) >= entries_min or (full and len(chosen) > 1) else []
-
-
-def may_overwrite(record: Compaction, end: IndexSpan | None, control: Control) -> bool:
-    """Whether the end key still is the entry that was compacted, and no sweep can have deleted the compacted blob."""
-    return (
-        end is not None
-        and end.entry.type == "WAL"
-        and end.start_offset == record.tail_start_offset
-        and record.created_at_ms > control.vacuum_before_ms
-    )
-
-
-def overwritten(record: Compaction, end: IndexEntry | None) -> bool:
-    return end is not None and end.type == "COMPACTED" and end.data_key == record.data_key
+def max_timestamp_ms(spans: Sequence[IndexSpan]) -> int:
+    """The largest timestamp of these spans' records; 0 where all have the time of their append."""
+    if not any(span.entry.max_timestamp_ms for span in spans):
+        return 0
+    return max(span.entry.newest_ms for span in spans)

@@ -15,17 +15,20 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import msgspec
 
 from lakebed.core.errors import Invalid, LakebedError, Overloaded, Unavailable
 from lakebed.core.http import decoder
-from lakebed.log import producers
-from lakebed.log.codec import WIDTH, Buffer, RecordColumns, checked, columns
-from lakebed.log.model import TopicPartition, topic_partition
-from lakebed.log.producers import RecordChunk
+from lakebed.log import kafka_batch, producers
+from lakebed.log.codec import WIDTH, RecordColumns, Records, as_columns, checked, columns
+from lakebed.log.kafka_batch import KafkaRecord, KafkaRecords
+from lakebed.log.kafka_compression import Buffer
+from lakebed.log.model import GroupOffset, TopicPartition, topic_partition
+from lakebed.log.producers import RecordChunk, Stamp
 from lakebed.log.reader import Fetched
 from lakebed.log.writer import Appended, Outcome
 
@@ -45,12 +48,37 @@ class Base64Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     base64: bytes
 
 
+class JsonHeader(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A header: text in `value`, or bytes in `base64`; neither for a header without a value."""
+
+    name: str
+    value: str | None = None
+    base64: bytes | None = None
+
+
+class JsonRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A record as an object: its value as text or as `base64`, and what else it has. `timestamp` is in milliseconds."""
+
+    base64: bytes | None = None
+    value: str | None = None
+    key: str | None = None
+    key_base64: bytes | None = None
+    headers: list[JsonHeader] = []
+    timestamp: Number | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether it has nothing but a value."""
+        rest = (self.key, self.key_base64, self.timestamp)
+        return not self.headers and rest == (None, None, None) and (self.base64, self.value) != (None, None)
+
+
 class ProducePartition(msgspec.Struct, frozen=True):
     """`producer_id` and `sequence` make retries idempotent: the same pair is appended once."""
 
     topic: Name
     partition: Number
-    records: Annotated[list[str | Base64Record], msgspec.Meta(min_length=1)]
+    records: Annotated[list[str | JsonRecord], msgspec.Meta(min_length=1)]
     producer_id: str | None = None
     sequence: int | None = None
 
@@ -112,10 +140,37 @@ class LogResponse(msgspec.Struct, frozen=True):
     error_count: int
 
 
-def to_chunk(part: ProducePartition, record_max_bytes: int) -> tuple[TopicPartition, RecordChunk]:
-    """Raises Invalid for an invalid topic, partition, producer or record."""
-    records = [record.encode() if isinstance(record, str) else record.base64 for record in part.records]
+def to_chunk(part: ProducePartition, record_max_bytes: int, now_ms: int) -> tuple[TopicPartition, RecordChunk]:
+    """Raises Invalid for an invalid topic, partition, producer or record.
+
+    One record with a key, headers or a timestamp makes all of them a record batch; those without a timestamp get
+    `now_ms`.
+    """
+    if not all(isinstance(record, str) or record.plain for record in part.records):
+        made = [kafka_batch.check_record(kafka_record(record), record_max_bytes) for record in part.records]
+        batch = KafkaRecords(len(made), kafka_batch.encode(made, now_ms=now_ms))
+        stamp = _stamp(part.producer_id, part.sequence)
+        # Of what was sent: a retry gets other times, and is the same batch.
+        crc = zlib.crc32(msgspec.json.encode(part.records)) or 1
+        return topic_partition(part.topic, part.partition), RecordChunk(batch, stamp, crc)
+    records = [record.encode() if isinstance(record, str) else _value(record) or b"" for record in part.records]
     return chunk_of(part.topic, part.partition, columns(records), part.producer_id, part.sequence, record_max_bytes)
+
+
+def kafka_record(record: str | JsonRecord) -> KafkaRecord:
+    if isinstance(record, str):
+        return KafkaRecord(record.encode())
+    value, key = _value(record), record.key.encode() if record.key is not None else record.key_base64
+    if value is None and key is None:
+        raise Invalid("a record needs a value, base64 or key", hint='{"value": "text", "key": "k"}')
+    headers = tuple((header.name, _value(header)) for header in record.headers)
+    return KafkaRecord(value, key, headers, record.timestamp or 0)
+
+
+def _value(of: JsonRecord | JsonHeader) -> bytes | None:
+    if of.value is not None and of.base64 is not None:
+        raise Invalid("value and base64 exclude each other")
+    return of.value.encode() if of.value is not None else of.base64
 
 
 def chunk_of(
@@ -126,12 +181,17 @@ def chunk_of(
     sequence: int | None,
     record_max_bytes: int,
 ) -> tuple[TopicPartition, RecordChunk]:
-    if (producer_id is None) != (sequence is None):
-        raise Invalid("producer_id and sequence must be given together")
     if records.size > record_max_bytes and max(memoryview(records.lengths).cast("I")) > record_max_bytes:
         raise Invalid(f"a record is larger than log.record_max_bytes ({record_max_bytes})")
-    stamp = producers.check_stamp(producer_id, sequence) if producer_id is not None and sequence is not None else None
-    return topic_partition(topic, partition), RecordChunk(records, stamp)
+    return topic_partition(topic, partition), RecordChunk(records, _stamp(producer_id, sequence))
+
+
+def _stamp(producer_id: str | None, sequence: int | None) -> Stamp | None:
+    if producer_id is None and sequence is None:
+        return None
+    if producer_id is None or sequence is None:
+        raise Invalid("producer_id and sequence must be given together")
+    return producers.check_stamp(producer_id, sequence)
 
 
 def produced(tp: TopicPartition, outcome: Outcome) -> ProduceResult:
@@ -173,7 +233,7 @@ def consumed(tp: TopicPartition, found: Fetched | LakebedError, *, as_json: bool
         found.count,
         found.high_watermark,
         found.log_start_offset,
-        records=[shown(record) for part in found.parts for record in part] if as_json else None,
+        records=[record for part in found.parts for record in shown_part(part)] if as_json else None,
         payload_bytes=None if as_json else found.size,
     )
 
@@ -184,6 +244,35 @@ def shown(record: bytes) -> str | Base64Record:
         return record.decode()
     except UnicodeDecodeError:
         return Base64Record(record)
+
+
+def shown_part(part: Records) -> Iterator[str | Base64Record | JsonRecord]:
+    """Records as JSON: columns as their values alone, record batches as objects."""
+    return map(shown, part) if isinstance(part, RecordColumns) else map(shown_record, part.decoded())
+
+
+def shown_record(record: KafkaRecord) -> JsonRecord:
+    value, value_base64 = _text(record.value)
+    key, key_base64 = _text(record.key)
+    headers = [JsonHeader(name, *_text(content)) for name, content in record.headers]
+    return JsonRecord(value_base64, value, key, key_base64, headers, max(0, record.timestamp_ms))
+
+
+def _text(content: bytes | None) -> tuple[str | None, bytes | None]:
+    """Text where it is UTF-8, bytes otherwise."""
+    if content is None:
+        return None, None
+    try:
+        return content.decode(), None
+    except UnicodeDecodeError:
+        return None, content
+
+
+def values_only(found: Fetched | LakebedError) -> Fetched | LakebedError:
+    """For the binary form, which has columns of values."""
+    if isinstance(found, LakebedError):
+        return found
+    return msgspec.structs.replace(found, parts=tuple(as_columns(part) for part in found.parts))
 
 
 def response(results: Sequence[ProduceResult] | Sequence[ConsumeResult]) -> LogResponse:
@@ -233,11 +322,12 @@ def encode_frame(header: Any, parts: Sequence[RecordColumns]) -> bytes:
     return b"".join(buffers)
 
 
-def encode_frame_groups(header: Any, groups: Sequence[Sequence[RecordColumns]]) -> bytes:
+def encode_frame_groups(header: Any, groups: Sequence[Sequence[Records]]) -> bytes:
     """A frame with several parts for each partition: all lengths of a partition, then all its payloads."""
     head = msgspec.json.encode(header)
     buffers: list[Buffer] = [FRAME_PREFIX.pack(FRAME_MAGIC, len(head)), head]
-    for parts in groups:
+    for group in groups:
+        parts = [as_columns(part) for part in group]
         buffers += [part.lengths for part in parts]
         buffers += [part.payload for part in parts]
     return b"".join(buffers)
@@ -271,3 +361,11 @@ def decode_frame_header(body: Buffer, kind: type[Any]) -> tuple[Any, int]:
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
         raise Invalid(f"the header of the frame is invalid: {error}") from error
     return header, FRAME_PREFIX.size + length
+
+
+def offset_row(tp: TopicPartition, made: GroupOffset) -> dict[str, Any]:
+    return {"topic": tp.topic, "partition": tp.partition, "offset": made.offset, "generation": made.generation}
+
+
+def subject(tp: TopicPartition) -> dict[str, str]:
+    return {"topic": tp.topic, "partition": str(tp.partition)}

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import msgspec
 
 from lakebed.core.errors import Conflict
+from lakebed.log import codec
 from lakebed.log.blob import BlobSlice
 from lakebed.log.model import (
-    ENCODING,
     Control,
     LogDeleted,
     LogFenced,
@@ -65,7 +65,8 @@ def append(
     demand_open(control, tp)
     if created_at_ms <= control.vacuum_before_ms:
         raise BlobTooOld(f"a blob of {tp} waited too long for its commit and may be deleted")
-    count = sum([chunk.records.count for chunk in chunks])
+    parts = [chunk.records for chunk in chunks]
+    count = sum([part.count for part in parts])
     pending = PendingAppend(
         append_id=append_id,
         start_offset=control.next_offset,
@@ -73,10 +74,11 @@ def append(
         msg_count=count,
         entry_type="WAL",
         data_key=data_key,
-        encoding=ENCODING,
+        encoding=codec.encoding_of(parts),
         created_at_ms=created_at_ms,
         byte_offset=place.byte_offset,
         byte_length=place.byte_length,
+        max_timestamp_ms=codec.max_timestamp_ms(parts, created_at_ms),
     )
     producers, forgotten_ms = remember(control, chunks, pending.start_offset, created_at_ms, memory_ms)
     return msgspec.structs.replace(

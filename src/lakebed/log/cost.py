@@ -16,6 +16,7 @@ from lakebed.store.prices import DOLLARS_PER_GET, DOLLARS_PER_GIB_MONTH, DOLLARS
 from lakebed.store.runtime import StoreRuntime
 
 LIST_PAGE = 1000  # one LIST request gives this many keys
+SECONDS_PER_MONTH = 365 * 24 * 3600 / 12
 OPS = ("put", "list", "get", "range_get")
 
 
@@ -33,6 +34,11 @@ def request_dollars(counts: dict[str, float]) -> float:
 
 def storage_dollars_month(usage: StorageUsage) -> float:
     return usage.stored_bytes / 1024**3 * DOLLARS_PER_GIB_MONTH
+
+
+def batching_dollars_month(delay_ms: float) -> float:
+    """The most that a broker spends in a month on blobs that leave by time, one each `delay_ms`."""
+    return SECONDS_PER_MONTH * 1000 / max(delay_ms, 1.0) * DOLLARS_PER_PUT_OR_LIST
 
 
 class MeteredStore:

@@ -6,7 +6,7 @@ moved the records meanwhile. Records that were trimmed before they were read are
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,7 +15,8 @@ import numpy as np
 from lakebed.core.context import Context
 from lakebed.core.errors import Invalid, NotFound
 from lakebed.core.feed import FeedFilter, FeedSlice, Limit, Offset, within
-from lakebed.log.codec import RecordBatch
+from lakebed.log.codec import RecordBatch, RecordColumns
+from lakebed.log.kafka_batch import KafkaRecords
 from lakebed.log.model import Control, IndexSpan, OffsetOutOfRange, TopicPartition, check_topic
 from lakebed.log.paths import LAST_OFFSET, Uris
 from lakebed.log.reader import BlobGone, LogReader, chain_spans
@@ -69,6 +70,7 @@ class TopicFeed:
                 pa.field("time", pa.timestamp("us", "UTC")),
                 pa.field("key", pa.binary()),
                 pa.field("value", pa.binary()),
+                pa.field("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
             ]
         )
 
@@ -76,7 +78,8 @@ class TopicFeed:
         return {str(n): _of(self._start, n, control.log_start_offset) - 1 for n, control in await self._controls()}
 
     async def reach(self, start: Offset, limit: Limit) -> Offset:
-        """A limit of rows is exact: records are counted without being read."""
+        """A limit of rows is exact: records are counted without being read. One of bytes counts each record as large as
+        those stored with it are on average, so it also ends inside a compacted entry."""
         before: Offset = {}
         ends: Offset = {}
         for n, control in await self._controls():
@@ -89,15 +92,14 @@ class TopicFeed:
         pieces = await self._planned(start, ends, FeedFilter(), limit)
         pieces.sort(key=lambda piece: _place(piece).span.entry.appended_at_ms)  # the oldest appends first
         reached = {n: min(ends[n], before[n]) for n in ends} | kept
-        objects = rows = size_bytes = 0
-        for piece in pieces:
+        rows = size_bytes = 0
+        for objects, piece in enumerate(pieces, 1):
             place = _place(piece)
-            last = min(place.last, place.first + limit.rows - rows - 1) if limit.rows else place.last
-            objects, size_bytes = objects + 1, size_bytes + piece.size_bytes
-            if last < place.first or (objects > 1 and limit.exceeded(objects, 0, size_bytes)):
+            taken = _fitting(piece, limit, rows, size_bytes)
+            if not taken or (objects > 1 and limit.exceeded(objects, 0, 0)):
                 break
-            reached[str(place.tp.partition)] = last
-            rows += last - place.first + 1
+            reached[str(place.tp.partition)] = place.first + taken - 1
+            rows, size_bytes = rows + taken, size_bytes + piece.size_bytes * taken // piece.rows
         return reached
 
     async def slices(self, start: Offset, end: Offset, wanted: FeedFilter) -> list[FeedSlice]:
@@ -115,9 +117,9 @@ class TopicFeed:
             tp = TopicPartition(self._topic, n)
             mine: list[FeedSlice] = []
             async for span in self._spans(tp, first, last, control):
-                if "time" in wanted.low and span.entry.appended_at_ms < wanted.low["time"].timestamp() * 1000 - 1:
+                if "time" in wanted.low and span.entry.newest_ms < wanted.low["time"].timestamp() * 1000 - 1:
                     continue
-                mine.append(self._piece(tp, span, first, last))
+                mine.append(self._piece(tp, span, first, last, await self._reader.size(span)))
                 if limit and len(within(mine, limit)) < len(mine):
                     break
             found += mine
@@ -170,21 +172,11 @@ class TopicFeed:
         import pyarrow as pa
 
         count, schema = batch.records.count, self.schema()
-        lengths = np.frombuffer(batch.records.lengths, "<u4").astype(np.int64)
-        offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-        appended_ms = np.repeat(
-            np.array([segment.created_at_ms for segment in batch.segments], np.int64),
-            [segment.count for segment in batch.segments],
-        )
-        made = {
+        made: dict[str, Callable[[], Any]] = {
             "topic": lambda: pa.repeat(self._topic, count),
             "partition": lambda: pa.repeat(pa.scalar(place.tp.partition, pa.int32()), count),
             "offset": lambda: pa.array(np.arange(span.start_offset, span.end_offset + 1, dtype=np.int64)),
-            "time": lambda: pa.array(appended_ms * 1000).cast(pa.timestamp("us", "UTC")),
-            "key": lambda: pa.nulls(count, pa.binary()),
-            "value": lambda: pa.Array.from_buffers(
-                pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(batch.records.payload)]
-            ),
+            **(_columns(batch, schema) if isinstance(batch.records, RecordColumns) else _fields(batch.records, schema)),
         }
         rows = pa.record_batch([made[name]() for name in columns], schema=pa.schema([schema.field(n) for n in columns]))
         first, last = max(place.first, span.start_offset), min(place.last, span.end_offset)
@@ -216,11 +208,59 @@ class TopicFeed:
         known = start.get(str(partition), _of(self._start, partition, control.log_start_offset) - 1)
         return max(known + 1, control.log_start_offset)
 
-    def _piece(self, tp: TopicPartition, span: IndexSpan, first: int, last: int) -> FeedSlice:
+    def _piece(self, tp: TopicPartition, span: IndexSpan, first: int, last: int, size_bytes: int) -> FeedSlice:
         first, last = max(first, span.start_offset), min(last, span.end_offset)
         encoded = msgspec.json.encode(RecordRange(tp, first, last, span))
         key = f"{self._uris.key(span.entry.data_key)} ({tp} {first}-{last})"
-        return FeedSlice(key, last - first + 1, span.entry.byte_length or 0, encoded)
+        rows = last - first + 1
+        return FeedSlice(key, rows, size_bytes * rows // span.entry.msg_count, encoded)
+
+
+def _fitting(piece: FeedSlice, limit: Limit, rows: int, size_bytes: int) -> int:
+    """How many rows of a piece fit behind so many rows and bytes; at least one where there are none yet."""
+    taken = min(piece.rows, limit.rows - rows) if limit.rows else piece.rows
+    left = limit.size_bytes - size_bytes
+    if limit.size_bytes and piece.size_bytes > left:
+        taken = min(taken, max(0, piece.rows * left // piece.size_bytes))
+    return max(taken, 0 if rows else 1)
+
+
+def _columns(batch: RecordBatch, schema: Any) -> dict[str, Callable[[], Any]]:
+    """Values as they are stored, without a copy of a single one."""
+    import pyarrow as pa
+
+    records = batch.records
+    assert isinstance(records, RecordColumns)
+    offsets = np.concatenate(([0], np.cumsum(np.frombuffer(records.lengths, "<u4").astype(np.int64)))).astype(np.int32)
+    appended_ms = np.repeat(
+        np.array([segment.created_at_ms for segment in batch.segments], np.int64),
+        [segment.count for segment in batch.segments],
+    )
+    return {
+        "time": lambda: pa.array(appended_ms * 1000).cast(schema.field("time").type),
+        "key": lambda: pa.nulls(records.count, pa.binary()),
+        "value": lambda: pa.Array.from_buffers(
+            pa.binary(), records.count, [None, pa.py_buffer(offsets), pa.py_buffer(records.payload)]
+        ),
+        "headers": lambda: pa.nulls(records.count, schema.field("headers").type),
+    }
+
+
+def _fields(records: KafkaRecords, schema: Any) -> dict[str, Callable[[], Any]]:
+    """The fields of record batches; `time` is the record's own timestamp."""
+    import pyarrow as pa
+
+    found = records.decoded()
+
+    def column(name: str, values: Sequence[Any]) -> Callable[[], Any]:
+        return lambda: pa.array(values, schema.field(name).type)
+
+    return {
+        "time": column("time", [record.timestamp_ms * 1000 for record in found]),
+        "key": column("key", [record.key for record in found]),
+        "value": column("value", [record.value for record in found]),
+        "headers": column("headers", [[{"key": k, "value": v} for k, v in one.headers] or None for one in found]),
+    }
 
 
 def _place(piece: FeedSlice) -> RecordRange:

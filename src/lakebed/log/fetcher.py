@@ -19,7 +19,7 @@ from lakebed.core.errors import LakebedError
 from lakebed.core.runtime import Runtime
 from lakebed.log import control
 from lakebed.log.cache import UNKNOWN, SharedTail, TailCache
-from lakebed.log.codec import RecordColumns
+from lakebed.log.codec import Records
 from lakebed.log.model import NAMES_MAX, TopicPartition, UnknownTopicPartition
 from lakebed.log.reader import Fetched, LogReader
 from lakebed.log.settings import LogSettings
@@ -46,9 +46,9 @@ class ControlRefresher:
 
     async def fresh(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, LakebedError]:
         """Returns when every partition was read within `every_s`; gives the errors of those that cannot be."""
-        asked_s = self._clock.monotonic_s()
-        stale = {tp for tp in tps if not self._good(tp, asked_s)}
-        answers = await asyncio.gather(*(self._fresh(tp, asked_s) for tp in stale)) if stale else ()
+        requested_s = self._clock.monotonic_s()
+        stale = {tp for tp in tps if not self._good(tp, requested_s)}
+        answers = await asyncio.gather(*(self._fresh(tp, requested_s) for tp in stale)) if stale else ()
         return {tp: error for tp, error in zip(stale, answers, strict=True) if error is not None}
 
     def due_s(self, tps: Iterable[TopicPartition]) -> float:
@@ -65,18 +65,18 @@ class ControlRefresher:
         if last is not None and last.task.done() and not _succeeded(last.task):
             del self._last[tp]
 
-    def _good(self, tp: TopicPartition, asked_s: float) -> bool:
+    def _good(self, tp: TopicPartition, requested_s: float) -> bool:
         last = self._last.get(tp)
-        return last is not None and last.due_s > asked_s and last.task.done() and _succeeded(last.task)
+        return last is not None and last.due_s > requested_s and last.task.done() and _succeeded(last.task)
 
-    async def _fresh(self, tp: TopicPartition, asked_s: float) -> LakebedError | None:
+    async def _fresh(self, tp: TopicPartition, requested_s: float) -> LakebedError | None:
         """Joins a read in progress. One that started too early is awaited and followed by another."""
         while True:
             last = self._last.get(tp)
-            if last is None or (last.due_s <= asked_s and last.task.done()):
+            if last is None or (last.due_s <= requested_s and last.task.done()):
                 last = self._begin(tp)
             error = await asyncio.shield(last.task)
-            if last.due_s > asked_s:
+            if last.due_s > requested_s:
                 return error
 
     def _begin(self, tp: TopicPartition) -> _Refresh:
@@ -140,10 +140,16 @@ class Fetcher:
                 events, min(deadline_s, self._refresher.due_s(tps), now_s + self._settings.poll_s) - now_s
             )
 
-    def appended(self, tp: TopicPartition, start_offset: int, records: RecordColumns) -> None:
+    def appended(self, tp: TopicPartition, start_offset: int, records: Records) -> None:
         """This broker has appended: its own consumers see it at once."""
         self._cache.add(tp, start_offset, records, at_ms=now_ms(self._clock))
         self._refresher.passed(tp)
+
+    def moved(self, tp: TopicPartition, high_watermark: int) -> None:
+        """Another broker says that it has appended: consumers that wait here look again. Nothing is taken as true."""
+        if UNKNOWN != self._cache.end(tp) < high_watermark:
+            self._refresher.forget(tp)
+            self._cache.wake(tp)
 
     def forget(self, tp: TopicPartition) -> None:
         """This broker has trimmed or deleted the log."""

@@ -95,6 +95,21 @@ class Groups:
 
         return await self._change(group, tp, decide)
 
+    async def store(self, group: str, tp: TopicPartition, offset: int, *, note: str, generation: int | None) -> None:
+        """Stores an offset as a Kafka client commits it: anywhere, also back.
+
+        `generation` is that of the client's group. Raises GroupFenced when a later one has stored, or an operator has
+        moved the offset since; the member joins again and reads from there.
+        """
+        at_ms = now_ms(self._clock)
+
+        def decide(now: GroupOffset, _: Control) -> GroupOffset:
+            if generation is not None and now.generation > generation:
+                raise GroupFenced(f"group {group} has generation {now.generation} of {tp}, not {generation}")
+            return GroupOffset(max(0, offset), at_ms, note, max(now.generation, generation or 0))
+
+        await self._change(group, tp, decide)
+
     async def committed(self, group: str, tp: TopicPartition) -> GroupOffset | None:
         found = await self._records.find(tp, paths.group_offset(tp, check_group(group)), GroupOffset)
         return found.value if found is not None else None

@@ -11,6 +11,8 @@ import msgspec
 from lakebed.core.errors import Conflict, Fenced, Invalid, NotFound, Overloaded
 
 ENCODING = "bytes-batch-v1"
+KAFKA_ENCODING = "kafka-batches-v1"
+ENCODINGS = frozenset({ENCODING, KAFKA_ENCODING})
 FIRST_OFFSET = 1  # offsets count from 1; sequence_counter is the last one given out
 PARTITION_MAX = 99_999
 NAMES_MAX = 16_384  # topic-partitions whose checked names are remembered
@@ -115,6 +117,7 @@ class PendingAppend(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     created_at_ms: int
     byte_offset: int | None = None
     byte_length: int | None = None
+    max_timestamp_ms: int = 0
 
     def entry(self) -> IndexEntry:
         return IndexEntry(
@@ -125,6 +128,7 @@ class PendingAppend(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
             created_at_ms=self.created_at_ms,
             byte_offset=self.byte_offset,
             byte_length=self.byte_length,
+            max_timestamp_ms=self.max_timestamp_ms,
         )
 
 
@@ -146,8 +150,9 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
     """The state of one partition, and its only source of truth. Fields after `pending` are left out while unused.
 
     `vacuum_before_ms`: blobs made at or before this time can no longer be committed, because a sweep may delete them.
-    `producers` are the last batches of idempotent producers, the longest unused producer first. `forgotten_ms`: a
-    producer that was last used at or before this time may have been removed from them.
+    `producers` are the last batches of idempotent producers, the longest unused producer first; where `producers_key`
+    names a snapshot of them, only what has changed since then ([]: forgotten). `forgotten_ms`: a producer that was last
+    used at or before this time may have been removed from them.
     """
 
     log_state: Literal["OPEN", "FENCED", "DELETED"]
@@ -159,10 +164,18 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
     changed_at_ms: int = 0
     reason: str = ""
     forgotten_ms: int = 0
+    producers_key: str = ""
 
     @property
     def next_offset(self) -> int:
         return self.sequence_counter + 1
+
+
+class ProducersSnapshot(msgspec.Struct, frozen=True):
+    """What a partition knew of its producers at one append. Never changed; the control record names the current one."""
+
+    created_at_ms: int
+    producers: dict[str, list[ProducerMark]]
 
 
 class IndexEntry(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -176,10 +189,22 @@ class IndexEntry(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     byte_offset: int | None = None
     byte_length: int | None = None
     last_append_at_ms: int = 0  # compacted: when the last of its records was appended
+    level: int = 0  # compacted: how often its records were compacted; 0 in entries of older versions
+    max_timestamp_ms: int = 0  # of records with timestamps of their own; 0: all have the time of their append
 
     @property
     def appended_at_ms(self) -> int:
         return self.last_append_at_ms or self.created_at_ms
+
+    @property
+    def tier(self) -> int:
+        """How often its records were compacted; 0 for the WAL."""
+        return 0 if self.type == "WAL" else max(1, self.level)
+
+    @property
+    def newest_ms(self) -> int:
+        """The largest timestamp of its records."""
+        return self.max_timestamp_ms or self.appended_at_ms
 
 
 class IndexSpan(msgspec.Struct, frozen=True, gc=False):
@@ -200,8 +225,8 @@ class Cursor(msgspec.Struct, frozen=True):
 
 
 class Compaction(msgspec.Struct, frozen=True):
-    """A compaction in progress; any compactor that finds it finishes it. `tail_start_offset`: where the last source
-    entry starts."""
+    """A compaction in progress; any compactor that finds it finishes it. `tail_start_offset` and `tail_level` are the
+    start and the level of the last source entry."""
 
     compaction_id: str
     state: Literal["WRITING_COMPACTED_INDEX", "DELETING_OLD", "UPDATING_CURSOR"]
@@ -213,6 +238,11 @@ class Compaction(msgspec.Struct, frozen=True):
     created_at_ms: int
     tail_start_offset: int = 0
     last_append_at_ms: int = 0
+    byte_offset: int | None = None
+    byte_length: int | None = None
+    level: int = 1
+    tail_level: int = 0
+    max_timestamp_ms: int = 0
 
     def entry(self) -> IndexEntry:
         return IndexEntry(
@@ -221,8 +251,18 @@ class Compaction(msgspec.Struct, frozen=True):
             data_key=self.data_key,
             encoding=self.encoding,
             created_at_ms=self.created_at_ms,
+            byte_offset=self.byte_offset,
+            byte_length=self.byte_length,
             last_append_at_ms=self.last_append_at_ms,
+            level=self.level,
+            max_timestamp_ms=self.max_timestamp_ms,
         )
+
+
+class VacuumCursor(msgspec.Struct, frozen=True):
+    """Where the next pass of the vacuum starts: behind this key of the bucket; "" is the beginning."""
+
+    after: str
 
 
 class CompactionClaim(msgspec.Struct, frozen=True):

@@ -2,19 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
-from lakebed.console.page import FAST_S, SCAN_S, DataSource, PageRequest, PageSamples, PartPage, deferred, first
+from lakebed.console.page import (
+    FAST_S,
+    SCAN_S,
+    SLOW_S,
+    Action,
+    Counted,
+    DataSource,
+    FieldInput,
+    Fields,
+    PageRequest,
+    PageSamples,
+    PartPage,
+    SearchSource,
+    by_field,
+    deferred,
+    first,
+    link,
+    whole,
+)
 from lakebed.core.context import Context
+from lakebed.core.errors import AlreadyExists, Invalid, LakebedError
 from lakebed.log import view
-from lakebed.log.view import LogView, SegmentOverview
+from lakebed.log.broker import Broker
+from lakebed.log.codec import columns
+from lakebed.log.model import TopicConfig, check_topic, topic_partition
+from lakebed.log.producers import RecordChunk
+from lakebed.log.view import LogView, SegmentOverview, TopicRow
+from lakebed.log.writer import PartitionAppend
 
 REPORT_S = 30.0  # longest scan for the report on cost
 WIDTH = 1000.0
 LEAST = 2.0  # so that every segment is visible
+VALUE_CHARS_MAX = 16_000  # of a record that is typed in
+CREATED_MAX = 1000  # partitions of a topic that is created here
+
+
+def opened_first(rows: Sequence[TopicRow]) -> str:
+    """The topic that is shown when none is chosen: the first one with records."""
+    found = next((row for row in rows if row.records), rows[0] if rows else None)
+    return found.topic if found is not None else ""
 
 
 class Bar(msgspec.Struct, frozen=True):
@@ -40,12 +72,101 @@ def bars(found: SegmentOverview) -> list[Bar]:
     return drawn
 
 
+async def _produce(page: LogPage, fields: Fields, who: str, reason: str) -> str:
+    tp = topic_partition(fields["topic"], whole(fields, "partition"))
+    if not await page.log.admin.partitions(tp.topic):
+        raise Invalid(f"topic {tp.topic} does not exist", hint="create it first")
+    broker = Broker(page.context, page.log.meta)
+    try:
+        chunk = RecordChunk(columns((fields["value"].encode(),)))
+        ((outcome,),) = await broker.writer.append_shared([PartitionAppend(tp, (chunk,))])
+    finally:
+        await broker.writer.drain()
+    if isinstance(outcome, LakebedError):
+        raise outcome
+    return f"one record appended to {tp}"
+
+
+async def _seek(page: LogPage, fields: Fields, who: str, reason: str) -> str:
+    tp = topic_partition(fields["topic"], whole(fields, "partition"))
+    now = await page.log.groups.commit(fields["group"], tp, whole(fields, "offset"), seek=True)
+    return f"group {fields['group']} continues at offset {now.offset} of {tp}"
+
+
+async def _create(page: LogPage, fields: Fields, who: str, reason: str) -> str:
+    topic, count = check_topic(fields["topic"]), whole(fields, "partitions")
+    if not 1 <= count <= CREATED_MAX:
+        raise Invalid(f"{count} partitions", hint=f"from 1 to {CREATED_MAX}")
+    if await page.log.admin.partitions(topic):
+        raise AlreadyExists(f"topic {topic} exists", hint="choose another name")
+    writer = Broker(page.context, page.log.meta).writer
+    for number in range(count):
+        await writer.ensure(topic_partition(topic, number))
+    return f"{topic} has {count} partitions"
+
+
+async def _configure(page: LogPage, fields: Fields, who: str, reason: str) -> str:
+    if not await page.log.admin.partitions(fields["topic"]):
+        raise Invalid(f"topic {fields['topic']} does not exist", hint="create it first")
+    config = TopicConfig(float(whole(fields, "retention_s")), whole(fields, "retention_bytes"))
+    await page.log.admin.configure(fields["topic"], config)
+    return f"records are kept for {config.retention_s:g} s and up to {config.retention_bytes} bytes; 0 is no limit"
+
+
 class LogPage(PartPage):
     name = "log"
+    manual = "parts/log.md"
     path = "/log"
     title = "Log"
     about = "Topics, partitions, segments, records and consumer groups."
     helpers = {"bars": bars}
+    actions = {
+        "log.produce": Action(
+            "Append a record",
+            "Append",
+            ("topic", "partition", "value"),
+            lambda f: f"log:produce:{f['topic']}",
+            lambda f: "Appends one record at the end of the partition. It cannot be changed afterwards.",
+            _produce,
+            needs_reason=False,
+            inputs={
+                "partition": FieldInput("Partition", numeric=True),
+                "value": FieldInput("Value, as text or JSON", rows=5, chars_max=VALUE_CHARS_MAX),
+            },
+        ),
+        "log.seek": Action(
+            "Move a consumer group",
+            "Move",
+            ("topic", "group", "partition", "offset"),
+            lambda f: f"log:consume:{f['topic']}",
+            lambda f: "The group continues at this offset. A member that reads now is fenced: its commits are refused.",
+            _seek,
+            inputs={"offset": FieldInput("Next offset", numeric=True)},
+        ),
+        "log.create": Action(
+            "Create a topic",
+            "Create",
+            ("topic", "partitions"),
+            lambda f: f"log:admin:{f['topic']}",
+            lambda f: "Creates empty partitions. The first record of a topic that does not exist creates one too.",
+            _create,
+            needs_reason=False,
+            inputs={"topic": FieldInput("Topic"), "partitions": FieldInput("Partitions", numeric=True)},
+        ),
+        "log.configure": Action(
+            "Set the retention of a topic",
+            "Set",
+            ("topic", "retention_s", "retention_bytes"),
+            lambda f: f"log:admin:{f['topic']}",
+            lambda f: "Records beyond these limits are deleted permanently. 0 keeps everything.",
+            _configure,
+            danger=True,
+            inputs={
+                "retention_s": FieldInput("Keep records for, seconds", numeric=True),
+                "retention_bytes": FieldInput("Keep of each partition, bytes", numeric=True),
+            },
+        ),
+    }
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -53,19 +174,35 @@ class LogPage(PartPage):
 
     async def load(self, request: PageRequest) -> tuple[PageSamples, dict[str, Any]]:
         query = request.query
+        offset, text, at_ms = query.whole("offset"), query.text("search"), query.time_ms("time")
         samples = await request.load(topics=self.topics(), report=self.report())
-        topic = query.text("topic") or first(samples["topics"], "topic")
+        topic = query.text("topic") or opened_first(samples["topics"].value or ())
         if not topic:
             return samples, {"topic": ""}
-        samples |= await request.load(partitions=self.partitions(topic), groups=self.groups(topic))
+        samples |= await request.load(partitions=self.partitions(topic))
+        if samples["partitions"].error is not None:
+            return samples, {"topic": topic}
+        samples |= await request.load(groups=self.groups(topic), config=self.config(topic))
         partition = query.whole("partition")
         if partition is None:
             partition = first(samples["partitions"], "partition") or 0
-        offset = query.whole("offset")
-        samples |= await request.load(
-            segments=self.segments(topic, partition), records=self.records(topic, partition, offset)
-        )
-        return samples, {"topic": topic, "partition": partition, "offset": offset}
+        samples |= await request.load(segments=self.segments(topic, partition))
+        if at_ms is not None:
+            samples |= await request.load(sought=self.sought(topic, partition, at_ms))
+            offset = samples["sought"].value if samples["sought"].error is None else offset
+        if text:
+            samples |= await request.load(records=self.matching(topic, partition, offset, text))
+        else:
+            samples |= await request.load(records=self.records(topic, partition, offset))
+        more = {"search": text, "time": query.text("time")}
+        return samples, {"topic": topic, "partition": partition, "offset": offset, **more}
+
+    def searched(self) -> dict[str, SearchSource]:
+        return {
+            "topic": SearchSource(
+                self.topics(), lambda rows: [(row.topic, link(self.path, topic=row.topic)) for row in rows]
+            )
+        }
 
     def overview(self) -> dict[str, DataSource]:
         return {"topics": self.topics()}
@@ -76,7 +213,11 @@ class LogPage(PartPage):
         return {
             "log_records": None if topics is None else sum(row.records for row in topics),
             "log_uncompacted": None if topics is None else sum(row.uncompacted for row in topics),
+            "log_partitions": None if topics is None else sum(row.partitions for row in topics),
         }
+
+    async def count(self, from_ms: int, to_ms: int) -> Counted:
+        return Counted({"log_in": await view.appended(self.log.records)})
 
     async def stop(self) -> None:
         if self._log is not None:
@@ -89,7 +230,9 @@ class LogPage(PartPage):
         return self._log
 
     def topics(self) -> DataSource:
-        return DataSource("log:read", "log.topics", FAST_S, lambda: view.topics(self.log.admin))
+        return DataSource(
+            "log:read", "log.topics", FAST_S, lambda: view.topics(self.log.admin), owned=by_field("topic")
+        )
 
     def partitions(self, topic: str) -> DataSource:
         make = deferred(lambda: view.partitions(self.log.admin, topic))
@@ -97,7 +240,7 @@ class LogPage(PartPage):
 
     def groups(self, topic: str) -> DataSource:
         make = deferred(lambda: self.log.groups.progress(topic))
-        return DataSource(f"log:read:{topic}", f"log.groups:{topic}", FAST_S, make)
+        return DataSource(f"log:read:{topic}", f"log.groups:{topic}", FAST_S, make, owned=by_field("group"))
 
     def segments(self, topic: str, partition: int) -> DataSource:
         make = deferred(lambda: self.log.segments(topic, partition))
@@ -106,6 +249,21 @@ class LogPage(PartPage):
     def records(self, topic: str, partition: int, offset: int | None) -> DataSource:
         make = deferred(lambda: self.log.page(topic, partition, offset))
         return DataSource(f"log:consume:{topic}", f"log.records:{topic}:{partition}:{offset}", FAST_S, make)
+
+    def config(self, topic: str) -> DataSource:
+        make = deferred(lambda: self.log.admin.config(topic))
+        return DataSource(f"log:read:{topic}", f"log.config:{topic}", SLOW_S, make)
+
+    def sought(self, topic: str, partition: int, at_ms: int) -> DataSource:
+        """The first offset that was appended at that time or later."""
+        make = deferred(lambda: self.log.admin.offset_at(topic_partition(topic, partition), at_ms))
+        return DataSource(f"log:read:{topic}", f"log.sought:{topic}:{partition}:{at_ms}", SLOW_S, make)
+
+    def matching(self, topic: str, partition: int, offset: int | None, text: str) -> DataSource:
+        make = deferred(lambda: self.log.search(topic, partition, offset, text))
+        return DataSource(
+            f"log:consume:{topic}", f"log.search:{topic}:{partition}:{offset}:{text}", SLOW_S, make, REPORT_S, REPORT_S
+        )
 
     def report(self) -> DataSource:
         return DataSource("log:read", "log.report", SCAN_S, lambda: self.log.report(), REPORT_S, patience_s=1.0)

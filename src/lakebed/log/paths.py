@@ -11,6 +11,13 @@ from lakebed.log.model import NAMES_MAX, TopicPartition
 
 ROOT = "llog/"
 SHARED = f"{ROOT}wal-shared/"
+COMPACTED = f"{ROOT}_compacted/"  # a name that begins with '_' is no topic's
+BILLING_CLAIM = f"{ROOT}_billing/claim"
+REGISTRY = f"{ROOT}_partitions/"
+REGISTRY_COMPLETE = f"{ROOT}_registry/complete"
+VACUUM_CURSOR = f"{ROOT}_vacuum/cursor"
+KAFKA_GROUPS = "llog-kafka/groups/"
+KAFKA_BROKERS = "llog-kafka/brokers/"
 LAST_OFFSET = 10**20 - 1
 
 
@@ -29,6 +36,15 @@ def cursor(tp: TopicPartition) -> str:
 
 def compaction(tp: TopicPartition) -> str:
     return f"{folder(tp)}meta/compaction"
+
+
+def producers_folder(tp: TopicPartition) -> str:
+    return f"{folder(tp)}meta/producers/"
+
+
+def producers(tp: TopicPartition, id: str) -> str:
+    """A snapshot of what is known of a partition's producers."""
+    return f"{producers_folder(tp)}{id}"
 
 
 def claim(tp: TopicPartition) -> str:
@@ -67,6 +83,15 @@ def group_offset(tp: TopicPartition, group: str) -> str:
     return f"{group_folder(tp.topic, group)}{tp.partition}"
 
 
+def kafka_group(group: str) -> str:
+    """The members of a group that Kafka clients form."""
+    return f"{KAFKA_GROUPS}{group}"
+
+
+def kafka_broker(id: int) -> str:
+    return f"{KAFKA_BROKERS}{id:010d}"
+
+
 def shared_blob(id: str) -> str:
     return f"{SHARED}{id}"
 
@@ -78,6 +103,16 @@ def data_folder(tp: TopicPartition) -> str:
 
 def compacted_blob(tp: TopicPartition, id: str) -> str:
     return f"{data_folder(tp)}compacted/{id}"
+
+
+def shared_compacted_blob(id: str) -> str:
+    """A compacted blob of several partitions."""
+    return f"{COMPACTED}{id}"
+
+
+def registered(tp: TopicPartition) -> str:
+    """The entry of a partition in the registry: ':' ends the topic, as no topic has one."""
+    return f"{REGISTRY}{tp.topic}:{tp.partition:05d}"
 
 
 def partition_of(partition_key: str) -> TopicPartition | None:

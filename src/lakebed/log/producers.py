@@ -16,7 +16,8 @@ from itertools import islice
 import msgspec
 
 from lakebed.core.errors import Invalid, LakebedError
-from lakebed.log.codec import RecordColumns
+from lakebed.log.codec import Records
+from lakebed.log.kafka_batch import KafkaRecords
 from lakebed.log.model import (
     Control,
     OutOfOrderSequence,
@@ -26,6 +27,7 @@ from lakebed.log.model import (
     UnknownProducer,
 )
 
+CHANGES_MAX = 16  # producers in the control record; more of them go into a snapshot beside it
 MARKS_MAX = 5  # batches known of a producer: as many as a client may have in flight
 MARKED_MAX = 200  # producers, the last used ones, of which so many batches are known; of all others the last one
 NAMES_MAX = 1000  # producers with ids that carry no time: these are never forgotten
@@ -33,11 +35,15 @@ PRODUCERS_MAX = 2000  # producers known in all: the record stays below half of w
 MEMORY_MS = 24 * 3600 * 1000  # how long a producer is remembered after its last batch; default of log.producer_memory_s
 AHEAD_MS_MAX = 3600 * 1000  # how far in the future an id may have been issued: clocks differ, but not by more
 PRODUCER_ID_BYTES_MAX = 128
+SEQUENCE_MASK = 0x7FFFFFFF  # a Kafka producer counts records, and begins again after this many
+KAFKA_ID = re.compile(r"k([0-9a-f]{16})\.[0-9]{1,5}")
+KAFKA_RANDOM_BITS = 21  # of a Kafka producer's id; the bits above them are the time of issue in ms
 UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 
 
 class Stamp(msgspec.Struct, frozen=True, gc=False):
-    """Which batch of which producer this is. Sequences count 0, 1, 2 … per producer and partition."""
+    """Which batch of which producer this is. Sequences count 0, 1, 2 … per producer and partition; those of a Kafka
+    producer count records."""
 
     producer_id: str
     sequence: int
@@ -46,13 +52,17 @@ class Stamp(msgspec.Struct, frozen=True, gc=False):
 class RecordChunk(msgspec.Struct, frozen=True, gc=False):
     """Records of one request for one partition. `crc` is computed only for a stamped chunk."""
 
-    records: RecordColumns
+    records: Records
     stamp: Stamp | None = None
     crc: int = 0
 
     def __post_init__(self) -> None:
         if self.stamp is not None and not self.crc:
-            crc = zlib.crc32(self.records.payload, zlib.crc32(self.records.lengths))
+            records = self.records
+            if isinstance(records, KafkaRecords):
+                crc = zlib.crc32(b"".join([batch.crc.to_bytes(4, "big") for batch in records.batches()])) or 1
+            else:
+                crc = zlib.crc32(records.payload, zlib.crc32(records.lengths))
             msgspec.structs.force_setattr(self, "crc", crc)
 
 
@@ -86,7 +96,7 @@ def judge(control: Control, chunks: Sequence[RecordChunk], *, now_ms: int, memor
         return [FRESH] * len(chunks)
     verdicts: list[Verdict] = []
     seen: dict[Stamp, int] = {}
-    last: dict[str, int] = {}  # of producers with fresh chunks among these: the last sequence
+    following: dict[str, int] = {}  # of producers with fresh chunks among these: the next sequence
     new: set[str] = set()
     for index, chunk in enumerate(chunks):
         stamp = chunk.stamp
@@ -102,9 +112,9 @@ def judge(control: Control, chunks: Sequence[RecordChunk], *, now_ms: int, memor
         if mark is not None:
             verdicts.append(Duplicate(mark) if mark.crc in (0, chunk.crc) else RefusedChunk(_reused(stamp)))
             continue
-        expected = last.get(stamp.producer_id, marks[-1].sequence if marks else -1) + 1
+        expected = following.get(stamp.producer_id, _after(stamp.producer_id, marks[-1]) if marks else 0)
         error: LakebedError | None = None
-        if not marks and stamp.producer_id not in last:
+        if not marks and stamp.producer_id not in following:
             error = _refuse_unknown(control, stamp, new, now_ms=now_ms, memory_ms=memory_ms)
             new.add(stamp.producer_id)
         elif stamp.sequence != expected:
@@ -112,9 +122,33 @@ def judge(control: Control, chunks: Sequence[RecordChunk], *, now_ms: int, memor
         if error is not None:
             verdicts.append(RefusedChunk(error))
             continue
-        seen[stamp], last[stamp.producer_id] = index, stamp.sequence
+        seen[stamp] = index
+        following[stamp.producer_id] = _next_sequence(stamp.producer_id, stamp.sequence, chunk.records.count)
         verdicts.append(FRESH)
     return verdicts
+
+
+def _after(producer_id: str, mark: ProducerMark) -> int:
+    return _next_sequence(producer_id, mark.sequence, mark.end_offset - mark.start_offset + 1)
+
+
+def _next_sequence(producer_id: str, sequence: int, records: int) -> int:
+    return (sequence + records) & SEQUENCE_MASK if is_kafka(producer_id) else sequence + 1
+
+
+def is_kafka(producer_id: str) -> bool:
+    """Whether this is the id and epoch of a Kafka client's producer."""
+    return KAFKA_ID.fullmatch(producer_id) is not None
+
+
+def kafka_stamp(producer_id: int, epoch: int, sequence: int) -> Stamp:
+    """The stamp of a record batch. Each epoch of a producer counts from 0, as a producer of its own."""
+    return Stamp(f"k{producer_id:016x}.{epoch}", sequence)
+
+
+def new_kafka_id(now_ms: int, random: int) -> int:
+    """A producer id that carries its time, like the ids of other producers."""
+    return (now_ms << KAFKA_RANDOM_BITS) | (random & ((1 << KAFKA_RANDOM_BITS) - 1))
 
 
 def all_fresh(verdicts: Sequence[Verdict]) -> bool:
@@ -131,7 +165,10 @@ def check_stamp(producer_id: str, sequence: int) -> Stamp:
 
 @lru_cache(16_384)
 def issued_ms(producer_id: str) -> int | None:
-    """When this id was issued: a UUID of version 7 carries the time. None for every other id, a name."""
+    """When this id was issued: a UUID of version 7 and a Kafka producer's id carry it. None for others, names."""
+    kafka = KAFKA_ID.fullmatch(producer_id)
+    if kafka is not None:
+        return int(kafka[1], 16) >> KAFKA_RANDOM_BITS
     if len(producer_id) != 36 or not UUID7.fullmatch(producer_id.lower()):
         return None
     return int(producer_id[:8] + producer_id[9:13], 16)
@@ -152,7 +189,8 @@ def _refuse_unknown(
             hint="batches count from 0 per partition; after a long idle time, get a new producer_id (POST /producers)",
             expected=0,
         )
-    if at_ms is not None and at_ms <= control.forgotten_ms:
+    # A Kafka client retries for minutes, much less than a producer is remembered, and keeps its id for weeks.
+    if at_ms is not None and at_ms <= control.forgotten_ms and not is_kafka(stamp.producer_id):
         return UnknownProducer(
             f"producer_id {stamp.producer_id} is older than what this partition remembers",
             hint="get a new producer_id (POST /producers) and start at 0; if a response is missing, read first",
@@ -218,6 +256,21 @@ def _bounded(
     for id in [id for id in islice(producers, max(0, len(producers) - MARKED_MAX)) if len(producers[id]) > 1]:
         producers[id] = producers[id][-1:]
     return producers, forgotten_ms
+
+
+ProducerMarks = dict[str, list[ProducerMark]]
+
+
+def expanded(snapshot: ProducerMarks, changes: ProducerMarks) -> ProducerMarks:
+    """The producers of a snapshot after these changes, the longest unused first."""
+    after = {**snapshot, **changes}
+    return dict(sorted(((id, marks) for id, marks in after.items() if marks), key=lambda one: one[1][-1].at_ms))
+
+
+def changes_since(snapshot: ProducerMarks, producers: ProducerMarks) -> ProducerMarks:
+    """What `expanded` needs to make these producers from the snapshot. A producer that was forgotten has no marks."""
+    forgotten: ProducerMarks = {id: [] for id in snapshot if id not in producers}
+    return forgotten | {id: marks for id, marks in producers.items() if snapshot.get(id) != marks}
 
 
 def _out_of_order(stamp: Stamp, expected: int) -> OutOfOrderSequence:

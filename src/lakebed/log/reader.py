@@ -6,22 +6,32 @@ record at an offset never changes.
 
 from __future__ import annotations
 
+import asyncio
+from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Coroutine, Iterator, Sequence
+from itertools import accumulate
+from typing import Any, TypeVar, cast
 
 import msgspec
 
 from lakebed.core.errors import Corrupt, NotFound
 from lakebed.log import codec, control
-from lakebed.log.codec import RecordBatch, RecordColumns
-from lakebed.log.model import ENCODING, Control, IndexSpan, TopicPartition
+from lakebed.log.codec import RecordBatch
+from lakebed.log.codec import Records as AnyRecords
+from lakebed.log.model import ENCODINGS, Control, IndexSpan, TopicPartition
 from lakebed.log.paths import Uris
 from lakebed.log.records import PAGE, Records
 from lakebed.store.protocol import Store
 from lakebed.store.runtime import StoreRuntime
 
+T = TypeVar("T")
+
 READS_MAX = 4  # times the index is read again for records whose blob has vanished
-ENTRIES_FIRST = 16  # index entries read for one fetch; more when none of them covers the offset
+ENTRIES_FIRST = 16  # index entries read for one fetch; more when these do not cover the offset, or do not fill it
+GETS_MAX = 64  # ranged gets of one reader at the same time
+GAP_BYTES_MAX = 64 * 1024  # unwanted bytes between two slices that are read with them: cheaper than another request
+SIZES_MAX = 100_000  # blobs of older versions whose size is remembered
 PAGES_MAX = 64  # pages of index entries looked through for one that covers an offset
 
 
@@ -32,7 +42,7 @@ class Fetched(msgspec.Struct, frozen=True):
     next_offset: int
     high_watermark: int
     log_start_offset: int
-    parts: tuple[RecordColumns, ...] = ()
+    parts: tuple[AnyRecords, ...] = ()
 
     @property
     def size(self) -> int:
@@ -49,6 +59,8 @@ class LogReader:
     def __init__(self, runtime: StoreRuntime, records: Records, uris: Uris, *, bodies_bytes: int) -> None:
         self._store, self._records, self._uris = runtime.store, records, uris
         self._bodies = BatchCache(bodies_bytes)
+        self._sizes: dict[str, int] = {}
+        self._slots = asyncio.Semaphore(GETS_MAX)
         self._gets = runtime.metrics.counter("lakebed_log_reads_total")
 
     async def control(self, tp: TopicPartition) -> Control:
@@ -62,10 +74,12 @@ class LogReader:
         return (await self.read_many([(tp, offset, bytes_max)]))[0]
 
     async def read_many(self, wanted: Sequence[tuple[TopicPartition, int, int]]) -> list[Fetched]:
-        """Several reads that share downloads: a blob that more than one of them needs is fetched once, whole."""
+        """Several reads that share downloads: what more than one of them needs of a blob is fetched together."""
         avoid: set[str] = set()
         for _ in range(READS_MAX):
-            plans = [await self.plan(tp, offset, bytes_max, frozenset(avoid)) for tp, offset, bytes_max in wanted]
+            plans = await gather_all(
+                [self.plan(tp, offset, bytes_max, frozenset(avoid)) for tp, offset, bytes_max in wanted]
+            )
             try:
                 batches = await self._load([span for _, spans in plans for span in spans])
             except BlobGone as gone:
@@ -86,12 +100,14 @@ class LogReader:
             control.demand_readable(now, tp, offset)
             if offset > now.sequence_counter:
                 return now, []
-            spans = await self._covering(tp, offset, now, avoid)
+            spans = await self._covering(tp, offset, now, avoid, bytes_max)
             if spans:
                 return now, within(spans, bytes_max)
         raise Corrupt(f"offset {offset} of {tp} is committed, but no index entry with a blob covers it", offset=offset)
 
-    async def _covering(self, tp: TopicPartition, offset: int, now: Control, avoid: frozenset[str]) -> list[IndexSpan]:
+    async def _covering(
+        self, tp: TopicPartition, offset: int, now: Control, avoid: frozenset[str], bytes_max: int
+    ) -> list[IndexSpan]:
         """Empty when nothing covers the offset: it was trimmed since the control record was read, or worse."""
         seen: list[IndexSpan] = []
         look_from = offset
@@ -100,46 +116,88 @@ class LogReader:
             more = await self._records.spans(tp, look_from, limit=limit)
             seen += more
             spans, _ = chain_spans(offset, seen, now, avoid=avoid)
-            if spans or len(more) < limit:
+            enough = page > 0 or sum(span.entry.byte_length or bytes_max for span in spans) >= bytes_max
+            if (spans and enough) or len(more) < limit:
                 return spans
             look_from = more[-1].end_offset + 1
         return []
 
     async def batch(self, span: IndexSpan) -> RecordBatch:
         """The whole batch behind one index entry. Raises BlobGone."""
-        return (await self._load([span]))[_slice_of(span)]
+        return (await self._load([span]))[slice_of(span)]
+
+    async def batches(self, spans: Sequence[IndexSpan]) -> dict[tuple[str, int], RecordBatch]:
+        """The batches of all these entries, by `slice_of`; a blob that several are in is read once. Raises BlobGone."""
+        return await self._load(spans)
 
     async def size(self, span: IndexSpan) -> int:
-        return await stored_bytes(self._store, self._uris, span)
+        """How many bytes a span's records take in the bucket; asked once of a blob whose entry does not tell."""
+        if span.entry.byte_length is not None:
+            return span.entry.byte_length
+        if span.entry.data_key not in self._sizes:
+            if len(self._sizes) >= SIZES_MAX:
+                self._sizes.clear()
+            self._sizes[span.entry.data_key] = await stored_bytes(self._store, self._uris, span)
+        return self._sizes[span.entry.data_key]
 
     async def _load(self, spans: Sequence[IndexSpan]) -> dict[tuple[str, int], RecordBatch]:
         batches: dict[tuple[str, int], RecordBatch] = {}
         missing: dict[str, list[IndexSpan]] = {}
         for span in spans:
-            kept = self._bodies.get(_slice_of(span))
+            kept = self._bodies.get(slice_of(span))
             if kept is not None:
-                batches[_slice_of(span)] = kept
+                batches[slice_of(span)] = kept
             else:
                 missing.setdefault(span.entry.data_key, []).append(span)
-        for data_key, of_blob in missing.items():
-            for span, body in zip(of_blob, await self._download(data_key, of_blob), strict=True):
+        gets = [(key, group) for key, of_blob in missing.items() for group in together(of_blob)]
+        bodies = await gather_all([self._download(data_key, group) for data_key, group in gets])
+        for (_, group), of_group in zip(gets, bodies, strict=True):
+            for span, body in zip(group, of_group, strict=True):
                 batch = _checked(span, body)
-                batches[_slice_of(span)] = batch
-                self._bodies.keep(_slice_of(span), batch, len(body))
+                batches[slice_of(span)] = batch
+                self._bodies.keep(slice_of(span), batch, len(body))
         return batches
 
     async def _download(self, data_key: str, spans: Sequence[IndexSpan]) -> list[memoryview]:
-        key = self._uris.key(data_key)
-        self._gets.inc()
-        try:
-            if len(spans) == 1 and spans[0].entry.byte_length is not None:
-                place = spans[0].entry
-                assert place.byte_length is not None
-                return [memoryview(await self._store.get_range(key, place.byte_offset or 0, place.byte_length))]
-            whole = memoryview((await self._store.get(key)).data)
-        except NotFound as error:
-            raise BlobGone(data_key) from error
-        return [_cut(whole, span) for span in spans]
+        """The bodies of spans that `together` joined, with one get."""
+        key, last = self._uris.key(data_key), spans[-1].entry
+        first_byte = spans[0].entry.byte_offset or 0
+        async with self._slots:
+            self._gets.inc()
+            try:
+                if last.byte_length is None:
+                    return [memoryview((await self._store.get(key)).data)] * len(spans)
+                length = (last.byte_offset or 0) + last.byte_length - first_byte
+                data = memoryview(await self._store.get_range(key, first_byte, length))
+            except NotFound as error:
+                raise BlobGone(data_key) from error
+        return [_cut(data, first_byte, span) for span in spans]
+
+
+async def gather_all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of all of them, run side by side; the first error when they have all ended, so that none is left."""
+    if len(work) == 1:
+        return [await work[0]]
+    found = await asyncio.gather(*work, return_exceptions=True)
+    for one in found:
+        if isinstance(one, BaseException):
+            raise one
+    return cast(list[T], found)
+
+
+def together(spans: Sequence[IndexSpan]) -> list[list[IndexSpan]]:
+    """Spans of one blob in groups that one get reads: neighbours, with small gaps at most. An entry without a length is
+    a whole blob."""
+    groups: list[list[IndexSpan]] = []
+    end = 0
+    for span in sorted(spans, key=lambda span: span.entry.byte_offset or 0):
+        place = span.entry
+        start = place.byte_offset or 0
+        if not groups or place.byte_length is None or start > end + GAP_BYTES_MAX:
+            groups.append([])
+        groups[-1].append(span)
+        end = max(end, start + (place.byte_length or 0))
+    return groups
 
 
 async def stored_bytes(store: Store, uris: Uris, span: IndexSpan) -> int:
@@ -184,22 +242,24 @@ class BatchCache:
             self._bytes -= dropped
 
 
-def _slice_of(span: IndexSpan) -> tuple[str, int]:
+def slice_of(span: IndexSpan) -> tuple[str, int]:
+    """The blob of a span and where its body begins: the key of its batch."""
     return span.entry.data_key, span.entry.byte_offset or 0
 
 
-def _cut(whole: memoryview, span: IndexSpan) -> memoryview:
-    if span.entry.byte_length is None:
-        return whole
-    start = span.entry.byte_offset or 0
-    if start + span.entry.byte_length > len(whole):
-        raise Corrupt(f"{span.entry.data_key} ends at byte {len(whole)}, before {start + span.entry.byte_length}")
-    return whole[start : start + span.entry.byte_length]
+def _cut(data: memoryview, first_byte: int, span: IndexSpan) -> memoryview:
+    """A span's body in what was read from `first_byte` on."""
+    assert span.entry.byte_length is not None
+    start = (span.entry.byte_offset or 0) - first_byte
+    end = start + span.entry.byte_length
+    if end > len(data):
+        raise Corrupt(f"{span.entry.data_key} ends at byte {first_byte + len(data)}, before {first_byte + end}")
+    return data[start:end]
 
 
 def _checked(span: IndexSpan, body: memoryview) -> RecordBatch:
-    if span.entry.encoding != ENCODING:
-        raise Corrupt(f"{span.entry.data_key} is encoded as {span.entry.encoding!r}; {ENCODING!r} is known")
+    if span.entry.encoding not in ENCODINGS:
+        raise Corrupt(f"{span.entry.data_key} is encoded as {span.entry.encoding!r}; {sorted(ENCODINGS)} are known")
     batch = codec.decode(body)
     if batch.records.count != span.entry.msg_count:
         raise Corrupt(
@@ -211,22 +271,29 @@ def _checked(span: IndexSpan, body: memoryview) -> RecordBatch:
 def _fetched(
     now: Control, spans: Sequence[IndexSpan], batches: dict[tuple[str, int], RecordBatch], offset: int, bytes_max: int
 ) -> Fetched:
-    parts: list[RecordColumns] = []
+    parts: list[AnyRecords] = []
     at, left = offset, bytes_max
-    for span in spans:
-        records = batches[_slice_of(span)].records
-        first = at - span.start_offset
-        fitting = records.fitting(first, left)
-        if fitting == 0 and not parts:
-            fitting = 1  # a record larger than the limit would otherwise block its reader
-        if fitting == 0:
-            break
-        part = records.slice(first, first + fitting)
-        parts.append(part)
-        at, left = at + fitting, left - part.size
-        if first + fitting < records.count or left <= 0:
+    for start, records in _pieces(spans, batches):
+        first = at - start
+        if first >= records.count:
+            continue
+        part = records.take(first, left, least=0 if parts else 1)
+        parts += [part] if part.count else []
+        at, left = at + part.count, left - part.size
+        if first + part.count < records.count or left <= 0:
             break
     return Fetched(offset, at, now.sequence_counter, now.log_start_offset, tuple(parts))
+
+
+def _pieces(
+    spans: Sequence[IndexSpan], batches: dict[tuple[str, int], RecordBatch]
+) -> Iterator[tuple[int, AnyRecords]]:
+    """The records of these spans with their first offsets."""
+    for span in spans:
+        start = span.start_offset
+        for records in batches[slice_of(span)].parts():
+            yield start, records
+            start += records.count
 
 
 def pending_span(control: Control) -> IndexSpan | None:
@@ -239,17 +306,22 @@ def chain_spans(
     offset: int, spans: Sequence[IndexSpan], control: Control, *, avoid: frozenset[str] = frozenset()
 ) -> tuple[list[IndexSpan], int]:
     """The spans to read one after another from `offset`, and the offset after the last of them."""
-    found: list[IndexSpan] = []
     last = pending_span(control)
     usable = [span for span in [*spans, *([last] if last else [])] if span.entry.data_key not in avoid]
+    usable.sort(key=lambda span: span.end_offset)
+    starts = [*accumulate([span.start_offset for span in reversed(usable)], min)][::-1]  # the lowest from there on
+    found: list[IndexSpan] = []
+    at = 0
     while offset <= control.sequence_counter:
-        covering = [span for span in usable if span.covers(offset)]
+        while at < len(usable) and usable[at].end_offset < offset:
+            at += 1
+        until = bisect_right(starts, offset, at)  # none behind it begins early enough
+        covering = [span for span in usable[at:until] if span.covers(offset)]
         if not covering:
             break
         best = min(covering, key=lambda span: (span.entry.type != "COMPACTED", -span.end_offset))
         found.append(best)
         offset = best.end_offset + 1
-        usable = [span for span in usable if span.end_offset >= offset]
     return found, offset
 
 

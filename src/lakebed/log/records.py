@@ -10,7 +10,16 @@ import msgspec
 from lakebed.core.errors import AlreadyExists, Corrupt, LakebedError, NotFound, OutcomeUnknown, Overloaded, Stale
 from lakebed.core.runtime import Runtime
 from lakebed.log import paths
-from lakebed.log.model import Control, IndexEntry, IndexSpan, TopicPartition, UnknownTopicPartition
+from lakebed.log.model import (
+    Control,
+    IndexEntry,
+    IndexSpan,
+    ProducerMark,
+    ProducersSnapshot,
+    TopicPartition,
+    UnknownTopicPartition,
+)
+from lakebed.log.registry import PartitionRegistry
 from lakebed.meta.model import ABSENT, MetaEntry, Put, prefix_end
 from lakebed.meta.protocol import GroupedMeta, Meta
 
@@ -31,6 +40,7 @@ class Records:
 
     def __init__(self, runtime: Runtime, meta: Meta) -> None:
         self.meta, self._clock, self._ids = meta, runtime.clock, runtime.ids
+        self.registry = PartitionRegistry(meta)
 
     async def control(self, tp: TopicPartition) -> Versioned[Control]:
         """Raises UnknownTopicPartition when the partition does not exist."""
@@ -54,6 +64,13 @@ class Records:
         """Raises Stale when the stored version is another one."""
         put = await self.meta.put(key, msgspec.json.encode(value), expected=version, partition_key=tp.partition_key)
         return Versioned(value, put.version)
+
+    async def producers(self, tp: TopicPartition, now: Control) -> dict[str, list[ProducerMark]] | None:
+        """The snapshot that a control record names; None when it is gone, because the control record has changed."""
+        if not now.producers_key:
+            return {}
+        found = await self.find(tp, paths.producers(tp, now.producers_key), ProducersSnapshot)
+        return found.value.producers if found is not None else None
 
     async def change(self, tp: TopicPartition, decide: Callable[[Control], Control]) -> Versioned[Control]:
         """Changes the control record by a pure decision; retries after a conflict."""
@@ -135,6 +152,12 @@ class Records:
             offset = page[-1].end_offset + 1
 
     async def partitions(self, topic: str = "") -> AsyncIterator[TopicPartition]:
+        """Every partition, of one topic or of all: from the registry, once it is complete."""
+        found = self.registry.partitions(topic) if await self.registry.complete() else self.scan(topic)
+        async for tp in found:
+            yield tp
+
+    async def scan(self, topic: str = "") -> AsyncIterator[TopicPartition]:
         """Every partition that has anything in meta: by the groups' names, or by skipping from one to the next."""
         if isinstance(self.meta, GroupedMeta):
             for name in await self.meta.groups():
@@ -159,6 +182,8 @@ class Records:
 def _behind(key: str) -> str:
     """Where the scan continues after a key that belongs to a topic, not to a partition."""
     segments = key.split("/")
+    if segments[1].startswith("_"):  # no topic's
+        return prefix_end(f"{paths.ROOT}{segments[1]}/")
     if len(segments) > 3 and segments[2] == "groups":
         return prefix_end(paths.groups_folder(segments[1]))
     return key + "\0"

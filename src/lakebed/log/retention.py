@@ -14,7 +14,7 @@ from lakebed.core.errors import AlreadyExists, NotFound, Stale
 from lakebed.log import control, paths
 from lakebed.log.model import Control, IndexSpan, TopicConfig, TopicPartition
 from lakebed.log.paths import Uris
-from lakebed.log.reader import stored_bytes
+from lakebed.log.reader import LogReader
 from lakebed.log.records import Records, Versioned, decoded
 from lakebed.log.settings import LogSettings
 from lakebed.meta.model import prefix_end
@@ -22,8 +22,10 @@ from lakebed.store.runtime import StoreRuntime
 
 
 class Retention:
-    def __init__(self, runtime: StoreRuntime, records: Records, uris: Uris, settings: LogSettings) -> None:
-        self._store, self._records, self._uris = runtime.store, records, uris
+    def __init__(
+        self, runtime: StoreRuntime, records: Records, reader: LogReader, uris: Uris, settings: LogSettings
+    ) -> None:
+        self._store, self._records, self._reader, self._uris = runtime.store, records, reader, uris
         self._settings, self._clock = settings, runtime.clock
         self._swept = runtime.metrics.counter("lakebed_log_swept_total").labels(reason="trimmed")
 
@@ -31,7 +33,7 @@ class Retention:
         """One pass over one partition, under the compactor's claim. Returns the number of deleted objects."""
         found = await self._records.find(tp, paths.control(tp), Control)
         if found is None:
-            return await self._add_tombstone(tp)
+            return await self._free_nothing(tp)
         if found.value.log_state == "DELETED":
             return await self._free_deleted(tp, found)
         before = await self._retained_from(tp, found.value)
@@ -55,7 +57,7 @@ class Retention:
         if config.retention_bytes:
             kept = 0
             for span in reversed(spans):
-                kept += await stored_bytes(self._store, self._uris, span)
+                kept += await self._reader.size(span)
                 if kept > config.retention_bytes:
                     before = max(before, span.end_offset + 1)
                     break
@@ -90,10 +92,13 @@ class Retention:
         return await self._delete_own(tp, [span for span in gone if span.entry.type == "COMPACTED"])
 
     async def _delete_own(self, tp: TopicPartition, spans: list[IndexSpan]) -> int:
-        for span in spans:
-            await self._store.delete(self._uris.key(span.entry.data_key))
+        """The blobs of this partition alone: other partitions may need those that it shares."""
+        keys = [self._uris.key(span.entry.data_key) for span in spans]
+        own = [key for key in keys if key.startswith(paths.data_folder(tp))]
+        for key in own:
+            await self._store.delete(key)
             self._swept.inc()
-        return len(spans)
+        return len(own)
 
     async def _free_deleted(self, tp: TopicPartition, tombstone: Versioned[Control]) -> int:
         """Frees a deleted partition; deletes the tombstone itself when no slow writer can be left."""
@@ -102,6 +107,10 @@ class Retention:
         age_ms = now_ms(self._clock) - tombstone.value.changed_at_ms
         if age_ms < self._settings.vacuum_horizon_s * 1000:
             return swept
+        registered = await self._records.registry.version(tp)  # before the control record goes
+        await self._records.meta.delete_range(
+            paths.producers_folder(tp), prefix_end(paths.producers_folder(tp)), partition_key=tp.partition_key
+        )
         await self._records.meta.delete_range(
             f"{folder}compaction", f"{folder}compactor-claim", partition_key=tp.partition_key
         )
@@ -111,7 +120,16 @@ class Retention:
             )
         except Stale:
             return swept  # it was opened again
+        await self._records.registry.remove(tp, registered)
         return swept
+
+    async def _free_nothing(self, tp: TopicPartition) -> int:
+        """A partition without a control record: its entry in the registry was left by a crash, or it has index entries
+        of a slow writer."""
+        registered = await self._records.registry.version(tp)
+        if await self._records.find(tp, paths.control(tp), Control) is None:
+            await self._records.registry.remove(tp, registered)
+        return await self._add_tombstone(tp)
 
     async def _add_tombstone(self, tp: TopicPartition) -> int:
         """Index entries without a control record, written by a slow writer after its topic was deleted: gives them a
@@ -127,6 +145,7 @@ class Retention:
             control.opened(now_ms(self._clock)), sequence_counter=highest, log_start_offset=highest + 1
         )
         tombstone = msgspec.structs.replace(tombstone, log_state="DELETED", reason="left over")
+        await self._records.registry.register(tp)
         try:
             await self._records.create(tp, paths.control(tp), tombstone)
         except AlreadyExists:

@@ -1,10 +1,14 @@
-"""The log's HTTP routes: produce, consume, topics, groups. Thin: decode, call a role, respond."""
+"""The log's HTTP routes: produce, consume, topics, groups. Thin: decode, call a role, respond.
+
+Each is also served without `/v1`: the original design has `/produce` and `/consume`.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from starlette.requests import Request
@@ -12,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from lakebed.core.auth import Principal
+from lakebed.core.clock import now_ms
 from lakebed.core.context import Context, Health
 from lakebed.core.errors import Invalid
 from lakebed.core.http import (
@@ -25,17 +30,25 @@ from lakebed.core.http import (
     direct_response,
     json_response,
     operation,
+    with_aliases,
 )
+from lakebed.core.quotas import count_records
+from lakebed.gateway.settings import GatewaySettings
 from lakebed.log import contracts
 from lakebed.log.admin import SegmentPage
 from lakebed.log.broker import Broker
 from lakebed.log.contracts import ConsumeRequest, ProduceRequest
 from lakebed.log.fetcher import FetchRequest
-from lakebed.log.model import GroupOffset, TopicConfig, TopicPartition, check_topic, topic_partition
+from lakebed.log.model import TopicConfig, TopicPartition, check_topic, topic_partition
+from lakebed.log.notices import OWNER_HEADER
 from lakebed.log.producers import RecordChunk
 from lakebed.log.reader import Fetched
+from lakebed.log.topic_quota import TopicQuota
 from lakebed.log.writer import Outcome
 from lakebed.meta.protocol import Meta
+
+if TYPE_CHECKING:
+    from lakebed.log.kafka.server import KafkaServer
 
 SEGMENTS_MAX = 500  # in one response: the size of each compacted one costs a request
 PARTITIONS_MAX = 1000  # topic-partitions in one request: bounds the work that one request can cause
@@ -86,42 +99,57 @@ class LogRoutes:
 
     def __init__(self, context: Context, meta: Meta | None = None) -> None:
         self.broker = Broker(context, meta)
-        self._node, self._trail = context.node, context.trail
+        self._context = context
+        self._kafka: KafkaServer | None = None
+        self._node, self._trail, self._clock = context.node, context.trail, context.clock
+        self._topic_quota = TopicQuota(self.broker.admin)
         roles = self.broker.settings.roles
         reads = [
-            Route("/consume", self._consume, methods=["POST"]),
-            Route("/topics", self._topics),
-            Route("/topics/{topic}", self._topic),
-            Route("/topics/{topic}/partitions/{partition:int}", self._partition),
-            Route("/topics/{topic}/partitions/{partition:int}/offset", self._offset),
-            Route("/topics/{topic}/partitions/{partition:int}/segments", self._segments),
-            Route("/topics/{topic}/groups", self._progress),
-            Route("/topics/{topic}/groups/{group}", self._progress),
+            Route("/v1/consume", self._consume, methods=["POST"]),
+            Route("/v1/topics", self._topics),
+            Route("/v1/topics/{topic}", self._topic),
+            Route("/v1/topics/{topic}/partitions/{partition:int}", self._partition),
+            Route("/v1/topics/{topic}/partitions/{partition:int}/offset", self._offset),
+            Route("/v1/topics/{topic}/partitions/{partition:int}/segments", self._segments),
+            Route("/v1/topics/{topic}/groups", self._progress),
+            Route("/v1/topics/{topic}/groups/{group}", self._progress),
         ]
         writes = [
-            Route("/produce", direct(self._produce, self._produce_promptly), methods=["POST"]),
-            Route("/topics/{topic}", self._delete, methods=["DELETE"]),
-            Route("/topics/{topic}/config", self._configure, methods=["PUT"]),
-            Route("/topics/{topic}/partitions/{partition:int}/fence", self._fence, methods=["POST"]),
-            Route("/topics/{topic}/partitions/{partition:int}/unfence", self._unfence, methods=["POST"]),
-            Route("/topics/{topic}/partitions/{partition:int}/trim", self._trim, methods=["POST"]),
-            Route("/groups/{group}/commit", self._commit, methods=["POST"]),
-            Route("/groups/{group}/generation", self._claim, methods=["POST"]),
-            Route("/producers", self._producer, methods=["POST"]),
+            Route("/v1/produce", direct(self._produce, self._produce_promptly), methods=["POST"]),
+            Route("/v1/topics/{topic}", self._delete, methods=["DELETE"]),
+            Route("/v1/topics/{topic}/config", self._configure, methods=["PUT"]),
+            Route("/v1/topics/{topic}/partitions/{partition:int}/fence", self._fence, methods=["POST"]),
+            Route("/v1/topics/{topic}/partitions/{partition:int}/unfence", self._unfence, methods=["POST"]),
+            Route("/v1/topics/{topic}/partitions/{partition:int}/trim", self._trim, methods=["POST"]),
+            Route("/v1/groups/{group}/commit", self._commit, methods=["POST"]),
+            Route("/v1/groups/{group}/generation", self._claim, methods=["POST"]),
+            Route("/v1/producers", self._producer, methods=["POST"]),
         ]
-        self.reads: Sequence[BaseRoute] = reads if roles in ("both", "read") else ()
-        self.writes: Sequence[BaseRoute] = writes if roles in ("both", "write") else ()
+        self.reads: Sequence[BaseRoute] = with_aliases(reads) if roles in ("both", "read") else ()
+        self.writes: Sequence[BaseRoute] = with_aliases(writes) if roles in ("both", "write") else ()
+        self.reads = [*self.reads, *self.broker.peers.routes]
 
     async def start(self) -> None:
-        return None
+        self.broker.start()
+        settings = self.broker.settings
+        if settings.kafka_port is not None:
+            from lakebed.log.kafka.server import KafkaServer  # loads the message schemas: only where they are used
+            from lakebed.log.kafka.service import KafkaServices
+
+            self._kafka = KafkaServer(KafkaServices(self._context, self.broker))
+            host = self._context.settings.of(GatewaySettings).host
+            await self._kafka.start(host, settings.kafka_port, settings.kafka_advertised)
 
     async def stop(self) -> None:
+        if self._kafka is not None:
+            await self._kafka.stop()
         await self.broker.stop()
 
     async def health(self) -> Health:
         held = self.broker.producer.held_bytes
         full = held > self.broker.settings.buffer_max_bytes * 0.9
-        detail = f"roles {self.broker.settings.roles}, {held} bytes buffered"
+        kafka = f", Kafka on port {self._kafka.port}" if self._kafka is not None else ""
+        detail = f"roles {self.broker.settings.roles}, {held} bytes buffered{kafka}"
         return Health("degraded" if full else "ok", detail)
 
     @operation(
@@ -133,12 +161,18 @@ class LogRoutes:
     async def _produce(self, call: DirectRequest) -> DirectResponse:
         """Responds 200, 409 or 503 with a result for each batch; 400 changes nothing."""
         chunks = self._decode_produce(call, await call.body())
-        return _produce_response(chunks, await self.broker.produce(chunks))
+        if call.principal.limits.topics_max:
+            await self._topic_quota.check(call.principal, {tp.topic for tp, _ in chunks})
+        return self._produce_response(chunks, await self.broker.produce(chunks))
 
     def _produce_promptly(self, call: DirectRequest, body: Buffer, respond: Respond) -> None:
         """As `_produce`, without a task that waits: the response is written when its blob is committed."""
+        if call.principal.limits.topics_max:  # the topics have to be listed, so this one needs a task
+            task = asyncio.ensure_future(self._produce(call))
+            task.add_done_callback(lambda done: respond(done.result))
+            return
         chunks = self._decode_produce(call, body)
-        self.broker.producer.append(chunks, lambda outcomes: respond(partial(_produce_response, chunks, outcomes)))
+        self.broker.producer.append(chunks, lambda outcomes: respond(partial(self._produce_response, chunks, outcomes)))
 
     def _decode_produce(self, call: DirectRequest, body: Buffer) -> list[tuple[TopicPartition, RecordChunk]]:
         limit = self.broker.settings.record_max_bytes
@@ -150,8 +184,10 @@ class LogRoutes:
         else:
             wanted = decode_json(body, ProduceRequest, binary=contracts.FRAME_MEDIA_TYPE).topic_partitions
             check_items(sum(len(part.records) for part in wanted), binary=contracts.FRAME_MEDIA_TYPE)
-            chunks = [contracts.to_chunk(part, limit) for part in wanted]
+            at_ms = now_ms(self._clock)
+            chunks = [contracts.to_chunk(part, limit, at_ms) for part in wanted]
         self._check(call.principal, "produce", chunks)
+        count_records(sum(chunk.records.count for _, chunk in chunks))
         return chunks
 
     @operation(
@@ -181,21 +217,23 @@ class LogRoutes:
             wait_s=min(wanted.max_wait_ms, settings.max_wait_ms) / 1000,
         )
         as_json = contracts.FRAME_MEDIA_TYPE not in request.headers.get("accept", "")
+        found = found if as_json else [contracts.values_only(each) for each in found]
         results = [contracts.consumed(want.tp, each, as_json=as_json) for want, each in zip(wants, found, strict=True)]
-        answer, status, headers = contracts.response(results), contracts.status(found), contracts.headers(found)
+        answer, status = contracts.response(results), contracts.status(found)
+        headers = contracts.headers(found) | self._owner_header([want.tp for want in wants])
         if as_json:
             return json_response(answer, status, headers)
         parts = [each.parts if isinstance(each, Fetched) else () for each in found]
-        return Response(
-            contracts.encode_frame_groups(answer, parts), status, headers, media_type=contracts.FRAME_MEDIA_TYPE
-        )
+        frame = contracts.encode_frame_groups(answer, parts)
+        return Response(frame, status, headers, media_type=contracts.FRAME_MEDIA_TYPE)
 
     @operation(right="log:read")
     async def _topics(self, request: Request) -> Response:
         """All topics with their partitions."""
-        request.state.principal.demand("log:read")
+        principal: Principal = request.state.principal
+        principal.demand_list("log:read")
         topics: dict[str, list[int]] = {}
-        for tp in await self.broker.admin.partitions():
+        for tp in filter(lambda tp: principal.owns(tp.topic), await self.broker.admin.partitions()):
             topics.setdefault(tp.topic, []).append(tp.partition)
         return json_response({"topics": [{"topic": topic, "partitions": found} for topic, found in topics.items()]})
 
@@ -236,31 +274,36 @@ class LogRoutes:
         """Committed offsets and lag, of one group or of all."""
         topic = self._topic_of(request, "read")
         rows = await self.broker.groups.progress(topic, request.path_params.get("group", ""))
-        return json_response({"groups": rows})
+        return json_response({"groups": [row for row in rows if request.state.principal.owns(row.group)]})
 
-    @operation("Commit a group's offsets", body=CommitRequest, right="log:consume:{topic}")
+    @operation("Commit a group's offsets", body=CommitRequest, right="log:group:{group}")
     async def _commit(self, request: Request) -> Response:
-        """Commits one partition after another; after an error, earlier ones stay committed. A retry is safe."""
+        """Commits one partition after another; after an error, earlier ones stay committed. A retry is safe. Also
+        demands log:consume:{topic}.
+        """
+        group = self._group_of(request)
         wanted = decode_json(await request.body(), CommitRequest).topic_partitions
         tps = [topic_partition(part.topic, part.partition) for part in wanted]
         self._check(request.state.principal, "consume", [(tp, None) for tp in tps])
-        group = request.path_params["group"]
         rows: list[Any] = []
         for tp, part in zip(tps, wanted, strict=True):
             made = await self.broker.groups.commit(
                 group, tp, part.offset, note=part.note, generation=part.generation, seek=part.seek
             )
-            rows.append(_offset_row(tp, made))
+            rows.append(contracts.offset_row(tp, made))
         return json_response({"group": group, "committed": rows})
 
-    @operation("Claim a group's partitions", body=ClaimRequest, right="log:consume:{topic}")
+    @operation("Claim a group's partitions", body=ClaimRequest, right="log:group:{group}")
     async def _claim(self, request: Request) -> Response:
-        """Gives each partition's next generation and committed offset (0: none). Earlier generations are refused."""
+        """Gives each partition's next generation and committed offset (0: none). Earlier generations are refused.
+
+        Also demands log:consume:{topic}.
+        """
+        group = self._group_of(request)
         wanted = decode_json(await request.body(), ClaimRequest).topic_partitions
         tps = [topic_partition(part.topic, part.partition) for part in wanted]
         self._check(request.state.principal, "consume", [(tp, None) for tp in tps])
-        group = request.path_params["group"]
-        rows = [_offset_row(tp, await self.broker.groups.claim(group, tp)) for tp in tps]
+        rows = [contracts.offset_row(tp, await self.broker.groups.claim(group, tp)) for tp in tps]
         return json_response({"group": group, "claimed": rows})
 
     @operation("Issue a producer id", answer=ProducerId)
@@ -272,20 +315,20 @@ class LogRoutes:
     async def _fence(self, request: Request) -> Response:
         tp = self._tp(request, "admin")
         reason = decode_json(await request.body(), ReasonRequest).reason
-        async with self._trail.record(request.state.principal.name, "log.fence", _subject(tp), reason):
+        async with self._trail.record(request.state.principal.name, "log.fence", contracts.subject(tp), reason):
             return json_response(await self.broker.admin.fence(tp, reason=reason))
 
     @operation("Accept appends again", right="log:admin:{topic}")
     async def _unfence(self, request: Request) -> Response:
         tp = self._tp(request, "admin")
-        async with self._trail.record(request.state.principal.name, "log.unfence", _subject(tp)):
+        async with self._trail.record(request.state.principal.name, "log.unfence", contracts.subject(tp)):
             return json_response(await self.broker.admin.unfence(tp))
 
     @operation("Drop the records below an offset", body=TrimRequest, right="log:admin:{topic}")
     async def _trim(self, request: Request) -> Response:
         tp = self._tp(request, "admin")
         before = decode_json(await request.body(), TrimRequest).before_offset
-        subject = _subject(tp) | {"before": str(before)}
+        subject = contracts.subject(tp) | {"before": str(before)}
         async with self._trail.record(request.state.principal.name, "log.trim", subject):
             after = await self.broker.admin.trim(tp, before)
         self.broker.fetcher.forget(tp)
@@ -311,6 +354,18 @@ class LogRoutes:
             action.detail = detail
         return json_response(config)
 
+    def _produce_response(
+        self, chunks: Sequence[tuple[TopicPartition, RecordChunk]], outcomes: Sequence[Outcome]
+    ) -> DirectResponse:
+        results = [contracts.produced(tp, outcome) for (tp, _), outcome in zip(chunks, outcomes, strict=True)]
+        headers = contracts.headers(outcomes) | self._owner_header([tp for tp, _ in chunks])
+        return direct_response(contracts.response(results), contracts.status(outcomes), headers)
+
+    def _owner_header(self, tps: Sequence[TopicPartition]) -> dict[str, str]:
+        """Names the broker that owns these partitions, when it is another one: batches there are larger."""
+        better = self.broker.peers.better(tps)
+        return {OWNER_HEADER: better} if better else {}
+
     def _check(
         self, principal: Principal, verb: str, wanted: Sequence[tuple[TopicPartition, RecordChunk | None]]
     ) -> None:
@@ -318,6 +373,12 @@ class LogRoutes:
             raise Invalid(f"{len(wanted)} topic-partitions in one request; {PARTITIONS_MAX} is the limit")
         for topic in {tp.topic for tp, _ in wanted}:
             principal.demand(f"log:{verb}:{topic}")
+
+    def _group_of(self, request: Request) -> str:
+        """A group belongs to those who may commit for it: moving its offsets skips or repeats others' records."""
+        group = str(request.path_params["group"])
+        request.state.principal.demand(f"log:group:{group}")
+        return group
 
     def _topic_of(self, request: Request, verb: str) -> str:
         topic = check_topic(request.path_params["topic"])
@@ -328,26 +389,11 @@ class LogRoutes:
         return topic_partition(self._topic_of(request, verb), request.path_params["partition"])
 
 
-def _produce_response(
-    chunks: Sequence[tuple[TopicPartition, RecordChunk]], outcomes: Sequence[Outcome]
-) -> DirectResponse:
-    results = [contracts.produced(tp, outcome) for (tp, _), outcome in zip(chunks, outcomes, strict=True)]
-    return direct_response(contracts.response(results), contracts.status(outcomes), contracts.headers(outcomes))
-
-
-def _offset_row(tp: TopicPartition, made: GroupOffset) -> dict[str, Any]:
-    return {"topic": tp.topic, "partition": tp.partition, "offset": made.offset, "generation": made.generation}
-
-
-def _subject(tp: TopicPartition) -> dict[str, str]:
-    return {"topic": tp.topic, "partition": str(tp.partition)}
-
-
 def _number(request: Request, name: str, otherwise: int) -> int:
     text = request.query_params.get(name, str(otherwise))
-    if not text.isdecimal() or len(text) > 18:
-        raise Invalid(f"{name} must be a number of 0 or more, not {text[:40]!r}")
-    return int(text)
+    if text.isdecimal() and len(text) <= 18:
+        return int(text)
+    raise Invalid(f"{name} must be a number of 0 or more, not {text[:40]!r}")
 
 
 def component(context: Context) -> LogRoutes:

@@ -1,4 +1,6 @@
-"""Schedules compaction and retention: discovers partitions, claims one after another, and repeats.
+"""Schedules compaction and retention: discovers partitions, claims and plans them, compacts what is due, and repeats.
+
+As soon as one partition is due, those that are half as far join it: they share its blob, and each source is read once.
 
 A claim is an ephemeral entry, so it ends with its process. It only keeps compactors from doing the same work twice;
 `meta/compaction` makes a compaction safe.
@@ -7,16 +9,18 @@ A claim is an ephemeral entry, so it ends with its process. It only keeps compac
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 import msgspec
 
 from lakebed.core.clock import now_ms
-from lakebed.core.errors import AlreadyExists, Fenced, LakebedError
+from lakebed.core.errors import AlreadyExists, Fenced, LakebedError, NotFound
 from lakebed.core.logs import logger
 from lakebed.core.runtime import Runtime
 from lakebed.core.traces import traced
 from lakebed.log import paths
+from lakebed.log.compaction import CompactionPlan, CompactionRun, pack
 from lakebed.log.compactor import Compactor
 from lakebed.log.model import CompactionClaim, TopicPartition, UnknownTopicPartition
 from lakebed.log.records import Records
@@ -25,7 +29,7 @@ from lakebed.log.settings import LogSettings
 from lakebed.meta.model import ABSENT, MetaEntry
 from lakebed.meta.protocol import MetaSession
 
-ROUNDS_MAX = 16  # compactions of one partition under one claim
+LOOKS_MAX = 16  # partitions that are looked at concurrently: a look is a few reads of meta
 
 log = logger("log")
 
@@ -50,6 +54,9 @@ class CompactionScheduler:
         self._session: MetaSession | None = None
         self._known_gauge = runtime.metrics.gauge("lakebed_log_known_partitions")
         self._lag_gauge = runtime.metrics.gauge("lakebed_log_compaction_lag_records")
+        self._candidates = runtime.metrics.gauge("lakebed_log_compaction_candidates")
+        self._pending = runtime.metrics.gauge("lakebed_log_compaction_pending")
+        self._seconds = runtime.metrics.histogram("lakebed_log_compaction_seconds")
 
     async def run(self) -> None:
         """Until cancelled. A failing partition is logged and tried again in the next pass."""
@@ -63,71 +70,133 @@ class CompactionScheduler:
 
     @traced("log compaction pass")
     async def pass_once(self) -> dict[TopicPartition, str]:
-        """Every known partition once, in random order, at most `compact_workers` at a time."""
-        await self._discover()
-        order = sorted(self._known, key=lambda _: self._ids.uniform(0, 1))
-        slots = asyncio.Semaphore(self._settings.compact_workers)
+        """Looks at every known partition once, in random order, and compacts what is due into few blobs."""
+        with self._seconds.labels(stage="discover").time():
+            await self._discover()
+        plans: dict[TopicPartition, CompactionPlan] = {}
         results: dict[TopicPartition, str] = {}
+
+        async def look(tp: TopicPartition) -> None:
+            results[tp] = await self._look(tp, plans)
+
+        await self._at_most(look, sorted(self._known, key=lambda _: self._ids.uniform(0, 1)))
+        if any(plan.due for plan in plans.values()):
+            await self._claim_and_compact(plans, results)
+        self._show()
+        return results
+
+    async def _at_most(self, work: Callable[[TopicPartition], Awaitable[None]], tps: Sequence[TopicPartition]) -> None:
+        slots = asyncio.Semaphore(LOOKS_MAX)
 
         async def one(tp: TopicPartition) -> None:
             async with slots:
-                results[tp] = await self._attempt(tp)
+                await work(tp)
 
-        await asyncio.gather(*map(one, order))
-        return results
+        await asyncio.gather(*map(one, tps))
+
+    async def _claim_and_compact(
+        self, plans: dict[TopicPartition, CompactionPlan], results: dict[TopicPartition, str]
+    ) -> None:
+        """Claims every partition that has something to compact, and compacts those that it got."""
+        claims: dict[TopicPartition, MetaEntry] = {}
+        if self._session is None or not self._session.alive:
+            self._session = await self._records.meta.open_session(timeout_s=self._settings.claim_s)
+        session = self._session
+
+        async def claim(tp: TopicPartition) -> None:
+            try:
+                claims[tp] = await self._claim(tp, session)
+            except AlreadyExists:
+                results[tp] = "busy"
+            except Fenced:
+                self._session = None  # expired while we were busy: a new one next time
+                results[tp] = "busy"
+            except LakebedError as error:
+                results[tp] = _failed(tp, error)
+
+        async def release(tp: TopicPartition) -> None:
+            with suppress(LakebedError):  # expiry releases it too; by then it may belong to another process
+                await self._records.meta.delete(
+                    paths.claim(tp), expected=claims[tp].version, partition_key=tp.partition_key
+                )
+
+        try:
+            await self._at_most(claim, list(plans))
+            await self._compact([run for tp in plans if tp in claims for run in plans[tp].runs], results)
+        finally:
+            await self._at_most(release, list(claims))
 
     async def _discover(self) -> None:
-        async for tp in self._records.partitions():
-            self._known.add(tp)
+        registry = self._records.registry
+        if await registry.complete() or not registry.needed:
+            self._known.update([tp async for tp in self._records.partitions()])
+        else:  # the first pass on a lake of an older version
+            async for tp in self._records.scan():
+                await registry.add(tp)
+                self._known.add(tp)
+            await registry.mark_complete()
         self._show()
 
     def _show(self) -> None:
         self._known_gauge.set(len(self._known))
         self._lag_gauge.set(sum(self._lags.values()))
 
-    async def _attempt(self, tp: TopicPartition) -> str:
+    async def _look(self, tp: TopicPartition, plans: dict[TopicPartition, CompactionPlan]) -> str:
+        """Applies retention and plans. A partition with nothing to do costs reads of meta alone."""
         try:
-            claim = await self._claim(tp)
-            if claim is None:
+            if await self._is_claimed(tp):
                 return "busy"
-            try:
-                return await self._work(tp)
-            finally:
-                with suppress(LakebedError):  # expiry releases it too; by then it may belong to another process
-                    await self._records.meta.delete(
-                        paths.claim(tp), expected=claim.version, partition_key=tp.partition_key
-                    )
+            await self._retention.apply_once(tp)
+            recovered, plan = await self._compactor.plan(tp)
+            if recovered is not None:
+                plan = (await self._compactor.plan(tp))[1]
+            self._lags[tp] = plan.lag
+            if plan.runs:
+                plans[tp] = plan
+            return recovered or "idle"
         except UnknownTopicPartition:
             self._known.discard(tp)  # deleted, perhaps by another process
             self._lags.pop(tp, None)
-            self._show()
             return "gone"
         except LakebedError as error:
-            log.warning("compaction failed", partition=str(tp), code=error.code, error=error.message)
-            return error.code
+            return _failed(tp, error)
 
-    async def _work(self, tp: TopicPartition) -> str:
-        await self._retention.apply_once(tp)
-        done = "idle"
-        for _ in range(ROUNDS_MAX):
-            outcome = await self._compactor.compact_once(tp)
-            if outcome == "idle" or self._session is None or not self._session.alive:
-                break
-            done = outcome
-        self._lags[tp] = await self._compactor.lag(tp)
-        self._show()
-        return done
+    async def _compact(self, runs: Sequence[CompactionRun], results: dict[TopicPartition, str]) -> None:
+        """A few blobs at a time. Runs of one partition that are in several blobs commit in any order."""
+        slots = asyncio.Semaphore(self._settings.compact_workers)
+        self._candidates.set(sum(len(run.spans) for run in runs))
+        self._pending.set(len(runs))
 
-    async def _claim(self, tp: TopicPartition) -> MetaEntry | None:
-        if self._session is None or not self._session.alive:
-            self._session = await self._records.meta.open_session(timeout_s=self._settings.claim_s)
-        claim = msgspec.json.encode(CompactionClaim(self._node, now_ms(self._clock)))
+        async def one(blob: Sequence[CompactionRun]) -> None:
+            async with slots:
+                tps = {run.tp for run in blob}
+                if self._session is None or not self._session.alive:
+                    return  # the claims ended: another process may be at work by now
+                try:
+                    results.update(await self._compactor.compact(blob))
+                    for tp in tps:
+                        self._lags[tp] = await self._compactor.lag(tp)
+                except LakebedError as error:
+                    results.update({tp: _failed(tp, error) for tp in tps})
+                finally:
+                    self._pending.dec(len(blob))
+
+        await asyncio.gather(*map(one, pack(runs, self._settings.compact_blob_bytes)))
+
+    async def _is_claimed(self, tp: TopicPartition) -> bool:
         try:
-            return await self._records.meta.put(
-                paths.claim(tp), claim, expected=ABSENT, session=self._session, partition_key=tp.partition_key
-            )
-        except AlreadyExists:
-            return None
-        except Fenced:
-            self._session = None  # expired while we were busy: a new one next time
-            return None
+            await self._records.meta.get(paths.claim(tp), partition_key=tp.partition_key)
+        except NotFound:
+            return False
+        return True
+
+    async def _claim(self, tp: TopicPartition, session: MetaSession) -> MetaEntry:
+        claim = msgspec.json.encode(CompactionClaim(self._node, now_ms(self._clock)))
+        return await self._records.meta.put(
+            paths.claim(tp), claim, expected=ABSENT, session=session, partition_key=tp.partition_key
+        )
+
+
+def _failed(tp: TopicPartition, error: LakebedError) -> str:
+    log.warning("compaction failed", partition=str(tp), code=error.code, error=error.message)
+    return error.code

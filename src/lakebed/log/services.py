@@ -64,7 +64,7 @@ class LogServices:
 
     @cached_property
     def retention(self) -> Retention:
-        return Retention(self.runtime, self.records, self.uris, self.settings)
+        return Retention(self.runtime, self.records, self.reader, self.uris, self.settings)
 
     @cached_property
     def scheduler(self) -> CompactionScheduler:

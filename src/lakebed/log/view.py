@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from itertools import pairwise
 from typing import Any
+from urllib.parse import urlencode
 
 import msgspec
 
+from lakebed.console.runs import RunRecord
 from lakebed.core.context import Context
 from lakebed.core.errors import Invalid
 from lakebed.core.payload import Payload, payload
@@ -15,6 +17,7 @@ from lakebed.log.admin import PartitionDescription, TopicAdmin
 from lakebed.log.cost import StorageUsage, storage_dollars_month
 from lakebed.log.groups import GroupProgress, Groups
 from lakebed.log.model import Control, Cursor, IndexSpan, TopicPartition, topic_partition
+from lakebed.log.records import Records
 from lakebed.log.services import LogReadServices
 from lakebed.log.settings import LogSettings
 from lakebed.meta.protocol import Meta
@@ -23,6 +26,9 @@ SEGMENTS_MAX = 240  # drawn of one partition: half from its start, half from its
 TAIL_RECORDS = 4000  # how far from the end the last segments are looked for
 RECORDS_MAX = 50  # shown at once
 READ_BYTES_MAX = 256 * 1024
+SEARCHED_MAX = 50_000  # records read by one search
+RUNS_PARTITIONS, RUNS_OF_PARTITION = 30, 2  # whose compactions are shown, and how many of each
+COUNTED_MAX = 500  # partitions counted for the charts
 MEASURED_MAX = 100_000  # objects counted for the cost; for a larger log see its metrics
 BODIES_BYTES = 4 * 1024 * 1024
 
@@ -71,6 +77,42 @@ class RecordsPage(msgspec.Struct, frozen=True):
     log_start_offset: int
     high_watermark: int
     records: list[RecordRow]
+
+
+class LogRuns:
+    """The last compactions of each partition, as runs."""
+
+    right = "log:read"
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._log: LogView | None = None
+
+    async def latest(self, limit: int) -> list[RunRecord]:
+        """A few requests for each of the first RUNS_PARTITIONS partitions."""
+        self._log = self._log or LogView(self._context)
+        found: list[RunRecord] = []
+        for tp in (await self._log.admin.partitions())[:RUNS_PARTITIONS]:
+            segments = (await self._log.segments(tp.topic, tp.partition)).segments
+            done = [one for one in segments if one.type == "COMPACTED"]
+            found += [compaction(tp, one) for one in done[-RUNS_OF_PARTITION:]]
+        return sorted(found, key=lambda run: run.ended_at_ms, reverse=True)[:limit]
+
+    async def close(self) -> None:
+        if self._log is not None:
+            await self._log.close()
+
+
+def compaction(tp: TopicPartition, segment: SegmentRow) -> RunRecord:
+    return RunRecord(
+        "log compaction",
+        f"{tp.topic}/{tp.partition}",
+        "done",
+        segment.created_at_ms,
+        rows_out=segment.records,
+        reason=f"offsets {segment.start_offset} to {segment.end_offset}",
+        href=f"/log?{urlencode({'topic': tp.topic, 'partition': tp.partition})}",
+    )
 
 
 class LogView(LogReadServices):
@@ -137,6 +179,32 @@ class LogView(LogReadServices):
         ]
         return RecordsPage(topic, partition, at, at + len(rows), found.log_start_offset, found.high_watermark, rows)
 
+    async def search(self, topic: str, partition: int, offset: int | None, text: str) -> RecordsPage:
+        """Records from an offset on whose value holds the text, whatever its case; without an offset, from the start.
+
+        Reads at most SEARCHED_MAX records: `next_offset` is where a further search begins.
+        """
+        tp = topic_partition(topic, partition)
+        now = (await self.records.control(tp)).value
+        at = first = max(now.log_start_offset, min(offset or 0, now.next_offset))
+        rows, wanted = list[RecordRow](), text.casefold().encode()
+        while at < now.next_offset and at - first < SEARCHED_MAX and len(rows) < RECORDS_MAX:
+            found = await self.reader.read(tp, at, bytes_max=READ_BYTES_MAX * 4)
+            records = [record for part in found.parts for record in part]
+            if not records:
+                break
+            for record in records:
+                if wanted in _folded(bytes(record)) and len(rows) < RECORDS_MAX:
+                    rows.append(RecordRow(at, payload(bytes(record))))
+                at += 1
+                if len(rows) == RECORDS_MAX:
+                    break
+        return RecordsPage(topic, partition, first, at, now.log_start_offset, now.sequence_counter, rows)
+
+
+def _folded(data: bytes) -> bytes:
+    return data.decode(errors="replace").casefold().encode()
+
 
 async def topics(admin: TopicAdmin) -> list[TopicRow]:
     """Every topic with its partitions and records."""
@@ -148,6 +216,18 @@ async def topics(admin: TopicAdmin) -> list[TopicRow]:
             tp.topic, row.partitions + 1, row.records + seen.records, row.uncompacted + seen.uncompacted
         )
     return list(rows.values())
+
+
+async def appended(records: Records) -> int:
+    """Records appended to all partitions since they exist, from their control records."""
+    total = count = 0
+    async for tp in records.partitions(""):
+        found = await records.find(tp, paths.control(tp), Control)
+        total += found.value.sequence_counter if found is not None else 0
+        count += 1
+        if count >= COUNTED_MAX:
+            break
+    return total
 
 
 async def partitions(admin: TopicAdmin, topic: str) -> list[PartitionDescription]:

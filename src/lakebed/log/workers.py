@@ -7,8 +7,13 @@ from typing import Any
 
 from lakebed.core.clock import Clock
 from lakebed.core.context import Context, Worker
+from lakebed.core.errors import AlreadyExists
 from lakebed.core.logs import logger
+from lakebed.log import paths
+from lakebed.log.cost import StorageUsage
 from lakebed.log.services import LogServices
+from lakebed.meta.model import ABSENT
+from lakebed.meta.protocol import MetaSession
 
 log = logger("log")
 
@@ -22,9 +27,34 @@ def workers(context: Context) -> Sequence[Worker]:
         )
     if services.settings.billing_every_s > 0:
         found.append(
-            Worker("log-billing", _every(services.settings.billing_every_s, services.store.measure, context.clock))
+            Worker(
+                "log-billing", _every(services.settings.billing_every_s, StoredBytesScan(services).scan, context.clock)
+            )
         )
     return found
+
+
+class StoredBytesScan:
+    """Measures the stored bytes in one process of a lake: the one that holds the claim, as long as it lives."""
+
+    def __init__(self, services: LogServices) -> None:
+        self._services = services
+        self._session: MetaSession | None = None
+
+    async def scan(self) -> StorageUsage | None:
+        """None where another process measures."""
+        return await self._services.store.measure() if await self._claimed() else None
+
+    async def _claimed(self) -> bool:
+        if self._session is not None and self._session.alive:
+            return True
+        self._session = await self._services.meta.open_session(timeout_s=self._services.settings.claim_s)
+        try:
+            await self._services.meta.put(paths.BILLING_CLAIM, b"{}", expected=ABSENT, session=self._session)
+        except AlreadyExists:
+            session, self._session = self._session, None
+            await session.close()
+        return self._session is not None
 
 
 def _every(seconds: float, work: Callable[[], Awaitable[Any]], clock: Clock) -> Callable[[], Awaitable[None]]:

@@ -37,7 +37,10 @@ class PartitionAppend(msgspec.Struct, frozen=True, gc=False):
 
 
 class Appended(msgspec.Struct, frozen=True, gc=False):
-    """Where a chunk's records are. `duplicate` when an earlier attempt had already appended them."""
+    """Where a chunk's records are. `duplicate` when an earlier attempt had already appended them.
+
+    `at_ms` is when they were appended, 0 for a duplicate.
+    """
 
     start_offset: int
     end_offset: int
@@ -45,6 +48,7 @@ class Appended(msgspec.Struct, frozen=True, gc=False):
     index_key: str
     wal_uri: str
     duplicate: bool = False
+    at_ms: int = 0
 
 
 Outcome = Appended | LakebedError
@@ -94,6 +98,8 @@ class LogWriter:
     async def ensure(self, tp: TopicPartition) -> Versioned[Control]:
         """Creates the partition where it does not exist, and opens it again where it was deleted. Idempotent."""
         found = await self._records.find(tp, paths.control(tp), Control)
+        if found is None or found.value.log_state == "DELETED":
+            await self._records.registry.register(tp)
         if found is None:
             try:
                 found = await self._records.create(tp, paths.control(tp), control.opened(now_ms(self._clock)))
@@ -265,14 +271,16 @@ class LogWriter:
 def _body(group: PartitionAppend, made_at_ms: int) -> blob.PartitionBody:
     parts = [chunk.records for chunk in group.chunks]
     count = sum([part.count for part in parts])
-    return blob.PartitionBody(group.tp, count, codec.encode(parts, [codec.BatchSegment(count, made_at_ms)]))
+    buffers = codec.encode(parts, [codec.BatchSegment(count, made_at_ms)])
+    return blob.PartitionBody(group.tp, count, buffers, codec.encoding_of(parts))
 
 
 def _appended(tp: TopicPartition, chunks: Sequence[RecordChunk], pending: PendingAppend) -> Iterator[Appended]:
     start = pending.start_offset
     for chunk in chunks:
         end = start + chunk.records.count - 1
-        yield Appended(start, end, chunk.records.count, paths.index(tp, pending.end_offset), pending.data_key)
+        key = paths.index(tp, pending.end_offset)
+        yield Appended(start, end, chunk.records.count, key, pending.data_key, at_ms=pending.created_at_ms)
         start = end + 1
 
 

@@ -102,12 +102,12 @@ def _bucket(meta: Meta) -> BucketMeta:
     return meta
 
 
-def _with_meta(where: Where, ask: Callable[[Meta], Awaitable[R]]) -> R:
+def _with_meta(where: Where, call: Callable[[Meta], Awaitable[R]]) -> R:
     async def work() -> R:
         context = where.context("meta")
         meta = connect(context.settings.of(MetaSettings), context)
         try:
-            return await ask(meta)
+            return await call(meta)
         finally:
             await meta.close()
 

@@ -77,13 +77,13 @@ class MemoryMeta:
     ) -> MetaEntry:
         check_value(check_key(key), value)
         state = self._now()
+        if session is not None and session.id not in state.sessions:
+            raise Fenced(f"session {session.id} has ended, so {key!r} was not put")
         current = state.entries.get(key)
         if expected == ABSENT and current is not None:
             raise AlreadyExists(f"meta entry {key!r} already exists", current=current)
         if expected:
             self._demand(key, current, expected)
-        if session is not None and session.id not in state.sessions:
-            raise Fenced(f"session {session.id} has ended, so {key!r} was not put")
         return state.store(key, value, session.id if session is not None else None)
 
     async def put_all(self, puts: Sequence[Put]) -> list[MetaEntry | LakebedError]:

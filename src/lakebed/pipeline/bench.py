@@ -1,5 +1,5 @@
-"""`lakebed bench pipeline`: accepted batches to bronze and to rollups, beside Spark's own run over the same rows; and
-the audit of a million manifests.
+"""`lakebed bench pipeline`: accepted batches to bronze and to rollups, beside Spark's own run over the same rows; an
+incremental step of gold on one million rows and on six; and the audit of a million manifests.
 
 Spark's own reads the rows from Parquet on local disk, aggregates them into windows of a minute, and writes Parquet to
 local disk. Bronze and rollups pay for what it does not: finding the batches, fetching them from the bucket, verifying
@@ -28,6 +28,7 @@ from lakebed.bench.harness import BenchEnvironment, Check, Contender, at_least, 
 from lakebed.core.context import Context
 from lakebed.core.errors import Corrupt
 from lakebed.core.feed import Limit
+from lakebed.pipeline.models.bench import bench_models
 from lakebed.rollups.bench import roll
 from lakebed.spark.settings import SparkSettings
 
@@ -46,22 +47,26 @@ CREATED_NS = START_NS + 40 * 86_400_000_000_000
 FRAME_BYTES = 50_000
 
 
-async def bench(stand: BenchEnvironment) -> Sequence[Check]:
+async def bench(environment: BenchEnvironment) -> Sequence[Check]:
     folder = Path(tempfile.mkdtemp(prefix="lakebed-bench-"))
     try:
-        return [*await _samples(stand, folder), *await audit(stand, folder)]
+        return [
+            *await _samples(environment, folder),
+            *await bench_models(environment),
+            *await audit(environment, folder),
+        ]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _samples(stand: BenchEnvironment, folder: Path) -> list[Check]:
+async def _samples(environment: BenchEnvironment, folder: Path) -> list[Check]:
     from lakebed.spark.session import warm
 
-    count = SAMPLES_QUICK if stand.quick else SAMPLES
-    warm(stand.settings.of(SparkSettings))
-    stand.report(f"Accepting {count} samples, and twice as many in a second fleet")
-    once, twice = await fleet(stand, count), await fleet(stand, 2 * count)
-    stand.report("Starting Spark and warming it up")
+    count = SAMPLES_QUICK if environment.quick else SAMPLES
+    warm(environment.settings.of(SparkSettings))
+    environment.report(f"Accepting {count} samples, and twice as many in a second fleet")
+    once, twice = await fleet(environment, count), await fleet(environment, 2 * count)
+    environment.report("Starting Spark and warming it up")
     await asyncio.to_thread(_rows, once, folder / "rows")
     contenders: dict[str, Contender] = {
         "bronze": lambda: asyncio.to_thread(ingest, once),
@@ -72,10 +77,10 @@ async def _samples(stand: BenchEnvironment, folder: Path) -> list[Check]:
     }
     for name in ("rollup", "aggregate"):  # bronze has run by now
         await contenders[name]()
-    stand.report(
+    environment.report(
         f"Loading {count} samples into bronze, into rollups and through plain Spark, in turn; then twice as many"
     )
-    rates = await rounds_of(ROUNDS_QUICK if stand.quick else ROUNDS, contenders)
+    rates = await rounds_of(ROUNDS_QUICK if environment.quick else ROUNDS, contenders)
     return [
         *(measured(f"{count} accepted samples to {OURS[name]}", rates[name], "samples/s") for name in OURS),
         measured("Spark's own read-aggregate-write of them", rates["aggregate"], "samples/s"),
@@ -144,18 +149,18 @@ def aggregate(spark: Any, rows: Path, to: Path) -> None:
     made.write.mode("overwrite").parquet(str(to))
 
 
-async def audit(stand: BenchEnvironment, folder: Path) -> list[Check]:
+async def audit(environment: BenchEnvironment, folder: Path) -> list[Check]:
     """A part of `lakebed bench pipeline`."""
     checks: list[Check] = []
-    for count in (MANIFESTS_QUICK,) if stand.quick else (MANIFESTS_QUICK, MANIFESTS):
-        context = stand.apart()
-        stand.report(f"Writing an inventory report of {count} accepted batches")
+    for count in (MANIFESTS_QUICK,) if environment.quick else (MANIFESTS_QUICK, MANIFESTS):
+        context = environment.apart()
+        environment.report(f"Writing an inventory report of {count} accepted batches")
         await _store_doubtful(context, count)
-        checks += await asyncio.to_thread(_measure, stand, context, folder / f"inventory-{count}", count)
+        checks += await asyncio.to_thread(_measure, environment, context, folder / f"inventory-{count}", count)
     return checks
 
 
-def _measure(stand: BenchEnvironment, context: Context, folder: Path, count: int) -> list[Check]:
+def _measure(environment: BenchEnvironment, context: Context, folder: Path, count: int) -> list[Check]:
     from lakebed.pipeline.audit.job import BucketAuditor
     from lakebed.spark.inventory import ReportLocation, inventory
     from lakebed.spark.session import open_session
@@ -163,7 +168,7 @@ def _measure(stand: BenchEnvironment, context: Context, folder: Path, count: int
     settings, clock = context.settings.of(SparkSettings), context.clock
     spark = open_session(settings)
     make_report(spark, folder, count)
-    stand.report(f"Auditing {count} manifests")
+    environment.report(f"Auditing {count} manifests")
     python, java = os.getpid(), _java()
     for pid in (python, java):
         forget_peak(pid)

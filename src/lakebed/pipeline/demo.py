@@ -6,11 +6,14 @@ import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from lakebed.batches import paths
 from lakebed.batches.settings import ReconcilerSettings
 from lakebed.core.context import Context
 from lakebed.core.feed import Limit
 from lakebed.demo.scenario import ScenarioContext
+from lakebed.pipeline.settings import BronzeSettings, PipelineSettings
 from lakebed.rollups.demo import prove_rollups
 from lakebed.rollups.workers import spark_job
 from lakebed.spark.settings import SparkSettings
@@ -63,6 +66,7 @@ def _tabulate(stage: ScenarioContext, context: Context, listed: list[tuple[str, 
     stage.check("totals agree", tuple(total) == wanted, f"{tuple(total)}")
     _read_elsewhere(stage, table, wanted[0])
     check_bronze(stage, context, spark)
+    check_gold(stage, context, spark, settings)
     asyncio.run(prove_rollups(stage, context, spark_job(context, spark)))
     check_conserved(stage, context, spark)
 
@@ -113,6 +117,81 @@ def check_bronze(stage: ScenarioContext, context: Context, spark: Any) -> None:
         values = {row["agent_id"]: row["count"] for row in kept.groupBy("agent_id").count().collect()}
         short = sum(values.get(agent, 0) != count for agent, count in made.items())
         stage.check("bronze matches the counts on the agents' disks", short == 0, f"{len(made)} agents, {short} differ")
+
+
+SAMPLES_CONTRACT = """table: demo_samples
+source: batches.samples
+keys: [agent_id, boot_id, seq]
+columns:
+  agent_id: {type: string, required: true}
+  boot_id: {type: string, required: true}
+  seq: {type: long, required: true}
+  value: double
+"""
+ORDERS_CONTRACT = """table: TABLE
+source: SOURCE
+keys: [number]
+columns:
+  number: {type: long, required: true}
+  agent: {type: string, required: true}
+"""
+ACTIVITY = """select o.agent, o.orders, s.samples
+from (select agent, count(*) as orders from {{ ref('TABLE') }} group by agent) o
+join (select agent_id, count(*) as samples from {{ ref('demo_samples') }} group by agent_id) s on s.agent_id = o.agent
+"""
+ORDERS_EACH = 5  # records of the topic, for each agent
+
+
+def check_gold(stage: ScenarioContext, context: Context, spark: Any, settings: SparkSettings) -> None:
+    """Samples and the records of a topic go through silver into one gold table, each counted there once."""
+    from lakebed.delta.model import TableSpec
+    from lakebed.pipeline.bronze.ingestion import Ingestion
+    from lakebed.pipeline.bronze.places import LAKE
+    from lakebed.pipeline.tables.table import Table
+    from lakebed.spark.location import Location
+
+    sent = asyncio.run(_sent(context))
+    if not sent:
+        return
+    name = f"demo_orders_{context.ids.token()[:6]}"
+    agents = sorted({agent for agent, _ in sent})
+    asyncio.run(_order(stage.gateway_url, name, agents))
+    folder = stage.folder / "demo" / name
+    for kind, file, text in (
+        ("topics", "orders.yaml", ORDERS_CONTRACT.replace("SOURCE", name)),
+        ("contracts", "orders.yaml", ORDERS_CONTRACT.replace("SOURCE", f"topic.{name}")),
+        ("contracts", "samples.yaml", SAMPLES_CONTRACT),
+        ("gold", f"{name}_by_agent.sql", ACTIVITY),
+    ):
+        (folder / kind).mkdir(parents=True, exist_ok=True)
+        (folder / kind / file).write_text(text.replace("TABLE", name))
+    given = context.settings.having(settings).having(BronzeSettings(topics=str(folder / "topics")))
+    given = given.having(PipelineSettings(contracts=str(folder / "contracts"), gold=str(folder / "gold")))
+    Ingestion(msgspec.structs.replace(context, settings=given)).run()
+    location = Location.of(stage.settings.of(StoreSettings))
+    spec = TableSpec("/".join(("gold", *LAKE, f"{name}_by_agent")), '{"type":"struct","fields":[]}')
+    rows = Table(spark, spec, context, location=location).read().collect()
+    samples, orders = sum(row["samples"] for row in rows), sum(row["orders"] for row in rows)
+    stage.counted("accepted samples", "counted in gold", samples)
+    stage.check(
+        "gold counts every sample and every record of a topic once",
+        (sum(sent.values()), ORDERS_EACH * len(agents)) == (samples, orders),
+        f"{samples} samples and {orders} records of {len(rows)} agents",
+    )
+
+
+async def _order(url: str, topic: str, agents: list[str]) -> None:
+    """Sends a few records for each agent to a topic of their own."""
+    import httpx2
+
+    records = [
+        msgspec.json.encode({"number": number, "agent": agent}).decode()
+        for number, agent in enumerate(agent for agent in agents for _ in range(ORDERS_EACH))
+    ]
+    part = {"topic": topic, "partition": 0, "records": records}
+    async with httpx2.AsyncClient(timeout=20.0) as client:
+        answer = await client.post(f"{url}/v1/produce", content=msgspec.json.encode({"topic_partitions": [part]}))
+        answer.raise_for_status()
 
 
 async def _sent(context: Context) -> Counter[tuple[str, str]]:

@@ -14,17 +14,22 @@ from typing import TypeVar
 import msgspec
 from pyspark.sql import SparkSession
 
+from lakebed.core.clock import now_ms
 from lakebed.core.context import Context
 from lakebed.core.errors import NotFound
 from lakebed.core.logs import logger
 from lakebed.core.traces import traced
-from lakebed.delta import vacuum
+from lakebed.delta import cleanup, vacuum
 from lakebed.pipeline.bronze.ticks import BronzeWriter, TableDone, table_name
-from lakebed.pipeline.gold.models import Gold, GoldReport, Model, in_order, read_models
+from lakebed.pipeline.models.definition import Model
+from lakebed.pipeline.models.folder import read_models
+from lakebed.pipeline.models.graph import Graph, graph_of
+from lakebed.pipeline.models.job import ModelRunner
+from lakebed.pipeline.models.plan import ModelStep, Window
+from lakebed.pipeline.models.runs import ModelReport, PipelineRun, failed, write_run
 from lakebed.pipeline.settings import BronzeSettings, PipelineSettings
 from lakebed.pipeline.silver.contract import Contract, read_contracts
 from lakebed.pipeline.silver.job import Silver, SilverReport
-from lakebed.pipeline.tables.table import Table
 from lakebed.spark.lineage import Dataset, lineage_of
 from lakebed.spark.location import Location
 from lakebed.spark.session import open_session, warm
@@ -44,7 +49,7 @@ class PipelineReport(msgspec.Struct, frozen=True):
 
     ticks: tuple[str, ...]
     silver: tuple[SilverReport, ...] = ()
-    gold: tuple[GoldReport, ...] = ()
+    gold: tuple[ModelReport, ...] = ()
     without_contract: tuple[str, ...] = ()
 
 
@@ -56,10 +61,10 @@ class PipelineRunner:
         self._settings = context.settings.of(PipelineSettings)
         self._lineage = lineage_of(context)
         self._lock = threading.Lock()
-        self._built: tuple[BronzeWriter, Silver, Gold] | None = None
+        self._built: tuple[BronzeWriter, Silver, ModelRunner] | None = None
         self._contracts: list[Contract] = _read(self._settings.contracts_folder, read_contracts)
-        self._models: list[Model] = _read(self._settings.gold_folder, read_models)
-        in_order(self._models, {contract.table for contract in self._contracts})
+        models: list[Model] = _read(self._settings.gold_folder, read_models)
+        self.graph: Graph = graph_of(models, {contract.table for contract in self._contracts})
 
     def warm(self) -> None:
         """Starts Spark in the background; returns at once."""
@@ -74,7 +79,7 @@ class PipelineRunner:
         return self._open()[1]
 
     @property
-    def gold(self) -> Gold:
+    def gold(self) -> ModelRunner:
         return self._open()[2]
 
     @traced("silver job")
@@ -102,23 +107,72 @@ class PipelineRunner:
                 at = (org_id, project_id, report.table)
                 run.wrote(_key("silver", *at), version=report.silver_version, rows=report.good)
                 run.wrote(_key("quarantine", *at), rows=report.quarantined)
-        tables = {contract.table: silver.table(contract, org_id, project_id) for contract in silver.contracts}
-        made = self._gold(gold, org_id, project_id, tables) if gold.models else []
-        self._count(reports, made)
+        wanted = [model.name for model in gold.graph.models.values() if _by_tick(model)]
+        made = self.run_models(org_id, project_id, wanted, trigger="tick") if wanted else []
+        self._count(reports)
         known = {contract.bronze for contract in silver.contracts}
         alone = tuple(sorted(name for name in versions if name not in known))
         return PipelineReport(tuple(tick_ids), tuple(reports), tuple(made), alone)
 
-    def _gold(self, gold: Gold, org_id: str, project_id: str, tables: Mapping[str, Table]) -> list[GoldReport]:
+    def run_models(
+        self,
+        org_id: str,
+        project_id: str,
+        names: Collection[str] | None = None,
+        *,
+        trigger: str,
+        full_refresh: bool = False,
+        window: Window | None = None,
+        filled: Collection[str] | None = None,
+        reason: str = "",
+        shown: Callable[[ModelReport], None] = lambda report: None,
+        raises: bool = True,
+    ) -> list[ModelReport]:
+        """Makes models of a project, and records the run. Raises the first error after all that could run have run."""
+        clock, gold = self._context.clock, self.gold
+        began_ms, began_s = now_ms(clock), clock.monotonic_s()
         with self._lineage.job(f"gold/{org_id}/{project_id}") as run:
-            made = gold.run(org_id, project_id, tables)
-            names = {model.name for model in gold.models}
-            for report in made:
+            made, error = gold.run(
+                org_id, project_id, names, full_refresh=full_refresh, window=window, filled=filled, shown=shown
+            )
+            for report in (each for each in made if each.state in ("made", "unchanged")):
                 for source, version in report.sources.items():
-                    layer = "gold" if source in names else "silver"
-                    run.read(_key(layer, org_id, project_id, source), version=version)
-                run.wrote(_key("gold", org_id, project_id, report.table), version=report.version, rows=report.rows)
+                    run.read(gold.table(org_id, project_id, source).spec.root, version=version)
+                columns = _columns(report, lambda source: gold.table(org_id, project_id, source).spec.root)
+                key = _key("gold", org_id, project_id, report.table)
+                run.wrote(key, version=report.version, rows=report.rows, columns=columns)
+            tables = self._context.metrics.counter("lakebed_gold_tables_total")
+            for report in made:
+                tables.labels(outcome=report.state).inc()
+            record = PipelineRun(
+                self._context.ids.ordered(began_ms),
+                org_id,
+                project_id,
+                trigger,
+                began_ms,
+                round(clock.monotonic_s() - began_s, 3),
+                "failed" if failed(made) else "done",
+                tuple(made),
+                reason,
+            )
+            asyncio.run(write_run(self._context.store, record))
+            if error is not None and raises:
+                raise error
             return made
+
+    def plan_models(
+        self, org_id: str, project_id: str, names: Collection[str], *, full_refresh: bool = False
+    ) -> dict[str, ModelStep]:
+        """What a run would do now. Starts no Spark."""
+        planner = ModelRunner(None, self.graph, self._context, location=None)
+        return planner.plan(org_id, project_id, names, full_refresh=full_refresh)
+
+    def projects(self) -> list[tuple[str, str]]:
+        """The projects that have tables in a layer that a model reads."""
+        read = {source for model in self.graph.models.values() for source in model.sources if "/" not in source}
+        layers = sorted({"gold", *(source.partition(".")[0] for source in read)})
+        found = [asyncio.run(_projects(self._context.store, layer)) for layer in layers]
+        return sorted({each for one in found for each in one})
 
     def commit(self, tick: BronzeTick) -> list[TableDone]:
         """Writes a tick's rows to bronze, exactly once: see Bronze.commit."""
@@ -146,41 +200,55 @@ class PipelineRunner:
         versions = {name: self.bronze.table(org_id, project_id, name).snapshot().version for name in sorted(held)}
         return self.run_silver(org_id, project_id, (), versions, anew=held)
 
-    def _count(self, silver: Sequence[SilverReport], gold: Sequence[GoldReport]) -> None:
+    def _count(self, silver: Sequence[SilverReport]) -> None:
         rows = self._context.metrics.counter("lakebed_silver_rows_total")
         for report in silver:
             rows.labels(outcome="good").inc(report.good)
             rows.labels(outcome="quarantined").inc(report.quarantined)
             rows.labels(outcome="duplicate").inc(report.duplicates)
-        tables = self._context.metrics.counter("lakebed_gold_tables_total")
-        for made in gold:
-            tables.labels(outcome="unchanged" if made.repeated else "made").inc()
 
     def expire(self) -> dict[str, int]:
         """Removes bronze rows past their retention, in every project; gives how many, by table. Idempotent."""
         removed: dict[str, int] = {}
+        days = self._context.settings.of(BronzeSettings).retention_days
+        if not days:
+            return removed
         for org, project in asyncio.run(_projects(self._context.store, "bronze")):
             with self._lineage.job(f"retention/bronze/{org}/{project}", polls=True) as run:
-                gone = self.bronze.expire(org, project, days=self._settings.bronze_retention_days)
+                gone = self.bronze.expire(org, project, days=days)
                 for table in (name for name, rows in gone.items() if rows):
                     run.wrote(_key("bronze", org, project, table))
             removed |= {f"{org}/{project}/{table}": rows for table, rows in gone.items() if rows}
         return removed
 
-    def _open(self) -> tuple[BronzeWriter, Silver, Gold]:
+    def _open(self) -> tuple[BronzeWriter, Silver, ModelRunner]:
         with self._lock:
             if self._built is None:
                 self._built = self._build(open_session(self._context.settings.of(SparkSettings)))
             return self._built
 
-    def _build(self, spark: SparkSession) -> tuple[BronzeWriter, Silver, Gold]:
+    def _build(self, spark: SparkSession) -> tuple[BronzeWriter, Silver, ModelRunner]:
         runtime = self._context
         location = Location.of(self._context.settings.of(StoreSettings))
         return (
             BronzeWriter(spark, runtime, location=location, drift=self._settings.bronze_drift),
             Silver(spark, self._contracts, runtime, location=location),
-            Gold(spark, self._models, runtime, location=location),
+            ModelRunner(spark, self.graph, runtime, location=location),
         )
+
+
+def _columns(report: ModelReport, key: Callable[[str], str]) -> dict[str, tuple[tuple[str, str], ...]]:
+    """Each `silver.orders.total` as the key of its table and its column."""
+
+    def split(text: str) -> tuple[str, str]:
+        source = next((one for one in report.sources if text.startswith(f"{one}.")), f"gold.{report.table}")
+        return key(source), text.removeprefix(f"{source}.")
+
+    return {name: tuple(map(split, made_of)) for name, made_of in report.columns.items()}
+
+
+def _by_tick(model: Model) -> bool:
+    return not model.options.scheduled and model.options.on != "manual"
 
 
 def _key(layer: str, org_id: str, project_id: str, name: str) -> str:
@@ -188,7 +256,9 @@ def _key(layer: str, org_id: str, project_id: str, name: str) -> str:
 
 
 async def vacuum_tables(context: Context) -> dict[str, int]:
-    """Deletes files that no kept version of any table refers to; returns how many, by table. Needs no Spark."""
+    """Deletes files that no kept version of any table refers to; returns how many, by table. Cleans up their logs too.
+    Needs no Spark.
+    """
     deleted: dict[str, int] = {}
     keep_s = max(vacuum.KEEP_S, context.settings.of(BronzeSettings).keep_versions_s)
     for layer in LAYERS:
@@ -197,6 +267,7 @@ async def vacuum_tables(context: Context) -> dict[str, int]:
                 name = table_name(layer, org, project, table)
                 try:
                     gone = await vacuum.sweep(context.store, f"tables/{name}", clock=context.clock, keep_s=keep_s)
+                    await cleanup.clean(context.store, f"tables/{name}", clock=context.clock)
                 except vacuum.REFUSED as error:
                     log.warning("a table was not vacuumed", table=name, error=error.message)
                     continue

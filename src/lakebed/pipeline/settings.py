@@ -26,8 +26,8 @@ class PipelineSettings(Section, frozen=True):
     gold: Annotated[
         str,
         describe(
-            "Folder of gold models, *.sql; 'examples' means those that Lakebed ships.",
-            when="gold tables must be built from silver",
+            "Folder of models, *.sql and *.py; 'examples' means those that Lakebed ships.",
+            when="gold tables must be built from silver and bronze",
         ),
     ] = ""
     warm: Annotated[
@@ -37,6 +37,9 @@ class PipelineSettings(Section, frozen=True):
             when="memory matters more than the time of the first job",
         ),
     ] = True
+    models_every_s: Annotated[
+        float, describe("Looks for models that are due at this interval, in `lakebed work`; 0 means never.")
+    ] = 15.0
     bronze_drift: Annotated[
         Drift,
         describe(
@@ -44,21 +47,13 @@ class PipelineSettings(Section, frozen=True):
             when="new columns must not be added automatically",
         ),
     ] = "evolve"
-    bronze_retention_days: Annotated[
-        int,
-        describe(
-            "Deletes rows of the ticks' bronze tables after this many days.",
-            when="bronze must be kept for a longer or shorter time",
-        ),
-    ] = 365
     retention_interval_s: Annotated[float, describe("Deletes old bronze rows at this interval.")] = 86_400.0
 
     def check(self) -> None:
-        for name in ("bronze_retention_days", "retention_interval_s"):
-            if getattr(self, name) <= 0:
-                raise Contradiction(f"pipeline.{name}", f"pipeline.{name}", "must be above 0")
-        if self.gold and not self.contracts:
-            raise Contradiction("pipeline.gold", "pipeline.contracts", "gold reads silver, which needs contracts")
+        if self.retention_interval_s <= 0:
+            raise Contradiction("pipeline.retention_interval_s", "pipeline.retention_interval_s", "must be above 0")
+        if self.models_every_s < 0:
+            raise Contradiction("pipeline.models_every_s", "pipeline.models_every_s", "must not be negative")
 
     @property
     def contracts_folder(self) -> Path | None:
@@ -95,7 +90,7 @@ class BronzeSettings(Section, frozen=True):
             when="topics must be loaded into bronze",
         ),
     ] = ""
-    step_objects: Annotated[int, describe("Limits the objects that one commit reads.")] = 2_000
+    step_objects: Annotated[int, describe("Limits the objects that one commit reads.")] = 20_000
     step_rows: Annotated[int, describe("Limits the rows that one commit writes.")] = 20_000_000
     step_bytes: Annotated[int, describe("Limits the stored bytes that one commit reads.")] = 512 * 1024 * 1024
     overlap_s: Annotated[
@@ -104,10 +99,10 @@ class BronzeSettings(Section, frozen=True):
     retention_days: Annotated[
         int,
         describe(
-            "Deletes samples and records from bronze after this many days; 0 keeps them.",
-            when="bronze must not grow forever",
+            "Deletes rows from bronze after this many days: those of ticks, samples, topics and queues; 0 keeps them.",
+            when="bronze must be kept for a longer or shorter time",
         ),
-    ] = 0
+    ] = 365
     upkeep_every_s: Annotated[
         float,
         describe(

@@ -31,14 +31,28 @@ def workers(context: Context) -> Sequence[Worker]:
     async def run() -> None:
         while True:
             await context.clock.sleep(settings.retention_interval_s)
+            from lakebed.pipeline.models.runs import expire_runs
             from lakebed.pipeline.runner import vacuum_tables
 
             for table, rows in (await asyncio.to_thread(expire)).items():
-                log.info("bronze rows removed", table=table, rows=rows, older_than_days=settings.bronze_retention_days)
+                log.info("bronze rows removed", table=table, rows=rows)
             for table, files in (await vacuum_tables(context)).items():
                 log.info("table vacuumed", table=table, files=files)
+            if gone := await expire_runs(context.store, context.clock.now_ns()):
+                log.info("records of runs deleted", runs=gone)
 
-    return [Worker("bronze-retention", run)]
+    made = [Worker("bronze-retention", run)]
+    if settings.gold and settings.models_every_s:
+        made.append(Worker("models", lambda: _models(context, settings.models_every_s)))
+    return made
+
+
+async def _models(context: Context, every_s: float) -> None:
+    from lakebed.pipeline.models.worker import ModelWorker
+    from lakebed.pipeline.runner import PipelineRunner
+
+    runner = await asyncio.to_thread(PipelineRunner, context)
+    await ModelWorker(runner, context).run(every_s)
 
 
 def bronze_workers(context: Context) -> Sequence[Worker]:
@@ -63,6 +77,10 @@ async def _ingest(context: Context, every_s: float) -> None:
                 bronze_log.info("loaded into bronze", table=report.table, version=report.version, **counts)
             for key in report.unreadable:
                 bronze_log.error("an unreadable object was quarantined", table=report.table, key=key)
+        if ingestion.refined is not None:
+            for silver in ingestion.refined.silver:
+                counts = {"rows_in": silver.rows_in, "good": silver.good, "quarantined": silver.quarantined}
+                bronze_log.info("brought to silver", table=silver.table, version=silver.silver_version, **counts)
         await context.clock.sleep(every_s)
 
 
@@ -75,4 +93,5 @@ async def _maintain(context: Context, every_s: float) -> None:
         for work in (maintenance.compact, maintenance.expire, maintenance.vacuum):
             for report in await asyncio.to_thread(work):
                 done = {name: value for name, value in msgspec.to_builtins(report).items() if value}
-                bronze_log.info("table maintained", **done)
+                if not report.problem:
+                    bronze_log.info("table maintained", **done)

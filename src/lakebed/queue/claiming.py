@@ -1,8 +1,9 @@
 """Which collector has claimed which batch, and what may happen to it next. Pure: manifest in, manifest and result out.
 
     pending ──claim──▶ claimed ──ack──▶ done ──clean-up──▶ gone
-                        │  ▲  └─bury──▶ done (dead) ──────▶ dead letter
-                        └──┘ release, rejection, takeover of a stale claim (a new epoch)
+       ▲                │  ▲  └─bury──▶ done (dead) ──────▶ dead letter
+       │                └──┘ takeover of a stale claim (a new epoch)
+       └─── release; rejection, after a delay that grows with each
 
 A claim has its own epoch. An ack, a heartbeat or a rejection under an old epoch is Fenced, so a collector that paused
 for longer than its timeout cannot finish a batch that another collector has claimed since.
@@ -16,10 +17,19 @@ import msgspec
 from msgspec.structs import replace
 
 from lakebed.core.errors import Fenced
-from lakebed.queue.model import BatchClaim, BatchTrouble, Claimed, ConsumerManifest, DoneBatch, ProducerManifest
+from lakebed.queue.model import (
+    BatchClaim,
+    BatchTrouble,
+    Claimed,
+    ConsumerManifest,
+    DoneBatch,
+    PendingView,
+    ProducerManifest,
+)
 
 SETTLED_MAX = 1000  # epochs of acks kept after clean-up, to recognise an ack whose first response was lost
 REASON_CHARS_MAX = 500
+DOUBLINGS_MAX = 30  # of the delay: more would be no number of milliseconds
 
 
 class ClaimRules(msgspec.Struct, frozen=True):
@@ -33,17 +43,27 @@ class ClaimRules(msgspec.Struct, frozen=True):
     silences_max: int
 
 
+class RejectionRules(msgspec.Struct, frozen=True):
+    """When a rejected batch is delivered again, and when it becomes a dead letter. `also`: location → epoch."""
+
+    rejections_max: int
+    delay_ms: int
+    delay_max_ms: int
+    also: dict[str, int] = {}
+
+
 class StaleManifest(msgspec.Struct, frozen=True):
     """The producer manifest was read before a clean-up that the consumer manifest already records: read it again."""
 
 
 def claim(
-    consumer: ConsumerManifest, producer: ProducerManifest, rules: ClaimRules, *, held: Collection[str], now_ms: int
+    consumer: ConsumerManifest, producer: PendingView, rules: ClaimRules, *, held: Collection[str], now_ms: int
 ) -> tuple[ConsumerManifest, list[Claimed] | StaleManifest]:
     """Claims the next batches in order: unclaimed ones, stale ones, and own ones not in `held` (a lost response).
 
-    Unless `parallel`, a batch with a fresh claim of another collector blocks everything behind it, and taking over one
-    claim of a stale collector voids all of its claims: that keeps ingest order, also through a failover.
+    Unless `parallel`, a batch with a fresh claim of another collector, or one that was rejected and is delayed, blocks
+    everything behind it, and taking over one claim of a stale collector voids all of its claims: that keeps ingest
+    order, also through a failover.
     """
     if producer.cleanups < consumer.cleanups:
         return consumer, StaleManifest()
@@ -56,7 +76,8 @@ def claim(
         heartbeat_ms = consumer.claimed.get(location)
         holder = consumer.claims.get(location, _SEED_CLAIM)
         another = heartbeat_ms is not None and holder.collector != rules.collector
-        if another and now_ms - (heartbeat_ms or 0) <= rules.timeout_ms:
+        busy = another and now_ms - (heartbeat_ms or 0) <= rules.timeout_ms
+        if busy or _is_delayed(consumer, location, now_ms):
             if rules.parallel:
                 continue
             break
@@ -87,8 +108,7 @@ def claim(
     after = replace(
         consumer,
         claimed=consumer.claimed | dict.fromkeys([*ours, *[one.location for one in taken]], now_ms),
-        claims=consumer.claims
-        | {one.location: BatchClaim(rules.collector, one.epoch, one.sequence, now_ms) for one in taken},
+        claims=consumer.claims | {one.location: _claim_of(rules.collector, one, now_ms) for one in taken},
         troubles=consumer.troubles | {one.location: one.trouble for one in taken if one.trouble},
         next_epoch=consumer.next_epoch + len(taken),
     )
@@ -99,7 +119,7 @@ def heartbeat(
     consumer: ConsumerManifest, held: Mapping[str, int], *, now_ms: int
 ) -> tuple[ConsumerManifest, frozenset[str]]:
     """Refreshes the claims in `held` (location → epoch). Returns those that are no longer ours."""
-    ours = {location for location, epoch in held.items() if _epoch(consumer, location) == epoch}
+    ours = _ours(consumer, held)
     lost = frozenset(
         location
         for location, epoch in held.items()
@@ -117,7 +137,7 @@ def ack(consumer: ConsumerManifest, claimed: Claimed, *, now_ms: int) -> tuple[C
     """
     if not _is_finished(consumer, claimed.location, claimed.epoch):
         _demand(consumer, claimed)
-        consumer = _finish(consumer, claimed.location, DoneBatch(claimed.epoch, now_ms))
+        consumer = _finish(consumer, claimed.location, _done(consumer, claimed.location, now_ms))
     return consumer, len(consumer.done)
 
 
@@ -126,25 +146,40 @@ def bury(consumer: ConsumerManifest, claimed: Claimed, *, now_ms: int) -> tuple[
     if _is_finished(consumer, claimed.location, claimed.epoch):
         return consumer, None
     _demand(consumer, claimed)
-    return _finish(consumer, claimed.location, DoneBatch(claimed.epoch, now_ms, dead=True)), None
+    return _finish(consumer, claimed.location, replace(_done(consumer, claimed.location, now_ms), dead=True)), None
 
 
 def reject(
-    consumer: ConsumerManifest, claimed: Claimed, reason: str, *, now_ms: int, rejections_max: int
+    consumer: ConsumerManifest, claimed: Claimed, reason: str, *, now_ms: int, rules: RejectionRules
 ) -> tuple[ConsumerManifest, BatchTrouble]:
-    """Counts a rejection; the claim stays. After the last one the batch becomes a dead letter."""
+    """Counts a rejection and gives the batch back, to be delivered again after a delay that doubles with each one.
+
+    After the last one the claim stays, and the batch becomes a dead letter. Unless `parallel`, the later claims of the
+    same collector that are named in `rules` are given back too: the rejected batch comes before them.
+    """
     _demand(consumer, claimed)
     before = consumer.troubles.get(claimed.location)
     count = (before.count if before else 0) + 1
     silences = before.silences if before else 0
-    trouble = BatchTrouble(count, reason[:REASON_CHARS_MAX], now_ms, count >= rejections_max, silences)
-    return replace(consumer, troubles=consumer.troubles | {claimed.location: trouble}), trouble
+    bury = count >= rules.rejections_max
+    delay_ms = 0 if bury else min(rules.delay_ms << min(count - 1, DOUBLINGS_MAX), rules.delay_max_ms)
+    trouble = BatchTrouble(count, reason[:REASON_CHARS_MAX], now_ms, bury, silences, now_ms + delay_ms)
+    after = replace(consumer, troubles=consumer.troubles | {claimed.location: trouble})
+    if bury:
+        return after, trouble
+    return _unclaim(after, {claimed.location, *_ours(consumer, rules.also)}), trouble
 
 
-def abandoned(consumer: ConsumerManifest, pending: Collection[str]) -> list[str]:
+def abandoned(consumer: ConsumerManifest, producer: ProducerManifest) -> list[str]:
     """Claims of batches that were split and are no longer pending, whose collector died before it marked them."""
-    doomed = [location for location, trouble in consumer.troubles.items() if trouble.bury]
-    return [location for location in doomed if location in consumer.claimed and location not in pending]
+    return [
+        location
+        for location, trouble in consumer.troubles.items()
+        if trouble.bury
+        and location in consumer.claimed
+        and location in consumer.claims
+        and producer.is_removed(consumer.claims[location].sequence)
+    ]
 
 
 def close_abandoned(
@@ -152,15 +187,15 @@ def close_abandoned(
 ) -> tuple[ConsumerManifest, None]:
     """Marks those batches as done, whichever collector had claimed them; the next clean-up removes them."""
     for location in locations:
-        epoch = _epoch(consumer, location)
-        if epoch is not None:
-            consumer = _finish(consumer, location, DoneBatch(epoch, now_ms))
+        claim = consumer.claims.get(location)
+        if claim is not None and location in consumer.claimed:
+            consumer = _finish(consumer, location, _done(consumer, location, now_ms))
     return consumer, None
 
 
 def release(consumer: ConsumerManifest, held: Mapping[str, int]) -> tuple[ConsumerManifest, None]:
     """Releases claims, so that others need not wait for them to go stale. Claims of others stay."""
-    ours = {location for location, epoch in held.items() if _epoch(consumer, location) == epoch}
+    ours = _ours(consumer, held)
     if not ours:
         return consumer, None
     return _unclaim(consumer, ours), None
@@ -195,6 +230,30 @@ def _blamed(before: BatchTrouble | None, silences_max: int, now_ms: int) -> Batc
     return replace(
         trouble, silences=silences, bury=True, reason=f"{silences} collectors stopped while they processed it"
     )
+
+
+def is_settled(consumer: ConsumerManifest, epoch: int) -> bool:
+    """Whether the claim of this epoch was finished and cleaned up."""
+    return epoch in consumer.settled
+
+
+def _claim_of(collector: str, claimed: Claimed, now_ms: int) -> BatchClaim:
+    return BatchClaim(collector, claimed.epoch, claimed.sequence, now_ms, claimed.size_bytes, claimed.enqueued_ms)
+
+
+def _done(consumer: ConsumerManifest, location: str, now_ms: int) -> DoneBatch:
+    """What is known of the claim in the manifest, whatever its caller says."""
+    claim = consumer.claims[location]
+    return DoneBatch(claim.epoch, now_ms, sequence=claim.sequence, size_bytes=claim.size_bytes)
+
+
+def _ours(consumer: ConsumerManifest, held: Mapping[str, int]) -> set[str]:
+    return {location for location, epoch in held.items() if _epoch(consumer, location) == epoch}
+
+
+def _is_delayed(consumer: ConsumerManifest, location: str, now_ms: int) -> bool:
+    trouble = consumer.troubles.get(location)
+    return trouble is not None and location not in consumer.claimed and now_ms < trouble.until_ms
 
 
 def _epoch(consumer: ConsumerManifest, location: str) -> int | None:

@@ -3,7 +3,7 @@
 `LBQ1` is a 20-byte header, a body and a checksum of all that, little-endian. The body holds, one after the other, the
 end offset of every key, the end offset of every value (u32 each), all keys, all values: lengths come first, so decoding
 is slicing. The body may be compressed with zstd, and is decompressed only up to the size the header promises, which is
-itself bounded. See docs/formats/queue-batch.md.
+itself bounded. See docs/formats/queue.md.
 
 Nothing here copies a whole batch more than once: at a mebibyte, a copy costs more than the checksum.
 """
@@ -11,7 +11,6 @@ Nothing here copies a whole batch more than once: at a mebibyte, a copy costs mo
 from __future__ import annotations
 
 import struct
-import sys
 from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate, chain
@@ -20,18 +19,15 @@ from typing import Literal
 import google_crc32c
 import msgspec
 
+from lakebed.core.compression import compress, decompress
 from lakebed.core.errors import Corrupt, Invalid
 from lakebed.queue.model import KeyValueEntry
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
 
 MAGIC = b"LBQ1"
 BINARY_VERSION = 1
 CONTENT_TYPE = "application/vnd.lakebed.queue-batch"
 ENTRY_OVERHEAD_BYTES = 8  # two end offsets
+WINDOW_LOG_MAX = 27  # zstd's own default: 128 MiB
 RAW_BYTES_MAX = 1 << 30  # no batch is larger than this, whatever the settings allow: offsets are 32 bits
 PLAIN, ZSTD = 0, 1
 LEVEL = 1
@@ -77,7 +73,7 @@ def encode(
     how = ZSTD if compression == "zstd" or (compression == "auto" and _shrinks(values)) else PLAIN
     head_of = partial(_HEADER.pack, MAGIC, BINARY_VERSION, how, 0, count, raw_bytes)
     if how == ZSTD:
-        body = zstd.compress(b"".join(chain((offsets,), keys, values)), level=LEVEL)
+        body = compress(b"".join(chain((offsets,), keys, values)), level=LEVEL)
         return _sealed((head_of(len(body)), body))
     if value_ends[-1] < SINGLY_BYTES * count:
         values = [b"".join(values)]
@@ -118,7 +114,7 @@ def _body(data: bytes, bytes_max: int) -> tuple[int, bytes, int, int]:
     if raw_bytes > min(bytes_max, RAW_BYTES_MAX):
         raise Corrupt(f"batch: {raw_bytes} bytes are more than the limit of {bytes_max}", bytes=raw_bytes)
     if stored_bytes != end - start:
-        raise Corrupt(f"batch: {end - start} bytes of body, but its header says {stored_bytes}")
+        raise Corrupt(f"batch: {end - start} bytes of body, but its header declares {stored_bytes}")
     if not count or raw_bytes < 8 * count:
         raise Corrupt(f"batch: {count} entries do not fit in {raw_bytes} bytes")
     if how == ZSTD:
@@ -126,18 +122,17 @@ def _body(data: bytes, bytes_max: int) -> tuple[int, bytes, int, int]:
     if how != PLAIN:
         raise Corrupt(f"batch: compression {how} is unknown")
     if stored_bytes != raw_bytes:
-        raise Corrupt(f"batch: the body has {stored_bytes} bytes, but its header says {raw_bytes}")
+        raise Corrupt(f"batch: the body has {stored_bytes} bytes, but its header declares {raw_bytes}")
     return count, data, start, end
 
 
 def _inflate(body: memoryview, raw_bytes: int) -> bytes:
     """Decompresses one frame, never holding more than one byte beyond what was promised."""
-    frame = zstd.ZstdDecompressor()
     try:
-        raw = frame.decompress(body, max_length=raw_bytes + 1)
-    except zstd.ZstdError as error:
-        raise Corrupt(f"batch: the body does not decompress: {error}") from error
-    if len(raw) != raw_bytes or not frame.eof or frame.unused_data:
+        raw = decompress(body, raw_bytes, what="batch: the body", window_log_max=WINDOW_LOG_MAX)
+    except Invalid as error:
+        raise Corrupt(error.message) from error
+    if len(raw) != raw_bytes:
         raise Corrupt(f"batch: the body is not exactly one frame of {raw_bytes} bytes")
     return raw
 
@@ -167,4 +162,4 @@ def _shrinks(values: list[bytes]) -> bool:
         sample += value[: SAMPLE_BYTES - len(sample)]
         if len(sample) >= SAMPLE_BYTES:
             break
-    return len(zstd.compress(bytes(sample), level=LEVEL)) < SAMPLE_GAIN * len(sample)
+    return len(compress(bytes(sample), level=LEVEL)) < SAMPLE_GAIN * len(sample)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter, deque
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,11 +12,12 @@ from typing import Annotated, Any
 import msgspec
 from cyclopts import App, Parameter
 
-from lakebed.cli.output import Output, emit, say
+from lakebed.cli.output import Output, emit, say, shown_bytes
 from lakebed.cli.where import Where, as_operator, in_loop
-from lakebed.core.errors import Invalid, LakebedError, Unprocessable
+from lakebed.core.errors import Invalid, LakebedError, NotFound, OutcomeUnknown, Unprocessable
 from lakebed.queue import paths, view
-from lakebed.queue.model import KeyValueEntry
+from lakebed.queue.ingestor import WriteWatcher
+from lakebed.queue.model import Durable, KeyValueEntry
 from lakebed.queue.roles import Queue
 from lakebed.queue.view import dump as dump_bytes
 from lakebed.queue.view import shown
@@ -28,6 +31,8 @@ DryRun = Annotated[bool, Parameter(help="only show what would happen")]
 Reason = Annotated[str, Parameter(help="why; kept in the audit trail")]
 Letter = Annotated[str, Parameter(help="id of the dead letter: `lakebed queue dlq list`")]
 LINES_AT_ONCE = 1000  # entries of one ingest call; the ingestor decides when to flush
+LETTERS_MAX = 100_000  # most dead letters of one list
+CALLS_MAX = 1000  # ingest calls of `put` that are not durable yet
 BATCHES_MAX = 1000  # most batches of one `drain` or `peek`
 
 
@@ -35,10 +40,26 @@ def _open(where: Where, name: str) -> Queue:
     return Queue.of(where.context("cli"), name)
 
 
+async def _existing(where: Where, name: str) -> Queue:
+    """Raises NotFound for a queue that nothing was put into."""
+    queue = _open(where, name)
+    if not await queue.exists():
+        raise NotFound(
+            f"no queue {name}", hint="lakebed queue status lists them; a queue exists from its first entry on"
+        )
+    return queue
+
+
 @app.command
 def status(*, queue: Name = "", where: Where = Where(), output: Output = "table") -> None:
     """Show the status of each queue: waiting, claimed, done and dead batches, and the oldest of each."""
-    emit(in_loop(lambda: view.statuses(where.context("cli"), queue)), output)
+
+    async def work() -> Any:
+        if queue:
+            await _existing(where, queue)
+        return await view.statuses(where.context("cli"), queue)
+
+    emit(in_loop(work), output)
 
 
 @app.command
@@ -50,7 +71,12 @@ def waiting(
     output: Output = "table",
 ) -> None:
     """Show the batches that are not done: their age, the collector that claimed them, and their last rejection."""
-    emit(in_loop(lambda: view.waiting(where.context("cli"), queue, limit=min(count, BATCHES_MAX))), output)
+
+    async def work() -> Any:
+        await _existing(where, queue)
+        return await view.waiting(where.context("cli"), queue, limit=min(count, BATCHES_MAX))
+
+    emit(in_loop(work), output)
 
 
 @app.command
@@ -66,8 +92,12 @@ def peek(
     entries
         entries of each batch to show.
     """
-    most = min(count, BATCHES_MAX)
-    emit(in_loop(lambda: view.peek(where.context("cli"), queue, count=most, entries=entries)), output)
+
+    async def work() -> Any:
+        await _existing(where, queue)
+        return await view.peek(where.context("cli"), queue, count=min(count, BATCHES_MAX), entries=entries)
+
+    emit(in_loop(work), output)
 
 
 @app.command
@@ -109,18 +139,44 @@ def put(
     lines = iter([value.encode()]) if value is not None else (line.rstrip(b"\r\n") for line in sys.stdin.buffer)
 
     async def work() -> dict[str, Any]:
-        ingestor = _open(where, queue).ingestor()
-        count, watcher = 0, None
-        while chunk := [KeyValueEntry(key.encode(), line) for line in islice(lines, LINES_AT_ONCE)]:
-            watcher = await ingestor.ingest(chunk)
-            count += len(chunk)
-        await ingestor.close()
-        if watcher is None:
-            raise Unprocessable("no entries were given", hint="give --value, or lines on stdin")
-        last = await watcher.await_durable()
-        return {"entries": count, "location": last.location, "sequence": last.sequence}
+        return await _put(_open(where, queue), (KeyValueEntry(key.encode(), line) for line in lines))
 
     emit(in_loop(work), output)
+
+
+async def _put(opened: Queue, entries: Iterator[KeyValueEntry]) -> dict[str, Any]:
+    """Enqueues the entries and counts what became durable; raises with both counts when something did not."""
+    ingestor, counts = opened.ingestor(), Counter[str]()
+    window: deque[tuple[WriteWatcher, int]] = deque()
+    failure: LakebedError | None = None
+    last: Durable | None = None
+
+    async def settle(limit: int) -> None:
+        nonlocal failure, last
+        while len(window) > limit:
+            watcher, size = window.popleft()
+            try:
+                last = await watcher.await_durable()
+                counts["durable"] += size
+            except LakebedError as error:
+                failure = failure or error
+                counts["unknown" if isinstance(error, OutcomeUnknown) else "lost"] += size
+
+    while chunk := list(islice(entries, LINES_AT_ONCE)):
+        window.append((await ingestor.ingest(chunk), len(chunk)))
+        await settle(CALLS_MAX)
+    await ingestor.close()
+    await settle(0)
+    if failure is not None:
+        failure.message = (
+            f"{counts['durable']} entries are durable, {counts['lost']} are not, {counts['unknown']} may or may not be;"
+            f" the first error: {failure.message}"
+        )
+        failure.args = (failure.message,)
+        raise failure
+    if last is None:
+        raise Unprocessable("no entries were given", hint="give --value, or lines on stdin")
+    return {"entries": counts["durable"], "location": last.location, "sequence": last.sequence}
 
 
 @app.command
@@ -136,13 +192,12 @@ def drain(
     """
 
     async def work() -> int:
-        opened = _open(where, queue)
+        opened = await _existing(where, queue)
         if dry_run:
-            waiting = len([location async for location, _, _ in opened.waiting()])
-            return min(waiting, count, BATCHES_MAX)
-        async with as_operator(where.context("cli"), "queue.drain", {"queue": queue}) as told:
+            return min((await opened.status()).pending, count, BATCHES_MAX)
+        async with as_operator(where.context("cli"), "queue.drain", {"queue": queue}) as action:
             taken = await _drained(opened, count)
-            told.detail = f"{taken} batches"
+            action.detail = f"{taken} batches"
             return taken
 
     taken = in_loop(work)
@@ -154,7 +209,7 @@ async def _drained(opened: Queue, count: int) -> int:
     try:
         while taken < min(count, BATCHES_MAX) and (batch := await collector.next_batch()) is not None:
             for entry in batch.entries:
-                print(msgspec.json.encode({"sequence": batch.sequence, **shown(entry)}).decode())
+                print(shown_bytes(msgspec.json.encode({"sequence": batch.sequence, **shown(entry)})).decode())
             sys.stdout.flush()
             await collector.ack(batch)
             taken += 1
@@ -170,12 +225,20 @@ def sweep(*, queue: Name = paths.DEFAULT, dry_run: DryRun = False, where: Where 
     async def work() -> tuple[int, int]:
         opened = _open(where, queue)
         if dry_run:
-            return len((await opened.consumer.read()).done), len(await opened.sweeper.sweep_orphans(dry_run=True))
+            return await _swept(opened, dry_run=True)
         async with as_operator(where.context("cli"), "queue.clean", {"queue": queue}):
-            return await opened.sweeper.sweep_done(), len(await opened.sweeper.sweep_orphans())
+            return await _swept(opened, dry_run=False)
 
     done, orphans = in_loop(work)
     say(f"{done} done batches and {orphans} orphans {'would be' if dry_run else 'were'} deleted")
+
+
+async def _swept(opened: Queue, *, dry_run: bool) -> tuple[int, int]:
+    done = orphans = 0
+    for shard in await opened.shards():
+        done += len((await shard.consumer.read()).done) if dry_run else await shard.sweeper.sweep_done()
+        orphans += len(await shard.sweeper.sweep_orphans(dry_run=dry_run))
+    return done, orphans
 
 
 app.command(sweep, name="clean", show=False)  # the former name
@@ -186,7 +249,7 @@ def dlq_list(*, queue: Name = paths.DEFAULT, where: Where = Where(), output: Out
     """List the dead letters, oldest first."""
 
     async def work() -> list[Any]:
-        return [letter async for letter in _open(where, queue).dead_letters.letters()]
+        return await view.letters(where.context("cli"), queue, limit=LETTERS_MAX)
 
     emit(in_loop(work), output, columns=("id", "sequence", "rejections", "reason", "location"))
 
@@ -198,11 +261,11 @@ def dlq_show(
     """Show one dead letter with its entries, or why they do not decode."""
 
     async def work() -> dict[str, Any]:
-        opened = _open(where, queue)
-        found = await opened.dead_letters.show(letter)
+        letters = await _open(where, queue).letters_of(letter)
+        found = await letters.show(letter)
         row: dict[str, Any] = msgspec.to_builtins(found)
         try:
-            return row | {"entries": [shown(entry) for entry in await opened.dead_letters.entries(found)]}
+            return row | {"entries": [shown(entry) for entry in await letters.entries(found)]}
         except LakebedError as error:
             return row | {"entries": None, "undecodable": f"{error.code}: {error.message}"}
 
@@ -231,7 +294,7 @@ def _decide(where: Where, queue: str, letter: str, reason: str, dry_run: bool, a
 
     async def work() -> str:
         context = where.context("cli")
-        letters = Queue.of(context, queue).dead_letters
+        letters = await Queue.of(context, queue).letters_of(letter)
         found = await letters.show(letter)
         if dry_run:
             return f"would {action} {found.id}: {found.reason}"

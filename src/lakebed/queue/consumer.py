@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Mapping
 
 from lakebed.core.clock import now_ms
 from lakebed.queue import claiming, paths
-from lakebed.queue.claiming import ClaimRules, StaleManifest
-from lakebed.queue.model import BatchTrouble, Claimed, ConsumerManifest, ProducerManifest
+from lakebed.queue.claiming import ClaimRules, RejectionRules, StaleManifest
+from lakebed.queue.model import BatchTrouble, Claimed, ConsumerManifest, PendingView
 from lakebed.queue.settings import QueueSettings
 from lakebed.store.register import Register
 from lakebed.store.runtime import StoreRuntime
@@ -27,24 +27,34 @@ class Consumer:
             ConsumerManifest(),
             name=REGISTER,
         )
+        self._passed_over = 0
 
     async def read(self) -> ConsumerManifest:
-        return (await self._register.read()).value
+        return self._see((await self._register.read()).value)
+
+    @property
+    def passed_over(self) -> int:
+        """How many batches at the front of the queue may be no candidates for a claim, as of the last read."""
+        return self._passed_over
+
+    def _see(self, manifest: ConsumerManifest) -> ConsumerManifest:
+        self._passed_over = len(manifest.done) + len(manifest.claimed) + len(manifest.troubles)
+        return manifest
 
     async def claim(
-        self, producer: ProducerManifest, collector: str, held: Collection[str]
+        self, producer: PendingView, collector: str, held: Collection[str], *, batches_max: int | None = None
     ) -> list[Claimed] | StaleManifest:
         """Claims the next batches of `producer`, in order; none when nothing is free."""
         rules = ClaimRules(
             collector,
             round(self._settings.heartbeat_timeout_s * 1000),
-            self._settings.prefetch_batches,
+            batches_max or self._settings.prefetch_batches,
             self._settings.prefetch_bytes,
             self._settings.parallel,
             self._settings.silences_max,
         )
         return await self._register.change(
-            lambda manifest: claiming.claim(manifest, producer, rules, held=held, now_ms=now_ms(self._clock))
+            lambda manifest: claiming.claim(self._see(manifest), producer, rules, held=held, now_ms=now_ms(self._clock))
         )
 
     async def heartbeat(self, held: Mapping[str, int]) -> frozenset[str]:
@@ -61,13 +71,21 @@ class Consumer:
         """Marks a batch as done and dead. Idempotent; raises Fenced."""
         await self._register.change(lambda manifest: claiming.bury(manifest, claimed, now_ms=now_ms(self._clock)))
 
-    async def reject(self, claimed: Claimed, reason: str, *, last: bool = False) -> BatchTrouble:
-        """Counts a rejection; with `last`, or after too many, the batch becomes a dead letter. Raises Fenced."""
-        rejections_max = 1 if last else self._settings.rejections_max
+    async def reject(
+        self, claimed: Claimed, reason: str, *, last: bool = False, also: Mapping[str, int] | None = None
+    ) -> BatchTrouble:
+        """Counts a rejection; with `last`, or after too many, the batch becomes a dead letter. Raises Fenced.
+
+        Otherwise it is given back for a while, and with it the claims in `also` (location → epoch).
+        """
+        rules = RejectionRules(
+            1 if last else self._settings.rejections_max,
+            round(self._settings.redelivery_delay_s * 1000),
+            round(self._settings.redelivery_delay_max_s * 1000),
+            dict(also or {}),
+        )
         return await self._register.change(
-            lambda manifest: claiming.reject(
-                manifest, claimed, reason, now_ms=now_ms(self._clock), rejections_max=rejections_max
-            )
+            lambda manifest: claiming.reject(manifest, claimed, reason, now_ms=now_ms(self._clock), rules=rules)
         )
 
     async def close_abandoned(self, locations: Iterable[str]) -> None:

@@ -24,10 +24,12 @@ import msgspec
 from msgspec.structs import replace
 
 from lakebed.core.clock import now_ms
-from lakebed.core.errors import AlreadyExists, Conflict, Corrupt, Invalid, LakebedError, NotFound, Stale
+from lakebed.core.errors import AlreadyExists, Conflict, Corrupt, Invalid, LakebedError, NotFound, Stale, Unavailable
 from lakebed.core.logs import logger
 from lakebed.queue import codec, paths
+from lakebed.queue.appending import REPLAY
 from lakebed.queue.consumer import Consumer
+from lakebed.queue.fetch import fetch
 from lakebed.queue.model import (
     Append,
     BatchTrouble,
@@ -47,6 +49,7 @@ PIECES_MAX = 16  # of one batch: a bad one among 1,000 entries is alone after th
 TRIES_MAX = 3  # the generation can be over only when storing the pieces took a whole horizon
 
 _LETTER = msgspec.json.Decoder(DeadLetter)
+_CLOSED = msgspec.json.Decoder(ClosedLetter)
 
 log = logger("queue")
 
@@ -57,7 +60,17 @@ class DeadLetters:
     ) -> None:
         self._settings, self._store, self._clock, self._ids = settings, runtime.store, runtime.clock, runtime.ids
         self._producer, self._consumer = producer, consumer
+        self._splitter = Splitter(settings, runtime, producer=producer)
         self._buried = runtime.metrics.counter("lakebed_queue_buried_total")
+
+    async def set_aside(self, claimed: Claimed, trouble: BatchTrouble) -> bool:
+        """Splits the batch, or buries it when it cannot be split; True when it is a dead letter now."""
+        if await self._splitter.split(claimed, trouble.reason):
+            await self._consumer.ack(claimed)
+            return False
+        await self.bury(claimed, trouble)
+        log.error("batch became a dead letter", location=claimed.location, error=trouble.reason)
+        return True
 
     async def bury(self, claimed: Claimed, trouble: BatchTrouble) -> DeadLetter:
         """Writes the letter, then marks the batch as done. Idempotent; raises Fenced when the claim is lost."""
@@ -100,29 +113,46 @@ class DeadLetters:
     async def replay(self, letter_id: str, reason: str) -> Durable:
         """Enqueues the letter's data again, as a new batch at the end of the queue, and closes the letter.
 
-        Safe to repeat after a crash: the new name is written into the letter first, and the append is recognised.
+        A call that was interrupted at any point can be repeated, at any time: the new name is written into the letter
+        first, and the manifest remembers that the letter was enqueued until it is closed.
         """
         _demand_reason(reason)
         letter = await self._ready(letter_id)
-        data = (await self._store.get(letter.location)).data
-        letter = await self._name_replay(letter_id)
-        await self._store.create(letter.replay_as, data)
-        batch = Append(f"replay-{letter.id}", 1, letter.replay_generation, letter.replay_as, len(data), _count(data))
-        try:
-            durable = (await self._producer.append([batch]))[0]
-        except GenerationExpired as error:
-            raise Conflict(
-                f"a replay of {letter.id} was started long ago and not finished; it may have been enqueued",
-                hint=f"check whether {letter.replay_as!r} was processed, then discard the letter",
-            ) from error
-        await self._close(letter, "replayed", reason)
+        if (closed := await self._closed(letter, "replayed")) is not None:
+            return Durable(letter.replay_as, closed.sequence)
+        head = await self._producer.read()
+        if letter.id in head.replays:  # an earlier call enqueued it and was interrupted
+            durable = Durable(letter.replay_as, head.replays[letter.id])
+        else:
+            durable = await self._enqueue_again(letter)
+        await self._close(letter, "replayed", reason, durable.sequence)
         return durable
+
+    async def _enqueue_again(self, letter: DeadLetter) -> Durable:
+        """Stores the data under the name in the letter and appends it, under a new name when its generation is over.
+
+        An append of the old name is refused from then on, so only one of the names is ever enqueued.
+        """
+        data = (await self._store.get(letter.location)).data
+        for attempt in range(TRIES_MAX):
+            letter = await self._name_replay(letter.id, anew=attempt > 0)
+            await self._store.create(letter.replay_as, data)
+            ingestor, generation = f"{REPLAY}{letter.id}", letter.replay_generation
+            batch = Append(ingestor, 1, generation, letter.replay_as, len(data), _count(data))
+            try:
+                return (await self._producer.append([batch]))[0]
+            except GenerationExpired:
+                await self._producer.read()
+        raise Unavailable(f"{letter.id} could not be enqueued within a generation", hint="retry")
 
     async def discard(self, letter_id: str, reason: str) -> DeadLetter:
         """Deletes the letter and its data. Its description and the reason are kept."""
         _demand_reason(reason)
         letter = await self._ready(letter_id)
-        await self._close(letter, "discarded", reason)
+        if await self._closed(letter, "discarded") is None:
+            if letter.id in (await self._producer.read()).replays:
+                raise Conflict(f"{letter.id} was replayed, and not closed yet", hint="replay it again to close it")
+            await self._close(letter, "discarded", reason)
         return letter
 
     async def _ready(self, letter_id: str) -> DeadLetter:
@@ -130,18 +160,30 @@ class DeadLetters:
         letter = decode_letter(await self._get(letter_id))
         consumer = await self._consumer.read()
         producer = await self._producer.read()
-        if letter.location in producer.pending and letter.location not in consumer.done:
+        if letter.location not in consumer.done and not producer.is_removed(letter.sequence):
             raise Conflict(f"{letter_id} is still being written", hint="wait for its collector to finish, then retry")
         return letter
 
-    async def _name_replay(self, letter_id: str) -> DeadLetter:
+    async def _closed(self, letter: DeadLetter, action: Literal["replayed", "discarded"]) -> ClosedLetter | None:
+        """What an interrupted call decided, after finishing it; None when no call did. Raises Conflict for another."""
+        try:
+            stored = await self._store.get(paths.closed_letter(self._settings.manifest_path, letter.id))
+        except NotFound:
+            return None
+        closed = _CLOSED.decode(stored.data)
+        await self._delete(letter)
+        if closed.action != action:
+            raise Conflict(f"{letter.id} was {closed.action} before, because: {closed.reason}")
+        return closed
+
+    async def _name_replay(self, letter_id: str, *, anew: bool) -> DeadLetter:
         stored = await self._get(letter_id)
         letter = decode_letter(stored)
-        if letter.replay_as:
+        if letter.replay_as and not anew:
             return letter
         generation = await self._producer.generation()
         form: Literal["binary", "json"] = "json" if letter.location.endswith(".json") else "binary"
-        name = paths.batch(self._settings.data_path_prefix, generation, self._ids.uuid(), form)
+        name = self._settings.location(generation, self._ids.uuid(), form)
         letter = replace(letter, replay_as=name, replay_generation=generation)
         try:
             await self._store.replace(stored.key, msgspec.json.encode(letter), stored.etag)
@@ -151,13 +193,19 @@ class DeadLetters:
             ) from error
         return letter
 
-    async def _close(self, letter: DeadLetter, action: Literal["replayed", "discarded"], reason: str) -> None:
-        closed = ClosedLetter(letter, action, reason, now_ms(self._clock))
+    async def _close(
+        self, letter: DeadLetter, action: Literal["replayed", "discarded"], reason: str, sequence: int = 0
+    ) -> None:
+        closed = ClosedLetter(letter, action, reason, now_ms(self._clock), sequence=sequence)
         with suppress(AlreadyExists):  # it was closed before; only the deletes are left
             await self._store.create(
                 paths.closed_letter(self._settings.manifest_path, letter.id), msgspec.json.encode(closed)
             )
+        await self._delete(letter)
+
+    async def _delete(self, letter: DeadLetter) -> None:
         await self._store.delete(letter.location)
+        await self._producer.forget_replay(letter.id)
         await self._store.delete(self._key(letter.id))
 
     async def _get(self, letter_id: str) -> StoredObject:
@@ -201,7 +249,7 @@ class Splitter:
         Raises Unavailable when the batch cannot be read now: retry, it is not lost.
         """
         entries = await self._entries(claimed)
-        if not entries and claimed.location not in (await self._producer.read()).pending:
+        if not entries and (await self._producer.read()).is_removed(claimed.sequence):
             return True  # another collector split it, and its data is swept already
         if len(entries) < 2:
             return False
@@ -215,9 +263,7 @@ class Splitter:
     async def _entries(self, claimed: Claimed) -> list[KeyValueEntry]:
         """The entries; none when the batch is gone or does not decode: then it becomes one letter."""
         try:
-            data = (await self._store.get(claimed.location)).data
-            decode = partial(codec.decode, data, bytes_max=self._settings.batch_bytes_max)
-            return await asyncio.to_thread(decode) if len(data) > codec.APART_BYTES else decode()
+            return await fetch(self._store, claimed.location, bytes_max=self._settings.batch_bytes_max)
         except (NotFound, Corrupt):
             return []
 
@@ -227,7 +273,7 @@ class Splitter:
         pieces = [
             await self._stored(entries[first : first + size], generation) for first in range(0, len(entries), size)
         ]
-        if await self._producer.split(claimed.location, pieces):
+        if await self._producer.split(claimed.sequence, claimed.size_bytes, pieces):
             self._splits.inc()
             log.warning(
                 "batch was split",
@@ -242,6 +288,6 @@ class Splitter:
         form = self._settings.batch_format
         encode = partial(codec.encode, entries, form=form, compression=self._settings.compression)
         data = await asyncio.to_thread(encode) if codec.size_of(entries) > codec.APART_BYTES else encode()
-        location = paths.batch(self._settings.data_path_prefix, generation, self._ids.uuid(), form)
+        location = self._settings.location(generation, self._ids.uuid(), form)
         await self._store.create(location, data)
         return Append("", 0, generation, location, len(data), len(entries))

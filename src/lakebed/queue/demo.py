@@ -19,6 +19,7 @@ from lakebed.core.settings import load
 from lakebed.demo.metrics import counting
 from lakebed.demo.scenario import ScenarioContext, exited
 from lakebed.embedded.child import Child
+from lakebed.queue.demo_http import over_http
 from lakebed.queue.ingestor import WriteWatcher
 from lakebed.queue.model import CollectedBatch, KeyValueEntry
 from lakebed.queue.roles import Queue
@@ -32,7 +33,12 @@ NEXT = ("lakebed queue put --value hello", "lakebed queue status", "lakebed benc
 POISON = b"poison"
 DEADLINE_S = 90.0
 SETTINGS = QueueSettings(
-    flush_interval_s=0.02, heartbeat_timeout_s=3.0, done_cleanup_threshold=10, prefetch_batches=2, rejections_max=2
+    flush_interval_s=0.02,
+    heartbeat_timeout_s=3.0,
+    done_cleanup_threshold=10,
+    prefetch_batches=2,
+    rejections_max=2,
+    redelivery_delay_s=0.2,
 )
 
 
@@ -63,14 +69,14 @@ async def play(stage: ScenarioContext) -> None:
     await _until_applied(context, table, 5)
     first.kill()
     stage.fault("the collector was killed with -9; another one fails over")
-    heir = stage.process("collector-heir", [*arguments, "collect", name, "heir", table])
+    successor = stage.process("collector-successor", [*arguments, "collect", name, "successor", table])
     codes = [await exited(producer, DEADLINE_S) for producer in producers]
     await _through_the_gateway(stage, name)
     await _poison(context, name)
     stage.fault("a batch that no consumer can process was enqueued")
     promised = [entry for producer in (*producers, victim) for entry in durable(producer)] + ["broker-0", "broker-1"]
     await _until_empty(context, name)
-    await heir.stop(grace_s=5.0)
+    await successor.stop(grace_s=5.0)
     applied = await read_table(context, table)
     found = [entry for batch in applied for entry in batch.entries]
     lost = set(promised) - set(found)
@@ -81,6 +87,7 @@ async def play(stage: ScenarioContext) -> None:
     stage.check("no entry was applied twice", len(set(found)) == len(found), f"{len(found)} applied")
     stage.check("the order of each producer was kept", in_order(found), f"{len(applied)} batches by {_by(applied)}")
     await _letters(stage, context, name)
+    await over_http(stage, f"{name}-http")
 
 
 async def _through_the_gateway(stage: ScenarioContext, name: str) -> None:
@@ -218,4 +225,4 @@ if __name__ == "__main__":
     process = make_context(load(sections(), env=os.environ), role=whose)
     given = (process, queue_name, whose)
     work = produce(*given, int(rest)) if role == "produce" else collect(*given, rest)
-    asyncio.run(counting(process.metrics, process.clock, work))
+    asyncio.run(counting(process, work))

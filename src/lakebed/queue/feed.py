@@ -63,13 +63,13 @@ class QueueFeed:
         return {"sequence": max(last, start["sequence"])}
 
     async def slices(self, start: Offset, end: Offset, wanted: FeedFilter) -> list[FeedSlice]:
-        manifest = await self._queue.producer.read()
         first = max(start["sequence"] + 1, wanted.low.get("sequence", 0))
         last = min(end["sequence"], wanted.high.get("sequence", SEQUENCE_MAX))
         found = []
-        for location in manifest.pending:
-            entry = manifest.entries[location]
-            if first <= entry.sequence <= last and wanted.takes("sequence", entry.sequence):
+        async for location, entry in self._queue.producer.pending(first):
+            if entry.sequence > last:
+                break
+            if wanted.takes("sequence", entry.sequence):
                 encoded = msgspec.json.encode(PendingFeedBatch(entry.sequence, location, entry.enqueued_ms))
                 found.append(FeedSlice(location, entry.count, entry.size_bytes, encoded))
         return sorted(found, key=lambda piece: _batch_of(piece).sequence)

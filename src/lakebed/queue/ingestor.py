@@ -3,20 +3,27 @@
 Batches are stored several at a time and appended strictly in the order their entries came. Entries are durable when
 their batch is stored *and* its location is in the producer manifest; only then does a watcher report it. An ingestor
 that dies loses only entries that no watcher has reported as durable.
+
+A call may carry an idempotency key. The manifest refuses a batch with a key that is enqueued already, also by another
+process; the ingestor then leaves that call's entries out and stores the rest again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+from base64 import urlsafe_b64encode
 from collections import deque
 from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
+
 from lakebed.core.errors import OutcomeUnknown, Overloaded, TooLarge, Unavailable, Unprocessable
 from lakebed.core.logs import logger
-from lakebed.queue import codec, paths
-from lakebed.queue.model import Append, Closed, Durable, GenerationExpired, KeyValueEntry
+from lakebed.queue import codec
+from lakebed.queue.model import Append, Closed, Durable, GenerationExpired, KeysEnqueued, KeyValueEntry
 from lakebed.queue.producer import Producer
 from lakebed.queue.settings import QueueSettings
 from lakebed.store.runtime import StoreRuntime
@@ -50,12 +57,22 @@ RETRIED = (Unavailable, Overloaded)
 log = logger("queue")
 
 
+class _Call:
+    """One call with an idempotency key, which has an outcome of its own."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self.outcome: asyncio.Future[Durable] = asyncio.get_running_loop().create_future()
+        self.outcome.add_done_callback(_retrieve)
+
+
 class _Batch:
-    """Entries of one batch: gathering, then sealed (with a counter), stored, and finally durable or failed."""
+    """Entries of one batch: gathering, then sealed, stored, appended with a counter, and finally durable or failed."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
-        self.entries: list[KeyValueEntry] = []
+        self.parts: list[tuple[str, list[KeyValueEntry]]] = []  # each call: its key, or none, and its entries
+        self.keyed: dict[str, _Call] = {}
         self.size_bytes = 0
         self.due = False
         self.timer: asyncio.Task[None] | None = None
@@ -66,12 +83,23 @@ class _Batch:
         self.outcome: asyncio.Future[Durable] = loop.create_future()
         self.outcome.add_done_callback(_retrieve)
 
+    @property
+    def entries(self) -> list[KeyValueEntry]:
+        return [entry for _, part in self.parts for entry in part]
+
+    @property
+    def count(self) -> int:
+        return sum(len(part) for _, part in self.parts)
+
 
 class Ingestor:
     """`producer` is shared by the ingestors of one process, so that their appends are grouped; alone it has its own."""
 
-    def __init__(self, settings: QueueSettings, runtime: StoreRuntime, *, producer: Producer | None = None) -> None:
+    def __init__(
+        self, settings: QueueSettings, runtime: StoreRuntime, *, producer: Producer | None = None, shard: int = 0
+    ) -> None:
         metrics = runtime.metrics
+        self._shard, settings = shard, settings.of_shard(shard)
         self._settings, self._store, self._clock, self._ids = settings, runtime.store, runtime.clock, runtime.ids
         self._producer = producer or Producer(settings, runtime)
         self.id = self._ids.token()
@@ -79,6 +107,7 @@ class Ingestor:
         self._line: deque[_Batch] = deque()  # sealed batches, oldest first, until durable or failed
         self._unstored = 0  # sealed batches that are not stored yet
         self._counter = 0
+        self._keyed: dict[str, asyncio.Future[Durable]] = {}  # calls with a key that are not durable yet
         self._unflushed_bytes = 0
         self._moved = asyncio.Event()
         self._closed = False
@@ -94,28 +123,38 @@ class Ingestor:
     def unflushed_bytes(self) -> int:
         return self._unflushed_bytes
 
-    async def ingest(self, entries: Sequence[KeyValueEntry]) -> WriteWatcher:
+    async def ingest(self, entries: Sequence[KeyValueEntry], *, key: str = "") -> WriteWatcher:
         """Accepts entries; they stay in order. Waits while more than `max_unflushed_bytes` is not durable.
 
-        Raises Invalid (TooLarge, Closed) for input that is never accepted; none of it is accepted then.
+        With an idempotency `key`, a repeated call enqueues nothing and reports the first one's sequence; the key alone
+        decides. Raises Invalid (TooLarge, Closed) for input that is never accepted; none of it is accepted then.
         """
         size_bytes = self._check(entries)
+        hashed = key_hash(key) if key else ""
+        if hashed in self._keyed:
+            return WriteWatcher(self._keyed[hashed])
         while self._unflushed_bytes > self._settings.max_unflushed_bytes:
             self._seal()
             self._moved.clear()
             await self._moved.wait()
         if self._closed:
             raise Closed("the ingestor is closed")
+        if hashed in self._keyed:  # another call had it while this one waited
+            return WriteWatcher(self._keyed[hashed])
         batch = self._gathering
         if batch is None:
             batch = self._gathering = _Batch()
             batch.timer = self._spawn(self._flush_when_due(batch))
-        batch.entries.extend(entries)
+        batch.parts.append((hashed, list(entries)))
         batch.size_bytes += size_bytes
         self._unflushed_bytes += size_bytes
+        outcome = batch.outcome
+        if hashed:
+            batch.keyed[hashed] = _Call(size_bytes)
+            outcome = self._keyed[hashed] = batch.keyed[hashed].outcome
         if batch.size_bytes > self._settings.flush_size_bytes:
             self._seal()
-        return WriteWatcher(batch.outcome)
+        return WriteWatcher(outcome)
 
     async def flush(self) -> None:
         """Flushes what is gathered and waits until everything accepted is durable or has failed."""
@@ -163,8 +202,6 @@ class Ingestor:
             return
         if batch.timer is not None:
             batch.timer.cancel()
-        self._counter += 1
-        batch.counter = self._counter
         batch.deadline_s = self._clock.monotonic_s() + self._settings.flush_timeout_s
         self._line.append(batch)
         self._unstored += 1
@@ -191,9 +228,10 @@ class Ingestor:
         while True:
             try:
                 generation = await self._producer.generation()
-                location = paths.batch(self._settings.data_path_prefix, generation, uuid, self._settings.batch_format)
+                location = self._settings.location(generation, uuid)
                 await self._store.create(location, data)
-                return Append(self.id, batch.counter, generation, location, len(data), len(batch.entries))
+                keys = tuple(batch.keyed)
+                return Append(self.id, 0, generation, location, len(data), batch.count, keys)
             except RETRIED as error:
                 attempt += 1
                 await self._pause(batch, attempt, error)
@@ -223,9 +261,13 @@ class Ingestor:
     async def _append_until_known(self, ready: list[_Batch]) -> list[Durable]:
         """Appends with retries: batches are recognised by their counters, so they are enqueued once."""
         attempt = again = 0
-        while True:
+        self._number(ready)
+        while ready:
             try:
-                return await self._producer.append([batch.stored.result() for batch in ready])
+                appends = [replace(batch.stored.result(), counter=batch.counter) for batch in ready]
+                return [replace(durable, shard=self._shard) for durable in await self._producer.append(appends)]
+            except KeysEnqueued as error:  # nothing was appended, by no attempt: the counters decide first
+                await self._leave_out(ready, error.sequences)
             except GenerationExpired:
                 again += 1
                 if ready[0].doubtful or again > STORED_AGAIN_MAX:
@@ -237,6 +279,45 @@ class Ingestor:
                     batch.doubtful |= isinstance(error, OutcomeUnknown)
                 attempt += 1
                 await self._pause(ready[0], attempt, error)
+        return []
+
+    def _number(self, ready: list[_Batch]) -> None:
+        """Numbers the batches of one append: consecutive, and above all that were appended before."""
+        first = ready[0].counter or self._counter + 1
+        for position, batch in enumerate(ready):
+            batch.counter = first + position
+        self._counter = ready[-1].counter
+
+    async def _leave_out(self, ready: list[_Batch], sequences: dict[str, int]) -> None:
+        """Takes calls that were enqueued before out of their batches and stores those again; empty ones are dropped."""
+        first = ready[0].counter
+        for batch in ready:
+            repeated = {key: call for key, call in batch.keyed.items() if key in sequences}
+            if not repeated:
+                continue
+            batch.parts = [(key, part) for key, part in batch.parts if key not in repeated]
+            for key, call in repeated.items():
+                del batch.keyed[key]
+                batch.size_bytes -= call.size_bytes
+                self._unflushed_bytes -= call.size_bytes
+                self._settle(key, call, Durable("", sequences[key], True, self._shard))
+            if batch.parts:
+                await self._store_again([batch])
+        for batch in [batch for batch in ready if not batch.parts]:
+            ready.remove(batch)
+            self._line.remove(batch)
+            batch.outcome.cancel()  # no call waits for it: each had a key
+        self._moved.set()
+        if ready:
+            ready[0].counter = first
+            self._number(ready)
+
+    def _settle(self, key: str, call: _Call, outcome: Durable | BaseException) -> None:
+        self._keyed.pop(key, None)
+        if isinstance(outcome, BaseException):
+            call.outcome.set_exception(outcome)
+        else:
+            call.outcome.set_result(outcome)
 
     async def _store_again(self, ready: list[_Batch]) -> None:
         await self._producer.read()
@@ -258,12 +339,15 @@ class Ingestor:
             self._unflushed_bytes -= batch.size_bytes
             if isinstance(outcome, BaseException):
                 self._failures_total.inc()
-                log.error("batch could not be made durable", entries=len(batch.entries), error=str(outcome))
+                log.error("batch could not be made durable", entries=batch.count, error=str(outcome))
                 batch.outcome.set_exception(outcome)
             else:
                 batch.outcome.set_result(outcome[index])
+            for key, call in batch.keyed.items():
+                self._settle(key, call, outcome if isinstance(outcome, BaseException) else outcome[index])
+            if not isinstance(outcome, BaseException):
                 self._batches_total.inc()
-                self._entries_total.inc(len(batch.entries))
+                self._entries_total.inc(batch.count)
                 self._bytes_total.inc(batch.size_bytes)
                 self._seconds.observe(self._clock.monotonic_s() - batch.deadline_s + self._settings.flush_timeout_s)
         self._moved.set()
@@ -279,3 +363,8 @@ def _retrieve(outcome: asyncio.Future[Durable]) -> None:
     """A failed batch that no caller awaits is logged by us, not reported by the loop."""
     if not outcome.cancelled():
         outcome.exception()
+
+
+def key_hash(key: str) -> str:
+    """An idempotency key as it is stored: 16 characters of its SHA-256."""
+    return urlsafe_b64encode(hashlib.sha256(key.encode()).digest()[:12]).decode()

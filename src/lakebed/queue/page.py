@@ -2,40 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lakebed.console.page import (
     FAST_S,
     SLOW_S,
     Action,
+    Counted,
     DataSource,
     Fields,
     PageRequest,
     PageSamples,
     PartPage,
+    SearchSource,
+    by_field,
     deferred,
-    first,
+    link,
 )
 from lakebed.queue import view
+from lakebed.queue.model import QueueStatus
 from lakebed.queue.roles import Queue
+from lakebed.queue.view import WaitingRow
+
+BULK_MAX = 100  # dead letters replayed by one action
 
 
 async def _replay_letter(page: QueuePage, fields: Fields, who: str, reason: str) -> str:
-    durable = await Queue.of(page.context, fields["queue"]).dead_letters.replay(fields["letter"], reason)
+    letters = await Queue.of(page.context, fields["queue"]).letters_of(fields["letter"])
+    durable = await letters.replay(fields["letter"], reason)
     return f"enqueued again as sequence {durable.sequence}"
 
 
+async def _replay_letters(page: QueuePage, fields: Fields, who: str, reason: str) -> str:
+    queue, count = Queue.of(page.context, fields["queue"]), 0
+    for letter in await view.letters(page.context, fields["queue"], limit=BULK_MAX):
+        await (await queue.letters_of(letter.id)).replay(letter.id, reason)
+        count += 1
+    return f"{count} dead letters enqueued again"
+
+
 async def _discard_letter(page: QueuePage, fields: Fields, who: str, reason: str) -> str:
-    letter = await Queue.of(page.context, fields["queue"]).dead_letters.discard(fields["letter"], reason)
+    letters = await Queue.of(page.context, fields["queue"]).letters_of(fields["letter"])
+    letter = await letters.discard(fields["letter"], reason)
     return f"discarded sequence {letter.sequence}"
+
+
+def opened_first(rows: Sequence[QueueStatus]) -> str:
+    """The queue that is shown when none is chosen: one with dead letters, else one with batches, else the first."""
+    best = max(rows, key=lambda row: (row.dead > 0, row.pending + row.claimed > 0), default=None)
+    return best.queue if best is not None else ""
+
+
+def filtered(rows: Sequence[WaitingRow], state: str, owner: str) -> list[WaitingRow]:
+    """Of the waiting batches: those that are claimed, free, or failed before, and those of one collector."""
+    return [
+        row
+        for row in rows
+        if owner in row.held_by
+        and (state != "claimed" or row.held_by)
+        and (state != "free" or not row.held_by)
+        and (state != "failed" or row.rejections)
+    ]
 
 
 class QueuePage(PartPage):
     name = "queue"
+    manual = "parts/queue.md"
     path = "/queue"
     title = "Queue"
     about = "Waiting and claimed batches, and dead letters."
+    helpers = {"filtered": filtered}
     actions = {
         "queue.replay": Action(
             "Replay a dead letter",
@@ -44,6 +81,14 @@ class QueuePage(PartPage):
             lambda f: f"queue:admin:{f['queue']}",
             lambda f: "Enqueues the data again at the end of the queue and closes the letter.",
             _replay_letter,
+        ),
+        "queue.replay-all": Action(
+            "Replay all dead letters",
+            "Replay all",
+            ("queue",),
+            lambda f: f"queue:admin:{f['queue']}",
+            lambda f: f"Enqueues the data of up to {BULK_MAX} letters again, oldest first, and closes them.",
+            _replay_letters,
         ),
         "queue.discard": Action(
             "Discard a dead letter",
@@ -59,12 +104,19 @@ class QueuePage(PartPage):
     async def load(self, request: PageRequest) -> tuple[PageSamples, dict[str, Any]]:
         query = request.query
         samples = await request.load(queues=self.queues())
-        name, batch = query.text("queue") or first(samples["queues"], "queue"), query.text("batch")
+        name, batch = query.text("queue") or opened_first(samples["queues"].value or ()), query.text("batch")
         if name:
             samples |= await request.load(waiting=self.waiting(name), letters=self.letters(name))
             if batch:
                 samples |= await request.load(batch=self.batch(name, batch))
-        return samples, {"queue": name, "batch": batch}
+        return samples, {"queue": name, "batch": batch, "state": query.text("state"), "owner": query.text("owner")}
+
+    def searched(self) -> dict[str, SearchSource]:
+        return {
+            "queue": SearchSource(
+                self.queues(), lambda rows: [(row.queue, link(self.path, queue=row.queue)) for row in rows]
+            )
+        }
 
     def overview(self) -> dict[str, DataSource]:
         return {"queues": self.queues()}
@@ -73,16 +125,23 @@ class QueuePage(PartPage):
     def levels(latest: Callable[[str], Any]) -> dict[str, float | None]:
         queues = latest("queue.statuses")
         if queues is None:
-            return dict.fromkeys(("queue_waiting", "queue_claimed", "queue_dead", "queue_oldest_s"))
+            return dict.fromkeys(("queues", "queue_waiting", "queue_claimed", "queue_dead", "queue_oldest_s"))
         return {
+            "queues": len(queues),
             "queue_waiting": sum(row.pending for row in queues),
             "queue_claimed": sum(row.claimed for row in queues),
             "queue_dead": sum(row.dead for row in queues),
             "queue_oldest_s": max((row.pending_age_s or 0.0 for row in queues), default=0.0),
         }
 
+    async def count(self, from_ms: int, to_ms: int) -> Counted:
+        total, done = await view.enqueued(self.context)
+        return Counted({"queue_in": total, "queue_done": done})
+
     def queues(self) -> DataSource:
-        return DataSource("queue:read", "queue.statuses", FAST_S, lambda: view.statuses(self.context))
+        return DataSource(
+            "queue:read", "queue.statuses", FAST_S, lambda: view.statuses(self.context), owned=by_field("queue")
+        )
 
     def waiting(self, name: str) -> DataSource:
         make = deferred(lambda: view.waiting(self.context, name))

@@ -10,6 +10,9 @@ from lakebed.core.settings import Contradiction, Section, describe
 from lakebed.queue import paths
 
 MIB = 1024 * 1024
+SEED_PENDING_MAX = 50_000  # in the seed's format every append rewrites the whole list: some 8 MB at this length
+
+SHARDS_MAX = 256  # a collector looks at every shard
 
 
 class QueueSettings(Section, frozen=True):
@@ -19,6 +22,22 @@ class QueueSettings(Section, frozen=True):
     manifest_path: Annotated[str, describe("Key of the producer manifest of the default queue.")] = (
         "ingest/manifest.json"
     )
+    format: Annotated[
+        Literal["segments", "seed"],
+        describe(
+            "Chooses how long queues are kept: a short manifest over segments, or one list as in the original design."
+        ),
+    ] = "segments"
+    segment_batches: Annotated[
+        int, describe("Moves so many batches at once from the manifest into a segment; the first one fixes it.")
+    ] = 64
+    shards: Annotated[
+        int,
+        describe(
+            "Spreads a queue over this many manifests; order holds for each ingestor and within a shard.",
+            when="many processes write to one queue and conflict on its manifest",
+        ),
+    ] = 1
     flush_interval_s: Annotated[
         float,
         describe(
@@ -56,7 +75,7 @@ class QueueSettings(Section, frozen=True):
             "Limits the batches that wait in one queue; further appends are refused.",
             when="collectors may be away for longer",
         ),
-    ] = 50_000
+    ] = 20_000_000
     heartbeat_timeout_s: Annotated[
         float,
         describe(
@@ -82,7 +101,17 @@ class QueueSettings(Section, frozen=True):
             "Moves a batch to the dead letters after this many rejections.",
             when="failures are temporary and need more retries",
         ),
-    ] = 5
+    ] = 10
+    redelivery_delay_s: Annotated[
+        float,
+        describe("Delivers a rejected batch again after this long; the delay doubles each time."),
+    ] = 1.0
+    redelivery_delay_max_s: Annotated[
+        float, describe("Limits the delay before a rejected batch is delivered again.")
+    ] = 300.0
+    idempotency_s: Annotated[float, describe("Remembers the idempotency keys of producers for at least this long.")] = (
+        3600.0
+    )
     silences_max: Annotated[
         int, describe("Moves a batch to the dead letters after this many collectors stopped while they processed it.")
     ] = 20
@@ -100,6 +129,10 @@ class QueueSettings(Section, frozen=True):
         for name in positive:
             if getattr(self, name) <= 0:
                 raise Contradiction(f"queue.{name}", f"queue.{name}", f"must be above 0, not {getattr(self, name)}")
+        if self.shards > SHARDS_MAX:
+            raise Contradiction("queue.shards", "queue.shards", f"at most {SHARDS_MAX}, not {self.shards}")
+        if self.format == "seed" and self.shards > 1:
+            raise Contradiction("queue.shards", "queue.format", "the original design has no shards: set one of them")
         if self.flush_size_bytes + self.ingest_bytes_max > self.batch_bytes_max:
             raise Contradiction(
                 "queue.flush_size_bytes",
@@ -113,3 +146,11 @@ class QueueSettings(Section, frozen=True):
             return self
         home = paths.home(name)
         return msgspec.structs.replace(self, data_path_prefix=home, manifest_path=f"{home}/{paths.MANIFEST}")
+
+    def of_shard(self, shard: int) -> QueueSettings:
+        """The settings of one shard: the same queue, with a manifest of its own."""
+        return msgspec.structs.replace(self, manifest_path=paths.shard_manifest(self.manifest_path, shard))
+
+    def location(self, generation: int, uuid: str, form: str = "") -> str:
+        """Where a batch is stored."""
+        return paths.batch(self.data_path_prefix, self.manifest_path, generation, uuid, form or self.batch_format)

@@ -20,6 +20,7 @@ QUEUES_MAX = 100
 WAITING_MAX = 60
 LETTERS_MAX = 50
 ENTRIES_MAX = 20
+SEARCHED_MAX = 2000  # batches among which one is looked for; the page lists fewer
 BATCH_BYTES_MAX = 32 * 1024 * 1024  # a larger batch is not decoded
 
 
@@ -54,13 +55,26 @@ async def statuses(context: Context, queue: str = "") -> list[QueueStatus]:
     return [await Queue.of(context, name).status() for name in found[:QUEUES_MAX]]
 
 
+async def enqueued(context: Context) -> tuple[int, int]:
+    """Batches ever enqueued, and those of them that are done, from the producer manifests of all queues."""
+    total = done = 0
+    for name in (await queue_names(context.store, context.settings.of(QueueSettings)))[:QUEUES_MAX]:
+        for shard in await Queue.of(context, name).shards():
+            head = await shard.producer.read()
+            total += head.next_sequence - 1
+            done += max(0, head.next_sequence - 1 - head.waiting)
+    return total, done
+
+
 async def waiting(context: Context, name: str, *, limit: int = WAITING_MAX) -> list[WaitingRow]:
     """The next batches in order, without claiming or opening them."""
     queue, now = Queue.of(context, name), now_ms(context.clock)
-    consumer = await queue.consumer.read()
+    consumers = [await shard.consumer.read() for shard in await queue.shards()]
+    claims = {place: claim for one in consumers for place, claim in one.claims.items()}
+    troubles = {place: trouble for one in consumers for place, trouble in one.troubles.items()}
     rows: list[WaitingRow] = []
     async for location, pending, holder in queue.waiting():
-        claim, trouble = consumer.claims.get(location), consumer.troubles.get(location)
+        claim, trouble = claims.get(location), troubles.get(location)
         rows.append(
             WaitingRow(
                 sequence=pending.sequence,
@@ -99,7 +113,7 @@ async def peek(context: Context, name: str, *, count: int, entries: int) -> list
 async def letters(context: Context, name: str, *, limit: int = LETTERS_MAX) -> list[DeadLetter]:
     """Dead letters, oldest first."""
     found: list[DeadLetter] = []
-    async for letter in Queue.of(context, name).dead_letters.letters():
+    async for letter in Queue.of(context, name).letters():
         found.append(letter)
         if len(found) >= limit:
             break
@@ -109,10 +123,8 @@ async def letters(context: Context, name: str, *, limit: int = LETTERS_MAX) -> l
 async def batch(context: Context, name: str, location: str) -> BatchPage:
     """The first entries of one batch that waits or is a dead letter. Raises NotFound, Corrupt."""
     queue = Queue.of(context, name)
-    known = {place async for place, _, _ in queue.waiting()} | {
-        letter.location for letter in await letters(context, name)
-    }
-    if location not in known:
+    known = {row.location for row in await waiting(context, name, limit=SEARCHED_MAX)}
+    if location not in known | {letter.location for letter in await letters(context, name)}:
         raise NotFound(f"queue {name} has no batch {location[:200]!r}", hint="it may be done by now")
     stored = await queue.store.get(location)
     found = codec.decode(stored.data, bytes_max=BATCH_BYTES_MAX)

@@ -45,6 +45,7 @@ class QueueMaintenance:
     async def _sweep(self, queue: Queue) -> None:
         status = await queue.status()
         idle = (status.done_age_s or 0.0) > queue.settings.horizon_s  # fewer than the threshold, but old
-        if status.done >= queue.settings.done_cleanup_threshold or idle:
-            await queue.sweeper.sweep_done()
-        await queue.sweeper.sweep_orphans()
+        for shard in await queue.shards():
+            if status.done >= queue.settings.done_cleanup_threshold or idle:
+                await shard.sweeper.sweep_done()
+            await shard.sweeper.sweep_orphans()

@@ -19,7 +19,7 @@ import numpy as np
 
 from lakebed.batches.model import Batch
 from lakebed.core.errors import Invalid
-from lakebed.rollups.codec.chunk import pack, rows_in, series_schema, table_of
+from lakebed.rollups.codec.chunk import encode_rollup, rows_in, series_schema, table_of
 from lakebed.rollups.codec.windows import SECOND_NS, WindowRows, merged, rows_of, series_keys, split_keys
 
 HOUR_S = 3600
@@ -66,6 +66,7 @@ def partial_schema() -> Any:
             pa.field("last", pa.float64()),
             pa.field("sketch_bucket", pa.list_(pa.int32())),
             pa.field("sketch_count", pa.list_(pa.int64())),
+            pa.field("sample_kind", pa.uint8()),
             pa.field("batches", pa.list_(pa.int32())),
         ]
     )
@@ -90,6 +91,7 @@ def partials(batches: Sequence[tuple[int, Batch]], windows_s: Sequence[int]) -> 
             np.concatenate(series),
             np.concatenate([batch.columns.times_ns for _, batch in batches]),
             np.concatenate([batch.columns.values for _, batch in batches]),
+            np.concatenate([batch.columns.kinds for _, batch in batches]),
         ),
         min(*windows_s, HOUR_S) * SECOND_NS,
     )
@@ -150,7 +152,7 @@ def chunks(table: Any, windows_s: Sequence[int]) -> Iterator[EncodedChunk]:
                     part=part,
                     rows=len(some),
                     samples=int(some.counts.sum()),
-                    data=pack(table_of(some, agents, labels)),
+                    data=encode_rollup(table_of(some, agents, labels)),
                 )
 
 
@@ -225,6 +227,7 @@ def _row_table(rows: WindowRows, names: Any, metrics: Any, wide: int) -> Any:
             pa.array(rows.lasts),
             pa.ListArray.from_arrays(sketch, pa.array(rows.buckets)),
             pa.ListArray.from_arrays(sketch, pa.array(rows.sketch_counts)),
+            pa.array(rows.kinds),
             pa.nulls(count, pa.list_(pa.int32())),
         ],
         schema=partial_schema(),

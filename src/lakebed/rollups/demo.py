@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from lakebed.batches.live import LiveBatches
 from lakebed.batches.matchers import Selector
 from lakebed.batches.paths import ACCEPTED, identity_of
-from lakebed.batches.reader import RawBatches
 from lakebed.batches.sources import SampleSources
 from lakebed.batches.window_query import RollupQuerier
 from lakebed.core.context import Context
@@ -16,7 +14,6 @@ from lakebed.demo.scenario import ScenarioContext
 from lakebed.rollups import paths
 from lakebed.rollups.codec.chunk import decode_rollup
 from lakebed.rollups.model import RollupJob
-from lakebed.rollups.reader import RollupCoverage
 from lakebed.rollups.roller import RollupReport
 from lakebed.rollups.settings import RollupSettings
 from lakebed.rollups.workers import roller
@@ -49,7 +46,7 @@ async def prove_rollups(stage: ScenarioContext, context: Context, job: RollupJob
     held = not differ and not again.samples and not report.unreadable
     seen = f"{sum(sent.values())} samples of {len(sent)} agents in {len(counted)} windows, {len(differ)} differ"
     stage.check("rollups have every sample that each agent sent, once", held, seen)
-    await _ask(stage, context)
+    await _query(stage, context)
 
 
 async def _roll(context: Context, job: RollupJob) -> RollupReport:
@@ -62,18 +59,9 @@ async def _roll(context: Context, job: RollupJob) -> RollupReport:
     raise Unavailable(f"another roller has held the lease for {HELD_TRIES * HELD_EVERY_S:g} s")
 
 
-async def _ask(stage: ScenarioContext, context: Context) -> None:
+async def _query(stage: ScenarioContext, context: Context) -> None:
     """A query over windows counts what the agents counted, and reads it from rollups."""
-    raw = RawBatches(context.store)
-    sources = SampleSources(
-        LiveBatches(context, bytes_max=0, window_s=0.0),
-        raw,
-        RollupCoverage(context.store, raw),
-        follower=None,
-        spool=None,
-        batches_max=10_000,
-        clock=context.clock,
-    )
+    sources = SampleSources.of_bucket(context, batches_max=10_000)
     now_ns = context.clock.now_ns()
     querier = RollupQuerier(context, sources)
     answer = await querier.range(

@@ -12,86 +12,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import Literal
 
 import msgspec
 
 from lakebed.batches.paths import parse_by_time
 from lakebed.core.errors import Conflict, Overloaded
-from lakebed.rollups import paths
-from lakebed.rollups.model import StoredChunk
+from lakebed.rollups.model import Generation, RollupState
 
-MAKER = 1  # counts up when chunks of the same batches come out with other keys or bytes
+MAKER = 2  # counts up when chunks of the same batches come out with other keys or bytes
 ABANDONED_MAX = 1_000  # numbers kept in the state; each took a crash and a changed input
 RECENT_MAX = 2_000  # generations whose batches lie in the overlap
-
-
-class Generation(msgspec.Struct, frozen=True):
-    """`first_at_ns` and `last_at_ns` bound when its batches were accepted."""
-
-    sequence: int
-    digest: str
-    first_at_ns: int
-    last_at_ns: int
-
-    @property
-    def id(self) -> str:
-        return f"{self.sequence:0{paths.GENERATION_DIGITS}d}-{self.digest}"
-
-    @property
-    def manifest_key(self) -> str:
-        return paths.rollup_manifest_key(self.id, self.last_at_ns)
-
-
-class RollupState(msgspec.Struct, frozen=True):
-    """What is rolled up. Every batch that the index by time showed with acceptance before `settled_ns` is in a
-    committed generation, is recorded as unreadable or has a note of being late; later ones are in one if a recent one
-    lists them."""
-
-    committed: int = 0
-    settled_ns: int = 0
-    through_ns: int = 0  # acceptances up to here were looked at
-    notes_ms: int = 0  # notes of late batches that were stored before were looked at
-    windows_s: tuple[int, ...] = ()
-    abandoned: tuple[int, ...] = ()
-    recent: tuple[Generation, ...] = ()  # committed ones that may cover batches accepted since settled_ns
-    pending: Generation | None = None
-    swept: int = 0  # of abandoned numbers up to here nothing is left
-    sweep_at_ns: int = 0  # all chunks are looked at again, while some of an abandoned number may be left
-
-    def counts(self, sequence: int) -> bool:
-        """Whether chunks of this generation count."""
-        return sequence <= self.committed and sequence not in self.abandoned
-
-
-class RollupPlan(msgspec.Struct, frozen=True):
-    """The batches of a generation that was begun, so that the next lease holder can complete it."""
-
-    schema: Literal["lightmetrics.rollup_plan.v1"]
-    generation: Generation
-    windows_s: tuple[int, ...]
-    covers: tuple[str, ...]  # manifest ids, sorted; their places are the numbers of the batches
-
-
-class UnreadableBatch(msgspec.Struct, frozen=True):
-    """A batch that could not be read when its generation was made. It is tried again by every run."""
-
-    schema: Literal["lightmetrics.rollup_aside.v1"]
-    manifest_id: str
-    key: str
-    problem: str
-
-
-class RollupManifest(msgspec.Struct, frozen=True):
-    """What a generation is made of and from. It counts once its number is committed in the state."""
-
-    schema: Literal["lightmetrics.rollup_manifest.v1"]
-    generation: Generation
-    windows_s: tuple[int, ...]
-    samples: int
-    covers: tuple[str, ...]
-    chunks: tuple[StoredChunk, ...]
-    index: tuple[StoredChunk, ...]
 
 
 def generation(state: RollupState, covers: Iterable[str], windows_s: tuple[int, ...]) -> Generation:

@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
-from lakebed.batches.model import AcceptedByTime, Batch, read_record
-from lakebed.batches.paths import by_time_of, manifest_id
+from lakebed.batches.model import Batch
+from lakebed.batches.paths import blob_key, by_time_of, manifest_id, parse_by_time
 from lakebed.batches.reader import verified
 from lakebed.core.errors import AlreadyExists, Conflict, Corrupt, NotFound
 from lakebed.rollups import paths
@@ -24,14 +24,15 @@ GROUP_SAMPLES = 500_000  # samples decoded at once by one reader
 
 
 async def read_batch(store: Store, given: RollupInput) -> tuple[RollupInputReport, Batch | None]:
-    """A batch by its entry in the index by time. What is damaged or missing is reported, with its key."""
-    key = by_time_of(given.manifest_id)
+    """A batch by what the index says of it. What is damaged or missing is reported, with its key."""
+    if not given.frame_sha256:
+        key, problem = by_time_of(given.manifest_id), "its entry in the index is missing or damaged"
+        return RollupInputReport(given.number, given.manifest_id, key, problem=problem), None
+    key = blob_key(given.frame_sha256)
     try:
-        entry = read_record(await store.get(key), AcceptedByTime)
-        key = entry.raw_blob_key
         frame = (await store.get(key)).data
-        batch = verified(frame, entry.frame_sha256)
-        if manifest_id(batch.identity, entry.accepted_at_unix_ns) != given.manifest_id:
+        batch = verified(frame, given.frame_sha256)
+        if manifest_id(batch.identity, parse_by_time(given.manifest_id)[1]) != given.manifest_id:
             raise Corrupt("the blob carries another identity than its index entry")
     except NotFound:
         return RollupInputReport(given.number, given.manifest_id, key, problem="missing"), None
@@ -42,7 +43,7 @@ async def read_batch(store: Store, given: RollupInput) -> tuple[RollupInputRepor
         given.number,
         given.manifest_id,
         key,
-        frame_sha256=entry.frame_sha256,
+        frame_sha256=given.frame_sha256,
         frame_bytes=len(frame),
         first_ns=int(times.min()),
         last_ns=int(times.max()),

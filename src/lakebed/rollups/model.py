@@ -1,10 +1,12 @@
-"""Values that the roller and its engines exchange, and the record that requests rollup work."""
+"""What rollups store (state, plans, manifests, notes), and what the roller and its engines exchange."""
 
 from __future__ import annotations
 
 from typing import Any, Literal, Protocol
 
 import msgspec
+
+from lakebed.rollups import paths
 
 
 class RollupWork(msgspec.Struct, frozen=True):
@@ -16,10 +18,12 @@ class RollupWork(msgspec.Struct, frozen=True):
 
 
 class RollupInput(msgspec.Struct, frozen=True):
-    """A batch to roll up, by its number in the generation and its name in the index by time."""
+    """A batch to roll up, by its number in the generation and its name in the index. `frame_sha256` is what the index
+    says; empty: it has no entry that can be read."""
 
     number: int
     manifest_id: str
+    frame_sha256: str = ""
 
 
 class RollupInputReport(msgspec.Struct, frozen=True):
@@ -44,6 +48,86 @@ class StoredChunk(msgspec.Struct, frozen=True):
     rows: int
     samples: int
     size: int
+
+
+class Generation(msgspec.Struct, frozen=True):
+    """`first_at_ns` and `last_at_ns` bound when its batches were accepted."""
+
+    sequence: int
+    digest: str
+    first_at_ns: int
+    last_at_ns: int
+
+    @property
+    def id(self) -> str:
+        return f"{self.sequence:0{paths.GENERATION_DIGITS}d}-{self.digest}"
+
+    @property
+    def manifest_key(self) -> str:
+        return paths.rollup_manifest_key(self.id, self.last_at_ns)
+
+
+class RollupState(msgspec.Struct, frozen=True):
+    """What is rolled up. Every batch that the index by time showed with acceptance before `settled_ns` is in a
+    committed generation, is recorded as unreadable or has a note of being late; later ones are in one if a recent one
+    lists them."""
+
+    committed: int = 0
+    settled_ns: int = 0
+    through_ns: int = 0  # acceptances up to here were looked at
+    notes_ms: int = 0  # notes of late batches that were stored before were looked at
+    windows_s: tuple[int, ...] = ()
+    abandoned: tuple[int, ...] = ()
+    recent: tuple[Generation, ...] = ()  # committed ones that may cover batches accepted since settled_ns
+    pending: Generation | None = None
+    swept: int = 0  # of abandoned numbers up to here nothing is left
+    sweep_at_ns: int = 0  # all chunks are looked at again, while some of an abandoned number may be left
+
+    def counts(self, sequence: int) -> bool:
+        """Whether chunks of this generation count."""
+        return sequence <= self.committed and sequence not in self.abandoned
+
+
+class MergedSpans(msgspec.Struct, frozen=True):
+    """Days and months whose chunks are merged, and through which generation."""
+
+    through: dict[str, int] = {}
+
+    def with_span(self, span: str, sequence: int) -> MergedSpans:
+        return MergedSpans(self.through | {span: sequence})
+
+    def without(self, spans: set[str]) -> MergedSpans:
+        return MergedSpans({span: number for span, number in self.through.items() if span not in spans})
+
+
+class RollupPlan(msgspec.Struct, frozen=True):
+    """The batches of a generation that was begun, so that the next lease holder can complete it."""
+
+    schema: Literal["lightmetrics.rollup_plan.v1"]
+    generation: Generation
+    windows_s: tuple[int, ...]
+    covers: tuple[str, ...]  # manifest ids, sorted; their places are the numbers of the batches
+
+
+class UnreadableBatch(msgspec.Struct, frozen=True):
+    """A batch that could not be read when its generation was made. It is tried again by every run."""
+
+    schema: Literal["lightmetrics.rollup_aside.v1"]
+    manifest_id: str
+    key: str
+    problem: str
+
+
+class RollupManifest(msgspec.Struct, frozen=True):
+    """What a generation is made of and from. It counts once its number is committed in the state."""
+
+    schema: Literal["lightmetrics.rollup_manifest.v1"]
+    generation: Generation
+    windows_s: tuple[int, ...]
+    samples: int
+    covers: tuple[str, ...]
+    chunks: tuple[StoredChunk, ...]
+    index: tuple[StoredChunk, ...]
 
 
 class RollupJob(Protocol):

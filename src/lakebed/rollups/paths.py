@@ -16,6 +16,8 @@ ROLLUP_WORK = "rollup-work/v1/"
 ROLLER = "roller/v1/"
 ROLLER_STATE = f"{ROLLER}state.json"
 ROLLER_LEASE = f"{ROLLER}lease.json"
+ROLLUP_MERGED = "rollup-merged/v1/"
+ROLLER_MERGED = f"{ROLLER}merged.json"
 ROLLER_PLANS = f"{ROLLER}plans/"
 ROLLER_UNREADABLE = f"{ROLLER}aside/"
 SEGMENT_BYTES_MAX = 200  # of a metric's folder: SeaweedFS takes 255 bytes a segment
@@ -33,6 +35,21 @@ def rollup_folder(window_s: int, hour: str, metric: str) -> str:
     if len(name) > SEGMENT_BYTES_MAX:  # the '!' is never plain, so no other metric has this name
         name = f"{name[:120]}!{hashlib.sha256(metric.encode()).hexdigest()[:32]}"
     return f"{ROLLUP}window={window_s}s/{hour}/metric={name}/"
+
+
+def merged_folder(window_s: int, span: str) -> str:
+    """Where the merged chunks of a day or a month lie, in a folder for each metric."""
+    return f"{ROLLUP_MERGED}window={window_s}s/{span}/"
+
+
+def chunk_folder(window_s: int, hour: str, metric: str, spans: dict[str, int]) -> tuple[str, int]:
+    """Where the chunks of an hour are read: merged in its month or day, with the generation, or in its own folder."""
+    folder = rollup_folder(window_s, hour, metric)
+    day = hour.partition("/")[0]
+    for span in (f"month={day.removeprefix('date=')[:7]}", day):
+        if span in spans:
+            return f"{merged_folder(window_s, span)}{folder.split('/')[-2]}/", spans[span]
+    return folder, 0
 
 
 def rollup_key(window_s: int, hour_ns: int, metric: str, generation_id: str, part: int) -> str:

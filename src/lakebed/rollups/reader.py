@@ -11,18 +11,18 @@ from typing import Any
 
 import msgspec
 
-from lakebed.batches.model import read_record
-from lakebed.batches.paths import by_time_of, hour_of, parse_by_time
+from lakebed.batches.paths import hour_of, parse_by_time
 from lakebed.batches.reader import RawBatches
 from lakebed.core.cache import ByteCache
 from lakebed.core.errors import Corrupt, Invalid, NotFound
 from lakebed.rollups import paths
 from lakebed.rollups.codec.chunk import decode_index
-from lakebed.rollups.generations import Generation, RollupManifest, RollupState
+from lakebed.rollups.late_samples import late_batches
+from lakebed.rollups.model import Generation, MergedSpans, RollupManifest, RollupState
+from lakebed.store.model import read_record
 from lakebed.store.protocol import Store
 
 CACHE_BYTES_MAX = 32 * 1024 * 1024  # manifests and index chunks kept, by the size of their objects
-LATE_MAX = 10_000  # batches out of order that are looked at in one go; the rest waits for the next
 
 
 class CoverageSnapshot:
@@ -44,6 +44,21 @@ class RollupCoverage:
     def __init__(self, store: Store, raw: RawBatches) -> None:
         self._store, self._raw = store, raw
         self._cache: ByteCache[Any] = ByteCache(CACHE_BYTES_MAX)
+
+    async def merged_spans(self) -> dict[str, int]:
+        """Days and months whose chunks are merged, as stored now, with the generation through which they are."""
+        try:
+            return read_record(await self._store.get(paths.ROLLER_MERGED), MergedSpans).through
+        except NotFound:
+            return {}
+
+    def usable(self, before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
+        """The merged spans that may be read with a snapshot that was taken between these two looks.
+
+        A span in both lacks nothing that was committed in the snapshot: it would have been taken out before. And it has
+        nothing that was committed later: it was merged before the snapshot.
+        """
+        return {span: through for span, through in before.items() if after.get(span) == through}
 
     async def snapshot(self) -> CoverageSnapshot:
         """The state as it is now, with the batches of its recent generations. Raises Corrupt."""
@@ -92,22 +107,9 @@ class RollupCoverage:
         found: tuple[Any, Any] = await self._cached(key, decode_index)
         return found
 
-    async def late(self, state: RollupState) -> tuple[list[str], bool]:
-        """Manifest ids that came out of order: noted since the last processed notes, or unreadable before; and whether
-        these are all. Other readers use the notes too, so they are not deleted here."""
-        found = []
-        async for info in self._store.list(paths.ROLLUP_WORK):
-            if info.modified_ms >= state.notes_ms:
-                found.append(info.key)
-        async for info in self._store.list(paths.ROLLER_UNREADABLE):
-            found.append(info.key)
-        ids = set()
-        for key in found[:LATE_MAX]:
-            try:
-                ids.add(parse_by_time(key)[0])
-            except Invalid:
-                continue  # not ours
-        return sorted(ids), len(found) <= LATE_MAX
+    async def late(self, state: RollupState) -> tuple[list[str], int | None]:
+        """Batches that came out of order, see `late_samples.late_batches`."""
+        return await late_batches(self._store, state)
 
     async def waiting(self, covered: CoverageSnapshot, ids: Iterable[str], unsure: dict[str, Corrupt]) -> list[str]:
         """Of these batches, those that are in no generation yet. Those whose coverage is unknown go into `unsure`."""
@@ -123,7 +125,7 @@ class RollupCoverage:
 
     async def indexed(self, covered: CoverageSnapshot, manifest_id: str) -> bool:
         """Whether an index chunk lists this batch, in the hour of its first sample: exact, for any age."""
-        entry = await self._raw.entry(by_time_of(manifest_id))
+        entry = (await self._raw.find([manifest_id])).get(manifest_id)
         if entry is None:
             return False
         folder = paths.index_folder(hour_of(entry.first_time_unix_ns))

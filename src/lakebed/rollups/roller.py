@@ -20,18 +20,29 @@ from contextlib import suppress
 
 import msgspec
 
-from lakebed.batches.model import read_record, write_record
+from lakebed.batches.model import write_record
 from lakebed.batches.paths import parse_by_time
 from lakebed.batches.reader import RawBatches
 from lakebed.core.errors import AlreadyExists, Conflict, Corrupt, Invalid, LakebedError, NotFound, Unavailable
 from lakebed.core.logs import logger
 from lakebed.rollups import generations, paths
 from lakebed.rollups.aggregate import check_windows
-from lakebed.rollups.generations import Generation, RollupManifest, RollupPlan, RollupState, UnreadableBatch
-from lakebed.rollups.model import RollupInput, RollupInputReport, RollupJob, StoredChunk
+from lakebed.rollups.merging import ChunkMerger
+from lakebed.rollups.model import (
+    Generation,
+    RollupInput,
+    RollupInputReport,
+    RollupJob,
+    RollupManifest,
+    RollupPlan,
+    RollupState,
+    StoredChunk,
+    UnreadableBatch,
+)
 from lakebed.rollups.reader import CoverageSnapshot, RollupCoverage
 from lakebed.rollups.sweeper import AFTER_S, RollupSweeper
 from lakebed.store.lease import HeldByAnother, HeldLease, Lease
+from lakebed.store.model import read_record
 from lakebed.store.register import Register
 from lakebed.store.runtime import StoreRuntime
 
@@ -60,6 +71,7 @@ class RollupReport(msgspec.Struct):
     resumed: int = 0
     abandoned: int = 0
     swept: int = 0
+    merged: int = 0
     unreadable: list[UnreadableObject] = []
     through_unix_ns: int = 0
 
@@ -87,14 +99,16 @@ class Roller:
         lease_s: float,
         owner: str,
         sweep_after_s: float = AFTER_S,
+        retain_s: float = 0.0,
     ) -> None:
         store, clock, metrics = runtime.store, runtime.clock, runtime.metrics
-        self._store, self._job, self._clock = store, job, clock
+        self._store, self._job, self._clock, self._retain_s = store, job, clock, retain_s
         self._windows_s = check_windows(windows_s)
         self._overlap_ns, self._batches_max, self._lease_s = round(overlap_s * 1e9), batches_max, lease_s
         self._raw = RawBatches(store, cache_bytes_max=0)
         self._coverage = RollupCoverage(store, self._raw)
         self._sweeper = RollupSweeper(runtime, after_s=sweep_after_s)
+        self._merger = ChunkMerger(runtime, windows_s=self._windows_s)
         self._lease = Lease(
             runtime,
             paths.ROLLER_LEASE,
@@ -145,7 +159,7 @@ class Roller:
                 if report.batches or report.unreadable:
                     log.info("rolled up", batches=report.batches, samples=report.samples, chunks=report.chunks)
                 for each in report.unreadable:
-                    log.error("accepted batch is missing in rollups", key=each.key, problem=each.problem)
+                    log.error("accepted batch is missing in rollups", key=each.key, error=each.problem)
             except HeldByAnother:
                 pass
             except LakebedError as error:
@@ -182,6 +196,7 @@ class Roller:
         state = (await self.state.read()).value
         await self._sweep_plans(state)
         await self._sweep(state, epoch, report)
+        report.merged = await self._merger.merge(state, epoch)
         report.through_unix_ns = state.through_ns
         self._lag.set(max(0.0, (self._clock.now_ns() - report.through_unix_ns) / 1e9))
         return report
@@ -202,21 +217,26 @@ class Roller:
             try:
                 plan = read_record(await self._store.get(key), RollupPlan)
             except (Corrupt, NotFound) as error:  # the plan is lost: the generation is abandoned
-                self._tell(report, [UnreadableObject(key, error.message)])
+                self._report_unreadable(report, [UnreadableObject(key, error.message)])
                 return _Planned((), state.through_ns, resumed=state.pending)
             return _Planned(plan.covers, state.through_ns, resumed=state.pending)
         covered = await self._coverage.covered(state)
         if cold:
             covered = await self._all_covered(covered)
         unsure: dict[str, Corrupt] = {}
-        self._tell(report, [UnreadableObject(str(each.detail.get("key")), each.message) for each in covered.damaged])
+        self._report_unreadable(
+            report, [UnreadableObject(str(each.detail.get("key")), each.message) for each in covered.damaged]
+        )
         now_ns = self._clock.now_ns()
         since_ns = 0 if cold else state.settled_ns
         # Notes first: a batch whose note is found later is looked for again by the next run.
-        noted, whole = await self._coverage.late(state)
-        notes_ms = now_ns // 1_000_000 if whole else 0
+        noted, left_out_ms = await self._coverage.late(state)
+        # The overlap, which `advance` takes off, is for our clock; what was left out is known by the store's own times.
+        notes_ms = (now_ns if left_out_ms is None else left_out_ms * 1_000_000 + self._overlap_ns) // 1_000_000
         tail: list[str] = []
-        async for _, manifest_id in self._raw.entries(since_ns or await self._raw.first_ns(now_ns), now_ns):
+        first_ns = since_ns or await self._raw.first_ns(now_ns)
+        damaged: list[Corrupt] = []
+        async for manifest_id, _ in self._raw.entries(first_ns, now_ns, damaged):
             if manifest_id in unreadable or manifest_id in unsure:
                 continue  # unreadable in this run: not retried in it
             if await self._coverage.waiting(covered, [manifest_id], unsure):
@@ -225,6 +245,9 @@ class Roller:
                 report.skipped += 1
             if len(tail) > self._batches_max:
                 break
+        self._report_unreadable(
+            report, [UnreadableObject(str(each.detail.get("key")), each.message) for each in damaged]
+        )
         more, taken = len(tail) > self._batches_max, tail[: self._batches_max]
         through_ns = parse_by_time(taken[-1])[1] if more else now_ns
         waiting = await self._coverage.waiting(covered, set(noted) - unsure.keys() - unreadable, unsure)
@@ -256,7 +279,9 @@ class Roller:
         Returns the unreadable batches.
         """
         windows_s = state.windows_s or self._windows_s
-        inputs = [RollupInput(number, name) for number, name in enumerate(planned.covers)]
+        entries = await self._raw.find(planned.covers)
+        hashes = {name: entry.frame_sha256 for name, entry in entries.items()}
+        inputs = [RollupInput(number, name, hashes.get(name, "")) for number, name in enumerate(planned.covers)]
         input_reports = await self._job.read(inputs, windows_s)
         good = [each for each in input_reports if not each.problem]
         bad = [each for each in input_reports if each.problem]
@@ -284,6 +309,7 @@ class Roller:
         try:
             stored = await self._job.write(generation.id)
             await self._create(generation.manifest_key, write_record(_manifest(plan, stored, good)))
+            await self._merger.release([each.key for each in stored], epoch)
         except Conflict:
             await self._abandon(epoch, report)
             return
@@ -296,6 +322,8 @@ class Roller:
     async def _sweep(self, state: RollupState, epoch: int, report: RollupReport) -> None:
         swept = await self._sweeper.sweep(state)
         report.swept = swept.notes + swept.chunks
+        if self._retain_s:
+            report.swept += await self._sweeper.sweep_before(self._clock.now_ns() - round(self._retain_s * 1e9))
         if swept.noted(state) != state:
             await self._change(swept.noted, epoch)
 
@@ -311,9 +339,9 @@ class Roller:
             note = UnreadableBatch("lightmetrics.rollup_aside.v1", each.manifest_id, each.key, each.problem)
             with suppress(AlreadyExists):  # noted with another problem
                 await self._store.create(paths.unreadable_key(each.manifest_id), write_record(note))
-            self._tell(report, [UnreadableObject(each.key, each.problem)])
+            self._report_unreadable(report, [UnreadableObject(each.key, each.problem)])
 
-    def _tell(self, report: RollupReport, bad: list[UnreadableObject]) -> None:
+    def _report_unreadable(self, report: RollupReport, bad: list[UnreadableObject]) -> None:
         known = {each.key for each in report.unreadable}
         report.unreadable = [*report.unreadable, *({each.key: each for each in bad if each.key not in known}.values())]
 

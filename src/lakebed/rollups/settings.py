@@ -26,16 +26,16 @@ class RollupSettings(Section, frozen=True):
         Literal["spark", "local"],
         describe(
             "Chooses what computes rollups: spark, or local in this process.",
-            when="a small machine has no memory for Spark",
+            when="one process is too slow for the samples of the lake",
         ),
-    ] = "spark"
+    ] = "local"
     interval_s: Annotated[
         float,
         describe(
             "Computes rollups at this interval in `lakebed work`; 0 means only by command.",
-            when="rollups must be updated without a command",
+            when="rollups must be fresher, or must not be computed",
         ),
-    ] = 0.0
+    ] = 300.0
     overlap_s: Annotated[float, describe("Lists this far back in each run, for batches that were indexed late.")] = (
         900.0
     )

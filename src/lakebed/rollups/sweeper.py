@@ -11,16 +11,27 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from lakebed.batches.paths import parse_by_time
+from lakebed.batches.paths import HOUR_NS, day_ns, hour_ns, parse_by_time
 from lakebed.core.errors import Invalid
+from lakebed.core.feed import ahead
 from lakebed.rollups import paths
-from lakebed.rollups.generations import RollupState
+from lakebed.rollups.model import RollupState
 from lakebed.store.model import ObjectInfo
 from lakebed.store.runtime import StoreRuntime
 
 AFTER_S = 30 * 86_400.0
 SWEPT_MAX = 10_000  # objects of one sweep; what is left is for the next
+DAY_NS = 24 * HOUR_NS
+NEVER_NS = 2**63 - 1
 EVERY_NS = 86_400_000_000_000  # between two looks at all chunks, while some of an abandoned number may be left
+
+
+def _ends(folder: str, hours: int) -> int:
+    """When a day's or an hour's folder ends; never, for one that is not ours."""
+    try:
+        return (hour_ns(folder) if "/" in folder else day_ns(folder)) + hours * HOUR_NS
+    except Invalid:
+        return NEVER_NS
 
 
 class RollupSweepReport(msgspec.Struct, frozen=True):
@@ -56,6 +67,35 @@ class RollupSweeper:
         chunks, left = await self._sweep_chunks(gone, before_ms)
         through = min(left, default=max(gone) + 1) - 1
         return RollupSweepReport(notes, chunks, max(state.swept, through), now_ns + EVERY_NS)
+
+    async def sweep_before(self, end_ns: int) -> int:
+        """Removes chunks and index chunks of hours that end up to then, and manifests of generations before."""
+        windows = [f"{paths.ROLLUP}{window}/" for window in await self._store.children(paths.ROLLUP)]
+        count = await self._sweep_merged(end_ns)
+        for folder in (paths.INDEX, paths.MANIFESTS, *windows):
+            for day in await self._store.children(folder):
+                for hour in await self._store.children(f"{folder}{day}/") if _ends(day, 24) <= end_ns + DAY_NS else ():
+                    if _ends(f"{day}/{hour}", 1) > end_ns or count >= SWEPT_MAX:
+                        continue
+                    keys = [info.key async for info in self._store.list(f"{folder}{day}/{hour}/")]
+                    async for _ in ahead(keys, self._store.delete):
+                        count += 1
+        self._chunks.inc(count)
+        return count
+
+    async def _sweep_merged(self, end_ns: int) -> int:
+        """Removes merged chunks of days and months that end up to then."""
+        count = 0
+        for window in await self._store.children(paths.ROLLUP_MERGED):
+            for span in await self._store.children(f"{paths.ROLLUP_MERGED}{window}/"):
+                monthly = span.startswith("month=")
+                day = f"{span.replace('month=', 'date=')}-28" if monthly else span  # no month ends 4 days later
+                if _ends(day, 24) + (4 * DAY_NS if monthly else 0) > end_ns:
+                    continue
+                keys = [info.key async for info in self._store.list(f"{paths.ROLLUP_MERGED}{window}/{span}/")]
+                async for _ in ahead(keys, self._store.delete):
+                    count += 1
+        return count
 
     async def _sweep_notes(self, before_ms: int) -> int:
         count = 0

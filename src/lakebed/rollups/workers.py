@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from lakebed.batches.settings import BatchesSettings
 from lakebed.core.context import Context, Worker
 from lakebed.rollups.local_job import LocalJob, read_groups, store_chunks, store_index
 from lakebed.rollups.model import RollupJob
@@ -24,6 +25,7 @@ def roller(context: Context, job: RollupJob | None = None) -> Roller:
         lease_s=settings.lease_s,
         sweep_after_s=settings.sweep_after_s,
         owner=context.node,
+        retain_s=context.settings.of(BatchesSettings).retention_days * 86_400,
     )
 
 

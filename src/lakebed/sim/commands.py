@@ -13,7 +13,8 @@ from lakebed.core import logs
 from lakebed.core.clock import SystemClock
 from lakebed.core.errors import Invalid
 from lakebed.sim.world import STEPS_MAX, InvariantBroken, World, line
-from lakebed.wiring.parts import PARTS, SimWorld, resolve
+from lakebed.wiring.part import SimWorld
+from lakebed.wiring.parts import PARTS, resolve
 
 Script = Callable[[World], Awaitable[None]]
 

@@ -1,8 +1,8 @@
 """What can go wrong between one process and the bucket, and the process's own end.
 
 Faults happen on the wire, below `BucketStore`: a request is refused, lost, or carried out without its response coming
-back; it arrives late, or a second time; a proxy repeats it, so that its response is a conflict with itself; a response
-is cut short; the network is down for a while. The same code as on a real bucket then handles the lost response.
+back; it arrives late, or a second time; the client repeats it, so that its response is a conflict with itself; a
+response is cut short; the network is down for a while. The same code as on a real bucket handles the lost response.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from lakebed.core.errors import LakebedError, Unavailable
+from lakebed.core.errors import Conflict, LakebedError, Unavailable
 from lakebed.store.memory import MemoryBucket
 from lakebed.store.model import ObjectInfo, StoredObject, Version
 
@@ -43,7 +43,7 @@ class Faults(msgspec.Struct, frozen=True):
     lost: float = 0.04  # a write that was done, and its response lost or cut short
     late: float = 0.03  # a write whose sender gave up, and which is done up to late_s afterwards
     late_s: float = 3.0
-    repeated: float = 0.03  # a write that a proxy sends twice: the response is the second one's
+    repeated: float = 0.03  # a write that the client sends twice: the response is the second one's
     repeat_s: float = 1.0
     duplicated: float = 0.02  # a write that was done and answered, and arrives again up to late_s afterwards
     cut: float = 0.02  # a read whose answer is cut short
@@ -106,6 +106,8 @@ class Wire:
             await self._step(verb, key, f"unanswered ({fault})")
         else:
             word, result = attempt(write)
+            if fault == "repeated" and isinstance(result, Conflict):
+                result.repeated = True  # a client that retries says so
             await self._step(verb, key, f"{word}, {fault}" if fault else word)
         await self.travel()
         if fault in UNANSWERED:

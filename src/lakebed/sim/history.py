@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-ASKED, ACKNOWLEDGED, REFUSED = "asked", "acknowledged", "refused"
+REQUESTED, ACKNOWLEDGED, REFUSED = "requested", "acknowledged", "refused"
 
 
 class History:
@@ -14,8 +14,8 @@ class History:
     def __init__(self) -> None:
         self._fates: dict[str, str] = {}
 
-    def asked(self, change: str) -> str:
-        self._fates[change] = ASKED
+    def requested(self, change: str) -> str:
+        self._fates[change] = REQUESTED
         return change
 
     def acknowledged(self, change: str) -> None:

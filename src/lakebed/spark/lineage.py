@@ -52,6 +52,7 @@ class Dataset(msgspec.Struct, frozen=True):
     version: int | None = None
     rows: int | None = None
     size_bytes: int | None = None
+    columns: dict[str, tuple[tuple[str, str], ...]] = {}  # of each column: the (key, column) pairs it is made of
 
 
 class Run:
@@ -64,8 +65,15 @@ class Run:
     def read(self, key: str, *, version: int | None = None, rows: int | None = None) -> None:
         self.inputs[key] = Dataset(key, version, rows)
 
-    def wrote(self, key: str, *, version: int | None = None, rows: int | None = None) -> None:
-        self.outputs[key] = Dataset(key, version, rows)
+    def wrote(
+        self,
+        key: str,
+        *,
+        version: int | None = None,
+        rows: int | None = None,
+        columns: Mapping[str, tuple[tuple[str, str], ...]] | None = None,
+    ) -> None:
+        self.outputs[key] = Dataset(key, version, rows, columns=dict(columns or {}))
 
 
 class Lineage:
@@ -125,10 +133,15 @@ class Lineage:
         return msgspec.json.encode(event)
 
     def _dataset(self, each: Dataset, *, output: bool) -> dict[str, Any]:
-        event: dict[str, Any] = {"namespace": self._bucket, "name": "/".join(filter(None, (self._prefix, each.key)))}
+        event: dict[str, Any] = {"namespace": self._bucket, "name": self._name(each.key)}
         if each.version is not None:
             at = _facet("1-0-1/DatasetVersionDatasetFacet", datasetVersion=str(each.version))
             event["facets"] = {"version": at}
+        if each.columns:
+            fields = {
+                column: {"inputFields": [self._field(*one) for one in made]} for column, made in each.columns.items()
+            }
+            event.setdefault("facets", {})["columnLineage"] = _facet("1-2-0/ColumnLineageDatasetFacet", fields=fields)
         counted = {"rowCount": each.rows, "size": each.size_bytes}
         counted = {name: value for name, value in counted.items() if value is not None}
         if counted:
@@ -137,6 +150,13 @@ class Lineage:
                 names = ("inputFacets", "inputStatistics", "1-0-0/InputStatisticsInputDatasetFacet")
             event[names[0]] = {names[1]: _facet(names[2], **counted)}
         return event
+
+    def _name(self, key: str) -> str:
+        return "/".join(filter(None, (self._prefix, key)))
+
+    def _field(self, key: str, column: str) -> dict[str, Any]:
+        direct = {"type": "DIRECT", "subtype": "TRANSFORMATION", "description": "", "masking": False}
+        return {"namespace": self._bucket, "name": self._name(key), "field": column, "transformations": [direct]}
 
 
 class EventSender:

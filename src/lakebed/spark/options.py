@@ -29,8 +29,8 @@ class ReadOptions(msgspec.Struct, frozen=True):
     flags: dict[str, Any] = {}
 
 
-def read_options(options: Mapping[str, str], own: tuple[str, ...]) -> ReadOptions:
-    """`own` names the options of this source beside those that all have."""
+def read_options(options: Mapping[str, str], own: tuple[str, ...], ignored: tuple[str, ...] = ()) -> ReadOptions:
+    """`own` names the options of this source beside those that all have, `ignored` those that Spark adds."""
     given = {name.lower(): value for name, value in options.items()}
     for name in given:
         if any(word in name for word in SECRETS):
@@ -52,7 +52,8 @@ def read_options(options: Mapping[str, str], own: tuple[str, ...]) -> ReadOption
         dir=_path(given.pop("dir", "")),
         flags={name: given.pop(name) for name in list(given) if "." in name},
     )
-    given.pop("path", None)  # Spark's own, of load(path)
+    for name in ("path", *ignored):  # Spark's own, of load(path)
+        given.pop(name, None)
     if given:
         known = ", ".join(sorted((*own, *LIMITS, "columns", "unreadable", "tasks", "config", "dir")))
         raise Invalid(f"there is no option {min(given)!r}", hint=f"known: {known}, and settings such as store.url")

@@ -27,6 +27,7 @@ from pyspark.sql.utils import is_remote
 from lakebed.core.errors import Conflict, LakebedError, Unavailable
 from lakebed.core.logs import logger
 from lakebed.spark.java import find_java
+from lakebed.spark.native import delta_conf
 from lakebed.spark.settings import LineageSettings, SparkSettings
 
 APP = "lakebed"
@@ -112,7 +113,9 @@ def configuration(settings: SparkSettings) -> dict[str, str]:
     }
     if settings.is_local:
         ours |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-    return ours | settings.conf
+    if settings.is_local or settings.master.startswith(("yarn", "k8s://")):  # Spark draws the secret there itself
+        ours |= {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
+    return ours | delta_conf(settings.conf) | settings.conf
 
 
 SQL = {
@@ -190,7 +193,7 @@ def _check_reachable(settings: SparkSettings) -> None:
 def _hint(settings: SparkSettings, error: BaseException) -> str:
     if settings.remote:
         if isinstance(error, ImportError) or (isinstance(error, PySparkException) and "import" in str(error).lower()):
-            return "pip install 'pyspark[connect]'"
+            return "pip install 'lakebed[connect]'"
         return f"check that a Spark Connect server answers at spark.remote = {settings.remote}"
     if "JAVA_GATEWAY_EXITED" in str(error):
         return "Java's own message is on stderr above; is spark.driver_memory too large? lakebed doctor"

@@ -213,6 +213,6 @@ def settings_of(given: ReadOptions) -> Settings:
     return Where(dir=given.dir, config=given.config).settings(given.flags)
 
 
-def bound(source: type[Source], settings: Settings) -> type[Source]:
+def bound(source: type[DataSource], settings: Settings) -> type[DataSource]:
     """The source on these settings, which travel inside its pickled class."""
-    return cast(type[Source], type(source.__name__, (source,), {"settings": settings}))
+    return cast(type[DataSource], type(source.__name__, (source,), {"settings": settings}))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
 
 Batches = Iterator[Any]
 Task = Callable[[Batches], Batches]
@@ -19,7 +20,7 @@ Task = Callable[[Batches], Batches]
 _loaded = 0  # modules of this process at the last freeze
 
 
-def in_arrow(frame: DataFrame, task: Task, schema: str) -> DataFrame:
+def in_arrow(frame: DataFrame, task: Task, schema: str | StructType) -> DataFrame:
     """`frame.mapInArrow`, without the cost of a full garbage collection after each task."""
 
     def run(batches: Batches) -> Batches:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from lakebed.core.errors import Denied, Unavailable
+from lakebed.core.errors import AlreadyExists, Denied, Invalid, LakebedError, Unavailable
 from lakebed.store.settings import StoreSettings
 
 PROBE_KEY = ".lakebed-probe"  # written, read and removed by `ensure_bucket`
@@ -29,6 +29,11 @@ async def ensure_bucket(settings: StoreSettings) -> None:
     await asyncio.to_thread(_ensure_bucket, settings)
 
 
+async def create_bucket(settings: StoreSettings, name: str) -> None:
+    """Creates another bucket at the same store. Raises AlreadyExists, Invalid, Denied or Unavailable."""
+    await asyncio.to_thread(_create_bucket, settings, name)
+
+
 def client(settings: StoreSettings, *, attempts: int = 1) -> Any:
     """A boto3 S3 client for these settings, with this many attempts and short timeouts."""
     import boto3
@@ -38,6 +43,7 @@ def client(settings: StoreSettings, *, attempts: int = 1) -> Any:
         "s3",
         endpoint_url=settings.endpoint or None,
         region_name=settings.region,
+        verify=settings.ca_file or None,
         aws_access_key_id=settings.access_key_id.reveal() or None,
         aws_secret_access_key=settings.secret_access_key.reveal() or None,
         config=Config(
@@ -50,6 +56,28 @@ def client(settings: StoreSettings, *, attempts: int = 1) -> Any:
             s3={"addressing_style": "path"},
         ),
     )
+
+
+def _create_bucket(settings: StoreSettings, name: str) -> None:
+    from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
+
+    kinds: dict[str, type[LakebedError]] = {
+        "BucketAlreadyExists": AlreadyExists,
+        "BucketAlreadyOwnedByYou": AlreadyExists,
+    }
+    kinds |= {"InvalidBucketName": Invalid, "AccessDenied": Denied}
+    s3 = client(settings)
+    try:
+        s3.create_bucket(Bucket=name)
+    except ParamValidationError as error:
+        raise Invalid(f"bucket {name!r}: not a valid name", hint="3 to 63 lower-case letters, digits and -") from error
+    except ClientError as error:
+        code = error.response.get("Error", {}).get("Code", "")
+        raise kinds.get(code, Unavailable)(f"bucket {name!r}: {code or error}") from error
+    except BotoCoreError as error:
+        raise Unavailable(f"bucket {name!r}: {error}") from error
+    finally:
+        s3.close()
 
 
 def _ensure_bucket(settings: StoreSettings) -> None:
@@ -91,6 +119,8 @@ class BucketConfiguration(msgspec.Struct, frozen=True):
     versioned: bool
     rules: tuple[LifecycleRule, ...]
     delete_markers: tuple[str, ...]  # the first few under the given prefixes
+    denials: tuple[str, ...] | None = ()  # names of the statements of the bucket policy that deny; None: unknown
+    replicates_to: tuple[str, ...] | None = ()  # buckets that it is replicated to; None: unknown
 
 
 async def bucket_state(settings: StoreSettings, prefixes: Sequence[str]) -> BucketConfiguration:
@@ -113,9 +143,12 @@ def _bucket_state(settings: StoreSettings, prefixes: Sequence[str]) -> BucketCon
             rules = []
         markers: list[str] = []
         for prefix in prefixes if versioned else ():
-            page = s3.list_object_versions(Bucket=bucket, Prefix=prefix, MaxKeys=1000)
-            markers += [found["Key"] for found in page.get("DeleteMarkers", []) if found.get("IsLatest")]
-        return BucketConfiguration(versioned, tuple(map(_rule, rules)), tuple(markers[:MARKERS_MAX]))
+            for page in s3.get_paginator("list_object_versions").paginate(Bucket=bucket, Prefix=prefix):
+                markers += [found["Key"] for found in page.get("DeleteMarkers", []) if found.get("IsLatest")]
+                if len(markers) >= MARKERS_MAX:
+                    break
+        found = tuple(map(_rule, rules)), tuple(markers[:MARKERS_MAX])
+        return BucketConfiguration(versioned, *found, _denials(s3, bucket), _replicas(s3, bucket))
     except ClientError as error:
         code = error.response.get("Error", {}).get("Code", "")
         kind = Denied if code == "AccessDenied" else Unavailable
@@ -127,6 +160,33 @@ def _bucket_state(settings: StoreSettings, prefixes: Sequence[str]) -> BucketCon
         raise Unavailable(f"bucket {bucket!r}: {error}") from error
     finally:
         s3.close()
+
+
+def _denials(s3: Any, bucket: str) -> tuple[str, ...] | None:
+    """The denying statements of the bucket policy, by name; None when the store does not answer that."""
+    from botocore.exceptions import ClientError
+
+    try:
+        policy = msgspec.json.decode(s3.get_bucket_policy(Bucket=bucket)["Policy"])
+    except ClientError as error:
+        return () if error.response.get("Error", {}).get("Code") == "NoSuchBucketPolicy" else None
+    except (msgspec.DecodeError, KeyError):
+        return None
+    return tuple(str(each.get("Sid", "")) for each in policy.get("Statement", []) if each.get("Effect") == "Deny")
+
+
+def _replicas(s3: Any, bucket: str) -> tuple[str, ...] | None:
+    """The buckets that this one is replicated to; None when the store does not answer that."""
+    from botocore.exceptions import ClientError
+
+    try:
+        rules = s3.get_bucket_replication(Bucket=bucket)["ReplicationConfiguration"]["Rules"]
+    except ClientError as error:
+        code = error.response.get("Error", {}).get("Code")
+        return () if code == "ReplicationConfigurationNotFoundError" else None
+    except KeyError:
+        return None
+    return tuple(each["Destination"]["Bucket"] for each in rules if each.get("Status") == "Enabled")
 
 
 def _rule(rule: Any) -> LifecycleRule:

@@ -19,16 +19,16 @@ MIB = 1024 * 1024
 OVERHEAD_BAR = 0.9  # ours ÷ bare
 
 
-async def bench(stand: BenchEnvironment) -> Sequence[Check]:
-    context = stand.context()
+async def bench(environment: BenchEnvironment) -> Sequence[Check]:
+    context = environment.context()
     store, clock, ids = context.store, context.clock, context.ids
-    settings = stand.settings.of(StoreSettings)
+    settings = environment.settings.of(StoreSettings)
     bare = open_bucket(settings)
     under = f"{settings.prefix}/" if settings.prefix else ""  # our store adds it
     root = f"bench/{ids.token()}"
     small, large = b"s" * KIB, b"l" * MIB
     # Many short rounds: other load then affects both alike.
-    rounds, many, few = (15, 100, 16) if stand.quick else (61, 200, 24)
+    rounds, many, few = (15, 100, 16) if environment.quick else (61, 200, 24)
 
     async def bare_create(key: str, data: bytes) -> Any:
         return await obstore.put_async(bare, under + key, data, mode="create")
@@ -50,7 +50,7 @@ async def bench(stand: BenchEnvironment) -> Sequence[Check]:
         return measured
 
     await store.create(f"{root}/large", large)
-    stand.report("creates of 1 KiB, puts and gets of 1 MiB, ours and bare in turn")
+    environment.report("creates of 1 KiB, puts and gets of 1 MiB, ours and bare in turn")
     creating = await rounds_of(
         rounds,
         {"ours": creates(store.create, many, small, 16), "bare": creates(bare_create, many, small, 16)},

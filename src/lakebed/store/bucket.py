@@ -19,9 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
 from lakebed.core import errors
-from lakebed.core.clock import Clock
-from lakebed.core.ids import Ids
-from lakebed.core.metrics import Metrics
+from lakebed.core.runtime import Runtime
 from lakebed.core.traces import span
 from lakebed.store.model import ObjectInfo, StoredObject, Version, Written, check_key, check_prefix
 
@@ -45,8 +43,8 @@ class BucketClient(Protocol):
     makes these decisions alike on a real bucket, in memory and in simulation.
 
     Raises Conflict when a condition does not hold, NotFound, Denied, Invalid, and Unavailable for every request without
-    a response, also for a write that took place. A client or a proxy may repeat a request: a Conflict can be caused by
-    its own first attempt.
+    a response, also for a write that took place. A client may repeat a request, so a Conflict can be caused by its own
+    first attempt; a client that knows it sent only one sets `repeated` to False.
     """
 
     async def get(self, key: str) -> StoredObject:
@@ -78,8 +76,8 @@ class BucketClient(Protocol):
 class BucketStore:
     """One bucket behind the `Store` protocol."""
 
-    def __init__(self, client: BucketClient, *, clock: Clock, ids: Ids, metrics: Metrics) -> None:
-        self._client, self._clock, self._ids = client, clock, ids
+    def __init__(self, client: BucketClient, runtime: Runtime) -> None:
+        self._client, self._clock, self._ids, metrics = client, runtime.clock, runtime.ids, runtime.metrics
         requests = metrics.counter("lakebed_store_requests_total")
         self._requests = {verb: requests.labels(verb=verb) for verb in VERBS}
         self._failures = metrics.counter("lakebed_store_failures_total")
@@ -132,7 +130,8 @@ class BucketStore:
                 if isinstance(found, Written):
                     return found
                 if found is not None:
-                    raise errors.AlreadyExists(f"{key!r} already exists with other bytes", current=found) from error
+                    taken = errors.AlreadyExists(f"{key!r} already exists with other bytes", current=found)
+                    raise _plain(taken, error, doubt) from error
                 await self._again(doubt, error)  # absent: not created, or not yet
         raise errors.OutcomeUnknown(
             f"the outcome of creating {key!r} is unknown after {DOUBTS_MAX} attempts", hint=READ_FIRST
@@ -150,7 +149,7 @@ class BucketStore:
                 if found is None:
                     raise errors.Stale(f"{key!r} was deleted", current=None) from error
                 if found.etag != etag:
-                    raise errors.Stale(f"{key!r} has changed", current=found) from error
+                    raise _plain(errors.Stale(f"{key!r} has changed", current=found), error, doubt) from error
                 await self._again(doubt, error)  # still the old object: not replaced, or not yet
         raise errors.OutcomeUnknown(
             f"the outcome of replacing {key!r} is unknown after {DOUBTS_MAX} attempts", hint=READ_FIRST
@@ -234,6 +233,12 @@ class BucketStore:
 
 def _ours(info: ObjectInfo) -> Written:
     return Written(key=info.key, size=info.size, etag=Version(info.etag), modified_ms=info.modified_ms)
+
+
+def _plain(conflict: errors.Conflict, cause: errors.LakebedError, doubt: int) -> errors.Conflict:
+    """The conflict, marked when the very first request was refused: our bytes were never stored."""
+    conflict.repeated = doubt > 0 or not isinstance(cause, errors.Conflict) or cause.repeated
+    return conflict
 
 
 def _md5(data: bytes) -> str:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Sequence
-from typing import TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from lakebed.core.clock import Clock
-from lakebed.core.errors import AlreadyExists, Stale
-from lakebed.core.ids import Ids
-from lakebed.core.metrics import Metrics
+from lakebed.core.errors import AlreadyExists, Invalid, Stale
+from lakebed.core.runtime import Runtime
 from lakebed.store.bucket import BucketStore
-from lakebed.store.fast.puts import PutClient
 from lakebed.store.memory import MemoryStore
 from lakebed.store.model import ObjectInfo, StoredObject, Version, Written, check_key
 from lakebed.store.obstore_client import ObstoreClient, open_bucket
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
+
+if TYPE_CHECKING:
+    from lakebed.store.fast.puts import PutClient
 
 Info = TypeVar("Info", bound=ObjectInfo)
 
@@ -72,12 +74,33 @@ class PrefixedStore:
         return StoredObject(self._short(stored.info), stored.data)
 
 
-def connect(settings: StoreSettings, *, clock: Clock, ids: Ids, metrics: Metrics) -> Store:
+def connect(settings: StoreSettings, runtime: Runtime) -> Store:
     """The store at `store.url`, below `store.prefix`. Opens no connection yet."""
+    trust(settings)
     if settings.url.startswith("memory:"):
-        store: Store = MemoryStore(clock=clock)
+        store: Store = MemoryStore(clock=runtime.clock)
     else:
-        puts = PutClient(settings, clock=clock, ids=ids) if PutClient.applies(settings) else None
-        client = ObstoreClient(open_bucket(settings), puts)
-        store = BucketStore(client, clock=clock, ids=ids, metrics=metrics)
+        client = ObstoreClient(open_bucket(settings), _fast_puts(settings, runtime))
+        store = BucketStore(client, runtime)
     return PrefixedStore(store, settings.prefix) if settings.prefix else store
+
+
+def trust(settings: StoreSettings) -> None:
+    """Makes this process verify servers with `store.ca_file`. Raises Invalid when there is no such file.
+
+    obstore and delta-rs know no other way than this variable, which OpenSSL and rustls both read.
+    """
+    if not settings.ca_file:
+        return
+    if not Path(settings.ca_file).is_file():
+        raise Invalid(f"store.ca_file {settings.ca_file} is not a file", hint="a PEM file with the store's authority")
+    os.environ["SSL_CERT_FILE"] = settings.ca_file
+
+
+def _fast_puts(settings: StoreSettings, runtime: Runtime) -> PutClient | None:
+    """The fast path of conditional PUTs, where it applies and its parser is installed (extra `server`)."""
+    try:
+        from lakebed.store.fast.puts import PutClient
+    except ModuleNotFoundError:
+        return None
+    return PutClient(settings, runtime) if PutClient.applies(settings) else None

@@ -13,11 +13,9 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any
 
-from lakebed.core.clock import Clock
 from lakebed.core.errors import Invalid, Unavailable
-from lakebed.core.ids import Ids
 from lakebed.core.logs import logger
-from lakebed.core.metrics import Metrics
+from lakebed.core.runtime import Runtime
 from lakebed.store.model import ObjectInfo, StoredObject, Version, Written
 from lakebed.store.path_check import check_path
 from lakebed.store.protocol import Store
@@ -37,10 +35,10 @@ class ConditionsIgnored(Unavailable):
 class GuardedStore:
     """The store `inner` behind the check. Reads pass; writes pass after a successful check."""
 
-    def __init__(self, inner: Store, *, clock: Clock, ids: Ids, metrics: Metrics) -> None:
+    def __init__(self, inner: Store, runtime: Runtime) -> None:
         self.inner = inner
-        self._clock, self._ids = clock, ids
-        self._ignored = metrics.gauge("lakebed_store_conditions_ignored")
+        self._runtime = runtime
+        self._ignored = runtime.metrics.gauge("lakebed_store_conditions_ignored")
         self._holds = False
         self._checking: asyncio.Task[StoreProof] | None = None
         self.refusal = ""  # why writes are refused; empty when they are not
@@ -57,7 +55,7 @@ class GuardedStore:
         return await asyncio.shield(task)
 
     async def _check(self) -> StoreProof:
-        proof = await check_path(self.inner, clock=self._clock, ids=self._ids)
+        proof = await check_path(self.inner, self._runtime)
         try:
             demand(proof)
         except Invalid as error:

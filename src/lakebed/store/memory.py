@@ -14,6 +14,7 @@ from lakebed.core import errors
 from lakebed.core.clock import Clock, now_ms
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
+from lakebed.core.runtime import Runtime
 from lakebed.store.bucket import BucketStore
 from lakebed.store.model import ObjectInfo, StoredObject, Version
 
@@ -63,7 +64,9 @@ class MemoryBucket:
     async def put(self, key: str, data: bytes, instead_of: Version | None) -> Version:
         current = self.objects.get(key)
         if (current.etag if current else None) != instead_of:
-            raise errors.Conflict(f"put {key!r}: the condition does not hold")
+            conflict = errors.Conflict(f"put {key!r}: the condition does not hold")
+            conflict.repeated = False
+            raise conflict
         return Version(self.overwrite(key, data).etag)
 
     async def upload(self, key: str, chunks: AsyncIterator[bytes]) -> ObjectInfo:
@@ -89,4 +92,4 @@ class MemoryStore(BucketStore):
 
     def __init__(self, *, clock: Clock, bucket: MemoryBucket | None = None) -> None:
         self.bucket = bucket or MemoryBucket(clock=clock)
-        super().__init__(self.bucket, clock=clock, ids=Ids.seeded("memory"), metrics=Metrics())
+        super().__init__(self.bucket, Runtime(clock, Ids.seeded("memory"), Metrics()))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import NewType
+from typing import NewType, TypeVar
 
 import msgspec
 
-from lakebed.core.errors import Invalid
+from lakebed.core.errors import Corrupt, Invalid
 
 KEY_BYTES_MAX = 1024  # S3's own limit
 _DOTTED = re.compile(r"(?:^|/)\.{0,2}(?:/|\Z)")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\\]")
+R = TypeVar("R")
 
 
 Version = NewType("Version", str)
@@ -51,6 +52,18 @@ class StoredObject(msgspec.Struct, frozen=True):
     @property
     def etag(self) -> Version:
         return Version(self.info.etag)
+
+
+def read_record(stored: StoredObject, kind: type[R]) -> R:
+    """The JSON record in a stored object. Raises Corrupt naming the key."""
+    try:
+        return msgspec.json.decode(stored.data, type=kind)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise Corrupt(
+            f"{stored.key!r} does not decode as {kind.__name__}: {error}",
+            hint="nothing was changed; inspect the object",
+            key=stored.key,
+        ) from error
 
 
 def check_key(key: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import timedelta
@@ -23,6 +24,7 @@ from lakebed.store.model import ObjectInfo, StoredObject, Version
 from lakebed.store.settings import StoreSettings
 
 PART_BYTES = 8 * 1024 * 1024
+SENT_ONCE = re.compile(r"Error performing PUT \S+ in [0-9.]+\S+ - Server returned")  # retries are named before the dash
 
 # A tokio thread that drops its last Python reference while the interpreter is being torn down aborts the process;
 # a moment at exit lets those threads finish.
@@ -135,7 +137,10 @@ def translate(error: Exception, verb: str, key: str) -> errors.LakebedError:
         return error
     kind = next((KINDS[base] for base in type(error).__mro__ if base in KINDS), errors.Unavailable)
     summary = str(error).split("Debug source", 1)[0].strip()[:400]
-    return kind(f"{verb} {key!r}: {summary}")
+    translated = kind(f"{verb} {key!r}: {summary}")
+    if isinstance(translated, errors.Conflict):
+        translated.repeated = SENT_ONCE.search(summary) is None
+    return translated
 
 
 def _info(meta: Any) -> ObjectInfo:
@@ -197,6 +202,8 @@ def open_bucket(settings: StoreSettings) -> Any:
     }
     if settings.url.startswith("s3://"):
         options["region"] = settings.region
+        if settings.encryption:
+            options["aws_server_side_encryption"] = settings.encryption
         if settings.endpoint:
             options["endpoint"] = settings.endpoint
         if settings.access_key_id:

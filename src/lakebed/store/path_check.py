@@ -15,6 +15,7 @@ from contextlib import suppress
 from lakebed.core.clock import Clock, now_ms
 from lakebed.core.errors import AlreadyExists, LakebedError, Stale
 from lakebed.core.ids import Ids
+from lakebed.core.runtime import Runtime
 from lakebed.store.fast.puts import FAST_BYTES_MAX
 from lakebed.store.model import Version
 from lakebed.store.protocol import Store
@@ -25,12 +26,12 @@ LEFT_AFTER_MS = 24 * 3600 * 1000  # scratch objects this old were left by a proc
 LEFT_MAX = 1000  # of them looked at by one check
 
 
-async def check_path(store: Store, *, clock: Clock, ids: Ids) -> StoreProof:
+async def check_path(store: Store, runtime: Runtime) -> StoreProof:
     """One check of the store; ignored conditions are a finding, not an error.
 
     Raises what the store raises when it does not respond or denies access: no result then. Deletes what it wrote.
     """
-    findings: list[StoreFinding] = []
+    clock, ids, findings = runtime.clock, runtime.ids, list[StoreFinding]()
     for size, length in BODIES.items():
         findings += await _check(store, f"{SCRATCH}{ids.token()}/path-{size}", length, ids)
         if not all(finding.held for finding in findings):

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
+from lakebed.core.errors import NotFound
 from lakebed.store.model import ObjectInfo, StoredObject, Version, Written
 
 
@@ -63,3 +64,11 @@ class Store(Protocol):
 
         Raises OutcomeUnknown without a response: the object may be deleted.
         """
+
+
+async def exists(store: Store, key: str) -> bool:
+    try:
+        await store.head(key)
+    except NotFound:
+        return False
+    return True

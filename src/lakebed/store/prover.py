@@ -13,9 +13,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lakebed.core.clock import Clock, now_ms
+from lakebed.core.clock import now_ms
 from lakebed.core.errors import Conflict, Invalid, NotFound, Unavailable
 from lakebed.core.ids import Ids
+from lakebed.core.runtime import Runtime
 from lakebed.store.model import Version
 from lakebed.store.protocol import Store
 
@@ -44,13 +45,12 @@ class StoreProof(msgspec.Struct, frozen=True):
         return all(finding.held for finding in self.findings)
 
 
-async def prove(
-    stores: Sequence[Store], *, rounds: int, clock: Clock, ids: Ids, keep_report: bool = True
-) -> StoreProof:
+async def prove(stores: Sequence[Store], runtime: Runtime, *, rounds: int, keep_report: bool = True) -> StoreProof:
     """Races the given clients (each on its own connections) and stores the report; a bad store is a finding.
 
     So is one that does not answer. Raises what else the store raises, such as Denied.
     """
+    ids = runtime.ids
     scratch = f"{SCRATCH}{ids.token()}/"
     created: list[int] = []
     replaced: list[int] = []
@@ -86,7 +86,7 @@ async def prove(
         StoreFinding("deletes_work", swept, "scratch objects are gone" if swept else "scratch objects remain"),
         StoreFinding(ANSWERS, not failures, "; ".join(failures[:3])[:500] or "every request got a response"),
     )
-    proof = StoreProof("lakebed.proof.v1", now_ms(clock), rivals, rounds, findings)
+    proof = StoreProof("lakebed.proof.v1", now_ms(runtime.clock), rivals, rounds, findings)
     if keep_report and not failures:
         await stores[0].create(f"{REPORTS}{proof.proved_at_ms:013d}-{ids.token()}.json", msgspec.json.encode(proof))
     return proof

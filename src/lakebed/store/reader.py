@@ -47,7 +47,7 @@ class BucketReader:
 
     def versioned(self) -> bool:
         """Whether the bucket keeps, or has ever kept, versions."""
-        answer = self._ask(self._s3.get_bucket_versioning, Bucket=self._bucket)
+        answer = self._call(self._s3.get_bucket_versioning, Bucket=self._bucket)
         return answer.get("Status") in ("Enabled", "Suspended")
 
     def folders(self, prefix: str) -> list[str] | None:
@@ -74,7 +74,7 @@ class BucketReader:
 
         A truncated body is requested again; when none is complete, Unavailable is raised.
         """
-        return bytes(self._ask(self._whole, key=key, bytes_max=bytes_max))
+        return bytes(self._call(self._whole, key=key, bytes_max=bytes_max))
 
     def _whole(self, *, key: str, bytes_max: int) -> bytes:
         answer = self._s3.get_object(Bucket=self._bucket, Key=self._root + key)
@@ -87,7 +87,7 @@ class BucketReader:
 
     def _list(self, prefix: str, place: dict[str, Any], **more: Any) -> Any:
         call = self._s3.list_object_versions if self._versions else self._s3.list_objects_v2
-        return self._ask(call, Bucket=self._bucket, Prefix=self._root + prefix, **place, **more)
+        return self._call(call, Bucket=self._bucket, Prefix=self._root + prefix, **place, **more)
 
     def _next(self, answer: Any) -> dict[str, Any]:
         if not self._versions:
@@ -112,7 +112,7 @@ class BucketReader:
             is_delete_marker=[*(False for _ in found), *(True for _ in markers)],
         )
 
-    def _ask(self, call: Any, **arguments: Any) -> Any:
+    def _call(self, call: Any, **arguments: Any) -> Any:
         """Calls boto3, and retries truncated and malformed responses: boto3 retries failed requests, not bodies.
 
         Everything here only reads, so a retry is harmless.

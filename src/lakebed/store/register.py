@@ -1,13 +1,20 @@
 """One JSON object, changed by compare-and-swap: Lakebed changes objects in place only through this.
 
-The stored object has the fields of the value and three more: `epoch`, which never decreases, so an older owner is
-fenced; `attempt_id`, new for every write, so bytes never repeat; and `earlier`, the last write of each other recent
-writer. When a response was lost, a conflict may be with a write based on our own: our attempt in the stored object
-means that our write took place, and that the change must not be applied again.
+The stored object has the fields of the value and four more: `epoch`, which never decreases, so an older owner is
+fenced; `attempt_id`, new for every write, so bytes never repeat; `earlier`, the last write of each other recent
+writer; and `revision`, the number of writes. When a response was lost, a conflict may be with a write based on our own:
+our attempt in the stored object means that our write took place, and that the change must not be applied again.
+
+A conflict without our attempt is a lost race when our attempt could not have left the object yet: fewer writes than
+`earlier` has room for happened since the version we built on, or `earlier` shows an older attempt of ours. When more
+writers than that wrote since, the store's word decides: a refusal of the only request that was sent is a lost race,
+and a refusal after a request without a response is OutcomeUnknown. So any number of writers get a decision, and a
+doubt is raised only where a response was lost.
 
 Changes requested during a write are applied together in the next one: many callers in a process cost one PUT, not a
-queue of conflicts. The object is cached after a write, so an uncontended change is one request; a decision that writes
-nothing is always repeated on a fresh read.
+queue of conflicts. The object is cached after a write, so an uncontended change is one request; while other processes
+write, it is read first, which is cheaper than a refused PUT. A decision that writes nothing is always repeated on a
+fresh read.
 """
 
 from __future__ import annotations
@@ -41,9 +48,9 @@ ATTEMPTS_MAX = 40  # lost compare-and-swaps of one batch of changes before its c
 BACKOFF_BASE_S = 0.01
 BACKOFF_CAP_S = 1.0
 GROUP_MAX = 10_000  # changes waiting in one process before new ones are refused
-WRITERS_MAX = 32  # writers recorded in the object, some 20 bytes each; with more, a lost response stays unknown
+WRITERS_MAX = 32  # writers recorded in the object, some 20 bytes each; behind more, a lost response stays unknown
 ABSENT = Version("")  # the object does not exist
-OURS = ("epoch", "attempt_id", "earlier")
+OURS = ("epoch", "attempt_id", "earlier", "revision")
 
 
 class RegisterState(msgspec.Struct, Generic[T], frozen=True):
@@ -53,20 +60,26 @@ class RegisterState(msgspec.Struct, Generic[T], frozen=True):
     epoch: int
     etag: Version
     attempts: tuple[str, ...] = ()
+    revision: int = 0
 
-    def holds(self, attempt: str) -> bool | None:
-        """Whether this write took place; None when too many others wrote since to know."""
+    def holds(self, attempt: str, since: int | None = None) -> bool | None:
+        """Whether this write took place; None when too many others wrote since to know.
+
+        `since` is the revision that it was based on, None or 0 when that has no number.
+        """
         if attempt in self.attempts:
             return True
         writer = attempt.partition("-")[0] + "-"
         seen = len(self.attempts) < WRITERS_MAX or any(each.startswith(writer) for each in self.attempts)
-        return False if seen else None
+        few = bool(since) and since is not None and since <= self.revision < since + WRITERS_MAX
+        return False if seen or few else None
 
 
 class _Envelope(msgspec.Struct, frozen=True):
     epoch: int = 0
     attempt_id: str = ""
     earlier: tuple[str, ...] = ()
+    revision: int = 0
 
 
 class _Waiter:
@@ -90,6 +103,7 @@ class Register(Generic[T]):
         self._writer_id, self._attempts = runtime.ids.token(), 0
         self._decoder = msgspec.json.Decoder(kind)
         self._known: RegisterState[T] | None = None
+        self._contended = False  # another process wrote since our last write: read before writing
         self._waiting: list[_Waiter] = []
         self._writer: asyncio.Task[None] | None = None
         self._writes = metrics.counter("lakebed_register_writes_total").labels(register=name)
@@ -142,8 +156,9 @@ class Register(Generic[T]):
             self._writer = None
 
     async def _write(self, group: list[_Waiter]) -> None:
-        fresh = self._known is None
-        snapshot = self._known or await self.read()
+        fresh = self._known is None or self._contended
+        snapshot = await self.read() if self._known is None or fresh else self._known
+        self._contended = self._contended and not self._is_ours(snapshot)
         for tries in range(ATTEMPTS_MAX):
             group = [waiter for waiter in group if not waiter.done.done()]  # without cancelled callers
             if not group:
@@ -172,11 +187,12 @@ class Register(Generic[T]):
             await self._put(snapshot, value, epoch, attempt)
         except Conflict as error:
             self._conflicts.inc()
+            self._contended = True
             found = await self._after_conflict(error)
-            done = found.holds(attempt)
-            if done is None:
+            done = found.holds(attempt, snapshot.revision)
+            if done is None and error.repeated:
                 raise OutcomeUnknown(
-                    f"{self._key!r}: too many other writes since to know whether ours took place"
+                    f"{self._key!r}: a response was lost, and too many others wrote since: ours may have taken place"
                 ) from error
             if not done:
                 return found
@@ -203,22 +219,25 @@ class Register(Generic[T]):
         await self._clock.sleep(self._ids.jitter_s(tries, base_s=BACKOFF_BASE_S, cap_s=BACKOFF_CAP_S))
         return await self.read()
 
+    def _is_ours(self, snapshot: RegisterState[T]) -> bool:
+        return snapshot.attempts[:1] != () and snapshot.attempts[0].startswith(f"{self._writer_id}-")
+
     async def _put(self, snapshot: RegisterState[T], value: T, epoch: int, attempt: str) -> None:
         earlier = [each for each in snapshot.attempts if not each.startswith(self._writer_id)][: WRITERS_MAX - 1]
-        data = msgspec.json.encode(
-            {**msgspec.to_builtins(value), "epoch": epoch, "attempt_id": attempt, "earlier": earlier}
-        )
+        ours = {"epoch": epoch, "attempt_id": attempt, "earlier": earlier, "revision": snapshot.revision + 1}
+        data = msgspec.json.encode({**msgspec.to_builtins(value), **ours})
         if snapshot.etag:
             info = await self._store.replace(self._key, data, snapshot.etag)
         else:
             info = await self._store.create(self._key, data)
-        self._known = RegisterState(value, epoch, info.etag, (attempt, *earlier))
+        self._known = RegisterState(value, epoch, info.etag, (attempt, *earlier), snapshot.revision + 1)
 
     def _snapshot(self, stored: StoredObject) -> RegisterState[T]:
         try:
             envelope = _ENVELOPE.decode(stored.data)
             attempts = (envelope.attempt_id, *envelope.earlier)
-            return RegisterState(self._decoder.decode(stored.data), envelope.epoch, stored.etag, attempts)
+            value = self._decoder.decode(stored.data)
+            return RegisterState(value, envelope.epoch, stored.etag, attempts, envelope.revision)
         except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
             raise Corrupt(
                 f"{self._key!r} does not decode: {error}", hint="nothing was changed; inspect the object", key=self._key

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from lakebed.core.settings import Contradiction, Secret, Section, describe
+
+CLOUDS = ("amazonaws.com", "googleapis.com", "core.windows.net", "cloudflarestorage.com", "backblazeb2.com")
 
 
 class StoreSettings(Section, frozen=True):
@@ -51,6 +53,17 @@ class StoreSettings(Section, frozen=True):
             when="a process must refuse to start on a copy or on the wrong bucket",
         ),
     ] = ""
+    ca_file: Annotated[
+        str,
+        describe(
+            "PEM file of the authorities that the store's certificate is verified with, for the whole process; empty "
+            "means the system's."
+        ),
+    ] = ""
+    encryption: Annotated[
+        Literal["", "AES256", "aws:kms", "aws:kms:dsse"],
+        describe("Asks the store for server-side encryption of every object; empty leaves it to the bucket's default."),
+    ] = ""
     timeout_s: Annotated[float, describe("Limits the total time of one request to the store.")] = 20.0
     connect_timeout_s: Annotated[float, describe("Limits the time to open a connection to the store.")] = 3.0
     retries: Annotated[int, describe("Limits the retries of one request inside the store client.")] = 3
@@ -59,11 +72,31 @@ class StoreSettings(Section, frozen=True):
         bool,
         describe(
             "Sends small conditional PUTs without obstore where the endpoint is http:// and the key pair is static.",
-            when="you suspect the fast path, or compare with obstore",
         ),
     ] = True
 
+    @property
+    def billed(self) -> bool:
+        """Whether each request costs money: the store is a cloud's, not a server of one's own."""
+        if self.url.startswith("memory:"):
+            return False
+        return not self.endpoint or any(name in self.endpoint for name in CLOUDS)
+
+    @property
+    def location(self) -> str:
+        """Bucket and prefix; empty for a store in memory, which has no name."""
+        if self.url.startswith("memory:"):
+            return ""
+        return f"{self.url.rstrip('/')}/{self.prefix.strip('/')}".rstrip("/")
+
     def check(self) -> None:
+        if ".mrap" in self.url or ":accesspoint" in self.url:
+            raise Contradiction(
+                "store.url",
+                "store.url",
+                "a multi-region access point routes writes to several buckets, so it cannot decide which write came "
+                "first: name one bucket",
+            )
         if bool(self.access_key_id) != bool(self.secret_access_key):
             raise Contradiction("store.access_key_id", "store.secret_access_key", "set both or neither")
         if self.url.startswith("memory:") and self.endpoint:

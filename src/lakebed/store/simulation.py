@@ -15,7 +15,6 @@ from lakebed.store.authority import claim
 from lakebed.store.lease import HeldByAnother, HeldLease, Lease
 from lakebed.store.prover import prove
 from lakebed.store.register import Register
-from lakebed.store.runtime import StoreRuntime
 
 KEY = "world/register.json"
 LEASE_KEY = "world/lease.json"
@@ -79,16 +78,12 @@ class RegisterWatch:
         self._world.check(wrong is None, f"register: {wrong}")
 
 
-def _runtime(process: Process) -> StoreRuntime:
-    return StoreRuntime(clock=process.clock, ids=process.ids, metrics=process.metrics, store=process.store)
-
-
 def open_journal(process: Process, kind: type[Register[Journal]] = Register) -> Register[Journal]:
-    return kind(_runtime(process), KEY, Journal, Journal(), name="world")
+    return kind(process.runtime, KEY, Journal, Journal(), name="world")
 
 
 def open_lease(process: Process) -> Lease:
-    return Lease(_runtime(process), LEASE_KEY, owner=process.node, lease_s=LEASE_S, skew_s=SKEW_S)
+    return Lease(process.runtime, LEASE_KEY, owner=process.node, lease_s=LEASE_S, skew_s=SKEW_S)
 
 
 def append(change: JournalChange) -> Any:
@@ -102,7 +97,7 @@ async def write(
     watch: RegisterWatch, journal: Register[Journal], name: str, epoch: int | None, patience_s: float
 ) -> None:
     """Requests one change and records what its caller may believe."""
-    change = watch.history.asked(name)
+    change = watch.history.requested(name)
     try:
         async with asyncio.timeout(patience_s):
             await journal.change(append(JournalChange(change, epoch)), epoch=epoch)
@@ -151,6 +146,32 @@ async def register(world: World, kind: type[Register[Journal]] = Register) -> No
     await asyncio.gather(*(world.keep(f"p{number}", body) for number in range(processes)))
     await asyncio.sleep(world.faults.late_s)
     watch.verdict()
+
+
+async def crowd(world: World, writers: int) -> None:
+    """More processes than a register records change one object; without lost answers no outcome is in doubt."""
+    watch = RegisterWatch(world)
+    doubts = 0
+
+    async def body(process: Process) -> None:
+        nonlocal doubts
+        journal = open_journal(process)
+        await process.clock.sleep(world.rng.uniform(0.0, 2.0))
+        for number in range(2):
+            change = watch.history.requested(f"{process.node}-{number}")
+            try:
+                await journal.change(append(JournalChange(change)))
+                watch.history.acknowledged(change)
+            except OutcomeUnknown:
+                doubts += 1
+            except (Unavailable, Overloaded):
+                watch.history.refused(change)
+            await process.clock.sleep(world.rng.uniform(0.0, writers / 10))
+
+    await asyncio.gather(*(world.keep(f"p{number}", body) for number in range(writers)))
+    await asyncio.sleep(world.faults.late_s)
+    watch.verdict()
+    world.check(not doubts or world.faults != CALM, f"register: {doubts} outcomes are unknown, and no answer was lost")
 
 
 async def lease(world: World) -> None:
@@ -226,19 +247,19 @@ async def _acquirable(world: World) -> None:
 
 async def boot(world: World) -> None:
     """Processes start on a fresh bucket, at once and after crashes: they agree on whose it is, and prove it."""
-    believed: dict[str, str] = {}
+    claimed: dict[str, str] = {}
     world.faults = msgspec.structs.replace(world.faults, crash=10 * CRASH, pause=PAUSE)
 
     def one_authority() -> str | None:
-        return f"two authorities: {believed}" if len(set(believed.values())) > 1 else None
+        return f"two authorities: {claimed}" if len(set(claimed.values())) > 1 else None
 
     world.invariant("authority", one_authority)
 
     async def body(process: Process) -> None:
-        while process.node not in believed:
+        while process.node not in claimed:
             try:
-                found = await claim(process.store, expected="", clock=process.clock, ids=process.ids)
-                believed[process.node] = found.authority_id
+                found = await claim(process.runtime, expected="")
+                claimed[process.node] = found.authority_id
             except Unavailable:
                 await process.clock.sleep(world.rng.uniform(0.0, 1.0))
 
@@ -248,5 +269,5 @@ async def boot(world: World) -> None:
 
     world.heal(CALM)
     rivals = [world.process(f"rival{number}") for number in range(3)]
-    proof = await prove([rival.store for rival in rivals], rounds=2, clock=rivals[0].clock, ids=rivals[0].ids)
+    proof = await prove([rival.store for rival in rivals], rivals[0].runtime, rounds=2)
     world.check(proof.held, f"prover: a good store is refused: {proof.findings}")

@@ -40,24 +40,24 @@ ORGS_BAR = 2.0  # ten orgs at once ÷ one org alone
 P95_BAR_S = 5.0
 
 
-async def bench(stand: BenchEnvironment) -> Sequence[Check]:
-    context = stand.context()
+async def bench(environment: BenchEnvironment) -> Sequence[Check]:
+    context = environment.context()
     ticks = component(context)
     await ticks.start()
     folder = Path(tempfile.mkdtemp(prefix="lakebed-bench-"))
     try:
         agent = BenchUploader(context, build(context, [ticks]))
-        return await _measure(stand, context, agent, folder)
+        return await _measure(environment, context, agent, folder)
     finally:
         await ticks.stop()
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _measure(stand: BenchEnvironment, context: Context, agent: BenchUploader, folder: Path) -> list[Check]:
-    stand.report("Spark starts and warms up with three small ticks")
+async def _measure(environment: BenchEnvironment, context: Context, agent: BenchUploader, folder: Path) -> list[Check]:
+    environment.report("Spark starts and warms up with three small ticks")
     for n in range(3):
         await agent.finalized("warm", f"t{n}", SMALL_ROWS, 0)
-    rounds = 3 if stand.quick else 7
+    rounds = 3 if environment.quick else 7
     big = _parts(ROWS, 0)
     for n, body in enumerate(big):
         (folder / f"part-{n}.parquet").write_bytes(body)
@@ -70,13 +70,15 @@ async def _measure(stand: BenchEnvironment, context: Context, agent: BenchUpload
     async def finalized() -> float:
         return await agent.finalized(f"big-{context.ids.token()}", "t", ROWS, 0)
 
-    stand.report(f"finalize of {ROWS} rows in {PARTS} parts and a plain Spark write of the same rows, alternating")
+    environment.report(
+        f"finalize of {ROWS} rows in {PARTS} parts and a plain Spark write of the same rows, alternating"
+    )
     seen = await rounds_of(rounds, {"finalize": finalized, "plain": plainly})
     again = [await agent.finalized("again", f"t{n}", ROWS, n * ROWS // 2) for n in range(rounds)]
     ticked = [await agent.finalized("ticked", f"t{n}", SMALL_ROWS, n * SMALL_ROWS) for n in range(10)]
-    stand.report(f"{ORGS} orgs at once, one org with one tick, and one org with {ORGS} ticks")
+    environment.report(f"{ORGS} orgs at once, one org with one tick, and one org with {ORGS} ticks")
     alone, serial, parallel = [], [], []
-    for _ in range(1 if stand.quick else 3):
+    for _ in range(1 if environment.quick else 3):
         alone.append(await agent.all_finalized(1, 1))
         parallel.append(await agent.all_finalized(ORGS, 1))
         serial.append(await agent.all_finalized(1, ORGS))

@@ -12,24 +12,25 @@ from typing import Any
 
 import msgspec
 
+from lakebed.delta import types
+from lakebed.delta.types import is_type
 from lakebed.ticks.model import MANIFEST_VERSION, BadManifest, Manifest, ManifestPart, TickTable
 
 MANIFEST_BYTES_MAX = 8 * 1024 * 1024
 TABLES_MAX = 256
 COLUMNS_MAX = 2_000
-PARTS_MAX = 10_000
+PARTS_MAX = 2_000  # the register of a tick lists them all and is rewritten for each
 KEYS_MAX = 16
+LAYOUT_MAX = 4  # columns that files are partitioned or ordered by
 FILE_SEQ_MAX = 999_999
 
 MODES = ("delta", "full")  # delta = upsert by primary key, full = these rows are the whole table
-TYPES = ("string", "binary", "boolean", "byte", "short", "integer", "long", "float", "double", "date", "timestamp")
 UNORDERED = ("float", "double", "binary", "boolean")  # no column of these types identifies a row
 RESERVED = "_"  # columns with a leading underscore are Lakebed's: lineage
 
 TABLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 COLUMN_NAME = re.compile(r"[^\W\d]\w{0,127}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
-DECIMAL = re.compile(r"decimal\((\d{1,2}),(\d{1,2})\)")
 DAY = re.compile(r"\d{8}")
 
 
@@ -78,6 +79,14 @@ def type_of(arrow: Any) -> str | None:
 
     if t.is_dictionary(arrow):
         return type_of(arrow.value_type)
+    if t.is_list(arrow) or t.is_large_list(arrow) or t.is_fixed_size_list(arrow):
+        return _nested("array", [arrow.value_type])
+    if t.is_map(arrow):
+        return _nested("map", [arrow.key_type, arrow.item_type])
+    if t.is_struct(arrow):
+        fields = [(field.name, type_of(field.type)) for field in arrow]
+        word = f"struct<{','.join(f'{name}:{inner}' for name, inner in fields)}>"
+        return word if is_type(word) else None
     if t.is_decimal128(arrow):
         return f"decimal({arrow.precision},{arrow.scale})" if 0 <= arrow.scale <= arrow.precision else None
     words = {
@@ -92,6 +101,11 @@ def type_of(arrow: Any) -> str | None:
     return next((word for word, fits in words.items() if fits(arrow)), None)
 
 
+def _nested(name: str, inner: list[Any]) -> str | None:
+    word = f"{name}<{','.join(type_of(one) or '' for one in inner)}>"
+    return word if is_type(word) else None
+
+
 def check_table(table: TickTable) -> None:
     """Raises BadManifest at the first error in the table."""
     where = f"table {table.name!r}"
@@ -101,6 +115,7 @@ def check_table(table: TickTable) -> None:
         raise BadManifest("unknown_mode", f"{where}: mode {table.mode!r}", hint="delta or full")
     _check_columns(table, where)
     _check_keys(table, where)
+    _check_layout(table, where)
     for part in table.parquets:
         _check_part(part, where)
     total = sum(part.rows for part in table.parquets)
@@ -116,27 +131,38 @@ def _check_columns(table: TickTable, where: str) -> None:
             raise BadManifest("reserved_column", f"{where}: column {column.name!r}: a leading _ is reserved")
         if not COLUMN_NAME.fullmatch(column.name):
             raise BadManifest("bad_column_name", f"{where}: column {column.name!r}: letters, digits and _ only")
-        if column.type not in TYPES and not _is_decimal(column.type):
+        if not is_type(column.type):
             raise BadManifest(
-                "unknown_type",
-                f"{where}: column {column.name!r} has type {column.type!r}",
-                hint=f"one of {', '.join(TYPES)}, decimal(p,s)",
+                "unknown_type", f"{where}: column {column.name!r} has type {column.type!r}", hint=types.HINT
             )
     _unique("duplicate_column", f"{where}: column", [column.name.casefold() for column in table.schema])
 
 
 def _check_keys(table: TickTable, where: str) -> None:
-    types = {column.name: column.type for column in table.schema}
+    kinds = {column.name: column.type for column in table.schema}
     for key in table.primary_keys:
-        if key not in types:
+        if key not in kinds:
             raise BadManifest("key_not_a_column", f"{where}: primary key {key!r} is not in its schema")
-        if types[key] in UNORDERED:
-            raise BadManifest("unfit_key", f"{where}: primary key {key!r} is {types[key]}, which cannot identify a row")
+        if kinds[key] in UNORDERED or "<" in kinds[key]:
+            raise BadManifest("unfit_key", f"{where}: primary key {key!r} is {kinds[key]}, which cannot identify a row")
     _unique("duplicate_key", f"{where}: primary key", table.primary_keys)
     if len(table.primary_keys) > KEYS_MAX:
         raise BadManifest("too_many_keys", f"{where}: more than {KEYS_MAX} primary keys")
     if table.mode == "delta" and not table.primary_keys:
         raise BadManifest("keys_missing", f"{where}: mode delta needs primary keys", hint="give keys, or use mode full")
+
+
+def _check_layout(table: TickTable, where: str) -> None:
+    kinds = {column.name: column.type for column in table.schema}
+    for role, names in (("partition_by", table.partition_by), ("cluster_by", table.cluster_by)):
+        for name in names:
+            if name not in kinds:
+                raise BadManifest("layout_not_a_column", f"{where}: {role} {name!r} is not in its schema")
+            if "<" in kinds[name] or (role == "partition_by" and kinds[name] in UNORDERED[:3]):
+                raise BadManifest("unfit_layout", f"{where}: {role} {name!r} is {kinds[name]}, which has no order")
+        _unique("duplicate_layout", f"{where}: {role}", names)
+        if len(names) > LAYOUT_MAX:
+            raise BadManifest("too_many_layout_columns", f"{where}: {role} names more than {LAYOUT_MAX} columns")
 
 
 def _check_part(part: ManifestPart, where: str) -> None:
@@ -146,11 +172,6 @@ def _check_part(part: ManifestPart, where: str) -> None:
         raise BadManifest("bad_sha256", f"{where}: part {part.file_seq}: sha256 is not 64 lowercase hex digits")
     if part.rows < 0 or part.size < 0:
         raise BadManifest("negative_count", f"{where}: part {part.file_seq} has a negative number of rows or bytes")
-
-
-def _is_decimal(word: str) -> bool:
-    found = DECIMAL.fullmatch(word)
-    return found is not None and 1 <= int(found[1]) <= 38 and int(found[2]) <= int(found[1])
 
 
 def _unique(error_class: str, what: str, names: Any) -> None:

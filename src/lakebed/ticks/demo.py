@@ -128,12 +128,16 @@ def _read(stage: ScenarioContext, context: Context, flow: Any, good: int, bad: i
     silver = flow.silver
     contract = next(each for each in silver.contracts if each.table == "orders")
     kept = silver.table(contract, ORG, PROJECT).read().count()
-    aside = silver.quarantine(contract, ORG, PROJECT).read().count()
+    quarantined = silver.quarantine(contract, ORG, PROJECT).read().count()
     stage.counted("order rows", "in the agent's files", good + bad)
-    stage.counted("order rows", "in silver and quarantine", kept + aside)
-    stage.check("good and quarantined rows add up", (kept, aside) == (good, bad), f"{kept} good, {aside} quarantined")
+    stage.counted("order rows", "in silver and quarantine", kept + quarantined)
+    stage.check(
+        "good and quarantined rows add up",
+        (kept, quarantined) == (good, bad),
+        f"{kept} good, {quarantined} quarantined",
+    )
     engine, rows = _other_engine(context)
-    spark = flow.gold.table(ORG, PROJECT, "spent_by_country").read().collect()
+    spark = flow.gold.table(ORG, PROJECT, "gold.spent_by_country").read().collect()
     open_orders = silver.table(contract, ORG, PROJECT).read().where("status <> 'cancelled'").count()
     stage.counted("orders not cancelled", "in silver", open_orders)
     stage.counted("orders not cancelled", "counted in gold", sum(row["orders"] for row in spark))

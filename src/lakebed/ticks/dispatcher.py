@@ -3,6 +3,10 @@
 Before a job starts, a `silver_dispatched` row is created for each of its ticks, if absent: duplicates of a message, and
 other dispatchers, find it. The row records how the job ended. A row whose job failed, or whose dispatcher wrote
 nothing for a visibility timeout, is taken over by compare-and-swap, so a failed job's ticks are dispatched again.
+
+A job that fails is tried again at once, a few times, while its messages stay hidden: a short failure costs seconds.
+When it still fails, its messages come back after a whole visibility timeout, so that the receives before a dead letter
+span `receives_max` timeouts (75 minutes by default), not an outage of a minute.
 """
 
 from __future__ import annotations
@@ -25,12 +29,14 @@ from lakebed.ticks.queue import ReceivedMessage, TickQueue
 from lakebed.ticks.settings import TicksSettings
 
 RUNNING, DONE, FAILED = "running", "done", "failed"
+REPLAY = "replay"  # field of a row whose job computes the tick's tables again
 HEARTBEATS_PER_TIMEOUT = 3
 BATCH_MAX = 10  # messages of one round; SQS returns at most this many from one receive
 WINDOW_LEAST_S = 0.001  # less than this is not worth a sleep
 SETTLE_TRIES = 3
+TRIES_PER_RECEIVE = 3  # of a failing job before its messages wait for the visibility timeout
 RETRY_BASE_S = 2.0
-RETRY_CAP_S = 300.0
+RETRY_CAP_S = 30.0
 
 log = logger("ticks")
 
@@ -102,7 +108,7 @@ class Dispatcher:
                 claimed = [
                     ours
                     for same in by_tick.values()
-                    if (ours := await self._claim(same[-1][0], tuple(r for _, r in same))) is not None
+                    if (ours := await self._claim(_chosen([m for m, _ in same]), tuple(r for _, r in same))) is not None
                 ]
                 if claimed:
                     await self._run(project, claimed)
@@ -110,14 +116,17 @@ class Dispatcher:
             log.warning("group was not dispatched", project=project[1], error=error.message)
 
     async def _claim(self, message: TickMessage, held: tuple[ReceivedMessage, ...]) -> _Claimed | None:
-        """Claims the tick; None when its job is done (the messages are deleted) or runs elsewhere."""
+        """Claims the tick; None when its job is done (the messages are deleted) or runs elsewhere.
+
+        A job without `replay` does not finish a replay: an ordinary message may be received between the two.
+        """
         row = self._row(message, RUNNING)
         if await self._dispatched.create(row):
             return _Claimed(message, row, held)
         was = await self._dispatched.get(message.tick)
         if was is None:
             return None
-        if was.state == DONE:
+        if was.state == DONE and (message.replay is not True or was.fields.get(REPLAY)):
             self._ticks.labels(outcome="duplicate").inc()
             for received in held:
                 await self._queue.delete(received.receipt)
@@ -125,7 +134,8 @@ class Dispatcher:
         silent_ms = now_ms(self._clock) - was.at_ms
         if was.state == RUNNING and silent_ms < self._settings.visibility_timeout_s * 1000:
             return None
-        row = self._row(message, RUNNING, tries=int(was.fields.get("tries", 1)) + 1)
+        tries = 1 if was.state == DONE else int(was.fields.get("tries", 1)) + 1
+        row = self._row(message, RUNNING, tries=tries)
         return _Claimed(message, row, held) if await self._dispatched.change(row, was) else None
 
     async def _run(self, project: tuple[str, str], claimed: list[_Claimed]) -> None:
@@ -136,7 +146,7 @@ class Dispatcher:
         beating = asyncio.create_task(self._heartbeat(claimed))
         began_s = self._clock.monotonic_s()
         try:
-            result = await self._job.run(*project, ticks)
+            result = await self._tried(project, ticks)
         except Exception as error:
             await _stopped(beating)
             reason = error.message if isinstance(error, LakebedError) else type(error).__name__
@@ -148,6 +158,16 @@ class Dispatcher:
         self._jobs.labels(outcome=DONE).inc()
         self._seconds.observe(self._clock.monotonic_s() - began_s)
         await self._done(claimed, result)
+
+    async def _tried(self, project: tuple[str, str], ticks: Sequence[SilverTick]) -> SilverResult:
+        """Runs the job, again after a failure while tries are left; raises the last failure."""
+        for tries in range(1, TRIES_PER_RECEIVE):
+            try:
+                return await self._job.run(*project, ticks)
+            except LakebedError as error:
+                log.warning("silver job failed: retrying", project=project[1], tries=tries, error=error.message)
+                await self._clock.sleep(self._context.ids.jitter_s(tries, base_s=RETRY_BASE_S, cap_s=RETRY_CAP_S))
+        return await self._job.run(*project, ticks)
 
     async def _done(self, claimed: Sequence[_Claimed], result: SilverResult) -> None:
         detail = msgspec.json.encode(result.detail, enc_hook=str).decode()
@@ -164,9 +184,8 @@ class Dispatcher:
         for each in claimed:
             tries = int(each.row.fields["tries"])
             await self._settled(self._row(each.message, FAILED, tries=tries, detail=why[:2000]), each.row)
-            pause_s = self._context.ids.jitter_s(tries, base_s=RETRY_BASE_S, cap_s=RETRY_CAP_S)
             for received in each.held:
-                await self._queue.hide(received.receipt, round(pause_s))
+                await self._queue.hide(received.receipt, self._settings.visibility_timeout_s)
             self._ticks.labels(outcome=FAILED).inc()
 
     async def _settled(self, row: AuditRow, was: AuditRow) -> bool:
@@ -214,8 +233,14 @@ class Dispatcher:
                 "tries": tries,
                 "bronze_db_etag": message.bronze_db_etag,
                 "detail": detail,
+                **({REPLAY: 1} if message.replay is True else {}),
             },
         )
+
+
+def _chosen(messages: Sequence[TickMessage]) -> TickMessage:
+    """The message that a tick's job is made of: that of a replay, if one is among them."""
+    return next((each for each in messages if each.replay is True), messages[-1])
 
 
 async def _stopped(task: asyncio.Task[None]) -> None:

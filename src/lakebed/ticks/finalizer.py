@@ -20,7 +20,6 @@ from lakebed.core.clock import now_ms
 from lakebed.core.context import Context
 from lakebed.core.errors import (
     AlreadyExists,
-    Corrupt,
     Fenced,
     NotFound,
     Overloaded,
@@ -28,9 +27,9 @@ from lakebed.core.errors import (
     Unavailable,
     Unprocessable,
 )
-from lakebed.store.model import StoredObject
+from lakebed.store.model import read_record
 from lakebed.store.register import Register
-from lakebed.ticks import paths, verification
+from lakebed.ticks import commit_times, paths, verification
 from lakebed.ticks import transitions as tick
 from lakebed.ticks.audit import AuditRow, AuditTable
 from lakebed.ticks.model import (
@@ -49,7 +48,7 @@ from lakebed.ticks.model import (
 )
 from lakebed.ticks.ownership import Ownership
 from lakebed.ticks.queue import TickQueue
-from lakebed.ticks.receiver import register_of
+from lakebed.ticks.receiver import recorded, register_of
 from lakebed.ticks.settings import TicksSettings
 
 
@@ -124,6 +123,8 @@ class Finalizer:
         held = (await register_of(self._context, of).read()).value
         if held.result is not None:
             tick.repeated_or_raise(held, verification.parsed(body))
+            if held.manifest is None and (record := await recorded(self._context.store, of)):
+                self._same_or_raise(body, record)
             self._results.labels(outcome="cached").inc()
             return held.result
         if of in self._under_way:
@@ -146,10 +147,9 @@ class Finalizer:
         seen = (await register.read()).value
         if seen.result is not None:
             return seen.result
-        record = await self._recorded(of)
-        pinned = seen.manifest is not None
-        if record and not pinned and not verification.lists_parts(verification.decode_manifest(body, of), record.parts):
-            raise tick.other_manifest()
+        record = await recorded(self._context.store, of)
+        if record is not None:
+            self._same_or_raise(body, record)
         if record is None:
             try:
                 verified, sent = await self._verify(of, seen, body, register, epoch)
@@ -161,11 +161,20 @@ class Finalizer:
             )
             record = await self._record(of, verified, body, await self._write(verified, register, epoch))
         await self._queue.send(self._message(record))
+        await commit_times.note(self._context, of)
         await self._committed.create(self._row(record))
         result = FinalizeResult(
             of.tick_id, "committed", record.bronze.rows_inserted, record.bronze.rows_replaced, record.committed_at
         )
-        return await register.change(lambda now: tick.finish(now, of, result, now_ms=now_ms(self._clock)), epoch=epoch)
+        manifest = verification.parsed(body)
+        return await register.change(
+            lambda now: tick.finish(now, of, result, manifest=manifest, now_ms=now_ms(self._clock)), epoch=epoch
+        )
+
+    def _same_or_raise(self, body: bytes, record: CommitRecord) -> None:
+        """Raises BadManifest when a committed tick is finalized with another manifest, however long ago it was."""
+        if not verification.is_of_record(body, record):
+            raise tick.other_manifest()
 
     async def _verify(
         self, of: TickId, seen: TickState, body: bytes, register: Register[TickState], epoch: int
@@ -178,7 +187,8 @@ class Finalizer:
             for listed in table.parquets:
                 try:
                     part = seen.parts[str(listed.file_seq)]
-                    verification.check_footer(await verification.read_footer(self._context.store, part), listed, table)
+                    footer = await verification.read_footer(self._context.store, part)
+                    verification.check_footer(footer, listed, table, self._settings.part_rows_max)
                 except NotFound:
                     gone.append(listed.file_seq)
         for seq in gone:
@@ -211,12 +221,6 @@ class Finalizer:
             lambda now: tick.fail(now, failure, by_bronze=by_bronze, now_ms=now_ms(self._clock)), epoch=epoch
         )
 
-    async def _recorded(self, of: TickId) -> CommitRecord | None:
-        try:
-            return decode(await self._context.store.get(paths.commit(of)))
-        except NotFound:
-            return None
-
     async def _record(self, of: TickId, verified: BronzeTick, body: bytes, done: BronzeResult) -> CommitRecord:
         """Creates the commit record: from here on the tick is committed. The first record stays."""
         at_ms = now_ms(self._clock)
@@ -234,11 +238,12 @@ class Finalizer:
             committed_at=iso(at_ms),
             committed_at_ms=at_ms,
             attempt_id=self._context.ids.token(),
+            manifest_digest=verification.digest_of(body),
         )
         try:
             await self._context.store.create(paths.commit(of), msgspec.json.encode(record))
         except AlreadyExists as error:
-            return decode(error.current)
+            return read_record(error.current, CommitRecord)
         self._rows.labels(change="inserted").inc(done.rows_inserted)
         self._rows.labels(change="replaced").inc(done.rows_replaced)
         return record
@@ -280,13 +285,6 @@ def message_of(record: CommitRecord, emitted_at: str) -> TickMessage:
         bronze_db_etag=etag_of(record.bronze.versions),
         emitted_at=emitted_at,
     )
-
-
-def decode(stored: StoredObject) -> CommitRecord:
-    try:
-        return msgspec.json.decode(stored.data, type=CommitRecord)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise Corrupt(f"{stored.key!r} does not decode: {error}", key=stored.key) from error
 
 
 def iso(at_ms: int) -> str:

@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from lakebed.core.errors import Corrupt, Denied, Invalid, LakebedError
+from lakebed.core.errors import Corrupt, Invalid, LakebedError
 from lakebed.core.logs import logger
 from lakebed.core.runtime import Runtime
 from lakebed.ticks import packing
 from lakebed.ticks.model import FinalizeResult
 from lakebed.ticks.outbox import Outbox, OutboxTick
 from lakebed.ticks.packing import MANIFEST_FILE, PackedTick
-from lakebed.ticks.uploader import Uploader
+from lakebed.ticks.uploader import Uploader, is_away
 
 SENT = ".sent"  # inside the folder: committed ticks, until they are deleted (never, with keep)
 REFUSED, STUCK = "tick_refused", "ticks_stuck"
@@ -58,6 +58,10 @@ class FolderUploader:
         self._ticks = runtime.metrics.counter("lakebed_agent_ticks_total")
         self._waiting = runtime.metrics.gauge("lakebed_agent_waiting_ticks")
 
+    def use(self, uploaders: Sequence[Uploader]) -> None:
+        """Sends by these from the next tick on."""
+        self._uploaders, self._current = uploaders, 0
+
     async def run(self) -> None:
         while True:
             await self.round()
@@ -65,19 +69,21 @@ class FolderUploader:
             await self._clock.sleep(min(pause_s, max(self._interval_s, PAUSE_CAP_S)))
 
     async def round(self) -> int:
-        """Packs ready folders and sends the outbox, oldest first. Returns how many ticks were committed."""
+        """Packs ready folders and sends the outbox. Returns how many ticks were committed.
+
+        The oldest is first, and one that the service refused before comes after those that it did not: a tick that
+        fails alone delays nobody. Only a service that does not answer ends the round.
+        """
         stuck = await asyncio.to_thread(self._pack_ready)
         committed = 0
-        for waiting in await asyncio.to_thread(lambda: list(self._outbox.waiting())):
-            if waiting.state != "ready":
-                continue
+        for waiting in await asyncio.to_thread(self._in_turn):
             try:
                 result = await self._uploaders[self._current].deliver(self._outbox, waiting)
-            except (Denied, Invalid) as error:  # of this tick or its project: the others may succeed
-                stuck = error.message
-                continue
             except LakebedError as error:
-                stuck, self._current = error.message, (self._current + 1) % len(self._uploaders)
+                stuck = error.message
+                if not is_away(error):
+                    continue  # of this tick or its project: the others may succeed
+                self._current = (self._current + 1) % len(self._uploaders)
                 break
             committed += await asyncio.to_thread(self._settle, waiting, result)
         self._failures = self._failures + 1 if stuck else 0
@@ -85,9 +91,14 @@ class FolderUploader:
         self._show()
         return committed
 
+    def _in_turn(self) -> list[OutboxTick]:
+        ready = [waiting for waiting in self._outbox.waiting() if waiting.state == "ready"]
+        return sorted(ready, key=lambda waiting: waiting.refusals)  # stable: the oldest first among equals
+
     def _settle(self, waiting: OutboxTick, result: FinalizeResult | None) -> bool:
         if result is None:
             self._ticks.labels(outcome="failed_manual").inc()
+            log.error("tick needs a person", tick=waiting.packed.tick_id, hint="lakebed agent ticks list")
             return False
         self._remove_folder(Path(waiting.folder))
         self._outbox.remove(waiting.packed.tick_id)

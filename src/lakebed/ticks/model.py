@@ -9,6 +9,7 @@ import msgspec
 
 from lakebed.core.errors import Conflict, Unprocessable
 
+DEFAULT_ORG, DEFAULT_PROJECT = "local", "default"  # of a stack on this machine, where none are given
 MANIFEST_VERSION = "1.0"
 STATE_SCHEMA = "lakebed.tick.v1"
 COMMIT_SCHEMA = "lakebed.tick-commit.v1"
@@ -55,7 +56,10 @@ class ManifestPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TickTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One table of a tick: `delta` upserts its rows by primary key, `full` makes them the whole table."""
+    """One table of a tick: `delta` upserts its rows by primary key, `full` makes them the whole table.
+
+    `partition_by` and `cluster_by` choose how the table's files are laid out when it is created or made whole.
+    """
 
     name: str
     mode: str
@@ -63,6 +67,8 @@ class TickTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     row_count: int
     parquets: tuple[ManifestPart, ...]
     primary_keys: tuple[str, ...] = ()
+    partition_by: tuple[str, ...] = ()
+    cluster_by: tuple[str, ...] = ()
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -167,6 +173,7 @@ class CommitRecord(msgspec.Struct, frozen=True):
     committed_at: str
     committed_at_ms: int
     attempt_id: str
+    manifest_digest: str = ""  # of the manifest's content, whatever its spacing and order; empty in older records
 
 
 class TickMessage(msgspec.Struct, frozen=True):

@@ -17,7 +17,6 @@ from lakebed.core.context import Context
 from lakebed.core.errors import Fenced, LakebedError, NotFound, Overloaded, TooEarly
 from lakebed.core.logs import logger
 from lakebed.store.lease import HeldByAnother, HeldLease, Lease
-from lakebed.store.runtime import StoreRuntime
 from lakebed.ticks import paths
 from lakebed.ticks.settings import TicksSettings
 
@@ -93,9 +92,7 @@ class Ownership:
     async def _acquired(self, project: Project) -> _Warm:
         await self._make_room()
         lease = Lease(
-            StoreRuntime(
-                clock=self._clock, ids=self._context.ids, metrics=self._context.metrics, store=self._context.store
-            ),
+            self._context,
             paths.lease(*project),
             owner=self._context.node,
             lease_s=self._settings.lease_s,

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.csv
+import pyarrow.json
 import pyarrow.parquet as pq
 
 from lakebed.core.errors import Invalid
-from lakebed.ticks.codec import read_manifest, type_of
+from lakebed.ticks.codec import PARTS_MAX, read_manifest, type_of
 from lakebed.ticks.model import MANIFEST_VERSION
 
 MANIFEST_FILE = "_manifest.json"
 READY_FILE = "_ready"
-FILES_MAX = 10_000
 CHUNK_BYTES = 1024 * 1024
 PAGED = re.compile(r"(?P<stem>.+?)_seq=(?P<seq>\d+)\.parquet")
 
@@ -39,14 +40,60 @@ def is_ready(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (MANIFEST_FILE, READY_FILE))
 
 
-def find(where: Sequence[Path]) -> list[Path]:
-    """The given Parquet files, and those in the given folders. Raises Invalid when there are none."""
-    found = [file for path in where for file in (sorted(path.rglob("*.parquet")) if path.is_dir() else [path])]
-    if not found or len(found) > FILES_MAX:
-        raise Invalid(f"{len(found)} Parquet files: a tick has from 1 to {FILES_MAX}")
+def find(where: Sequence[Path], endings: Collection[str] = (".parquet",)) -> list[Path]:
+    """The given files, and those in the given folders that end so. Raises Invalid when there are none."""
+    found = [file for path in where for file in (_inside(path, endings) if path.is_dir() else [path])]
+    if not found or len(found) > PARTS_MAX:
+        kinds = ", ".join(endings)
+        raise Invalid(f"{len(found)} files: a tick has from 1 to {PARTS_MAX}", hint=f"files that end in {kinds}")
     if missing := [file for file in found if not file.is_file()]:
         raise Invalid(f"{missing[0]} does not exist")
     return found
+
+
+def _inside(folder: Path, endings: Collection[str]) -> list[Path]:
+    return sorted(file for file in folder.rglob("*") if file.suffix.lower() in endings and file.name != MANIFEST_FILE)
+
+
+def as_parquet(file: Path, folder: Path) -> Path:
+    """The file itself if it is Parquet or a folder; a CSV, JSON or JSON Lines file is converted into `folder`.
+
+    Raises Invalid for a file that does not have the form its name says.
+    """
+    kind = file.suffix.lower()
+    if kind not in READERS or not file.is_file():
+        return file
+    try:
+        table = READERS[kind](file)
+    except (pa.ArrowException, OSError, ValueError, msgspec.DecodeError) as error:
+        raise Invalid(f"{file} cannot be read as {kind[1:].upper()}: {error}") from error
+    made = folder / f"{file.stem}.parquet"
+    if made.exists():
+        raise Invalid(f"several files are called {file.stem}", hint="one file a table, or TABLE_seq=NNN for its pages")
+    folder.mkdir(parents=True, exist_ok=True)
+    pq.write_table(_typed(table), made)
+    return made
+
+
+def _typed(table: Any) -> Any:
+    """A column in which nothing has a value is text: manifests have no type for it."""
+    fields = [field.with_type(pa.string()) if pa.types.is_null(field.type) else field for field in table.schema]
+    return table.cast(pa.schema(fields))
+
+
+def _json(file: Path) -> Any:
+    rows = msgspec.json.decode(file.read_bytes())
+    return pa.Table.from_pylist(rows if isinstance(rows, list) else [rows])
+
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    ".csv": lambda file: pa.csv.read_csv(file),
+    ".tsv": lambda file: pa.csv.read_csv(file, parse_options=pa.csv.ParseOptions(delimiter="\t")),
+    ".json": _json,
+    ".jsonl": lambda file: pa.json.read_json(file),
+    ".ndjson": lambda file: pa.json.read_json(file),
+}
+ENDINGS = (".parquet", *READERS)  # of files that can be pushed
 
 
 def pack(
@@ -60,7 +107,8 @@ def pack(
 ) -> PackedTick:
     """A tick of these files. `<table>_seq=NNN.parquet` are pages of one table, any other file is a table of its own.
 
-    `keys` gives the primary keys by table; "" is for all other tables. Raises Invalid or BadManifest.
+    `keys` gives the primary keys by table; "" is for all other tables. With an empty `mode`, a table with a key is
+    upserted (delta) and one without is replaced (full). Raises Invalid or BadManifest.
     """
     tables: dict[str, dict[str, Any]] = {}
     numbered = dict(enumerate(files))
@@ -68,13 +116,14 @@ def pack(
         paged = PAGED.fullmatch(file.name)
         name = paged["stem"] if paged else file.stem
         metadata, schema = _read(file)
+        primary_keys = list(keys.get(name, keys.get("", ())))
         table = tables.setdefault(
             name,
             {
                 "name": name,
-                "mode": mode,
+                "mode": mode or ("delta" if primary_keys else "full"),
                 "schema": _columns(file, schema),
-                "primary_keys": list(keys.get(name, keys.get("", ()))),
+                "primary_keys": primary_keys,
                 "row_count": 0,
                 "parquets": [],
             },

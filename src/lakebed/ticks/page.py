@@ -11,11 +11,13 @@ from lakebed.console.page import (
     FAST_S,
     SLOW_S,
     Action,
+    Counted,
     DataSource,
     Fields,
     PageRequest,
     PageSamples,
     PartPage,
+    by_field,
     deferred,
 )
 from lakebed.core.context import Context
@@ -52,6 +54,7 @@ async def _replay_letters(page: TicksPage, fields: Fields, who: str, reason: str
 
 class TicksPage(PartPage):
     name = "ticks"
+    manual = "parts/ticks.md"
     path = "/ticks"
     title = "Ticks"
     about = "Each tick from its parts to gold."
@@ -94,7 +97,7 @@ class TicksPage(PartPage):
                 org, project, tick = one.org_id, one.project_id, one.ticks[0].tick_id
         if tick:
             samples |= await request.load(tick=self.tick(org, project, tick))
-        return samples, {"org": org, "project": project, "tick": tick}
+        return samples, {"org": org, "project": project, "tick": tick, "state": query.text("state")}
 
     def overview(self) -> dict[str, DataSource]:
         return {"silver": self.silver()}
@@ -108,6 +111,10 @@ class TicksPage(PartPage):
             "ticks_dead": None if silver is None else silver["dead"],
         }
 
+    async def count(self, from_ms: int, to_ms: int) -> Counted:
+        ticks, rows = await view.committed_between(self.context, from_ms, to_ms)
+        return Counted(added={"ticks_committed": ticks, "ticks_rows": rows})
+
     @property
     def auditor(self) -> DispatchAuditor:
         if self._auditor is None:
@@ -115,7 +122,13 @@ class TicksPage(PartPage):
         return self._auditor
 
     def projects(self) -> DataSource:
-        return DataSource("ticks:read", "ticks.standing", SLOW_S, lambda: view.project_statuses(self.context))
+        return DataSource(
+            "ticks:read",
+            "ticks.standing",
+            SLOW_S,
+            lambda: view.project_statuses(self.context),
+            owned=by_field("org_id"),
+        )
 
     def silver(self) -> DataSource:
         return DataSource("ticks:read", "ticks.silver", SLOW_S, lambda: view.silver_status(self.context, self.auditor))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 
 from lakebed.core.errors import Invalid
 from lakebed.ticks.codec import FILE_SEQ_MAX
@@ -10,7 +11,11 @@ from lakebed.ticks.model import TickId
 
 ROOT = "ticks/v1"
 REPLAYS = f"{ROOT}/replays"  # one note for each replay: <tick>/<ms>-<token>.json
+TIMES = f"{ROOT}/audit/times"  # one note for each commit and replay, by time
+WATERMARK = f"{ROOT}/audit/watermark.json"
 BRONZE_ROOT = "tables/bronze"
+
+RESERVED_ORGS = ("batches", "topics", "queues")  # folders of bronze for the sources that have no org
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?!\.)){0,126}")
 
@@ -23,6 +28,8 @@ def check_name(what: str, name: str) -> str:
 
 
 def tick_id(org_id: str, project_id: str, tick: str) -> TickId:
+    if org_id in RESERVED_ORGS:
+        raise Invalid(f"org {org_id!r} is a source of bronze", hint="choose another name")
     return TickId(check_name("org", org_id), check_name("project", project_id), check_name("tick", tick))
 
 
@@ -61,8 +68,11 @@ def wanted(org_id: str, project_id: str) -> str:
     return f"{ROOT}/wanted/{org_id}/{project_id}"
 
 
+SECRETS = f"{ROOT}/secrets/"
+
+
 def secret(org_id: str, project_id: str) -> str:
-    return f"{ROOT}/secrets/{org_id}/{project_id}.json"
+    return f"{SECRETS}{org_id}/{project_id}.json"
 
 
 def queue(shard: int) -> str:
@@ -71,6 +81,22 @@ def queue(shard: int) -> str:
 
 def audit(table: str, tick: TickId | None = None) -> str:
     return f"{ROOT}/audit/{table}/" + (f"{tick.path}.json" if tick else "")
+
+
+def noted(at_ms: int, tick: TickId) -> str:
+    """A note that a tick was committed or replayed at this time: keys sort by time."""
+    return f"{times(at_ms)}~{tick.org_id}~{tick.project_id}~{tick.tick_id}"
+
+
+def times(at_ms: int) -> str:
+    """Sorts before every note of this time and later."""
+    hour = datetime.fromtimestamp(at_ms // 1000, UTC).strftime("%Y%m%dT%H")
+    return f"{TIMES}/{hour}/{at_ms:013d}"
+
+
+def noted_tick(key: str) -> tuple[int, TickId]:
+    at_ms, *of = key.rpartition("/")[2].split("~")
+    return int(at_ms), TickId(*of)
 
 
 def bronze(org_id: str, project_id: str) -> str:

@@ -9,11 +9,13 @@ import msgspec
 
 from lakebed.core.clock import now_ms
 from lakebed.core.context import Context
-from lakebed.core.errors import LakebedError, TooLarge, Unprocessable
+from lakebed.core.errors import LakebedError, NotFound, TooLarge, Unprocessable
+from lakebed.store.model import read_record
+from lakebed.store.protocol import Store
 from lakebed.store.register import Register
 from lakebed.ticks import paths
 from lakebed.ticks import transitions as tick
-from lakebed.ticks.model import StoredPart, TickId, TickState
+from lakebed.ticks.model import CommitRecord, StoredPart, TickId, TickState
 from lakebed.ticks.settings import TicksSettings
 
 
@@ -31,6 +33,14 @@ def register_of(context: Context, of: TickId) -> Register[TickState]:
     return Register(context, paths.state(of), TickState, TickState(), name="tick")
 
 
+async def recorded(store: Store, of: TickId) -> CommitRecord | None:
+    """The tick's commit record, which is kept for ever; None when it is not committed."""
+    try:
+        return read_record(await store.get(paths.commit(of)), CommitRecord)
+    except NotFound:
+        return None
+
+
 class Receiver:
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -41,7 +51,10 @@ class Receiver:
     async def put(self, of: TickId, seq: int, sha256: str, chunks: AsyncIterator[bytes]) -> PartResponse:
         """Stores a part. Idempotent by hash; raises PartDiffers rather than overwrite, TooLarge, Unprocessable."""
         register = register_of(self._context, of)
-        held = (await register.read()).value.parts.get(str(seq))
+        state = (await register.read()).value
+        held = state.parts.get(str(seq))
+        if not state.exists and (record := await recorded(self._context.store, of)):
+            return await self._committed(record, seq, sha256, chunks)
         if held is not None:
             await self._discard(chunks)  # the client is still sending: it reads the response only when it is done
             tick.same_or_raise(held, seq, sha256)
@@ -71,6 +84,16 @@ class Receiver:
         if dropped is not None:
             await self._context.store.delete(dropped.key)
         return dropped is not None
+
+    async def _committed(
+        self, record: CommitRecord, seq: int, sha256: str, chunks: AsyncIterator[bytes]
+    ) -> PartResponse:
+        """The response to a part of a tick that was committed, and whose state was swept since."""
+        await self._discard(chunks)
+        if record.parts.get(str(seq)) != sha256:
+            raise tick.committed(f"part {seq} was not added")
+        self._parts.labels(outcome="already_present").inc()
+        return PartResponse(seq, sha256, 0, already_present=True)
 
     async def _discard(self, chunks: AsyncIterator[bytes]) -> None:
         size = 0

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from lakebed.core.settings import Contradiction, Secret, Section, describe
+from lakebed.ticks.codec import PARTS_MAX
 
 MIB = 1024 * 1024
 DAY_S = 86_400.0
@@ -32,15 +33,16 @@ class TicksSettings(Section, frozen=True):
     payload_key: Annotated[
         Secret,
         describe(
-            "Fernet key that encrypts the projects' secrets; several are separated by commas, newest "
+            "Key that the projects' secrets are hashed with; several are separated by commas, newest "
             "first; empty derives one from the store's credentials.",
             when="keys are rotated, or the store's credentials may change",
         ),
     ] = Secret("")
     secrets_cache_s: Annotated[float, describe("Caches a project's secret for this long.")] = 30.0
     part_bytes_max: Annotated[int, describe("Limits the size of one part.", when="parts are larger")] = 256 * MIB
+    part_rows_max: Annotated[int, describe("Limits the rows of one part, whatever its size.")] = 20_000_000
     manifest_bytes_max: Annotated[int, describe("Limits the size of one manifest.")] = 2 * MIB
-    parts_max: Annotated[int, describe("Limits the parts of one tick.")] = 2000
+    parts_max: Annotated[int, describe("Limits the parts of one tick, to at most 2,000.")] = PARTS_MAX
     lease_s: Annotated[
         float,
         describe("Limits how long a replica that holds a project's lease may report nothing before another takes it."),
@@ -115,6 +117,8 @@ class TicksSettings(Section, frozen=True):
             value = getattr(self, field.name)
             if isinstance(value, (int, float)) and value <= 0:
                 raise Contradiction(f"ticks.{field.name}", f"ticks.{field.name}", f"must be above 0, not {value}")
+        if self.parts_max > PARTS_MAX:
+            raise Contradiction("ticks.parts_max", "ticks.parts_max", f"a manifest lists at most {PARTS_MAX} parts")
         if bool(self.aws_access_key_id) != bool(self.aws_secret_access_key):
             raise Contradiction("ticks.aws_access_key_id", "ticks.aws_secret_access_key", "set both or neither")
         if self.batch_window_s >= self.visibility_timeout_s:

@@ -17,7 +17,7 @@ from lakebed.core.context import Context
 from lakebed.core.errors import LakebedError
 from lakebed.core.logs import logger
 from lakebed.core.traces import traced
-from lakebed.ticks import paths
+from lakebed.ticks import commit_times, paths
 from lakebed.ticks import transitions as tick
 from lakebed.ticks.audit import AuditTable
 from lakebed.ticks.model import TickId, TickState
@@ -71,6 +71,7 @@ class TickSweeper:
         await self._sweep_orphans()
         for table in self._audits:
             await table.sweep()
+        await commit_times.sweep(self._context, ttl_s=self._settings.audit_ttl_s)
 
     async def _sweep_tick(self, of: TickId) -> bool:
         """Expires or removes one tick's state. True when nothing changes it before its retention ends."""

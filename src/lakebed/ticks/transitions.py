@@ -75,8 +75,10 @@ def other_manifest() -> BadManifest:
     return BadManifest("other_manifest", message, hint="finalize with that one, or start another tick")
 
 
-def finish(now: TickState, tick: TickId, result: FinalizeResult, *, now_ms: int) -> tuple[TickState, FinalizeResult]:
-    """Caches the result. The first one stays."""
+def finish(
+    now: TickState, tick: TickId, result: FinalizeResult, *, manifest: Any, now_ms: int
+) -> tuple[TickState, FinalizeResult]:
+    """Caches the result. The first one stays, and so does a pinned manifest: a state that was swept gets it again."""
     if now.result is not None:
         return now, now.result
     after = msgspec.structs.replace(
@@ -85,6 +87,7 @@ def finish(now: TickState, tick: TickId, result: FinalizeResult, *, now_ms: int)
         project_id=tick.project_id,
         tick_id=tick.tick_id,
         state="committed",
+        manifest=now.manifest if now.manifest is not None else manifest,
         result=result,
         failure=None,
         updated_at_ms=now_ms,
@@ -117,9 +120,13 @@ def expire(now: TickState, *, before_ms: int, now_ms: int) -> tuple[TickState, b
     return msgspec.structs.replace(now, state="failed", failure=failure, parts={}, updated_at_ms=now_ms), True
 
 
+def committed(what: str) -> Conflict:
+    return Conflict(f"the tick is committed: {what}", hint="start another tick, or lakebed bronze replay")
+
+
 def _open(now: TickState, what: str) -> None:
     if now.state == "committed":
-        raise Conflict(f"the tick is committed: {what}", hint="start another tick")
+        raise committed(what)
     if now.state == "finalizing":
         raise TooEarly(f"the tick is being finalized: {what}", hint="finalize again", retry_after_s=2.0)
 

@@ -6,6 +6,7 @@ are found here, at the cost of one range read, before anything is started.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,10 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lakebed.core.errors import Invalid
+from lakebed.delta.types import parse_type, word_of
 from lakebed.store.protocol import Store
 from lakebed.ticks.codec import SHA256, read_manifest, type_of
 from lakebed.ticks.model import (
     BadManifest,
+    CommitRecord,
     Manifest,
     ManifestPart,
     PartsDiffer,
@@ -43,6 +46,24 @@ def parsed(body: bytes) -> Any:
         return msgspec.json.decode(body)
     except msgspec.DecodeError:
         return None
+
+
+def digest_of(body: bytes) -> str:
+    """The hash of a manifest's content: the same for every spacing and order of the same JSON; empty for no JSON."""
+    found = parsed(body)
+    return hashlib.sha256(msgspec.json.encode(found, order="deterministic")).hexdigest() if found is not None else ""
+
+
+def is_of_record(body: bytes, record: CommitRecord) -> bool:
+    """Whether these bytes are the manifest that was committed. A record without a digest is compared by its parts."""
+    if record.manifest_digest:
+        return digest_of(body) == record.manifest_digest
+    if hashlib.sha256(body).hexdigest() == record.manifest_sha256:
+        return True
+    try:
+        return lists_parts(read_manifest(body), record.parts)
+    except BadManifest:
+        return False
 
 
 def lists_parts(manifest: Manifest, parts: Mapping[str, str]) -> bool:
@@ -101,19 +122,27 @@ def decode_footer(footer: bytes) -> ParquetFooter:
     try:
         found = pq.read_metadata(pa.BufferReader(MAGIC + footer))
         schema = found.schema.to_arrow_schema()
+        groups = [found.row_group(number) for number in range(found.num_row_groups)]
         return ParquetFooter(
-            found.num_rows, tuple(TickColumn(field.name, type_of(field.type) or "") for field in schema)
+            max(found.num_rows, sum(group.num_rows for group in groups)),
+            tuple(TickColumn(field.name, type_of(field.type) or "") for field in schema),
         )
     except (pa.ArrowException, OSError, ValueError, KeyError, MemoryError) as error:
         raise _not_parquet("its footer does not decode") from error
 
 
-def check_footer(footer: ParquetFooter, listed: ManifestPart, table: TickTable) -> None:
-    """Raises BadManifest unless the part has the rows and columns of its manifest."""
+def check_footer(footer: ParquetFooter, listed: ManifestPart, table: TickTable, rows_max: int) -> None:
+    """Raises BadManifest unless the part has the rows and columns of its manifest, and not more than a job can hold.
+
+    A column of one value costs a few bytes for any number of rows: the size of a part does not bound its rows.
+    """
     where = f"table {table.name!r}: part {listed.file_seq}:"
+    if footer.rows > rows_max:
+        raise BadManifest("part_too_large", f"{where} it has {footer.rows} rows, more than ticks.part_rows_max")
     if footer.rows != listed.rows:
         raise BadManifest("row_count_mismatch", f"{where} it has {footer.rows} rows, the manifest says {listed.rows}")
-    have, want = [column.name for column in footer.columns], {column.name: column.type for column in table.schema}
+    have = [column.name for column in footer.columns]
+    want = {column.name: word_of(parse_type(column.type)) for column in table.schema}
     if len(set(have)) != len(have):
         raise BadManifest("duplicate_column", f"{where} it has a column twice")
     if missing := [name for name in want if name not in have]:

@@ -13,11 +13,11 @@ from lakebed.core.clock import now_ms
 from lakebed.core.context import Context
 from lakebed.core.errors import Corrupt, NotFound
 from lakebed.store.lease import Lease
+from lakebed.store.model import read_record
 from lakebed.ticks import paths
 from lakebed.ticks.adapters import open_audit, open_queue
 from lakebed.ticks.audit import COMMITTED, DISPATCHED, AuditRow
 from lakebed.ticks.auditor import DispatchAuditor
-from lakebed.ticks.finalizer import decode
 from lakebed.ticks.model import CommitRecord, TickId, TickState
 from lakebed.ticks.queue import ReceivedMessage
 from lakebed.ticks.receiver import register_of
@@ -173,6 +173,25 @@ async def project_statuses(context: Context, org_id: str = "", project_id: str =
     return [msgspec.structs.replace(one, ticks=one.ticks[:TICKS_SHOWN]) for one in found]
 
 
+async def committed_between(context: Context, from_ms: int, to_ms: int) -> tuple[int, int]:
+    """Ticks committed in (from_ms, to_ms] and their rows, by any replica.
+
+    Lists the ticks of the last day and reads those that changed in the span, at most TICKS_MAX of a project.
+    """
+    ticks = rows = 0
+    for org, project in await projects(context):
+        folder, keys = paths.states(org, project), list[str]()
+        async for info in context.store.list(folder, after=f"{folder}{_stamp(to_ms / 1000 - LOOK_BACK_S[0])}"):
+            if from_ms < info.modified_ms and len(keys) < TICKS_MAX:
+                keys.append(info.key.rpartition("/")[2].removesuffix(".json"))
+        for name in keys:
+            state = (await register_of(context, TickId(org, project, name)).read()).value
+            if state.result is not None and from_ms < state.updated_at_ms <= to_ms:
+                ticks += 1
+                rows += state.result.rows_inserted + state.result.rows_replaced
+    return ticks, rows
+
+
 async def silver_status(context: Context, watch: DispatchAuditor | None = None) -> dict[str, Any]:
     """How many messages wait, are in flight and are dead, and the lag of silver."""
     watch = watch or auditor(context)
@@ -192,11 +211,11 @@ async def view(context: Context, tick: TickId) -> TickView:
     if not state.exists:
         raise NotFound(f"no tick {tick.path}", hint="old ticks are swept; lakebed ticks status lists the rest")
     try:
-        commit: CommitRecord | None = decode(await context.store.get(paths.commit(tick)))
+        commit: CommitRecord | None = read_record(await context.store.get(paths.commit(tick)), CommitRecord)
     except NotFound:
         commit = None
     dispatched = await open_audit(context, DISPATCHED).get(tick)
-    report = _report(dispatched)
+    report = report_of(dispatched)
     return TickView(
         org_id=tick.org_id,
         project_id=tick.project_id,
@@ -257,15 +276,20 @@ def _downstream(dispatched: AuditRow | None, report: Any) -> list[TickStage]:
         return [TickStage("silver", state, dispatched.at_ms, 0, detail), TickStage("gold", "waiting")]
     steps = report.get("silver", []) if isinstance(report, dict) else []
     rows = ", ".join(f"{step['table']}: {step['good']} good, {step['quarantined']} quarantined" for step in steps)
-    made = report.get("gold", []) if isinstance(report, dict) else []
-    tables = ", ".join(str(each.get("table", each.get("name", ""))) for each in made if isinstance(each, dict))
+    made = [each for each in (report.get("gold", []) if isinstance(report, dict) else []) if isinstance(each, dict)]
+    tables = ", ".join(_gold_table(each) for each in made)
     return [
         TickStage("silver", "done", dispatched.at_ms, 0, rows or "no contract for its tables"),
         TickStage("gold", "done", dispatched.at_ms, 0, tables or "no model"),
     ]
 
 
-def _report(row: AuditRow | None) -> Any:
+def _gold_table(made: dict[str, Any]) -> str:
+    name, state = str(made.get("table", made.get("name", ""))), made.get("state", "made")
+    return name if state in ("made", "unchanged") else f"{name} ({state})"
+
+
+def report_of(row: AuditRow | None) -> Any:
     """The report of a finished job."""
     if row is None or row.state != "done":
         return None

@@ -1,4 +1,4 @@
-"""The workers of ticks: the dispatcher, the sweeper, and the auditor that measures the lag to silver."""
+"""The workers of ticks: the sweeper, and the auditor that measures the lag; and that of silver, the dispatcher."""
 
 from __future__ import annotations
 
@@ -14,10 +14,17 @@ from lakebed.ticks.ownership import Ownership
 from lakebed.ticks.sweeper import TickSweeper
 
 
-def workers(context: Context, job: SilverJob, bronze: BronzeCommitter) -> Sequence[Worker]:
+def silver_worker(context: Context, job: SilverJob) -> Worker:
+    """The dispatcher: any number of processes may run it, apart from those that accept ticks."""
+    dispatched = open_audit(context, DISPATCHED)
+    return Worker(
+        "ticks-dispatcher", Dispatcher(context, queue=open_queue(context), dispatched=dispatched, job=job).run
+    )
+
+
+def workers(context: Context, bronze: BronzeCommitter) -> Sequence[Worker]:
     queue = open_queue(context)
     committed, dispatched = open_audit(context, COMMITTED), open_audit(context, DISPATCHED)
-    dispatcher = Dispatcher(context, queue=queue, dispatched=dispatched, job=job)
     auditor = DispatchAuditor(context, queue=queue, committed=committed, dispatched=dispatched)
     ownership = Ownership(context)
     finalizer = Finalizer(context, bronze=bronze, queue=queue, committed=committed, ownership=ownership)
@@ -31,7 +38,6 @@ def workers(context: Context, job: SilverJob, bronze: BronzeCommitter) -> Sequen
             await ownership.stop()
 
     return [
-        Worker("ticks-dispatcher", dispatcher.run),
         Worker("ticks-sweeper", sweep),
         Worker("ticks-auditor", auditor.run),
     ]

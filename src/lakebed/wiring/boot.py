@@ -25,15 +25,17 @@ from starlette.types import Receive, Scope, Send
 from lakebed import __version__
 from lakebed.core.clock import Clock, now_ms
 from lakebed.core.context import Component, Context, Health
-from lakebed.core.errors import Corrupt, Invalid, LakebedError, Unavailable
+from lakebed.core.errors import Invalid, LakebedError, Unavailable
 from lakebed.core.logs import logger
 from lakebed.gateway.health import HealthReport
-from lakebed.gateway.listen import BACKLOG, STOP_SIGNALS
+from lakebed.gateway.listen import STOP_SIGNALS, plain_config, with_tls
 from lakebed.gateway.problems import problem
 from lakebed.gateway.settings import GatewaySettings
+from lakebed.gateway.tls import ServerTls
 from lakebed.store.authority import Authority, claim
 from lakebed.store.connect import connect
 from lakebed.store.guarded import GuardedStore
+from lakebed.store.model import read_record
 from lakebed.store.path_check import check_path
 from lakebed.store.protocol import Store
 from lakebed.store.prover import REPORTS, StoreProof, demand, prove
@@ -64,8 +66,8 @@ async def boot(context: Context, parts: Sequence[str] = ()) -> Authority:
     check_parts(parts)
     if writes(context, parts):
         await path_holds(context)
-    expected = context.settings.of(StoreSettings).authority
-    authority = await claim(context.store, expected=expected, clock=context.clock, ids=context.ids)
+    store = context.settings.of(StoreSettings)
+    authority = await claim(context, expected=store.authority, location=store.location, moved_from=store.moved_from)
     if context.settings.of(GatewaySettings).prove == "auto" and writes(context, parts):
         await proven(context)
     return authority
@@ -84,7 +86,7 @@ async def path_holds(context: Context) -> None:
     if isinstance(context.store, GuardedStore):
         demand(await context.store.check())
     else:
-        demand(await check_path(context.store, clock=context.clock, ids=context.ids))
+        demand(await check_path(context.store, context))
 
 
 def check_parts(parts: Sequence[str]) -> None:
@@ -104,9 +106,7 @@ async def proven(context: Context) -> None:
     """Uses the stored verification of the store, or runs a new one. Raises Invalid with what failed and what to do."""
     proof = await _stored(context.store)
     if proof is None:
-        proof = await prove(
-            _rivals(context), rounds=PROOF_ROUNDS, clock=context.clock, ids=context.ids, keep_report=True
-        )
+        proof = await prove(_rivals(context), context, rounds=PROOF_ROUNDS, keep_report=True)
         log.info("store verified" if proof.held else "store refused", clients=proof.clients, rounds=proof.rounds)
     demand(proof)
 
@@ -118,10 +118,7 @@ async def _stored(store: Store) -> StoreProof | None:
         newest = max(newest, info.key)
     if not newest:
         return None
-    try:
-        proof = msgspec.json.decode((await store.get(newest)).data, type=StoreProof)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise Corrupt(f"{newest!r} does not decode: {error}", hint="inspect it, then delete it", key=newest) from error
+    proof = read_record(await store.get(newest), StoreProof)
     return proof if proof.held else None
 
 
@@ -129,11 +126,7 @@ def _rivals(context: Context) -> list[Store]:
     settings = context.settings.of(StoreSettings)
     if settings.url.startswith("memory:"):
         return [context.store] * PROOF_CLIENTS
-    more = [
-        connect(settings, clock=context.clock, ids=context.ids, metrics=context.metrics)
-        for _ in range(PROOF_CLIENTS - 1)
-    ]
-    return [context.store, *more]
+    return [context.store, *(connect(settings, context) for _ in range(PROOF_CLIENTS - 1))]
 
 
 def path_watch(context: Context, parts: Sequence[str]) -> list[Component]:
@@ -196,7 +189,8 @@ async def boot_when_ready(context: Context, parts: Sequence[str], bound: socket.
     with _cancelled_by_signals(booting):
         await asyncio.wait([booting], timeout=QUIET_S)
         if not booting.done():
-            async with _answering(waiting, bound):
+            tls = ServerTls.of(context.settings.of(GatewaySettings))
+            async with _answering(waiting, bound, tls):
                 await asyncio.wait([booting])
     if booting.cancelled():
         log.info("stopped before the store answered")
@@ -262,22 +256,12 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def _answering(app: WaitingApp, bound: socket.socket) -> AsyncIterator[None]:
+async def _answering(app: WaitingApp, bound: socket.socket, tls: ServerTls | None) -> AsyncIterator[None]:
     """Serves the app while the block runs, on a copy of the socket: the original stays open and keeps its backlog."""
-    config = uvicorn.Config(
-        app,
-        http="httptools",
-        loop="none",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        backlog=BACKLOG,
-        limit_concurrency=CONNECTIONS_MAX,
-        timeout_graceful_shutdown=STOP_S,
+    config = plain_config(
+        app, http="httptools", lifespan="off", limit_concurrency=CONNECTIONS_MAX, timeout_graceful_shutdown=STOP_S
     )
-    server = _Server(config)
+    server = _Server(with_tls(config, tls))
     serving = asyncio.create_task(server.serve(sockets=[bound.dup()]))
     try:
         yield

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import socket
 
-from lakebed.core.clock import SystemClock
-from lakebed.core.context import Context
-from lakebed.core.ids import Ids
-from lakebed.core.metrics import Metrics
+from lakebed.core.context import Context, context_of
+from lakebed.core.runtime import system_runtime
 from lakebed.core.settings import Settings
 from lakebed.store.connect import connect
 from lakebed.store.guarded import GuardedStore
@@ -20,8 +18,7 @@ def make_context(settings: Settings, *, role: str) -> Context:
 
     The store checks its path before the first write: no write goes through an endpoint that ignores conditions.
     """
-    clock, ids, metrics = SystemClock(), Ids(), Metrics()
-    node = f"{role}-{socket.gethostname()}-{os.getpid()}-{ids.token()[:8]}"
-    store = connect(settings.of(StoreSettings), clock=clock, ids=ids, metrics=metrics)
-    guarded = GuardedStore(store, clock=clock, ids=ids, metrics=metrics)
-    return Context(node=node, settings=settings, store=guarded, clock=clock, ids=ids, metrics=metrics)
+    runtime = system_runtime()
+    node = f"{role}-{socket.gethostname()}-{os.getpid()}-{runtime.ids.token()[:8]}"
+    store = GuardedStore(connect(settings.of(StoreSettings), runtime), runtime)
+    return context_of(runtime, store, settings, node=node)

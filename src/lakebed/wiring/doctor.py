@@ -116,9 +116,9 @@ async def store_path(context: Context, endpoint: str) -> Diagnosis:
     """What every process checks at its start: no condition is ignored through this endpoint, with either client."""
     name = f"store path {endpoint}".rstrip()
     settings = msgspec.structs.replace(context.settings.of(StoreSettings), endpoint=endpoint)
-    store = connect(settings, clock=context.clock, ids=context.ids, metrics=context.metrics)
+    store = connect(settings, context)
     try:
-        prover.demand(await check_path(store, clock=context.clock, ids=context.ids))
+        prover.demand(await check_path(store, context))
     except LakebedError as error:
         return Diagnosis(name, "fail", error.message, error.hint)
     return Diagnosis(name, "pass", "refuses a second create and a stale replace, with small and with large bodies")
@@ -131,16 +131,11 @@ async def store_proof(context: Context, endpoints: Sequence[str] = ()) -> Diagno
     settings = context.settings.of(StoreSettings)
     through = _endpoints(context, endpoints)
     racers = [
-        connect(
-            msgspec.structs.replace(settings, endpoint=through[number % len(through)]),
-            clock=context.clock,
-            ids=context.ids,
-            metrics=context.metrics,
-        )
+        connect(msgspec.structs.replace(settings, endpoint=through[number % len(through)]), context)
         for number in range(max(RACERS, len(through)))
     ]
     try:
-        prover.demand(await prover.prove(racers, rounds=ROUNDS, clock=context.clock, ids=context.ids))
+        prover.demand(await prover.prove(racers, context, rounds=ROUNDS))
     except LakebedError as error:
         return Diagnosis("store prover", "fail", error.message, error.hint)
     by = f" through {len(through)} endpoints" if endpoints else ""

@@ -8,48 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from importlib import import_module
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import msgspec
+from lakebed.wiring.part import Command, Part, SimWorld
 
-from lakebed.core.context import Component, Context, Diagnosis, Worker
-from lakebed.core.settings import Section
-
-
-class Command(msgspec.Struct, frozen=True):
-    """A command of `lakebed`: `module:name` of its function or app, its name, one line of help and its group."""
-
-    place: str
-    name: str
-    about: str
-    group: str
-
-
-class SimWorld(msgspec.Struct, frozen=True):
-    """A simulated world: `script` is an async function of one World."""
-
-    name: str
-    about: str
-    script: str
-
-
-class Part(msgspec.Struct, frozen=True):
-    """Where a part plugs in, as `module:name`; empty where the part has nothing."""
-
-    name: str
-    about: str
-    settings: str = ""  # a Section
-    component: str = ""  # (Context) -> Component
-    workers: str = ""  # (Context) -> Sequence[Worker]
-    machine: str = ""  # () -> Diagnosis of this machine, for `lakebed doctor`
-    checks: str = ""  # async (Context) -> Sequence[Diagnosis], for `lakebed doctor`
-    commands: tuple[Command, ...] = ()
-    page: str = ""  # a PartPage of the console
-    bench: str = ""  # async (BenchEnvironment) -> Sequence[Check], for `lakebed bench`
-    load_test: str = ""  # async (BenchEnvironment, scenario, folder) -> Summary, for `lakebed bench --scenario`
-    demo: str = ""  # a module with TITLE, NEXT and play(ScenarioContext), for `lakebed demo`
-    worlds: tuple[SimWorld, ...] = ()
-    active_active: bool = True  # makes conditional writes, so the store is verified before it starts
+if TYPE_CHECKING:  # the root of the command loads this table: what it names is loaded when it is used
+    from lakebed.core.context import Component, Context, Diagnosis, Worker
+    from lakebed.core.settings import Section
 
 
 DATA, TABLES, OPERATE = "Data in and out", "Tables", "Operate"
@@ -71,6 +36,12 @@ PARTS: tuple[Part, ...] = (
         "gateway",
         "HTTP in front of every part",
         settings="lakebed.gateway.settings:GatewaySettings",
+        commands=(
+            Command(
+                "lakebed.gateway.commands:app", "keys", "API keys in the bucket: add, list, revoke, rotate.", OPERATE
+            ),
+        ),
+        checks="lakebed.gateway.tls:checks",
         bench="lakebed.gateway.bench:bench",
     ),
     Part(
@@ -108,15 +79,26 @@ PARTS: tuple[Part, ...] = (
                 "Metric batches: frames, conflicts, repair, garbage, queries.",
                 DATA,
             ),
-            Command("lakebed.batches.commands:bucket_app", "bucket", "Generate the S3 bucket policy.", OPERATE),
+            Command(
+                "lakebed.batches.commands:bucket_app",
+                "bucket",
+                "Create a bucket; generate the S3 bucket policy.",
+                OPERATE,
+            ),
         ),
         page="lakebed.batches.page:BatchesPage",
+        runs="lakebed.batches.runs:BatchesRuns",
         bench="lakebed.batches.bench:bench",
         worlds=(
             SimWorld(
                 "batches",
                 "agents, collectors, reconcilers and sweepers on one bucket",
                 "lakebed.batches.simulation:batches",
+            ),
+            SimWorld(
+                "batches-retention",
+                "weeks of batches, collectors that restart, retention",
+                "lakebed.batches.simulation:retention",
             ),
         ),
     ),
@@ -142,11 +124,12 @@ PARTS: tuple[Part, ...] = (
             Command(
                 "lakebed.log.commands:app",
                 "topics",
-                "The log: list, describe, produce, consume, trim, fence, delete.",
+                "The log: create, produce, consume, groups, trim, fence, delete.",
                 DATA,
             ),
         ),
         page="lakebed.log.page:LogPage",
+        runs="lakebed.log.view:LogRuns",
         bench="lakebed.log.bench:bench",
         load_test="lakebed.log.loadtest.run:run",
         demo="lakebed.log.demo",
@@ -193,10 +176,16 @@ PARTS: tuple[Part, ...] = (
         component="lakebed.wiring.ticks:component",
         workers="lakebed.wiring.ticks:workers",
         commands=(
-            Command("lakebed.ticks.commands:app", "ticks", "Ticks: upload Parquet files, show their status.", DATA),
-            Command("lakebed.wiring.silver_commands:app", "silver", "Silver: dispatch, dead letters, replays.", TABLES),
+            Command(
+                "lakebed.ticks.commands:app",
+                "ticks",
+                "Ticks: upload files as tables, show their status.",
+                DATA,
+                extra="server",
+            ),
         ),
         page="lakebed.ticks.page:TicksPage",
+        runs="lakebed.ticks.runs:TicksRuns",
         bench="lakebed.ticks.bench:bench",
         demo="lakebed.ticks.demo",
         worlds=(
@@ -204,6 +193,20 @@ PARTS: tuple[Part, ...] = (
                 "ticks",
                 "replicas and dispatchers bring the same ticks to silver",
                 "lakebed.ticks.simulation:ticks",
+            ),
+        ),
+    ),
+    Part(
+        "silver",
+        "dispatches committed ticks to silver and gold",
+        workers="lakebed.wiring.ticks:silver_workers",
+        commands=(
+            Command(
+                "lakebed.wiring.silver_commands:app",
+                "silver",
+                "Silver: dispatch, dead letters, replays.",
+                TABLES,
+                extra="spark",
             ),
         ),
     ),
@@ -220,24 +223,56 @@ PARTS: tuple[Part, ...] = (
         workers="lakebed.pipeline.workers:workers",
         commands=(
             Command(
-                "lakebed.pipeline.commands:app",
-                "pipeline",
-                "Load batches and topics into bronze; compact and vacuum tables.",
+                "lakebed.pipeline.silver.commands:app",
+                "contract",
+                "Check contracts of silver tables, without Spark.",
                 TABLES,
+                extra="server",
             ),
             Command(
-                "lakebed.pipeline.tables.commands:app", "tables", "Tables: list, schema and versions, rows.", TABLES
+                "lakebed.pipeline.commands:app",
+                "pipeline",
+                "Load batches and topics into bronze, run models; compact and vacuum tables.",
+                TABLES,
+                extra="spark",
             ),
         ),
-        page="lakebed.pipeline.tables.page:TablesPage",
         bench="lakebed.pipeline.bench:bench",
         demo="lakebed.pipeline.demo",
     ),
     Part(
+        "tables",
+        "Delta tables: commands, routes, page, Spark source",
+        commands=(
+            Command(
+                "lakebed.pipeline.tables.commands:app",
+                "tables",
+                "Tables: list, schema and versions, rows, forget.",
+                TABLES,
+                extra="spark",
+            ),
+        ),
+        component="lakebed.pipeline.tables.routes:component",
+        source="lakebed.pipeline.tables.source:TableSource",
+        page="lakebed.pipeline.tables.page:TablesPage",
+        runs="lakebed.pipeline.tables.runs:TablesRuns",
+        bench="lakebed.pipeline.tables.bench:bench",
+        active_active=False,
+    ),
+    Part(
         "bronze",
-        "batches and topics as tables",
+        "batches, topics and queues as tables",
         settings="lakebed.pipeline.settings:BronzeSettings",
         workers="lakebed.pipeline.workers:bronze_workers",
+        commands=(
+            Command(
+                "lakebed.wiring.bronze_commands:app",
+                "bronze",
+                "Bronze: load now, replay a tick with corrected parts, backfill batches.",
+                TABLES,
+                extra="spark",
+            ),
+        ),
     ),
     Part(
         "filer",
@@ -250,16 +285,19 @@ PARTS: tuple[Part, ...] = (
         "S3 expiration rules, driven by events",
         settings="lakebed.lifecycle.settings:LifecycleSettings",
         component="lakebed.lifecycle.routes:component",
-        workers="lakebed.lifecycle.workers:workers",
+        workers="lakebed.wiring.lifecycle:workers",
+        checks="lakebed.lifecycle.checks:checks",
         commands=(
             Command(
                 "lakebed.lifecycle.commands.root:app",
                 "lifecycle",
                 "S3 expiration rules: put, dry-run, status, why.",
                 OPERATE,
+                extra="seaweedfs",
             ),
         ),
         page="lakebed.lifecycle.page:LifecyclePage",
+        runs="lakebed.lifecycle.view:LifecycleRuns",
         bench="lakebed.lifecycle.bench:bench",
         demo="lakebed.lifecycle.demo",
         worlds=(
@@ -273,6 +311,11 @@ PARTS: tuple[Part, ...] = (
                 "workers expire versions in versioned and suspended buckets",
                 "lakebed.lifecycle.simulation:versions",
             ),
+            SimWorld(
+                "policies",
+                "policies, buckets and the event log come and go under two or three workers",
+                "lakebed.lifecycle.outage_simulation:policies",
+            ),
         ),
     ),
     Part(
@@ -281,12 +324,14 @@ PARTS: tuple[Part, ...] = (
         settings="lakebed.pipeline.settings:AuditSettings",
         component="lakebed.pipeline.audit.routes:component",
         page="lakebed.pipeline.audit.page:AuditPage",
+        runs="lakebed.pipeline.audit.stored:AuditRuns",
         commands=(
             Command(
                 "lakebed.pipeline.audit.commands:audit",
                 "audit",
                 "Compare a listing of the bucket with all indexes; report lost and orphaned objects.",
                 OPERATE,
+                extra="spark",
             ),
         ),
     ),
@@ -295,12 +340,12 @@ PARTS: tuple[Part, ...] = (
 
 
 def sections() -> list[type[Section]]:
-    return [cast(type[Section], resolve(part.settings)) for part in PARTS if part.settings]
+    return [cast("type[Section]", resolve(part.settings)) for part in PARTS if part.settings]
 
 
 def components(context: Context, names: Sequence[str] = ()) -> list[Component]:
     return [
-        cast(Callable[[Context], Component], resolve(part.component))(context)
+        cast("Callable[[Context], Component]", resolve(part.component))(context)
         for part in PARTS
         if part.component and (not names or part.name in names)
     ]
@@ -311,13 +356,13 @@ def workers(context: Context, names: Sequence[str] = ()) -> list[Worker]:
         worker
         for part in PARTS
         if part.workers and (not names or part.name in names)
-        for worker in cast(Callable[[Context], Sequence[Worker]], resolve(part.workers))(context)
+        for worker in cast("Callable[[Context], Sequence[Worker]]", resolve(part.workers))(context)
     ]
 
 
 def machine_checks() -> list[Diagnosis]:
     """What each part needs of this machine, for `lakebed doctor`."""
-    return [cast(Callable[[], Diagnosis], resolve(part.machine))() for part in PARTS if part.machine]
+    return [cast("Callable[[], Diagnosis]", resolve(part.machine))() for part in PARTS if part.machine]
 
 
 async def diagnose(context: Context) -> list[Diagnosis]:
@@ -325,7 +370,7 @@ async def diagnose(context: Context) -> list[Diagnosis]:
     found: list[Diagnosis] = []
     for part in PARTS:
         if part.checks:
-            found += await cast(Callable[[Context], Awaitable[Sequence[Diagnosis]]], resolve(part.checks))(context)
+            found += await cast("Callable[[Context], Awaitable[Sequence[Diagnosis]]]", resolve(part.checks))(context)
     return found
 
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import socket
 from collections.abc import Callable, Sequence
 
 import msgspec
 import uvloop
 
-from lakebed.core.context import Context, Health, Worker
+from lakebed.core.context import Component, Context, Health, Worker
 from lakebed.core.errors import LakebedError
 from lakebed.core.logs import logger
 from lakebed.core.settings import Settings
@@ -23,6 +24,7 @@ from lakebed.core.traces.start import tracing
 from lakebed.gateway.app import build
 from lakebed.gateway.listen import bind, listen, url_of
 from lakebed.gateway.settings import GatewaySettings
+from lakebed.store.authority import Authority
 from lakebed.wiring.boot import boot_when_ready, path_watch
 from lakebed.wiring.context import make_context
 from lakebed.wiring.parts import components, workers
@@ -41,6 +43,15 @@ class Ready(msgspec.Struct, frozen=True):
     parts: tuple[str, ...]
 
 
+def _ready(
+    bound: socket.socket, context: Context, authority: Authority, running: Sequence[Component | WorkerSupervisor]
+) -> Ready:
+    names = tuple(each.name for each in running)
+    return Ready(
+        url_of(bound, context.settings.of(GatewaySettings)), context.node, authority.authority_id, os.getpid(), names
+    )
+
+
 def serve(settings: Settings, parts: Sequence[str] = (), *, ready: Callable[[Ready], None] = lambda _: None) -> None:
     """Serves the parts (all of them by default) until SIGTERM or SIGINT, then drains and returns.
 
@@ -54,19 +65,13 @@ def serve(settings: Settings, parts: Sequence[str] = (), *, ready: Callable[[Rea
 async def _serve(settings: Settings, parts: Sequence[str], ready: Callable[[Ready], None]) -> None:
     gateway = settings.of(GatewaySettings)
     bound = bind(gateway.host, gateway.port)  # first: a port that is in use fails at once
-    context = make_context(settings, role="gateway")
+    context = msgspec.structs.replace(make_context(settings, role="gateway"), url=url_of(bound, gateway))
     authority = await boot_when_ready(context, parts, bound)
     if authority is None:
         return
     served = components(context, parts)
     app = build(context, [*path_watch(context, parts), *served], authority=authority.authority_id)
-    started = Ready(
-        url=url_of(bound),
-        node=context.node,
-        authority=authority.authority_id,
-        pid=os.getpid(),
-        parts=tuple(component.name for component in served),
-    )
+    started = _ready(bound, context, authority, served)
 
     def begin() -> None:
         gc.freeze()  # what is loaded by now stays: the collector need not scan it again
@@ -181,13 +186,7 @@ async def _work(settings: Settings, parts: Sequence[str], ready: Callable[[Ready
         authority=authority.authority_id,
         checks={supervisor.name: supervisor.health for supervisor in supervisors},
     )
-    started = Ready(
-        url=url_of(bound),
-        node=context.node,
-        authority=authority.authority_id,
-        pid=os.getpid(),
-        parts=tuple(supervisor.name for supervisor in supervisors),
-    )
+    started = _ready(bound, context, authority, supervisors)
 
     def begin() -> None:
         log.info("working", url=started.url, node=started.node, authority=started.authority, workers=started.parts)

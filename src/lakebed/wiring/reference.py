@@ -13,14 +13,13 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from lakebed.core.clock import SystemClock
-from lakebed.core.context import Context
-from lakebed.core.ids import Ids
-from lakebed.core.metrics import LATENCY_S, TABLE, Metrics
+from lakebed.console.dashboards import export
+from lakebed.console.dashboards.boards import board_of
+from lakebed.console.dashboards.export import RUNBOOK, runbook
+from lakebed.core.context import context_of
+from lakebed.core.metrics import LATENCY_S, TABLE
+from lakebed.core.runtime import system_runtime
 from lakebed.core.settings import Secret, Section, env_name, explain, is_public, load
-from lakebed.dashboards import export
-from lakebed.dashboards.boards import board_of
-from lakebed.dashboards.export import RUNBOOK, runbook
 from lakebed.gateway.app import build
 from lakebed.gateway.openapi import RIGHT, describe
 from lakebed.store.memory import MemoryStore
@@ -160,15 +159,8 @@ def http() -> str:
 
 def description() -> dict[str, Any]:
     """The OpenAPI document of a gateway with every part, on a store in memory: it starts and contacts nothing."""
-    clock = SystemClock()
-    context = Context(
-        node="node",
-        settings=load(sections()),
-        store=MemoryStore(clock=clock),
-        clock=clock,
-        ids=Ids(),
-        metrics=Metrics(),
-    )
+    runtime = system_runtime()
+    context = context_of(runtime, MemoryStore(clock=runtime.clock), load(sections()), node="node")
     return describe(build(context, components(context)).routes)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,6 +16,7 @@ import msgspec
 from lakebed.core.context import Component, Context, Health, Worker
 from lakebed.core.errors import LakebedError
 from lakebed.core.logs import logger
+from lakebed.gateway.settings import GatewaySettings
 from lakebed.pipeline.settings import PipelineSettings
 from lakebed.store.settings import StoreSettings
 from lakebed.ticks.adapters import open_audit, open_queue, open_vault
@@ -23,6 +25,7 @@ from lakebed.ticks.fakes import FakeBronze, FakeSilverJob
 from lakebed.ticks.model import BronzeResult, BronzeTick, SilverResult, SilverTick
 from lakebed.ticks.routes import TicksRoutes
 from lakebed.ticks.settings import TicksSettings
+from lakebed.ticks.workers import silver_worker
 from lakebed.ticks.workers import workers as tick_workers
 
 if TYPE_CHECKING:
@@ -31,7 +34,14 @@ if TYPE_CHECKING:
 log = logger("pipeline")
 
 
+COMMITS_MAX = 64  # commits at once in a process: one for each org, mostly waiting for Spark
+FINALIZE_S = 30.0  # what a finalize may take; a drain is at least as long, or it cuts running ones
+
+
 def component(context: Context) -> Component:
+    drain_s = context.settings.of(GatewaySettings).drain_s
+    if drain_s < FINALIZE_S:
+        log.warning("gateway.drain_s is shorter than a finalize may take", drain_s=drain_s, finalize_s=FINALIZE_S)
     seams: dict[str, Any] = {
         "vault": open_vault(context),
         "queue": open_queue(context),
@@ -45,10 +55,16 @@ def component(context: Context) -> Component:
 
 def workers(context: Context) -> Sequence[Worker]:
     if context.settings.of(TicksSettings).pipeline == "twin":
-        return tick_workers(context, FakeSilverJob(context), FakeBronze(context))
+        return tick_workers(context, FakeBronze(context))
+    return tick_workers(context, SparkBronze(SparkFlow(context)))
+
+
+def silver_workers(context: Context) -> Sequence[Worker]:
+    """The dispatcher, which runs silver and gold: alone in its process with `lakebed work --parts silver`."""
+    if context.settings.of(TicksSettings).pipeline == "twin":
+        return [silver_worker(context, FakeSilverJob(context))]
     flow = SparkFlow(context)
-    dispatcher, *others = tick_workers(context, SparkSilver(flow), SparkBronze(flow))
-    return [flow.warming(dispatcher), *others]
+    return [flow.warming(silver_worker(context, SparkSilver(flow)))]
 
 
 class WarmTicks(TicksRoutes):
@@ -121,14 +137,17 @@ class SparkFlow:
 
 
 class SparkBronze:
-    """Bronze on Spark, in threads. A finalize waits until the session has started."""
+    """Bronze on Spark, in threads of its own: the orgs' commits do not wait for each other, nor for the rest of the
+    process, whose default threads are as few as its cores and four. A finalize waits until the session has started.
+    """
 
-    def __init__(self, flow: SparkFlow) -> None:
+    def __init__(self, flow: SparkFlow, *, commits_max: int = COMMITS_MAX) -> None:
         self._flow = flow
+        self._threads = ThreadPoolExecutor(commits_max, thread_name_prefix="bronze-commit")
 
     async def commit(self, tick: BronzeTick) -> BronzeResult:
         flow = await self._flow.open()
-        done = await asyncio.to_thread(flow.commit, tick)
+        done = await asyncio.get_running_loop().run_in_executor(self._threads, flow.commit, tick)
         return BronzeResult(
             sum(table.rows_inserted for table in done),
             sum(table.rows_replaced for table in done),

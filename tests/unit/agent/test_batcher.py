@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from lakebed.agent.batcher import TIME_NS_MAX, Batcher, BatchLimits, checked, make_frame, weigh
 from lakebed.agent.model import AppendResult, DiskTrouble, Frame, QueueFull
 from lakebed.agent.settings import BATCH_BYTES_MAX
-from lakebed.agent.waiting import inline
 from lakebed.batches.codec.frame import decode
 from lakebed.batches.model import BatchIdentity, Kind, Sample
 from lakebed.core.clock import ManualClock, settle
 from lakebed.core.errors import Invalid
 from lakebed.core.metrics import Metrics
+from support.agent_fakes import inline
 from support.runtimes import runtime_of
 
 INTERVAL_S = 5.0
@@ -50,9 +50,9 @@ class Shelf:
         return [(frame.identity.seq_start, frame.identity.seq_end) for frame in self.frames]
 
 
-def batcher_on(shelf: Shelf, clock: ManualClock, *, bytes_max: int = 100_000, samples_max: int = 1000) -> Batcher:
+def batcher_on(disk_queue: Shelf, clock: ManualClock, *, bytes_max: int = 100_000, samples_max: int = 1000) -> Batcher:
     limits = BatchLimits(bytes_max, samples_max, INTERVAL_S)
-    return Batcher(runtime_of(clock, metrics=Metrics()), "agent-a", "boot-1", limits, shelf, offload=inline)
+    return Batcher(runtime_of(clock, metrics=Metrics()), "agent-a", "boot-1", limits, disk_queue, offload=inline)
 
 
 names = st.text(min_size=1, max_size=80)
@@ -108,56 +108,56 @@ def test_the_largest_batch_of_the_shortest_names_keeps_within_a_frames_limits(la
 
 async def test_nothing_waits_in_memory_longer_than_the_interval() -> None:
     """The interval counts from the oldest sample, however many come after it."""
-    shelf, clock = Shelf(), ManualClock()
-    batcher = batcher_on(shelf, clock)
+    disk_queue, clock = Shelf(), ManualClock()
+    batcher = batcher_on(disk_queue, clock)
     running = asyncio.ensure_future(batcher.run())
 
     await batcher.put(samples(1))
     await clock.advance(INTERVAL_S - 0.1)
     await batcher.put(samples(1, start=1))
-    early = list(shelf.spans)
+    early = list(disk_queue.spans)
     await clock.advance(0.2)
 
     assert early == []
-    assert shelf.spans == [(0, 1)]
+    assert disk_queue.spans == [(0, 1)]
     assert batcher.buffered == 0
     running.cancel()
 
 
 async def test_numbers_are_contiguous_over_samples_and_batches_close_at_their_limits() -> None:
     """Every sample has one number, in order, and full batches do not wait for the interval."""
-    shelf, clock = Shelf(), ManualClock()
-    batcher = batcher_on(shelf, clock, samples_max=10)
+    disk_queue, clock = Shelf(), ManualClock()
+    batcher = batcher_on(disk_queue, clock, samples_max=10)
     running = asyncio.ensure_future(batcher.run())
 
     await batcher.put(samples(25))
     await settle()
-    full = list(shelf.spans)
+    full = list(disk_queue.spans)
     batcher.stop()
     await running
 
     assert full == [(0, 9), (10, 19)]
-    assert shelf.spans == [(0, 9), (10, 19), (20, 24)]
-    assert [float(n) for n in range(25)] == shelf.values
+    assert disk_queue.spans == [(0, 9), (10, 19), (20, 24)]
+    assert [float(n) for n in range(25)] == disk_queue.values
 
 
 async def test_the_byte_limit_closes_a_batch() -> None:
     """A batch holds as many samples as fit, and at least one."""
-    shelf, clock = Shelf(), ManualClock()
-    batcher = batcher_on(shelf, clock, bytes_max=3 * weigh(samples(1)[0]))
+    disk_queue, clock = Shelf(), ManualClock()
+    batcher = batcher_on(disk_queue, clock, bytes_max=3 * weigh(samples(1)[0]))
     batcher.stop()
 
     await batcher.put(samples(7))
     await batcher.run()
 
-    assert shelf.spans == [(0, 2), (3, 5), (6, 6)]
+    assert disk_queue.spans == [(0, 2), (3, 5), (6, 6)]
 
 
 async def test_a_refused_batch_is_offered_again_byte_for_byte() -> None:
-    """A full queue or a failing disk never changes what a number stands for, though more samples come meanwhile."""
-    shelf, clock = Shelf(), ManualClock()
-    shelf.refusals = [QueueFull("full"), DiskTrouble("EIO"), QueueFull("full")]
-    batcher = batcher_on(shelf, clock)
+    """A full queue or a failing disk never changes what a number represents, though more samples come meanwhile."""
+    disk_queue, clock = Shelf(), ManualClock()
+    disk_queue.refusals = [QueueFull("full"), DiskTrouble("EIO"), QueueFull("full")]
+    batcher = batcher_on(disk_queue, clock)
     running = asyncio.ensure_future(batcher.run())
 
     await batcher.put(samples(3))
@@ -165,17 +165,17 @@ async def test_a_refused_batch_is_offered_again_byte_for_byte() -> None:
     await batcher.put(samples(2, start=3))
     await clock.advance(60)
 
-    assert len(set(shelf.offers[:4])) == 1
-    assert shelf.spans == [(0, 2), (3, 4)]
-    assert shelf.values == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert len(set(disk_queue.offers[:4])) == 1
+    assert disk_queue.spans == [(0, 2), (3, 4)]
+    assert disk_queue.values == [0.0, 1.0, 2.0, 3.0, 4.0]
     running.cancel()
 
 
 async def test_sources_wait_while_the_disk_does() -> None:
     """Memory is bounded: when the buffer is full, put does not return until there is room."""
-    shelf, clock = Shelf(), ManualClock()
-    shelf.refusals = [QueueFull("full")] * 20
-    batcher = batcher_on(shelf, clock, bytes_max=10 * weigh(samples(1)[0]))
+    disk_queue, clock = Shelf(), ManualClock()
+    disk_queue.refusals = [QueueFull("full")] * 20
+    batcher = batcher_on(disk_queue, clock, bytes_max=10 * weigh(samples(1)[0]))
     running = asyncio.ensure_future(batcher.run())
 
     await batcher.put(samples(200))
@@ -186,14 +186,14 @@ async def test_sources_wait_while_the_disk_does() -> None:
 
     assert blocked
     assert second.done()
-    assert [float(n) for n in range(201)] == shelf.values
+    assert [float(n) for n in range(201)] == disk_queue.values
     running.cancel()
 
 
 async def test_durable_returns_only_after_the_disk_has_the_samples() -> None:
     """A source that acknowledges waits for its own samples, and can bring the flush forward."""
-    shelf, clock = Shelf(), ManualClock()
-    batcher = batcher_on(shelf, clock)
+    disk_queue, clock = Shelf(), ManualClock()
+    batcher = batcher_on(disk_queue, clock)
     running = asyncio.ensure_future(batcher.run())
 
     ticket = await batcher.put(samples(3), within_s=0.05)
@@ -203,5 +203,5 @@ async def test_durable_returns_only_after_the_disk_has_the_samples() -> None:
     await clock.advance(0.02)
 
     assert (early, waiting.done()) == (False, True)
-    assert shelf.spans == [(0, 2)]
+    assert disk_queue.spans == [(0, 2)]
     running.cancel()

@@ -131,7 +131,7 @@ def test_hostile_lines_cost_no_more_than_their_length(line: str) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=200))
 def test_no_text_breaks_the_parser(text: str) -> None:
-    """Whatever a target says, there are samples and complaints, never an error."""
+    """Whatever a target reports, there are samples and complaints, never an error."""
     found = read(text)
 
     assert len(found.samples) + len(found.problems) <= text.count("\n") + 1

@@ -1,4 +1,4 @@
-"""Whom the agent asks next, and what it shows of its queue."""
+"""Whom the agent queries next, and what it shows of its queue."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from lakebed.agent.alerts import Alerts
 from lakebed.agent.model import QueuedBatch
 from lakebed.agent.order import DEMOTED_S, WAITS_MAX, SendLimits, SendOrder
 from lakebed.agent.sender import Sender
-from lakebed.agent.waiting import inline
 from lakebed.core.clock import ManualClock
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
-from support.agent_fakes import ScriptedCollectors, frame, open_spool
+from support.agent_fakes import ScriptedCollectors, frame, inline, open_spool
 from support.runtimes import runtime_of
 
 LIMITS = SendLimits(concurrency=2, base_s=0.5, cap_s=30.0, retry_after_max_s=300.0, denied_s=60.0, hedge_share_max=0.2)
@@ -55,7 +54,7 @@ def test_the_queue_is_shown_by_what_waits_in_it(tmp_path: Path, metrics: Metrics
 
 
 def test_a_collector_that_lost_to_a_hedge_is_asked_last_for_a_while() -> None:
-    """And first again afterwards; alone, it is asked all the same."""
+    """And first again afterwards; alone, it is queried all the same."""
     order = SendOrder(["http://one", "http://two"], LIMITS, Ids.seeded(1))
     slow, quick = order.collectors
 
@@ -70,10 +69,10 @@ def test_a_collector_that_lost_to_a_hedge_is_asked_last_for_a_while() -> None:
 
 def test_a_shorter_wish_does_not_shorten_a_rest() -> None:
     """Two answers of one moment: the longer Retry-After counts, in whichever order they come, and as one fall."""
-    for asked in ((60.0, 5.0), (5.0, 60.0)):
+    for requested in ((60.0, 5.0), (5.0, 60.0)):
         order = SendOrder(["http://one"], LIMITS, Ids.seeded(1))
         (collector,) = order.collectors
-        for retry_after_s in asked:
+        for retry_after_s in requested:
             order.failed(collector, 1000.0, retry_after_s=retry_after_s)
         order.failed(collector, 1001.0)
 

@@ -226,7 +226,7 @@ trees = st.recursive(plain, lambda inner: st.lists(inner, max_size=3) | st.dicti
 @settings(max_examples=300, deadline=None)
 @given(trees | st.dictionaries(names, trees))
 def test_no_tree_breaks_the_json_reader(tree: Any) -> None:
-    """Whatever stands in the places of OTLP's fields gives Invalid or a request, never another error."""
+    """Whatever is in the places of OTLP's fields gives Invalid or a request, never another error."""
     with contextlib.suppress(Invalid):
         samples_of(decode_json(msgspec.json.encode(tree), points_max=10), now_ns=NOW_NS)
 
@@ -245,7 +245,7 @@ def test_a_damaged_request_is_read_or_refused(at: int, byte: int, cut: bool) -> 
 
 
 def test_lying_lengths_are_refused() -> None:
-    """A field that claims more bytes than there are is Invalid, and says that the body is no OTLP."""
+    """A field that claims more bytes than there are is Invalid, and reports that the body is no OTLP."""
     for data in (encode_varint(1 << 3 | 2) + encode_varint(2**40) + b"x", b"\xff" * 11):
         with pytest.raises(Invalid, match="is not OTLP"):
             decode_proto(data, points_max=100)
@@ -265,8 +265,8 @@ class Shelf:
 
 @pytest.fixture
 async def served() -> AsyncIterator[tuple[httpx2.AsyncClient, Shelf, Batcher]]:
-    shelf, metrics = Shelf(), Metrics()
-    batcher = Batcher(runtime_of(SystemClock(), metrics=metrics), "a", "b", BatchLimits(2000, 1000, 30.0), shelf)
+    disk_queue, metrics = Shelf(), Metrics()
+    batcher = Batcher(runtime_of(SystemClock(), metrics=metrics), "a", "b", BatchLimits(2000, 1000, 30.0), disk_queue)
     listener = OtlpListener(
         runtime_of(SystemClock(), metrics=metrics),
         batcher,
@@ -277,7 +277,7 @@ async def served() -> AsyncIterator[tuple[httpx2.AsyncClient, Shelf, Batcher]]:
     )
     running = asyncio.ensure_future(batcher.run())
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(listener.app), base_url="http://agent") as client:
-        yield client, shelf, batcher
+        yield client, disk_queue, batcher
     running.cancel()
 
 
@@ -286,11 +286,11 @@ JSON = {"content-type": "application/json"}
 
 
 async def test_a_200_means_the_samples_are_on_disk(served: Any) -> None:
-    """OTLP is acknowledged after the fsync, and a rejected point is told as partial success."""
-    client, shelf, _ = served
+    """OTLP is acknowledged after the fsync, and a rejected point is reported as partial success."""
+    client, disk_queue, _ = served
 
     answer = await client.post("/v1/metrics", json=request_json())
-    stored = sum(len(decode(frame.data).columns.rows()) for frame in shelf.frames)
+    stored = sum(len(decode(frame.data).columns.rows()) for frame in disk_queue.frames)
 
     assert answer.status_code == 200
     assert answer.json()["partialSuccess"]["rejectedDataPoints"] == "1"
@@ -298,8 +298,8 @@ async def test_a_200_means_the_samples_are_on_disk(served: Any) -> None:
 
 
 async def test_protobuf_is_answered_in_protobuf(served: Any) -> None:
-    """The partial success comes back in the encoding that was asked in, gzip included."""
-    client, shelf, _ = served
+    """The partial success comes back in the encoding that was queried in, gzip included."""
+    client, disk_queue, _ = served
 
     body = gzip.compress(request_proto(request_json()))
     answer = await client.post("/v1/metrics", content=body, headers={**PROTO, "content-encoding": "gzip"})
@@ -308,7 +308,7 @@ async def test_protobuf_is_answered_in_protobuf(served: Any) -> None:
     assert (200, PROTO["content-type"]) == (answer.status_code, answer.headers["content-type"])
     assert 1 == partial.rejected_data_points
     assert "odd" in partial.error_message
-    assert sum(frame.identity.samples for frame in shelf.frames) == 9
+    assert sum(frame.identity.samples for frame in disk_queue.frames) == 9
 
 
 async def test_a_refusal_in_protobuf_is_a_status(served: Any) -> None:
@@ -341,12 +341,12 @@ async def test_bad_requests_get_their_status_and_store_nothing(
     served: Any, body: bytes, headers: dict[str, str], status: int
 ) -> None:
     """Each kind of wrong has its own answer; a gzip bomb is never inflated."""
-    client, shelf, _ = served
+    client, disk_queue, _ = served
 
     answer = await client.post("/v1/metrics", content=body, headers=headers)
 
     assert status == answer.status_code
-    assert shelf.frames == []
+    assert disk_queue.frames == []
 
 
 async def test_json_is_decoded_aside_of_the_event_loop_and_one_body_at_a_time(
@@ -374,9 +374,9 @@ async def test_json_is_decoded_aside_of_the_event_loop_and_one_body_at_a_time(
 
 
 async def test_a_full_queue_is_answered_with_503_and_retry_after(served: Any) -> None:
-    """An exporter is told to keep its data, before anything is taken from it."""
-    client, shelf, batcher = served
-    shelf.full = True
+    """An exporter is instructed to keep its data, before anything is taken from it."""
+    client, disk_queue, batcher = served
+    disk_queue.full = True
     await batcher.put([Sample("m" * 200, 1, 1.0)] * 50)
 
     answer = await client.post("/v1/metrics", json=request_json())

@@ -56,7 +56,7 @@ def entry(number: int) -> QueuedBatch:
     [(0.0, ["a", "b", "c"]), (0.4, ["b", "c", "a"]), (0.99, ["c", "a", "b"]), (1.0, ["a", "b", "c"])],
 )
 def test_a_fleet_begins_at_different_collectors(share: float, expected: list[str]) -> None:
-    """All are asked in the order of the list, from a place that chance gives; a slash at the end is dropped."""
+    """All are queried in the order of the list, from a place that chance gives; a slash at the end is dropped."""
     assert [f"http://{name}" for name in expected] == [
         collector.url for collector in order_of("a", "b", "c", share=share).collectors
     ]
@@ -99,14 +99,14 @@ def test_pauses_of_a_collector_double_up_to_the_cap_and_begin_anew_after_a_succe
 
 
 def test_an_asked_pause_is_never_shortened_and_comes_with_jitter() -> None:
-    """From zero to one base later than asked; also for a collector that rests already."""
+    """From zero to one base later than queried; also for a collector that rests already."""
     order = order_of("a", share=1.0)
     (collector,) = order.collectors
     order.failed(collector, 100.0, retry_after_s=40.0)
-    asked = collector.paused_until_s
+    requested = collector.paused_until_s
     order.failed(collector, 101.0, retry_after_s=60.0)
 
-    assert (140.5, 161.5) == (asked, collector.paused_until_s)
+    assert (140.5, 161.5) == (requested, collector.paused_until_s)
 
 
 @pytest.mark.parametrize(("share", "pause_s"), [(0.0, 48.0), (0.5, 60.0), (1.0, 72.0)])
@@ -338,12 +338,12 @@ def test_bad_items_are_counted_whole_and_told_in_part(metrics: Metrics, capsys: 
 
 
 @pytest.mark.parametrize(
-    ("said", "kind"),
+    ("output", "kind"),
     [("gauge", Kind.GAUGE), ("counter", Kind.COUNTER), ("delta", Kind.DELTA), ("untyped", Kind.UNTYPED)],
 )
-def test_a_line_has_the_kind_it_says(said: str, kind: Kind) -> None:
+def test_a_line_has_the_kind_it_says(output: str, kind: Kind) -> None:
     """And a time of zero is a time."""
-    line = msgspec.json.encode({"metric": "m", "value": 1, "kind": said, "time_ms": 0})
+    line = msgspec.json.encode({"metric": "m", "value": 1, "kind": output, "time_ms": 0})
 
     assert Sample("m", 0, 1.0, kind, {}) == sample_of(line, now_ns=5)
 

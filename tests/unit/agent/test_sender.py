@@ -15,12 +15,11 @@ from lakebed.agent.inspector import QueueInspector
 from lakebed.agent.order import SendLimits, SendOrder
 from lakebed.agent.sender import Sender
 from lakebed.agent.verdict import CollectorResponse
-from lakebed.agent.waiting import inline
 from lakebed.core.clock import ManualClock, settle
 from lakebed.core.errors import OutcomeUnknown, Unavailable
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
-from support.agent_fakes import ScriptedCollectors, accepted, frame, open_spool, problem
+from support.agent_fakes import ScriptedCollectors, accepted, frame, inline, open_spool, problem
 from support.runtimes import runtime_of
 
 LIMITS = SendLimits(concurrency=2, base_s=0.5, cap_s=30.0, retry_after_max_s=300.0, denied_s=60.0, hedge_share_max=0.2)
@@ -119,7 +118,7 @@ async def test_a_collector_that_is_down_is_asked_again_with_growing_pauses_by_on
 
 
 async def test_retry_after_is_obeyed_to_the_second(world: Any) -> None:
-    """A collector that asks for 40 s is left alone for 40 s."""
+    """A collector that requests 40 s is left alone for 40 s."""
     collectors = ScriptedCollectors(one=[problem(503, "unavailable", {"retry-after": "40"}), accepted()])
     async with world(collectors) as w:
         w.put((0, 0))
@@ -184,7 +183,7 @@ async def test_batches_of_a_boot_an_operator_set_aside_are_parked_and_other_boot
 
 @pytest.mark.parametrize("status", [400, 413, 415, 422])
 async def test_what_no_collector_will_ever_take_is_parked_not_dropped(world: Any, status: int) -> None:
-    """A rejected batch stays for its owner, and later ones go on."""
+    """A rejected batch stays for its owner, and later ones continue."""
     collectors = ScriptedCollectors(one=[problem(status, "invalid"), accepted()])
     async with world(collectors) as w:
         w.put((0, 0))
@@ -228,7 +227,7 @@ async def test_a_poisoned_batch_delays_only_itself(world: Any) -> None:
 
 
 async def test_a_slow_collector_is_hedged_and_the_first_answer_wins(world: Any) -> None:
-    """The second collector gets the very same bytes after the pause; the slow one is asked last from then on."""
+    """The second collector gets the very same bytes after the pause; the slow one is queried last from then on."""
 
     async def never() -> CollectorResponse:
         await asyncio.Event().wait()
@@ -277,7 +276,7 @@ async def test_the_second_collector_takes_over_while_the_first_is_down(world: An
 
 
 async def test_a_damaged_file_is_parked_as_corrupt_and_never_sent(world: Any) -> None:
-    """What the disk spoilt is kept and told, not sent and not dropped."""
+    """What the disk spoilt is kept and reported, not sent and not dropped."""
     collectors = ScriptedCollectors(one=[accepted()])
     async with world(collectors) as w:
         w.disk_queue.append([frame("boot-1", 0, 0), frame("boot-1", 1, 1)])
@@ -290,13 +289,13 @@ async def test_a_damaged_file_is_parked_as_corrupt_and_never_sent(world: Any) ->
 
 
 async def test_a_parked_batch_its_owner_returns_is_sent_again_as_it_was(world: Any) -> None:
-    """After the collector was mended, retry sends the same identity and bytes, and the alert ends."""
+    """After the collector was repaired, retry sends the same identity and bytes, and the alert ends."""
     collectors = ScriptedCollectors(one=[problem(422, "invalid"), accepted()])
     async with world(collectors) as w:
         w.put((0, 4))
         await w.clock.advance(1)
-        keeper = QueueInspector(w.folder, lambda: 7)
-        keeper.requeue(keeper.select([], all_parked=True), reason="collector mended")
+        inspector_ = QueueInspector(w.folder, lambda: 7)
+        inspector_.requeue(inspector_.select([], all_parked=True), reason="collector mended")
         await w.clock.advance(20)
         on = w.alerts
 
@@ -310,9 +309,9 @@ async def test_a_batch_its_owner_drops_is_forgotten_and_written_into_the_ledger(
     async with world(collectors) as w:
         w.put((0, 4), (5, 5))
         await w.clock.advance(1)
-        keeper = QueueInspector(w.folder, lambda: 7)
+        inspector_ = QueueInspector(w.folder, lambda: 7)
         assert w.disk_queue.batches == 1, "the other one was under way already"
-        keeper.drop(keeper.select([frame("boot-1", 0, 4).sha256[:12]]), reason="test data")
+        inspector_.drop(inspector_.select([frame("boot-1", 0, 4).sha256[:12]]), reason="test data")
         await w.clock.advance(20)
 
     assert collectors.sent == ["boot-1:0-4", "boot-1:5-5"]

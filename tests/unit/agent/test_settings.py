@@ -28,7 +28,7 @@ from lakebed.core.metrics import Metrics
     ],
 )
 def test_settings_that_cannot_work_are_refused_before_anything_starts(values: dict[str, Any]) -> None:
-    """A wrong value is told at the start, not at the first full queue."""
+    """A wrong value is reported at the start, not at the first full queue."""
     with pytest.raises(Invalid):
         AgentSettings.of(values)
 

@@ -84,8 +84,10 @@ class Shelf:
 
 async def feed(data: bytes, *, acks: list[bytes] | None = None) -> tuple[Shelf, Metrics]:
     """Runs the source over a pipe that holds `data`, to its end."""
-    shelf, metrics = Shelf(), Metrics()
-    batcher = Batcher(runtime_of(SystemClock(), metrics=metrics), "a", "b", BatchLimits(100_000, 1000, 0.05), shelf)
+    disk_queue, metrics = Shelf(), Metrics()
+    batcher = Batcher(
+        runtime_of(SystemClock(), metrics=metrics), "a", "b", BatchLimits(100_000, 1000, 0.05), disk_queue
+    )
     running = asyncio.ensure_future(batcher.run())
     source = StdinSource(
         runtime_of(SystemClock(), metrics=metrics),
@@ -105,7 +107,7 @@ async def feed(data: bytes, *, acks: list[bytes] | None = None) -> tuple[Shelf, 
     await writing
     batcher.stop()
     await running
-    return shelf, metrics
+    return disk_queue, metrics
 
 
 async def test_standard_input_is_read_to_its_end_and_bad_lines_cost_only_themselves() -> None:
@@ -113,9 +115,9 @@ async def test_standard_input_is_read_to_its_end_and_bad_lines_cost_only_themsel
     lines = [f'{{"metric":"m","value":{n}}}'.encode() for n in range(3000)]
     lines[10:10] = [b"bad", b"", b'{"metric":"' + b"x" * 200_000 + b'"}']
 
-    shelf, metrics = await feed(b"\n".join(lines))
+    disk_queue, metrics = await feed(b"\n".join(lines))
 
-    assert [float(n) for n in range(3000)] == shelf.values
+    assert [float(n) for n in range(3000)] == disk_queue.values
     assert metrics.value("lakebed_agent_bad_samples_total", source="stdin") == 2
 
 
@@ -132,14 +134,16 @@ async def test_a_regular_file_can_stand_for_standard_input(tmp_path: Path) -> No
     """`< file` works as well as a pipe."""
     path = tmp_path / "lines"
     path.write_bytes(b'{"metric":"m","value":1}\n{"metric":"m","value":2}')
-    shelf, metrics = Shelf(), Metrics()
-    batcher = Batcher(runtime_of(SystemClock(), metrics=metrics), "a", "b", BatchLimits(100_000, 1000, 0.01), shelf)
+    disk_queue, metrics = Shelf(), Metrics()
+    batcher = Batcher(
+        runtime_of(SystemClock(), metrics=metrics), "a", "b", BatchLimits(100_000, 1000, 0.01), disk_queue
+    )
     running = asyncio.ensure_future(batcher.run())
 
     with path.open("rb") as stream:
         await StdinSource(runtime_of(SystemClock(), metrics=metrics), batcher, line_bytes_max=1000).run(stream)
 
-    assert shelf.values == [1.0, 2.0]
+    assert disk_queue.values == [1.0, 2.0]
     running.cancel()
 
 

@@ -132,7 +132,7 @@ def test_a_full_queue_that_blocks_stores_nothing_and_drops_nothing(tmp_path: Pat
 
 
 def test_a_full_queue_that_drops_gives_up_the_oldest_that_nobody_is_sending(tmp_path: Path) -> None:
-    """Under `drop_oldest` the count says exactly what was given up, and what is being sent stays."""
+    """Under `drop_oldest` the count reports exactly what was given up, and what is being sent stays."""
     disk_queue = open_spool(tmp_path, batches_max=3, when_full="drop_oldest")
     disk_queue.append([frame("boot-1", 0, 9), frame("boot-1", 10, 14), frame("boot-1", 15, 19)])
     disk_queue.claim()
@@ -302,15 +302,15 @@ MOVES = ("aa", "bca", "apb", "bpcac")
 def crash(folder: Path, fail_at: int, *, cut: int, keep: Callable[[], bool]) -> bool:
     """One crash at one step of the whole story; False when the story ended before that step."""
     files = FailingPower(fail_at, cut=cut)
-    story = Story(folder, files)
+    scenario = Story(folder, files)
     try:
         for number, moves in enumerate(MOVES):
-            story.play(f"boot-{number}", moves)
+            scenario.play(f"boot-{number}", moves)
     except PowerLoss:
         files.forget(keep)
-        story.check()
+        scenario.check()
         return True
-    story.check()
+    scenario.check()
     return False
 
 
@@ -333,11 +333,11 @@ def test_a_write_torn_at_any_byte_is_cut_and_nothing_else_is_harmed(tmp_path: Pa
 
     for cut in range(len(frame("boot-0", 2, 3).data) + 1):
         files = FailingPower(step, cut=cut)
-        story = Story(tmp_path / f"cut-{cut}", files)
+        scenario = Story(tmp_path / f"cut-{cut}", files)
         with pytest.raises(PowerLoss):
-            story.play("boot-0", "aa")
+            scenario.play("boot-0", "aa")
         assert [cut] == [path.stat().st_size for path in (tmp_path / f"cut-{cut}").rglob("*.lmbatch.tmp")]
-        story.check()
+        scenario.check()
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -353,12 +353,12 @@ def test_random_stories_with_random_crashes_keep_every_promise(
     """Any order of appends, completes and parks over several boots, any crash, any subset of unsynced names lost."""
     chance = random.Random(seed)
     files = FailingPower(fail_at, cut=cut)
-    story = Story(tmp_path_factory.mktemp("story"), files)
+    scenario = Story(tmp_path_factory.mktemp("story"), files)
 
     try:
         for number, moves in enumerate(boots):
-            story.play(f"boot-{number}", moves)
+            scenario.play(f"boot-{number}", moves)
     except PowerLoss:
         files.forget(lambda: chance.random() < 0.5)
 
-    story.check()
+    scenario.check()

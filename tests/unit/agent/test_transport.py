@@ -15,11 +15,11 @@ from lakebed.agent.model import AppendResult, Frame
 from lakebed.agent.settings import ScrapeTarget
 from lakebed.agent.sources.scrape import ACCEPT, ScrapeSource
 from lakebed.agent.transport import ANSWER_BYTES_MAX, FRAME_TYPE, HttpTransport
-from lakebed.agent.waiting import inline
 from lakebed.batches.model import Kind, Sample
 from lakebed.core.clock import ManualClock, settle
 from lakebed.core.errors import Invalid, OutcomeUnknown, Unavailable
 from lakebed.core.metrics import Metrics
+from support.agent_fakes import inline
 from support.runtimes import runtime_of
 
 Handler = Callable[[httpx2.Request], httpx2.Response]
@@ -56,7 +56,7 @@ async def test_a_frame_is_posted_as_it_is_with_the_token() -> None:
 
 
 async def test_a_redirect_is_an_answer_and_is_not_followed() -> None:
-    """The token goes where it was told to go and nowhere else."""
+    """The token goes where it was sent and nowhere else."""
     seen: list[str] = []
 
     def handler(request: httpx2.Request) -> httpx2.Response:
@@ -104,6 +104,29 @@ async def test_an_answer_over_the_limit_is_no_answer(size: int, known: bool) -> 
         await made.post("http://c", b"x")
 
 
+class Dripping(httpx2.AsyncByteStream):
+    """A body of which a byte comes now and then, for ever: no single read is slow."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while True:
+            await asyncio.sleep(0.001)
+            yield b"x"
+
+
+async def test_a_body_that_drips_is_given_up_when_its_time_is_over() -> None:
+    """The limit is on the whole answer, of a collector and of a scrape target."""
+    made = HttpTransport(token="", timeout_s=0.05, connect_timeout_s=1.0, concurrency=2)
+    made._client = httpx2.AsyncClient(
+        transport=httpx2.MockTransport(lambda request: httpx2.Response(200, stream=Dripping()))
+    )
+
+    async with asyncio.timeout(5):
+        with pytest.raises(Unavailable, match="http://t/metrics cannot be read: TimeoutError"):
+            await made.get("http://t/metrics", accept=ACCEPT, timeout_s=0.05, bytes_max=1 << 20)
+        with pytest.raises(OutcomeUnknown, match="TimeoutError"):
+            await made.post("http://c", b"x")
+
+
 async def test_a_get_gives_the_body_of_a_200_alone() -> None:
     """Another status is Invalid, a body over the limit too, a failing target Unavailable."""
     seen: list[httpx2.Request] = []
@@ -113,17 +136,17 @@ async def test_a_get_gives_the_body_of_a_200_alone() -> None:
         return httpx2.Response(200 if request.url.path == "/ok" else 404, content=b"12345")
 
     made = transport_of(handler, token="t0ken")
-    asked: dict[str, Any] = {"accept": "text/x", "timeout_s": 1.0}
+    requested: dict[str, Any] = {"accept": "text/x", "timeout_s": 1.0}
 
-    assert b"12345" == await made.get("http://t/ok", bytes_max=5, **asked)
+    assert b"12345" == await made.get("http://t/ok", bytes_max=5, **requested)
     assert ("text/x", False) == (seen[0].headers["accept"], "authorization" in seen[0].headers)
     with pytest.raises(Invalid, match="over 4 bytes"):
-        await made.get("http://t/ok", bytes_max=4, **asked)
+        await made.get("http://t/ok", bytes_max=4, **requested)
     with pytest.raises(Invalid, match="returned 404"):
-        await made.get("http://t/none", bytes_max=5, **asked)
+        await made.get("http://t/none", bytes_max=5, **requested)
     for error in (httpx2.ConnectError("refused"), httpx2.ReadTimeout("slow"), httpx2.InvalidURL("bad"), TimeoutError()):
         with pytest.raises(Unavailable, match="cannot be read"):
-            await transport_of(failing(error)).get("http://t/ok", bytes_max=5, **asked)
+            await transport_of(failing(error)).get("http://t/ok", bytes_max=5, **requested)
 
 
 async def test_the_client_ends_with_its_block() -> None:
@@ -142,8 +165,8 @@ class Target:
         self.clock, self.text, self.takes_s = clock, text, takes_s
         self.asked: list[dict[str, Any]] = []
 
-    async def get(self, url: str, **asked: Any) -> bytes:
-        self.asked.append({"url": url, "at_s": self.clock.monotonic_s(), **asked})
+    async def get(self, url: str, **requested: Any) -> bytes:
+        self.asked.append({"url": url, "at_s": self.clock.monotonic_s(), **requested})
         await self.clock.sleep(self.takes_s)
         if isinstance(self.text, Exception):
             raise self.text
@@ -236,7 +259,7 @@ async def test_scrapes_keep_their_interval_and_missed_ones_are_skipped(clock: Ma
 
     await settle()
     await clock.advance(20.0)
-    on_time = [asked["at_s"] - begin_s for asked in target.asked]
+    on_time = [requested["at_s"] - begin_s for requested in target.asked]
     target.takes_s = 25.0
     await clock.advance(10.0)  # begins at 30, ends at 55
     target.takes_s = 0.0
@@ -245,7 +268,7 @@ async def test_scrapes_keep_their_interval_and_missed_ones_are_skipped(clock: Ma
     running.cancel()
 
     assert [0.0, 10.0, 20.0] == on_time
-    assert [0.0, 10.0, 20.0, 30.0, 60.0, 70.0] == [asked["at_s"] - begin_s for asked in target.asked]
+    assert [0.0, 10.0, 20.0, 30.0, 60.0, 70.0] == [requested["at_s"] - begin_s for requested in target.asked]
     assert 2 == metrics.value("lakebed_agent_missed_ticks_total", source="scrape")
     durations = [sample.value for sample in taken.taken if sample.metric == "scrape_duration_seconds"]
     assert 25.0 == max(durations)

@@ -7,6 +7,7 @@ from lakebed.agent.verdict import CollectorResponse, SendOutcome, judge
 
 MINE, OTHER = "aa" * 32, "bb" * 32
 NOW_S = 1_760_000_000.0
+OURS = {"type": "urn:lakebed:problem:any"}
 
 
 def outcome(status: int, body: object = None, raw: bytes | None = None) -> SendOutcome:
@@ -19,13 +20,13 @@ def outcome(status: int, body: object = None, raw: bytes | None = None) -> SendO
     [
         (200, {"duplicate": False}, SendOutcome.ACCEPTED),
         (200, {"duplicate": True, "frame_sha256": MINE}, SendOutcome.DUPLICATE),
-        (409, {"code": "identity_conflict", "accepted_frame_sha256": OTHER}, SendOutcome.CONFLICT),
-        (409, {"code": "boot_quarantined"}, SendOutcome.QUARANTINED),
+        (409, OURS | {"code": "identity_conflict", "accepted_frame_sha256": OTHER}, SendOutcome.CONFLICT),
+        (409, OURS | {"code": "boot_quarantined"}, SendOutcome.QUARANTINED),
         (409, {"code": "conflict"}, SendOutcome.BUSY),
-        (400, {}, SendOutcome.REJECTED),
-        (413, {}, SendOutcome.REJECTED),
-        (415, {}, SendOutcome.REJECTED),
-        (422, {}, SendOutcome.REJECTED),
+        (400, OURS, SendOutcome.REJECTED),
+        (413, OURS, SendOutcome.REJECTED),
+        (415, OURS, SendOutcome.REJECTED),
+        (422, OURS, SendOutcome.REJECTED),
         (401, {}, SendOutcome.DENIED),
         (403, {}, SendOutcome.DENIED),
         (408, {}, SendOutcome.BUSY),
@@ -42,6 +43,16 @@ def test_every_status_has_its_meaning(status: int, body: object, expected: SendO
     assert expected == outcome(status, body)
 
 
+@pytest.mark.parametrize("status", [400, 413, 415, 422, 409])
+@pytest.mark.parametrize(
+    "body",
+    [b"<html>413 Request Entity Too Large</html>", b"", b'{"code": "identity_conflict"}', b'{"type": "about:blank"}'],
+)
+def test_what_a_proxy_refuses_is_not_parked(status: int, body: bytes) -> None:
+    """Only a gateway's problem document, by its type, takes a batch out of the queue; the rest is retried."""
+    assert outcome(status, raw=body) in (SendOutcome.MISROUTED, SendOutcome.BUSY)
+
+
 @pytest.mark.parametrize(
     "body", [b"", b"<html>welcome</html>", b"[]", b'{"ok": true}', b'{"duplicate": "no"}', b"\xff", b'{"duplicate"']
 )
@@ -56,14 +67,14 @@ def test_a_200_for_other_bytes_deletes_nothing() -> None:
 
 
 def test_a_conflict_with_our_own_hash_is_no_conflict() -> None:
-    """An answer that contradicts itself is asked again, never parked."""
-    assert outcome(409, {"code": "identity_conflict", "accepted_frame_sha256": MINE}) == SendOutcome.BUSY
+    """An answer that contradicts itself is queried again, never parked."""
+    assert outcome(409, OURS | {"code": "identity_conflict", "accepted_frame_sha256": MINE}) == SendOutcome.BUSY
 
 
 def test_a_conflict_carries_the_accepted_hash_from_either_place() -> None:
     """The hash is found in the body or in its detail."""
     for body in ({"accepted_frame_sha256": OTHER}, {"detail": {"accepted_frame_sha256": OTHER}}):
-        data = msgspec.json.encode({"code": "identity_conflict", **body})
+        data = msgspec.json.encode(OURS | {"code": "identity_conflict", **body})
         assert judge(CollectorResponse(409, {}, data), frame_sha256=MINE, now_s=NOW_S).accepted_frame_sha256 == OTHER
 
 

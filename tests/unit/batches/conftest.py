@@ -30,9 +30,7 @@ async def make_acceptor(manual_clock: ManualClock, ids: Ids, metrics: Metrics) -
     def make(
         store: Store, name: str = "collector-1", on_accepted: list[Submission] | None = None, **more: float
     ) -> Acceptor:
-        derived_writes = DerivedWrites(
-            runtime_on(store, manual_clock, ids=ids, metrics=metrics), waiting_max=100, writers=1
-        )
+        derived_writes = DerivedWrites(runtime_on(store, manual_clock, ids=ids, metrics=metrics), waiting_max=100)
         derived_writes.start()
         made.append(derived_writes)
         limits = {"accepting_max": 10, "known_max": 10, "timeout_s": 5.0, "retry_after_s": 2.0} | more

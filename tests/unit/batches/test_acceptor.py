@@ -8,10 +8,13 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from lakebed.batches import paths
+from lakebed.batches import acceptance, paths
 from lakebed.batches.acceptance import Submission
 from lakebed.batches.acceptor import Acceptor
+from lakebed.batches.codec.index import decode_segment, single_objects
+from lakebed.batches.derived_writes import FLUSH_S
 from lakebed.batches.model import AcceptedBatch, BatchIdentity, ConflictRecord, IdentityConflict
+from lakebed.batches.reader import RawBatches
 from lakebed.core.clock import ManualClock
 from lakebed.core.errors import OutcomeUnknown, Overloaded, Unavailable
 from lakebed.core.metrics import Metrics
@@ -62,20 +65,21 @@ async def test_a_new_batch_is_accepted_with_every_field_of_its_manifest(
 async def test_derived_indexes_follow_the_answer(
     store: MemoryStore, make_acceptor: MakeAcceptor, manual_clock: ManualClock
 ) -> None:
-    """By-time, by-blob and blobs-by-time entries appear after an acceptance, exactly one each."""
+    """One segment appears after an acceptance, and its row says what the three single objects said."""
     submitted = submit(frame_of())
 
     answer = await make_acceptor(store).accept(submitted)
-    assert await keys(store, paths.ACCEPTED_BY_TIME) == []
-    await manual_clock.advance(1)
+    before = await keys(store, paths.ACCEPTED_INDEX)
+    await manual_clock.advance(FLUSH_S)
+    (key,) = await keys(store, paths.ACCEPTED_INDEX)
 
-    assert [paths.accepted_by_time_key(IDENTITY, answer.accepted_at_unix_ns)] == await keys(
-        store, paths.ACCEPTED_BY_TIME
+    (row,) = decode_segment(key, (await store.get(key)).data).rows
+    manifest = acceptance.manifest(
+        submitted, at_ns=answer.accepted_at_unix_ns, collector_id="collector-1", attempt_id="any"
     )
-    assert [paths.accepted_by_blob_key(submitted.sha256, IDENTITY)] == await keys(store, paths.ACCEPTED_BY_BLOB)
-    assert [paths.blob_by_time_key(submitted.sha256, answer.accepted_at_unix_ns)] == await keys(
-        store, paths.RAW_BLOBS_BY_TIME
-    )
+    single = acceptance.derived(manifest, acceptance.span_of(submitted.batch))
+    assert [] == before
+    assert [(write.key, write.data) for write in single] == list(single_objects(row))
 
 
 async def test_the_same_bytes_again_are_a_duplicate_on_any_collector(
@@ -167,7 +171,7 @@ class Unlucky(MemoryStore):
 async def test_a_lost_answer_to_the_manifest_is_resolved_and_stays_ours(
     manual_clock: ManualClock, make_acceptor: MakeAcceptor, done: bool
 ) -> None:
-    """Whether or not the doubtful create took effect, the answer is duplicate=false and one manifest stands."""
+    """Whether or not the doubtful create took effect, the answer is duplicate=false and one manifest exists."""
     store = Unlucky(manual_clock, paths.ACCEPTED, [OutcomeUnknown("lost")], done=done)
     on_accepted: list[Submission] = []
 
@@ -196,6 +200,25 @@ async def test_a_store_that_never_says_gives_503_and_the_retry_is_safe(
     assert failed.value.retry_after_s == 2.0
     assert answer.duplicate
     assert len(await keys(store, paths.ACCEPTED)) == 1
+
+
+async def test_the_blob_of_an_upload_that_failed_is_found_without_a_full_scan(
+    manual_clock: ManualClock, make_acceptor: MakeAcceptor
+) -> None:
+    """Its manifest was never created: the index names the blob, so that the cheap sweep sees it."""
+    store = Unlucky(manual_clock, paths.ACCEPTED, [OutcomeUnknown("lost")] * 3, done=False)
+    acceptor = make_acceptor(store)
+    submitted = submit(frame_of())
+
+    accepting = asyncio.create_task(acceptor.accept(submitted))
+    await manual_clock.advance(4)
+    with pytest.raises(Unavailable):
+        await accepting
+    await manual_clock.advance(10)
+
+    found = [orphan.sha256 async for orphan in RawBatches(store).index.orphans(manual_clock.now_ns())]
+    assert [submitted.sha256] == found
+    assert [] == await keys(store, paths.ACCEPTED)
 
 
 async def test_a_blob_that_cannot_be_written_accepts_nothing(
@@ -227,7 +250,7 @@ async def test_a_conflict_is_answered_even_when_it_cannot_be_recorded(
 async def test_a_damaged_blob_is_mended_before_its_batch_is_accepted(
     store: MemoryStore, make_acceptor: MakeAcceptor
 ) -> None:
-    """Bytes that do not match their hash never stand behind an accepted manifest."""
+    """Bytes that do not match their hash never be behind an accepted manifest."""
     submitted = submit(frame_of())
     await store.create(submitted.blob_key, b"rotten")
 
@@ -237,7 +260,7 @@ async def test_a_damaged_blob_is_mended_before_its_batch_is_accepted(
 
 
 async def test_uploads_over_the_limit_are_told_to_wait(manual_clock: ManualClock, make_acceptor: MakeAcceptor) -> None:
-    """A collector that is full says so at once instead of queueing without end."""
+    """A collector that is full reports it at once instead of queueing without end."""
     acceptor = make_acceptor(Slow(clock=manual_clock), accepting_max=1)
 
     results = await asyncio.gather(

@@ -148,7 +148,7 @@ def test_lying_counts_are_refused_before_memory_is_spent(field: str, at: int) ->
 
 
 def test_a_decompression_bomb_is_refused_in_bounded_memory() -> None:
-    """32 KiB that would become a gigabyte never produce more than the header's honest size."""
+    """32 KiB that would become a gigabyte never produce more than the header's correct size."""
     bomb = zstd.compress(b"\0" * (256 * 1024 * 1024), level=3)
     frame = some_frame(Compression.ZSTD)
     fields = list(PREFIX.unpack_from(frame))
@@ -157,7 +157,7 @@ def test_a_decompression_bomb_is_refused_in_bounded_memory() -> None:
     forged = sealed(PREFIX.pack(*fields) + header + bomb)
     tracemalloc.start()
 
-    with pytest.raises(Invalid, match="decompress"):
+    with pytest.raises(Invalid, match="larger than"):
         decode(forged)
 
     assert tracemalloc.get_traced_memory()[1] < 4 * 1024 * 1024
@@ -165,7 +165,7 @@ def test_a_decompression_bomb_is_refused_in_bounded_memory() -> None:
 
 
 def test_over_long_names_are_refused() -> None:
-    """Names and values over the reader's limits are Invalid, whoever wrote them."""
+    """Names and values over the reader's limits are Invalid, no matter who wrote them."""
     long = [
         Sample("m" * 256, 1, 1.0),
         Sample("m", 1, 1.0, Kind.GAUGE, {"l" * 256: "v"}),

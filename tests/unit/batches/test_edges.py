@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,11 @@ import msgspec
 import pytest
 
 from lakebed.batches import acceptance, conflicts, paths
-from lakebed.batches.acceptance import Write
-from lakebed.batches.acceptor import QUIET_S, store_conflict, write_blob
+from lakebed.batches.acceptor import store_conflict, write_blob
 from lakebed.batches.conflicts import ConflictReview, HeldBoots, conflict_id, parse_id
-from lakebed.batches.derived_writes import BACKOFF_CAP_S, DELAY_MAX_S, TRIES_MAX, DerivedWrites
-from lakebed.batches.model import BatchIdentity, BootHeld, HeldBoot, read_record
+from lakebed.batches.derived_writes import BACKOFF_CAP_S, FLUSH_S, DerivedWrites
+from lakebed.batches.model import BatchIdentity, BootHeld, HeldBoot
+from lakebed.batches.reader import RawBatches
 from lakebed.batches.routes import time_ns
 from lakebed.batches.segments import HEAD
 from lakebed.batches.settings import BatchesSettings, ReconcilerSettings
@@ -25,10 +26,13 @@ from lakebed.core.errors import Conflict, Invalid, NotFound, Overloaded, Unavail
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
 from lakebed.core.settings import Contradiction
+from lakebed.rollups.paths import ROLLUP_WORK
 from lakebed.rollups.settings import RollupSettings
 from lakebed.store.memory import MemoryStore
+from lakebed.store.model import read_record
 from support.batch_frames import frame_of, submit
 from support.batches_gateway import collector
+from support.crashing_store import Died, Dying
 from support.runtimes import runtime_on
 
 
@@ -50,10 +54,10 @@ def test_the_first_manifest_decides_by_bytes_and_by_attempt() -> None:
     assert "duplicate" == acceptance.judge(nameless, nameless)
 
 
-async def test_as_many_uploads_as_allowed_are_under_way_and_derived_writes_give_way(
+async def test_as_many_uploads_as_allowed_are_under_way(
     store: MemoryStore, manual_clock: ManualClock, make_acceptor: Any
 ) -> None:
-    """One more is refused with the time to wait; the collector is busy until shortly after its last upload."""
+    """One more is refused with the time to wait."""
     going = asyncio.Event()
     create = store.create
 
@@ -63,17 +67,13 @@ async def test_as_many_uploads_as_allowed_are_under_way_and_derived_writes_give_
 
     store.create = held  # type: ignore[method-assign]
     acceptor = make_acceptor(store, accepting_max=2)
-    assert not acceptor.is_busy()
     running = [asyncio.ensure_future(acceptor.accept(submit(frame_of(agent=f"a{n}")))) for n in range(2)]
     await settle()
     with pytest.raises(Overloaded) as refused:
         await acceptor.accept(submit(frame_of(agent="a9")))
-    assert 2.0 == refused.value.retry_after_s and acceptor.is_busy()
+    assert 2.0 == refused.value.retry_after_s
     going.set()
     assert [False, False] == [(await each).duplicate for each in running]
-    assert acceptor.is_busy()
-    await manual_clock.advance(QUIET_S + 0.001)
-    assert not acceptor.is_busy()
 
 
 async def test_known_identities_are_bounded_and_outcomes_are_counted(
@@ -96,7 +96,7 @@ async def test_known_identities_are_bounded_and_outcomes_are_counted(
 
 
 async def test_a_blob_that_changes_while_it_is_repaired_is_not_accepted_yet(store: MemoryStore) -> None:
-    """Two writers over a damaged blob: whoever lost sends again."""
+    """Two writers over a damaged blob: the loser sends again."""
     submitted = submit(frame_of())
     await store.create(submitted.blob_key, b"damaged")
     replace = store.replace
@@ -111,29 +111,41 @@ async def test_a_blob_that_changes_while_it_is_repaired_is_not_accepted_yet(stor
         await write_blob(store, submitted)
 
 
-def make_aftermath(store: Any, clock: ManualClock, metrics: Metrics, **more: Any) -> DerivedWrites:
-    told = {"waiting_max": 2, "writers": 1} | more
-    return DerivedWrites(runtime_on(store, clock, ids=Ids.seeded(1), metrics=metrics), **told)
+def make_derived(store: Any, clock: ManualClock, metrics: Metrics, **more: Any) -> DerivedWrites:
+    given = {"waiting_max": 2} | more
+    return DerivedWrites(runtime_on(store, clock, ids=Ids.seeded(1), metrics=metrics), **given)
 
 
-async def test_derived_writes_wait_for_uploads_but_not_for_ever(
+def put_row(after: DerivedWrites, clock: ManualClock, number: int, at_ns: int = 0) -> None:
+    submitted = submit(frame_of(number * 10, number * 10 + 9))
+    accepted = acceptance.manifest(submitted, at_ns=at_ns or clock.now_ns(), collector_id="c", attempt_id="x")
+    after.put(accepted, acceptance.span_of(submitted.batch))
+
+
+async def starts(store: MemoryStore) -> list[int]:
+    """The first sequence number of each batch in the index."""
+    index = RawBatches(store).index
+    found = [each.entry async for each in index.entries(0, 2**62)]
+    return [paths.identity_of(entry.accepted_manifest_key).seq_start for entry in found if entry is not None]
+
+
+async def test_rows_of_a_flush_become_one_object(
     store: MemoryStore, manual_clock: ManualClock, metrics: Metrics
 ) -> None:
-    """They go ahead when uploads end, or when their patience is over; what does not fit is dropped and counted."""
-    busy = True
-    after = make_aftermath(store, manual_clock, metrics, uploading=lambda: busy)
+    """Nothing is written before the interval is over; what does not fit the queue is dropped and counted."""
+    after = make_derived(store, manual_clock, metrics)
     after.start()
-    for name in "abc":
-        after.put(lambda name=name: [Write(f"x/{name}", b"1")])  # type: ignore[misc]
-    await manual_clock.advance(DELAY_MAX_S - 0.1)
-    assert [] == [info async for info in store.list("x/")]
-    assert 2 == metrics.value("lakebed_batches_aftermath_waiting")
+    for number in range(3):
+        put_row(after, manual_clock, number)
+    await manual_clock.advance(FLUSH_S - 0.1)
+    before = [info async for info in store.list(paths.ACCEPTED_INDEX)]
+    waiting = metrics.value("lakebed_batches_aftermath_waiting")
     await manual_clock.advance(0.2)
     await settle()
-    busy = False
-    await manual_clock.advance(1.0)
 
-    assert ["x/a", "x/b"] == [info.key async for info in store.list("x/")]
+    assert ([], 2) == (before, waiting)
+    assert 1 == len([info async for info in store.list(paths.ACCEPTED_INDEX)])
+    assert [0, 10] == sorted(await starts(store))
     assert (2, 1) == tuple(
         metrics.value("lakebed_batches_aftermath_total", outcome=outcome) for outcome in ("written", "dropped")
     )
@@ -141,11 +153,28 @@ async def test_derived_writes_wait_for_uploads_but_not_for_ever(
     await after.stop()
 
 
-@pytest.mark.parametrize(("failures", "written"), [(3, 1), (4, 0)])
-async def test_a_derived_write_is_tried_so_often_and_then_left_to_the_reconciler(
-    store: MemoryStore, manual_clock: ManualClock, metrics: Metrics, failures: int, written: int
+async def test_rows_of_two_hours_become_two_objects_and_late_ones_are_noted_first(
+    store: MemoryStore, manual_clock: ManualClock, metrics: Metrics
 ) -> None:
-    """A store that answers at the last try gets it; one that does not is counted."""
+    """A segment is found by the hour of its rows; a reader that has passed that hour finds the note."""
+    after = make_derived(store, manual_clock, metrics)
+    after.start()
+    put_row(after, manual_clock, 0, at_ns=manual_clock.now_ns() - paths.HOUR_NS)
+    put_row(after, manual_clock, 1)
+    await manual_clock.advance(FLUSH_S + 0.1)
+    await settle()
+
+    assert 2 == len([info async for info in store.list(paths.ACCEPTED_INDEX)])
+    assert [0, 10] == await starts(store)
+    assert 1 == len([info async for info in store.list(ROLLUP_WORK)])
+    await after.stop()
+
+
+@pytest.mark.parametrize("failures", [1, 7])
+async def test_a_flush_that_fails_is_tried_until_it_is_written(
+    store: MemoryStore, manual_clock: ManualClock, metrics: Metrics, failures: int
+) -> None:
+    """Rows wait in order through an outage; only the bound of the queue drops some."""
     create, left = store.create, failures
 
     async def failing(key: str, data: bytes) -> Any:
@@ -156,15 +185,14 @@ async def test_a_derived_write_is_tried_so_often_and_then_left_to_the_reconciler
         return await create(key, data)
 
     store.create = failing  # type: ignore[method-assign]
-    after = make_aftermath(store, manual_clock, metrics)
+    after = make_derived(store, manual_clock, metrics)
     after.start()
-    after.put(lambda: [Write("x/a", b"1")])
-    await manual_clock.advance(BACKOFF_CAP_S * TRIES_MAX)
+    put_row(after, manual_clock, 0)
+    await manual_clock.advance(FLUSH_S + BACKOFF_CAP_S * failures)
+    await settle()
 
-    assert written == len([info async for info in store.list("x/")])
-    assert (written, 1 - written) == tuple(
-        metrics.value("lakebed_batches_aftermath_total", outcome=outcome) for outcome in ("written", "dropped")
-    )
+    assert [0] == await starts(store)
+    assert 1 == metrics.value("lakebed_batches_aftermath_total", outcome="written")
     await after.stop()
 
 
@@ -178,7 +206,7 @@ async def quarantined(store: MemoryStore, *, agent: str = "a", boot: str = "b", 
 
 
 async def test_conflicts_are_listed_in_pages_and_decided_once(store: MemoryStore, manual_clock: ManualClock) -> None:
-    """Behind an id, only open ones if asked; the same decision again is harmless, another one is refused."""
+    """Behind an id, only open ones if requested; the same decision again is harmless, another one is refused."""
     review = ConflictReview(runtime_on(store, manual_clock))
     ids = [await quarantined(store, agent=agent) for agent in "abc"]
     listed = await review.list()
@@ -228,6 +256,37 @@ async def test_a_held_boot_is_held_with_its_reason_and_only_it(store: MemoryStor
     assert ("odd", "me") == (record.reason, record.held_by)
 
 
+async def test_a_released_boot_is_accepted_again(store: MemoryStore, manual_clock: ManualClock) -> None:
+    """The decision about the conflict stays; a boot that is not held cannot be released."""
+    review, held = ConflictReview(runtime_on(store, manual_clock)), HeldBoots(runtime_on(store, manual_clock))
+    one = await quarantined(store)
+    made = await review.resolve(one, "quarantine_boot", "odd", "me")
+    released = await review.release("a", "b")
+    await held.refresh()
+
+    held.check(BatchIdentity("a", "b", 5, 6))
+    assert ("odd", "me") == (released.reason, released.held_by)
+    assert made.resolution == (await review.show(one)).resolution
+    with pytest.raises(NotFound, match="is not quarantined"):
+        await review.release("a", "b")
+
+
+@pytest.mark.parametrize("point", range(1, 12))
+async def test_a_boot_that_was_decided_to_be_held_is_held_wherever_the_decision_broke_off(
+    store: MemoryStore, manual_clock: ManualClock, point: int
+) -> None:
+    """A conflict never shows as quarantined while its boot is still accepted: a crash leaves it open, or both done."""
+    one = await quarantined(store)
+    with suppress(Died):
+        await ConflictReview(runtime_on(Dying(store, point), manual_clock)).resolve(one, "quarantine_boot", "odd", "me")
+    held = HeldBoots(runtime_on(store, manual_clock))
+    await held.refresh()
+
+    if (await ConflictReview(runtime_on(store, manual_clock)).show(one)).resolution is not None:
+        with pytest.raises(BootHeld):
+            held.check(BatchIdentity("a", "b", 5, 6))
+
+
 @pytest.mark.parametrize(
     "text", ["", "a.b.c", "zz.62.0-1." + "a" * 64, "61.62.0-1." + "A" * 64, "61.62.0-1." + "a" * 63]
 )
@@ -274,8 +333,8 @@ def test_times_of_a_query_are_nanoseconds_or_have_an_offset() -> None:
     assert 1_700_000_000_123_456_789 == time_ns("1700000000123456789", "from")
     assert 1_767_225_600_000_001_000 == time_ns("2026-01-01T00:00:00.000001Z", "to")
     assert 1_767_222_000_000_000_000 == time_ns("2026-01-01T00:00:00+01:00", "to")
-    for wrong, said in (("2026-01-01T00:00:00", "offset"), ("soon", "not a time"), ("-5", "not a time")):
-        with pytest.raises(Invalid, match=said):
+    for wrong, output in (("2026-01-01T00:00:00", "offset"), ("soon", "not a time"), ("-5", "not a time")):
+        with pytest.raises(Invalid, match=output):
             time_ns(wrong, "to")
 
 
@@ -320,19 +379,19 @@ async def test_uploads_that_share_a_write_are_each_read_back(
     store: MemoryStore, manual_clock: ManualClock, metrics: Metrics, tmp_path: Path
 ) -> None:
     """Each record of a group is found where it was written; the gauges count bytes and batches until they land."""
-    told: Any = {"bytes_max": 1 << 20, "known_max": 10, "retry_after_s": 1.0}
+    reported: Any = {"bytes_max": 1 << 20, "known_max": 10, "retry_after_s": 1.0}
     spool = Spool(
         runtime_on(store, manual_clock, ids=Ids.seeded(1), metrics=metrics),
         tmp_path,
         collector_id="c",
         on_accepted=lambda *_: None,
-        **told,
+        **reported,
     )
     await spool.open()
     frames = [submit(frame_of(end=9 + n, agent=f"a{n}")) for n in range(4)]
     await asyncio.gather(*map(spool.accept, frames))
 
-    held = {identity.agent_id: batch async for identity, batch in spool.unlanded()}
+    held = {accepted.agent_id: batch async for accepted, batch in spool.unlanded()}
     assert {f"a{n}": 10 + n for n in range(4)} == {
         agent: batch.columns.samples if batch is not None else None for agent, batch in held.items()
     }

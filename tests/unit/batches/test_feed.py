@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,13 +17,14 @@ from lakebed.core.errors import Invalid
 from lakebed.core.feed import FeedFilter, FeedSlice, Limit, SliceRead, read_all
 from lakebed.rollups.paths import ROLLUP_WORK
 from lakebed.store.memory import MemoryStore
+from lakebed.store.model import ObjectInfo
 from support.batch_frames import frame_of
 
 START_NS = 1_760_000_000_000_000_000
 HOUR_NS = 3_600_000_000_000
 
 
-class Yard:
+class Env:
     def __init__(self, clock: ManualClock) -> None:
         self.clock, self.store = clock, MemoryStore(clock=clock)
 
@@ -59,8 +61,8 @@ class Yard:
 
 
 @pytest.fixture
-def yard(manual_clock: ManualClock) -> Yard:
-    return Yard(manual_clock)
+def env(manual_clock: ManualClock) -> Env:
+    return Env(manual_clock)
 
 
 async def given(feed: BatchesFeed, limit: Limit, steps: int) -> list[list[str]]:
@@ -73,57 +75,57 @@ async def given(feed: BatchesFeed, limit: Limit, steps: int) -> list[list[str]]:
     return found
 
 
-async def test_steps_give_every_batch_once_in_order_of_acceptance(yard: Yard) -> None:
+async def test_steps_give_every_batch_once_in_order_of_acceptance(env: Env) -> None:
     """Whatever the limit, steps follow each other without a gap and without a repeat, across hours."""
-    keys = [await yard.accept(n, START_NS + n * HOUR_NS // 2) for n in range(5)]
-    await yard.clock.advance(36_000)
+    keys = [await env.accept(n, START_NS + n * HOUR_NS // 2) for n in range(5)]
+    await env.clock.advance(36_000)
 
-    assert [keys, []] == await given(yard.feed(), Limit(), 2)
-    assert [keys[:2], keys[2:4], keys[4:], []] == await given(yard.feed(), Limit(objects=2), 4)
-    assert [keys[:2], keys[2:4], keys[4:], []] == await given(yard.feed(), Limit(rows=25), 4)
-    assert [[key] for key in keys] == await given(yard.feed(), Limit(size_bytes=1), 5)
+    assert [keys, []] == await given(env.feed(), Limit(), 2)
+    assert [keys[:2], keys[2:4], keys[4:], []] == await given(env.feed(), Limit(objects=2), 4)
+    assert [keys[:2], keys[2:4], keys[4:], []] == await given(env.feed(), Limit(rows=25), 4)
+    assert [[key] for key in keys] == await given(env.feed(), Limit(size_bytes=1), 5)
 
 
-async def test_batches_of_one_instant_stay_together(yard: Yard) -> None:
+async def test_batches_of_one_instant_stay_together(env: Env) -> None:
     """An offset is an instant, so a limit never cuts through one."""
-    keys = {await yard.accept(n, START_NS) for n in range(3)}
-    later = await yard.accept(3, START_NS + 1)
+    keys = {await env.accept(n, START_NS) for n in range(3)}
+    later = await env.accept(3, START_NS + 1)
 
-    first, second = await given(yard.feed(settle_s=-1.0), Limit(objects=1), 2)
+    first, second = await given(env.feed(settle_s=-1.0), Limit(objects=1), 2)
 
     assert (keys, [later]) == (set(first), second)
 
 
-async def test_the_youngest_settle_first(yard: Yard) -> None:
+async def test_the_youngest_settle_first(env: Env) -> None:
     """A batch younger than the pause is left to the next step: its neighbours may not be indexed yet."""
-    old = await yard.accept(0, yard.clock.now_ns() - 20_000_000_000)
-    await yard.accept(1, yard.clock.now_ns() - 5_000_000_000)
+    old = await env.accept(0, env.clock.now_ns() - 20_000_000_000)
+    await env.accept(1, env.clock.now_ns() - 5_000_000_000)
 
-    assert [[old]] == await given(yard.feed(settle_s=10.0), Limit(), 1)
+    assert [[old]] == await given(env.feed(settle_s=10.0), Limit(), 1)
 
 
-async def test_a_clock_that_is_ahead_makes_nobody_pass_over_others(yard: Yard) -> None:
-    """An offset never lies beyond now: a batch from the future waits, and what is accepted until then is given."""
-    await yard.accept(9, yard.clock.now_ns() + HOUR_NS)
-    feed = yard.feed(settle_s=0.0)
+async def test_a_clock_that_is_ahead_makes_nobody_pass_over_others(env: Env) -> None:
+    """An offset never is beyond now: a batch from the future waits, and what is accepted until then is given."""
+    await env.accept(9, env.clock.now_ns() + HOUR_NS)
+    feed = env.feed(settle_s=0.0)
     at = await feed.reach(await feed.begin(), Limit())
-    normal = await yard.accept(0, yard.clock.now_ns() + 1)
-    await yard.clock.advance(1)
+    normal = await env.accept(0, env.clock.now_ns() + 1)
+    await env.clock.advance(1)
 
     end = await feed.reach(at, Limit())
 
     assert [normal] == [piece.key for piece in await feed.slices(at, end, FeedFilter())]
 
 
-async def test_a_batch_that_was_indexed_late_is_given_by_its_note(yard: Yard) -> None:
+async def test_a_batch_that_was_indexed_late_is_given_by_its_note(env: Env) -> None:
     """The reconciler's note brings a batch to readers who have passed its place; to others the index brings it."""
-    first = await yard.accept(5, START_NS + HOUR_NS)
-    feed = yard.feed(settle_s=-1.0)
+    first = await env.accept(5, START_NS + HOUR_NS)
+    feed = env.feed(settle_s=-1.0)
     passed = await feed.reach(await feed.begin(), Limit())
-    late = await yard.accept(1, START_NS, noted=True)
+    late = await env.accept(1, START_NS, noted=True)
     note = late.replace(paths.ACCEPTED_BY_TIME, ROLLUP_WORK)
-    await yard.store.delete(note)
-    await yard.store.create(note, b"half of a no")  # its name says it all
+    await env.store.delete(note)
+    await env.store.create(note, b"half of a no")  # its name says it all
 
     end = await feed.reach(passed, Limit())
 
@@ -132,12 +134,12 @@ async def test_a_batch_that_was_indexed_late_is_given_by_its_note(yard: Yard) ->
     assert [[late, first]] == await given(feed, Limit(), 1)
 
 
-async def test_objects_that_cannot_matter_are_not_opened(yard: Yard) -> None:
+async def test_objects_that_cannot_matter_are_not_opened(env: Env) -> None:
     """By acceptance before the index is read, by agent, number and time before the blob is."""
-    kept = await yard.accept(0, START_NS)
+    kept = await env.accept(0, START_NS)
     for n, agent in ((1, "a"), (0, "other")):
-        await yard.accept(n, START_NS + HOUR_NS, agent=agent)
-    feed = yard.feed(settle_s=-1.0)
+        await env.accept(n, START_NS + HOUR_NS, agent=agent)
+    feed = env.feed(settle_s=-1.0)
     start = await feed.begin()
     end = await feed.reach(start, Limit())
 
@@ -154,16 +156,16 @@ async def test_objects_that_cannot_matter_are_not_opened(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("damage", ["missing", "half", "another", "future"])
-async def test_damage_comes_back_as_a_problem_with_its_key(yard: Yard, damage: str) -> None:
+async def test_damage_comes_back_as_a_problem_with_its_key(env: Env, damage: str) -> None:
     """A missing blob, half a blob, other bytes and a later format stop nobody."""
-    bad, good = await yard.accept(0, START_NS), await yard.accept(1, START_NS + 1)
-    feed = yard.feed(settle_s=-1.0)
+    bad, good = await env.accept(0, START_NS), await env.accept(1, START_NS + 1)
+    feed = env.feed(settle_s=-1.0)
     blob = (await feed.entry(FeedSlice(bad))).raw_blob_key
-    data = (await yard.store.get(blob)).data
-    await yard.store.delete(blob)
+    data = (await env.store.get(blob)).data
+    await env.store.delete(blob)
     if damage != "missing":
         other = {"half": data[:50], "another": data[:-1] + b"!", "future": data[:8] + b"\x09" + data[9:]}[damage]
-        await yard.store.create(blob, other)
+        await env.store.create(blob, other)
 
     found: list[SliceRead] = [
         read async for read in read_all(feed, [FeedSlice(bad), FeedSlice(good)], ["seq"], FeedFilter())
@@ -180,3 +182,26 @@ def test_moments_are_exact() -> None:
     assert moment_ns(str(START_NS + 7)) == START_NS + 7
     with pytest.raises(Invalid, match="not a time"):
         moment_ns("yesterday")
+
+
+async def test_a_step_lists_what_came_since_the_last_one_not_the_hour(manual_clock: ManualClock) -> None:
+    """Late in a busy hour: entries before the offset are not listed again."""
+    env = Env(manual_clock)
+    for number in range(300):
+        await env.accept(number, START_NS + number * 1_000_000_000)
+    listed: list[str] = []
+
+    class Counting(MemoryStore):
+        async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+            async for info in env.store.list(prefix, after=after):
+                listed.append(info.key)
+                yield info
+
+    counting = Counting(clock=manual_clock)
+    counting.children = env.store.children  # type: ignore[method-assign]
+    feed = BatchesFeed(counting, now_ns=lambda: START_NS + HOUR_NS, settle_s=0.0)
+
+    reached = await feed.reach({"through_ns": START_NS + 289 * 1_000_000_000, "late_ms": 0}, Limit(objects=100))
+
+    assert START_NS + 299 * 1_000_000_000 == reached["through_ns"]
+    assert 10 == len(listed)

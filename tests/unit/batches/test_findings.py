@@ -1,4 +1,4 @@
-"""Findings of an audit as work: mended once, believed never, and a proof only when they are whole."""
+"""Findings of an audit as work: repaired once, believed never, and a proof only when they are whole."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lakebed.batches import acceptance, paths
 from lakebed.batches.acceptor import write_blob
 from lakebed.batches.findings import FindingsRepairer
 from lakebed.batches.model import AcceptedBatch, write_record
-from lakebed.batches.reconciler import Reconciler
+from lakebed.batches.reconciler import Reconciler, ReconcileReport
 from lakebed.core.clock import ManualClock
 from lakebed.core.errors import Corrupt
 from lakebed.core.ids import Ids
@@ -44,10 +44,10 @@ async def left_bare(store: MemoryStore, frame: bytes) -> AcceptedBatch:
 
 
 async def publish(store: MemoryStore, keys: list[str], *, whole: bool = True, lines: int | None = None) -> None:
-    """An audit's objects, as docs/formats/audit.md says."""
+    """An audit's objects, as docs/formats/audit.md reports."""
     work = f"audit/v1/{AUDIT_ID}/tasks/mend-1.jsonl"
-    said = [json.dumps({"do": "mend", "key": key, "finding": "unindexed"}) for key in keys]
-    await store.create(work, ("\n".join(said) + "\n").encode())
+    output = [json.dumps({"do": "mend", "key": key, "finding": "unindexed"}) for key in keys]
+    await store.create(work, ("\n".join(output) + "\n").encode())
     record: dict[str, Any] = {
         "schema": "lakebed.audit.v1",
         "audit_id": AUDIT_ID,
@@ -61,7 +61,7 @@ async def publish(store: MemoryStore, keys: list[str], *, whole: bool = True, li
 async def test_findings_are_mended_once_and_prove_the_audit(
     store: MemoryStore, mender: FindingsRepairer, reconciler: Reconciler
 ) -> None:
-    """Entries come back, the register says how far was audited, and the second time there is nothing to do."""
+    """Entries come back, the register reports how far was audited, and the second time there is nothing to do."""
     accepted = await left_bare(store, frame_of())
     await publish(store, [paths.accepted_key(accepted.identity), "accepted/v1/agent=61/boot=62/not-there.json"])
 
@@ -69,15 +69,34 @@ async def test_findings_are_mended_once_and_prove_the_audit(
     again = await mender.repair()
 
     assert report is not None
-    assert report.repaired == {"by_time": 1, "by_blob": 1, "blob_by_time": 1, "rollup_work": 1}
+    assert report.repaired == {"indexed": 1, "rollup_work": 1}
     assert again is None
     assert (await reconciler.audits.read()).value.audited_through_ns == 17
+
+
+async def test_a_blob_that_is_good_again_is_no_longer_marked_as_damaged(
+    store: MemoryStore, mender: FindingsRepairer, reconciler: Reconciler
+) -> None:
+    """An operator who restored a blob and ran an audit finds nothing under repairs/v1/ any more."""
+    accepted = await left_bare(store, frame_of())
+    frame = (await store.get(accepted.raw_blob_key)).data
+    await store.delete(accepted.raw_blob_key)
+    await reconciler.repair(paths.accepted_key(accepted.identity), ReconcileReport("hot"))
+    mark = paths.repair_key(accepted.identity)
+    assert [mark] == [info.key async for info in store.list("repairs/v1/")]
+
+    await store.create(accepted.raw_blob_key, frame)
+    await publish(store, [paths.accepted_key(accepted.identity)])
+    report = await mender.repair()
+
+    assert report is not None and 1 == report.repaired["unmarked_blob"]
+    assert [] == [info.key async for info in store.list("repairs/v1/")]
 
 
 async def test_work_that_was_cut_short_proves_nothing(
     store: MemoryStore, mender: FindingsRepairer, reconciler: Reconciler
 ) -> None:
-    """An audit that had to leave work out is mended, but garbage collection does not hear of it."""
+    """An audit that had to leave work out is repaired, but garbage collection does not hear of it."""
     accepted = await left_bare(store, frame_of())
     await publish(store, [paths.accepted_key(accepted.identity)], whole=False)
 
@@ -113,4 +132,4 @@ async def test_a_file_of_work_that_lacks_lines_is_corrupt_and_nothing_is_proven(
 async def test_without_an_audit_there_is_nothing_to_mend(mender: FindingsRepairer) -> None:
     """A bucket that was never audited is fine."""
     assert await mender.repair() is None
-    assert await mender.work() is None
+    assert await mender._files.work() is None

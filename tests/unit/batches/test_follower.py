@@ -1,4 +1,4 @@
-"""The follower says no more than it saw: where a look ends, what it left out, and how old it may be."""
+"""The follower reports no more than it saw: where a look ends, what it left out, and how old it may be."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 
+from lakebed.batches import acceptance, paths
 from lakebed.batches import live as follower_module
+from lakebed.batches.index import write_rows
 from lakebed.batches.live import Follower, LiveBatches
 from lakebed.batches.reader import RawBatches
 from lakebed.core.clock import ManualClock, settle
 from lakebed.core.errors import Unavailable
 from lakebed.core.metrics import Metrics
 from lakebed.store.memory import MemoryStore
-from support.batch_frames import frame_of
+from support.batch_frames import frame_of, submit
+from support.counting_store import CountingStore
 from support.rollup_fixtures import accept
 from support.runtimes import runtime_of
 
@@ -43,7 +46,7 @@ class SlowList(MemoryStore):
 
 
 async def test_a_look_is_as_old_as_its_beginning(manual_clock: ManualClock) -> None:
-    """What was accepted while the look went on may be missing from it: freshness counts from its start."""
+    """What was accepted while the look continued may be missing from it: freshness counts from its start."""
     store = SlowList(manual_clock)
     await accept(store, frame_of(), manual_clock.now_ns())
     follower, _ = _made(store, manual_clock)
@@ -93,7 +96,7 @@ async def test_a_look_with_too_many_entries_says_where_live_state_begins(
 
 
 async def test_an_older_gap_does_not_hide_a_later_one(manual_clock: ManualClock) -> None:
-    """Two batches cannot be read; the later of them says up to where queries must go to the bucket."""
+    """Two batches cannot be read; the later of them reports up to where queries must go to the bucket."""
     store = MemoryStore(clock=manual_clock)
     now_ns = manual_clock.now_ns()
     lost = [await accept(store, frame_of(n * 10, n * 10 + 9), now_ns - (9 - n) * SECOND_NS) for n in range(2)]
@@ -102,10 +105,10 @@ async def test_an_older_gap_does_not_hide_a_later_one(manual_clock: ManualClock)
             if accepted.frame_sha256 in info.key:
                 await store.delete(info.key)
     follower, live = _made(store, manual_clock)
-    keys = [key async for key, _ in RawBatches(store).entries(0, now_ns)]
+    found = [each async for each in RawBatches(store).entries(0, now_ns)]
 
-    for key in reversed(keys):  # as reads at the same time may end
-        assert await follower._take(key) is None
+    for each in reversed(found):  # as reads at the same time may end
+        assert await follower._take(each, None) is None
     assert now_ns - 8 * SECOND_NS == live.evicted_through_ns
 
 
@@ -136,3 +139,25 @@ async def test_a_look_that_fails_is_tried_again_after_the_interval(manual_clock:
 
     assert [began_ns + n * 2 * SECOND_NS for n in range(5)] == looks
     assert (False, True) == (fresh, follower.is_fresh())
+
+
+async def test_a_segment_that_was_taken_is_not_read_again(manual_clock: ManualClock) -> None:
+    """The overlap of the next look costs a listing; a segment that comes late inside it is found."""
+    store = CountingStore(clock=manual_clock)
+    now_ns = manual_clock.now_ns()
+    rows = []
+    for frame in (frame_of(0, 9), frame_of(10, 19)):
+        accepted = await accept(store, frame, now_ns - (3 - len(rows)) * SECOND_NS, indexed=False)
+        rows.append(acceptance.entry_of(accepted, acceptance.span_of(submit(frame).batch)))
+    early, late = rows
+    follower, live = _made(store, manual_clock)
+    await write_rows(store, [early], writer="c")
+    first = await follower.poll()
+    store.gets.clear()
+    second = await follower.poll()
+    segments = [key for key in store.gets if key.startswith(paths.ACCEPTED_INDEX)]
+    await write_rows(store, [late], writer="c")
+    third = await follower.poll()
+
+    assert (1, 0, [], 1) == (first, second, segments, third)
+    assert 2 == len(live)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lakebed.batches import acceptance, paths
 from lakebed.batches import bucket as checks
 from lakebed.batches.acceptor import write_blob
-from lakebed.batches.bucket import bucket_policy
+from lakebed.batches.bucket import REQUIRED, bucket_policy, policy, replication
 from lakebed.batches.conflicts import conflict_id, parse_id
 from lakebed.batches.live import Follower, LiveBatches
 from lakebed.batches.matchers import Selector, parse
@@ -89,20 +89,63 @@ def test_the_policy_protects_the_acceptance_protocol() -> None:
     by_sid = {statement["Sid"]: statement for statement in policy["Statement"]}
     accepted, blobs = (f"arn:aws:s3:::lake/metrics/{name}/v1/*" for name in ("accepted", "raw-blobs"))
     assert {"Deny"} == {statement["Effect"] for statement in policy["Statement"]}
-    assert [accepted, blobs] == by_sid["CreateOnlyIfAbsent"]["Resource"]
+    recorded = accepted.replace("accepted/v1/", trail.ROOT)
+    assert [accepted, blobs, recorded] == by_sid["CreateOnlyIfAbsent"]["Resource"]
+    assert recorded in by_sid["NothingAcceptedIsDeleted"]["Resource"]
+    assert recorded in by_sid["NoCopyIntoAccepted"]["Resource"]
+    assert not [one for one in by_sid["CollectorsStayAtHome"]["NotResource"] if "keys.json" in one]
     assert {"s3:if-none-match": "true"} == by_sid["CreateOnlyIfAbsent"]["Condition"]["Null"]
     assert accepted in by_sid["NothingAcceptedIsDeleted"]["Resource"]
     assert "Condition" not in by_sid["NothingAcceptedIsDeleted"]
     assert {"s3:DeleteObject", "s3:DeleteObjectVersion"} == set(by_sid["NothingAcceptedIsDeleted"]["Action"])
     assert {"s3:x-amz-copy-source": "false"} == by_sid["NoCopyIntoAccepted"]["Condition"]["Null"]
-    assert (
-        ROLES["sweepers"]
-        == by_sid["OnlyGarbageCollectionDeletesBlobs"]["Condition"]["ArnNotEquals"]["aws:PrincipalArn"]
-    )
+    assert ROLES["sweepers"] == by_sid["OnlyGarbageCollectionDeletes"]["Condition"]["ArnNotEquals"]["aws:PrincipalArn"]
     assert accepted in by_sid["CollectorsStayAtHome"]["NotResource"]
-    assert accepted.replace("accepted/v1/", trail.ROOT) in by_sid["CollectorsStayAtHome"]["NotResource"]
+    assert recorded in by_sid["CollectorsStayAtHome"]["NotResource"]
     assert "Resource" not in by_sid["CollectorsStayAtHome"]
     assert "aws:kms" in str(by_sid["Encrypted"]["Condition"])
+
+
+def test_the_policy_allows_what_the_commands_need_and_no_more() -> None:
+    """The garbage collection role may release a boot, and delete manifests where retention is set; nobody else may,
+    and nobody deletes a conflict or a decision."""
+    root = "arn:aws:s3:::lake/"
+    plain, retaining = (bucket_policy("lake", retention=retention, **ROLES)["Statement"] for retention in (False, True))
+    denied = [
+        {statement["Sid"]: set(statement.get("Resource", ())) for statement in statements}
+        for statements in (plain, retaining)
+    ]
+
+    held, accepted = f"{root}{paths.HELD_BOOTS}*", f"{root}{paths.ACCEPTED}*"
+    for each in denied:
+        assert held in each["OnlyGarbageCollectionDeletes"] and held not in each["NothingAcceptedIsDeleted"]
+        assert {f"{root}{paths.QUARANTINE}*", f"{root}{paths.RESOLUTIONS}*"} <= each["NothingAcceptedIsDeleted"]
+    assert accepted in denied[0]["NothingAcceptedIsDeleted"]
+    assert accepted in denied[1]["OnlyGarbageCollectionDeletes"] - denied[1]["NothingAcceptedIsDeleted"]
+
+
+@pytest.mark.parametrize(
+    ("denials", "verdict", "seen"),
+    [
+        (REQUIRED, "pass", "in force"),
+        (REQUIRED[1:], "warn", "not in force: CreateOnlyIfAbsent"),
+        ((), "warn", "not in force"),
+        (None, "warn", "does not show"),
+    ],
+)
+def test_doctor_says_whether_the_policy_is_in_force(denials: tuple[str, ...] | None, verdict: str, seen: str) -> None:
+    """The printed policy has every statement that is looked for."""
+    found = policy(BucketConfiguration(False, (), (), denials))
+
+    assert (verdict, True) == (found.verdict, seen in found.seen)
+    assert set(REQUIRED) <= {each["Sid"] for each in bucket_policy("lake", **ROLES)["Statement"]}
+
+
+def test_doctor_names_the_buckets_that_this_one_is_replicated_to() -> None:
+    """A replica must not have collectors."""
+    assert "pass" == replication(BucketConfiguration(False, (), ())).verdict
+    told = replication(BucketConfiguration(False, (), (), (), ("arn:aws:s3:::other",)))
+    assert ("warn", True) == (told.verdict, "arn:aws:s3:::other" in told.seen)
 
 
 def test_a_policy_without_roles_is_refused() -> None:

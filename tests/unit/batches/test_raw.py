@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from lakebed.batches import acceptance
+from lakebed.batches import acceptance, paths
 from lakebed.batches.reader import RawBatches
 from lakebed.core.clock import ManualClock
 from lakebed.store.memory import MemoryStore
@@ -24,13 +24,14 @@ class Counted(MemoryStore):
 
 
 async def test_a_year_with_one_day_in_it_is_one_day_s_listing() -> None:
-    """Hours of days in which nothing was accepted are not asked for, and nothing is missed."""
+    """Hours of days in which nothing was accepted are not requested, and nothing is missed."""
     store = Counted(clock=ManualClock())
     submitted = submit(frame_of())
     accepted = acceptance.manifest(submitted, at_ns=START_NS, collector_id="c", attempt_id="a")
     write = acceptance.by_time(accepted, acceptance.span_of(submitted.batch))
     await store.create(write.key, write.data)
 
-    found = [key async for key, _ in RawBatches(store).entries(START_NS - HOUR_NS, START_NS + 8760 * HOUR_NS)]
+    entries = RawBatches(store).entries(START_NS - HOUR_NS, START_NS + 8760 * HOUR_NS)
+    found = [paths.by_time_of(each.manifest_id) async for each in entries]
 
     assert ([write.key], True) == (found, store.lists <= 24)

@@ -1,27 +1,26 @@
-"""What queries and collectors hold in memory says no more than was read: caches, live state, held boots."""
+"""What queries and collectors hold in memory reports no more than was read: caches, live state, held boots."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from lakebed.batches import paths
-from lakebed.batches.acceptance import Write
 from lakebed.batches.acceptor import write_blob
 from lakebed.batches.conflicts import HeldBoots
-from lakebed.batches.derived_writes import DerivedWrites
 from lakebed.batches.live import Follower, LiveBatches, batch_bytes
-from lakebed.batches.model import BatchIdentity, HeldBoot, write_record
+from lakebed.batches.model import BatchIdentity, BootHeld, HeldBoot, write_record
 from lakebed.batches.reader import RawBatches
 from lakebed.core.clock import ManualClock, settle
-from lakebed.core.errors import Corrupt
-from lakebed.core.ids import Ids
+from lakebed.core.errors import Corrupt, Unavailable
 from lakebed.core.metrics import Metrics
-from lakebed.rollups.generations import Generation
+from lakebed.rollups.model import Generation
 from lakebed.rollups.reader import RollupCoverage
 from lakebed.store.memory import MemoryStore
+from lakebed.store.model import ObjectInfo
 from support.batch_frames import START_NS, frame_of, submit
 from support.batches_gateway import collector
 from support.rollup_fixtures import accept
@@ -95,6 +94,35 @@ async def test_what_was_evicted_is_known_by_the_latest_acceptance_of_it(
     assert 0 == metrics.value("lakebed_batches_live_bytes") == metrics.value("lakebed_batches_live_batches")
 
 
+async def test_live_state_that_ends_with_its_window_is_out_of_the_gauges(
+    manual_clock: ManualClock, metrics: Metrics
+) -> None:
+    """The gauges show what is held also when it was a query that found it too old."""
+    live = LiveBatches(runtime_of(manual_clock, metrics=metrics), bytes_max=10**7, window_s=60)
+    live.add(manual_clock.now_ns(), submit(frame_of()).batch)
+    assert 1 == metrics.value("lakebed_batches_live_batches")
+
+    await manual_clock.advance(61)
+
+    assert [] == list(live.batches())
+    assert 0 == metrics.value("lakebed_batches_live_bytes") == metrics.value("lakebed_batches_live_batches")
+
+
+async def test_a_batch_of_a_collector_that_died_joins_live_state_when_it_is_indexed(
+    manual_clock: ManualClock, metrics: Metrics
+) -> None:
+    """Long after its acceptance the reconciler leaves a note and an entry: the next look finds the batch, once."""
+    store = MemoryStore(clock=manual_clock)
+    live = LiveBatches(runtime_of(manual_clock, metrics=metrics), bytes_max=10**7, window_s=3600)
+    follower = Follower(RawBatches(store), live, window_s=3600.0, overlap_s=60.0, interval_s=1.0, clock=manual_clock)
+    await follower.poll()
+    await accept(store, frame_of(), manual_clock.now_ns() - 3000 * SECOND_NS, late=True)
+    await accept(store, frame_of(10, 19), manual_clock.now_ns() - 3700 * SECOND_NS, late=True)
+
+    assert [1, 0] == [await follower.poll(), await follower.poll()]
+    assert 1 == len(live)
+
+
 async def test_a_batch_that_is_indexed_late_joins_live_state(manual_clock: ManualClock, metrics: Metrics) -> None:
     """Each look reaches back over the overlap; a follower that has not looked for three intervals is not fresh."""
     store = MemoryStore(clock=manual_clock)
@@ -115,7 +143,7 @@ WINDOW = f"metric=cpu&from={START_NS}&to={START_NS + SECOND_NS}"
 
 
 async def test_a_range_after_an_eviction_reads_raw_batches_too() -> None:
-    """Inside the follower's window, but not in memory any more: the answer is whole, and says where it came from."""
+    """Inside the follower's window, but not in memory any more: the answer is whole, and reports where it came from."""
     clock = ManualClock(START_NS + 120 * SECOND_NS)
     store = MemoryStore(clock=clock)
     for n in range(3):
@@ -166,6 +194,37 @@ async def test_a_damaged_record_of_a_held_boot_still_holds_it(manual_clock: Manu
     boots.check(BatchIdentity("agent-a", "boot-2", 0, 9))
 
 
+async def test_a_boot_stays_held_while_the_store_does_not_answer(manual_clock: ManualClock) -> None:
+    """A collector that cannot ask keeps refusing the boot; when the store is back, what it says holds."""
+
+    class Away(MemoryStore):
+        away = False
+
+        async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+            async for info in super().list(prefix, after=after):
+                if self.away:
+                    raise Unavailable("no answer")
+                yield info
+
+    store = Away(clock=manual_clock)
+    record = HeldBoot("lightmetrics.held_boot.v1", "a", "b", "odd", "me", 1)
+    await store.create(paths.held_boot_key("a", "b"), write_record(record))
+    held = HeldBoots(runtime_on(store, manual_clock))
+    await held.try_refresh()
+    running = asyncio.create_task(held.run())
+    await settle()
+
+    store.away = True
+    await manual_clock.advance(60)
+    with pytest.raises(BootHeld):
+        held.check(BatchIdentity("a", "b", 0, 9))
+    store.away = False
+    await store.delete(paths.held_boot_key("a", "b"))
+    await manual_clock.advance(11)
+    held.check(BatchIdentity("a", "b", 0, 9))
+    running.cancel()
+
+
 async def test_a_held_boot_is_refused_by_the_first_answer_of_a_new_collector(manual_clock: ManualClock) -> None:
     """A collector knows what is held before it takes its first batch."""
     store = MemoryStore(clock=manual_clock)
@@ -175,33 +234,3 @@ async def test_a_held_boot_is_refused_by_the_first_answer_of_a_new_collector(man
         answer = await client.post("/v1/batches", content=frame_of())
 
     assert (409, "boot_quarantined") == (answer.status_code, answer.json()["code"])
-
-
-async def test_the_aftermath_shows_what_is_not_written_yet(
-    manual_clock: ManualClock, ids: Ids, metrics: Metrics
-) -> None:
-    """After one of three is written two are left; in the end none, and three were written."""
-    go = asyncio.Event()
-
-    class Stalling(MemoryStore):
-        async def create(self, key: str, data: bytes) -> Any:
-            if key != "k0":
-                await go.wait()
-            return await super().create(key, data)
-
-    store = Stalling(clock=manual_clock)
-    derived_writes = DerivedWrites(runtime_on(store, manual_clock, ids=ids, metrics=metrics), waiting_max=3, writers=1)
-    for n in range(4):
-        derived_writes.put(lambda n=n: [Write(f"k{n}", b"x")])  # type: ignore[misc]
-    assert 3 == metrics.value("lakebed_batches_aftermath_waiting")
-    derived_writes.start()
-    await settle()
-    assert 2 == metrics.value("lakebed_batches_aftermath_waiting")
-    go.set()
-    await settle()
-
-    assert 0 == metrics.value("lakebed_batches_aftermath_waiting")
-    assert (3, 1) == tuple(
-        metrics.value("lakebed_batches_aftermath_total", outcome=outcome) for outcome in ("written", "dropped")
-    )
-    await derived_writes.stop(drain_s=0.01)

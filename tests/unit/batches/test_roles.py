@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -13,7 +13,7 @@ from lakebed.batches import events, paths, sweeper
 from lakebed.batches.acceptor import write_blob
 from lakebed.batches.bucket import checks, delete_markers
 from lakebed.batches.events import EventFollower
-from lakebed.batches.model import AcceptedBatch, read_record
+from lakebed.batches.model import AcceptedBatch
 from lakebed.batches.reconciler import Reconciler, ReconcileReport
 from lakebed.batches.sweeper import BlobSweeper, GcReport
 from lakebed.batches.workers import event_follower, reconciler, workers
@@ -27,6 +27,7 @@ from lakebed.filer.model import FilerEntry, FilerEvent
 from lakebed.filer.settings import FilerSettings
 from lakebed.store.admin import BucketConfiguration
 from lakebed.store.memory import MemoryStore
+from lakebed.store.model import ObjectInfo, read_record
 from lakebed.wiring.parts import sections
 from support.batch_frames import frame_of, submit
 from support.runtimes import runtime_on
@@ -35,10 +36,10 @@ ROOT = "/buckets/lake/prod/"
 
 
 class Told:
-    """A filer that tells these events, moving the clock before each."""
+    """A filer that reports these events, moving the clock before each."""
 
-    def __init__(self, clock: ManualClock, told: list[tuple[float, FilerEvent]]) -> None:
-        self._clock, self._told = clock, told
+    def __init__(self, clock: ManualClock, reported: list[tuple[float, FilerEvent]]) -> None:
+        self._clock, self._told = clock, reported
         self.asked: list[tuple[list[str], int]] = []
 
     async def subscribe(self, prefixes: list[str], *, since_ns: int, tick_s: float) -> AsyncIterator[FilerEvent]:
@@ -60,14 +61,14 @@ class Menders(Reconciler):
     def __init__(self) -> None:
         self.mended: list[str] = []
 
-    async def repair(self, key: str, report: ReconcileReport) -> None:  # type: ignore[override]
-        self.mended.append(key)
+    async def check(self, listed: Sequence[ObjectInfo], report: ReconcileReport) -> None:
+        self.mended += [info.key for info in listed]
 
 
 def follower(
-    store: MemoryStore, clock: ManualClock, told: list[tuple[float, FilerEvent]], **more: float
+    store: MemoryStore, clock: ManualClock, reported: list[tuple[float, FilerEvent]], **more: float
 ) -> tuple[EventFollower, Menders, Told]:
-    filer, role = Told(clock, told), Menders()
+    filer, role = Told(clock, reported), Menders()
     return (
         EventFollower(runtime_on(store, clock, ids=Ids.seeded(1), metrics=Metrics()), filer, ROOT, role, **more),  # type: ignore[arg-type]
         role,
@@ -81,7 +82,7 @@ async def test_a_manifest_is_repaired_after_its_grace_and_what_waits_is_told_aga
     """Created manifests only, each once; the place is noted before the first one that still waits."""
     now = manual_clock.now_ns()
     key = f"{paths.ACCEPTED}x/1.json"
-    told = [
+    reported = [
         (0.0, made_at(key, now)),
         (0.0, made_at(key, now + 1)),
         (0.0, made_at(f"{paths.ACCEPTED}x/2.json", now, old=True)),
@@ -89,23 +90,23 @@ async def test_a_manifest_is_repaired_after_its_grace_and_what_waits_is_told_aga
         (0.0, made_at(f"{paths.ACCEPTED}x/4.tmp", now)),
         (9.0, FilerEvent("", now + 9 * 10**9)),
     ]
-    early, role, _ = follower(store, manual_clock, told)
+    early, role, _ = follower(store, manual_clock, reported)
     await early.listen()
     assert [] == role.mended
-    later, role, filer = follower(store, manual_clock, [*told[:-1], (1.1, FilerEvent("", now + 10**10))])
+    later, role, filer = follower(store, manual_clock, [*reported[:-1], (6.1, FilerEvent("", now + 10**10))])
     await later.listen()
 
     assert [key] == role.mended
     assert [([ROOT + paths.ACCEPTED], now - 1)] == filer.asked
-    third, _, asked = follower(store, manual_clock, [])
+    third, _, requested = follower(store, manual_clock, [])
     await third.listen()
-    assert now + 10**10 == asked.asked[0][1]
+    assert now + 10**10 == requested.asked[0][1]
 
 
 async def test_a_follower_begins_now_and_ends_when_its_time_is_over(
     store: MemoryStore, manual_clock: ManualClock
 ) -> None:
-    """At first nothing of the past is asked for; a subscription is given up after listen_s; the place is saved."""
+    """At first nothing of the past is requested; a subscription is given up after listen_s; the place is saved."""
     now = manual_clock.now_ns()
     beats = [(2.0, FilerEvent("", now + n * 2 * 10**9)) for n in range(1, 20)]
     one, _, filer = follower(store, manual_clock, beats, listen_s=10.0)
@@ -132,7 +133,7 @@ async def test_more_waiting_events_than_the_limit_are_repaired_early(
 
 
 async def test_a_filer_that_fails_is_asked_again_after_a_pause(store: MemoryStore, manual_clock: ManualClock) -> None:
-    """The loop goes on."""
+    """The loop continues."""
     one, _, filer = follower(store, manual_clock, [])
     tries: list[int] = []
 
@@ -152,11 +153,8 @@ async def test_a_filer_that_fails_is_asked_again_after_a_pause(store: MemoryStor
 
 
 def made_sweeper(store: MemoryStore, clock: ManualClock, metrics: Metrics) -> BlobSweeper:
-    ids = Ids.seeded(2)
-    role = Reconciler(runtime_on(store, clock, ids=ids, metrics=metrics), overlap_s=900.0, concurrency=4)
-    return BlobSweeper(
-        runtime_on(store, clock, ids=ids, metrics=metrics), role, horizon_s=3600.0, undecided="finish", name="gc:t"
-    )
+    runtime = runtime_on(store, clock, ids=Ids.seeded(2), metrics=metrics)
+    return BlobSweeper(runtime, horizon_s=3600.0, undecided="finish", name="gc:t")
 
 
 async def test_a_sweep_reports_each_blob_with_its_age_and_keeps_the_report(
@@ -174,7 +172,7 @@ async def test_a_sweep_reports_each_blob_with_its_age_and_keeps_the_report(
     report = await swept.sweep(dry_run=False)
     (kept,) = [info async for info in store.list(paths.GC_REPORTS)]
 
-    assert {"keep": 3} == dry.counts
+    assert {"finish": 2, "keep": 1} == dry.counts
     assert {"finish": 2, "keep": 1} == report.counts and 2 == len(report.rows)
     assert report == read_record(await store.get(kept.key), GcReport)
     assert (False, "all", manual_clock.now_ns(), 3600) == (
@@ -191,7 +189,7 @@ async def test_a_sweep_reports_each_blob_with_its_age_and_keeps_the_report(
 
 
 async def test_doctor_examines_only_a_bucket(manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another store passes; the bucket is asked for the folders that are protected; an error is a warning."""
+    """Another store passes; the bucket is requested the folders that are protected; an error is a warning."""
 
     def context(**flags: Any) -> Context:
         settings = load(sections(), flags=flags)
@@ -206,18 +204,18 @@ async def test_doctor_examines_only_a_bucket(manual_clock: ManualClock, monkeypa
 
     (only,) = await checks(context(**{"store.url": "memory:"}))
     assert "pass" == only.verdict
-    asked: list[list[str]] = []
+    requested: list[list[str]] = []
 
     async def state(_: Any, prefixes: list[str]) -> BucketConfiguration:
-        asked.append(prefixes)
-        if len(asked) > 1:
+        requested.append(prefixes)
+        if len(requested) > 1:
             raise Unavailable("away", hint="later")
         return BucketConfiguration(False, (), ())
 
     monkeypatch.setattr("lakebed.store.admin.bucket_state", state)
     there = context(**{"store.url": "s3://lake", "store.prefix": "prod/"})
-    assert ["pass"] * 3 == [each.verdict for each in await checks(there)]
-    assert [["prod/accepted/v1/", "prod/raw-blobs/v1/"]] == asked
+    assert ["pass", "pass", "pass", "warn", "pass"] == [each.verdict for each in await checks(there)]
+    assert [["prod/accepted/v1/", "prod/raw-blobs/v1/"]] == requested
     (warned,) = await checks(there)
     assert ("warn", True) == (warned.verdict, "away" in warned.seen)
     assert "pass" == delete_markers(BucketConfiguration(True, (), ())).verdict
@@ -239,38 +237,9 @@ async def test_workers_are_those_that_the_settings_ask_for(manual_clock: ManualC
 
     names: Callable[[Context], list[str]] = lambda each: [worker.name for worker in workers(each)]  # noqa: E731
     assert ["batches-reconciler", "batches-findings"] == names(context())
-    full = context(**{"reconciler.gc_interval_s": 60.0, "filer.grpc": "127.0.0.1:1"})
-    assert ["batches-reconciler", "batches-findings", "batches-events", "batches-gc"] == names(full)
+    full = context(
+        **{"reconciler.gc_interval_s": 60.0, "reconciler.audit_interval_s": 60.0, "filer.grpc": "127.0.0.1:1"}
+    )
+    assert ["batches-reconciler", "batches-findings", "batches-events", "batches-audit", "batches-gc"] == names(full)
     made = event_follower(full, reconciler(full), full.settings.of(FilerSettings))
     assert "/buckets/lake/prod/" == made._root
-
-
-async def test_the_reconciler_scans_at_its_interval_and_audits_at_another(
-    store: MemoryStore, manual_clock: ManualClock
-) -> None:
-    """Both at once at the start; a round that fails is tried again at the next turn, the audit with it."""
-    role = Reconciler(
-        runtime_on(store, manual_clock, ids=Ids.seeded(1), metrics=Metrics()), overlap_s=900.0, concurrency=4
-    )
-    done: list[str] = []
-
-    async def scan() -> ReconcileReport:
-        done.append("scan")
-        if len(done) == 5:
-            raise Unavailable("away")
-        return ReconcileReport("steady")
-
-    async def audit() -> ReconcileReport:
-        done.append("audit")
-        return ReconcileReport("cold")
-
-    role.scan, role.audit = scan, audit  # type: ignore[method-assign, assignment]
-    running = asyncio.ensure_future(role.run(interval_s=30.0, audit_interval_s=100.0))
-    await settle()
-    assert ["scan", "audit"] == done
-    for _ in range(5):
-        await manual_clock.advance(30.0)
-        await settle()
-
-    assert ["scan", "audit", "scan", "scan", "scan", "scan", "audit", "scan"] == done
-    running.cancel()

@@ -11,18 +11,28 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from lakebed.batches import paths
-from lakebed.batches.model import Sample, read_record
+from lakebed.batches.model import Sample
 from lakebed.batches.reconciler import Reconciler
-from lakebed.core.clock import ManualClock
-from lakebed.core.errors import Conflict, Fenced, Invalid, LakebedError
+from lakebed.core.clock import ManualClock, settle
+from lakebed.core.errors import Conflict, Fenced, Invalid, LakebedError, Unavailable
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
-from lakebed.rollups.generations import RollupManifest, RollupState, abandon, begin, commit, generation
+from lakebed.rollups.generations import abandon, begin, commit, generation
 from lakebed.rollups.local_job import LocalJob
-from lakebed.rollups.model import StoredChunk
-from lakebed.rollups.paths import INDEX, MANIFESTS, ROLLER, ROLLER_PLANS, ROLLER_STATE, ROLLER_UNREADABLE, ROLLUP
+from lakebed.rollups.model import RollupManifest, RollupState, StoredChunk
+from lakebed.rollups.paths import (
+    INDEX,
+    MANIFESTS,
+    ROLLER,
+    ROLLER_LEASE,
+    ROLLER_PLANS,
+    ROLLER_STATE,
+    ROLLER_UNREADABLE,
+    ROLLUP,
+)
 from lakebed.store.lease import HeldByAnother
 from lakebed.store.memory import MemoryStore
+from lakebed.store.model import Version, Written, read_record
 from support.crashing_store import Died, Dying
 from support.rollup_fixtures import Failing, accept, ask, by_hand, frame, make_roller, make_sources, shown
 from support.runtimes import runtime_on
@@ -50,12 +60,12 @@ SIZES = ((45, 0), (60, 60), (300, 300), (600, 300), (3600, 3600), (7200, 3600))
 
 
 async def agrees(
-    store: MemoryStore, clock: ManualClock, told: list[tuple[str, Sample]], sizes: Any = SIZES
+    store: MemoryStore, clock: ManualClock, reported: list[tuple[str, Sample]], sizes: Any = SIZES
 ) -> dict[str, int]:
     """Asserts that windows of these sizes are what the samples come to; gives what the last answer was read from."""
     for window_s, resolution_s in sizes:
         answer = await ask(store, clock, "cpu", window_s, HOUR_NS - 7200 * SECOND_NS, END_NS)
-        assert by_hand(told, "cpu", window_s) == shown(answer), window_s
+        assert by_hand(reported, "cpu", window_s) == shown(answer), window_s
         assert answer.resolution_s == (resolution_s if answer.sources["rollup"] else answer.resolution_s)
     return answer.sources
 
@@ -63,8 +73,8 @@ async def agrees(
 async def test_batches_become_chunks_under_the_keys_of_the_protocol(manual_clock: ManualClock) -> None:
     """Chunks, index chunks and a manifest stand where the protocol puts them, and the manifest lists them all."""
     store = MemoryStore(clock=manual_clock)
-    told = some(0, 0)
-    await accept(store, frame("a", 0, told), manual_clock.now_ns() - SECOND_NS)
+    reported = some(0, 0)
+    await accept(store, frame("a", 0, reported), manual_clock.now_ns() - SECOND_NS)
 
     report = await make_roller(store, manual_clock).run()
 
@@ -79,6 +89,70 @@ async def test_batches_become_chunks_under_the_keys_of_the_protocol(manual_clock
     assert sorted(index) == [chunk.key for chunk in manifest.index]
     assert (1, 40, 40, len(chunks)) == (len(manifest.covers), manifest.samples, report.samples, report.chunks)
     assert (await make_roller(store, manual_clock).run()).samples == 0
+
+
+async def test_a_run_that_takes_longer_than_its_lease_keeps_it(manual_clock: ManualClock) -> None:
+    """Another roller waits however long the engine works, also when the store misses a renewal."""
+
+    class Missing(MemoryStore):
+        misses = 1
+
+        async def replace(self, key: str, data: bytes, etag: Version) -> Written:
+            if key == ROLLER_LEASE and manual_clock.monotonic_s() > began_s and self.misses:
+                self.misses -= 1
+                raise Unavailable("no answer")
+            return await super().replace(key, data, etag)
+
+    began_s = manual_clock.monotonic_s()
+    store, go = Missing(clock=manual_clock), asyncio.Event()
+    await accept(store, frame("a", 0, some(0, 0)), manual_clock.now_ns() - SECOND_NS)
+
+    class Long(LocalJob):
+        async def write(self, generation_id: str) -> list[StoredChunk]:
+            await go.wait()
+            return await super().write(generation_id)
+
+    working = asyncio.create_task(make_roller(store, manual_clock, job=Long(store), owner="one").run())
+    await settle()
+    for _ in range(10):
+        await manual_clock.advance(30.0)  # half a lease
+        with pytest.raises(HeldByAnother):
+            await make_roller(store, manual_clock, owner="two").run()
+    go.set()
+
+    assert (1, 0) == ((report := await working).generations, report.abandoned)
+
+
+async def test_what_is_read_in_several_groups_counts_once(
+    manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A generation of more samples than are decoded at once is the same as one that fits."""
+    monkeypatch.setattr("lakebed.rollups.local_job.READS_AT_ONCE", 2)
+    monkeypatch.setattr("lakebed.rollups.local_job.GROUP_SAMPLES", 60)
+    store = MemoryStore(clock=manual_clock)
+    told = [(f"a{n}", sample) for n in range(7) for sample in some(n, 0)]
+    for n in range(7):
+        await accept(store, frame(f"a{n}", 0, some(n, 0)), manual_clock.now_ns() - SECOND_NS)
+
+    report = await make_roller(store, manual_clock).run()
+
+    assert (7, 280) == (report.batches, report.samples)
+    await agrees(store, manual_clock, told)
+
+
+async def test_an_index_entry_that_names_the_blob_of_another_batch_is_no_batch(manual_clock: ManualClock) -> None:
+    """The other one's samples do not count twice, and the damaged entry is told by its key."""
+    store = MemoryStore(clock=manual_clock)
+    good = await accept(store, frame("good", 0, some(0, 0)), manual_clock.now_ns() - SECOND_NS)
+    bad = await accept(store, frame("bad", 0, some(1, 0)), manual_clock.now_ns() - SECOND_NS)
+    key = paths.accepted_by_time_key(bad.identity, bad.accepted_at_unix_ns)
+    entry = (await store.get(key)).data.replace(bad.raw_blob_key.encode(), good.raw_blob_key.encode())
+    store.bucket.overwrite(key, entry.replace(bad.frame_sha256.encode(), good.frame_sha256.encode()))
+
+    report = await make_roller(store, manual_clock).run()
+
+    assert (1, 1) == (report.batches, len(report.unreadable))
+    assert "another identity" in report.unreadable[0].problem
 
 
 samples = st.lists(
@@ -105,21 +179,21 @@ async def test_chunks_late_chunks_and_samples_answer_as_samples_alone(
     """However batches are spread over runs, late ones and ones not rolled up yet: the answer is that of the samples."""
     clock = ManualClock(END_NS)
     store = MemoryStore(clock=clock)
-    told: list[tuple[str, Sample]] = []
+    reported: list[tuple[str, Sample]] = []
     roller = make_roller(store, clock)
     for turn in range(4):  # batches of turn 3 are never rolled up
         for number, (agent, held, when, late) in enumerate(batches):
             if when == turn:
                 data = frame(agent, number * 100, held)
                 await accept(store, data, clock.now_ns() - (7200 if late else 1) * SECOND_NS, late=late)
-                told += [(agent, sample) for sample in held]
+                reported += [(agent, sample) for sample in held]
         if turn < 3:
             await roller.run()
             await clock.advance(600)
 
     for metric in ("cpu", "mem/é %"):
         answer = await ask(store, clock, metric, window_s, HOUR_NS - 7200 * SECOND_NS, END_NS, q=[0.5])
-        assert by_hand(told, metric, window_s) == shown(answer)
+        assert by_hand(reported, metric, window_s) == shown(answer)
 
 
 async def test_a_crash_anywhere_counts_nothing_twice(manual_clock: ManualClock) -> None:
@@ -129,14 +203,14 @@ async def test_a_crash_anywhere_counts_nothing_twice(manual_clock: ManualClock) 
         point += 1
         clock = ManualClock(END_NS)
         store = MemoryStore(clock=clock)
-        told = []
+        reported = []
         for number in range(3):  # one rolled up before, one in time and one late
             if number == 1:
                 await make_roller(store, clock).run()
             held = some(number, 30 + number, 8)
             at_ns = clock.now_ns() - (9000 if number == 2 else 1) * SECOND_NS
             await accept(store, frame(f"agent-{number}", 0, held), at_ns, late=number == 2)
-            told += [(f"agent-{number}", sample) for sample in held]
+            reported += [(f"agent-{number}", sample) for sample in held]
         dying: Any = Dying(store, point)
 
         try:
@@ -144,11 +218,11 @@ async def test_a_crash_anywhere_counts_nothing_twice(manual_clock: ManualClock) 
             ended = True
         except (Died, LakebedError):  # a register tells those who wait for it that the outcome is unknown
             assert dying.dead
-        await agrees(store, clock, told, [(60, 60)])
+        await agrees(store, clock, reported, [(60, 60)])
         await clock.advance(62)
         report = await make_roller(store, clock).run()
 
-        sources = await agrees(store, clock, told, [(300, 300)])
+        sources = await agrees(store, clock, reported, [(300, 300)])
         assert (0, 0) == (report.abandoned, sources["raw"])
         state = read_record(await store.get(ROLLER_STATE), RollupState)
         assert (2, None) == (state.committed, state.pending)
@@ -183,12 +257,12 @@ async def test_an_owner_that_was_taken_over_changes_nothing(manual_clock: Manual
 async def test_unreadable_batches_are_set_aside_and_taken_up_when_mended(manual_clock: ManualClock) -> None:
     """A missing, a damaged and a half-written blob are told by key, the rest is rolled up, and a mended one joins."""
     store = MemoryStore(clock=manual_clock)
-    told = {}
+    reported = {}
     for number, agent in enumerate(("good", "missing", "damaged", "torn")):
         held = some(number, 0)
         accepted = await accept(store, frame(agent, 0, held), manual_clock.now_ns() - (number + 1) * SECOND_NS)
-        told[agent] = (accepted, held)
-    blobs = {agent: (await store.get(accepted.raw_blob_key)) for agent, (accepted, _) in told.items()}
+        reported[agent] = (accepted, held)
+    blobs = {agent: (await store.get(accepted.raw_blob_key)) for agent, (accepted, _) in reported.items()}
     for agent, data in (("missing", None), ("damaged", b"x" * 500), ("torn", blobs["torn"].data[:100])):
         await store.delete(blobs[agent].key)
         if data is not None:
@@ -201,7 +275,7 @@ async def test_unreadable_batches_are_set_aside_and_taken_up_when_mended(manual_
         each.key for each in report.unreadable
     )
     assert 40 == report.samples
-    assert by_hand([("good", each) for each in told["good"][1]], "cpu", 60) == shown(answer)
+    assert by_hand([("good", each) for each in reported["good"][1]], "cpu", 60) == shown(answer)
     assert "3 accepted batches cannot be read: see repairs/v1/" in answer.why_partial
     await manual_clock.advance(4000)
     assert 3 == len((await make_roller(store, manual_clock).run()).unreadable)
@@ -209,7 +283,7 @@ async def test_unreadable_batches_are_set_aside_and_taken_up_when_mended(manual_
     await store.create(blobs["torn"].key, blobs["torn"].data)
     again = await make_roller(store, manual_clock).run()
     assert (40, 1, 2) == (again.samples, again.late, len(again.unreadable))
-    both = [(agent, each) for agent in ("good", "torn") for each in told[agent][1]]
+    both = [(agent, each) for agent in ("good", "torn") for each in reported[agent][1]]
     assert by_hand(both, "cpu", 60) == shown(await ask(store, manual_clock, "cpu", 60, HOUR_NS, END_NS))
 
 
@@ -269,7 +343,7 @@ async def test_what_comes_late_before_anything_is_rolled_up_is_answered(manual_c
 
 
 async def test_a_cold_run_finds_what_the_steady_one_has_passed(manual_clock: ManualClock) -> None:
-    """An index entry that appears behind the overlap without asking for work is found by looking at all of it."""
+    """An index entry that appears behind the overlap without requesting work is found by looking at all of it."""
     store = MemoryStore(clock=manual_clock)
     await accept(store, frame("a", 0, some(0, 0)), manual_clock.now_ns() - SECOND_NS)
     await make_roller(store, manual_clock).run()
@@ -300,8 +374,8 @@ async def test_windows_are_fixed_by_the_first_run(manual_clock: ManualClock) -> 
     report = await other.run()
 
     assert 40 == report.samples
-    told = [("a", each) for each in some(0, 0)]
-    await agrees(store, manual_clock, told, [(10, 10), (30, 10), (120, 60)])
+    reported = [("a", each) for each in some(0, 0)]
+    await agrees(store, manual_clock, reported, [(10, 10), (30, 10), (120, 60)])
 
 
 def test_the_state_refuses_what_was_not_begun() -> None:
@@ -323,17 +397,17 @@ async def test_what_one_generation_has_no_room_for_is_in_the_next_however_old_it
     """A backlog far behind the overlap is rolled up in pieces, and nothing of it is taken for settled before."""
     store = MemoryStore(clock=manual_clock)
     metrics = Metrics()
-    told = []
+    reported = []
     for agent in range(5):
         held = some(agent, 0)
         await accept(store, frame(f"agent-{agent}", 0, held), manual_clock.now_ns() - (7200 - agent) * SECOND_NS)
-        told += [(f"agent-{agent}", sample) for sample in held]
+        reported += [(f"agent-{agent}", sample) for sample in held]
 
     report = await make_roller(store, manual_clock, batches_max=2, metrics=metrics).run()
 
-    assert (3, 5, len(told)) == (report.generations, report.batches, report.samples)
+    assert (3, 5, len(reported)) == (report.generations, report.batches, report.samples)
     assert 0.0 == metrics.value("lakebed_rollup_lag_seconds")
-    await agrees(store, manual_clock, told)
+    await agrees(store, manual_clock, reported)
 
 
 async def test_the_roller_shows_how_far_it_is_behind(manual_clock: ManualClock) -> None:

@@ -1,4 +1,4 @@
-"""Damage among the rollups themselves: told by its key, and neither rolled up again nor counted twice."""
+"""Damage among the rollups themselves: reported by its key, and neither rolled up again nor counted twice."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def keys(store: MemoryStore, prefix: str) -> list[str]:
     return [info.key async for info in store.list(prefix)]
 
 
-class Yard:
+class Env:
     """A bucket, its time, and every sample that was accepted there."""
 
     def __init__(self) -> None:
@@ -61,78 +61,78 @@ CUT = b"cut"
 async def test_a_manifest_of_rollups_that_cannot_be_read_is_told_and_nothing_counts_twice(
     data: bytes | None, cold: bool
 ) -> None:
-    """Its batches are found in the index: the run goes on with what is new, and names the manifest by its key."""
-    yard = Yard()
-    await yard.accept("a", 0)
-    await make_roller(yard.store, yard.clock).run()
-    key = await yard.spoil(paths.MANIFESTS, data)
-    await yard.accept("b", 1)
+    """Its batches are found in the index: the run continues with what is new, and names the manifest by its key."""
+    env = Env()
+    await env.accept("a", 0)
+    await make_roller(env.store, env.clock).run()
+    key = await env.spoil(paths.MANIFESTS, data)
+    await env.accept("b", 1)
 
-    report = await make_roller(yard.store, yard.clock).run(cold=cold)
+    report = await make_roller(env.store, env.clock).run(cold=cold)
 
     assert (40, [key]) == (report.samples, [each.key for each in report.unreadable])
-    answer = await ask(yard.store, yard.clock, "cpu", 60, HOUR_NS - 7200 * SECOND_NS, END_NS)
-    assert by_hand(yard.told, "cpu", 60) == shown(answer)
+    answer = await ask(env.store, env.clock, "cpu", 60, HOUR_NS - 7200 * SECOND_NS, END_NS)
+    assert by_hand(env.told, "cpu", 60) == shown(answer)
     assert any("cannot be read" in why for why in answer.why_partial)
 
 
 @pytest.mark.parametrize("data", [None, CUT], ids=["missing", "half-written"])
 async def test_a_settled_generation_without_its_manifest_is_not_rolled_up_again(data: bytes | None) -> None:
-    """A cold run asks the index of whatever no manifest covers."""
-    yard = Yard()
-    await yard.accept("a", 0)
+    """A cold run queries the index of whatever no manifest covers."""
+    env = Env()
+    await env.accept("a", 0)
     for _ in range(2):
-        await make_roller(yard.store, yard.clock).run()
-        await yard.clock.advance(7200)
-    await yard.spoil(paths.MANIFESTS, data)
+        await make_roller(env.store, env.clock).run()
+        await env.clock.advance(7200)
+    await env.spoil(paths.MANIFESTS, data)
 
-    report = await make_roller(yard.store, yard.clock).run(cold=True)
+    report = await make_roller(env.store, env.clock).run(cold=True)
 
     assert 0 == report.samples
-    answer = await ask(yard.store, yard.clock, "cpu", 60, HOUR_NS, END_NS)
-    assert by_hand(yard.told, "cpu", 60) == shown(answer)
+    answer = await ask(env.store, env.clock, "cpu", 60, HOUR_NS, END_NS)
+    assert by_hand(env.told, "cpu", 60) == shown(answer)
 
 
 async def test_a_late_batch_of_which_nobody_can_tell_is_set_aside_and_the_rest_goes_on() -> None:
-    """An index chunk that cannot be read: late batches of its hours wait, by that key; mended, they are rolled up."""
-    yard = Yard()
-    await yard.accept("a", 0)
+    """An index chunk that cannot be read: late batches of its hours wait, by that key; repaired, they are rolled up."""
+    env = Env()
+    await env.accept("a", 0)
     for _ in range(2):
-        await make_roller(yard.store, yard.clock).run()
-        await yard.clock.advance(7200)
-    (index, *_) = sorted(await keys(yard.store, paths.INDEX))
-    whole = (await yard.store.get(index)).data
-    await yard.store.delete(index)
-    await yard.store.create(index, whole[:-9])
-    await yard.accept("late", 1, 12_000.0, late=True)
-    await yard.accept("b", 2)
+        await make_roller(env.store, env.clock).run()
+        await env.clock.advance(7200)
+    (index, *_) = sorted(await keys(env.store, paths.INDEX))
+    whole = (await env.store.get(index)).data
+    await env.store.delete(index)
+    await env.store.create(index, whole[:-9])
+    await env.accept("late", 1, 12_000.0, late=True)
+    await env.accept("b", 2)
 
-    report = await make_roller(yard.store, yard.clock).run()
-    partial = await ask(yard.store, yard.clock, "cpu", 60, HOUR_NS, END_NS)
-    await yard.store.delete(index)
-    await yard.store.create(index, whole)
-    mended = await make_roller(yard.store, yard.clock).run()
+    report = await make_roller(env.store, env.clock).run()
+    partial = await ask(env.store, env.clock, "cpu", 60, HOUR_NS, END_NS)
+    await env.store.delete(index)
+    await env.store.create(index, whole)
+    repaired = await make_roller(env.store, env.clock).run()
 
     assert (40, [index]) == (report.samples, [each.key for each in report.unreadable])
-    assert by_hand([each for each in yard.told if each[0] != "late"], "cpu", 60) == shown(partial)
+    assert by_hand([each for each in env.told if each[0] != "late"], "cpu", 60) == shown(partial)
     assert "1 accepted batches cannot be read: see repairs/v1/" in partial.why_partial
-    assert (40, 1, []) == (mended.samples, mended.late, mended.unreadable)
-    assert [] == await keys(yard.store, paths.ROLLER_UNREADABLE)
-    answer = await ask(yard.store, yard.clock, "cpu", 60, HOUR_NS, END_NS)
-    assert by_hand(yard.told, "cpu", 60) == shown(answer)
+    assert (40, 1, []) == (repaired.samples, repaired.late, repaired.unreadable)
+    assert [] == await keys(env.store, paths.ROLLER_UNREADABLE)
+    answer = await ask(env.store, env.clock, "cpu", 60, HOUR_NS, END_NS)
+    assert by_hand(env.told, "cpu", 60) == shown(answer)
 
 
 @pytest.mark.parametrize("data", [None, CUT], ids=["missing", "half-written"])
 async def test_a_plan_that_cannot_be_read_is_abandoned_and_its_batches_are_rolled_up(data: bytes | None) -> None:
     """What was begun with it never counts; the run names it, and makes a new generation."""
-    yard = Yard()
-    await yard.accept("a", 0)
+    env = Env()
+    await env.accept("a", 0)
     with pytest.raises(LakebedError):
-        await make_roller(yard.store, yard.clock, job=Failing(yard.store)).run()
-    key = await yard.spoil(paths.ROLLER_PLANS, data)
+        await make_roller(env.store, env.clock, job=Failing(env.store)).run()
+    key = await env.spoil(paths.ROLLER_PLANS, data)
 
-    report = await make_roller(yard.store, yard.clock).run()
+    report = await make_roller(env.store, env.clock).run()
 
     assert (1, 1, [key]) == (report.abandoned, report.generations, [each.key for each in report.unreadable])
-    answer = await ask(yard.store, yard.clock, "cpu", 60, HOUR_NS, END_NS)
-    assert by_hand(yard.told, "cpu", 60) == shown(answer)
+    answer = await ask(env.store, env.clock, "cpu", 60, HOUR_NS, END_NS)
+    assert by_hand(env.told, "cpu", 60) == shown(answer)

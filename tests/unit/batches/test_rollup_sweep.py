@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from lakebed.batches.model import Sample, read_record
+import pytest
+
+from lakebed.batches.model import Sample
 from lakebed.core.clock import ManualClock
 from lakebed.core.errors import LakebedError
 from lakebed.core.metrics import Metrics
 from lakebed.rollups import paths
-from lakebed.rollups.generations import RollupManifest, RollupState
 from lakebed.rollups.local_job import LocalJob
+from lakebed.rollups.model import RollupManifest, RollupState
 from lakebed.rollups.sweeper import EVERY_NS
 from lakebed.store.memory import MemoryStore
+from lakebed.store.model import read_record
 from support.crashing_store import Died, Dying
 from support.rollup_fixtures import Failing, accept, ask, by_hand, frame, make_roller, shown
 
@@ -43,9 +46,9 @@ async def left_behind(store: MemoryStore, clock: ManualClock) -> list[tuple[str,
     return [("a", each) for each in some(0)] + [("late", each) for each in some(2)]
 
 
-async def agrees(store: MemoryStore, clock: ManualClock, told: list[tuple[str, Sample]]) -> None:
+async def agrees(store: MemoryStore, clock: ManualClock, reported: list[tuple[str, Sample]]) -> None:
     answer = await ask(store, clock, "cpu", 60, HOUR_NS, HOUR_NS + 3600 * 10**9)
-    assert by_hand(told, "cpu", 60) == shown(answer)
+    assert by_hand(reported, "cpu", 60) == shown(answer)
 
 
 async def counted(store: MemoryStore) -> set[str]:
@@ -63,7 +66,7 @@ async def test_only_what_is_old_and_never_counts_is_swept() -> None:
     """Before the horizon nothing goes; after it taken notes and abandoned chunks do, counted, and it is over."""
     clock = ManualClock(NOW_NS)
     store = MemoryStore(clock=clock)
-    told = await left_behind(store, clock)
+    reported = await left_behind(store, clock)
     made, counts = await keys(store, paths.ROLLUP, paths.INDEX, paths.MANIFESTS), await counted(store)
     assert counts < made
 
@@ -75,14 +78,14 @@ async def test_only_what_is_old_and_never_counts_is_swept() -> None:
     metrics = Metrics()
     report = await make_roller(store, clock, metrics=metrics).run()
 
-    told += [("new", each) for each in some(3)]
+    reported += [("new", each) for each in some(3)]
     assert 1 + len(made - counts) == report.swept
     assert 1 == metrics.value("lakebed_rollup_swept_total", what="note")
     assert len(made - counts) == metrics.value("lakebed_rollup_swept_total", what="chunk")
     assert await counted(store) == await keys(store, paths.ROLLUP, paths.INDEX, paths.MANIFESTS)
     note = paths.work_key(young_note.identity, young_note.accepted_at_unix_ns)
     assert {note} == await keys(store, paths.ROLLUP_WORK)
-    await agrees(store, clock, told)
+    await agrees(store, clock, reported)
     listed = Listed(store)
     await clock.advance(EVERY_NS / 1e9 + 1)
     assert 0 == (await make_roller(listed, clock).run()).swept
@@ -111,7 +114,7 @@ async def test_a_crash_anywhere_in_a_sweep_takes_nothing_that_counts() -> None:
         point += 1
         clock = ManualClock(NOW_NS)
         store = MemoryStore(clock=clock)
-        told = await left_behind(store, clock)
+        reported = await left_behind(store, clock)
         await clock.advance(31 * DAY_S)
         dying: Any = Dying(store, point)
 
@@ -120,14 +123,14 @@ async def test_a_crash_anywhere_in_a_sweep_takes_nothing_that_counts() -> None:
             ended = True
         except (Died, LakebedError):
             assert dying.dead
-        await agrees(store, clock, told)
+        await agrees(store, clock, reported)
         assert await counted(store) <= await keys(store, paths.ROLLUP, paths.INDEX, paths.MANIFESTS)
         await clock.advance(62)
         await make_roller(store, clock).run()
 
         assert await counted(store) == await keys(store, paths.ROLLUP, paths.INDEX, paths.MANIFESTS)
         assert set() == await keys(store, paths.ROLLUP_WORK)
-        await agrees(store, clock, told)
+        await agrees(store, clock, reported)
     assert point > 20
 
 
@@ -143,3 +146,39 @@ class Listed:
 
     def __getattr__(self, verb: str) -> Any:
         return getattr(self._store, verb)
+
+
+async def test_more_late_batches_than_one_look_takes_are_rolled_up_run_by_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one look leaves out is taken by the next; until then a query says that it is missing, and no note goes."""
+    monkeypatch.setattr("lakebed.rollups.late_samples.LATE_MAX", 2)
+    clock = ManualClock(NOW_NS)
+    store = MemoryStore(clock=clock)
+    await accept(store, frame("a", 0, some(0)), clock.now_ns() - 10**9)
+    await make_roller(store, clock).run()
+    told = [("a", each) for each in some(0)]
+    for n in range(5):
+        await accept(store, frame(f"late-{n}", 0, some(n)), clock.now_ns() - (7200 - n) * 10**9, late=True)
+        told += [(f"late-{n}", each) for each in some(n)]
+        await clock.advance(1)
+    await clock.advance(40 * DAY_S)
+
+    early = await ask(store, clock, "cpu", 60, HOUR_NS, HOUR_NS + 3600 * 10**9)
+    runs = [await make_roller(store, clock).run() for _ in range(3)]
+
+    assert "late batches" in " ".join(early.why_partial)
+    assert [(2, 2), (2, 2), (1, 1)] == [(each.late, each.swept) for each in runs]
+    await agrees(store, clock, told)
+
+
+async def test_notes_of_one_instant_are_taken_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some stores tell times in whole seconds: more notes than one look takes, all alike, do not hold the roller up."""
+    monkeypatch.setattr("lakebed.rollups.late_samples.LATE_MAX", 2)
+    clock = ManualClock(NOW_NS)
+    store = MemoryStore(clock=clock)
+    await make_roller(store, clock).run()
+    for n in range(4):
+        await accept(store, frame(f"late-{n}", 0, some(n)), clock.now_ns() - 7200 * 10**9, late=True)
+
+    report = await make_roller(store, clock).run()
+
+    assert (4, 40) == (report.late, report.samples)

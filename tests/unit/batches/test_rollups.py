@@ -34,10 +34,10 @@ def some(agent: int, minute: int) -> list[Sample]:
     return [Sample("disk/used %", at_ns + n * SECOND_NS, n + agent / 10, labels={"host": "h0"}) for n in range(10)]
 
 
-def buckets(told: list[tuple[str, Sample]]) -> dict[str, list[list[object]]]:
+def buckets(reported: list[tuple[str, Sample]]) -> dict[str, list[list[object]]]:
     return {
         dict(series)["agent_id"]: [list(windows[start]) for start in sorted(windows)]
-        for series, windows in by_hand(told, "disk/used %", 60).items()
+        for series, windows in by_hand(reported, "disk/used %", 60).items()
     }
 
 
@@ -45,13 +45,13 @@ async def test_an_answer_says_what_it_was_read_from() -> None:
     """Rolled up, late, live and spooled batches are one answer, that names its resolution and each source."""
     clock = ManualClock(HOUR_NS + 3500 * SECOND_NS)
     store = MemoryStore(clock=clock)
-    told = []
+    reported = []
     for number in range(4):
         if number == 2:
             await make_roller(store, clock).run()
         held = some(number, number)
         await accept(store, frame(f"a{number}", 0, held), clock.now_ns() - (number + 1) * SECOND_NS)
-        told += [(f"a{number}", sample) for sample in held]
+        reported += [(f"a{number}", sample) for sample in held]
 
     async with collector(store, clock=clock, query_collector=True, follow_interval_s=30.0) as (client, part):
         await part.follower.poll()
@@ -63,9 +63,9 @@ async def test_an_answer_says_what_it_was_read_from() -> None:
         ).json()
         wrong = await client.get("/v1/query/range", params=ASKED | {"q": "2"})
 
-    told += [("a9", sample) for sample in sent]
+    reported += [("a9", sample) for sample in sent]
     found = {series["labels"]["agent_id"]: [b[:8] for b in series["buckets"]] for series in answer["series"]}
-    assert buckets(told) == found
+    assert buckets(reported) == found
     assert (60, {"rollup": 1, "live": 3, "spool": 0, "raw": 0}) == (answer["resolution_s"], answer["sources"])
     assert (False, [], [0.0, 0.5, 1.0]) == (answer["partial"], answer["why_partial"], answer["quantiles"])
     low, middle, high = answer["series"][0]["buckets"][0][8]
@@ -82,7 +82,7 @@ async def test_what_is_spooled_and_not_landed_is_in_the_answer(tmp_path: Path) -
     first, second = some(0, 0), some(1, 1)
     await accept(store, frame("a0", 0, first), clock.now_ns() - SECOND_NS)
     await make_roller(store, clock).run()
-    told = [("a0", sample) for sample in first] + [("a1", sample) for sample in second]
+    reported = [("a0", sample) for sample in first] + [("a1", sample) for sample in second]
 
     async with collector(store, clock=clock, acceptance="local_spool", spool_dir=str(tmp_path)) as (client, part):
         assert 200 == (await client.post("/v1/batches", content=frame("a1", 0, second))).status_code
@@ -96,7 +96,7 @@ async def test_what_is_spooled_and_not_landed_is_in_the_answer(tmp_path: Path) -
 
     for answer in (before, after):
         found = {series["labels"]["agent_id"]: [b[:8] for b in series["buckets"]] for series in answer["series"]}
-        assert buckets(told) == found
+        assert buckets(reported) == found
     assert 1 == before["sources"]["live"] + before["sources"]["spool"]
     assert {"rollup": 2, "live": 0, "spool": 0, "raw": 0} == after["sources"]
 
@@ -172,17 +172,21 @@ async def test_the_worker_rolls_up_by_itself_and_one_bad_batch_does_not_stop_it(
     context = Context(
         node="node", settings=load(sections(), flags=flags), store=store, clock=clock, ids=Ids(), metrics=Metrics()
     )
-    assert [] == workers(msgspec.structs.replace(context, settings=load(sections(), flags={"store.url": "memory:"})))
+    assert [] == workers(
+        msgspec.structs.replace(
+            context, settings=load(sections(), flags={"store.url": "memory:", "rollups.interval_s": 0})
+        )
+    )
     bad = await accept(store, frame("bad", 0, some(8, 8)), clock.now_ns() - SECOND_NS)
     await store.delete(bad.raw_blob_key)
     (worker,) = workers(context)
     running = asyncio.create_task(worker.run())
-    told = []
+    reported = []
     for number in range(3):
         store.away = number == 1  # the bucket does not answer for a round
         held = some(number, number)
         await accept(store, frame(f"a{number}", 0, held), clock.now_ns() - SECOND_NS)
-        told += [(f"a{number}", sample) for sample in held]
+        reported += [(f"a{number}", sample) for sample in held]
         await clock.advance(61)
     store.away = False
     await clock.advance(61)

@@ -22,7 +22,7 @@ def read(data: bytes, known: KnownTables, limits: FrameLimits = LIMITS) -> list[
 
 
 def test_a_known_table_gives_the_same_samples() -> None:
-    """With and without what was seen before, a frame says the same."""
+    """With and without what was seen before, a frame reports the same."""
     known = KnownTables(LIMITS)
     frames = [frame(["a", "b", "é"]), frame(["a", "b", "é"], 3), frame(["a", "c"], 6), frame(["a", "b", "é"], 8)]
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from lakebed.batches import paths
-from lakebed.batches.model import AcceptedBatch, read_record
+from lakebed.batches.model import AcceptedBatch
 from lakebed.batches.segments import HEAD, SpoolSegments, pack, records
 from lakebed.batches.spool import Spool
 from lakebed.core.clock import SystemClock
 from lakebed.core.errors import Conflict, Unavailable
 from lakebed.store.memory import MemoryStore
-from lakebed.store.model import ObjectInfo
+from lakebed.store.model import ObjectInfo, read_record
 from support.batch_frames import START_NS, frame_of, submit
 from support.batches_gateway import collector
 
@@ -292,7 +292,7 @@ async def test_a_sync_that_fails_accepts_nothing_and_the_next_upload_goes_on(
 
 
 async def test_one_damaged_record_does_not_hold_the_others_back(store: Switched, tmp_path: Path) -> None:
-    """What can be landed is landed and the damage is reported; a query says that something is missing."""
+    """What can be landed is landed and the damage is reported; a query reports that something is missing."""
     store.down = False
     async with collector(store, **spooling(tmp_path), live_bytes_max=0) as (client, part):
         for n in range(20):
@@ -343,6 +343,20 @@ def test_damage_inside_a_segment_costs_only_what_it_hit(tmp_path: Path) -> None:
     again.close()
 
 
+def test_no_segment_takes_the_name_of_one_that_is_kept_for_a_person(tmp_path: Path) -> None:
+    """Damage is kept aside, also when it strikes again after a restart."""
+    kept = []
+    for restart in range(2):
+        segments = SpoolSegments(tmp_path)
+        segments.append([pack(b"%d" % restart, 1, "x")])
+        kept.append(segments.path(segments.active_number).read_bytes())
+        segments.damaged.add(segments.active_number)
+        segments.remove(segments.active_number)
+        segments.close()
+
+    assert sorted(kept) == sorted(path.read_bytes() for path in tmp_path.glob("*.damaged"))
+
+
 @pytest.mark.parametrize("cut", range(0, 200, 7))
 def test_a_tail_torn_anywhere_is_cut_off(tmp_path: Path, cut: int) -> None:
     """Whatever of the last record reached the disk, the ones before it are whole."""
@@ -355,3 +369,41 @@ def test_a_tail_torn_anywhere_is_cut_off(tmp_path: Path, cut: int) -> None:
     assert [frame_of()] == found
     assert len(whole) == segments.path(1).stat().st_size
     segments.close()
+
+
+@pytest.mark.parametrize("known_max", [100, 1], ids=["remembered", "evicted"])
+async def test_what_has_landed_is_known_after_a_restart(store: Switched, tmp_path: Path, known_max: int) -> None:
+    """The same bytes are a duplicate and other bytes a conflict, also when the collector has forgotten the batch."""
+    store.down = False
+    for number in range(3):
+        async with collector(store, **spooling(tmp_path), known_max=known_max) as (client, part):
+            await client.post("/v1/batches", content=frame_of(number * 10, number * 10 + 9))
+            assert part._lander is not None
+            await part._lander.land()
+
+    async with collector(store, **spooling(tmp_path), known_max=known_max) as (client, _):
+        again = await client.post("/v1/batches", content=frame_of(0, 9))
+        other = await client.post("/v1/batches", content=frame_of(0, 9, value=7.0))
+        fresh = await client.post("/v1/batches", content=frame_of(30, 39))
+
+    assert (True, 409, False) == (again.json()["duplicate"], other.status_code, fresh.json()["duplicate"])
+
+
+async def test_what_has_landed_is_known_after_a_restart_without_the_bucket(store: Switched, tmp_path: Path) -> None:
+    """From the file beside the segments, whose last line may be torn."""
+    store.down = False
+    async with collector(store, **spooling(tmp_path)) as (client, part):
+        await client.post("/v1/batches", content=frame_of(0, 9))
+        assert part._lander is not None
+        await part._lander.land()
+    with (tmp_path / "landed.jsonl").open("ab") as file:
+        file.write(b'{"schema": "lightm')
+    store.down = True
+
+    async with collector(store, **spooling(tmp_path)) as (client, part):
+        again = await client.post("/v1/batches", content=frame_of(0, 9))
+        other = await client.post("/v1/batches", content=frame_of(0, 9, value=7.0))
+        used = part._context.metrics.value("lakebed_batches_spool_disk_bytes")
+
+    assert (True, 409) == (again.json()["duplicate"], other.status_code)
+    assert used >= (tmp_path / "landed.jsonl").stat().st_size > 0

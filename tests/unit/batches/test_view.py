@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from hashlib import sha256
+from itertools import pairwise
 from typing import Any
 
 from lakebed.batches import view as views
+from lakebed.batches import workers
 from lakebed.batches.conflicts import ConflictReview
 from lakebed.batches.view import RecentBatches
 from lakebed.core.clock import ManualClock
 from lakebed.store.memory import MemoryStore
 from support.batch_frames import frame_of
 from support.batches_gateway import collector
+from support.rollup_fixtures import accept
 from support.runtimes import runtime_on
 from support.tick_fixtures import context_of
 
@@ -62,16 +65,6 @@ async def test_an_agent_that_was_not_heard_lately_is_still_named() -> None:
 
     assert sorted(row.agent_id for row in agents) == ["web-1", "web-2"]
     assert sorted(row.batches for row in agents) == [0, 1]
-
-
-async def test_a_busy_hour_is_looked_at_from_its_end(monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    """However many entries an hour has, a bounded number of keys is listed."""
-    clock = ManualClock()
-    store = MemoryStore(clock=clock)
-    await filled(store, clock)
-    monkeypatch.setattr(views, "LISTED_MAX", 1)
-
-    assert len(await RecentBatches(runtime_on(store, clock)).newest(1)) == 1
 
 
 async def test_of_one_hour_the_newest_are_shown_newest_first() -> None:
@@ -191,7 +184,7 @@ async def test_a_folder_that_is_none_of_ours_is_passed_over() -> None:
     clock = ManualClock()
     store = MemoryStore(clock=clock)
     await sent(store, clock, 10.0)
-    (key,) = [info.key async for info in store.list("accepted-by-time/")]
+    (key,) = [info.key async for info in store.list("accepted-index/")]
     date = key.split("/")[-3]
     for folder in (f"{date}/hour=zz", "zz/hour=01"):
         await store.create(f"{key.split(date)[0]}{folder}/x.json", b"{}")
@@ -199,25 +192,20 @@ async def test_a_folder_that_is_none_of_ours_is_passed_over() -> None:
     assert [0] == [row.seq_start for row in await RecentBatches(runtime_on(store, clock)).newest()]
 
 
-async def test_of_what_was_read_the_least_used_is_forgotten_first(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+async def test_single_objects_are_kept_and_the_least_used_is_forgotten_first(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     """The cache is bounded: what was looked at lately is not read again."""
     clock = ManualClock()
     store = CountingStore(clock=clock)
-    await sent(store, clock, 30.0, 20.0)
+    for number in range(3):
+        await accept(store, frame_of(number * 10, number * 10 + 9), clock.now_ns() - (3 - number) * 10**9)
     monkeypatch.setattr(views, "KNOWN_MAX", 2)
     recent = RecentBatches(runtime_on(store, clock))
+    await recent.newest(1)
     await recent.newest(2)
-    await recent.newest(1)
-    async with collector(store, clock=clock) as (client, part):
-        assert (await client.post("/v1/batches", content=frame_of(20, 29, at_ns=clock.now_ns()))).status_code == 200
-        await clock.advance(1.0)
-        await part.derived_writes.stop()
     read = store.gets
-    await recent.newest(1)
 
-    assert (1, 2) == (store.gets - read, len(recent._known))
     assert [20, 10] == [row.seq_start for row in await recent.newest(2)]
-    assert 1 == store.gets - read
+    assert (0, 2) == (store.gets - read, len(recent._known))
 
 
 async def test_a_look_that_has_found_enough_lists_no_further_hour() -> None:
@@ -235,16 +223,15 @@ async def test_a_look_that_has_found_enough_lists_no_further_hour() -> None:
 
     await RecentBatches(runtime_on(store, clock)).newest(2)
 
-    assert 1 == len(set(listed))
+    assert 1 == len({prefix.partition("date=")[2] for prefix in listed})
 
 
-async def test_an_earlier_hour_is_looked_at_from_its_own_end(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+async def test_an_earlier_hour_is_looked_at_from_its_own_end() -> None:
     """Not from now: of a busy hour that is over, the last batches are shown and not the first."""
     clock = ManualClock()
     await clock.advance(3600.0 - clock.now_ns() / 1e9 % 3600)  # the begin of an hour
     store = MemoryStore(clock=clock)
     await sent(store, clock, 7200.0 - 60.0, 7200.0 - 3000.0, 7200.0 - 3590.0)
-    monkeypatch.setattr(views, "LISTED_MAX", 1)
 
     assert [20] == [row.seq_start for row in await RecentBatches(runtime_on(store, clock)).newest(1)]
 
@@ -267,3 +254,45 @@ async def test_conflicts_are_listed_from_a_place_on_up_to_a_limit_and_open_ones_
     assert names[:2] == [view.conflict_id for view in await views.conflicts(context, limit=2)]
     assert names[1:] == [view.conflict_id for view in await views.conflicts(context, after=names[0])]
     assert [names[0], names[2]] == [view.conflict_id for view in await views.conflicts(context, open_only=True)]
+
+
+async def test_batches_of_a_span_are_counted_once_however_it_is_cut() -> None:
+    """By when they were accepted; a second look at an entry reads nothing again."""
+    clock = ManualClock()
+    store = CountingStore(clock=clock)
+    begin_ns = clock.now_ns() - 1
+    await filled(store, clock)
+    recent = RecentBatches(runtime_on(store, clock))
+    end_ns = clock.now_ns()
+
+    whole = await recent.accepted_between(begin_ns, end_ns)
+    cuts = [begin_ns, begin_ns + 30 * 60 * 10**9, begin_ns + 50 * 60 * 10**9, end_ns]
+    parts = [await recent.accepted_between(one, other) for one, other in pairwise(cuts)]
+
+    assert (6, 60) == whole
+    assert (6, 60) == tuple(map(sum, zip(*parts, strict=True)))
+
+
+async def test_samples_of_many_batches_are_estimated_from_a_bounded_number_of_reads(monkeypatch: Any) -> None:
+    monkeypatch.setattr(views, "COUNTED_MAX", 2)
+    clock = ManualClock()
+    store = CountingStore(clock=clock)
+    begin_ns = clock.now_ns() - 1
+    await filled(store, clock)
+    store.gets = 0
+
+    found = await RecentBatches(runtime_on(store, clock)).accepted_between(begin_ns, clock.now_ns())
+
+    assert (6, 60) == found
+    assert store.gets <= 2 + 1  # one segment has all rows, whatever their number
+
+
+async def test_the_reconcilers_delay_is_the_age_of_its_checkpoint() -> None:
+    """Unknown when none ever ran: then its state is grey, not green."""
+    context = context_of()
+    assert await views.reconciler_behind_s(context) is None
+    await workers.incremental_scan(context, workers.reconciler(context)).scan()
+
+    behind_s = await views.reconciler_behind_s(context)
+
+    assert behind_s is not None and 0 <= behind_s < 60

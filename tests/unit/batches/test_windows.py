@@ -18,8 +18,9 @@ from lakebed.batches.window_query import RollupQuerier
 from lakebed.core.clock import ManualClock
 from lakebed.core.errors import Conflict, Invalid, Overloaded
 from lakebed.rollups import generations
-from lakebed.rollups.generations import Generation, RollupManifest, RollupState
-from lakebed.rollups.paths import GENERATION_DIGITS, MANIFESTS
+from lakebed.rollups.codec.chunk import decode_rollup, pack, rollup_schema_v1
+from lakebed.rollups.model import Generation, RollupManifest, RollupState
+from lakebed.rollups.paths import GENERATION_DIGITS, MANIFESTS, ROLLUP
 from lakebed.rollups.reader import CoverageSnapshot
 from lakebed.store.memory import MemoryStore
 from support.rollup_fixtures import accept, ask, by_hand, frame, make_roller, make_sources, shown
@@ -102,28 +103,48 @@ async def test_windows_that_begin_in_the_range_are_answered_whole(from_s: int, t
     ],
 )
 async def test_what_is_no_range_of_windows_is_refused(window_s: int, from_ns: int, to_ns: int) -> None:
-    """No window, nothing in it, or more than a year; exactly a year is answered."""
+    """No window, nothing in it, or more than a year."""
     clock = ManualClock(HOUR_NS)
-    store = MemoryStore(clock=clock)
     with pytest.raises(Invalid, match="up to a year"):
-        await ask(store, clock, METRIC, window_s, from_ns, to_ns)
-    assert [] == (await ask(store, clock, METRIC, 60, 0, 366 * 86400 * SECOND_NS)).series
+        await ask(MemoryStore(clock=clock), clock, METRIC, window_s, from_ns, to_ns)
+
+
+async def test_exactly_a_year_of_windows_is_answered() -> None:
+    """The limit itself is within it."""
+    clock = ManualClock(HOUR_NS)
+
+    assert [] == (await ask(MemoryStore(clock=clock), clock, METRIC, 60, 0, 366 * 86400 * SECOND_NS)).series
 
 
 async def test_limits_of_a_query_are_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks, windows and rows; exactly the limit is answered."""
     store, clock = await rolled(samples(0, 60, 120))
 
-    async def asked() -> Any:
+    async def requested() -> Any:
         return await ask(store, clock, METRIC, 60, HOUR_NS, HOUR_NS + 3600 * SECOND_NS)
 
-    for name, enough, said in (("CHUNKS_MAX", 1, "chunks"), ("BUCKETS_MAX", 3, "windows"), ("ROWS_MAX", 3, "rows")):
+    for name, enough, output in (("BUCKETS_MAX", 3, "windows"), ("ROWS_MAX", 3, "rows")):
         monkeypatch.setattr(rollups, name, enough)
-        assert 3 == len((await asked()).series[0].buckets)
+        assert 3 == len((await requested()).series[0].buckets)
         monkeypatch.setattr(rollups, name, enough - 1)
-        with pytest.raises(Invalid, match=f"more than {enough - 1} {said}"):
-            await asked()
+        with pytest.raises(Invalid, match=f"more than {enough - 1} {output}"):
+            await requested()
         monkeypatch.setattr(rollups, name, 1000)
+
+
+async def test_the_limit_of_rows_is_that_of_the_query_and_not_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of chunks and samples of several batches add up: a query's memory does not grow with their number."""
+    store, clock = await rolled(samples(0, 60))
+    for number in range(3):
+        await accept(store, frame(f"b{number}", 0, samples(0, 60)), clock.now_ns() - SECOND_NS)
+
+    monkeypatch.setattr(rollups, "ROWS_MAX", 8)
+    whole = await ask(store, clock, METRIC, 60, HOUR_NS, HOUR_NS + 3600 * SECOND_NS)
+    monkeypatch.setattr(rollups, "ROWS_MAX", 7)
+
+    assert 4 == len(whole.series)
+    with pytest.raises(Invalid, match="more than 7 rows"):
+        await ask(store, clock, METRIC, 60, HOUR_NS, HOUR_NS + 3600 * SECOND_NS)
 
 
 async def test_series_of_a_query_are_matched_and_come_in_order_of_their_labels() -> None:
@@ -173,19 +194,33 @@ async def test_a_window_of_nan_alone_has_a_count_and_no_numbers() -> None:
     assert HOUR_NS + 60 * SECOND_NS == mixed.last_ns == mixed.start_ns
 
 
+async def test_a_quantile_is_unknown_where_an_old_chunk_has_no_sketch() -> None:
+    """Samples beside a chunk of version 1 are not taken for the whole window; windows of their own have theirs."""
+    store, clock = await rolled(samples(0, 10, 20))
+    for key in [info.key async for info in store.list(ROLLUP)]:
+        new = decode_rollup((await store.get(key)).data)
+        store.bucket.overwrite(key, pack(new.select(rollup_schema_v1().names).cast(rollup_schema_v1())))
+    await accept(store, frame("a0", 3, samples(30, 70)), clock.now_ns() - SECOND_NS)
+
+    answer = await ask(store, clock, METRIC, 60, HOUR_NS, HOUR_NS + 3600 * SECOND_NS, [0.5])
+
+    (series,) = answer.series
+    assert [(4, [None]), (1, [71.0])] == [(each.count, each.quantiles) for each in series.buckets]
+
+
 async def test_more_batches_than_a_query_reads_make_the_answer_partial() -> None:
     """Exactly the limit is whole; what is rolled up does not count against it."""
     store, clock = await rolled(samples(0), samples(1))
     for number in range(3):
         await accept(store, frame(f"b{number}", 0, samples(number)), clock.now_ns() - SECOND_NS)
 
-    async def asked(limit: int) -> Any:
+    async def requested(limit: int) -> Any:
         return await RollupQuerier(runtime_on(store, clock), make_sources(store, clock, limit)).range(
             Selector(METRIC), 60, HOUR_NS, HOUR_NS + 3600 * SECOND_NS
         )
 
-    whole, cut = await asked(3), await asked(2)
-    only = "this is not the query collector"
+    whole, cut = await requested(3), await requested(2)
+    only = "read without the live state of other collectors: set batches.query_collector on one of them"
     assert ([only], 5, 3) == (whole.why_partial, len(whole.series), whole.sources["raw"])
     assert [only, "more than 2 raw batches are in no rollup yet"] == cut.why_partial
     assert 2 == cut.sources["raw"] and cut.partial
@@ -195,13 +230,13 @@ async def test_points_beyond_the_limit_of_batches_are_said_to_be_missing() -> No
     """Indexed ones and those of the tail share the limit."""
     store, clock = await rolled(samples(0), samples(1), samples(2))
 
-    async def asked(limit: int) -> Any:
+    async def requested(limit: int) -> Any:
         querier = Querier(make_sources(store, clock, limit), points_max=100, clock=clock)
         return await querier.range(Selector(METRIC), HOUR_NS, HOUR_NS + 3600 * SECOND_NS, late_s=1e6)
 
-    assert [] == (await asked(3)).why_partial[1:] and 3 == (await asked(3)).sources["raw"]
-    assert ["more than 2 raw batches are in the range"] == (await asked(2)).why_partial[1:]
-    assert 2 == (await asked(2)).sources["raw"]
+    assert [] == (await requested(3)).why_partial[1:] and 3 == (await requested(3)).sources["raw"]
+    assert ["more than 2 raw batches are in the range"] == (await requested(2)).why_partial[1:]
+    assert 2 == (await requested(2)).sources["raw"]
 
 
 async def test_points_are_in_order_inside_the_range_and_have_their_kind() -> None:
@@ -214,24 +249,24 @@ async def test_points_are_in_order_inside_the_range_and_have_their_kind() -> Non
     await accept(store, frame("a", 2, earlier), clock.now_ns() - SECOND_NS)
     querier = Querier(make_sources(store, clock), points_max=3, clock=clock)
 
-    async def asked(from_s: int, to_s: int, **more: float) -> Any:
+    async def requested(from_s: int, to_s: int, **more: float) -> Any:
         return await querier.range(Selector(METRIC), HOUR_NS + from_s * SECOND_NS, HOUR_NS + to_s * SECOND_NS, **more)
 
-    answer = await asked(1, 5, late_s=1000)
+    answer = await requested(1, 5, late_s=1000)
     (series,) = answer.series
     assert [1.0, 3.0, 4.0] == [value for _, value in series.points] and "counter" == series.kind
     assert {"agent_id": "a", "h": "1"} == series.labels and 2 == answer.sources["raw"]
     with pytest.raises(Invalid, match="more than 3 points"):
-        await asked(1, 6, late_s=1000)
+        await requested(1, 6, late_s=1000)
     assert clock.now_ns() == answer.accepted_through_unix_ns
-    soon = await asked(1, 5, late_s=10)
+    soon = await requested(1, 5, late_s=10)
     assert ([], HOUR_NS + 15 * SECOND_NS) == (soon.series, soon.accepted_through_unix_ns)
     latest = await querier.latest(Selector(METRIC), lookback_s=97)
     assert [[(HOUR_NS + 5 * SECOND_NS, 5.0)]] == [each.points for each in latest.series]
     assert [] == (await querier.latest(Selector(METRIC), lookback_s=94)).series
     for from_s, to_s in ((5, 5), (0, 31 * 86400 + 1)):
         with pytest.raises(Invalid, match="31 days"):
-            await asked(from_s, to_s)
+            await requested(from_s, to_s)
 
 
 def test_a_reading_says_everything_that_is_missing() -> None:
@@ -322,7 +357,7 @@ def frame_identity(number: int) -> BatchIdentity:
 
 
 def test_a_generation_is_begun_committed_or_abandoned_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another one under way is a conflict; limits are told."""
+    """Another one under way is a conflict; limits are reported."""
     begun = generations.begin(RollupState(), gen(1), (60,))
     assert (gen(1), (60,)) == (begun.pending, begun.windows_s) and begun == generations.begin(begun, gen(1), (60,))
     for wrong in (lambda: generations.begin(begun, gen(2), (60,)), lambda: generations.commit(begun, gen(2))):
@@ -357,7 +392,7 @@ def test_what_is_settled_only_moves_on_and_drops_older_generations() -> None:
 
 
 async def test_a_cold_run_believes_only_manifests_of_numbers_that_count() -> None:
-    """What an abandoned generation covered is not covered; one that cannot be read is told."""
+    """What an abandoned generation covered is not covered; one that cannot be read is reported."""
     clock = ManualClock(HOUR_NS)
     store = MemoryStore(clock=clock)
     for number in (1, 2, 3):
@@ -370,3 +405,26 @@ async def test_a_cold_run_believes_only_manifests_of_numbers_that_count() -> Non
     found = await make_roller(store, clock)._all_covered(CoverageSnapshot(state, frozenset({"m0"})))
 
     assert {"m0", "m1", "m3"} == found.ids and 1 == len(found.damaged)
+
+
+async def test_the_kind_of_a_series_survives_in_rollups(manual_clock: ManualClock) -> None:
+    """A counter is a counter in windows from samples, from chunks and from both, in any order."""
+    store = MemoryStore(clock=manual_clock)
+    hour_ns = 3600 * 10**9
+    begin_ns = manual_clock.now_ns() // hour_ns * hour_ns
+    await manual_clock.advance(7200)
+    for number, rolled in enumerate((True, False)):
+        samples = [
+            Sample("requests", begin_ns + number * 10**9, 1.0, Kind.COUNTER),
+            Sample("load", begin_ns + number * 10**9, 1.0, Kind.GAUGE),
+        ]
+        await accept(store, frame("a", number * 2, samples), manual_clock.now_ns())
+        if rolled:
+            await make_roller(store, manual_clock).run()
+
+    kinds = {}
+    for metric in ("requests", "load"):
+        answer = await ask(store, manual_clock, metric, 3600, begin_ns, begin_ns + hour_ns)
+        kinds[metric] = ([series.kind for series in answer.series], answer.sources["rollup"], answer.sources["raw"])
+
+    assert {"requests": (["counter"], 1, 1), "load": (["gauge"], 1, 1)} == kinds

@@ -1,4 +1,4 @@
-"""Beside the numbers of a bench stands where its fast paths apply."""
+"""Beside the numbers of a bench exists where its fast paths apply."""
 
 from __future__ import annotations
 

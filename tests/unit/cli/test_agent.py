@@ -1,4 +1,4 @@
-"""`lakebed agent`: the owner's commands on a queue folder, and what `run` hands to the agent."""
+"""`lakebed agent`: the owner's commands on a queue folder, and what `run` passes to the agent."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from lakebed.agent.model import Frame, ParkedBatch
 from lakebed.agent.settings import AgentSettings, TickFolder
 from lakebed.batches.model import BatchIdentity, Sample
 from lakebed.cli import exits
-from lakebed.core.clock import SystemClock
 from lakebed.core.errors import Invalid, NotFound
-from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
 from lakebed.core.settings import Secret
 from lakebed.ticks.outbox import Outbox, OutboxTick
 from lakebed.ticks.packing import PackedTick
 from lakebed.ticks.settings import TicksSettings
-from lakebed.ticks.uploader import TRIES_MAX, Uploader
-from lakebed.wiring import agent_commands, agent_ticks
-from lakebed.wiring.agent_ticks import SWITCH_TRIES
+from lakebed.ticks.uploader import Uploader
+from lakebed.wiring import agent_commands
+from lakebed.wiring.agent_commands import ROUND_TRIES
+from support.runtimes import runtime_of
 from support.shell import Shell
 
 
@@ -138,7 +137,7 @@ def test_a_retry_returns_parked_batches_alone(shell: Shell, folder: Path) -> Non
 
 @pytest.mark.parametrize("verb", ["drop", "retry"])
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         (("--all-parked", "--reason", "  "), "--reason is empty"),
         (("--reason", "r"), "no batch is named"),
@@ -147,12 +146,14 @@ def test_a_retry_returns_parked_batches_alone(shell: Shell, folder: Path) -> Non
         (("000000000000", "--reason", "r"), "names 0 batches"),
     ],
 )
-def test_an_owner_says_what_and_why(shell: Shell, folder: Path, verb: str, words: tuple[str, ...], told: str) -> None:
+def test_an_owner_says_what_and_why(
+    shell: Shell, folder: Path, verb: str, words: tuple[str, ...], reported: str
+) -> None:
     """Nothing is touched without a reason and a name that fits one batch."""
     code, _, err = shell("agent", verb, *words, "--queue-dir", str(folder))
 
     assert exits.code_for(Invalid("")) == code
-    assert told in err
+    assert reported in err
     assert ([0, 1, 2], [3, 4]) == (in_queue(folder, "boots"), in_queue(folder, "parked"))
 
 
@@ -161,8 +162,9 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[AgentSettings]:
     """The settings that `agent run` would run with."""
     seen: list[AgentSettings] = []
 
-    async def run(settings: AgentSettings, ticks: TicksSettings) -> None:
+    async def run(settings: AgentSettings, ticks: TicksSettings) -> Metrics:
         seen.append(settings)
+        return Metrics()
 
     monkeypatch.setattr(agent_commands, "_run", run)
     return seen
@@ -177,11 +179,29 @@ def test_the_flags_of_run_become_settings(shell: Shell, ran: list[AgentSettings]
     )  # fmt: skip
 
     (made,) = ran
-    assert (exits.OK, "") == (code, err)
+    assert (exits.OK, "0 samples were read, 0 sent; 0 lines were rejected\n") == (code, err)
     assert (("http://c1", "http://c2"), "me", tmp_path / "q") == (made.collectors, made.agent_id, made.queue_dir)
     assert (True, 7.5, 0, ["http://t/metrics"]) == (
         made.stdin, made.host_interval_s, made.otlp_port, [target.url for target in made.scrape],
     )  # fmt: skip
+
+
+def test_rejected_lines_of_standard_input_are_counted_in_the_exit_code(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last line says how many samples were read and sent, and how many lines were not taken."""
+
+    async def run(settings: AgentSettings, ticks: TicksSettings) -> Metrics:
+        metrics = Metrics()
+        metrics.counter("lakebed_agent_samples_total").inc(2)
+        metrics.counter("lakebed_agent_sent_samples_total").inc(2)
+        metrics.counter("lakebed_agent_bad_samples_total").labels("stdin").inc(5)
+        return metrics
+
+    monkeypatch.setattr(agent_commands, "_run", run)
+    code, _, err = shell("agent", "run", "--collector", "http://c", "--stdin")
+
+    assert (exits.FAILED, "2 samples were read, 2 sent; 5 lines were rejected") == (code, err.strip())
 
 
 @pytest.mark.parametrize(
@@ -203,11 +223,11 @@ def test_a_running_stack_is_the_collector_when_none_is_named(
     """One that is named wins."""
     monkeypatch.setattr(agent_commands, "_stack_gateway", lambda where: "http://127.0.0.1:9")
 
-    _, _, told = shell("agent", "run", "--stdin")
+    _, _, reported = shell("agent", "run", "--stdin")
     shell("agent", "run", "--stdin", "--collector", "http://mine")
 
     assert [("http://127.0.0.1:9",), ("http://mine",)] == [made.collectors for made in ran]
-    assert "http://127.0.0.1:9" in told
+    assert "http://127.0.0.1:9" in reported
 
 
 class FakeAgent:
@@ -217,7 +237,7 @@ class FakeAgent:
 async def open_courier(each: TickFolder, agent_settings: dict[str, Any], ticks: dict[str, Any]) -> str:
     settings, of_ticks = AgentSettings.of(agent_settings), TicksSettings.of(ticks)
     fake: Any = FakeAgent()
-    opened = agent_ticks.folder_uploader(each, settings, of_ticks, fake, SystemClock(), Ids(), Metrics())
+    opened = agent_commands.folder_uploader(each, settings, of_ticks, fake, runtime_of())
     async with opened as worker:
         return worker.name
 
@@ -262,12 +282,25 @@ def test_waiting_ticks_are_listed_with_what_is_wrong_with_them(shell: Shell, out
     ready, refused = shell.data("agent", "ticks", "list")
 
     assert {
-        "project_id": "shop", "tick_id": "t-1", "state": "ready", "parts": 2, "tries": 2,
+        "project_id": "shop", "tick_id": "t-1", "state": "ready", "parts": 2, "tries": 2, "part_attempts": {},
         "error_class": "", "message": "", "folder": "drop/t-1",
     } == ready  # fmt: skip
     assert ("t-2", "failed_manual", "bad", "will not do") == tuple(
         refused[name] for name in ("tick_id", "state", "error_class", "message")
     )
+
+
+def test_a_folder_with_an_org_of_its_own_is_looked_up_under_it(shell: Shell, outbox: Outbox, tmp_path: Path) -> None:
+    """The agent writes to the outbox of the folder's org; the list and a retry read the same one."""
+    with (tmp_path / "lakebed.toml").open("a") as file:
+        file.write('[[agent.ticks]]\nfolder = "drop2"\nproject_id = "shop"\norg_id = "rival"\n')
+    theirs = Outbox(tmp_path / "q" / "ticks" / "rival~shop")
+    theirs.put(OutboxTick(PackedTick("t-9", "shop", "", {}), folder="drop2/t-9").refused("bad", "no"))
+
+    listed = [row["tick_id"] for row in shell.data("agent", "ticks", "list")]
+    code, _, _ = shell("agent", "ticks", "retry", "t-9", "--reason", "mended")
+
+    assert (["t-1", "t-2", "t-9"], exits.OK, False) == (listed, code, theirs.has("t-9"))
 
 
 def test_only_a_refused_tick_is_packed_again(shell: Shell, outbox: Outbox) -> None:
@@ -282,8 +315,8 @@ def test_only_a_refused_tick_is_packed_again(shell: Shell, outbox: Outbox) -> No
     assert (True, False, True) == (kept, outbox.has("t-2"), outbox.has("t-1"))
 
 
-@pytest.mark.parametrize(("urls", "tries"), [(("http://a",), TRIES_MAX), (("http://a", "http://b"), SWITCH_TRIES)])
-def test_a_request_is_given_up_sooner_where_there_is_another_address(
+@pytest.mark.parametrize(("urls", "tries"), [(("http://a",), ROUND_TRIES), (("http://a", "http://b"), ROUND_TRIES)])
+def test_a_request_is_given_up_soon_for_the_next_tick_or_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, urls: tuple[str, ...], tries: int
 ) -> None:
     """Every address has an uploader, which sends as many parts at once as set."""

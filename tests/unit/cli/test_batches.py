@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import httpx2
 import pytest
 
+from lakebed.batches import paths
 from lakebed.batches.acceptor import Acceptor
 from lakebed.batches.derived_writes import DerivedWrites
 from lakebed.batches.model import IdentityConflict
@@ -26,9 +30,7 @@ def accept(shell: Shell, *frames: bytes) -> None:
     clock, ids, metrics = shell.clock, Ids(), Metrics()
 
     async def work() -> None:
-        derived_writes = DerivedWrites(
-            runtime_on(shell.store, clock, ids=ids, metrics=metrics), waiting_max=100, writers=1
-        )
+        derived_writes = DerivedWrites(runtime_on(shell.store, clock, ids=ids, metrics=metrics), waiting_max=100)
         derived_writes.start()
         acceptor = Acceptor(
             runtime_on(shell.store, clock, ids=ids, metrics=metrics),
@@ -65,7 +67,7 @@ def filled(shell: Shell) -> Shell:
 
 
 def test_a_frame_is_dumped_from_a_file_or_by_its_accepted_manifest(filled: Shell, tmp_path: Path) -> None:
-    """As many samples as asked for, numbered from the batch's first."""
+    """As many samples as requested, numbered from the batch's first."""
     file = tmp_path / "x.lmbatch"
     file.write_bytes(frame_of(10, 39))
     local = filled.data("batches", "dump", str(file))
@@ -93,6 +95,15 @@ def test_agents_and_their_newest_batches_are_shown(filled: Shell) -> None:
 
     assert {"agent-a", "agent-b"} == {row["agent_id"] for row in agents} and 2 == len(agents)
     assert (3, every[:2]) == (len(every), few)
+
+
+def test_however_many_recent_batches_are_asked_for_only_so_many_are_looked_at(
+    filled: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bucket of years is not listed for a large --limit."""
+    monkeypatch.setattr("lakebed.batches.view.NEWEST_MAX", 2)
+
+    assert 2 == len(filled.data("batches", "recent", "--limit", "1000000"))
 
 
 def test_a_conflict_is_listed_shown_and_decided_once(filled: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,9 +150,9 @@ def test_garbage_is_collected_by_hand_for_a_reason_alone(filled: Shell) -> None:
     assert ("batches.gc", {"source": "by-time"}, "space", "done") == (what, subject, reason, outcome)
 
 
-@pytest.mark.parametrize(("flag", "kind"), [((), "checkpoint"), (("--cold",), "cold")])
+@pytest.mark.parametrize(("flag", "kind"), [((), "new"), (("--cold",), "cold")])
 def test_a_repair_says_what_it_checked(filled: Shell, flag: tuple[str, ...], kind: str) -> None:
-    """From the checkpoint or cold, as the trail says."""
+    """Of new batches or cold, as the trail reports."""
     report = filled.data("batches", "reconcile", *flag)
 
     assert {"path", "checked", "repaired"} == set(report)
@@ -150,8 +161,25 @@ def test_a_repair_says_what_it_checked(filled: Shell, flag: tuple[str, ...], kin
     assert f"{sum(report['repaired'].values())} repaired" == detail
 
 
+def test_only_a_cold_repair_finds_what_is_missing_from_long_ago(filled: Shell) -> None:
+    """The watermark is past it; --cold looks at every accepted batch and writes the index again."""
+    filled.clock.ahead_s = 60.0
+    filled("batches", "reconcile")
+    (lost,) = filled.keys(paths.ACCEPTED_INDEX)
+    asyncio.run(filled.store.delete(lost))
+    filled.clock.ahead_s = 3 * 86_400.0
+
+    late = filled.data("batches", "reconcile")
+    missing = filled.keys(paths.ACCEPTED_INDEX)
+    cold = filled.data("batches", "reconcile", "--cold")
+
+    assert (0, []) == (sum(late["repaired"].values()), missing)
+    assert 3 == cold["repaired"]["indexed"]
+    assert 1 == len(filled.keys(paths.ACCEPTED_INDEX))
+
+
 def test_without_findings_there_is_nothing_to_repair(filled: Shell) -> None:
-    """No audit was made: that is said, and is no error."""
+    """No audit was made: that is reported, and is no error."""
     code, out, err = filled("batches", "reconcile", "--findings")
 
     assert (exits.OK, "") == (code, out) and "nothing to do" in err
@@ -159,24 +187,89 @@ def test_without_findings_there_is_nothing_to_repair(filled: Shell) -> None:
 
 
 def test_a_query_selects_by_metric_labels_and_time(filled: Shell) -> None:
-    """The newest alone, a matcher, a time that is too short, and a metric that is not there."""
+    """The newest alone, a matcher, and a time that is too short."""
     every = filled.data("batches", "query", "cpu")
     one = filled.data("batches", "query", "cpu", "--match", "host=h1")
     other = filled.data("batches", "query", "cpu", "--match", "host!=h1")
     latest = filled.data("batches", "query", "cpu", "--latest")
     short = filled.data("batches", "query", "cpu", "--since-s", "1")
-    none = filled.data("batches", "query", "disk")
 
     def hosts(answer: Any) -> list[str]:
         return sorted({one["labels"]["host"] for one in answer["series"]})
 
     assert (["h0", "h1"], ["h1"], ["h0"]) == (hosts(every), hosts(one), hosts(other))
-    assert (["h0", "h1"], [], []) == (hosts(latest), hosts(short), hosts(none))
+    assert (["h0", "h1"], []) == (hosts(latest), hosts(short))
     assert len(json.dumps(latest)) < len(json.dumps(every))
 
 
+def test_an_unknown_metric_is_not_found_and_the_nearest_names_are_shown(filled: Shell) -> None:
+    """So that a typing error does not look like a metric without samples."""
+    code, _, near = filled("batches", "query", "cpuu")
+    _, _, far = filled("batches", "query", "disk_free_bytes")
+
+    assert exits.code_for(NotFound("")) == code
+    assert "did you mean cpu?" in near and "lakebed batches metrics" in far
+
+
+def test_metrics_are_listed_with_their_labels(filled: Shell) -> None:
+    """Name, number of series and names of labels, for people and for programs; a past range has none."""
+    _, table, _ = filled("batches", "metrics")
+    found = filled.data("batches", "metrics")
+    _, _, none = filled("batches", "metrics", "--from", "2020-01-01T00:00:00Z", "--to", "2020-01-02T00:00:00Z")
+
+    assert "metric\tseries\tlabels" == table.splitlines()[0] and "cpu\t" in table
+    assert ["host"] == next(each["labels"] for each in found["metrics"] if each["metric"] == "cpu")
+    assert "(nothing)" in none
+
+
+def test_points_are_shown_with_iso_times_and_taken_by_them(filled: Shell) -> None:
+    """A table has a time, a value and labels; a time without its offset is refused."""
+    _, table, why = filled("batches", "query", "cpu", "--from", "2020-01-31T12:00:00Z", "--to", "2020-01-31T13:00:00Z")
+    code, rows, partial = filled("batches", "query", "cpu", "--latest")
+    refused, _, hint = filled("batches", "query", "cpu", "--from", "2020-01-31T12:00:00")
+
+    assert ("", True) == (table, "no metric cpu" in why)
+    assert exits.OK == code and re.match(r"time\tvalue\tlabels\n20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z\t", rows)
+    assert "may be incomplete: read without the live state" in partial
+    assert exits.code_for(Invalid("")) == refused and "add Z" in hint
+
+
+def test_a_running_stacks_gateway_answers_and_its_answer_is_complete(
+    filled: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gateway knows what was accepted a moment ago; one that wants a key is left aside for the bucket."""
+    asked: list[tuple[str, Any]] = []
+    complete = {"partial": False, "why_partial": [], "series": [{"labels": {"host": "h9"}, "points": [[10**18, 1.5]]}]}
+
+    def get(url: str, *, params: Any, **_: Any) -> httpx2.Response:
+        asked.append((url, dict(params)["metric"]))
+        return httpx2.Response(status, json=complete)
+
+    monkeypatch.setattr("lakebed.embedded.endpoints.find", lambda folder: SimpleNamespace(gateway="http://gw:1"))
+    monkeypatch.setattr("lakebed.batches.query_commands.httpx2.get", get)
+    status = 200
+    _, table, words = filled("batches", "query", "cpu")
+    status = 401
+    _, own, _ = filled("batches", "query", "cpu")
+
+    assert ("time\tvalue\tlabels\n2001-09-09T01:46:40.000Z\t1.5\thost=h9\n", "") == (table, words)
+    assert [("http://gw:1/v1/query/range", "cpu")] * 2 == asked and "host=h0" in own
+
+
+def test_the_newest_point_is_searched_as_far_back_as_was_said(shell: Shell) -> None:
+    """A series that was last heard of two hours ago is found when three are searched, and not when one is."""
+    accept(shell, frame_of(0, 9, at_ns=shell.clock.now_ns() - 7200 * 10**9))
+
+    found = [
+        len(shell.data("batches", "query", "cpu", "--latest", "--since-s", str(hours * 3600))["series"])
+        for hours in (1, 3)
+    ]
+
+    assert 0 == found[0] < found[1]
+
+
 def test_windows_have_quantiles_and_points_do_not(filled: Shell) -> None:
-    """Quantiles without windows are refused; windows say which rollups they came from."""
+    """Quantiles without windows are refused; windows report which rollups they came from."""
     refused, _, why = filled("batches", "query", "cpu", "--q", "0.5")
     code, out, words = filled("batches", "query", "cpu", "--window-s", "60", "--q", "0.5")
 

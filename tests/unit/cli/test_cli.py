@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import re
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cyclopts import App
 
-from lakebed.cli import exits
+from lakebed.cli import exits, main
 from lakebed.cli.main import COMMANDS, app, run
 from lakebed.cli.output import emit
 from lakebed.core.errors import Invalid
@@ -55,13 +58,14 @@ def test_what_is_given_wrong_is_answered_with_what_to_type_next(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A mistake that has no hint of its own leads to the command's help, never to nothing."""
-    (tmp_path / "orders.csv").write_text("id\n1\n")
+    file = tmp_path / "orders.txt"
+    file.write_text("id\n1\n")
 
-    code = run(["ticks", "push", "orders.csv", "--project", "shop"])
+    code = run(["ticks", "push", str(file), "--project", "shop"])
 
     error, following = capsys.readouterr().err.splitlines()
     assert code == exits.code_for(Invalid(""))
-    assert error.startswith("error: orders.csv is not a Parquet file")
+    assert error.startswith(f"error: {file} is not a Parquet file")
     assert following.startswith("next:  ") and "ticks push --help" in following
 
 
@@ -74,12 +78,12 @@ def leaves(of: App = app, path: tuple[str, ...] = ()) -> Iterator[tuple[str, App
 
 def test_every_command_says_in_one_sentence_what_it_does() -> None:
     """An order, not a description: a capital letter first, a full stop last, short enough to be read in a list."""
-    said = {name: (command.help or "").strip().split("\n\n")[0].replace("\n", " ") for name, command in leaves()}
+    output_text = {name: (command.help or "").strip().split("\n\n")[0].replace("\n", " ") for name, command in leaves()}
 
-    first = {name: words.split(" ")[0] for name, words in said.items() if words}
-    assert {} == {name: words for name, words in said.items() if not words.endswith(".") or len(words) > 130}
+    first = {name: words.split(" ")[0] for name, words in output_text.items() if words}
+    assert {} == {name: words for name, words in output_text.items() if not words.endswith(".") or len(words) > 130}
     assert set() == {name for name, word in first.items() if not word[:1].isupper() or word.endswith("s")}
-    assert said.keys() == first.keys()
+    assert output_text.keys() == first.keys()
 
 
 def test_every_word_that_a_command_takes_is_explained() -> None:
@@ -133,16 +137,15 @@ def test_settings_of_one_part_are_shown_by_its_name(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(("former", "named"), [("ingest", "batches"), ("rollup", "rollups")])
-def test_a_former_section_name_is_refused_with_the_present_one(
+def test_a_former_section_name_shows_the_present_section_and_says_so(
     capsys: pytest.CaptureFixture[str], former: str, named: str
 ) -> None:
-    """Keys of a former section are still read from files and the environment; the command lists present names only."""
-    code = run(["settings", former])
+    """Keys of a former section are still read, so its name is understood too; the rows have the present name."""
+    assert exits.OK == run(["settings", former, "-o", "json"])
 
-    assert exits.code_for(Invalid("")) == code
-    refused = capsys.readouterr().err
-    assert f"no part '{former}' has settings" in refused
-    assert named in refused.partition("one of ")[2].strip().split(", ")
+    shown = capsys.readouterr()
+    assert {named} == {row["key"].partition(".")[0] for row in json.loads(shown.out)}
+    assert f"the section {former!r} is now {named!r}; keys with the former name are still read" in shown.err
 
 
 def test_a_key_of_a_former_section_is_shown_under_its_present_name(
@@ -170,11 +173,78 @@ def test_an_error_says_what_and_what_next(capsys: pytest.CaptureFixture[str], mo
 
     code = run(["settings"])
 
-    told = capsys.readouterr().err
+    reported = capsys.readouterr().err
     assert code == 3
-    assert "error: unknown setting LAKEBED_STORE_URI" in told
-    assert "next:  did you mean LAKEBED_STORE_URL?" in told
-    assert "Traceback" not in told
+    assert "error: unknown setting LAKEBED_STORE_URI" in reported
+    assert "next:  did you mean LAKEBED_STORE_URL?" in reported
+    assert "Traceback" not in reported
+
+
+def test_a_command_without_its_extra_names_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the core is installed: a command that needs more says which extra to install."""
+    monkeypatch.setattr(main, "app", _raises(ModuleNotFoundError("No module named 'pyspark'", name="pyspark")))
+
+    code = run(["pipeline", "run"])
+
+    shown = capsys.readouterr().err
+    assert exits.USAGE == code
+    assert "error: this needs the Python package pyspark, which is not installed" in shown
+    assert "next:  pip install 'lakebed[spark]'" in shown
+
+
+def test_a_module_of_our_own_that_is_missing_is_a_fault_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An incomplete package is not answered with the advice to install an extra."""
+    monkeypatch.setattr(main, "app", _raises(ModuleNotFoundError("No module", name="lakebed.queue.nothing")))
+
+    with pytest.raises(ModuleNotFoundError):
+        run(["queue", "status"])
+
+
+def test_every_extra_that_a_command_names_exists() -> None:
+    """`pip install 'lakebed[EXTRA]'` works for each command's extra."""
+    extras = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+
+    assert set() == {row.extra for row in main.COMMANDS if row.extra} - set(extras["optional-dependencies"])
+
+
+@pytest.mark.parametrize(
+    ("number", "hint"),
+    [(errno.ENOSPC, "the disk is full"), (errno.EACCES, "this user may write"), (errno.EIO, "check the path")],
+)
+def test_an_error_of_the_system_is_an_error_and_a_next_step(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, number: int, hint: str
+) -> None:
+    """A full disk or a forbidden folder is named with its path, without a traceback."""
+    monkeypatch.setattr(main, "app", _raises(OSError(number, "refused", "some/path")))
+
+    code = run(["up"])
+
+    shown = capsys.readouterr().err
+    assert exits.FAILED == code
+    assert "error: refused: some/path" in shown
+    assert hint in shown.split("next:")[1]
+    assert "Traceback" not in shown
+
+
+def _raises(error: Exception) -> Callable[..., int]:
+    def command(*_: object, **__: object) -> int:
+        raise error
+
+    return command
+
+
+def test_help_costs_little(capsys: pytest.CaptureFixture[str]) -> None:
+    """`lakebed --help` takes less than 250 ms of CPU, so that it feels immediate on a small machine."""
+    spent = []
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-m", "lakebed", "--help"], check=True, capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent.append((after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime))
+
+    assert min(spent) < 0.25
 
 
 def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,6 +261,7 @@ def test_hostile_text_is_printed_inert(capsys: pytest.CaptureFixture[str], outpu
     assert "\x1b" not in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_completion_scripts_can_be_made() -> None:
     """bash, zsh and fish each get a completion script."""
     from lakebed.cli.main import app
@@ -202,3 +273,47 @@ def test_lines_of_json_are_one_row_each(capsys: pytest.CaptureFixture[str]) -> N
     emit([{"a": 1}, {"a": 2}], "jsonl")
 
     assert capsys.readouterr().out == '{"a":1}\n{"a":2}\n'
+
+
+@pytest.mark.parametrize("words", ["topics consume orders --count -5", "queue drain --count -1", "trail --limit -2"])
+def test_no_number_that_a_command_takes_may_be_negative(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A count below 0 is a mistake on the command line, and not a request for nothing."""
+    code = run(words.split())
+
+    assert exits.USAGE == code and "is below 0" in capsys.readouterr().err
+
+
+def test_completion_touches_no_file_of_the_shell_unless_it_is_told_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The script goes to stdout or to the file that is named; --install writes the shell's own files."""
+    installed: list[Any] = []
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(App, "generate_completion", lambda self, **_: "the script of lakebed")
+    monkeypatch.setattr(App, "install_completion", lambda self, **named: installed.append(named) or tmp_path)
+
+    run(["completion", "--shell", "bash"])
+    printed = capsys.readouterr().out
+    run(["completion", "--shell", "bash", "--output", str(tmp_path / "script")])
+    before = list(installed)
+    run(["completion", "--shell", "bash", "--install"])
+
+    assert "the script of lakebed" == printed.strip() == (tmp_path / "script").read_text()
+    assert ([], ["script"]) == (before, [path.name for path in tmp_path.iterdir()])
+    assert [{"shell": "bash", "output": None}] == installed
+
+
+def test_a_command_that_took_long_ends_with_the_time_it_took(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A short one says nothing about it, and neither does one that runs until it is stopped."""
+    monkeypatch.setattr("lakebed.cli.main._run", lambda argv: exits.OK)
+    run(["tables", "list"])
+    short = capsys.readouterr().err
+    monkeypatch.setattr("lakebed.cli.main.SLOW_S", -1.0)
+    run(["tables", "list"])
+    long = capsys.readouterr().err
+    run(["serve"])
+
+    assert ("", "") == (short, capsys.readouterr().err)
+    assert re.fullmatch(r"lakebed tables list: done after \d+\.\d s\n", long)

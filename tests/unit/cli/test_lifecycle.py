@@ -1,4 +1,4 @@
-"""`lakebed lifecycle`: what each command asks of a site, what a dry run leaves alone, and what the trail keeps."""
+"""`lakebed lifecycle`: what each command queries of a site, what a dry run leaves alone, and what the trail keeps."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 
 from lakebed.cli import exits
+from lakebed.core.clock import ManualClock
 from lakebed.core.errors import Invalid, NotFound
 from lakebed.lifecycle.reserved import ReservedKeys
+from lakebed.store.memory import MemoryStore
+from support.runtimes import runtime_on
 from support.shell import Shell
 
 DAY_NS = 86_400 * 10**9
@@ -61,6 +64,7 @@ class Site:
     def __init__(self) -> None:
         self.lake, self.operator = Lake(), Operator()
         self.reserved = ReservedKeys("mine", "lake/")
+        self.state = SimpleNamespace(runtime=runtime_on(MemoryStore(clock=ManualClock()), ManualClock()))
         self.settings = SimpleNamespace(calendar=SimpleNamespace(day_ns=DAY_NS))
         self.enforcer = SimpleNamespace(resolver="resolver", compile=self._compile, run_round=self._tick)
 
@@ -79,7 +83,11 @@ def site(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Site:
     async def opened(context: Any) -> AsyncIterator[Site]:
         yield made
 
+    async def no_warnings(services: Site, rules: Any) -> list[str]:
+        return []
+
     monkeypatch.setattr("lakebed.lifecycle.workers.open_services", opened)
+    monkeypatch.setattr("lakebed.lifecycle.view.put_warnings", no_warnings)
     return made
 
 
@@ -141,13 +149,13 @@ def test_policies_are_exported_and_imported_all_or_none(shell: Shell, site: Site
     bad.write_text("\n".join([lines[0], json.dumps({"bucket": "b", "policy": '{"Rules":[{}]}'})]))
     _, _, would = shell("lifecycle", "rules", "import", str(good), "--dry-run")
     refused, _, _ = shell("lifecycle", "rules", "import", str(bad))
-    broken, _, told = shell("lifecycle", "rules", "import", "-", stdin=b'{"bucket":"a"}\n')
+    broken, _, reported = shell("lifecycle", "rules", "import", "-", stdin=b'{"bucket":"a"}\n')
     none = dict(site.lake.policies)
     _, _, did = shell("lifecycle", "rules", "import", str(good))
     _, out, _ = shell("lifecycle", "rules", "export")
 
     assert ("2 policies would be put", "2 policies put", {}) == (would.strip(), did.strip(), none)
-    assert [exits.code_for(Invalid(""))] * 2 == [refused, broken] and "is not an export" in told
+    assert [exits.code_for(Invalid(""))] * 2 == [refused, broken] and "is not an export" in reported
     assert ["a", "b"] == [json.loads(line)["bucket"] for line in out.splitlines()]
     assert [("a", site.lake.policies["a"].decode())] == [
         (row["bucket"], row["policy"]) for row in map(json.loads, out.splitlines()[:1])
@@ -170,23 +178,29 @@ def test_blockers_are_retried_resumed_and_given_up(shell: Shell, site: Site, mon
     answers = site.operator.answers
     answers["blockers"] = [{"id": "b-1"}]
     listed = shell.data("lifecycle", "blockers", "ls", "--stream", "pending", "--bucket", "data")
+    answers["chosen"] = [SimpleNamespace(blocker_id="b-1", key="data/x")]
     answers["retry"] = SimpleNamespace(value="resolved", resolved=True)
     works, _, _ = shell("lifecycle", "blockers", "retry", "b-1")
     answers["retry"] = SimpleNamespace(value="still blocked", resolved=False)
-    fails, _, told = shell("lifecycle", "blockers", "retry", "b-1")
+    fails, _, reported = shell("lifecycle", "blockers", "retry", "b-1")
     answers["resume"] = answers["quarantine"] = SimpleNamespace(key="data/x")
-    _, _, resumed = shell("lifecycle", "blockers", "resume", "b-1")
+    _, _, resumed = shell("lifecycle", "blockers", "resume", "--all", "--bucket", "data", "--cause", "transport")
     usage, _, _ = shell("lifecycle", "blockers", "quarantine", "b-1")
     _, _, given_up = shell("lifecycle", "blockers", "quarantine", "b-1", "--reason", "gone")
 
-    assert ([{"id": "b-1"}], 0, 1, "still blocked") == (listed, works, fails, told.strip())
+    assert ([{"id": "b-1"}], 0, 1, "data/x: still blocked") == (listed, works, fails, reported.strip())
     assert ("data/x: retrying automatically", "data/x: skipped") == (resumed.strip(), given_up.strip())
     assert exits.USAGE == usage
+    one = ("chosen", ("b-1",), {"every": False, "bucket": "", "cause": ""})
     assert [
         ("blockers", (), {"stream": "PENDING", "bucket": "data"}),
+        one,
         ("retry", ("b-1", "resolver", "snapshot"), {}),
+        one,
         ("retry", ("b-1", "resolver", "snapshot"), {}),
+        ("chosen", ("",), {"every": True, "bucket": "data", "cause": "transport"}),
         ("resume", ("b-1",), {}),
+        one,
         ("quarantine", ("b-1",), {"reason": "gone", "who": "ann"}),
     ] == site.operator.calls
     assert [
@@ -198,7 +212,7 @@ def test_blockers_are_retried_resumed_and_given_up(shell: Shell, site: Site, mon
 
 
 def test_actions_are_paused_walked_and_tuned(shell: Shell, site: Site) -> None:
-    """Each command asks for exactly what was typed; days are days of the site's calendar."""
+    """Each command requests exactly what was typed; days are days of the site's calendar."""
     site.operator.answers |= {"pause": ["a", "b"], "cadence": ["a"]}
     words = [
         shell("lifecycle", "pause", "data", "exp")[2],
@@ -224,21 +238,19 @@ def test_actions_are_paused_walked_and_tuned(shell: Shell, site: Site) -> None:
     ] == [(what, about) for what, about, _, _, _ in shell.deeds()]  # fmt: skip
 
 
-def test_demoted_actions_are_brought_back_and_a_lost_log_is_admitted(shell: Shell, site: Site) -> None:
-    """By delay group, by stream, or with the loss on record."""
-    site.operator.answers |= {"reseed": ["a", "b"], "acknowledge_lost_log": ["c"]}
-    _, _, told = shell("lifecycle", "reseed", "--delay-days", "1.5")
+def test_demoted_actions_are_brought_back(shell: Shell, site: Site) -> None:
+    """By delay group, or by stream."""
+    site.operator.answers |= {"reseed": ["a", "b"]}
+    _, _, reported = shell("lifecycle", "reseed", "--delay-days", "1.5")
     shell("lifecycle", "reseed", "--predicate")
-    _, _, lost = shell("lifecycle", "reseed", "--ack-lost-log", "--reason", "disk died")
 
-    assert ("buckets to scan: a, b", "buckets to scan: c") == (told.strip(), lost.strip())
+    assert "buckets to scan: a, b" == reported.strip()
     assert [
         ("reseed", ("snapshot",), {"delay_ns": round(1.5 * DAY_NS), "predicate": False}),
         ("reseed", ("snapshot",), {"delay_ns": None, "predicate": True}),
-        ("acknowledge_lost_log", ("snapshot",), {"reason": "disk died"}),
     ] == site.operator.calls
     assert [
-        ("lifecycle.acknowledge-lost-log", {}, "disk died"), ("lifecycle.reseed", {"predicate": "yes"}, ""),
+        ("lifecycle.reseed", {"predicate": "yes"}, ""),
         ("lifecycle.reseed", {"delay_days": "1.5"}, ""),
     ] == [(what, about, reason) for what, about, reason, _, _ in shell.deeds()]  # fmt: skip
 
@@ -247,7 +259,7 @@ def test_the_status_says_when_there_is_nothing_or_more(shell: Shell, site: Site)
     """Up to a limit of at least one, of one bucket or of all."""
     site.operator.answers["status"] = []
     _, _, nothing = shell("lifecycle", "status")
-    site.operator.answers["status"] = [{"action": "a"}, {"action": "b"}]
+    site.operator.answers["status"] = [{"bucket": "data", "action": "a"}, {"bucket": "data", "action": "b"}]
     _, _, more = shell("lifecycle", "status", "data", "--limit", "2")
     _, out, words = shell("lifecycle", "status", "--limit", "3")
     shell("lifecycle", "status", "--limit", "0")
@@ -279,7 +291,7 @@ def test_a_round_by_hand_is_on_the_trail(shell: Shell, site: Site) -> None:
 
 
 def test_a_policy_on_stdin_can_be_given_before_or_after_the_options(shell: Shell, site: Site) -> None:
-    """A dash is the file wherever it stands; options keep their meaning."""
+    """A dash is the file wherever it exists; options keep their meaning."""
     put = ("lifecycle", "rules", "put")
     after = shell(*put, "data", "-", "--dry-run", stdin=policy())
     before = shell(*put, "--dry-run", "data", "-", stdin=policy())
@@ -288,3 +300,41 @@ def test_a_policy_on_stdin_can_be_given_before_or_after_the_options(shell: Shell
 
     assert [exits.OK] * 3 == [after[0], before[0], real[0]]
     assert ({}, ["data"]) == (none, list(site.lake.policies))
+
+
+def test_days_are_those_of_the_calendar_and_a_delay_of_none_is_not_a_delay_of_zero(shell: Shell, site: Site) -> None:
+    """A site may count shorter days; the group without a delay is one of its own."""
+    site.settings.calendar.day_ns = 1000
+    site.operator.answers |= {"cadence": ["a"], "reseed": ["data"]}
+
+    shell("lifecycle", "cadence", "data", "a", "2.5")
+    shell("lifecycle", "reseed", "--delay-days", "0")
+    shell("lifecycle", "reseed", "--delay-days", "3")
+    shell("lifecycle", "reseed", "--predicate")
+
+    assert ("cadence", ("data", "a", 2500), {}) == site.operator.calls[0]
+    assert [(0, False), (3000, False), (None, True)] == [
+        (named["delay_ns"], named["predicate"]) for name, _, named in site.operator.calls if name == "reseed"
+    ]
+
+
+def test_a_dry_run_says_what_a_put_would_refuse_and_errors_of_json_speak_of_json(
+    shell: Shell, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The preview is shown all the same; the hint leads to a bucket of its own."""
+
+    async def seen(*args: Any, **named: Any) -> dict[str, int]:
+        return {"objects": 2}
+
+    monkeypatch.setattr("lakebed.lifecycle.view.preview", seen)
+    Path("own.json").write_bytes(policy(prefix="lake/x/"))
+    Path("other.json").write_bytes(policy(prefix="logs/"))
+
+    refused, out, why = shell("lifecycle", "dry-run", "mine", "--policy", "own.json")
+    fine, _, nothing = shell("lifecycle", "dry-run", "mine", "--policy", "other.json")
+    _, _, malformed = shell("lifecycle", "rules", "put", "data", "-", stdin=b'{"Rules":[{}]}')
+
+    assert (exits.FAILED, "objects  2") == (refused, out.strip())
+    assert "put would be refused: rule r1 could delete Lakebed's own data" in why and "lakebed bucket create" in why
+    assert (exits.OK, "") == (fine, nothing)
+    assert "error: The JSON is not a lifecycle policy" in malformed and "XML" not in malformed

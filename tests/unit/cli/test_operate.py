@@ -7,10 +7,11 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from lakebed.bench.harness import BenchEnvironment, BenchReport, Check
-from lakebed.cli import exits
+from lakebed.cli import exits, where
 from lakebed.cli.where import DEFAULT_DIR
 from lakebed.core.context import Diagnosis
 from lakebed.core.errors import Invalid, NotFound
@@ -18,7 +19,7 @@ from lakebed.demo import commands as demo
 from lakebed.demo.run import DemoResult
 from lakebed.demo.scenario import CheckResult
 from lakebed.embedded import commands as stack
-from lakebed.embedded.endpoints import BucketEndpoints, Endpoints, StackProcess
+from lakebed.embedded.endpoints import BucketEndpoints, Endpoints, StackProcess, sha256_of
 from lakebed.embedded.supervise import ProcessStatus
 from support.shell import Shell
 
@@ -66,27 +67,27 @@ def test_a_status_without_a_stack_says_where_to_ask_instead(shell: Shell, monkey
 
 
 @pytest.mark.parametrize(
-    ("stopped", "said"),
+    ("stopped", "output"),
     [
         ("stopped", "stopped; the data stays in"),
         ("cleared", "cleaned up after a killed stack; the data stays in"),
         ("none", "no stack runs in"),
     ],
 )
-def test_down_says_what_it_found(shell: Shell, monkeypatch: pytest.MonkeyPatch, stopped: str, said: str) -> None:
+def test_down_says_what_it_found(shell: Shell, monkeypatch: pytest.MonkeyPatch, stopped: str, output: str) -> None:
     """And passes on whether it must not wait."""
-    asked: list[Any] = []
+    requested: list[Any] = []
 
     async def stop(folder: Path, *, clock: Any, now: bool) -> str:
-        asked.append((folder, now))
+        requested.append((folder, now))
         return stopped
 
     monkeypatch.setattr("lakebed.embedded.supervise.down", stop)
     code, _, words = shell("down")
     shell("down", "--now", "--dir", "elsewhere")
 
-    assert exits.OK == code and said in words and ".lakebed" in words
-    assert [(Path(".lakebed"), False), (Path("elsewhere"), True)] == asked
+    assert exits.OK == code and output in words and ".lakebed" in words
+    assert [(Path(".lakebed"), False), (Path("elsewhere"), True)] == requested
 
 
 BUCKET = BucketEndpoints("http://s3", "g", "f", "fg", "m", "lake", "r", "key id", "secret")
@@ -150,12 +151,12 @@ def test_the_doctor_fails_when_a_check_does(
     endpoints: list[Any] = []
 
     async def examine(context: Any, folder: Path, report: Any, *, endpoints: Any) -> list[Diagnosis]:
-        asked.append(endpoints)
+        requested.append(endpoints)
         for each in found:
             report(each)
         return found
 
-    asked: list[Any] = endpoints
+    requested: list[Any] = endpoints
     monkeypatch.setattr("lakebed.wiring.doctor.examine", examine)
     ended, out, err = shell("doctor", "--endpoint", "http://a", "--endpoint", "http://b")
     as_json, data, silent = shell("doctor", "-o", "jsonl")
@@ -165,7 +166,7 @@ def test_the_doctor_fails_when_a_check_does(
     assert [marks[verdict] for verdict in verdicts] == [line[0] for line in out.splitlines() if line[0] != " "]
     assert out.count("  fix: do it") == sum(verdict != "pass" for verdict in verdicts)
     assert len(found) == len(data.splitlines())
-    assert [("http://a", "http://b"), ()] == asked
+    assert [("http://a", "http://b"), ()] == requested
 
 
 def test_the_doctor_looks_at_the_machine_without_a_store(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +198,7 @@ def test_a_missed_bar_fails_the_bench(shell: Shell, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("lakebed.bench.commands.BENCHES", tuple(checks))
     monkeypatch.setattr("lakebed.bench.commands.run", run)
-    held, out, said = shell("bench", "one")
+    held, out, output = shell("bench", "one")
     missed, _, words = shell("bench", "all", "--quick")
 
     assert (exits.OK, exits.FAILED) == (held, missed)
@@ -205,7 +206,7 @@ def test_a_missed_bar_fails_the_bench(shell: Shell, monkeypatch: pytest.MonkeyPa
     rows = [line.split("\t") for line in out.splitlines()]
     assert ["speed", "1,234.6", "rows/s", "7.0", "1000", "held"] == rows[1]
     assert ["ratio", "1.235", "ratio", "0.100", "", ""] == rows[2]
-    assert "one: every bar held in 1.0 s" in said and "two: A BAR WAS MISSED in 1.0 s" in words
+    assert "one: every bar held in 1.0 s" in output and "two: A BAR WAS MISSED in 1.0 s" in words
 
 
 def test_only_the_log_has_load_tests(shell: Shell) -> None:
@@ -231,3 +232,44 @@ def test_the_demos_summary_counts_what_held_and_names_what_broke(capsys: pytest.
     assert "BROKEN  log: order: 2 before 1" in without and "nothing lost" not in without
     assert (1, 1) == (without.count("lakebed up --detach"), kept.count("lakebed up --dir /data --detach"))
     assert "lakebed queue status" in kept
+
+
+def test_the_status_shows_the_address_of_the_console(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is for people: data on stdout has the processes alone."""
+    rows = [
+        ProcessStatus("bucket", "ok", "http://b", 1, 0, 0.5),
+        ProcessStatus("gateway", "ok", "http://g:1", 2, 0, 1.0),
+    ]
+    monkeypatch.setattr("lakebed.embedded.supervise.status", answering(rows))
+
+    _, out, err = shell("status")
+
+    assert "console    http://g:1/" == err.strip() and "console" not in out
+
+
+def test_settings_that_changed_under_a_running_stack_are_noticed_once(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its processes use the settings of their start: the notice says what to do about it."""
+    file = tmp_path / "lakebed.toml"
+    bucket = BucketEndpoints("http://s3", "", "", "", "", "lake", "us-east-1", "id", "secret")
+    started = Endpoints(str(tmp_path), "ready", 1, bucket, settings_file=str(file), settings_sha256="")
+    monkeypatch.setattr("lakebed.embedded.endpoints.find", lambda folder: started)
+    monkeypatch.setenv("LAKEBED_DIR", str(tmp_path))
+
+    _, _, before = shell("settings")
+    file.write_text("")
+    _, _, after = shell("trail")
+    started = msgspec.structs.replace(started, settings_sha256=sha256_of(file))
+    where._notice.cache_clear()
+    _, _, restarted = shell("trail")
+
+    assert "notice:" not in before + restarted
+    assert 1 == after.count(f"notice: {file} changed after the stack started")
+
+
+def test_an_unknown_queue_is_not_found(shell: Shell) -> None:
+    """Nothing was taken from it, and the exit code says why."""
+    codes = {verb: shell("queue", verb, "-q", "nosuch")[0] for verb in ("drain", "status", "waiting", "peek")}
+
+    assert {exits.code_for(NotFound(""))} == set(codes.values())

@@ -6,6 +6,7 @@ import io
 import json
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ import pytest
 import yaml
 
 from lakebed.cli import exits, main
-from lakebed.cli.output import emit, say
+from lakebed.cli.output import emit, say, shown_bytes
 from lakebed.cli.where import Where, as_operator, in_loop, job_as_operator
 from lakebed.core import errors
 from lakebed.core.errors import Invalid, NotFound
@@ -97,8 +98,8 @@ def test_words_for_people_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> No
     """Never into the data."""
     say("hello")
 
-    told = capsys.readouterr()
-    assert ("", "hello\n") == (told.out, told.err)
+    reported = capsys.readouterr()
+    assert ("", "hello\n") == (reported.out, reported.err)
 
 
 def failing(error: BaseException) -> Any:
@@ -211,7 +212,7 @@ def test_the_folder_of_a_stack_is_the_one_that_was_named(monkeypatch: pytest.Mon
 
 
 def test_a_folder_that_was_named_must_hold_a_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The default folder may be missing, one that was asked for may not."""
+    """The default folder may be missing, one that was requested may not."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LAKEBED_DIR", raising=False)
     Where().settings()
@@ -221,10 +222,10 @@ def test_a_folder_that_was_named_must_hold_a_stack(tmp_path: Path, monkeypatch: 
 
 
 def test_a_job_is_on_the_trail_with_how_it_ended(shell: Shell) -> None:
-    """Done with its detail, or the error's code and message; the error itself goes on."""
+    """Done with its detail, or the error's code and message; the error itself continues."""
     context = shell.context_of(Where().settings(), role="test")
-    with job_as_operator(context, "job.good", {"table": "t"}, "why") as told:
-        told.detail = "3 files"
+    with job_as_operator(context, "job.good", {"table": "t"}, "why") as reported:
+        reported.detail = "3 files"
     with pytest.raises(errors.Unavailable), job_as_operator(context, "job.bad", {}):
         raise errors.Unavailable("no store")
 
@@ -327,3 +328,50 @@ def test_dashboards_are_written_and_a_dry_run_writes_nothing(shell: Shell, tmp_p
     assert sorted(row["file"] for row in done) == sorted(
         str(path) for path in (tmp_path / "out").rglob("*") if path.is_file()
     )
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "label", "text"),
+    [
+        ("updated_at_ms", 1_760_000_000_000, "updated_at", "2025-10-09 08:53:20Z"),
+        ("last_accepted_at_unix_ns", 1_760_000_000 * 10**9, "last_accepted_at", "2025-10-09 08:53:20Z"),
+        ("due_at_ns", 0, "due_at", ""),
+        ("stored_bytes", 1_500_000, "stored", "1.5 MB"),
+        ("bytes", 999, "bytes", "999 B"),
+        ("states", {"committed": 5, "failed": 1}, "states", "committed 5, failed 1"),
+        ("walks", [], "walks", ""),
+    ],
+)
+def test_people_see_times_and_sizes_and_json_keeps_numbers(
+    capsys: pytest.CaptureFixture[str], field: str, value: Any, label: str, text: str
+) -> None:
+    """In a table of rows and of one thing alike; machines get what was stored."""
+    emit([{field: value}])
+    rows = capsys.readouterr().out
+    emit({field: value})
+    pairs = capsys.readouterr().out
+    emit([{field: value}], "json")
+    machine = json.loads(capsys.readouterr().out)
+
+    assert f"{label}\n{text}\n" == rows
+    assert f"{label}  {text}\n" == pairs
+    assert [{field: value}] == machine
+
+
+def test_a_record_cannot_drive_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Escapes are replaced where a person looks; a pipe gets the bytes as they are."""
+    hostile = b"a\x1b]0;owned\x07b\xc2\x9bc\n\td"
+
+    monkeypatch.setattr("sys.stdout", SimpleNamespace(isatty=lambda: True))
+    on_terminal = shown_bytes(hostile)
+    monkeypatch.setattr("sys.stdout", SimpleNamespace(isatty=lambda: False))
+
+    assert hostile == shown_bytes(hostile)
+    assert not {"\x1b", "\x07", "\x9b"} & set(on_terminal.decode())
+    assert "\n\td" == on_terminal.decode()[-3:]
+
+
+def test_a_message_has_no_escapes(capsys: pytest.CaptureFixture[str]) -> None:
+    say("no topic \x1b[2Jx")
+
+    assert "\x1b" not in capsys.readouterr().err

@@ -64,7 +64,7 @@ def test_a_put_of_nothing_is_refused(shell: Shell) -> None:
 
 
 def test_a_drain_takes_at_most_so_many_batches_and_a_dry_one_none(shell: Shell) -> None:
-    """Both say the same number; the trail has the real one, with its count."""
+    """Both report the same number; the trail has the real one, with its count."""
     put(shell, "one", "two", "three")
 
     _, none, would = shell("queue", "drain", "-q", "orders", "--count", "2", "--dry-run")
@@ -81,7 +81,7 @@ def test_a_drain_takes_at_most_so_many_batches_and_a_dry_one_none(shell: Shell) 
 
 
 def test_a_peek_shows_the_first_entries_of_the_next_batches_and_takes_none(shell: Shell) -> None:
-    """As many batches and entries as asked for."""
+    """As many batches and entries as requested."""
     shell("queue", "put", "-q", "orders", stdin=b"a\nb\nc\nd\ne\n")
     put(shell, "second", "third")
 
@@ -172,10 +172,10 @@ def test_a_discarded_letter_is_gone_from_its_queue_alone(shell: Shell) -> None:
     letter = bury(shell, "mail")
 
     elsewhere, _, _ = shell("queue", "dlq", "discard", letter, "-q", "orders", "--reason", "spoilt")
-    code, _, told = shell("queue", "dlq", "discard", letter, "-q", "mail", "--reason", "spoilt")
+    code, _, reported = shell("queue", "dlq", "discard", letter, "-q", "mail", "--reason", "spoilt")
 
     assert (exits.code_for(NotFound("")), exits.OK) == (elsewhere, code)
-    assert f"{letter} was discarded" == told.strip()
+    assert f"{letter} was discarded" == reported.strip()
     assert [] == shell.data("queue", "dlq", "list", "-q", "mail")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from lakebed.cli import exits
 from lakebed.cli.where import Where
 from lakebed.core.clock import now_ms
 from lakebed.core.context import Context
-from lakebed.core.errors import Invalid, NotFound
+from lakebed.core.errors import Denied, Invalid, NotFound, Unavailable
 from lakebed.ticks import commands as ticks
 from lakebed.ticks import finalizer, paths
 from lakebed.ticks.adapters import open_audit, open_queue, open_vault
@@ -112,34 +113,33 @@ def test_keys_are_read_as_they_are_written(given: tuple[str, ...], expected: dic
 
 def test_a_push_of_nothing_or_without_a_secret_is_refused_before_anything_waits(shell: Shell, file: Path) -> None:
     """Nothing is left on disk."""
-    nothing, _, told = shell("ticks", "push", "--project", PROJECT)
+    nothing, _, reported = shell("ticks", "push", "--project", PROJECT)
     secretless, _, why = shell("ticks", "push", str(file), "--project", PROJECT, "--key", "id", "--org", ORG)
 
     assert [exits.code_for(Invalid(""))] * 2 == [nothing, secretless]
-    assert "no files were given" in told and "LAKEBED_TICKS_API_SECRET" in why
+    assert "no files were given" in reported and "LAKEBED_TICKS_API_SECRET" in why
     assert [] == shell.data("ticks", "outbox")
 
 
 class FakeUploader:
-    """Sends nothing: takes the outbox's ticks as committed, or refuses the one named `bad`."""
+    """Sends nothing: takes a tick as committed, refuses the one named `bad`, and denies the one named `denied`."""
 
     seen: list[Any] = []
 
     def __init__(self, http: Any, runtime: Any, *, sent: Callable[[int], None]) -> None:
         self.http = http
 
-    async def drain(self, outbox: Outbox) -> dict[str, FinalizeResult]:
-        done = {}
-        for each in list(outbox.waiting()):
-            FakeUploader.seen.append((str(self.http.base_url), self.http.headers["x-api-key"], each.packed.tick_id))
-            if each.packed.tick_id == "bad":
-                outbox.put(each.refused("sha_mismatch", "will not do"))
-            elif each.state == "ready":
-                done[each.packed.tick_id] = FinalizeResult(
-                    each.packed.tick_id, "committed", 3, 1, "2026-11-15T00:00:00Z"
-                )
-                outbox.remove(each.packed.tick_id)
-        return done
+    async def deliver(self, outbox: Outbox, waiting: OutboxTick) -> FinalizeResult | None:
+        tick = waiting.packed.tick_id
+        FakeUploader.seen.append((str(self.http.base_url).rstrip("/"), self.http.headers["x-api-key"], tick))
+        if tick == "denied":
+            raise Denied("403: invalid key or secret for this project")
+        if tick == "gone":
+            raise Unavailable("no gateway answers")
+        if tick == "bad":
+            outbox.put(waiting.refused("sha_mismatch", "will not do"))
+            return None
+        return FinalizeResult(tick, "committed", 3, 1, "2026-11-15T00:00:00Z")
 
 
 @pytest.fixture
@@ -156,11 +156,77 @@ def test_a_push_ends_with_the_committed_tick(shell: Shell, file: Path, uploading
         "--url", "http://gw:1", "-o", "json",
     )  # fmt: skip
 
-    assert (exits.OK, "") == (code, err)
+    assert exits.OK == code and re.fullmatch(r"shop: orders \(delta\); \d+ B in \d\.\d s", err.strip())
     assert [("t-1", "committed", 3, 1)] == [
         (row["tick_id"], row["status"], row["rows_inserted"], row["rows_replaced"]) for row in json.loads(out)
     ]
-    assert [("http://gw:1", ORG, "t-1")] == [(url.rstrip("/"), org, tick) for url, org, tick in FakeUploader.seen]
+    assert [("http://gw:1", ORG, "t-1")] == FakeUploader.seen
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("orders.csv", "id,note\n1,a\n2,\n3,c\n"),
+        ("orders.tsv", "id\tnote\n1\ta\n2\t\n3\tc\n"),
+        ("orders.json", '[{"id": 1, "empty": null}, {"id": 2}, {"id": 3}]'),
+        ("orders.jsonl", '{"id": 1}\n{"id": 2}\n{"id": 3}\n'),
+        ("orders.parquet", ""),
+    ],
+)
+def test_one_file_alone_is_pushed_to_a_stack_of_this_machine(
+    shell: Shell, file: Path, monkeypatch: pytest.MonkeyPatch, uploading: None, name: str, content: str
+) -> None:
+    """Organisation, project and secret are made at the first push and kept; without a key the table is replaced."""
+    monkeypatch.delenv("LAKEBED_TICKS_API_SECRET")
+    monkeypatch.setattr("lakebed.ticks.commands._on_stack", lambda where: True)
+    monkeypatch.setattr("lakebed.ticks.commands._gateway", lambda where: "http://stack:1")
+    if content:
+        Path(name).write_text(content)
+
+    (planned,) = shell.data("ticks", "push", name, "--dry-run")["tables"]
+    code, out, err = shell("ticks", "push", name, "--tick", "t-1", "-o", "json")
+    kept = Path(".lakebed/ticks-secrets/local.default")
+    first, mode = kept.read_text(), kept.stat().st_mode & 0o777
+    shell("ticks", "push", name, "--tick", "t-2")
+    second = kept.read_text()
+
+    assert ("orders", "full", 3) == (planned["name"], planned["mode"], planned["row_count"])
+    assert (exits.OK, "t-1") == (code, json.loads(out)[0]["tick_id"])
+    assert "default: orders (full);" in err
+    assert (first, [("http://stack:1", "local", "t-1"), ("http://stack:1", "local", "t-2")]) == (
+        second,
+        FakeUploader.seen,
+    )
+    assert [] == list(Path().glob(".lakebed/ticks-outbox/*"))
+    assert 0o600 == mode and asyncio.run(open_vault(context(shell)).accepts("local", "default", first))
+
+
+def test_a_file_that_is_not_what_its_name_says_is_refused_and_leaves_nothing(shell: Shell, uploading: None) -> None:
+    """The error names the file and its form; two files of one name are told apart by no one."""
+    Path("broken.json").write_text("{")
+    Path("a.csv").write_text("id\n1\n")
+    Path("a.jsonl").write_text('{"id": 1}\n')
+    to = ("--org", ORG, "--url", "http://gw:1")
+
+    broken, _, why = shell("ticks", "push", "broken.json", *to)
+    twice, _, both = shell("ticks", "push", "a.csv", "a.jsonl", *to)
+
+    assert [exits.code_for(Invalid(""))] * 2 == [broken, twice]
+    assert "broken.json cannot be read as JSON" in why and "several files are called a" in both
+    assert [] == list(Path().glob(".lakebed/ticks-outbox/*"))
+
+
+def test_a_refused_push_says_why_and_is_not_sent_later(shell: Shell, file: Path, uploading: None) -> None:
+    """What the gateway denied is forgotten; what did not reach it waits for a resume."""
+    push = ("ticks", "push", str(file), "--key", "id", "--org", ORG, "--url", "http://gw:1", "--tick")
+
+    denied, _, why = shell(*push, "denied")
+    after_denial = shell.data("ticks", "outbox")
+    gone, _, _ = shell(*push, "gone")
+
+    assert exits.code_for(Denied("")) == denied and "invalid key or secret" in why
+    assert ([], exits.code_for(Unavailable(""))) == (after_denial, gone)
+    assert ["gone"] == [row["tick_id"] for row in shell.data("ticks", "outbox")]
 
 
 def test_a_refused_tick_fails_the_push_and_stays_listed(shell: Shell, file: Path, uploading: None) -> None:
@@ -176,7 +242,7 @@ def test_a_refused_tick_fails_the_push_and_stays_listed(shell: Shell, file: Path
 
     assert (exits.FAILED, "bad was refused (sha_mismatch): will not do") == (code, err.strip())
     assert {
-        "tick_id": "bad", "project_id": PROJECT, "state": "failed_manual", "parts": 1, "tries": 0,
+        "tick_id": "bad", "project_id": PROJECT, "state": "failed_manual", "parts": 1, "tries": 0, "part_attempts": {},
         "error_class": "sha_mismatch", "message": "will not do",
     } == row  # fmt: skip
     assert (exits.OK, "no tick waits") == (nothing, words.strip())
@@ -185,7 +251,7 @@ def test_a_refused_tick_fails_the_push_and_stays_listed(shell: Shell, file: Path
 
 
 def test_a_resume_sends_what_waits(shell: Shell, file: Path, uploading: None) -> None:
-    """Without an org nothing is sent, and the next step says how to give one."""
+    """Without an org nothing is sent, and the next step reports how to give one."""
     packed = pack(find([file]), project_id=PROJECT, tick_id="t-9", dt="20261115", keys={"": ["id"]})
     Outbox(Path(".lakebed/ticks-outbox")).put(OutboxTick(packed))
 
@@ -194,6 +260,18 @@ def test_a_resume_sends_what_waits(shell: Shell, file: Path, uploading: None) ->
 
     assert exits.code_for(Invalid("")) == orgless and "no org is set" in why
     assert (exits.OK, ["t-9"]) == (code, [row["tick_id"] for row in json.loads(out)])
+
+
+def test_one_refused_tick_of_several_fails_the_resume(shell: Shell, file: Path, uploading: None) -> None:
+    """The committed ones are shown all the same."""
+    for tick in ("bad", "t-9"):
+        packed = pack(find([file]), project_id=PROJECT, tick_id=tick, dt="20261115", keys={"": ["id"]})
+        Outbox(Path(".lakebed/ticks-outbox")).put(OutboxTick(packed))
+
+    code, out, err = shell("ticks", "resume", "--url", "http://gw:1", "--org", ORG, "-o", "json")
+
+    assert (exits.FAILED, ["t-9"]) == (code, [row["tick_id"] for row in json.loads(out)])
+    assert "bad was refused" in err
 
 
 def test_a_missing_file_counts_no_bytes(tmp_path: Path) -> None:
@@ -257,7 +335,7 @@ def test_a_projects_ticks_are_shown_in_a_table_with_its_owner_in_words(shell: Sh
     one = shell.data("ticks", "list", "--project", "other")
     _, rows, _ = shell("ticks", "ls", "--org", ORG)
 
-    assert "acme/shop: {'uploading': 2}; owner: none" == words.strip()
+    assert "acme/shop: 2 uploading; owner: none" == words.strip()
     assert 3 == len(table.splitlines())
     assert ({"uploading": 2}, "", 2) == (whole["states"], whole["owner"], len(whole["ticks"]))
     assert {(PROJECT, 2), ("other", 1)} == {(each["project_id"], len(each["ticks"])) for each in every}
@@ -290,7 +368,7 @@ def test_a_tick_in_silver_is_shown_by_both_of_its_rows(shell: Shell) -> None:
 
 
 def test_a_replay_sends_the_message_again_and_a_dry_one_does_not(shell: Shell) -> None:
-    """The message says that it is a replay; the reason is on the trail."""
+    """The message reports that it is a replay; the reason is on the trail."""
     commit(shell, "t-1")
 
     dry = shell.data("silver", "replay", "--tick", "t-1", "--reason", "fixed", "--dry-run")
@@ -313,7 +391,7 @@ def test_an_audit_lists_old_ticks_without_a_job_and_sends_them_again_for_a_reaso
     code, out, _ = shell("silver", "audit", "-o", "json")
     every, _, _ = shell("silver", "audit", "--older-than-s", "30")
     none, _, _ = shell("silver", "audit", "--older-than-s", "9999")
-    blank, _, why = shell("silver", "audit", "--resend")
+    blank, _, why = shell("silver", "audit", "--resend", "--reason", " ")
     unsent = received(shell)
     resent, _, words = shell("silver", "audit", "--resend", "--reason", "stuck")
 
@@ -357,7 +435,7 @@ def test_dead_letters_are_listed_and_sent_back(shell: Shell, monkeypatch: pytest
 
 
 def test_a_dry_rebuild_starts_nothing(shell: Shell) -> None:
-    """It says which tables would be made."""
+    """It reports which tables would be made."""
     words = ("silver", "rebuild", "--org", ORG, "--project", PROJECT, "--reason", "r", "--dry-run")
 
     assert f"would rebuild every silver table of {ORG}/{PROJECT}: r" == shell(*words)[2].strip()

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from lakebed.cli import exits
-from lakebed.core.errors import Fenced, Invalid, NotFound
-from lakebed.log import commands as topics
+from lakebed.core.errors import AlreadyExists, Fenced, Invalid, NotFound
+from lakebed.log import lines
 from support.shell import Shell
 
 
@@ -32,7 +32,7 @@ def test_one_produce_reports_the_whole_range_though_it_took_several_appends(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first and last offset and the count cover every append; an empty input appends nothing."""
-    monkeypatch.setattr(topics, "LINES_MAX", 3)
+    monkeypatch.setattr(lines, "LINES_MAX", 3)
 
     first = shell.data("topics", "produce", "orders", "-p", "2", stdin=b"a\nb\nc\nd\ne\nf\ng")
     second = shell.data("topics", "produce", "orders", "-p", "2", stdin=b"h\n\n")
@@ -143,6 +143,43 @@ def test_a_seek_moves_a_group_and_a_dry_one_does_not(filled: Shell) -> None:
     assert [("log.seek", subject, "again", "done", "")] == filled.deeds()
 
 
+def test_a_seek_keeps_its_reason_with_the_offset(filled: Shell) -> None:
+    """Who reads the group's offset later finds out why it moved; the group's own commits have none."""
+    records(filled, "--group", "g", "-c", "5")
+    own = committed(filled, "g")
+
+    filled("topics", "seek", "orders", "--group", "g", "--to", "2", "--reason", "read again")
+
+    assert (("", 6), ("read again", 2)) == (own, committed(filled, "g"))
+
+
+def committed(shell: Shell, group: str) -> tuple[str, int]:
+    """The note and the offset of a group."""
+    from lakebed.log.broker import Broker
+    from lakebed.log.model import topic_partition
+
+    async def read() -> tuple[str, int]:
+        broker = Broker(shell.contexts[-1])
+        try:
+            found = await broker.groups.committed(group, topic_partition("orders", 0))
+        finally:
+            await broker.stop()
+        assert found is not None
+        return found.note, found.offset
+
+    return asyncio.run(read())
+
+
+def test_a_record_is_its_line_without_the_newline_alone(shell: Shell) -> None:
+    """Blanks, tabs and a carriage return belong to the record."""
+    lines = [b"  indented", b"trailing \t", b"windows\r", b"", b" "]
+    shell("topics", "produce", "orders", stdin=b"\n".join(lines) + b"\n")
+
+    _, out, _ = shell("topics", "consume", "orders", "-f", "%s|%S;")
+
+    assert "".join(f"{line.decode()}|{len(line)};" for line in lines) == out
+
+
 def test_a_trim_drops_what_lies_below_and_a_dry_one_does_not(filled: Shell) -> None:
     """The words count what goes; a trim below the start counts nothing."""
     trim = ("topics", "trim", "orders", "--reason", "old", "--before")
@@ -228,7 +265,8 @@ def test_segments_are_of_the_partition_that_is_named(filled: Shell) -> None:
     _, table, _ = filled("topics", "segments", "orders", "-p", "1")
 
     assert whole["segments"] and len(whole["segments"]) + 1 == len(table.splitlines())
-    assert list(whole["segments"][0]) == table.splitlines()[0].split("\t")
+    labels = [name.removesuffix("_ms") for name in whole["segments"][0]]
+    assert labels == table.splitlines()[0].split("\t")
 
 
 def test_a_stored_blob_is_dumped_from_the_bucket_or_from_a_file(filled: Shell, tmp_path: Path) -> None:
@@ -242,3 +280,66 @@ def test_a_stored_blob_is_dumped_from_the_bucket_or_from_a_file(filled: Shell, t
 
     assert stored and stored == local
     assert exits.code_for(NotFound("")) == missing
+
+
+def test_records_are_produced_with_a_key_and_headers_and_printed_with_them(shell: Shell) -> None:
+    """The same of every line; plain records beside them have neither."""
+    shell("topics", "produce", "orders", "--key", "k", "--header", "a=1", "-H", "b=x=y", stdin=b"v1\nv2\n")
+    shell("topics", "produce", "orders", stdin=b"plain\n")
+
+    shown = records(shell, "-f", "%k|%h|%s|%o\\n")
+    first, _, last = (json.loads(line) for line in records(shell, "-f", "json"))
+    times = records(shell, "-f", "%T\\n")
+
+    assert ["k|a=1,b=x=y|v1|1", "k|a=1,b=x=y|v2|2", "||plain|3"] == shown
+    assert ("v1", "k", [{"name": "a", "value": "1"}, {"name": "b", "value": "x=y"}]) == (
+        first["record"],
+        first["key"],
+        first["headers"],
+    )
+    assert "key" not in last
+    assert all(int(at) > 1_700_000_000_000 for at in times)
+
+
+def test_a_header_without_a_name_is_refused(shell: Shell) -> None:
+    """And nothing is appended."""
+    code, _, err = shell("topics", "produce", "orders", "--header", "oops", stdin=b"v\n")
+
+    assert code != exits.OK and "NAME=VALUE" in err
+
+
+def test_a_topic_is_created_once_with_its_partitions_and_retention(shell: Shell) -> None:
+    """A second time it is a conflict; a dry run creates nothing; a number that makes no sense is refused."""
+    _, _, dry = shell("topics", "create", "orders", "-n", "3", "--dry-run")
+    before = shell.data("topics", "list")
+    code, _, words = shell("topics", "create", "orders", "-n", "3", "--retention-s", "60")
+    again, _, why = shell("topics", "create", "orders")
+    none, _, _ = shell("topics", "create", "other", "-n", "0")
+
+    assert ("would create orders with 3 partitions", []) == (dry.strip(), before)
+    assert (exits.OK, "created orders with 3 partitions") == (code, words.strip())
+    assert [0, 1, 2] == [row["partition"] for row in shell.data("topics", "describe", "orders")]
+    assert exits.code_for(AlreadyExists("")) == again and "exists with 3 partitions" in why
+    assert exits.code_for(Invalid("")) == none
+    assert [("log.create", {"topic": "orders", "partitions": "3"}, "", "done", "")] == shell.deeds()
+
+
+def test_groups_are_listed_with_their_lag_and_deleted_for_a_reason(filled: Shell) -> None:
+    """One topic or all of them; a deleted group begins again at the start."""
+    filled("topics", "consume", "orders", "--group", "billing", "-c", "3")
+    every = filled.data("topics", "groups")
+    _, _, other = filled("topics", "groups", "orders", "--group", "nobody")
+    missing, _, _ = filled("topics", "groups", "nosuch")
+    delete = ("topics", "delete-group", "orders", "--group", "billing", "--reason", "moved")
+    filled(*delete, "--dry-run")
+    kept = filled.data("topics", "groups", "orders")
+    code, _, words = filled(*delete)
+    gone, _, _ = filled(*delete)
+
+    assert [("billing", "orders", 0, 4, 6)] == [
+        (row["group"], row["topic"], row["partition"], row["offset"], row["lag"]) for row in every
+    ]
+    assert ("(nothing)", exits.code_for(NotFound(""))) == (other.strip(), missing)
+    assert (every, exits.OK, exits.code_for(NotFound(""))) == (kept, code, gone)
+    assert "deleted billing in 1 partitions of orders (moved)" == words.strip()
+    assert "r1" == records(filled, "--group", "billing", "-c", "1")[0]

@@ -11,6 +11,7 @@ from lakebed.console.pages import ACTIONS
 from lakebed.lifecycle.model import Position, StreamKind
 from lakebed.lifecycle.state import ActionState, Blocker, BlockerState, BucketLifecycle, Stream
 from lakebed.lifecycle.workers import state_of
+from lakebed.pipeline.audit.page import AuditRunner
 from lakebed.queue.model import KeyValueEntry
 from lakebed.queue.roles import Queue
 from lakebed.ticks.adapters import open_queue
@@ -25,8 +26,8 @@ async def bury(here: Site) -> str:
     await (await queue.ingestor().ingest([KeyValueEntry(b"k", b"v")])).await_durable()
     collector = queue.collector("c-1")
     batch = await collector.next_batch()
-    while batch is not None and not await collector.reject(batch, "no schema"):
-        batch = await collector.next_batch()
+    assert batch is not None
+    await queue.dead_letters.bury(batch.claimed, await queue.consumer.reject(batch.claimed, "no schema", last=True))
     await collector.close()
     return (await anext(queue.dead_letters.letters())).id
 
@@ -37,9 +38,15 @@ async def block(here: Site) -> None:
     await state_of(here.context).blockers.change(lambda _: (BlockerState(blockers={"b1": blocker}), None))
 
 
+@pytest.fixture(autouse=True)
+def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An audit that is started here ends at once."""
+    monkeypatch.setattr(AuditRunner, "audit", lambda self, quick: "audit-1")
+
+
 @pytest.mark.parametrize("name", ACTIONS)
 async def test_every_action_asks_before_it_acts(name: str) -> None:
-    """The dialog says what will happen and to what; a reason is asked for where the act cannot be seen otherwise."""
+    """The dialog reports what will happen and to what; a reason is requested where the act cannot be seen otherwise."""
     action = ACTIONS[name]
     async with site() as here:
         fields = {field: f"<b>{field}</b>" for field in action.fields}
@@ -47,7 +54,7 @@ async def test_every_action_asks_before_it_acts(name: str) -> None:
 
     assert dialog.status_code == 200
     assert action.title in dialog.text and action.button in dialog.text
-    assert ("<textarea" in dialog.text) == action.needs_reason
+    assert ('name="reason"' in dialog.text) == action.needs_reason
     assert "<b>" not in dialog.text
     assert action.right(dict.fromkeys(action.fields, "x")).count(":") >= 1
 
@@ -62,13 +69,13 @@ async def test_every_action_leaves_a_line_on_the_trail() -> None:
             form = dict.fromkeys(action.fields, "none") | {"reason": "because"}
             await here.browser.post(f"/console/do/{name}", form)
             new = await here.context.trail.latest()
-            left[name] = [deed.what for deed in new[: len(new) - before]]
+            left[name] = [recorded_action.what for recorded_action in new[: len(new) - before]]
 
     assert {name: [name] for name in ACTIONS} == left
 
 
 async def test_a_dead_letter_is_replayed_and_the_trail_says_who_and_why() -> None:
-    """From the button to the bucket and back: asked, done, recorded, shown."""
+    """From the button to the bucket and back: confirmed, done, recorded, shown."""
     async with site(keys=KEYS) as here:
         letter = await bury(here)
         await here.browser.sign_in(OPERATOR)
@@ -78,13 +85,13 @@ async def test_a_dead_letter_is_replayed_and_the_trail_says_who_and_why() -> Non
         done = await here.browser.post("/console/do/queue.replay", form)
 
         left = [one async for one in Queue.of(here.context, "jobs").dead_letters.letters()]
-        (deed,) = await here.console.data.trail.latest()
+        (recorded_action,) = await here.console.data.trail.latest()
         audit = await here.browser.open("/audit")
 
     assert "no schema" in page.text
     assert done.status_code == 200 and done.headers["hx-trigger"] == "lakebed-changed"
     assert left == []
-    assert (deed.who, deed.what, deed.reason, deed.outcome) == (
+    assert (recorded_action.who, recorded_action.what, recorded_action.reason, recorded_action.outcome) == (
         "operator",
         "queue.replay",
         "the <schema> is mended",
@@ -121,7 +128,7 @@ async def test_a_blocker_is_quarantined_with_its_reason() -> None:
 
 
 async def test_an_act_that_fails_is_on_the_trail_too() -> None:
-    """The record was made before the act, and says how it ended."""
+    """The record was made before the act, and reports how it ended."""
     async with site() as here:
         await here.browser.open("/queue")
 
@@ -129,9 +136,9 @@ async def test_an_act_that_fails_is_on_the_trail_too() -> None:
             "/console/do/queue.discard", {"queue": "jobs", "letter": "none", "reason": "x"}
         )
 
-        (deed,) = await here.console.data.trail.latest()
+        (recorded_action,) = await here.console.data.trail.latest()
         assert answer.status_code == 400 and "<textarea" in answer.text
-        assert deed.outcome == "invalid"
+        assert recorded_action.outcome == "invalid"
 
 
 async def test_a_read_only_gateway_offers_nothing_to_do() -> None:
@@ -151,7 +158,7 @@ async def test_an_action_that_is_none_is_not_found() -> None:
 
 
 async def test_a_conflict_is_decided_with_the_deciders_name() -> None:
-    """The decision lies in the bucket as the command would have put it, by the key that signed in."""
+    """The decision is in the bucket as the command would have put it, by the key that signed in."""
     async with site(keys=KEYS) as here:
         async with collector(here.context.store) as (client, _):
             assert (await client.post("/v1/batches", content=frame_of())).status_code == 200
@@ -176,8 +183,8 @@ async def test_a_tick_is_sent_to_silver_again() -> None:
     """A replay clears what was dispatched and sends the tick's message; the way on the page starts anew."""
     context = ticks_kit.context_of()
     async with ticks_kit.serving(context) as service, site(context.store) as here:
-        said = await service.upload()
-        assert (await service.finalize(said)).status_code == 200
+        output = await service.upload()
+        assert (await service.finalize(output)).status_code == 200
         page = await here.browser.open("/ticks")
 
         fields = {"org": ticks_kit.ORG, "project": ticks_kit.PROJECT, "tick": ticks_kit.TICK}
@@ -228,12 +235,12 @@ def test_the_right_to_act_is_given_for_the_thing_that_is_acted_on(name: str) -> 
     """Who may act on one queue, project or bucket may not act on another, and a project belongs to its org."""
     action = ACTIONS[name]
     fields = dict.fromkeys(action.fields, "a")
-    subjects = [field for field in action.fields if field in ("queue", "org", "project", "bucket")]
+    subjects = [field for field in action.fields if field in ("queue", "org", "project", "bucket", "topic")]
 
     for subject in subjects:
         assert action.right(fields) != action.right({**fields, subject: "b"}), subject
     if not subjects:
-        assert action.right(fields).endswith((":*", ":admin", ":doctor"))
+        assert action.right(fields).endswith((":*", ":admin", ":doctor", ":run"))
 
 
 async def test_a_dead_letter_is_discarded_and_the_answer_names_it() -> None:
@@ -286,11 +293,11 @@ async def test_a_blocker_is_resumed_and_a_walk_is_asked_for() -> None:
 
 
 async def test_up_to_a_hundred_messages_are_sent_back_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
+    requested: list[int] = []
 
     class Dead:
         async def replay(self, count: int) -> int:
-            asked.append(count)
+            requested.append(count)
             return 3
 
     monkeypatch.setattr("lakebed.ticks.page.open_queue", lambda _: Dead())
@@ -298,7 +305,7 @@ async def test_up_to_a_hundred_messages_are_sent_back_at_once(monkeypatch: pytes
         await here.browser.open("/ticks")
         done = await here.browser.post("/console/do/ticks.redrive", {"reason": "a new contract"})
 
-    assert ([100], True) == (asked, "3 dead letters replayed" in done.text)
+    assert ([100], True) == (requested, "3 dead letters replayed" in done.text)
 
 
 async def test_messages_that_silver_could_not_work_on_are_sent_back() -> None:
@@ -315,6 +322,13 @@ AGREED = {
     "batches.quarantine-boot": ("batches:admin", True, True),
     "queue.replay": ("queue:admin:x", True, False),
     "queue.discard": ("queue:admin:x", True, True),
+    "queue.replay-all": ("queue:admin:x", True, False),
+    "log.produce": ("log:produce:x", False, False),
+    "log.seek": ("log:consume:x", True, False),
+    "log.create": ("log:admin:x", False, False),
+    "log.configure": ("log:admin:x", True, True),
+    "lifecycle.put": ("lifecycle:operate:x", True, True),
+    "audit.run": ("audit:run", False, False),
     "ticks.replay": ("ticks:operate:x/x", True, False),
     "ticks.redrive": ("ticks:operate:*", True, False),
     "lifecycle.retry": ("lifecycle:operate:*", False, False),
@@ -336,7 +350,7 @@ def test_each_action_has_the_right_the_reason_and_the_warning_that_were_agreed(n
 
 
 async def test_a_read_only_gateway_asks_for_nothing() -> None:
-    """The dialog says what it would do and offers no way to do it."""
+    """The dialog reports what it would do and offers no way to do it."""
     async with site(read_only=True) as here:
         dialog = await here.browser.client.get("/console/ask/lifecycle.resume?blocker=b1")
 

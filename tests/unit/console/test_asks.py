@@ -1,4 +1,4 @@
-"""What pages ask for is shared by its key: two different things never share one, nor the right of another."""
+"""What pages request is shared by its key: two different things never share one, nor the right of another."""
 
 from __future__ import annotations
 

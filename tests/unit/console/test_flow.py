@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lakebed.console.diagram import INGEST, TABLES, WORKERS, box_health, diagrams
+from lakebed.console.data import PageData
+from lakebed.console.diagram import BOXES, INGEST, WORKERS, diagrams, states
 from lakebed.console.live import RATES
 from lakebed.console.pages import levels
 from lakebed.console.rendering import age, as_json, brief, clock_ms, dollars, number, short, size, time_ms, time_ns
@@ -14,11 +15,24 @@ from lakebed.pipeline.tables.page import layers
 from lakebed.pipeline.tables.view import TableRow
 from lakebed.ticks.page import steps
 from lakebed.ticks.view import TickStage
+from support.tick_fixtures import context_of
+
+LAKE = {
+    f"lake.{name}"
+    for name in ("batches_accepted", "batches_samples", "log_in", "queue_in", "queue_done", "ticks_committed",
+                 "ticks_rows")
+}  # fmt: skip
+
+
+async def test_the_numbers_of_the_lake_are_those_that_the_parts_count() -> None:
+    found = await PageData(context_of()).count(0, 1)
+
+    assert {f"lake.{name}" for name in (*found.totals, *found.added)} == LAKE
 
 
 def test_no_box_lies_over_another_and_all_are_in_the_picture() -> None:
     """Both layouts show every part, inside their frame, apart from each other."""
-    for picture in diagrams({}, {}):
+    for picture in diagrams(states({}, {})):
         assert len(picture.boxes) == len(INGEST) + len(WORKERS) + 2
         for one in picture.boxes:
             assert 0 <= one.x and one.x + one.w <= picture.width and 0 <= one.y and one.y + one.h <= picture.height
@@ -29,28 +43,9 @@ def test_no_box_lies_over_another_and_all_are_in_the_picture() -> None:
 
 def test_every_number_in_the_picture_is_one_that_is_sent() -> None:
     """A key that nobody feeds would stay a dash for ever."""
-    known = {f"rate.{name}" for name in RATES} | {f"level.{name}" for name in levels(lambda key: None)}
-    boxes = (*INGEST, *WORKERS, TABLES)
-
-    assert {line.key for box in boxes for line in (box.first, box.second)} <= known
-    assert {f"level.{name}" for box in boxes for name in box.bad} <= known
-
-
-def test_health_is_the_parts_own_unless_something_waits_for_a_person() -> None:
-    picture, _ = diagrams({"queue": "ok", "log": "down"}, {"queue_dead": 2.0})
-    found = {placed.box.name: placed.health for placed in picture.boxes}
-
-    assert (found["queue"], found["log"], found["ticks"]) == ("degraded", "down", "quiet")
-
-
-def test_what_waits_for_a_person_is_shown_though_nothing_is_known_of_the_part() -> None:
-    """A gateway that does not serve the queue still shows its dead letters; a part that is down stays down."""
-    box = next(box for box in INGEST if box.name == "queue")
-
-    assert "degraded" == box_health(box, {}, {"queue_dead": 2.0})
-    assert "quiet" == box_health(box, {}, {"queue_dead": 0.0})
-    assert "quiet" == box_health(box, {}, {"queue_dead": None})
-    assert "down" == box_health(box, {"queue": "down"}, {"queue_dead": 2.0})
+    known = {f"rate.{name}" for name in RATES} | {f"level.{name}" for name in levels(lambda key: None)} | LAKE
+    assert {line.key for box in BOXES for line in (box.first, box.second)} <= known
+    assert {f"level.{name}" for box in BOXES for name in box.watches} <= known
 
 
 def test_segments_are_drawn_inside_the_line_and_never_vanish() -> None:
@@ -141,30 +136,9 @@ def test_the_time_since_the_stage_before_passes_over_stages_that_have_none() -> 
     assert [None, None, 4000] == [step.after_ms for step in found]
 
 
-@pytest.mark.parametrize(
-    ("name", "health", "levels", "expected"),
-    [
-        ("batches", {"batches": "ok"}, {"conflicts_open": 1.0}, "degraded"),
-        ("lifecycle", {"lifecycle": "ok"}, {"blockers": 1.0}, "degraded"),
-        ("pipeline", {}, {"ticks_dead": 1.0}, "degraded"),
-        ("pipeline", {}, {}, "ok"),
-        ("bucket", {"store": "down"}, {}, "down"),
-        ("log", {"log": "degraded"}, {}, "degraded"),
-        ("log", {"log": "odd"}, {}, "quiet"),
-        ("tables", {}, {"queue_dead": 1.0}, "ok"),
-    ],
-)
-def test_each_box_is_judged_by_its_own_part_and_levels(
-    name: str, health: dict[str, str], levels: dict[str, float | None], expected: str
-) -> None:
-    for picture in diagrams(health, levels):
-        (placed,) = [one for one in picture.boxes if one.box.name == name]
-        assert expected == placed.health
-
-
 def test_edges_join_the_boxes_they_are_drawn_between_and_move_by_a_number_that_is_sent() -> None:
-    known = {f"rate.{name}" for name in RATES} | {f"level.{name}" for name in levels(lambda key: None)}
-    wide, tall = diagrams({}, {})
+    known = {f"rate.{name}" for name in RATES} | {f"level.{name}" for name in levels(lambda key: None)} | LAKE
+    wide, tall = diagrams(states({}, {}))
 
     assert ("wide", 10, "tall", 4) == (wide.name, len(wide.edges), tall.name, len(tall.edges))
     assert {edge.key for picture in (wide, tall) for edge in picture.edges} <= known

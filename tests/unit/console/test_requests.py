@@ -28,7 +28,8 @@ from lakebed.console.page import (
 )
 from lakebed.console.pages import ACTIONS, DOCTOR_EVERY_S, DoctorRunner, StatusPage
 from lakebed.console.rendering import CSS, FILES, JAVASCRIPT, SVG
-from lakebed.console.routes import REASON_CHARS_MAX, _demand_origin, _form, _inside, _is_secure
+from lakebed.console.requests import demand_origin, form_of, inside, is_secure
+from lakebed.console.routes import REASON_CHARS_MAX
 from lakebed.console.samples import PATIENCE_S, TIMEOUT_S
 from lakebed.core.auth import ANYBODY
 from lakebed.core.context import Diagnosis
@@ -97,20 +98,20 @@ def test_other_days_ahead_are_invalid(given: str) -> None:
     ],
 )
 def test_after_signing_in_only_places_of_ours_are_gone_to(where: str, goes: str) -> None:
-    assert goes == _inside(where)
+    assert goes == inside(where)
 
 
-def asked(scheme: str = "http", **headers: str) -> Any:
+def requested(scheme: str = "http", **headers: str) -> Any:
     given = {name.replace("_", "-"): value for name, value in headers.items()}
     return SimpleNamespace(url=SimpleNamespace(scheme=scheme), headers=given)
 
 
 def test_a_cookie_is_for_https_alone_where_that_was_used() -> None:
     """By us, or by the proxy in front of us."""
-    assert _is_secure(asked("https"))
-    assert _is_secure(asked("http", x_forwarded_proto="https"))
-    assert not _is_secure(asked("http", x_forwarded_proto="http"))
-    assert not _is_secure(asked("http"))
+    assert is_secure(requested("https"))
+    assert is_secure(requested("http", x_forwarded_proto="https"))
+    assert not is_secure(requested("http", x_forwarded_proto="http"))
+    assert not is_secure(requested("http"))
 
 
 @pytest.mark.parametrize(
@@ -127,10 +128,10 @@ def test_a_cookie_is_for_https_alone_where_that_was_used() -> None:
 )
 def test_a_form_comes_from_our_own_origin(origin: str, host: str, ours: bool) -> None:
     if ours:
-        _demand_origin(asked(origin=origin, host=host))
+        demand_origin(requested(origin=origin, host=host))
         return
     with pytest.raises(Denied):
-        _demand_origin(asked(origin=origin, host=host))
+        demand_origin(requested(origin=origin, host=host))
 
 
 async def test_a_form_has_few_fields_and_the_last_of_a_name_counts() -> None:
@@ -140,10 +141,10 @@ async def test_a_form_has_few_fields_and_the_last_of_a_name_counts() -> None:
 
         return SimpleNamespace(body=read)
 
-    assert {"a": "2", "b": ""} == await _form(request(b"a=1&a=2&b="))
+    assert {"a": "2", "b": ""} == await form_of(request(b"a=1&a=2&b="))
     for wrong in (b"\xff=1", b"&".join(b"f%d=1" % number for number in range(33))):
         with pytest.raises(Invalid):
-            await _form(request(wrong))
+            await form_of(request(wrong))
 
 
 async def test_cookies_are_out_of_reach_of_scripts_and_last_as_long_as_the_session() -> None:
@@ -194,8 +195,8 @@ async def test_pages_are_not_kept_and_cannot_be_framed() -> None:
     assert away.headers["location"].startswith("/login?next=%2Fqueue%3Fqueue%3Da")
 
 
-async def test_a_twin_is_503_only_when_nothing_could_be_read() -> None:
-    """One trouble beside a good answer is told in the body."""
+async def test_a_twin_is_an_error_only_when_nothing_could_be_read() -> None:
+    """One trouble beside a good answer is reported in the body. A denial is 403: a retry does not change it."""
     async with site(keys=KEYS) as here:
         await here.browser.sign_in(WATCHER)
         some = await here.browser.client.get("/status.json")
@@ -203,7 +204,7 @@ async def test_a_twin_is_503_only_when_nothing_could_be_read() -> None:
         queue = await here.browser.client.get("/queue.json")
         mixed = await here.browser.client.get("/overview.json")
 
-    assert (200, 503, 200) == (some.status_code, none.status_code, queue.status_code)
+    assert (200, 403, 200) == (some.status_code, none.status_code, queue.status_code)
     assert (200, "denied") == (mixed.status_code, mixed.json()["troubles"]["tables"]["code"])
     assert [] == mixed.json()["queues"]
     assert "denied" == none.json()["troubles"]["tables"]["code"]
@@ -233,11 +234,13 @@ async def test_a_reason_has_a_limit_and_a_field_is_cut() -> None:
                 "/console/do/test.it", {"a": "x" * 2000, "b": "other", "reason": f"  {'r' * REASON_CHARS_MAX} "}
             )
             longer = await here.browser.post("/console/do/test.it", {"a": "", "reason": "r" * (REASON_CHARS_MAX + 1)})
-        deeds = await here.context.trail.latest()
+        recorded_actions = await here.context.trail.latest()
 
     assert (200, 400) == (fits.status_code, longer.status_code)
     assert [({"a": "x" * FIELD_CHARS_MAX}, "anybody", "r" * REASON_CHARS_MAX)] == done
-    assert [("well", "done")] == [(deed.detail, deed.outcome) for deed in deeds]
+    assert [("well", "done")] == [
+        (recorded_action.detail, recorded_action.outcome) for recorded_action in recorded_actions
+    ]
     assert "lakebed-changed" == fits.headers["hx-trigger"]
     assert "hx-trigger" not in longer.headers
 
@@ -307,10 +310,10 @@ def test_each_thing_needs_the_right_of_its_part_and_stays_fresh_as_long_as_agree
     assert RIGHTS[name] == (source.right, source.ttl_s)
 
 
-def test_operator_actions_are_for_those_who_may_read_the_console() -> None:
+def test_operator_actions_are_for_those_who_may_read_the_trail() -> None:
     source = PageData(context_of()).operator_actions()
 
-    assert ("console:read", FAST_S) == (source.right, source.ttl_s)
+    assert ("trail:read", FAST_S) == (source.right, source.ttl_s)
 
 
 def test_each_named_thing_needs_the_right_to_it() -> None:
@@ -362,11 +365,11 @@ async def test_the_doctor_runs_once_at_a_time_and_not_again_at_once(
 ) -> None:
     runs = 0
 
-    async def examine(settings: Any, folder: Any, tell: Any) -> None:
+    async def examine(settings: Any, folder: Any, report_: Any) -> None:
         nonlocal runs
         runs += 1
-        tell(Diagnosis("a", "pass", ""))
-        tell(Diagnosis("b", "warn", ""))
+        report_(Diagnosis("a", "pass", ""))
+        report_(Diagnosis("b", "warn", ""))
 
     monkeypatch.setattr(pages_module, "_examine", examine)
     runner = DoctorRunner(load(sections()), manual_clock)
@@ -412,7 +415,7 @@ async def test_the_doctor_looks_at_the_disk_of_the_stack(
     """In the folder of the stack where one is named, else in the current one."""
     folders: list[Path] = []
 
-    async def examine(settings: Any, folder: Path, tell: Any) -> None:
+    async def examine(settings: Any, folder: Path, report_: Any) -> None:
         folders.append(folder)
 
     monkeypatch.setattr(pages_module, "_examine", examine)
@@ -427,7 +430,7 @@ async def test_the_doctor_looks_at_the_disk_of_the_stack(
 
 
 async def test_live_numbers_end_when_the_gateway_stops() -> None:
-    """First what was kept, then each sample; a stop ends the stream and its viewer."""
+    """First the last sample, then each new one; a stop ends the stream and its viewer."""
     async with site() as here, asyncio.timeout(30):
         stop = asyncio.Event()
         state = SimpleNamespace(principal=ANYBODY)
@@ -442,7 +445,7 @@ async def test_live_numbers_end_when_the_gateway_stops() -> None:
         stop.set()
         rest = [chunk async for chunk in stream]
 
-        assert (b"event: history\ndata: [", b"event: sample\ndata: {") == (first[:22], second[:21])
+        assert (b"event: sample\ndata: {", b"event: sample\ndata: {") == (first[:21], second[:21])
         assert (1, 0) == (viewers, here.console.data.live.viewers)
         assert len(rest) <= 1
         assert ("text/event-stream", "no-store") == (answer.media_type, answer.headers["cache-control"])

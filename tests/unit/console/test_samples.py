@@ -10,7 +10,7 @@ import pytest
 
 from lakebed.console import live as live_module
 from lakebed.console import samples as module
-from lakebed.console.data import PageData
+from lakebed.console.data import STALE_MS, PageData
 from lakebed.console.live import RATES, VIEWERS_MAX, LiveMetrics, event, totals
 from lakebed.console.pages import levels
 from lakebed.console.samples import ENTRIES_MAX, SampleCache
@@ -21,6 +21,7 @@ from lakebed.lifecycle.view import StreamRow
 from lakebed.log.view import TopicRow
 from lakebed.pipeline.tables.view import TableRow
 from lakebed.queue.model import QueueStatus
+from support.runtimes import runtime_of
 from support.tick_fixtures import context_of
 
 
@@ -68,7 +69,7 @@ async def test_trouble_keeps_the_last_good_answer_and_goes_by_itself() -> None:
 
 
 async def test_the_last_good_answer_keeps_its_time_while_there_is_trouble() -> None:
-    """A page says how old a number is: an answer that failed does not make the last good one look fresh."""
+    """A page reports how old a number is: an answer that failed does not make the last good one look fresh."""
     clock, backend = ManualClock(), Backend()
     shared = SampleCache(clock)
     good = await shared.get("a", 5.0, backend)
@@ -138,7 +139,7 @@ async def test_what_is_kept_is_bounded() -> None:
 
 
 def live(metrics: Metrics, clock: Any) -> LiveMetrics:
-    return LiveMetrics(metrics, clock, lambda: {"queue_waiting": 3.0})
+    return LiveMetrics(runtime_of(clock, metrics=metrics), lambda: {"queue_waiting": 3.0}, lambda: {"log_in": 2.5})
 
 
 async def test_rates_are_differences_over_time() -> None:
@@ -185,9 +186,9 @@ def test_every_live_number_is_in_the_metrics_table() -> None:
 
 
 def test_an_event_cannot_be_ended_by_what_it_says() -> None:
-    said = event("sample", {"a": "x\n\nevent: evil\ndata: 1\n\n"})
+    output = event("sample", {"a": "x\n\nevent: evil\ndata: 1\n\n"})
 
-    assert said.count(b"\n\n") == 1 and said.endswith(b"\n\n")
+    assert output.count(b"\n\n") == 1 and output.endswith(b"\n\n")
 
 
 def test_levels_of_a_lake_nobody_has_asked_yet_are_unknown() -> None:
@@ -314,19 +315,20 @@ def test_each_number_counts_its_own_label(name: str, counter: str, labels: dict[
 
 
 async def test_every_viewer_gets_each_sample_and_a_slow_one_misses_some() -> None:
-    """A viewer who comes later gets what was kept first."""
+    """A viewer who comes later gets the last sample first, with the rates of the lake."""
     clock = ManualClock()
     one = live(Metrics(), clock)
-    async with one.watch() as (kept, coming):
+    async with one.watch() as coming:
         await clock.advance(0.0)
         await clock.advance(live_module.EVERY_S * (live_module.WAITING_MAX + 3))
-        async with one.watch() as (before, _):
+        last = one.now()
+        async with one.watch() as late:
             assert 2 == one.viewers
+            assert last == late.get_nowait()
     await one.stop()
 
-    assert ([], live_module.WAITING_MAX, live_module.WAITING_MAX + 3) == (kept, coming.qsize(), len(before))
-    assert 0 == one.viewers
-    assert before[-1] == one.now()
+    assert (live_module.WAITING_MAX, 0) == (coming.qsize(), one.viewers)
+    assert {"log_in": 2.5} == last.lake
 
 
 def test_before_anybody_looked_there_are_totals_and_no_rates() -> None:
@@ -342,6 +344,8 @@ def test_before_anybody_looked_there_are_totals_and_no_rates() -> None:
 def test_each_level_comes_from_its_own_answer() -> None:
     """Sums over topics and tables; a table that cannot be read counts as a table without rows."""
     seen = {
+        "batches.reconciler": 12.0,
+        "batches.heard": 4,
         "batches.conflicts": [SimpleNamespace(resolution=None), SimpleNamespace(resolution="x")],
         "log.topics": [TopicRow("a", 1, 10, 3), TopicRow("b", 2, 5, 4)],
         "ticks.silver": {"undispatched": 7, "lag_s": 12.5, "dead": 2},
@@ -351,14 +355,16 @@ def test_each_level_comes_from_its_own_answer() -> None:
         "queue.statuses": [],
     }
     assert {
-        "conflicts_open": 1, "log_records": 15, "log_uncompacted": 7, "queue_waiting": 0, "queue_claimed": 0,
+        "conflicts_open": 1, "reconciler_behind_s": 12.0, "agents": 4, "queues": 0,
+        "log_records": 15, "log_uncompacted": 7, "log_partitions": 3,
+        "queue_waiting": 0, "queue_claimed": 0,
         "queue_dead": 0, "queue_oldest_s": 0.0, "ticks_undispatched": 7, "ticks_lag_s": 12.5, "ticks_dead": 2,
         "tables": 2, "table_rows": 9, "blockers": 3, "lifecycle_behind_s": 0.0,
     } == levels(seen.get)  # fmt: skip
 
 
 async def test_levels_are_asked_for_again_when_the_last_round_is_over() -> None:
-    """Asking for the levels starts one round in the background, and the next ask after its end another."""
+    """Querying for the levels starts one round in the background, and the next query after its end another."""
     look = PageData(context_of())
     rounds = 0
 
@@ -378,12 +384,17 @@ async def test_levels_are_asked_for_again_when_the_last_round_is_over() -> None:
     await look.stop()
 
 
-async def test_no_more_samples_are_kept_than_the_limit() -> None:
+async def test_a_level_that_was_not_read_for_minutes_is_unknown() -> None:
+    """The store stopped answering: the last value stays on the page of its part, but no state is made from it."""
     clock = ManualClock()
-    one = live(Metrics(), clock)
-    async with one.watch():
-        await clock.advance(0.0)
-        await clock.advance(live_module.EVERY_S * (live_module.KEPT + 5))
-    await one.stop()
+    look = PageData(context_of(clock=clock))
+    await look.samples.get("ticks.silver", 1.0, _silver)
+    fresh = look.known_levels()["ticks_dead"]
+    await clock.advance(STALE_MS / 1000 + 1)
 
-    assert live_module.KEPT == len(one._kept)
+    assert (2, None) == (fresh, look.known_levels()["ticks_dead"])
+    await look.stop()
+
+
+async def _silver() -> Any:
+    return {"undispatched": 0, "lag_s": 0.0, "dead": 2}

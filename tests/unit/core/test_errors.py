@@ -21,7 +21,7 @@ def test_every_kind_stands_on_the_page() -> None:
 
 
 def test_every_kind_has_a_code_of_its_own() -> None:
-    """Codes tell kinds apart."""
+    """Codes report kinds apart."""
     codes = [kind.code for kind in kinds()]
 
     assert len(set(codes)) == len(codes)

@@ -83,7 +83,7 @@ class FakeFeed:
 
 
 async def test_what_cannot_be_read_says_why_and_an_absent_store_raises() -> None:
-    """In the order of the pieces, with the columns and bounds that were asked for."""
+    """In the order of the pieces, with the columns and bounds that were requested."""
     answers = {"a": "rows", "b": NotFound("gone"), "c": Corrupt("broken"), "d": Invalid("later format"), "e": None}
     feed: Any = FakeFeed(answers)
     wanted = FeedFilter(low={"x": 1})

@@ -1,4 +1,4 @@
-"""What parts say about their routes, and what a principal may do."""
+"""What parts report about their routes, and what a principal may do."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def test_a_body_in_pieces_is_joined_and_one_piece_is_not_copied() -> None:
 
 
 async def test_a_call_gives_the_first_field_of_a_name_and_its_body() -> None:
-    """A missing field is what the caller says; a body may be there or on its way."""
+    """A missing field is what the caller reports; a body may be there or on its way."""
 
     async def later() -> bytes:
         return b"later"

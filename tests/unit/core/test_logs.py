@@ -14,7 +14,7 @@ from lakebed.core import logs
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
-    """Whoever logs after these tests does not write to their captured, closed stderr."""
+    """Anyone who logs after these tests does not write to their captured, closed stderr."""
     yield
     structlog.reset_defaults()
 
@@ -32,7 +32,7 @@ def test_a_line_is_one_json_object_without_a_terminal(capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("name", ["secret", "api_key", "Authorization", "agent_token", "secret_access_key"])
 def test_secrets_are_masked_by_name(capsys: pytest.CaptureFixture[str], name: str) -> None:
-    """A value under a telling name never reaches the log."""
+    """A value under a reporting name never reaches the log."""
     logs.configure("info", as_json=True)
 
     logs.logger("gateway").info("request", **{name: "s3cret"})
@@ -52,7 +52,7 @@ def test_a_terminal_gets_readable_lines(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_a_closed_stderr_never_breaks_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A logger that outlives its stderr says nothing, and raises nothing."""
+    """A logger that outlives its stderr reports nothing, and raises nothing."""
     logs.configure("info", as_json=True)
     logger = logs.logger("queue")
     closed = io.StringIO()

@@ -8,7 +8,7 @@ from lakebed.core.metrics import TABLE, Metrics
 
 
 def test_a_metric_that_is_not_in_the_table_is_refused() -> None:
-    """Asking for an unknown metric, or for one as another kind, is an error."""
+    """Querying for an unknown metric, or for one as another kind, is an error."""
     metrics = Metrics()
 
     with pytest.raises(KeyError):
@@ -81,7 +81,7 @@ def test_a_metric_is_made_once_and_two_registries_share_nothing() -> None:
 
 
 def test_a_histogram_has_the_bounds_of_its_line_in_the_table() -> None:
-    """Latencies have the usual ones; others say their own."""
+    """Latencies have the usual ones; others report their own."""
     for metric in (metric for metric in TABLE if metric.kind == "histogram"):
         metrics = Metrics()
         made = metrics.histogram(metric.name)

@@ -1,4 +1,4 @@
-"""Settings come in layers, say where they came from, and refuse what they do not know."""
+"""Settings come in layers, report where they came from, and refuse what they do not know."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def file_with(folder: Path, text: str) -> Path:
 
 
 def test_later_layers_win_and_are_named(tmp_path: Path) -> None:
-    """Defaults < file < stack < environment < flags, and each value says its source."""
+    """Defaults < file < stack < environment < flags, and each value reports its source."""
     file = file_with(tmp_path, "[tank]\nlitres = 1\nlabel = 'a'\npipes = ['x']\n")
 
     settings = load(
@@ -153,7 +153,7 @@ def test_environment_names_are_unambiguous() -> None:
 
 
 def test_a_setting_without_a_reason_to_change_it_is_advanced() -> None:
-    """Advanced settings are listed when asked for or when a layer sets them, and can be set like all others."""
+    """Advanced settings are listed when requested or when a layer sets them, and can be set like all others."""
     settings = load([TankSettings], flags={"tank.pipes": ["x"]})
 
     assert ["tank.litres", "tank.label", "tank.pipes"] == [row["key"] for row in settings.rows(advanced=False)]

@@ -1,4 +1,4 @@
-"""Traces: where a span stands, what is sent of it, and that nothing is made while tracing is off."""
+"""Traces: where a span exists, what is sent of it, and that nothing is made while tracing is off."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_an_error_is_on_its_span_and_goes_on(ended: Recorded) -> None:
 
 
 def test_a_caller_that_does_not_record_is_followed(ended: Recorded) -> None:
-    """What is not sampled is not sent, and says so to the next process."""
+    """What is not sampled is not sent, and reports it to the next process."""
     with span("quiet", parent=f"00-{TRACE}-{PARENT}-00"), span("inside"):
         assert outgoing()["traceparent"].endswith("-00")
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import msgspec
+import asyncio
+from typing import Any
+
 import pytest
 
 from lakebed.core.clock import ManualClock, now_ms
-from lakebed.core.errors import Conflict, Corrupt, NotFound, Unavailable
+from lakebed.core.errors import Conflict, Corrupt, Unavailable
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
-from lakebed.core.trail import DAYS_MAX, ROOT, OperatorAction, Trail
+from lakebed.core.trail import CALLER, ROOT, BrokenTrail, Caller, Trail, key_of
 from lakebed.store.memory import MemoryStore
 from lakebed.store.protocol import Store
 from lakebed.store.runtime import StoreRuntime
@@ -114,64 +116,101 @@ async def test_a_clock_that_is_set_back_over_midnight_does_not_change_the_order(
     assert [-3, -1, 1] == [action.at_ms - midnight_ns // 1_000_000 for action in actions]
 
 
-async def test_records_of_earlier_versions_list_by_their_time(trail: Trail, clock: ManualClock) -> None:
-    """Their names have no count; they sort among the new ones by time."""
-    at_ms = clock.now_ns() // 1_000_000
-    async with trail.record("ann", "do.new", {}):
-        pass
-    for old_ms in (at_ms - 1, at_ms + 1):
-        deed_id = f"{old_ms:015d}-ffffffffffffffff"
-        old = OperatorAction(deed_id, old_ms, "ann", f"do.{old_ms - at_ms}", {})
-        await trail._store.create(f"{ROOT}date=2025-10-09/{deed_id}.json", msgspec.json.encode(old))
-
-    assert ["do.1", "do.new", "do.-1"] == [action.what for action in await trail.latest()]
-
-
 async def test_a_record_that_is_none_is_corrupt(trail: Trail) -> None:
-    await trail._store.create(f"{ROOT}date=2026-01-01/000-x.json", b"{}")
+    await trail._store.create(key_of(1), b"{}")
     with pytest.raises(Corrupt):
         await trail.latest()
 
 
 async def test_a_record_says_where_and_when_it_was_begun(trail: Trail, clock: ManualClock) -> None:
-    """Its time is that of the begin, its node the process's, and its key lies in the folder of its day."""
+    """Its time is that of the begin, its node the process's, and its key is in the folder of its day."""
     began_ms = now_ms(clock)
     async with trail.record("ann", "do.it", {"a": "b"}, "because"):
         await clock.advance(5.0)
 
     (action,) = await trail.latest()
-    (key,) = [info.key async for info in trail._store.list(ROOT)]
-    assert (began_ms, "node-1", "do.it", "lakebed.trail.v1") == (action.at_ms, action.node, action.what, action.schema)
-    assert f"{ROOT}date=2025-10-09/{action.deed_id}.json" == key
+    keys = [info.key async for info in trail._store.list(ROOT)]
+    assert (began_ms, "node-1", "do.it", "lakebed.trail.v2") == (action.at_ms, action.node, action.what, action.schema)
+    assert [key_of(1), key_of(2)] == keys
 
 
-async def test_only_the_last_days_are_looked_into(trail: Trail, clock: ManualClock) -> None:
-    """A day without any record does not count; older days than the limit are not listed."""
-    for number in range(DAYS_MAX + 2):
-        async with trail.record("ann", f"do.{number}", {}):
-            pass
-        await clock.advance(86_400.0)
+async def test_entries_are_only_ever_created() -> None:
+    """A bucket that refuses to replace or delete them takes every action."""
 
-    actions = await trail.latest(1000)
+    class AppendOnly(MemoryStore):
+        async def replace(self, *_: Any) -> Any:
+            raise AssertionError("an entry was replaced")
 
-    assert [f"do.{number}" for number in range(DAYS_MAX + 1, 1, -1)] == [action.what for action in actions]
-
-
-async def test_a_record_that_vanishes_while_it_is_listed_is_left_out() -> None:
-    class Vanishing(MemoryStore):
-        async def get(self, key: str):  # type: ignore[no-untyped-def]
-            if key.endswith("0.json") or "gone" in key:
-                raise NotFound("gone")
-            return await super().get(key)
+        async def delete(self, *_: Any) -> Any:
+            raise AssertionError("an entry was deleted")
 
     clock = ManualClock()
-    store = Vanishing(clock=clock)
-    trail = trail_of(store, clock, Ids.seeded(1))
+    trail = trail_of(AppendOnly(clock=clock), clock, Ids.seeded(1))
     async with trail.record("ann", "do.it", {}):
         pass
-    await store.create(f"{ROOT}date=2030-01-01/gone.json", b"")
+    with pytest.raises(Conflict):
+        async with trail.record("ann", "do.it", {}):
+            raise Conflict("no")
 
-    assert ["do.it"] == [action.what for action in await trail.latest()]
+    assert 4 == (await trail.verify()).number
+
+
+async def test_processes_share_one_chain() -> None:
+    """Whoever loses the race for a number takes the next: nothing is lost, and the chain holds."""
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+
+    async def act(number: int) -> None:
+        async with trail_of(store, clock, Ids.seeded(number)).record(f"op-{number}", "do.it", {}):
+            await asyncio.sleep(0)
+
+    await asyncio.gather(*(act(number) for number in range(8)))
+    trail = trail_of(store, clock, Ids.seeded(99))
+
+    assert 16 == (await trail.verify()).number
+    assert {f"op-{number}" for number in range(8)} == {action.who for action in await trail.latest()}
+
+
+@pytest.mark.parametrize("harm", ["change", "remove", "insert", "swap", "shorten"])
+async def test_a_trail_that_was_rewritten_is_found_out(harm: str) -> None:
+    """One byte of one entry, one entry less, one more, two exchanged; the newest removed, when its end was noted."""
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    trail = trail_of(store, clock, Ids.seeded(1))
+    for number in range(3):
+        async with trail.record("ann", f"do.{number}", {}, "why"):
+            pass
+    noted = await trail.verify()
+
+    async def put(number: int, data: bytes) -> None:
+        await store.delete(key_of(number))
+        await store.create(key_of(number), data)
+
+    third, fourth = [(await store.get(key_of(number))).data for number in (3, 4)]
+    if harm == "change":
+        await put(3, third.replace(b"ann", b"bob"))
+    elif harm == "remove":
+        await store.delete(key_of(3))
+    elif harm == "insert":
+        await store.create(f"{ROOT}000000000/000000000003x.json", third)
+    elif harm == "swap":
+        await put(3, fourth)
+        await put(4, third)
+    else:
+        await store.delete(key_of(6))
+
+    with pytest.raises(BrokenTrail):
+        await trail.verify(noted)
+
+
+async def test_an_entry_names_the_address_and_the_tenant_of_its_caller(trail: Trail) -> None:
+    CALLER.set(Caller("10.1.2.3", "acme"))
+    async with trail.record("ann", "do.it", {}):
+        pass
+
+    (action,) = await trail.latest()
+    assert ("10.1.2.3", "acme") == (action.address, action.tenant)
+    CALLER.set(Caller())
 
 
 async def test_at_most_fifty_are_shown_without_a_limit(trail: Trail) -> None:

@@ -15,8 +15,8 @@ import promql_parser
 import pytest
 import yaml
 
-from lakebed.dashboards.alerts import ALERTS
-from lakebed.dashboards.export import rules
+from lakebed.console.dashboards.alerts import ALERTS
+from lakebed.console.dashboards.export import rules
 
 NOW_S = 7200.0
 Labels = frozenset[tuple[str, str]]
@@ -323,6 +323,12 @@ CASES: dict[str, Case] = {
         "10m",
         "page",
     ),
+    "TicksQueueDeep": Case(
+        [[line("ticks_queue_messages", 1000.0, state="waiting"), line("ticks_queue_messages", 9e9, state="in_flight")]],
+        [[line("ticks_queue_messages", 1001.0, state="waiting")]],
+        "10m",
+        "page",
+    ),
     "TicksDeadLetters": Case(
         [[line("ticks_queue_messages", 0.0, state="dead"), line("ticks_queue_messages", 9.0, state="waiting")]],
         [[line("ticks_queue_messages", 1.0, state="dead")]],
@@ -336,6 +342,12 @@ CASES: dict[str, Case] = {
         "ticket",
     ),
     "SilverQuarantines": Case([rows(0.049)], [rows(0.051)], "30m", "ticket"),
+    "ModelsFailing": Case(
+        [[grows("gold_tables_total", ONCE, outcome=each) for each in ("made", "waiting")]],
+        [[grows("gold_tables_total", ONCE, outcome=each)] for each in ("failed", "refused")],
+        "30m",
+        "ticket",
+    ),
     "LifecycleBlocked": Case(
         [[line("lifecycle_blocked_streams", 0.0, stream_kind="a")]],
         [[line("lifecycle_blocked_streams", float(each == "a"), stream_kind=each) for each in "ab"]],
@@ -346,6 +358,18 @@ CASES: dict[str, Case] = {
         [[line("lifecycle_watermark_lag_seconds", 3599.0, stream="a")]],
         [[line("lifecycle_watermark_lag_seconds", value, stream=f"{value}") for value in (0.0, 3601.0)]],
         "30m",
+        "ticket",
+    ),
+    "LifecyclePolicyProblem": Case(
+        [[line("lifecycle_policy_problems", 0.0, bucket="a")]],
+        [[line("lifecycle_policy_problems", float(each == "a"), bucket=each) for each in "ab"]],
+        "10m",
+        "ticket",
+    ),
+    "LifecycleIsolated": Case(
+        [[line("lifecycle_isolated", 0.0, bucket="a")]],
+        [[line("lifecycle_isolated", float(each == "a"), bucket=each) for each in "ab"]],
+        "1h",
         "ticket",
     ),
     "LifecycleLostLog": Case(
@@ -382,7 +406,7 @@ def test_an_alert_lasts_as_long_and_wakes_as_many_as_agreed(name: str) -> None:
 
 
 def test_a_store_without_any_request_raises_nothing() -> None:
-    """0 / 0 is no share: a gateway that nobody asks is not one that fails."""
+    """0 / 0 is no share: a gateway that nobody queries is not one that fails."""
     idle = [line._replace(slope=0.0) for line in (*http(0.5), *uploads(0.5), *rows(0.5), *store(0.5))]
     for name in ("GatewayFailing", "StoreUnavailable", "BatchesFailing", "SilverQuarantines"):
         assert not evaluate(WRITTEN[name]["expr"], idle)

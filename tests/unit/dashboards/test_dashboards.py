@@ -1,4 +1,4 @@
-"""No panel and no alert asks for a number that nobody counts."""
+"""No panel and no alert requests a number that nobody counts."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 import yaml
 
 from lakebed.cli.main import run
+from lakebed.console.dashboards import export
+from lakebed.console.dashboards.alerts import ALERTS
+from lakebed.console.dashboards.boards import BOARDS, board_of, boards
+from lakebed.console.dashboards.export import RUNBOOK, anchor, rules
+from lakebed.console.dashboards.model import Alert, Board, Panel
 from lakebed.core.metrics import TABLE, Metric
-from lakebed.dashboards import export
-from lakebed.dashboards.alerts import ALERTS
-from lakebed.dashboards.boards import BOARDS, board_of, boards
-from lakebed.dashboards.export import RUNBOOK, anchor, rules
-from lakebed.dashboards.model import Alert, Board, Panel
 from support.doc_commands import ROOT, misunderstood
 
 SHOWING = ("dashboards", "demo", "console", "bench", "cli")  # they read numbers, at most

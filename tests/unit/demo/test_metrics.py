@@ -13,6 +13,7 @@ import pytest
 from lakebed.core.clock import ManualClock
 from lakebed.core.metrics import Metrics
 from lakebed.demo.metrics import ENV, Observer, buckets, by, counting, flatten, merge, rates, total
+from support.runtimes import runtime_of
 
 
 def registry(accepted: int, waiting: float) -> Metrics:
@@ -95,6 +96,6 @@ async def test_a_small_process_leaves_its_last_numbers(tmp_path: Path, monkeypat
         raise RuntimeError("the work failed")
 
     with pytest.raises(RuntimeError):
-        await counting(metrics, ManualClock(), work())
+        await counting(runtime_of(ManualClock(), metrics=metrics), work())
 
     assert 12 == msgspec.json.decode((tmp_path / "p.numbers").read_bytes())["lakebed_queue_entries_total"]

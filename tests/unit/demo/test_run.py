@@ -1,4 +1,4 @@
-"""The demo fails when a number does not add up, and says on a page what it saw."""
+"""The demo fails when a number does not add up, and reports on a page what it saw."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ async def test_the_page_tells_what_held_and_what_was_broken_on_purpose() -> None
 
 
 def test_plain_lines_name_their_scenario() -> None:
-    """In a pipe every line stands for itself."""
+    """In a pipe every line represents itself."""
     assert "agents    ⚡ killed" == display.plain(ProgressLine("agents", "fault", "killed"))
     assert "log       ▶ A log" == display.plain(ProgressLine("log", "begin", "A log"))
 

@@ -27,14 +27,15 @@ from support.embedded_fixtures import BUCKET, FakeChild
 # The embedded bucket.
 
 
-def identity(folder: Path) -> WeedIdentity:
-    with HeldPorts(Ids.seeded(3)) as held:
-        return Weed(folder, runtime=Runtime(ManualClock(), Ids.seeded(4), Metrics()))._identity(held)
+def identity(folder: Path, start: int = 0) -> WeedIdentity:
+    """The identity at one start; each start draws other random numbers."""
+    with HeldPorts(Ids.seeded(100 + start)) as held:
+        return Weed(folder, runtime=Runtime(ManualClock(), Ids.seeded(200 + start), Metrics()))._identity(held)
 
 
 def test_a_bucket_keeps_its_keys_and_ports(tmp_path: Path) -> None:
     """Made on first use and kept privately: a restart is the same bucket at the same address."""
-    first, second = identity(tmp_path), identity(tmp_path)
+    first, second = identity(tmp_path, 1), identity(tmp_path, 2)
 
     assert first == second
     assert set(PORTS) == set(first.ports)
@@ -140,7 +141,7 @@ class FakeServerChild(FakeChild):
 
 def server(folder: Path, clock: ManualClock) -> tuple[ServerProgram, FakeServerChild]:
     command = ServerCommand("gateway", ("lakebed", "serve", "--port", "{port}"))
-    made = ServerProgram(command, 8123, folder, SimpleNamespace(endpoints=BUCKET), clock=clock)  # type: ignore[arg-type]
+    made = ServerProgram(command, {"gateway": 8123}, folder, SimpleNamespace(endpoints=BUCKET), clock=clock)  # type: ignore[arg-type]
     child = FakeServerChild()
     made.child = child  # type: ignore[assignment]
     return made, child
@@ -172,11 +173,11 @@ async def test_a_server_is_ready_when_its_health_is_200(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("dies", "said"),
+    ("dies", "output"),
     [(True, "died while starting"), (False, r"was not ready within 60 s \(503: down\)")],
 )
 async def test_a_server_that_does_not_come_up_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: bool, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: bool, output: str
 ) -> None:
     clock = ManualClock()
     made, child = server(tmp_path, clock)
@@ -191,7 +192,7 @@ async def test_a_server_that_does_not_come_up_is_ended(
 
     monkeypatch.setattr(program_module, "probe", probe)
     monkeypatch.setattr(clock, "sleep", sleep)
-    with pytest.raises(Unavailable, match=said):
+    with pytest.raises(Unavailable, match=output):
         await made.start()
 
     assert [0.0] == child.stopped
@@ -278,15 +279,15 @@ async def test_a_detached_stack_that_does_not_come_up_shows_its_last_words(
     with pytest.raises(Unavailable) as caught:
         await supervise.detach(tmp_path, ["up"], clock=clock)
 
-    said = "did not start (code 3)" if code else "was not ready within 240 s"
-    assert said in caught.value.message
+    output = "did not start (code 3)" if code else "was not ready within 240 s"
+    assert output in caught.value.message
     assert "line 99" in caught.value.message and "line 87" not in caught.value.message
     assert (0 if code else 1) == spawned.terminated
     assert code is not None or clock.monotonic_s() - began_s >= supervise.UP_S
 
 
 def test_a_log_is_rotated_when_it_passes_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The child goes on with the same file; one older log is kept. The last lines are those of the end."""
+    """The child continues with the same file; one older log is kept. The last lines are those of the end."""
     monkeypatch.setattr(child_module, "LOG_BYTES_MAX", 20_000)
     child = Child("gateway", tmp_path / "gateway.log", clock=ManualClock())
     assert "" == child.tail()

@@ -23,10 +23,10 @@ from support.embedded_fixtures import BUCKET, FakeChild
 
 
 class FakeProgram:
-    """Comes up `slow_s` after it is started; fails as often as told."""
+    """Comes up `slow_s` after it is started; fails as often as configured."""
 
     def __init__(self, name: str, noted: list[str], clock: ManualClock) -> None:
-        self.name, self.url, self.endpoints = name, f"http://{name}", BUCKET
+        self.name, self.url, self.endpoints, self.kafka = name, f"http://{name}", BUCKET, ""
         self.child, self._noted, self._clock = FakeChild(name, noted), noted, clock
         self.fails, self.moves = 0, False
 
@@ -162,7 +162,7 @@ async def test_a_program_that_keeps_dying_stops_the_stack_and_an_old_death_is_fo
 
 @pytest.mark.parametrize("moves", [False, True])
 async def test_when_the_bucket_moved_the_others_are_started_again(tmp_path: Path, moves: bool) -> None:
-    """They were told its old address; at the same address they go on."""
+    """They have its old address; at the same address they continue."""
     ground = Ground(tmp_path)
     await ground.stack.start()
     ground.noted.clear()
@@ -218,6 +218,8 @@ def test_servers_keep_their_ports_over_restarts(tmp_path: Path) -> None:
     assert 0o600 == (tmp_path / "ports.json").stat().st_mode & 0o777
     ports = msgspec.json.decode((tmp_path / "ports.json").read_bytes())
     assert [f"http://127.0.0.1:{ports[name]}" for name in ("gateway", "workers")] == urls[2]
+    with HeldPorts(Ids.seeded(9)) as held:
+        assert [f"127.0.0.1:{ports['kafka']}", ""] == [server.kafka for server in stack._plan(held)]
 
 
 async def test_what_a_killed_stack_left_is_waited_for_and_then_ended(
@@ -283,13 +285,13 @@ def test_hints_name_the_folder_unless_it_is_the_usual_one(tmp_path: Path) -> Non
 
 
 def test_other_tools_are_told_the_buckets_address_and_keys(tmp_path: Path) -> None:
-    told = environment(Endpoints(str(tmp_path), "ready", 1, BUCKET))
+    reports_seen = environment(Endpoints(str(tmp_path), "ready", 1, BUCKET))
 
-    assert ("the-id", "the-secret") == (told["AWS_ACCESS_KEY_ID"], told["AWS_SECRET_ACCESS_KEY"])
-    assert {"http://h:1"} == {told["AWS_ENDPOINT_URL"], told["AWS_ENDPOINT_URL_S3"]}
-    assert {"eu-1"} == {told["AWS_REGION"], told["AWS_DEFAULT_REGION"]}
-    assert "fs.s3a.endpoint=http://h:1 " in told["PYSPARK_SUBMIT_ARGS"]
-    assert str(tmp_path) == told["LAKEBED_DIR"]
+    assert ("the-id", "the-secret") == (reports_seen["AWS_ACCESS_KEY_ID"], reports_seen["AWS_SECRET_ACCESS_KEY"])
+    assert {"http://h:1"} == {reports_seen["AWS_ENDPOINT_URL"], reports_seen["AWS_ENDPOINT_URL_S3"]}
+    assert {"eu-1"} == {reports_seen["AWS_REGION"], reports_seen["AWS_DEFAULT_REGION"]}
+    assert "fs.s3a.endpoint=http://h:1 " in reports_seen["PYSPARK_SUBMIT_ARGS"]
+    assert str(tmp_path) == reports_seen["LAKEBED_DIR"]
 
 
 def test_settings_of_a_stack_are_its_bucket_and_its_meta_file(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ BUCKET = BucketEndpoints("http://h:1", "h:2", "http://h:3", "h:4", "h:5", "lake"
 
 
 def endpoints(folder: Path, *processes: StackProcess) -> Endpoints:
-    return Endpoints(str(folder), "ready", 1, BUCKET, processes=processes)
+    return Endpoints(str(folder), "ready", 1, BUCKET, kafka="h:7", processes=processes)
 
 
 def test_a_folder_has_one_stack_until_its_lock_is_given_back(tmp_path: Path) -> None:
@@ -86,21 +86,21 @@ def test_ports_are_distinct_held_and_given_back() -> None:
 
 
 def test_endpoints_are_private_and_only_believed_while_the_stack_runs(tmp_path: Path) -> None:
-    lock, told = FolderLock(tmp_path), endpoints(tmp_path, StackProcess("gateway", 7, 9))
+    lock, reported = FolderLock(tmp_path), endpoints(tmp_path, StackProcess("gateway", 7, 9))
     with pytest.raises(NotFound, match="no stack runs"):
         find(tmp_path)
     lock.take()
     with pytest.raises(NotFound, match="no bucket yet"):
         find(tmp_path)
 
-    write(tmp_path, told)
+    write(tmp_path, reported)
 
-    assert find(tmp_path) == told
+    assert find(tmp_path) == reported
     assert stat.S_IMODE((tmp_path / "endpoints.json").stat().st_mode) == 0o600
     assert sorted(each.name for each in tmp_path.iterdir()) == ["endpoints.json", "lock"]
-    assert told.process("gateway").pid == 7
+    assert reported.process("gateway").pid == 7
     with pytest.raises(NotFound):
-        told.process("workers")
+        reported.process("workers")
     lock.release()
     with pytest.raises(NotFound, match="was killed"):
         find(tmp_path)
@@ -114,12 +114,14 @@ def test_a_child_is_told_of_this_stacks_bucket_over_its_own_environment(
 ) -> None:
     monkeypatch.setenv("LAKEBED_STORE__ENDPOINT", "http://elsewhere")
     monkeypatch.setenv("LAKEBED_STORE_ENDPOINT", "http://elsewhere")
-    told = child_environment(tmp_path, BUCKET)
+    reported = child_environment(tmp_path, BUCKET)
 
-    assert sorted(key for key, value in told.items() if value == "http://h:1")
-    assert [value for key, value in told.items() if key.startswith("LAKEBED_") and "SECRET" in key] == ["the-secret"]
-    assert told["LAKEBED_DIR"] == str(tmp_path)
-    assert [value for key, value in told.items() if key.endswith("PATH") and "META" in key] == [
+    assert sorted(key for key, value in reported.items() if value == "http://h:1")
+    assert [value for key, value in reported.items() if key.startswith("LAKEBED_") and "SECRET" in key] == [
+        "the-secret"
+    ]
+    assert reported["LAKEBED_DIR"] == str(tmp_path)
+    assert [value for key, value in reported.items() if key.endswith("PATH") and "META" in key] == [
         str(tmp_path / "meta.sqlite")
     ]
     assert BUCKET.store_settings("p/").access_key_id.reveal() == "the-id"
@@ -142,10 +144,10 @@ def test_a_child_is_told_of_this_stacks_bucket_over_its_own_environment(
 async def test_a_process_is_as_well_as_it_says(
     name: str, answer: HealthResponse, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
+    requested: list[str] = []
 
     async def probe(url: str, path: str) -> HealthResponse:
-        asked.append(url + path)
+        requested.append(url + path)
         return answer
 
     monkeypatch.setattr(supervise, "probe", probe)
@@ -166,11 +168,12 @@ async def test_a_process_is_as_well_as_it_says(
 
     assert [row.state for row in rows] == [state, "gone", "ok"]
     assert (rows[0].restarts, rows[0].ready_s, rows[0].url) == (2, 1.5, "http://h:9")
-    assert asked == ["http://h:9/" if name == "bucket" else "http://h:9/healthz"]
+    assert [row.kafka for row in rows] == ["h:7" if name == "gateway" else "", "", ""]
+    assert requested == ["http://h:9/" if name == "bucket" else "http://h:9/healthz"]
     lock.release()
 
 
-class Yard:
+class Env:
     """A stack that is only a lock and a file, and a clock that counts what `down` waits."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, ends_after: int) -> None:
@@ -192,25 +195,25 @@ class Yard:
 async def test_down_asks_once_and_at_once_asks_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: bool, signals: int
 ) -> None:
-    """A second SIGTERM cuts the drain short: it is sent only when told so."""
-    yard = Yard(tmp_path, monkeypatch, ends_after=3)
+    """A second SIGTERM cuts the drain short: it is sent only on request."""
+    env = Env(tmp_path, monkeypatch, ends_after=3)
     write(tmp_path, endpoints(tmp_path, StackProcess("supervisor", os.getpid(), start_ticks(os.getpid()))))
 
-    assert await supervise.down(tmp_path, clock=yard.clock, now=now) == "stopped"
+    assert await supervise.down(tmp_path, clock=env.clock, now=now) == "stopped"
 
-    assert yard.sent == [(os.getpid(), signal.SIGTERM)] * signals
+    assert env.sent == [(os.getpid(), signal.SIGTERM)] * signals
 
 
 async def test_down_signals_nobody_else_and_gives_up_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    yard = Yard(tmp_path, monkeypatch, ends_after=10**9)
+    env = Env(tmp_path, monkeypatch, ends_after=10**9)
     write(tmp_path, endpoints(tmp_path, StackProcess("supervisor", os.getpid(), start_ticks(os.getpid()) + 1)))
 
     with pytest.raises(Unavailable, match="did not stop"):
-        await supervise.down(tmp_path, clock=yard.clock)
+        await supervise.down(tmp_path, clock=env.clock)
 
-    assert yard.sent == []
-    assert yard.sleeps == pytest.approx(supervise.DOWN_S / supervise.POLL_S, abs=2)
-    yard.lock.release()
+    assert env.sent == []
+    assert env.sleeps == pytest.approx(supervise.DOWN_S / supervise.POLL_S, abs=2)
+    env.lock.release()
 
 
 async def test_down_where_nothing_runs_is_none(tmp_path: Path) -> None:
@@ -220,7 +223,7 @@ async def test_down_where_nothing_runs_is_none(tmp_path: Path) -> None:
 async def test_a_process_whose_start_is_unknown_is_probed_and_not_called_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the system does not tell when a process started, its answer decides."""
+    """Where the system does not report when a process started, its answer decides."""
 
     async def probe(url: str, path: str) -> HealthResponse:
         return HealthResponse(200, '{"status":"ok"}')

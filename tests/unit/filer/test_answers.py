@@ -39,11 +39,12 @@ from lakebed.filer.model import (
     MutationKind,
     Transaction,
 )
-from lakebed.filer.protobuf import encode_field, fields
+from lakebed.filer.protobuf import encode_field
 from lakebed.filer.settings import FilerSettings
 from lakebed.store.memory import MemoryStore
 from lakebed.wiring.parts import sections
 from support.scripted_filer import GUARDED, Scripted, change
+from support.wire import fields
 
 FOUND = encode_field(1, write_entry(FilerEntry("k")))
 

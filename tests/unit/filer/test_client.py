@@ -10,8 +10,9 @@ from lakebed.core.errors import NotFound, OutcomeUnknown, Stale, Unavailable
 from lakebed.filer.client import PRECONDITION_FAILED
 from lakebed.filer.codec import write_entry
 from lakebed.filer.model import FilerEntry
-from lakebed.filer.protobuf import encode_field, fields
+from lakebed.filer.protobuf import encode_field
 from support.scripted_filer import GUARDED, Scripted, change
+from support.wire import fields
 
 
 async def test_a_folder_is_read_page_by_page_each_entry_once() -> None:

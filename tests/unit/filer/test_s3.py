@@ -91,12 +91,3 @@ def test_an_upload_without_a_key_is_corrupt() -> None:
     assert "m/p" == s3.upload_key(FilerEntry("u", is_directory=True, extended={s3.UPLOAD_KEY: b"m/p"}))
     with pytest.raises(Corrupt):
         s3.upload_key(FilerEntry("u", is_directory=True))
-
-
-def test_a_log_whose_first_files_are_gone_begins_later() -> None:
-    """A log that still has its first file reaches back to the beginning of all."""
-    assert 0 == s3.log_begins_ns(0, None)
-    assert 0 == s3.log_begins_ns(100, 60)
-    assert 0 == s3.log_begins_ns(100, 100)
-    assert 160 == s3.log_begins_ns(100, 160)
-    assert 100 == s3.log_begins_ns(100, None)

@@ -83,7 +83,7 @@ async def test_what_a_part_raises_is_a_problem(make: Make, ask: Ask, part: Sampl
 
 
 async def test_an_unexpected_error_is_answered_once_without_its_text(make: Make, ask: Ask, part: Sample) -> None:
-    """A bug is a 500 with a request id, and the server goes on."""
+    """A bug is a 500 with a request id, and the server continues."""
     part.error = RuntimeError("hunter2")
     app = make()
 
@@ -173,7 +173,7 @@ async def test_openapi_lists_plain_routes_as_their_marks_say(make: Make, ask: As
 
 
 async def test_a_wrong_json_body_names_the_path_of_the_field(make: Make, ask: Ask) -> None:
-    """The client is told which field to mend."""
+    """The client is informed which field to repair."""
 
     async def keep(request: Request) -> Response:
         decode_json(await request.body(), Thing)
@@ -239,7 +239,7 @@ async def test_a_component_that_hangs_while_draining_does_not_take_the_others_ti
 
 
 async def test_a_component_that_does_not_start_stops_those_that_did(make: Make) -> None:
-    """Nothing half-started is left behind, and the cause is kept for whoever runs the server."""
+    """Nothing half-started is left behind, and the cause is kept for the caller."""
     first = Sample("first")
 
     class Broken(Sample):
@@ -290,8 +290,8 @@ async def test_a_request_cut_off_by_the_drain_is_told_that_its_outcome_is_unknow
 async def test_many_requests_at_once_keep_their_own_ids(make: Make) -> None:
     """Ids and principals never leak from one request into another."""
     async with client_of(make()) as client:
-        asked = [client.get("/sample", headers={"x-request-id": f"r-{n}"}) for n in range(50)]
-        answers = await asyncio.gather(*asked)
+        requested = [client.get("/sample", headers={"x-request-id": f"r-{n}"}) for n in range(50)]
+        answers = await asyncio.gather(*requested)
 
     assert [f"r-{n}" for n in range(50)] == [answer.headers["x-request-id"] for answer in answers]
 
@@ -314,7 +314,7 @@ async def test_the_series_that_are_kept_by_hand_are_bounded(
 
 
 async def test_an_app_that_is_no_gateway_has_no_state(make: Make) -> None:
-    """The accessor gives the whole typed value, or says that there is none."""
+    """The accessor gives the whole typed value, or reports that there is none."""
     app = make()
 
     assert state_of(app).context.node == "node-1"

@@ -124,7 +124,7 @@ async def test_the_page_lists_every_operation_of_the_document(make: Make, ask: A
     assert len(operations) > 5
     assert (
         operations
-        == set(re.findall(r'<section id="([^"]+)"', page))
+        == set(re.findall(r'<section id="(\w+-/[^"]*)"', page))
         == set(re.findall(r'<a href="#(\w+-/[^"]*)"', page))
     )
 

@@ -14,6 +14,7 @@ from uvicorn.server import ServerState
 from lakebed.core.clock import ManualClock
 from lakebed.core.errors import Unavailable
 from lakebed.core.http import direct
+from lakebed.gateway.app import build
 from lakebed.gateway.fast.direct import DIRECT_BYTES_MAX, BudgetShare, DirectRoutes
 from lakebed.gateway.fast.large_body import LARGE_BYTES, LARGE_BYTES_MAX, large_body
 from lakebed.gateway.limits import BodyBudget, BodyLimits
@@ -22,7 +23,9 @@ from lakebed.gateway.protocol import HEAD_BYTES_MAX, HEAD_LINES_MAX
 from lakebed.gateway.settings import GatewaySettings
 from lakebed.wiring import boot as boot_module
 from lakebed.wiring.boot import WaitingApp
+from lakebed.wiring.parts import components
 from support.gateway_fixtures import context_with
+from support.runtimes import runtime_of
 
 
 async def _handler(*_: Any) -> Any:
@@ -49,13 +52,13 @@ def length(size: int) -> tuple[bytes, bytes]:
 
 def routes(body_bytes_max: int = 2 * DIRECT_BYTES_MAX, bodies_bytes_max: int = 4 * DIRECT_BYTES_MAX) -> Any:
     settings = GatewaySettings(body_bytes_max=body_bytes_max, bodies_bytes_max=bodies_bytes_max)
-    limits = BodyLimits(settings, ManualClock())
+    limits = BodyLimits(settings, runtime_of(ManualClock()))
     marked = Route("/hot", direct(_handler), methods=["POST"])
     return DirectRoutes([marked, Route("/cold", _handler, methods=["POST"])], None, limits), limits  # type: ignore[arg-type]
 
 
-def taken(made: Any, asked: Any) -> bool:
-    return made.cycle(asked, lambda: None) is not None
+def taken(made: Any, requested: Any) -> bool:
+    return made.cycle(requested, lambda: None) is not None
 
 
 def test_a_plain_small_request_to_a_marked_route_takes_the_fast_path_and_its_share() -> None:
@@ -68,8 +71,18 @@ def test_a_plain_small_request_to_a_marked_route_takes_the_fast_path_and_its_sha
     assert limits.budget.held == 0
 
 
+@pytest.mark.parametrize("url", [b"/v1/produce", b"/produce", b"/v1/batches"])
+def test_the_hot_routes_of_every_part_and_their_aliases_take_the_fast_path(url: bytes) -> None:
+    context = context_with()
+    app = build(context, components(context))
+
+    made = DirectRoutes(app.routes, None, BodyLimits(GatewaySettings(), runtime_of(ManualClock())))  # type: ignore[arg-type]
+
+    assert taken(made, http(length(7), url=url))
+
+
 @pytest.mark.parametrize(
-    "asked",
+    "requested",
     [
         http(length(7), url=b"/cold"),
         http(length(7), url=b"/hot?a=1"),
@@ -84,10 +97,10 @@ def test_a_plain_small_request_to_a_marked_route_takes_the_fast_path_and_its_sha
         http((b"content-length", b"0000000007")),
     ],
 )
-def test_what_is_not_plain_goes_through_asgi_and_takes_nothing(asked: Any) -> None:
+def test_what_is_not_plain_goes_through_asgi_and_takes_nothing(requested: Any) -> None:
     made, limits = routes()
 
-    assert not taken(made, asked)
+    assert not taken(made, requested)
     assert limits.budget.held == 0
 
 
@@ -104,11 +117,11 @@ def test_the_limit_of_the_fast_path_is_the_smaller_of_its_own_and_the_routes() -
 def test_a_full_gateway_and_a_full_budget_send_a_request_through_asgi() -> None:
     made, limits = routes()
     for name in ("tasks", "connections"):
-        asked = http(length(7))
-        setattr(asked, name, {1, 2})
-        assert taken(made, asked)
-        setattr(asked, name, {1, 2, 3})
-        assert not taken(made, asked)
+        requested = http(length(7))
+        setattr(requested, name, {1, 2})
+        assert taken(made, requested)
+        setattr(requested, name, {1, 2, 3})
+        assert not taken(made, requested)
     limits.budget.held = limits.budget.bytes_max - 6
     assert not taken(made, http(length(7)))
     assert taken(made, http(length(6)))
@@ -134,10 +147,10 @@ def test_a_body_is_read_into_one_buffer_between_two_sizes(size: int, large: bool
     class Cycle:
         pass
 
-    asked = http(length(size))
-    asked.cycle = Cycle()
+    requested = http(length(size))
+    requested.cycle = Cycle()
 
-    assert (large_body(asked) is not None) is large
+    assert (large_body(requested) is not None) is large
 
 
 @pytest.mark.parametrize("name", [b"transfer-encoding", b"upgrade"])
@@ -171,11 +184,11 @@ async def test_a_process_that_waits_for_its_store_is_down_and_says_when_to_come_
         assert sent[1]["body"] == b"" and int(headers[b"content-length"]) > 0
         return
     assert int(headers[b"content-length"]) == len(sent[1]["body"])
-    told = msgspec.json.decode(sent[1]["body"])
+    reported = msgspec.json.decode(sent[1]["body"])
     if path == "/healthz":
-        assert told["status"] == "down" and "connection refused" in told["components"]["store"]["detail"]
+        assert reported["status"] == "down" and "connection refused" in reported["components"]["store"]["detail"]
     else:
-        assert headers[b"retry-after"] == b"5" and "connection refused" in told["message"]
+        assert headers[b"retry-after"] == b"5" and "connection refused" in reported["message"]
 
 
 async def test_a_waiting_process_logs_at_once_and_then_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,17 +247,17 @@ class Wire:
 
 def connected(fast_path: bool) -> tuple[Any, Wire, list[Any]]:
     """One connection of a gateway whose app only records its requests."""
-    asked: list[Any] = []
+    requested: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        asked.append(scope)
+        requested.append(scope)
 
     config = server_config(app, GatewaySettings(fast_path=fast_path))  # type: ignore[arg-type]
     config.load()
     made = config.http_protocol_class(config=config, server_state=ServerState(), app_state={})  # type: ignore[call-arg]
     wire_ = Wire()
     made.connection_made(wire_)  # type: ignore[arg-type]
-    return made, wire_, asked
+    return made, wire_, requested
 
 
 def head(lines: int, more: bytes = b"") -> bytes:
@@ -253,32 +266,32 @@ def head(lines: int, more: bytes = b"") -> bytes:
 
 @pytest.mark.parametrize("fast_path", [True, False])
 async def test_a_head_has_so_many_lines_and_no_more(fast_path: bool) -> None:
-    made, wire_, asked = connected(fast_path)
+    made, wire_, requested = connected(fast_path)
     made.data_received(head(HEAD_LINES_MAX))
     await asyncio.sleep(0)
-    assert (len(asked), b" 431 " in wire_.sent) == (1, False)
+    assert (len(requested), b" 431 " in wire_.sent) == (1, False)
 
-    made, wire_, asked = connected(fast_path)
+    made, wire_, requested = connected(fast_path)
     made.data_received(head(HEAD_LINES_MAX + 1))
     await asyncio.sleep(0)
-    assert (len(asked), wire_.sent.startswith(b"HTTP/1.1 431 ")) == (0, True)
+    assert (len(requested), wire_.sent.startswith(b"HTTP/1.1 431 ")) == (0, True)
     made.data_received(head(1))  # what still comes is dropped
     await asyncio.sleep(0)
-    assert asked == []
+    assert requested == []
 
 
 @pytest.mark.parametrize("fast_path", [True, False])
 async def test_a_head_has_so_many_bytes_whole_or_in_parts(fast_path: bool) -> None:
-    made, wire_, asked = connected(fast_path)
+    made, wire_, requested = connected(fast_path)
     made.data_received(head(1, b"big: " + b"z" * (HEAD_BYTES_MAX - 200) + b"\r\n"))
     await asyncio.sleep(0)
-    assert (len(asked), b" 431 " in wire_.sent) == (1, False)
+    assert (len(requested), b" 431 " in wire_.sent) == (1, False)
 
     for parts in (1, 40):
-        made, wire_, asked = connected(fast_path)
+        made, wire_, requested = connected(fast_path)
         whole = head(1, b"big: " + b"z" * (HEAD_BYTES_MAX + 200) + b"\r\n")
         size = len(whole) // parts + 1
         for start in range(0, len(whole), size):
             made.data_received(whole[start : start + size])
         await asyncio.sleep(0)
-        assert (len(asked), wire_.sent.startswith(b"HTTP/1.1 431 ")) == (0, True)
+        assert (len(requested), wire_.sent.startswith(b"HTTP/1.1 431 ")) == (0, True)

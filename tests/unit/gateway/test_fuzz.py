@@ -61,10 +61,10 @@ async def test_a_route_answers_the_value_or_a_problem(body: bytes) -> None:
     async with client_of(OPEN) as client:
         answer = await client.post("/things", content=body)
 
-    told: dict[str, Any] = answer.json()
+    reported: dict[str, Any] = answer.json()
     assert answer.status_code in (200, 400)
     if answer.status_code == 400:
-        assert {"type", "title", "status", "code", "message", "hint", "request_id"} <= set(told)
+        assert {"type", "title", "status", "code", "message", "hint", "request_id"} <= set(reported)
 
 
 @settings(max_examples=80, deadline=None)

@@ -1,4 +1,4 @@
-"""Health asks everything and waits for nothing; metrics speak the form that was asked for."""
+"""Health queries everything and waits for nothing; metrics uses the form that was requested."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Ask = Callable[..., Any]
 
 async def claimed(app: Gateway) -> Gateway:
     context = state_of(app).context
-    await claim(context.store, expected="", clock=context.clock, ids=context.ids)
+    await claim(context, expected="")
     return app
 
 
@@ -44,6 +44,7 @@ async def test_all_well_is_200_with_who_and_since_when(make: Make, ask: Ask) -> 
     assert report["started_at_ms"] > 0
     assert report["components"] == {
         "store": {"status": "ok", "detail": ""},
+        "gateway": {"status": "ok", "detail": ""},
         "sample": {"status": "ok", "detail": ""},
     }
 
@@ -56,7 +57,7 @@ async def test_health_and_healthz_are_one(make: Make, ask: Ask) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "status", "code", "detail"),
+    ("reported", "status", "code", "detail"),
     [
         (Health("degraded", "one replica behind"), "degraded", 200, "one replica behind"),
         (Health("down", "no disk"), "down", 503, "no disk"),
@@ -65,10 +66,10 @@ async def test_health_and_healthz_are_one(make: Make, ask: Ask) -> None:
     ],
 )
 async def test_the_worst_component_decides(
-    make: Make, ask: Ask, part: Sample, told: Any, status: str, code: int, detail: str
+    make: Make, ask: Ask, part: Sample, reported: Any, status: str, code: int, detail: str
 ) -> None:
     """Degraded still serves, down does not; a component that fails to answer is down, without its text."""
-    part.told = told
+    part.told = reported
 
     answer = await ask(await claimed(make()), "GET", "/healthz")
 
@@ -104,10 +105,10 @@ async def test_the_store_is_asked_once_a_second_however_many_ask() -> None:
     clock = ManualClock()
 
     class Counted(MemoryStore):
-        asked = 0
+        requests = 0
 
         async def head(self, key: str) -> ObjectInfo:
-            self.asked += 1
+            self.requests += 1
             await asyncio.sleep(0)
             return await super().head(key)
 
@@ -117,12 +118,12 @@ async def test_the_store_is_asked_once_a_second_however_many_ask() -> None:
 
     await asyncio.gather(*(check() for _ in range(20)))
     await check()
-    first = store.asked
+    first = store.requests
     await clock.advance(1.1)
     await check()
     await check()
 
-    assert (first, store.asked) == (1, 2)
+    assert (first, store.requests) == (1, 2)
 
 
 async def test_a_store_that_went_away_is_not_called_well_by_an_earlier_answer() -> None:
@@ -207,14 +208,14 @@ async def test_metrics_need_a_right(make: Make, ask: Ask) -> None:
 
 
 async def test_strangers_who_ask_often_cost_one_report_a_second(make: Make, ask: Ask) -> None:
-    """However many ask, every component is asked once a second: those who come meanwhile share the answer."""
+    """However many query, every component is queried once a second: those who come meanwhile share the answer."""
     clock = ManualClock()
 
     class Counted(Sample):
-        asked = 0
+        requests = 0
 
         async def health(self) -> Health:
-            self.asked += 1
+            self.requests += 1
             await asyncio.sleep(0)
             return self.told if isinstance(self.told, Health) else Health("down")
 
@@ -223,16 +224,16 @@ async def test_strangers_who_ask_often_cost_one_report_a_second(make: Make, ask:
 
     await asyncio.gather(*(ask(app, "GET", "/healthz") for _ in range(20)))
     await ask(app, "GET", "/health")
-    first, part.told = part.asked, Health("degraded")
+    first, part.told = part.requests, Health("degraded")
     await clock.advance(1.1)
     later = await ask(app, "GET", "/healthz")
 
-    assert (first, part.asked) == (1, 2)
+    assert (first, part.requests) == (1, 2)
     assert later.json()["status"] == "degraded"
 
 
 @pytest.mark.parametrize(
-    ("told", "status"),
+    ("reported", "status"),
     [
         (("ok", "ok"), "ok"),
         (("ok", "degraded"), "degraded"),
@@ -242,17 +243,17 @@ async def test_strangers_who_ask_often_cost_one_report_a_second(make: Make, ask:
     ],
 )
 async def test_of_several_components_the_worst_decides_wherever_it_stands(
-    make: Make, ask: Ask, told: tuple[Any, Any], status: str
+    make: Make, ask: Ask, reported: tuple[Any, Any], status: str
 ) -> None:
     parts = [Sample("a"), Sample("b")]
     parts[1].reads = parts[1].writes = ()
-    for part, one in zip(parts, told, strict=True):
+    for part, one in zip(parts, reported, strict=True):
         part.told = Health(one)
 
     answer = await ask(await claimed(make(parts)), "GET", "/healthz")
 
     assert (status, 503 if status == "down" else 200) == (answer.json()["status"], answer.status_code)
-    assert [*told] == [answer.json()["components"][name]["status"] for name in ("a", "b")]
+    assert [*reported] == [answer.json()["components"][name]["status"] for name in ("a", "b")]
 
 
 async def test_health_names_the_broker_and_where_it_was_reached(make: Make) -> None:
@@ -272,12 +273,12 @@ def with_server(app: Any, server: Any) -> Any:
     return wrapped
 
 
-@pytest.mark.parametrize(("seconds", "asked"), [(0.99, 1), (1.0, 2)])
-async def test_an_answer_is_kept_for_one_second(seconds: float, asked: int) -> None:
+@pytest.mark.parametrize(("seconds", "requested"), [(0.99, 1), (1.0, 2)])
+async def test_an_answer_is_kept_for_one_second(seconds: float, requested: int) -> None:
     """Of the store and of the whole report."""
     clock = ManualClock()
     context = context_with(clock)
-    await claim(context.store, expected="", clock=clock, ids=context.ids)
+    await claim(context, expected="")
     calls = 0
 
     async def check() -> Health:
@@ -290,9 +291,9 @@ async def test_an_answer_is_kept_for_one_second(seconds: float, asked: int) -> N
     await clock.advance(seconds)
     second = await health_checker.report()
 
-    assert asked == calls
+    assert requested == calls
     await health_checker.report()
-    assert asked == calls
+    assert requested == calls
     assert ["store", "part"] == list(first.components)
-    assert (asked == 1) == (first is second)
+    assert (requested == 1) == (first is second)
     assert first.started_at_ms == second.started_at_ms

@@ -42,7 +42,7 @@ def test_a_number_of_items_over_the_limit_is_refused() -> None:
     [
         (
             log,
-            "/produce",
+            "/v1/produce",
             b'""',
             b'{"topic_partitions":[{"topic":"t","partition":0,"records":[%s]}]}',
             FRAME_MEDIA_TYPE,

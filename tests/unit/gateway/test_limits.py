@@ -26,7 +26,7 @@ CHUNKED = (b"transfer-encoding", b"chunked")
 
 
 class Exchange:
-    """One request by hand: the body's chunks are given when they are asked for, then `last` happens."""
+    """One request by hand: the body's chunks are given when they are requested, then `last` happens."""
 
     def __init__(self, path: str, headers: list[tuple[bytes, bytes]], chunks: list[bytes], last: str = "end") -> None:
         self.scope = {
@@ -97,7 +97,7 @@ async def test_a_body_at_the_limit_is_taken(make: Make) -> None:
 
 
 async def test_a_streamed_body_is_cut_at_the_limit(make: Make) -> None:
-    """An undeclared body is counted; what comes after the limit is never asked for."""
+    """An undeclared body is counted; what comes after the limit is never requested."""
     done = await Exchange("/sample", [CHUNKED], [b"x" * 6, b"x" * 6, b"x" * 6]).through(make(body_bytes_max=10))
 
     assert (done.status, done.asked, done.closes) == (413, 2, True)
@@ -119,7 +119,7 @@ async def test_a_length_that_is_no_number_is_refused(make: Make, length: bytes) 
 
 
 async def test_a_client_that_stops_sending_times_out(make: Make) -> None:
-    """408 after `body_timeout_s` without bytes, saying how many came."""
+    """408 after `body_timeout_s` without bytes, reporting how many came."""
     done = await Exchange("/sample", [CHUNKED], [b"abc"], last="stalls").through(make(body_timeout_s=0.02))
 
     assert (done.status, done.closes) == (408, True)
@@ -210,7 +210,7 @@ async def test_a_refused_request_whose_body_was_not_read_closes_the_connection(m
 
 
 class Slow(Exchange):
-    """Each chunk arrives `pause_s` after it was asked for, by the clock that the gateway reads."""
+    """Each chunk arrives `pause_s` after it was requested, by the clock that the gateway reads."""
 
     def __init__(self, clock: ManualClock, pause_s: float, path: str, headers: Any, chunks: list[bytes]) -> None:
         super().__init__(path, headers, chunks)
@@ -267,7 +267,7 @@ async def test_a_route_that_is_slow_itself_does_not_make_its_client_slow(make: M
 
 
 class Held(Exchange):
-    """A body whose last byte is not sent before it is told to."""
+    """A body whose last byte is not sent before it is released."""
 
     def __init__(self, headers: Any, chunks: list[bytes], last: str = "end") -> None:
         super().__init__("/sample", headers, chunks, last)
@@ -305,7 +305,7 @@ async def test_bodies_under_way_share_one_budget(make: Make) -> None:
 
 
 async def test_a_body_that_could_never_fit_is_413(make: Make) -> None:
-    """Waiting would not help, so nobody is told to wait: declared, or as it grows."""
+    """Waiting would not help, so nobody is instructed to wait: declared, or as it grows."""
 
     @body_limit(1000)
     async def large(request: Request) -> Response:
@@ -382,13 +382,13 @@ async def test_what_a_cancelled_request_took_is_given_back(make: Make) -> None:
 
 
 def test_a_largest_body_over_the_budget_is_a_contradiction(make: Make) -> None:
-    """Such a body could never be taken: said at start."""
+    """Such a body could never be taken: reported at start."""
     with pytest.raises(Contradiction):
         make(body_bytes_max=101, bodies_bytes_max=100)
 
 
 async def test_an_answer_that_did_not_read_its_body_closes_the_connection(make: Make) -> None:
-    """Otherwise a client could go on dripping it for ever, on a request that was direct_response long ago."""
+    """Otherwise a client could continue dripping it for ever, on a request that was direct_response long ago."""
     done = await Exchange("/sample", [(LENGTH, b"5")], [b"hello"], "end").through(make([Sample(more=[UNREAD])]))
     unread = await Exchange("/unread", [(LENGTH, b"5")], [b"hello"], "end").through(make([Sample(more=[UNREAD])]))
 
@@ -400,3 +400,18 @@ async def _unread(request: Request) -> Response:
 
 
 UNREAD = Route("/unread", _unread, methods=["POST"])
+
+
+async def test_requests_in_flight_are_counted_until_they_are_answered(make: Make) -> None:
+    """The autoscaler's gauge goes up while a request is answered and comes back, also after a refusal."""
+    seen: list[float] = []
+
+    async def look(request: Request) -> Response:
+        seen.append(state_of(app).context.metrics.value("lakebed_http_in_flight"))
+        return Response()
+
+    app = make([Sample(more=[Route("/look", look, methods=["POST"])])])
+    for path in ("/look", "/nowhere", "/look"):
+        await Exchange(path, [(LENGTH, b"1")], [b"x"]).through(app)
+
+    assert ([1.0, 1.0], 0.0) == (seen, state_of(app).context.metrics.value("lakebed_http_in_flight"))

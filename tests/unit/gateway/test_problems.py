@@ -18,14 +18,14 @@ def kinds(root: type[errors.LakebedError] = errors.LakebedError) -> list[type[er
     return [root, *(each for kind in own for each in kinds(kind))]
 
 
-def told(error: Exception) -> dict[str, Any]:
+def reported(error: Exception) -> dict[str, Any]:
     decoded = msgspec.json.decode(problem(error, "r-1").body)
     assert isinstance(decoded, dict)
     return decoded
 
 
 def test_every_kind_of_the_tree_has_a_status() -> None:
-    """No kind answers by accident: each stands in the table itself."""
+    """No kind answers by accident: each is in the table itself."""
     assert [kind.__name__ for kind in kinds() if kind not in STATUSES] == []
 
 
@@ -44,7 +44,6 @@ def test_every_kind_of_the_tree_has_a_status() -> None:
         (errors.AlreadyExists, 409),
         (errors.Stale, 409),
         (errors.Fenced, 409),
-        (errors.Throttled, 429),
         (errors.Overloaded, 503),
         (errors.Unavailable, 503),
         (errors.TooEarly, 425),
@@ -53,7 +52,7 @@ def test_every_kind_of_the_tree_has_a_status() -> None:
     ],
 )
 def test_each_kind_answers_with_its_status(kind: type[errors.LakebedError], status: int) -> None:
-    """The status says what the client does next."""
+    """The status reports what the client does next."""
     answer = problem(kind("what happened", hint="what next"), "r-1")
 
     assert answer.status == status
@@ -76,31 +75,31 @@ def test_a_parts_own_kind_answers_as_its_parent_with_its_own_code() -> None:
         code = "parked"
 
     assert status_of(Parked) == 409
-    assert told(Parked("two hashes"))["code"] == "parked"
+    assert reported(Parked("two hashes"))["code"] == "parked"
 
 
 def test_details_stand_at_top_level_and_never_hide_a_field() -> None:
     """Facts for machines are fields of the answer; a fact named like a field does not replace it."""
-    answer = told(errors.Conflict("two hashes", accepted="aa", status="mine", code="mine", type="mine"))
+    answer = reported(errors.Conflict("two hashes", accepted="aa", status="mine", code="mine", type="mine"))
 
     assert (answer["accepted"], answer["status"], answer["code"]) == ("aa", 409, "conflict")
 
 
 def test_a_detail_that_is_not_json_is_shown_as_text() -> None:
     """An odd fact never hides the error it belongs to."""
-    assert "object" in told(errors.Conflict("odd", thing=object()))["thing"]
-    assert told(errors.Conflict("odd", thing={1: {object(): 2}}))["message"] == "odd"
+    assert "object" in reported(errors.Conflict("odd", thing=object()))["thing"]
+    assert reported(errors.Conflict("odd", thing={1: {object(): 2}}))["message"] == "odd"
 
 
 @pytest.mark.parametrize(("seconds", "header"), [(0.0, b"1"), (0.2, b"1"), (7.1, b"8"), (1e9, b"3600")])
 def test_retry_after_is_whole_seconds_within_an_hour(seconds: float, header: bytes) -> None:
-    """A client that must wait is told how long, in a form every client reads."""
-    for kind in (errors.Overloaded, errors.Unavailable, errors.OutcomeUnknown, errors.Throttled):
+    """A client that must wait learns how long, in a form every client reads."""
+    for kind in (errors.Overloaded, errors.Unavailable, errors.OutcomeUnknown):
         assert dict(problem(kind("wait", retry_after_s=seconds), "r").headers)[b"retry-after"] == header
 
 
 def test_a_program_is_challenged_with_bearer_and_a_browser_with_basic() -> None:
-    """Whoever is not known is told how to become known."""
+    """An unknown caller learns how to become known."""
     error = errors.Unauthenticated("no key")
     program = problem(error, "r", {"headers": [(b"accept", b"*/*")]})
     browser = problem(error, "r", {"headers": [(b"accept", b"text/html,*/*")]})

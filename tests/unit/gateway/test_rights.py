@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from lakebed.core.http import VERSION
 from lakebed.gateway.app import build
 from lakebed.gateway.openapi import RIGHT, describe
 from lakebed.wiring.parts import components
@@ -19,13 +20,14 @@ KEYS = [{"name": "weak", "secret": SECRET, "rights": []}]
 NAMES = {"topic": "t", "name": "t", "bucket": "t", "agent_id": "agent-a", "partition": "0"}
 PARTITION = {"topic": "t", "partition": 0}
 BODIES: dict[str, Any] = {
-    "/produce": {"topic_partitions": [PARTITION | {"records": ["x"]}]},
-    "/consume": {"topic_partitions": [PARTITION | {"fetch_offset": 0}]},
-    "/groups/{group}/commit": {"topic_partitions": [PARTITION | {"offset": 1}]},
-    "/groups/{group}/generation": {"topic_partitions": [PARTITION]},
+    "/v1/produce": {"topic_partitions": [PARTITION | {"records": ["x"]}]},
+    "/v1/consume": {"topic_partitions": [PARTITION | {"fetch_offset": 0}]},
+    "/v1/groups/{group}/commit": {"topic_partitions": [PARTITION | {"offset": 1}]},
+    "/v1/groups/{group}/generation": {"topic_partitions": [PARTITION]},
 }
-ANY_KEY = {"/health", "/healthz", "/producers"}  # ask for no right
-OWN_KEYS = "/v1/projects/"  # a project's own key and secret instead of a right
+ANY_KEY = {"/health", "/healthz", "/v1/producers", "/producers"}  # ask for no right
+# a project's own key and secret instead of a right, and a broker's own token
+OWN_KEYS = ("/v1/projects/", "/v1/brokers/")
 
 
 def app() -> Any:
@@ -46,7 +48,9 @@ def filled(template: str) -> str:
 
 @pytest.mark.parametrize(("method", "path", "right"), [one for one in operations() if one[2]])
 async def test_a_route_demands_the_right_that_it_names(method: str, path: str, right: str) -> None:
-    body = frame_of() if path == "/v1/batches" else msgspec.json.encode(BODIES.get(path, {}))
+    body = (
+        frame_of() if path == "/v1/batches" else msgspec.json.encode(BODIES.get(path) or BODIES.get(VERSION + path, {}))
+    )
     async with client_of(app(), headers={"authorization": f"Bearer {SECRET}"}) as client:
         answer = await client.request(method.upper(), filled(path), content=body)
 

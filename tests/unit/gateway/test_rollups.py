@@ -60,7 +60,7 @@ def test_a_given_engine_comes_before_the_settings(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_worker_rolls_up_only_where_an_interval_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every so many seconds, as the setting says; 0 is by command alone."""
+    """Every so many seconds, as the setting reports; 0 is by command alone."""
     paused: list[float] = []
 
     class Noted:
@@ -73,4 +73,5 @@ async def test_a_worker_rolls_up_only_where_an_interval_is_set(monkeypatch: pyte
     await worker.run()
 
     assert ("rollup", [12.5]) == (worker.name, paused)
-    assert [] == rollups.workers(context_of())
+    assert [] == rollups.workers(context_of(interval_s=0))
+    assert ["rollup"] == [worker.name for worker in rollups.workers(context_of())]  # by default

@@ -25,7 +25,7 @@ LONGEST_PAUSE_S = PAUSE_BASE_S + PAUSE_CAP_S
 
 
 class Flaky:
-    """Fails at once as often as told, then runs until cancelled."""
+    """Fails at once as often as configured, then runs until cancelled."""
 
     def __init__(self, failures: int) -> None:
         self.failures = failures
@@ -139,7 +139,7 @@ async def test_one_failing_worker_does_not_stop_another() -> None:
 
 
 async def test_health_names_each_worker() -> None:
-    """The workers' own little app tells how each of them is."""
+    """The workers' own little app reports how each of them is."""
     clock = ManualClock()
     context = context_with(clock)
     supervisor, group = kept(context, Flaky(failures=1_000).run)
@@ -183,7 +183,7 @@ async def test_a_failure_after_a_steady_run_is_the_first_again() -> None:
 
 
 async def test_a_worker_is_down_after_its_fifth_failure_in_a_row_and_not_before() -> None:
-    """Health says how often it failed, why, and whether it runs again."""
+    """Health reports how often it failed, why, and whether it runs again."""
     clock = ManualClock()
     fails = asyncio.Event()
 
@@ -233,10 +233,10 @@ async def test_pauses_grow_with_each_failure_and_are_never_zero() -> None:
     """The number of the failure is given to the backoff, with its base and its cap."""
     clock = ManualClock()
     context = context_with(clock)
-    asked: list[tuple[int, float, float]] = []
+    requested: list[tuple[int, float, float]] = []
 
     def jitter(attempt: int, *, base_s: float, cap_s: float) -> float:
-        asked.append((attempt, base_s, cap_s))
+        requested.append((attempt, base_s, cap_s))
         return 0.0
 
     context.ids.jitter_s = jitter  # type: ignore[method-assign]
@@ -248,13 +248,13 @@ async def test_pauses_grow_with_each_failure_and_are_never_zero() -> None:
     assert 0 == context.metrics.value("lakebed_worker_restarts_total", worker="flaky")  # not before it is started again
     await clock.advance(PAUSE_BASE_S * 3)
 
-    assert [(number, PAUSE_BASE_S, PAUSE_CAP_S) for number in range(3)] == asked
+    assert [(number, PAUSE_BASE_S, PAUSE_CAP_S) for number in range(3)] == requested
     assert 4 == flaky.runs
     await group.stop()
 
 
-@pytest.mark.parametrize(("error", "told"), [(KeyError("secret"), "KeyError"), (None, "it returned")])
-async def test_health_says_the_kind_of_a_failure_that_is_not_ours(error: Exception | None, told: str) -> None:
+@pytest.mark.parametrize(("error", "reported"), [(KeyError("secret"), "KeyError"), (None, "it returned")])
+async def test_health_says_the_kind_of_a_failure_that_is_not_ours(error: Exception | None, reported: str) -> None:
     clock = ManualClock()
 
     async def run() -> None:
@@ -265,7 +265,7 @@ async def test_health_says_the_kind_of_a_failure_that_is_not_ours(error: Excepti
     await group.start()
     await clock.advance(0.0)
 
-    assert f"waiting for its restart after 1 failures: {told}" == (await supervisor.health()).detail
+    assert f"waiting for its restart after 1 failures: {reported}" == (await supervisor.health()).detail
     await group.stop()
 
 

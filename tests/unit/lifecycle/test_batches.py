@@ -21,7 +21,7 @@ from lakebed.lifecycle.model import (
 )
 from lakebed.lifecycle.operator import Operator
 from lakebed.lifecycle.pending import PendingFull, PendingStore
-from lakebed.lifecycle.resolver import DeleteRateLimiter
+from lakebed.lifecycle.rate import DeleteRateLimiter
 from lakebed.lifecycle.seams import ChangeEvent, Family
 from lakebed.lifecycle.state import PendingItem
 from support.lifecycle_harness import DAY_S, Harness, failing
@@ -95,14 +95,22 @@ async def test_events_that_concern_nobody_are_checkpointed_too(monkeypatch: pyte
     third = world.lake.log[-3].position  # the policy is the first event
     await world.clock.advance(1.01 * DAY_S)
     asked: list[Position] = []
+    moved: list[Position] = []
+    advance = world.worker._reader._advance
 
     async def alive() -> None:
-        asked.append(cursor(await world.reader()))
+        asked.append(Position())
 
+    async def noted(shard: int, wanted: Any) -> None:
+        some = list(wanted)
+        moved.extend(to for stream, to in some if to > stream.cursor)
+        await advance(shard, some)
+
+    world.worker._reader._advance = noted  # type: ignore[method-assign]
     await world.worker._reader.run(await world.worker.compile(), alive)
 
-    assert 2 == len(asked)
-    assert third == asked[1]
+    assert ([], True) == (asked, third <= cursor(await world.reader()))
+    assert third == moved[0]
 
 
 async def test_a_quiet_sweep_moves_its_cursor_only_now_and_then() -> None:
@@ -122,38 +130,46 @@ async def test_a_quiet_sweep_moves_its_cursor_only_now_and_then() -> None:
     assert before.ts_ns + 5 * SECOND_NS == after.ts_ns
 
 
-async def test_a_sweep_without_a_seeded_cursor_reads_nothing() -> None:
-    """No walk has said where it begins."""
+async def test_a_cursor_that_is_missing_reads_nothing_and_leads_to_a_scan() -> None:
+    """It is not silence: the actions it served are named, wait for a scan with the reason, and what is due goes."""
     world = Harness()
     await world.policy("b", rule(expiration_days=1))
     await world.run_round()
     snapshot = await world.worker.compile()
-    await world.registers.reader.change(lambda known: (type(known)(), None))
+    for register in world.registers.readers:
+        await register.change(lambda known: (type(known)(), None))
     world.lake.write("b", "a")
     await world.clock.advance(2 * DAY_S)
 
     async def alive() -> None:
         raise AssertionError("nothing to settle")
 
-    (sweep,) = await world.worker._reader.run(snapshot, alive)
-    await world.worker._lag_monitor.judge(snapshot)
+    found = await world.worker._reader.run(snapshot, alive)
+    await world.worker._monitor.judge(snapshot)
 
+    (sweep,) = found.sweeps
     assert (0, 0, None, False, False) == (sweep.read, sweep.worked, sweep.next_due_ns, sweep.halted, sweep.blocked)
-    assert ["a"] == world.left()
+    assert (list(snapshot.actions), ["a"]) == (list(found.unserved), world.left())
+    await world.run_round()
+    assert "cursor is missing" in (await world.action("EXPIRATION_DAYS")).why_scan
+    await world.run_round(0.01)
+    assert [] == world.left()
 
 
-async def test_a_halted_sweep_ends_the_pass_and_a_blocked_one_does_not() -> None:
-    """RETRY_LATER is an outage that the other streams would meet too; a blocker is about one place."""
-    for error, expected in ((Unavailable("down"), 1), (Corrupt("broken"), 2)):
-        world, store = failing()
+async def test_a_halted_or_blocked_sweep_ends_itself_and_no_other() -> None:
+    """The other delay group of the same pass goes on."""
+    for retries_max in (30, 1):
+        world, store = failing(retries_max=retries_max)
         await world.policy("b", rule(prefix="a", expiration_days=1), rule(prefix="z", expiration_days=2))
         await world.run_round()
         world.lake.write("b", "a")
-        store.deletes["a"] = error
+        world.lake.write("b", "z")
+        store.deletes["a"] = Unavailable("down")
         sweeps = (await world.run_round(1.01)).sweeps
-        assert expected == len(sweeps)
-        assert (isinstance(error, Unavailable), isinstance(error, Corrupt)) == (sweeps[0].halted, sweeps[0].blocked)
-        assert (DAY_NS, 2) == (sweeps[0].delay_ns, sweeps[0].read)  # the policy is one
+        assert (retries_max > 1, retries_max == 1) == (sweeps[0].halted, sweeps[0].blocked)
+        assert (DAY_NS, 3) == (sweeps[0].delay_ns, sweeps[0].read)  # the policy is one
+        await world.run_round(1.01)
+        assert ["a"] == world.left()
 
 
 # Applying candidates of a listing.
@@ -257,27 +273,27 @@ async def test_a_damaged_segment_of_exceptions_is_named() -> None:
     await world.store.create(info.key, b"{")
 
     with pytest.raises(Corrupt) as caught:
-        await pending.load(REF)
+        await PendingStore(world.registers.runtime).load(REF)
     assert info.key in caught.value.message and "move the object away" in (caught.value.hint or "")
 
 
 async def test_a_pace_lets_one_seconds_worth_through_at_once() -> None:
-    """Ten a second: after a pause eleven go at once (a full second is saved up), then one each tenth of a second."""
+    """Ten a second, for all workers: after a pause eleven go at once (a second is saved up), then one each 0.1 s."""
     world = Harness()
-    pace, at = DeleteRateLimiter(10.0, world.clock), list[float]()
+    paces, at = [DeleteRateLimiter(10.0, world.registers) for _ in range(2)], list[float]()
     await world.clock.advance(100.0)
 
-    async def one() -> None:
-        await pace.wait()
+    async def one(number: int) -> None:
+        await paces[number % 2].wait()
         at.append(round(world.clock.monotonic_s() - 100.0, 3))
 
-    tasks = [asyncio.create_task(one()) for _ in range(13)]
-    await world.clock.advance(1.0)
+    tasks = [asyncio.create_task(one(number)) for number in range(20)]
+    await world.clock.advance(2.0)
     await asyncio.gather(*tasks)
-    free = DeleteRateLimiter(0.0, world.clock)
+    free = DeleteRateLimiter(0.0, world.registers)
     await asyncio.gather(*(free.wait() for _ in range(1000)))
 
-    assert [0.0] * 11 + [0.1, 0.2] == at
+    assert [0.0] * 11 + [number / 10 for number in range(1, 10)] == sorted(at)
 
 
 async def test_a_family_that_a_listing_showed_is_not_looked_at_again_unless_it_has_versions() -> None:
@@ -303,17 +319,17 @@ async def test_a_family_that_a_listing_showed_is_not_looked_at_again_unless_it_h
     assert ([], True) == (looks[False], bool(looks[True]))
 
 
-async def test_an_unreadable_event_that_names_no_bucket_blocks_and_one_of_a_bucket_without_rules_does_not() -> None:
+async def test_an_unreadable_event_that_names_no_bucket_is_on_record_and_one_of_a_bucket_without_rules_is_not() -> None:
     """It may be about any of ours; what is surely nobody's is passed."""
     world = Harness()
     await world.policy("b", rule(expiration_days=1))
     await world.run_round()
     world.lake.log.append(ChangeEvent(Position(world.clock.now_ns(), 5), "foreign", unreadable="no"))
     await world.run_round(1.5)
-    before = await Operator(world.registers).blockers()
+    before = await Operator(world.registers).isolated()
     world.lake.log.append(ChangeEvent(Position(world.clock.now_ns()), "", unreadable="no entry"))
     await world.run_round(1.5)
-    (blocker,) = await Operator(world.registers).blockers()
+    (item,) = await Operator(world.registers).isolated()
 
-    assert ([], StreamKind.ORIGINAL, "") == (before, blocker.stream.kind, blocker.bucket)
-    assert "no entry" in blocker.last_error
+    assert ([], StreamKind.ORIGINAL, "") == (before, item.stream.kind, item.bucket)
+    assert "no entry" in item.error

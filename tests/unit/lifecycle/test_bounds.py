@@ -10,6 +10,7 @@ import pytest
 
 from lakebed.core.errors import Invalid
 from lakebed.core.settings import Contradiction
+from lakebed.lifecycle.cluster import LogGap
 from lakebed.lifecycle.decide import EventMeaning, decide, meaning
 from lakebed.lifecycle.dry_run import CANDIDATES, SCHEMA, ListedObject, _chunks, dry_run, judge, judging, ready
 from lakebed.lifecycle.engine import Activation, compile_policies
@@ -18,7 +19,6 @@ from lakebed.lifecycle.model import (
     Mode,
     ObjectEntry,
     Position,
-    StreamKind,
     Verb,
 )
 from lakebed.lifecycle.policy import as_xml, rules_of
@@ -73,7 +73,6 @@ def test_noncurrent_versions_are_decided_before_the_current_one() -> None:
     old = noncurrent(T0 - 9 * LONG_NS)
     current = entry(version_id="v2", mtime_ns=T0 - 9 * LONG_NS, alone=False)
     found = decide(
-        StreamKind.BOOTSTRAP,
         compiled(rule(expiration_days=1, noncurrent_days=1), rule(prefix="logs/", expiration_days=2)),
         family(current, old),
         T0,
@@ -85,29 +84,30 @@ def test_noncurrent_versions_are_decided_before_the_current_one() -> None:
 
 
 def test_an_entry_that_is_not_due_waits_only_where_no_event_is_to_come() -> None:
-    """A late tag waits; a plain event does not, unless the entry's time lies after the event that brought it."""
+    """Where its time lies after its event, or in a gap of the log; after a late tag the object's own event comes."""
     young = entry(mtime_ns=T0)
     actions = compiled(rule(expiration_days=1))
     facts = Facts(T0, 100)
 
-    def waits(kind: StreamKind, event: ChangeEvent | None) -> list[int]:
-        return [item.due_at_ns for _, item in decide(kind, actions, family(young), T0, EXACT, event).waits]
+    def waits(event: ChangeEvent | None, *gaps: LogGap) -> list[int]:
+        return [item.due_at_ns for _, item in decide(actions, family(young), T0, EXACT, event, gaps).waits]
 
     due_ns = T0 + LONG_NS
-    assert [due_ns] == waits(StreamKind.PREDICATE, None)
-    assert [] == waits(StreamKind.BOOTSTRAP, None)
-    assert [] == waits(StreamKind.ORIGINAL, None)
-    assert [] == waits(StreamKind.ORIGINAL, ChangeEvent(Position(T0), "b", "logs/a", new=facts))
-    assert [due_ns] == waits(StreamKind.ORIGINAL, ChangeEvent(Position(T0 - 1), "b", "logs/a", new=facts))
-    assert [] == waits(StreamKind.ORIGINAL, ChangeEvent(Position(T0 - 1), "b", "logs/a", new=Facts(T0, 99)))
-    assert [] == waits(StreamKind.ORIGINAL, ChangeEvent(Position(T0 - 1), "b", "logs/a", old=facts))
+    assert [] == waits(None)
+    assert [due_ns] == waits(None, LogGap(T0 - 9, T0 - 1), LogGap(T0, T0))
+    assert [] == waits(None, LogGap(T0 - 9, T0 - 1))
+    assert [] == waits(ChangeEvent(Position(T0), "b", "logs/a", new=facts))
+    assert [due_ns] == waits(ChangeEvent(Position(T0 - 1), "b", "logs/a", new=facts))
+    assert [] == waits(ChangeEvent(Position(T0 - 1), "b", "logs/a", new=Facts(T0, 99)))
+    assert [] == waits(ChangeEvent(Position(T0 - 1), "b", "logs/a", old=facts))
+    tagged = Facts(T0, 100, extended_hash="later")
+    assert [] == waits(ChangeEvent(Position(T0 + 1), "b", "logs/a", old=facts, new=tagged))
 
 
 def test_an_entry_that_goes_does_not_wait_for_another_action_too() -> None:
     """What one rule deletes now, another's later instant does not remember."""
     old = entry(mtime_ns=T0 - 2 * LONG_NS)
     found = decide(
-        StreamKind.PREDICATE,
         compiled(rule(expiration_days=1), rule(prefix="logs/", expiration_days=9)),
         family(old),
         T0,
@@ -119,7 +119,8 @@ def test_an_entry_that_goes_does_not_wait_for_another_action_too() -> None:
 def test_a_wait_names_the_version_the_upload_and_the_identity() -> None:
     """The drain finds the same thing again."""
     upload = entry(upload_id="u", mtime_ns=T0)
-    ((ref, item),) = decide(StreamKind.PREDICATE, compiled(rule(abort_days=3)), family(upload), T0, EXACT).waits
+    gaps = (LogGap(T0, T0),)
+    ((ref, item),) = decide(compiled(rule(abort_days=3)), family(upload), T0, EXACT, None, gaps).waits
 
     assert PendingItem("logs/a", "", T0 + 3 * LONG_NS, upload.identity, "u") == item
     assert (ActionKind.ABORT_MPU, "u\x00\x00logs/a") == (ref.key.kind, item.id)

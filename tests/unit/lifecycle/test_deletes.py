@@ -7,11 +7,12 @@ import pytest
 
 from lakebed.core.errors import Denied, NotFound, Stale
 from lakebed.filer import s3
-from lakebed.filer.model import ConditionKind, Transaction
+from lakebed.filer.model import ConditionKind, MutationKind, Transaction
 from lakebed.lifecycle.model import ObjectEntry, Verb
+from lakebed.lifecycle.seams import Removal
 from lakebed.lifecycle.seaweed import deletes
 from lakebed.lifecycle.seaweed.deletes import ATTEMPTS
-from lakebed.lifecycle.seaweed.entries import object_of
+from lakebed.lifecycle.seaweed.entries import object_of, upload_of
 from support.lifecycle_filer import Place
 
 LOCKED = {s3.LOCK_MODE: b"COMPLIANCE", s3.RETAIN_UNTIL: b"99999999999"}
@@ -59,14 +60,27 @@ async def test_a_folder_object_that_holds_others_stays() -> None:
     assert [True] == place.deleted_data()
 
 
-@pytest.mark.parametrize("versioning", ["", "Suspended", "Enabled"])
+@pytest.mark.parametrize("versioning", ["", "Suspended"])
 async def test_what_is_under_object_lock_stays(versioning: str) -> None:
-    """Whether its bytes would go or a marker would hide it."""
+    """Its bytes would go: at once, or replaced by the null marker."""
     place = Place()
 
     with pytest.raises(Denied):
         await place.delete(place.put(extended=LOCKED), Verb.CURRENT, versioning)
     assert [] == place.filer.done
+
+
+async def test_a_locked_current_version_gets_its_marker() -> None:
+    """As on AWS: a marker above it removes none of its bytes."""
+    place = Place()
+    judged = msgspec.structs.replace(
+        version(place, current=f"{s3.VERSION_FILE}{VERSION}", extended=LOCKED), latest=True
+    )
+
+    await place.delete(judged, Verb.CURRENT, "Enabled")
+
+    (done,) = place.filer.done
+    assert [] == [change for change in done.mutations if change.kind is MutationKind.DELETE]
 
 
 async def test_a_version_that_became_current_again_stays_and_so_does_a_locked_one() -> None:
@@ -120,3 +134,53 @@ async def test_of_remembered_entries_the_oldest_is_forgotten(monkeypatch: pytest
 
     assert ["/buckets/b/a"] == place.filer.looks
     assert 3 == len(place.filer.done)
+
+
+# Uploads.
+
+
+def upload(place: Place, name: str = "u1") -> ObjectEntry:
+    path = f"{s3.uploads_path('b')}/{name}"
+    return upload_of("b", place.filer.put(path, is_directory=True, extended={s3.UPLOAD_KEY: b"k"}))
+
+
+async def test_an_open_upload_goes_with_its_bytes() -> None:
+    """Nothing was completed from it: an object of another upload at its key does not count."""
+    place = Place()
+    place.put("k", extended={s3.UPLOAD_ID: b"u0"})
+
+    assert Removal.WHOLE is await place.delete(upload(place), Verb.ABORT_MPU)
+    assert [True] == place.deleted_data()
+
+
+@pytest.mark.parametrize("name", ["k", f"k{s3.VERSIONS}/{s3.VERSION_FILE}{VERSION}"])
+async def test_an_upload_whose_object_was_completed_loses_its_metadata_only(name: str) -> None:
+    """The object at the key, or any of its versions, uses the chunks of the parts."""
+    place = Place()
+    place.filer.put(f"/buckets/b/k{s3.VERSIONS}", is_directory=True)
+    place.put(name, extended={s3.UPLOAD_ID: b"u1"})
+
+    assert Removal.COMPLETED is await place.delete(upload(place), Verb.ABORT_MPU)
+    assert [False] == place.deleted_data()
+
+
+@pytest.mark.parametrize("versioning", ["", "Enabled", "Suspended"])
+async def test_an_upload_that_is_completed_while_it_is_aborted_keeps_its_bytes(versioning: str) -> None:
+    """The condition is what completing writes, so the abort is refused, read again, and leaves the bytes."""
+    place = Place()
+    judged = upload(place)
+    transact = place.filer.transact
+
+    async def late(transaction: Transaction) -> None:
+        if versioning == "Enabled":
+            place.filer.put(f"/buckets/b/k{s3.VERSIONS}", is_directory=True, extended={s3.LATEST_ID: VERSION.encode()})
+            place.put(f"k{s3.VERSIONS}/{s3.VERSION_FILE}{VERSION}", extended={s3.UPLOAD_ID: b"u1"})
+        else:
+            place.put("k", extended={s3.UPLOAD_ID: b"u1"})
+        place.filer.transact = transact  # type: ignore[method-assign]
+        await transact(transaction)
+
+    place.filer.transact = late  # type: ignore[method-assign]
+
+    assert Removal.COMPLETED is await place.delete(judged, Verb.ABORT_MPU, versioning)
+    assert [False] == place.deleted_data()

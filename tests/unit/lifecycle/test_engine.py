@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from lakebed.lifecycle.decide import EventMeaning, guard, meaning, resolution_of
+from lakebed.lifecycle.decide import EventMeaning, guard, lock_forbids, meaning, resolution_of
 from lakebed.lifecycle.engine import (
     ActionRef,
     Activation,
     PrefixTrie,
-    TagIndex,
     action_keys,
     compile_policies,
     needs_predicate,
@@ -108,16 +107,6 @@ def test_the_trie_gives_every_prefix_of_the_key_and_no_other() -> None:
     assert ["", "a"] == trie.match("a")
 
 
-def test_the_tag_index_keeps_what_tags_do_not_rule_out() -> None:
-    """An action that asks for another tag is gone before it is evaluated."""
-    index: TagIndex[str] = TagIndex()
-    index.add((), "all")
-    index.add((("env", "dev"),), "dev")
-    index.add((("env", "prod"),), "prod")
-
-    assert ["all", "dev"] == index.keep(["all", "dev", "prod"], {"env": "dev", "x": "y"})
-
-
 READER_KINDS = [
     (rule(expiration_days=10), ActionKind.EXPIRATION_DAYS, 10 * DAY),
     (rule(noncurrent_days=10), ActionKind.NONCURRENT_DAYS, 10 * DAY),
@@ -139,16 +128,13 @@ def test_too_short_a_log_makes_an_action_scan_only(one: Rule, kind: ActionKind, 
 
 
 def test_a_date_passes_the_gate_and_an_operators_pause_comes_first() -> None:
-    """A date needs no log; paused, disabled and lost-log actions say so."""
-    dated, aged = rule(expiration_date_ns=T0), rule(expiration_days=1)
+    """A date needs no log; paused and disabled actions say so."""
+    dated = rule(expiration_date_ns=T0)
     date, days = ActionKind.EXPIRATION_DATE, ActionKind.EXPIRATION_DAYS
 
     assert (Mode.SCAN_AT_DATE, Degraded.NONE) == decide_mode(dated, date, EXACT, retention_ns=1, lookback_ns=DAY)
     assert (Mode.DISABLED, Degraded.OPERATOR_PAUSED) == decide_mode(
         dated, date, EXACT, retention_ns=None, lookback_ns=0, paused=True
-    )
-    assert (Mode.SCAN_ONLY, Degraded.LOST_LOG) == decide_mode(
-        aged, days, EXACT, retention_ns=None, lookback_ns=0, lost_log=True
     )
     off = rule(expiration_days=1, enabled=False)
     assert (Mode.DISABLED, Degraded.NONE) == decide_mode(off, days, EXACT, retention_ns=None, lookback_ns=0)
@@ -242,6 +228,22 @@ def test_the_guard_refuses_in_the_designs_order() -> None:
     assert ask(entry()) is None
     unrelated = rule(prefix="other/", abort_days=3)
     assert ask(entry(), policy=(unrelated, one)) is None
+
+
+@pytest.mark.parametrize(
+    ("verb", "version", "forbidden"),
+    [
+        (Verb.CURRENT, "", True),
+        (Verb.CURRENT, "null", True),
+        (Verb.CURRENT, "v1", False),
+        (Verb.VERSION, "v1", True),
+        (Verb.DELETE_MARKER, "v1", True),
+    ],
+)
+def test_a_lock_forbids_removal_and_no_marker(verb: Verb, version: str, forbidden: bool) -> None:
+    """A marker above a locked version removes nothing, so it is created, as on AWS."""
+    assert forbidden is lock_forbids(entry(locked=True, version_id=version), verb)
+    assert not lock_forbids(entry(version_id=version), verb)
 
 
 def test_every_outcome_has_its_resolution() -> None:

@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 
-from lakebed.core.errors import Conflict, Corrupt, Invalid, NotFound, Unavailable
-from lakebed.lifecycle.blockers import block, record_retry
-from lakebed.lifecycle.engine import Activation, compile_policies
-from lakebed.lifecycle.model import Calendar, Degraded, Mode, ObjectEntry, Position, StreamKind, StreamResolution, Verb
+from lakebed.core.errors import Corrupt, Invalid, NotFound, Unavailable
+from lakebed.lifecycle import blockers
+from lakebed.lifecycle.model import Degraded, Mode, ObjectEntry, StreamKind, StreamResolution, Verb
 from lakebed.lifecycle.operator import Operator
-from lakebed.lifecycle.reader import advance_cursor, seed_cursors
-from lakebed.lifecycle.state import BlockerState, ReaderState, Stream
+from lakebed.lifecycle.seams import Removal
 from support.lifecycle_harness import DAY_S, failing
 from support.lifecycle_makers import rule
 
@@ -54,7 +52,9 @@ async def test_sustained_retries_become_a_blocker_and_other_groups_go_on() -> No
     for _ in range(3):
         await world.run_round(0.01)
     (blocker,) = (await world.blockers()).blockers.values()
-    assert ("sustained RETRY_LATER", StreamKind.ORIGINAL, 3) == (blocker.reason, blocker.stream.kind, blocker.retries)
+    assert ("sustained RETRY_LATER: TRANSPORT_ERROR", StreamKind.ORIGINAL, 3) == (
+        blocker.reason, blocker.stream.kind, blocker.retries
+    )  # fmt: skip
     tried = len(store.tried)
 
     await world.run_round(1.01)
@@ -64,8 +64,8 @@ async def test_sustained_retries_become_a_blocker_and_other_groups_go_on() -> No
     assert {} == (await world.blockers()).budgets
 
 
-async def test_a_fatal_error_is_tried_five_times_and_then_blocks() -> None:
-    """The walker stops before the broken entry and refuses to go on until an operator decides; then it does."""
+async def test_a_fatal_error_is_tried_five_times_and_then_isolated() -> None:
+    """The scan goes on behind the broken entry and completes; the entry is on record with its reason, until it goes."""
     world, store = failing()
     for key in ("a", "m", "z"):
         world.lake.write("b", key)
@@ -74,23 +74,21 @@ async def test_a_fatal_error_is_tried_five_times_and_then_blocks() -> None:
     await world.policy("b", rule(expiration_days=1))
 
     await world.run_round()
-    assert 5 == store.tried.count("m")
-    (blocker,) = await Operator(world.registers).blockers(stream="BOOTSTRAP", bucket="b")
-    state = await world.state()
-    assert state.scan is not None and "k/a" == state.scan.after
-    assert not state.actions
-    await world.run_round(0.5)
-    assert 5 == store.tried.count("m")
 
-    store.deletes.clear()
-    await Operator(world.registers).resume(blocker.blocker_id)
-    await world.run_round()
-    assert [] == world.left()
+    assert (5, ["m"]) == (store.tried.count("m"), world.left())
     assert (await world.action("EXPIRATION_DAYS")).bootstrap_complete
+    operator = Operator(world.registers)
+    (item,) = await operator.isolated(bucket="b")
+    assert ("m", "broken", 1, []) == (item.key, item.error, item.times, await operator.blockers())
+    assert 1 == world.metrics.value("lakebed_lifecycle_isolated", bucket="b")
+    store.deletes.clear()
+    await operator.rebootstrap("b")
+    await world.run_round(0.01)
+    assert ([], []) == (world.left(), await operator.isolated())
 
 
-async def test_a_live_entry_that_cannot_be_read_blocks_its_stream_with_the_reason() -> None:
-    """Errors, errors, then fatal: the blocker is there, and no stale budget is left beside it."""
+async def test_a_live_entry_that_cannot_be_read_is_isolated_with_the_reason() -> None:
+    """Errors, errors, then fatal: it is on record, no stale budget is left beside it, and its stream goes on."""
     world, store = failing()
     await world.policy("b", rule(expiration_days=1))
     await world.run_round()
@@ -99,26 +97,68 @@ async def test_a_live_entry_that_cannot_be_read_blocks_its_stream_with_the_reaso
     await world.run_round(1.01)
     await world.run_round(0.01)
     store.looks["a"] = Corrupt("attributes")
+    world.lake.write("b", "later")
 
-    await world.run_round(0.01)
+    await world.run_round(1.01)
 
     found = await world.blockers()
-    assert ["attributes"] == [one.last_error for one in found.blockers.values()]
-    assert {} == found.budgets
+    assert ["attributes"] == [one.error for one in found.isolated.values()]
+    assert ({}, {}, ["a"]) == (found.budgets, found.blockers, world.left())
 
 
-async def test_an_event_that_does_not_decode_blocks_its_streams_and_quarantine_passes_it() -> None:
-    """Only an operator with a reason may give it up; that is counted, and the stream goes on."""
+async def test_an_event_that_does_not_decode_is_isolated_and_the_stream_goes_on() -> None:
+    """With its reason, counted; what comes behind it is deleted in time."""
     world, store = failing()
     await world.policy("b", rule(expiration_days=1))
     await world.run_round()
     world.lake.write("b", "bad")
     world.lake.write("b", "good")
     store.unreadable.add("bad")
+
     await world.run_round(1.01)
-    assert ["bad"] == world.left()  # of one batch, all others are resolved; the cursor still stands before it
+    world.lake.write("b", "later")
+    await world.run_round(1.01)
+
+    assert ["bad"] == world.left()
+    (item,) = await Operator(world.registers).isolated()
+    assert ("bad", "the event cannot be read: no") == (item.key, item.error)
+    assert [] == await Operator(world.registers).blockers()
+
+
+async def test_too_many_isolated_are_a_fault_and_block_their_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that refuses everything must not be taken for a bucket of odd keys."""
+    monkeypatch.setattr(blockers, "ISOLATED_MAX", 2)
+    world, store = failing()
+    await world.policy("b", rule(expiration_days=1))
+    await world.run_round()
+    for key in ("a", "b", "c"):
+        world.lake.write("b", key)
+        store.deletes[key] = Corrupt("too old")
+
+    await world.run_round(1.01)
+
     (blocker,) = await Operator(world.registers).blockers()
+    assert "too many isolated: FATAL_EVENT_ERROR" == blocker.reason
+    assert {} == (await world.blockers()).isolated
+    store.deletes.clear()
+    await Operator(world.registers).resume(blocker.blocker_id)
+    await world.run_round(0.01)
+    assert [] == world.left()
+
+
+async def test_a_failing_batch_makes_one_blocker_and_quarantine_skips_what_it_names() -> None:
+    """Not one for each object: the blocker names all of them, and only those are skipped."""
+    world, store = failing(retries_max=1)
+    await world.policy("b", rule(expiration_days=1))
+    await world.run_round()
+    keys = [f"k{number}" for number in range(20)]
+    for key in keys:
+        world.lake.write("b", key)
+        store.deletes[key] = Unavailable("down")
+    await world.run_round(1.01)
     operator = Operator(world.registers)
+    (blocker,) = await operator.blockers()
+    assert 20 == len(blocker.items)
     with pytest.raises(Invalid):
         await operator.quarantine(blocker.blocker_id, reason=" ", who="me")
 
@@ -126,45 +166,62 @@ async def test_an_event_that_does_not_decode_blocks_its_streams_and_quarantine_p
     world.lake.write("b", "later")
     await world.run_round(1.01)
 
-    assert ["bad"] == world.left()
+    assert sorted(keys) == world.left()
     assert 1 == world.metrics.value("lakebed_lifecycle_quarantined_total", stream_kind="ORIGINAL", bucket="b")
-    assert "known bad" in (await world.blockers()).quarantined[0]
+    found = await world.blockers()
+    assert ("known bad" in found.quarantined[0], {}) == (True, found.skips)
 
 
-async def test_what_a_sweep_gave_up_is_met_again_by_the_safety_scan_and_given_up_there_too() -> None:
-    """Giving up is for one stream: the next scan finds the object still due, and only then passes it by for good."""
-    world, store = failing()
-    operator = Operator(world.registers)
+async def test_a_retry_passes_itself_and_nothing_before_it() -> None:
+    """Two causes hold one stream; the retry of the later one leaves the cursor before the earlier one."""
+    world, store = failing(retries_max=1)
     await world.policy("b", rule(expiration_days=1))
     await world.run_round()
-    world.lake.write("b", "bad")
-    store.deletes["bad"] = Corrupt("no")
+    for key in ("k1", "k2", "k3"):
+        world.lake.write("b", key)
+    before = world.lake.log[-3].position
+    store.deletes["k1"] = Unavailable("down")
+    store.deletes["k3"] = Unavailable("down")
     await world.run_round(1.01)
-    (swept,) = await operator.blockers()
-    await operator.quarantine(swept.blocker_id, reason="known", who="me")
+    operator, snapshot = Operator(world.registers), await world.worker.compile()
+    (blocker,) = await operator.blockers()
+    del store.deletes["k3"]
 
-    await world.run_round(1.0)
-    before_the_scan = await operator.blockers()
-    await world.run_round(7.0)
-    (scanned,) = await operator.blockers()
-    await operator.quarantine(scanned.blocker_id, reason="known", who="me")
-    await world.run_round(0.01)
-    world.lake.write("b", "later")
-    await world.run_round(8.0)
-
-    assert [] == before_the_scan
-    assert ["ORIGINAL", "BOOTSTRAP"] == [one.stream.kind.value for one in (swept, scanned)]
-    assert ["bad", "bad"] == [swept.key, scanned.key]
-    assert ([], ["bad"]) == (await operator.blockers(), world.left())
+    assert StreamResolution.BLOCKED is await operator.retry(blocker.blocker_id, world.worker.resolver, snapshot)
+    (cursor,) = (await world.reader()).originals.values()
+    assert cursor < before
+    assert ["k1"] == world.left()
+    del store.deletes["k1"]
+    assert StreamResolution.DONE is await operator.retry(blocker.blocker_id, world.worker.resolver, snapshot)
+    assert ([], []) == (world.left(), await operator.blockers())
 
 
-async def test_retry_by_an_operator_resolves_and_passes() -> None:
-    """A retry that fails leaves everything and counts; one that works takes the blocker away and moves the cursor."""
-    world, store = failing()
+@pytest.mark.parametrize("chosen", [{"every": True}, {"bucket": "b"}, {"cause": "transport_error"}])
+async def test_many_blockers_are_meant_at_once(chosen: dict[str, Any]) -> None:
+    """All, those of a bucket, or those of a cause; none by saying nothing."""
+    world, store = failing(retries_max=1)
+    await world.policy("b", rule(prefix="a", expiration_days=1), rule(prefix="b", expiration_days=2))
+    await world.run_round()
+    for key in ("a", "b"):
+        world.lake.write("b", key)
+        store.deletes[key] = Unavailable("down")
+    await world.run_round(1.01)
+    await world.run_round(1.01)
+    operator = Operator(world.registers)
+
+    assert 2 == len(await operator.chosen(**chosen))
+    assert [] == await operator.chosen(bucket="other")
+    with pytest.raises(Invalid):
+        await operator.chosen()
+
+
+async def test_retry_by_an_operator_resolves_and_continues() -> None:
+    """A retry that fails leaves everything and counts; one that works removes the blocker, and the stream goes on."""
+    world, store = failing(retries_max=1)
     await world.policy("b", rule(expiration_days=1))
     await world.run_round()
     world.lake.write("b", "a")
-    store.deletes["a"] = Corrupt("broken")
+    store.deletes["a"] = Unavailable("broken")
     await world.run_round(1.01)
     operator, snapshot = Operator(world.registers), await world.worker.compile()
     (blocker,) = await operator.blockers()
@@ -176,45 +233,19 @@ async def test_retry_by_an_operator_resolves_and_passes() -> None:
     assert StreamResolution.DONE is await operator.retry(blocker.blocker_id, world.worker.resolver, snapshot)
 
     assert [] == await operator.blockers()
-    assert blocker.stream.position == (await world.reader()).originals[str(blocker.stream.delay_ns)]
+    await world.run_round(0.1)
+    assert blocker.stream.position < (await world.reader()).originals[str(blocker.stream.delay_ns)]
     with pytest.raises(NotFound):
         await operator.resume(blocker.blocker_id)
 
 
-async def test_a_lost_log_degrades_to_scans_and_says_so_until_acknowledged() -> None:
-    """Never silently: LOST_LOG on every reader-driven action, scans go on, and acknowledging brings events back."""
-    world, _ = failing()
-    await world.policy("b", rule(expiration_days=1))
-    await world.run_round()
-    world.lake.log_begins_ns = world.clock.now_ns() + SECOND
-    world.lake.write("b", "a")
-    await world.run_round(0.5)
-    action = await world.action("EXPIRATION_DAYS")
-    assert (Mode.SCAN_ONLY, Degraded.LOST_LOG) == (action.mode, action.degraded)
-    await world.run_round(7)
-    assert [] == world.left()
-
-    operator = Operator(world.registers)
-    with pytest.raises(Invalid):
-        await operator.acknowledge_lost_log(await world.worker.compile(), reason="")
-    await operator.acknowledge_lost_log(await world.worker.compile(), reason="disk was replaced")
-    await world.run_round(0.1)
-    action = await world.action("EXPIRATION_DAYS")
-    assert (Mode.EVENT_DRIVEN, Degraded.NONE) == (action.mode, action.degraded)
-    world.lake.write("b", "c")
-    await world.run_round(1.01)
-    assert [] == world.left()
-    with pytest.raises(Conflict):
-        await operator.acknowledge_lost_log(await world.worker.compile(), reason="again")
-
-
 async def test_a_blocked_stream_near_the_end_of_the_log_is_demoted_and_reseeded() -> None:
     """Lag at 0.95 of retention: scans take over; a reseed of the delay brings events back."""
-    world, store = failing(retention_s=10 * DAY_S)
+    world, store = failing(retention_s=10 * DAY_S, retries_max=1)
     await world.policy("b", rule(expiration_days=1))
     await world.run_round()
     world.lake.write("b", "a")
-    store.deletes["a"] = Corrupt("broken")
+    store.deletes["a"] = Unavailable("broken")
     await world.run_round(1.01)
     await world.run_round(5)
     assert Degraded.LAG_HIGH is (await world.action("EXPIRATION_DAYS")).degraded
@@ -233,31 +264,6 @@ async def test_a_blocked_stream_near_the_end_of_the_log_is_demoted_and_reseeded(
 
     action = await world.action("EXPIRATION_DAYS")
     assert (Mode.EVENT_DRIVEN, Degraded.NONE) == (action.mode, action.degraded)
-    assert [] == world.left()
-
-
-async def test_too_many_exceptions_demote_the_action_and_not_the_stream() -> None:
-    """The action goes on by scans; other rules' late tags are still seen."""
-    world, _ = failing(pending_max=2)
-    tmp, other = (("tmp", "1"),), (("other", "1"),)
-    await world.policy(
-        "b", rule(prefix="x", expiration_days=2, tags=tmp), rule(prefix="y", expiration_days=2, tags=other)
-    )
-    await world.run_round()
-    for key in ("x1", "x2", "x3", "y1"):
-        world.lake.write("b", key)
-    await world.run_round(1)
-    for key in ("x1", "x2", "x3"):
-        world.lake.tag("b", key, {"tmp": "1"})
-    world.lake.tag("b", "y1", {"other": "1"})
-
-    await world.run_round(0.1)
-
-    modes = sorted((one.mode, one.degraded) for one in (await world.state()).actions.values())
-    assert [(Mode.EVENT_DRIVEN, Degraded.NONE), (Mode.SCAN_ONLY, Degraded.PENDING_FULL)] == modes
-    await world.run_round(1)
-    assert "y1" not in world.left()
-    await world.run_round(8)
     assert [] == world.left()
 
 
@@ -287,104 +293,13 @@ async def test_a_tag_that_no_rule_asks_for_does_not_save_an_object() -> None:
     world.lake.write("b", "a")
     delete = store.delete
 
-    async def late(entry: ObjectEntry, verb: Verb) -> None:
+    async def late(entry: ObjectEntry, verb: Verb) -> Removal:
         if not store.tried:
             world.lake.tag("b", "a", {"unrelated": "1"})
-        await delete(entry, verb)
+        return await delete(entry, verb)
 
     store.delete = late  # type: ignore[method-assign]
     await world.run_round(1.01)
 
     assert ["a", "a"] == store.tried
     assert [] == world.left()
-
-
-# Cursors: the regressions the design names.
-
-CALENDAR = Calendar(day_ns=DAY, rounding="exact", small_delay_ns=SECOND)
-AGED, TAGGED, DATED = rule(expiration_days=1), rule(expiration_days=3, tags=(("a", "b"),)), rule(expiration_date_ns=0)
-SNAPSHOT = compile_policies({"b": (AGED, TAGGED, DATED)}, lambda _: Activation(), CALENDAR)
-BY_DELAY = {action.delays_ns: ref for ref, action in SNAPSHOT.actions.items()}
-AGED_REF, TAGGED_REF, DATED_REF = BY_DELAY[(DAY,)], BY_DELAY[(3 * DAY,)], BY_DELAY[()]
-START = 100 * DAY
-
-
-def seeded(state: ReaderState, refs: list[Any], modes: dict[Any, Mode], **force: Any) -> ReaderState:
-    return seed_cursors(state, SNAPSHOT, refs, modes, START, lookback_ns=2 * DAY, **force)
-
-
-def test_seeding_uses_the_target_modes_and_not_what_is_stored() -> None:
-    """Only an action that will be event-driven moves a cursor; its floor is the larger of delay and lookback."""
-    found = seeded(ReaderState(), [AGED_REF, TAGGED_REF], {AGED_REF: Mode.EVENT_DRIVEN, TAGGED_REF: Mode.SCAN_ONLY})
-
-    assert {str(DAY): Position(START - 2 * DAY)} == found.originals
-    assert found.predicate is None
-    dated = seeded(ReaderState(), [DATED_REF], {DATED_REF: Mode.SCAN_AT_DATE})
-    assert ReaderState() == dated
-
-
-def test_a_predicate_action_pulls_the_predicate_cursor_back_too() -> None:
-    """To the lookback, whatever its delay; never forward."""
-    early = ReaderState(predicate=Position(5, 3))
-
-    found = seeded(ReaderState(predicate=Position(START)), [TAGGED_REF], {TAGGED_REF: Mode.EVENT_DRIVEN})
-    kept = seeded(early, [TAGGED_REF], {TAGGED_REF: Mode.EVENT_DRIVEN})
-
-    assert Position(START - 2 * DAY) == found.predicate
-    assert Position(START - 3 * DAY) == found.originals[str(3 * DAY)]
-    assert early.predicate == kept.predicate
-
-
-def test_equal_times_are_compared_by_offset() -> None:
-    """A cursor on an event of the floor's very instant is pulled back before it."""
-    floor = START - 2 * DAY
-
-    found = seeded(ReaderState(originals={str(DAY): Position(floor, 7)}), [AGED_REF], {AGED_REF: Mode.EVENT_DRIVEN})
-
-    assert Position(floor, -1) == found.originals[str(DAY)]
-
-
-def test_a_safety_scan_moves_no_cursor_and_a_forced_reseed_does() -> None:
-    """Nothing newly complete and nothing forced: cursors stay. Forced: the group and the predicates are seeded."""
-    known = ReaderState(originals={str(DAY): Position(START)}, predicate=Position(START))
-
-    assert known is seeded(known, [], {})
-    assert Position(START - 2 * DAY) == seeded(ReaderState(), [], {}, force_delays_ns=(DAY,)).originals[str(DAY)]
-    forced = seeded(known, [], {}, force_predicate=True)
-    assert (Position(START - 2 * DAY), known.originals) == (forced.predicate, forced.originals)
-
-
-def test_a_reader_does_not_undo_a_rewind() -> None:
-    """A cursor that was pulled back while a batch was under way stays there."""
-    rewound = ReaderState(originals={"5": Position(10)})
-
-    assert rewound is advance_cursor(rewound, 5, Position(50), Position(60))
-    assert Position(60) == advance_cursor(rewound, 5, Position(10), Position(60)).originals["5"]
-
-
-def test_blocking_the_same_place_again_keeps_when_it_was_first_seen() -> None:
-    """One record per place, with every try counted; other places have their own."""
-    one, other = (Stream(StreamKind.ORIGINAL, 5, Position(7, n)) for n in (0, 1))
-    known = block(BlockerState(), one, bucket="b", key="k", now_ns=1, reason="r", error="e")
-    known = block(known, one, bucket="b", key="k", now_ns=9, reason="r", error="e2")
-    known = block(known, other, bucket="b", key="k", now_ns=9, reason="r", error="e")
-
-    first, second = known.blockers.values()
-    assert (1, 9, 2, "e2") == (first.first_seen_ns, first.last_retry_ns, first.retries, first.last_error)
-    assert 1 == second.retries
-
-
-def test_a_retry_budget_ends_by_count_or_by_age() -> None:
-    """Whichever comes first; the promotion takes the budget away in the same change."""
-    stream = Stream(StreamKind.PENDING, bucket="b", action="h/K", key="k")
-
-    def fail(known: BlockerState, now: int) -> tuple[BlockerState, StreamResolution]:
-        return record_retry(known, stream, bucket="b", key="k", now_ns=now, error="e", retries_max=3, age_max_ns=100)
-
-    known, answer = fail(BlockerState(), 1)
-    known, answer = fail(known, 2)
-    assert StreamResolution.RETRY_LATER is answer
-    by_count, answer = fail(known, 3)
-    assert (StreamResolution.BLOCKED, {}) == (answer, by_count.budgets)
-    by_age, answer = fail(fail(BlockerState(), 1)[0], 101)
-    assert (StreamResolution.BLOCKED, 1) == (answer, len(by_age.blockers))

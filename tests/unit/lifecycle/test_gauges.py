@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lakebed.core.metrics import Metrics
-from lakebed.lifecycle.blockers import block, lift
+from lakebed.lifecycle.blockers import Failure, block, lift
 from lakebed.lifecycle.gauges import Gauges
 from lakebed.lifecycle.model import Position, StreamKind
 from lakebed.lifecycle.operator import Operator
@@ -51,10 +51,10 @@ async def test_a_stream_that_waits_for_midnight_is_not_behind(rounding: str) -> 
 
     await world.run_round(days=0.9)
     on_time = world.metrics.value("lakebed_lifecycle_watermark_lag_seconds", stream="100s")
-    operator = Operator(world.registers, world.settings.calendar)
+    operator = Operator(world.registers, world.settings)
     (before,) = await operator.status("b")
     await world.clock.advance(3 * DAY_S)
-    await world.worker._lag_monitor.judge(await world.worker.compile())
+    await world.worker._monitor.judge(await world.worker.compile())
     late = world.metrics.value("lakebed_lifecycle_watermark_lag_seconds", stream="100s")
     (after,) = await operator.status("b")
 
@@ -66,8 +66,8 @@ def test_blockers_are_counted_by_kind_and_bucket_and_go_back_to_nothing(metrics:
     """Two places that stand still in one bucket are two; when both are decided the gauge says 0, and still says it."""
     gauges, blockers = Gauges(metrics), BlockerState()
     for place in (1, 2):
-        stream = Stream(StreamKind.ORIGINAL, 5, Position(place, 0))
-        blockers = block(blockers, stream, bucket="b", key="k", now_ns=1, reason="r", error="e")
+        stream = Stream(StreamKind.ORIGINAL, place, Position(place, 0))
+        blockers = block(blockers, [Failure(stream, "b", "k", "TRANSPORT_ERROR", "e")], 1, reason="r")
 
     def shown(bucket: str) -> float | None:
         labels = {"stream_kind": StreamKind.ORIGINAL.value, "bucket": bucket}

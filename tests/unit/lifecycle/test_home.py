@@ -121,3 +121,27 @@ async def test_the_guarded_delete_refuses_a_reserved_key_by_itself(monkeypatch: 
     )
     assert 2 <= skipped._value.get()
     assert RESERVED.holds("lakebed", "own/old")
+
+
+@pytest.mark.parametrize(
+    ("bucket", "allowed", "acts"),
+    [
+        ("landing", (), True),
+        ("landing", ("landing",), True),
+        ("landing-eu", ("landing-*",), True),
+        ("other", ("landing", "landing-*"), False),
+        ("landing2", ("landing",), False),
+    ],
+)
+def test_with_an_allow_list_no_other_bucket_is_touched(bucket: str, allowed: tuple[str, ...], acts: bool) -> None:
+    """Neither is a policy of another bucket taken, nor an object in it deleted."""
+    reserved = ReservedKeys("lakebed", allowed=allowed)
+    rules = (rule(prefix="a/"),)
+
+    assert acts == reserved.allows(bucket)
+    assert acts != reserved.holds(bucket, "a/key")
+    if acts:
+        reserved.check(bucket, rules)
+    else:
+        with pytest.raises(ReachesReserved, match=bucket):
+            reserved.check(bucket, rules)

@@ -1,4 +1,4 @@
-"""A log whose beginning is gone is never passed over."""
+"""How far back the filer's log reaches, and how a stream of it goes on where it broke."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from lakebed.core.runtime import Runtime
 from lakebed.filer.client import FilerClient
 from lakebed.filer.model import Attributes, FilerEntry, FilerEvent
 from lakebed.lifecycle.model import Position
-from lakebed.lifecycle.seams import LostLog
 from lakebed.lifecycle.seaweed.store import SeaweedLake
 
 SECOND_NS = 1_000_000_000
 MADE_NS = 1_794_780_615 * SECOND_NS  # 2026-11-15 22:10:15
 FIRST_NS = 1_794_780_540 * SECOND_NS  # 22:09
+LATER_NS = FIRST_NS + 180 * SECOND_NS
 
 
 class LogFiler(FilerClient):
@@ -33,6 +33,9 @@ class LogFiler(FilerClient):
         if self._files is None:
             raise NotFound("no log yet")
         return FilerEntry(name, True, Attributes(crtime_ns=MADE_NS))
+
+    async def started(self) -> tuple[tuple[str, int], ...]:
+        return (("f1:8888", 7),)
 
     async def page(
         self, directory: str, *, prefix: str = "", after: str = "", inclusive: bool = False, limit: int = 10
@@ -63,21 +66,31 @@ async def read(filer: FilerClient, after: Position) -> list[Position]:
 
 
 @pytest.mark.parametrize(
-    "files", [None, {"2026-11-15": ["22-09.a", "22-10.a"]}, {"2026-11-14": [], "2026-11-15": ["22-09.a"]}]
+    ("files", "first_ns", "begins_ns"),
+    [
+        (None, None, 0),
+        ({}, None, 0),
+        ({"2026-11-15": ["22-09.a", "22-10.a"]}, FIRST_NS, 0),
+        ({"2026-11-14": [], "2026-11-15": ["22-09.a"]}, FIRST_NS, 0),
+        (
+            {"2026-11-15": ["00-notes.txt", "22-12.a", "22-13.a"]},
+            FIRST_NS + 180 * SECOND_NS,
+            FIRST_NS + 180 * SECOND_NS,
+        ),
+    ],
 )
-async def test_a_whole_log_serves_any_cursor(files: dict[str, list[str]] | None) -> None:
-    """Where the first file is still there, or none was ever written, nothing is lost."""
-    assert [] == await read(LogFiler(files), Position())
+async def test_the_reach_of_a_log_is_its_folder_and_its_first_file(
+    files: dict[str, list[str]] | None, first_ns: int | None, begins_ns: int
+) -> None:
+    """A first file of a later minute than the folder shows that earlier ones are gone; a foreign file is passed by."""
+    found = await lake(LogFiler(files)).reach()
 
-
-async def test_a_cursor_before_the_first_file_left_is_lost() -> None:
-    """One that stands behind it is not."""
-    pruned = {"2026-11-15": ["22-12.a", "22-13.a"]}
-    begins_ns = FIRST_NS + 180 * SECOND_NS
-
-    with pytest.raises(LostLog):
-        await read(LogFiler(pruned), Position(begins_ns - 1))
-    assert [] == await read(LogFiler(pruned), Position(begins_ns))
+    assert (MADE_NS if files is not None else 0, first_ns, begins_ns) == (
+        found.made_ns,
+        found.first_ns,
+        found.begins_ns,
+    )
+    assert (("f1:8888", 7),) == found.servers
 
 
 async def test_a_broken_stream_goes_on_where_it_broke() -> None:

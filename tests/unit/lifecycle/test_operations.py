@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from lakebed.core.clock import settle
 from lakebed.core.errors import Conflict, Corrupt, Invalid, Unavailable
 from lakebed.core.ids import Ids
-from lakebed.lifecycle.blockers import block
+from lakebed.lifecycle.blockers import Failure, block
 from lakebed.lifecycle.model import (
     ActionKind,
     Degraded,
@@ -23,7 +24,7 @@ from lakebed.lifecycle.model import (
 )
 from lakebed.lifecycle.modes import LagLevel, judge_lag, known_retention
 from lakebed.lifecycle.operator import Operator
-from lakebed.lifecycle.resolver import DeleteRateLimiter
+from lakebed.lifecycle.rate import DeleteRateLimiter
 from lakebed.lifecycle.seams import Removal
 from lakebed.lifecycle.state import ActionState, BucketLifecycle, LifecycleState, RetryBudget, Stream
 from lakebed.store.memory import MemoryStore
@@ -103,12 +104,12 @@ async def test_mode_and_degradation_are_shown_per_action_and_go_with_it() -> Non
 
 async def test_blocked_streams_are_shown_by_kind_and_bucket_and_cleared() -> None:
     """A gauge, so it goes down again when an operator has decided."""
-    world, store = failing()
+    world, store = failing(retries_max=1)
     await world.policy("b", rule(expiration_days=1))
     await world.run_round()
     assert 0 == value(world, "blocked_streams", stream_kind="ORIGINAL", bucket="")
     world.lake.write("b", "a")
-    store.deletes["a"] = Corrupt("broken")
+    store.deletes["a"] = Unavailable("broken")
     await world.run_round(1.01)
     assert 1 == value(world, "blocked_streams", stream_kind="ORIGINAL", bucket="b")
     store.deletes.clear()
@@ -122,20 +123,19 @@ async def test_blocked_streams_are_shown_by_kind_and_bucket_and_cleared() -> Non
 
 async def test_status_tells_lag_progress_exceptions_and_blockers() -> None:
     """Per action: what a page of a console needs."""
-    world, store = failing(batch=2)
-    await world.policy("b", rule(rule_id="r", expiration_days=2, tags=(("t", "1"),)))
+    world, store = failing(batch=2, retries_max=1)
+    await world.policy("b", rule(rule_id="r", expiration_days=2))
     await world.run_round()
     world.lake.write("b", "late")
+    await world.exceptions("late")
+    world.lake.write("b", "other")
     await world.run_round(1)
-    world.lake.tag("b", "late", {"t": "1"})
-    await world.run_round(0.1)
 
-    (row,) = await Operator(world.registers).status("b")
-    assert (1, 0, "r") == (row["pending"], row["blockers"], row["rule"])
-    assert 0 <= row["lag_s"] < DAY_S
-    store.looks["late"] = Corrupt("unreadable")
+    (row,) = await Operator(world.registers, world.settings).status("b")
+    assert (1, 0, "r", 0.0) == (row["pending"], row["blockers"], row["rule"], row["lag_s"])
+    store.looks |= {"late": Unavailable("away"), "other": Unavailable("away")}
     await world.run_round(1)
-    (row,) = await Operator(world.registers).status("b")
+    (row,) = await Operator(world.registers, world.settings).status("b")
     assert 2 == row["blockers"]  # the exception's, and the delay group's own
 
 
@@ -195,8 +195,8 @@ async def test_status_reads_only_what_it_tells() -> None:
 )
 def test_lag_is_judged_by_the_room_behind_the_delay(behind: int, verdict: LagLevel) -> None:
     """A sweep of thirty days is thirty days behind when all is well."""
-    assert verdict is judge_lag(30_000 + behind, 30_100, 30_000)
-    assert LagLevel.HEALTHY is judge_lag(30_000, 30_100, 30_000)
+    assert verdict is judge_lag(behind, 30_100, 30_000)
+    assert LagLevel.HEALTHY is judge_lag(0, 30_100, 30_000)
 
 
 def test_the_log_itself_can_show_less_than_the_settings_say() -> None:
@@ -211,11 +211,11 @@ def test_the_log_itself_can_show_less_than_the_settings_say() -> None:
 
 async def test_the_probed_reach_of_the_log_drives_the_thresholds() -> None:
     """No setting says it: warn at half, scan at four fifths, scans alone at nineteen twentieths of what is there."""
-    world, store = failing()
+    world, store = failing(retries_max=1)
     await world.policy("b", rule(expiration_days=1))
     await world.run_round()
     world.lake.write("b", "stuck")
-    store.deletes["stuck"] = Corrupt("broken")
+    store.deletes["stuck"] = Unavailable("broken")
     await world.run_round(1.01)
     assert 0 == value(world, "log_retention_seconds")
     cursor_ns = (await world.reader()).originals[str(round(DAY_S) * SECOND)].ts_ns
@@ -252,13 +252,13 @@ async def test_a_log_that_is_too_short_keeps_a_new_action_on_scans() -> None:
 
 async def test_predicate_lag_demotes_only_what_looks_at_predicates() -> None:
     """A rule without tags or sizes goes on by events; a reseed of the predicates brings the others back."""
-    world, store = failing(retention_s=20 * DAY_S)
+    world, store = failing(retention_s=20 * DAY_S, retries_max=1)
     tagged, plain = rule(prefix="t", expiration_days=1, tags=(("t", "1"),)), rule(prefix="p", expiration_days=1)
     await world.policy("b", tagged, plain)
     await world.run_round()
     world.lake.write("b", "t")
     await world.run_round(0.1)
-    store.looks["t"] = Corrupt("unreadable")
+    store.looks["t"] = Unavailable("unreadable")
     world.lake.tag("b", "t", {"t": "0"})
     await world.run_round(0.1)
     assert [StreamKind.PREDICATE] == [one.stream.kind for one in await Operator(world.registers).blockers()]
@@ -285,10 +285,10 @@ async def test_predicate_lag_demotes_only_what_looks_at_predicates() -> None:
 
 async def test_a_walk_passes_by_what_was_quarantined_and_nothing_else() -> None:
     """By key, with the reason on record; beginning anew looks at it again."""
-    world, store = failing()
+    world, store = failing(retries_max=1)
     for key in ("a", "bad", "c"):
         world.lake.write("b", key)
-    store.damaged.add("bad")
+    store.deletes["bad"] = Unavailable("no entry")
     await world.clock.advance(2 * DAY_S)
     await world.policy("b", rule(expiration_days=1))
     await world.run_round()
@@ -305,7 +305,7 @@ async def test_a_walk_passes_by_what_was_quarantined_and_nothing_else() -> None:
     assert (["bad"], {"bad": "known"}) == (world.left(), (await world.state()).skips)
     assert (await world.action("EXPIRATION_DAYS")).bootstrap_complete
     assert 1 == value(world, "quarantined_total", stream_kind="BOOTSTRAP", bucket="b")
-    store.damaged.clear()
+    store.deletes.clear()
     await operator.rebootstrap("b")
     await world.run_round(0.01)
     assert [] == world.left() and {} == (await world.state()).skips
@@ -316,7 +316,7 @@ async def test_a_listing_that_cannot_be_read_has_no_key_to_pass_by() -> None:
     world = Harness()
     stream = Stream(StreamKind.BOOTSTRAP, bucket="b")
     await world.registers.blockers.change(
-        lambda known: (block(known, stream, bucket="b", key="", now_ns=1, reason="r", error="e"), None)
+        lambda known: (block(known, [Failure(stream, "b", "", "FATAL_EVENT_ERROR", "e")], 1, reason="r"), None)
     )
     (blocker,) = await Operator(world.registers).blockers()
 
@@ -326,15 +326,13 @@ async def test_a_listing_that_cannot_be_read_has_no_key_to_pass_by() -> None:
 
 async def pending_blocker() -> tuple[Harness, Operator, object]:
     """An exception whose object cannot be read when its instant comes."""
-    world, store = failing()
-    await world.policy("b", rule(expiration_days=2, tags=(("t", "1"),)))
+    world, store = failing(retries_max=1)
+    await world.policy("b", rule(expiration_days=2))
     await world.run_round()
     world.lake.write("b", "late")
-    await world.run_round(1)
-    world.lake.tag("b", "late", {"t": "1"})
-    await world.run_round(0.1)
-    store.looks["late"] = Corrupt("unreadable")
-    await world.run_round(1)
+    await world.exceptions("late")
+    store.looks["late"] = Unavailable("unreadable")
+    await world.run_round(2.1)
     return world, Operator(world.registers), store
 
 
@@ -346,7 +344,7 @@ async def test_a_blocked_exception_stands_still_until_it_is_decided(verb: str) -
     assert 1 == (await operator.status("b"))[0]["pending"]
     await world.registers.blockers.change(
         lambda known: (
-            type(known)(blockers=known.blockers, budgets={blocker.stream.id: RetryBudget(2, 1, 1)}),
+            type(known)(blockers=known.blockers, budgets={f"{blocker.stream.lane} x": RetryBudget(2, 1, 1)}),
             None,
         )
     )
@@ -365,20 +363,20 @@ async def test_a_blocked_exception_stands_still_until_it_is_decided(verb: str) -
 
     blockers = await world.blockers()
     assert blocker.blocker_id not in blockers.blockers
-    assert blocker.stream.id not in blockers.budgets
+    assert {} == blockers.budgets
     assert 0 == (await operator.status("b"))[0]["pending"]
     assert (["late"] if verb == "quarantine" else []) == world.left()
 
 
 async def test_a_blocked_predicate_stream_lets_the_others_go_on_and_is_passed_by_retry() -> None:
-    """The cursor stands before the event, the delay group goes on in the same round; success moves the cursor."""
-    world, store = failing()
+    """The cursor stands before the event, the delay group goes on in the same round; success lets it pass."""
+    world, store = failing(retries_max=1)
     await world.policy("b", rule(expiration_days=1), rule(prefix="t", expiration_days=9, tags=(("t", "1"),)))
     await world.run_round()
     world.lake.write("b", "t")
     world.lake.write("b", "plain")
     await world.run_round(0.1)
-    store.looks["t"] = Corrupt("unreadable")
+    store.looks["t"] = Unavailable("unreadable")
     world.lake.tag("b", "t", {"x": "1"})
     await world.run_round(0.95)
 
@@ -391,7 +389,9 @@ async def test_a_blocked_predicate_stream_lets_the_others_go_on_and_is_passed_by
     before = (await world.reader()).predicate or Position()
     assert before < blocker.stream.position
     assert (await operator.retry(blocker.blocker_id, world.worker.resolver, await world.worker.compile())).resolved
-    assert blocker.stream.position == (await world.reader()).predicate
+    await world.run_round(0.1)
+    after = (await world.reader()).predicate
+    assert after is not None and blocker.stream.position < after
 
 
 async def test_blockers_are_listed_by_stream_and_bucket() -> None:
@@ -401,7 +401,7 @@ async def test_blockers_are_listed_by_stream_and_bucket() -> None:
         stream = Stream(kind, delay_ns=number, bucket=f"b{number % 2}", key=str(number))
         await world.registers.blockers.change(
             lambda known, stream=stream: (  # type: ignore[misc]
-                block(known, stream, bucket=stream.bucket, key=stream.key, now_ns=1, reason="r", error="e"),
+                block(known, [Failure(stream, stream.bucket, stream.key, "TRANSPORT_ERROR", "e")], 1, reason="r"),
                 None,
             )
         )
@@ -413,7 +413,7 @@ async def test_blockers_are_listed_by_stream_and_bucket() -> None:
 
 
 async def test_errors_that_end_as_fatal_leave_no_budget_behind() -> None:
-    """Transient, transient, fatal: the blocker takes the place of the count."""
+    """Transient, transient, fatal: it is isolated, and the count goes."""
     world, store = failing()
     await world.policy("b", rule(expiration_days=1))
     await world.run_round()
@@ -426,7 +426,7 @@ async def test_errors_that_end_as_fatal_leave_no_budget_behind() -> None:
     await world.run_round(0.01)
 
     blockers = await world.blockers()
-    assert (1, 0) == (len(blockers.blockers), len(blockers.budgets))
+    assert (1, 0) == (len(blockers.isolated), len(blockers.budgets))
 
 
 async def test_a_blocker_that_cannot_be_written_is_a_retry_and_the_cursor_stays() -> None:
@@ -461,13 +461,13 @@ async def test_a_worker_at_rest_begins_a_round_when_it_is_asked_for() -> None:
     """Without waiting for its poll or the next due instant."""
     world = Harness(poll_s=3600.0)
     rounds: list[int] = []
-    run_round = world.worker.run_round
+    run_round = world.worker._read_round
 
-    async def counted() -> object:
+    async def counted() -> int:
         rounds.append(world.clock.now_ns())
         return await run_round()
 
-    world.worker.run_round = counted  # type: ignore[method-assign,assignment]
+    world.worker._read_round = counted  # type: ignore[method-assign]
     running = asyncio.create_task(world.worker.run())
     try:
         await world.clock.advance(30.0)
@@ -539,9 +539,9 @@ async def test_deletes_keep_to_their_number_at_once_and_to_their_rate() -> None:
     await world.run_round()
 
     assert (3, []) == (most, world.left())
-    pace, began_s = DeleteRateLimiter(10.0, world.clock), world.clock.monotonic_s()
+    pace, began_s = DeleteRateLimiter(10.0, world.registers), world.clock.monotonic_s()
     waiting = asyncio.gather(*(pace.wait() for _ in range(31)))
-    await asyncio.sleep(0)
+    await settle()
     await world.clock.advance(1.5)
     assert not waiting.done()
     await world.clock.advance(1.0)

@@ -37,24 +37,23 @@ def cursor(state: Any, days: int = 1) -> Position:
 
 
 async def test_an_exception_that_cannot_be_stored_holds_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The late tag is met again: the cursor does not pass it."""
+    """The scan does not pass it, and meets it again."""
     world = Harness()
-    await world.policy("b", rule(expiration_days=3, tags=(("t", "1"),)))
     await world.run_round()
     world.lake.write("b", "a")
-    await world.run_round(1)
-    world.lake.tag("b", "a", {"t": "1"})
+    world.lake.crash_server(10.0)
+    await world.policy("b", rule(expiration_days=3))
     upsert = world.worker.resolver.pending.upsert
 
     async def refuse(ref: Any, items: Any) -> None:
         raise Unavailable("away")
 
     monkeypatch.setattr(world.worker.resolver.pending, "upsert", refuse)
-    stuck = await world.run_round(0.1)
+    stuck = await world.run_round()
     monkeypatch.setattr(world.worker.resolver.pending, "upsert", upsert)
     await world.run_round(0.1)
 
-    assert [False, True] == [sweep.halted for sweep in stuck.sweeps]
+    assert [False] == [scan.complete for scan in stuck.scans]
     (ref,) = (await world.worker.compile()).actions
     (item,) = (await world.worker.resolver.pending.load(ref)).items.values()
     assert ("a", world.lake.objects["b"]["a"][0].mtime_ns + 3 * DAY_NS) == (item.key, item.due_at_ns)
@@ -143,7 +142,7 @@ async def test_a_policy_is_read_again_when_it_is_older_than_the_setting_says(mon
 
 
 async def test_only_an_event_driven_action_is_demoted() -> None:
-    """An action on scans keeps its own reason; one that is unknown stays unknown."""
+    """An action on scans keeps its own reason; one that has no state yet is demoted before its first scan ends."""
     world = Harness()
     await world.policy("b", rule(expiration_days=1))
     await world.run_round()
@@ -163,7 +162,7 @@ async def test_only_an_event_driven_action_is_demoted() -> None:
         first.next_scan_ns,
     )
     assert first == await world.action("EXPIRATION_DAYS")
-    assert 1 == len((await world.state()).actions)
+    assert (await world.action("ABORT_MPU")).mode is Mode.SCAN_ONLY
 
 
 async def test_the_ledger_says_everything_about_a_delete() -> None:

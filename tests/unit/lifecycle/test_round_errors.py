@@ -7,15 +7,14 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from typing import Any
 
-import msgspec
 import pytest
 
 from lakebed.core.clock import settle
 from lakebed.core.errors import Corrupt, Unavailable
 from lakebed.lifecycle import paths
-from lakebed.lifecycle.enforcer import NAP_S, NOTE_S, RETRY_S, Round
-from lakebed.lifecycle.engine import ActionRef
-from lakebed.lifecycle.model import ActionKey, ActionKind, Degraded, Mode, Position, StreamKind
+from lakebed.lifecycle.cluster import LogReach
+from lakebed.lifecycle.enforcer import NAP_S, NOTE_S, RETRY_S
+from lakebed.lifecycle.model import Mode, Position, StreamKind
 from lakebed.lifecycle.operator import Operator
 from lakebed.lifecycle.seams import ChangeEvent, Family
 from support.lifecycle_harness import DAY_S, Harness, failing
@@ -56,13 +55,13 @@ async def test_a_round_that_failed_is_repeated_after_the_poll_interval() -> None
     world = Harness(poll_s=20.0)
     at: list[float] = []
 
-    async def run_round() -> Round:
+    async def work() -> int:
         at.append(world.clock.monotonic_s())
         if len(at) < 3:
             raise Unavailable("away")
-        return Round(world.clock.now_ns() + 1000 * SECOND_NS)
+        return world.clock.now_ns() + 1000 * SECOND_NS
 
-    world.worker.run_round = run_round  # type: ignore[method-assign]
+    world.worker._read_round = work  # type: ignore[method-assign]
     await run(world, 65)
 
     assert [0, 20, 40, 60] == at
@@ -73,11 +72,11 @@ async def test_a_due_instant_that_is_already_past_leaves_a_short_rest() -> None:
     world = Harness(poll_s=20.0)
     at: list[float] = []
 
-    async def run_round() -> Round:
+    async def work() -> int:
         at.append(world.clock.monotonic_s())
-        return Round(world.clock.now_ns() - 5 * SECOND_NS)
+        return world.clock.now_ns() - 5 * SECOND_NS
 
-    world.worker.run_round = run_round  # type: ignore[method-assign]
+    world.worker._read_round = work  # type: ignore[method-assign]
     running = asyncio.create_task(world.worker.run())
     await world.clock.advance(0.2)
     running.cancel()
@@ -87,8 +86,13 @@ async def test_a_due_instant_that_is_already_past_leaves_a_short_rest() -> None:
 
 async def test_a_wake_register_that_cannot_be_read_does_not_end_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker sleeps until its own instant, and a later wish is still noticed within one nap."""
-    world = Harness()
-    read, broken = world.registers.wake.read, True
+    world = Harness(poll_s=3600.0)
+    read, broken = world.registers.wake.read, False
+    rounds: list[float] = []
+
+    async def work() -> int:
+        rounds.append(world.clock.monotonic_s())
+        return world.clock.now_ns() + 3600 * SECOND_NS
 
     async def maybe() -> Any:
         if broken:
@@ -96,14 +100,18 @@ async def test_a_wake_register_that_cannot_be_read_does_not_end_the_rest(monkeyp
         return await read()
 
     monkeypatch.setattr(world.registers.wake, "read", maybe)
-    resting = asyncio.create_task(world.worker._rest(60.0))
+    world.worker._read_round = work  # type: ignore[method-assign]
+    running = asyncio.create_task(world.worker.run())
+    await world.clock.advance(NAP_S)
+    broken = True
     await world.clock.advance(30.0)
-    assert not resting.done()
+    assert [0.0] == rounds
     broken = False
     await Operator(world.registers).wake("me")
-    await world.clock.advance(NAP_S)
+    await world.clock.advance(2 * NAP_S)
+    running.cancel()
 
-    assert resting.done()
+    assert 2 == len(rounds)
 
 
 # The streams, each with its error.
@@ -114,11 +122,11 @@ async def test_a_listing_that_cannot_be_read_blocks_its_bucket_and_no_other() ->
     world = Harness()
     walked: list[str] = []
 
-    async def scan(bucket: str, after: str = "") -> AsyncGenerator[Family, None]:
+    async def scan(bucket: str, after: str = "", **bounds: str) -> AsyncGenerator[Family, None]:
         walked.append(bucket)
         if bucket == "bad" and walked.count("bad") == 1:
             raise Corrupt("no such listing")
-        async for family in world.lake.scan(bucket, after):
+        async for family in world.lake.scan(bucket, after, **bounds):
             yield family
 
     scripted(world, scan=scan)
@@ -131,7 +139,7 @@ async def test_a_listing_that_cannot_be_read_blocks_its_bucket_and_no_other() ->
     assert [("bad", False, True), ("good", True, False)] == [(w.bucket, w.complete, w.blocked) for w in first.scans]
     assert [("bad", False, True)] == [(w.bucket, w.complete, w.blocked) for w in second.scans]
     assert (StreamKind.BOOTSTRAP, "bad", "") == (blocker.stream.kind, blocker.stream.bucket, blocker.key)
-    assert ("the listing cannot be read", "no such listing") == (blocker.reason, blocker.last_error)
+    assert ("the listing cannot be read: FATAL_EVENT_ERROR", "no such listing") == (blocker.reason, blocker.last_error)
     assert (world.clock.now_ns() - SECOND_NS, 1) == (blocker.first_seen_ns, blocker.retries)
     assert ["bad", "good"] == walked
 
@@ -143,7 +151,7 @@ async def test_a_listing_that_is_away_is_walked_again_soon() -> None:
     """An outage of one bucket is no blocker: the round says that it could not go on."""
     world = Harness(poll_s=3600.0)
 
-    async def scan(bucket: str, after: str = "") -> AsyncGenerator[Family, None]:
+    async def scan(bucket: str, after: str = "", **bounds: str) -> AsyncGenerator[Family, None]:
         raise Unavailable("away")
         yield
 
@@ -158,9 +166,10 @@ async def test_a_listing_that_is_away_is_walked_again_soon() -> None:
 
 async def test_a_blocked_walk_does_not_hurry_the_next_round() -> None:
     """Only an operator can help: the next round comes with the poll."""
-    world, store = failing(poll_s=3600.0)
+    world, store = failing(poll_s=3600.0, retries_max=1)
     world.lake.write("b", "a")
-    store.damaged.add("a")
+    store.deletes["a"] = Unavailable("away")
+    await world.clock.advance(2 * DAY_S)
     await world.policy("b", rule(expiration_days=1))
     await world.run_round()
     run_round = await world.run_round(0.01)
@@ -185,7 +194,7 @@ async def test_an_event_log_that_is_away_is_read_again_soon_and_nothing_is_demot
     assert [(None, True, False)] == [(s.delay_ns, s.halted, s.blocked) for s in run_round.sweeps]
     assert world.clock.now_ns() + round(RETRY_S * SECOND_NS) == run_round.wake_ns
     assert Mode.EVENT_DRIVEN is (await world.action("EXPIRATION_DAYS")).mode
-    assert 0 == (await world.reader()).lost_log_since_ns
+    assert 0 == (await world.registers.log.read()).value.generation
 
 
 async def test_a_log_that_cannot_be_probed_keeps_the_retention_known_last() -> None:
@@ -194,38 +203,13 @@ async def test_a_log_that_cannot_be_probed_keeps_the_retention_known_last() -> N
     world.lake.log_begins_ns = world.clock.now_ns() - round(3 * DAY_S * SECOND_NS)
     await world.run_round()
 
-    async def begins_ns() -> int:
+    async def reach() -> LogReach:
         raise Unavailable("away")
 
-    world.worker._lag_monitor._source = Script(world.lake, begins_ns=begins_ns)
+    scripted(world, reach=reach)
     await world.run_round(1.0)
 
-    assert round(3 * DAY_S * SECOND_NS) == world.worker._lag_monitor.retention_ns
-    assert 3 * DAY_S == world.metrics.value("lakebed_lifecycle_log_retention_seconds")
-
-
-async def test_a_lost_log_keeps_the_instant_at_which_it_was_first_found_lost() -> None:
-    """Every round meets it again; the record and its reason are those of the first, each meeting is counted."""
-    world = Harness()
-    await world.policy("b", rule(expiration_days=1), rule(prefix="t", expiration_date_ns=86_400 * 30_000 * SECOND_NS))
-    await world.run_round()
-    world.lake.log_begins_ns = world.clock.now_ns() + SECOND_NS
-    await world.run_round(0.5)
-    first, since_ns = await world.reader(), world.clock.now_ns()
-    action = await world.action("EXPIRATION_DAYS")
-
-    snapshot = await world.worker.compile()
-    active = msgspec.structs.replace(next(iter(snapshot.actions.values())), mode=Mode.EVENT_DRIVEN, active=True)
-    world.lake.log_begins_ns += SECOND_NS
-    await world.clock.advance(DAY_S)
-    again = type(snapshot)(9, [active], snapshot.calendar)
-    assert [] == await world.worker._sweep(again)
-
-    assert (since_ns, True) == (first.lost_log_since_ns, "the log begins" in first.lost_log)
-    assert first == await world.reader()
-    assert (Degraded.LOST_LOG, since_ns, since_ns) == (action.degraded, action.degraded_since_ns, action.next_scan_ns)
-    assert Degraded.NONE is (await world.action("EXPIRATION_DATE")).degraded
-    assert 2 == world.metrics.value("lakebed_lifecycle_lost_log_total")
+    assert 4 * DAY_S == world.metrics.value("lakebed_lifecycle_log_retention_seconds")
 
 
 # Other workers.
@@ -239,30 +223,26 @@ async def held(world: Harness, key: str) -> AsyncExitStack:
     return stack
 
 
-def ref_of(action: str) -> ActionRef:
-    digest, _, kind = action.partition("/")
-    return ActionRef("b", ActionKey(digest, ActionKind(kind)))
-
-
 async def test_a_walk_that_another_worker_does_is_left_to_it() -> None:
     """No walk of ours, no error, and the bucket is walked when the other one is done."""
     world = Harness()
     await world.policy("b", rule(expiration_days=1))
-    async with await held(world, paths.scan_lease("b")):
+    async with await held(world, paths.scan_lease("b", 0)):
         assert () == (await world.run_round()).scans
     assert [True] == [scan.complete for scan in (await world.run_round()).scans]
 
 
 async def test_a_sweep_that_another_worker_does_is_left_to_it() -> None:
-    """What is due stays for whoever holds the reader's lease."""
+    """What is due stays for whoever has the shards."""
     world = Harness()
     await world.policy("b", rule(expiration_days=1))
     await world.run_round()
     world.lake.write("b", "a")
     await world.clock.advance(1.01 * DAY_S)
-    async with await held(world, paths.READER_LEASE):
-        assert () == (await world.run_round()).sweeps
-        assert ["a"] == world.left()
+    await world.other_reader()
+    assert () == (await world.run_round()).sweeps
+    assert ["a"] == world.left()
+    await world.other_reader(alive=False)
     await world.run_round()
     assert [] == world.left()
 
@@ -270,26 +250,17 @@ async def test_a_sweep_that_another_worker_does_is_left_to_it() -> None:
 async def test_a_drain_that_another_worker_does_is_left_to_it_and_other_actions_are_drained() -> None:
     """The lease is per action: one that is held does not keep the next from its exceptions."""
     world = Harness()
-    await world.policy(
-        "b",
-        rule(prefix="x", expiration_days=2, tags=(("t", "1"),)),
-        rule(prefix="y", expiration_days=2, tags=(("t", "1"),)),
-    )
+    await world.policy("b", rule(prefix="x", expiration_days=2), rule(prefix="y", expiration_days=2))
     await world.run_round()
     for key in ("x1", "y1"):
         world.lake.write("b", key)
-    await world.run_round(1)
-    for key in ("x1", "y1"):
-        world.lake.tag("b", key, {"t": "1"})
-    await world.run_round(0.1)
-    first = next(iter((await world.worker.compile()).actions))
-    left = "x1" if "x" == (await world.worker.compile()).actions[first].rule.prefix else "y1"
+    first = await world.exceptions("x1", prefix="x")
+    await world.exceptions("y1", prefix="y")
 
-    await world.clock.advance(DAY_S)
+    await world.clock.advance(2.1 * DAY_S)
     async with await held(world, paths.drain_lease(first)):
-        async with await held(world, paths.READER_LEASE):
-            await world.run_round()
-        assert [left] == world.left()
+        await world.run_round()
+        assert ["x1"] == world.left()
     await world.run_round(0.01)
     assert [] == world.left()
 
@@ -324,7 +295,7 @@ async def test_a_lease_that_cannot_be_released_does_not_fail_the_work(monkeypatc
     async def release(*_: Any) -> None:
         raise Unavailable("away")
 
-    monkeypatch.setattr("lakebed.lifecycle.enforcer.Lease.release", release)
+    monkeypatch.setattr("lakebed.lifecycle.leases.Lease.release", release)
     await world.policy("b", rule(expiration_days=1))
 
     assert [True] == [scan.complete for scan in (await world.run_round()).scans]
@@ -359,7 +330,7 @@ async def test_a_round_that_cannot_be_recorded_is_recorded_by_the_next(monkeypat
 async def test_a_round_is_planned_for_the_next_safety_scan() -> None:
     """Of live actions alone: a paused action's scan wakes nobody."""
     world = Harness(poll_s=10_000_000.0)
-    await world.policy("b", rule(prefix="x", expiration_days=1), rule(prefix="y", abort_days=1))
+    await world.policy("b", rule(prefix="x", expiration_days=90), rule(prefix="y", abort_days=1))
     began_ns = world.clock.now_ns()
     first = await world.run_round()
     await Operator(world.registers).pause(
@@ -368,7 +339,7 @@ async def test_a_round_is_planned_for_the_next_safety_scan() -> None:
     second = await world.run_round(0.1)
 
     assert began_ns + round(DAY_S * SECOND_NS) == first.wake_ns  # uploads are scanned daily
-    assert began_ns + round(7 * DAY_S * SECOND_NS) == second.wake_ns
+    assert began_ns + round(30 * DAY_S * SECOND_NS) == second.wake_ns
 
 
 async def test_a_bucket_whose_actions_are_all_paused_is_not_walked() -> None:
@@ -401,18 +372,16 @@ async def test_a_safety_scan_runs_at_its_instant_and_not_before() -> None:
 async def test_an_exception_that_stays_due_is_retried_after_a_second() -> None:
     """What could not be drained does not make the worker spin."""
     world, store = failing(poll_s=1000.0)
-    await world.policy("b", rule(expiration_days=2, tags=(("t", "1"),)))
+    await world.policy("b", rule(expiration_days=2))
     await world.run_round()
     world.lake.write("b", "a")
-    await world.run_round(1)
-    world.lake.tag("b", "a", {"t": "1"})
+    due_ns = world.clock.now_ns() + round(2 * DAY_S * SECOND_NS)
+    await world.exceptions("a")
     planned = await world.run_round(0.1)
     store.looks["a"] = Unavailable("away")
-    await world.clock.advance(DAY_S)
-    async with await held(world, paths.READER_LEASE):
-        stuck = await world.run_round()
+    stuck = await world.run_round(2)
 
-    assert world.clock.now_ns() - round(0.1 * DAY_S * SECOND_NS) == planned.wake_ns
+    assert due_ns == planned.wake_ns
     assert world.clock.now_ns() + SECOND_NS == stuck.wake_ns
     assert ["a"] == world.left()
 
@@ -434,32 +403,15 @@ async def test_each_compile_has_its_own_number_and_knows_the_versioned_buckets()
 async def test_a_drain_ends_with_the_batch_in_which_something_could_not_be_resolved() -> None:
     """What comes behind it waits for the next round: an outage is not met once per exception."""
     world, store = failing(batch=2)
-    await world.policy("b", rule(expiration_days=2, tags=(("t", "1"),)))
+    await world.policy("b", rule(expiration_days=2))
     await world.run_round()
     for key in ("a", "m", "z"):
         world.lake.write("b", key)
         await world.clock.advance(0.1)
-    await world.run_round(1)
-    for key in ("a", "m", "z"):
-        world.lake.tag("b", key, {"t": "1"})
-    await world.run_round(0.1)
+    await world.exceptions("a", "m", "z")
     store.looks["m"] = Unavailable("away")
-    await world.clock.advance(DAY_S)
-    async with await held(world, paths.READER_LEASE):
-        await world.run_round()
-        assert ["m", "z"] == world.left()
-        store.looks.clear()
-        await world.run_round()
+    await world.run_round(2.1)
+    assert ["m", "z"] == world.left()
+    store.looks.clear()
+    await world.run_round(0.01)
     assert [] == world.left()
-
-
-async def test_while_the_log_is_lost_an_action_that_was_not_demoted_yet_is_not_swept() -> None:
-    """The mark is durable before the demotion of each action: a round in between must not rely on events."""
-    world = Harness()
-    await world.policy("b", rule(expiration_days=1))
-    await world.run_round()
-    await world.registers.reader.change(lambda known: (msgspec.structs.replace(known, lost_log_since_ns=5), None))
-    (action,) = (await world.worker.compile()).actions.values()
-
-    assert Mode.EVENT_DRIVEN is (await world.action("EXPIRATION_DAYS")).mode
-    assert (Mode.SCAN_ONLY, False) == (action.mode, action.active)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
-from typing import Any
 
 import pytest
 
@@ -25,13 +24,13 @@ SECOND_NS = 10**9
 
 def _rounds(world: Harness) -> list[float]:
     """Seconds from now at which the worker begins a round."""
-    began_s, at, run_round = world.clock.monotonic_s(), list[float](), world.worker.run_round
+    began_s, at, run_round = world.clock.monotonic_s(), list[float](), world.worker._read_round
 
-    async def noted() -> Any:
+    async def noted() -> int:
         at.append(world.clock.monotonic_s() - began_s)
         return await run_round()
 
-    world.worker.run_round = noted  # type: ignore[method-assign]
+    world.worker._read_round = noted  # type: ignore[method-assign]
     return at
 
 
@@ -179,6 +178,7 @@ async def test_a_sweep_looks_through_only_so_many_events_for_the_next_due_instan
         await world.clock.advance(1.0)
         world.lake.write("b", f"other/{number}")
 
+    world.worker = world.new_worker(world.lake)
     (sweep,) = (await world.run_round(0.1)).sweeps
 
     assert began_ns + round((3 + DAY_S) * SECOND_NS) == sweep.next_due_ns

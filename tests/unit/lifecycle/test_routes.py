@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from lakebed.core.context import Context
-from lakebed.core.errors import Corrupt
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
 from lakebed.core.trail import Trail
 from lakebed.lifecycle import routes
-from lakebed.lifecycle.blockers import block
+from lakebed.lifecycle.blockers import Failure, block
 from lakebed.lifecycle.model import StreamKind
 from lakebed.lifecycle.operator import Operator
 from lakebed.lifecycle.state import Stream
@@ -58,7 +57,7 @@ async def test_blockers_are_told_and_decided() -> None:
     world = Harness()
     stream = Stream(StreamKind.PREDICATE)
     await world.registers.blockers.change(
-        lambda known: (block(known, stream, bucket="b", key="k", now_ns=1, reason="r", error=str(Corrupt("x"))), None)
+        lambda known: (block(known, [Failure(stream, "b", "k", "TRANSPORT_ERROR", "x")], 1, reason="r"), None)
     )
     (blocker,) = await Operator(world.registers).blockers()
     where = f"/api/s3/lifecycle/blockers/{blocker.blocker_id}"

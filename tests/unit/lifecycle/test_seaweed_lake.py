@@ -39,10 +39,10 @@ class Tree(ScriptedFiler):
         said = {s3.VERSIONING: versioning.encode()} if versioning else {}
         self.put(f"/buckets/{name}", is_directory=True, extended={**said, **extended})
 
-    async def entries_of(self, directory: str, after: str = "") -> AsyncGenerator[FilerEntry, None]:
+    async def entries_of(self, directory: str, after: str = "", prefix: str = "") -> AsyncGenerator[FilerEntry, None]:
         names = sorted(path for path in self.entries if path.rsplit("/", 1)[0] == directory)
         for path in names:
-            if path.rsplit("/", 1)[1] > after:
+            if path.rsplit("/", 1)[1] > after and path.rsplit("/", 1)[1].startswith(prefix):
                 yield self.entries[path]
 
 
@@ -55,8 +55,8 @@ class World:
         class Filer:
             lookup, page, transact = tree.lookup, tree.page, tree.transact
 
-            def entries(self, directory: str, *, after: str = "") -> AsyncGenerator[FilerEntry, None]:
-                return tree.entries_of(directory, after)
+            def entries(self, directory: str, *, prefix: str = "", after: str = "") -> AsyncGenerator[FilerEntry, None]:
+                return tree.entries_of(directory, after, prefix)
 
             async def close(self) -> None:
                 world.closed += 1
@@ -248,13 +248,42 @@ async def test_a_walk_of_a_versioned_bucket_tells_each_key_once(world: World) ->
     for key in ("both", "only"):
         world.tree.file(f"/buckets/b/{key}.versions/v_{version}", extended={s3.VERSION_ID: version.encode()})
     world.tree.file("/buckets/b/both")
-    world.tree.file("/buckets/b/zbad.versions/v_no")
+    world.tree.file(f"/buckets/b/zbad.versions/v_{version}", extended={s3.NONCURRENT_SINCE: b"no"})
+    world.tree.file(f"/buckets/b/zbad.versions/v_{version[::-1]}", extended={s3.NONCURRENT_SINCE: b"no"})
     found = [one async for one in world.lake.scan("b")]
 
     assert [("both", "both", 2), ("only", "only.versions", 1), ("zbad", "zbad.versions", 0)] == [
         (one.key, one.token, len(one.entries)) for one in found
     ]
-    assert ["", "", "'no' is not a version id"] == [one.unreadable for one in found]
+    assert ["", "", True] == [one.unreadable and s3.NONCURRENT_SINCE in one.unreadable for one in found]
+
+
+@pytest.mark.parametrize("versioning", ["", "Enabled"])
+async def test_a_key_below_a_folder_that_is_named_like_one_of_versions_is_walked(world: World, versioning: str) -> None:
+    """`y.versions/z` is a key of its own, beside the versions of `y` where there are some."""
+    world.tree.bucket("b", versioning)
+    version = s3.new_version_id(MADE_NS, "0" * 16)
+    if versioning:
+        world.tree.file(f"/buckets/b/y.versions/v_{version}", extended={s3.VERSION_ID: version.encode()})
+    world.tree.file("/buckets/b/y.versions/z")
+    found = [(one.key, len(one.entries)) async for one in world.lake.scan("b")]
+
+    assert [("y.versions/z", 1), *([("y", 1)] if versioning else [])] == found
+    assert found[1:] == [(one.key, len(one.entries)) async for one in world.lake.scan("b", "y.versions/z")]
+
+
+async def test_a_scan_of_a_prefix_or_a_range_lists_that_and_nothing_else(world: World) -> None:
+    """By folder and beginning of the name; between two tokens; the uploads alone."""
+    fill(world)
+    everything = [token for _, _, token in WALKED]
+    for number, border in enumerate(everything):
+        before = [one.token async for one in world.lake.scan("b", until=border)]
+        behind = [one.token async for one in world.lake.scan("b", border)]
+        assert everything == [*before, *behind], (number, border)
+    for prefix in ("a", "put/", "put/in", ".uploads/", "none/"):
+        wanted = [token for key, upload, token in WALKED if token.startswith(prefix.rstrip("/")) and (
+            key.startswith(prefix) or (upload and prefix == ".uploads/"))]  # fmt: skip
+        assert wanted == [one.token async for one in world.lake.scan("b", prefix=prefix)], prefix
 
 
 async def test_a_walk_of_a_bucket_that_is_not_there_is_not_found(world: World) -> None:

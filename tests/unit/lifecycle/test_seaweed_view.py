@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from lakebed.core.errors import Corrupt
 from lakebed.filer import s3
 from lakebed.filer.model import Attributes, FileChunk, FilerEntry, FilerEvent
 from lakebed.lifecycle.decide import EventMeaning, meaning
@@ -70,10 +69,9 @@ def test_a_marker_without_an_id_is_a_version_like_others() -> None:
     assert ("null", True, True, True) == (found.version_id, found.marker, found.latest, found.alone)
 
 
-def test_a_version_file_with_a_damaged_name_is_corrupt() -> None:
-    """It is not guessed at when it was made."""
-    with pytest.raises(Corrupt):
-        view.versions_of("b", "k", None, folder("k.versions"), [file("v_nonsense")], T_NS)
+def test_a_file_that_is_no_version_is_none_of_the_keys_versions() -> None:
+    """A key may be named like a folder of versions: what is put below it belongs to that key."""
+    assert () == view.versions_of("b", "k", None, folder("k.versions"), [file("v_nonsense"), file("z")], T_NS)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +79,9 @@ def test_a_version_file_with_a_damaged_name_is_corrupt() -> None:
     [
         ("/buckets/b", file("k"), view.ObjectAddress("b", "k")),
         ("/buckets/b/a", file("k"), view.ObjectAddress("b", "a/k")),
-        ("/buckets/b/a/k.versions", file("v_ab"), view.ObjectAddress("b", "a/k", "ab")),
+        ("/buckets/b/a/k.versions", file("v_" + "a" * 32), view.ObjectAddress("b", "a/k", "a" * 32)),
+        ("/buckets/b/a/k.versions", file("v_ab"), view.ObjectAddress("b", "a/k.versions/v_ab")),
+        ("/buckets/b/a/k.versions", file("z"), view.ObjectAddress("b", "a/k.versions/z")),
         ("/buckets/b/.uploads", folder("u", upload="a/k"), view.ObjectAddress("b", "a/k", upload_id="u")),
         ("/buckets/b/.uploads", folder("u"), None),
         ("/buckets/b/.uploads/u", file("0001.part"), None),
@@ -140,7 +140,6 @@ def test_an_unreadable_change_names_its_bucket_and_its_reason() -> None:
 
 
 def test_a_log_file_says_its_minute() -> None:
-    """And what is named otherwise is Corrupt."""
+    """And what is named otherwise is no file of the log."""
     assert 1_794_780_540 * SECOND_NS == view.log_file_ns("2026-11-15", "22-09.4728a8bc")
-    with pytest.raises(Corrupt):
-        view.log_file_ns("2026-11-15", "latest")
+    assert view.log_file_ns("2026-11-15", "latest") is None

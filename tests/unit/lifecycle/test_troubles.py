@@ -6,33 +6,34 @@ import pytest
 
 from lakebed.core.errors import Invalid, NotFound
 from lakebed.lifecycle import blockers
+from lakebed.lifecycle.blockers import Failure
+from lakebed.lifecycle.cluster import SHARDS
 from lakebed.lifecycle.model import (
     Position,
     StreamKind,
     StreamResolution,
 )
 from lakebed.lifecycle.operator import Operator
-from lakebed.lifecycle.state import BlockerState, RetryBudget, Stream, scan_place
-from support.lifecycle_harness import DAY_S, Harness
-
-SECOND_NS = 10**9
-DAY_NS = round(DAY_S * SECOND_NS)
-LONG_NS = 86_400 * SECOND_NS
-
+from lakebed.lifecycle.state import BlockerState, ReaderState, RetryBudget, Stream, scan_place
+from support.lifecycle_harness import Harness
 
 # Troubles.
+
+
+def failure(stream: Stream, error: str = "e", cause: str = "TRANSPORT_ERROR", rule_hash: str = "") -> Failure:
+    return Failure(stream, "b", "k", cause, error, rule_hash)
 
 
 def blocked(*streams: Stream) -> BlockerState:
     known = BlockerState()
     for number, stream in enumerate(streams):
-        known = blockers.block(known, stream, bucket="b", key="k", now_ns=number + 1, reason="r", error="e" * 900)
+        known = blockers.block(known, [failure(stream, "e" * 900)], number + 1, reason="r")
     return known
 
 
 def test_a_blocker_is_found_by_the_beginning_of_its_id_when_that_is_one() -> None:
     """None, several and an empty name are refused with the command that lists them."""
-    known = blocked(*(Stream(StreamKind.ORIGINAL, 5, Position(n)) for n in range(40)))
+    known = blocked(*(Stream(StreamKind.ORIGINAL, n) for n in range(40)))
     some = next(iter(known.blockers))
     shared = next(a for a in "0123456789abcdef" if sum(name.startswith(a) for name in known.blockers) > 1)
 
@@ -45,72 +46,79 @@ def test_a_blocker_is_found_by_the_beginning_of_its_id_when_that_is_one() -> Non
 
 
 def test_a_stream_is_blocked_by_its_own_blockers_alone() -> None:
-    """A delay group by its delay, the predicates as a whole, a walk by its bucket, a drain by bucket and action."""
-    known = blocked(
+    """A delay group by shard and delay, the predicates by shard, a scan by bucket, a drain by bucket and action."""
+    streams = [
         Stream(StreamKind.ORIGINAL, 5, Position(1)),
+        Stream(StreamKind.ORIGINAL, 5, Position(1), shard=1),
+        Stream(StreamKind.ORIGINAL, 6, Position(1)),
+        Stream(StreamKind.PREDICATE, position=Position(9)),
         Stream(StreamKind.BOOTSTRAP, bucket="b", key="k"),
+        Stream(StreamKind.BOOTSTRAP, bucket="c", key="k"),
         Stream(StreamKind.PENDING, bucket="b", action="h/K", key="k"),
-    )
-    asked = [
-        (StreamKind.ORIGINAL, {"delay_ns": 5}),
-        (StreamKind.ORIGINAL, {"delay_ns": 6}),
-        (StreamKind.PREDICATE, {}),
-        (StreamKind.BOOTSTRAP, {"bucket": "b"}),
-        (StreamKind.BOOTSTRAP, {"bucket": "c"}),
-        (StreamKind.PENDING, {"bucket": "b", "action": "h/K"}),
-        (StreamKind.PENDING, {"bucket": "b", "action": "h/L"}),
-        (StreamKind.PENDING, {"bucket": "c", "action": "h/K"}),
+        Stream(StreamKind.PENDING, bucket="b", action="h/L", key="k"),
+        Stream(StreamKind.PENDING, bucket="c", action="h/K", key="k"),
     ]
-    found = [blockers.blocks(known, kind, **said) for kind, said in asked]  # type: ignore[arg-type]
-
-    assert [True, False, False, True, False, True, False, False] == found
-    predicate = blocked(Stream(StreamKind.PREDICATE, position=Position(9)))
-    assert blockers.blocks(predicate, StreamKind.PREDICATE)
+    for stream in streams:
+        known = blocked(stream)
+        assert [stream] == [other for other in streams if blockers.blocks(known, other.lane)]
 
 
 def test_only_the_last_decisions_to_give_up_are_kept_in_the_register(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each says when, who, what and why."""
+    """Each says when, who, what and why; the position is skipped until its cursor has passed it."""
     monkeypatch.setattr(blockers, "QUARANTINED_MAX", 2)
     known = BlockerState()
     for number in range(3):
         stream = Stream(StreamKind.ORIGINAL, 5, Position(number))
-        known = blockers.block(known, stream, bucket="b", key="k", now_ns=1, reason="r", error="e")
-        known, _ = blockers.quarantine(known, blockers.blocker_id(stream), f"why{number}", "me", 40 + number)
+        known = blockers.block(known, [failure(stream)], 1, reason="r")
+        (ident,) = known.blockers
+        known, _ = blockers.quarantine(known, ident, f"why{number}", "me", 40 + number)
 
     assert ("41 me ORIGINAL:5:1.-1 why1", "42 me ORIGINAL:5:2.-1 why2") == known.quarantined
+    assert 3 == len(known.skips)
+    cursors = {shard: ReaderState(originals={"5": Position(1)}) for shard in range(SHARDS)}
+    assert ["ORIGINAL:5:2.-1"] == list(blockers.without_passed(known, cursors).skips)
     with pytest.raises(Invalid):
         blockers.quarantine(known, "x", "  ", "me", 1)
 
 
-def test_a_budget_remembers_its_first_try_and_a_success_clears_it_alone() -> None:
-    """The blocker that grows from it keeps the instant and the count; the ends of the budget are exclusive."""
+def retried(known: BlockerState, *failures: Failure, now_ns: int) -> tuple[BlockerState, set[StreamResolution]]:
+    after, answers = blockers.recorded(known, failures, now_ns, blockers.Limits(3, 100))
+    return after, set(answers.values())
+
+
+def test_a_budget_is_that_of_the_stream_and_ends_by_count_or_by_age() -> None:
+    """It counts tries at the same first position: a stream that moves on begins again. The promotion takes it away."""
     one, other = (Stream(StreamKind.PENDING, bucket="b", action="h/K", key=key) for key in "ab")
-    known = BlockerState()
-    for stream, now_ns in ((one, 10), (one, 20), (other, 20)):
-        known, answer = blockers.record_retry(
-            known, stream, bucket="b", key="k", now_ns=now_ns, error="e", retries_max=3, age_max_ns=100
-        )
-        assert StreamResolution.RETRY_LATER is answer
-    assert RetryBudget(2, 10, 20) == known.budgets[one.id]
-    assert [other.id] == list(blockers.clear_budget(known, one).budgets)
-    same = BlockerState()
-    assert same is blockers.clear_budget(same, one)
-    after, answer = blockers.record_retry(
-        known, one, bucket="b", key="k", now_ns=30, error="e", rule_hash="h", retries_max=3, age_max_ns=100
-    )
+    known, answers = retried(BlockerState(), failure(one), failure(other), now_ns=10)
+    known, answers = retried(known, failure(one), failure(other), now_ns=20)
+    assert {StreamResolution.RETRY_LATER} == answers
+    assert [RetryBudget(2, 10, 20, one.id)] == list(known.budgets.values())
+    assert [RetryBudget(1, 30, 30, other.id)] == list(retried(known, failure(other), now_ns=30)[0].budgets.values())
+    assert {} == blockers.cleared(known, [one]).budgets
+    assert known is blockers.cleared(known, [other])
+
+    after, answers = retried(known, failure(one, rule_hash="h"), failure(other), now_ns=30)
     (made,) = after.blockers.values()
-    assert (StreamResolution.BLOCKED, 3, 10, 30, "h") == (
-        answer,
-        made.retries,
-        made.first_seen_ns,
-        made.last_retry_ns,
-        made.rule_hash,
-    )
-    assert [other.id] == list(after.budgets)
+    assert ({StreamResolution.BLOCKED}, {}, (one, other)) == (answers, after.budgets, made.items)
+    assert (3, 10, 30, "h") == (made.retries, made.first_seen_ns, made.last_retry_ns, made.rule_hash)
+    by_age, answers = retried(retried(BlockerState(), failure(one), now_ns=1)[0], failure(one), now_ns=101)
+    assert ({StreamResolution.BLOCKED}, 1) == (answers, len(by_age.blockers))
+
+
+def test_each_cause_has_a_blocker_of_its_own() -> None:
+    """Blocking again keeps when it was first seen, and counts."""
+    stream = Stream(StreamKind.ORIGINAL, 5, Position(7))
+    known = blockers.block(BlockerState(), [failure(stream)], 1, reason="r")
+    known = blockers.block(known, [failure(stream, "e2")], 9, reason="r")
+    known = blockers.block(known, [failure(stream, cause="FATAL_EVENT_ERROR")], 9, reason="r")
+
+    first, second = known.blockers.values()
+    assert (1, 9, 2, "e2") == (first.first_seen_ns, first.last_retry_ns, first.retries, first.last_error)
+    assert (1, "r: FATAL_EVENT_ERROR") == (second.retries, second.reason)
 
 
 def test_places_of_streams_have_names_of_their_own() -> None:
-    """No two places share a blocker or a budget."""
+    """No two places share a record."""
     streams = [
         Stream(StreamKind.ORIGINAL, 5, Position(7, 1)),
         Stream(StreamKind.ORIGINAL, 6, Position(7, 1)),
@@ -123,17 +131,17 @@ def test_places_of_streams_have_names_of_their_own() -> None:
         Stream(StreamKind.PENDING, bucket="b", action="h/K", key="k", version_id="v"),
         Stream(StreamKind.PENDING, bucket="b", action="i/K", key="k"),
     ]
-    assert len(streams) == len({stream.id for stream in streams}) == len({blockers.blocker_id(s) for s in streams})
+    assert len(streams) == len({stream.id for stream in streams}) == len({blockers.item_id(s) for s in streams})
     assert ("k", "u\x00k") == (scan_place("k", ""), scan_place("k", "u"))
 
 
 async def test_blockers_come_in_the_order_in_which_they_were_first_seen() -> None:
     """A retry of the first does not send it to the end."""
     world = Harness()
-    one, other = (Stream(StreamKind.ORIGINAL, 5, Position(number)) for number in (1, 2))
+    one, other = (Stream(StreamKind.ORIGINAL, number) for number in (1, 2))
     known = BlockerState()
     for stream, now_ns in ((other, 20), (one, 10), (one, 30)):
-        known = blockers.block(known, stream, bucket="b", key="k", now_ns=now_ns, reason="r", error="e")
+        known = blockers.block(known, [failure(stream)], now_ns, reason="r")
     await world.registers.blockers.change(lambda _: (known, None))
 
     assert [one, other] == [blocker.stream for blocker in await Operator(world.registers).blockers()]

@@ -47,13 +47,14 @@ async def test_a_stream_is_behind_by_what_is_due_and_not_by_its_delay(manual_clo
             str(30 * DAY_NS): Position(midnight_ns - 30 * DAY_NS),
             str(DAY_NS): Position(midnight_ns - DAY_NS - 100 * 10**9),
         },
-        predicate=Position(now_ns - 65 * 10**9),
+        predicate=Position(now_ns - 320 * 10**9),
     )
-    await state_of(context).reader.change(changed(lambda _: state))
+    for register in state_of(context).readers:
+        await register.change(changed(lambda _: state))
 
     rows = await view.streams(context)
 
-    assert [("delay 1 d", 86_400.0, 100.0), ("delay 30 d", 30 * 86_400.0, 0.0), ("predicates", 0.0, 5.0)] == [
+    assert [("delay 1 d", 86_400.0, 100.0), ("delay 30 d", 30 * 86_400.0, 0.0), ("predicates", 0.0, 200.0)] == [
         (row.stream, row.delay_s, row.behind_s) for row in rows
     ]
 
@@ -194,7 +195,8 @@ async def test_without_a_predicate_cursor_there_is_no_such_stream(manual_clock: 
     context = context_of(MemoryStore(clock=manual_clock), clock=manual_clock)
     now_ns = manual_clock.now_ns()
     originals = {str(days * DAY_NS): Position(now_ns + DAY_NS) for days in (10, 9, 100)}
-    await state_of(context).reader.change(changed(lambda _: ReaderState(originals=originals)))
+    for register in state_of(context).readers:
+        await register.change(changed(lambda _: ReaderState(originals=originals)))
 
     rows = await view.streams(context)
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
-import msgspec
 import pytest
 
-from lakebed.core.errors import Corrupt, Unavailable
-from lakebed.lifecycle.model import Mode, StreamKind, StreamResolution
+from lakebed.core.errors import Unavailable
+from lakebed.lifecycle.model import StreamKind, StreamResolution
 from lakebed.lifecycle.operator import Operator
 from lakebed.lifecycle.scanner import BucketScanner
 from lakebed.lifecycle.seams import Family
-from lakebed.lifecycle.state import ScanProgress
 from support.lifecycle_harness import DAY_S, Harness, failing
 from support.lifecycle_makers import rule
 
@@ -32,16 +31,75 @@ async def old_bucket(*keys: str, **changed: Any) -> tuple[Harness, Any]:
 
 async def test_a_walk_that_was_overtaken_does_not_move_its_successor() -> None:
     """A rescan for the same actions begins anew: progress of the walk before it would hide what it has not seen."""
-    world, store = await old_bucket("a")
-    scanner = BucketScanner(store, world.worker.resolver, world.registers, world.settings)
-    late, fresh = ScanProgress("same", 1), ScanProgress("same", 2)
-    await world.registers.bucket("b").change(lambda state: (msgspec.structs.replace(state, scan=fresh), None))
+    world, _ = await old_bucket("a", "b")
+    snapshot = await world.worker.compile()
+    scanner = world.worker._scanner
+    late = await scanner.begin("b", snapshot)
+    await Operator(world.registers).rebootstrap("b")
+    await world.clock.advance(1)
+    fresh = await scanner.begin("b", snapshot)
 
-    await scanner._checkpoint("b", late, "k/z", 5)
+    assert not (await scanner.run("b", 0, late, snapshot, nothing)).complete
     assert fresh == (await world.state()).scan
+    assert (await scanner.run("b", 0, fresh, snapshot, nothing)).complete
+    assert [] == world.left()
 
-    await scanner._checkpoint("b", fresh, "k/c", 5)
-    assert ScanProgress("same", 2, "k/c", 5) == (await world.state()).scan
+
+async def nothing() -> None:
+    return None
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+async def test_parts_of_a_walk_are_shared_between_workers_and_nothing_is_met_twice(workers: int) -> None:
+    """Each part is one worker's; the walk is complete when all of them are, whoever did the last."""
+    world, store = await old_bucket(*(f"k{number:02d}" for number in range(20)), batch=2)
+    world.lake.parts = 5
+    seen: list[str] = []
+
+    class Watched:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(store, name)
+
+        async def scan(self, bucket: str, after: str = "", **bounds: str) -> AsyncGenerator[Family, None]:
+            async for family in store.scan(bucket, after, **bounds):
+                seen.append(family.key)
+                await asyncio.sleep(0)
+                yield family
+
+    several = [world.new_worker(Watched()) for _ in range(workers)]
+    reports = await asyncio.gather(*(worker.run_round() for worker in several))
+
+    assert ([], sorted(set(seen))) == (world.left(), sorted(seen))
+    assert 1 == sum(scan.complete for report in reports for scan in report.scans)
+    assert 20 == (await world.state()).objects
+
+
+async def test_a_walk_lists_by_prefix_where_every_rule_has_one() -> None:
+    """Other folders are not listed; uploads are where a rule aborts them."""
+    world = Harness()
+    for key in ("a/1", "b/1", "c/1"):
+        world.lake.write("b", key)
+    world.lake.begin_upload("b", "a/u")
+    listed: list[str] = []
+
+    class Watched:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(world.lake, name)
+
+        async def scan(self, bucket: str, after: str = "", **bounds: str) -> AsyncGenerator[Family, None]:
+            async for family in world.lake.scan(bucket, after, **bounds):
+                listed.append(family.key)
+                yield family
+
+    world.worker = world.new_worker(Watched())
+    await world.policy("b", rule(prefix="a/", expiration_days=1), rule(prefix="a/1", expiration_days=2))
+    await world.run_round(2)
+    assert (["a/1"], ["b/1", "c/1"]) == (listed, world.left())
+
+    await world.policy("b", rule(prefix="b/", expiration_days=1), rule(prefix="a/", abort_days=1))
+    await world.run_round(0.1)
+    assert ["a/1", "b/1", "a/u"] == listed
+    assert (["c/1"], {}) == (world.left(), world.lake.uploads["b"])
 
 
 async def test_a_scan_is_dated_to_its_start() -> None:
@@ -52,8 +110,8 @@ async def test_a_scan_is_dated_to_its_start() -> None:
         def __getattr__(self, name: str) -> Any:
             return getattr(store, name)
 
-        async def scan(self, bucket: str, after: str = "") -> AsyncGenerator[Family, None]:
-            async for family in store.scan(bucket, after):
+        async def scan(self, bucket: str, after: str = "", **bounds: str) -> AsyncGenerator[Family, None]:
+            async for family in store.scan(bucket, after, **bounds):
                 await world.clock.advance(50)
                 yield family
 
@@ -77,9 +135,9 @@ class Spy:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    async def scan(self, bucket: str, after: str = "") -> AsyncGenerator[Family, None]:
+    async def scan(self, bucket: str, after: str = "", **bounds: str) -> AsyncGenerator[Family, None]:
         self.began.append(after)
-        async for family in self._inner.scan(bucket, after):
+        async for family in self._inner.scan(bucket, after, **bounds):
             yield family
 
 
@@ -93,7 +151,7 @@ async def test_a_walk_that_met_an_outage_goes_on_behind_the_last_key_it_resolved
     (scan,) = (await world.run_round()).scans
     assert (False, False) == (scan.complete, scan.blocked)
     state = await world.state()
-    assert state.scan is not None and ("k/c", 3) == (state.scan.after, state.scan.scanned)
+    assert state.scan is not None and ("k/c", 3) == (state.scan.ranges[0].after, state.scan.scanned)
     assert ["d", "e"] == world.left()
     store.deletes.clear()
     world.worker = world.new_worker(spy)
@@ -103,31 +161,31 @@ async def test_a_walk_that_met_an_outage_goes_on_behind_the_last_key_it_resolved
     assert [] == world.left()
 
 
-async def test_a_fatal_entry_blocks_its_walk_and_only_its_walk() -> None:
-    """Tried five times, on record with its key; the checkpoint stays before it, and the next round stands still."""
-    world, store = await old_bucket("a", "bad", "c", batch=1)
+async def test_a_blocked_walk_stands_still_and_only_that_one() -> None:
+    """On record with its key; the checkpoint stays before it, and the next round tries nothing."""
+    world, store = await old_bucket("a", "bad", "c", batch=1, retries_max=1)
     world.lake.write("other", "x")
     await world.policy("other", rule(expiration_days=1))
-    store.deletes["bad"] = Corrupt("no such needle")
+    store.deletes["bad"] = Unavailable("no such needle")
 
     await world.run_round(1.01)
 
     (blocker,) = await Operator(world.registers).blockers()
-    assert (StreamKind.BOOTSTRAP, "b", "bad", 5) == (
+    assert (StreamKind.BOOTSTRAP, "b", "bad", 1) == (
         blocker.stream.kind, blocker.bucket, blocker.key, blocker.retries
     )  # fmt: skip
-    assert 5 == store.tried.count("bad")
+    assert 1 == store.tried.count("bad")
     state = await world.state()
-    assert state.scan is not None and "k/a" == state.scan.after
+    assert state.scan is not None and "k/a" == state.scan.ranges[0].after
     assert [] == world.left("other")
     (scan,) = [scan for scan in (await world.run_round(0.01)).scans if scan.bucket == "b"]
-    assert scan.blocked and 5 == store.tried.count("bad")
+    assert scan.blocked and 1 == store.tried.count("bad")
 
 
 async def test_a_retry_of_a_walks_key_removes_the_blocker_and_leaves_the_checkpoint() -> None:
     """The next walk goes on from where it stood, and finds the key done."""
-    world, store = await old_bucket("a", "bad", "c", batch=1)
-    store.deletes["bad"] = Corrupt("no such needle")
+    world, store = await old_bucket("a", "bad", "c", batch=1, retries_max=1)
+    store.deletes["bad"] = Unavailable("no such needle")
     await world.run_round()
     operator, snapshot = Operator(world.registers), await world.worker.compile()
     (blocker,) = await operator.blockers()
@@ -153,8 +211,8 @@ class Blind:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    async def scan(self, bucket: str, after: str = "") -> AsyncGenerator[Family, None]:
-        async for family in self._inner.scan(bucket, after):
+    async def scan(self, bucket: str, after: str = "", **bounds: str) -> AsyncGenerator[Family, None]:
+        async for family in self._inner.scan(bucket, after, **bounds):
             if family.key != self._key:
                 yield family
 
@@ -191,26 +249,28 @@ async def test_what_a_walk_and_the_log_both_missed_goes_with_the_next_safety_sca
     assert [] == world.left()
 
 
-async def test_cursors_are_seeded_before_an_action_is_called_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A crash between the two leaves it waiting, with its cursor; nothing is swept for it until the walk ends."""
+async def test_after_a_crash_between_activation_and_rewind_the_cursors_are_moved_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The action takes part in sweeps, and says that its cursors are still to be moved; whoever compiles next does."""
     world = Harness()
     await world.policy("b", rule(expiration_days=1))
-    seen: list[tuple[bool, bool]] = []
-    finished = BucketScanner._finished
+    join = BucketScanner.join
 
-    def spying(self: BucketScanner, *words: Any) -> Any:
-        seen.append((bool(world.store), True))
+    async def dying(self: BucketScanner, *words: Any) -> None:
         raise Unavailable("died here")
 
-    monkeypatch.setattr(BucketScanner, "_finished", spying)
+    monkeypatch.setattr(BucketScanner, "join", dying)
     await world.run_round()
-    assert seen and (await world.reader()).originals
-    assert not any(one.bootstrap_complete for one in (await world.state()).actions.values())
-    assert {} == (await world.worker.compile()).original_delay_groups
+    action = await world.action("EXPIRATION_DAYS")
+    assert (True, 0, {}) == (action.bootstrap_complete, action.joined, (await world.reader()).originals)
+    world.lake.write("b", "a")
 
-    monkeypatch.setattr(BucketScanner, "_finished", finished)
-    await world.run_round(0.01)
-    assert Mode.EVENT_DRIVEN is (await world.action("EXPIRATION_DAYS")).mode
+    monkeypatch.setattr(BucketScanner, "join", join)
+    await world.run_round(1.01)
+    joined = (await world.action("EXPIRATION_DAYS")).joined
+    assert joined and {joined} == {one.generation for one in (await world.registers.cursors()).values()}
+    assert [] == world.left()
 
 
 async def test_a_policy_edited_under_a_walk_begins_another_and_keeps_what_is_unchanged() -> None:

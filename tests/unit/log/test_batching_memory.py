@@ -22,11 +22,11 @@ from lakebed.log.writer import LogWriter, PartitionAppend
 
 
 class Blob:
-    """Stands for the bytes that are uploaded."""
+    """Represents the bytes that are uploaded."""
 
 
 class Away:
-    """A writer whose store is away, and what it had in its hands when it failed."""
+    """A writer whose store is away, and what it had in progress when it failed."""
 
     def __init__(self) -> None:
         self.held: list[weakref.ref[Blob]] = []
@@ -40,15 +40,15 @@ class Away:
 
 async def test_what_a_failed_flight_carried_is_freed_with_its_answer() -> None:
     """Without the garbage collector: an outage that fails every flight does not fill the memory with them."""
-    writer, told = Away(), asyncio.Event()
+    writer, reported = Away(), asyncio.Event()
     producer = BatchingProducer(
         Runtime(SystemClock(), Ids(), Metrics()), cast(LogWriter, writer), LogSettings(batch_max_delay_ms=1)
     )
     gc.collect()
     gc.disable()
     try:
-        producer.append([(topic_partition("t", 0), RecordChunk(columns([b"x"]), None))], lambda _: told.set())
-        await asyncio.wait_for(told.wait(), 60)
+        producer.append([(topic_partition("t", 0), RecordChunk(columns([b"x"]), None))], lambda _: reported.set())
+        await asyncio.wait_for(reported.wait(), 60)
         await asyncio.sleep(0.01)
 
         assert [None] == [each() for each in writer.held]

@@ -27,7 +27,7 @@ def _found(cache: TailCache, offset: int, bytes_max: int = 1 << 20, tp: TopicPar
 
 
 def test_records_appended_before_the_partition_changed_its_state_are_not_cached() -> None:
-    """The control record says it was changed at 20: an append of 19 belongs to the log before, one of 20 to this."""
+    """The control record reports it was changed at 20: an append of 19 belongs to the log before, one of 20 to this."""
     cache = TailCache(1 << 20, metrics=Metrics())
     cache.looked(TP, _control(changed_at_ms=20), at_ms=30)
 
@@ -52,7 +52,7 @@ def test_a_change_after_the_oldest_of_what_is_cached_drops_all_of_it() -> None:
 
 
 def test_an_older_answer_does_not_take_back_a_change_that_is_known() -> None:
-    """Two looks cross: the one that was asked first is answered last."""
+    """Two looks cross: the one that was requested first is answered last."""
     cache = TailCache(1 << 20, metrics=Metrics())
     cache.looked(TP, _control(changed_at_ms=20, end=4, start=3), at_ms=30)
     cache.looked(TP, _control(changed_at_ms=5, end=3, start=1), at_ms=31)

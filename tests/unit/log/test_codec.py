@@ -43,7 +43,7 @@ def test_every_batch_is_read_as_it_was_written(records: list[bytes]) -> None:
 
 @given(st.lists(st.binary(max_size=20), min_size=1, max_size=30), st.data())
 def test_a_slice_of_columns_is_the_slice_of_the_records(records: list[bytes], data: st.DataObject) -> None:
-    """Slicing and fitting agree with the list they stand for."""
+    """Slicing and fitting agree with the list they represent."""
     first = data.draw(st.integers(0, len(records) - 1))
     last = data.draw(st.integers(first + 1, len(records)))
     limit = data.draw(st.integers(0, 200))

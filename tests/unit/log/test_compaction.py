@@ -10,7 +10,7 @@ import pytest
 
 from lakebed.core.clock import settle
 from lakebed.core.errors import LakebedError, Unavailable
-from lakebed.log import compactor, control, paths, sweeper
+from lakebed.log import compaction, control, paths
 from lakebed.log.codec import columns
 from lakebed.log.model import (
     Compaction,
@@ -24,6 +24,7 @@ from lakebed.log.model import (
 )
 from lakebed.log.producers import RecordChunk
 from lakebed.log.reader import BlobGone
+from lakebed.log.sweeper import LogSweeper
 from lakebed.log.writer import Appended, PartitionAppend
 from support.log_host import TP, Host
 
@@ -35,11 +36,11 @@ def test_only_the_entry_that_was_compacted_is_overwritten_and_never_with_an_old_
     record = Compaction("c", "WRITING_COMPACTED_INDEX", 1, 9, 9, "s3://b/c", "bytes-batch-v1", 50, 4, 9)
     now = control.opened(1)
 
-    assert compactor.may_overwrite(record, span(4, 9), now)
-    assert not compactor.may_overwrite(record, span(5, 9), now)
-    assert not compactor.may_overwrite(record, span(4, 9, "COMPACTED"), now)
-    assert not compactor.may_overwrite(record, None, now)
-    assert not compactor.may_overwrite(record, span(4, 9), control.sweep_announced(now, 50))
+    assert compaction.may_overwrite(record, span(4, 9), now)
+    assert not compaction.may_overwrite(record, span(5, 9), now)
+    assert not compaction.may_overwrite(record, span(4, 9, "COMPACTED"), now)
+    assert not compaction.may_overwrite(record, None, now)
+    assert not compaction.may_overwrite(record, span(4, 9), control.sweep_announced(now, 50))
 
 
 async def fill(host: Host, count: int = 5) -> Any:
@@ -59,7 +60,7 @@ def test_a_selection_is_one_gapless_run_of_wal_entries_from_the_cursor() -> None
     spans = [span(1, 2), span(3, 3), span(4, 9), span(11, 12), span(13, 14, "COMPACTED", None)]
 
     def select(at: int, least: int = 2, most: int = 10, size: int = 1000) -> list[int]:
-        chosen = compactor.select(at, spans, entries_min=least, entries_max=most, bytes_max=size)
+        chosen = compaction.select(at, spans, entries_min=least, entries_max=most, bytes_max=size)
         return [one.start_offset for one in chosen]
 
     assert select(1) == [1, 3, 4]
@@ -74,10 +75,10 @@ def test_the_cursor_is_aligned_past_what_is_compacted_or_trimmed() -> None:
     """A cursor that stayed behind, or a start of the log that moved, never blocks compaction."""
     spans = [span(1, 4, "COMPACTED", None), span(5, 6), span(7, 9)]
 
-    assert compactor.aligned(1, 1, spans) == 5
-    assert compactor.aligned(5, 1, spans[1:]) == 5
-    assert compactor.aligned(5, 8, spans[1:]) == 7
-    assert compactor.aligned(1, 7, [span(7, 9)]) == 7
+    assert compaction.aligned(1, 1, spans) == 5
+    assert compaction.aligned(5, 1, spans[1:]) == 5
+    assert compaction.aligned(5, 8, spans[1:]) == 7
+    assert compaction.aligned(1, 7, [span(7, 9)]) == 7
 
 
 async def test_compaction_changes_nothing_for_readers(host: Host) -> None:
@@ -107,7 +108,7 @@ async def test_a_compactor_that_dies_at_any_step_is_finished_by_another(
     host: Host, verb: str, nth: int, when: str
 ) -> None:
     """Whatever was done and whatever not, the next compactor brings it to the same end."""
-    broker, dying, heir = await fill(host), host.services(), host.services()
+    broker, dying, successor = await fill(host), host.services(), host.services()
     before = await host.read_all(broker)
     _die_at(dying, verb, nth, when)
     task = asyncio.ensure_future(dying.compactor.compact_once(TP))
@@ -118,7 +119,7 @@ async def test_a_compactor_that_dies_at_any_step_is_finished_by_another(
     seen = msgspec.json.decode(state.value, type=Compaction).state if state else "none"
     assert before == await host.read_all(host.broker()), f"unreadable in state {seen}"
     for _ in range(3):
-        await heir.compactor.compact_once(TP)
+        await successor.compactor.compact_once(TP)
     task.cancel()
 
     assert before == await host.read_all(host.broker())
@@ -258,41 +259,81 @@ async def test_the_vacuum_takes_only_what_nothing_refers_to_and_is_old(host: Hos
     assert await host.read_all(host.broker(), OTHER) == [b"b"]
 
 
-async def test_the_vacuum_gets_past_more_live_objects_than_it_holds_at_once(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Live blobs that are listed first do not keep it from the orphans behind them."""
-    monkeypatch.setattr(sweeper, "CANDIDATES_MAX", 3)
-    broker, services = host.broker(), host.services()
-    for number in range(8):
+def small_sweeper(host: Host, services: Any, **limits: int) -> LogSweeper:
+    return LogSweeper(services.runtime, services.records, services.uris, horizon_s=100.0, **limits)
+
+
+async def live_blobs(host: Host, services: Any, partitions: int) -> None:
+    """Each partition gets one live compacted blob and two orphans of the shared WAL."""
+    broker = host.broker()
+    for number in range(partitions):
         for _ in range(2):
             await host.append(broker, b"x", tp=TopicPartition("a", number))
         await services.compactor.compact_once(TopicPartition("a", number))
-    await host.clock.advance(1000)
 
-    dry, done = await services.sweeper.sweep_once(dry_run=True), await services.sweeper.sweep_once()
+
+async def test_the_vacuum_gets_past_more_live_objects_than_it_holds_at_once(host: Host) -> None:
+    """Live blobs that are listed first do not keep it from the orphans behind them."""
+    services = host.services()
+    await live_blobs(host, services, 8)
+    await host.clock.advance(1000)
+    vacuum = small_sweeper(host, services, candidates_max=3)
+
+    dry, done = await vacuum.sweep_once(dry_run=True), await vacuum.sweep_once()
 
     assert dry == done and (24, 16) == (done.candidates, len(done.orphans))
     assert 8 == len(await host.objects()) and all("compacted" in key for key in await host.objects())
     assert [b"x", b"x"] == await host.read_all(host.broker(), TopicPartition("a", 7))
 
 
+@pytest.mark.parametrize("partitions", [8, 24])
+async def test_a_vacuum_that_stopped_goes_on_behind_its_cursor_in_any_process(host: Host, partitions: int) -> None:
+    """More live objects than a pass looks at cost more passes, not longer ones; every object is reached."""
+    services = host.services()
+    await live_blobs(host, services, partitions)
+    for key in ("llog/a/partitions/3/data/wal/old", "llog/_compacted/orphan", "llog/zebra/left"):
+        await host.store.create(key, b"x")
+    await host.clock.advance(1000)
+    starts, listed = list[str](), list[int]()
+    listing = host.store.list
+
+    async def seen(prefix: str, *, after: str = "") -> Any:
+        starts.append(after)
+        listed.append(0)
+        async for info in listing(prefix, after=after):
+            listed[-1] += 1
+            yield info
+
+    host.store.list = seen  # type: ignore[method-assign]
+    passes = 0
+    while passes < 100 and (passes == 0 or host.meta_keys("_vacuum")):
+        passes += 1
+        await small_sweeper(host, host.services(), candidates_max=3, listed_max=3).sweep_once()
+
+    assert partitions + 1 + 1 == passes  # three objects for each partition, three others, three a pass, and the end
+    assert starts == sorted(set(starts)) and "" == starts[0] and 3 == max(listed)
+    host.store.list = listing  # type: ignore[method-assign]
+    assert partitions == len(await host.objects()) and all("/compacted/" in key for key in await host.objects())
+
+
 async def test_a_compaction_left_by_a_crash_is_finished_while_the_first_vacuum_runs(host: Host) -> None:
     """Its blob is old and in no index yet when the vacuum looks: it is referred to all the same, and stays."""
-    broker, dying, heir, services = await fill(host), host.services(), host.services(), host.services()
+    broker, dying, successor, services = await fill(host), host.services(), host.services(), host.services()
     before = await host.read_all(broker)
     _die_at(dying, "put", 1, "before")  # its record stands; the end key was not overwritten
     crashed = asyncio.ensure_future(dying.compactor.compact_once(TP))
     await settle(200)
     await host.clock.advance(1000)
-    going, put = asyncio.Event(), heir.meta.put
+    going, put = asyncio.Event(), successor.meta.put
 
     async def held(key: str, *more: Any, **options: Any) -> Any:
         await going.wait()
         return await put(key, *more, **options)
 
-    heir.meta.put = held  # type: ignore[method-assign]
-    finishing = asyncio.ensure_future(heir.compactor.compact_once(TP))  # it has read the control record, and goes on
+    successor.meta.put = held  # type: ignore[method-assign]
+    finishing = asyncio.ensure_future(
+        successor.compactor.compact_once(TP)
+    )  # it has read the control record, and goes on
     await settle(200)
     swept = await services.sweeper.sweep_once()
     going.set()
@@ -322,7 +363,7 @@ async def test_a_writer_overtaken_by_the_vacuum_writes_its_records_again(host: H
 
 
 async def test_offsets_are_found_by_time_also_after_compaction(host: Host) -> None:
-    """The first record appended at a time or later, wherever it lies by now."""
+    """The first record appended at a time or later, wherever it is by now."""
     broker, services = host.broker(), host.services()
     times = []
     for number in range(4):

@@ -11,12 +11,12 @@ import pytest
 from lakebed.core.clock import now_ms, settle
 from lakebed.log import control, paths
 from lakebed.log.codec import columns
+from lakebed.log.compaction import RUNS_MAX, CompactionRun
 from lakebed.log.model import Cursor, IndexEntry, IndexSpan, TopicPartition
 from lakebed.log.producers import RecordChunk
-from lakebed.log.scheduler import ROUNDS_MAX
 from lakebed.log.services import LogServices
 from lakebed.log.sweeper import LogSweepReport, shadows
-from lakebed.log.workers import _every, workers
+from lakebed.log.workers import StoredBytesScan, _every, workers
 from lakebed.log.writer import PartitionAppend
 from lakebed.meta.model import MetaEntry
 from support.log_host import TP, Host
@@ -56,7 +56,7 @@ async def test_a_compactor_finishes_the_append_of_a_broker_that_died(host: Host)
 
 
 async def test_the_vacuum_leaves_the_blob_of_a_pending_append(host: Host) -> None:
-    """Nothing but the control record refers to it, however old it is; a dry run says the same."""
+    """Nothing but the control record refers to it, however old it is; a dry run reports the same."""
     broker = await fill(host, 1)
     await pending_again(host, broker, b"last")
     await host.clock.advance(10_000)
@@ -88,6 +88,24 @@ async def test_the_vacuum_reports_and_counts_what_it_deletes(host: Host) -> None
     assert now_ms(host.clock) - 100_000 == (await services.records.control(TP)).value.vacuum_before_ms
 
 
+async def test_a_dry_run_leaves_entries_that_a_compaction_has_replaced(host: Host) -> None:
+    """A slow writer put an entry back that is compacted already: the vacuum removes it, a dry run only looks."""
+    await fill(host, 3)
+    late = host.state.entries[paths.index(TP, 2)].value
+    services = host.services()
+    assert "compacted" == await services.compactor.compact_once(TP)
+    host.state.store(paths.index(TP, 2), late, None)
+    await host.clock.advance(10_000)
+    before = host.meta_keys("/index/")
+
+    await services.sweeper.sweep_once(dry_run=True)
+    assert before == host.meta_keys("/index/")
+    await services.sweeper.sweep_once()
+
+    assert [paths.index(TP, 6)] == host.meta_keys("/index/")
+    assert 6 == len(await host.read_all(host.broker()))
+
+
 def test_only_wal_entries_inside_a_compacted_range_are_shadows() -> None:
     """Before it, behind it and across its start they are read; the compacted entry itself is never one."""
 
@@ -107,7 +125,7 @@ async def test_a_compaction_that_cannot_be_finished_is_given_up_and_leaves_no_re
     services = LogServices(context, host.meta())
     before = await host.read_all(broker)
     spans = await services.records.spans(TP, 1, limit=9)
-    record = await services.compactor._rewrite(TP, spans)
+    (record,) = await services.compactor._write([CompactionRun(TP, tuple(spans), 0)])
     assert record is not None
     await services.records.create(TP, paths.compaction(TP), record)
     if kind == "gone":
@@ -135,7 +153,8 @@ async def test_a_compaction_record_carries_what_a_successor_needs(host: Host) ->
         await host.clock.advance(1.0)
     context = host.context()
     services = LogServices(context, host.meta())
-    record = await services.compactor._rewrite(TP, await services.records.spans(TP, 1, limit=9))
+    spans = await services.records.spans(TP, 1, limit=9)
+    (record,) = await services.compactor._write([CompactionRun(TP, tuple(spans), 0)])
 
     assert record is not None
     at_ms = now_ms(host.clock)
@@ -196,21 +215,48 @@ async def test_one_partition_that_fails_does_not_stop_a_pass(host: Host) -> None
     assert [] == host.meta_keys("compactor-claim")
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+async def test_a_pass_writes_no_more_blobs_at_once_than_the_settings_allow(host: Host, workers: int) -> None:
+    """Each partition fills a blob of its own here: compact_workers of them are under way, and all get their turn."""
+    broker = host.broker()
+    services = host.services(compact_workers=workers, compact_max_bytes=80, compact_blob_bytes=80)
+    tps = [TopicPartition("orders", number) for number in range(8)]
+    for tp in tps:
+        for _ in range(2):
+            await host.append(broker, b"x", tp=tp)
+    writing: list[int] = [0]
+    most: list[int] = []
+    create = host.store.create
+
+    async def slow(key: str, data: bytes) -> Any:
+        writing[0] += 1
+        await settle(20)  # every other worker comes as far as this
+        most.append(writing[0])
+        writing[0] -= 1
+        return await create(key, data)
+
+    host.store.create = slow  # type: ignore[method-assign]
+    done = await services.scheduler.pass_once()
+
+    assert dict.fromkeys(tps, "compacted") == done and 8 == len(most)
+    assert workers == max(most)
+
+
 async def test_one_claim_covers_several_compactions_but_not_without_end(host: Host) -> None:
     """A partition with a backlog is compacted in rounds; the gauge shows what is left."""
     broker = host.broker()
-    for number in range(2 * ROUNDS_MAX + 4):
+    for number in range(2 * RUNS_MAX + 4):
         await host.append(broker, b"%d" % number)
-    context = host.context(compact_max_entries=2)
+    context = host.context(compact_max_entries=2, compact_fan_in=100)
     services = LogServices(context, host.meta())
 
     assert {TP: "compacted"} == await services.scheduler.pass_once()
     assert 4 == context.metrics.value("lakebed_log_compaction_lag_records")
     assert 1 == context.metrics.value("lakebed_log_known_partitions")
-    assert ROUNDS_MAX == context.metrics.value("lakebed_log_compactions_total", outcome="compacted")
+    assert RUNS_MAX == context.metrics.value("lakebed_log_compactions_total", outcome="compacted")
     await services.scheduler.pass_once()
     assert 0 == context.metrics.value("lakebed_log_compaction_lag_records")
-    assert 2 == context.metrics.value("lakebed_log_compactions_total", outcome="compacted") - ROUNDS_MAX
+    assert 2 == context.metrics.value("lakebed_log_compactions_total", outcome="compacted") - RUNS_MAX
 
 
 async def test_the_compactor_runs_again_after_its_pause_and_releases_its_session_at_the_end(host: Host) -> None:
@@ -261,9 +307,40 @@ def test_the_workers_of_the_log_are_those_that_the_settings_ask_for(host: Host) 
     def names(**settings: Any) -> list[str]:
         return [worker.name for worker in workers(host.context(**settings))]
 
-    assert ["log-compactor", "log-vacuum"] == names()
-    assert ["log-compactor"] == names(vacuum_every_s=0.0)
-    assert ["log-compactor", "log-vacuum", "log-billing"] == names(billing_every_s=60.0)
+    assert ["log-compactor", "log-vacuum", "log-billing"] == names()
+    assert ["log-compactor", "log-billing"] == names(vacuum_every_s=0.0)
+    assert ["log-compactor", "log-vacuum"] == names(billing_every_s=0.0)
+
+
+async def test_the_stored_bytes_are_measured_in_one_process_of_a_lake(host: Host) -> None:
+    """The first to come keeps the scan until it ends; then another takes it over."""
+    await fill(host, 2)
+    one = host.context()
+    first = StoredBytesScan(LogServices(one, host.meta()))
+    other = host.context()
+    second = StoredBytesScan(LogServices(other, host.meta()))
+    for _ in range(2):
+        assert await first.scan() is not None and await second.scan() is None
+    stored = [context.metrics.value("lakebed_log_s3_stored_objects") for context in (one, other)]
+    assert [2, 0] == stored
+
+    assert first._session is not None
+    await first._session.close()
+    assert await second.scan() is not None and await first.scan() is None
+
+
+async def test_every_stage_of_a_compaction_is_measured(host: Host) -> None:
+    """Discovery, plan, read, write and commit have their times; chosen entries, blobs and bytes are counted."""
+    await fill(host, 4)
+    context = host.context()
+    await LogServices(context, host.meta()).scheduler.pass_once()
+
+    stages = ("discover", "plan", "read", "write", "commit")
+    assert [1] * 5 == [context.metrics.value("lakebed_log_compaction_seconds_count", stage=one) for one in stages]
+    assert 4 == context.metrics.value("lakebed_log_compaction_candidates")
+    assert 0 == context.metrics.value("lakebed_log_compaction_pending")
+    assert 1 == context.metrics.value("lakebed_log_compacted_blobs_total")
+    assert 0 < context.metrics.value("lakebed_log_compacted_bytes_total")
 
 
 async def test_the_vacuum_worker_waits_first_and_then_works_every_time(host: Host) -> None:
@@ -283,14 +360,14 @@ async def test_a_claim_that_another_holds_by_now_is_not_released(host: Host) -> 
     """Ours expired while we worked and another process took the partition: its claim stays."""
     await fill(host, 2)
     services = host.services()
-    compact = services.compactor.compact_once
+    compact = services.compactor.compact
 
-    async def overtaken(tp: TopicPartition) -> Any:
+    async def overtaken(runs: Any) -> Any:
         host.state.remove(paths.claim(TP))
         host.state.store(paths.claim(TP), b"another's", None)
-        return await compact(tp)
+        return await compact(runs)
 
-    services.compactor.compact_once = overtaken  # type: ignore[method-assign]
+    services.compactor.compact = overtaken  # type: ignore[method-assign]
     await services.scheduler.pass_once()
 
     assert b"another's" == host.state.entries[paths.claim(TP)].value

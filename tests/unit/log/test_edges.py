@@ -74,7 +74,7 @@ def test_columns_from_outside_have_to_add_up(count: int, lengths: bytes, payload
 
 
 def test_a_batch_whose_lengths_do_not_add_up_is_corrupt_though_its_checksum_is_right() -> None:
-    """A writer that lies about a length shifts no record."""
+    """A writer that is wrong about a length shifts no record."""
     good = columns([b"ab", b"c"])
     lying = RecordColumns(2, struct.pack("<II", 1, 1), good.payload)
 
@@ -358,12 +358,14 @@ async def test_a_topic_is_described_and_configured_over_http(host: Host) -> None
     context = host.context()
     routes = LogRoutes(context, host.meta())
     await host.append(routes.broker, b"a", b"b")
-    async with AsyncClient(transport=ASGITransport(app=build(context, [routes])), base_url="http://log") as client:
-        before = (await client.get("/topics/orders")).json()
-        put = await client.put("/topics/orders/config", json={"retention_s": 5.5, "retention_bytes": 9})
-        wrong = await client.put("/topics/orders/config", json={"retention_s": "x"})
-        after = (await client.get("/topics/orders")).json()
-        missing = await client.get("/topics/nothing")
+    async with AsyncClient(
+        transport=ASGITransport(app=build(context, [routes])), base_url="http://localhost"
+    ) as client:
+        before = (await client.get("/v1/topics/orders")).json()
+        put = await client.put("/v1/topics/orders/config", json={"retention_s": 5.5, "retention_bytes": 9})
+        wrong = await client.put("/v1/topics/orders/config", json={"retention_s": "x"})
+        after = (await client.get("/v1/topics/orders")).json()
+        missing = await client.get("/v1/topics/nothing")
 
     assert before["config"] is None and [(0, 2, 2)] == [
         (row["partition"], row["records"], row["high_watermark"]) for row in before["partitions"]

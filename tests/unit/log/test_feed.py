@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from lakebed.core.errors import Invalid
 from lakebed.core.feed import FeedFilter, Limit, Offset, SliceRead, read_all
+from lakebed.log import paths
 from lakebed.log.feed import TopicFeed, open_feed
-from lakebed.log.model import TopicPartition
+from lakebed.log.model import TopicConfig, TopicPartition
 from lakebed.log.services import LogServices
 from support.log_host import TP, Host
 
@@ -95,7 +97,7 @@ async def test_bounds_and_filters_leave_out_slices(host: Host) -> None:
 
 
 async def test_what_was_trimmed_is_passed_over(host: Host) -> None:
-    """A reader that is behind the log's start goes on at the start."""
+    """A reader that is behind the log's start continues at the start."""
     services = host.services()
     broker = host.broker()
     await broker.admin.trim(TP, 5)
@@ -115,3 +117,70 @@ def test_a_bound_that_is_neither_a_number_nor_json_is_invalid(bound: str) -> Non
 def test_a_bound_is_an_offset_or_json_by_partition(bound: str) -> None:
     """One offset for all partitions, or one for each."""
     assert isinstance(open_feed(Host().context(), {"topic": "orders", "start": bound}), TopicFeed)
+
+
+async def test_compacted_pieces_have_their_bytes_and_a_part_of_one_its_share(host: Host) -> None:
+    """So a bulk reader gives each task about as many bytes, whether or not they are compacted."""
+    services = host.services()
+    wal = [piece.size_bytes for piece in await feed_of(services).slices({"0": 0}, {"0": 9}, FeedFilter())]
+    await services.compactor.compact_once(TP)
+
+    (whole,) = await feed_of(services).slices({"0": 0}, {"0": 9}, FeedFilter())
+    (part,) = await feed_of(services).slices({"0": 0}, {"0": 3}, FeedFilter())
+
+    assert sum(wal) * 0.5 < whole.size_bytes <= sum(wal)
+    assert whole.size_bytes // 3 == part.size_bytes
+
+
+async def test_a_limit_of_bytes_holds_inside_a_compacted_entry(host: Host) -> None:
+    """40 records of 1000 bytes in one entry: a step of 2500 bytes takes two of them, and one is always taken."""
+    broker, services = host.broker(), host.services()
+    big = TopicPartition("orders", 5)
+    for _ in range(4):
+        await host.append(broker, *[b"x" * 1000] * 10, tp=big)
+    assert "compacted" == await services.compactor.compact_once(big)
+    feed, at = feed_of(services), {"0": 9, "3": 2, "5": 0}
+
+    assert 2 == (await feed.reach(at, Limit(size_bytes=2500)))["5"]
+    assert 1 == (await feed.reach(at, Limit(size_bytes=1)))["5"]
+    assert 40 == (await feed.reach(at, Limit(size_bytes=10**6)))["5"]
+
+
+async def test_entries_of_older_versions_have_no_length_and_are_measured_once(host: Host) -> None:
+    """They are readable, and their size is asked of the bucket one time."""
+    services = host.services()
+    await services.compactor.compact_once(TP)
+    (entry,) = [span.entry for span in await services.records.spans(TP, 1, limit=5)]
+    old = msgspec.json.encode(msgspec.structs.replace(entry, byte_length=None, level=0))
+    host.state.store(paths.index(TP, 9), old, None)
+    heads: list[str] = []
+    head = host.store.head
+
+    async def seen(key: str) -> Any:
+        heads.append(key)
+        return await head(key)
+
+    host.store.head = seen  # type: ignore[method-assign]
+    feed = feed_of(services)
+    sizes = {(await feed.slices({"0": 0}, {"0": 9}, FeedFilter()))[0].size_bytes for _ in range(3)}
+
+    assert {entry.byte_length} == sizes and 1 == len(heads)
+    assert ALL == await rows(feed, {"0": 0}, {"0": 9})
+
+
+async def test_retention_by_bytes_asks_the_bucket_nothing(host: Host) -> None:
+    """Entries know their length, compacted ones too."""
+    broker, services = host.broker(), host.services(compact_max_entries=2)
+    for _ in range(6):
+        await host.append(broker, b"x" * 100)
+    while "compacted" == await services.compactor.compact_once(TP):
+        pass
+    await broker.admin.configure("orders", TopicConfig(retention_bytes=150))
+
+    async def refused(key: str) -> Any:
+        raise AssertionError(f"HEAD {key}")
+
+    host.store.head = refused  # type: ignore[method-assign]
+    await services.retention.apply_once(TP)
+
+    assert 10 < (await services.records.control(TP)).value.log_start_offset

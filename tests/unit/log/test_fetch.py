@@ -60,7 +60,7 @@ async def test_any_offset_is_found_through_the_sparse_index(host: Host) -> None:
 
 
 async def test_a_limit_on_bytes_cuts_between_records_and_always_gives_one(host: Host) -> None:
-    """A reader is never stuck behind a record that is larger than it asked for."""
+    """A reader is never stuck behind a record that is larger than it requested."""
     broker = host.broker()
     await host.append(broker, b"aaaa", b"bbbb", b"c" * 100, b"d")
 
@@ -70,7 +70,7 @@ async def test_a_limit_on_bytes_cuts_between_records_and_always_gives_one(host: 
 
 
 async def test_a_limit_on_bytes_holds_over_several_spans(host: Host) -> None:
-    """A fetch that takes records of many appends gives no more bytes in all than were asked for."""
+    """A fetch that takes records of many appends gives no more bytes in all than were requested."""
     broker = host.broker()
     records = [b"%03d" % number * 200 for number in range(12)]  # 600 bytes each
     for first in range(0, 12, 2):
@@ -83,19 +83,19 @@ async def test_a_limit_on_bytes_holds_over_several_spans(host: Host) -> None:
 
 
 async def test_a_blob_that_several_partitions_need_is_downloaded_once(host: Host) -> None:
-    """One whole get instead of two ranged ones; a lone slice is a ranged get."""
+    """One ranged get over both slices instead of two."""
     broker = host.broker()
     await broker.writer.append_shared([PartitionAppend(tp, (RecordChunk(columns([b"x"])),)) for tp in (TP, OTHER)])
-    asked: list[str] = []
+    requested: list[str] = []
     store = host.store
     get, get_range = store.get, store.get_range
 
     async def seen_get(key: str) -> Any:
-        asked.append("get")
+        requested.append("get")
         return await get(key)
 
     async def seen_range(key: str, start: int, length: int) -> Any:
-        asked.append("range")
+        requested.append("range")
         data = (await get(key)).data
         return data[start : start + length]
 
@@ -104,7 +104,7 @@ async def test_a_blob_that_several_partitions_need_is_downloaded_once(host: Host
     await host.broker().reader.read_many([(TP, 1, 10)])
     store.get, store.get_range = get, get_range  # type: ignore[method-assign]
 
-    assert asked == ["get", "range"]
+    assert requested == ["range", "range"]
 
 
 async def test_older_wal_blobs_of_one_partition_are_readable(host: Host) -> None:
@@ -120,7 +120,7 @@ async def test_older_wal_blobs_of_one_partition_are_readable(host: Host) -> None
 
 
 async def test_damaged_bytes_are_said_to_be_corrupt(host: Host) -> None:
-    """A slice that does not match its checksum, or an index that lies, is never given to a reader."""
+    """A slice that does not match its checksum, or an index that is wrong, is never given to a reader."""
     broker = host.broker()
     await host.append(broker, b"a" * 50)
     (key,) = await host.objects()
@@ -161,6 +161,35 @@ async def test_the_cache_is_bounded_and_misses_what_it_dropped(host: Host) -> No
     assert list((await fetch(broker, 1)).parts[0]) == [b"0" * 400]
 
 
+async def test_a_long_poll_wakes_for_an_append_while_it_looks_at_another_partition(host: Host) -> None:
+    """Nothing is lost between the look and the wait: the consumer has the record without another look at the clock."""
+    broker = host.broker(poll_s=60.0)
+    await produce(host, broker, b"a")
+    await host.append(host.broker(), b"b", tp=OTHER)
+    assert 0 == (await fetch(broker, 2)).count  # the end of this one is known; the other one is read
+    looking, go, get = asyncio.Event(), asyncio.Event(), broker.meta.get
+
+    async def slow(key: str, **options: Any) -> Any:
+        if key == paths.control(OTHER):
+            looking.set()
+            await go.wait()
+        return await get(key, **options)
+
+    broker.meta.get = slow  # type: ignore[method-assign]
+    polling = asyncio.ensure_future(
+        broker.consume(
+            [FetchRequest(TP, 2, 1 << 20), FetchRequest(OTHER, 2, 1 << 20)], bytes_max=1 << 20, bytes_min=1, wait_s=30.0
+        )
+    )
+    await looking.wait()
+    await produce(host, broker, b"new")
+    go.set()
+    await settle()
+
+    assert polling.done()
+    assert [1, 0] == [each.count for each in await polling]
+
+
 async def test_a_long_poll_wakes_for_an_append_here_and_for_one_elsewhere(host: Host) -> None:
     """An own append wakes it at once; another broker's within poll_s; nothing until max_wait."""
     one, two = host.broker(poll_s=0.25), host.broker()
@@ -184,7 +213,7 @@ async def test_a_long_poll_wakes_for_an_append_here_and_for_one_elsewhere(host: 
 
 
 async def test_min_bytes_keeps_a_poll_waiting_for_more(host: Host) -> None:
-    """A poll that has something, but not enough, goes on waiting until its time is over."""
+    """A poll that has something, but not enough, continues waiting until its time is over."""
     broker = host.broker()
     await produce(host, broker, b"a" * 10)
     waiting = asyncio.ensure_future(fetch(broker, 1, wait_s=5.0, bytes_min=15))
@@ -234,7 +263,7 @@ async def test_brokers_of_one_host_share_their_tail_through_a_folder(host: Host,
 
 
 async def published(writing: Broker) -> None:
-    """Whatever this broker wanted to publish lies in the folder: its thread takes one thing after another."""
+    """Whatever this broker wanted to publish is in the folder: its thread takes one thing after another."""
     assert writing.shared is not None
     await writing.shared.new_appends(TopicPartition("orders", 9))
 
@@ -281,7 +310,7 @@ async def test_the_shared_folder_is_bounded(host: Host, tmp_path: Path) -> None:
 
 
 async def test_a_lake_that_was_copied_into_another_bucket_reads_what_was_written_in_the_first(host: Host) -> None:
-    """References carry the bucket they were written in; `store.moved_from` says that its keys are found here."""
+    """References carry the bucket they were written in; `store.moved_from` reports that its keys are found here."""
     await host.append(host.broker(), b"before")
 
     def elsewhere(moved_from: str) -> Broker:
@@ -294,9 +323,9 @@ async def test_a_lake_that_was_copied_into_another_bucket_reads_what_was_written
             host.meta(),
         )
 
-    with pytest.raises(Corrupt) as told:
+    with pytest.raises(Corrupt) as reported:
         await host.read(elsewhere(""), 1)
-    assert "store.moved_from" in told.value.hint
+    assert "store.moved_from" in reported.value.hint
 
     broker = elsewhere("s3://older/prod, s3://lakebed")
     await host.append(broker, b"after")

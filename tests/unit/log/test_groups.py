@@ -33,8 +33,8 @@ async def test_a_zombie_cannot_move_an_offset_whichever_way(host: Host) -> None:
     one, two = await filled(host), host.broker()
     zombie = await one.groups.claim("g", TP)
     await one.groups.commit("g", TP, 4, generation=zombie.generation)
-    heir = await two.groups.claim("g", TP)
-    await two.groups.commit("g", TP, 8, generation=heir.generation)
+    successor = await two.groups.claim("g", TP)
+    await two.groups.commit("g", TP, 8, generation=successor.generation)
 
     for broker, offset in ((one, 2), (two, 6), (one, 10)):
         with pytest.raises(GroupFenced):
@@ -42,14 +42,29 @@ async def test_a_zombie_cannot_move_an_offset_whichever_way(host: Host) -> None:
     with pytest.raises(GroupFenced):
         await one.groups.commit("g", TP, 2, generation=zombie.generation, seek=True)
 
-    assert (heir.offset, await one.groups.committed("g", TP)) == (
+    assert (successor.offset, await one.groups.committed("g", TP)) == (
         4,
         GroupOffset(8, host.clock.now_ns() // 1_000_000, "", 2),
     )
 
 
+async def test_a_member_of_a_group_that_was_forgotten_cannot_commit_into_the_new_one(host: Host) -> None:
+    """Generations begin anew with the group: a high one of before is as wrong as a low one."""
+    broker = await filled(host)
+    for _ in range(3):
+        zombie = await broker.groups.claim("g", TP)
+    await broker.groups.forget("orders", "g")
+    member = await broker.groups.claim("g", TP)
+    await broker.groups.commit("g", TP, 4, generation=member.generation)
+
+    with pytest.raises(GroupFenced):
+        await broker.groups.commit("g", TP, 9, generation=zombie.generation)
+
+    assert 4 == (await broker.groups.commit("g", TP, 4, generation=member.generation)).offset
+
+
 async def test_without_a_generation_an_offset_goes_forward_only(host: Host) -> None:
-    """A plain commit works as before, but for a step back, which has to say that it is one."""
+    """A plain commit works as before, but for a step back, which has to report that it is one."""
     broker = await filled(host)
     await broker.groups.commit("g", TP, 4)
     await broker.groups.commit("g", TP, 4)

@@ -8,18 +8,18 @@ import msgspec
 import pytest
 
 from lakebed.core.ids import Ids
-from lakebed.log import control, producers
+from lakebed.log import control, paths, producers
 from lakebed.log.blob import BlobSlice
 from lakebed.log.codec import columns
 from lakebed.log.model import (
     Control,
+    OutOfOrderSequence,
     ProducerMark,
     SequenceReused,
     TooManyProducers,
     UnknownProducer,
 )
 from lakebed.log.producers import (
-    AHEAD_MS_MAX,
     MEMORY_MS,
     NAMES_MAX,
     PRODUCERS_MAX,
@@ -121,7 +121,7 @@ def test_a_thousand_producers_do_not_evict_each_other() -> None:
 
 
 def test_a_name_is_never_forgotten_and_one_too_many_is_refused() -> None:
-    """An id without a time cannot be told from a forgotten one, so none is forgotten: not after years."""
+    """An id without a time cannot be distinguished from a forgotten one, so none is forgotten: not after years."""
     now = OPEN
     for number in range(NAMES_MAX):
         now = append(now, stamped(0, f"p{number}"))
@@ -160,13 +160,14 @@ def test_what_was_forgotten_is_refused_whatever_another_broker_is_set_to() -> No
 
 
 def test_an_id_of_a_clock_that_is_ahead_cannot_come_back_after_it_was_forgotten() -> None:
-    """It counts as used when it was issued, even if the broker's clock said earlier."""
+    """It counts as used when it was issued, even if the broker's clock was earlier."""
     ahead = IDS.uuid7(NOW + 5000)
     now = append(OPEN, stamped(0, ahead), at_ms=NOW)
     now = append(now, stamped(0, "other"), at_ms=NOW + 20_000, memory_ms=1000)
 
     assert isinstance(refusal(now, stamped(0, ahead), at_ms=NOW + 20_000), UnknownProducer)
-    assert isinstance(refusal(OPEN, stamped(0, IDS.uuid7(NOW + AHEAD_MS_MAX + 1))), UnknownProducer)
+    assert isinstance(refusal(OPEN, stamped(0, IDS.uuid7(NOW + 3600_000 + 1))), UnknownProducer)
+    assert [Fresh()] == judge(OPEN, stamped(0, IDS.uuid7(NOW + 3600_000)))  # another gateway's clock, an hour ahead
 
 
 def test_what_was_forgotten_stays_forgotten_when_an_earlier_one_is_forgotten_after_it() -> None:
@@ -253,3 +254,123 @@ async def test_an_expired_producer_is_refused_by_every_broker(host: Host) -> Non
 
     assert [UnknownProducer, UnknownProducer] == [type(outcome) for outcome in refused]
     assert [b"a", b"b"] == await host.read_all(one)
+
+
+def kafka_chunk(pid: int, epoch: int, sequence: int, *values: str) -> RecordChunk:
+    from lakebed.log import kafka_batch
+    from lakebed.log.kafka_batch import KafkaRecord, KafkaRecords
+
+    made = kafka_batch.encode([KafkaRecord(value.encode()) for value in values], now_ms=1)
+    return RecordChunk(KafkaRecords(len(values), made), producers.kafka_stamp(pid, epoch, sequence))
+
+
+def test_the_sequences_of_a_kafka_producer_count_records() -> None:
+    """Each batch begins where the one before it ended; a repeated one is a duplicate, and a gap is refused."""
+    pid = producers.new_kafka_id(1000, 7)
+    first, second, gap = kafka_chunk(pid, 0, 0, "a", "b"), kafka_chunk(pid, 0, 2, "c"), kafka_chunk(pid, 0, 5, "e")
+    now = control.opened(1)
+    marks, forgotten = producers.remember(now, [first, second], 1, 2000, producers.MEMORY_MS)
+    after = msgspec.structs.replace(now, producers=marks, forgotten_ms=forgotten)
+
+    fresh = producers.judge(now, [first, second], now_ms=2000)
+    repeated = producers.judge(after, [first, second, kafka_chunk(pid, 0, 3, "d"), gap], now_ms=2000)
+
+    assert producers.all_fresh(fresh)
+    assert [(1, 2), (3, 3)] == [(one.mark.start_offset, one.mark.end_offset) for one in repeated[:2]]  # type: ignore[union-attr]
+    assert isinstance(repeated[2], producers.Fresh)
+    assert isinstance(repeated[3], producers.RefusedChunk) and isinstance(repeated[3].error, OutOfOrderSequence)
+
+
+def test_the_sequence_of_a_kafka_producer_begins_again_after_the_largest_number() -> None:
+    """As its client does: 2147483647 is followed by 0."""
+    pid = producers.new_kafka_id(1000, 7)
+    last = kafka_chunk(pid, 0, 2**31 - 2, "a", "b")
+    marks, _ = producers.remember(control.opened(1), [last], 1, 2000, producers.MEMORY_MS)
+    now = msgspec.structs.replace(control.opened(1), producers=marks)
+
+    assert producers.all_fresh(producers.judge(now, [kafka_chunk(pid, 0, 0, "c")], now_ms=2000))
+
+
+def test_a_new_epoch_of_a_kafka_producer_begins_at_0_also_where_producers_were_forgotten() -> None:
+    """A client keeps its id for weeks, and writes to a partition for the first time at any time."""
+    pid = producers.new_kafka_id(1000, 7)
+    now = msgspec.structs.replace(control.opened(1), forgotten_ms=5000)
+
+    assert producers.all_fresh(producers.judge(now, [kafka_chunk(pid, 1, 0, "a")], now_ms=9000))
+    (unknown,) = producers.judge(now, [kafka_chunk(pid, 1, 3, "a")], now_ms=9000)
+    assert isinstance(unknown, producers.RefusedChunk) and isinstance(unknown.error, UnknownProducer)
+
+
+def test_a_kafka_producer_is_forgotten_like_others_whose_id_has_a_time() -> None:
+    """So that partitions do not collect the ids of all clients there ever were."""
+    pid = producers.new_kafka_id(1_000_000, 2**40)
+    stamp = producers.kafka_stamp(pid, 0, 0)
+
+    assert pid < 2**63
+    assert 1_000_000 == producers.issued_ms(stamp.producer_id)
+
+
+async def test_what_is_known_of_many_producers_is_not_in_the_control_record(host: Host) -> None:
+    """200 producers with five batches each: the control record stays small, one snapshot is kept, retries are found."""
+    broker = host.broker()
+    sizes: list[int] = []
+    ids = [broker.producer_id() for _ in range(200)]
+    for sequence in range(5):
+        for id in ids:
+            done = await host.append(broker, b"%d" % sequence, stamp=Stamp(id, sequence))
+            assert not done.duplicate
+            sizes.append(len(host.state.entries[paths.control(TP)].value))
+
+    assert max(sizes) < 8_000, max(sizes)
+    assert 1 == len(host.meta_keys("meta/producers/"))
+    for other in (broker, host.broker()):
+        again = await host.append(other, b"4", stamp=Stamp(ids[0], 4))
+        assert again.duplicate and 801 == again.start_offset
+    assert 200 == (await broker.admin.describe(TP)).producers
+    assert 1001 == (await host.append(host.broker(), b"5", stamp=Stamp(ids[7], 5))).start_offset
+
+
+async def test_two_brokers_that_write_snapshots_in_turn_keep_one_and_append_nothing_twice(host: Host) -> None:
+    """Each reads the other's snapshot, and a plain append between them changes nothing of it."""
+    brokers = [host.broker(), host.broker()]
+    ids = [brokers[0].producer_id() for _ in range(60)]
+    for number, id in enumerate(ids * 2):
+        broker = brokers[number % 2]
+        stamp = Stamp(id, number // 60)
+        first = await host.append(broker, b"x", stamp=stamp)
+        await host.append(brokers[1 - number % 2], b"plain")
+        again = await host.append(brokers[1 - number % 2], b"x", stamp=stamp)
+        assert (False, True, first.start_offset) == (first.duplicate, again.duplicate, again.start_offset)
+
+    assert 1 == len(host.meta_keys("meta/producers/"))
+
+
+async def test_a_snapshot_whose_append_failed_is_swept_and_the_current_one_stays(host: Host) -> None:
+    """A crash between the snapshot and the swap leaves it; deleting the topic removes all of them."""
+    broker, services = host.broker(), host.services()
+    ids = [broker.producer_id() for _ in range(40)]
+    for id in ids:
+        await host.append(broker, b"x", stamp=Stamp(id, 0))
+    (current,) = host.meta_keys("meta/producers/")
+    host.state.store(paths.producers(TP, "lost"), host.state.entries[current].value, None)
+    await services.sweeper.sweep_once()
+    assert 2 == len(host.meta_keys("meta/producers/"))
+    await host.clock.advance(1000)
+    await services.sweeper.sweep_once()
+
+    assert [current] == host.meta_keys("meta/producers/")
+    assert (await host.append(host.broker(), b"x", stamp=Stamp(ids[0], 0))).duplicate
+    await broker.admin.delete("orders", reason="test")
+    await host.clock.advance(1000)
+    await services.retention.apply_once(TP)
+    assert [] == host.meta_keys("/partitions/0/")
+
+
+def test_changes_and_their_snapshot_give_the_same_producers() -> None:
+    """Added, changed and forgotten ones, the longest unused first."""
+    before = {name: [ProducerMark(0, 1, 1, 1, at)] for name, at in (("a", 1), ("b", 2), ("c", 3))}
+    after = {"c": before["c"], "b": [ProducerMark(1, 5, 5, 1, 4)], "d": [ProducerMark(0, 6, 6, 1, 5)]}
+    changes = producers.changes_since(before, after)
+
+    assert {"a": [], "b": after["b"], "d": after["d"]} == changes
+    assert list(after.items()) == list(producers.expanded(before, changes).items())

@@ -22,7 +22,7 @@ from support.log_host import TP, Host
 
 
 async def test_an_append_that_is_only_pending_is_found_by_its_time(host: Host) -> None:
-    """Its writer died before the index: a consumer that asks for that very moment is given its first record."""
+    """Its writer died before the index: a consumer that requests that very moment is given its first record."""
     await host.append(host.broker(), b"a", b"b")
     await host.clock.advance(10.0)
     dying, reading = host.broker(), host.broker()
@@ -89,7 +89,7 @@ def test_the_tail_cache_counts_what_it_holds_and_gives_all_of_it_back() -> None:
 async def test_an_entry_behind_many_that_are_gone_is_found_page_by_page(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Forty entries whose blob was vacuumed lie before the compacted one: each page goes on where the last ended."""
+    """Forty entries whose blob was vacuumed lie before the compacted one: each page continues where the last ended."""
     monkeypatch.setattr(reader, "PAGE", 16)
     gone = [IndexSpan(n, n, IndexEntry("WAL", 1, "w", ENCODING, 1, 0, 10)) for n in range(1, 41)]
     compacted = IndexSpan(1, 100, IndexEntry("COMPACTED", 100, "c", ENCODING, 1, 0, 10))
@@ -103,7 +103,7 @@ async def test_an_entry_behind_many_that_are_gone_is_found_page_by_page(
 
     monkeypatch.setattr(reading._records, "spans", spans)
 
-    assert [compacted] == await reading._covering(TP, 1, now, frozenset({"w"}))
+    assert [compacted] == await reading._covering(TP, 1, now, frozenset({"w"}), 10)
     assert [1, 17, 33] == looked
 
 
@@ -111,6 +111,6 @@ def test_a_blob_that_ends_inside_an_entry_is_corrupt_and_one_that_ends_with_it_i
     """A cut blob is named as such, before its bytes are taken for records."""
     span = IndexSpan(1, 1, IndexEntry("WAL", 1, "w", ENCODING, 1, 5, 10))
 
-    assert b"x" * 10 == bytes(reader._cut(memoryview(b"y" * 5 + b"x" * 10), span))
+    assert b"x" * 10 == bytes(reader._cut(memoryview(b"y" * 5 + b"x" * 10), 0, span))
     with pytest.raises(Corrupt, match="ends at byte 14, before 15"):
-        reader._cut(memoryview(b"y" * 14), span)
+        reader._cut(memoryview(b"y" * 14), 0, span)

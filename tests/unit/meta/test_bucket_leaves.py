@@ -74,7 +74,7 @@ async def test_a_spill_that_a_sweep_overtook_is_planned_again(manual_clock: Manu
 
 
 async def test_a_scan_from_any_place_gives_as_many_as_were_asked_for(manual_clock: ManualClock) -> None:
-    """Also when it begins in the middle of a leaf and goes on in the next one, and in the head."""
+    """Also when it begins in the middle of a leaf and continues in the next one, and in the head."""
     store = Hooked(clock=manual_clock)
     expected = await filled(connect(store, manual_clock, 1))
     meta = connect(store, manual_clock, 2)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lakebed.core.clock import ManualClock
+from lakebed.core.clock import ManualClock, settle
 from lakebed.core.errors import AlreadyExists, Corrupt, Fenced, NotFound
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
@@ -117,6 +117,34 @@ async def test_reads_that_wait_together_share_one_request(store: CountingStore, 
     await asyncio.gather(*(meta.get(key(0), **GROUP) for _ in range(50)))
 
     assert store.taken() == {"get": 1}
+
+
+async def test_a_read_after_a_write_does_not_join_one_that_began_before_it(manual_clock: ManualClock) -> None:
+    """A slow answer holds the old value: whoever asks after the change of another process gets the new one."""
+
+    class Held(MemoryStore):
+        held: asyncio.Event | None = None
+
+        async def get(self, key: str) -> Any:
+            found, held = await super().get(key), self.held
+            if held is not None:
+                await held.wait()
+            return found
+
+    store = Held(clock=manual_clock)
+    mine, other = (BucketMeta(StoreRuntime(manual_clock, Ids.seeded(seed), Metrics(), store), "m") for seed in range(2))
+    await other.put("k", b"old", **GROUP)
+    store.held = held = asyncio.Event()
+    early = asyncio.ensure_future(mine.get("k", **GROUP))
+    await settle()
+    store.held = None
+    await other.put("k", b"new", **GROUP)
+
+    late = asyncio.ensure_future(mine.get("k", **GROUP))
+    await settle()
+    held.set()
+
+    assert (b"old", b"new") == ((await early).value, (await late).value)
 
 
 async def test_spilled_entries_cost_one_more_get_once(store: CountingStore, manual_clock: ManualClock) -> None:
@@ -227,7 +255,7 @@ async def test_a_sweep_removes_orphans_past_the_horizon_only(store: CountingStor
 async def test_an_expired_session_is_ended_before_its_claim_is_taken_and_its_owner_is_fenced(
     store: CountingStore, manual_clock: ManualClock
 ) -> None:
-    """Whoever takes over first ends the session in its own object, so a late heartbeat cannot revive it."""
+    """Anyone who takes over first ends the session in its own object, so a late heartbeat cannot revive it."""
     mine, other = connect(store, manual_clock), connect(store, manual_clock)
     session = await mine.open_session(timeout_s=3.0)
     await mine.put(ROOT + "claim", b"me", expected=ABSENT, session=session, **GROUP)
@@ -249,7 +277,7 @@ async def test_an_expired_session_is_ended_before_its_claim_is_taken_and_its_own
 async def test_a_late_heartbeat_that_comes_first_keeps_everything(
     store: CountingStore, manual_clock: ManualClock
 ) -> None:
-    """Nobody has noticed the silence: the session goes on, and its entries are still there."""
+    """Nobody has noticed the silence: the session continues, and its entries are still there."""
     mine, other = connect(store, manual_clock), connect(store, manual_clock)
     session = await mine.open_session(timeout_s=3.0)
     await mine.put(ROOT + "claim", b"me", session=session, **GROUP)
@@ -282,7 +310,7 @@ async def test_what_ended_sessions_left_goes_with_sweeps_and_spills(
 
 
 async def test_a_damaged_head_is_told_and_left_alone(store: CountingStore, manual_clock: ManualClock) -> None:
-    """Neither reads nor changes go on over bytes that are not a head, nor even text."""
+    """Neither reads nor changes continue over bytes that are not a head, nor even text."""
     await store.create(HEAD, b'{"schema": "\xff not a head"}')
     meta = connect(store, manual_clock)
 

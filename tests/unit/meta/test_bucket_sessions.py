@@ -14,7 +14,7 @@ from lakebed.meta.bucket.model import BucketPaths
 from lakebed.meta.bucket.sessions import BucketSessions
 from lakebed.meta.protocol import HeartbeatSession
 from lakebed.store.memory import MemoryStore
-from lakebed.store.model import StoredObject
+from lakebed.store.model import StoredObject, Written
 from lakebed.store.runtime import StoreRuntime
 
 
@@ -55,16 +55,35 @@ async def test_a_session_that_beat_while_it_was_looked_at_lives(manual_clock: Ma
     await session._beat()
 
 
+async def test_a_session_counts_from_when_its_opening_was_sent(manual_clock: ManualClock) -> None:
+    """The store was slow to answer the opening: the owner does not believe to live longer than others see it."""
+
+    class SlowCreate(MemoryStore):
+        async def create(self, key: str, data: bytes) -> Written:
+            made = await super().create(key, data)
+            await manual_clock.advance(8.0)
+            return made
+
+    store = SlowCreate(clock=manual_clock)
+    session = await silent(sessions(store, manual_clock, 1), 10.0)
+    assert session.alive
+
+    await manual_clock.advance(3.5)
+
+    assert not session.alive
+    assert not await sessions(store, manual_clock, 2).lives(session.id)
+
+
 async def test_a_session_that_was_ended_stays_ended(manual_clock: ManualClock) -> None:
-    """Up to its timeout and the skew it lives; after that its owner is told at its next heartbeat."""
+    """Up to its timeout and the skew it lives; after that its owner learns it at its next heartbeat."""
     store = Between(clock=manual_clock)
     session = await silent(sessions(store, manual_clock, 1), 10.0)
-    looker = sessions(store, manual_clock, 2)
+    page_data = sessions(store, manual_clock, 2)
 
     await manual_clock.advance(10.9)
-    before = await looker.lives(session.id)
+    before = await page_data.lives(session.id)
     await manual_clock.advance(0.1)
-    after = await looker.lives(session.id)
+    after = await page_data.lives(session.id)
 
     assert (True, False) == (before, after)
     with pytest.raises(Fenced):
@@ -73,7 +92,7 @@ async def test_a_session_that_was_ended_stays_ended(manual_clock: ManualClock) -
 
 
 async def test_only_sessions_that_ended_and_are_old_are_swept(manual_clock: ManualClock) -> None:
-    """One that lives stays, however old its object is; one that has just ended stays for those who still ask."""
+    """One that lives stays, however old its object is; one that has just ended stays for those who still query."""
     store = Between(clock=manual_clock)
     opened = sessions(store, manual_clock, 1)
     long = await silent(opened, 1000.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
@@ -30,7 +31,7 @@ OPS = st.lists(
         st.tuples(st.just("put"), KEYS, KEYS),
         st.tuples(st.just("delete"), KEYS, KEYS),
         st.tuples(st.just("delete_range"), KEYS, KEYS),
-        st.tuples(st.just("spill"), KEYS, KEYS),
+        st.tuples(st.sampled_from(["spill", "plan", "apply"]), KEYS, KEYS),
     ),
     max_size=60,
 )
@@ -49,7 +50,7 @@ def small_heads() -> object:
 
 
 class Shard:
-    """A head with all its leaves at hand."""
+    """A head with all its leaves available."""
 
     def __init__(self) -> None:
         self.head = Head()
@@ -61,10 +62,16 @@ class Shard:
         return LoadedState(self.leaves, {})
 
     def spill(self) -> SpillPlan | None:
+        plan = self.plan()
+        if plan is not None:
+            self.head = decisions.apply_spill(self.head, plan)
+        return plan
+
+    def plan(self) -> SpillPlan | None:
+        """A spill whose leaves are stored, and that is not carried out yet."""
         plan = decisions.plan_spill(self.head, self.known, (), lambda: f"leaf-{next(self.ids)}")
         if plan is not None:
             self.leaves |= {id: decode_leaf(encode_leaf(leaf.rows), id) for id, leaf in plan.leaves.items()}
-            self.head = decisions.apply_spill(self.head, plan)
         return plan
 
     def put(self, key: str, value: bytes) -> None:
@@ -83,8 +90,11 @@ class Shard:
 def test_a_group_answers_as_a_sorted_dictionary_would(
     ops: list[tuple[str, str, str]], start: str, end: str, limit: int
 ) -> None:
-    """Whatever is put, deleted and spilled in whatever order, every read agrees with a model."""
-    shard, model = Shard(), dict[str, bytes]()
+    """Whatever is put, deleted and spilled in whatever order, every read agrees with a model.
+
+    Spills of several processes overlap: each plans on a head that others change before it is carried out.
+    """
+    shard, model, planned = Shard(), dict[str, bytes](), list[SpillPlan]()
 
     for at, (verb, one, other) in enumerate(ops):
         if verb == "put":
@@ -96,6 +106,11 @@ def test_a_group_answers_as_a_sorted_dictionary_would(
         elif verb == "delete_range":
             shard.head, _ = decisions.delete_range(shard.head, one, other, shard.known)
             model = {key: value for key, value in model.items() if not one <= key < other}
+        elif verb == "plan":
+            planned += [plan] if (plan := shard.plan()) is not None else []
+        elif verb == "apply" and planned:
+            with suppress(Replan):
+                shard.head = decisions.apply_spill(shard.head, planned.pop(0))
         else:
             shard.spill()
 
@@ -107,6 +122,7 @@ def test_a_group_answers_as_a_sorted_dictionary_would(
         assert model.get(key) == (entry.value if entry else None)
     shown = [row.key for ref in shard.head.refs for row in shard.leaves[ref.id].visible(ref)]
     assert sorted(model) == sorted([*shown, *shard.head.hot])
+    assert shown == sorted(shown)
 
 
 def test_a_ceiling_needs_one_leaf() -> None:
@@ -164,6 +180,20 @@ def test_a_spill_keeps_what_changed_since_it_was_planned() -> None:
     assert len(decisions.scan(shard.head, shard.known, start="k/", end="k0", limit=100)) == 7
 
 
+def test_a_leaf_that_would_lie_across_another_is_not_referred_to() -> None:
+    """Another process has spilled a key from between those of the plan: the plan is made again."""
+    shard = Shard()
+    for at in range(8):
+        shard.put(f"k/{at}", b"old")
+    plan = shard.plan()
+    assert plan is not None and {"k/0", "k/1"} <= plan.moved.keys()
+    shard.leaves["other"] = other = Leaf([LeafRow("k/0+", b"x", 99)])
+    beside = Head(version=99, hot=shard.head.hot, refs=(other.whole("other"),))
+
+    with pytest.raises(Replan):
+        decisions.apply_spill(beside, plan)
+
+
 def test_a_spill_planned_before_a_sweep_is_refused() -> None:
     """A leaf that a sweep found unreferenced can never be referenced later."""
     shard = Shard()
@@ -202,7 +232,7 @@ def test_a_change_that_was_done_and_overwritten_is_not_done_again() -> None:
 
 
 def test_a_change_that_was_not_done_is_decided_anew() -> None:
-    """A conflict that others caused leads to a new decision on what stands now."""
+    """A conflict that others caused leads to a new decision on what is now."""
     change = HeadChange(HeadWriter("me")).deciding(lambda head: (Head(version=head.version + 1), head.version))
     change(Head())
     theirs, _ = HeadChange(HeadWriter("you")).deciding(lambda head: (Head(version=9), None))(Head())
@@ -214,7 +244,7 @@ def test_a_change_that_was_not_done_is_decided_anew() -> None:
 
 
 def test_a_forgotten_writer_in_doubt_is_told_so() -> None:
-    """When the head remembers only others, nobody can say whether the write was done."""
+    """When the head remembers only others, nobody can report whether the write was done."""
     change = HeadChange(HeadWriter("me")).deciding(lambda head: (Head(version=head.version + 1), None))
     change(Head())
     crowd = Head(writers={f"w{at}": 1 for at in range(WRITERS_MAX)})

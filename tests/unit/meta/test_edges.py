@@ -1,4 +1,4 @@
-"""Sessions, limits and the embedded backends of meta, on a clock that moves when it is told to."""
+"""Sessions, limits and the embedded backends of meta, on a clock that moves on request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lakebed.meta.sqlite.backend import SqliteMeta, translate
 
 
 class Beats:
-    """A backend's side of a session: counts heartbeats and ends, and fails as told."""
+    """A backend's side of a session: counts heartbeats and ends, and fails as configured."""
 
     def __init__(self) -> None:
         self.beats, self.ends = 0, 0
@@ -67,7 +67,7 @@ async def test_a_session_beats_three_times_per_timeout_and_lives_by_its_last_goo
 
 
 async def test_a_session_that_others_ended_is_over_for_good(manual_clock: ManualClock) -> None:
-    """It beats no more; closing it asks nothing of the backend."""
+    """It beats no more; closing it queries nothing of the backend."""
     beats = Beats()
     open_ = session(manual_clock, beats)
     await settle()
@@ -78,6 +78,35 @@ async def test_a_session_that_others_ended_is_over_for_good(manual_clock: Manual
     assert 1 == beats.beats
     await open_.close()
     assert 0 == beats.ends
+
+
+async def test_a_heartbeat_counts_from_when_it_was_sent(manual_clock: ManualClock) -> None:
+    """A process that is paused during its heartbeat calls itself dead when others do: a late answer is no new life."""
+    beats, answered = Beats(), asyncio.Event()
+    open_ = session(manual_clock, beats)
+    plain = beats.beat
+
+    async def late() -> None:
+        await plain()
+        await answered.wait()
+
+    open_._beat = late
+    await settle()
+    await manual_clock.advance(10.0)  # sent
+    await manual_clock.advance(25.0)
+    assert 1 == beats.beats
+    answered.set()
+    await settle()
+
+    assert open_.alive
+    await manual_clock.advance(4.9)
+    assert open_.alive
+    open_._beat = plain
+    beats.error = Unavailable("away")
+    await manual_clock.advance(0.2)
+
+    assert not open_.alive
+    await open_.close()
 
 
 async def test_a_session_counts_from_when_its_opening_was_sent(manual_clock: ManualClock) -> None:
@@ -251,3 +280,24 @@ def test_leaves_are_kept_up_to_a_size_and_the_longest_unused_goes() -> None:
     assert [True, False, True] == [cache.get(name) is not None for name in "abc"]
     cache.add("d", Sized(50))
     assert [False, False, True] == [cache.get(name) is not None for name in "acd"]
+
+
+async def test_a_session_that_another_process_saw_end_is_over_at_its_next_heartbeat(
+    tmp_path: Path, manual_clock: ManualClock
+) -> None:
+    """The other's clock is ahead and it has taken the claim: the owner hears of it before its own time is up."""
+    mine = sqlite(tmp_path, manual_clock)
+    theirs = sqlite(tmp_path, ManualClock(manual_clock.now_ns() + 31 * 10**9))
+    session = await mine.open_session(timeout_s=30.0)
+    assert isinstance(session, HeartbeatSession)
+    await mine.put("claim", b"mine", expected=ABSENT, session=session)
+
+    await theirs.put("claim", b"theirs", expected=ABSENT)
+
+    with pytest.raises(Fenced):
+        await session._beat()
+    with pytest.raises(Fenced):
+        await mine.put("other", b"mine", session=session)
+    assert b"theirs" == (await mine.get("claim")).value
+    await mine.close()
+    await theirs.close()

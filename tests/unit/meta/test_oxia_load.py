@@ -1,4 +1,4 @@
-"""What is said where the Oxia client is not installed."""
+"""What is reported where the Oxia client is not installed."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from lakebed.store.runtime import StoreRuntime
 def test_without_the_client_the_extra_to_install_is_named(
     monkeypatch: pytest.MonkeyPatch, manual_clock: ManualClock
 ) -> None:
-    """Choosing the backend without its package is told at once, with what to type."""
+    """Choosing the backend without its package is reported at once, with what to type."""
     monkeypatch.setitem(sys.modules, "oxia", None)
 
-    with pytest.raises(Invalid) as told:
+    with pytest.raises(Invalid) as reported:
         connect(
             MetaSettings.of({"backend": "oxia"}),
             StoreRuntime(manual_clock, Ids(), Metrics(), MemoryStore(clock=manual_clock)),
         )
 
-    assert "lakebed[oxia]" in told.value.hint
+    assert "lakebed[oxia]" in reported.value.hint
 
 
 def test_the_bucket_backend_is_chosen_by_its_name(manual_clock: ManualClock) -> None:
@@ -45,7 +45,7 @@ def test_the_bucket_backend_is_chosen_by_its_name(manual_clock: ManualClock) -> 
 
 @pytest.mark.parametrize("sorting", ["hierarchical", "natural"])
 def test_how_the_server_sorts_is_a_setting(sorting: str, manual_clock: ManualClock) -> None:
-    """A server that sorts keys by their bytes is asked for whole ranges; another for pieces of them."""
+    """A server that sorts keys by their bytes is requested whole ranges; another for pieces of them."""
     pytest.importorskip("oxia")
     made = connect(
         MetaSettings.of({"backend": "oxia", "sorting": sorting}),

@@ -1,4 +1,4 @@
-"""Ranges in byte order, asked of a server that sorts by folders."""
+"""Ranges in byte order, queried of a server that sorts by folders."""
 
 from __future__ import annotations
 

@@ -166,13 +166,13 @@ def test_of_a_key_in_several_parts_the_highest_part_wins_in_whatever_order_they_
     folder = Folder.at(tmp_path)
     fields = schema_json((("id", "long"), ("note", "string"), ("_file_seq", "long")))
     draft = Draft(TableSpec("t", fields, keys=("id",)), {}, datetime(2026, 11, 16, tzinfo=UTC))
-    asked = []
+    requested = []
     for seq, ids in ((10, [1]), (2, [1, 2]), (1, [1, 2, 3])):
         data = parquet(id=ids, note=[f"of {seq}"] * len(ids))
         Path(folder.path(f"parts/{seq}")).write_bytes(data)
-        asked.append(PartRequest(0, seq, f"parts/{seq}", len(ids), len(data)))
+        requested.append(PartRequest(0, seq, f"parts/{seq}", len(ids), len(data)))
 
-    rows = loading(folder, asked, COLUMNS, draft)(folder.filesystem())
+    rows = loading(folder, requested, COLUMNS, draft)(folder.filesystem())
 
     found = {row["id"]: (row["note"], row["_file_seq"]) for row in rows.to_pylist()}
     assert {1: ("of 10", 10), 2: ("of 2", 2), 3: ("of 1", 1)} == found
@@ -183,7 +183,7 @@ TABLE = TickTable("t", "delta", COLUMNS, 10, (), ("id",))
 
 
 def test_the_bounds_of_a_tick_are_those_of_its_parts_with_rows() -> None:
-    """Unknown as soon as one part's are; a part without rows says nothing."""
+    """Unknown as soon as one part's are; a part without rows reports nothing."""
     assert (1, 9) == _bounds([seen(4, 9), seen(1, 5), seen(None, None, rows=0)])
     assert [None, None] == [_bounds([]), _bounds([seen(1, 5), seen(None, 9)])]
 
@@ -257,10 +257,10 @@ def test_the_looking_task_writes_a_part_whose_keys_are_new(tmp_path: Path) -> No
     spec = TableSpec("t", schema_json((*kinds, ("_ingested_at", "timestamp"), ("older", "string"))), keys=("id",))
     at = datetime(2026, 11, 16, tzinfo=UTC)
     draft = Draft(spec, {"_tick_id": "tick"}, at, ((10, 20),))
-    asked = [PartRequest(table, 7, "parts/1", 3, len(GOOD)) for table in (0, 1)]
-    batch = pa.RecordBatch.from_pydict({"request": [msgspec.json.encode(one).decode() for one in asked]})
-    (told,) = checking_parts(folder, [COLUMNS, COLUMNS], [("id",), ("id",)], [draft, None])(iter([batch]))
-    first, second = (msgspec.json.decode(text, type=PartReport) for text in told["report"].to_pylist())
+    requested = [PartRequest(table, 7, "parts/1", 3, len(GOOD)) for table in (0, 1)]
+    batch = pa.RecordBatch.from_pydict({"request": [msgspec.json.encode(one).decode() for one in requested]})
+    (reported,) = checking_parts(folder, [COLUMNS, COLUMNS], [("id",), ("id",)], [draft, None])(iter([batch]))
+    first, second = (msgspec.json.decode(text, type=PartReport) for text in reported["report"].to_pylist())
 
     assert (1, 0, 1, 3, 3) == (len(first.files), len(second.files), first.low, first.high, first.rows)
     row = pq.read_table(folder.path(f"{spec.root}/{first.files[0].path}")).to_pylist()[0]

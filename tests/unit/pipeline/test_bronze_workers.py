@@ -1,4 +1,4 @@
-"""Bronze runs by itself only where the settings say so."""
+"""Bronze runs by itself only where the settings report it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contracts: what is understood, and what is said about each mistake."""
+"""Contracts: what is understood, and what is reported about each mistake."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ checks:
 
 
 def test_a_good_contract_is_understood() -> None:
-    """Short and long forms of a column mean the same; what is not said has its default."""
+    """Short and long forms of a column mean the same; what is not reported has its default."""
     contract = read_contract(GOOD, "orders.yaml")
 
     assert ("orders", "discard", ("id",)) == (contract.bronze, contract.drift, contract.keys)
@@ -34,10 +34,12 @@ def test_a_good_contract_is_understood() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "reported"),
     [
         ("table: orders", "table: ../orders", "no table name"),
         ("keys: [id]", "keys: []", "at least one column"),
+        ("keys: [id]", "keys: [id]\npartition_by: [day]", "partition_by: 'day' is none of its columns"),
+        ("keys: [id]", "keys: [id]\ncluster_by: [a, b]", "cluster_by: 'a' is none of its columns"),
         ("keys: [id]", "keys: [nr]", "'nr' is none of its columns"),
         ("keys: [id]", "keys: [at]", "must be required"),
         ("keys: [id]", "keys: [id]\nkeys: [at]", "comes twice"),
@@ -54,13 +56,13 @@ def test_a_good_contract_is_understood() -> None:
         ("table: orders", "table: !!python/object/apply:os.system [ls]", "not YAML"),
     ],
 )
-def test_a_mistake_is_told_with_its_file_and_place(old: str, new: str, told: str) -> None:
+def test_a_mistake_is_told_with_its_file_and_place(old: str, new: str, reported: str) -> None:
     """Nothing is guessed: each mistake is named."""
     with pytest.raises(BadContract) as refused:
         read_contract(GOOD.replace(old, new), "orders.yaml")
 
     assert refused.value.message.startswith("orders.yaml")
-    assert told in refused.value.message
+    assert reported in refused.value.message
 
 
 @given(st.text(max_size=200))
@@ -88,3 +90,21 @@ def test_the_examples_are_good() -> None:
     assert folder is not None
 
     assert ["customers", "orders"] == [contract.table for contract in read_contracts(folder)]
+
+
+def test_a_contract_without_a_layout_is_the_same_as_before_there_were_layouts() -> None:
+    """Silver is rebuilt when its contract changes: a new version of Lakebed is no reason."""
+    text = "table: orders\nkeys: [id]\ncolumns:\n  id: {type: long, required: true, from: x}\n  note: string\n"
+    known = "contract 208f14a585761063b8be4b7e6b477d62bab017939e0d16e80e3574e5807314d6"
+
+    assert known == read_contract(text, "c").digest
+    assert known != read_contract(f"{text}cluster_by: [note]\n", "c").digest
+
+
+def test_a_contract_may_have_nested_types() -> None:
+    """Arrays, maps and structs; not as something that has an order."""
+    text = "table: t\nkeys: [id]\ncolumns:\n  id: {type: long, required: true}\n  tags: 'array<struct<a:long>>'\n"
+
+    assert "array<struct<a:long>>" == read_contract(text, "c").columns["tags"].type
+    with pytest.raises(BadContract, match="'tags' is nested"):
+        read_contract(f"{text}cluster_by: [tags]\n", "c")

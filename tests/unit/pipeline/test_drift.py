@@ -47,3 +47,18 @@ def test_a_column_never_changes_its_type_or_the_case_of_its_name(drift: Drift, c
 def test_a_new_table_takes_what_comes() -> None:
     """The first rows make the columns."""
     assert WIDER == fit("t", {}, WIDER, "freeze").columns
+
+
+def test_a_safe_widening_is_taken_and_a_narrower_type_is_no_difference() -> None:
+    """An integer fits a long column under every policy; a long widens an integer column only where tables evolve."""
+    held = {"id": "integer", "price": "decimal(10,2)", "tags": {"type": "array", "elementType": "string"}}
+    wide = {"id": "long", "price": "decimal(12,2)", "tags": {"type": "array", "elementType": "string"}}
+
+    fitted = fit("t", held, wide, "evolve")
+
+    assert (wide, ("id", "price")) == (fitted.columns, fitted.widened)
+    for drift in ("evolve", "freeze", "discard"):
+        assert (wide, ()) == ((one := fit("t", wide, held, drift)).columns, one.widened)  # type: ignore[arg-type]
+    for refused in ("freeze", "discard"):
+        with pytest.raises(BadManifest, match="is long, but the table has 'id' as integer"):
+            fit("t", held, wide, refused)  # type: ignore[arg-type]

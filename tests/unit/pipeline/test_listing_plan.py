@@ -54,18 +54,18 @@ def test_every_key_is_in_exactly_one_folder_of_the_plan(wanted: int, fan_max: in
 
 def test_planning_asks_a_bounded_number_of_times() -> None:
     """A bucket of folders without end does not keep the driver busy."""
-    asked = []
+    requested = []
 
     def endless(prefix: str) -> list[str]:
-        asked.append(prefix)
+        requested.append(prefix)
         return [f"{prefix}x/"]
 
     assert plan(endless)
-    assert len(asked) == REQUESTS_MAX
+    assert len(requested) == REQUESTS_MAX
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "reports"),
     [
         ({"fileFormat": "XML"}, "does not decode"),
         ({"files": None}, "does not decode"),
@@ -76,9 +76,9 @@ def test_planning_asks_a_bounded_number_of_times() -> None:
         ({"files": [{"key": "a", "size": -1}]}, "names a file"),
     ],
 )
-def test_a_wrong_manifest_is_refused_in_words(change: dict[str, Any], says: str) -> None:
+def test_a_wrong_manifest_is_refused_in_words(change: dict[str, Any], reports: str) -> None:
     """Nothing is opened for a manifest that cannot be believed."""
-    with pytest.raises(BadInventory, match=says):
+    with pytest.raises(BadInventory, match=reports):
         read_manifest(manifest(**change))
 
 

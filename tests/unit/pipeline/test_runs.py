@@ -1,4 +1,4 @@
-"""What a run tells of itself, which tables upkeep finds, and which audit is the last."""
+"""What a run reports of itself, which tables maintenance finds, and which audit is the last."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from lakebed.batches.model import LatestAudit
+from lakebed.batches.paths import audit_record_key
 from lakebed.core.clock import ManualClock
 from lakebed.core.context import Context
 from lakebed.core.errors import Corrupt, Invalid, NotFound
@@ -20,7 +22,7 @@ from lakebed.delta.log import Commit, encode, log_key
 from lakebed.delta.model import TableSpec
 from lakebed.delta.plain import schema_json
 from lakebed.pipeline.audit import paths
-from lakebed.pipeline.audit.model import Conservation, ConservationRow, LatestAudit
+from lakebed.pipeline.audit.model import Conservation, ConservationRow
 from lakebed.pipeline.audit.stored import last_audit, last_register, publish
 from lakebed.pipeline.bronze.ingestion import Ingestion, _contracts, _trace
 from lakebed.pipeline.bronze.runs import IngestReport
@@ -44,14 +46,14 @@ class Runs(Ingestion):
 
 
 def test_a_run_drains_a_table_step_by_step_and_counts_once(metrics: Metrics) -> None:
-    """Until nothing is left: then nothing waits, whatever the last step said; each step is told."""
+    """Until nothing is left: then nothing waits, whatever the last step reported; each step is reported."""
     steps = [
         IngestReport("t", 1, rows_in=10, good=6, quarantined=3, duplicates=1, unreadable=("k",), lag_s=9.0, behind=5),
         IngestReport("t", 2, rows_in=4, good=4, lag_s=3.0, behind=2),
     ]
-    told: list[IngestReport] = []
+    reported: list[IngestReport] = []
     waiting: list[IngestReport | None] = [*steps, None]
-    total = Runs(metrics)._drain("t", lambda limit: waiting.pop(0) if limit == "limit" else None, told.append)
+    total = Runs(metrics)._drain("t", lambda limit: waiting.pop(0) if limit == "limit" else None, reported.append)
 
     assert (2, 14, 10, 3, 1, 0.0, 0, 2) == (
         total.steps,
@@ -63,7 +65,7 @@ def test_a_run_drains_a_table_step_by_step_and_counts_once(metrics: Metrics) -> 
         total.behind,
         total.version,
     )
-    assert steps == told
+    assert steps == reported
     rows = {name: metrics.value("lakebed_bronze_rows_total", table="t", outcome=name) for name in
             ("good", "quarantined", "duplicate")}  # fmt: skip
     assert {"good": 10, "quarantined": 3, "duplicate": 1} == rows
@@ -147,12 +149,12 @@ def test_a_job_that_fails_says_so_and_its_error_goes_on() -> None:
         raise Invalid("x" * 5000)
     start, failed = listener.events
 
-    told = failed["run"]["facets"]["errorMessage"]["message"]
+    reported = failed["run"]["facets"]["errorMessage"]["message"]
     assert ("START", "FAIL", 2000, True) == (
         start["eventType"],
         failed["eventType"],
-        len(told),
-        told.startswith("Invalid"),
+        len(reported),
+        reported.startswith("Invalid"),
     )
 
 
@@ -193,12 +195,14 @@ def table(context: Context, name: str) -> None:
 
 
 EVERY = [
-    "batches/samples",
     "batches/quarantine",
+    "batches/samples",
     "topics/orders",
     "topics-quarantine/orders",
+    "bronze/batches/lake/samples",
     "bronze/o/p/t",
     "silver/o/p/t",
+    "quarantine/batches/lake/samples",
     "quarantine/o/p/t",
     "gold/o/p/t",
 ]
@@ -207,24 +211,23 @@ EVERY = [
 def test_every_table_with_a_log_is_found_and_only_appended_ones_are_joined() -> None:
     """Quarantines, silver and gold are few files; a folder without a log is no table."""
     context = context_of(clock=ManualClock())
-    from lakebed.pipeline.bronze.topics import QUARANTINE_FOLDER
-
-    every = [name.replace("topics-quarantine", QUARANTINE_FOLDER) for name in EVERY]
+    every = EVERY
     for name in every:
         table(context, name)
     asyncio.run(context.store.create("tables/bronze/o/p/nolog/x.parquet", b"x"))
-    keeper = TableMaintenance(context)
+    maintenance_ = TableMaintenance(context)
 
     assert every == asyncio.run(names(context.store))
-    assert ["batches/samples", "topics/orders", "bronze/o/p/t"] == keeper._chosen("", compacted=True)
-    assert every == keeper._chosen("", compacted=False)
-    assert ["topics/orders"] == keeper._chosen("topics/orders", compacted=True)
+    joined = ["batches/samples", "topics/orders", "bronze/batches/lake/samples", "bronze/o/p/t"]
+    assert joined == maintenance_._chosen("", compacted=True)
+    assert every == maintenance_._chosen("", compacted=False)
+    assert ["topics/orders"] == maintenance_._chosen("topics/orders", compacted=True)
     with pytest.raises(Invalid, match="no table 'x'"):
-        keeper._chosen("x", compacted=False)
+        maintenance_._chosen("x", compacted=False)
 
 
 def test_vacuum_tells_files_and_bytes_by_table_and_a_dry_run_deletes_nothing() -> None:
-    """A table that cannot be swept is left out, unless it was asked for by name."""
+    """A table that cannot be swept is reported with its problem; asked for by name, it raises."""
     clock = ManualClock()
     context = context_of(clock=clock)
     for name in ("batches/samples", "topics/orders"):
@@ -234,14 +237,15 @@ def test_vacuum_tells_files_and_bytes_by_table_and_a_dry_run_deletes_nothing() -
     asyncio.run(context.store.create("tables/topics/orders/o.parquet", b"1"))
     asyncio.run(context.store.create(log_key("tables/topics/orders", 1), b"damaged"))
     asyncio.run(clock.advance(8 * 86_400.0))
-    keeper = TableMaintenance(context)
+    maintenance_ = TableMaintenance(context)
 
-    dry = keeper.vacuum(dry_run=True)
-    done = keeper.vacuum()
-    assert [MaintenanceReport("batches/samples", files_swept=2, bytes_swept=7)] == dry == done
-    assert [] == keeper.vacuum()
+    dry = maintenance_.vacuum(dry_run=True)
+    done = maintenance_.vacuum()
+    assert [MaintenanceReport("batches/samples", files_swept=2, bytes_swept=7)] == dry[:1] == done[:1]
+    assert [("topics/orders", True)] == [(report.table, bool(report.problem)) for report in done[1:]]
+    assert ["topics/orders"] == [report.table for report in maintenance_.vacuum()]
     with pytest.raises(Corrupt):
-        keeper.vacuum("topics/orders")
+        maintenance_.vacuum("topics/orders")
 
 
 # Audits.
@@ -259,7 +263,7 @@ async def test_a_published_audit_is_the_last_one_unless_a_later_one_is() -> None
 
     assert later == await last_audit(context)
     assert LatestAudit(later.audit_id, 100, True) == (await last_register(context).read()).value
-    key = paths.record_key(later.audit_id)
+    key = audit_record_key(later.audit_id)
     await context.store.delete(key)
     await context.store.create(key, b"{")
     with pytest.raises(Corrupt, match=r"audit\.json"):

@@ -8,9 +8,7 @@ import msgspec
 import pytest
 
 from lakebed.core.settings import Contradiction, Secret, Section
-from lakebed.pipeline.bronze.topics_decode import read_topic_contracts
-from lakebed.pipeline.gold import models as gold
-from lakebed.pipeline.gold.models import BadModel, Model, in_order, read_models
+from lakebed.pipeline.bronze.payloads import read_topic_contracts
 from lakebed.pipeline.settings import AuditSettings, BronzeSettings, PipelineSettings
 from lakebed.pipeline.silver import contract
 from lakebed.pipeline.silver.contract import BadContract, read_contracts
@@ -44,15 +42,15 @@ def test_bronzes_folder_of_topics_is_none_unless_named() -> None:
     assert (None, Path("x")) == (BronzeSettings().topics_folder, BronzeSettings(topics="x").topics_folder)
 
 
-@pytest.mark.parametrize("name", ["bronze_retention_days", "retention_interval_s"])
+@pytest.mark.parametrize("name", ["retention_interval_s"])
 def test_retention_must_be_above_zero(name: str) -> None:
     """0 days would remove everything at once."""
     assert [True, False] == [refused(PipelineSettings(), **{name: value}) for value in (0, 1)]
 
 
-def test_gold_needs_silver_and_lineage_an_http_address() -> None:
-    """Each refusal names both keys."""
-    assert refused(PipelineSettings(), gold="g")
+def test_an_interval_is_not_negative_and_lineage_has_an_http_address() -> None:
+    """Each refusal names the key."""
+    assert refused(PipelineSettings(), models_every_s=-1)
     assert not refused(PipelineSettings(), gold="g", contracts="c")
     for url, wrong in (("ftp://x", True), ("http://x", False), ("https://x", False), ("", False)):
         assert wrong == refused(SparkSettings(), lineage=LineageSettings(url=url)), url
@@ -99,20 +97,20 @@ def test_a_session_is_remote_or_has_a_master_of_its_own() -> None:
 
 def test_a_sessions_configuration_is_ours_and_the_settings_have_the_last_word() -> None:
     """Times are UTC; a local session listens on loopback alone; a cluster's driver is not pinned there."""
-    told = configuration(SparkSettings(shuffle_partitions=7, driver_memory="3g", conf={"spark.ui.enabled": "true"}))
+    reported = configuration(SparkSettings(shuffle_partitions=7, driver_memory="3g", conf={"spark.ui.enabled": "true"}))
     cluster = configuration(SparkSettings(master="spark://m:7077"))
 
     assert ("UTC", "7", "3g", "true", "local[*]") == (
-        told["spark.sql.session.timeZone"],
-        told["spark.sql.shuffle.partitions"],
-        told["spark.driver.memory"],
-        told["spark.ui.enabled"],
-        told["spark.master"],
+        reported["spark.sql.session.timeZone"],
+        reported["spark.sql.shuffle.partitions"],
+        reported["spark.driver.memory"],
+        reported["spark.ui.enabled"],
+        reported["spark.master"],
     )
-    assert ("127.0.0.1", "127.0.0.1") == (told["spark.driver.host"], told["spark.driver.bindAddress"])
+    assert ("127.0.0.1", "127.0.0.1") == (reported["spark.driver.host"], reported["spark.driver.bindAddress"])
     assert "spark.driver.host" not in cluster and "false" == cluster["spark.ui.enabled"]
     quick = configuration(SparkSettings(quick=True))["spark.driver.extraJavaOptions"]
-    assert "TieredStopAtLevel=1" in quick and "TieredStopAtLevel" not in told["spark.driver.extraJavaOptions"]
+    assert "TieredStopAtLevel=1" in quick and "TieredStopAtLevel" not in reported["spark.driver.extraJavaOptions"]
 
 
 def test_an_audits_grace_may_be_zero_and_not_below() -> None:
@@ -133,7 +131,6 @@ def test_contracts_are_read_in_the_order_of_their_names_up_to_a_limit(
         (tmp_path / f"{name}.yaml").write_text(ORDERS.replace("orders", name))
     (tmp_path / "c.yml").write_text("no contract")
     monkeypatch.setattr(contract, "CONTRACTS_MAX", 2)
-    monkeypatch.setattr("lakebed.pipeline.bronze.topics_decode.CONTRACTS_MAX", 2)
     assert ["a", "b"] == [one.table for one in read_contracts(tmp_path)]
     assert ["a", "b"] == [one.topic for one in read_topic_contracts(tmp_path)]
     (tmp_path / "d.yaml").write_text(ORDERS)
@@ -162,34 +159,3 @@ def test_a_contract_has_limits_and_a_digest(monkeypatch: pytest.MonkeyPatch) -> 
     contract.read_contract(ORDERS, "o")
     with pytest.raises(BadContract, match="at most"):
         contract.read_contract(ORDERS + " ", "o")
-
-
-def test_models_are_read_up_to_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By name; a name that is no table's, too much SQL and too many files are refused with the file."""
-    (tmp_path / "b.sql").write_text("select 1")
-    (tmp_path / "a.sql").write_text("select 2")
-    monkeypatch.setattr(gold, "SQL_BYTES_MAX", 8)
-    assert [Model("a", "select 2"), Model("b", "select 1")] == read_models(tmp_path)
-    monkeypatch.setattr(gold, "SQL_BYTES_MAX", 7)
-    with pytest.raises(BadModel, match=r"a\.sql has more than 7 bytes"):
-        read_models(tmp_path)
-    monkeypatch.setattr(gold, "MODELS_MAX", 1)
-    with pytest.raises(BadModel, match="more than 1 models"):
-        read_models(tmp_path)
-    monkeypatch.undo()
-    (tmp_path / "Bad-Name.sql").write_text("select 1")
-    with pytest.raises(BadModel, match="'Bad-Name' is no table name"):
-        read_models(tmp_path)
-
-
-def test_a_model_that_reads_nothing_or_has_a_silver_tables_name_is_refused() -> None:
-    """Either would replace a table by something that never changes with its sources."""
-    with pytest.raises(BadModel, match="reads nothing"):
-        in_order([Model("m", "select 1")], ["orders"])
-    with pytest.raises(BadModel, match="name of a silver table"):
-        in_order([Model("orders", "select * from {{ ref('orders') }}")], ["orders"])
-    with pytest.raises(BadModel, match="'x', which is no table"):
-        in_order([Model("m", "select * from {{ ref('x') }}")], ["orders"])
-    both = Model("m", "select * from {{ref(\"a\")}} join {{ ref('b') }} join {{ ref( 'a' ) }}")
-    assert ("a", "b") == both.refs
-    assert "select * from `v1` join `v2` join `v1`" == both.with_views({"a": "v1", "b": "v2"})

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import msgspec
 import pytest
 
 from lakebed.core.clock import ManualClock
-from lakebed.core.errors import AlreadyExists, Corrupt, Invalid, NotFound, Overloaded, Stale, Unavailable
+from lakebed.core.errors import AlreadyExists, Corrupt, Invalid, NotFound, Overloaded, Stale
 from lakebed.core.ids import Ids
 from lakebed.delta import history
 from lakebed.delta.log import Commit, apply, decode, encode, file_of, log_key
@@ -22,7 +21,7 @@ from lakebed.pipeline.tables import table as tables
 from lakebed.pipeline.tables.compaction import groups
 from lakebed.pipeline.tables.table import Table
 from lakebed.store.memory import MemoryStore
-from support.delta_tables import runtime_on
+from support.runtimes import runtime_on
 
 SPEC = TableSpec("t", schema_json((("id", "long"), ("note", "string"))), keys=("id",))
 LOCATION: Any = None
@@ -158,7 +157,7 @@ def test_a_table_that_others_commit_to_without_end_is_overloaded(world: World, m
     with pytest.raises(Overloaded, match=f"{tables.RACES_MAX} times"):
         world.table().append_files([file("a")])
     with pytest.raises(Overloaded, match="30 times"):
-        asyncio.run(PlainTable(world.store, SPEC, clock=world.clock, ids=Ids()).commit(lambda _: Commit("WRITE")))
+        asyncio.run(PlainTable(runtime_on(world.store, world.clock), SPEC).commit(lambda _: Commit("WRITE")))
     assert tables.RACES_MAX + 30 == len(tries)
 
 
@@ -231,35 +230,10 @@ def test_a_removal_in_the_log_names_the_whole_file() -> None:
 
 
 async def replay(store: MemoryStore, count: int) -> None:
-    table = PlainTable(store, SPEC, clock=ManualClock(), ids=Ids())
+    table = PlainTable(runtime_on(store, ManualClock()), SPEC)
     for number in range(count):
         name = f"f{number}"
         await table.commit(lambda _, name=name: Commit("WRITE", adds=(file(name, 1),)))  # type: ignore[misc]
-
-
-async def test_every_sixteenth_version_is_kept_as_a_snapshot() -> None:
-    """Not the first; a damaged one, or one that cannot be written, only costs time."""
-    store = MemoryStore(clock=ManualClock())
-    await replay(store, 34)
-    kept = [info.key async for info in store.list("tables/t/_lakebed/")]
-    assert [f"tables/t/_lakebed/{version:020d}.json" for version in (16, 32)] == kept
-    await store.delete(kept[1])
-    await store.create(kept[1], b"{")
-
-    assert (33, 34) == (
-        (await history.snapshot(store, SPEC.root)).version,
-        (await history.snapshot(store, SPEC.root)).rows,
-    )
-    at = await history.snapshot(store, SPEC.root, version=20)
-    assert (20, 21) == (at.version, at.rows)
-    await history.keep(store, SPEC.root, at)
-    await history.keep(store, SPEC.root, msgspec.structs.replace(at, version=16))  # there already: no error
-
-    class Away:
-        async def create(self, *_: Any) -> None:
-            raise Unavailable("away")
-
-    await history.keep(Away(), SPEC.root, msgspec.structs.replace(at, version=48))  # type: ignore[arg-type]
 
 
 async def test_what_versions_brought_leaves_out_what_they_took_away_again() -> None:

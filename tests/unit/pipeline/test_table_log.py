@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
 from lakebed.core.clock import ManualClock
 from lakebed.core.errors import Corrupt, Invalid, NotFound
-from lakebed.delta import history
+from lakebed.delta import checkpoint, history
 from lakebed.delta.log import Commit, apply, change_of, decode, encode, grows, log_key, overlapping
 from lakebed.delta.model import ONCE_WINDOW, DataFile, Snapshot, TableSpec, VersionChange, WriteBatch
 from lakebed.store.memory import MemoryStore
@@ -34,7 +36,9 @@ def test_an_entry_says_what_it_was_given() -> None:
     """A table after its first entry has the schema, the files, their bounds and the batch."""
     state = apply(Snapshot(), 0, decode(entry(CREATED), "k"), "k")
 
-    assert Snapshot(0, SCHEMA, (), (ONE,), {"app": 1}, "id-1", keys=SPEC.keys) == state
+    known = msgspec.structs.replace(state, metadata={})
+    assert Snapshot(0, SCHEMA, (), (ONE,), {"app": 1}, "id-1", keys=SPEC.keys) == known
+    assert ("bronze/t", {"lakebed.keys": "id"}) == (state.metadata["name"], state.properties)
     assert state.rows == 3
 
 
@@ -54,13 +58,17 @@ def test_what_is_no_log_entry_is_corrupt(data: bytes) -> None:
         decode(data, "the-key")
 
 
-def test_a_table_with_features_we_do_not_speak_is_left_alone() -> None:
-    """A higher protocol is refused rather than misread."""
-    with pytest.raises(Invalid, match="reader 3"):
-        apply(Snapshot(), 0, [{"protocol": {"minReaderVersion": 3, "minWriterVersion": 7}}], "k")
-    for reader, writer in ((1, 7), (2, 2), (1, 3)):  # one of the two is enough
-        with pytest.raises(Invalid, match=f"reader {reader} and writer {writer}"):
-            apply(Snapshot(), 0, [{"protocol": {"minReaderVersion": reader, "minWriterVersion": writer}}], "k")
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        {"minReaderVersion": 4, "minWriterVersion": 7},
+        {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": ["variantType"], "writerFeatures": []},
+    ],
+)
+def test_a_table_that_could_be_read_wrongly_is_refused(protocol: dict[str, Any]) -> None:
+    """A version or a feature that Lakebed does not know, by its name."""
+    with pytest.raises(Invalid, match=r"variantType|reader version 4"):
+        apply(Snapshot(), 0, [{"protocol": protocol}], "k")
 
 
 def test_only_files_whose_bounds_overlap_can_matter() -> None:
@@ -84,35 +92,34 @@ async def test_history_replays_the_log_to_any_version(manual_clock: ManualClock)
     assert (await history.snapshot(store, SPEC.root)).files == (TWO,)
 
 
-async def test_a_kept_snapshot_gives_the_same_table_as_the_whole_log(manual_clock: ManualClock) -> None:
-    """Reading through a kept snapshot and replaying everything agree, and a mangled one is ignored."""
-    store = MemoryStore(clock=manual_clock)
-    more = [Commit("WRITE", (DataFile(f"part-x{n}.parquet", 1, 1),), batch=WriteBatch("app", n + 2)) for n in range(20)]
-    await commit_all(store, CREATED, *more)
-    whole = await history.snapshot(store, SPEC.root)
-
-    await history.keep(store, SPEC.root, await history.snapshot(store, SPEC.root, version=16))
-    assert whole == await history.snapshot(store, SPEC.root)
-    kept = [info async for info in store.list(f"{SPEC.root}/_lakebed/")]
-    assert len(kept) == 1
-
-    await store.delete(kept[0].key)
-    await store.create(kept[0].key, b"{}x")
-    assert whole == await history.snapshot(store, SPEC.root)
-
-
 async def test_an_older_version_is_not_read_from_a_newer_snapshot(manual_clock: ManualClock) -> None:
-    """Neither a kept snapshot nor one that the caller knows is used for a version before it."""
+    """Neither a checkpoint nor a snapshot that the caller knows is used for a version before it."""
     store = MemoryStore(clock=manual_clock)
     more = [Commit("WRITE", (DataFile(f"part-x{n}.parquet", 1, 1),)) for n in range(20)]
     await commit_all(store, CREATED, *more)
     fifth = await history.snapshot(store, SPEC.root, version=5)
     newest = await history.snapshot(store, SPEC.root)
-    await history.keep(store, SPEC.root, await history.snapshot(store, SPEC.root, version=16))
+    await checkpoint.write(store, SPEC.root, 16, [f"{version:020d}.json" for version in range(17)])
 
     assert (5, 6) == (fifth.version, len(fifth.files))
     assert fifth == await history.snapshot(store, SPEC.root, version=5)
     assert fifth == await history.snapshot(store, SPEC.root, version=5, known=newest)
+
+
+async def test_joined_files_that_were_changed_again_are_read_where_their_rows_are(manual_clock: ManualClock) -> None:
+    """A reader that knows its rows asks for joined files, and finds each of its rows once."""
+    store = MemoryStore(clock=manual_clock)
+    joined, changed = DataFile("part-3.parquet", 30, 7), DataFile("part-4.parquet", 30, 8)
+    await commit_all(
+        store,
+        CREATED,
+        Commit("WRITE", (TWO,)),
+        Commit("OPTIMIZE", (joined,), (ONE, TWO), data_change=False),
+        Commit("MERGE", (changed,), (joined,)),
+    )
+
+    assert [joined] == await history.brought(store, SPEC.root, 0, 2, joined=True)
+    assert [changed] == await history.brought(store, SPEC.root, 0, 3, joined=True)
 
 
 async def test_what_versions_brought_is_read_though_it_was_joined_since(manual_clock: ManualClock) -> None:

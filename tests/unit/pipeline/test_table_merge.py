@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakebed.pipeline.tables.merge import fitted, last_of_each, without
+from lakebed.pipeline.tables.files import fitted
+from lakebed.pipeline.tables.merge import last_of_each, without
 
 keys = st.lists(st.tuples(st.integers(0, 5), st.sampled_from("ab")), max_size=12)
 

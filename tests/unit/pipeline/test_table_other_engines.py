@@ -13,7 +13,6 @@ import pytest
 
 from lakebed.core.clock import ManualClock
 from lakebed.core.errors import Corrupt, Invalid
-from lakebed.core.ids import Ids
 from lakebed.core.settings import load
 from lakebed.delta import history
 from lakebed.delta.log import Commit, encode, log_key
@@ -77,7 +76,7 @@ async def test_rows_of_escaped_partitions_are_read(tmp_path: Path, manual_clock:
     await stored(tmp_path / ROOT, context.store, ROOT)
 
     state = await history.snapshot(context.store, ROOT)
-    plain = PlainTable(context.store, SPEC, clock=manual_clock, ids=Ids())
+    plain = PlainTable(context, SPEC)
     ids = [id for file in state.files for id in (await plain.read(file)).column("id").to_pylist()]
     sample = await Tables(context).sample("t")
 
@@ -151,14 +150,14 @@ async def test_a_remove_is_of_the_same_file_however_its_path_is_encoded(tmp_path
 async def test_vacuum_leaves_checkpoints_hidden_folders_and_strangers(
     tmp_path: Path, manual_clock: ManualClock
 ) -> None:
-    """Only what has the form of a data file of this table goes."""
+    """Only what has the form of a data file or a change file of this table goes."""
     store = MemoryStore(clock=manual_clock)
     written(tmp_path)
     deltalake.DeltaTable(str(tmp_path)).create_checkpoint()
     await stored(tmp_path, store, ROOT)
     others = [
         "_delta_log/_sidecars/a.parquet",
-        "_change_data/cdc.parquet",
+        "_change_data/notes/a.parquet",
         "_hidden.parquet",
         ".hidden/a.parquet",
         "exports/report.parquet",
@@ -167,7 +166,8 @@ async def test_vacuum_leaves_checkpoints_hidden_folders_and_strangers(
     ]
     for name in others:
         await store.create(f"{ROOT}/{name}", b"x")
-    for name in ("orphan.parquet", "p=x/orphan.parquet"):
+    orphans = ["_change_data/cdc.parquet", "_change_data/p=x/cdc.parquet", "orphan.parquet", "p=x/orphan.parquet"]
+    for name in orphans:
         await store.create(f"{ROOT}/{name}", b"x")
     before = [info.key async for info in store.list(f"{ROOT}/")]
     await manual_clock.advance(8 * DAY_S)
@@ -175,7 +175,7 @@ async def test_vacuum_leaves_checkpoints_hidden_folders_and_strangers(
     gone = await sweepable(store, ROOT, clock=manual_clock)
 
     assert any(key.endswith(".checkpoint.parquet") for key in before)
-    assert [f"{ROOT}/orphan.parquet", f"{ROOT}/p=x/orphan.parquet"] == sorted(info.key for info in gone)
+    assert [f"{ROOT}/{name}" for name in orphans] == sorted(info.key for info in gone)
 
 
 async def test_a_table_inside_a_tables_folder_is_swept_by_its_own_log_alone(
@@ -196,10 +196,13 @@ async def test_files_without_a_log_are_not_swept(tmp_path: Path, manual_clock: M
     """A folder without a version is no table: nobody knows whose files these are."""
     store = MemoryStore(clock=manual_clock)
     await store.create(f"{ROOT}/a.parquet", b"x")
-    await store.create(f"{ROOT}/_delta_log/{9:020d}.checkpoint.parquet", b"x")
     await manual_clock.advance(8 * DAY_S)
 
     assert [] == await sweepable(store, ROOT, clock=manual_clock)
+
+    await store.create(f"{ROOT}/_delta_log/{9:020d}.checkpoint.parquet", b"x")
+    with pytest.raises(Corrupt):
+        await sweepable(store, ROOT, clock=manual_clock)
 
 
 @pytest.mark.parametrize("age_days", [1, 8])
@@ -263,11 +266,14 @@ async def test_one_table_that_cannot_be_swept_does_not_hold_up_the_others(
     await manual_clock.advance(8 * DAY_S)
 
     done = await TableMaintenance(context)._vacuum("", True)
-    with pytest.raises(Exception, match="version"):
+    with pytest.raises(Exception, match="missing"):
         await TableMaintenance(context)._vacuum("gold/o/p/a", True)
     swept = await vacuum_tables(context)
 
-    assert [("gold/o/p/b", 1, 5)] == [(each.table, each.files_swept, each.bytes_swept) for each in done]
+    assert [("gold/o/p/a", 0, 0), ("gold/o/p/b", 1, 5)] == [
+        (each.table, each.files_swept, each.bytes_swept) for each in done
+    ]
+    assert [True, False] == ["missing" in each.problem for each in done]
     assert {"gold/o/p/b": 1} == swept
 
 

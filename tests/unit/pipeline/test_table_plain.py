@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import deltalake
@@ -11,19 +13,19 @@ import pyarrow as pa
 import pytest
 
 from lakebed.core.clock import ManualClock
-from lakebed.core.errors import Corrupt, NotFound, Unavailable
-from lakebed.core.ids import Ids
+from lakebed.core.errors import AlreadyExists, Corrupt, Unavailable
 from lakebed.delta.log import Commit, encode, log_key, overlapping
 from lakebed.delta.model import Snapshot, TableSpec, WriteBatch
 from lakebed.delta.plain import PlainTable, schema_json
 from lakebed.store.memory import MemoryStore
 from lakebed.store.model import ObjectInfo, StoredObject
+from support.runtimes import runtime_on
 
 SPEC = TableSpec("t", schema_json((("id", "long"), ("name", "string"), ("other", "string"))), stats=("id",))
 
 
 async def made(store: MemoryStore, clock: ManualClock, *some: list[int]) -> PlainTable:
-    table = PlainTable(store, SPEC, clock=clock, ids=Ids())
+    table = PlainTable(runtime_on(store, clock), SPEC)
     for ids in some:
         rows = pa.table({"id": ids, "name": [f"n{one}" for one in ids], "other": [None] * len(ids)})
         rows = rows.set_column(2, "other", rows.column("other").cast(pa.string()))
@@ -68,7 +70,7 @@ async def test_a_race_for_the_next_version_is_planned_again() -> None:
     """Two writers: both commits are there, and a batch that another applied is not applied twice."""
     clock = ManualClock()
     store = MemoryStore(clock=clock)
-    one, other = (PlainTable(store, SPEC, clock=clock, ids=Ids()) for _ in range(2))
+    one, other = (PlainTable(runtime_on(store, clock), SPEC) for _ in range(2))
     await one.commit(lambda _: Commit("WRITE"))
     await other.snapshot()
     await one.commit(lambda _: Commit("WRITE", batch=WriteBatch("app", 1)))
@@ -102,34 +104,35 @@ async def test_a_commit_that_stands_is_acknowledged_although_the_store_goes_away
     """Called a failure, it would be made again: the entry is created, so nothing that follows may fail it."""
     clock = ManualClock()
     store = GoneAfterCommit(clock=clock)
-    table = PlainTable(store, SPEC, clock=clock, ids=Ids())
+    table = PlainTable(runtime_on(store, clock), SPEC)
 
     versions = []
-    for _ in range(17):  # the seventeenth version also keeps a snapshot, which only saves time
+    for _ in range(52):  # the fiftieth version also writes a checkpoint, which only saves time
         store.gone = False
         versions.append((await table.commit(lambda _: Commit("WRITE"))).version)
 
     store.gone = False
-    assert list(range(17)) == versions
-    assert 16 == (await PlainTable(store, SPEC, clock=clock, ids=Ids()).snapshot()).version
+    assert list(range(52)) == versions
+    assert 51 == (await PlainTable(runtime_on(store, clock), SPEC).snapshot()).version
 
 
 class FirstCommitBetween(MemoryStore):
     """Another writer makes the table's first version right after a reader was told that there is none."""
 
-    async def get(self, key: str) -> StoredObject:
-        try:
-            return await super().get(key)
-        except NotFound:
-            if key == log_key(SPEC.root, 0):
-                await super().create(key, encode(Commit("WRITE", spec=SPEC), attempt_id="other", now_ms=1))
-            raise
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+        found = [info async for info in super().list(prefix, after=after)]
+        with suppress(AlreadyExists):
+            await super().create(
+                log_key(SPEC.root, 0), encode(Commit("WRITE", spec=SPEC), attempt_id="other", now_ms=1)
+            )
+        for info in found:
+            yield info
 
 
 async def test_a_table_whose_first_version_appears_while_it_is_read_is_not_corrupt() -> None:
     """The reader finds it empty, or at its first version; a writer commits behind it."""
     clock = ManualClock()
-    table = PlainTable(FirstCommitBetween(clock=clock), SPEC, clock=clock, ids=Ids())
+    table = PlainTable(runtime_on(FirstCommitBetween(clock=clock), clock), SPEC)
 
     assert 1 == (await table.commit(lambda _: Commit("WRITE"))).version
 
@@ -141,18 +144,19 @@ async def test_a_log_without_its_first_entries_is_corrupt() -> None:
     await store.create(log_key(SPEC.root, 3), encode(Commit("WRITE"), attempt_id="other", now_ms=1))
 
     with pytest.raises(Corrupt):
-        await PlainTable(store, SPEC, clock=clock, ids=Ids()).snapshot()
+        await PlainTable(runtime_on(store, clock), SPEC).snapshot()
 
 
-async def test_a_small_tables_file_has_bounds_of_keys_and_stats_alone(manual_clock: ManualClock) -> None:
-    """A text that is too long has none, and nulls are counted."""
+async def test_a_small_tables_file_has_bounds_and_nulls_of_its_columns(manual_clock: ManualClock) -> None:
+    """Of a long text a prefix, which ends above every text with it."""
     spec = TableSpec(
         "t", schema_json((("id", "long"), ("at", "long"), ("name", "string"))), keys=("id",), stats=("at", "name")
     )
-    table = PlainTable(MemoryStore(clock=manual_clock), spec, clock=manual_clock, ids=Ids())
+    table = PlainTable(runtime_on(MemoryStore(clock=manual_clock), manual_clock), spec)
     rows = pa.table({"id": [3, 1], "at": pa.array([None, 7], pa.int64()), "name": ["a", "x" * 257]})
     file = await table.write(rows)
 
-    assert ({"id": 1, "at": 7}, {"id": 3, "at": 7}) == (file.low, file.high)
+    assert {"id": 1, "at": 7, "name": "a"} == file.low
+    assert {"id": 3, "at": 7, "name": "x" * 32 + "\U0010ffff"} == file.high
     assert ({"id": 0, "at": 1, "name": 0}, 2, {}) == (file.nulls, file.rows, file.partition)
     assert file.size == (await table._store.head(f"tables/t/{file.path}")).size

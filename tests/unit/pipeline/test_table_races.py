@@ -18,10 +18,12 @@ from lakebed.core.ids import Ids
 from lakebed.delta.log import Commit
 from lakebed.delta.model import CommitResult, DataFile, TableSpec, WriteBatch
 from lakebed.delta.plain import schema_json
+from lakebed.delta.stats import shown
 from lakebed.pipeline.tables import compaction, files
 from lakebed.pipeline.tables.table import Table
 from lakebed.store.memory import MemoryStore
-from support.delta_tables import Folder, runtime_on
+from support.delta_tables import Folder
+from support.runtimes import runtime_on
 
 SPEC = TableSpec("t", schema_json((("id", "long"), ("day", "string"))), keys=("id",), partition_by=("day",))
 
@@ -152,7 +154,7 @@ def test_files_that_are_old_as_a_whole_leave_without_being_read(
         values = [None if at is None else moment + timedelta(hours=at) for at in times]
         rows = pa.table({"time": pa.array(values, pa.timestamp("us", "UTC"))})
         table.append_files(files.write_files(rows, spec, location, location.filesystem()))
-    ends = {"time": files.shown(moment - timedelta(hours=1))}
+    ends = {"time": shown(moment - timedelta(hours=1))}
     table.append_files([DataFile("theirs.parquet", 1, 2, low=ends, high=ends)])  # nulls unknown: it must be read
     asked: list[list[Any]] = []
     monkeypatch.setattr(table, "rows_of", lambda mixed, *_: asked.append([file.path for file in mixed]) or _Frame())

@@ -23,6 +23,7 @@ from lakebed.pipeline.tables import view as views
 from lakebed.pipeline.tables.view import Tables
 from lakebed.store.memory import MemoryStore
 from lakebed.wiring.parts import sections
+from support.runtimes import runtime_on
 
 
 @pytest.mark.parametrize("name", ["silver/orders", "../secrets", ""])
@@ -61,7 +62,7 @@ async def test_a_table_is_shown_as_it_is_now() -> None:
     tables = Tables(
         Context(node="n", settings=load(sections()), store=store, clock=clock, ids=Ids.seeded(1), metrics=Metrics())
     )
-    table = PlainTable(store, SPEC, clock=clock, ids=Ids.seeded(2))
+    table = PlainTable(runtime_on(store, clock, Ids.seeded(2)), SPEC)
     await written(table, 1, 2)
     first, sampled = await tables.show("silver/orders"), await tables.sample("silver/orders")
     await clock.advance(5.0)
@@ -83,7 +84,7 @@ async def test_a_table_is_shown_as_it_is_now() -> None:
 async def test_a_table_whose_log_cannot_be_read_says_why_and_hides_no_other() -> None:
     clock = ManualClock()
     store = MemoryStore(clock=clock)
-    await written(PlainTable(store, SPEC, clock=clock, ids=Ids.seeded(2)), 1)
+    await written(PlainTable(runtime_on(store, clock, Ids.seeded(2)), SPEC), 1)
     await store.create("tables/bad/_delta_log/00000000000000000000.json", b"{")
     tables = Tables(
         Context(node="n", settings=load(sections()), store=store, clock=clock, ids=Ids.seeded(1), metrics=Metrics())
@@ -101,7 +102,7 @@ def opened(store: MemoryStore, clock: ManualClock, **flags: Any) -> Tables:
 
 
 def table_of(store: MemoryStore, clock: ManualClock, spec: TableSpec = SPEC) -> PlainTable:
-    return PlainTable(store, spec, clock=clock, ids=Ids.seeded(2))
+    return PlainTable(runtime_on(store, clock, Ids.seeded(2)), spec)
 
 
 async def test_of_many_versions_the_last_are_shown_newest_first() -> None:

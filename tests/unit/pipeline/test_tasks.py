@@ -1,4 +1,4 @@
-"""What executors do with batches and records, and what a run tells of itself: no Spark, no bucket."""
+"""What executors do with batches and records, and what a run reports of itself: no Spark, no bucket."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from lakebed.core.feed import FeedSlice
 from lakebed.delta.model import TableSpec
 from lakebed.delta.plain import schema_json
 from lakebed.pipeline.bronze import samples, topics
-from lakebed.pipeline.bronze.runs import QuarantinedObject
-from lakebed.pipeline.bronze.samples_plan import (
+from lakebed.pipeline.bronze.numbering import (
     SampleWork,
     StepNote,
     TakenBatch,
-    doubled_rows,
     note_of,
     unnumbered,
     without,
 )
-from lakebed.pipeline.bronze.topics_decode import decoder, read_topic_contract, text_of, texts
+from lakebed.pipeline.bronze.payloads import decoder, read_topic_contract, text_of, texts
+from lakebed.pipeline.bronze.runs import QuarantinedObject
 from support.delta_tables import Folder
 
 SPEC = TableSpec("t", schema_json((("seq", "long"),)), stats=("seq",))
@@ -68,10 +67,10 @@ def test_a_task_writes_its_batches_and_tells_what_it_could_not_read(
         SampleWork(FeedSlice("k3", 2, id="c")),
     ]
     answers = {"a": numbers(1, 2, 3), "b": "damaged", "c": numbers(8, 9)}
-    (told,) = ingested(monkeypatch, tmp_path, works, answers)
+    (reported,) = ingested(monkeypatch, tmp_path, works, answers)
 
-    assert (4, 1, (QuarantinedObject("k2", "damaged", "b", 9),)) == (told.rows, told.doubled, told.problems)
-    assert [(4, {"seq": 1}, {"seq": 9})] == [(file.rows, file.low, file.high) for file in told.files]
+    assert (4, 1, (QuarantinedObject("k2", "damaged", "b", 9),)) == (reported.rows, reported.doubled, reported.problems)
+    assert [(4, {"seq": 1}, {"seq": 9})] == [(file.rows, file.low, file.high) for file in reported.files]
 
 
 def test_a_task_begins_a_new_file_when_it_holds_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +79,9 @@ def test_a_task_begins_a_new_file_when_it_holds_enough(tmp_path: Path, monkeypat
     answers = {str(n): numbers(2 * n, 2 * n + 1) for n in range(3)}
     monkeypatch.setattr(samples, "ROWS_PER_FILE", 3)
     first, second = ingested(monkeypatch, tmp_path, works, answers)
-    assert [(3, 1, 1), (2, 0, 1)] == [(told.rows, told.doubled, len(told.files)) for told in (first, second)]
+    assert [(3, 1, 1), (2, 0, 1)] == [
+        (reported.rows, reported.doubled, len(reported.files)) for reported in (first, second)
+    ]
     monkeypatch.setattr(samples, "ROWS_PER_FILE", 1000)
     monkeypatch.setattr(samples, "BYTES_PER_FILE", 16)
     assert 2 == len(ingested(monkeypatch, tmp_path, works, answers))
@@ -104,7 +105,6 @@ def test_a_note_names_its_batches_by_series_and_can_forget_some() -> None:
     assert [("", 0, -1), ("", 0, -1), ("t", 0, -1)] == [
         (one.series, one.first, one.last) for one in unnumbered(pieces, {"a"})
     ]
-    assert 4 + 1 == doubled_rows(SampleWork(pieces[0], ((1, 4), (6, 6))))
     assert StepNote({"through_ns": 1}) == msgspec.json.decode(
         msgspec.json.encode(StepNote({"through_ns": 1})), type=StepNote
     )
@@ -132,7 +132,7 @@ def decoded(frozen: bool, *payloads: bytes) -> list[dict[str, Any]]:
 
 
 def test_a_record_becomes_text_of_each_field_or_a_problem() -> None:
-    """Each counts as one row, keeps its place, and a field that no column asks for is a problem only when frozen."""
+    """Each counts as one row, keeps its place, and a field that no column requests is a problem only when frozen."""
     payloads = (b'{"id": 1, "sum": 1.50, "more": 1, "also": 2}', b"no json", b'{"id": 2}')
     first, bad, short = decoded(False, *payloads)
 

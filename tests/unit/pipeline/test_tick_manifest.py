@@ -34,7 +34,7 @@ def manifest(*tables: dict[str, Any], **changed: Any) -> bytes:
 
 
 def test_a_good_manifest_is_understood() -> None:
-    """Every word of it comes back as a value, and the tick can be told in one word."""
+    """Every word of it comes back as a value, and the tick can be described in one word."""
     given_ = manifest(
         table(), table(name="stock", mode="full", primary_keys=[], row_count=0, parquets=[]), dt="20261115"
     )
@@ -44,6 +44,8 @@ def test_a_good_manifest_is_understood() -> None:
     assert [0, 1] == [part.file_seq for part in read.parts]
     assert ("mixed", 3) == (read.mode, read.row_count)
     assert read_manifest(manifest(table())).mode == "delta"
+    (laid_out,) = read_manifest(manifest(table(partition_by=["id"], cluster_by=["price"]))).tables
+    assert (("id",), ("price",)) == (laid_out.partition_by, laid_out.cluster_by)
 
 
 REFUSED: list[tuple[str, bytes]] = [
@@ -78,6 +80,15 @@ REFUSED: list[tuple[str, bytes]] = [
     ("key_not_a_column", manifest(table(primary_keys=["nr"]))),
     ("duplicate_key", manifest(table(primary_keys=["id", "id"]))),
     ("unfit_key", manifest(table(schema=[{"name": "id", "type": "double"}]))),
+    ("unfit_key", manifest(table(schema=[{"name": "id", "type": "array<long>"}]))),
+    ("unknown_type", manifest(table(schema=[{"name": "id", "type": "array<uuid>"}]))),
+    ("layout_not_a_column", manifest(table(partition_by=["day"]))),
+    ("layout_not_a_column", manifest(table(cluster_by=["day"]))),
+    ("duplicate_layout", manifest(table(cluster_by=["id", "id"]))),
+    (
+        "unfit_layout",
+        manifest(table(schema=[{"name": "id", "type": "long"}, {"name": "x", "type": "double"}], partition_by=["x"])),
+    ),
     ("keys_missing", manifest(table(primary_keys=[]))),
     ("row_count_mismatch", manifest(table(row_count=4))),
     ("bad_sha256", manifest(table(parquets=[part(0, rows=3, sha256="0A" * 32)]))),
@@ -124,7 +135,10 @@ def test_arrow_types_have_words() -> None:
         "decimal(20,0)": [pa.uint64()],
         "decimal(12,2)": [pa.decimal128(12, 2)],
         "null": [pa.null()],
-        None: [pa.list_(pa.int64()), pa.time64("us"), pa.decimal256(50, 2)],
+        "array<long>": [pa.list_(pa.int64()), pa.large_list(pa.int64())],
+        "map<string,array<double>>": [pa.map_(pa.string(), pa.list_(pa.float64()))],
+        "struct<a:long,b:timestamp>": [pa.struct([("a", pa.int64()), ("b", pa.timestamp("ns"))])],
+        None: [pa.list_(pa.time64("us")), pa.time64("us"), pa.decimal256(50, 2), pa.struct([])],
     }
 
     assert all(word == type_of(arrow) for word, arrows in words.items() for arrow in arrows)

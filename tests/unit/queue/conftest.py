@@ -31,7 +31,7 @@ def open_queue(memory: MemoryStore, manual_clock: ManualClock, metrics: Metrics)
     processes = count()
 
     def opened(name: str = "default", *, store: Any = None, **changes: Any) -> Queue:
-        settings = QueueSettings(**changes)
+        settings = QueueSettings(**{"redelivery_delay_s": 1e-6, **changes})  # a rejected batch comes again at once
         ids = Ids.seeded(f"{name}-{next(processes)}")
         return Queue(name, settings, StoreRuntime(clock=manual_clock, ids=ids, metrics=metrics, store=store or memory))
 

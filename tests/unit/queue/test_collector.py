@@ -23,6 +23,7 @@ from lakebed.store.memory import MemoryStore
 from lakebed.store.runtime import StoreRuntime
 
 Open = Callable[..., Queue]
+FOLDER = paths.generation_folder("ingest", "ingest/manifest.json", 0)
 
 
 def runtime_of(store: MemoryStore, clock: Clock) -> StoreRuntime:
@@ -38,7 +39,7 @@ async def fill(queue: Queue, *words: str) -> None:
 
 
 async def poison(queue: Queue, data: bytes = b"no batch at all") -> str:
-    location = paths.batch(queue.settings.data_path_prefix, 0, f"poison-{len(data)}", "binary")
+    location = queue.settings.location(0, f"poison-{len(data)}", "binary")
     await queue.store.create(location, data)
     await queue.producer.append([Append(f"poisoner-{location}", 1, 0, location, len(data), 1)])
     return location
@@ -179,7 +180,7 @@ async def test_clean_up_removes_what_is_done_and_nothing_else(open_queue: Open, 
     await collector.close()
 
     producer, consumer = await queue.producer.read(), await queue.consumer.read()
-    left = [info.key async for info in memory.list("ingest/00000000/")]
+    left = [info.key async for info in memory.list(FOLDER)]
     assert [list(producer.pending), consumer.done] == [left, ()]
     assert len(left) == 1
 
@@ -194,7 +195,7 @@ async def test_a_clean_up_that_was_broken_off_is_repaired(
     collector = queue.collector()
     await collector.ack(await collector.next_batch())  # type: ignore[arg-type]
     done = (await queue.consumer.read()).done
-    await queue.producer.remove(done)
+    await queue.producer.remove(dict.fromkeys(done, (1, 0)))
     if broken_off_after == "delete":
         await memory.delete(done[0])
 
@@ -211,7 +212,7 @@ async def test_an_outdated_view_does_not_bring_back_what_was_cleaned(open_queue:
     """A collector that read the manifest before the clean-up reads it again instead of claiming a ghost."""
     queue, late = open_queue(prefetch_batches=1), open_queue(prefetch_batches=1).collector()
     await fill(queue, "a", "b", "c")
-    late._ahead = await queue.producer.read()
+    late._ahead = await queue.producer.view(9)
     early = queue.collector()
     await early.ack(await early.next_batch())  # type: ignore[arg-type]
     await queue.sweeper.sweep_done()
@@ -284,9 +285,9 @@ async def buried(queue: Queue) -> str:
     """A queue with one dead letter; its id."""
     await fill(queue, "bad")
     collector = queue.collector()
-    batch = await collector.next_batch()
-    assert batch is not None
     for _ in range(queue.settings.rejections_max):
+        batch = await collector.next_batch()
+        assert batch is not None
         await collector.reject(batch, "no")
     await collector.close()
     return paths.dead_id(batch.sequence, batch.location)
@@ -318,7 +319,7 @@ async def test_a_replay_that_was_broken_off_is_finished_once(open_queue: Open, m
     kept = paths.dead_letter("ingest/manifest.json", letter_id)
     location = (await queue.dead_letters.show(letter_id)).location
     data = (await memory.get(location)).data
-    await queue.dead_letters._name_replay(letter_id)
+    await queue.dead_letters._name_replay(letter_id, anew=False)
     named = (await memory.get(kept)).data
     await queue.dead_letters.replay(letter_id, "once")
     collector = queue.collector()
@@ -389,14 +390,14 @@ async def test_orphans_are_swept_and_what_is_referenced_stays(
     letter_id = await buried(queue)
     await fill(queue, "waiting")
     await queue.sweeper.sweep_done()
-    orphan = paths.batch("ingest", 0, "never-enqueued", "binary")
+    orphan = queue.settings.location(0, "never-enqueued", "binary")
     await memory.create(orphan, b"stored by an ingestor that died")
     rounds = []
     for _ in range(4):
         rounds.append(await queue.sweeper.sweep_orphans())
         await manual_clock.advance(10.0)
 
-    kept = [info.key async for info in memory.list("ingest/00000000/")]
+    kept = [info.key async for info in memory.list(FOLDER)]
     assert rounds == [[], [orphan], [], []]
     assert sorted(kept) == sorted(
         [(await queue.dead_letters.show(letter_id)).location, *(await queue.producer.read()).pending]

@@ -70,8 +70,8 @@ def test_a_generation_is_over_when_two_newer_ones_have_begun() -> None:
 def test_a_clean_up_has_a_number_only_when_something_left() -> None:
     """And takes out exactly what is done."""
     manifest, _ = appending.append(ProducerManifest(), [added("a"), added("b", 2)], now_ms=1, pending_max=9)
-    same, none = appending.remove(manifest, ["x"])
-    after, first = appending.remove(manifest, ["a", "x"])
+    same, none = appending.remove(manifest, {"x": (0, 0)})
+    after, first = appending.remove(manifest, {"a": (0, 0), "x": (0, 0)})
 
     assert (0, 1) == (none, first) and same.pending == ("a", "b")
     assert ("b",) == after.pending and ["b"] == list(after.entries) and 1 == after.cleanups
@@ -80,8 +80,8 @@ def test_a_clean_up_has_a_number_only_when_something_left() -> None:
 def test_pieces_take_sequences_at_the_end_in_one_step() -> None:
     """The batch leaves, its pieces follow everything else, and an older view is outdated."""
     manifest, _ = appending.append(ProducerManifest(), [added("a"), added("b", 2)], now_ms=1, pending_max=2)
-    after, done = appending.split(manifest, "a", [added("p"), added("q")], now_ms=9)
-    again, twice = appending.split(after, "a", [added("r")], now_ms=9)
+    after, done = appending.split(manifest, 1, 10, [added("p"), added("q")], now_ms=9)
+    again, twice = appending.split(after, 1, 10, [added("r")], now_ms=9)
 
     assert done and not twice and again is after
     assert (("b", "p", "q"), 5, 1) == (after.pending, after.next_sequence, after.cleanups)
@@ -120,7 +120,7 @@ def test_a_claim_takes_batches_up_to_both_limits(sizes: tuple[int, ...], more: d
         (one.sequence, one.epoch, one.size_bytes, one.enqueued_ms) for one in found
     ]
     assert dict.fromkeys(taken, 50) == after.claimed and len(taken) + 1 == after.next_epoch
-    assert BatchClaim("one", 1, 1, 50) == after.claims["a"]
+    assert BatchClaim("one", 1, 1, 50, sizes[0], 7) == after.claims["a"]
 
 
 def test_a_claim_is_stale_one_millisecond_after_its_timeout() -> None:
@@ -139,10 +139,10 @@ def test_a_reason_is_kept_up_to_its_limit_and_the_last_rejection_decides() -> No
     held, found = claiming.claim(ConsumerManifest(), producer(10), rules(), held=(), now_ms=0)
     assert isinstance(found, list)
     held = msgspec.structs.replace(held, troubles={"a": BatchTrouble(1, "x", 1, False, 2)})
-    _, second = claiming.reject(held, found[0], "r" * 501, now_ms=9, rejections_max=3)
-    _, third = claiming.reject(held, found[0], "r", now_ms=9, rejections_max=2)
+    _, second = claiming.reject(held, found[0], "r" * 501, now_ms=9, rules=claiming.RejectionRules(3, 100, 250))
+    _, third = claiming.reject(held, found[0], "r", now_ms=9, rules=claiming.RejectionRules(2, 100, 250))
 
-    assert BatchTrouble(2, "r" * 500, 9, False, 2) == second
+    assert BatchTrouble(2, "r" * 500, 9, False, 2, 209) == second
     assert third.bury
 
 
@@ -167,7 +167,7 @@ async def test_a_letter_is_dated_to_the_decision_not_to_its_writing(
     ingestor = queue.ingestor()
     await ingestor.ingest([KeyValueEntry(b"k", b"v")])
     await ingestor.flush()
-    (found,) = await queue.consumer.claim(await queue.producer.read(), "one", ())  # type: ignore[misc]
+    (found,) = await queue.consumer.claim(await queue.producer.view(9), "one", ())  # type: ignore[misc]
     decided = await queue.consumer.reject(found, "bad", last=True)
     decided_ms = manual_clock.now_ns() // 1_000_000
     await manual_clock.advance(60.0)

@@ -7,7 +7,7 @@ import pytest
 
 from lakebed.core.errors import Fenced, Overloaded
 from lakebed.queue import appending, claiming, paths
-from lakebed.queue.claiming import ClaimRules, StaleManifest
+from lakebed.queue.claiming import ClaimRules, RejectionRules, StaleManifest
 from lakebed.queue.model import (
     Append,
     Claimed,
@@ -15,12 +15,14 @@ from lakebed.queue.model import (
     Durable,
     GenerationExpired,
     PendingBatch,
+    PendingView,
     ProducerManifest,
     status_of,
 )
 
 NOW = 1_719_400_000_000
 TIMEOUT = 30_000
+REJECTIONS = RejectionRules(2, 1000, 8000)
 SEED_PRODUCER = b'{"pending": ["data/f47a.batch", "data/9b2e.batch", "data/3d6f.batch"]}'
 SEED_CONSUMER = b'{"claimed": {"data/f47a.batch": 1719400000000}, "done": ["data/3d6f.batch"]}'
 
@@ -31,6 +33,11 @@ def batch(counter: int, *, ingestor: str = "one", generation: int = 0) -> Append
 
 def appended(manifest: ProducerManifest, *batches: Append, pending_max: int = 100) -> ProducerManifest:
     return appending.append(manifest, batches, now_ms=NOW, pending_max=pending_max)[0]
+
+
+def view(manifest: ProducerManifest) -> PendingView:
+    manifest = appending.complete(manifest)
+    return PendingView(manifest.pending, manifest.entries, manifest.cleanups, manifest)
 
 
 def rules(
@@ -73,7 +80,7 @@ def test_an_append_that_stands_is_only_answered_again() -> None:
 
 def test_an_append_is_recognised_after_its_batch_is_gone() -> None:
     """Collected, acked and removed: the ingestor's counter still says that it was enqueued."""
-    emptied, _ = appending.remove(THREE, THREE.pending)
+    emptied, _ = appending.remove(THREE, dict.fromkeys(THREE.pending, (0, 0)))
 
     after, answers = appending.append(emptied, [batch(3)], now_ms=NOW, pending_max=100)
 
@@ -164,8 +171,8 @@ def test_a_plain_seed_consumer_manifest_is_honoured() -> None:
 @pytest.mark.parametrize("kind", [ProducerManifest, ConsumerManifest])
 def test_an_unknown_version_is_refused(kind: type) -> None:
     """A manifest from the future is not read as if it were ours."""
-    with pytest.raises(msgspec.ValidationError, match="version 2 is unknown"):
-        msgspec.json.decode(b'{"version": 2}', type=kind)
+    with pytest.raises(msgspec.ValidationError, match="version 3 is unknown"):
+        msgspec.json.decode(b'{"version": 3}', type=kind)
 
 
 def test_claims_come_in_order_and_within_limits() -> None:
@@ -235,7 +242,7 @@ def test_a_late_collector_cannot_ack_reject_or_bury() -> None:
     for attempt in (
         lambda: claiming.ack(consumer, mine[0], now_ms=NOW),
         lambda: claiming.bury(consumer, mine[0], now_ms=NOW),
-        lambda: claiming.reject(consumer, mine[0], "no", now_ms=NOW, rejections_max=2),
+        lambda: claiming.reject(consumer, mine[0], "no", now_ms=NOW, rules=REJECTIONS),
     ):
         with pytest.raises(Fenced):
             attempt()
@@ -259,7 +266,7 @@ def test_a_done_batch_is_not_claimed_again() -> None:
     consumer, mine = claimed(ConsumerManifest(), THREE, rules(batches_max=1))
     consumer, _ = claiming.ack(consumer, mine[0], now_ms=NOW)
     _, then = claimed(consumer, THREE, rules("b"))
-    cleaned, number = appending.remove(THREE, consumer.done)
+    cleaned, number = appending.remove(THREE, dict.fromkeys(consumer.done, (0, 0)))
     consumer, _ = claiming.trim(consumer, consumer.done, number)
 
     _, outdated = claiming.claim(consumer, THREE, rules("b"), held=(), now_ms=NOW)
@@ -273,10 +280,13 @@ def test_a_done_batch_is_not_claimed_again() -> None:
 def test_the_last_rejection_is_the_burial() -> None:
     """Rejections are counted in the manifest, and whoever claims next knows."""
     consumer, mine = claimed(ConsumerManifest(), THREE, rules("a", batches_max=1))
-    consumer, first = claiming.reject(consumer, mine[0], "no", now_ms=NOW, rejections_max=2)
-    consumer, second = claiming.reject(consumer, mine[0], "n" * 9999, now_ms=NOW, rejections_max=2)
-    _, theirs = claimed(consumer, THREE, rules("b", batches_max=1), at=NOW + TIMEOUT + 1)
+    consumer, first = claiming.reject(consumer, mine[0], "no", now_ms=NOW, rules=REJECTIONS)
+    _, delayed = claimed(consumer, THREE, rules("b", batches_max=1), at=NOW + 999)
+    consumer, mine = claimed(consumer, THREE, rules("a", batches_max=1), at=NOW + 1000)
+    consumer, second = claiming.reject(consumer, mine[0], "n" * 9999, now_ms=NOW, rules=REJECTIONS)
+    _, theirs = claimed(consumer, THREE, rules("b", batches_max=1), at=NOW + 1000 + TIMEOUT + 1)
 
+    assert [] == delayed
     assert (first.count, first.bury, second.count, second.bury) == (1, False, 2, True)
     assert len(second.reason) == claiming.REASON_CHARS_MAX
     assert theirs[0].trouble == msgspec.structs.replace(second, silences=1)
@@ -329,12 +339,15 @@ def test_the_standing_tells_ages_and_sizes() -> None:
     consumer, mine = claimed(ConsumerManifest(), THREE, rules(batches_max=2), at=NOW + 1000)
     consumer, _ = claiming.ack(consumer, mine[0], now_ms=NOW + 2000)
 
-    told = status_of("q", THREE, consumer, dead=1, timeout_ms=TIMEOUT, now_ms=NOW + 4000)
+    told = status_of("q", view(THREE), consumer, dead=1, timeout_ms=TIMEOUT, now_ms=NOW + 4000)
 
     assert (told.pending, told.bytes_waiting, told.claimed, told.done, told.dead) == (2, 200, 1, 1, 1)
     assert (told.pending_age_s, told.claimed_age_s, told.done_age_s) == (4.0, 3.0, 2.0)
     assert (told.collectors, told.stale_claims) == (["a"], 0)
-    assert status_of("q", ProducerManifest(), ConsumerManifest(), dead=0, timeout_ms=1, now_ms=1).pending_age_s is None
+    assert (
+        status_of("q", view(ProducerManifest()), ConsumerManifest(), dead=0, timeout_ms=1, now_ms=1).pending_age_s
+        is None
+    )
     assert PendingBatch(1).enqueued_ms == 0
 
 

@@ -170,7 +170,7 @@ async def test_an_outdated_view_does_not_bring_back_what_was_split(open_queue: O
     """A collector that read the manifest before the split is not given the batch after its clean-up."""
     queue, late = open_queue(rejections_max=1), open_queue().collector()
     await put(queue, b"a", b"b")
-    late._ahead = await queue.producer.read()
+    late._ahead = await queue.producer.view(9)
     early = queue.collector()
     batch = await early.next_batch()
     assert batch is not None
@@ -188,8 +188,8 @@ async def test_a_split_that_is_made_again_changes_nothing(open_queue: Open) -> N
     manifest = ProducerManifest(pending=("x",), entries={"x": PendingBatch(1)}, next_sequence=2)
     piece = Append("", 0, 0, "y", 1, 1)
 
-    once, first = split(manifest, "x", [piece], now_ms=0)
-    twice, second = split(once, "x", [piece], now_ms=0)
+    once, first = split(manifest, 1, 0, [piece], now_ms=0)
+    twice, second = split(once, 1, 0, [piece], now_ms=0)
 
     assert (first, second) == (True, False)
     assert twice == once
@@ -202,7 +202,7 @@ def test_pieces_of_an_old_generation_are_refused() -> None:
     manifest = ProducerManifest(pending=("x",), generation=appending.GENERATIONS_KEPT)
 
     with pytest.raises(GenerationExpired):
-        split(manifest, "x", [Append("", 0, 0, "y", 1, 1)], now_ms=0)
+        split(manifest, 1, 0, [Append("", 0, 0, "y", 1, 1)], now_ms=0)
 
 
 async def test_a_get_that_was_cut_short_buries_nothing(open_queue: Open, manual_clock: ManualClock) -> None:
@@ -348,7 +348,7 @@ async def test_a_third_of_the_timeout_is_left_for_clocks_that_differ(
 
 def test_pieces_are_batches_of_the_queue() -> None:
     """A piece lives where the sweeper and the clean-up look for batches."""
-    assert paths.is_batch(paths.batch("ingest", 3, "uuid", "binary"))
+    assert paths.is_batch(paths.batch("ingest", "ingest/manifest.json", 3, "uuid", "binary"))
 
 
 async def test_a_late_ack_of_a_lost_claim_does_not_end_the_claim_that_followed(

@@ -74,7 +74,7 @@ async def test_the_binary_form_is_taken_too(client: httpx2.AsyncClient) -> None:
     answer = await client.post("/v1/queues/default/entries", content=body, headers={"content-type": codec.CONTENT_TYPE})
 
     assert answer.status_code == 200
-    assert answer.json()["location"].startswith("ingest/00000000/")
+    assert answer.json()["location"].startswith("ingest/00000000-")
 
 
 async def test_callers_at_one_time_share_a_batch_and_a_write() -> None:

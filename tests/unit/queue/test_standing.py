@@ -9,18 +9,25 @@ import pytest
 from lakebed.core.clock import ManualClock
 from lakebed.core.errors import LakebedError, Unavailable
 from lakebed.queue import paths
+from lakebed.queue.appending import complete
 from lakebed.queue.model import (
     BatchClaim,
     ConsumerManifest,
     DoneBatch,
     KeyValueEntry,
     PendingBatch,
+    PendingView,
     ProducerManifest,
     status_of,
 )
 from lakebed.queue.roles import Queue
 from lakebed.store.memory import MemoryStore
 from lakebed.store.model import ObjectInfo
+
+
+def view(manifest: ProducerManifest) -> PendingView:
+    manifest = complete(manifest)
+    return PendingView(manifest.pending, manifest.entries, manifest.cleanups, manifest)
 
 
 def test_ages_are_those_of_the_oldest_and_done_is_not_waiting() -> None:
@@ -37,12 +44,12 @@ def test_ages_are_those_of_the_oldest_and_done_is_not_waiting() -> None:
         finished={"a": DoneBatch(1, 40_000), "z": DoneBatch(2, 60_000)},
     )
 
-    found = status_of("q", producer, consumer, dead=7, timeout_ms=30_000, now_ms=100_001)
+    found = status_of("q", view(producer), consumer, dead=7, timeout_ms=30_000, now_ms=100_001)
 
     assert (3, 90, 2, 1, 7) == (found.pending, found.bytes_waiting, found.claimed, found.done, found.dead)
     assert (98.001, 80.001, 60.001) == (found.pending_age_s, found.claimed_age_s, found.done_age_s)
     assert (1, ["one", "two"]) == (found.stale_claims, found.collectors)
-    empty = status_of("q", ProducerManifest(), ConsumerManifest(), dead=0, timeout_ms=1, now_ms=5)
+    empty = status_of("q", view(ProducerManifest()), ConsumerManifest(), dead=0, timeout_ms=1, now_ms=5)
     assert (None, None, None) == (empty.pending_age_s, empty.claimed_age_s, empty.done_age_s)
 
 
@@ -67,9 +74,9 @@ async def test_a_letter_whose_replay_could_not_be_enqueued_stays_with_its_data(
     await ingestor.ingest([KeyValueEntry(b"k", b"bad")])
     await ingestor.flush()
     collector = queue.collector()
-    batch = await collector.next_batch()
-    assert batch is not None
     for _ in range(queue.settings.rejections_max):
+        batch = await collector.next_batch()
+        assert batch is not None
         await collector.reject(batch, "no")
     letter_id = paths.dead_id(batch.sequence, batch.location)
 
@@ -112,10 +119,11 @@ async def test_a_split_whose_pieces_were_stored_too_slowly_stores_them_again(
     await ingestor.ingest([KeyValueEntry(b"k", b"a"), KeyValueEntry(b"k", b"b")])
     await ingestor.flush()
     collector = queue.collector()
-    batch = await collector.next_batch()
-    assert batch is not None
-    for _ in range(queue.settings.rejections_max - 1):
-        await collector.reject(batch, "no")
+    for number in range(queue.settings.rejections_max):
+        batch = await collector.next_batch()
+        assert batch is not None
+        if number < queue.settings.rejections_max - 1:
+            await collector.reject(batch, "no")
     store.ageing = open_queue(store=store)
 
     assert not await collector.reject(batch, "no")

@@ -158,8 +158,11 @@ async def test_dead_letters_are_shown_oldest_first_up_to_the_limit_and_can_be_op
     queue = Queue.of(context, "jobs")
     places = [await put(queue, f"w{number}") for number in range(3)]
     collector = queue.collector("worker-1")
-    while (batch := await collector.next_batch()) is not None:
+    for _ in range(3 * queue.settings.rejections_max):
+        batch = await collector.next_batch()
+        assert batch is not None
         await collector.reject(batch, "no schema")
+        await manual_clock.advance(queue.settings.redelivery_delay_max_s)
     await collector.close()
 
     assert places == [letter.location for letter in await views.letters(context, "jobs")]

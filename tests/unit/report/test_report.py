@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from lakebed.console import report as report_module
 from lakebed.console.report import (
     BARS_MAX,
     BINS,
@@ -51,6 +52,12 @@ class Seen(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.words.append(data)
+
+
+@pytest.fixture(autouse=True)
+def everything_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Charts of a few points, so that their numbers can be read in a test."""
+    monkeypatch.setattr(report_module, "DRAWN_MIN", 0)
 
 
 def full(word: str = "word") -> HtmlReport:
@@ -114,7 +121,7 @@ def test_hostile_words_stay_words_wherever_they_are_put() -> None:
 
 
 def test_every_chart_has_a_name_and_its_data() -> None:
-    """A screen reader can say what a chart shows, and the script gets names, columns, units and marks as given."""
+    """A screen reader can report what a chart shows, and the script gets names, columns, units and marks as given."""
     page = str(full("a & </script> < c"))
     seen = Seen(page)
 
@@ -158,7 +165,7 @@ def test_a_stack_counts_a_missing_point_as_zero() -> None:
 
 
 def test_without_script_the_numbers_are_in_tables() -> None:
-    """Bars are tables, a line's range and a chart's marks are tables, and a note says what is missing."""
+    """Bars are tables, a line's range and a chart's marks are tables, and a note reports what is missing."""
     line = ChartLine("rate", ((0.0, 4.0), (1.0, 31.0), (2.0, 7.0)))
     page = str(HtmlReport("r").lines("l", [line], marks=[(1.0, "killed")]).bars("b", {"x": 8.0, "y": -4.0}))
     rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", page)]
@@ -218,3 +225,23 @@ def test_buckets_are_named_by_their_upper_bound() -> None:
         words for words in ("≤1 ms", "≤2.5 ms", "≤5 ms", "≤2.5 s", "more") if f">{words}<" in page
     ]
     assert "8 measured" in page
+
+
+def test_what_has_no_shape_is_a_line_of_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two measurements are two numbers, not a chart; none at all is said as before."""
+    monkeypatch.undo()
+    few = HtmlReport("x").histogram("Finalize", [1.0, 2.0], unit="s").buckets("Flush", [(0.1, 0.0), (1.0, 2.0)])
+    few.lines("Rate", [ChartLine("a", ((0.0, 1.0), (1.0, 4.0)))], unit="records/s")
+
+    page = str(few)
+
+    assert 'class="chart"' not in page and 'class="bars"' not in page
+    assert "Finalize: 2 measured" in page and "Flush: 2 ≤1 s." in page and "Rate: a 1 to 4 records/s." in page
+
+
+def test_a_chart_says_what_to_see_and_a_page_where_it_was_measured() -> None:
+    line = ChartLine("a", tuple((float(n), float(n)) for n in range(20)))
+    page = str(HtmlReport("x").machine().lines("Rate", [line], unit="records/s", about="It rises."))
+
+    assert '<p class="note">It rises.</p>' in page
+    assert "cores, Python" in page

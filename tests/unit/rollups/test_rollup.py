@@ -48,10 +48,10 @@ def some_chunks() -> tuple[bytes, bytes]:
         for n, value in enumerate(values)
     ]
     table = partials([(0, batch(samples))], (60, 300, 3600))
-    told = [
+    reported = [
         RollupInputReport(0, f"{5:020d}-{'0' * 32}", "k", "ab" * 32, 9, START_NS, START_NS + 6 * 10**10, len(values))
     ]
-    ((_, index),) = build_index(told, list(noted(table).values()))
+    ((_, index),) = build_index(reported, list(noted(table).values()))
     return next(chunks(table, (60, 300, 3600))).data, index
 
 
@@ -66,12 +66,15 @@ def test_a_golden_chunk_of_version_1_is_read_for_ever() -> None:
 
 
 def test_golden_chunks_of_today_are_read_for_ever_and_made_the_same() -> None:
-    """Rollup chunks of version 2 and index chunks of version 1 decode to what the same samples give today."""
+    """Rollup chunks of version 3 and index chunks of version 1 decode to what the same samples give today; version 2 is
+    the same without the kinds."""
     rollup, index = some_chunks()
 
-    assert str(decode_rollup((GOLDEN / "v2.lmrollup.zst").read_bytes()).to_pylist()) == str(
-        decode_rollup(rollup).to_pylist()
-    )
+    today = decode_rollup(rollup).to_pylist()
+    assert str(decode_rollup((GOLDEN / "v3.lmrollup.zst").read_bytes()).to_pylist()) == str(today)
+    assert {Kind.GAUGE} == {row["sample_kind"] for row in today}
+    untyped = [row | {"sample_kind": 0} for row in today]
+    assert str(decode_rollup((GOLDEN / "v2.lmrollup.zst").read_bytes()).to_pylist()) == str(untyped)
     for expected, found in zip(
         decode_index((GOLDEN / "v1.lmindex.zst").read_bytes()), decode_index(index), strict=True
     ):
@@ -162,9 +165,11 @@ def test_an_hour_with_many_series_is_several_index_chunks(monkeypatch: pytest.Mo
     monkeypatch.setattr("lakebed.rollups.codec.chunk.SERIES_MAX", 3)
     held = [(n, batch([Sample(f"m{n}", START_NS, 1.0), Sample("all", START_NS, 2.0)], f"a{n}")) for n in range(5)]
     table = partials(held, (60,))
-    told = [RollupInputReport(n, f"{n:020d}-{'0' * 32}", "k", f"{n}" * 64, 9, START_NS, START_NS, 2) for n in range(5)]
+    reported = [
+        RollupInputReport(n, f"{n:020d}-{'0' * 32}", "k", f"{n}" * 64, 9, START_NS, START_NS, 2) for n in range(5)
+    ]
 
-    made = [decode_index(data) for _, data in build_index(told, list(noted(table).values()))]
+    made = [decode_index(data) for _, data in build_index(reported, list(noted(table).values()))]
 
     assert 4 == len(made)
     pairs = {
@@ -173,5 +178,5 @@ def test_an_hour_with_many_series_is_several_index_chunks(monkeypatch: pytest.Mo
         for row in series.to_pylist()
         for number in row["batches"]
     }
-    wanted = {(metric, f"a{n}", told[n].manifest_id) for n in range(5) for metric in (f"m{n}", "all")}
+    wanted = {(metric, f"a{n}", reported[n].manifest_id) for n in range(5) for metric in (f"m{n}", "all")}
     assert wanted == pairs

@@ -94,13 +94,13 @@ def test_a_bucket_stands_for_its_values_within_one_percent(value: float) -> None
 @given(values=st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=200), q=st.floats(0, 1))
 @settings(max_examples=100, deadline=None)
 def test_a_quantile_is_within_one_percent_of_the_sample_of_its_rank(values: list[float], q: float) -> None:
-    """What a sketch says of a rank is the sample of that rank, within one percent."""
+    """What a sketch reports of a rank is the sample of that rank, within one percent."""
     row = merged(rows_of(np.zeros(len(values)), np.zeros(len(values), np.int64), values), 10)
     exact = sorted(values)[max(1, math.ceil(q * len(values))) - 1]
 
-    told = quantile(q, row.buckets, row.sketch_counts, row.leasts[0], row.greatests[0])
+    reported = quantile(q, row.buckets, row.sketch_counts, row.leasts[0], row.greatests[0])
 
-    assert abs(told - exact) <= abs(exact) / 100 + 2.0**-1021
+    assert abs(reported - exact) <= abs(exact) / 100 + 2.0**-1021
 
 
 samples = st.lists(

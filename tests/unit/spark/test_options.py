@@ -36,7 +36,7 @@ def test_options_are_read_whatever_their_case() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "reported"),
     [
         ({"strat": "1"}, "no option 'strat'"),
         ({"max_rows": "many"}, "max_rows: 'many' is no number"),
@@ -45,7 +45,7 @@ def test_options_are_read_whatever_their_case() -> None:
         ({"store.access_key_id": "x"}, "credentials are never options"),
     ],
 )
-def test_a_wrong_option_is_named(options: dict[str, str], told: str) -> None:
+def test_a_wrong_option_is_named(options: dict[str, str], reported: str) -> None:
     """Nothing misspelt is passed over, and no credential is taken from where plans show it."""
-    with pytest.raises(Invalid, match=told):
+    with pytest.raises(Invalid, match=reported):
         read_options(options, ("start",))

@@ -53,7 +53,7 @@ def test_small_pieces_are_joined_and_fitted_to_the_schema(monkeypatch: pytest.Mo
 
 
 def test_an_unreadable_piece_fails_is_skipped_or_kept() -> None:
-    """Kept, it is a row of its own with its key and problem; those columns are never asked of the feed."""
+    """Kept, it is a row of its own with its key and problem; those columns are never queried of the feed."""
     answers = {"a": batch(1), "b": Corrupt("broken"), "c": batch(2)}
 
     with pytest.raises(Corrupt, match=r"b: corrupt: broken .*unreadable=skip"):

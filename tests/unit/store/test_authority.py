@@ -9,9 +9,12 @@ import pytest
 from lakebed.core.clock import ManualClock
 from lakebed.core.errors import Conflict, Corrupt
 from lakebed.core.ids import Ids
-from lakebed.store.authority import AUTHORITY_KEY, claim, decode
+from lakebed.core.settings import Contradiction
+from lakebed.store.authority import AUTHORITY_KEY, Authority, claim
 from lakebed.store.memory import MemoryStore
-from lakebed.store.model import StoredObject
+from lakebed.store.model import StoredObject, read_record
+from lakebed.store.settings import StoreSettings
+from support.runtimes import runtime_on
 
 
 async def test_the_first_claim_makes_the_authority_and_all_see_the_same(manual_clock: ManualClock) -> None:
@@ -19,19 +22,19 @@ async def test_the_first_claim_makes_the_authority_and_all_see_the_same(manual_c
     store = MemoryStore(clock=manual_clock)
 
     claimed = await asyncio.gather(
-        *(claim(store, expected="", clock=manual_clock, ids=Ids.seeded(n)) for n in range(5))
+        *(claim(runtime_on(store, manual_clock, Ids.seeded(n)), expected="") for n in range(5))
     )
 
     assert len({authority.authority_id for authority in claimed}) == 1
 
 
 async def test_another_bucket_than_the_expected_one_is_refused(manual_clock: ManualClock) -> None:
-    """A gateway told another id than the bucket carries gets Conflict with both ids."""
+    """A gateway configured with another id than the bucket carries gets Conflict with both ids."""
     store = MemoryStore(clock=manual_clock)
-    found = await claim(store, expected="", clock=manual_clock, ids=Ids.seeded(1))
+    found = await claim(runtime_on(store, manual_clock, Ids.seeded(1)), expected="")
 
     with pytest.raises(Conflict) as caught:
-        await claim(store, expected="another", clock=manual_clock, ids=Ids.seeded(2))
+        await claim(runtime_on(store, manual_clock, Ids.seeded(2)), expected="another")
 
     assert {"found": found.authority_id, "expected": "another"} == caught.value.detail
 
@@ -40,7 +43,7 @@ async def test_an_expected_id_is_given_to_an_empty_bucket(manual_clock: ManualCl
     """The first gateway with a configured id names the bucket."""
     store = MemoryStore(clock=manual_clock)
 
-    assert (await claim(store, expected="mine", clock=manual_clock, ids=Ids.seeded(1))).authority_id == "mine"
+    assert (await claim(runtime_on(store, manual_clock, Ids.seeded(1)), expected="mine")).authority_id == "mine"
 
 
 async def test_a_mangled_authority_is_corrupt(manual_clock: ManualClock) -> None:
@@ -49,7 +52,7 @@ async def test_a_mangled_authority_is_corrupt(manual_clock: ManualClock) -> None
     await store.create(AUTHORITY_KEY, b"{}")
 
     with pytest.raises(Corrupt):
-        await claim(store, expected="", clock=manual_clock, ids=Ids.seeded(1))
+        await claim(runtime_on(store, manual_clock, Ids.seeded(1)), expected="")
     assert (await store.get(AUTHORITY_KEY)).data == b"{}"
 
 
@@ -68,10 +71,30 @@ async def test_whoever_lost_the_race_for_an_empty_bucket_carries_the_winners_id(
     store = Slow(clock=manual_clock)
 
     async def claimed(number: int, expected: str = "") -> str:
-        return (await claim(store, expected=expected, clock=manual_clock, ids=Ids.seeded(number))).authority_id
+        return (await claim(runtime_on(store, manual_clock, Ids.seeded(number)), expected=expected)).authority_id
 
     *same, other = await asyncio.gather(*(claimed(n) for n in range(3)), claimed(9, "mine"), return_exceptions=True)
 
-    stored = decode(await store.get(AUTHORITY_KEY)).authority_id
+    stored = read_record(await store.get(AUTHORITY_KEY), Authority).authority_id
     assert [stored] * 3 == same
     assert isinstance(other, Conflict)
+
+
+async def test_a_replica_with_the_same_authority_object_is_refused(manual_clock: ManualClock) -> None:
+    """Replication copies the object; it names the bucket that it was created in, unless the lake has moved."""
+    runtime = runtime_on(MemoryStore(clock=manual_clock), manual_clock, Ids.seeded(1))
+    made = await claim(runtime, expected="", location="s3://one/lake")
+
+    with pytest.raises(Conflict, match="is a copy: its authority object was created in s3://one/lake"):
+        await claim(runtime, expected=made.authority_id, location="s3://two/lake")
+    assert made == await claim(runtime, expected="", location="s3://one/lake")
+    assert made == await claim(runtime, expected="", location="s3://two/lake", moved_from="s3://x, s3://one/lake/")
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://arn:aws:s3::123456789012:accesspoint/mfzwi23gnjvgw.mrap", "s3://mfzwi23gnjvgw.mrap"]
+)
+def test_a_multi_region_access_point_is_refused(url: str) -> None:
+    """It routes a conditional create to any of its buckets, so two may succeed."""
+    with pytest.raises(Contradiction, match="name one bucket"):
+        StoreSettings.of({"url": url})

@@ -14,6 +14,7 @@ from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
 from lakebed.store.bucket import COMPARE_BY_HASH_BYTES, DOUBTS_MAX, BucketStore
 from lakebed.store.model import ObjectInfo, StoredObject, Version
+from support.runtimes import runtime_of
 
 KEY = "a/b"
 Answers = list[Callable[[], Exception | None]]
@@ -97,18 +98,18 @@ class Scripted:
             raise errors.NotFound(key)
 
 
-class Yard:
+class Env:
     def __init__(self) -> None:
         self.client, self.clock, self.metrics = Scripted(), Hurried(), Metrics()
-        self.store = BucketStore(self.client, clock=self.clock, ids=Ids.seeded(1), metrics=self.metrics)
+        self.store = BucketStore(self.client, runtime_of(self.clock, Ids.seeded(1), self.metrics))
 
     def counted(self, name: str, **labels: str) -> float:
         return self.metrics.registry.get_sample_value(f"lakebed_store_{name}_total", labels) or 0.0
 
 
 @pytest.fixture
-def yard() -> Yard:
-    return Yard()
+def env() -> Env:
+    return Env()
 
 
 async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
@@ -116,82 +117,82 @@ async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
         yield part
 
 
-async def test_requests_bytes_and_failures_are_counted_by_verb(yard: Yard) -> None:
+async def test_requests_bytes_and_failures_are_counted_by_verb(env: Env) -> None:
     """What is written counts as in, what is read as out, a failure by its verb and code."""
-    written = await yard.store.create(KEY, b"four")
-    await yard.store.replace(KEY, b"sixsix", written.etag)
-    await yard.store.upload("a/c", chunks(b"12", b"3"))
-    await yard.store.get(KEY)
-    await yard.store.get_range(KEY, 1, 2)
+    written = await env.store.create(KEY, b"four")
+    await env.store.replace(KEY, b"sixsix", written.etag)
+    await env.store.upload("a/c", chunks(b"12", b"3"))
+    await env.store.get(KEY)
+    await env.store.get_range(KEY, 1, 2)
     with pytest.raises(errors.NotFound):
-        await yard.store.head("a/none")
+        await env.store.head("a/none")
 
-    assert yard.counted("bytes", direction="in") == 4 + 6 + 3
-    assert yard.counted("bytes", direction="out") == 6 + 2
-    assert [yard.counted("requests", verb=verb) for verb in ("create", "replace", "upload", "get", "head")] == [1] * 5
-    assert yard.counted("failures", verb="head", kind="not_found") == 1
-    assert yard.counted("doubts") == 0
+    assert env.counted("bytes", direction="in") == 4 + 6 + 3
+    assert env.counted("bytes", direction="out") == 6 + 2
+    assert [env.counted("requests", verb=verb) for verb in ("create", "replace", "upload", "get", "head")] == [1] * 5
+    assert env.counted("failures", verb="head", kind="not_found") == 1
+    assert env.counted("doubts") == 0
 
 
-async def test_a_write_that_was_answered_is_not_looked_at(yard: Yard) -> None:
-    written = await yard.store.create(KEY, b"mine")
+async def test_a_write_that_was_answered_is_not_looked_at(env: Env) -> None:
+    written = await env.store.create(KEY, b"mine")
 
-    assert (written.size, written.etag) == (4, yard.client.etag_of(b"mine"))
-    assert yard.client.asked == ["put"]
+    assert (written.size, written.etag) == (4, env.client.etag_of(b"mine"))
+    assert env.client.asked == ["put"]
 
 
 @pytest.mark.parametrize("lost", [errors.Unavailable("reset"), errors.Conflict("own first try"), errors.Denied("late")])
-async def test_a_create_whose_answer_was_lost_is_found_by_reading(yard: Yard, lost: Exception) -> None:
-    yard.client.afterwards.append(lost)
+async def test_a_create_whose_answer_was_lost_is_found_by_reading(env: Env, lost: Exception) -> None:
+    env.client.afterwards.append(lost)
 
-    written = await yard.store.create(KEY, b"mine")
+    written = await env.store.create(KEY, b"mine")
 
-    assert written.etag == yard.client.etag_of(b"mine")
-    assert (yard.client.asked, yard.counted("doubts")) == (["put", "get"], 1)
+    assert written.etag == env.client.etag_of(b"mine")
+    assert (env.client.asked, env.counted("doubts")) == (["put", "get"], 1)
 
 
-async def test_a_create_that_meets_other_bytes_brings_them_along(yard: Yard) -> None:
-    yard.client.objects[KEY] = b"their"
+async def test_a_create_that_meets_other_bytes_brings_them_along(env: Env) -> None:
+    env.client.objects[KEY] = b"their"
 
     with pytest.raises(errors.AlreadyExists) as caught:
-        await yard.store.create(KEY, b"mine!")  # as many bytes
+        await env.store.create(KEY, b"mine!")  # as many bytes
 
     assert caught.value.current is not None and caught.value.current.data == b"their"
-    assert yard.client.objects[KEY] == b"their"
+    assert env.client.objects[KEY] == b"their"
 
 
-async def test_a_create_without_an_answer_is_tried_again_so_often_and_then_unknown(yard: Yard) -> None:
+async def test_a_create_without_an_answer_is_tried_again_so_often_and_then_unknown(env: Env) -> None:
     """DOUBTS_MAX looks, with a pause before each further try; never a plain failure."""
-    yard.client.instead = [errors.Unavailable("503")] * DOUBTS_MAX
+    env.client.instead = [errors.Unavailable("503")] * DOUBTS_MAX
 
     with pytest.raises(errors.OutcomeUnknown):
-        await yard.store.create(KEY, b"mine")
+        await env.store.create(KEY, b"mine")
 
-    assert (yard.client.asked.count("put"), yard.client.asked.count("get")) == (DOUBTS_MAX, DOUBTS_MAX)
-    assert yard.clock.pauses == DOUBTS_MAX
-
-
-async def test_the_last_try_counts(yard: Yard) -> None:
-    yard.client.instead = [errors.Conflict("409")] * (DOUBTS_MAX - 1)
-
-    assert (await yard.store.create(KEY, b"mine")).size == 4
+    assert (env.client.asked.count("put"), env.client.asked.count("get")) == (DOUBTS_MAX, DOUBTS_MAX)
+    assert env.clock.pauses == DOUBTS_MAX
 
 
-async def test_a_refusal_of_an_absent_object_is_final(yard: Yard) -> None:
-    yard.client.instead = [errors.Denied("no")]
+async def test_the_last_try_counts(env: Env) -> None:
+    env.client.instead = [errors.Conflict("409")] * (DOUBTS_MAX - 1)
+
+    assert (await env.store.create(KEY, b"mine")).size == 4
+
+
+async def test_a_refusal_of_an_absent_object_is_final(env: Env) -> None:
+    env.client.instead = [errors.Denied("no")]
 
     with pytest.raises(errors.Denied):
-        await yard.store.create(KEY, b"mine")
+        await env.store.create(KEY, b"mine")
 
-    assert yard.client.asked == ["put", "get"]
+    assert env.client.asked == ["put", "get"]
 
 
-async def test_a_refusal_after_a_doubtful_try_is_unknown(yard: Yard) -> None:
-    """The first try may still be carried out: "denied" would say that nothing was written."""
-    yard.client.instead = [errors.Unavailable("503"), errors.Denied("no")]
+async def test_a_refusal_after_a_doubtful_try_is_unknown(env: Env) -> None:
+    """The first try may still be carried out: "denied" would report that nothing was written."""
+    env.client.instead = [errors.Unavailable("503"), errors.Denied("no")]
 
     with pytest.raises(errors.OutcomeUnknown):
-        await yard.store.create(KEY, b"mine")
+        await env.store.create(KEY, b"mine")
 
 
 @pytest.mark.parametrize(
@@ -204,119 +205,119 @@ async def test_a_refusal_after_a_doubtful_try_is_unknown(yard: Yard) -> None:
     ],
 )
 async def test_what_cannot_be_read_leaves_the_doubt(
-    yard: Yard, cause: Exception, read: Exception, raised: type[Exception]
+    env: Env, cause: Exception, read: Exception, raised: type[Exception]
 ) -> None:
-    yard.client.instead, yard.client.reads = [cause], [read]
+    env.client.instead, env.client.reads = [cause], [read]
 
     with pytest.raises(raised) as caught:
-        await yard.store.create(KEY, b"mine")
+        await env.store.create(KEY, b"mine")
 
     assert type(caught.value) is raised
 
 
-async def test_a_replace_is_decided_by_what_stands_there(yard: Yard) -> None:
+async def test_a_replace_is_decided_by_what_stands_there(env: Env) -> None:
     """Gone and changed are Stale, with what was seen; the old object means that it is tried again."""
-    old = (await yard.store.create(KEY, b"old")).etag
-    yard.client.instead = [errors.Unavailable("503")] * 2
-    new = await yard.store.replace(KEY, b"new", old)
-    assert (yard.client.objects[KEY], yard.clock.pauses) == (b"new", 2)
+    old = (await env.store.create(KEY, b"old")).etag
+    env.client.instead = [errors.Unavailable("503")] * 2
+    new = await env.store.replace(KEY, b"new", old)
+    assert (env.client.objects[KEY], env.clock.pauses) == (b"new", 2)
 
     with pytest.raises(errors.Stale) as changed:
-        await yard.store.replace(KEY, b"late", old)
+        await env.store.replace(KEY, b"late", old)
     assert changed.value.current is not None and changed.value.current.data == b"new"
 
-    del yard.client.objects[KEY]
+    del env.client.objects[KEY]
     with pytest.raises(errors.Stale) as gone:
-        await yard.store.replace(KEY, b"late", new.etag)
+        await env.store.replace(KEY, b"late", new.etag)
     assert gone.value.current is None
 
 
-async def test_a_replace_without_an_answer_ends_as_unknown(yard: Yard) -> None:
-    old = (await yard.store.create(KEY, b"old")).etag
-    yard.client.instead = [errors.Unavailable("503")] * DOUBTS_MAX
+async def test_a_replace_without_an_answer_ends_as_unknown(env: Env) -> None:
+    old = (await env.store.create(KEY, b"old")).etag
+    env.client.instead = [errors.Unavailable("503")] * DOUBTS_MAX
 
     with pytest.raises(errors.OutcomeUnknown):
-        await yard.store.replace(KEY, b"new", old)
+        await env.store.replace(KEY, b"new", old)
 
 
-@pytest.mark.parametrize(("size", "asked"), [(COMPARE_BY_HASH_BYTES, "get"), (COMPARE_BY_HASH_BYTES + 1, "head")])
-async def test_a_large_object_of_ours_is_known_by_its_hash(yard: Yard, size: int, asked: str) -> None:
-    yard.client.afterwards.append(errors.Unavailable("reset"))
+@pytest.mark.parametrize(("size", "requested"), [(COMPARE_BY_HASH_BYTES, "get"), (COMPARE_BY_HASH_BYTES + 1, "head")])
+async def test_a_large_object_of_ours_is_known_by_its_hash(env: Env, size: int, requested: str) -> None:
+    env.client.afterwards.append(errors.Unavailable("reset"))
 
-    written = await yard.store.create(KEY, bytes(size))
+    written = await env.store.create(KEY, bytes(size))
 
-    assert (yard.client.asked, written.size) == (["put", asked], size)
+    assert (env.client.asked, written.size) == (["put", requested], size)
 
 
-async def test_a_large_object_of_the_same_size_is_another(yard: Yard) -> None:
-    yard.client.objects[KEY] = b"x" * (COMPARE_BY_HASH_BYTES + 1)
+async def test_a_large_object_of_the_same_size_is_another(env: Env) -> None:
+    env.client.objects[KEY] = b"x" * (COMPARE_BY_HASH_BYTES + 1)
 
     with pytest.raises(errors.AlreadyExists):
-        await yard.store.create(KEY, bytes(COMPARE_BY_HASH_BYTES + 1))
+        await env.store.create(KEY, bytes(COMPARE_BY_HASH_BYTES + 1))
 
 
-async def test_a_large_object_whose_etag_is_no_hash_is_compared_by_its_bytes(yard: Yard) -> None:
-    yard.client.etag_of = lambda data: f'"{len(data)}-2"'
-    yard.client.afterwards.append(errors.Unavailable("reset"))
+async def test_a_large_object_whose_etag_is_no_hash_is_compared_by_its_bytes(env: Env) -> None:
+    env.client.etag_of = lambda data: f'"{len(data)}-2"'
+    env.client.afterwards.append(errors.Unavailable("reset"))
 
-    await yard.store.create(KEY, bytes(COMPARE_BY_HASH_BYTES + 1))
+    await env.store.create(KEY, bytes(COMPARE_BY_HASH_BYTES + 1))
 
-    assert yard.client.asked == ["put", "head", "get"]
+    assert env.client.asked == ["put", "head", "get"]
 
 
-async def test_a_short_answer_is_judged_by_the_objects_size(yard: Yard) -> None:
-    """The object ends before: Corrupt. It does not: the answer was cut short, and may be asked for again."""
-    yard.client.objects[KEY] = b"0123456789"
-    assert await yard.store.get_range(KEY, 0, 10) == b"0123456789"
+async def test_a_short_answer_is_judged_by_the_objects_size(env: Env) -> None:
+    """The object ends before: Corrupt. It does not: the answer was cut short, and may be requested again."""
+    env.client.objects[KEY] = b"0123456789"
+    assert await env.store.get_range(KEY, 0, 10) == b"0123456789"
     with pytest.raises(errors.Corrupt):
-        await yard.store.get_range(KEY, 1, 10)
-    yard.client.short = 1
+        await env.store.get_range(KEY, 1, 10)
+    env.client.short = 1
     with pytest.raises(errors.Unavailable):
-        await yard.store.get_range(KEY, 0, 10)
-    yard.client.broken_range = errors.Unavailable("416")
+        await env.store.get_range(KEY, 0, 10)
+    env.client.broken_range = errors.Unavailable("416")
     with pytest.raises(errors.Unavailable):
-        await yard.store.get_range(KEY, 0, 10)
+        await env.store.get_range(KEY, 0, 10)
     with pytest.raises(errors.Corrupt):
-        await yard.store.get_range(KEY, 0, 11)
-    yard.client.reads = [errors.Unavailable("away")]
+        await env.store.get_range(KEY, 0, 11)
+    env.client.reads = [errors.Unavailable("away")]
     with pytest.raises(errors.Unavailable):
-        await yard.store.get_range(KEY, 0, 11)
-    assert yard.counted("bytes", direction="out") == 10  # what came whole
+        await env.store.get_range(KEY, 0, 11)
+    assert env.counted("bytes", direction="out") == 10  # what came whole
 
 
 @pytest.mark.parametrize(("start", "length"), [(-1, 1), (0, 0), (0, -1)])
-async def test_what_is_no_range_is_refused(yard: Yard, start: int, length: int) -> None:
+async def test_what_is_no_range_is_refused(env: Env, start: int, length: int) -> None:
     with pytest.raises(errors.Invalid):
-        await yard.store.get_range(KEY, start, length)
+        await env.store.get_range(KEY, start, length)
 
 
-async def test_a_write_without_a_condition_and_without_an_answer_is_unknown(yard: Yard) -> None:
-    """Also its hint and its Retry-After reach the caller; a kind that says more is passed on."""
-    yard.client.instead = [errors.Unavailable("503", retry_after_s=4.0)]
+async def test_a_write_without_a_condition_and_without_an_answer_is_unknown(env: Env) -> None:
+    """Also its hint and its Retry-After reach the caller; a kind that reports more is passed on."""
+    env.client.instead = [errors.Unavailable("503", retry_after_s=4.0)]
     with pytest.raises(errors.OutcomeUnknown) as upload:
-        await yard.store.upload(KEY, chunks(b"x"))
+        await env.store.upload(KEY, chunks(b"x"))
     assert upload.value.retry_after_s == 4.0
     assert "doctor" in upload.value.hint
 
-    yard.client.instead = [errors.Unavailable("503")]
+    env.client.instead = [errors.Unavailable("503")]
     with pytest.raises(errors.OutcomeUnknown):
-        await yard.store.delete(KEY)
+        await env.store.delete(KEY)
 
     class Closed(errors.Unavailable):
         code = "closed"
 
-    yard.client.instead = [Closed("said so")]
+    env.client.instead = [Closed("said so")]
     with pytest.raises(Closed):
-        await yard.store.delete(KEY)
+        await env.store.delete(KEY)
 
 
-async def test_deleting_what_is_gone_is_no_error(yard: Yard) -> None:
-    await yard.store.delete(KEY)
+async def test_deleting_what_is_gone_is_no_error(env: Env) -> None:
+    await env.store.delete(KEY)
 
 
-async def test_a_listing_goes_through_all_pages_behind_its_start(yard: Yard) -> None:
-    yard.client.objects = {f"f/{number}": b"" for number in range(5)}
+async def test_a_listing_goes_through_all_pages_behind_its_start(env: Env) -> None:
+    env.client.objects = {f"f/{number}": b"" for number in range(5)}
 
-    assert [info.key async for info in yard.store.list("f/", after="f/0")] == ["f/1", "f/2", "f/3", "f/4"]
-    assert yard.counted("requests", verb="list") == 3  # two pages, and the end
-    assert list(await yard.store.children("f/")) == ["a", "z"]
+    assert [info.key async for info in env.store.list("f/", after="f/0")] == ["f/1", "f/2", "f/3", "f/4"]
+    assert env.counted("requests", verb="list") == 3  # two pages, and the end
+    assert list(await env.store.children("f/")) == ["a", "z"]

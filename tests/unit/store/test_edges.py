@@ -22,6 +22,7 @@ from lakebed.store.model import KEY_BYTES_MAX, Version, check_key, check_prefix
 from lakebed.store.register import WRITERS_MAX, RegisterState
 from lakebed.store.runtime import StoreRuntime
 from lakebed.store.settings import StoreSettings
+from support.runtimes import runtime_of, runtime_on
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_requests_have_the_price_of_their_verb() -> None:
 
 async def test_a_store_in_memory_is_seen_below_its_prefix(manual_clock: ManualClock) -> None:
     """Range, upload and children as well; without a prefix the keys are as they are."""
-    store = connect(StoreSettings(url="memory:", prefix="p/"), clock=manual_clock, ids=Ids.seeded(1), metrics=Metrics())
+    store = connect(StoreSettings(url="memory:", prefix="p/"), runtime_of(manual_clock, Ids.seeded(1)))
     assert isinstance(store, PrefixedStore)
 
     async def chunks() -> AsyncIterator[bytes]:
@@ -81,7 +82,7 @@ async def test_a_store_in_memory_is_seen_below_its_prefix(manual_clock: ManualCl
     assert ["x"] == list(await store.children(""))
     with pytest.raises(Corrupt):
         await store.get_range("x/y", 3, 2)
-    plain = connect(StoreSettings(url="memory:"), clock=manual_clock, ids=Ids.seeded(1), metrics=Metrics())
+    plain = connect(StoreSettings(url="memory:"), runtime_of(manual_clock, Ids.seeded(1)))
     assert isinstance(plain, MemoryStore)
 
 
@@ -117,28 +118,31 @@ async def test_a_lease_says_who_holds_it_and_for_how_long(manual_clock: ManualCl
 async def test_the_authority_of_a_bucket_is_made_once(manual_clock: ManualClock) -> None:
     """The expected one where it is named, else a fresh one; another is refused; damage is not overwritten."""
     store, ids = MemoryStore(clock=manual_clock), Ids.seeded(1)
-    made = await authority.claim(store, expected="", clock=manual_clock, ids=ids)
-    assert made == await authority.claim(store, expected="", clock=manual_clock, ids=ids)
-    assert made == await authority.claim(store, expected=made.authority_id, clock=manual_clock, ids=ids)
+    made = await authority.claim(runtime_on(store, manual_clock, ids), expected="")
+    assert made == await authority.claim(runtime_on(store, manual_clock, ids), expected="")
+    assert made == await authority.claim(runtime_on(store, manual_clock, ids), expected=made.authority_id)
     with pytest.raises(Conflict) as refused:
-        await authority.claim(store, expected="other", clock=manual_clock, ids=ids)
+        await authority.claim(runtime_on(store, manual_clock, ids), expected="other")
     assert (made.authority_id, "other") == (refused.value.detail["found"], refused.value.detail["expected"])
     fresh = MemoryStore(clock=manual_clock)
-    named = await authority.claim(fresh, expected="mine", clock=manual_clock, ids=ids)
+    named = await authority.claim(runtime_on(fresh, manual_clock, ids), expected="mine")
     assert Authority("lakebed.authority.v1", "mine", manual_clock.now_ns() // 1_000_000) == named
     await fresh.delete(AUTHORITY_KEY)
     await fresh.create(AUTHORITY_KEY, b"{}")
     with pytest.raises(Corrupt):
-        await authority.claim(fresh, expected="", clock=manual_clock, ids=ids)
+        await authority.claim(runtime_on(fresh, manual_clock, ids), expected="")
 
 
 def test_a_write_is_known_while_its_writer_is_remembered() -> None:
-    """Present: it took place. Absent: it did not, unless so many others wrote that the object cannot tell."""
+    """Present: it took place. Absent: it did not, unless so many others wrote that the object cannot distinguish."""
     few = RegisterState(None, 0, Version("e"), ("a-1", "b-7"))
     full = RegisterState(None, 0, Version("e"), tuple(f"w{n}-1" for n in range(WRITERS_MAX)))
 
     assert [True, False, False] == [few.holds(each) for each in ("b-7", "b-8", "c-1")]
     assert [True, False, None] == [full.holds(each) for each in ("w3-1", "w3-2", "c-1")]
+    later = RegisterState(None, 0, Version("e"), full.attempts, 100)
+    bases = (0, 100 - WRITERS_MAX, 101 - WRITERS_MAX, 100, 101)
+    assert [None, None, False, False, None] == [later.holds("c-1", base) for base in bases]
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from lakebed.core import errors
-from lakebed.core.clock import ManualClock
+from lakebed.core.clock import ManualClock, settle
 from lakebed.core.ids import Ids
 from lakebed.core.settings import Secret
-from lakebed.store.fast.connection import PutResponse
+from lakebed.store.fast.connection import PutConnection, PutResponse
 from lakebed.store.fast.puts import IDLE_MAX, RETRYABLE, PutClient
 from lakebed.store.model import Version
 from lakebed.store.settings import StoreSettings
+from support.runtimes import runtime_of
 
 
 class Ticking(ManualClock):
@@ -34,23 +35,23 @@ def answer(status: int, etag: str = "", body: bytes = b"") -> PutResponse:
 
 
 class Scripted(PutClient):
-    def __init__(self, *told: PutResponse | Exception, retries: int = 3, step_s: float = 0.0, **more: Any) -> None:
+    def __init__(self, *reported: PutResponse | Exception, retries: int = 3, step_s: float = 0.0, **more: Any) -> None:
         settings = StoreSettings(
             url="s3://lake", endpoint=more.pop("endpoint", "http://h:8333/base/"),
             access_key_id=Secret("id"), secret_access_key=Secret("s"), retries=retries, **more,
         )  # fmt: skip
         self.clock = Ticking()
-        super().__init__(settings, clock=self.clock, ids=Ids.seeded(1))
-        self.told, self.heads, self._step_s = list(told), [], step_s  # type: ignore[var-annotated]
+        super().__init__(settings, runtime_of(self.clock, Ids.seeded(1)))
+        self.told, self.heads, self._step_s = list(reported), [], step_s  # type: ignore[var-annotated]
 
     async def _send(self, head: bytes, data: bytes) -> PutResponse:
         self.heads.append(head)
         if self._step_s:
             await self.clock.advance(self._step_s)
-        told = self.told.pop(0)
-        if isinstance(told, Exception):
-            raise told
-        return told
+        reported = self.told.pop(0)
+        if isinstance(reported, Exception):
+            raise reported
+        return reported
 
 
 GOOD = answer(200, '"e"')
@@ -85,7 +86,7 @@ async def test_a_broken_connection_is_tried_again_and_then_unavailable() -> None
 
 
 @pytest.mark.parametrize(
-    ("told", "raised"),
+    ("reported", "raised"),
     [
         (answer(412), errors.Conflict),
         (answer(409), errors.Conflict),
@@ -97,8 +98,8 @@ async def test_a_broken_connection_is_tried_again_and_then_unavailable() -> None
         (answer(301), errors.Unavailable),
     ],
 )
-async def test_an_answer_that_says_no_is_not_tried_again(told: PutResponse, raised: type[Exception]) -> None:
-    puts = Scripted(told, GOOD)
+async def test_an_answer_that_says_no_is_not_tried_again(reported: PutResponse, raised: type[Exception]) -> None:
+    puts = Scripted(reported, GOOD)
     with pytest.raises(raised):
         await puts.put("k", b"x", None)
     assert len(puts.heads) == 1
@@ -135,7 +136,7 @@ class Opening(PutClient):
         settings = StoreSettings(
             url="s3://lake", endpoint="http://h", access_key_id=Secret("id"), secret_access_key=Secret("s")
         )
-        super().__init__(settings, clock=Ticking(), ids=Ids.seeded(1))
+        super().__init__(settings, runtime_of(Ticking(), Ids.seeded(1)))
         self.opened: list[Line] = []
 
     async def _open(self, loop: asyncio.AbstractEventLoop) -> Any:
@@ -167,3 +168,34 @@ async def test_no_more_connections_are_kept_than_the_limit() -> None:
 
     assert len(puts.opened) == IDLE_MAX + 3
     assert sum(not line.is_closed for line in puts.opened) == IDLE_MAX
+
+
+class Wire:
+    """A transport that keeps what was written."""
+
+    def writelines(self, parts: Any) -> None:
+        self.written = b"".join(parts)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("head", "keeps"),
+    [
+        (b"HTTP/1.1 200 OK\r\netag: e\r\n", True),
+        (b"HTTP/1.1 200 OK\r\netag: e\r\nConnection: close\r\n", False),
+        (b"HTTP/1.0 200 OK\r\netag: e\r\n", False),
+    ],
+)
+async def test_a_connection_that_the_store_will_close_is_not_kept(head: bytes, keeps: bool) -> None:
+    """What its response says counts, before the connection ends: a PUT sent into it meanwhile would be lost."""
+    connection = PutConnection(asyncio.get_running_loop())
+    connection.connection_made(Wire())  # type: ignore[arg-type]
+    sending = asyncio.ensure_future(connection.send(b"head", b"data", 60.0))
+    await settle()
+
+    connection.data_received(head + b"content-length: 0\r\n\r\n")
+    response = await sending
+
+    assert (200, "e", keeps, False) == (response.status, response.etag, connection.keeps, connection.is_closed)

@@ -54,7 +54,7 @@ async def test_a_held_lease_is_refused_until_it_expired_on_every_clock(
 async def test_renewing_prolongs_what_is_ours_even_late_and_fences_what_is_not(
     store: MemoryStore, manual_clock: ManualClock
 ) -> None:
-    """A late holder goes on if nobody took over; once somebody did, it is fenced."""
+    """A late holder continues if nobody took over; once somebody did, it is fenced."""
     one, other = contender(store, manual_clock, "one"), contender(store, manual_clock, "other")
     held = await one.acquire()
     await manual_clock.advance(LEASE_S * 3)
@@ -106,7 +106,7 @@ async def test_an_earlier_term_of_ones_own_is_over(store: MemoryStore, manual_cl
 
 
 async def test_many_that_ask_at_once_have_one_winner(store: MemoryStore, manual_clock: ManualClock) -> None:
-    """All but one are told who holds it."""
+    """All but one are informed who holds it."""
     contenders = [contender(store, manual_clock, f"owner{number}") for number in range(16)]
 
     results = await asyncio.wait_for(
@@ -118,7 +118,7 @@ async def test_many_that_ask_at_once_have_one_winner(store: MemoryStore, manual_
 
 
 async def test_after_an_unknown_outcome_asking_again_takes_the_lease_at_once(manual_clock: ManualClock) -> None:
-    """A contender whose first asking took the lease, unheard, does not wait for itself."""
+    """A contender whose first querying took the lease, unheard, does not wait for itself."""
 
     class Mute(MemoryStore):
         async def create(self, key: str, data: bytes) -> ObjectInfo:

@@ -1,4 +1,4 @@
-"""The path check: what speaks against a path, what does not, and what a guarded store does about it."""
+"""The path check: what uses against a path, what does not, and what a guarded store does about it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from lakebed.core.clock import ManualClock
+from lakebed.core.clock import ManualClock, settle
 from lakebed.core.errors import Invalid, OutcomeUnknown, Unavailable
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
@@ -15,8 +15,9 @@ from lakebed.store.fast.puts import FAST_BYTES_MAX
 from lakebed.store.guarded import ConditionsIgnored, GuardedStore, unguarded
 from lakebed.store.memory import MemoryStore
 from lakebed.store.model import ObjectInfo
-from lakebed.store.path_check import LEFT_AFTER_MS, check_path
+from lakebed.store.path_check import check_path
 from lakebed.store.prover import SCRATCH, StoreProof
+from support.runtimes import runtime_of
 
 
 class Path(MemoryStore):
@@ -25,6 +26,7 @@ class Path(MemoryStore):
     drops: frozenset[str] = frozenset()
     least_bytes = 0
     most_bytes = 1 << 30
+    silent_from = 1 << 30  # bodies of this size and larger get no answer
     lost = 0
     creates = 0
 
@@ -33,8 +35,8 @@ class Path(MemoryStore):
 
     async def create(self, key: str, data: bytes) -> ObjectInfo:
         self.creates += 1
-        if self.lost:
-            self.lost -= 1
+        if self.lost or len(data) >= self.silent_from:
+            self.lost = max(0, self.lost - 1)
             raise OutcomeUnknown("no answer")
         if self._dropped("if-none-match", data):
             return self.bucket.overwrite(key, data)
@@ -53,11 +55,11 @@ def path(manual_clock: ManualClock) -> Path:
 
 @pytest.fixture
 def guarded(path: Path, manual_clock: ManualClock, metrics: Metrics) -> GuardedStore:
-    return GuardedStore(path, clock=manual_clock, ids=Ids.seeded(1), metrics=metrics)
+    return GuardedStore(path, runtime_of(manual_clock, Ids.seeded(1), metrics))
 
 
 async def checked(path: Path, clock: ManualClock) -> StoreProof:
-    return await check_path(path, clock=clock, ids=Ids.seeded(1))
+    return await check_path(path, runtime_of(clock, Ids.seeded(1)))
 
 
 def broken(proof: StoreProof) -> list[str]:
@@ -84,10 +86,10 @@ async def test_one_dropped_condition_on_one_way_to_write_is_found(
     path.drops = frozenset({header})
     path.least_bytes, path.most_bytes = (FAST_BYTES_MAX + 1, 1 << 30) if large else (0, FAST_BYTES_MAX)
 
-    (said,) = broken(await checked(path, manual_clock))
+    (output,) = broken(await checked(path, manual_clock))
 
-    assert said.startswith(found)
-    assert str(FAST_BYTES_MAX + 1 if large else 64) in said
+    assert output.startswith(found)
+    assert str(FAST_BYTES_MAX + 1 if large else 64) in output
     assert [info.key async for info in path.list("")] == []
 
 
@@ -103,11 +105,24 @@ async def test_no_answer_is_no_evidence(path: Path, guarded: GuardedStore) -> No
     assert (await guarded.get("a")).data == b"1"
 
 
+async def test_what_was_seen_stands_although_the_rest_of_the_check_gets_no_answer(
+    path: Path, guarded: GuardedStore
+) -> None:
+    """A path that ignores a condition for small bodies is refused, also while large ones time out."""
+    path.drops, path.silent_from = frozenset({"if-none-match"}), FAST_BYTES_MAX
+
+    with pytest.raises(Invalid, match="second_create_is_refused"):
+        await guarded.create("a", b"1")
+    with pytest.raises(ConditionsIgnored):
+        await guarded.create("a", b"1")
+
+
 async def test_what_a_dead_process_left_is_removed_after_a_day(path: Path, manual_clock: ManualClock) -> None:
     """Scratch objects do not gather; those of a check under way stay."""
     await path.create(f"{SCRATCH}old/path-small", b"1")
-    await manual_clock.advance(LEFT_AFTER_MS / 1000 + 1)
+    await manual_clock.advance(3600)
     await path.create(f"{SCRATCH}new/path-small", b"1")
+    await manual_clock.advance(23 * 3600 + 1)
 
     await checked(path, manual_clock)
 
@@ -115,7 +130,7 @@ async def test_what_a_dead_process_left_is_removed_after_a_day(path: Path, manua
 
 
 async def test_the_first_write_checks_the_path_once(path: Path, guarded: GuardedStore) -> None:
-    """Whoever writes first waits for one check; those beside it share it; later writes do not pay for it."""
+    """Anyone who writes first waits for one check; those beside it share it; later writes do not pay for it."""
     await asyncio.gather(*[guarded.create(f"key-{number}", b"1") for number in range(10)])
     after_first = path.creates
 
@@ -178,6 +193,29 @@ async def test_a_path_that_fails_later_refuses_every_write_until_it_holds(
     assert (await guarded.check()).held
     await guarded.replace("a", b"2", info.etag)
     assert metrics.value("lakebed_store_conditions_ignored") == 0
+
+
+async def test_a_caller_that_leaves_does_not_end_the_check_that_others_wait_for(
+    path: Path, guarded: GuardedStore
+) -> None:
+    """A client hangs up during the first write of a process: the writes beside it are not cancelled with it."""
+    create, go = path.create, asyncio.Event()
+
+    async def slow(key: str, data: bytes) -> ObjectInfo:
+        await go.wait()
+        return await create(key, data)
+
+    path.create = slow  # type: ignore[method-assign]
+    leaving, staying = (asyncio.ensure_future(guarded.create(f"key-{number}", b"1")) for number in range(2))
+    await settle()
+
+    leaving.cancel()
+    await settle()
+    go.set()
+    await staying
+
+    assert leaving.cancelled()
+    assert ["key-1"] == [info.key async for info in path.list("")]
 
 
 async def test_a_check_that_is_not_answered_keeps_what_was_known(path: Path, guarded: GuardedStore) -> None:

@@ -12,6 +12,7 @@ from lakebed.store import prover
 from lakebed.store.memory import MemoryStore
 from lakebed.store.model import ObjectInfo
 from lakebed.store.prover import StoreProof
+from support.runtimes import runtime_of
 from support.store_without_conditions import CarelessBucket, careless_store
 
 
@@ -35,7 +36,7 @@ class CarelessAndSilent(MemoryStore):
 
 
 async def proof_of(store: MemoryStore, clock: ManualClock) -> StoreProof:
-    return await prover.prove([store] * 5, rounds=3, clock=clock, ids=Ids.seeded(1))
+    return await prover.prove([store] * 5, runtime_of(clock, Ids.seeded(1)), rounds=3)
 
 
 async def test_a_good_store_is_believed_and_its_report_kept(manual_clock: ManualClock) -> None:
@@ -51,7 +52,7 @@ async def test_a_good_store_is_believed_and_its_report_kept(manual_clock: Manual
 
 
 async def test_a_store_that_ignores_the_condition_is_refused_in_plain_words(manual_clock: ManualClock) -> None:
-    """Several winners are named, and the hint says what to do."""
+    """Several winners are named, and the hint reports what to do."""
     proof = await proof_of(careless_store(manual_clock), manual_clock)
 
     with pytest.raises(Invalid) as caught:

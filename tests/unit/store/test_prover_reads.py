@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 
 from lakebed.core.clock import ManualClock
-from lakebed.core.ids import Ids
 from lakebed.store.memory import MemoryStore
 from lakebed.store.model import StoredObject
 from lakebed.store.prover import prove
+from support.runtimes import runtime_of
 
 
 class Behind:
@@ -36,11 +36,11 @@ class Behind:
 async def test_a_first_read_that_gives_other_bytes_is_a_finding(manual_clock: ManualClock) -> None:
     """After the race of creates already, not only at the end."""
     store = MemoryStore(clock=manual_clock)
-    honest = await prove([store, store], rounds=2, clock=manual_clock, ids=Ids())
+    correct = await prove([store, store], runtime_of(manual_clock), rounds=2)
 
     behind = Behind(store)
-    proof = await prove([store, behind], rounds=2, clock=manual_clock, ids=Ids())  # type: ignore[list-item]
+    proof = await prove([store, behind], runtime_of(manual_clock), rounds=2)  # type: ignore[list-item]
 
-    assert honest.held
+    assert correct.held
     assert 2 == behind.reads  # in each round before the replaces; a lie is not asked for again
     assert ["reads_see_the_winner"] == [finding.name for finding in proof.findings if not finding.held]

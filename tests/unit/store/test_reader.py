@@ -1,10 +1,12 @@
-"""The bucket as Spark tasks read it: an answer that is cut short is asked for again, never taken for the object."""
+"""The bucket as Spark tasks read it: an answer that is cut short is requested again, never taken for the object."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -103,7 +105,7 @@ def test_a_body_that_never_comes_whole_is_unavailable(server: Server, cut: str) 
     assert 3 == server.asked
 
 
-@pytest.mark.parametrize("cut", ["cut", "chunked cut", "half xml"])
+@pytest.mark.parametrize("cut", ["cut", pytest.param("chunked cut", marks=pytest.mark.full), "half xml"])
 def test_a_page_that_is_cut_short_is_asked_for_again(server: Server, cut: str) -> None:
     """Half a listing is none: what it leaves out would be taken for missing."""
     server.steps = [cut, "whole"]
@@ -125,3 +127,140 @@ def test_what_came_whole_is_judged_by_its_size(server: Server) -> None:
     server.steps = ["missing"]
     with pytest.raises(NotFound):
         server.reader().get("k", bytes_max=1)
+
+
+class Listed(NamedTuple):
+    """One object, or one version or delete marker of one."""
+
+    key: str
+    version_id: str = ""
+    marker: bool = False
+
+
+class PagedBucket:
+    """S3's listings over a fixed content, a few entries a page: tokens and markers as S3 gives them."""
+
+    def __init__(self, content: Sequence[Listed], page: int, status: str = "") -> None:
+        self.content, self.page, self.status = list(content), page, status
+
+    def close(self) -> None:
+        pass
+
+    def get_bucket_versioning(self, **_: Any) -> Any:
+        return {"Status": self.status} if self.status else {}
+
+    def list_objects_v2(self, **asked: Any) -> Any:
+        last = asked.get("ContinuationToken", "")
+        found, more = self._page(asked, lambda each: each.key > last)
+        return self._answer(found, more, "Contents") | ({"NextContinuationToken": _last_of(found)} if more else {})
+
+    def list_object_versions(self, **asked: Any) -> Any:
+        behind = (asked.get("KeyMarker", ""), asked.get("VersionIdMarker", "~"))
+        found, more = self._page(asked, lambda each: (each.key, each.version_id) > behind)
+        answer = self._answer(found, more, "Versions")
+        if more:
+            answer["NextKeyMarker"] = _last_of(found)
+            if isinstance(found[-1], Listed):
+                answer["NextVersionIdMarker"] = found[-1].version_id
+        return answer
+
+    def _page(self, asked: Any, behind: Callable[[Listed], bool]) -> tuple[list[Listed | str], bool]:
+        prefix, delimiter = asked["Prefix"], asked.get("Delimiter", "")
+        found: list[Listed | str] = []
+        for each in self.content:
+            rest = each.key.removeprefix(prefix)
+            folder = prefix + rest.split("/")[0] + "/" if delimiter and "/" in rest else ""
+            if not each.key.startswith(prefix) or not behind(each) or (folder and folder <= _folder_mark(asked)):
+                continue
+            if folder and folder in found:
+                continue
+            found.append(folder or each)
+        size = min(self.page, asked["MaxKeys"])
+        return found[:size], len(found) > size
+
+    def _answer(self, found: list[Listed | str], more: bool, name: str) -> dict[str, Any]:
+        listed = [each for each in found if isinstance(each, Listed)]
+        rows = {
+            name: [_row(each) | {"Size": 7, "ETag": "e"} for each in listed if not each.marker],
+            "DeleteMarkers": [_row(each) for each in listed if each.marker],
+            "CommonPrefixes": [{"Prefix": each} for each in found if isinstance(each, str)],
+        }
+        return {key: value for key, value in rows.items() if value} | {"IsTruncated": more}
+
+
+def _row(each: Listed) -> dict[str, Any]:
+    at = datetime(2026, 1, 1, microsecond=1, tzinfo=UTC)
+    return {"Key": each.key, "LastModified": at} | ({"VersionId": each.version_id} if each.version_id else {})
+
+
+def _last_of(found: list[Listed | str]) -> str:
+    return found[-1].key if isinstance(found[-1], Listed) else found[-1] + "\U0010ffff"
+
+
+def _folder_mark(asked: Any) -> str:
+    return str(asked.get("KeyMarker", "") or asked.get("ContinuationToken", ""))
+
+
+def reader_of(
+    bucket: PagedBucket, monkeypatch: pytest.MonkeyPatch, *, versions: bool, prefix: str = ""
+) -> BucketReader:
+    monkeypatch.setattr("lakebed.store.admin.client", lambda *_, **__: bucket)
+    return BucketReader(StoreSettings.of({"url": "s3://b", "prefix": prefix}), versions=versions)
+
+
+def walked(reader: BucketReader, prefix: str = "", *, deep: bool = True) -> list[tuple[str, str | None, bool]]:
+    return [
+        row
+        for page in reader.walk(prefix, deep=deep)
+        for row in zip(page.key, page.version_id, page.is_delete_marker, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("page", [1, 2, 3, 100])
+@pytest.mark.parametrize("prefix", ["", "lake/one"])
+def test_every_version_and_marker_is_listed_once_whatever_a_page_takes(
+    monkeypatch: pytest.MonkeyPatch, page: int, prefix: str
+) -> None:
+    """A page may end between two versions of one key; keys are relative to the deployment's prefix."""
+    root = f"{prefix}/" if prefix else ""
+    mine = [Listed(f"{root}{key}", f"v{n}", n == 1) for key in ("a/1", "a/2", "b") for n in range(3)]
+    bucket = PagedBucket(sorted([*mine, *([Listed("zz", "v0"), Listed("lake/other/a", "v0")] if prefix else [])]), page)
+    reader = reader_of(bucket, monkeypatch, versions=True, prefix=prefix)
+
+    found = walked(reader)
+
+    assert sorted((each.key.removeprefix(root), each.version_id, each.marker) for each in mine) == sorted(found)
+    assert 6 == len(walked(reader, "a/"))
+
+
+@pytest.mark.parametrize("page", [1, 2, 100])
+def test_a_listing_without_depth_gives_what_is_directly_in_the_folder(
+    monkeypatch: pytest.MonkeyPatch, page: int
+) -> None:
+    """Over pages that hold only folders too; without versions there is no marker and no version."""
+    bucket = PagedBucket([Listed(key) for key in ("d/a/1", "d/a/2", "d/b/1", "d/c", "d/e/1", "d/f")], page)
+    reader = reader_of(bucket, monkeypatch, versions=False)
+
+    assert [("d/c", None, False), ("d/f", None, False)] == walked(reader, "d/", deep=False)
+    assert 6 == len(walked(reader, "d/"))
+
+
+def test_folders_are_told_unless_there_are_too_many_for_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that is cut may hide some: then the folder is listed as one. Suspended versioning has versions too."""
+    content = [Listed("lake/d/a/1"), Listed("lake/d/b/1"), Listed("lake/d/c")]
+    whole = reader_of(PagedBucket(content, 100, "Suspended"), monkeypatch, versions=False, prefix="lake")
+    assert ["d/a/", "d/b/"] == whole.folders("d/")
+    assert whole.versioned()
+
+    cut = reader_of(PagedBucket(content, 2), monkeypatch, versions=False, prefix="lake")
+    assert (None, False) == (cut.folders("d/"), cut.versioned())
+
+
+def test_a_page_has_sizes_times_and_etags_of_objects_and_none_of_markers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times are whole nanoseconds; columns have one length."""
+    bucket = PagedBucket([Listed("a", "v1"), Listed("a", "v2", marker=True)], 100)
+
+    (page,) = reader_of(bucket, monkeypatch, versions=True).walk("")
+
+    assert ([7, None], ["e", None]) == (page.size_bytes, page.etag)
+    assert [1_767_225_600_000_001_000] * 2 == page.modified_ns

@@ -142,7 +142,7 @@ async def test_what_a_decision_raises_reaches_its_caller_alone(names: Register[N
 
 
 async def test_a_refusal_is_only_believed_on_a_fresh_read(names: Register[Names], store: Gated) -> None:
-    """What this process remembers is never a reason to say no, nor to say that nothing changes."""
+    """What this process remembers is never a reason to report no, nor to report that nothing changes."""
     await names.change(add("a"))
     await open_register(store).change(lambda value: (Names(), None))
 
@@ -157,7 +157,7 @@ async def test_a_refusal_is_only_believed_on_a_fresh_read(names: Register[Names]
 
 
 async def test_an_older_owner_is_fenced_and_a_newer_one_raises_the_epoch(names: Register[Names]) -> None:
-    """Once a newer epoch has written, an older one can neither write nor be told what it reads."""
+    """Once a newer epoch has written, an older one can neither write nor read."""
     await names.change(add("two"), epoch=2)
     await names.change(add("nobody's"))
 
@@ -214,7 +214,7 @@ async def test_a_caller_cancelled_before_its_write_began_gives_its_change_up(
 async def test_a_caller_cancelled_during_its_write_does_not_disturb_the_group(
     names: Register[Names], store: Gated
 ) -> None:
-    """A write on its way goes on; the first caller, who started the writer, can leave too."""
+    """A write on its way continues; the first caller, who started the writer, can leave too."""
     store.gate.clear()
     both = [asyncio.create_task(names.change(add(name))) for name in "ab"]
     await settle()
@@ -245,7 +245,7 @@ async def test_a_cancelled_writer_tells_everybody_who_waits(names: Register[Name
 
 
 async def test_a_lost_answer_behind_anothers_write_is_not_done_twice(names: Register[Names], store: Gated) -> None:
-    """Our write was done, another built upon it, and we are told Stale: the change stands once."""
+    """Our write was done, another built upon it, and we get Stale: the change is there once."""
     await names.change(add("a"))
     other = open_register(store)
 
@@ -279,6 +279,58 @@ async def test_behind_too_many_writers_a_lost_answer_is_unknown(
         await names.change(add("mine"))
 
     assert await stored(store) == ("a", "mine", "b", "c")
+
+
+async def test_more_writers_than_the_object_records_get_plain_conflicts(store: Gated) -> None:
+    """On a healthy store nobody is in doubt: a writer that was away while 40 others wrote has lost a race."""
+    crowd = [open_register(store) for _ in range(40)]
+    for number, each in enumerate(crowd):
+        await each.change(add(f"first-{number}"))
+
+    places = [await each.change(add(f"second-{number}")) for number, each in enumerate(crowd)]
+
+    assert list(range(40, 80)) == places
+    assert 80 == len(set(await stored(store)))
+
+
+async def test_a_race_lost_soon_after_a_read_is_decided_without_the_stores_word(store: Gated) -> None:
+    """A few writes since the version we built on cannot have pushed our attempt out, whoever repeated what."""
+    for number in range(40):
+        await open_register(store).change(add(f"n{number}"))
+    late = open_register(store)
+    await late.read()
+    for number in range(3):
+        await open_register(store).change(add(f"m{number}"))
+    store.instead = [lambda: _repeated(store)]
+
+    assert await late.change(add("late")) == 43
+
+
+def _repeated(store: Gated) -> Stale:
+    return Stale("changed", current=store.bucket.objects[KEY])
+
+
+async def test_while_others_write_the_register_is_read_first(names: Register[Names], store: Gated) -> None:
+    """A refused PUT costs more than a read; when the others are quiet again, a change is one request again."""
+    other = open_register(store)
+    await names.change(add("a"))
+    await other.change(add("b"))
+    await names.change(add("c"))  # learns that it is not alone
+    await other.change(add("d"))
+    gets, puts = store.gets, store.puts
+
+    await names.change(add("e"))
+    shared = (store.gets - gets, store.puts - puts)
+    await names.change(add("f"))
+    alone = await requests_of(names, store)
+
+    assert ((1, 1), (0, 1)) == (shared, alone)
+
+
+async def requests_of(names: Register[Names], store: Gated) -> tuple[int, int]:
+    gets, puts = store.gets, store.puts
+    await names.change(add("one more"))
+    return store.gets - gets, store.puts - puts
 
 
 async def test_an_unknown_outcome_is_passed_on_and_what_was_known_is_forgotten(
@@ -324,7 +376,7 @@ async def test_two_registers_on_one_key_in_one_process_lose_nothing(store: Gated
 async def test_an_object_that_does_not_decode_is_corrupt_for_all_and_left_alone(
     names: Register[Names], store: Gated
 ) -> None:
-    """Every caller is told, nothing is overwritten, and once the object is mended the register goes on."""
+    """Every caller is informed, nothing is overwritten, and once the object is repaired the register continues."""
     await store.create(KEY, b"not json")
 
     results = await asyncio.gather(names.change(add("a")), names.change(add("b")), return_exceptions=True)
@@ -344,12 +396,12 @@ async def test_callers_of_a_failed_group_each_get_an_error_of_their_own(names: R
     assert len({id(result) for result in results}) == 3
     for result in results:
         assert isinstance(result, Unavailable)
-        told = (result.message, result.hint, result.retry_after_s, result.detail)
-        assert told == ("busy", "wait", 7.0, {"key": KEY})
+        reported = (result.message, result.hint, result.retry_after_s, result.detail)
+        assert reported == ("busy", "wait", 7.0, {"key": KEY})
 
 
 async def test_a_failed_group_does_not_fail_the_next(names: Register[Names], store: Gated) -> None:
-    """The writer goes on with those who came later."""
+    """The writer continues with those who came later."""
     store.gate.clear()
     store.instead = [lambda: Unavailable("busy")]
     first = asyncio.create_task(names.change(add("first")))
@@ -380,7 +432,7 @@ async def test_a_race_that_is_always_lost_ends_as_overloaded(names: Register[Nam
 async def test_more_waiting_changes_than_the_limit_are_refused(
     names: Register[Names], store: Gated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A store that stands still fills a bounded list, not memory."""
+    """A store that is stalled fills a bounded list, not memory."""
     monkeypatch.setattr(register_module, "GROUP_MAX", 3)
     store.gate.clear()
     tasks = [asyncio.create_task(names.change(add("first")))]

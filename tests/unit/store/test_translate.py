@@ -35,7 +35,7 @@ def test_our_own_errors_pass_through() -> None:
 
 
 def test_messages_name_verb_and_key_and_stay_short() -> None:
-    """A translated message says what was asked of which key, without pages of debug text."""
+    """A translated message reports the request and its key, without pages of debug text."""
     mapped = translate(obex.GenericError("boom " * 1000), "create", "a/b")
 
     assert mapped.message.startswith("create 'a/b': boom")

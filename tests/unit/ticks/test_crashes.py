@@ -43,11 +43,11 @@ async def test_a_step_that_fails_is_5xx_and_the_retry_finishes_once(
     service: Service, seam: str, step: str, when: str
 ) -> None:
     """Whichever step fails, and whether it had taken place: the retry answers 200 with the rows counted once."""
-    said = await service.upload()
+    manifest_ = await service.upload()
     getattr(getattr(service, seam), when)[step] = 1
 
-    failed = await service.finalize(said)
-    retried, again = await service.finalize(said), await service.finalize(said)
+    failed = await service.finalize(manifest_)
+    retried, again = await service.finalize(manifest_), await service.finalize(manifest_)
 
     assert (503, 200, 200) == (failed.status_code, retried.status_code, again.status_code)
     assert (5, 0) == (retried.json()["rows_inserted"], retried.json()["rows_replaced"])
@@ -60,12 +60,31 @@ async def test_a_step_that_fails_is_5xx_and_the_retry_finishes_once(
     assert 5 == row.fields["rows_inserted"]
 
 
+async def test_the_lag_of_a_finalize_that_was_finished_later_counts_from_its_commit(
+    manual_clock: ManualClock,
+) -> None:
+    """The audit row carries the moment of the commit record, however long after it the retry wrote the row."""
+    async with serving(context_of(clock=manual_clock)) as service:
+        said = await service.upload()
+        service.committed.before["create"] = 1
+        committed_ms = manual_clock.now_ns() // 10**6
+        failed = await service.finalize(said)
+        await manual_clock.advance(1800.0)
+
+        retried = await service.finalize(said)
+        row = await audit(service)
+
+    assert (503, 200) == (failed.status_code, retried.status_code)
+    assert row is not None
+    assert committed_ms == row.at_ms
+
+
 async def test_nothing_is_sent_or_written_before_bronze_is(service: Service) -> None:
     """Bronze fails: no commit record, no message, no audit row."""
-    said = await service.upload()
+    manifest_ = await service.upload()
     service.bronze.before["commit"] = 1
 
-    await service.finalize(said)
+    await service.finalize(manifest_)
 
     assert ([], None) == (await messages(service), await audit(service))
     assert [] == [info.key async for info in service.context.store.list("ticks/v1/commits/")]
@@ -101,13 +120,13 @@ async def test_parts_that_were_there_before_a_crash_are_not_sent_again(service: 
 
 async def test_a_part_whose_bytes_are_gone_is_missing_and_can_be_put_again(service: Service) -> None:
     """Even when the bucket lost it: 409 names it, a PUT brings it back."""
-    said = await service.upload()
+    manifest_ = await service.upload()
     state = (await register_of(service.context, OF).read()).value
     await service.context.store.delete(state.parts["2"].key)
 
-    lost = await service.finalize(said)
+    lost = await service.finalize(manifest_)
     put = await service.put(2, parquet([4, 5]))
-    done = await service.finalize(said)
+    done = await service.finalize(manifest_)
 
     assert (409, [2]) == (lost.status_code, lost.json()["missing"])
     assert (202, 200) == (put.status_code, done.status_code)
@@ -115,11 +134,11 @@ async def test_a_part_whose_bytes_are_gone_is_missing_and_can_be_put_again(servi
 
 async def test_a_commit_record_without_its_state_still_answers(service: Service) -> None:
     """States are swept after a month; the record gives the same counts to a very late retry."""
-    said = await service.upload()
-    first = await service.finalize(said)
+    manifest_ = await service.upload()
+    first = await service.finalize(manifest_)
     await service.context.store.delete(paths.state(OF))
 
-    late = await service.finalize(said)
+    late = await service.finalize(manifest_)
 
     assert (200, first.json()) == (late.status_code, late.json())
     assert 1 == service.bronze.calls["commit"]
@@ -142,18 +161,18 @@ async def test_a_replica_that_lost_its_project_is_fenced_and_the_other_commits_o
     await slow.issue()
     other = Service(context_of(context.store, clock=clock, node="node-2", seed=2, lease_s=2.0))
     other.secrets = slow.secrets
-    said = await slow.upload()
-    first = asyncio.create_task(slow.finalize(said))
+    manifest_ = await slow.upload()
+    first = asyncio.create_task(slow.finalize(manifest_))
     await going.wait()
 
-    early = await other.finalize(said)
+    early = await other.finalize(manifest_)
     for _ in range(100):
-        if (taken := await other.finalize(said)).status_code != 425:
+        if (taken := await other.finalize(manifest_)).status_code != 425:
             break
         await clock.advance(0.1)
     may_end.set()
     late = await first
-    again = await slow.finalize(said)
+    again = await slow.finalize(manifest_)
 
     assert (425, 200, 503) == (early.status_code, taken.status_code, late.status_code)
     assert taken.content == again.content
@@ -168,9 +187,9 @@ async def test_ten_finalizes_of_one_org_run_one_after_another() -> None:
         projects = [f"p-{n}" for n in range(10)]
         for project in projects:
             await service.issue(ORG, project)
-        said = {project: await service.upload(project=project) for project in projects}
+        manifest_ = {project: await service.upload(project=project) for project in projects}
 
-        answers = await asyncio.gather(*(service.finalize(said[p], project=p) for p in projects))
+        answers = await asyncio.gather(*(service.finalize(manifest_[p], project=p) for p in projects))
 
     assert [200] * 10 == [answer.status_code for answer in answers]
     assert (10, 1) == (bronze.commits, bronze.most_of_an_org)
@@ -185,9 +204,9 @@ async def test_ten_orgs_run_beside_each_other() -> None:
         orgs = [f"org-{n}" for n in range(10)]
         for org in orgs:
             await service.issue(org, PROJECT)
-        said = {org: await service.upload(org=org) for org in orgs}
+        manifest_ = {org: await service.upload(org=org) for org in orgs}
 
-        answers = await asyncio.gather(*(service.finalize(said[org], org=org) for org in orgs))
+        answers = await asyncio.gather(*(service.finalize(manifest_[org], org=org) for org in orgs))
 
     assert [200] * 10 == [answer.status_code for answer in answers]
     assert (10, 1) == (bronze.most, bronze.most_of_an_org)
@@ -195,14 +214,14 @@ async def test_ten_orgs_run_beside_each_other() -> None:
 
 async def test_once_bronze_may_have_the_rows_another_manifest_is_refused(service: Service) -> None:
     """Bronze took the tick and the answer was lost: no other manifest, wrong or right, takes its place."""
-    said = await service.upload()
+    manifest_ = await service.upload()
     service.bronze.after["commit"] = 1
-    assert 503 == (await service.finalize(said)).status_code
+    assert 503 == (await service.finalize(manifest_)).status_code
 
     wrong = await service.finalize(b"{}")
-    changed = {**said, "agent": "another"}
+    changed = {**manifest_, "agent": "another"}
     other, part = await service.finalize(changed), await service.delete(2)
-    first = await service.finalize(said)
+    first = await service.finalize(manifest_)
 
     assert (422, 422, 425) == (wrong.status_code, other.status_code, part.status_code)
     assert "other_manifest" == other.json()["error_class"]

@@ -12,24 +12,27 @@ from lakebed.core.clock import ManualClock
 from lakebed.core.context import Context
 from lakebed.core.errors import Conflict, NotFound, Unavailable
 from lakebed.store.memory import MemoryStore
+from lakebed.ticks import commit_times
 from lakebed.ticks.adapters import open_audit, open_queue
-from lakebed.ticks.audit import COMMITTED, DISPATCHED, AuditRow
-from lakebed.ticks.auditor import DispatchAuditor
-from lakebed.ticks.dispatcher import Dispatcher
+from lakebed.ticks.audit import COMMITTED, DISPATCHED, AuditRow, AuditTable
+from lakebed.ticks.auditor import OVERLAP_MS, DispatchAuditor
+from lakebed.ticks.dispatcher import TRIES_PER_RECEIVE, Dispatcher
 from lakebed.ticks.model import SilverResult, SilverTick, TickId, TickMessage
 from support.tick_fixtures import ORG, PROJECT, Guarded, Service, context_of
 
 
 class Job:
-    """Silver that remembers its runs, and fails or hangs as told."""
+    """Silver that remembers its runs, and fails or hangs as configured."""
 
     def __init__(self) -> None:
         self.runs: list[tuple[str, str, list[str]]] = []
+        self.replays: list[bool] = []
         self.fails = 0
         self.hangs: asyncio.Event | None = None
 
     async def run(self, org_id: str, project_id: str, ticks: Sequence[SilverTick]) -> SilverResult:
         self.runs.append((org_id, project_id, [tick.tick_id for tick in ticks]))
+        self.replays += [tick.replay for tick in ticks]
         if self.hangs is not None:
             await self.hangs.wait()
         if self.fails:
@@ -39,7 +42,7 @@ class Job:
 
 
 class Fleet:
-    """One queue and one set of rows, with as many dispatchers as wanted, on a clock that moves when told."""
+    """One queue and one set of rows, with as many dispatchers as wanted, on a clock that moves on request."""
 
     def __init__(self, clock: ManualClock) -> None:
         self.clock, self.store, self.job = clock, MemoryStore(clock=clock), Job()
@@ -145,7 +148,7 @@ async def test_a_duplicate_in_the_middle_of_a_job_starts_nothing(fleet: Fleet, a
     assert running == after and running is not None and ("running", "node-1") == (running.state, running.fields["by"])
 
 
-@pytest.mark.parametrize("fails", [1, 0])
+@pytest.mark.parametrize("fails", [TRIES_PER_RECEIVE, 0])
 async def test_a_job_that_was_taken_over_changes_nothing_when_it_ends(fleet: Fleet, fails: int) -> None:
     """Its dispatcher could not keep its row fresh: whether it fails or not, the other's row and message stay."""
     queue, rows = Guarded(fleet.queue), Guarded(fleet.dispatched)
@@ -166,7 +169,8 @@ async def test_a_job_that_was_taken_over_changes_nothing_when_it_ends(fleet: Fle
     queue.before, rows.before = {}, {}
 
     slow.hangs.set()
-    await first
+    while not first.done():
+        await fleet.clock.advance(0.01)
     left = await fleet.dispatched.get(TickId("o", "p", "t1"))
     in_flight = (await fleet.queue.depth()).in_flight
     quick.hangs.set()
@@ -218,8 +222,8 @@ async def test_a_heartbeat_that_was_cut_off_does_not_lose_the_tick(fleet: Fleet)
 
 
 async def test_the_ticks_of_a_failed_job_are_dispatched_again(fleet: Fleet) -> None:
-    """The row says failed until then; the second try is done."""
-    fleet.job.fails = 1
+    """The row reports failed until then; the second receive is done."""
+    fleet.job.fails = TRIES_PER_RECEIVE
     await fleet.queue.send(message("t1"))
     await fleet.round()
     failed = await fleet.dispatched.get(TickId("o", "p", "t1"))
@@ -254,19 +258,54 @@ async def test_a_job_whose_dispatcher_died_is_taken_over(fleet: Fleet) -> None:
 
 
 async def test_a_job_that_always_fails_ends_as_a_dead_letter(fleet: Fleet) -> None:
-    """Five tries, then the queue keeps it apart; a replay starts over."""
-    fleet.job.fails = 5
+    """Five receives, each followed by a whole visibility timeout (60 s here); a replay starts over."""
+    fleet.job.fails = 5 * TRIES_PER_RECEIVE
+    began_s = fleet.clock.monotonic_s()
     await fleet.queue.send(message("t1"))
-    for _ in range(7):
+    while not await fleet.queue.dead_letters():
         await fleet.round()
-        await fleet.clock.advance(301.0)
+        await fleet.clock.advance(1.0)
 
+    took_s = fleet.clock.monotonic_s() - began_s
     dead = [letter.message().tick_id for letter in await fleet.queue.dead_letters()]
     await fleet.queue.replay()
     await fleet.round()
 
-    assert (["t1"], 6) == (dead, len(fleet.job.runs))
+    assert (["t1"], 5 * TRIES_PER_RECEIVE + 1) == (dead, len(fleet.job.runs))
+    assert 5 * 60 <= took_s <= 10 * 60
     assert 0 == (await fleet.queue.depth()).dead
+
+
+async def test_a_short_failure_costs_seconds_not_a_visibility_timeout(fleet: Fleet) -> None:
+    """The job is tried again within its receive, while its message stays hidden."""
+    fleet.job.fails = TRIES_PER_RECEIVE - 1
+    began_s = fleet.clock.monotonic_s()
+    await fleet.queue.send(message("t1"))
+
+    await fleet.round()
+
+    row = await fleet.dispatched.get(TickId("o", "p", "t1"))
+    assert row is not None
+    assert ("done", 1, TRIES_PER_RECEIVE) == (row.state, row.fields["tries"], len(fleet.job.runs))
+    assert fleet.clock.monotonic_s() - began_s < 30
+
+
+async def test_an_outage_of_minutes_makes_no_dead_letter(fleet: Fleet) -> None:
+    """Silver is away for two visibility timeouts: the tick is dispatched afterwards, and nobody is needed."""
+    fleet.job.fails = 10_000
+    began_s = fleet.clock.monotonic_s()
+    await fleet.queue.send(message("t1"))
+    while fleet.clock.monotonic_s() - began_s < 120:
+        await fleet.round()
+        await fleet.clock.advance(1.0)
+    fleet.job.fails = 0
+    while (depth := await fleet.queue.depth()).in_flight or depth.waiting:
+        await fleet.round()
+        await fleet.clock.advance(1.0)
+
+    row = await fleet.dispatched.get(TickId("o", "p", "t1"))
+    assert row is not None
+    assert ("done", 0) == (row.state, (await fleet.queue.depth()).dead)
 
 
 async def test_a_message_that_cannot_be_read_does_not_stop_the_others(fleet: Fleet) -> None:
@@ -320,8 +359,8 @@ async def test_the_lag_is_the_oldest_waiting_ticks(manual_clock: ManualClock) ->
     old = TickId(ORG, PROJECT, "20261115T120000__abc")
     await manual_clock.advance(600.0)
     young = TickId(ORG, PROJECT, "20261115T121000__abc")
-    said = await service.upload(young.tick_id)
-    assert 200 == (await service.finalize(said, tick=young.tick_id)).status_code
+    manifest = await service.upload(young.tick_id)
+    assert 200 == (await service.finalize(manifest, tick=young.tick_id)).status_code
     await manual_clock.advance(30.0)
 
     async def measured() -> tuple[float, float]:
@@ -375,13 +414,47 @@ async def test_a_replay_by_another_process_is_waited_for_like_a_new_tick(manual_
 
     await operator.replay(tick, "a rule was wrong")
     waiting = [each.state for each in await auditor.undispatched()]
-    fleet.job.fails = 1
+    fleet.job.fails = TRIES_PER_RECEIVE
     await fleet.round()
     failed = [each.state for each in await auditor.undispatched()]
     await manual_clock.advance(301.0)
     await fleet.round()
 
     assert ([""], ["failed"], []) == (waiting, failed, await auditor.undispatched())
+
+
+@pytest.mark.parametrize("resent_first", [True, False])
+@pytest.mark.parametrize("rounds", [1, 2])
+async def test_a_replay_is_not_lost_beside_an_ordinary_message_of_its_tick(
+    manual_clock: ManualClock, resent_first: bool, rounds: int
+) -> None:
+    """Whichever is received first, in one round or in two, the tick's tables are computed again, once."""
+    _, auditor, fleet = await committed(manual_clock)
+    await fleet.round()
+    tick = TickId(ORG, PROJECT, "20261115T120000__abc")
+    plain, again = message(tick.tick_id, PROJECT, ORG), await _replay_message(auditor, fleet, tick)
+    first, second = (plain, again) if resent_first else (again, plain)
+
+    await fleet.queue.send(first)
+    if rounds == 2:
+        await fleet.round()
+    await fleet.queue.send(second)
+    await fleet.round()
+    for copy in (again, plain):  # a queue may deliver a message twice
+        await fleet.queue.send(copy)
+    await fleet.round()
+
+    assert 1 == fleet.job.replays.count(True)
+    assert (0, 0) == ((await fleet.queue.depth()).waiting, (await fleet.queue.depth()).in_flight)
+    assert [] == await auditor.undispatched()
+
+
+async def _replay_message(auditor: DispatchAuditor, fleet: Fleet, tick: TickId) -> TickMessage:
+    """The message of a replay, taken out of the queue: its row is cleared."""
+    await auditor.replay(tick, "a rule was wrong")
+    (held,) = await fleet.queue.receive(10)
+    await fleet.queue.delete(held.receipt)
+    return held.message()
 
 
 async def test_a_tick_id_that_is_not_alone_must_be_named_in_full(manual_clock: ManualClock) -> None:
@@ -397,3 +470,133 @@ async def test_a_tick_id_that_is_not_alone_must_be_named_in_full(manual_clock: M
     assert TickId("rival", PROJECT, "20261115T120000__abc") == await auditor.find(
         "20261115T120000__abc", org_id="rival"
     )
+
+
+async def test_a_project_alone_tells_two_ticks_of_an_org_apart(manual_clock: ManualClock) -> None:
+    """A replay for one project never takes the other's tick, and none when the project has no such tick."""
+    fleet = Fleet(manual_clock)
+    table = open_audit(fleet.context, COMMITTED)
+    for project in ("p-1", "p-2"):
+        assert await table.create(AuditRow(ORG, project, "t", "committed", "a", 1, manual_clock.now_ns() // 10**9 + 60))
+    auditor = DispatchAuditor(fleet.context, queue=fleet.queue, committed=table, dispatched=fleet.dispatched)
+
+    found = [await auditor.find("t", project_id=project) for project in ("p-1", "p-2")]
+
+    assert [TickId(ORG, "p-1", "t"), TickId(ORG, "p-2", "t")] == found
+    with pytest.raises(NotFound):
+        await auditor.find("t", project_id="p-3")
+    with pytest.raises(Conflict):
+        await auditor.find("t", org_id=ORG)
+
+
+async def test_no_more_jobs_run_at_once_than_are_set(manual_clock: ManualClock) -> None:
+    """Of two projects one waits until the other's job has ended; both are done in the end."""
+    fleet = Fleet(manual_clock)
+    context = context_of(
+        fleet.store, clock=manual_clock, node="one", seed=5, visibility_timeout_s=60, batch_window_s=0.01, jobs_max=1
+    )
+    for project in ("p", "q"):
+        await fleet.queue.send(message("t1", project))
+    fleet.job.hangs = asyncio.Event()
+
+    going = asyncio.create_task(fleet.dispatcher(context).round())
+    for _ in range(20):
+        await manual_clock.advance(0.01)
+    under_way = len(fleet.job.runs)
+    fleet.job.hangs.set()
+    while not going.done():
+        await manual_clock.advance(0.01)
+
+    assert (1, 2) == (under_way, len(fleet.job.runs))
+
+
+async def test_an_audit_pass_costs_what_was_committed_since_not_what_is_kept(manual_clock: ManualClock) -> None:
+    """A thousand finished ticks behind the watermark: the next pass reads none of their rows again."""
+    fleet = Fleet(manual_clock)
+    rows = open_audit(fleet.context, COMMITTED)
+    committed, dispatched = Guarded(rows), Guarded(fleet.dispatched)
+    auditor = DispatchAuditor(fleet.context, queue=fleet.queue, committed=committed, dispatched=dispatched)
+    committed.ticks = rows.ticks
+    for number in range(1000):
+        await _done_tick(fleet, rows, TickId("o", "p", f"t{number:04d}"))
+    await auditor.measure()
+    await manual_clock.advance(OVERLAP_MS / 1000 + 1)
+    await auditor.measure()
+    dispatched.calls.clear()
+    await _done_tick(fleet, rows, TickId("o", "p", "u0001"))
+    await rows.create(_audit_row(TickId("o", "p", "u0002"), "committed", fleet))
+    await commit_times.note(fleet.context, TickId("o", "p", "u0002"))
+
+    await auditor.measure()
+    first = dispatched.calls["get"]
+    await auditor.measure()
+    await auditor.measure()
+
+    assert 2 == first
+    assert first + 2 == dispatched.calls["get"]  # the unfinished one, once a pass; the finished one is remembered
+    assert 1 == fleet.context.metrics.value("lakebed_ticks_undispatched")
+
+
+async def test_an_unfinished_tick_stays_in_the_audit_however_long_ago_it_was(manual_clock: ManualClock) -> None:
+    """Days after its note is behind the watermark, by another auditor too; once it is done it leaves."""
+    _, auditor, fleet = await committed(manual_clock)
+    for received in await fleet.queue.receive(10):
+        await fleet.queue.delete(received.receipt)
+    for _ in range(5):
+        await auditor.measure()
+        await manual_clock.advance(86_400.0)
+    node = fleet.node("node-9")
+    other = DispatchAuditor(
+        node, queue=open_queue(node), committed=open_audit(node, COMMITTED), dispatched=open_audit(node, DISPATCHED)
+    )
+
+    found = [each.tick_id for each in await other.undispatched()]
+    await other.resend(TickId(ORG, PROJECT, found[0]))
+    await fleet.round()
+    await other.measure()
+    await auditor.measure()
+
+    assert 1 == len(found)
+    assert ([], []) == (list(await other.undispatched()), list(await auditor.undispatched()))
+
+
+async def test_a_pass_between_a_commits_note_and_its_row_does_not_forget_the_tick(manual_clock: ManualClock) -> None:
+    """The note comes first: a tick whose row is not there yet is looked for again."""
+    fleet = Fleet(manual_clock)
+    rows, tick = open_audit(fleet.context, COMMITTED), TickId("o", "p", "t1")
+    auditor = DispatchAuditor(fleet.context, queue=fleet.queue, committed=rows, dispatched=fleet.dispatched)
+    await auditor.measure()
+    await manual_clock.advance(1.0)
+    await commit_times.note(fleet.context, tick)
+
+    await auditor.measure()
+    await rows.create(_audit_row(tick, "committed", fleet))
+    await manual_clock.advance(60.0)
+    await auditor.measure()
+    await manual_clock.advance(86_400.0)
+
+    assert ["t1"] == [each.tick_id for each in await auditor.undispatched()]
+
+
+async def test_rows_of_before_the_watermark_existed_are_found_by_the_first_pass(manual_clock: ManualClock) -> None:
+    """They have no notes: the first pass lists all rows, once."""
+    fleet = Fleet(manual_clock)
+    rows = open_audit(fleet.context, COMMITTED)
+    await rows.create(_audit_row(TickId("o", "p", "old"), "committed", fleet))
+    auditor = DispatchAuditor(fleet.context, queue=fleet.queue, committed=rows, dispatched=fleet.dispatched)
+
+    await auditor.measure()
+    await manual_clock.advance(3600.0)
+
+    assert ["old"] == [each.tick_id for each in await auditor.undispatched()]
+
+
+async def _done_tick(fleet: Fleet, rows: AuditTable, tick: TickId) -> None:
+    await commit_times.note(fleet.context, tick)
+    await rows.create(_audit_row(tick, "committed", fleet))
+    await fleet.dispatched.create(_audit_row(tick, "done", fleet))
+
+
+def _audit_row(tick: TickId, state: str, fleet: Fleet) -> AuditRow:
+    at_ms = fleet.clock.now_ns() // 1_000_000
+    return AuditRow(tick.org_id, tick.project_id, tick.tick_id, state, "a", at_ms, at_ms // 1000 + 30 * 86_400)

@@ -31,7 +31,7 @@ async def hold(ownership: Ownership, project: str = "p") -> int:
 
 
 async def test_a_warm_project_stays_owned_between_finalizes(store: MemoryStore, manual_clock: ManualClock) -> None:
-    """The same epoch serves the next finalize; another replica is told to come later."""
+    """The same epoch serves the next finalize; another replica is instructed to come later."""
     first = Ownership(replica(store, manual_clock, "a"))
     other = Ownership(replica(store, manual_clock, "b"))
 
@@ -123,7 +123,7 @@ async def test_an_org_with_too_many_waiting_is_overloaded() -> None:
 async def test_a_project_that_is_taken_again_is_not_let_go_meanwhile(
     store: MemoryStore, manual_clock: ManualClock
 ) -> None:
-    """The keeper finds it idle while its lease is being renewed for the next finalize: it stays."""
+    """maintenance finds it idle while its lease is being renewed for the next finalize: it stays."""
 
     class Slow(MemoryStore):
         async def replace(self, key: str, data: bytes, etag: str) -> ObjectInfo:
@@ -147,7 +147,7 @@ async def test_a_project_that_is_taken_again_is_not_let_go_meanwhile(
 async def test_a_project_that_another_replica_wants_is_handed_over(
     store: MemoryStore, manual_clock: ManualClock
 ) -> None:
-    """Asked for once, it is let go at the owner's next round, unless a finalize runs; the wish is used up."""
+    """Queried for once, it is let go at the owner's next round, unless a finalize runs; the wish is used up."""
     first, other = Ownership(replica(store, manual_clock, "a")), Ownership(replica(store, manual_clock, "b"))
     async with first.of("o", "p"):
         with pytest.raises(TooEarly):
@@ -183,7 +183,7 @@ async def test_a_finalize_renews_a_lease_of_which_less_than_half_is_left(
 async def test_the_lease_of_a_busy_project_is_renewed_though_it_is_idle_for_long_or_wanted(
     store: MemoryStore, manual_clock: ManualClock
 ) -> None:
-    """A finalize that takes longer than the idle time and the lease is not taken over by a replica that asks for it."""
+    """A finalize that takes longer than the idle time and the lease is not taken over by a replica that requests it."""
     first = Ownership(replica(store, manual_clock, "a", lease_s=10.0, idle_ttl_s=1.0))
     other = Ownership(replica(store, manual_clock, "b", lease_s=10.0))
 

@@ -24,7 +24,7 @@ async def chunks(data: bytes) -> AsyncIterator[bytes]:
 
 
 class LosesTheAnswer(MemoryStore):
-    """The register's first write is made, its answer is lost, and the store cannot be asked until it is back."""
+    """The register's first write is made, its answer is lost, and the store cannot be queried until it is back."""
 
     lost = away = False
 

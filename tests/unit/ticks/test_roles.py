@@ -1,4 +1,4 @@
-"""The roles of ticks: what they count, show, keep and send again, on a clock that moves when told."""
+"""The roles of ticks: what they count, show, keep and send again, on a clock that moves on request."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ async def test_a_courier_counts_what_it_brought_and_what_waits(site: Site) -> No
     site.drop("t-1", [1])
     (site.drop("t-2", [2]) / "orders.parquet").write_text("no parquet")
     (site.drop("t-3", [3]) / "orders.parquet").write_text("no parquet")
-    courier = site.courier()
-    await courier.round()
-    await courier.round()
+    folder_uploader_ = site.courier()
+    await folder_uploader_.round()
+    await folder_uploader_.round()
 
     assert (1.0, 2.0) == (ticks_of(site, "committed"), ticks_of(site, "failed_manual"))
     assert (0.0, 2.0) == (waiting_of(site, "ready"), waiting_of(site, "failed_manual"))
@@ -75,14 +75,14 @@ async def test_a_courier_counts_what_it_brought_and_what_waits(site: Site) -> No
 
 
 async def test_what_waits_is_ready_while_the_service_is_gone(site: Site) -> None:
-    """The alert says why; nothing after the failing tick is tried in this round."""
+    """The alert gives the reason; nothing after the failing tick is tried in this round."""
     for name in ("t-1", "t-2"):
         site.drop(name, [1])
     for wire in site.wires:
         wire.bend = lambda request: None
-    courier = site.courier()
+    folder_uploader_ = site.courier()
 
-    assert 0 == await courier.round()
+    assert 0 == await folder_uploader_.round()
     assert (2.0, [STUCK]) == (waiting_of(site, "ready"), list(site.alerts))
     assert [1, 0] == [each.tries for each in site.outbox.waiting()]
     assert "failed 3 times" in site.alerts[STUCK]
@@ -98,10 +98,10 @@ async def test_a_tick_that_is_denied_holds_up_no_other(site: Site) -> None:
         return request
 
     site.wires[0].bend = bend
-    courier = site.courier()
-    committed = await courier.round()
+    folder_uploader_ = site.courier()
+    committed = await folder_uploader_.round()
     site.wires[0].bend = lambda request: request
-    after = (committed, list(site.alerts), await courier.round())
+    after = (committed, list(site.alerts), await folder_uploader_.round())
 
     assert (1, [STUCK], 1) == after
     assert {} == site.alerts
@@ -119,9 +119,9 @@ async def test_folders_are_packed_with_the_couriers_keys_mode_and_day(site: Site
     await made.round()
 
     (waiting,) = site.outbox.waiting()
-    said = msgspec.json.decode(waiting.packed.manifest)
-    assert ("t-1", PROJECT, "20251009") == (said["tick_id"], said["project_id"], said["dt"])
-    assert ("full", ["note"]) == (said["tables"][0]["mode"], said["tables"][0]["primary_keys"])
+    manifest_ = msgspec.json.decode(waiting.packed.manifest)
+    assert ("t-1", PROJECT, "20251009") == (manifest_["tick_id"], manifest_["project_id"], manifest_["dt"])
+    assert ("full", ["note"]) == (manifest_["tables"][0]["mode"], manifest_["tables"][0]["primary_keys"])
     assert str(site.folder / "t-1") == waiting.folder
 
 
@@ -131,8 +131,8 @@ async def test_two_folders_cannot_bring_one_tick(site: Site) -> None:
 
     for name in ("a", "b"):
         folder = site.drop(name, [1], ready=False)
-        told = pack(find([folder]), project_id=PROJECT, tick_id="same", dt="20261115", keys={"": ["id"]})
-        (folder / MANIFEST_FILE).write_text(told.manifest)
+        reported = pack(find([folder]), project_id=PROJECT, tick_id="same", dt="20261115", keys={"": ["id"]})
+        (folder / MANIFEST_FILE).write_text(reported.manifest)
     site.wires[0].bend = site.wires[1].bend = lambda request: None
     await site.courier().round()
 
@@ -281,7 +281,7 @@ async def test_requests_are_tried_again_with_growing_pauses(manual_clock: Manual
     ],
 )
 async def test_a_refusal_is_not_tried_again(status: int, error: type[Exception]) -> None:
-    """Its kind says what to do, its message what the service said."""
+    """Its kind reports what to do, its message what the service reported."""
     made, seen, _ = requests([httpx2.Response(status, json={"message": "no way", "error_class": "rows_refused"})])
     with pytest.raises(error, match="no way") as caught:
         await made.upload(EMPTY)
@@ -303,7 +303,7 @@ async def test_a_tick_that_is_never_whole_is_for_a_person() -> None:
 
 
 async def test_a_file_that_changed_since_it_was_packed_is_for_a_person(tmp_path: Path) -> None:
-    """Nothing of it is sent; its class says whether it is gone or another."""
+    """Nothing of it is sent; its class reports whether it is gone or another."""
     data = parquet([1])
     part = {"file_seq": 1, "sha256": sha(data), "rows": 1, "bytes": len(data)}
     table = {
@@ -544,7 +544,7 @@ async def test_a_vault_tells_no_stranger_what_was_wrong(manual_clock: ManualCloc
     context = context_of(clock=manual_clock)
     vault = open_vault(context)
     secret = await vault.issue(ORG, PROJECT)
-    told = set()
+    reported = set()
     for org, project, sent in (
         (ORG, PROJECT, "x"),
         ("other", PROJECT, secret),
@@ -553,12 +553,12 @@ async def test_a_vault_tells_no_stranger_what_was_wrong(manual_clock: ManualCloc
     ):
         with pytest.raises(Denied) as caught:
             await vault.admit(org, project, sent)
-        told.add(str(caught.value))
+        reported.add(str(caught.value))
     for missing in ((None, secret), ("", secret), (ORG, None), (ORG, "")):
         with pytest.raises(Unauthenticated):
             await vault.admit(missing[0], PROJECT, missing[1])
 
-    assert (1, ORG) == (len(told), await vault.admit(ORG, PROJECT, secret))
+    assert (1, ORG) == (len(reported), await vault.admit(ORG, PROJECT, secret))
     with pytest.raises(Invalid):
         await vault.admit("../x", PROJECT, secret)
 

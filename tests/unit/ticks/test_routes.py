@@ -27,9 +27,9 @@ async def service() -> AsyncIterator[Service]:
 
 async def test_a_tick_is_uploaded_and_committed(service: Service) -> None:
     """Parts are accepted with 202, the finalize answers what it did, and the rows are in bronze."""
-    said = await service.upload()
+    manifest_ = await service.upload()
 
-    answer = await service.finalize(said)
+    answer = await service.finalize(manifest_)
 
     body = answer.json()
     assert (200, "committed", 5, 0) == (
@@ -78,17 +78,17 @@ async def test_a_finalize_names_exactly_what_is_missing_wrong_and_unlisted(servi
 
 async def test_a_repeated_finalize_gives_the_cached_answer(service: Service) -> None:
     """200 with the same body, word for word, and nothing is done twice."""
-    said = await service.upload()
+    manifest_ = await service.upload()
 
-    first, again = await service.finalize(said), await service.finalize(said)
+    first, again = await service.finalize(manifest_), await service.finalize(manifest_)
 
     assert (200, first.content) == (again.status_code, again.content)
     assert (1, 1) == (service.bronze.calls["commit"], service.queue.calls["send"])
 
 
 async def test_while_a_finalize_runs_another_is_too_early(service: Service) -> None:
-    """425 with Retry-After; the first goes on."""
-    said = await service.upload()
+    """425 with Retry-After; the first continues."""
+    manifest_ = await service.upload()
     going, may_end = asyncio.Event(), asyncio.Event()
     commit = service.bronze.inner.commit
 
@@ -98,10 +98,10 @@ async def test_while_a_finalize_runs_another_is_too_early(service: Service) -> N
         return await commit(tick)
 
     service.bronze.inner.commit = slow
-    first = asyncio.create_task(service.finalize(said))
+    first = asyncio.create_task(service.finalize(manifest_))
     await going.wait()
 
-    early, part = await service.finalize(said), await service.put(7, ONE)
+    early, part = await service.finalize(manifest_), await service.put(7, ONE)
     may_end.set()
 
     assert (425, 425) == (early.status_code, part.status_code)
@@ -111,8 +111,8 @@ async def test_while_a_finalize_runs_another_is_too_early(service: Service) -> N
 
 async def test_after_the_commit_parts_are_settled(service: Service) -> None:
     """The same part is still already there; another one, or a DELETE, is a conflict."""
-    said = await service.upload()
-    await service.finalize(said)
+    manifest_ = await service.upload()
+    await service.finalize(manifest_)
 
     same = await service.put(1, ONE)
     other, deleted = await service.put(8, ONE), await service.delete(1)
@@ -120,8 +120,8 @@ async def test_after_the_commit_parts_are_settled(service: Service) -> None:
     assert (200, 409, 409) == (same.status_code, other.status_code, deleted.status_code)
 
 
-def break_manifest(said: dict[str, Any], how: str) -> Any:
-    table = said["tables"][0]
+def break_manifest(manifest_: dict[str, Any], how: str) -> Any:
+    table = manifest_["tables"][0]
     if how == "unknown_mode":
         table["mode"] = "merge"
     elif how == "duplicate_part":
@@ -130,7 +130,7 @@ def break_manifest(said: dict[str, Any], how: str) -> Any:
     elif how == "bad_table_name":
         table["name"] = "../../other-org/orders"
     elif how == "wrong_tick":
-        said["tick_id"] = "another"
+        manifest_["tick_id"] = "another"
     elif how == "key_not_a_column":
         table["primary_keys"] = ["nope"]
     elif how == "keys_missing":
@@ -148,7 +148,7 @@ def break_manifest(said: dict[str, Any], how: str) -> Any:
         return b"{not json"
     elif how == "manifest_invalid":
         return b'{"tables": 7}'
-    return said
+    return manifest_
 
 
 @pytest.mark.parametrize(
@@ -170,9 +170,9 @@ def break_manifest(said: dict[str, Any], how: str) -> Any:
 )
 async def test_a_manifest_that_cannot_be_true_is_422_and_nothing_is_committed(service: Service, how: str) -> None:
     """Each lie has its own error_class, and the tick is marked failed."""
-    said = await service.upload()
+    manifest_ = await service.upload()
 
-    answer = await service.finalize(break_manifest(said, how))
+    answer = await service.finalize(break_manifest(manifest_, how))
 
     assert (422, how) == (answer.status_code, answer.json()["error_class"])
     assert answer.json()["message"]
@@ -184,7 +184,7 @@ async def test_a_manifest_that_cannot_be_true_is_422_and_nothing_is_committed(se
 
 @pytest.mark.parametrize("damage", ["text", "short", "cut", "footer", "lying_length"])
 async def test_a_part_that_is_not_parquet_is_422(service: Service, damage: str) -> None:
-    """Whatever the bytes are, the answer is typed; after the part was mended the tick commits."""
+    """Whatever the bytes are, the answer is typed; after the part was repaired the tick commits."""
     bad = {
         "text": b"id,note\n1,x\n" * 10,
         "short": b"PAR1",
@@ -197,14 +197,14 @@ async def test_a_part_that_is_not_parquet_is_422(service: Service, damage: str) 
 
     await service.delete(1)
     await service.put(1, ONE)
-    mended = await service.finalize(manifest({1: ONE}, {1: 3}))
+    repaired = await service.finalize(manifest({1: ONE}, {1: 3}))
 
     assert (422, "not_parquet") == (refused.status_code, refused.json()["error_class"])
-    assert (200, 3) == (mended.status_code, mended.json()["rows_inserted"])
+    assert (200, 3) == (repaired.status_code, repaired.json()["rows_inserted"])
 
 
 async def test_rows_that_cannot_be_read_behind_a_right_footer_are_422(service: Service) -> None:
-    """The pipeline's own refusal reaches the agent as one, and the tick can be mended."""
+    """The pipeline's own refusal reaches the agent as one, and the tick can be repaired."""
     out = io.BytesIO()
     pq.write_table(pa.table({"id": pa.array(range(500), pa.int64()), "note": ["y"] * 500}), out, compression="zstd")
     whole = out.getvalue()
@@ -240,7 +240,7 @@ async def test_a_bad_part_request_is_refused_and_leaves_nothing(
 
 
 async def test_a_part_over_the_limit_is_413(service: Service) -> None:
-    """Known from its length, and from its bytes when it does not say its length."""
+    """Known from its length, and from its bytes when it does not report its length."""
     async with serving(context_of(part_bytes_max=1000)) as small:
 
         async def chunks() -> AsyncIterator[bytes]:
@@ -260,7 +260,7 @@ async def test_an_empty_part_is_422(service: Service) -> None:
 
 
 async def test_keys_are_checked_for_the_pair_of_org_and_project(service: Service) -> None:
-    """Another org's key, another project's secret and no key at all: each refused, and none says what exists."""
+    """Another org's key, another project's secret and no key at all: each refused, and none reports what exists."""
     await service.issue("rival", "p-2")
     stolen = {"x-api-key": ORG, "x-api-secret": service.secrets["rival", "p-2"]}
     foreign = {"x-api-key": "rival", "x-api-secret": service.secrets["rival", "p-2"]}
@@ -278,11 +278,11 @@ async def test_keys_are_checked_for_the_pair_of_org_and_project(service: Service
 async def test_one_org_sees_nothing_of_anothers_tick_of_the_same_name(service: Service) -> None:
     """The same project and tick id in two orgs are two ticks."""
     await service.issue("rival", PROJECT)
-    said = await service.upload()
-    await service.finalize(said)
+    manifest_ = await service.upload()
+    await service.finalize(manifest_)
 
     status = (await service.ask("GET", "status", org="rival")).json()
-    finalized = await service.finalize(said, org="rival")
+    finalized = await service.finalize(manifest_, org="rival")
 
     assert ([], {}) == (status["ticks"], status["states"])
     assert (409, [1, 2]) == (finalized.status_code, finalized.json()["missing"])

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from lakebed.core.clock import settle
 from lakebed.core.errors import Conflict, Corrupt, Invalid, Overloaded, TooEarly, Unprocessable
-from lakebed.ticks import packing, paths, verification
+from lakebed.core.settings import Contradiction
+from lakebed.embedded.program import DRAIN_S
+from lakebed.gateway.settings import GatewaySettings
+from lakebed.ticks import codec, packing, paths, verification
 from lakebed.ticks import transitions as tick
 from lakebed.ticks.auditor import LAG_INTERVAL_S, row_of
 from lakebed.ticks.codec import FILE_SEQ_MAX, read_manifest, type_of
@@ -40,6 +45,7 @@ from lakebed.ticks.outbox import Outbox, OutboxTick
 from lakebed.ticks.queue import ReceivedMessage, bucket, encode
 from lakebed.ticks.queue.bucket import QueuedMessage, Shard
 from lakebed.ticks.settings import TicksSettings
+from lakebed.wiring.ticks import FINALIZE_S
 from support.tick_fixtures import parquet, sha
 
 OF = TickId("acme", "shop", "t-1")
@@ -120,8 +126,8 @@ def test_a_finalize_pins_its_manifest_and_epoch() -> None:
 
 def test_the_first_answer_stays() -> None:
     """A second finish gives the first one's result; the times are those of the first."""
-    after, first = tick.finish(TickState(failure=TickFailure("x", "y")), OF, RESULT, now_ms=70)
-    same, second = tick.finish(after, OF, msgspec.structs.replace(RESULT, rows_inserted=9), now_ms=80)
+    after, first = tick.finish(TickState(failure=TickFailure("x", "y")), OF, RESULT, manifest=None, now_ms=70)
+    same, second = tick.finish(after, OF, msgspec.structs.replace(RESULT, rows_inserted=9), manifest=None, now_ms=80)
 
     assert (RESULT, RESULT, after) == (first, second, same)
     assert ("committed", None, 70, 70, "acme", "shop", "t-1") == (
@@ -173,7 +179,7 @@ def test_a_part_whose_bytes_are_gone_is_forgotten_unless_it_was_replaced() -> No
     ],
 )
 def test_only_an_upload_that_nothing_touched_expires(now: TickState, expires: bool) -> None:
-    """Its parts are let go and its failure says why."""
+    """Its parts are let go and its failure gives the reason."""
     after, expired = tick.expire(now, before_ms=100, now_ms=200)
 
     assert expires == expired
@@ -353,7 +359,7 @@ def test_what_was_uploaded_is_compared_with_what_is_listed() -> None:
     ],
 )
 def test_a_manifest_is_of_the_tick_it_was_sent_to(more: dict[str, str], right: bool) -> None:
-    """Where it says so itself."""
+    """Where it reports it itself."""
     body = msgspec.json.encode(manifest_of(listed(1), **more))
     if right:
         verification.decode_manifest(body, OF)
@@ -392,10 +398,10 @@ def test_a_footer_is_compared_with_the_manifest(rows: int, columns: list[tuple[s
     """The order of columns does not matter; an empty column fits every type."""
     found = verification.ParquetFooter(rows, tuple(TickColumn(name, kind) for name, kind in columns))
     if not error:
-        verification.check_footer(found, ManifestPart(1, "a" * 64, 2, 5), TABLE)
+        verification.check_footer(found, ManifestPart(1, "a" * 64, 2, 5), TABLE, 100)
         return
     with pytest.raises(BadManifest) as caught:
-        verification.check_footer(found, ManifestPart(1, "a" * 64, 2, 5), TABLE)
+        verification.check_footer(found, ManifestPart(1, "a" * 64, 2, 5), TABLE, 100)
     assert error == caught.value.detail["error_class"]
 
 
@@ -410,7 +416,7 @@ def test_a_footer_is_compared_with_the_manifest(rows: int, columns: list[tuple[s
         (pa.large_binary(), "binary"), (pa.dictionary(pa.int8(), pa.string()), "string"),
         (pa.decimal128(12, 2), "decimal(12,2)"), (pa.decimal128(5, 0), "decimal(5,0)"),
         (pa.decimal128(5, 5), "decimal(5,5)"), (pa.decimal128(5, -1), None), (pa.decimal128(5, 6), None),
-        (pa.float16(), None), (pa.date64(), None), (pa.list_(pa.int8()), None), (pa.time64("us"), None),
+        (pa.float16(), None), (pa.date64(), None), (pa.list_(pa.int8()), "array<byte>"), (pa.time64("us"), None),
     ],
 )  # fmt: skip
 def test_every_arrow_type_has_its_word_or_none(arrow: Any, word: str | None) -> None:
@@ -452,7 +458,7 @@ def test_only_whole_folders_are_ready(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "reported"),
     [
         ({"project_id": "other"}, "another project"),
         ({"tick_id": ""}, "has no tick_id"),
@@ -461,17 +467,17 @@ def test_only_whole_folders_are_ready(tmp_path: Path) -> None:
         ({"file": "../outside.parquet"}, "there is no file"),
     ],
 )
-def test_a_folders_own_manifest_must_fit_the_folder(tmp_path: Path, changed: dict[str, str], told: str) -> None:
+def test_a_folders_own_manifest_must_fit_the_folder(tmp_path: Path, changed: dict[str, str], reported: str) -> None:
     """No part is ever read from outside it."""
     folder = tmp_path / "f"
     folder.mkdir()
     for place in (folder / "a.parquet", tmp_path / "outside.parquet"):
         place.write_bytes(parquet([1]))
-    said = {"tick_id": "t", "project_id": "p", **{k: v for k, v in changed.items() if k != "file"}}
+    manifest_ = {"tick_id": "t", "project_id": "p", **{k: v for k, v in changed.items() if k != "file"}}
     part = {**listed(1), "file": changed.get("file", "a.parquet")}
-    (folder / "_manifest.json").write_bytes(msgspec.json.encode(manifest_of(part, **said)))
+    (folder / "_manifest.json").write_bytes(msgspec.json.encode(manifest_of(part, **manifest_)))
 
-    with pytest.raises(Invalid, match=told):
+    with pytest.raises(Invalid, match=reported):
         packing.pack_from_manifest(folder, project_id="p")
 
 
@@ -554,3 +560,41 @@ async def test_turns_of_an_org_are_taken_one_by_one_and_forgotten() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
     assert (["first", "other"], ["first", "other", "second", "third"], 0) == (begun, order, len(turns))
+
+
+def test_the_most_parts_of_a_tick_is_one_number() -> None:
+    """The manifest, the packer, the setting and the documentation agree; a higher setting is a contradiction."""
+    documented = [
+        Path("docs/formats/ticks.md").read_text(),
+        Path("docs/parts/ticks.md").read_text(),
+        Path("docs/parts/pipeline.md").read_text(),
+    ]
+
+    assert 2_000 == codec.PARTS_MAX == packing.PARTS_MAX == TicksSettings().parts_max
+    assert all("2,000 parts" in text or "parts of a tick | 2 000, 256, 2 000" in text for text in documented)
+    with pytest.raises(Contradiction):
+        TicksSettings(parts_max=2_001).check()
+
+
+def test_a_drain_is_long_enough_for_a_finalize() -> None:
+    """60 s for all requests, of which a finalize may take 30; the stack waits longer than its gateway."""
+    assert 60.0 == GatewaySettings().drain_s
+    assert (30.0, True) == (FINALIZE_S, DRAIN_S > GatewaySettings().drain_s)
+
+
+def test_a_small_file_of_very_many_rows_is_refused_by_its_footer() -> None:
+    """Five million rows of one value take some kilobytes; none of them is read to find out."""
+    sink = io.BytesIO()
+    rows = pa.table(
+        {"id": pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int8()), 5_000_000), pa.array(["x"]))}
+    )
+    pq.write_table(rows, sink, compression="zstd")
+    data = sink.getvalue()
+    size = int.from_bytes(data[-8:-4], "little") + 8
+    footer = verification.decode_footer(data[-size:])
+    listed = ManifestPart(1, "a" * 64, footer.rows, len(data))
+
+    assert (5_000_000, True) == (footer.rows, len(data) < 200_000)
+    with pytest.raises(BadManifest) as caught:
+        verification.check_footer(footer, listed, TABLE, 1_000_000)
+    assert "part_too_large" == caught.value.detail["error_class"]

@@ -1,4 +1,4 @@
-"""Large and hostile bytes: a part never lies in memory whole, and no footer, however made, is anything but refused."""
+"""Large and hostile bytes: a part never is in memory whole, and no footer, however made, is anything but refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Sink(MemoryStore):
 
 
 async def test_a_part_is_never_whole_in_memory() -> None:
-    """48 MiB stream through with a few hundred KiB in hand."""
+    """48 MiB stream through with a few hundred KiB in progress."""
     piece = bytes(256 * 1024)
     sha256 = hashlib.sha256(piece * (PART // len(piece))).hexdigest()
     store = Sink(clock=SystemClock())

@@ -9,7 +9,6 @@ import pytest
 from lakebed.core.clock import ManualClock
 from lakebed.ticks.adapters import open_audit, open_queue
 from lakebed.ticks.audit import COMMITTED
-from lakebed.ticks.fakes import FakeSilverJob
 from lakebed.ticks.model import TickId
 from lakebed.ticks.receiver import register_of
 from lakebed.ticks.sweeper import TickSweeper
@@ -32,8 +31,8 @@ async def parts(service: Service) -> list[str]:
 
 
 async def test_an_abandoned_upload_expires_and_can_be_begun_again(service: Service, manual_clock: ManualClock) -> None:
-    """After its time the parts are gone and the state says why; a new PUT opens the tick again."""
-    said = await service.upload()
+    """After its time the parts are gone and the state gives the reason; a new PUT opens the tick again."""
+    manifest_ = await service.upload()
     sweeper = TickSweeper(service.context)
     await manual_clock.advance(6 * DAY_S)
     await sweeper.round()
@@ -43,9 +42,9 @@ async def test_an_abandoned_upload_expires_and_can_be_begun_again(service: Servi
     await sweeper.round()
     state = (await register_of(service.context, OF).read()).value
     gone = await parts(service)
-    lost = await service.finalize(said)
+    lost = await service.finalize(manifest_)
     await service.upload()
-    again = await service.finalize(said)
+    again = await service.finalize(manifest_)
 
     assert (2, []) == (len(kept), gone)
     assert ("failed", "expired") == (state.state, state.failure and state.failure.error_class)
@@ -54,8 +53,8 @@ async def test_an_abandoned_upload_expires_and_can_be_begun_again(service: Servi
 
 async def test_parts_of_a_committed_tick_go_and_its_answer_stays(service: Service, manual_clock: ManualClock) -> None:
     """A day after the commit the parts are only in bronze; a month later the answer still comes."""
-    said = await service.upload()
-    first = await service.finalize(said)
+    manifest_ = await service.upload()
+    first = await service.finalize(manifest_)
     sweeper = TickSweeper(service.context)
     await sweeper.round()
     kept = await parts(service)
@@ -68,7 +67,7 @@ async def test_parts_of_a_committed_tick_go_and_its_answer_stays(service: Servic
     states = [info.key async for info in service.context.store.list("ticks/v1/state/")]
 
     assert (2, [], []) == (len(kept), gone, states)
-    assert first.json() == (await service.finalize(said)).json()
+    assert first.json() == (await service.finalize(manifest_)).json()
 
 
 async def test_only_orphans_older_than_any_upload_are_swept(service: Service, manual_clock: ManualClock) -> None:
@@ -90,9 +89,9 @@ async def test_parts_are_kept_a_day_from_the_commit_however_old_they_are(
     service: Service, manual_clock: ManualClock
 ) -> None:
     """A tick that was uploaded days before its finalize keeps its parts as long as any other."""
-    said = await service.upload()
+    manifest_ = await service.upload()
     await manual_clock.advance(3 * DAY_S)
-    assert 200 == (await service.finalize(said)).status_code
+    assert 200 == (await service.finalize(manifest_)).status_code
     sweeper = TickSweeper(service.context)
 
     await manual_clock.advance(0.9 * DAY_S)
@@ -133,12 +132,12 @@ async def test_a_tick_of_the_same_name_in_another_project_keeps_its_parts(
     org, project = whose
     await service.issue(org, project)
     assert 200 == (await service.finalize(await service.upload())).status_code
-    said = await service.upload(org=org, project=project)
+    manifest_ = await service.upload(org=org, project=project)
     await manual_clock.advance(2 * DAY_S)
 
     await TickSweeper(service.context).round()
     left = await parts(service)
-    late = await service.finalize(said, org=org, project=project)
+    late = await service.finalize(manifest_, org=org, project=project)
 
     assert 2 == len(left) and all(key.startswith(f"ticks/v1/parts/{org}/{project}/") for key in left)
     assert 200 == late.status_code
@@ -152,10 +151,10 @@ async def test_a_finalize_that_nobody_comes_back_to_is_finished(
     seam = {"bronze": service.bronze, "queue": service.queue, "committed": service.committed}[step]
     seam.before = {"send": 1, "create": 1}
     seam.after = {"commit": 1}
-    said = await service.upload()
-    assert 503 == (await service.finalize(said)).status_code
+    manifest_ = await service.upload()
+    assert 503 == (await service.finalize(manifest_)).status_code
     seam.before.clear()
-    sweep = next(each for each in workers(service.context, FakeSilverJob(service.context), service.bronze)
+    sweep = next(each for each in workers(service.context, service.bronze)
                  if each.name == "ticks-sweeper")  # fmt: skip
     task = asyncio.create_task(sweep.run())
 
@@ -165,7 +164,7 @@ async def test_a_finalize_that_nobody_comes_back_to_is_finished(
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     state = (await register_of(service.context, OF).read()).value
-    late = await service.finalize(said)
+    late = await service.finalize(manifest_)
 
     assert ("finalizing", "committed") == (young, state.state)
     assert (200, 5, 5) == (late.status_code, late.json()["rows_inserted"], len(await service.rows()))
@@ -177,9 +176,9 @@ async def test_a_finalize_that_nobody_comes_back_to_is_finished(
 async def test_a_late_finalize_with_other_parts_is_refused_when_only_the_record_is_left(
     service: Service, manual_clock: ManualClock
 ) -> None:
-    """A month later: the same parts get their answer, others are told that this tick was another."""
-    said = await service.upload()
-    first = await service.finalize(said)
+    """A month later: the same parts get their answer, others get the error that this tick was another."""
+    manifest_ = await service.upload()
+    first = await service.finalize(manifest_)
     await manual_clock.advance(32 * DAY_S)
     await TickSweeper(service.context).round()
     other = {1: parquet([9]), 2: parquet([8])}
@@ -189,4 +188,37 @@ async def test_a_late_finalize_with_other_parts_is_refused_when_only_the_record_
     refused = await service.finalize(manifest(other, {1: 1, 2: 1}))
 
     assert (422, "other_manifest") == (refused.status_code, refused.json()["error_class"])
-    assert first.json() == (await service.finalize(said)).json()
+    assert first.json() == (await service.finalize(manifest_)).json()
+
+
+@pytest.mark.parametrize("after_s", [0.0, 31 * DAY_S, 400 * DAY_S])
+async def test_changed_parts_and_another_manifest_of_a_committed_tick_are_refused_for_ever(
+    service: Service, manual_clock: ManualClock, after_s: float
+) -> None:
+    """Also once its state was swept, and again after a repeat that recreated it: the commit record decides."""
+    manifest_ = await service.upload()
+    first = await service.finalize(manifest_)
+    renamed = {**manifest_, "tables": [{**manifest_["tables"][0], "name": "other"}]}
+    await manual_clock.advance(after_s)
+    await TickSweeper(service.context).round()
+
+    changed = await service.put(1, parquet([9]))
+    added = await service.put(7, parquet([9]))
+    same = await service.put(1, parquet([1, 2, 3]))
+    answers = [await service.finalize(each) for each in (renamed, b"no json", manifest_, renamed, b"no json")]
+
+    assert (409, 409, 200) == (changed.status_code, added.status_code, same.status_code)
+    assert [422, 422, 200, 422, 422] == [each.status_code for each in answers]
+    assert first.json() == answers[2].json()
+    assert [] == [key for key in await parts(service) if after_s]
+
+
+async def test_notes_of_commits_expire_with_their_audit_rows(service: Service, manual_clock: ManualClock) -> None:
+    """The audit's retention is theirs."""
+    await service.finalize(await service.upload())
+    kept = [info.key async for info in service.context.store.list("ticks/v1/audit/times/")]
+    await manual_clock.advance(31 * DAY_S)
+
+    await TickSweeper(service.context, audits=[open_audit(service.context, COMMITTED)]).round()
+
+    assert (1, []) == (len(kept), [info.key async for info in service.context.store.list("ticks/v1/audit/times/")])

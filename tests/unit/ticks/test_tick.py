@@ -13,7 +13,7 @@ ONE, TWO = StoredPart("a" * 64, 1, 0, "one"), StoredPart("b" * 64, 1, 0, "two")
 
 @pytest.mark.parametrize("parts", [{}, {"1": ONE, "2": TWO}, {"1": TWO}])
 def test_a_finalize_begins_only_on_the_parts_that_were_checked(parts: dict[str, StoredPart]) -> None:
-    """A part was dropped, added or put anew while the finalize looked at them: it is asked for again."""
+    """A part was dropped, added or put anew while the finalize looked at them: it is requested again."""
     seen = TickState(tick_id="t", parts={"1": ONE})
 
     with pytest.raises(TooEarly):

@@ -64,7 +64,7 @@ async def test_what_was_sent_before_a_crash_is_not_sent_again(service: Service, 
     """On resume the finalize comes first, and only the parts it names follow."""
     wire = Wire(service.app)
     uploading = upload_with(service, wire)
-    await uploading._put_all(packed, [0, 2])
+    await uploading._put_all(packed, [0, 2], lambda seq: None)
     wire.sent.clear()
 
     result = await uploading.upload(packed, resume=True)
@@ -89,7 +89,7 @@ async def test_a_part_that_is_another_at_the_service_is_deleted_and_put_again(
 
 
 async def test_a_part_damaged_on_the_way_is_sent_again(service: Service, packed: PackedTick) -> None:
-    """The service sees another hash than the header says; the next try is whole."""
+    """The service sees another hash than the header reports; the next try is whole."""
     wire = Wire(service.app)
     damaged: list[str] = []
 
@@ -172,7 +172,7 @@ async def test_a_wrong_secret_stops_at_once(service: Service, packed: PackedTick
 
 
 def test_what_cannot_be_a_tick_is_refused_before_anything_is_sent(files: list[Path], tmp_path: Path) -> None:
-    """No keys for an upsert, a file that is no Parquet, a manifest whose file lies elsewhere."""
+    """No keys for an upsert, a file that is no Parquet, a manifest whose file is elsewhere."""
     with pytest.raises(BadManifest):
         packing.pack(files, project_id=PROJECT, tick_id=TICK, dt="20261115", keys={})
     (tmp_path / "text.parquet").write_text("id,note")
@@ -193,6 +193,6 @@ def test_a_folders_own_manifest_is_sent_word_for_word(files: list[Path], packed:
     folder = files[0].parent
     (folder / packing.MANIFEST_FILE).write_text(packed.manifest)
 
-    told = packing.pack_from_manifest(folder, project_id=PROJECT)
+    reported = packing.pack_from_manifest(folder, project_id=PROJECT)
 
-    assert packed == told
+    assert packed == reported

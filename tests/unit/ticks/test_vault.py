@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from cryptography.fernet import Fernet
 
@@ -9,8 +11,9 @@ from lakebed.core.clock import ManualClock
 from lakebed.core.errors import Denied, Invalid, Unauthenticated, Unavailable
 from lakebed.core.settings import Secret
 from lakebed.store.memory import MemoryStore
+from lakebed.ticks import paths
 from lakebed.ticks.adapters import open_vault
-from lakebed.ticks.vault import key_ring
+from lakebed.ticks.vault import REFUSAL_S, key_ring
 from support.tick_fixtures import context_of
 
 
@@ -38,11 +41,13 @@ async def test_a_new_secret_ends_the_old_one_everywhere(manual_clock: ManualCloc
     store = MemoryStore(clock=manual_clock)
     here, there = (open_vault(context_of(store, clock=manual_clock, node=n, seed=i)) for i, n in enumerate("ab"))
     old = await here.issue("acme", "p")
-    await there.admit("acme", "p", old)
+    for replica in (here, there):
+        await replica.admit("acme", "p", old)
 
     new = await here.issue("acme", "p")
     with pytest.raises(Denied):
         await here.admit("acme", "p", old)
+    assert "acme" == await here.admit("acme", "p", new)
     remembered = await there.admit("acme", "p", old)
     await manual_clock.advance(31.0)
 
@@ -53,7 +58,7 @@ async def test_a_new_secret_ends_the_old_one_everywhere(manual_clock: ManualCloc
 
 
 async def test_keys_can_be_changed_without_losing_secrets() -> None:
-    """The new key in front of the old one opens both; the new one alone does not, and says so."""
+    """The new key in front of the old one opens both; the new one alone does not, and reports it."""
     old, new = Fernet.generate_key().decode(), Fernet.generate_key().decode()
     context = context_of(payload_key=old)
     secret = await open_vault(context).issue("acme", "p")
@@ -68,11 +73,72 @@ async def test_keys_can_be_changed_without_losing_secrets() -> None:
 
 def test_without_a_key_one_is_made_from_the_stores_own() -> None:
     """The same in every replica; none where the store has none either; a key that is none is refused."""
-    token = key_ring(Secret(""), Secret("the-store"))
-    again = key_ring(Secret(""), Secret("the-store"))
+    assert key_ring(Secret(""), Secret("the-store")) == key_ring(Secret(""), Secret("the-store"))
+    assert key_ring(Secret(""), Secret("the-store")) != key_ring(Secret(""), Secret("another"))
+    assert () == key_ring(Secret(""), Secret(""))
+    for wrong in ("short", "é", "A" * 44 + ",x"):
+        with pytest.raises(Invalid):
+            key_ring(Secret(wrong), Secret(""))
 
-    assert token is not None and again is not None
-    assert b"x" == again.decrypt(token.encrypt(b"x"))
-    assert None is key_ring(Secret(""), Secret(""))
-    with pytest.raises(Invalid):
-        key_ring(Secret("short"), Secret(""))
+
+async def test_the_stored_form_of_one_project_is_worth_nothing_at_another() -> None:
+    """Whoever can copy objects in the bucket does not thereby get into another project."""
+    context = context_of()
+    secret = await open_vault(context).issue("acme", "p")
+    stored = (await context.store.get(paths.secret("acme", "p"))).data
+    await context.store.create(paths.secret("acme", "q"), stored)
+
+    with pytest.raises(Denied):
+        await open_vault(context).admit("acme", "q", secret)
+
+
+async def test_a_rotated_secret_works_beside_the_new_one_as_long_as_asked(manual_clock: ManualClock) -> None:
+    context = context_of(MemoryStore(clock=manual_clock), clock=manual_clock)
+    vault = open_vault(context)
+    old = await vault.issue("acme", "p")
+    new = await vault.issue("acme", "p", keep_former_s=60.0)
+
+    assert ["acme", "acme"] == [await vault.admit("acme", "p", secret) for secret in (old, new)]
+    await manual_clock.advance(60.0)
+    with pytest.raises(Denied):
+        refused = asyncio.create_task(vault.admit("acme", "p", old))
+        await manual_clock.advance(1.0)
+        await refused
+    assert "acme" == await vault.admit("acme", "p", new)
+
+
+async def test_invented_names_cost_the_store_one_listing_in_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many names a stranger tries, no object is read for one that does not exist."""
+    context = context_of()
+    await open_vault(context).issue("acme", "p")
+    vault, asked = open_vault(context), list[str]()
+    for verb in ("get", "head", "list"):
+        real = getattr(context.store, verb)
+        monkeypatch.setattr(
+            context.store, verb, lambda *a, verb=verb, real=real, **k: (asked.append(verb), real(*a, **k))[1]
+        )
+
+    async def refused(number: int) -> None:
+        with pytest.raises(Denied):
+            await vault.admit(f"org-{number}", "p", "0" * 40)
+
+    await asyncio.gather(*(refused(number) for number in range(100)))
+
+    assert ["list"] == asked
+
+
+async def test_a_refusal_takes_as_long_whether_the_name_exists_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of an answer tells nothing about a name: each takes the same fixed time."""
+    monkeypatch.setattr("lakebed.ticks.vault.REFUSAL_S", REFUSAL_S)
+    context = context_of()
+    vault = open_vault(context)
+    await vault.issue("acme", "p")
+    clock, took = context.clock, dict[str, float]()
+
+    for org in ("acme", "invented"):
+        began_s = clock.monotonic_s()
+        with pytest.raises(Denied):
+            await vault.admit(org, "p", "0" * 40)
+        took[org] = clock.monotonic_s() - began_s
+
+    assert REFUSAL_S <= min(took.values())

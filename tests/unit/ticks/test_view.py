@@ -1,4 +1,4 @@
-"""A tick's way, told from what is stored of it."""
+"""A tick's stages, read from what is stored of it."""
 
 from __future__ import annotations
 
@@ -157,16 +157,16 @@ async def test_a_tick_is_shown_from_its_parts_to_its_report(manual_clock: Manual
     service = Service(context)
     await service.issue()
     tick = TickId(ORG, PROJECT, TICK)
-    said = await service.upload()
+    manifest = await service.upload()
     uploading = await views.view(context, tick)
-    assert (await service.finalize(said)).status_code == 200
+    assert (await service.finalize(manifest)).status_code == 200
     committed = await views.view(context, tick)
     detail = '{"silver": [{"table": "orders", "good": 5, "quarantined": 0}]}'
     done = AuditRow(ORG, PROJECT, TICK, "done", "a", 9000, 2**40, {"detail": detail})
     await open_audit(context, DISPATCHED).create(done)
     dispatched = await views.view(context, tick)
 
-    sizes = sum(each["bytes"] for each in said["tables"][0]["parquets"])
+    sizes = sum(each["bytes"] for each in manifest["tables"][0]["parquets"])
     assert ("uploading", 2, sizes, {}, None) == (
         uploading.state, uploading.parts, uploading.size_bytes, uploading.versions, uploading.report,
     )  # fmt: skip
@@ -180,9 +180,9 @@ async def test_a_tick_that_failed_says_why(manual_clock: ManualClock) -> None:
     context = context_of(MemoryStore(clock=manual_clock), clock=manual_clock)
     service = Service(context)
     await service.issue()
-    said = await service.upload()
-    said["tables"][0]["row_count"] = 99
-    assert (await service.finalize(said)).status_code >= 400
+    manifest = await service.upload()
+    manifest["tables"][0]["row_count"] = 99
+    assert (await service.finalize(manifest)).status_code >= 400
 
     found = await views.view(context, TickId(ORG, PROJECT, TICK))
     state = (await register_of(context, TickId(ORG, PROJECT, TICK)).read()).value
@@ -211,7 +211,7 @@ async def test_a_tick_that_does_not_exist_is_not_found() -> None:
 )
 def test_only_a_finished_job_has_a_report(dispatched: AuditRow | None, expected: Any) -> None:
     """Text that is no JSON is no report; an unfinished or failed job has none."""
-    assert expected == views._report(dispatched)
+    assert expected == views.report_of(dispatched)
 
 
 async def test_dead_letters_say_what_they_are_or_that_they_do_not_decode() -> None:
@@ -220,9 +220,9 @@ async def test_dead_letters_say_what_they_are_or_that_they_do_not_decode() -> No
     good = ReceivedMessage("m-1", "r-1", msgspec.json.encode(message).decode(), 4)
     bad = ReceivedMessage("m-2", "r-2", "{" * 300, 5)
 
-    told, broken = views._letter(good), views._letter(bad)
+    reported, broken = views._letter(good), views._letter(bad)
 
-    assert ("m-1", 4, TICK) == (told["message_id"], told["receives"], told["tick_id"])
+    assert ("m-1", 4, TICK) == (reported["message_id"], reported["receives"], reported["tick_id"])
     assert ("m-2", 5, "", "{" * 200) == (broken["message_id"], broken["receives"], broken["tick_id"], broken["body"])
     assert broken["error"]
 

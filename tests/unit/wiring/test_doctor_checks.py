@@ -1,4 +1,4 @@
-"""The doctor's own checks, where the store does not do what is asked."""
+"""The doctor's own checks, where the store does not do what is queried."""
 
 from __future__ import annotations
 
@@ -100,10 +100,10 @@ def test_a_disk_is_judged_by_its_free_space(
     free: int, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under 1 GiB fails, under 5 GiB warns, with a way out; a folder that is not there yet is its parent's disk."""
-    asked: list[Path] = []
+    requested: list[Path] = []
 
     def usage(path: Path) -> SimpleNamespace:
-        asked.append(path)
+        requested.append(path)
         return SimpleNamespace(total=10**12, used=10**12 - free, free=free)
 
     monkeypatch.setattr(shutil, "disk_usage", usage)
@@ -111,7 +111,7 @@ def test_a_disk_is_judged_by_its_free_space(
     found = disk(tmp_path / "not" / "yet")
 
     assert (found.verdict, bool(found.fix)) == (verdict, verdict != "pass")
-    assert asked == [tmp_path]
+    assert requested == [tmp_path]
 
 
 async def test_a_store_that_refuses_is_not_examined_further() -> None:
@@ -176,7 +176,7 @@ def memory(clock: ManualClock, **flags: str) -> Context:
 
 
 class Raced:
-    """Stands where stores are connected and raced: notes which endpoints, and answers as told."""
+    """Is used where stores are connected and raced: notes which endpoints, and answers as configured."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.connected: list[str] = []
@@ -187,15 +187,15 @@ class Raced:
         monkeypatch.setattr(checks.prover, "demand", self.demand)
         monkeypatch.setattr(checks, "check_path", self.check)
 
-    def connect(self, settings: StoreSettings, **_: object) -> str:
+    def connect(self, settings: StoreSettings, _: object) -> str:
         self.connected.append(settings.endpoint)
         return settings.endpoint
 
-    async def prove(self, racers: list[str], *, rounds: int, **_: object) -> str:
+    async def prove(self, racers: list[str], _: object, *, rounds: int) -> str:
         self.raced.append((len(racers), rounds))
         return "proof"
 
-    async def check(self, store: str, **_: object) -> str:
+    async def check(self, store: str, _: object) -> str:
         return store
 
     def demand(self, proof: str) -> None:
@@ -222,10 +222,12 @@ async def test_a_store_that_fails_its_race_or_its_path_says_why(monkeypatch: pyt
     raced, context = Raced(monkeypatch), memory(ManualClock(), endpoint="http://a")
     well = await store_path(context, "http://b")
     plain = await store_path(context, "")
+    through = list(raced.connected)
     raced.error = Unavailable("two winners", hint="another store")
 
     proof, path = await store_proof(context), await store_path(context, "http://b")
 
+    assert ["http://b", ""] == through
     assert ("store path http://b", "pass", "store path") == (well.name, well.verdict, plain.name)
     assert ("store prover", "fail", "two winners", "another store") == (
         proof.name, proof.verdict, proof.seen, proof.fix,
@@ -244,10 +246,10 @@ async def test_everything_is_examined_in_order_and_told_as_it_falls(monkeypatch:
         return [Diagnosis("queue", "pass", "")]
 
     monkeypatch.setattr(checks, "diagnose", parts)
-    told: list[Diagnosis] = []
-    found = await examine(context, Path(), told.append, endpoints=["http://b"])
+    reports_seen: list[Diagnosis] = []
+    found = await examine(context, Path(), reports_seen.append, endpoints=["http://b"])
 
-    assert found == told
+    assert found == reports_seen
     assert [
         "python", "java", "ports", "disk", "clock", "store path http://a", "store path http://b",
         "store prover", "queue",

@@ -1,4 +1,4 @@
-"""The hourly check of a running process: when it looks, what its health says, what it changes."""
+"""The hourly check of a running process: when it looks, what its health reports, what it changes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from lakebed.core.clock import ManualClock
 from lakebed.core.context import Context
 from lakebed.core.errors import Unavailable
 from lakebed.core.ids import Ids
-from lakebed.core.metrics import Metrics
 from lakebed.store.guarded import ConditionsIgnored, GuardedStore
 from lakebed.store.memory import MemoryStore
 from lakebed.store.model import ObjectInfo
 from lakebed.wiring.boot import AGAIN_S, CHECK_EVERY_S, PathWatch, path_watch
 from support.gateway_fixtures import context_with
+from support.runtimes import runtime_of
 
 
 class Path(MemoryStore):
@@ -36,7 +36,7 @@ def path(manual_clock: ManualClock) -> Path:
 
 @pytest.fixture
 def guarded(path: Path, manual_clock: ManualClock) -> GuardedStore:
-    return GuardedStore(path, clock=manual_clock, ids=Ids.seeded(1), metrics=Metrics())
+    return GuardedStore(path, runtime_of(manual_clock, Ids.seeded(1)))
 
 
 async def test_a_path_that_begins_to_ignore_conditions_is_found_within_the_hour(
@@ -68,7 +68,7 @@ async def test_a_path_that_begins_to_ignore_conditions_is_found_within_the_hour(
 async def test_a_store_that_is_away_is_asked_again_soon_and_refuses_nothing(
     path: Path, guarded: GuardedStore, manual_clock: ManualClock
 ) -> None:
-    """No answer says nothing about the path; the check comes again after seconds, not after an hour."""
+    """No answer reports nothing about the path; the check comes again after seconds, not after an hour."""
     await guarded.create("a", b"1")
     watch = PathWatch(guarded, manual_clock)
     await watch.start()

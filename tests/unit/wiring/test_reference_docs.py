@@ -87,7 +87,7 @@ def test_every_promise_names_a_test_that_exists() -> None:
 
 
 PART_PAGES = [page for page in PAGES if page.startswith("docs/parts/")]
-PAGE_OF = {"spark": "pipeline", "bronze": "pipeline", "reconciler": "batches"}
+PAGE_OF = {"silver": "ticks", "spark": "pipeline", "bronze": "pipeline", "reconciler": "batches"}
 
 
 def test_every_part_has_a_page() -> None:
@@ -113,3 +113,14 @@ def test_a_part_s_page_has_what_a_reader_looks_for(page: str) -> None:
     }
 
     assert [] == [what for what, pattern in wanted.items() if not re.search(pattern, text)]
+
+
+@pytest.mark.parametrize("page", PART_PAGES)
+def test_a_part_s_page_begins_with_its_purpose_a_command_and_a_picture(page: str) -> None:
+    """Two sentences, commands that exist (the commands of all pages are checked), and a picture; then the reasons."""
+    begin, *blocks = re.split(r"^```", text_of(page).partition("\n## ")[0], flags=re.M)
+    sentences = re.split(r"(?<=[.?!])\s+(?=[A-Z`\[])", begin.partition("\n")[2].strip())
+
+    assert 2 == len(sentences), sentences
+    assert re.search(r"(?m)^(\S.*\| )?lakebed [a-z]+", blocks[0]), "no command comes first"
+    assert re.search(r"[│▶└┌─]", blocks[2]) or "![" in blocks[-1], "no picture follows"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lakebed.wiring.parts import PARTS, Part, resolve
+from lakebed.wiring.part import Part
+from lakebed.wiring.parts import PARTS, resolve
 
 
 def places(part: Part) -> list[str]:

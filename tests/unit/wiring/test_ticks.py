@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,7 @@ from lakebed.store.memory import MemoryStore
 from lakebed.ticks.model import BronzeResult, BronzeTick, SilverTick
 from lakebed.ticks.routes import TicksRoutes
 from lakebed.wiring.parts import sections
-from lakebed.wiring.ticks import SparkBronze, SparkFlow, SparkSilver, WarmTicks, component, workers
+from lakebed.wiring.ticks import SparkBronze, SparkFlow, SparkSilver, WarmTicks, component, silver_workers, workers
 from support.tick_fixtures import context_of as ticks_context
 
 
@@ -53,7 +54,7 @@ async def test_workers_start_spark_only_where_silver_has_contracts(contracts: st
 
 
 async def test_a_tick_without_a_contract_is_done_without_spark() -> None:
-    """Its tables stay in bronze and are named, and no Java is started to say so."""
+    """Its tables stay in bronze and are named, and no Java is started to report it."""
     job = SparkSilver(SparkFlow(context_of("")))
 
     done = await job.run("acme", "shop", [SilverTick("t-1", "20261115", "delta", {"orders": 3, "customers": 1})])
@@ -63,7 +64,7 @@ async def test_a_tick_without_a_contract_is_done_without_spark() -> None:
 
 
 class StandIn:
-    """A pipeline that notes what it is asked for."""
+    """A pipeline that notes what it is requested."""
 
     def __init__(self, *tables: Any) -> None:
         self.tables, self.asked = tables, []  # type: ignore[var-annotated]
@@ -160,4 +161,24 @@ async def test_the_setting_chooses_who_writes_bronze(pipeline: str, kind: type) 
     assert kind is type(made)
     health = await made.health()
     assert (pipeline == "spark") == health.detail.endswith("; Spark: off")
-    assert "dispatcher" in next(worker.name for worker in workers(context))
+    assert ["ticks-sweeper", "ticks-auditor"] == [worker.name for worker in workers(context)]
+    assert ["ticks-dispatcher"] == [worker.name for worker in silver_workers(context)]
+
+
+async def test_commits_of_many_orgs_run_at_once_whatever_the_default_threads_are() -> None:
+    """Forty commits wait for each other: they are all inside Spark's writer at the same time."""
+    together = threading.Barrier(40, timeout=20)
+
+    class Runner:
+        def commit(self, tick: BronzeTick) -> list[Any]:
+            together.wait()
+            return []
+
+    flow = SparkFlow(context_of(""))
+    flow._opened = Runner()
+    bronze = SparkBronze(flow)
+    ticks = [BronzeTick(f"org-{number}", "p", "t", "20261115", (), {}) for number in range(40)]
+
+    done = await asyncio.gather(*map(bronze.commit, ticks))
+
+    assert [BronzeResult(0, 0, {})] * 40 == list(done)

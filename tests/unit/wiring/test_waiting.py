@@ -22,9 +22,9 @@ from support.gateway_fixtures import context_with
 
 
 async def test_pauses_between_two_tries_grow_up_to_the_cap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reason that is told is the last one."""
+    """The reason that is reported is the last one."""
     clock = ManualClock()
-    context, waited, asked = context_with(clock), [], []  # type: ignore[var-annotated]
+    context, waited, requested = context_with(clock), [], []  # type: ignore[var-annotated]
     waiting = WaitingApp(context)
     tries = 0
 
@@ -39,7 +39,7 @@ async def test_pauses_between_two_tries_grow_up_to_the_cap(monkeypatch: pytest.M
         waited.append((seconds, waiting.reason))
 
     def jitter(attempt: int, **bounds: float) -> float:
-        asked.append((attempt, bounds))
+        requested.append((attempt, bounds))
         return float(attempt)
 
     monkeypatch.setattr(module, "boot", boot)
@@ -49,7 +49,7 @@ async def test_pauses_between_two_tries_grow_up_to_the_cap(monkeypatch: pytest.M
     assert "authority" == await _boot(context, (), waiting)  # type: ignore[comparison-overlap]
 
     assert [(number + RETRY_BASE_S, f"refused {number}") for number in (1, 2, 3)] == waited
-    assert [(number, {"base_s": RETRY_BASE_S, "cap_s": RETRY_CAP_S}) for number in (1, 2, 3)] == asked
+    assert [(number, {"base_s": RETRY_BASE_S, "cap_s": RETRY_CAP_S}) for number in (1, 2, 3)] == requested
 
 
 async def test_what_waiting_cannot_change_is_raised_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,12 +116,34 @@ async def test_health_says_who_waits_since_when() -> None:
     await waiting({"type": "http", "path": "/health", "method": "GET", "headers": []}, asyncio.Event().wait, send)  # type: ignore[arg-type]
 
     report = msgspec.json.decode(sent[1]["body"])
-    told = "waiting for the store: no response yet"
-    assert {"store": {"status": "down", "detail": told}} == report["components"]
+    reported = "waiting for the store: no response yet"
+    assert {"store": {"status": "down", "detail": reported}} == report["components"]
     assert ("down", "node-1", __version__, "", began_ms) == (
         report["status"], report["node"], report["version"], report["authority"], report["started_at_ms"],
     )  # fmt: skip
     assert (b"cache-control", b"no-store") in sent[0]["headers"]
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/v1/batches"])
+async def test_every_request_is_503_with_a_time_to_retry_and_a_head_has_no_body(path: str) -> None:
+    """A HEAD has the headers of its GET, the length included; the connection is closed after each."""
+    waiting = WaitingApp(context_with(ManualClock()))
+    answers: dict[str, tuple[int, dict[bytes, bytes], bytes]] = {}
+    for method in ("GET", "HEAD"):
+        sent: list[Any] = []
+
+        async def send(message: Any, sent: list[Any] = sent) -> None:
+            sent.append(message)
+
+        scope: Any = {"type": "http", "path": path, "method": method, "headers": []}
+        await waiting(scope, asyncio.Event().wait, send)  # type: ignore[arg-type]
+        answers[method] = (sent[0]["status"], dict(sent[0]["headers"]), sent[1]["body"])
+
+    (status, headers, body), (head_status, head, empty) = answers["GET"], answers["HEAD"]
+    assert (503, 503, b"close", b"") == (status, head_status, headers[b"connection"], empty)
+    assert body and set(headers) == set(head)
+    if path != "/healthz":
+        assert b"retry-after" in headers
 
 
 async def test_a_slow_start_is_answered_for_and_a_quick_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +152,7 @@ async def test_a_slow_start_is_answered_for_and_a_quick_one_is_not(monkeypatch: 
     go = asyncio.Event()
 
     @asynccontextmanager
-    async def answers(waiting: WaitingApp, bound: socket.socket) -> AsyncIterator[None]:
+    async def answers(waiting: WaitingApp, bound: socket.socket, tls: object) -> AsyncIterator[None]:
         answering.append("began")
         go.set()
         yield

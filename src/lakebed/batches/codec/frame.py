@@ -7,7 +7,6 @@ body's bytes, checked by whole-array comparisons; only the string dictionary is 
 from __future__ import annotations
 
 import struct
-import sys
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -28,6 +27,7 @@ from lakebed.batches.model import (
     SampleColumns,
     check_identity,
 )
+from lakebed.core.compression import compress, decompress
 from lakebed.core.errors import Invalid
 
 MAGIC = b"LMBATCH\x00"
@@ -47,13 +47,7 @@ def body_bytes(samples: int, series: int, labels: int, strings: int, string_byte
     return samples * 16 + 4 * (samples + series + (series + 1) + 2 * labels + (strings + 1)) + samples + string_bytes
 
 
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
-
 ZSTD_LEVEL = 1  # a collector pays for reading, an agent for writing: both want it cheap
-ZSTD_WINDOW_LOG_MAX = 23  # 8 MiB: what a decompressor may keep of the past
 
 _TIMES, _VALUES, _INDEX, _BYTE = np.dtype("<i8"), np.dtype("<f8"), np.dtype("<u4"), np.dtype("u1")
 
@@ -113,7 +107,7 @@ def encode(identity: BatchIdentity, columns: SampleColumns, compression: Compres
     counts = (len(columns.series_metric), len(columns.label_names), len(texts), int(offsets[-1]))
     header = HEADER.pack(identity.seq_start, identity.seq_end, columns.samples, *counts, len(agent), len(boot))
     header = (header + agent + boot).ljust(padded(len(header) + len(agent) + len(boot)), b"\0")
-    stored = zstd.compress(body, level=ZSTD_LEVEL) if compression is Compression.ZSTD else body
+    stored = compress(body, level=ZSTD_LEVEL) if compression is Compression.ZSTD else body
     sizes = (len(header), len(stored), len(body), 0)
     prefix = PREFIX.pack(MAGIC, WIRE_VERSION, FRAME_VERSION, int(compression), *sizes, 0)[:CRC_AT]
     crc = google_crc32c.extend(google_crc32c.extend(google_crc32c.value(prefix), header), stored)
@@ -137,6 +131,16 @@ def decode(data: bytes, limits: FrameLimits = LIMITS) -> Batch:
 def peek(data: bytes, limits: FrameLimits = LIMITS) -> BatchIdentity:
     """The identity alone, from a frame whose checksum holds; the body is not looked into."""
     return unseal(data, limits).identity
+
+
+def identity_of_head(head: bytes) -> BatchIdentity:
+    """The identity in the first bytes of a frame, unverified: the whole frame must confirm it. Raises Invalid."""
+    at = PREFIX_BYTES + HEADER.size
+    if len(head) < at or head[:8] != MAGIC:
+        raise Invalid("these bytes are not an .lmbatch frame")
+    start, end, *_, agent_len, boot_len = HEADER.unpack_from(head, PREFIX_BYTES)
+    agent, boot = head[at : at + agent_len], head[at + agent_len : at + agent_len + boot_len]
+    return check_identity(BatchIdentity(_text(agent), _text(boot), start, end))
 
 
 def decode_body(
@@ -199,12 +203,8 @@ def unseal(data: bytes, limits: FrameLimits = LIMITS) -> Envelope:
 
 def _decompress(data: bytes | memoryview, size: int) -> bytes:
     """Exactly `size` bytes out of one zstd frame; never more is produced, whatever the frame declares."""
-    stream = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: ZSTD_WINDOW_LOG_MAX})
-    try:
-        out = stream.decompress(data, max_length=size + 1)
-    except zstd.ZstdError as error:
-        raise Invalid(f"body does not decompress: {error}") from error
-    if len(out) != size or not stream.eof or stream.unused_data:
+    out = decompress(data, size, what="body")
+    if len(out) != size:
         raise Invalid(f"body does not decompress to its {size} bytes")
     return out
 

@@ -6,7 +6,13 @@
   const banner = document.getElementById("banner");
   const dialog = document.getElementById("ask");
   const charts = new Map();
-  let history = [];
+  const RANGES = { "15m": [900, "15 min"], "1h": [3600, "1 h"], "6h": [21600, "6 h"], "24h": [86400, "24 h"] };
+  const HISTORY_MS = 15000;
+  const SILENT_MS = 10000;  // the gateway sends a sample a second
+  let past = {};
+  let newest = null;
+  let range = "1h";
+  try { range = RANGES[localStorage.getItem("lakebed-range")] ? localStorage.getItem("lakebed-range") : "1h"; } catch { /* forbidden */ }
 
   // Numbers, written as the server writes them.
   const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
@@ -35,7 +41,7 @@
   };
   const lookup = (sample, key) => {
     const [kind, name] = key.split(".");
-    const from = kind === "rate" ? sample.rates : kind === "level" ? sample.levels : sample.totals;
+    const from = { rate: sample.rates, level: sample.levels, lake: sample.lake }[kind] || sample.totals;
     return from ? from[name] : undefined;
   };
   const show = (sample) => {
@@ -54,13 +60,21 @@
 
   // Charts.
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const columns = (keys) => [
-    history.map((sample) => sample.at_ms / 1000),
-    ...keys.map((key) => history.map((sample) => lookup(sample, key) ?? null)),
-  ];
+  const columns = (of, keys) => {
+    const found = (typeof of === "string" ? past[of] : of) || { at_s: [], series: {} };
+    return [found.at_s, ...keys.map((key) => found.series[key] || found.at_s.map(() => null))];
+  };
+  // A value between two gaps has no line: it is drawn as a dot.
+  const alone = (plot, at) => {
+    const values = plot.data[at];
+    return values.flatMap((value, n) => (value != null && values[n - 1] == null && values[n + 1] == null ? [n] : []));
+  };
+  const clock = (at) => new Date(at * 1000).toISOString().slice(11, range === "15m" || range === "1h" ? 19 : 16);
   // Without a pointer on the chart its legend shows the newest values.
   const latest = (plot) => { if (plot.cursor.idx == null && plot.data[0].length) plot.setLegend({ idx: plot.data[0].length - 1 }); };
   const makeChart = (place) => {
+    const fixed = place.dataset.points ? JSON.parse(place.dataset.points) : null;  // drawn by the server, not live
+    const of = fixed || place.dataset.of;
     const wanted = place.dataset.series.split(",").map((text) => text.split("|"));
     const form = forms[place.dataset.form || "short"];
     const inks = ["--one", "--two", "--three", "--four"];
@@ -71,21 +85,24 @@
       width: Math.max(200, place.clientWidth), height: 150,
       cursor: { y: false, points: { size: 6 } },
       hooks: { setCursor: [latest] },
-      scales: { y: { range: (u, low, high) => [0, Math.max(high * 1.15, 1)] } },
+      scales: {
+        x: { range: () => [Date.now() / 1000 - Number(place.dataset.spanS || RANGES[range][0]), Date.now() / 1000] },
+        y: fixed ? {} : { range: (u, low, high) => [0, Math.max((high || 0) * 1.15, 1)] },
+      },
       axes: [
-        { ...axis, size: 26, space: 70, values: (u, ticks) => ticks.map((at) => new Date(at * 1000).toISOString().slice(11, 19)) },
+        { ...axis, size: 26, space: 70, values: (u, ticks) => ticks.map(clock) },
         { ...axis, ...steps, size: 52, space: 34, values: (u, ticks) => ticks.map((tick) => form(tick)) },
       ],
       series: [
         { label: "UTC", value: (u, at) => (at ? new Date(at * 1000).toISOString().slice(11, 19) : "–") },
         ...wanted.map(([, label], n) => ({
-          label, stroke: color(inks[n % 4]), width: 2, points: { show: false },
+          label, stroke: color(inks[n % 4]), width: 2, dash: n >= 4 ? [5, 4] : undefined, points: { show: true, size: 4, fill: color(inks[n % 4]), filter: alone },
           fill: n === 0 ? color(inks[0]) + "1c" : undefined,
           value: (u, value) => (value == null ? "–" : form(value)),
         })),
       ],
-    }, columns(wanted.map(([key]) => key)), place);
-    charts.set(place, { plot, keys: wanted.map(([key]) => key) });
+    }, columns(of, wanted.map(([key]) => key)), place);
+    charts.set(place, { plot, of, keys: wanted.map(([key]) => key) });
     latest(plot);
   };
   const drawCharts = () => {
@@ -95,8 +112,9 @@
     for (const place of document.querySelectorAll(".chart")) {
       if (!charts.has(place)) makeChart(place);
       else {
-        charts.get(place).plot.setData(columns(charts.get(place).keys));
-        latest(charts.get(place).plot);
+        const { plot, of, keys } = charts.get(place);
+        plot.setData(columns(of, keys));
+        latest(plot);
       }
     }
   };
@@ -109,21 +127,38 @@
   addEventListener("resize", () => { clearTimeout(resizing); resizing = setTimeout(redrawCharts, 150); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawCharts);
 
+  // The past: of the lake from the bucket, of this gateway from its memory. A moment without data is a gap.
+  const showRange = () => {
+    for (const place of document.querySelectorAll("[data-range-shown]")) place.textContent = RANGES[range][1];
+    for (const input of document.querySelectorAll('input[name="range"]')) input.checked = input.value === range;
+  };
+  const loadHistory = async () => {
+    if (document.hidden || !document.querySelector(".chart")) return;
+    try {
+      const answer = await fetch("/history.json?range=" + range);
+      if (!answer.ok) return;
+      past = await answer.json();
+      document.documentElement.dataset.history = String(past.lake.at_s.length);
+      drawCharts();
+    } catch { /* the banner reports lost contact */ }
+  };
+  document.addEventListener("change", (change) => {
+    if (change.target.name !== "range") return;
+    range = change.target.value;
+    try { localStorage.setItem("lakebed-range", range); } catch { /* forbidden */ }
+    showRange();
+    redrawCharts();
+    loadHistory();
+  });
+
   // Live numbers: the browser reconnects by itself, except after a refusal.
   const listen = () => {
     const source = new EventSource("/live");
-    source.addEventListener("history", (message) => {
-      history = JSON.parse(message.data);
-      if (history.length) show(history[history.length - 1]);
-      drawCharts();
-    });
     source.addEventListener("sample", (message) => {
-      const sample = JSON.parse(message.data);
-      history.push(sample);
-      if (history.length > 240) history.shift();
-      show(sample);
-      drawCharts();
-      document.documentElement.dataset.live = String(sample.at_ms);
+      newest = JSON.parse(message.data);
+      heard();
+      show(newest);
+      document.documentElement.dataset.live = String(newest.at_ms);
     });
     source.onerror = () => {
       if (source.readyState === EventSource.CLOSED) setTimeout(listen, RETRY_MS);
@@ -136,11 +171,27 @@
     banner.hidden = !text;
   };
 
+  // Lost contact: what is shown is old, so every state turns grey and says so.
+  let heardAt = Date.now();
+  const heard = () => {
+    heardAt = Date.now();
+    if (document.documentElement.dataset.contact === "lost") showBanner("");
+    document.documentElement.dataset.contact = "kept";
+  };
+  const lost = () => {
+    const at = new Date(heardAt).toISOString().slice(11, 19);
+    showBanner("The gateway has not responded since " + at + " UTC. States below are unknown; numbers are of that time. Retrying.");
+    document.documentElement.dataset.contact = "lost";
+  };
+  if (document.querySelector("main[data-page]")) {
+    setInterval(() => { if (!document.hidden && Date.now() - heardAt > SILENT_MS) lost(); }, 1000);
+  }
+
   // The page reloads its content, unless the user is typing, selecting or in a dialog.
   const page = () => document.getElementById("page");
   const busy = () => {
     const at = document.activeElement;
-    const typing = at && at.matches("input, textarea, select");
+    const typing = at && at.matches("input:not([type=radio]), textarea, select");
     const marked = getSelection() && !getSelection().isCollapsed;
     return document.hidden || dialog.open || typing || marked;
   };
@@ -152,7 +203,7 @@
     try {
       await htmx.ajax("GET", location.pathname + location.search, { target: "#page", select: "#page", swap: "morph:outerHTML", headers });
     } catch {
-      showBanner("The gateway does not respond. Retrying.");
+      lost();
     } finally {
       asking = false;
     }
@@ -163,7 +214,7 @@
     Idiomorph.defaults.callbacks.beforeNodeMorphed = (old) => !(old.classList && old.classList.contains("chart"));
     Idiomorph.defaults.callbacks.beforeAttributeUpdated = (name, old) => !(name === "open" && old.matches("details"));
   }
-  document.addEventListener("htmx:sendError", () => showBanner("The gateway does not respond. Retrying."));
+  document.addEventListener("htmx:sendError", lost);
   document.addEventListener("htmx:beforeSwap", (swap) => {
     const { xhr, target } = swap.detail;
     const html = (xhr.getResponseHeader("content-type") || "").startsWith("text/html");
@@ -176,6 +227,7 @@
       swap.detail.shouldSwap = true;
       swap.detail.isError = false;
       showBanner("");
+      heard();
     } else if (xhr.status >= 400) {
       let message = "";
       try { message = JSON.parse(xhr.responseText).message; } catch { message = ""; }
@@ -184,7 +236,8 @@
   });
   document.addEventListener("htmx:afterSwap", (swap) => {
     if (swap.detail.target.id === "ask-body" && !dialog.open) dialog.showModal();
-    if (history.length) show(history[history.length - 1]);
+    if (newest) show(newest);
+    showRange();
     drawCharts();
   });
   document.body.addEventListener("lakebed-changed", () => refresh(true));
@@ -214,7 +267,11 @@
   });
 
   if (document.querySelector("main[data-page]")) {
+    showRange();
     drawCharts();
+    loadHistory();
+    setInterval(loadHistory, HISTORY_MS);
+    document.addEventListener("visibilitychange", loadHistory);
     listen();
   }
 })();

@@ -75,7 +75,7 @@ class CountedExporter(SpanExporter):
         failed = result is not SpanExportResult.SUCCESS
         (self._failed if failed else self._sent).inc(len(spans))
         if failed and not self._failing:
-            log.warning("traces cannot be sent", url=self._url, spans=len(spans))
+            log.warning("traces cannot be sent", url=self._url, spans=len(spans), error=result.name)
         self._failing = failed
         return result
 

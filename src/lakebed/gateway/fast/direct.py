@@ -18,12 +18,15 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from lakebed.core import traces
 from lakebed.core.http import DIRECT_MARK
+from lakebed.gateway.auth import CERTIFICATE
 from lakebed.gateway.limits import BodyBudget, BodyLimits
 from lakebed.gateway.middleware import DirectRoute, Middleware
 
 DIRECT_BYTES_MAX = 256 * 1024  # the most that a connection holds before its request starts
 REST_S = 5.0  # what a body of 256 KiB needs at 50 KB/s; a slower one leaves the fast path
-UNUSUAL = frozenset({b"transfer-encoding", b"expect", b"upgrade"})  # a request with one of these goes through ASGI
+UNUSUAL = frozenset(
+    {b"transfer-encoding", b"expect", b"upgrade", b"cookie"}
+)  # a request with one of these goes through ASGI
 
 
 class DirectRoutes:
@@ -143,6 +146,8 @@ class DirectCycle:
             "method": self._method.decode(),
             "path": self._found.route.path,
             "headers": self._headers,
+            "client": self._http.client,
+            CERTIFICATE: getattr(self._http, "certificate", ()),
         }
 
     def _body(self) -> bytes:

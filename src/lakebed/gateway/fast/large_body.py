@@ -50,7 +50,7 @@ class LargeBody(asyncio.BufferedProtocol):
         """From here on the loop reads into the buffer, once the app reads the body."""
         if self._buffer is None:
             self._flow.pause_reading()
-        _hand(transport, self, paused=self._flow.read_paused)
+        _set_protocol(transport, self, paused=self._flow.read_paused)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._buffer is None and self._waiting() is None:  # nothing reads it: the rest is dropped
@@ -68,7 +68,7 @@ class LargeBody(asyncio.BufferedProtocol):
             cycle.message_event.set()
         if self._filled == self._length and self._reads():
             self._http.parser = httptools.HttpRequestParser(self._http)  # the old one still waits for this body
-            _hand(self._http.transport, self._http, paused=self._flow.read_paused)
+            _set_protocol(self._http.transport, self._http, paused=self._flow.read_paused)
 
     async def receive(self) -> dict[str, Any]:
         """As the cycle's own, but what came is not copied."""
@@ -137,7 +137,7 @@ def large_body(http: HttpToolsProtocol) -> LargeBody | None:
     return LargeBody(http, length) if LARGE_BYTES <= length <= LARGE_BYTES_MAX else None
 
 
-def _hand(transport: Any, protocol: Any, *, paused: bool) -> None:
+def _set_protocol(transport: Any, protocol: Any, *, paused: bool) -> None:
     """Gives the connection to another protocol. Reading starts anew: loops choose how to read when they start."""
     if not paused:
         transport.pause_reading()

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
+from lakebed.cli import exits
 from lakebed.cli.output import Output, emit, say
 from lakebed.cli.where import Where, in_loop
 from lakebed.core.errors import NotFound
@@ -21,10 +22,13 @@ from lakebed.lifecycle.commands.shared import (
     policy_of,
     with_services,
 )
+from lakebed.lifecycle.commands.ttl import ttl
 from lakebed.spark.progress import spark_progress
 
 blockers = App(name="blockers", help="Streams that wait for an operator.")
 Ident = Annotated[str, Parameter(help="the blocker's id, from `lakebed lifecycle blockers list`")]
+All = Annotated[bool, Parameter(name="--all", negative="", help="every blocker")]
+Cause = Annotated[str, Parameter(help="only blockers whose reason contains this text, like TRANSPORT_ERROR")]
 StreamName = Annotated[str, Parameter(help="only this kind of stream: original, predicate, pending or bootstrap")]
 
 
@@ -42,43 +46,77 @@ blockers.command(blockers_list, name="ls", show=False)
 
 
 @blockers.command(name="retry")
-def blockers_retry(ident: Ident, *, where: Where = Where()) -> int:
-    """Retry the delete now. If it succeeds the stream continues; otherwise the blocker stays and the exit code is 1."""
+def blockers_retry(
+    ident: Ident = "", *, every: All = False, bucket: OneBucket = "", cause: Cause = "", where: Where = Where()
+) -> int:
+    """Retry now: one blocker, or all that are meant. What succeeds continues; otherwise the exit code is 1."""
 
-    async def work(services: Any) -> Any:
-        return await services.operator.retry(ident, services.enforcer.resolver, await services.enforcer.compile())
+    async def work(services: Any) -> dict[str, Any]:
+        snapshot = await services.enforcer.compile()
+        found = await services.operator.chosen(ident, every=every, bucket=bucket, cause=cause)
+        return {
+            one.key: await services.operator.retry(one.blocker_id, services.enforcer.resolver, snapshot)
+            for one in found
+        }
 
-    answer = acted(where, "retry", {"blocker": ident}, work)
-    say(answer.value)
-    return 0 if answer.resolved else 1
+    answers = acted(where, "retry", _meant(ident, every, bucket, cause), work)
+    for key, answer in answers.items():
+        say(f"{key}: {answer.value}")
+    return 0 if all(answer.resolved for answer in answers.values()) else 1
 
 
 @blockers.command(name="resume")
-def blockers_resume(ident: Ident, *, where: Where = Where()) -> None:
-    """Remove the blocker; the worker retries automatically."""
-    lifted = acted(where, "resume", {"blocker": ident}, lambda services: services.operator.resume(ident))
-    say(f"{lifted.key}: retrying automatically")
+def blockers_resume(
+    ident: Ident = "", *, every: All = False, bucket: OneBucket = "", cause: Cause = "", where: Where = Where()
+) -> None:
+    """Remove blockers; the worker retries automatically."""
+
+    async def work(services: Any) -> list[Any]:
+        found = await services.operator.chosen(ident, every=every, bucket=bucket, cause=cause)
+        return [await services.operator.resume(one.blocker_id) for one in found]
+
+    for lifted in acted(where, "resume", _meant(ident, every, bucket, cause), work):
+        say(f"{lifted.key}: retrying automatically")
 
 
 @blockers.command(name="quarantine")
-def blockers_quarantine(ident: Ident, *, reason: Reason, where: Where = Where()) -> None:
-    """Skip this delete and let the stream continue. Recorded with the reason."""
+def blockers_quarantine(
+    ident: Ident = "",
+    *,
+    reason: Reason,
+    every: All = False,
+    bucket: OneBucket = "",
+    cause: Cause = "",
+    where: Where = Where(),
+) -> None:
+    """Skip what the blockers name and let their streams continue. Recorded with the reason."""
     import getpass
 
     who = getpass.getuser()
-    lifted = acted(
-        where,
-        "quarantine",
-        {"blocker": ident},
-        lambda services: services.operator.quarantine(ident, reason=reason, who=who),
-        reason,
-    )
-    say(f"{lifted.key}: skipped")
+
+    async def work(services: Any) -> list[Any]:
+        found = await services.operator.chosen(ident, every=every, bucket=bucket, cause=cause)
+        return [await services.operator.quarantine(one.blocker_id, reason=reason, who=who) for one in found]
+
+    for lifted in acted(where, "quarantine", _meant(ident, every, bucket, cause), work, reason):
+        say(f"{lifted.key}: skipped")
+
+
+@blockers.command(name="isolated")
+def blockers_isolated(*, bucket: OneBucket = "", where: Where = Where(), output: Output = "table") -> None:
+    """List the keys and events that could not be processed, and why. Their streams continued; scans try them again."""
+    emit(with_services(where, lambda services: services.operator.isolated(bucket=bucket)), output)
+
+
+def _meant(ident: str, every: bool, bucket: str, cause: str) -> dict[str, str]:
+    wanted = {"blocker": ident, "all": "yes" if every else "", "bucket": bucket, "cause": cause}
+    return {name: value for name, value in wanted.items() if value}
 
 
 app = App(name="lifecycle", help="S3 expiration rules, run on events.")
 app.command(rules)
 app.command(blockers)
+app.command(ttl)
 
 Key = Annotated[str, Parameter(help="the object's key")]
 Action = Annotated[str, Parameter(help="the action, or a prefix of its name, from `lakebed lifecycle status`")]
@@ -99,7 +137,11 @@ def status(
     output: Output = "table",
 ) -> None:
     """Show mode, health and progress of every action, or of one bucket's."""
-    found = with_services(where, lambda services: services.operator.status(bucket, limit=max(1, limit)))
+    from lakebed.lifecycle.view import status_rows
+
+    found = with_services(
+        where, lambda services: status_rows(services.operator, services.state.runtime, bucket, limit=max(1, limit))
+    )
     emit(found, output)
     if not found:
         say("no rule runs yet: a worker reads a new policy within lifecycle.poll_s (lakebed lifecycle rules list)")
@@ -128,20 +170,39 @@ def dry_run_command(
     ] = False,
     where: Where = Where(),
     output: Output = "table",
-) -> None:
-    """Show what a policy would delete now: how many, how many bytes, by which rule, with a sample. Deletes nothing."""
+) -> int:
+    """Show what a policy would delete now: how many, how many bytes, by which rule, with a sample. Deletes nothing.
+
+    Exits 1, with the reason, when `lifecycle rules put` would refuse the policy for this bucket.
+    """
+    from lakebed.lifecycle.policy import as_xml
+    from lakebed.lifecycle.reserved import ReachesReserved
     from lakebed.lifecycle.view import preview
 
     text = bytes_of(policy) if policy else None
     if engine == "walk" and not inventory and not keep:
-        emit(with_services(where, lambda services: preview(services, bucket, text, days_ahead=days_ahead)), output)
-        return
+
+        async def work(services: Any) -> tuple[Any, ReachesReserved | None]:
+            seen = await preview(services, bucket, text, days_ahead=days_ahead)
+            try:
+                as_xml(text or b"", bucket=bucket, reserved=services.reserved)
+            except ReachesReserved as error:
+                return seen, error
+            return seen, None
+
+        seen, refused = with_services(where, work)
+        emit(seen, output)
+        if refused is not None:
+            say(f"put would be refused: {refused.message}")
+            say(f"next:  {refused.hint}; or try it on a bucket of its own: lakebed bucket create NAME")
+        return exits.OK if refused is None else exits.FAILED
     from lakebed.lifecycle.spark_job import scan
 
     known = text if text is not None else with_services(where, lambda services: policy_of(services, bucket))
     with spark_progress("scan"):
         summary = scan(where.context("cli"), bucket, known, days_ahead=days_ahead, inventory=inventory, keep=keep)
     emit(summary, output)
+    return exits.OK
 
 
 @app.command(name="apply")
@@ -155,6 +216,14 @@ def apply_candidates(bucket: Bucket, *, reason: Reason, dry_run: DryRunFlag = Fa
         return
     done = acted(where, "apply", {"bucket": bucket}, lambda services: apply(services, bucket), reason)
     say(f"{bucket}: {done.keys} keys, {done.deleted} deleted, {done.passed} passed, {done.held} held ({reason})")
+
+
+@app.command
+def summary(*, where: Where = Where(), output: Output = "table") -> None:
+    """Show lag, exceptions, blockers and counts of all actions in one line."""
+    from lakebed.lifecycle.view import summary as lane
+
+    emit(in_loop(lambda: lane(where.context("cli"))), output)
 
 
 @app.command
@@ -183,6 +252,23 @@ def why(bucket: Bucket, key: Key, *, where: Where = Where(), output: Output = "t
     if not found:
         raise NotFound(f"lifecycle has no decision about {bucket}/{key}")
     emit(found, output)
+
+
+@app.command
+def when(
+    bucket: Bucket,
+    key: Key,
+    *,
+    upload_id: Annotated[str, Parameter(help="an incomplete upload of the key")] = "",
+    where: Where = Where(),
+    output: Output = "table",
+) -> None:
+    """Show when a key is due by the rules in force, and what will be done to it."""
+    from lakebed.lifecycle.view import when as forecast
+
+    found = with_services(where, lambda services: forecast(services, bucket, key, upload_id))
+    emit(found.actions if output in ("table", "jsonl") else found, output)
+    say(f"x-amz-expiration: {found.expiration}" if found.expiration else f"{bucket}/{key}: no rule expires it")
 
 
 async def _is_reserved(services: Any, bucket: Bucket, key: str) -> bool:
@@ -256,22 +342,15 @@ def reseed(
     *,
     delay_days: Annotated[float | None, Parameter(help="the delay group to return to events")] = None,
     predicate: Annotated[bool, Parameter(negative="", help="the predicate stream")] = False,
-    ack_lost_log: Annotated[bool, Parameter(negative="", help="acknowledge that events are lost")] = False,
-    reason: Reason = "",
     where: Where = Where(),
 ) -> None:
     """Return demoted actions to events, by a scan of their buckets. Siblings replay the same events, which is safe."""
 
     async def work(services: Any) -> list[str]:
         snapshot = await services.enforcer.compile()
-        buckets: list[str]
-        if ack_lost_log:
-            buckets = await services.operator.acknowledge_lost_log(snapshot, reason=reason)
-        else:
-            delay_ns = None if delay_days is None else round(delay_days * services.settings.calendar.day_ns)
-            buckets = await services.operator.reseed(snapshot, delay_ns=delay_ns, predicate=predicate)
+        delay_ns = None if delay_days is None else round(delay_days * services.settings.calendar.day_ns)
+        buckets: list[str] = await services.operator.reseed(snapshot, delay_ns=delay_ns, predicate=predicate)
         return buckets
 
     subject = {"predicate": "yes"} if predicate else {"delay_days": f"{delay_days:g}"} if delay_days is not None else {}
-    what = "acknowledge-lost-log" if ack_lost_log else "reseed"
-    say(f"buckets to scan: {', '.join(acted(where, what, subject, work, reason))}")
+    say(f"buckets to scan: {', '.join(acted(where, 'reseed', subject, work))}")

@@ -41,19 +41,23 @@ def rules_get(bucket: Bucket, *, where: Where = Where()) -> None:
 def rules_put(bucket: Bucket, file: File, *, dry_run: DryRunFlag = False, where: Where = Where()) -> None:
     """Check a policy (XML, or the AWS CLI's JSON; - is stdin) and put it. Takes the same time for any bucket."""
     from lakebed.lifecycle.policy import as_xml, rules_of
+    from lakebed.lifecycle.view import put_warnings
 
     read = bytes_of(file)
 
-    async def work(services: Any) -> int:
+    async def work(services: Any) -> tuple[int, list[str]]:
         text = as_xml(read, bucket=bucket, reserved=services.reserved)
-        count = len(rules_of(text))
+        checked = rules_of(text)
+        warnings = await put_warnings(services, checked)
         if not dry_run:
-            async with as_operator(where.context("cli"), "lifecycle.rules-put", {"bucket": bucket}) as told:
+            async with as_operator(where.context("cli"), "lifecycle.rules-put", {"bucket": bucket}) as action:
                 await services.lake.put(bucket, text)
-                told.detail = f"{count} rules"
-        return count
+                action.detail = f"{len(checked)} rules"
+        return len(checked), warnings
 
-    count = with_services(where, work)
+    count, warnings = with_services(where, work)
+    for warning in warnings:
+        say(f"warning: {warning}")
     say(f"{bucket}: {count} rules {'would be' if dry_run else ''} put".replace("  ", " "))
 
 
@@ -109,10 +113,10 @@ def rules_import(file: File, *, dry_run: DryRunFlag = False, where: Where = Wher
         checked = [(bucket, as_xml(text, bucket=bucket, reserved=services.reserved)) for bucket, text in found]
         if dry_run:
             return
-        async with as_operator(where.context("cli"), "lifecycle.rules-import", {"file": file.name}) as told:
+        async with as_operator(where.context("cli"), "lifecycle.rules-import", {"file": file.name}) as action:
             for bucket, text in checked:
                 await services.lake.put(bucket, text)
-            told.detail = f"{len(checked)} policies"
+            action.detail = f"{len(checked)} policies"
 
     with_services(where, work)
     say(f"{len(found)} policies {'would be ' if dry_run else ''}put")

@@ -22,7 +22,7 @@ from lakebed.core.errors import Corrupt, Denied, NotFound, Stale
 from lakebed.core.logs import logger
 from lakebed.core.runtime import Runtime
 from lakebed.filer import s3
-from lakebed.filer.client import FilerClient
+from lakebed.filer.client import PAGE, FilerClient
 from lakebed.filer.model import Attributes, Clause, ConditionKind, FilerEntry, Mutation, MutationKind, Transaction
 from lakebed.lifecycle.model import ObjectEntry, Verb
 from lakebed.lifecycle.seams import Removal
@@ -92,7 +92,7 @@ class TtlRoutes:
 
         Raises Unavailable when no filer answers.
         """
-        if live.attributes.ttl_s <= 0 or not live.chunks:
+        if live.attributes.ttl_s <= 0 or not live.chunks or s3.BACK_STAMPED in live.extended:
             return Removal.WHOLE
         return Removal.METADATA_ONLY if is_routed(await self._known(), path) else Removal.WHOLE
 
@@ -144,17 +144,39 @@ class SeaweedDeleter:
         if verb is Verb.VERSION and not entry.key.endswith("/"):
             return await self._remove_version(entry)
         if verb is Verb.ABORT_MPU:
-            await self._abort(entry)
-        elif entry.key.endswith("/"):
+            return await self._abort(entry, versioning)
+        if entry.key.endswith("/"):
             await self._remove_folder(entry)
         else:
             await self._remove_marker(entry)
         return Removal.WHOLE
 
-    async def _abort(self, entry: ObjectEntry) -> None:
+    async def _abort(self, entry: ObjectEntry, versioning: str) -> Removal:
+        """Removes an upload. A completed object uses the chunks of its parts, so an upload that has one loses its
+        metadata only. The condition is the object that completing would write, under its lock: an upload that is
+        completed in between is read again.
+        """
         path = f"{s3.uploads_path(entry.bucket)}/{entry.upload_id}"
-        live = self._same(entry, await self._filer.lookup(*s3.split(path)))
-        await self._transact(path, _equal(live), _delete(path, recursive=True))
+        key, folder = s3.object_path(entry.bucket, entry.key), s3.versions_path(entry.bucket, entry.key)
+        upload, bare, pointer = await asyncio.gather(
+            self._filer.lookup(*s3.split(path)), self._maybe(key), self._maybe(folder)
+        )
+        self._same(entry, upload)
+        versions = await self._files(folder) if pointer is not None else []
+        found = [bare, *versions] if bare is not None else versions
+        completed = any(one.text(s3.UPLOAD_ID) == entry.upload_id for one in found)
+        removal = Removal.COMPLETED if completed else Removal.WHOLE
+        at, written = (folder, pointer) if versioning == "Enabled" else (key, bare)
+        clause = _equal(written) if written is not None else Clause(ConditionKind.NOT_EXISTS)
+        await self._transact(key, clause, _delete(path, removal, recursive=True), at=at)
+        return removal
+
+    async def _files(self, folder: str) -> list[FilerEntry]:
+        found = page = await self._filer.page(folder, limit=PAGE)
+        while len(page) == PAGE:
+            page = await self._filer.page(folder, after=page[-1].name, limit=PAGE)
+            found = found + page
+        return found
 
     async def _remove_folder(self, entry: ObjectEntry) -> None:
         """A folder that is an object goes only while it is empty: the filer removes no more than that."""
@@ -217,8 +239,9 @@ class SeaweedDeleter:
         if live is None:
             raise NotFound(f"{entry.key} has no current version")
         self._same(entry, live)
-        self._unlocked(entry, live)
         now_ns, suspended = self._clock.now_ns(), versioning == "Suspended"
+        if suspended and bare is not None:  # its bytes go; a marker above a locked version removes nothing
+            self._unlocked(entry, bare)
         version_id = s3.NULL if suspended else s3.new_version_id(now_ns, self._ids.token(), like=s3.version_id(live))
         marker = _marker(version_id, now_ns)
         changes = [

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from lakebed.core.errors import Corrupt
 from lakebed.filer import s3
 from lakebed.filer.model import FilerEntry, FilerEvent
 from lakebed.lifecycle.model import ObjectEntry, ObjectIdentity, Position, extended_hash
@@ -32,7 +31,8 @@ def identity_of(entry: FilerEntry) -> ObjectIdentity:
 
 def policy_of(bucket: FilerEntry) -> Policy | None:
     text = s3.lifecycle_of(bucket)
-    return Policy(bucket.name, text, bool(s3.versioning_of(bucket))) if text else None
+    made = str(bucket.attributes.crtime_ns)
+    return Policy(bucket.name, text, bool(s3.versioning_of(bucket)), made) if text else None
 
 
 def upload_of(bucket: str, found: FilerEntry) -> ObjectEntry:
@@ -59,7 +59,7 @@ def versions_of(
 
     The folder of versions points at the current one; where it points at none, the file at the key is, or the newest.
     """
-    found = [(_made_ns(file), file, s3.version_id(file)) for file in files if not file.is_directory]
+    found = [(_made_ns(file), file, s3.version_id(file)) for file in files if s3.is_version_file(file)]
     if bare is not None:
         found.append((bare.attributes.mtime_ns, bare, s3.NULL))
     pointed = s3.latest_file(pointer)
@@ -106,9 +106,10 @@ def place_of(directory: str, entry: FilerEntry) -> ObjectAddress | None:
         return ObjectAddress(bucket, f"{folder}/{entry.name}/" if folder else f"{entry.name}/")
     if entry.is_directory or folder.startswith(f"{s3.UPLOADS}/"):
         return None
-    if folder.endswith(s3.VERSIONS) and entry.name.startswith(s3.VERSION_FILE):
+    if folder.endswith(s3.VERSIONS) and s3.is_version_file(entry):
         return ObjectAddress(bucket, folder.removesuffix(s3.VERSIONS), s3.version_id(entry))
-    return ObjectAddress(bucket, f"{folder}/{entry.name}" if folder else entry.name, s3.version_id(entry))
+    key = f"{folder}/{entry.name}" if folder else entry.name
+    return ObjectAddress(bucket, key, entry.text(s3.VERSION_ID))
 
 
 def events_of(change: FilerEvent) -> Iterator[ChangeEvent]:
@@ -145,10 +146,10 @@ def facts_of(entry: FilerEntry) -> Facts:
     return Facts(entry.attributes.mtime_ns, entry.size, fids, extended_hash(entry.extended))
 
 
-def log_file_ns(day: str, name: str) -> int:
-    """The minute a log file begins at, by its name. Raises Corrupt."""
+def log_file_ns(day: str, name: str) -> int | None:
+    """The minute a log file begins at, by its name; None for what is no file of the log."""
     try:
         at = datetime.strptime(f"{day} {name[:5]}", "%Y-%m-%d %H-%M").replace(tzinfo=UTC)
-    except ValueError as error:
-        raise Corrupt(f"{day}/{name} is no file of the filer's log") from error
+    except ValueError:
+        return None
     return int(at.timestamp()) * 1_000_000_000

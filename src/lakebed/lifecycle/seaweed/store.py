@@ -11,15 +11,23 @@ import msgspec
 from lakebed.core.errors import Corrupt, NotFound, Unavailable
 from lakebed.core.runtime import Runtime
 from lakebed.filer import s3
-from lakebed.filer.client import FilerClient
+from lakebed.filer.client import PAGE, FilerClient
 from lakebed.filer.model import Clause, ConditionKind, FilerEntry, Mutation, MutationKind, Transaction
+from lakebed.lifecycle.cluster import LogReach
 from lakebed.lifecycle.model import ObjectEntry, Position, Verb
-from lakebed.lifecycle.seams import ChangeEvent, Family, LostLog, Policy, Removal
+from lakebed.lifecycle.seams import ChangeEvent, Family, Policy, Removal
 from lakebed.lifecycle.seaweed import entries as layout
 from lakebed.lifecycle.seaweed.deletes import SeaweedDeleter
+from lakebed.lifecycle.seaweed.ttl import BucketTtl
 
 LOG_PARENT, LOG = "/topics/.system", "log"
+OWN_CURSORS = "/etc/s3/lifecycle/daily-cursors"  # of SeaweedFS's own worker, one file for each of its shards
 VERSIONING_FRESH_S = 1.0  # how old a bucket's state of versioning may be; S3 itself promises far less
+PARTS_MAX = 16  # into which the scan of a prefix is divided
+SPLIT_DEPTH = 16  # folders, or characters, that all names share
+BORDERS_MAX = 128
+FIRST_FILES = 16
+LAST = "\U0010ffff"  # behind every name with the same beginning
 STREAMS_MAX = 3  # subscriptions of one pass, with as many filers, before it is given up
 
 
@@ -46,6 +54,13 @@ class SeaweedLake:
         except NotFound:
             return None
 
+    async def changes(self) -> AsyncGenerator[str, None]:
+        events = self._filer.subscribe([], since_ns=self._clock.now_ns(), directories=[s3.BUCKETS])
+        async with aclosing(events):
+            async for event in events:
+                if not event.heartbeat:
+                    yield event.path.rpartition("/")[2]
+
     async def put(self, bucket: str, text: bytes) -> None:
         """One change of the bucket's own entry. Raises NotFound when there is no such bucket."""
         await self._bucket(bucket)
@@ -71,6 +86,14 @@ class SeaweedLake:
         if self._clock.monotonic_s() - at_s > VERSIONING_FRESH_S:
             return s3.versioning_of(await self._bucket(bucket))
         return known
+
+    def ttl(self, bucket: str) -> BucketTtl:
+        return BucketTtl(self._filer, bucket)
+
+    async def own_worker_ns(self) -> int:
+        """When SeaweedFS's own lifecycle worker last ran on this cluster, by the cursors it keeps; 0 for never."""
+        cursors = [entry async for entry in self._filer.entries(OWN_CURSORS)]
+        return max((entry.attributes.mtime_ns for entry in cursors), default=0)
 
     # Live state.
 
@@ -101,45 +124,106 @@ class SeaweedLake:
             return Family(bucket, key, (), token=key.rstrip("/"))
         return Family(bucket, key, (layout.object_of(bucket, key, found, self._clock.now_ns()),), token=key.rstrip("/"))
 
-    async def scan(self, bucket: str, after: str = "") -> AsyncGenerator[Family, None]:
+    async def scan(
+        self, bucket: str, after: str = "", *, prefix: str = "", until: str = ""
+    ) -> AsyncGenerator[Family, None]:
         await self._bucket(bucket)
-        async with aclosing(self._scan(bucket, "", after.split("/") if after else [])) as families:
+        last = until.split("/")
+        async with aclosing(self._under(bucket, prefix, after)) as families:
             async for family in families:
+                if until and family.token.split("/")[: len(last)] > last:
+                    return
                 if family.entries or family.unreadable:
                     yield family
 
-    async def _scan(self, bucket: str, folder: str, after: list[str]) -> AsyncGenerator[Family, None]:
+    async def _under(self, bucket: str, prefix: str, after: str) -> AsyncGenerator[Family, None]:
+        """What begins with the prefix: its folder is listed, by the beginning of names, and nothing beside it."""
+        folder, name = prefix.rpartition("/")[0], prefix.rpartition("/")[2]
+        folder = f"{folder}/" if folder else ""
+        behind = after.removeprefix(folder).split("/") if after.startswith(folder) and after != folder else []
+        async with aclosing(self._scan(bucket, folder, behind if after else [], name)) as families:
+            async for family in families:
+                yield family
+        if folder and not name:
+            yield await self.look(bucket, folder)  # the folder may be an object itself
+
+    async def _scan(self, bucket: str, folder: str, after: list[str], name: str = "") -> AsyncGenerator[Family, None]:
         """Depth first in the order of names; `after` is where to go on, part by part."""
         directory = f"{s3.bucket_path(bucket)}/{folder}".rstrip("/")
         if len(after) > 1:
             async for family in self._scan(bucket, f"{folder}{after[0]}/", after[1:]):
                 yield family
             parent = await self._maybe(f"{directory}/{after[0]}")
-            if parent is not None and s3.is_folder_object(parent):
+            if parent is not None and s3.is_versions_folder(parent):
+                yield await self._listed_versions(bucket, folder + after[0], parent)
+            elif parent is not None and s3.is_folder_object(parent):
                 yield await self.look(bucket, f"{folder}{after[0]}/")
-        async for entry in self._filer.entries(directory, after=after[0] if after else ""):
+        async for entry in self._filer.entries(directory, prefix=name, after=after[0] if after else ""):
             path = folder + entry.name
             if folder == f"{s3.UPLOADS}/":
                 if entry.is_directory and entry.text(s3.UPLOAD_KEY):
                     upload = layout.upload_of(bucket, entry)
                     yield Family(bucket, upload.key, (upload,), entry.name, token=path)
-            elif not entry.is_directory or s3.is_versions_folder(entry):
-                yield await self._family(bucket, path, entry)
+            elif not entry.is_directory:
+                if not (folder.endswith(f"{s3.VERSIONS}/") and s3.is_version_file(entry)):
+                    yield await self._family(bucket, path, entry)
             else:
-                async for family in self._scan(bucket, f"{path}/", []):
+                async for family in self._folder_content(bucket, path, entry):
                     yield family
-                if s3.is_folder_object(entry):  # behind what it holds, which goes first
-                    yield await self.look(bucket, f"{path}/")
+
+    async def _folder_content(self, bucket: str, path: str, entry: FilerEntry) -> AsyncGenerator[Family, None]:
+        """What a folder holds; one that is named like a folder of versions may also hold keys. What the folder itself
+        is comes behind what it holds, which goes first.
+        """
+        versions = s3.is_versions_folder(entry)
+        files = await self._files(f"{s3.bucket_path(bucket)}/{path}") if versions else []
+        if not versions or any(not s3.is_version_file(file) for file in files):
+            async for family in self._scan(bucket, f"{path}/", []):
+                yield family
+        if versions:
+            yield await self._listed_versions(bucket, path, entry, files)
+        elif s3.is_folder_object(entry):
+            yield await self.look(bucket, f"{path}/")
+
+    async def split(self, bucket: str, prefix: str = "") -> Sequence[str]:
+        """Borders among the names of one folder: the first below the prefix that has more than one name."""
+        folder, name = prefix.rpartition("/")[0], prefix.rpartition("/")[2]
+        folder = f"{folder}/" if folder else ""
+        for _ in range(SPLIT_DEPTH):
+            directory = f"{s3.bucket_path(bucket)}/{folder}".rstrip("/")
+            found = [
+                one for one in await self._filer.page(directory, prefix=name, limit=PAGE) if one.name != s3.UPLOADS
+            ]
+            if len(found) == 1 and found[0].is_directory and not s3.is_versions_folder(found[0]):
+                folder, name = f"{folder}{found[0].name}/", ""
+                continue
+            if len(found) < PAGE - 1:
+                return _spread([folder + one.name for one in found if one.is_directory])
+            return _spread([folder + border for border in await self._borders(directory, name)])
+        return ()
+
+    async def _borders(self, directory: str, name: str) -> list[str]:
+        """Beginnings of names in a large folder, found by leaping from one to the next: one request for each."""
+        for _ in range(SPLIT_DEPTH):
+            found: list[str] = []
+            after = name
+            while len(found) < BORDERS_MAX:
+                page = await self._filer.page(directory, prefix=name, after=after, limit=1)
+                if not page:
+                    break
+                found.append(page[0].name[: len(name) + 1])
+                after = found[-1] + LAST
+            if len(found) != 1:
+                return found
+            name = found[0]
+        return []
 
     async def _family(self, bucket: str, path: str, entry: FilerEntry) -> Family:
         """What is listed at a path. An entry that cannot be read is returned too, with the reason."""
         try:
-            if s3.is_versions_folder(entry):
-                return await self._listed_versions(bucket, path)
             return await self._listed(bucket, path, entry)
         except Corrupt as error:
-            key = path.removesuffix(s3.VERSIONS) if s3.is_versions_folder(entry) else path
-            return Family(bucket, key, (), token=path, unreadable=error.message)
+            return Family(bucket, path, (), token=path, unreadable=error.message)
 
     async def _listed(self, bucket: str, key: str, entry: FilerEntry) -> Family:
         if await self._versioning(bucket):
@@ -147,17 +231,30 @@ class SeaweedLake:
         self._deleter.remember(bucket, key, entry)
         return Family(bucket, key, (layout.object_of(bucket, key, entry, self._clock.now_ns()),), token=key)
 
-    async def _listed_versions(self, bucket: str, path: str) -> Family:
+    async def _listed_versions(
+        self, bucket: str, path: str, pointer: FilerEntry, files: Sequence[FilerEntry] | None = None
+    ) -> Family:
+        """The versions in a folder of them; none where a file at the key has brought them, or versions were never
+        kept: a key may be named like such a folder.
+        """
         key = path.removesuffix(s3.VERSIONS)
-        if await self._file(bucket, key) is not None:  # returned already, with the file at the key
+        if not await self._versioning(bucket) or await self._file(bucket, key) is not None:
             return Family(bucket, key, (), token=path)
-        return Family(bucket, key, await self._versions(bucket, key), token=path)
+        listed = files if files is not None else await self._files(f"{s3.bucket_path(bucket)}/{path}")
+        try:
+            found = layout.versions_of(bucket, key, None, pointer, listed, self._clock.now_ns())
+        except Corrupt as error:
+            return Family(bucket, key, (), token=path, unreadable=error.message)
+        return Family(bucket, key, found, token=path)
 
     async def _versions(self, bucket: str, key: str) -> tuple[ObjectEntry, ...]:
         folder = s3.versions_path(bucket, key)
         bare, pointer = await asyncio.gather(self._file(bucket, key), self._maybe(folder))
-        files = [file async for file in self._filer.entries(folder)] if pointer is not None else []
+        files = await self._files(folder) if pointer is not None else []
         return layout.versions_of(bucket, key, bare, pointer, files, self._clock.now_ns())
+
+    async def _files(self, folder: str) -> list[FilerEntry]:
+        return [file async for file in self._filer.entries(folder)]
 
     async def _file(self, bucket: str, key: str) -> FilerEntry | None:
         found = await self._maybe(s3.object_path(bucket, key))
@@ -177,7 +274,6 @@ class SeaweedLake:
     # Events.
 
     async def read(self, after: Position, until_ns: int) -> AsyncGenerator[ChangeEvent, None]:
-        await self._check_log(after)
         last = after
         for stream in range(1, STREAMS_MAX + 1):
             try:
@@ -204,23 +300,25 @@ class SeaweedLake:
                     if position > after:
                         yield msgspec.structs.replace(event, position=position)
 
-    async def begins_ns(self) -> int:
-        folder = await self._maybe(f"{LOG_PARENT}/{LOG}")
-        if folder is None:  # nothing was ever written to disk: all of it is in memory
-            return 0
-        return s3.log_begins_ns(folder.attributes.crtime_ns, await self._first_file_ns())
-
-    async def _check_log(self, after: Position) -> None:
-        """Raises LostLog when the files of the log that the cursor still needs are gone."""
-        begins_ns = await self.begins_ns()
-        if after.ts_ns < begins_ns:
-            raise LostLog(f"the filer's log begins at {begins_ns}, the cursor is at {after.ts_ns}")
+    async def reach(self) -> LogReach:
+        folder, servers = await asyncio.gather(self._maybe(f"{LOG_PARENT}/{LOG}"), self._filer.started())
+        if folder is None:  # nothing was ever written to disk, or all of it is gone
+            return LogReach(servers=servers)
+        return LogReach(folder.attributes.crtime_ns, await self._first_file_ns(), servers)
 
     async def _first_file_ns(self) -> int | None:
+        """Where the first file of the log begins. Files that are none of the log's are passed by."""
         async for day in self._filer.entries(f"{LOG_PARENT}/{LOG}"):
-            for file in await self._filer.page(f"{LOG_PARENT}/{LOG}/{day.name}", limit=1):
-                return layout.log_file_ns(day.name, file.name)
+            async for file in self._filer.entries(f"{LOG_PARENT}/{LOG}/{day.name}", limit=FIRST_FILES):
+                if (at_ns := layout.log_file_ns(day.name, file.name)) is not None:
+                    return at_ns
         return None
+
+
+def _spread(names: Sequence[str]) -> list[str]:
+    """At most PARTS_MAX - 1 of the names, evenly: the borders between parts."""
+    every = max(1, -(-len(names) // PARTS_MAX))
+    return list(names[every - 1 : -1 : every])
 
 
 def _is_bucket(entry: FilerEntry) -> bool:

@@ -26,7 +26,7 @@ from lakebed.log.loadtest.summary import quantiles, total
 DOWN_S = 1.0  # how long a broker that did not answer is skipped
 ATTEMPTS_MAX = 10
 
-ASKING = b"GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: application/json\r\n\r\n"
+METRICS_REQUEST = b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: application/json\r\n\r\n"
 
 
 class LoadTestClient:
@@ -90,7 +90,7 @@ class LoadTestClient:
             self.requests += 1
             self.inflight[broker] += 1
             try:
-                status, _ = await connections[broker].ask(request.data)
+                status, _ = await connections[broker].request(request.data)
             except OSError:
                 self.unknown += 1
                 self.down[broker] = time.perf_counter() + DOWN_S
@@ -149,7 +149,7 @@ async def _sample(
 ) -> None:
     connection = LoadConnection(url)
     try:
-        _, body = await connection.ask(ASKING)
+        _, body = await connection.request(METRICS_REQUEST)
         found: dict[str, Any] = msgspec.json.decode(body)
     except OSError:
         return  # a broker that is gone gives no more samples; the summary reports it

@@ -88,7 +88,7 @@ SCENARIOS = {
         LoadTestScenario("steady"),
         LoadTestScenario("wide", partitions=128, owners=1),
         LoadTestScenario("kill", brokers=3, seconds=12.0, kill_at_s=5.0, selection="least_inflight"),
-        LoadTestScenario("smoke", seconds=2.0, partitions=4, lanes=8, sample_s=0.5),
+        LoadTestScenario("smoke", seconds=2.0, partitions=4, lanes=8, sample_s=0.1),
     )
 }
 

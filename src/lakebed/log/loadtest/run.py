@@ -36,7 +36,7 @@ from lakebed.meta.sqlite.backend import SqliteMeta
 from lakebed.store.settings import StoreSettings
 
 
-async def run(stand: BenchEnvironment, name: str, out: Path) -> LoadTestSummary:
+async def run(environment: BenchEnvironment, name: str, out: Path) -> LoadTestSummary:
     """Runs one scenario and writes its folder. Raises Invalid for an unknown scenario."""
     chosen = scenario(name)
     folder = out / f"{datetime.fromtimestamp(time.time(), UTC):%Y%m%dT%H%M%SZ}-{name}"
@@ -53,10 +53,12 @@ async def run(stand: BenchEnvironment, name: str, out: Path) -> LoadTestSummary:
         urls: dict[str, str] = {}
         for broker in names:
             log = folder / "logs" / f"{broker}.log"
-            started = process(stand, SERVE, meta, started=_pid_of(pids, broker), log=log)
+            started = process(environment, SERVE, meta, started=_pid_of(pids, broker), log=log)
             urls[broker] = await stack.enter_async_context(started)
-        _write(folder / "stack.json", {"brokers": urls, "pids": pids, "store": stand.settings.of(StoreSettings).url})
-        await _precreate(stand, Path(meta["meta.path"]), manifest)
+        _write(
+            folder / "stack.json", {"brokers": urls, "pids": pids, "store": environment.settings.of(StoreSettings).url}
+        )
+        await _precreate(environment, Path(meta["meta.path"]), manifest)
         client, ended = LoadTestClient(chosen, manifest, urls), asyncio.Event()
         collecting = asyncio.create_task(collect(folder, urls, pids, client, sample_s=chosen.sample_s, ended=ended))
         killing = asyncio.create_task(_kill(chosen, pids, client))
@@ -66,16 +68,16 @@ async def run(stand: BenchEnvironment, name: str, out: Path) -> LoadTestSummary:
         ended.set()
         killing.cancel()
         samples = await collecting
-    return _summarize(stand, folder, chosen, manifest, client, samples, seconds, cpu / seconds)
+    return _summarize(environment, folder, chosen, manifest, client, samples, seconds, cpu / seconds)
 
 
 def _pid_of(pids: dict[str, int], broker: str) -> Callable[[int], None]:
     return lambda pid: pids.__setitem__(broker, pid)
 
 
-async def _precreate(stand: BenchEnvironment, path: Path, manifest: RoutingManifest) -> None:
+async def _precreate(environment: BenchEnvironment, path: Path, manifest: RoutingManifest) -> None:
     """Every partition exists before the clock starts."""
-    context = stand.context("precreate")
+    context = environment.context("precreate")
     meta = SqliteMeta(context, path)
     broker = Broker(context, meta)
     await asyncio.gather(
@@ -93,7 +95,7 @@ async def _kill(chosen: LoadTestScenario, pids: dict[str, int], client: LoadTest
 
 
 def _summarize(
-    stand: BenchEnvironment,
+    environment: BenchEnvironment,
     folder: Path,
     chosen: LoadTestScenario,
     manifest: RoutingManifest,
@@ -140,7 +142,7 @@ def _summarize(
         brokers=samples.brokers,
         latencies_ms=client.latencies_ms,
         events=client.remaps,
-        note=note_of("log", stand.settings),
+        note=note_of("log", environment.settings),
     )
     (folder / "report.html").write_text(drawn)
     return summary

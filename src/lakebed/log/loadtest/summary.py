@@ -151,27 +151,24 @@ def page(
             "generator's CPU, of a core": summary.generator_cpu,
         }
     )
+    report.text(
+        f"{round(summary.records_per_s):,} records/s were acknowledged, half of the produces within"
+        f" {summary.latency_ms['p50']:g} ms and 99 of 100 within {summary.latency_ms['p99']:g} ms;"
+        f" {'no warning' if not summary.warnings else f'{len(summary.warnings)} warnings'}."
+    )
+    report.machine()
     if note:
         report.text(note)
     report.section("Warnings")
     for warning in summary.warnings or ["None: clients and brokers agree."]:
         report.text(warning)
-    marks = [(event["at_s"], f"{event['killed']} killed") for event in events if "killed" in event]
-    names = sorted({row["broker"] for row in brokers})
-    report.section("Over time")
-    report.lines("Records acknowledged", [_rate("client", client, "acknowledged")], unit="records/s", marks=marks)
-    taken = [_rate(name, _of(brokers, name), "records") for name in names]
-    report.stacked("Records accepted, by broker", taken, unit="records/s")
-    spread = [
-        ChartLine(name, tuple((row["at_s"], row["latency_ms"][name]) for row in client)) for name in ("p50", "p99")
-    ]
-    report.lines("Latency of a produce", spread, unit="ms", marks=marks)
-    busy = [_rate(name, _of(brokers, name), "cpu_s") for name in names]
-    report.lines("CPU", [*busy, _rate("generator", client, "cpu_s")], unit="of a core", marks=marks)
-    report.section("Latency").histogram("Every produce", latencies_ms, unit="ms")
-    report.section("Routing", "Partitions that each broker owns.")
-    report.bars(
-        "Partitions", {name: float(sum(name in r.owners for r in manifest.routes)) for name in manifest.brokers}
+    _over_time(report, client, brokers, events)
+    report.section("Latency").histogram(
+        "Every produce", latencies_ms, unit="ms", about="A long tail to the right is what p99 measures."
+    )
+    owned = {name: sum(name in route.owners for route in manifest.routes) for name in manifest.brokers}
+    report.section("Routing").text(
+        "Partitions of each broker: " + ", ".join(f"{n} {c}" for n, c in owned.items()) + "."
     )
     report.section("Broker totals")
     report.table(("metric", "total"), [*msgspec.structs.asdict(summary.brokers).items()])
@@ -179,6 +176,33 @@ def page(
         ("setting", "value"), [(name, str(value)) for name, value in msgspec.structs.asdict(scenario).items()]
     )
     return str(report)
+
+
+def _over_time(report: HtmlReport, client: Rows, brokers: Rows, events: Rows) -> None:
+    marks = [(event["at_s"], f"{event['killed']} killed") for event in events if "killed" in event]
+    names = sorted({row["broker"] for row in brokers})
+    report.section("Over time")
+    report.lines(
+        "Records acknowledged", [_rate("client", client, "acknowledged")], unit="records/s", marks=marks,
+        about="A level line is steady; after a dashed line, a killed broker, it drops and recovers.",
+    )  # fmt: skip
+    taken = [_rate(name, _of(brokers, name), "records") for name in names]
+    report.lines(
+        "Records accepted, by broker", taken, unit="records/s", marks=marks,
+        about="Lines near each other share the load; the line of a killed broker ends.",
+    )  # fmt: skip
+    spread = [
+        ChartLine(name, tuple((row["at_s"], row["latency_ms"][name]) for row in client)) for name in ("p50", "p99")
+    ]
+    report.lines(
+        "Latency of a produce", spread, unit="ms", marks=marks,
+        about="The 99th percentile shows pauses that the median hides.",
+    )  # fmt: skip
+    busy = [_rate(name, _of(brokers, name), "cpu_s") for name in names]
+    report.lines(
+        "CPU", [*busy, _rate("generator", client, "cpu_s")], unit="of a core", marks=marks,
+        about="A line near 1 is a process that is the bottleneck; near it for the generator, the test is.",
+    )  # fmt: skip
 
 
 def _of(brokers: Rows, name: str) -> list[dict[str, Any]]:

@@ -276,8 +276,8 @@ def plan_spill(head: Head, known: LoadedState, ended: Collection[str], new_id: C
 
 def apply_spill(head: Head, plan: SpillPlan) -> Head:
     """The head with the plan carried out. Raises Replan when it no longer fits."""
-    standing = set(head.refs)
-    if head.fence != plan.fence or not standing.issuperset(plan.replaced):
+    referred = set(head.refs)
+    if head.fence != plan.fence or not referred.issuperset(plan.replaced):
         raise Replan
     gone = plan.moved | plan.dropped
     hot = {key: entry for key, entry in head.hot.items() if gone.get(key) != entry.version}

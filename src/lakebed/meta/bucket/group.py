@@ -129,7 +129,7 @@ class KeyGroup:
         With the `etag` that a list has just given, a head that is known already is not read again.
         """
         seen = self._seen
-        head, known = (seen.value if etag and seen.etag == etag else await self.head()), self._at_hand()
+        head, known = (seen.value if etag and seen.etag == etag else await self.head()), self._loaded()
         for _ in range(NEEDS_MAX):
             try:
                 return decide(head, known)
@@ -141,7 +141,7 @@ class KeyGroup:
 
     async def change(self, decide: Decide[R]) -> R:
         """Changes the head by `decide`, in one write with all waiting changes. Spills it when it has grown."""
-        known, crowded = self._at_hand(), 0
+        known, crowded = self._loaded(), 0
         change = HeadChange(self._writer)
         for _ in range(NEEDS_MAX):
             try:
@@ -227,7 +227,7 @@ class KeyGroup:
 
     async def _plan(self, head: Head) -> SpillPlan | None:
         known, _ = await self._fetched(
-            self._at_hand(), NotLoaded(sessions={hot.session for hot in head.hot.values()} - {""})
+            self._loaded(), NotLoaded(sessions={hot.session for hot in head.hot.values()} - {""})
         )
         ended = [session for session, lives in known.sessions.items() if not lives]
         try:
@@ -291,7 +291,7 @@ class KeyGroup:
     def _cached(self, id: str) -> Leaf | None:
         return self._cache.get(self._paths.leaf(self._name, id))
 
-    def _at_hand(self) -> LoadedState:
+    def _loaded(self) -> LoadedState:
         return LoadedState(LoadedLeaves(self._cached, {}), {})
 
     async def _read_after(self, earlier: asyncio.Task[Head] | None) -> Head:

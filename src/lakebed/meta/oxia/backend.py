@@ -82,7 +82,7 @@ class OxiaMeta:
 
     async def get(self, key: str, *, partition_key: str = "") -> MetaEntry:
         check_key(key)
-        found = await self._ask("get", lambda client: self._find(client, key, partition_key))
+        found = await self._call("get", lambda client: self._find(client, key, partition_key))
         if found is None:
             raise NotFound(f"no meta entry at {key!r}")
         return found
@@ -114,7 +114,7 @@ class OxiaMeta:
                 raise Fenced(f"a session has ended, so {key!r} was not put") from error
             return MetaEntry(key, value, str(made.version_id()))
 
-        return await self._ask("put", run, writes=True)
+        return await self._call("put", run, writes=True)
 
     async def put_all(self, puts: Sequence[Put]) -> list[MetaEntry | LakebedError]:
         return await put_each(self, puts)
@@ -131,7 +131,7 @@ class OxiaMeta:
             if expected is not None and not found:
                 raise _refused(key, None, expected)
 
-        await self._ask("delete", run, writes=True)
+        await self._call("delete", run, writes=True)
 
     async def ceiling(self, key: str, *, prefix: str, partition_key: str = "") -> MetaEntry | None:
         start, end = max(key, prefix), prefix_end(prefix)
@@ -140,7 +140,7 @@ class OxiaMeta:
             found = [self._lowest(client, keys, start, end, partition_key) for keys in self._key_ranges(start, end)]
             return min((entry for entry in found if entry is not None), key=_by_key, default=None)
 
-        return await self._ask("ceiling", run)
+        return await self._call("ceiling", run)
 
     async def range(self, start: str, end: str, *, limit: int, partition_key: str = "") -> Sequence[MetaEntry]:
         check_limit(limit)
@@ -152,7 +152,7 @@ class OxiaMeta:
                 found += islice(scan, limit) if keys.sorted else heapq.nsmallest(limit, scan, key=_by_key)
             return sorted(found, key=_by_key)[:limit]
 
-        return await self._ask("range", run)
+        return await self._call("range", run)
 
     async def delete_range(self, start: str, end: str, *, partition_key: str = "") -> None:
         routed = partition_key or None
@@ -165,13 +165,13 @@ class OxiaMeta:
                     for entry in self._scan(client, keys, start, end, partition_key):
                         client.delete(entry.key, partition_key=routed)
 
-        await self._ask("delete_range", run, writes=True)
+        await self._call("delete_range", run, writes=True)
 
     async def open_session(self, *, timeout_s: float) -> MetaSession:
         if timeout_s < SESSION_S_MIN:
             raise Invalid(f"Oxia accepts no session timeout below {SESSION_S_MIN:g} s")
         id = self._ids.uuid()
-        client = await self._ask("session", lambda _: self._connect(round(timeout_s * 1000), id))
+        client = await self._call("session", lambda _: self._connect(round(timeout_s * 1000), id))
         session = OxiaSession(id, client, timeout_s=timeout_s, clock=self._clock, close=self._close_client)
         self._sessions = [open for open in self._sessions if open.alive] + [session]
         return session
@@ -186,7 +186,7 @@ class OxiaMeta:
             await self._close_client(self._client)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _ask(self, verb: str, run: Callable[[Any], R], *, writes: bool = False) -> R:
+    async def _call(self, verb: str, run: Callable[[Any], R], *, writes: bool = False) -> R:
         """Runs a call of the client in a thread. A call that exceeds the timeout is abandoned."""
         if self._closed:
             raise Unavailable("this meta client is closed")

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
+from lakebed.core import private
 from lakebed.core.clock import now_ms
 from lakebed.core.errors import Corrupt, LakebedError, OutcomeUnknown, Overloaded, Unavailable
 from lakebed.core.runtime import Runtime
@@ -67,7 +68,7 @@ class SqliteMeta:
 
     async def get(self, key: str, *, partition_key: str = "") -> MetaEntry:
         check_key(key)
-        return await self._ask("get", lambda sql: sql.get(key, now_ms(self._clock)))
+        return await self._call("get", lambda sql: sql.get(key, now_ms(self._clock)))
 
     async def put(
         self,
@@ -80,31 +81,31 @@ class SqliteMeta:
     ) -> MetaEntry:
         check_value(check_key(key), value)
         owner = session.id if session is not None else None
-        return await self._ask(
+        return await self._call(
             "put", lambda sql: sql.put(key, value, expected, owner, now_ms(self._clock)), writes=True
         )
 
     async def put_all(self, puts: Sequence[Put]) -> list[MetaEntry | LakebedError]:
         for put in puts:
             check_value(check_key(put.key), put.value)
-        return await self._ask("put", lambda sql: sql.put_all(puts, now_ms(self._clock)), writes=True, count=len(puts))
+        return await self._call("put", lambda sql: sql.put_all(puts, now_ms(self._clock)), writes=True, count=len(puts))
 
     async def delete(self, key: str, *, expected: str | None = None, partition_key: str = "") -> None:
         check_key(key)
-        await self._ask("delete", lambda sql: sql.delete(key, expected, now_ms(self._clock)), writes=True)
+        await self._call("delete", lambda sql: sql.delete(key, expected, now_ms(self._clock)), writes=True)
 
     async def ceiling(self, key: str, *, prefix: str, partition_key: str = "") -> MetaEntry | None:
         end = prefix_end(prefix)
         start = max(key, prefix)
-        found = await self._ask("ceiling", lambda sql: sql.range(start, end, 1, now_ms(self._clock)))
+        found = await self._call("ceiling", lambda sql: sql.range(start, end, 1, now_ms(self._clock)))
         return found[0] if found else None
 
     async def range(self, start: str, end: str, *, limit: int, partition_key: str = "") -> Sequence[MetaEntry]:
         check_limit(limit)
-        return await self._ask("range", lambda sql: sql.range(start, end, limit, now_ms(self._clock)))
+        return await self._call("range", lambda sql: sql.range(start, end, limit, now_ms(self._clock)))
 
     async def delete_range(self, start: str, end: str, *, partition_key: str = "") -> None:
-        await self._ask("delete_range", lambda sql: sql.delete_range(start, end), writes=True)
+        await self._call("delete_range", lambda sql: sql.delete_range(start, end), writes=True)
 
     async def open_session(self, *, timeout_s: float) -> MetaSession:
         id, timeout_ms = self._ids.uuid(), round(timeout_s * 1000)
@@ -113,13 +114,13 @@ class SqliteMeta:
             return now_ms(self._clock) + timeout_ms
 
         async def beat() -> None:
-            await self._ask("session", lambda sql: sql.beat(id, expires(), now_ms(self._clock)), writes=True)
+            await self._call("session", lambda sql: sql.beat(id, expires(), now_ms(self._clock)), writes=True)
 
         async def end() -> None:
-            await self._ask("session", lambda sql: sql.end_session(id), writes=True)
+            await self._call("session", lambda sql: sql.end_session(id), writes=True)
 
         opened_s = self._clock.monotonic_s()
-        await self._ask("session", lambda sql: sql.begin_session(id, expires()), writes=True)
+        await self._call("session", lambda sql: sql.begin_session(id, expires()), writes=True)
         session = HeartbeatSession(id, timeout_s=timeout_s, clock=self._clock, beat=beat, end=end, opened_s=opened_s)
         self._sessions = [open for open in self._sessions if open.alive] + [session]
         return session
@@ -134,7 +135,7 @@ class SqliteMeta:
             self._calls.put(None)
             await asyncio.to_thread(self._thread.join)
 
-    async def _ask(self, verb: str, run: Callable[[Statements], R], *, writes: bool = False, count: int = 1) -> R:
+    async def _call(self, verb: str, run: Callable[[Statements], R], *, writes: bool = False, count: int = 1) -> R:
         if self._closed:
             raise Unavailable("this meta client is closed")
         if self._calls.qsize() >= WAITING_MAX:
@@ -175,7 +176,8 @@ class SqliteMeta:
         return group, True
 
     def _open(self) -> sqlite3.Connection:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        private.folder(self._path.parent)
+        private.create(self._path)  # SQLite gives its other files the same mode
         connection = sqlite3.connect(self._path, timeout=OPENING_BUSY_S, isolation_level=None, check_same_thread=False)
         for attempt in range(OPENINGS_MAX):
             try:

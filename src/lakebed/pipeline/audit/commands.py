@@ -59,7 +59,7 @@ def _last(context: Context) -> AuditRecord:
 def _made(context: Context, quick: bool, inventory: str, queues: list[Path]) -> AuditRecord:
     from lakebed.agent.codec import accounts
     from lakebed.batches.settings import ReconcilerSettings
-    from lakebed.pipeline.audit.conservation_check import DroppedSamples
+    from lakebed.pipeline.audit.conservation import DroppedSamples
     from lakebed.pipeline.audit.job import BucketAuditor
     from lakebed.spark.session import open_session
     from lakebed.spark.settings import SparkSettings
@@ -113,6 +113,11 @@ def _show(record: AuditRecord) -> None:
             say(f"  bronze is kept since {since} UTC: {kept.expired} samples accepted before are not in it")
         for row in kept.rows[:SHOWN]:
             say(f"  {row.agent_id} {row.hour}: {_named(row)}")
+        for flow in kept.flows:
+            counts = f"bronze {flow.bronze} → silver {flow.silver}, quarantined {flow.quarantined}, lost {flow.lost}"
+            say(f"  {flow.org_id}/{flow.project_id} {flow.source} → {flow.table}: {counts}")
+        for table, rows in kept.gold.items():
+            say(f"  gold {table}: {rows} rows")
         if not kept.wrong:
             say(f"nothing lost, doubled or changed in {kept.hours} hours of {kept.agents} agents")
     for words in record.unseen:

@@ -1,298 +1,350 @@
-"""Conservation: what agents numbered is what was accepted, is in bronze, and is counted by rollups. Pure transforms.
+"""Runs the conservation of an audit: from what agents numbered, through accepted and bronze, to rollups.
 
-Every sample has a number of its agent's boot. A checksum adds up a hash of each sample, number and value and all, so it
-does not depend on order; it is kept in two halves of 32 bits, which cannot overflow. Stages are compared batch by batch
-where they know batches, else by agent and hour. Where sums differ the samples themselves are compared, number by
-number, so the result is exact: lost, doubled or changed, and at which stage.
-
-Hours are those of the samples' own times. What never arrived has no time: it counts in the hour of the batch behind it.
-What cannot be read counts in the hour in which it was accepted.
+Stages that do not exist yet (no bronze table, no rollups) are left out of the record. The samples themselves are
+compared only for batches whose checksum differs.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Sequence
 from functools import reduce
 
-from pyspark.sql import Column, DataFrame, Window
+import msgspec
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from lakebed.pipeline.audit.keys import hour_of
+from lakebed.batches.paths import ACCEPTED_BY_TIME, HOUR_NS
+from lakebed.batches.paths import hour_of as hour_folder
+from lakebed.batches.reader import RawBatches
+from lakebed.core.context import Context
+from lakebed.core.errors import Corrupt, NotFound
+from lakebed.delta.log import decode, log_key
+from lakebed.delta.model import Snapshot, TableSpec
+from lakebed.pipeline.audit import keys, paths, reading, sums
+from lakebed.pipeline.audit.findings import plain
+from lakebed.pipeline.audit.model import LOSSES_SHOWN, Conservation, ConservationRow
+from lakebed.pipeline.audit.reading import GONE
+from lakebed.pipeline.bronze.places import SAMPLES, placed
+from lakebed.pipeline.bronze.samples import note_in
+from lakebed.pipeline.tables.compaction import kept_since_us
+from lakebed.pipeline.tables.table import Table
+from lakebed.rollups import paths as rollup_paths
+from lakebed.rollups.model import RollupState
+from lakebed.spark.location import Location
+from lakebed.spark.tasks import in_arrow
+from lakebed.store.protocol import Store
+from lakebed.store.settings import StoreSettings
 
-HASH = "xxhash64(agent_id, boot_id, seq, metric, array_sort(map_entries(labels)), time_ns, value, kind)"
-KINDS = "array('untyped', 'gauge', 'counter', 'delta')"  # a frame has the number, bronze the name
-SUM_TOLERANCE = 1e-9  # of the sum of magnitudes: rollups add up doubles in another order
-COUNTS = (
-    "sent",
-    "accepted",
-    "high",
-    "low",
-    "gap",
-    "overlap",
-    "unreadable",
-    "explained",
-    "waiting",
-    "expired",
-    "bronze",
-    "bronze_lost",
-    "bronze_doubled",
-    "bronze_changed",
-    "due",
-    "uncovered",
-    "rollup",
-)
-
-
-def hashed(samples: DataFrame) -> DataFrame:
-    """Samples of a frame with their hash and hour."""
-    named = samples.withColumn("kind", F.expr(f"element_at({KINDS}, kind + 1)"))
-    return named.selectExpr("*", f"{HASH} as h", f"{hour_of('time_ns')} as hour")
+NOTES_MAX = 200  # versions read back for the last offset of bronze: between two steps there is only maintenance
+TASKS = 8
+FOREVER_NS = 2**63 - 1
+SAMPLE_COLUMNS = ("agent_id", "boot_id", "seq", "metric", "labels", "time_ns", "value", "kind", "batch_id")
 
 
-def prints(samples: DataFrame) -> DataFrame:
-    """Each blob's fingerprint by hour: sha256, problem, place, agent_id, hour, samples, high, low, total, size, least,
-    greatest, first_ns, last_ns. A blob that cannot be read has one row, with its problem."""
-    value = "if(isnan(value), null, value)"
-    return (
-        hashed(samples)
-        .groupBy("sha256", "problem", "place", "agent_id", "hour")
-        .agg(
-            F.count("seq").alias("samples"),
-            *_halves(),
-            F.expr(f"sum({value})").alias("total"),
-            F.expr(f"sum(abs({value}))").alias("size"),
-            F.expr(f"min({value})").alias("least"),
-            F.expr(f"max({value})").alias("greatest"),
-            F.min("time_ns").alias("first_ns"),
-            F.max("time_ns").alias("last_ns"),
-        )
-    )
+class DroppedSamples(msgspec.Struct, frozen=True):
+    """Numbers that an agent reports as given up: they were never sent, so they are not lost."""
+
+    agent_id: str
+    boot_id: str
+    first: int
+    last: int
 
 
-def batches(manifests: DataFrame, fingerprints: DataFrame) -> DataFrame:
-    """Every accepted batch: manifest_id, place, young, sha256, at_ns, whether and since when it is entered by time,
-    agent_id, boot, numbers and hour (that of its first samples, or of its acceptance when it cannot be read)."""
-    mine = "filter(times, entry -> entry.at_ns = at_ns)"
-    times = fingerprints.filter("problem is null").groupBy("sha256", "place").agg(F.min("hour").alias("own_hour"))
-    every = manifests.filter("accepted is not null").join(times, ["sha256", "place"], how="left")
-    return every.selectExpr(
-        "concat(lpad(cast(at_ns as string), 20, '0'), '-', digest) as manifest_id",
-        "place",
-        "young",
-        "sha256",
-        "at_ns",
-        f"size({mine}) > 0 as entered",
-        f"coalesce(get({mine}, 0).modified_ns, 0) as entered_ns",
-        "decode(unhex(regexp_extract(place, '^agent=([0-9a-f]+)/', 1)), 'utf-8') as agent_id",
-        "regexp_extract(place, '/boot=([0-9a-f]+)/', 1) as boot",
-        "cast(substring(place, -41, 20) as bigint) as first",
-        "cast(substring(place, -20) as bigint) as last",
-        f"coalesce(own_hour, {hour_of('coalesce(at_ns, accepted.modified_ns)')}) as hour",
-    )
+async def read_rollup_state(store: Store) -> RollupState | Corrupt:
+    """What the roller has committed, or why that cannot be read. Read before a listing, so that the listing has it."""
+    try:
+        return msgspec.json.decode((await store.get(rollup_paths.ROLLER_STATE)).data, type=RollupState)
+    except NotFound:
+        return RollupState()
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return Corrupt(f"does not decode: {error}")
 
 
-def numbering(accepted: DataFrame, dropped: DataFrame) -> DataFrame:
-    """Numbers that were never accepted, or twice, by agent and hour: agent_id, hour, gap, overlap, explained.
-
-    `dropped` are ranges that agents report as given up (agent_id, boot, first, last): no gap, but explained.
-    """
-    ranges = accepted.select("agent_id", "boot", "first", "last", "hour", "young", F.lit(0).alias("explained"))
-    given_up = dropped.select(
-        "agent_id",
-        "boot",
-        "first",
-        "last",
-        F.lit(None).cast("string").alias("hour"),
-        F.lit(False).alias("young"),
-        (F.col("last") - F.col("first") + 1).alias("explained"),
-    )
-    boot = Window.partitionBy("agent_id", "boot").orderBy("first", "last")
-    before = F.max("last").over(boot.rowsBetween(Window.unboundedPreceding, -1))
-    # What was given up has no hour of its own: that of the batch behind it, or before it.
-    behind = F.first("hour", ignorenulls=True).over(boot.rowsBetween(0, Window.unboundedFollowing))
-    ahead = F.last("hour", ignorenulls=True).over(boot.rowsBetween(Window.unboundedPreceding, 0))
-    every = ranges.unionByName(given_up).withColumns(
-        {"before": F.coalesce(before, F.lit(-1)), "hour": F.coalesce(behind, ahead)}
-    )
-    return every.filter("not young").selectExpr(
-        "agent_id",
-        "hour",
-        "greatest(0, first - before - 1) as gap",
-        "if(explained > 0, 0, greatest(0, least(before, last) - first + 1)) as overlap",
-        "explained",
-    )
+def as_listed(state: RollupState | Corrupt, listing: DataFrame, through_ns: int) -> RollupState | Corrupt:
+    """The state as far as a given listing shows it: generations that were committed later do not count, and batches
+    that no generation covers are not checked."""
+    if isinstance(state, Corrupt):
+        return state
+    made = keys.visible(listing).filter(F.col("key").startswith(rollup_paths.MANIFESTS))
+    old = made.filter(F.coalesce(F.col("modified_ns"), F.lit(0)) <= F.lit(through_ns))
+    last = old.agg(F.max(_generation()).alias("last")).first()
+    newest = int(last["last"] or 0) if last else 0
+    return msgspec.structs.replace(state, committed=min(state.committed, newest), settled_ns=0)
 
 
-def overlapping(accepted: DataFrame) -> DataFrame:
-    """The batches that bring numbers which an earlier one of their boot had: manifest_id."""
-    boot = Window.partitionBy("agent_id", "boot").orderBy("first", "last")
-    before = F.max("last").over(boot.rowsBetween(Window.unboundedPreceding, -1))
-    return accepted.withColumn("before", before).filter("before >= first and not young").select("manifest_id")
+class RemovedBatches(msgspec.Struct, frozen=True):
+    """What retention removes: numbers that are no gap, and the time before which no stage is compared."""
+
+    ranges: tuple[DroppedSamples, ...] = ()
+    before_ns: int = 0
 
 
-def good(accepted: DataFrame, fingerprints: DataFrame) -> DataFrame:
-    """Fingerprints of the accepted batches that are judged and can be read, by batch and hour."""
-    judged = accepted.filter("not young and sha256 is not null").drop("hour", "agent_id")
-    return judged.join(fingerprints.filter("problem is null"), ["sha256", "place"], how="inner")
-
-
-def unreadable(accepted: DataFrame, fingerprints: DataFrame) -> DataFrame:
-    """Accepted batches without a good blob: agent_id, hour, unreadable."""
-    read = fingerprints.filter("problem is null").select("sha256", "place").distinct()
-    lost = accepted.filter("not young").join(read, ["sha256", "place"], how="left_anti")
-    return lost.selectExpr("agent_id", "hour", "last - first + 1 as unreadable")
-
-
-def bronze_prints(rows: DataFrame) -> DataFrame:
-    """What bronze has of each batch by hour: batch_id, agent_id, hour, has, has_high, has_low."""
-    found = rows.selectExpr("batch_id", "agent_id", f"{HASH} as h", f"{hour_of('time_ns')} as hour")
-    sums = found.groupBy("batch_id", "agent_id", "hour").agg(F.count("*").alias("has"), *_halves())
-    return sums.withColumnsRenamed({"high": "has_high", "low": "has_low"})
-
-
-def against_bronze(
-    expected: DataFrame, bronze: DataFrame, *, until_ns: int, looked_ns: int, kept_since_us: int, judged_ns: int
-) -> DataFrame:
-    """Batch and hour side by side: what is expected and what is there.
-
-    `until_ns` is the last offset of bronze, `looked_ns` when it last listed the index: batches after that are waiting.
-    Before `kept_since_us` retention has removed what was there. What bronze has of batches younger than the audit is
-    left out.
-    """
-    due = F.col("entered") & (F.col("at_ns") <= F.lit(until_ns)) & (F.col("entered_ns") <= F.lit(looked_ns))
-    ours = expected.withColumn("expired", F.expr(is_expired(kept_since_us)))
-    ours = ours.withColumn("due_in_bronze", due & ~F.col("expired"))
-    theirs = bronze.withColumnRenamed("batch_id", "manifest_id")
-    both = ours.join(theirs, ["manifest_id", "agent_id", "hour"], how="full")
-    young = F.col("samples").isNull() & (F.substring("manifest_id", 1, 20).cast("bigint") > F.lit(judged_ns))
-    return both.filter(~young).selectExpr(
-        "manifest_id",
-        "agent_id",
-        "hour",
-        "sha256",
-        "coalesce(due_in_bronze, true) as due_in_bronze",
-        "coalesce(has, 0) as bronze",
-        "if(has is null and not due_in_bronze and not expired, samples, 0) as waiting",
-        "if(has is null and expired, samples, 0) as expired",
-        "not coalesce((has is null and not due_in_bronze)"
-        " or (has = samples and has_high = high and has_low = low), false) as suspect",
-    )
-
-
-def is_expired(kept_since_us: int) -> str:
-    """SQL: whether retention has removed what was accepted then."""
-    return f"(at_ns div 1000 < {kept_since_us})"
-
-
-def compared(expected: DataFrame, found: DataFrame, blamed: DataFrame, expired: DataFrame) -> DataFrame:
-    """Sample by sample: agent_id, hour, bronze_lost, bronze_doubled, bronze_changed, expired.
-
-    `expected` are the hashed samples of suspect batches, `found` bronze's rows of the same boots, `blamed` the ids of
-    the suspect batches: what bronze has of other batches does not count against these. `expired` are the numbers
-    (agent_id, boot_id, first, last) that bronze took from batches which retention has removed since.
-    """
-    number = ["agent_id", "boot_id", "seq"]
-    wanted = expected.groupBy(*number).agg(F.min("hour").alias("hour"), F.collect_set("h").alias("wanted"))
-    copies = (
-        found.selectExpr(*number, f"{HASH} as h", f"{hour_of('time_ns')} as there", "batch_id")
-        .join(F.broadcast(blamed.withColumn("blame", F.lit(True))), "batch_id", how="left")
-        .groupBy(*number)
-        .agg(
-            F.count("*").alias("copies"),
-            F.collect_set("h").alias("hashes"),
-            F.min("there").alias("there"),
-            F.max("blame").alias("blame"),
-        )
-    )
-    both = wanted.join(copies, number, how="full").filter("wanted is not null or blame")
-    ranges = expired.groupBy("agent_id", "boot_id").agg(F.collect_list(F.struct("first", "last")).alias("gone"))
-    both = both.join(F.broadcast(ranges), ["agent_id", "boot_id"], how="left")
-    removed = "exists(coalesce(gone, array()), r -> seq between r.first and r.last)"
-    return both.selectExpr(
-        "agent_id",
-        "coalesce(hour, there) as hour",
-        f"if(copies is null and not {removed}, 1, 0) as bronze_lost",
-        f"if(copies is null and {removed}, 1, 0) as expired",
-        "if(wanted is not null, coalesce(copies, 1) - 1, 0) as bronze_doubled",
-        "if(wanted is null, copies, if(copies is not null and size(array_except(hashes, wanted)) > 0, 1, 0))"
-        " as bronze_changed",
-    )
-
-
-def due_in_rollups(expected: DataFrame, covered: DataFrame, late: DataFrame, settled_ns: int) -> DataFrame:
-    """What rollups should count, by agent and hour: agent_id, hour, due, uncovered, total, size, least, greatest.
-
-    That is every batch that a committed generation covers, and every one that one had to: accepted before `settled_ns`
-    and not noted as late work. Those are `uncovered`.
-    """
-    known = expected.join(covered.distinct().withColumn("covered", F.lit(True)), "manifest_id", how="left")
-    known = known.join(late.distinct().withColumn("late", F.lit(True)), "manifest_id", how="left")
-    had = (F.col("at_ns") < F.lit(settled_ns)) & F.col("entered") & F.col("late").isNull()
-    return (
-        known.filter(F.col("covered").isNotNull() | had)
-        .groupBy("agent_id", "hour")
-        .agg(
-            F.sum("samples").alias("due"),
-            F.expr("sum(if(covered is null, samples, 0))").alias("uncovered"),
-            F.sum("total").alias("total"),
-            F.sum("size").alias("size"),
-            F.min("least").alias("least"),
-            F.max("greatest").alias("greatest"),
-        )
-    )
-
-
-def uncovered(expected: DataFrame, covered: DataFrame, late: DataFrame, settled_ns: int) -> DataFrame:
-    """The batches that a generation had to cover and none does: manifest_id, at_ns, samples."""
-    had = expected.filter((F.col("at_ns") < F.lit(settled_ns)) & F.col("entered"))
-    left = had.join(covered, "manifest_id", how="left_anti").join(late, "manifest_id", how="left_anti")
-    return left.groupBy("manifest_id", "at_ns").agg(F.sum("samples").alias("samples"))
-
-
-def against_rollups(due: DataFrame, rolled: DataFrame) -> DataFrame:
-    """By agent and hour: due, uncovered, rollup, rollup_changed (1 when as many samples came to other values)."""
-    both = due.join(rolled, ["agent_id", "hour"], how="full")
-    same = (  # a window of NaN alone has NaN as least and greatest; infinite sums are equal or not
-        f"(total <=> r_total or abs(coalesce(total, 0) - coalesce(r_total, 0)) <= {SUM_TOLERANCE} * coalesce(size, 0))"
-        " and least <=> if(isnan(r_least), null, r_least) and greatest <=> if(isnan(r_greatest), null, r_greatest)"
-    )
-    return both.selectExpr(
-        "agent_id",
-        "hour",
-        "coalesce(due, 0) as due",
-        "coalesce(uncovered, 0) as uncovered",
-        "coalesce(rollup, 0) as rollup",
-        f"if(due = rollup and not ({same}), 1, 0) as rollup_changed",
-    )
-
-
-def by_agent_and_hour(*parts: DataFrame) -> DataFrame:
-    """Everything that was found, added up: a row an agent and hour."""
-    columns = (*COUNTS, "rollup_changed")
-    wide = [
-        part.select(
-            "agent_id",
-            "hour",
-            *((F.col(name) if name in part.columns else F.lit(0)).cast("bigint").alias(name) for name in columns),
-        )
-        for part in parts
+async def removed_batches(store: Store) -> RemovedBatches:
+    raw = RawBatches(store)
+    ranges = [
+        DroppedSamples(agent_id, boot_id, first, last)
+        async for agent_id, boot_id, boot in raw.settled()
+        for first, last in boot.ranges
     ]
-    summed = reduce(DataFrame.unionByName, wide).groupBy("agent_id", "hour").agg(*(F.sum(n).alias(n) for n in columns))
-    return summed.selectExpr(
-        "agent_id",
-        "hour",
-        "accepted + gap + unreadable - overlap as sent",
-        *(name for name in COUNTS if name != "sent"),
-        "greatest(0, due - rollup) as rollup_lost",
-        "greatest(0, rollup - due) as rollup_doubled",
-        "rollup_changed",
+    return RemovedBatches(tuple(ranges), await raw.removed_ns())
+
+
+class ConservationCheck:
+    def __init__(self, spark: SparkSession, context: Context, keep: Callable[[DataFrame], DataFrame]) -> None:
+        self._spark, self._context, self._keep = spark, context, keep
+        self._bucket = context.settings.of(StoreSettings)
+        self.findings: DataFrame | None = None  # of the rollups, once they were checked
+        self._uncovered: Callable[[], DataFrame] | None = None
+        self._kept_since_us = 0
+
+    def run(
+        self,
+        manifests: DataFrame,
+        prints: DataFrame,
+        listing: DataFrame,
+        state: RollupState | Corrupt,
+        *,
+        judged_ns: int,
+        grace_ns: int,
+        dropped: Sequence[DroppedSamples],
+        removed_ns: int = 0,
+    ) -> Conservation:
+        """Compares all stages.
+
+        `prints` are the fingerprints of every blob, `state` is the roller's state before the listing began,
+        batches accepted before `removed_ns` were removed by retention, and are compared in no stage,
+        `judged_ns` is the latest time of objects that are checked, and clocks may differ by `grace_ns`.
+        """
+        batches = self._keep(sums.batches(manifests, prints))
+        good = self._keep(sums.good(batches, prints))
+        given_up = self._spark.createDataFrame(
+            [(each.agent_id, each.boot_id.encode().hex(), each.first, each.last) for each in dropped],
+            "agent_id string, boot string, first bigint, last bigint",
+        )
+        numbers = self._keep(sums.numbering(batches, given_up))
+        parts = [
+            good.selectExpr("agent_id", "hour", "samples as accepted", "high", "low"),
+            numbers,
+            sums.unreadable(batches, prints),
+        ]
+        # A number of two batches is in bronze once, unless they came too far apart for it to see.
+        twice = sums.overlapping(batches) if not numbers.filter("overlap > 0").isEmpty() else None
+        bronze = self._bronze(good, twice, judged_ns, grace_ns, removed_ns)
+        rollups = self._rollups(good, listing, state, removed_ns)
+        wide = self._keep(sums.by_agent_and_hour(*parts, *bronze, *rollups))
+        self._tabulate(wide)
+        return self._summary(wide, bool(bronze), bool(rollups))
+
+    def _bronze(
+        self, good: DataFrame, twice: DataFrame | None, judged_ns: int, grace_ns: int, removed_ns: int
+    ) -> list[DataFrame]:
+        table = self._table(asyncio.run(placed(self._context.store, SAMPLES)))
+        state = table.snapshot()
+        if state.version < 0:
+            return []
+        rows = table.read(state.version, columns=SAMPLE_COLUMNS).filter(f"batch_id >= '{removed_ns:020d}'")
+        until_ns, looked_ns = self._bronze_reached(table, state)
+        self._kept_since_us = kept_since_us(state)
+        both = self._keep(
+            sums.against_bronze(
+                good,
+                sums.bronze_prints(rows),
+                until_ns=until_ns,
+                looked_ns=looked_ns - grace_ns if looked_ns else FOREVER_NS,
+                kept_since_us=self._kept_since_us,
+                judged_ns=judged_ns,
+            )
+        )
+        counted = both.select("agent_id", "hour", "bronze", "waiting", "expired")
+        named = both.filter("suspect").select("manifest_id", "sha256")
+        if twice is not None:
+            there = both.filter("bronze > 0 and sha256 is not null").join(twice, "manifest_id", how="left_semi")
+            named = named.unionByName(there.select("manifest_id", "sha256"))
+        suspects = self._keep(named)
+        if suspects.isEmpty():
+            return [counted]
+        return [counted, self._compared(suspects, good, rows)]
+
+    def _compared(self, suspects: DataFrame, good: DataFrame, rows: DataFrame) -> DataFrame:
+        blobs = suspects.filter("sha256 is not null").select("sha256").distinct()
+        requests = blobs.selectExpr(f"{keys.blob_key('sha256')} as key", "sha256").repartition(TASKS)
+        read = in_arrow(requests, reading.reading_samples(self._bucket), reading.SAMPLES).filter("problem is null")
+        boots = good.join(blobs, "sha256", how="left_semi").selectExpr(
+            "agent_id", "decode(unhex(boot), 'utf-8') as boot_id"
+        )
+        blamed = suspects.select(F.col("manifest_id").alias("batch_id")).distinct()
+        strange = rows.join(F.broadcast(blamed), "batch_id", how="left_semi")
+        same = rows.join(F.broadcast(boots.distinct()), ["agent_id", "boot_id"], how="left_semi")
+        found = same.unionByName(strange.join(F.broadcast(boots.distinct()), ["agent_id", "boot_id"], how="left_anti"))
+        mine = good.selectExpr("*", "decode(unhex(boot), 'utf-8') as boot_id").join(
+            boots.distinct(), ["agent_id", "boot_id"], how="left_semi"
+        )
+        old = mine.filter(sums.is_expired(self._kept_since_us)).select("agent_id", "boot_id", "first", "last")
+        return sums.compared(sums.hashed(read), found, blamed, old.distinct())
+
+    def _bronze_reached(self, table: Table, state: Snapshot) -> tuple[int, int]:
+        """How far the last step of bronze came, by acceptance, and when it listed. Without a note all of it is due."""
+
+        async def read() -> tuple[int, int]:
+            for version in range(state.version, max(-1, state.version - NOTES_MAX), -1):
+                key = log_key(table.spec.root, version)
+                note = note_in(decode((await self._context.store.get(key)).data, key))
+                if note is not None:
+                    return note.offset["through_ns"], note.looked_ns
+            return FOREVER_NS, 0
+
+        return asyncio.run(read())
+
+    def _rollups(
+        self, good: DataFrame, listing: DataFrame, state: RollupState | Corrupt, removed_ns: int
+    ) -> list[DataFrame]:
+        if isinstance(state, Corrupt):
+            damaged = [(rollup_paths.ROLLER_STATE, state.message)]
+            self.findings = of_state(self._spark.createDataFrame(damaged, "key string, problem string"))
+            return []
+        if not state.windows_s:
+            return []
+        objects, number = keys.visible(listing), _generation()
+        gone = [F.lit(each) for each in state.abandoned]
+        counts = (number <= F.lit(state.committed)) & (~number.isin(*gone) if gone else F.lit(True))
+        window = f"{rollup_paths.ROLLUP}window={min(state.windows_s)}s/"
+        chunks = objects.filter(F.col("key").startswith(window) & counts).select("key").repartition(TASKS)
+        made = objects.filter(F.col("key").startswith(rollup_paths.MANIFESTS) & counts).select("key").repartition(TASKS)
+        rolled = self._keep(in_arrow(chunks, reading.reading_rollups(self._bucket), reading.ROLLUPS))
+        covers = self._keep(in_arrow(made, reading.reading_covers(self._bucket), reading.COVERS))
+        others = F.col("key").startswith(rollup_paths.INDEX) | (
+            F.col("key").startswith(rollup_paths.ROLLUP) & ~F.col("key").startswith(window)
+        )
+        unread = objects.filter(others & counts).select("key").repartition(TASKS)
+        bad = in_arrow(unread, reading.reading_chunks(self._bucket), reading.CHUNKS)
+        # The roller has taken the notes it has read; it tries unreadable batches again in every run.
+        fresh = F.col("key").startswith(rollup_paths.ROLLUP_WORK) & (
+            F.col("modified_ns") >= F.lit(state.notes_ms * 1_000_000)
+        )
+        late = objects.filter(fresh | F.col("key").startswith(rollup_paths.ROLLER_UNREADABLE)).select(
+            F.regexp_extract("key", r"([^/]+)\.json$", 1).alias("manifest_id")
+        )
+        self.findings = of_rollups(rolled, covers, bad, objects)
+        covered = covers.filter("what = 'batch'").selectExpr("name as manifest_id")
+        due = sums.due_in_rollups(good, covered, late, state.settled_ns)
+        self._uncovered = lambda: of_uncovered(sums.uncovered(good, covered, late, state.settled_ns))
+        got = (
+            rolled.filter("problem is null")
+            .groupBy("agent_id", "hour")
+            .agg(
+                F.sum("rollup").alias("rollup"),
+                F.sum("total").alias("r_total"),
+                F.min("least").alias("r_least"),
+                F.max("greatest").alias("r_greatest"),
+            )
+        )
+        # In the hour after, chunks may have samples of removed batches whose agents' clocks were ahead.
+        kept = f"hour >= '{hour_folder(removed_ns + HOUR_NS)}'" if removed_ns else "true"
+        return [sums.against_rollups(due.filter(kept), got.filter(kept))]
+
+    def _tabulate(self, wide: DataFrame) -> None:
+        self._table(paths.CONSERVATION_TABLE, wide.schema.json()).replace(wide)
+
+    def _summary(self, wide: DataFrame, bronze: bool, rollups: bool) -> Conservation:
+        names = [name for name in wide.columns if name not in ("agent_id", "hour", "high", "low")]
+        every = (F.count_distinct("agent_id").alias("agents"), F.count("*").alias("hours"))
+        total = wide.agg(*every, *(F.sum(name).alias(name) for name in names)).first()
+        found = {name: int(total[name] or 0) for name in (*names, "agents", "hours")} if total else {}
+        if found["uncovered"] and self.findings is not None and self._uncovered is not None:
+            self.findings = self.findings.unionByName(self._uncovered())
+        wrong = wide.filter(sums.WRONG).orderBy("agent_id", "hour")
+        rows = [conservation_row(row.asDict(), bronze, rollups) for row in wrong.limit(LOSSES_SHOWN).collect()]
+        count = wrong.count() if len(rows) == LOSSES_SHOWN else len(rows)
+        whole = conservation_row({"agent_id": "", "hour": "", "high": 0, "low": 0} | found, bronze, rollups)
+        stages = {"sent": whole.sent, "accepted": whole.accepted}
+        stages |= {"bronze": whole.bronze} if whole.bronze is not None else {}
+        stages |= {"rollup": whole.rollup, "rollup_due": found["due"]} if whole.rollup is not None else {}
+        return Conservation(
+            checked=True,
+            agents=found["agents"],
+            hours=found["hours"],
+            stages=stages,
+            waiting=found["waiting"],
+            expired=found["expired"],
+            kept_since_unix_ns=self._kept_since_us * 1000,
+            lost=whole.lost,
+            doubled=whole.doubled,
+            changed=whole.changed,
+            explained=whole.explained,
+            rows=tuple(rows),
+            rows_left_out=count - len(rows),
+        )
+
+    def _table(self, name: str, schema_json: str = '{"type":"struct","fields":[]}') -> Table:
+        context = self._context
+        location = Location.of(self._bucket)
+        spec = TableSpec(name, schema_json)
+        return Table(self._spark, spec, context, location=location)
+
+
+def _generation() -> Column:
+    """The number in the name of a chunk or a manifest of rollups."""
+    return F.expr("try_cast(substring_index(substring_index(key, '/', -1), '-', 1) as bigint)")
+
+
+def conservation_row(row: dict[str, object], bronze: bool, rollups: bool) -> ConservationRow:
+    """A row of the wide table for the record. Stages that do not exist are null, and lose nothing."""
+    count = {name: int(str(value)) for name, value in row.items() if name not in ("agent_id", "hour")}
+    stages = {
+        "lost": {"accepted": "gap", "raw": "unreadable", "bronze": "bronze_lost", "rollup": "rollup_lost"},
+        "doubled": {"accepted": "overlap", "bronze": "bronze_doubled", "rollup": "rollup_doubled"},
+        "changed": {"bronze": "bronze_changed", "rollup": "rollup_changed"},
+    }
+    named = {what: {at: count[column] for at, column in where.items()} for what, where in stages.items()}
+    return ConservationRow(
+        agent_id=str(row["agent_id"]),
+        hour=str(row["hour"]),
+        sent=count["sent"],
+        accepted=count["accepted"],
+        bronze=count["bronze"] if bronze else None,
+        rollup=count["rollup"] if rollups else None,
+        waiting=count["waiting"],
+        expired=count["expired"],
+        explained=count["explained"],
+        checksum=f"{count['high']:x}:{count['low']:x}",
+        **named,
     )
 
 
-WRONG = (
-    "gap + overlap + unreadable + bronze_lost + bronze_doubled + bronze_changed"
-    " + rollup_lost + rollup_doubled + rollup_changed > 0"
-)
+def of_rollups(rolled: DataFrame, covers: DataFrame, others: DataFrame, objects: DataFrame) -> DataFrame:
+    """Chunks and manifests of rollups that cannot be read, and chunks of rollups and of the index that are missing."""
+    unknown = ("cast(null as bigint) as size_bytes", "cast(null as bigint) as modified_ns")
+    bad = [
+        frame.filter(f"problem is not null and problem != '{GONE}'").selectExpr("key", "problem", *unknown)
+        for frame in (rolled, covers, others)
+    ]
+    corrupt = reduce(DataFrame.unionByName, bad).selectExpr(*plain("corrupt", "rollup", "problem"))
+    chunks = covers.filter("what in ('rollup', 'index')").selectExpr("name as chunk", "what", "key", "size_bytes")
+    there = objects.selectExpr("key as chunk", "size_bytes as stored_bytes", "modified_ns")
+    held = chunks.join(there, "chunk", how="left")
+    lacking = held.filter("stored_bytes is null or stored_bytes != size_bytes").selectExpr(
+        "if(stored_bytes is null, 'missing', 'corrupt') as finding",
+        "if(what = 'index', 'index_chunk', 'rollup_chunk') as kind",
+        "chunk as key",
+        "key as referrer",
+        "size_bytes",
+        "modified_ns",
+        "if(stored_bytes is null, 'a committed generation lacks it', "
+        "concat('has ', stored_bytes, ' bytes, not ', size_bytes)) as reason",
+    )
+    return corrupt.unionByName(lacking)
 
 
-def _halves() -> tuple[Column, Column]:
-    return F.expr("sum(shiftrightunsigned(h, 32))").alias("high"), F.expr("sum(h & 4294967295)").alias("low")
+def of_state(state: DataFrame) -> DataFrame:
+    """The roller's state, which cannot be read: key, problem."""
+    unknown = ("cast(null as bigint) as size_bytes", "cast(null as bigint) as modified_ns")
+    return state.selectExpr("key", "problem", *unknown).selectExpr(*plain("corrupt", "rollup", "problem"))
+
+
+def of_uncovered(batches: DataFrame) -> DataFrame:
+    """Accepted batches that rollups have skipped: a cold run finds them."""
+    reason = "'settled, and in no generation of rollups: lakebed pipeline rollup --cold'"
+    key = f"concat('{ACCEPTED_BY_TIME}', {keys.hour_of('at_ns')}, '/', manifest_id, '.json') as key"
+    unknown = ("cast(null as bigint) as size_bytes", "cast(null as bigint) as modified_ns")
+    return batches.selectExpr(key, *unknown).selectExpr(*plain("unindexed", "rollup", reason))

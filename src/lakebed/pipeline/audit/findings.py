@@ -307,6 +307,14 @@ def of_unknown_objects(listing: DataFrame) -> DataFrame:
     return keys.foreign(listing).selectExpr(*unknown).unionByName(keys.markers(listing).selectExpr(*hidden))
 
 
+def of_segments(rows: DataFrame) -> DataFrame:
+    """Index segments that cannot be read: their batches are reported as unindexed."""
+    bad = rows.filter("problem is not null").selectExpr(
+        "segment as key", "cast(null as bigint) as size_bytes", "modified_ns", "problem"
+    )
+    return bad.selectExpr(*plain("corrupt", "accepted_index", "problem"))
+
+
 def verified(prints: DataFrame) -> DataFrame:
     """The result of reading the blobs: sha256, problem, place."""
     found = (F.first("problem").alias("problem"), F.first("place").alias("place"))

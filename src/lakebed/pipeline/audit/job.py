@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 from typing import Any
 
 import msgspec
@@ -20,19 +21,21 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from lakebed.batches.model import AuditWorkFile, GarbageProof
 from lakebed.batches.paths import ACCEPTED, QUARANTINE, RAW_BLOBS
 from lakebed.core.context import Context
-from lakebed.core.errors import Unavailable
+from lakebed.core.errors import Corrupt, Unavailable
 from lakebed.delta.model import TableSpec
 from lakebed.pipeline.audit import counting, findings, keys, paths, reading
-from lakebed.pipeline.audit.conservation import prints
-from lakebed.pipeline.audit.conservation_check import (
+from lakebed.pipeline.audit.conservation import (
     ConservationCheck,
     DroppedSamples,
-    RollerState,
+    RemovedBatches,
     as_listed,
-    read_roller_state,
+    read_rollup_state,
+    removed_batches,
 )
+from lakebed.pipeline.audit.flow import FlowCheck
 from lakebed.pipeline.audit.model import (
     AUDIT_SCHEMA,
     FINDINGS_SHOWN,
@@ -40,12 +43,12 @@ from lakebed.pipeline.audit.model import (
     AuditRecord,
     Conservation,
     FindingTotal,
-    FindingWorkFile,
-    GarbageProof,
 )
 from lakebed.pipeline.audit.stored import publish
+from lakebed.pipeline.audit.sums import prints
 from lakebed.pipeline.settings import AuditSettings
 from lakebed.pipeline.tables.table import Table
+from lakebed.rollups.model import RollupState
 from lakebed.spark.lineage import Dataset, lineage_of
 from lakebed.spark.listing import Listing, cause, list_bucket
 from lakebed.spark.location import Location
@@ -71,7 +74,7 @@ class BucketAuditor:
         self._settings = context.settings.of(AuditSettings)
         self._grace_s = self._settings.grace_s
         self._bucket = context.settings.of(StoreSettings)
-        self._roller = RollerState()
+        self._rollups: RollupState | Corrupt = RollupState()
 
     def run(
         self,
@@ -93,14 +96,17 @@ class BucketAuditor:
         """
         self._grace_s = self._settings.grace_s if grace_s is None else grace_s
         # The roller's state first: what it has committed is in a listing that starts later.
-        self._roller = asyncio.run(read_roller_state(self._context.store)) if verify else RollerState()
+        self._rollups = asyncio.run(read_rollup_state(self._context.store)) if verify else RollupState()
         taken = listing or list_bucket(self._spark, self._bucket, clock=self._context.clock)
         read = [Dataset(ACCEPTED.rstrip("/")), Dataset(RAW_BLOBS.rstrip("/"))]
         try:
             with lineage_of(self._context).job("audit", inputs=read) as run:
                 if listing is not None and verify:
-                    self._roller = as_listed(self._roller, taken.rows, self._through_ns(taken))
-                record = self._audit(taken, verify, round(horizon_s * 1e9), dropped)
+                    self._rollups = as_listed(self._rollups, taken.rows, self._through_ns(taken))
+                # After the listing: what was removed meanwhile is in it.
+                removed = asyncio.run(removed_batches(self._context.store)) if verify else RemovedBatches()
+                dropped = (*dropped, *removed.ranges)
+                record = self._audit(taken, verify, round(horizon_s * 1e9), dropped, removed.before_ns)
                 run.wrote("tables/audit/findings", rows=sum(total.objects for total in record.totals))
                 return record
         except PySparkException as error:
@@ -109,44 +115,54 @@ class BucketAuditor:
             if listing is None:
                 taken.close()
 
-    def _audit(self, taken: Listing, verify: bool, horizon_ns: int, dropped: Sequence[DroppedSamples]) -> AuditRecord:
+    def _audit(
+        self,
+        taken: Listing,
+        verify: bool,
+        horizon_ns: int,
+        dropped: Sequence[DroppedSamples],
+        removed_ns: int,
+    ) -> AuditRecord:
         through_ns = self._through_ns(taken)
+        index = self._index_rows(taken.rows)
+        listing = taken.rows if index is None else self._keep(keys.expanded(taken.rows, index))
         audit_id = paths.audit_id(taken.began_ns, self._context.ids.token())
         conserver = ConservationCheck(self._spark, self._context, self._keep)
         kept, fingerprints = Conservation(), None
         if verify:
-            manifests = self._manifests(findings.identities(taken.rows, through_ns))
-            fingerprints = self._prints(taken.rows)
+            manifests = self._manifests(findings.identities(listing, through_ns))
+            fingerprints = self._prints(listing)
             kept = conserver.run(
                 manifests,
                 fingerprints,
-                taken.rows,
-                self._roller,
+                listing,
+                self._rollups,
                 judged_ns=through_ns,
                 grace_ns=round(self._grace_s * 1e9),
                 dropped=dropped,
+                removed_ns=removed_ns,
             )
+            flow = FlowCheck(self._spark, self._context)
+            kept = msgspec.structs.replace(kept, flows=flow.run(), gold=flow.gold())
             referring = findings.references(manifests, findings.verified(fingerprints))
-            hashes = findings.hashes(referring.unionByName(findings.named(taken.rows)))
+            hashes = findings.hashes(referring.unionByName(findings.named(listing)))
         else:
-            sums, named = self._keep(counting.counted(taken.rows, through_ns)), findings.named(taken.rows)
+            sums, named = self._keep(counting.counted(listing, through_ns)), findings.named(listing)
             unsound = self._keep(counting.unsound_hashes(named.unionByName(counting.plain_manifests(sums))))
-            manifests, referring, unsound = self._doubted(taken.rows, through_ns, sums, unsound)
+            manifests, referring, unsound = self._doubted(listing, through_ns, sums, unsound)
             hashes = findings.hashes(referring.unionByName(named), unsound)
         found = (
             findings.of_identities(manifests, through_ns)
             .unionByName(findings.of_hashes(hashes, before_ns=through_ns, ripe_ns=through_ns - horizon_ns))
-            .unionByName(findings.of_unknown_objects(taken.rows))
+            .unionByName(findings.of_unknown_objects(listing))
         )
+        more = [conserver.findings, findings.of_segments(index) if index is not None else None]
         if fingerprints is not None:
-            found = found.unionByName(findings.of_entries(self._entries(taken.rows), manifests, fingerprints))
-        if conserver.findings is not None:
-            found = found.unionByName(conserver.findings)
-        found = self._keep(found)
+            more.append(findings.of_entries(self._entries(taken.rows, index), manifests, fingerprints))
+        found = self._keep(reduce(DataFrame.unionByName, [each for each in more if each is not None], found))
         totals = self._totals(found)
         self._tabulate(found, audit_id, totals)
-        work, left = self._work(found, audit_id) if totals else ((), 0)
-        shown, hidden = self._shown(found, totals)
+        (work, left), (shown, hidden) = self._work(found, audit_id, totals), self._shown(found, totals)
         record = AuditRecord(
             schema=AUDIT_SCHEMA,
             audit_id=audit_id,
@@ -212,13 +228,27 @@ class BucketAuditor:
         blobs = keys.objects(listing, ("raw_blob",)).select("key", "sha256").repartition(TASKS)
         return self._keep(prints(in_arrow(blobs, reading.reading_samples(self._bucket), reading.SAMPLES)))
 
-    def _entries(self, listing: DataFrame) -> DataFrame:
-        """The entries by time, with what each of them says."""
+    def _index_rows(self, listing: DataFrame) -> DataFrame | None:
+        """The rows of the index segments, which are read; None when there is no segment."""
+        segments = self._keep(keys.objects(listing, ("accepted_index",)).select("key", "modified_ns"))
+        tasks = min(TASKS, -(-segments.count() // MANIFESTS_PER_TASK))
+        if not tasks:
+            return None
+        task = reading.reading_segments(self._bucket)
+        return self._keep(in_arrow(segments.repartition(tasks), task, reading.INDEX_ROWS))
+
+    def _entries(self, listing: DataFrame, index: DataFrame | None) -> DataFrame:
+        """The entries by time, single objects and rows, with what each of them says."""
         listed = keys.objects(listing, ("accepted_by_time",))
         entries = listed.select("key").repartition(TASKS)
-        return listed.join(
-            in_arrow(entries, reading.reading_entries(self._bucket), reading.ENTRIES), "key", how="inner"
-        )
+        read = in_arrow(entries, reading.reading_entries(self._bucket), reading.ENTRIES)
+        found = listed.join(read, "key", how="inner")
+        if index is None:
+            return found
+        rows = keys.expanded(listing.limit(0), index)
+        content = index.filter("problem is null").select(*read.columns)
+        superseded = found.join(content.select("key"), "key", how="left_anti")
+        return superseded.unionByName(keys.objects(rows, ("accepted_by_time",)).join(content, "key", how="inner"))
 
     def _totals(self, found: DataFrame) -> tuple[FindingTotal, ...]:
         rows = (
@@ -243,8 +273,12 @@ class BucketAuditor:
         else:
             table.replace_by([], note=audit_id)
 
-    def _work(self, found: DataFrame, audit_id: str) -> tuple[tuple[FindingWorkFile, ...], int]:
+    def _work(
+        self, found: DataFrame, audit_id: str, totals: Sequence[FindingTotal]
+    ) -> tuple[tuple[AuditWorkFile, ...], int]:
         """Writes what is to be done, from the executors, and gives the files and how many lines were left out."""
+        if not totals:
+            return (), 0
         wanted = self._keep(findings.work(found).limit(WORK_MAX))
         count = wanted.count()
         left = max(0, findings.work(found).count() - count) if count >= WORK_MAX else 0
@@ -253,7 +287,7 @@ class BucketAuditor:
         spread = wanted.repartition(max(1, -(-count // (WORK_LINES * 4))), "do")
         task = writing(Location.of(self._bucket), paths.work_folder(audit_id))
         rows = in_arrow(spread.sortWithinPartitions("do", "key"), task, "file string").collect()
-        files = [msgspec.json.decode(row["file"], type=FindingWorkFile) for row in rows]
+        files = [msgspec.json.decode(row["file"], type=AuditWorkFile) for row in rows]
         return tuple(sorted(files, key=lambda file: (file.do, file.key))), left
 
     def _shown(self, found: DataFrame, totals: tuple[FindingTotal, ...]) -> tuple[tuple[AuditFinding, ...], int]:
@@ -295,7 +329,7 @@ def writing(location: Location, folder: str) -> Callable[[Batches], Batches]:
             key = f"{folder}{do}-{uuid.uuid4()}.jsonl"
             with filesystem.open_output_stream(location.path(key)) as sink:
                 sink.write(b"\n".join(waiting[do]) + b"\n")
-            return msgspec.json.encode(FindingWorkFile(key, do, len(waiting.pop(do)))).decode()
+            return msgspec.json.encode(AuditWorkFile(key, do, len(waiting.pop(do)))).decode()
 
         for batch in batches:
             done = []

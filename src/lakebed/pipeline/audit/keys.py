@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from lakebed.batches import paths
 
@@ -25,6 +26,11 @@ LAYOUT: dict[str, tuple[str, str, dict[str, tuple[int, int]]]] = {
         paths.ACCEPTED_BY_TIME,
         rf"{HOUR}/[0-9]{{20}}-[0-9a-f]{{32}}\.json",
         {"hour": (0, 23), "at": (24, 20), "name": (45, 32)},
+    ),
+    "accepted_index": (
+        paths.ACCEPTED_INDEX,
+        rf"shard=[0-3]/{HOUR}/[0-9]{{20}}-[0-9]{{20}}-[0-9a-f]{{32}}\.json\.zst",
+        {},
     ),
     "accepted_by_blob": (paths.ACCEPTED_BY_BLOB, rf"{FAN}/{PLACE}\.json", {"sha256": (13, 64), "place": (78, 0)}),
     "raw_blob": (paths.RAW_BLOBS, rf"{FAN}\.lmbatch", {"sha256": (13, 64)}),
@@ -45,6 +51,23 @@ OF_IDENTITIES = ("accepted", "accepted_by_blob", "accepted_by_time", "repair")
 OF_BLOBS = ("raw_blob", "raw_blob_by_time", "quarantine", "quarantine_by_blob")
 # Some stores list folders as empty objects: they are left out.
 VISIBLE = "is_latest and not is_delete_marker and not (endswith(key, '/') and coalesce(size_bytes, 0) = 0)"
+
+
+def expanded(listing: DataFrame, rows: DataFrame) -> DataFrame:
+    """The listing with the single objects that the rows of the index stand for: an audit sees one layout."""
+    named = rows.filter("problem is null").selectExpr("explode(array(key, by_blob, seen)) as key", "modified_ns")
+    once = named.groupBy("key").agg(F.min("modified_ns").alias("modified_ns"))
+    return listing.unionByName(
+        once.selectExpr(
+            "key",
+            "cast(null as bigint) as size_bytes",
+            "modified_ns",
+            "cast(null as string) as etag",
+            "cast(null as string) as version_id",
+            "true as is_latest",
+            "false as is_delete_marker",
+        )
+    )
 
 
 def visible(listing: DataFrame) -> DataFrame:

@@ -11,6 +11,8 @@ from typing import Literal
 
 import msgspec
 
+from lakebed.batches.model import AuditWorkFile, GarbageProof
+
 AUDIT_SCHEMA: Literal["lakebed.audit.v1"] = "lakebed.audit.v1"
 LOSSES_SHOWN = 1000  # rows of conservation that are wrong and are listed in the record; all are in the table
 FINDINGS_SHOWN = 1000  # likewise of findings
@@ -38,27 +40,6 @@ class FindingTotal(msgspec.Struct, frozen=True):
     wrong: bool
 
 
-class FindingWorkFile(msgspec.Struct, frozen=True):
-    """A file of work, one JSON line each: `do`, `key`, `finding`."""
-
-    key: str
-    do: str
-    lines: int
-
-
-class GarbageProof(msgspec.Struct, frozen=True):
-    """What garbage collection requires: this audit has read everything accepted and quarantined up to `through_ns`.
-
-    It holds when the work of this audit is done. `through_ns` is before the listing began, by the grace of its source.
-    """
-
-    through_ns: int
-    source: str
-    accepted: int
-    quarantined: int
-    whole: bool  # nothing had to be left out
-
-
 class ConservationRow(msgspec.Struct, frozen=True):
     """One agent and hour: how many samples each stage has, and what was lost, doubled or changed on the way to it."""
 
@@ -81,8 +62,28 @@ class ConservationRow(msgspec.Struct, frozen=True):
         return any(sum(named.values()) for named in (self.lost, self.doubled, self.changed))
 
 
+class TableFlow(msgspec.Struct, frozen=True):
+    """One silver table and its source: how many rows each has, and what is in neither silver nor the quarantine.
+
+    `source` is the contract's word for it. `behind` is how many versions of bronze silver has not read yet.
+    """
+
+    org_id: str
+    project_id: str
+    table: str
+    source: str
+    bronze: int
+    silver: int
+    quarantined: int
+    lost: int
+    behind: int
+
+
 class Conservation(msgspec.Struct, frozen=True):
-    """Samples of all agents and hours by stage, and every (agent, hour) in which they do not agree."""
+    """Samples of all agents and hours by stage, and every (agent, hour) in which they do not agree.
+
+    `flows` are the silver tables of every source, `gold` the rows of the gold tables.
+    """
 
     checked: bool = False
     agents: int = 0
@@ -97,10 +98,13 @@ class Conservation(msgspec.Struct, frozen=True):
     explained: int = 0
     rows: tuple[ConservationRow, ...] = ()
     rows_left_out: int = 0
+    flows: tuple[TableFlow, ...] = ()
+    gold: dict[str, int] = {}
 
     @property
     def wrong(self) -> bool:
-        return any(sum(named.values()) for named in (self.lost, self.doubled, self.changed))
+        samples = any(sum(named.values()) for named in (self.lost, self.doubled, self.changed))
+        return samples or any(flow.lost for flow in self.flows)
 
 
 class AuditRecord(msgspec.Struct, frozen=True):
@@ -120,15 +124,7 @@ class AuditRecord(msgspec.Struct, frozen=True):
     findings: tuple[AuditFinding, ...]
     findings_left_out: int
     proof: GarbageProof
-    work: tuple[FindingWorkFile, ...]
+    work: tuple[AuditWorkFile, ...]
     work_left_out: int
     conservation: Conservation
     unseen: tuple[str, ...] = ()  # what this kind of audit cannot see, as text
-
-
-class LatestAudit(msgspec.Struct, frozen=True):
-    """The register that names the last completed audit; empty: there was none yet."""
-
-    audit_id: str = ""
-    completed_at_unix_ns: int = 0
-    ok: bool = True

@@ -9,18 +9,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 
 from lakebed.batches import paths
 from lakebed.batches.codec.arrow import record_batch, schema
 from lakebed.batches.codec.frame import decode
+from lakebed.batches.codec.index import decode_segment, single_objects
 from lakebed.batches.model import AcceptedBatch, AcceptedByTime, BatchIdentity, FrameLimits
 from lakebed.core.errors import Corrupt, Invalid, NotFound
 from lakebed.rollups import paths as rollup_paths
 from lakebed.rollups.codec.chunk import decode_index, decode_rollup
-from lakebed.rollups.model import StoredChunk
+from lakebed.rollups.model import RollupManifest
 from lakebed.store.reader import BucketReader
 from lakebed.store.settings import StoreSettings
 
@@ -44,6 +45,11 @@ CHUNKS = "key string, problem string"
 ENTRIES = (
     "key string, problem string, entry_sha256 string, entry_bytes bigint, entry_samples bigint, entry_first_ns bigint, "
     "entry_last_ns bigint"
+)
+
+INDEX_ROWS = (
+    "segment string, problem string, modified_ns bigint, key string, by_blob string, seen string, "
+    "entry_sha256 string, entry_bytes bigint, entry_samples bigint, entry_first_ns bigint, entry_last_ns bigint"
 )
 
 GONE = "gone since it was listed"
@@ -176,13 +182,42 @@ def reading_entries(settings: StoreSettings) -> Callable[[Batches], Batches]:
     return _reading(settings, _entry)
 
 
-class RollupCovers(msgspec.Struct, frozen=True):
-    """The manifest of a generation of rollups, as far as an audit needs it."""
+def reading_segments(settings: StoreSettings) -> Callable[[Batches], Batches]:
+    """The task from `key` and `modified_ns` of index segments to INDEX_ROWS: the keys and the content of the single
+    objects that each row stands for, or one row with the problem of the segment."""
 
-    schema: Literal["lightmetrics.rollup_manifest.v1"]
-    covers: tuple[str, ...]
-    chunks: tuple[StoredChunk, ...] = ()
-    index: tuple[StoredChunk, ...] = ()
+    def read(batches: Batches) -> Batches:
+        reader = BucketReader(settings)
+        with ThreadPoolExecutor(READS_AT_ONCE) as pool:
+            for batch in batches:
+                found = list(zip(batch["key"].to_pylist(), batch["modified_ns"].to_pylist(), strict=True))
+                for at in range(0, len(found), READS_AT_ONCE):
+                    yield from pool.map(lambda each: _segment(reader, *each), found[at : at + READS_AT_ONCE])
+        reader.close()
+
+    return read
+
+
+def _segment(reader: BucketReader, key: str, modified_ns: int | None) -> Any:
+    import pyarrow as pa
+
+    fields = [column.split() for column in INDEX_ROWS.split(",")]
+    rows: list[tuple[Any, ...]] = []
+    try:
+        for row in decode_segment(key, reader.get(key, bytes_max=FRAME_BYTES_MAX)).rows:
+            names = [name for name, _ in single_objects(row)]
+            times = (row.first_time_unix_ns, row.last_time_unix_ns)
+            rows.append((key, None, modified_ns, *names, row.frame_sha256, row.frame_bytes, row.samples, *times))
+    except NotFound:
+        rows = []  # gone since it was listed
+    except (Corrupt, Invalid) as error:
+        rows = [(key, error.message, modified_ns, *[None] * 8)]
+    kinds = {"string": pa.string(), "bigint": pa.int64()}
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(fields)
+    return pa.record_batch(
+        [pa.array(column, kinds[kind]) for column, (_, kind) in zip(columns, fields, strict=True)],
+        names=[name for name, _ in fields],
+    )
 
 
 def _reading(settings: StoreSettings, one: Callable[[BucketReader, str], Any]) -> Callable[[Batches], Batches]:
@@ -269,7 +304,7 @@ def _covers(reader: BucketReader, key: str) -> Any:
 
     names, kinds = ["key", "problem", "what", "name", "size_bytes"], [*[pa.string()] * 4, pa.int64()]
     try:
-        found = _record(reader.get(key, bytes_max=FRAME_BYTES_MAX), RollupCovers)
+        found = _record(reader.get(key, bytes_max=FRAME_BYTES_MAX), RollupManifest)
     except NotFound:
         return _bad(names, kinds, key, GONE)
     except Corrupt as error:

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from lakebed.core.context import Component, Context, Health
+from lakebed.core.context import Component, Context, StatelessComponent
 from lakebed.core.http import json_response, operation
 from lakebed.pipeline.audit.model import AuditRecord
 from lakebed.pipeline.audit.stored import last_audit
@@ -16,22 +16,13 @@ from lakebed.pipeline.audit.stored import last_audit
 READ = "audit:read"
 
 
-class Audits:
+class Audits(StatelessComponent):
     name = "audit"
     writes: Sequence[BaseRoute] = ()
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self.reads: Sequence[BaseRoute] = (Route("/v1/audit", self._last),)
-
-    async def start(self) -> None:
-        return None
-
-    async def stop(self) -> None:
-        return None
-
-    async def health(self) -> Health:
-        return Health("ok")
 
     @operation("The last completed audit; 404 when there was none yet.", answer=AuditRecord, right=READ)
     async def _last(self, request: Request) -> Response:

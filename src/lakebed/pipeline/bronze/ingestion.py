@@ -1,4 +1,5 @@
-"""A load into bronze: batches, then every topic that has a contract, step by step until nothing is left.
+"""A load into bronze: batches, then every topic that has a contract, step by step until nothing is left; then silver
+and gold of what was loaded, where a silver contract names it as its source.
 
 Each step is a commit of its own, so a run may be killed anywhere and the next one continues. Synchronous: call it in a
 thread from a loop.
@@ -6,8 +7,9 @@ thread from a loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from pyspark.errors import PySparkException
@@ -15,16 +17,23 @@ from pyspark.errors import PySparkException
 from lakebed.core.context import Context
 from lakebed.core.errors import NotFound, Unavailable
 from lakebed.core.feed import Limit
+from lakebed.pipeline.bronze.payloads import TopicContract, read_topic_contracts
+from lakebed.pipeline.bronze.places import LAKE, SAMPLES, source_of, word_of
 from lakebed.pipeline.bronze.runs import IngestReport
-from lakebed.pipeline.bronze.samples import NAME, SampleLoader
-from lakebed.pipeline.bronze.topics import FOLDER, TopicLoader
-from lakebed.pipeline.bronze.topics_decode import TopicContract, read_topic_contracts
-from lakebed.pipeline.settings import BronzeSettings
+from lakebed.pipeline.bronze.samples import SampleLoader
+from lakebed.pipeline.bronze.topics import TopicLoader
+from lakebed.pipeline.settings import BronzeSettings, PipelineSettings
+from lakebed.pipeline.silver.contract import Contract, read_contracts
+from lakebed.pipeline.tables.table import Table
 from lakebed.spark.lineage import Run, lineage_of
 from lakebed.spark.session import open_session
 from lakebed.spark.settings import SparkSettings
 from lakebed.spark.tasks import line_of
 
+if TYPE_CHECKING:
+    from lakebed.pipeline.runner import PipelineReport, PipelineRunner
+
+SAMPLES_WORD = word_of(SAMPLES)
 STEPS_MAX = 10_000  # of one table in one run
 
 
@@ -37,6 +46,10 @@ class Ingestion:
         self._contracts = _contracts(self._settings.topics_folder)
         self._samples: SampleLoader | None = None
         self._lineage = lineage_of(context)
+        self._wanted = {contract.bronze for contract in _silver(context) if source_of(contract.bronze)}
+        self._runner: PipelineRunner | None = None
+        self._refined: dict[str, int] = {}  # by source: the version that silver has in this process
+        self.refined: PipelineReport | None = None  # what the last run did to silver and gold
 
     def run(
         self, on_step: Callable[[IngestReport], None] = lambda report: None, *, retry: bool = False
@@ -49,29 +62,46 @@ class Ingestion:
         began_s = self._context.clock.monotonic_s()
         spark = open_session(self._context.settings.of(SparkSettings))
         reports: list[IngestReport] = []
+        tables: dict[str, Table] = {}
         try:
             if self._settings.samples:
                 samples = self._samples or SampleLoader(spark, self._context, overlap_s=self._settings.overlap_s)
                 self._samples = samples  # it caches the notes that it has read
-                with self._lineage.job(f"bronze/{NAME}", polls=True) as job:
+                with self._lineage.job(samples.table.spec.name, polls=True) as job:
                     again = samples.retry(self._settings.limit) if retry else None
-                    report = self._drain(NAME, samples.step, on_step)
+                    report = self._drain(samples.table.spec.name, samples.step, on_step)
                     report = again.plus(report) if again else report
                     _trace(job, "accepted/v1", report)
                 reports.append(report)
+                tables[SAMPLES_WORD] = samples.table
             for made in self._contracts:
-                name = f"{FOLDER}/{made.contract.table}"
                 topic = TopicLoader(spark, self._context, made)
-                with self._lineage.job(f"bronze/{name}", polls=True) as job:
-                    report = self._drain(name, topic.step, on_step)
-                    _trace(job, f"llog/{made.topic}", report)
+                with self._lineage.job(topic.table.spec.name, polls=True) as job:
+                    report = self._drain(topic.table.spec.name, topic.step, on_step)
+                    _trace(job, f"{'llog' if made.kind == 'topic' else 'ingest'}/{made.topic}", report)
                 reports.append(report)
+                tables[f"{made.kind}.{made.contract.table}"] = topic.table
+            self._refine(tables)
         except PySparkException as error:
             raise Unavailable(f"Spark could not finish the run: {line_of(error)}", retry_after_s=5.0) from error
         self._context.metrics.histogram("lakebed_bronze_run_seconds").observe(
             self._context.clock.monotonic_s() - began_s
         )
         return reports
+
+    def _refine(self, tables: Mapping[str, Table]) -> None:
+        """Brings what was loaded to silver and gold of the lake's own project, exactly once."""
+        self.refined = None
+        versions = {word: table.snapshot().version for word, table in tables.items() if word in self._wanted}
+        versions = {word: version for word, version in versions.items() if version >= 0}
+        if not versions or versions == self._refined:
+            return
+        if self._runner is None:
+            from lakebed.pipeline.runner import PipelineRunner  # it builds on this module's folder
+
+            self._runner = PipelineRunner(self._context)
+        self.refined = self._runner.run_silver(*LAKE, (), versions)
+        self._refined = versions
 
     def _drain(
         self, name: str, step: Callable[[Limit], IngestReport | None], on_step: Callable[[IngestReport], None]
@@ -103,6 +133,11 @@ def _trace(job: Run, source: str, report: IngestReport) -> None:
     if report.steps:
         job.read(source, rows=report.rows_in)
         job.wrote(f"tables/{report.table}", version=report.version, rows=report.good)
+
+
+def _silver(context: Context) -> list[Contract]:
+    folder = context.settings.of(PipelineSettings).contracts_folder
+    return read_contracts(folder) if folder is not None and folder.is_dir() else []
 
 
 def _contracts(folder: Path | None) -> list[TopicContract]:

@@ -15,11 +15,12 @@ import msgspec
 from lakebed.core.errors import Unavailable
 from lakebed.delta.log import fields_of
 from lakebed.delta.model import DataFile, TableSpec
+from lakebed.delta.types import arrow_type, parse_type, word_of
 from lakebed.pipeline.tables.files import Batches, write_files
 from lakebed.pipeline.tables.merge import last_of_each
 from lakebed.spark.location import Location
 from lakebed.spark.tasks import line_of
-from lakebed.ticks.codec import DECIMAL, type_of
+from lakebed.ticks.codec import type_of
 from lakebed.ticks.model import BadManifest, TickColumn
 
 PART_BYTES_MAX = 512 * 1024 * 1024  # of one part, held in an executor's memory
@@ -137,7 +138,7 @@ def drafted(data: Any, request: PartRequest, columns: Sequence[TickColumn], draf
     rows = pa.Table.from_batches(list(rows_of(data, columns)))
     fixed = {**draft.lineage, FILE_SEQ: request.file_seq, INGESTED_AT: draft.ingested_at}
     arrays = [
-        rows.column(field.name)
+        rows.column(field.name).cast(field.type)  # the table's type may be a wider one
         if field.name in rows.column_names
         else pa.repeat(pa.scalar(fixed.get(field.name), field.type), rows.num_rows)
         for field in wanted
@@ -179,7 +180,7 @@ def rows_of(data: Any, columns: Sequence[TickColumn]) -> Iterator[Any]:
     if unpacked > UNPACKED_BYTES_MAX:
         raise BadManifest("part_too_large", f"it unpacks to {unpacked} bytes, more than {UNPACKED_BYTES_MAX}")
     check_columns(schema, columns)
-    wanted = pa.schema([(column.name, arrow_type(column.type)) for column in columns])
+    wanted = pa.schema([(column.name, arrow_type(parse_type(column.type))) for column in columns])
     try:
         for batch in file.iter_batches(batch_size=BATCH_ROWS):
             yield _fitted(batch, wanted)
@@ -191,7 +192,7 @@ def rows_of(data: Any, columns: Sequence[TickColumn]) -> Iterator[Any]:
 
 def check_columns(schema: Any, columns: Sequence[TickColumn]) -> None:
     """Raises BadManifest when the file's columns are not the manifest's, whatever their order."""
-    have, want = list(schema.names), {column.name: column.type for column in columns}
+    have, want = list(schema.names), {column.name: word_of(parse_type(column.type)) for column in columns}
     if len(set(have)) != len(have):
         raise BadManifest("duplicate_column", "a column occurs twice in it")
     if missing := [name for name in want if name not in have]:
@@ -204,19 +205,6 @@ def check_columns(schema: Any, columns: Sequence[TickColumn]) -> None:
             raise BadManifest(
                 "wrong_type", f"column {field.name!r} is {found or field.type}, the manifest says {want[field.name]}"
             )
-
-
-def arrow_type(word: str) -> Any:
-    """The Arrow type that a table's column of this manifest type is kept in."""
-    import pyarrow as pa
-
-    if found := DECIMAL.fullmatch(word):
-        return pa.decimal128(int(found[1]), int(found[2]))
-    return {
-        "string": pa.string(), "binary": pa.binary(), "boolean": pa.bool_(), "byte": pa.int8(), "short": pa.int16(),
-        "integer": pa.int32(), "long": pa.int64(), "float": pa.float32(), "double": pa.float64(), "date": pa.date32(),
-        "timestamp": pa.timestamp("us", tz="UTC"),
-    }[word]  # fmt: skip
 
 
 def with_place(batches: Iterator[Any], file_seq: int) -> Iterator[Any]:
@@ -236,7 +224,7 @@ def _checked(data: Any, request: PartRequest, columns: Sequence[TickColumn], key
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    empty = pa.schema([(column.name, arrow_type(column.type)) for column in columns if column.name in keys])
+    empty = pa.schema([(column.name, arrow_type(parse_type(column.type))) for column in columns if column.name in keys])
     batches, rows = [], 0
     for batch in rows_of(data, columns):
         rows += batch.num_rows

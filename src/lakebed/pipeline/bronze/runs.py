@@ -62,6 +62,9 @@ def cores_of(spark: SparkSession) -> int:
     return parallelism(spark)
 
 
+PAGE = 1_000  # quarantined objects that are listed at once
+
+
 class QuarantinedObject(msgspec.Struct, frozen=True):
     key: str
     problem: str
@@ -89,9 +92,11 @@ class ObjectQuarantine:
         found = {one.key: (one.key, one.id, one.problem, one.rows, now) for one in problems}
         self.table.upsert(self._spark.createDataFrame(list(found.values()), OBJECTS))
 
-    def pieces(self) -> list[FeedSlice]:
-        """The quarantined objects, to be read again."""
-        return [FeedSlice(row["key"], id=row["id"]) for row in self.table.read(columns=["key", "id"]).collect()]
+    def pieces(self, after: str = "") -> list[FeedSlice]:
+        """The quarantined objects behind this key, to be read again, in order of their keys: a page of them."""
+        rows = self.table.read(columns=["key", "id"])
+        page = rows.filter(rows.key > after).orderBy("key").limit(PAGE).collect()
+        return [FeedSlice(row["key"], id=row["id"]) for row in page]
 
     def remove(self, keys: Sequence[str]) -> None:
         """Takes objects out of the quarantine. Idempotent."""

@@ -1,10 +1,11 @@
-"""Bronze of batches: every accepted sample once in the table `batches/samples`.
+"""Bronze of batches: every accepted sample once in the table `bronze/batches/lake/samples`.
 
     list accepted batches → leave out loaded ones → executors read and write → one commit: files, offset and batches
 
 The commit is the one conditional write. A crash before it leaves files that nothing refers to; a run
 after it finds the offset and the batches in the table. Of two runs at once one commits, and the other plans again.
-Batches that cannot be read are upserted into `batches/quarantine` by their key, before the commit that passes them.
+Batches that cannot be read are upserted into `quarantine/batches/lake/samples` by their key, before the
+commit that passes them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -24,11 +26,12 @@ from lakebed.core.feed import Feed, FeedFilter, FeedSlice, Limit, Offset, ahead
 from lakebed.core.settings import Settings
 from lakebed.delta.log import decode, log_key, overlapping
 from lakebed.delta.model import DataFile, Snapshot, TableSpec, WriteBatch
-from lakebed.pipeline.bronze import samples_plan as planning
-from lakebed.pipeline.bronze.runs import IngestReport, ObjectQuarantine, QuarantinedObject, cores_of
-from lakebed.pipeline.bronze.samples_plan import Range, SampleStep, SampleWork, StepNote
+from lakebed.delta.stats import shown
+from lakebed.pipeline.bronze import numbering as planning
+from lakebed.pipeline.bronze.numbering import Range, SampleStep, SampleWork, StepNote
+from lakebed.pipeline.bronze.places import SAMPLES, UNREADABLE, placed
+from lakebed.pipeline.bronze.runs import PAGE, IngestReport, ObjectQuarantine, QuarantinedObject, cores_of
 from lakebed.pipeline.tables import files
-from lakebed.pipeline.tables.files import shown
 from lakebed.pipeline.tables.table import Table
 from lakebed.spark.feeds import open_feed, reads
 from lakebed.spark.location import Location
@@ -37,7 +40,6 @@ from lakebed.spark.tasks import in_arrow
 from lakebed.store.settings import StoreSettings
 
 SOURCE = "lakebed.batches"
-NAME, QUARANTINE = "batches/samples", "batches/quarantine"
 OPTIONS = {"settle_s": "0"}  # the overlap replaces the pause that other readers make
 OVERLAP_S = 900.0  # as far as the reconciler looks back: lost events, clock skew, retries, crashes
 FOREVER = {"through_ns": 2**63 - 1}
@@ -56,15 +58,16 @@ class SampleLoader:
     """Synchronous, as Spark is: call it from a thread of its own."""
 
     def __init__(
-        self, spark: SparkSession, context: Context, *, overlap_s: float = OVERLAP_S, name: str = NAME
+        self, spark: SparkSession, context: Context, *, overlap_s: float = OVERLAP_S, name: str = SAMPLES
     ) -> None:
         self._spark, self._context, self._overlap_s = spark, context, overlap_s
         self._location = Location.of(context.settings.of(StoreSettings))
         self._feed: Feed = open_feed(SOURCE, context, OPTIONS)
         schema = from_arrow_schema(self._feed.schema()).json()
-        self._spec = TableSpec(name, schema, stats=("accepted_at", "time", "time_ns", "agent_id"))
+        place = asyncio.run(placed(context.store, name))
+        self._spec = TableSpec(place, schema, stats=("accepted_at", "time", "time_ns", "agent_id"))
         self.table = self._open(self._spec)
-        self.quarantine = ObjectQuarantine(spark, context, QUARANTINE)
+        self.quarantine = ObjectQuarantine(spark, context, asyncio.run(placed(context.store, UNREADABLE)))
         self._notes: dict[int, StepNote | None] = {}  # by version: a log entry never changes
 
     def step(self, limit: Limit) -> IngestReport | None:
@@ -79,13 +82,34 @@ class SampleLoader:
 
         A batch that is in the table and still quarantined (a run died between the two) only leaves the quarantine.
         """
-        held = self.quarantine.pieces()
-        if not held:
-            return None
-        report = self._taken(lambda *given: self._plan_again(held, *given), limit)
-        still = set(report.unreadable) if report else set()
-        self.quarantine.remove([piece.key for piece in held if piece.key not in still])
-        return report
+        total: IngestReport | None = None
+        after = ""
+        while held := self.quarantine.pieces(after):
+            after = held[-1].key
+            report = self._taken(partial(self._plan_again, held), limit)
+            still = set(report.unreadable) if report else set()
+            self.quarantine.remove([piece.key for piece in held if piece.key not in still])
+            total = total.plus(report) if total and report else report or total
+        return total
+
+    def backfill(self, begin_ns: int, end_ns: int) -> IngestReport | None:
+        """Loads the batches accepted in this range that the table does not hold. None when it holds them all."""
+        total: IngestReport | None = None
+        for page in self._accepted(begin_ns, end_ns):
+            report = self._taken(partial(self._plan_again, page), Limit())
+            total = total.plus(report) if total and report else report or total
+        return total
+
+    def lacking(self, begin_ns: int, end_ns: int) -> int:
+        """How many batches `backfill` would load."""
+        state = self.table.snapshot()
+        return sum(len(self._not_there(page, FOREVER, state)) for page in self._accepted(begin_ns, end_ns))
+
+    def _accepted(self, begin_ns: int, end_ns: int) -> Iterator[list[FeedSlice]]:
+        """The batches accepted in this range, page by page."""
+        begin, end = {"through_ns": begin_ns - 1, "late_ms": 0}, {"through_ns": end_ns - 1, "late_ms": 0}
+        found = asyncio.run(self._feed.slices(begin, end, FeedFilter()))
+        return (found[at : at + PAGE] for at in range(0, len(found), PAGE))
 
     def _taken(self, plan: Plan, limit: Limit) -> IngestReport | None:
         bad: set[str] = set()
@@ -277,7 +301,7 @@ def _ingested(
 
     def flushed() -> SampleLoadResult:
         table = pa.Table.from_batches(held) if rows else None
-        written = files.write_files(table, spec, location, filesystem, dense=True) if table else []
+        written = files.write_files(table, spec, location, filesystem) if table else []
         return SampleLoadResult(tuple(written), tuple(problems), rows, doubled)
 
     for read in reads(feed, [work.piece for work in works], spec.columns, FeedFilter()):

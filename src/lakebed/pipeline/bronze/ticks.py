@@ -26,10 +26,12 @@ from lakebed.core.errors import NotFound, Overloaded, Stale, Unavailable
 from lakebed.core.traces import traced
 from lakebed.delta.log import LOG_FOLDER, fields_of
 from lakebed.delta.model import CommitResult, Snapshot, TableSpec, WriteBatch
+from lakebed.delta.types import parse_type
 from lakebed.pipeline.bronze import parts
 from lakebed.pipeline.bronze.drift import Drift, Fit, fit
 from lakebed.pipeline.bronze.parts import FILE_SEQ, INGESTED_AT, ROW, Draft, PartReport, PartRequest
-from lakebed.pipeline.tables import merge
+from lakebed.pipeline.bronze.places import FOLDERS, LAKE, SHARED, UNREADABLE_BEFORE, placed, source_of
+from lakebed.pipeline.tables import merge, rewrite
 from lakebed.pipeline.tables.table import Table
 from lakebed.spark.location import Location
 from lakebed.spark.session import parallelism
@@ -108,30 +110,45 @@ class BronzeWriter:
             raise Unavailable(message, retry_after_s=5.0) from error
 
     def table(self, org_id: str, project_id: str, name: str) -> Table:
-        """The table as it is now. Raises NotFound."""
-        full_name = table_name("bronze", org_id, project_id, name)
+        """The table as it is now; in the lake's project a contract's word names another source. Raises NotFound."""
+        source = source_of(name) if (org_id, project_id) == LAKE else ""
+        place = asyncio.run(placed(self._runtime.store, source)) if source else ""
+        return self.named(place or table_name("bronze", org_id, project_id, name))
+
+    def named(self, full_name: str) -> Table:
+        """The same, by its whole name, of any source."""
         state = self._held(full_name)
         if state.version == -1:
-            raise NotFound(f"there is no bronze table {name!r} of {org_id}/{project_id}")
-        return self._open(full_name, fields_of(state.schema_json), state.keys)
+            raise NotFound(f"there is no table {full_name}", hint="lakebed tables list")
+        layout = (state.partition_by, state.cluster_by)
+        return self._open(full_name, fields_of(state.schema_json), state.keys, layout)
 
     def names(self, org_id: str, project_id: str) -> list[str]:
-        """The project's tables; a folder in which nothing was ever committed is none."""
+        """The project's tables, with those of sources that have no org in the lake's own project; a folder in which
+        nothing was ever committed is none.
+        """
+        found = self._committed(table_name("bronze", org_id, project_id, ""))
+        if (org_id, project_id) == LAKE:
+            for kind, folder in FOLDERS.items():
+                named = {*self._committed(f"bronze/{folder}/{SHARED}/"), *self._committed(f"{folder}/")}
+                found += [f"{kind}.{name}" for name in sorted(named) if f"{folder}/{name}" != UNREADABLE_BEFORE]
+        return found
+
+    def _committed(self, folder: str) -> list[str]:
+        """The tables in a folder."""
 
         async def committed() -> list[str]:
-            root = f"tables/{table_name('bronze', org_id, project_id, '')}"
-            found = await self._runtime.store.children(root)
-            return [name for name in found if LOG_FOLDER in await self._runtime.store.children(f"{root}{name}/")]
+            found = await self._runtime.store.children(f"tables/{folder}")
+            return [n for n in found if LOG_FOLDER in await self._runtime.store.children(f"tables/{folder}{n}/")]
 
         return asyncio.run(committed())
 
     def expire(self, org_id: str, project_id: str, *, days: int = RETENTION_DAYS) -> dict[str, int]:
         """Removes rows that came in more than `days` ago; gives how many, by table. Idempotent."""
         moment = self._now() - timedelta(days=days)
-        names = self.names(org_id, project_id)
-        return {
-            name: self.table(org_id, project_id, name).remove_before(INGESTED_AT, moment).rows_removed for name in names
-        }
+        names = self._committed(table_name("bronze", org_id, project_id, ""))
+        tables = {name: self.table(org_id, project_id, name) for name in names}
+        return {name: table.remove_before(_aged_by(table), moment).rows_removed for name, table in tables.items()}
 
     def _draft(self, tick: BronzeTick, table: TickTable) -> Draft | None:
         """How the table's parts may be written while they are checked. Raises BadManifest for columns that conflict."""
@@ -171,18 +188,28 @@ class BronzeWriter:
 
     def _fit(self, tick: BronzeTick, table: TickTable) -> tuple[Fit, Table]:
         held = self._held(self._name(tick, table))
-        coming = {column.name: column.type for column in table.schema}
+        coming = {column.name: parse_type(column.type) for column in table.schema}
         mine = {name: kind for name, kind in fields_of(held.schema_json).items() if name not in LINEAGE}
         fitted = fit(table.name, mine, coming, self._drift)
         _check_keys(table, held, fitted)
         order = fields_of(held.schema_json) or {**coming, **LINEAGE}
         columns = {**order, **fitted.columns}
-        return fitted, self._open(self._name(tick, table), columns, table.primary_keys)
+        whole = table.mode == "full" or held.version < 0
+        if not whole and table.partition_by and table.partition_by != held.partition_by:
+            raise BadManifest(
+                "partitioning_changed",
+                f"table {table.name!r} is partitioned by {', '.join(held.partition_by) or 'nothing'}",
+                hint="send the table once in full mode with its new partition_by",
+            )
+        layout = (table.partition_by, table.cluster_by) if whole else (held.partition_by, held.cluster_by)
+        return fitted, self._open(self._name(tick, table), columns, table.primary_keys, layout)
 
     def _write(self, tick: BronzeTick, table: TickTable, mine: Sequence[PartReport]) -> TableDone:
         batch = WriteBatch.once(tick.tick_id)
         for _ in range(SCHEMA_RACES_MAX):
             fitted, target = self._fit(tick, table)
+            if fitted.widened and table.mode == "delta":
+                rewrite.widen(target)
             if done_at_once := self._drafted(table, target, mine, batch):
                 return _result(table, done_at_once, fitted)
             try:
@@ -192,7 +219,7 @@ class BronzeWriter:
                 if table.mode == "full":
                     done = target.replace(rows, batch)
                 else:
-                    done = target.upsert(rows, batch, bounds=_bounds(mine))
+                    done = target.upsert(rows, batch)
             except Stale:
                 continue
             return _result(table, done, fitted)
@@ -231,7 +258,8 @@ class BronzeWriter:
 
     def _rows(self, tick: BronzeTick, table: TickTable, reports: Sequence[PartReport]) -> DataFrame:
         """The parts' rows with their places, each key once."""
-        schema = schema_of({column.name: column.type for column in table.schema} | {FILE_SEQ: "integer", ROW: "long"})
+        columns = {column.name: parse_type(column.type) for column in table.schema}
+        schema = schema_of(columns | {FILE_SEQ: "integer", ROW: "long"})
         requests = [PartRequest(0, p.file_seq, tick.keys[p.file_seq], p.rows) for p in table.parquets if p.rows]
         if not requests:
             return self._spark.createDataFrame([], schema)
@@ -266,9 +294,17 @@ class BronzeWriter:
     def _name(self, tick: BronzeTick, table: TickTable) -> str:
         return table_name("bronze", tick.org_id, tick.project_id, table.name)
 
-    def _open(self, name: str, columns: dict[str, str], keys: Sequence[str] = ()) -> Table:
+    def _open(
+        self,
+        name: str,
+        columns: dict[str, Any],
+        keys: Sequence[str] = (),
+        layout: tuple[Sequence[str], Sequence[str]] = ((), ()),
+    ) -> Table:
+        """The table with these columns; `layout` is what its files are partitioned and ordered by."""
         stats = (INGESTED_AT,) if INGESTED_AT in columns else ()
-        spec = TableSpec(name, schema_of(columns).json(), keys=tuple(keys), stats=stats)
+        partition_by, cluster_by = tuple(layout[0]), tuple(layout[1])
+        spec = TableSpec(name, schema_of(columns).json(), tuple(keys), partition_by, stats, cluster_by)
         return Table(self._spark, spec, self._runtime, location=self._location, known=self._known.get(name))
 
     def _held(self, name: str) -> Snapshot:
@@ -334,6 +370,11 @@ def _result(table: TickTable, done: CommitResult, fitted: Fit) -> TableDone:
         fitted.added,
         fitted.discarded,
     )
+
+
+def _aged_by(table: Table) -> str:
+    """The column that says when a row came: of ticks, of samples, of records."""
+    return next((name for name in (INGESTED_AT, "accepted_at", "_time") if name in table.spec.columns), INGESTED_AT)
 
 
 def schema_of(columns: Mapping[str, Any]) -> StructType:

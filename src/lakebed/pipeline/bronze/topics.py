@@ -1,9 +1,14 @@
-"""Bronze of topics: every record whose payload matches its contract, once, in the table `topics/<table>`.
+"""Bronze of topics and queues: every record whose payload matches its contract, once.
+
+The tables are `bronze/topics/lake/<table>` and `bronze/queues/lake/<table>`.
 
 The table's commit carries the offsets it has come to, so a run that dies before it is repeated, and a later run
 continues from there. A record that cannot be decoded, or breaks its contract, is upserted into the table
-`topics-quarantine/<table>` under its partition and offset, with every reason; an unreadable slice of the log, under its
-key.
+`quarantine/topics/lake/<table>` under its partition and offset, with every reason; an unreadable slice of the log,
+under its key.
+
+Reading a queue claims nothing. Entries that its collectors finish before a run has read them are not loaded: the
+sequences in the table show which they were.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from lakebed.core.context import Context
@@ -23,9 +28,10 @@ from lakebed.core.feed import Feed, FeedFilter, FeedSlice, Limit, Offset
 from lakebed.core.settings import Settings
 from lakebed.delta.log import fields_of
 from lakebed.delta.model import Snapshot, TableSpec, WriteBatch
+from lakebed.pipeline.bronze.payloads import TopicContract, Undecodable, decoder, texts
+from lakebed.pipeline.bronze.places import QUEUES, TOPICS, placed, quarantine_of
 from lakebed.pipeline.bronze.runs import IngestReport, cores_of
 from lakebed.pipeline.bronze.ticks import schema_of
-from lakebed.pipeline.bronze.topics_decode import TopicContract, Undecodable, decoder, texts
 from lakebed.pipeline.silver import transforms as silver
 from lakebed.pipeline.silver.contract import BadContract
 from lakebed.pipeline.tables import files
@@ -36,17 +42,51 @@ from lakebed.spark.pruning import shared_out
 from lakebed.spark.tasks import in_arrow
 from lakebed.store.settings import StoreSettings
 
-FOLDER, QUARANTINE_FOLDER = "topics", "topics-quarantine"
 RACES_MAX = 30
-KEPT = {"_partition": "integer", "_offset": "long", "_time": "timestamp"}  # of a record, beside the contract's columns
 QUARANTINE = (
     "key string, partition int, offset bigint, time timestamp, value binary, reasons array<string>, seen_at timestamp"
 )
 UNREADABLE_MAX = 1_000  # keys of slices that one report names
-SOURCE = "lakebed.topic"
 # Where a row comes from; `_rows` is how many records an unreadable slice would have given.
 LINEAGE = {"_partition": "int", "_offset": "bigint", "_time": "timestamp", "_value": "binary"}
+NAMES = ["partition", "offset", "time", "value"]  # of a record, whatever its source calls them
 FATE = {"_key": "string", "_problem": "string", "_rows": "bigint"}
+
+
+class RecordKind(msgspec.Struct, frozen=True):
+    """How records of one kind of source are read: `position` are the source's columns for `_partition` and `_offset`.
+
+    `kept` names them in the table, beside the contract's columns.
+    """
+
+    source: str
+    option: str
+    folder: str
+    position: tuple[str, str]
+    kept: dict[str, str]  # the table's column → what it is made of
+
+    @property
+    def schema(self) -> dict[str, str]:
+        types = {"_partition": "integer", "_offset": "long", "_time": "timestamp"}
+        return {name: types[made_of] for name, made_of in self.kept.items()}
+
+
+KINDS = {
+    "topic": RecordKind(
+        "lakebed.topic",
+        "topic",
+        TOPICS,
+        ("partition", "offset"),
+        {"_partition": "_partition", "_offset": "_offset", "_time": "_time"},
+    ),
+    "queue": RecordKind(
+        "lakebed.queue",
+        "queue",
+        QUEUES,
+        ("index", "sequence"),
+        {"_sequence": "_offset", "_index": "_partition", "_time": "_time"},
+    ),
+}
 
 
 class TopicNote(msgspec.Struct, frozen=True):
@@ -58,16 +98,19 @@ class TopicNote(msgspec.Struct, frozen=True):
 
 
 class TopicLoader:
-    """One topic into its table. Synchronous, as Spark is."""
+    """One topic or queue into its table. Synchronous, as Spark is."""
 
     def __init__(self, spark: SparkSession, context: Context, made: TopicContract) -> None:
         self._spark, self._context, self._made = spark, context, made
-        self._feed: Feed = open_feed(SOURCE, context, {"topic": made.topic})
+        self._kind = KINDS[made.kind]
+        self._feed: Feed = open_feed(self._kind.source, context, {self._kind.option: made.topic})
         self._types = {name: column.type for name, column in made.contract.columns.items()}
-        spec_schema = schema_of({**self._types, **KEPT}).json()
-        self.table = self._open(TableSpec(f"{FOLDER}/{made.contract.table}", spec_schema, stats=("_time", "_offset")))
+        spec_schema = schema_of({**self._types, **self._kind.schema}).json()
+        name = f"{self._kind.folder}/{made.contract.table}"
+        place, aside = (asyncio.run(placed(context.store, each)) for each in (name, quarantine_of(name)))
+        self.table = self._open(TableSpec(place, spec_schema, stats=("_time", next(iter(self._kind.kept)))))
         rejected = spark.createDataFrame([], QUARANTINE).schema.json()
-        self.quarantine = self._open(TableSpec(f"{QUARANTINE_FOLDER}/{made.contract.table}", rejected, keys=("key",)))
+        self.quarantine = self._open(TableSpec(aside, rejected, keys=("key",)))
 
     def step(self, limit: Limit) -> IngestReport | None:
         """Takes up to `limit` of what the topic has gained, exactly once. None when it has gained nothing.
@@ -77,7 +120,7 @@ class TopicLoader:
         for _ in range(RACES_MAX):
             state = self.table.snapshot()
             self._check(state)
-            number = state.applied.get(SOURCE, -1)
+            number = state.applied.get(self._kind.source, -1)
             offset = asyncio.run(self._offset(state))
             reached, pieces, newest = asyncio.run(self._plan(offset, limit))
             if not pieces:
@@ -87,10 +130,10 @@ class TopicLoader:
                 report = self._counted(rows, len(pieces))
                 if report.quarantined:
                     self.quarantine.upsert(self._quarantined(rows))
-                good = rows.filter(F.size(silver.REASONS) == 0).select(*self.table.spec.columns)
+                good = rows.filter(F.size(silver.REASONS) == 0).select(*self._columns())
                 note = msgspec.json.encode(TopicNote(self._made.topic, reached)).decode()
                 done = self.table.append_files(
-                    self.table.write(good), WriteBatch(SOURCE, number + 1, after=number), note=note
+                    self.table.write(good), WriteBatch(self._kind.source, number + 1, after=number), note=note
                 )
             except Stale:
                 continue
@@ -135,9 +178,14 @@ class TopicLoader:
             unreadable=tuple(row["_key"] for row in keys),
         )
 
+    def _columns(self) -> list[Column]:
+        kept = {name: F.col(made_of).alias(name) for name, made_of in self._kind.kept.items()}
+        return [kept.get(name, F.col(name)) for name in self.table.spec.columns]
+
     def _quarantined(self, rows: DataFrame) -> DataFrame:
         now = datetime.fromtimestamp(self._context.clock.now_ns() / 1e9, UTC)
-        position = F.concat_ws("/", F.lit(self._made.topic), F.col("_partition"), F.col("_offset"))
+        places = [F.col(self._kind.kept[name]) for name in list(self._kind.kept)[:2]]
+        position = F.concat_ws("/", F.lit(self._made.topic), *places)
         return rows.filter(F.size(silver.REASONS) > 0).select(
             F.coalesce("_key", position).alias("key"),
             F.col("_partition").alias("partition"),
@@ -175,20 +223,21 @@ def _fields(made: TopicContract) -> dict[str, str]:
 
 def decoding(settings: Settings, made: TopicContract) -> Callable[[files.Batches], files.Batches]:
     """The task: its input is a JSON list of pieces a row, its output rows of `schema`."""
-    sources = made.sources
+    sources, kind = made.sources, KINDS[made.kind]
+    columns = [*kind.position, "time", "value"]
     frozen = made.contract.drift == "freeze"
 
     def decode(batches: files.Batches) -> files.Batches:
-        feed = open_feed(SOURCE, settings, {"topic": made.topic})
+        feed = open_feed(kind.source, settings, {kind.option: made.topic})
         of = decoder(made.payload, made.avro)
         for batch in batches:
             for text in batch["works"].to_pylist():
                 pieces = msgspec.json.decode(text, type=list[FeedSlice])
-                for read in reads(feed, pieces, ["partition", "offset", "time", "value"], FeedFilter()):
+                for read in reads(feed, pieces, columns, FeedFilter()):
                     if read.problem:
                         yield _unreadable(read.piece, read.problem, sources)
                     else:
-                        yield _decoded(read.rows, of, sources, frozen)
+                        yield _decoded(read.rows.rename_columns(NAMES), of, sources, frozen)
 
     return decode
 
@@ -202,7 +251,7 @@ def _decoded(rows: Any, of: Any, sources: Sequence[str], frozen: bool) -> Any:
     known = set(sources)
     for value in rows.column("value").to_pylist():
         try:
-            fields = of(value)
+            fields = of(value or b"")  # a record without a value is one that does not decode
         except Undecodable as error:
             values.append(empty)
             problems.append(str(error))

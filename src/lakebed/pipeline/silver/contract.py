@@ -5,6 +5,7 @@
     keys: [order_id]
     order_by: [updated_at]    # of two rows with one key the later one stays
     drift: discard            # columns that are not in the contract: evolve, freeze or discard
+    partition_by: [day]       # folders of files; cluster_by: [customer] orders rows in files
     columns:
       order_id: {type: long, required: true}
       total: {type: "decimal(12,2)", from: amount}
@@ -19,19 +20,21 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import yaml
 
 from lakebed.core.errors import Invalid
+from lakebed.delta.types import HINT, is_type
 from lakebed.pipeline.bronze.drift import Drift
-from lakebed.ticks.codec import COLUMN_NAME, DECIMAL, TABLE_NAME, TYPES
+from lakebed.ticks.codec import COLUMN_NAME, LAYOUT_MAX, TABLE_NAME
 
 CONTRACT_BYTES_MAX = 256 * 1024
 CONTRACTS_MAX = 500
+C = TypeVar("C")
 CHECKS_MAX = 200
 CHECK_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
@@ -56,6 +59,8 @@ class Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     order_by: tuple[str, ...] = ()
     drift: Drift = "discard"
     checks: dict[str, str] = {}
+    partition_by: tuple[str, ...] = ()
+    cluster_by: tuple[str, ...] = ()
 
     @property
     def bronze(self) -> str:
@@ -64,7 +69,11 @@ class Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def digest(self) -> str:
         """Identifies this contract in silver's commits: any change of the contract gives another."""
-        return f"contract {hashlib.sha256(msgspec.json.encode(self)).hexdigest()}"
+        values = msgspec.to_builtins(self)
+        for name in ("partition_by", "cluster_by"):  # words that came later: a contract without them stays the same
+            if not values[name]:
+                del values[name]
+        return f"contract {hashlib.sha256(msgspec.json.encode(values)).hexdigest()}"
 
     def source_of(self, column: str) -> str:
         return self.columns[column].source or column
@@ -100,15 +109,20 @@ def contract_of(found: Any, where: str) -> Contract:
 
 def read_contracts(folder: Path) -> list[Contract]:
     """Every contract in the folder's *.yaml, by table. Raises BadContract, also when two name one table."""
+    return read_folder(folder, read_contract, lambda contract: contract.table)
+
+
+def read_folder(folder: Path, read: Callable[[bytes, str], C], table_of: Callable[[C], str]) -> list[C]:
+    """What `read` makes of each *.yaml, given its bytes and name. Raises BadContract, also for two of one table."""
     paths = sorted(folder.glob("*.yaml"))
     if len(paths) > CONTRACTS_MAX:
         raise BadContract(f"{folder} has more than {CONTRACTS_MAX} contracts")
-    found: dict[str, Contract] = {}
+    found: dict[str, C] = {}
     for path in paths:
-        contract = read_contract(path.read_bytes(), path.name)
-        if contract.table in found:
-            raise BadContract(f"{path.name}: another contract is of table {contract.table!r} already")
-        found[contract.table] = contract
+        made = read(path.read_bytes(), path.name)
+        if (table := table_of(made)) in found:
+            raise BadContract(f"{path.name}: another contract is of table {table!r} already")
+        found[table] = made
     return list(found.values())
 
 
@@ -119,15 +133,20 @@ def _check(contract: Contract, where: str) -> None:
     for name, column in contract.columns.items():
         if not COLUMN_NAME.fullmatch(name) or name.startswith("_"):
             raise BadContract(f"{where}: columns: {name!r} is no column name", hint="a leading _ is reserved")
-        if column.type not in TYPES and not DECIMAL.fullmatch(column.type):
-            known = f"one of {', '.join(TYPES)}, decimal(p,s)"
-            raise BadContract(f"{where}: columns.{name}: there is no type {column.type!r}", hint=known)
+        if not is_type(column.type):
+            raise BadContract(f"{where}: columns.{name}: there is no type {column.type!r}", hint=HINT)
     if len({name.casefold() for name in contract.columns}) != len(contract.columns):
         raise BadContract(f"{where}: columns: two names differ only in case")
     if not contract.keys:
         raise BadContract(f"{where}: keys: name at least one column that identifies a row")
-    for role, names in (("keys", contract.keys), ("order_by", contract.order_by)):
-        _known(where, role, names, contract)
+    for role in ("keys", "order_by", "partition_by", "cluster_by"):
+        _known(where, role, getattr(contract, role), contract)
+    for role in ("partition_by", "cluster_by"):
+        names = getattr(contract, role)
+        if unfit := [name for name in names if "<" in contract.columns[name].type]:
+            raise BadContract(f"{where}: {role}: {unfit[0]!r} is nested and has no order")
+        if len(names) > LAYOUT_MAX:
+            raise BadContract(f"{where}: {role}: at most {LAYOUT_MAX} columns")
     if optional := [key for key in contract.keys if not contract.columns[key].required]:
         raise BadContract(f"{where}: keys: {optional[0]!r} must be required: true")
     if len(contract.checks) > CHECKS_MAX:

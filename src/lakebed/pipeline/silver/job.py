@@ -4,6 +4,10 @@ Silver remembers the last bronze version in its own commits. A step reads bronze
 one, quarantines first and writes silver after, each under the same batch number; a job that died between the two is
 finished at exactly its own version before anything newer is read. So no row is quarantined or counted twice.
 
+Silver that is far behind goes on: where compaction took files of the wanted version out of the table and vacuum has
+deleted them, the step reads the newest version instead; where even the log entries in between are gone, or a step was
+half done, silver is rebuilt at the newest version.
+
 Silver also remembers the contract it was made by, in the note of its commits. A job that finds another contract, or
 is requested to, rebuilds silver and quarantine from bronze and from the rows that only they still have: the same rows
 in give the same rows out, however often it runs.
@@ -13,6 +17,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import msgspec
 from pyspark.errors import PySparkException
@@ -20,17 +25,23 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from lakebed.core.errors import Corrupt, Overloaded, Stale, Unavailable
+from lakebed.core.logs import logger
 from lakebed.delta.log import fields_of
-from lakebed.delta.model import ONCE, CommitResult, Snapshot, TableSpec, WriteBatch
+from lakebed.delta.model import CommitResult, Snapshot, TableSpec, WriteBatch
+from lakebed.delta.types import parse_type
+from lakebed.pipeline.bronze.places import LAKE, source_of
 from lakebed.pipeline.bronze.ticks import LINEAGE, BronzeWriter, schema_of, table_name
 from lakebed.pipeline.silver import transforms as silver
 from lakebed.pipeline.silver.contract import BadContract, Contract
+from lakebed.pipeline.silver.source import SilverSource
 from lakebed.pipeline.tables.table import Table
 from lakebed.spark.location import Location
 from lakebed.spark.tasks import line_of
 from lakebed.store.runtime import StoreRuntime
 
 APPLICATION = "silver"
+log = logger("pipeline")
+
 RACES_MAX = 5  # other jobs on the same table that may finish before ours gives up
 
 
@@ -94,7 +105,7 @@ class Silver:
 
     def table(self, contract: Contract, org_id: str, project_id: str) -> Table:
         """The silver table as it is; empty, with the contract's columns, before anything came."""
-        columns = {name: column.type for name, column in contract.columns.items()}
+        columns = {name: parse_type(column.type) for name, column in contract.columns.items()}
         return self._open("silver", contract, org_id, project_id, columns)
 
     def quarantine(self, contract: Contract, org_id: str, project_id: str) -> Table:
@@ -107,37 +118,59 @@ class Silver:
         self, contract: Contract, org_id: str, project_id: str, until: int, *, anew: bool
     ) -> list[SilverReport]:
         reports: list[SilverReport] = []
+        where = (contract, org_id, project_id)
         for _ in range(RACES_MAX):
             state = self.table(contract, org_id, project_id).snapshot()
             written = state.applied.get(APPLICATION, -1)
             quarantined_at = self.quarantine(contract, org_id, project_id).snapshot().applied.get(APPLICATION, -1)
             try:
                 if written >= 0 and (anew or state.note != contract.digest):
-                    return [
-                        self._anew(
-                            contract, org_id, project_id, written, quarantined_at, max(until, written, quarantined_at)
-                        )
-                    ]
+                    at = self._reach(*where, -1, max(until, written, quarantined_at)) or 0
+                    return [self._anew(*where, written, quarantined_at, at)]
                 if quarantined_at > written:
-                    reports.append(self._step(contract, org_id, project_id, written, quarantined_at, quarantined_at))
+                    reach = self._reach(*where, written, quarantined_at)
+                    if reach != quarantined_at:  # what was quarantined cannot be read again: both are made anew
+                        at = self._reach(*where, -1, max(until, quarantined_at)) or 0
+                        return [*reports, self._anew(*where, written, quarantined_at, at)]
+                    reports.append(self._step(*where, written, quarantined_at, quarantined_at))
                     written = quarantined_at
                 if until > written:
-                    reports.append(self._step(contract, org_id, project_id, written, until, quarantined_at))
+                    reach = self._reach(*where, written, until)
+                    if reach is None:
+                        at = self._reach(*where, -1, until) or 0
+                        return [*reports, self._anew(*where, written, quarantined_at, at)]
+                    reports.append(self._step(*where, written, reach, quarantined_at))
                 return reports
             except Stale:
                 continue
         raise Overloaded(f"silver table {contract.table!r} was written by others {RACES_MAX} times")
 
+    def _reach(self, contract: Contract, org_id: str, project_id: str, after: int, until: int) -> int | None:
+        """The version that a step from `after` reads: `until`, or the newest one when files of `until` were swept.
+
+        None when not even that can be reached from `after`, because log entries between them are gone.
+        """
+        bronze = self.source(contract, org_id, project_id)
+        if bronze.readable(after, until):
+            return until
+        newest = bronze.table.snapshot().version
+        log.warning(
+            "bronze is read at a later version: files of the wanted one are gone",
+            table=bronze.table.spec.name,
+            wanted=until,
+            version=newest,
+        )
+        return newest if bronze.readable(after, newest) else None
+
+    def source(self, contract: Contract, org_id: str, project_id: str) -> SilverSource:
+        """The bronze table that the contract names. Raises NotFound."""
+        table = self._bronze.table(org_id, project_id, contract.bronze)
+        return SilverSource(table, appended=(org_id, project_id) == LAKE and bool(source_of(contract.bronze)))
+
     def _step(
         self, contract: Contract, org_id: str, project_id: str, after: int, until: int, quarantined_at: int
     ) -> SilverReport:
-        bronze = self._bronze.table(org_id, project_id, contract.bronze)
-        changes = bronze.changes(after, until) if after >= 0 else []
-        whole = after < 0 or any(change.overwrites for change in changes)
-        rows = bronze.read(until)
-        if not whole:
-            ticks = [app.removeprefix(ONCE) for change in changes for app in change.applications]
-            rows = bronze.added(after, until).filter(F.col("_tick_id").isin(ticks))
+        rows, whole = self.source(contract, org_id, project_id).since(after, until)
         fit = silver.fitted(contract, rows.schema)
         target = self._target(contract, org_id, project_id, fit.columns)
         columns = [name for name in target.spec.columns if name not in LINEAGE]
@@ -158,7 +191,7 @@ class Silver:
         self, contract: Contract, org_id: str, project_id: str, written: int, quarantined_at: int, at: int
     ) -> SilverReport:
         """Makes both tables again at this version, with the contract's own columns. Raises Stale when raced."""
-        bronze = self._bronze.table(org_id, project_id, contract.bronze)
+        bronze = self.source(contract, org_id, project_id)
         rows = bronze.read(at)
         fit = silver.fitted(contract, rows.schema)
         quarantine_table = self.quarantine(contract, org_id, project_id)
@@ -169,7 +202,7 @@ class Silver:
         prepared = silver.checked(both, contract).cache()
         try:
             total, bad = self._count(prepared)
-            kept_rows = silver.kept_in_quarantine(quarantine_table.read(), recomputed, bronze.spec.keys)
+            kept_rows = silver.kept_in_quarantine(quarantine_table.read(), recomputed, bronze.table.spec.keys)
             all_rows = silver.quarantined(prepared, at).unionByName(kept_rows)
             self._replace(quarantine_table, all_rows, quarantined_at, at, contract)
             target = self._open("silver", contract, org_id, project_id, fit.columns)
@@ -218,9 +251,9 @@ class Silver:
         batch = WriteBatch(APPLICATION, until, after=after)
         if whole:
             return target.replace(silver.latest(rows, contract), batch, note=contract.digest)
-        return target.upsert(silver.latest(rows, contract, target.read()), batch)
+        return target.upsert(silver.latest(rows, contract, target.near(rows)), batch)
 
-    def _target(self, contract: Contract, org_id: str, project_id: str, columns: Mapping[str, str]) -> Table:
+    def _target(self, contract: Contract, org_id: str, project_id: str, columns: Mapping[str, Any]) -> Table:
         """The silver table with every column it has and every column it gets."""
         held = fields_of(self.table(contract, org_id, project_id).snapshot().schema_json)
         for name, kind in columns.items():
@@ -231,11 +264,12 @@ class Silver:
                 )
         return self._open("silver", contract, org_id, project_id, {**held, **columns})
 
-    def _open(self, layer: str, contract: Contract, org_id: str, project_id: str, columns: Mapping[str, str]) -> Table:
+    def _open(self, layer: str, contract: Contract, org_id: str, project_id: str, columns: Mapping[str, Any]) -> Table:
         lineage = {name: LINEAGE[name] for name in silver.KEPT_LINEAGE}
         schema = schema_of({**columns, **{name: kind for name, kind in lineage.items() if name not in columns}})
         name = table_name(layer, org_id, project_id, contract.table)
-        return self._of(TableSpec(name, schema.json(), keys=contract.keys))
+        layout = {"partition_by": contract.partition_by, "cluster_by": contract.cluster_by}
+        return self._of(TableSpec(name, schema.json(), keys=contract.keys, **layout))
 
     def _of(self, spec: TableSpec) -> Table:
         return Table(self._spark, spec, self._runtime, location=self._location)

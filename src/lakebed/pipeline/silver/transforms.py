@@ -7,12 +7,14 @@ read as its contract's type is a reason, never a silent null; a value that would
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
-from pyspark.sql.types import StringType, StructType
+from pyspark.sql.types import DataType, StringType, StructType
 
+from lakebed.delta.types import parse_type, word_of
 from lakebed.pipeline.bronze.drift import Fit, fit
 from lakebed.pipeline.bronze.parts import FILE_SEQ, INGESTED_AT
 from lakebed.pipeline.bronze.ticks import LINEAGE
@@ -42,7 +44,7 @@ def fitted(contract: Contract, bronze: StructType) -> Fit:
     Columns that the contract names and bronze lacks are null (and, when required, a reason).
     """
     used = {contract.source_of(name) for name in contract.columns}
-    mine = {name: column.type for name, column in contract.columns.items()}
+    mine = {name: parse_type(column.type) for name, column in contract.columns.items()}
     more = {
         field.name: field.dataType.jsonValue()
         for field in bronze.fields
@@ -54,7 +56,7 @@ def fitted(contract: Contract, bronze: StructType) -> Fit:
 def cast(
     rows: DataFrame,
     contract: Contract,
-    columns: Mapping[str, str],
+    columns: Mapping[str, Any],
     lineage: Sequence[str] = (*KEPT_LINEAGE, FILE_SEQ),
 ) -> DataFrame:
     """The contract's columns, lineage, the row as it came (`_row`) and what is wrong with it (`_reasons`)."""
@@ -62,7 +64,7 @@ def cast(
     values: list[Column] = []
     reasons: list[Column] = []
     for name, kind in columns.items():
-        wanted = contract.columns.get(name)
+        wanted, kind = contract.columns.get(name), word_of(kind)
         source = contract.source_of(name) if wanted else name
         if source not in have:
             values.append(F.lit(None).cast(_ddl(kind)).alias(name))
@@ -126,8 +128,12 @@ def latest(rows: DataFrame, contract: Contract, stored: DataFrame | None = None)
     return ranked.filter((F.col(RANK) == 1) & ~F.col(STORED)).drop(RANK, STORED)
 
 
-def _changed(raw: Column, read: Column, kind: object, word: str) -> Column:
+def _changed(raw: Column, read: Column, kind: DataType, word: str) -> Column:
     """Whether reading changed the value: it does not come back as itself, or text has more digits than are kept."""
+    if word_of(kind.jsonValue()) == word:
+        return F.lit(False)
+    if "<" in word:  # maps cannot be compared
+        return read.isNotNull() & ~F.coalesce(F.to_json(read.try_cast(kind)).eqNullSafe(F.to_json(raw)), F.lit(False))
     if not isinstance(kind, StringType):
         back = read.try_cast(kind)
         return raw.isNotNull() & read.isNotNull() & ~F.coalesce(back.eqNullSafe(raw), F.lit(False))

@@ -17,8 +17,10 @@ from pyspark.sql.types import StructType
 
 from lakebed.core.errors import Overloaded
 from lakebed.delta.log import Commit, Raced
-from lakebed.delta.model import CommitResult, DataFile, Snapshot, TableSpec, WriteBatch, key_of
-from lakebed.pipeline.tables import files, merge
+from lakebed.delta.model import CommitResult, DataFile, Snapshot, TableSpec, WriteBatch
+from lakebed.delta.stats import moments, shown
+from lakebed.pipeline.tables import files, rewrite
+from lakebed.pipeline.tables.clustering import clustered
 from lakebed.spark.location import Location
 from lakebed.spark.tasks import in_arrow
 
@@ -103,22 +105,16 @@ def joining(spec: TableSpec, location: Location, schema: Any) -> Callable[[files
 
     def join(batches: files.Batches) -> files.Batches:
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
         filesystem = location.filesystem()
         for batch in batches:
             for text in batch["files"].to_pylist():
                 group = msgspec.json.decode(text, type=tuple[DataFile, ...])
                 paths = tuple(file.path for file in group)
-                parts = [
-                    merge.fitted(
-                        pq.read_table(location.path(key_of(spec.root, path)), filesystem=filesystem, partitioning=None),
-                        schema,
-                    )
-                    for path in paths
-                ]
+                parts = [files.read_file(location, filesystem, spec.root, path, schema) for path in paths]
                 rows = pa.concat_tables(parts)
-                made = files.write_part(rows, group[0].partition, spec, location, filesystem, dense=True)
+                rows = rows if spec.cluster_by else clustered(rows, spec.keys)
+                made = files.write_part(rows, group[0].partition, spec, location, filesystem)
                 result = msgspec.json.encode(CompactedFiles(paths, (made,))).decode()
                 yield pa.RecordBatch.from_arrays([pa.array([result])], ["file"])
 
@@ -132,14 +128,14 @@ def kept_since_us(state: Snapshot) -> int:
 
 def remove_before(table: Table, column: str, moment: datetime) -> CommitResult:
     """The commit of the removal records the moment: a comparison of tables must not report these rows as lost."""
-    shown = files.shown(moment)
+    limit = shown(moment)
     moment_us = (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
     for _ in range(RACES_MAX):
         state = table.snapshot()
-        touched = [file for file in state.files if str(file.low.get(column, "")) < shown]
+        touched = [file for file in state.files if (moments(file, column)[0] or "") < limit]
         if not touched:
             return CommitResult(state.version, repeated=True)
-        mixed = [file for file in touched if file.nulls.get(column, 1) or str(file.high.get(column, "~")) >= shown]
+        mixed = [file for file in touched if file.nulls.get(column, 1) or (moments(file, column)[1] or "~") >= limit]
         rows = table.rows_of(mixed, table.columns_of(state), state)
         kept = rows.filter(F.col(column).isNull() | (F.col(column) >= F.lit(moment)))
         written = table.write(kept.select(*table.spec.columns).coalesce(max(1, len(mixed)))) if mixed else []
@@ -148,7 +144,7 @@ def remove_before(table: Table, column: str, moment: datetime) -> CommitResult:
             return CommitResult(state.version, repeated=True)
         # What came late and is older than an earlier removal goes too; the mark never moves back.
         mark = WriteBatch(RETENTION, moment_us) if moment_us > kept_since_us(state) else None
-        commit = Commit("DELETE", tuple(written), tuple(touched), mark)
+        commit = Commit("DELETE", tuple(rewrite.copies(written)), tuple(touched), mark)
         result = CommitResult(0, files_added=len(written), files_removed=len(touched), rows_removed=gone)
         try:
             return table.commit_on(state, commit, result, mark)

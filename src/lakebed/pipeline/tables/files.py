@@ -9,19 +9,25 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from datetime import date, datetime
-from decimal import Decimal
 from typing import Any
 
 import msgspec
 
+from lakebed.core.errors import Invalid
 from lakebed.delta.model import DataFile, TableSpec, key_of, path_of
+from lakebed.delta.stats import measured
+from lakebed.pipeline.tables import columns
+from lakebed.pipeline.tables.clustering import clustered
+from lakebed.pipeline.tables.columns import ColumnMapping
 from lakebed.spark.location import Location
 
 ROWS_PER_FILE_MAX = 2_000_000
+ROW_GROUP_ROWS = 131_072  # what a lookup by key decodes at least: small enough to skip the rest, large enough to scan
 BYTES_PER_FILE_MAX = 128 * 1024 * 1024  # of Arrow memory, before Parquet makes it smaller
 WRITTEN = "file string"  # the schema of what a writing task returns: one JSON DataFile a row
 FILE_COLUMN = "_file"
+NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+_ESCAPED = re.compile(r"""[\x00-\x1f\x7f"#%'*/:=?\\{}\[\]^]""")  # as Hive escapes them in a partition's folder
 
 Batches = Iterator[Any]
 
@@ -48,45 +54,82 @@ def writing(spec: TableSpec, location: Location) -> Callable[[Batches], Batches]
 
 
 def reading(
-    location: Location, root: str, types: dict[str, Any], partition_by: Sequence[str], *, with_file: bool = False
+    location: Location,
+    root: str,
+    types: dict[str, Any],
+    partition_by: Sequence[str],
+    *,
+    with_file: bool = False,
+    mapped: ColumnMapping = ColumnMapping(),
+    version: int | None = None,
 ) -> Callable[[Batches], Batches]:
     """The task that reads files: its input has columns `path` and `partition` (JSON), its output the table's rows.
 
-    `types` are the wanted columns' Arrow types: a file older than a column gives nulls for it.
+    `types` are the wanted columns' Arrow types: a file older than a column gives nulls for it. Columns of partitions
+    are given as text. `version` is that of the table whose deletion vectors are obeyed; None: it has none.
     """
 
     def read(batches: Batches) -> Batches:
-        import pyarrow.parquet as pq
-
         filesystem = location.filesystem()
         for batch in batches:
+            kept = columns.kept_rows(location, root, version) if version is not None else {}
             for path, partition in zip(batch["path"].to_pylist(), batch["partition"].to_pylist(), strict=True):
-                with pq.ParquetFile(location.path(key_of(root, path)), filesystem=filesystem) as file:
-                    values = msgspec.json.decode(partition)
-                    stored = [name for name in types if name in file.schema_arrow.names and name not in partition_by]
-                    for rows in file.iter_batches(batch_size=65_536, columns=stored):
-                        yield _with_values(rows, types, values, path if with_file else None)
+                key, values = key_of(root, path), msgspec.json.decode(partition)
+                with columns.opened(location, filesystem, key) as file:
+                    begin = 0
+                    stored = _stored(types, partition_by, mapped, file.schema_arrow)
+                    for rows in file.iter_batches(batch_size=65_536, columns=list(stored.values())):
+                        left = columns.only_kept(rows, begin, kept[key]) if key in kept else rows
+                        begin += rows.num_rows
+                        yield _with_values(left, types, stored, values, mapped, path if with_file else None)
 
     return read
 
 
-def write_files(
-    table: Any, spec: TableSpec, location: Location, filesystem: Any, *, dense: bool = False
-) -> list[DataFile]:
-    """One Parquet file per partition value in the table. `dense` lays columns out by `encodings`."""
-    return [
-        write_part(part, values, spec, location, filesystem, dense=dense)
-        for values, part in _split(table, spec.partition_by)
+def _stored(types: dict[str, Any], partition_by: Sequence[str], mapped: ColumnMapping, schema: Any) -> dict[str, str]:
+    """The names in the file of the wanted columns that it has."""
+    found = {name: mapped.stored(name, schema) for name in types if name not in partition_by}
+    return {name: stored for name, stored in found.items() if stored is not None}
+
+
+def read_file(location: Location, filesystem: Any, root: str, path: str, schema: Any) -> Any:
+    """The rows of one file of a table that Lakebed writes, whoever wrote this file, with the schema's columns."""
+    import pyarrow as pa
+
+    with columns.opened(location, filesystem, key_of(root, path)) as file:
+        rows = file.read()
+    return fitted(rows, pa.schema(schema))
+
+
+def fitted(rows: Any, schema: Any) -> Any:
+    """The rows with the schema's columns in its order and representation; a column they are older than is null."""
+    import pyarrow as pa
+
+    arrays = [
+        columns.fit(rows.column(field.name), field.type)
+        if field.name in rows.column_names
+        else pa.nulls(rows.num_rows, columns.relaxed(field.type))
+        for field in schema
     ]
+    return pa.Table.from_arrays(arrays, names=schema.names)
+
+
+def write_files(table: Any, spec: TableSpec, location: Location, filesystem: Any) -> list[DataFile]:
+    """One Parquet file per partition value in the table."""
+    return [write_part(part, values, spec, location, filesystem) for values, part in _split(table, spec.partition_by)]
 
 
 def write_part(
-    part: Any, values: dict[str, str | None], spec: TableSpec, location: Location, filesystem: Any, *, dense: bool
+    part: Any, values: dict[str, str | None], spec: TableSpec, location: Location, filesystem: Any
 ) -> DataFile:
     """One Parquet file of the partition with these values, which are in its folder and the log, not in the file."""
-    folder = "".join(f"{name}={_folder(value)}/" for name, value in values.items())
+    for name in spec.required:
+        if name in part.column_names and part.column(name).null_count:
+            raise Invalid(f"table {spec.name}: {name} may not be null, and a row has none")
+    folder = "".join(f"{folder_name(name)}={folder_name(value)}/" for name, value in values.items())
     path = path_of(f"{folder}part-{uuid.uuid4()}.parquet")
-    return _write(part, path, values, spec, location, filesystem, encodings(part.schema) if dense else {})
+    part = clustered(part, spec.cluster_by)
+    return _write(part, path, values, spec, location, filesystem, encodings(part.schema))
 
 
 def encodings(schema: Any) -> dict[str, Any]:
@@ -119,13 +162,13 @@ def _write(
 ) -> DataFile:
     import pyarrow.parquet as pq
 
+    metadata: list[Any] = []
+    options = {"compression": "zstd", "coerce_timestamps": "us", "row_group_size": ROW_GROUP_ROWS, **layout}
     with filesystem.open_output_stream(location.path(key_of(spec.root, path))) as sink:
-        pq.write_table(part, sink, compression="zstd", coerce_timestamps="us", **layout)
+        pq.write_table(part, sink, metadata_collector=metadata, **options)
         size = sink.tell()
-    measured = [name for name in dict.fromkeys((*spec.keys, *spec.stats)) if name in part.column_names]
-    low, high = _bounds(part, measured)
-    nulls = {name: part.column(name).null_count for name in measured}
-    return DataFile(path, size, part.num_rows, values, low, high, nulls)
+    found = measured(part, metadata[0], (*spec.keys, *spec.stats))
+    return DataFile(path, size, part.num_rows, values, found.low, found.high, found.nulls, found.text)
 
 
 def _split(table: Any, partition_by: Sequence[str]) -> Iterator[tuple[dict[str, str | None], Any]]:
@@ -135,7 +178,7 @@ def _split(table: Any, partition_by: Sequence[str]) -> Iterator[tuple[dict[str, 
     if not partition_by:
         yield {}, table
         return
-    texts = [pc.cast(table.column(name), pa.string()) for name in partition_by]
+    texts = [partition_text(table.column(name)) for name in partition_by]
     rest = table.drop_columns(list(partition_by))
     keyed = pa.table(texts, names=list(partition_by))
     for row in keyed.group_by(list(partition_by)).aggregate([]).to_pylist():
@@ -146,54 +189,39 @@ def _split(table: Any, partition_by: Sequence[str]) -> Iterator[tuple[dict[str, 
         yield {name: row[name] for name in partition_by}, rest.filter(mask)
 
 
-def _bounds(part: Any, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def partition_text(column: Any) -> Any:
+    """Values of a partition's column as Delta writes them. An empty text is no value there."""
+    import pyarrow as pa
     import pyarrow.compute as pc
 
-    low: dict[str, Any] = {}
-    high: dict[str, Any] = {}
-    for name in names:
-        try:
-            ends = pc.min_max(part.column(name)).as_py()
-        except NotImplementedError:  # a type without an order, by pyarrow: no bounds, the file is always read
-            continue
-        if ends["min"] is None or (shown := _json(ends["min"])) is None:
-            continue
-        low[name], high[name] = shown, _json(ends["max"])
-    return low, high
+    if pa.types.is_timestamp(column.type):
+        return pc.strftime(column, format="%Y-%m-%d %H:%M:%S")
+    text = pc.cast(column, pa.string())
+    return pc.if_else(pc.equal(text, ""), pa.scalar(None, pa.string()), text)
 
 
-def shown(moment: datetime) -> str:
-    """A moment in UTC as it is written in a bound: microseconds, so that it sorts as text."""
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.%f") + "Z"
+def folder_name(value: str | None) -> str:
+    """A value as the folder of its partition has it, escaped as Hive does: some engines read it from there."""
+    return NO_VALUE if value is None else _ESCAPED.sub(lambda match: f"%{ord(match[0]):02X}", value)
 
 
-def _json(value: Any) -> Any:
-    """A bound as Delta writes it; None for what has no faithful JSON form."""
-    if isinstance(value, datetime):
-        return shown(value)
-    if isinstance(value, date):
-        return value.isoformat()
-    if isinstance(value, float):
-        return value if value == value and abs(value) != float("inf") else None
-    if isinstance(value, str):
-        return value if len(value) <= 256 else None  # a cut bound would be wrong, a long one too large
-    return None if isinstance(value, (bytes, Decimal)) else value
-
-
-def _folder(value: str | None) -> str:
-    """A readable folder name; the log has the partition's value, so nothing needs to be decoded from the folder."""
-    return "__HIVE_DEFAULT_PARTITION__" if value is None else re.sub(r"[^A-Za-z0-9._-]", "_", value)[:64]
-
-
-def _with_values(rows: Any, types: dict[str, Any], values: dict[str, str | None], path: str | None) -> Any:
+def _with_values(
+    rows: Any,
+    types: dict[str, Any],
+    stored: dict[str, str],
+    values: dict[str, str | None],
+    mapped: ColumnMapping,
+    path: str | None,
+) -> Any:
     import pyarrow as pa
 
     def column(name: str, kind: Any) -> Any:
-        if name in rows.schema.names:
-            return rows.column(name)
-        return (
-            pa.array([values[name]] * rows.num_rows, pa.string()) if name in values else pa.nulls(rows.num_rows, kind)
-        )
+        if name in stored:
+            return columns.fit(rows.column(stored[name]), kind, mapped.types.get(name))
+        physical = mapped.names.get(name, name)
+        if physical in values:
+            return pa.array([values[physical]] * rows.num_rows, pa.string())
+        return pa.nulls(rows.num_rows, columns.relaxed(kind))
 
     arrays = [column(name, kind) for name, kind in types.items()]
     names = list(types)

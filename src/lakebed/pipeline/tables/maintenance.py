@@ -10,12 +10,12 @@ import msgspec
 from pyspark.sql import SparkSession
 
 from lakebed.core.context import Context
-from lakebed.core.errors import Invalid
+from lakebed.core.errors import Invalid, LakebedError
 from lakebed.core.logs import logger
-from lakebed.delta import history, vacuum
+from lakebed.delta import cleanup, history, vacuum
 from lakebed.delta.model import Snapshot, TableSpec
-from lakebed.pipeline.bronze.samples import NAME, QUARANTINE
-from lakebed.pipeline.bronze.topics import FOLDER, QUARANTINE_FOLDER
+from lakebed.delta.protocol import check_writable
+from lakebed.pipeline.bronze.places import BEFORE, UNREADABLE_BEFORE
 from lakebed.pipeline.settings import BronzeSettings
 from lakebed.pipeline.tables import compaction
 from lakebed.pipeline.tables.table import Table
@@ -28,7 +28,7 @@ from lakebed.store.settings import StoreSettings
 
 TICK_LAYERS = ("bronze", "silver", "quarantine", "gold")  # tables/<layer>/<org>/<project>/<table>
 COMPACTED_LAYERS = ("bronze",)  # of those: silver and gold have few files, written whole or by key
-AGED_BY = {"batches": "accepted_at", "topics": "_time"}  # the column that retention compares
+AGED_BY = {"batches": "accepted_at", "topics": "_time", "queues": "_time"}  # by source: the column of retention
 
 log = logger("bronze")
 
@@ -42,6 +42,8 @@ class MaintenanceReport(msgspec.Struct, frozen=True):
     rows_removed: int = 0
     files_swept: int = 0
     bytes_swept: int = 0
+    log_entries_cleaned: int = 0
+    problem: str = ""  # why this table was left as it is
 
 
 class TableMaintenance:
@@ -55,40 +57,50 @@ class TableMaintenance:
 
     def compact(self, only: str = "", *, dry_run: bool = False) -> list[MaintenanceReport]:
         """Joins small files of the tables that are appended to. Older versions stay readable until vacuum."""
-        done = []
-        for name in self._chosen(only, compacted=True):
-            state = self._state(name)
-            planned = compaction.groups(state.files, self._settings.file_bytes)
-            if not planned:
-                continue
-            if dry_run:
-                done.append(MaintenanceReport(name, sum(len(group) for group in planned), len(planned)))
-                continue
-            with self._lineage.job(f"compaction/{name}", inputs=[Dataset(f"tables/{name}", state.version)]) as job:
-                result = self._table(name, state).compact(file_bytes=self._settings.file_bytes)
-                job.wrote(f"tables/{name}", version=result.version)
-            self._context.metrics.counter("lakebed_tables_files_joined_total").labels(table=name).inc(
-                result.files_removed
-            )
-            done.append(MaintenanceReport(name, result.files_removed, result.files_added))
-        return done
+        found = (self._of_table(self._compact, name, only, dry_run) for name in self._chosen(only, compacted=True))
+        return [report for report in found if report is not None]
+
+    def _compact(self, name: str, dry_run: bool) -> MaintenanceReport | None:
+        state = self._state(name)
+        planned = compaction.groups(state.files, self._settings.file_bytes)
+        if not planned:
+            return None
+        check_writable(state, name)
+        if dry_run:
+            return MaintenanceReport(name, sum(len(group) for group in planned), len(planned))
+        with self._lineage.job(f"compaction/{name}", inputs=[Dataset(f"tables/{name}", state.version)]) as job:
+            result = self._table(name, state).compact(file_bytes=self._settings.file_bytes)
+            job.wrote(f"tables/{name}", version=result.version)
+        self._context.metrics.counter("lakebed_tables_files_joined_total").labels(table=name).inc(result.files_removed)
+        return MaintenanceReport(name, result.files_removed, result.files_added)
 
     def expire(self) -> list[MaintenanceReport]:
         """Removes samples and records past their retention, if there is one."""
-        done = []
-        if self._settings.retention_days:
-            moment = datetime.fromtimestamp(self._context.clock.now_ns() / 1e9, UTC)
-            moment -= timedelta(days=self._settings.retention_days)
-            for name in self._chosen("", compacted=True):
-                column = AGED_BY.get(name.split("/")[0])
-                if column is not None:
-                    with self._lineage.job(f"retention/{name}", polls=True) as job:
-                        result = self._table(name, self._state(name)).remove_before(column, moment)
-                        if result.rows_removed:
-                            job.wrote(f"tables/{name}", version=result.version)
-                    if result.rows_removed:
-                        done.append(MaintenanceReport(name, rows_removed=result.rows_removed))
-        return done
+        if not self._settings.retention_days:
+            return []
+        aged = [name for name in self._chosen("", compacted=True) if _source(name) in AGED_BY]
+        found = (self._of_table(self._expire, name, "", False) for name in aged)
+        return [report for report in found if report is not None]
+
+    def _expire(self, name: str, dry_run: bool) -> MaintenanceReport | None:
+        moment = datetime.fromtimestamp(self._context.clock.now_ns() / 1e9, UTC)
+        moment -= timedelta(days=self._settings.retention_days)
+        with self._lineage.job(f"retention/{name}", polls=True) as job:
+            result = self._table(name, self._state(name)).remove_before(AGED_BY[_source(name)], moment)
+            if result.rows_removed:
+                job.wrote(f"tables/{name}", version=result.version)
+        return MaintenanceReport(name, rows_removed=result.rows_removed) if result.rows_removed else None
+
+    def _of_table(
+        self, work: Callable[[str, bool], MaintenanceReport | None], name: str, only: str, dry_run: bool
+    ) -> MaintenanceReport | None:
+        """A table that cannot be read or may not be written is reported, and the others go on; alone, it raises."""
+        try:
+            return work(name, dry_run)
+        except vacuum.REFUSED as error:
+            if only:
+                raise
+            return _left(name, error)
 
     def vacuum(self, only: str = "", *, dry_run: bool = False) -> list[MaintenanceReport]:
         """Deletes the files that no kept version of a table refers to. Needs no Spark."""
@@ -99,37 +111,43 @@ class TableMaintenance:
         keep_s = vacuum.checked(self._settings.keep_versions_s)
         done = []
         for name in _only(await names(store), only):
+            root = f"tables/{name}"
             try:
-                found = await vacuum.sweepable(store, f"tables/{name}", clock=clock, keep_s=keep_s)
+                found = await vacuum.sweepable(store, root, clock=clock, keep_s=keep_s)
+                expired = await cleanup.expired(store, root, clock=clock)
             except vacuum.REFUSED as error:  # only this table is skipped
                 if only:
                     raise
-                log.warning("a table was not vacuumed", table=name, error=error.message)
+                done.append(_left(name, error))
                 continue
-            if found and not dry_run:
+            if not dry_run:
                 await vacuum.delete(store, found)
-            if found:
+                await cleanup.clean(store, root, clock=clock)
+            if found or expired:
                 size = sum(info.size for info in found)
-                done.append(MaintenanceReport(name, files_swept=len(found), bytes_swept=size))
+                report = MaintenanceReport(name, files_swept=len(found), bytes_swept=size)
+                done.append(msgspec.structs.replace(report, log_entries_cleaned=len(expired)))
         return done
 
     def _chosen(self, only: str, *, compacted: bool) -> list[str]:
         found = _only(asyncio.run(names(self._context.store)), only)
-        apart = (QUARANTINE_FOLDER, *(set(TICK_LAYERS) - set(COMPACTED_LAYERS)))
-        return [name for name in found if not compacted or (name != QUARANTINE and name.split("/")[0] not in apart)]
+        apart = ("topics-quarantine", *(set(TICK_LAYERS) - set(COMPACTED_LAYERS)))
+        return [
+            name for name in found if not compacted or (name != UNREADABLE_BEFORE and name.split("/")[0] not in apart)
+        ]
 
     def _state(self, name: str) -> Snapshot:
         return asyncio.run(history.snapshot(self._context.store, f"tables/{name}"))
 
     def _table(self, name: str, state: Snapshot) -> Table:
-        """The table as its own log describes it: bounds are kept for the columns that have them."""
-        bounded = {column for file in state.files for column in file.low}
-        spec = TableSpec(name, state.schema_json, keys=state.keys, partition_by=state.partition_by)
-        stats = tuple(column for column in spec.columns if column in bounded)
+        """The table as its own log describes it."""
+        spec = TableSpec(
+            name, state.schema_json, keys=state.keys, partition_by=state.partition_by, cluster_by=state.cluster_by
+        )
         context = self._context
         return Table(
             self._spark(),
-            msgspec.structs.replace(spec, stats=stats),
+            spec,
             context,
             location=Location.of(context.settings.of(StoreSettings)),
             known=state,
@@ -138,8 +156,8 @@ class TableMaintenance:
 
 async def names(store: Store) -> list[str]:
     """Every table there is, by its log."""
-    found = [NAME, QUARANTINE]
-    for folder in (FOLDER, QUARANTINE_FOLDER):
+    found = []
+    for folder in BEFORE.values():
         found += [f"{folder}/{name}" for name in await store.children(f"tables/{folder}/")]
     for layer in TICK_LAYERS:
         for org in await store.children(f"tables/{layer}/"):
@@ -147,6 +165,16 @@ async def names(store: Store) -> list[str]:
                 tables = await store.children(f"tables/{layer}/{org}/{project}/")
                 found += [f"{layer}/{org}/{project}/{table}" for table in tables]
     return [name for name in found if "_delta_log" in await store.children(f"tables/{name}/")]
+
+
+def _source(name: str) -> str:
+    """The source of an appended table: the second folder of its name, or the first where it was before."""
+    return name.removeprefix("bronze/").partition("/")[0]
+
+
+def _left(name: str, error: LakebedError) -> MaintenanceReport:
+    log.warning("a table was left as it is", table=name, error=error.message)
+    return MaintenanceReport(name, problem=error.message)
 
 
 def _only(found: list[str], only: str) -> list[str]:

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from lakebed.delta.model import DataFile, TableSpec, key_of
-from lakebed.pipeline.tables.files import Batches, write_files
+from lakebed.delta.model import DataFile, TableSpec
+from lakebed.pipeline.tables.files import Batches, read_file, write_files
 from lakebed.spark.location import Location
 
 ROWS_MAX = 500_000  # of what comes, in each task's memory
@@ -35,7 +35,6 @@ def merging(spec: TableSpec, location: Location, load: Load, schema: Any) -> Cal
 
     def merge(batches: Batches) -> Batches:
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
         filesystem = location.filesystem()
         coming = None
@@ -47,9 +46,7 @@ def merging(spec: TableSpec, location: Location, load: Load, schema: Any) -> Cal
                     written = write_files(coming, spec, location, filesystem) if coming.num_rows else []
                     results.append(Merged(path, coming.num_rows, tuple(written)))
                     continue
-                key = key_of(spec.root, path)
-                found = pq.read_table(location.path(key), filesystem=filesystem, partitioning=None)
-                held = fitted(found, schema)
+                held = read_file(location, filesystem, spec.root, path, schema)
                 rest = without(held, coming, spec.keys)
                 gone = held.num_rows - rest.num_rows
                 written = write_files(rest, spec, location, filesystem) if gone and rest.num_rows else []
@@ -66,7 +63,7 @@ def without(held: Any, coming: Any, keys: Sequence[str]) -> Any:
     import pyarrow as pa
 
     names = list(keys)
-    numbered = held.select(names).append_column("_at", pa.array(range(held.num_rows), pa.int64()))
+    numbered = held.select(names).append_column("_at", pa.arange(0, held.num_rows))
     left = numbered.join(coming.select(names), keys=names, join_type="left anti")
     return held.take(left.column("_at").combine_chunks().sort())
 
@@ -75,19 +72,6 @@ def last_of_each(rows: Any, keys: Sequence[str]) -> Any:
     """Of rows with one key the last one, in their order."""
     import pyarrow as pa
 
-    numbered = rows.select(list(keys)).append_column("_at", pa.array(range(rows.num_rows), pa.int64()))
+    numbered = rows.select(list(keys)).append_column("_at", pa.arange(0, rows.num_rows))
     last = numbered.group_by(list(keys)).aggregate([("_at", "max")])
     return rows if last.num_rows == rows.num_rows else rows.take(last.column("_at_max").combine_chunks().sort())
-
-
-def fitted(rows: Any, schema: Any) -> Any:
-    """The rows with the schema's columns in its order and representation; a column they are older than is null."""
-    import pyarrow as pa
-
-    arrays = [
-        rows.column(field.name).cast(field.type)
-        if field.name in rows.column_names
-        else pa.nulls(rows.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.Table.from_arrays(arrays, schema=schema)

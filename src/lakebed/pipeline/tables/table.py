@@ -11,7 +11,7 @@ difference is refused, except by a replace, which brings its own schema.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -19,20 +19,24 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from lakebed.core.clock import now_ms
 from lakebed.core.errors import AlreadyExists, Invalid, Overloaded, Stale
 from lakebed.delta import history
-from lakebed.delta.log import Commit, Raced, encode, fields_of, grows, log_key, overlapping
+from lakebed.delta.log import Commit, Raced, encode, fields_of, grows, log_key, overlapping, same_columns
 from lakebed.delta.model import CommitResult, DataFile, Snapshot, TableSpec, VersionChange, WriteBatch
-from lakebed.pipeline.tables import compaction, files, merge
+from lakebed.delta.predicate import Predicate, parse_predicate
+from lakebed.pipeline.tables import compaction, files, merge, rewrite
+from lakebed.pipeline.tables.columns import ColumnMapping
+from lakebed.pipeline.tables.frames import nullable, quoted
 from lakebed.spark.location import Location
 from lakebed.spark.tasks import in_arrow
 from lakebed.store.runtime import StoreRuntime
 
 RACES_MAX = 30  # commits that others may make before ours gives up as Overloaded
 FILES_PER_TASK = 4
+KEYS_LISTED = 20_000  # of one step, collected to choose the files that may hold them
 
 R = TypeVar("R")
 
@@ -42,16 +46,19 @@ class Table:
 
     def __init__(
         self,
-        spark: SparkSession,
+        spark: SparkSession | None,
         spec: TableSpec,
         runtime: StoreRuntime,
         *,
         location: Location,
         known: Snapshot | None = None,
     ) -> None:
-        """`known` is any earlier snapshot of the table: reading goes on from it."""
+        """`known` is any earlier snapshot of the table: reading goes on from it. Without a session, frames cannot be
+        read or written; files that are written already can be committed, and rows deleted.
+        """
         self.spec = spec
-        self.spark, self._store, self.location = spark, runtime.store, location
+        self.spark: Any = spark
+        self._store, self.location = runtime.store, location
         self._clock, self._ids = runtime.clock, runtime.ids
         self._known = known
 
@@ -67,17 +74,41 @@ class Table:
         state = self.snapshot(version)
         return self.rows_of(state.files, columns or self.columns_of(state), state)
 
-    def added(self, after: int, until: int) -> DataFrame:
+    def added(
+        self, after: int, until: int, *, joined: bool = False, versions: Collection[int] | None = None
+    ) -> DataFrame:
         """The rows of the files that versions after `after`, up to `until`, brought and that were not replaced since.
 
         For a table that is only appended to, these are exactly the rows added between the two: compaction moves rows to
-        other files, and brings none.
+        other files, and brings none. A table that is also changed is read with `joined`: files that compaction joined
+        are read in place of those they replace. Older rows are among theirs, so the caller chooses its own. With
+        `versions`, these rows are exactly what those versions wrote.
         """
         if after > until:
             raise Invalid(f"{self.spec.name}: version {after} is not before {until}")
         state = self.snapshot(until)
-        brought = _wait(history.brought(self._store, self.spec.root, after, until))
+        brought = _wait(history.brought(self._store, self.spec.root, after, until, joined=joined, versions=versions))
         return self.rows_of(brought, self.columns_of(state), state)
+
+    def near(self, rows: DataFrame) -> DataFrame:
+        """The rows of the files that may hold a key of these rows, by the files' bounds of the first key: by each key
+        while they are few, otherwise by the least and the greatest.
+        """
+        state, name = self.snapshot(), self.spec.keys[0]
+        keys = rows.select(quoted(name).alias(name))
+        listed = keys.distinct().limit(KEYS_LISTED + 1).toArrow()
+        if listed.num_rows <= KEYS_LISTED:
+            chosen = rewrite.holding(state.files, listed, self.spec)
+        else:
+            ends = keys.agg(F.min(name), F.max(name)).toArrow()
+            chosen = self._candidates(state, (ends.column(0)[0].as_py(), ends.column(1)[0].as_py()))
+        return self.rows_of(chosen, self.columns_of(state), state)
+
+    def readable(self, after: int, until: int, *, joined: bool = True) -> bool:
+        """Whether `added(after, until, joined=joined)`, or `read(until)` with `after` -1, finds all its files."""
+        if after < 0 and until == self.snapshot().version:
+            return True
+        return _wait(history.readable(self._store, self.spec.root, after, until, joined=joined))
 
     def changes(self, after: int, until: int) -> list[VersionChange]:
         """What each version after `after` up to `until` did, in order. Raises NotFound for a missing version."""
@@ -131,8 +162,10 @@ class Table:
         def plan(state: Snapshot) -> Commit | None:
             if unless(state):
                 return None
-            changed = state.schema_json != self.spec.schema_json or state.keys != self.spec.keys
-            commit = Commit("WRITE", tuple(written), state.files, batch, self.spec if changed else None, state.table_id)
+            same = same_columns(state.schema_json, self.spec.schema_json) and state.keys == self.spec.keys
+            layout = (state.partition_by, state.cluster_by) == (self.spec.partition_by, self.spec.cluster_by)
+            spec = None if same and layout else self.spec
+            commit = Commit("WRITE", tuple(written), state.files, batch, spec, state.table_id)
             counts = {"rows_inserted": total, "rows_replaced": state.rows}
             return msgspec.structs.replace(commit, overwrites=True, note=note, **counts)
 
@@ -161,46 +194,30 @@ class Table:
         except _Overlaps:
             return None
 
-    def upsert(
-        self, rows: DataFrame, batch: WriteBatch | None = None, *, bounds: tuple[Any, Any] | None = None
-    ) -> CommitResult:
+    def upsert(self, rows: DataFrame, batch: WriteBatch | None = None, *, note: str = "") -> CommitResult:
         """Inserts rows with new keys and replaces rows whose keys are there. Keys must be unique in `rows`.
 
-        Only files that hold one of the keys are written again. `bounds` is the range of the first key in `rows`, where
-        the caller knows it: rows behind every file need no look at the table then.
+        Only files that hold one of the keys are written again. Raises Invalid when a key comes twice.
         """
         if not self.spec.keys:
             raise Invalid(f"table {self.spec.name} has no keys to upsert by", hint="append, or give its spec keys")
-        kept = False
-        try:
-            for _ in range(RACES_MAX):
-                if done := self._repeated(batch):
-                    return done
-                state = self.snapshot()
-                self._growing(state)
-                if not kept and self._candidates(state, bounds):
-                    rows, kept = rows.cache(), True  # read more than once from here on
-                touched, replaced = self._touched(rows, state, bounds)
-                written = self.write(self._merged(rows, touched, state))
-                inserted = sum(file.rows for file in written) - sum(file.rows for file in touched)
-                commit = Commit("MERGE", tuple(written), tuple(touched), batch)
-                commit = msgspec.structs.replace(commit, rows_inserted=inserted, rows_replaced=replaced)
-                result = CommitResult(0, inserted, replaced, len(written), len(touched))
-                try:
-                    return self.commit_on(state, commit, result, batch)
-                except Raced:
-                    continue
-        finally:
-            if kept:
-                rows.unpersist()
-        raise Overloaded(f"table {self.spec.name} changed under an upsert {RACES_MAX} times")
+        if done := self._repeated(batch):
+            return done
+        self._growing(self.snapshot())
+        return rewrite.upsert_files(self, self.write(rows), batch, note=note)
+
+    def delete(self, condition: str | Predicate, *, note: str = "") -> CommitResult:
+        """Removes the rows that match, such as `id = 5 and at < '2026-01-01'`, in one version.
+
+        Older versions keep them until vacuum. Raises Invalid for a condition that is wrong.
+        """
+        return rewrite.delete(self, parse_predicate(condition) if isinstance(condition, str) else condition, note=note)
 
     def merge(
         self, load: merge.Load, batch: WriteBatch | None, *, bounds: tuple[Any, Any] | None
     ) -> CommitResult | None:
         """An upsert of few rows, which each task loads for itself. None: too many files may hold them, so upsert."""
-        schema = StructType.fromJson(msgspec.json.decode(self.spec.schema_json))
-        types = to_arrow_schema(schema, timezone="UTC")
+        types = to_arrow_schema(StructType.fromJson(msgspec.json.decode(self.spec.schema_json)), timezone="UTC")
         for _ in range(RACES_MAX):
             if done := self._repeated(batch):
                 return done
@@ -216,7 +233,8 @@ class Table:
             coming = sum(one.rows for one in merged if one.path == merge.COMING)
             touched = tuple(candidates[one.path] for one in merged if one.path != merge.COMING and one.rows)
             replaced = sum(one.rows for one in merged if one.path != merge.COMING)
-            written = tuple(file for one in merged for file in one.files)
+            kept = rewrite.copies(file for one in merged if one.path != merge.COMING for file in one.files)
+            written = (*(file for one in merged if one.path == merge.COMING for file in one.files), *kept)
             commit = Commit("MERGE", written, touched, batch)
             commit = msgspec.structs.replace(commit, rows_inserted=coming - replaced, rows_replaced=replaced)
             result = CommitResult(0, coming - replaced, replaced, len(written), len(touched))
@@ -246,28 +264,6 @@ class Table:
             return list(state.files)
         return overlapping(state.files, self.spec.keys[0], *bounds)
 
-    def _touched(self, rows: DataFrame, state: Snapshot, bounds: tuple[Any, Any] | None) -> tuple[list[DataFile], int]:
-        """The files that hold any of the keys, and how many rows will be replaced."""
-        keys = list(self.spec.keys)
-        if bounds is None and state.files:
-            first = rows.agg(F.min(keys[0]), F.max(keys[0])).first()
-            bounds = None if first is None or first[0] is None else (first[0], first[1])
-        candidates = self._candidates(state, bounds)
-        if not candidates:
-            return [], 0
-        held = self.rows_of(candidates, keys, state, with_file=True)
-        hits = held.join(rows.select(*keys), on=keys, how="left_semi").groupBy(files.FILE_COLUMN).count().collect()
-        by_path = {file.path: file for file in candidates}
-        return [by_path[hit[files.FILE_COLUMN]] for hit in hits], sum(hit["count"] for hit in hits)
-
-    def _merged(self, rows: DataFrame, touched: Sequence[DataFile], state: Snapshot) -> DataFrame:
-        ours = self._checked(rows)
-        if not touched:
-            return ours
-        kept = self.rows_of(touched, self.spec.columns, state)
-        kept = kept.join(rows.select(*self.spec.keys), on=list(self.spec.keys), how="left_anti")
-        return kept.select(*self.spec.columns).unionByName(ours).coalesce(max(1, len(touched)))
-
     def write(self, rows: DataFrame) -> list[DataFile]:
         """Files with these rows, which nothing refers to until they are committed."""
         task = files.writing(self.spec, self.location)
@@ -284,31 +280,38 @@ class Table:
             f"{field.name} is {have[field.name].simpleString() if field.name in have else 'missing'}, "
             f"not {field.dataType.simpleString()}"
             for field in wanted.fields
-            if have.get(field.name) != field.dataType
+            if field.name not in have or nullable(have[field.name]) != nullable(field.dataType)
         ]
         wrong += [f"{name} is not in the spec" for name in have if name not in self.spec.columns]
         if wrong:
             raise Invalid(f"rows do not fit table {self.spec.name}: {'; '.join(wrong[:5])}")
-        return rows.select(*self.spec.columns)
+        return rows.select(*map(quoted, self.spec.columns))
 
     def rows_of(
         self, chosen: Sequence[DataFile], columns: Sequence[str], state: Snapshot, *, with_file: bool = False
     ) -> DataFrame:
         known = [self.spec.schema_json, *([state.schema_json] if state.schema_json else [])]
         schema = {field.name: field for text in known for field in StructType.fromJson(msgspec.json.decode(text))}
-        typed = [schema[name] for name in columns]
-        stored = ", ".join(
-            f"`{field.name}` {'string' if field.name in state.partition_by else field.dataType.simpleString()}"
-            for field in typed
-        ) + (f", `{files.FILE_COLUMN}` string" if with_file else "")
+        typed = [StructField(name, nullable(schema[name].dataType)) for name in columns]
+        given = StructType(
+            [StructField(field.name, StringType()) if field.name in state.partition_by else field for field in typed]
+            + ([StructField(files.FILE_COLUMN, StringType())] if with_file else [])
+        )
         listed = [(file.path, msgspec.json.encode(file.partition).decode()) for file in chosen]
         tasks = max(1, -(-len(listed) // FILES_PER_TASK))
         sources = self.spark.createDataFrame(listed, "path string, partition string").repartition(tasks)
         types = {field.name: to_arrow_type(field.dataType, timezone="UTC") for field in typed}
-        task = files.reading(self.location, self.spec.root, types, state.partition_by, with_file=with_file)
-        rows = in_arrow(sources, task, stored)
-        casts = [F.col(field.name).cast(field.dataType).alias(field.name) for field in typed]
-        return rows.select(*casts, *([files.FILE_COLUMN] if with_file else []))
+        task = files.reading(
+            self.location,
+            self.spec.root,
+            types,
+            state.partition_by,
+            with_file=with_file,
+            mapped=ColumnMapping.of(state, types),
+            version=state.version if any(file.vector for file in chosen) else None,
+        )
+        casts = [quoted(field.name).cast(field.dataType).alias(field.name) for field in typed]
+        return in_arrow(sources, task, given).select(*casts, *([files.FILE_COLUMN] if with_file else []))
 
     def columns_of(self, state: Snapshot) -> list[str]:
         if not state.schema_json:
@@ -364,19 +367,21 @@ class Table:
             commit = plan(state)
             if commit is None:
                 return CommitResult(state.version, repeated=True)
+            commit.check(state, self.spec.name)
             if state.version == -1:
                 commit = msgspec.structs.replace(commit, spec=self.spec, table_id=self._ids.uuid())
-            elif not commit.overwrites and self._growing(state):
-                commit = msgspec.structs.replace(commit, spec=self.spec, table_id=state.table_id)
-            data = encode(commit, attempt_id=attempt, now_ms=now_ms(self._clock), version=state.version + 1)
+            elif commit.spec is not None or (not commit.overwrites and self._growing(state)):
+                commit = msgspec.structs.replace(commit, spec=self.spec, table_id=state.table_id, before=state)
+            at = state.version + 1
+            data = encode(commit, attempt_id=attempt, now_ms=now_ms(self._clock), version=at, note=state.note)
             try:
-                _wait(self._store.create(log_key(self.spec.root, state.version + 1), data))
+                _wait(self._store.create(log_key(self.spec.root, at), data))
             except AlreadyExists as error:
                 if not rebase:
                     raise Raced from error
                 continue
             self._known = _wait(history.committed(self._store, self.spec.root, state, data))
-            return msgspec.structs.replace(result(commit), version=state.version + 1)
+            return msgspec.structs.replace(result(commit), version=at)
         raise Overloaded(f"table {self.spec.name} was committed to by others {RACES_MAX} times")
 
 

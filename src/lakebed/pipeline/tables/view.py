@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import io
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from lakebed.core.context import Context
-from lakebed.core.errors import Corrupt, NotFound
+from lakebed.core.errors import Corrupt, Invalid, NotFound
 from lakebed.delta import history
 from lakebed.delta.log import LOG_FOLDER, change_of, decode, fields_of, log_key
 from lakebed.delta.model import NAME, DataFile, Snapshot, key_of
+from lakebed.delta.predicate import Predicate, parse_predicate
+from lakebed.pipeline.tables.columns import physical_names
+from lakebed.spark.location import Location
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
 
@@ -51,6 +55,7 @@ class TableVersion(msgspec.Struct, frozen=True):
     rows_inserted: int
     rows_replaced: int
     applications: tuple[str, ...]
+    changed: str = ""  # files and columns, in words
 
 
 class TableSample(msgspec.Struct, frozen=True):
@@ -96,7 +101,7 @@ class Tables:
             async with gate:
                 try:
                     state = await self._snapshot(name)
-                except Corrupt as error:
+                except (Corrupt, Invalid, NotFound) as error:
                     return TableRow(name, layer, -1, 0, 0, 0, error.message)
             return TableRow(name, layer, state.version, state.rows, len(state.files), _bytes(state))
 
@@ -105,8 +110,6 @@ class Tables:
     async def show(self, name: str) -> TableView:
         """One table: its columns and what its last versions did. Raises NotFound."""
         state = await self._existing(name)
-        numbers = range(state.version, max(-1, state.version - VERSIONS_SHOWN), -1)
-        found = await asyncio.gather(*(self._version(name, number) for number in numbers))
         return TableView(
             name=name,
             uri=_uri(self._context, name),
@@ -115,23 +118,55 @@ class Tables:
             files=len(state.files),
             bytes=_bytes(state),
             columns=_columns(state),
-            versions=[version for version in found if version is not None],
+            versions=await self.versions(name, VERSIONS_SHOWN),
             note=state.note,
         )
+
+    async def versions(self, name: str, count: int) -> list[TableVersion]:
+        """What the last versions did, newest first. Raises NotFound."""
+        last = (await self._existing(name)).version
+        numbers = range(last, max(-1, last - count), -1)
+        found = await asyncio.gather(*(self._version(name, number) for number in numbers))
+        return [version for version in found if version is not None]
 
     async def sample(self, name: str, *, count: int = SAMPLE_ROWS) -> TableSample:
         """A few rows of the table's newest small file. Raises NotFound."""
         state = await self._existing(name)
         names = list(fields_of(state.schema_json))
-        small = [file for file in reversed(state.files) if file.size <= SAMPLE_FILE_BYTES_MAX and file.rows != 0]
+        whole = [file for file in reversed(state.files) if not file.vector]
+        small = [file for file in whole if file.size <= SAMPLE_FILE_BYTES_MAX and file.rows != 0]
         for file in small[:FILES_TRIED]:
             try:
                 data = (await self._store.get(key_of(f"{ROOT}{name}", file.path))).data
             except NotFound:
                 continue  # deleted since by vacuum
-            return await asyncio.to_thread(_sample, data, file, names, min(count, SAMPLE_ROWS))
+            return await asyncio.to_thread(_sample, data, file, names, min(count, SAMPLE_ROWS), physical_names(state))
         note = "no rows" if not state.files else f"every file is over {SAMPLE_FILE_BYTES_MAX} bytes: use a query below"
+        if state.files and not whole:
+            note = "every file has a deletion vector: use a query below"
         return TableSample(names, [], note)
+
+    async def read(
+        self,
+        name: str,
+        condition: str = "",
+        *,
+        columns: Sequence[str] = (),
+        limit: int = 0,
+        version: int | None = None,
+    ) -> list[dict[str, Any]]:
+        """Rows that match, at a version or now. Raises NotFound, or Invalid for a wrong condition or column."""
+        from lakebed.pipeline.tables.scan import scan
+
+        state = await self._existing(name)
+        if version is not None:
+            state = await history.snapshot(self._store, f"{ROOT}{name}", version=version)
+        predicate = parse_predicate(condition) if condition else Predicate()
+        location = Location.of(self._context.settings.of(StoreSettings))
+        found = await asyncio.to_thread(
+            scan, location, f"{ROOT}{name}", state, columns=columns, predicate=predicate, limit=limit
+        )
+        return list(found.to_pylist())
 
     async def how(self, name: str) -> list[Snippet]:
         """Lines that read the table elsewhere. Raises NotFound."""
@@ -168,7 +203,21 @@ class Tables:
             change.rows_inserted,
             change.rows_replaced,
             change.applications,
+            changed(actions),
         )
+
+
+def changed(actions: Sequence[dict[str, Any]]) -> str:
+    """Pure: what a version added and removed, in words."""
+    added = [action["add"] for action in actions if "add" in action]
+    removed = sum("remove" in action for action in actions)
+    size = sum(int(one.get("size", 0)) for one in added)
+    found = [f"files added: {len(added)}, {size:,} bytes"] if added else []
+    found += [f"files removed: {removed}"] if removed else []
+    for action in actions:
+        if schema := action.get("metaData", {}).get("schemaString"):
+            found.append(f"columns: {', '.join(fields_of(schema))}"[:CELL_CHARS_MAX])
+    return "; ".join(found)
 
 
 def snippets(context: Context, name: str) -> list[Snippet]:
@@ -185,8 +234,9 @@ def snippets(context: Context, name: str) -> list[Snippet]:
         ),
         Snippet(
             "Spark",
-            f'spark.read.format("delta").load("{uri.replace("s3://", "s3a://")}").show()\n'
-            "# with the Delta jars; inside Lakebed: Table(spark, spec, …).read(version)",
+            "import lakebed.spark\n\nlakebed.spark.register(spark)\n"
+            f'spark.read.format("lakebed.table").load("{name}").show()\n'
+            f'# with Delta\'s jars: spark.read.format("delta").load("{uri.replace("s3://", "s3a://")}")',
         ),
         Snippet("Shell", env),
     ]
@@ -226,7 +276,10 @@ def _columns(state: Snapshot) -> list[TableColumn]:
     ]
 
 
-def _sample(data: bytes, file: DataFile, names: list[str], count: int) -> TableSample:
+def _sample(
+    data: bytes, file: DataFile, names: list[str], count: int, stored: dict[str, str] | None = None
+) -> TableSample:
+    """`stored`: the columns' names in the file, where they differ."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -235,7 +288,8 @@ def _sample(data: bytes, file: DataFile, names: list[str], count: int) -> TableS
     except (pa.ArrowException, OSError) as error:
         raise Corrupt(f"{file.path} is no Parquet file", path=file.path) from error
     rows = batch.slice(0, count).to_pylist() if batch is not None else []
-    return TableSample(names, [[_cell({**file.partition, **row}.get(name)) for name in names] for row in rows])
+    values = [{**file.partition, **row} for row in rows]
+    return TableSample(names, [[_cell(row.get((stored or {}).get(name, name))) for name in names] for row in values])
 
 
 def _cell(value: Any) -> str:

@@ -8,24 +8,18 @@ the batches of one hour, and the series with the numbers of their batches. Both 
 from __future__ import annotations
 
 import io
-import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 
+from lakebed.core.compression import compress, decompress
 from lakebed.core.errors import Invalid
 from lakebed.rollups.codec.windows import WindowRows
 from lakebed.rollups.model import RollupInputReport
 
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
-
 CHUNK_BYTES_MAX = 64 * 1024 * 1024  # after decompression
-WINDOW_LOG_MAX = 23
 
 
 def pack(*tables: Any) -> bytes:
@@ -36,25 +30,22 @@ def pack(*tables: Any) -> bytes:
     for table in tables:
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table.combine_chunks())
-    return zstd.compress(sink.getvalue().to_pybytes())
+    return compress(sink.getvalue().to_pybytes())
 
 
 def unpack(what: str, data: bytes, count: int, bytes_max: int = CHUNK_BYTES_MAX) -> list[Any]:
     """`count` tables. Raises Invalid for anything else, in bounded memory."""
     import pyarrow as pa
 
-    stream = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: WINDOW_LOG_MAX})
+    plain = decompress(data, bytes_max, what=what)
     try:
-        plain = stream.decompress(data, max_length=bytes_max + 1)
-        if len(plain) > bytes_max or not stream.eof or stream.unused_data:
-            raise Invalid(f"{what} is truncated, has trailing bytes, or is larger than {bytes_max} bytes")
         source = io.BytesIO(plain)
         tables = [pa.ipc.open_stream(source).read_all() for _ in range(count)]
         if source.tell() != len(plain):
             raise Invalid(f"{what} has trailing bytes after its tables")
         for table in tables:
             table.validate(full=True)
-    except (zstd.ZstdError, pa.ArrowException, OSError, EOFError, ValueError) as error:
+    except (pa.ArrowException, OSError, EOFError, ValueError) as error:
         raise Invalid(f"{what} does not decode: {error}") from error
     return tables
 
@@ -90,12 +81,19 @@ def ipc_table(data: bytes) -> Any:
     return pa.ipc.open_stream(data).read_all()
 
 
-V1, V2 = "lightmetrics.rollup.v1", "lightmetrics.rollup.v2"
+V1, V2, V3 = "lightmetrics.rollup.v1", "lightmetrics.rollup.v2", "lightmetrics.rollup.v3"
 ROLLUP_CHUNK = "a rollup chunk"
 
 
 @cache
 def rollup_schema() -> Any:
+    import pyarrow as pa
+
+    return pa.schema([*rollup_schema_v2(), _field("sample_kind", pa.uint8())], metadata={"schema": V3})
+
+
+@cache
+def rollup_schema_v2() -> Any:
     import pyarrow as pa
 
     return pa.schema(
@@ -126,23 +124,23 @@ def encode_rollup(table: Any) -> bytes:
 def decode_rollup(data: bytes, bytes_max: int = CHUNK_BYTES_MAX) -> Any:
     """The chunk as an Arrow table of `rollup_schema`. Raises Invalid for anything else, in bounded memory.
 
-    A chunk of version 1 has no NaN, no rest of its sums and no sketch.
+    A chunk of version 1 has no NaN, no rest of its sums and no sketch; one of version 2 has no kind of its samples.
     """
     (table,) = unpack(ROLLUP_CHUNK, data, 1, bytes_max)
     version = (table.schema.metadata or {}).get(b"schema", b"").decode(errors="replace")
     if version == V1:
         check_schema(ROLLUP_CHUNK, table, rollup_schema_v1())
         return _upgraded(table)
-    if version != V2:
+    if version not in (V2, V3):
         raise Invalid(
             f"{ROLLUP_CHUNK} of version {version[:80]!r} is not supported by this version",
             hint="upgrade the reader first",
         )
-    check_schema(ROLLUP_CHUNK, table, rollup_schema())
+    check_schema(ROLLUP_CHUNK, table, rollup_schema() if version == V3 else rollup_schema_v2())
     lengths = [np.diff(_offsets(table, name)) for name in ("sketch_bucket", "sketch_count")]
     if not np.array_equal(*lengths):
         raise Invalid(f"{ROLLUP_CHUNK} has sketches whose buckets and counts do not match")
-    return table
+    return table if version == V3 else _with_kind(table)
 
 
 def table_of(rows: WindowRows, agents: Any, labels: Any) -> Any:
@@ -165,6 +163,7 @@ def table_of(rows: WindowRows, agents: Any, labels: Any) -> Any:
             pa.ListArray.from_arrays(pa.array(rows.rest_offsets.astype(np.int32)), pa.array(rows.rests)),
             pa.ListArray.from_arrays(pa.array(rows.bucket_offsets.astype(np.int32)), pa.array(rows.buckets)),
             pa.ListArray.from_arrays(pa.array(rows.bucket_offsets.astype(np.int32)), pa.array(rows.sketch_counts)),
+            pa.array(rows.kinds),
         ],
         schema=rollup_schema(),
     )
@@ -187,6 +186,7 @@ def rows_in(table: Any, series: Any) -> WindowRows:
         bucket_offsets=_offsets(table, "sketch_bucket"),
         buckets=_entries(table, "sketch_bucket"),
         sketch_counts=_entries(table, "sketch_count"),
+        kinds=_plain(table, "sample_kind"),
     )
 
 
@@ -221,7 +221,15 @@ def _upgraded(table: Any) -> Any:
         pa.array(np.zeros(count, np.int64)),
         *(pa.ListArray.from_arrays(none, pa.array([], kind)) for kind in (pa.float64(), pa.int32(), pa.int64())),
     ]
-    return pa.Table.from_arrays([*table.columns, *more], schema=rollup_schema())
+    return _with_kind(pa.Table.from_arrays([*table.columns, *more], schema=rollup_schema_v2()))
+
+
+def _with_kind(table: Any) -> Any:
+    """A chunk of an earlier version, whose samples are untyped."""
+    import pyarrow as pa
+
+    untyped = pa.array(np.zeros(table.num_rows, np.uint8))
+    return pa.Table.from_arrays([*table.columns, untyped], schema=rollup_schema())
 
 
 def _plain(table: Any, name: str) -> Any:

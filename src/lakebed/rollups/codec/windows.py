@@ -30,7 +30,8 @@ class WindowRows(msgspec.Struct, frozen=True, eq=False):
     """Rows as columns, one entry a row. `series` are codes of the caller's own; the ragged parts have offsets.
 
     int64: series, starts_ns, counts, nans, lasts_ns (-1 without a number), sketch_counts and all offsets.
-    float64: sums, rests, leasts, greatests, lasts. int32: buckets, ascending inside a row.
+    float64: sums, rests, leasts, greatests, lasts. int32: buckets, ascending inside a row. uint8: kinds of the samples;
+    of several the greatest, which does not depend on their order.
     """
 
     series: Any
@@ -47,6 +48,7 @@ class WindowRows(msgspec.Struct, frozen=True, eq=False):
     bucket_offsets: Any
     buckets: Any
     sketch_counts: Any
+    kinds: Any
 
     def __len__(self) -> int:
         return len(self.starts_ns)
@@ -69,10 +71,11 @@ class WindowRows(msgspec.Struct, frozen=True, eq=False):
             buckets[0],
             self.buckets[buckets[1]],
             self.sketch_counts[buckets[1]],
+            self.kinds[rows],
         )
 
 
-def rows_of(series: Any, times_ns: Any, values: Any) -> WindowRows:
+def rows_of(series: Any, times_ns: Any, values: Any, kinds: Any = None) -> WindowRows:
     """Each sample as a row of its own."""
     values = np.asarray(values, np.float64) + 0.0
     count = len(values)
@@ -93,6 +96,7 @@ def rows_of(series: Any, times_ns: Any, values: Any) -> WindowRows:
         bucket_offsets=_offsets(held),
         buckets=buckets_of(values[number]),
         sketch_counts=np.ones(int(held.sum()), np.int64),
+        kinds=np.zeros(count, np.uint8) if kinds is None else np.asarray(kinds, np.uint8),
     )
 
 
@@ -135,6 +139,7 @@ def merged(rows: WindowRows, window_ns: int) -> WindowRows:
         bucket_offsets=bucket_offsets,
         buckets=buckets,
         sketch_counts=sketch_counts,
+        kinds=np.maximum.reduceat(rows.kinds[order], begins),
     )
 
 

@@ -21,8 +21,7 @@ from urllib.request import getproxies, proxy_bypass
 import httptools
 
 from lakebed.core import errors
-from lakebed.core.clock import Clock
-from lakebed.core.ids import Ids
+from lakebed.core.runtime import Runtime
 from lakebed.store.fast.connection import PutConnection, PutResponse
 from lakebed.store.model import Version
 from lakebed.store.settings import StoreSettings
@@ -74,14 +73,14 @@ class Signer:
 class PutClient:
     """PUTs into one bucket. Connections belong to the event loop that opened them."""
 
-    def __init__(self, settings: StoreSettings, *, clock: Clock, ids: Ids) -> None:
+    def __init__(self, settings: StoreSettings, runtime: Runtime) -> None:
         where = urlsplit(settings.endpoint)
         self._host, self._port = where.hostname or "", where.port or 80
         self._signer = Signer(
             settings.access_key_id.reveal(), settings.secret_access_key.reveal(), settings.region, where.netloc
         )
         self._bucket = f"{where.path.rstrip('/')}/{settings.url.removeprefix('s3://').strip('/')}"
-        self._settings, self._clock, self._ids = settings, clock, ids
+        self._settings, self._clock, self._ids = settings, runtime.clock, runtime.ids
         self._idle: dict[asyncio.AbstractEventLoop, list[PutConnection]] = {}
 
     @staticmethod
@@ -90,7 +89,8 @@ class PutClient:
         host = urlsplit(settings.endpoint).hostname or ""
         plain = settings.url.startswith("s3://") and settings.endpoint.startswith("http://")
         proxied = bool(getproxies().get("http")) and not proxy_bypass(host)
-        return settings.fast_path and plain and bool(settings.access_key_id) and not proxied
+        signed = bool(settings.access_key_id) and not settings.encryption  # its header is obstore's to send
+        return settings.fast_path and plain and signed and not proxied
 
     async def put(self, key: str, data: bytes, instead_of: Version | None) -> Version:
         """One conditional PUT, as in `BucketClient.put`.
@@ -114,7 +114,7 @@ class PutClient:
                 if answer.status == 200 and answer.etag:
                     return Version(answer.etag)
                 if answer.status not in RETRYABLE or last:  # a 200 without an ETag is not a success
-                    raise answer.error(key)
+                    raise _refusal(answer, key, repeated=attempt > 0)
             await self._clock.sleep(self._ids.jitter_s(attempt, base_s=BACKOFF_BASE_S, cap_s=BACKOFF_CAP_S))
         raise AssertionError("unreachable")
 
@@ -143,3 +143,10 @@ class PutClient:
         async with asyncio.timeout(self._settings.connect_timeout_s):
             _, connection = await loop.create_connection(lambda: PutConnection(loop), self._host, self._port)
         return connection
+
+
+def _refusal(answer: PutResponse, key: str, *, repeated: bool) -> errors.LakebedError:
+    refusal = answer.error(key)
+    if isinstance(refusal, errors.Conflict):
+        refusal.repeated = repeated
+    return refusal

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from lakebed.core.clock import now_ms
-from lakebed.core.errors import AlreadyExists, Corrupt, NotFound, Stale
-from lakebed.store.model import StoredObject, Version
+from lakebed.core.errors import AlreadyExists, NotFound, Stale
+from lakebed.store.model import StoredObject, Version, read_record
 from lakebed.store.runtime import StoreRuntime
 from lakebed.ticks import paths
 from lakebed.ticks.audit import AuditRow
@@ -26,7 +26,7 @@ class BucketAudit:
             await self._store.create(key, data)
         except AlreadyExists as error:
             found: StoredObject = error.current
-            return self._over(decode(found)) and await self._replace(key, data, found.etag)
+            return self._over(read_record(found, AuditRow)) and await self._replace(key, data, found.etag)
         return True
 
     async def change(self, row: AuditRow, was: AuditRow) -> bool:
@@ -35,13 +35,13 @@ class BucketAudit:
             found = await self._store.get(key)
         except NotFound:
             return False
-        if decode(found).attempt_id != was.attempt_id:
+        if read_record(found, AuditRow).attempt_id != was.attempt_id:
             return False
         return await self._replace(key, msgspec.json.encode(row), found.etag)
 
     async def get(self, tick: TickId) -> AuditRow | None:
         try:
-            row = decode(await self._store.get(paths.audit(self._table, tick)))
+            row = read_record(await self._store.get(paths.audit(self._table, tick)), AuditRow)
         except NotFound:
             return None
         return None if self._over(row) else row
@@ -52,7 +52,7 @@ class BucketAudit:
     async def rows(self) -> AsyncIterator[AuditRow]:
         async for info in self._store.list(paths.audit(self._table)):
             try:
-                row = decode(await self._store.get(info.key))
+                row = read_record(await self._store.get(info.key), AuditRow)
             except NotFound:
                 continue
             if not self._over(row):
@@ -70,7 +70,7 @@ class BucketAudit:
             if info.modified_ms > young_ms:
                 continue
             try:
-                over = self._over(decode(await self._store.get(info.key)))
+                over = self._over(read_record(await self._store.get(info.key), AuditRow))
             except NotFound:
                 continue
             if over:
@@ -87,10 +87,3 @@ class BucketAudit:
 
     def _over(self, row: AuditRow) -> bool:
         return row.expires_at_s * 1000 <= now_ms(self._clock)
-
-
-def decode(stored: StoredObject) -> AuditRow:
-    try:
-        return msgspec.json.decode(stored.data, type=AuditRow)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise Corrupt(f"{stored.key!r} does not decode: {error}", key=stored.key) from error

@@ -1,0 +1,82 @@
+"""Which spooled batches have landed in the bucket: on disk, so that a restart does not forget them.
+
+`landed.jsonl` in the spool's folder has a line for each. Lines are synced before the segment of their batches is
+removed: a batch is in a segment, in this file, or both. The newest are kept; of older ones the bucket knows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from pathlib import Path
+
+import msgspec
+
+from lakebed.batches.model import AcceptedBatch, BatchIdentity, write_record
+from lakebed.core.logs import logger
+
+NAME = "landed.jsonl"
+
+log = logger("batches")
+
+
+class LandedBatches:
+    def __init__(self, folder: Path, *, known_max: int) -> None:
+        self._path, self._known_max = folder / NAME, known_max
+        self._known: OrderedDict[BatchIdentity, AcceptedBatch] = OrderedDict()
+        self._highest: dict[tuple[str, str], int] = {}
+        self._pending: list[AcceptedBatch] = []
+        self._lines = 0
+
+    def load(self) -> None:
+        """Takes up what an earlier run left. A torn last line is dropped: its batch is still in its segment."""
+        if not self._path.exists():
+            return
+        for line in self._path.read_bytes().splitlines():
+            try:
+                self._remember(msgspec.json.decode(line, type=AcceptedBatch))
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                log.warning("a line of the landed batches is unreadable", error=str(error))
+            self._lines += 1
+
+    def get(self, identity: BatchIdentity) -> AcceptedBatch | None:
+        return self._known.get(identity)
+
+    def is_new(self, identity: BatchIdentity) -> bool:
+        """Whether the batch is surely not landed: its boot is known, and its numbers follow what has landed."""
+        highest = self._highest.get((identity.agent_id, identity.boot_id))
+        return highest is not None and identity.seq_start > highest
+
+    def add(self, accepted: AcceptedBatch) -> None:
+        self._remember(accepted)
+        self._pending.append(accepted)
+
+    def sync(self) -> None:
+        """Makes what was added durable. Raises OSError; then the segments must stay."""
+        if not self._pending:
+            return
+        if self._lines + len(self._pending) > 2 * self._known_max:
+            self._rewrite()
+        else:
+            with self._path.open("ab") as file:
+                file.write(b"".join(write_record(each) + b"\n" for each in self._pending))
+                file.flush()
+                os.fsync(file.fileno())
+            self._lines += len(self._pending)
+        self._pending = []
+
+    def _rewrite(self) -> None:
+        fresh = self._path.with_suffix(".tmp")
+        with fresh.open("wb") as file:
+            file.write(b"".join(write_record(each) + b"\n" for each in self._known.values()))
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(self._path)
+        self._lines = len(self._known)
+
+    def _remember(self, accepted: AcceptedBatch) -> None:
+        boot = (accepted.agent_id, accepted.boot_id)
+        self._highest[boot] = max(self._highest.get(boot, -1), accepted.seq_end)
+        self._known[accepted.identity] = accepted
+        if len(self._known) > self._known_max:
+            self._known.popitem(last=False)

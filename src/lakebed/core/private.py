@@ -1,0 +1,28 @@
+"""Files on this machine that hold data: readable by their owner alone, whatever the umask."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+FILE_MODE, FOLDER_MODE = 0o600, 0o700
+
+
+def opener(path: str, flags: int) -> int:
+    """For `open(…, opener=opener)`: a new file has FILE_MODE."""
+    return os.open(path, flags, FILE_MODE)
+
+
+def create(file: Path) -> None:
+    """Creates the file if it is missing. Another program that opens it later keeps its mode.
+
+    A file that exists is not opened: closing it again would drop the locks of SQLite on it in this process.
+    """
+    with suppress(FileExistsError):
+        os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE))
+
+
+def folder(path: Path) -> None:
+    """Creates the folder and its parents if they are missing; a new one has FOLDER_MODE."""
+    path.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)

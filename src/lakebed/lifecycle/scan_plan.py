@@ -1,0 +1,46 @@
+"""What a scan is for, and which actions it lets join the sweeps: pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from lakebed.lifecycle.engine import CompiledAction, PolicySnapshot
+from lakebed.lifecycle.model import ActionKind, Mode
+from lakebed.lifecycle.seams import UPLOADS
+from lakebed.lifecycle.state import ActionState, ScanProgress
+
+
+def scan_prefixes(actions: Iterable[CompiledAction]) -> list[str]:
+    """What a scan must list: everything, or the prefixes of the rules where each has one, and the uploads where one
+    aborts them. No prefix begins with another.
+    """
+    some = list(actions)
+    wanted = sorted({one.rule.prefix for one in some})
+    if "" in wanted or not wanted:
+        return [""]
+    prefixes: list[str] = []
+    for prefix in wanted:
+        if not any(prefix.startswith(known) for known in prefixes):
+            prefixes.append(prefix)
+    return [*prefixes, *([UPLOADS] if any(one.kind is ActionKind.ABORT_MPU for one in some) else [])]
+
+
+def is_joining(known: ActionState) -> bool:
+    """Whether the action takes part in sweeps, and its cursors were not moved back for it yet."""
+    return known.bootstrap_complete and known.mode is Mode.EVENT_DRIVEN and not known.joined
+
+
+def same_scan(one: ActionState, other: ActionState) -> bool:
+    return one.bootstrap_started_at_ns == other.bootstrap_started_at_ns
+
+
+def reseeded(action: CompiledAction, scan: ScanProgress) -> bool:
+    by_delay = bool(set(action.delays_ns) & set(scan.force_delays_ns))
+    return by_delay or (scan.force_predicate and action.predicate_sensitive)
+
+
+def snapshot_digest(snapshot: PolicySnapshot, bucket: str) -> str:
+    """Names what a scan is for, the same in every process: its set of actions, and the log they need."""
+    keys = sorted(f"{action.ref.key} {action.predicate_sensitive}" for action in snapshot.of_bucket(bucket))
+    return hashlib.sha256("\n".join([str(snapshot.log.generation), *keys]).encode()).hexdigest()[:16]

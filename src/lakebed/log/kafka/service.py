@@ -1,0 +1,105 @@
+"""What the handlers of Kafka's requests share: the broker, the topics it knows, the living brokers, groups and keys."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from lakebed.core.auth import Principal
+from lakebed.core.context import Context
+from lakebed.core.errors import Denied
+from lakebed.gateway.auth import Keyring
+from lakebed.gateway.settings import GatewaySettings
+from lakebed.log.broker import Broker
+from lakebed.log.kafka.coordinator import GroupCoordinator
+from lakebed.log.kafka.registry import KafkaBrokers
+from lakebed.log.model import NAMES_MAX, TopicPartition, check_topic, topic_partition
+
+TOPICS_FRESH_S = 1.0  # how long the partitions of a topic are taken as known
+
+
+class RequestInfo(NamedTuple):
+    """Who sends a request, and how."""
+
+    version: int
+    client_id: str
+    client_host: str
+    principal: Principal
+
+
+class TopicCatalog:
+    """The partitions of topics, for a second: clients ask for them again and again."""
+
+    def __init__(self, context: Context, broker: Broker) -> None:
+        self._broker, self._clock = broker, context.clock
+        self._known: OrderedDict[str, tuple[float, int]] = OrderedDict()
+
+    async def partitions(self, topic: str) -> int:
+        """How many partitions a topic has, 0 when it does not exist.
+
+        Clients take them as numbered without gaps, so partitions below the highest one are created where they are
+        missing: HTTP clients may begin with any number.
+        """
+        now_s = self._clock.monotonic_s()
+        known = self._known.get(topic)
+        if known is None or now_s - known[0] > TOPICS_FRESH_S:
+            there = {tp.partition for tp in await self._broker.admin.partitions(check_topic(topic))}
+            count = max(there) + 1 if there else 0
+            for missing in sorted(set(range(count)) - there):
+                await self._broker.writer.ensure(topic_partition(topic, missing))
+            known = (now_s, count)
+            self._remember(topic, known)
+        return known[1]
+
+    async def topics(self) -> dict[str, int]:
+        """Every topic with its number of partitions."""
+        found: dict[str, int] = {}
+        for tp in await self._broker.admin.partitions():
+            found[tp.topic] = max(found.get(tp.topic, 0), tp.partition + 1)
+        return found
+
+    async def create(self, topic: str, first: int, behind: int) -> None:
+        """Creates the partitions [first, behind)."""
+        for number in range(first, behind):
+            await self._broker.writer.ensure(topic_partition(topic, number))
+        self.forget(topic)
+
+    def forget(self, topic: str) -> None:
+        self._known.pop(topic, None)
+
+    def _remember(self, topic: str, known: tuple[float, int]) -> None:
+        self._known[topic] = known
+        if len(self._known) > NAMES_MAX:
+            self._known.popitem(last=False)
+
+
+class KafkaServices:
+    def __init__(self, context: Context, broker: Broker) -> None:
+        self.context, self.broker, self.settings = context, broker, broker.settings
+        gateway = context.settings.of(GatewaySettings)
+        self.keyring = Keyring.of(gateway, context.clock)
+        self.catalog = TopicCatalog(context, broker)
+        self.registry = KafkaBrokers(context, broker.meta, node=context.node)
+        self.coordinator = GroupCoordinator(context, broker.records)
+        self._writes = broker.settings.roles in ("both", "write") and not gateway.read_only
+        self._reads = broker.settings.roles in ("both", "read")
+
+    def demand(self, info: RequestInfo, verb: str, topic: str) -> None:
+        """Raises Denied unless this client may do that with the topic, on this broker."""
+        check_topic(topic)
+        info.principal.demand(f"log:{verb}:{topic}")
+        if not (self._reads if verb in ("consume", "read") else self._writes):
+            raise Denied(f"this broker does not {verb}", hint="use a broker with another log.roles")
+
+    def demand_group(self, info: RequestInfo) -> None:
+        """Raises Denied unless this client may consume some topic: only such clients form groups."""
+        if not any(fnmatchcase("log:consume", ":".join(right.split(":")[:2])) for right in info.principal.rights):
+            raise Denied(f"{info.principal.name} may not log:consume", hint="use a key that may consume a topic")
+
+    def forget(self, topic: str, tps: Sequence[TopicPartition]) -> None:
+        """The topic was trimmed or deleted here."""
+        self.catalog.forget(topic)
+        for tp in tps:
+            self.broker.fetcher.forget(tp)

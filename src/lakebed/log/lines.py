@@ -1,0 +1,69 @@
+"""Records as lines: what `topics produce` reads from stdin and `topics consume` prints."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import msgspec
+
+from lakebed.cli.output import shown_bytes
+from lakebed.core.errors import Invalid
+from lakebed.log.codec import Records, columns
+from lakebed.log.contracts import shown, shown_record
+from lakebed.log.kafka_batch import KafkaRecord, KafkaRecords, encode
+from lakebed.log.model import TopicPartition
+
+LINES_MAX = 500  # lines of stdin that share one append
+
+
+def records_of(lines: list[bytes], key: str, headers: list[str], at_ms: int) -> Records:
+    """Lines as plain records, or as record batches where they get a key or headers."""
+    if not key and not headers:
+        return columns(lines)
+    pairs = [header.partition("=") for header in headers]
+    if any(not name or not mark for name, mark, _ in pairs):
+        raise Invalid("--header must be NAME=VALUE")
+    named = tuple((name, value.encode()) for name, _, value in pairs)
+    made = [KafkaRecord(line, key.encode() if key else None, named) for line in lines]
+    return KafkaRecords(len(made), encode(made, now_ms=at_ms))
+
+
+def lines_of_stdin() -> Iterator[list[bytes]]:
+    held: list[bytes] = []
+    for line in sys.stdin.buffer:
+        held.append(line.rstrip(b"\n"))
+        if len(held) == LINES_MAX:
+            yield held
+            held = []
+    if held:
+        yield held
+
+
+def print_record(format: str, tp: TopicPartition, offset: int, record: KafkaRecord) -> None:
+    value = record.value or b""
+    if format == "json":
+        line = {"topic": tp.topic, "partition": tp.partition, "offset": offset, "record": shown(value)}
+        if record.key is not None or record.headers:
+            more = msgspec.to_builtins(shown_record(record))
+            line |= {name: more[name] for name in ("key", "key_base64", "headers", "timestamp") if name in more}
+        sys.stdout.buffer.write(shown_bytes(msgspec.json.encode(line)) + b"\n")
+        return
+    fields = {
+        b"s": shown_bytes(value),
+        b"k": shown_bytes(record.key or b""),
+        b"h": shown_bytes(b",".join([name.encode() + b"=" + (content or b"") for name, content in record.headers])),
+        b"T": b"%d" % record.timestamp_ms,
+        b"o": b"%d" % offset,
+        b"t": tp.topic.encode(),
+        b"p": b"%d" % tp.partition,
+        b"S": b"%d" % len(value),
+        b"%": b"%",
+    }
+    out: list[bytes] = []
+    text = format.encode().replace(b"\\n", b"\n").replace(b"\\t", b"\t")
+    first, *rest = text.replace(b"%%", b"%\0").split(b"%")
+    out.append(first)
+    for piece in rest:
+        out += [b"%", piece[1:]] if piece[:1] == b"\0" else [fields.get(piece[:1], b"%" + piece[:1]), piece[1:]]
+    sys.stdout.buffer.write(b"".join(out))

@@ -1,0 +1,201 @@
+"""Notices between brokers: a partition has moved. Best effort, so that consumers at other brokers see a record at once.
+
+A notice carries no record and proves nothing: who gets it reads the partition's control record, as it would do anyway
+at its next poll. A notice that is lost costs that wait and nothing else. Notices to one broker are sent one after
+another; what moves meanwhile goes into the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from urllib.parse import urlsplit
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from lakebed.core.clock import Clock
+from lakebed.core.context import Context
+from lakebed.core.errors import Unauthenticated
+from lakebed.core.http import body_limit, decode_json, json_response, operation, own_keys
+from lakebed.core.logs import logger
+from lakebed.log.brokers import BrokerRecord, BrokerRegistry
+from lakebed.log.model import TopicPartition
+from lakebed.meta.protocol import Meta
+
+PATH = "/v1/brokers/moved"
+TOKEN_HEADER = "x-lakebed-broker-token"
+OWNER_HEADER = "x-lakebed-broker"  # of a response: the broker that is better asked for these partitions
+PENDING_MAX = 10_000  # partitions in one notice; what moves beyond that is found by polling
+NOTICE_BYTES_MAX = 4 * 1024 * 1024
+TIMEOUT_S = 2.0  # for one notice
+PAUSE_S = 1.0  # after a notice that failed
+SPACING_S = 0.002  # between two notices to a broker, for each other broker: at most 500 notices a second in all
+
+log = logger("log")
+
+
+class MovedPartition(msgspec.Struct, frozen=True, array_like=True):
+    topic: str
+    partition: int
+    high_watermark: int
+
+
+class MovedNotice(msgspec.Struct, frozen=True):
+    moved: list[MovedPartition]
+
+
+class NoticeSender:
+    """The notices to one broker. `send` raises OSError or TimeoutError."""
+
+    def __init__(self, send: Callable[[MovedNotice], Awaitable[None]], clock: Clock) -> None:
+        self._send, self._clock = send, clock
+        self._pending: dict[TopicPartition, int] = {}
+        self._task: asyncio.Task[None] | None = None
+        self.spacing_s = SPACING_S
+
+    def moved(self, ends: Mapping[TopicPartition, int]) -> None:
+        if len(self._pending) + len(ends) <= PENDING_MAX:
+            self._pending.update(ends)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        while self._pending:
+            ends, self._pending = self._pending, {}
+            notice = MovedNotice([MovedPartition(tp.topic, tp.partition, end) for tp, end in ends.items()])
+            try:
+                await self._send(notice)
+            except (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError) as error:
+                log.debug("a notice was not delivered", error=str(error) or type(error).__name__)
+                await self._clock.sleep(PAUSE_S)
+                self._pending.clear()  # the other has polled meanwhile
+            await self._clock.sleep(self.spacing_s)
+
+
+class NoticeConnection:
+    """Posts notices to one broker over one kept connection."""
+
+    def __init__(self, broker: BrokerRecord) -> None:
+        self._url, self._token = urlsplit(broker.http), broker.token
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def post(self, notice: MovedNotice) -> None:
+        body = msgspec.json.encode(notice)
+        head = (
+            f"POST {PATH} HTTP/1.1\r\nhost: {self._url.netloc}\r\n{TOKEN_HEADER}: {self._token}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        )
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                reader, writer = self._streams or await self._open()
+                writer.write(head.encode() + body)
+                await _read_response(reader)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._streams is not None:
+            self._streams[1].close()
+            self._streams = None
+
+    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        tls = self._url.scheme == "https"
+        port = self._url.port or (443 if tls else 80)
+        self._streams = await asyncio.open_connection(self._url.hostname, port, ssl=tls or None)
+        return self._streams
+
+
+async def _read_response(reader: asyncio.StreamReader) -> None:
+    head = await reader.readuntil(b"\r\n\r\n")
+    lines = head.decode("latin-1").lower().split("\r\n")
+    length = next((int(line.partition(":")[2]) for line in lines if line.startswith("content-length:")), 0)
+    await reader.readexactly(length)
+    if lines[0].split(" ")[1:2] != ["200"]:
+        raise OSError(f"the other broker answered {lines[0]!r}")
+
+
+class BrokerPeers:
+    """This broker among the others: it registers, notifies them of its appends, and gets their notices.
+
+    `heard` gets the partitions of a notice with their high watermarks.
+    """
+
+    def __init__(
+        self, context: Context, meta: Meta, me: BrokerRecord, heard: Callable[[TopicPartition, int], None]
+    ) -> None:
+        self.registry = BrokerRegistry(context, meta, me)
+        self._clock, self._heard = context.clock, heard
+        self._senders: dict[BrokerRecord, tuple[NoticeSender, NoticeConnection]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._sent = context.metrics.counter("lakebed_log_notices_total").labels(direction="out")
+        self._got = context.metrics.counter("lakebed_log_notices_total").labels(direction="in")
+        self.routes: Sequence[Route] = [Route(PATH, self._receive, methods=["POST"])]
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self.registry.run())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        for sender, connection in self._senders.values():
+            sender.close()
+            connection.close()
+        await self.registry.close()
+
+    def moved(self, ends: Mapping[TopicPartition, int]) -> None:
+        """Notifies every other broker, soon. Returns at once."""
+        others = self.registry.others
+        for broker in others:
+            sender = self._sender(broker)
+            sender.spacing_s = SPACING_S * len(others)
+            sender.moved(ends)
+        if len(self._senders) > len(others):
+            self._forget(others)
+
+    def better(self, tps: Iterable[TopicPartition]) -> str:
+        """The HTTP address of another broker that owns all these partitions; "" where there is none."""
+        owners = {self.registry.owner(tp) for tp in tps}
+        (owner,) = owners if len(owners) == 1 else (None,)
+        return owner.http if owner is not None and owner.id != self.registry.me.id else ""
+
+    def _sender(self, broker: BrokerRecord) -> NoticeSender:
+        if broker not in self._senders:
+            connection = NoticeConnection(broker)
+
+            async def send(notice: MovedNotice) -> None:
+                self._sent.inc()
+                await connection.post(notice)
+
+            self._senders[broker] = (NoticeSender(send, self._clock), connection)
+        return self._senders[broker][0]
+
+    def _forget(self, others: Sequence[BrokerRecord]) -> None:
+        for broker in [broker for broker in self._senders if broker not in others]:
+            sender, connection = self._senders.pop(broker)
+            sender.close()
+            connection.close()
+
+    @own_keys
+    @body_limit(NOTICE_BYTES_MAX)
+    @operation("Notify a broker that partitions have moved", body=MovedNotice)
+    async def _receive(self, request: Request) -> Response:
+        """For brokers of the same lake, which know the token from the registry. Consumers that wait look again."""
+        token = request.headers.get(TOKEN_HEADER, "")
+        if not hmac.compare_digest(token.encode(), self.registry.me.token.encode()):
+            raise Unauthenticated(
+                "this is not the token of this broker", hint="only brokers of the same lake send notices"
+            )
+        self._got.inc()
+        for moved in decode_json(await request.body(), MovedNotice).moved:
+            self._heard(TopicPartition(moved.topic, moved.partition), moved.high_watermark)
+        return json_response({})

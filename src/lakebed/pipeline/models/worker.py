@@ -1,0 +1,115 @@
+"""Runs each model when it is due: by its schedule, or after a source moved. In `lakebed work`.
+
+Models run apart from each other and from the rounds that look for work, so no round waits for its slowest. Any number
+of processes may do this at once: tables decide, and a later run finds the work done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+import msgspec
+
+from lakebed.core.clock import now_ms
+from lakebed.core.errors import LakebedError
+from lakebed.core.logs import logger
+from lakebed.core.runtime import Runtime
+from lakebed.pipeline.models.definition import ModelOptions
+from lakebed.pipeline.models.graph import Graph
+from lakebed.pipeline.models.plan import ModelStep
+from lakebed.pipeline.models.runs import ModelReport
+from lakebed.pipeline.models.schedule import due
+
+PARALLEL = 4  # models of this process that run at once; the others wait
+PAUSE_MAX_MS = 600_000  # longest pause of a model that fails again and again
+PAUSE_MS = 15_000
+
+log = logger("pipeline")
+
+
+class ModelService(Protocol):
+    """What the worker needs of the pipeline; it blocks, so it is called in threads."""
+
+    @property
+    def graph(self) -> Graph: ...
+
+    def projects(self) -> list[tuple[str, str]]: ...
+
+    def plan_models(self, org_id: str, project_id: str, names: list[str]) -> dict[str, ModelStep]: ...
+
+    def run_models(self, org_id: str, project_id: str, names: list[str], *, trigger: str) -> list[ModelReport]: ...
+
+
+class _Tried(msgspec.Struct):
+    """What this process knows of a model in a project."""
+
+    last_ms: int = -1
+    failures: int = 0
+
+
+class ModelWorker:
+    """Looks for models that are due, and starts each. A model that runs is not started again."""
+
+    def __init__(self, service: ModelService, runtime: Runtime) -> None:
+        self._service, self._clock = service, runtime.clock
+        self._tried: dict[tuple[str, str, str], _Tried] = {}
+        self._running: dict[tuple[str, str, str], asyncio.Task[None]] = {}
+        self._turns = asyncio.Semaphore(PARALLEL)
+
+    async def run(self, every_s: float) -> None:
+        try:
+            while True:
+                try:
+                    await self.round()
+                except LakebedError as error:  # of a listing: the next round lists again
+                    log.warning("models could not be planned", error=error.message)
+                await self._clock.sleep(every_s)
+        finally:
+            for task in self._running.values():
+                task.cancel()
+
+    async def round(self) -> list[str]:
+        """Starts what is due, and returns at once; gives the names."""
+        names = [name for name, model in self._service.graph.models.items() if _by_worker(model.options)]
+        started = []
+        for org_id, project_id in await asyncio.to_thread(self._service.projects):
+            idle = [name for name in names if (org_id, project_id, name) not in self._running]
+            steps = await asyncio.to_thread(self._service.plan_models, org_id, project_id, idle)
+            for name, step in steps.items():
+                at = (org_id, project_id, name)
+                if self._due(at, step):
+                    self._running[at] = asyncio.create_task(self._make(at))
+                    started.append(name)
+        return started
+
+    def _due(self, at: tuple[str, str, str], step: ModelStep) -> bool:
+        tried, options = self._tried.get(at, _Tried()), self._service.graph.models[at[2]].options
+        now = now_ms(self._clock)
+        if not step.works and not options.scheduled:
+            return False
+        if tried.failures and now - tried.last_ms < min(PAUSE_MS * 2**tried.failures, PAUSE_MAX_MS):
+            return False
+        last_ms = max(step.made_ms, tried.last_ms)
+        return due(options, last_ms=last_ms, now_ms=now, moved=step.works)
+
+    async def _make(self, at: tuple[str, str, str]) -> None:
+        org_id, project_id, name = at
+        trigger = "schedule" if self._service.graph.models[name].options.scheduled else "change"
+        tried = self._tried.setdefault(at, _Tried())
+        try:
+            async with self._turns:
+                tried.last_ms = now_ms(self._clock)
+                made = await asyncio.to_thread(self._service.run_models, org_id, project_id, [name], trigger=trigger)
+            tried.failures = 0
+            for each in (one for one in made if one.state == "made"):
+                log.info("model made", model=name, project=f"{org_id}/{project_id}", rows=each.rows, reason=each.reason)
+        except Exception as error:  # whatever it is: the worker goes on with the other models
+            tried.failures += 1
+            log.warning("a model failed", model=name, project=f"{org_id}/{project_id}", error=str(error)[:300])
+        finally:
+            del self._running[at]
+
+
+def _by_worker(options: ModelOptions) -> bool:
+    return options.scheduled or options.on == "change"

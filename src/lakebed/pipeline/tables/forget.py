@@ -1,0 +1,242 @@
+"""Forgets a key: removes its rows from every table of a project, and from files of older versions.
+
+Bronze goes first, so that a later silver step does not bring the rows back; then silver, quarantine (whose rows are
+JSON) and gold. Each table is one ordinary delete. Files of older versions still hold the rows until vacuum deletes
+them; `purge` deletes such files at once, and the versions that refer to them can no longer be read.
+The values themselves are written nowhere: neither into the log nor into the audit trail. No Spark.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+
+from lakebed.core.context import Context
+from lakebed.core.errors import Invalid, LakebedError, NotFound
+from lakebed.delta import history, vacuum
+from lakebed.delta.log import fields_of
+from lakebed.delta.model import ONCE, DataFile, Snapshot, TableSpec, key_of, path_of
+from lakebed.delta.predicate import Predicate, chosen, equal, parse_predicate
+from lakebed.pipeline.settings import BronzeSettings, PipelineSettings
+from lakebed.pipeline.silver.contract import Contract, read_contracts
+from lakebed.pipeline.tables import rewrite
+from lakebed.pipeline.tables.table import Table
+from lakebed.spark.location import Location
+from lakebed.store.model import ObjectInfo
+from lakebed.store.settings import StoreSettings
+from lakebed.ticks.settings import TicksSettings
+
+LAYERS = ("bronze", "silver", "quarantine", "gold")  # in this order
+ROW = "_row"  # quarantine's column: the bronze row as JSON
+
+
+class ForgottenTable(msgspec.Struct, frozen=True):
+    """What was, or would be, removed from one table. `gone_by` is when the last copy will be deleted."""
+
+    table: str
+    rows: int = 0
+    version: int = -1
+    old_files: int = 0  # of older versions, that hold such rows (or were purged)
+    gone_by: str = ""
+    note: str = ""
+    refused: bool = False  # rows may be left: `note` says why
+
+
+class ForgetReport(msgspec.Struct, frozen=True):
+    """`complete` is false while silver has bronze versions to read that may bring the rows back (run it again then),
+    and when a table was refused.
+
+    `parts_gone_by` is when the uploaded parts of the project's ticks will have been deleted.
+    """
+
+    project: str
+    tables: tuple[ForgottenTable, ...]
+    complete: bool
+    parts_gone_by: str
+    dry_run: bool = False
+
+    @property
+    def rows(self) -> int:
+        return sum(table.rows for table in self.tables)
+
+
+def digest(keys: Mapping[str, str]) -> str:
+    """Names the values in the audit trail without containing them."""
+    return hashlib.sha256(msgspec.json.encode(dict(sorted(keys.items())))).hexdigest()
+
+
+def open_table(context: Context, name: str, state: Snapshot) -> Table:
+    """A table as its own log describes it, for commits without Spark."""
+    bounded = {column for file in state.files for column in file.low}
+    spec = TableSpec(
+        name, state.schema_json, keys=state.keys, partition_by=state.partition_by, cluster_by=state.cluster_by
+    )
+    spec = msgspec.structs.replace(spec, stats=tuple(column for column in spec.columns if column in bounded))
+    location = Location.of(context.settings.of(StoreSettings))
+    return Table(None, spec, context, location=location, known=state)
+
+
+class DeletedRows(msgspec.Struct, frozen=True):
+    table: str
+    rows: int
+    version: int
+    files_written: int = 0
+    dry_run: bool = False
+
+
+def delete_rows(context: Context, name: str, condition: str, *, dry_run: bool = False) -> DeletedRows:
+    """Deletes the rows of one table that match, or counts them. Raises NotFound, or Invalid for a wrong condition."""
+    state = asyncio.run(history.snapshot(context.store, f"tables/{name}"))
+    if state.version < 0:
+        raise NotFound(f"there is no table {name}", hint="lakebed tables list")
+    rewrite.check_plain(state, name)
+    predicate, table = parse_predicate(condition).typed(state.schema_json), open_table(context, name, state)
+    if dry_run:
+        hits = rewrite.count(table, rewrite.RowRemoval(predicate), chosen(state.files, predicate, state.schema_json))
+        return DeletedRows(name, sum(hit.rows for hit in hits), state.version, dry_run=True)
+    done = table.delete(predicate)
+    return DeletedRows(name, done.rows_removed, done.version, done.files_added)
+
+
+class Forgetter:
+    """Synchronous: call it in a thread from a loop."""
+
+    def __init__(self, context: Context) -> None:
+        self._context, self._store = context, context.store
+        folder = context.settings.of(PipelineSettings).contracts_folder
+        self._contracts = read_contracts(folder) if folder is not None and folder.is_dir() else []
+
+    def run(
+        self, project: str, keys: Mapping[str, str], *, only: str = "", dry_run: bool = False, purge: bool = False
+    ) -> ForgetReport:
+        """Removes the rows of `project` (org/project) in which every key has its value. Idempotent.
+
+        `keys` are bronze's columns; contracts tell how silver calls them. `only` is one table's name in all layers.
+        Raises NotFound for a project without tables, Invalid when no table has these columns.
+        """
+        if project.count("/") != 1 or not keys:
+            raise Invalid(f"{project!r} is no org/project, or no key was given", hint="acme/shop --key customer=c-17")
+        found = asyncio.run(self._tables(project, only))
+        if not found:
+            raise NotFound(f"{project} has no tables{f' named {only}' if only else ''}", hint="lakebed tables list")
+        done, covered = [], False
+        for layer, name in found:
+            try:
+                result = self._forget(layer, name, keys, dry_run=dry_run, purge=purge)
+            except LakebedError as error:  # a table that Lakebed cannot read or may not write; the others go on
+                result = ForgottenTable(name, note=error.message, refused=True)
+            covered = covered or bool(result.rows or result.old_files) or (layer != "quarantine" and not result.note)
+            done.append(result)
+        if not covered:
+            raise Invalid(f"no table of {project} has the columns {', '.join(keys)}", hint="lakebed tables show NAME")
+        parts_s = self._context.settings.of(TicksSettings).parts_retention_s
+        complete = self._complete(project, only) and not any(one.refused for one in done)
+        return ForgetReport(project, tuple(done), complete, self._after(parts_s), dry_run)
+
+    async def _tables(self, project: str, only: str) -> list[tuple[str, str]]:
+        found = []
+        for layer in LAYERS:
+            for name in await self._store.children(f"tables/{layer}/{project}/"):
+                if not only or name == only:
+                    found.append((layer, f"{layer}/{project}/{name}"))
+        return found
+
+    def _forget(self, layer: str, name: str, keys: Mapping[str, str], *, dry_run: bool, purge: bool) -> ForgottenTable:
+        state = asyncio.run(history.snapshot(self._store, f"tables/{name}"))
+        if state.version < 0:
+            return ForgottenTable(name, note="nothing was ever committed")
+        rewrite.check_plain(state, name)
+        removal = self._removal(layer, name, keys, state)
+        if removal is None:
+            rebuilt = ": rebuilt from silver by the next run" if layer == "gold" else ""
+            return ForgottenTable(name, version=state.version, note=f"has no column {', '.join(keys)}{rebuilt}")
+        table = open_table(self._context, name, state)
+        if dry_run:
+            rows = sum(hit.rows for hit in rewrite.count(table, removal, _candidates(state, removal)))
+            version = state.version
+        else:
+            done = rewrite.remove(table, lambda now: (removal, _candidates(now, removal)))
+            rows, version = done.rows_removed, done.version
+            state = table.snapshot()
+        old = self._old(table, removal, state)
+        if purge and not dry_run:
+            asyncio.run(vacuum.delete(self._store, old))
+        gone_by = self._after(self._keep_s()) if (old or rows) and not (purge and not dry_run) else ""
+        return ForgottenTable(name, rows, version, len(old), gone_by)
+
+    def _removal(self, layer: str, name: str, keys: Mapping[str, str], state: Snapshot) -> rewrite.RowRemoval | None:
+        """The rows that go from this table; None when it lacks one of the columns."""
+        kinds = fields_of(state.schema_json)
+        if layer == "quarantine":
+            return rewrite.RowRemoval(values=dict(keys), column=ROW) if ROW in kinds else None
+        wanted = dict(keys)
+        if layer == "silver":
+            renamed = self._renamed(name.rsplit("/", 1)[-1])
+            wanted = {renamed.get(column, column): value for column, value in keys.items()}
+        if any(column not in kinds for column in wanted):
+            return None
+        try:
+            return rewrite.RowRemoval(equal(wanted).typed(state.schema_json))
+        except Invalid:  # a value that this column cannot have is in no row
+            return None
+
+    def _renamed(self, table: str) -> dict[str, str]:
+        """Bronze's names of columns, and what silver calls them."""
+        contract: Contract | None = next((one for one in self._contracts if one.table == table), None)
+        return {contract.source_of(column): column for column in contract.columns} if contract else {}
+
+    def _old(self, table: Table, removal: rewrite.RowRemoval, state: Snapshot) -> list[ObjectInfo]:
+        """The files outside the newest version that hold such a row: those of older versions, and orphans."""
+        root = table.spec.root
+        now = {key_of(root, file.path) for file in state.files}
+
+        async def listed() -> list[ObjectInfo]:
+            return [
+                info
+                async for info in self._store.list(f"{root}/")
+                if info.key not in now and vacuum.is_data(info.key.removeprefix(f"{root}/"))
+            ]
+
+        found = asyncio.run(listed())
+        by_path = {path_of(info.key.removeprefix(f"{root}/")): info for info in found}
+        files = [DataFile(path, info.size, -1, _partition(path, state)) for path, info in by_path.items()]
+        return [by_path[hit.path] for hit in rewrite.count(table, removal, files) if hit.rows]
+
+    def _complete(self, project: str, only: str) -> bool:
+        """Whether silver has read bronze as far as it is committed."""
+        for contract in self._contracts:
+            if only and only not in (contract.table, contract.bronze):
+                continue
+            bronze, silver = (
+                asyncio.run(history.snapshot(self._store, f"tables/{layer}/{project}/{name}"))
+                for layer, name in (("bronze", contract.bronze), ("silver", contract.table))
+            )
+            ticks = [at for application, at in bronze.applied.items() if application.startswith(ONCE)]
+            if max(ticks, default=-1) > silver.applied.get("silver", -1):
+                return False
+        return True
+
+    def _keep_s(self) -> float:
+        settings = self._context.settings
+        bronze, pipeline = settings.of(BronzeSettings), settings.of(PipelineSettings)
+        return max(vacuum.KEEP_S, bronze.keep_versions_s) + pipeline.retention_interval_s
+
+    def _after(self, seconds: float) -> str:
+        moment = datetime.fromtimestamp(self._context.clock.now_ns() / 1e9, UTC) + timedelta(seconds=seconds)
+        return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _candidates(state: Snapshot, removal: rewrite.RowRemoval) -> list[DataFile]:
+    predicate: Predicate = removal.predicate
+    return chosen(state.files, predicate, state.schema_json)
+
+
+def _partition(path: str, state: Snapshot) -> dict[str, str | None]:
+    """The partition values in a file's folders; the log has them exactly, but not of files that it no longer names."""
+    values: Sequence[str] = [folder for folder in path.split("/")[:-1] if "=" in folder]
+    pairs = dict(folder.split("=", 1) for folder in values)
+    return {name: pairs.get(name) for name in state.partition_by}

@@ -1,0 +1,75 @@
+"""Runs of ticks and of silver, from the ticks' states and the rows of their dispatch."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode
+
+from lakebed.console.runs import RunRecord, RunState
+from lakebed.core.context import Context
+from lakebed.ticks import view
+from lakebed.ticks.adapters import open_audit
+from lakebed.ticks.audit import DISPATCHED, AuditRow
+from lakebed.ticks.model import TickId
+from lakebed.ticks.view import ProjectStatus, TickStatus
+
+STATES: dict[str, RunState] = {"committed": "done", "failed": "failed", "uploading": "waiting"}
+
+
+class TicksRuns:
+    right = "ticks:read"
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def latest(self, limit: int) -> list[RunRecord]:
+        """The cost of the ticks page, and one request for each of the last committed ticks."""
+        ticks = [(one, tick) for one in await view.project_statuses(self._context) for tick in one.ticks]
+        newest = sorted(ticks, key=lambda pair: pair[1].updated_at_ms, reverse=True)[: limit // 2]
+        rows = open_audit(self._context, DISPATCHED)
+        found: list[RunRecord] = []
+        for project, tick in newest:
+            found.append(_tick(project, tick))
+            if tick.state == "committed":
+                row = await rows.get(TickId(project.org_id, project.project_id, tick.tick_id))
+                found += [silver(row, tick)] if row is not None else []
+        return found
+
+    async def close(self) -> None:
+        return None
+
+
+def _tick(project: ProjectStatus, tick: TickStatus) -> RunRecord:
+    named = {"org": project.org_id, "project": project.project_id, "tick": tick.tick_id}
+    rows = None if tick.rows_inserted is None else tick.rows_inserted + (tick.rows_replaced or 0)
+    return RunRecord(
+        "tick",
+        f"{project.org_id}/{project.project_id}/{tick.tick_id}",
+        STATES.get(tick.state, "running"),
+        tick.updated_at_ms,
+        rows_out=rows,
+        reason=tick.message or f"{tick.parts} parts",
+        href=f"/ticks?{urlencode(named)}",
+    )
+
+
+def silver(row: AuditRow, tick: TickStatus) -> RunRecord:
+    """Pure: the job of one tick. Its start is the tick's commit, where that is known to be earlier."""
+    state: RunState = {"done": "done", "failed": "failed"}.get(row.state, "running")  # type: ignore[assignment]
+    report: Any = view.report_of(row)
+    steps = report.get("silver", []) if isinstance(report, dict) else []
+    named = {"org": row.org_id, "project": row.project_id, "tick": row.tick_id}
+    started = tick.updated_at_ms if 0 < tick.updated_at_ms <= row.at_ms else 0
+    return RunRecord(
+        "silver and gold",
+        f"{row.org_id}/{row.project_id}/{row.tick_id}",
+        state,
+        row.at_ms,
+        started,
+        rows_in=sum(int(step.get("rows_in", 0)) for step in steps) if steps else None,
+        rows_out=sum(int(step.get("good", 0)) for step in steps) if steps else None,
+        reason="" if state == "done" else str(row.fields.get("detail", ""))[:200],
+        href=f"/ticks?{urlencode(named)}",
+        action="ticks.replay",
+        fields=named,
+    )

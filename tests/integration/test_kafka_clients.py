@@ -1,0 +1,301 @@
+"""Kafka's own clients on a gateway: librdkafka, kafka-python, aiokafka and kcat, beside HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiokafka
+import aiokafka.errors
+import confluent_kafka
+import httpx2
+import kafka
+import pytest
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
+
+from lakebed.store.settings import StoreSettings
+from support.kafka_gateway import QUIET, consume, consumer, produce, producer
+from support.log_processes import crew_of, settings_of
+
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+SECRET = "0123456789abcdef0123"
+MEMBER = """
+import confluent_kafka, sys
+own = {"group.id": "team", "auto.offset.reset": "earliest", "session.timeout.ms": 6000, "enable.auto.commit": False}
+made = confluent_kafka.Consumer({"bootstrap.servers": sys.argv[1], **own})
+made.subscribe(["shared"])
+while True:
+    made.poll(1.0)
+"""
+IN_MEMORY = StoreSettings(url="memory:")
+
+
+class Gateway:
+    def __init__(self, url: str, servers: str) -> None:
+        self.url, self.servers = url, servers
+        self.admin = AdminClient({"bootstrap.servers": servers, **QUIET})
+
+    def create(self, topic: str, partitions: int) -> None:
+        self.admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
+
+    def post(self, path: str, body: Any) -> Any:
+        return httpx2.post(f"{self.url}{path}", json=body, timeout=30).json()
+
+    def records(self, topic: str, partition: int = 0, offset: int = 1) -> list[Any]:
+        wanted = {"topic": topic, "partition": partition, "fetch_offset": offset}
+        return list(self.post("/v1/consume", {"topic_partitions": [wanted]})["results"][0]["records"])
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
+    """One process, whose store is its memory: what is tested here is between it and its clients."""
+    async with crew_of(tmp_path, settings_of(IN_MEMORY, tmp_path)) as (supervised, ports):
+        await supervised.start("b0", "serve", ports[0], "--kafka-port", str(ports[1]))
+        await supervised.ready("b0")
+        yield Gateway(supervised.urls["b0"], f"127.0.0.1:{ports[1]}")
+
+
+def test_every_client_reads_what_every_other_one_wrote(gateway: Gateway) -> None:
+    """librdkafka with each compression, kafka-python (with gzip alone), aiokafka, kcat and HTTP, in one topic."""
+    for codec in CODECS:
+        made = producer(gateway.servers, compression_type=codec)
+        records = [{"value": f"{codec}-{n}", "key": "k", "headers": {"h": codec}} for n in range(20)]
+        produce(made, "all", records)
+    theirs = kafka.KafkaProducer(bootstrap_servers=gateway.servers, compression_type="gzip")
+    theirs.send("all", b"kafka-python", key=b"k").get(30)
+    theirs.close()
+    asyncio.run(_aiokafka_produces(gateway.servers))
+    plain = {"topic": "all", "partition": 0, "records": ["http", {"value": "http-keyed", "key": "k"}]}
+    gateway.post("/v1/produce", {"topic_partitions": [plain]})
+    expected = [f"{codec}-{n}" for codec in CODECS for n in range(20)]
+    expected += ["kafka-python", "aiokafka", "http", "http-keyed"]
+
+    reading = consumer(gateway.servers, "rdkafka")
+    reading.subscribe(["all"])
+    found = consume(reading, len(expected))
+    reading.close()
+    again = kafka.KafkaConsumer(bootstrap_servers=gateway.servers, group_id=None, consumer_timeout_ms=60_000)
+    again.assign([kafka.TopicPartition("all", 0)])
+    again.seek(kafka.TopicPartition("all", 0), 101)  # behind what it has no libraries for
+    by_python = [next(again) for _ in expected[100:]]
+    again.close()
+
+    assert expected == [message.value().decode() for message in found]
+    assert list(range(1, len(expected) + 1)) == [message.offset() for message in found]
+    assert ([("h", b"zstd")], b"k") == (found[99].headers(), found[99].key())
+    assert expected[100:] == [message.value.decode() for message in by_python]
+    assert expected == asyncio.run(_aiokafka_consumes(gateway.servers, len(expected)))
+    assert expected == [one if isinstance(one, str) else one["value"] for one in gateway.records("all")]
+    if shutil.which("kcat"):
+        shown = subprocess.run(
+            ["kcat", "-b", gateway.servers, "-C", "-t", "all", "-e", "-q", "-f", "%s\n"],
+            capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        assert expected == shown.stdout.splitlines()
+
+
+async def _aiokafka_produces(servers: str) -> None:
+    made = aiokafka.AIOKafkaProducer(bootstrap_servers=servers, enable_idempotence=True)
+    await made.start()
+    await made.send_and_wait("all", b"aiokafka", key=b"k")
+    await made.stop()
+
+
+async def _aiokafka_consumes(servers: str, count: int) -> list[str]:
+    made = aiokafka.AIOKafkaConsumer("all", bootstrap_servers=servers, group_id="aio", auto_offset_reset="earliest")
+    await made.start()
+    found = [(await asyncio.wait_for(made.getone(), 60)).value.decode() for _ in range(count)]
+    await made.stop()
+    return found
+
+
+@pytest.mark.full
+def test_members_of_a_group_share_the_partitions_and_rebalance_while_records_come(gateway: Gateway) -> None:
+    """Three members: one is killed with -9, one leaves, and the others get what was not committed."""
+    gateway.create("shared", 6)
+    done, sent = threading.Event(), list[str]()
+
+    def keep_producing() -> None:
+        made = producer(gateway.servers, enable_idempotence=True)
+        while not done.is_set():
+            values = [f"r{len(sent) + n}" for n in range(10)]
+            produce(made, "shared", [{"value": value, "key": value} for value in values])
+            sent.extend(values)
+            time.sleep(0.05)
+
+    feeding = threading.Thread(target=keep_producing)
+    feeding.start()
+    got: dict[str, int] = {}
+    third = subprocess.Popen([sys.executable, "-c", MEMBER, gateway.servers])
+    members = [consumer(gateway.servers, "team", enable_auto_commit=False) for _ in range(2)]
+    try:
+        for member in members:
+            member.subscribe(["shared"])
+        _poll_until(members, got, lambda: [2, 2] == sorted(map(_assigned, members)))
+        third.kill()
+        _poll_until(members, got, lambda: [3, 3] == sorted(map(_assigned, members)))
+        members.pop().close()
+        _poll_until(members, got, lambda: [6] == list(map(_assigned, members)))
+        done.set()
+        feeding.join(60)
+        _poll_until(members, got, lambda: len(got) >= len(sent))
+    finally:
+        done.set()
+        third.kill()
+        third.wait()
+        for member in members:
+            member.close()
+
+    assert set(sent) == set(got)
+    described = gateway.admin.describe_consumer_groups(["team"])["team"].result(30)
+    assert "EMPTY" == described.state.name
+
+
+def _assigned(member: Any) -> int:
+    return len(member.assignment())
+
+
+def _poll_until(members: list[Any], got: dict[str, int], ready: Any, s: float = 90.0) -> None:
+    deadline = time.monotonic() + s
+    while not ready():
+        assert time.monotonic() < deadline, [_assigned(member) for member in members]
+        for member in members:
+            for message in member.consume(100, 0.05):
+                if message.error() is None:
+                    got[message.value().decode()] = got.get(message.value().decode(), 0) + 1
+                    member.commit(message, asynchronous=True)
+
+
+def test_a_group_goes_on_where_it_committed_and_where_an_operator_put_it(gateway: Gateway) -> None:
+    """Offsets of Kafka clients and of HTTP are the same ones."""
+    produce(producer(gateway.servers), "resumed", [{"value": f"v{n}"} for n in range(10)])
+    first = consumer(gateway.servers, "g", enable_auto_commit=False)
+    first.subscribe(["resumed"])
+    consume(first, 4)
+    first.commit(asynchronous=False)
+    first.close()
+
+    (row,) = httpx2.get(f"{gateway.url}/v1/topics/resumed/groups/g", timeout=30).json()["groups"]
+    second = consumer(gateway.servers, "g", enable_auto_commit=False)
+    second.subscribe(["resumed"])
+    (message,) = consume(second, 1)
+    second.close()
+    seek = {"topic": "resumed", "partition": 0, "offset": 2, "seek": True}
+    gateway.post("/v1/groups/g/commit", {"topic_partitions": [seek]})
+    third = consumer(gateway.servers, "g", enable_auto_commit=False)
+    third.subscribe(["resumed"])
+    (moved,) = consume(third, 1)
+    third.close()
+
+    assert (5, 6) == (row["offset"], row["lag"])
+    assert (5, b"v4") == (message.offset(), message.value())
+    assert (2, b"v1") == (moved.offset(), moved.value())
+
+
+def test_an_administrator_sees_and_changes_topics_and_groups(gateway: Gateway) -> None:
+    """Partitions, retention, records, offsets by time, groups, and the end of a topic."""
+    admin, topic = gateway.admin, "managed"
+    gateway.create(topic, 2)
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    before_ms = int(time.time() * 1000)
+    produce(producer(gateway.servers), topic, [{"value": f"v{n}", "partition": 0} for n in range(5)])
+
+    with pytest.raises(confluent_kafka.KafkaException, match="TOPIC_ALREADY_EXISTS"):
+        gateway.create(topic, 2)
+    admin.create_partitions([NewPartitions(topic, 3)])[topic].result(30)
+    entry = ConfigEntry("retention.ms", "3600000", incremental_operation=AlterConfigOpType.SET)
+    admin.incremental_alter_configs([ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])])[
+        resource
+    ].result(30)
+    configs = admin.describe_configs([resource])[resource].result(30)
+    tp = confluent_kafka.TopicPartition(topic, 0)
+    latest = admin.list_offsets({tp: OffsetSpec.latest()})[tp].result(30)
+    by_time = admin.list_offsets({tp: OffsetSpec.for_timestamp(before_ms)})[tp].result(30)
+    trimmed = admin.delete_records([confluent_kafka.TopicPartition(topic, 0, 3)])[tp].result(30)
+    earliest = admin.list_offsets({tp: OffsetSpec.earliest()})[tp].result(30)
+
+    assert 3 == len(admin.list_topics(topic, timeout=30).topics[topic].partitions)
+    assert ("3600000", "delete") == (configs["retention.ms"].value, configs["cleanup.policy"].value)
+    assert 3600 == httpx2.get(f"{gateway.url}/v1/topics/{topic}", timeout=30).json()["config"]["retention_s"]
+    assert (6, 1, 3, 3) == (latest.offset, by_time.offset, trimmed.low_watermark, earliest.offset)
+
+    reading = consumer(gateway.servers, "watchers")
+    reading.subscribe([topic])
+    consume(reading, 3)
+    reading.close()
+    assert "watchers" in {one.group_id for one in admin.list_consumer_groups().result(30).valid}
+    admin.delete_consumer_groups(["watchers"])["watchers"].result(30)
+    assert "watchers" not in {one.group_id for one in admin.list_consumer_groups().result(30).valid}
+    admin.delete_topics([topic])[topic].result(30)
+    assert topic not in admin.list_topics(timeout=30).topics
+
+
+def test_transactions_are_refused_at_once_by_every_client(gateway: Gateway) -> None:
+    """A fatal error that names the reason, not a wait for a coordinator that never comes."""
+    made = producer(gateway.servers, transactional_id="t")
+    with pytest.raises(confluent_kafka.KafkaException, match="transactions are not supported"):
+        made.init_transactions(30)
+
+    async def theirs() -> None:
+        other = aiokafka.AIOKafkaProducer(bootstrap_servers=gateway.servers, transactional_id="t")
+        try:
+            with pytest.raises(aiokafka.errors.TransactionalIdAuthorizationFailed):
+                await asyncio.wait_for(other.start(), 30)
+        finally:
+            await other.stop()
+
+    asyncio.run(theirs())
+
+
+async def test_a_client_needs_a_key_and_its_rights(tmp_path: Path) -> None:
+    """A wrong secret is refused, and a key does no more than it may."""
+    keys = tmp_path / "keys.toml"
+    keys.write_text(f'[[keys]]\nname = "app"\nsecret = "{SECRET}"\nrights = ["log:*:mine"]\n')
+    keys.chmod(0o600)
+    settings = {**settings_of(IN_MEMORY, tmp_path), "gateway.keys_file": str(keys)}
+    async with crew_of(tmp_path, settings) as (supervised, ports):
+        await supervised.start("b0", "serve", ports[0], "--kafka-port", str(ports[1]))
+        await supervised.ready("b0")
+        servers = f"127.0.0.1:{ports[1]}"
+
+        def sasl(password: str) -> dict[str, Any]:
+            own = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanisms": "PLAIN"}
+            return {**own, "sasl_username": "app", "sasl_password": password}
+
+        def check() -> None:
+            refused: list[Any] = []
+            wrong = producer(servers, **sasl("wrong"), error_cb=refused.append)
+            deadline = time.monotonic() + 30
+            while not refused and time.monotonic() < deadline:
+                wrong.poll(0.1)
+            assert "_AUTHENTICATION" in {error.name() for error in refused}
+            with pytest.raises(confluent_kafka.KafkaException):
+                AdminClient({"bootstrap.servers": servers, **QUIET}).list_topics(timeout=3)
+            good = producer(servers, **sasl(SECRET))
+            assert [(0, 1)] == produce(good, "mine", [{"value": "a"}])
+            outcome: list[Any] = []
+            good.produce("other", b"a", on_delivery=lambda error, _: outcome.append(error))
+            good.flush(30)
+            assert ["TOPIC_AUTHORIZATION_FAILED"] == [error.name() for error in outcome]
+            reading = consumer(servers, "g", **sasl(SECRET))
+            reading.subscribe(["mine"])
+            assert [b"a"] == [message.value() for message in consume(reading, 1)]
+            reading.close()
+
+        await asyncio.to_thread(check)

@@ -1,0 +1,432 @@
+"""The server of Kafka's protocol on loopback: what a broken, greedy or unknown client gets."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import struct
+from collections.abc import AsyncIterator
+from typing import Any
+
+import google_crc32c
+import pytest
+from kio.index import load_request_schema, load_response_schema
+from kio.schema.errors import ErrorCode
+from kio.serial import entity_reader, entity_writer
+
+from lakebed.core.clock import SystemClock
+from lakebed.core.context import Context
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
+from lakebed.core.runtime import Runtime
+from lakebed.core.settings import Secret, Settings
+from lakebed.gateway.settings import GatewaySettings, KeySettings
+from lakebed.log import kafka_batch
+from lakebed.log.broker import Broker
+from lakebed.log.codec import columns
+from lakebed.log.kafka import server as serving
+from lakebed.log.kafka.server import FRAME_BYTES_MAX, STRANGER_BYTES_MAX, FlightBytes, KafkaServer
+from lakebed.log.kafka.service import KafkaServices
+from lakebed.log.kafka.wire import APIS, response_bytes, shaped
+from lakebed.log.kafka_batch import KafkaRecord
+from lakebed.log.model import TopicPartition
+from lakebed.log.producers import RecordChunk
+from lakebed.log.settings import LogSettings
+from lakebed.meta.memory import MemoryMeta, MemoryState
+from lakebed.store.memory import MemoryStore
+
+SECRET = "0123456789abcdef0123"
+KEYS = (
+    KeySettings("writer", Secret(SECRET), ("log:produce:orders",)),
+    KeySettings("reader", Secret(SECRET + "r"), ("log:consume:orders",)),
+)
+
+
+class Client:
+    """One connection, request by request."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._correlation = 0
+
+    async def ask(self, name: str, version: int, **fields: Any) -> Any:
+        self.send(name, version, **fields)
+        return await self.answer(name, version)
+
+    def send(self, name: str, version: int, **fields: Any) -> None:
+        key = next(api.key for api in APIS if api.name == name)
+        kind = load_request_schema(key, version)
+        head = kind.__header_schema__
+        self._correlation += 1
+        out = io.BytesIO()
+        of_head = {"request_api_key": key, "request_api_version": version, "correlation_id": self._correlation}
+        entity_writer(head)(out, shaped(head, {**of_head, "client_id": "test"}))
+        entity_writer(kind)(out, shaped(kind, fields))
+        self.raw(struct.pack(">i", len(out.getvalue())) + out.getvalue())
+
+    def raw(self, data: bytes) -> None:
+        self._writer.write(data)
+
+    async def answer(self, name: str, version: int) -> Any:
+        key = next(api.key for api in APIS if api.name == name)
+        kind = load_response_schema(key, version)
+        async with asyncio.timeout(5):
+            (length,) = struct.unpack(">i", await self._reader.readexactly(4))
+            data = await self._reader.readexactly(length)
+        _, at = entity_reader(kind.__header_schema__)(data, 0)
+        return entity_reader(kind)(data, at)[0]
+
+    def close(self) -> None:
+        self._writer.close()
+
+    async def closed(self) -> bool:
+        async with asyncio.timeout(5):
+            return b"" == await self._reader.read(1)
+
+
+class Kafka:
+    def __init__(self, broker: Broker, server: KafkaServer) -> None:
+        self.broker, self.server = broker, server
+
+    async def client(self) -> Client:
+        return Client(*await asyncio.open_connection("127.0.0.1", self.server.port))
+
+
+async def started(*keys: KeySettings) -> Kafka:
+    clock = SystemClock()
+    sections = {LogSettings: LogSettings(record_max_bytes=10_000), GatewaySettings: GatewaySettings(keys=keys)}
+    context = Context(
+        node="node",
+        settings=Settings(sections, {}),
+        store=MemoryStore(clock=clock),
+        clock=clock,
+        ids=Ids.seeded(1),
+        metrics=Metrics(),
+    )
+    broker = Broker(context, MemoryMeta(Runtime(clock, Ids.seeded(2), Metrics()), MemoryState()))
+    server = KafkaServer(KafkaServices(context, broker))
+    await server.start("127.0.0.1", 0)
+    return Kafka(broker, server)
+
+
+@pytest.fixture
+async def kafka() -> AsyncIterator[Kafka]:
+    made = await started()
+    yield made
+    await made.server.stop()
+    await made.broker.stop()
+
+
+@pytest.fixture
+async def locked() -> AsyncIterator[Kafka]:
+    made = await started(*KEYS)
+    yield made
+    await made.server.stop()
+    await made.broker.stop()
+
+
+def batch(*values: str) -> bytes:
+    return kafka_batch.encode([KafkaRecord(value.encode(), b"k") for value in values], now_ms=5)
+
+
+def sent(records: bytes, topic: str = "orders", partition: int = 0) -> dict[str, Any]:
+    parts = [{"index": partition, "records": records}]
+    return {"acks": -1, "transactional_id": None, "topic_data": [{"name": topic, "partition_data": parts}]}
+
+
+async def produced(client: Client, records: bytes, topic: str = "orders") -> Any:
+    return (await client.ask("produce", 9, **sent(records, topic))).responses[0].partition_responses[0]
+
+
+async def fetched(client: Client, offset: int, topic: str = "orders") -> Any:
+    part = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 100_000}
+    asked = {"topics": [{"topic": topic, "partitions": [part]}], "max_bytes": 100_000, "min_bytes": 1, "rack_id": ""}
+    return (await client.ask("fetch", 12, **asked)).responses[0].partitions[0]
+
+
+def test_every_version_that_is_offered_has_an_answer() -> None:
+    """Each response can be made in each of its versions, whatever a handler leaves out."""
+    for api in APIS:
+        for version in range(api.least, api.most + 1):
+            assert response_bytes(api.key, version, 1, {})
+
+
+async def test_what_is_produced_is_fetched_with_its_offsets(kafka: Kafka) -> None:
+    """From the middle of a batch the whole batch is served: clients skip what they have."""
+    client = await kafka.client()
+
+    first, second = await produced(client, batch("a", "b", "c")), await produced(client, batch("d"))
+    found = await fetched(client, 3)
+
+    assert (ErrorCode.none, 1, 4) == (first.error_code, first.base_offset, second.base_offset)
+    one, two = kafka_batch.split(bytes(found.records))
+    assert [(1, b"a"), (1, b"b"), (1, b"c")] == [(1, record.value) for record in kafka_batch.decode(one)]
+    assert [1, 4] == [struct.unpack(">q", bytes(part.data[:8]))[0] for part in (one, two)]
+    assert (5, 1) == (found.high_watermark, found.log_start_offset)
+
+
+async def test_requests_of_a_connection_are_answered_in_their_order(kafka: Kafka) -> None:
+    """Also a quick one behind a slow one, and many produces that share a blob keep their order."""
+    client = await kafka.client()
+    for number in range(20):
+        client.send("produce", 9, **sent(batch(f"v{number}")))
+    client.send("api_versions", 3, client_software_name="x", client_software_version="1")
+
+    answers = [await client.answer("produce", 9) for _ in range(20)]
+    last = await client.answer("api_versions", 3)
+
+    assert list(range(1, 21)) == [each.responses[0].partition_responses[0].base_offset for each in answers]
+    assert len(APIS) == len(last.api_keys)
+
+
+@pytest.mark.parametrize(
+    ("records", "expected"),
+    [
+        (b"", ErrorCode.corrupt_message),
+        (b"\0" * 70, ErrorCode.corrupt_message),
+        (batch("a")[:-1] + b"?", ErrorCode.corrupt_message),
+        (batch("x" * 20_000), ErrorCode.message_too_large),
+    ],
+)
+async def test_records_that_are_damaged_or_too_large_are_refused(
+    kafka: Kafka, records: bytes, expected: ErrorCode
+) -> None:
+    """With the code that the client reports; nothing is appended, and the connection goes on."""
+    client = await kafka.client()
+
+    assert expected is (await produced(client, records)).error_code
+    assert 1 == (await produced(client, batch("a"))).base_offset
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        struct.pack(">i", FRAME_BYTES_MAX + 1),
+        struct.pack(">i", -1),
+        struct.pack(">i", 4) + b"abcd",
+        struct.pack(">ihhi", 8, 0, 99, 1),
+        struct.pack(">ihhi", 8, 999, 0, 1),
+        struct.pack(">ihhih", 10, 3, 9, 1, -1) + b"",
+    ],
+)
+async def test_a_frame_that_is_no_request_ends_the_connection(kafka: Kafka, raw: bytes) -> None:
+    """Before a byte of it is kept, and without an effect on other clients."""
+    client, other = await kafka.client(), await kafka.client()
+
+    client.raw(raw)
+
+    assert await client.closed()
+    assert 1 == (await produced(other, batch("a"))).base_offset
+
+
+async def test_a_client_of_an_unknown_version_is_given_the_versions(kafka: Kafka) -> None:
+    """ApiVersions is answered in version 0 whatever was asked, as clients expect."""
+    client = await kafka.client()
+
+    client.raw(struct.pack(">ihhih", 10, 18, 99, 1, -1))
+    answer = await client.answer("api_versions", 0)
+
+    assert ErrorCode.unsupported_version is answer.error_code
+    assert {api.key for api in APIS} == {each.api_key for each in answer.api_keys}
+
+
+async def test_without_a_key_nothing_is_served_where_keys_are_configured(locked: Kafka) -> None:
+    """The connection ends; a wrong secret, or another key's name, is refused by the code for it."""
+    client = await locked.client()
+    client.send("metadata", 9, topics=None)
+    assert await client.closed()
+    client = await locked.client()
+    client.raw(struct.pack(">i", STRANGER_BYTES_MAX + 1))
+    assert await client.closed()
+
+    client = await locked.client()
+    assert ErrorCode.none is (await client.ask("sasl_handshake", 1, mechanism="PLAIN")).error_code
+    for name, secret in (("writer", "wrong"), ("reader", SECRET), ("", SECRET)):
+        answer = await client.ask("sasl_authenticate", 2, auth_bytes=f"\0{name}\0{secret}".encode())
+        assert ErrorCode.sasl_authentication_failed is answer.error_code
+    other = await client.ask("sasl_handshake", 1, mechanism="GSSAPI")
+    assert (ErrorCode.unsupported_sasl_mechanism, ("PLAIN",)) == (other.error_code, other.mechanisms)
+
+
+async def test_a_key_has_its_rights_and_no_others(locked: Kafka) -> None:
+    """The producer may not fetch or form groups, and produces to its own topic alone."""
+    client = await locked.client()
+    await client.ask("sasl_handshake", 1, mechanism="PLAIN")
+    await client.ask("sasl_authenticate", 2, auth_bytes=f"\0writer\0{SECRET}".encode())
+
+    assert ErrorCode.none is (await produced(client, batch("a"))).error_code
+    assert ErrorCode.topic_authorization_failed is (await produced(client, batch("a"), topic="other")).error_code
+    assert ErrorCode.topic_authorization_failed is (await fetched(client, 1)).error_code
+    found = await client.ask("find_coordinator", 3, key="g", key_type=0)
+    assert ErrorCode.group_authorization_failed is found.error_code
+    deleted = await client.ask("delete_topics", 5, topic_names=("orders",))
+    assert ErrorCode.topic_authorization_failed is deleted.responses[0].error_code
+
+
+async def test_transactions_are_refused(kafka: Kafka) -> None:
+    """Where a client begins one: at the coordinator, at the producer id, and in its batches."""
+    client = await kafka.client()
+    transactional = bytearray(batch("a"))
+    struct.pack_into(">h", transactional, 21, kafka_batch.TRANSACTIONAL)
+    struct.pack_into(">I", transactional, 17, google_crc32c.value(bytes(transactional[21:])))
+    expected = ErrorCode.transactional_id_authorization_failed
+
+    assert expected is (await client.ask("find_coordinator", 3, key="t", key_type=1)).error_code
+    assert expected is (await client.ask("init_producer_id", 4, transactional_id="t", producer_id=-1)).error_code
+    assert expected is (await produced(client, bytes(transactional))).error_code
+
+
+async def test_a_produce_without_acknowledgement_gets_no_answer(kafka: Kafka) -> None:
+    """acks=0: the next answer is that of the next request."""
+    client = await kafka.client()
+
+    client.send("produce", 9, **{**sent(batch("a")), "acks": 0})
+
+    assert 2 == (await produced(client, batch("b"))).base_offset
+
+
+async def test_bytes_in_flight_are_bounded() -> None:
+    """Who would exceed the budget waits for others; one alone always passes."""
+    flight = FlightBytes(100)
+    await flight.take(500)
+    waiting = asyncio.ensure_future(flight.take(60))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+
+    await flight.free(500)
+    await waiting
+    more = asyncio.ensure_future(flight.take(60))
+    await asyncio.sleep(0)
+    assert not more.done()
+    await flight.free(60)
+    await more
+
+
+async def test_a_client_that_sends_slowly_is_disconnected(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frame that has begun must end in time; its bytes are given back."""
+    monkeypatch.setattr(serving, "FRAME_S", 0.05)
+    client = await kafka.client()
+
+    client.raw(struct.pack(">i", 1000) + b"x")
+
+    assert await client.closed()
+    assert 0 == kafka.server.flight._held
+
+
+async def test_a_client_that_leaves_with_requests_open_gives_their_bytes_back(kafka: Kafka) -> None:
+    """Produces and a long poll in progress, and a frame that is half sent."""
+    client = await kafka.client()
+    for number in range(5):
+        client.send("produce", 9, **sent(batch(f"v{number}")))
+    part = {"partition": 0, "fetch_offset": 1_000, "partition_max_bytes": 1000}
+    client.send("fetch", 12, topics=[{"topic": "orders", "partitions": [part]}], max_bytes=1000, rack_id="")
+    client.raw(struct.pack(">i", 1000) + b"x")
+    client.close()
+
+    async with asyncio.timeout(5):
+        while kafka.server.flight._held or kafka.server._connections:
+            await asyncio.sleep(0.01)
+    assert 6 == (await produced(await kafka.client(), batch("a"))).base_offset
+
+
+def stamped(producer_id: int, sequence: int, *values: str) -> bytes:
+    """A batch as an idempotent producer makes it."""
+    made = bytearray(batch(*values))
+    struct.pack_into(">qhi", made, 43, producer_id, 0, sequence)
+    struct.pack_into(">I", made, 17, google_crc32c.value(bytes(made[21:])))
+    return bytes(made)
+
+
+async def test_a_repeated_batch_of_an_idempotent_producer_gets_its_first_offset(kafka: Kafka) -> None:
+    """On another connection too; a gap and a reused sequence are refused, and nothing of them is appended."""
+    client, other = await kafka.client(), await kafka.client()
+    producer_id = (await client.ask("init_producer_id", 4, transactional_id=None, producer_id=-1)).producer_id
+
+    first = await produced(client, stamped(producer_id, 0, "a", "b"))
+    again = await produced(other, stamped(producer_id, 0, "a", "b"))
+    gap = await produced(client, stamped(producer_id, 5, "f"))
+    reused = await produced(client, stamped(producer_id, 0, "x", "y"))
+    following = await produced(client, stamped(producer_id, 2, "c"))
+    unknown = await produced(client, stamped(producer_id + 1, 4, "c"))
+
+    assert (1, 1, 3) == (first.base_offset, again.base_offset, following.base_offset)
+    assert ErrorCode.out_of_order_sequence_number is gap.error_code
+    assert ErrorCode.out_of_order_sequence_number is reused.error_code
+    assert ErrorCode.unknown_producer_id is unknown.error_code
+
+
+async def test_a_topic_has_no_gaps_between_its_partitions(kafka: Kafka) -> None:
+    """HTTP clients may begin with any partition; Kafka clients count them from 0, so the missing ones are created."""
+    client = await kafka.client()
+    await kafka.broker.produce([(TopicPartition("orders", 2), RecordChunk(columns([b"a"])))])
+
+    topic = (await client.ask("metadata", 9, topics=[{"name": "orders"}])).topics[0]
+    parts = [{"partition_index": number, "timestamp": -1} for number in range(3)]
+    latest = await client.ask("list_offsets", 6, topics=[{"name": "orders", "partitions": parts}])
+
+    assert [0, 1, 2] == sorted(part.partition_index for part in topic.partitions)
+    assert [1, 1, 2] == [part.offset for part in latest.topics[0].partitions]
+
+
+async def test_a_topic_is_created_only_where_the_client_wants_it(kafka: Kafka) -> None:
+    """And its name must be one that the log allows."""
+    client = await kafka.client()
+
+    async def asked(name: str, allow: bool) -> Any:
+        return (await client.ask("metadata", 9, topics=[{"name": name}], allow_auto_topic_creation=allow)).topics[0]
+
+    assert ErrorCode.unknown_topic_or_partition is (await asked("new", False)).error_code
+    assert ErrorCode.none is (await asked("new", True)).error_code
+    assert ErrorCode.invalid_topic_exception is (await asked("no spaces", True)).error_code
+
+
+async def test_a_commit_of_no_member_is_refused_and_one_without_a_group_is_stored(kafka: Kafka) -> None:
+    """A program that assigns its own partitions commits with no generation; fetched offsets have their note."""
+    client = await kafka.client()
+    await produced(client, batch("a", "b"))
+    part = {"partition_index": 0, "committed_offset": 2, "committed_metadata": "note"}
+    topics = [{"name": "orders", "partitions": [part]}]
+
+    async def committed(generation: int, member_id: str) -> ErrorCode:
+        asked = {"group_id": "g", "generation_id_or_member_epoch": generation, "member_id": member_id}
+        answer = await client.ask("offset_commit", 8, topics=topics, **asked)
+        return ErrorCode(answer.topics[0].partitions[0].error_code)
+
+    assert ErrorCode.unknown_member_id is await committed(1, "nobody")
+    assert ErrorCode.none is await committed(-1, "")
+    wanted = [{"name": "orders", "partition_indexes": (0, 1)}]
+    found = (await client.ask("offset_fetch", 7, group_id="g", topics=wanted)).topics[0].partitions
+    assert [(2, "note"), (-1, "")] == [(each.committed_offset, each.metadata) for each in found]
+
+
+async def test_a_server_that_stops_answers_what_it_has_read() -> None:
+    """Produces that were sent before the stop are acknowledged; then the connection ends."""
+    made = await started()
+    client = await made.client()
+    await produced(client, batch("a"))
+    client.send("produce", 9, **sent(batch("b")))
+    async with asyncio.timeout(5):
+        while not made.broker.producer.held_bytes:
+            await asyncio.sleep(0.001)
+
+    await made.server.stop()
+
+    assert 2 == (await client.answer("produce", 9)).responses[0].partition_responses[0].base_offset
+    assert await client.closed()
+    await made.broker.stop()
+
+
+@pytest.mark.parametrize(
+    ("advertised", "expected"),
+    [
+        ("", ("127.0.0.1", 9)),
+        ("kafka.example", ("kafka.example", 9)),
+        ("kafka.example:9092", ("kafka.example", 9092)),
+        ("[::1]:9092", ("::1", 9092)),
+        ("::1", ("::1", 9)),
+    ],
+)
+def test_clients_get_the_advertised_address(advertised: str, expected: tuple[str, int]) -> None:
+    """With the port of the server where none is given."""
+    assert expected == serving._address(advertised, "127.0.0.1", 9)
+    assert "0.0.0.0" != serving._address("", "0.0.0.0", 9)[0]

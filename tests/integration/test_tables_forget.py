@@ -1,0 +1,183 @@
+"""Rows by condition, and keys that are forgotten, on the real bucket and by real commands. No Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from lakebed.cli import exits
+from lakebed.core.clock import SystemClock
+from lakebed.core.context import Context
+from lakebed.core.errors import Invalid, NotFound
+from lakebed.core.ids import Ids
+from lakebed.core.settings import env_name, load
+from lakebed.delta.model import TableSpec, WriteBatch
+from lakebed.delta.plain import schema_json
+from lakebed.pipeline.tables import files
+from lakebed.pipeline.tables.forget import Forgetter, ForgottenTable
+from lakebed.pipeline.tables.table import Table
+from lakebed.spark.location import Location
+from lakebed.store.protocol import Store
+from lakebed.store.settings import StoreSettings
+from lakebed.wiring.context import make_context
+from lakebed.wiring.parts import sections
+from support.runtimes import runtime_on
+
+COLUMNS = (("order_id", "long"), ("customer", "string"))
+QUARANTINE = (("_row", "string"), ("_tick_id", "string"))
+GOLD = (("country", "string"), ("spent", "double"))
+CONTRACT = """
+table: orders
+keys: [order]
+columns:
+  order: {type: long, required: true, from: order_id}
+  customer: string
+"""
+
+
+class Lake:
+    """A project with one table in each layer, in which customer c-1 occurs."""
+
+    def __init__(self, bucket: Store, settings: StoreSettings, folder: Path) -> None:
+        self.bucket, self.location, self.folder = bucket, Location.of(settings), folder
+        (folder / "contracts").mkdir()
+        (folder / "contracts" / "orders.yaml").write_text(CONTRACT)
+        self.layer = {**settings.as_layer(), "pipeline.contracts": str(folder / "contracts")}
+        bronze = {"order_id": [1, 2, 3], "customer": ["c-1", "c-2", "c-1"]}
+        self.write("bronze", "orders", COLUMNS, bronze, ("order_id",), WriteBatch.once("t1"))
+        silver = (("order", "long"), ("customer", "string"))
+        self.write("silver", "orders", silver, {"order": [1, 2, 3], "customer": ["c-1", "c-2", "c-1"]}, ("order",))
+        rows = ['{"order_id":7,"customer":"c-1"}', '{"order_id":8,"customer":"c-2"}', "not json"]
+        self.write("quarantine", "orders", QUARANTINE, {"_row": rows, "_tick_id": ["t1"] * 3})
+        self.write("gold", "spent", GOLD, {"country": ["de"], "spent": [1.5]})
+
+    def write(
+        self,
+        layer: str,
+        name: str,
+        columns: Sequence[tuple[str, str]],
+        values: dict[str, list[Any]],
+        keys: tuple[str, ...] = (),
+        batch: WriteBatch | None = None,
+    ) -> Table:
+        spec = TableSpec(f"{layer}/acme/shop/{name}", schema_json(columns), keys=keys)
+        table = Table(None, spec, runtime_on(self.bucket, SystemClock(), Ids()), location=self.location)
+        written = files.write_files(pa.table(values), spec, self.location, self.location.filesystem())
+        table.append_files(written, batch or WriteBatch("silver", 0) if layer != "gold" else None)
+        return table
+
+    def context(self) -> Context:
+        return make_context(load(sections(), stack=self.layer, env={}), role="test")
+
+    def command(self, *line: str) -> tuple[int, Any, str]:
+        env = {**os.environ, **{env_name(key): str(value) for key, value in self.layer.items()}}
+        done = subprocess.run(
+            [sys.executable, "-m", "lakebed", *line, "-o", "json"],
+            env=env, cwd=self.folder, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        return done.returncode, json.loads(done.stdout) if done.stdout.strip() else None, done.stderr
+
+
+@pytest.fixture
+def lake(bucket: Store, bucket_settings: StoreSettings, tmp_path: Path) -> Lake:
+    return Lake(bucket, bucket_settings, tmp_path)
+
+
+def by_table(tables: Sequence[ForgottenTable]) -> dict[str, ForgottenTable]:
+    return {table.table.replace("/acme/shop", ""): table for table in tables}
+
+
+def test_a_key_is_removed_from_every_layer_and_a_dry_run_reports_the_same(lake: Lake) -> None:
+    """Bronze, silver under its own column names, and rows in quarantine; a table without the column is named."""
+    forgetter = Forgetter(lake.context())
+
+    planned = forgetter.run("acme/shop", {"customer": "c-1"}, dry_run=True)
+    done = forgetter.run("acme/shop", {"customer": "c-1"})
+    again = forgetter.run("acme/shop", {"customer": "c-1"})
+
+    expected = {"bronze/orders": 2, "silver/orders": 2, "quarantine/orders": 1, "gold/spent": 0}
+    for report in (planned, done):
+        assert expected == {name: table.rows for name, table in by_table(report.tables).items()}
+    assert "no column customer" in by_table(done.tables)["gold/spent"].note
+    assert all(table.gone_by for name, table in by_table(done.tables).items() if name != "gold/spent")
+    assert (0, 5) == (again.rows, done.rows)
+    assert done.complete
+
+
+def test_a_purge_deletes_the_files_of_older_versions_that_hold_the_key(lake: Lake) -> None:
+    """Afterwards no object of the table contains the value; files without it stay."""
+    context = lake.context()
+    forgetter = Forgetter(context)
+    forgetter.run("acme/shop", {"customer": "c-1"})
+
+    done = by_table(forgetter.run("acme/shop", {"customer": "c-1"}, purge=True).tables)
+
+    assert {"bronze/orders": 1, "silver/orders": 1, "quarantine/orders": 1} == {
+        name: table.old_files for name, table in done.items() if table.old_files
+    }
+    left = by_table(forgetter.run("acme/shop", {"customer": "c-1"}, dry_run=True).tables)
+    assert {0} == {table.old_files for table in left.values()}
+    assert {""} == {table.gone_by for table in left.values()}
+
+
+def test_silver_uses_the_names_of_its_contract(lake: Lake) -> None:
+    """A key is given by bronze's name of the column."""
+    done = by_table(Forgetter(lake.context()).run("acme/shop", {"order_id": "2"}, only="orders").tables)
+
+    assert [1, 1, 0] == [done[name].rows for name in ("bronze/orders", "silver/orders", "quarantine/orders")]
+
+
+def test_while_silver_is_behind_the_report_is_not_complete(lake: Lake) -> None:
+    """A bronze version that silver has not read may bring the rows back."""
+    lake.write(
+        "bronze", "orders", COLUMNS, {"order_id": [9], "customer": ["c-1"]}, ("order_id",), WriteBatch.once("t2")
+    )
+
+    report = Forgetter(lake.context()).run("acme/shop", {"customer": "c-1"})
+
+    assert not report.complete
+
+
+def test_what_cannot_be_forgotten_is_refused(lake: Lake) -> None:
+    """A key that no table has is a mistake, and so is a project without tables."""
+    forgetter = Forgetter(lake.context())
+
+    with pytest.raises(Invalid, match="no table of acme/shop has the columns nope"):
+        forgetter.run("acme/shop", {"nope": "1"})
+    with pytest.raises(NotFound, match="acme/none"):
+        forgetter.run("acme/none", {"customer": "1"})
+
+
+@pytest.mark.full
+def test_the_commands_read_delete_and_forget(lake: Lake) -> None:
+    """Reads show matching rows only; deletes need a reason, and the audit trail has no value of the key."""
+    code, rows, _ = lake.command(
+        "tables", "read", "bronze/acme/shop/orders", "--where", "customer = 'c-1'", "--columns", "order_id"
+    )
+    assert (exits.OK, [{"order_id": 1}, {"order_id": 3}]) == (code, rows)
+
+    code, _, said = lake.command("tables", "delete", "bronze/acme/shop/orders", "--where", "order_id = 3")
+    assert code != exits.OK and "a reason is required" in said
+
+    code, done, _ = lake.command(
+        "tables", "delete", "bronze/acme/shop/orders", "--where", "order_id = 3", "--reason", "wrong"
+    )
+    assert (exits.OK, 1) == (code, done["rows"])
+
+    code, done, said = lake.command(
+        "tables", "forget", "acme/shop", "--key", "customer=c-1", "--reason", "request 7", "--purge"
+    )
+    assert (exits.OK, True) == (code, done["complete"])
+    assert "removed: 4 rows" in said
+
+    _, trail, _ = lake.command("trail")
+    shown = json.dumps(trail)
+    assert "tables.forget" in shown and "request 7" in shown and "c-1" not in shown

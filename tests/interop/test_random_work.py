@@ -1,0 +1,37 @@
+"""One table, many engines: random work by seed, after which every engine finds what a model in plain Python has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from support.interop import RandomWork, SharedTable
+
+pytestmark = pytest.mark.full
+
+READERS = ("delta_rs", "delta_rs_query", "polars", "duckdb", "lakebed")
+ENGINES = ("lakebed", "lakebed", "delta_rs", "polars", "duckdb")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lakebed_delta_rs_polars_and_duckdb_share_a_table(tmp_path: Path, spark: SparkSession, seed: int) -> None:
+    """Appends, upserts, deletes, compaction, vacuum, restores, checkpoints and log clean-up by each, in any order."""
+    work = RandomWork(SharedTable(tmp_path, spark, partitioned=seed % 2 == 1), seed, ENGINES, READERS)
+
+    work.run(16)
+
+    assert len(work.done) == 16
+
+
+@pytest.mark.parametrize("seed", [10, 11])
+def test_delta_spark_shares_a_table_too(tmp_path: Path, delta_spark: SparkSession, seed: int) -> None:
+    """With its own MERGE, DELETE, OPTIMIZE, VACUUM, RESTORE and checkpoints; one writer at a time."""
+    table = SharedTable(tmp_path, delta_spark, partitioned=seed % 2 == 1)
+    engines = ("lakebed", "delta_spark", "delta_spark", "delta_rs")
+    work = RandomWork(table, seed, engines, ("delta_rs", "lakebed", "delta_spark"))
+
+    work.run(6)  # a step of delta-spark on a partitioned table takes many seconds
+
+    assert any("delta_spark" in one for one in work.done)

@@ -1,0 +1,283 @@
+# ruff: noqa: UP037, F821 (names of tables in annotations are text)
+"""Models on the real bucket: each mode gets exactly the change, once; what fails leaves the table as it was."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from lakebed import pipeline as lp
+from lakebed.core.ids import Ids
+from lakebed.delta.model import TableSpec
+from lakebed.pipeline.models.changes import changed_rows
+from lakebed.pipeline.models.definition import BadModel, Model, model_of
+from lakebed.pipeline.models.expectations import ExpectationFailed
+from lakebed.pipeline.models.folder import python_models, read_models, sql_model
+from lakebed.pipeline.models.graph import graph_of
+from lakebed.pipeline.models.job import ModelRunner
+from lakebed.pipeline.models.plan import Window
+from lakebed.pipeline.models.runs import ModelReport
+from lakebed.pipeline.models.testing import read_cases, run_case
+from lakebed.pipeline.settings import PipelineSettings
+from lakebed.pipeline.tables.table import Table
+from lakebed.spark.location import Location
+from lakebed.store.protocol import Store
+from lakebed.store.settings import StoreSettings
+from support.runtimes import runtime_on
+
+ORDERS = "id long, customer long, total double, day string"
+
+
+class Project:
+    """One project with a silver table of orders, and the models of a test over it."""
+
+    def __init__(self, spark: SparkSession, store: Store, settings: StoreSettings) -> None:
+        self.spark, self.store, self.location = spark, store, Location.of(settings)
+        self.orders = self.table("silver/acme/shop/orders", keys=("id",))
+
+    def table(self, name: str, schema: str = ORDERS, **layout: Any) -> Table:
+        spec = TableSpec(name, self.spark.createDataFrame([], schema).schema.json(), **layout)
+        return Table(self.spark, spec, runtime_on(self.store, ids=Ids()), location=self.location)
+
+    def upsert(self, *rows: tuple[int, int, float, str]) -> None:
+        self.orders.upsert(self.spark.createDataFrame(list(rows), ORDERS).coalesce(1))
+
+    def runner(self, *models: Model) -> ModelRunner:
+        graph = graph_of(models, {"orders", "customers"})
+        return ModelRunner(self.spark, graph, runtime_on(self.store, ids=Ids()), location=self.location)
+
+    def run(self, *models: Model, **options: Any) -> list[ModelReport]:
+        reports, error = self.runner(*models).run("acme", "shop", **options)
+        if error is not None:
+            raise error
+        return reports
+
+    def rows(self, name: str, layer: str = "gold") -> list[tuple[Any, ...]]:
+        return sorted(tuple(row) for row in self.runner().table("acme", "shop", f"{layer}.{name}").read().collect())
+
+
+@pytest.fixture
+def shop(spark: SparkSession, bucket: Store, bucket_settings: StoreSettings) -> Project:
+    return Project(spark, bucket, bucket_settings)
+
+
+@lp.table(keys=["customer"], incremental="merge", schema="customer long, total double")
+def totals(feed: lp.Feed["silver.orders"], before: lp.Table["gold.totals"]) -> DataFrame:  # type: ignore[valid-type]
+    """What each customer's orders add up to: the sums of before, and what the change adds and takes."""
+    sign = F.when(F.col("_change_type").isin("insert", "update_postimage"), 1).otherwise(-1)
+    delta = feed.groupBy("customer").agg(F.sum(sign * F.col("total")).alias("delta"))
+    return delta.join(before, on="customer", how="left").select(
+        "customer", (F.coalesce("total", F.lit(0.0)) + F.col("delta")).alias("total")
+    )
+
+
+def test_a_merge_is_given_the_change_and_adds_it_to_its_own_rows_once(shop: Project) -> None:
+    """Inserts, updates and deletes over several versions, with compaction in between; a repeat does nothing."""
+    model = model_of(totals)
+    waiting = shop.run(model)
+    shop.upsert((1, 7, 1.0, "a"), (2, 7, 2.0, "a"), (3, 8, 4.0, "b"))
+    first = shop.run(model)
+    shop.upsert((2, 7, 5.0, "a"), (4, 9, 8.0, "b"))
+    shop.orders.compact()
+    shop.upsert((4, 9, 16.0, "b"), (1, 7, 1.0, "a"))
+    second = shop.run(model)
+    again = shop.run(model)
+    shop.orders.delete("id = 3")
+    third = shop.run(model)
+
+    assert [("waiting", "waits for silver.orders")] == [(each.state, each.reason) for each in waiting]
+    assert [("made", "refresh", 2), ("made", "increment", 2), ("unchanged", "", 0), ("made", "increment", 1)] == [
+        (each.state, each.mode, each.rows) for each in (*first, *second, *again, *third)
+    ]
+    assert ({"silver.orders": 0}, {"silver.orders": 3}) == (second[0].after, second[0].sources)
+    assert [(7, 6.0), (8, 0.0), (9, 16.0)] == shop.rows("totals")
+    assert {
+        "customer": ("silver.orders.customer",),
+        "total": ("gold.totals.total", "silver.orders._change_type", "silver.orders.total"),
+    } == second[0].columns
+
+
+def test_changes_are_exactly_the_rows_that_were_written(shop: Project) -> None:
+    """Rows that an upsert or a compaction only copied are none; of several versions the last counts."""
+    shop.upsert(*((n, n, 1.0, "a") for n in range(50)))
+    shop.upsert((5, 5, 2.0, "a"), (60, 6, 2.0, "a"))
+    shop.upsert((5, 5, 3.0, "a"))
+    shop.orders.compact()
+    shop.orders.delete("id = 60")
+
+    def changed(after: int, until: int, *, feed: bool = False) -> list[tuple[Any, ...]]:
+        rows = changed_rows(shop.store, shop.orders, after, until, feed=feed).drop("customer", "day")
+        return sorted(tuple(row) for row in rows.collect())
+
+    assert [(5, 2.0), (60, 2.0)] == changed(0, 1)
+    assert [(5, 3.0), (60, 2.0)] == changed(0, 3)
+    assert [(5, 3.0)] == changed(0, 4)
+    assert [(5, 1.0, "update_preimage"), (5, 3.0, "update_postimage"), (60, 2.0, "insert")] == changed(0, 3, feed=True)
+    assert [(60, 2.0, "delete")] == changed(3, 4, feed=True)
+    assert [] == changed(4, 4)
+
+
+def test_append_and_partitions_and_full_in_one_graph(shop: Project) -> None:
+    """SQL and Python read each other; a partition is replaced whole and others stay; nothing empty is published."""
+    new = sql_model("seen", "-- incremental: append\nselect id, day from {{ changes('orders') }}")
+    days = sql_model(
+        "days",
+        "-- incremental: replace\n-- partitions: day\n"
+        "select day, count(*) as n, sum(total) as total from silver.orders\n"
+        "where day in (select day from {{ changes('orders') }}) group by day",
+    )
+
+    @lp.table
+    def all_days(days: lp.Table["gold.days"], seen: lp.Table["seen"]) -> DataFrame:  # type: ignore[valid-type]
+        return days.join(seen.groupBy("day").agg(F.count("id").alias("seen")), on="day", how="left")
+
+    models = (new, days, model_of(all_days))
+    shop.upsert((1, 7, 1.0, "a"), (2, 7, 2.0, "b"))
+    first = shop.run(*models)
+    shop.upsert((3, 7, 4.0, "b"))
+    second = shop.run(*models)
+
+    assert {"made"} == {each.state for each in (*first, *second)}
+    assert [("seen", 1, 0), ("days", 1, 1), ("all_days", 2, 2)] == sorted(
+        ((each.table, each.rows, each.replaced) for each in second), key=lambda one: one[1:]
+    )
+    assert [(1, "a"), (2, "b"), (3, "b")] == shop.rows("seen")
+    assert [("a", 1, 1.0, 1), ("b", 2, 6.0, 2)] == shop.rows("all_days")
+    assert {"id": ("silver.orders.id",), "day": ("silver.orders.day",)} == second[0].columns
+    untouched = [file.path for file in shop.runner().table("acme", "shop", "gold.days").snapshot().files]
+    assert 2 == len(untouched)
+
+
+def test_expectations_count_and_decide_what_is_written(shop: Project) -> None:
+    """in = kept + quarantined + dropped; `fail` writes nothing; a refresh quarantines anew, an increment adds."""
+    header = (
+        "-- incremental: append\n-- expect: total >= 0 | quarantine\n-- expect: day <> 'x' | drop\n"
+        "-- expect: customer < 100 | warn\n"
+    )
+    rows = "select id, customer, total, day from {{ changes('orders') }}"
+    model, strict = (
+        sql_model("good", header + rows),
+        sql_model("strict", "-- expect: id < 9 | fail\nselect id from {{ ref('good') }}"),
+    )
+    shop.upsert((1, 7, 1.0, "a"), (2, 7, -2.0, "x"), (3, 700, 3.0, "a"), (4, 7, 4.0, "x"))
+    (first, _) = shop.run(model, strict)
+    shop.upsert((10, 7, -5.0, "a"), (11, 7, 5.0, "a"))
+    with pytest.raises(ExpectationFailed, match="1 of 3 rows do not meet 'id < 9'"):
+        shop.run(model, strict)
+
+    assert (4, 2, 1, 1) == (first.rows_in, first.rows, first.quarantined, first.dropped)
+    assert {"total >= 0": 1, "day <> 'x'": 2, "customer < 100": 1} == {
+        each.condition: each.failed for each in first.expectations
+    }
+    assert [1, 3, 11] == [row[0] for row in shop.rows("good")]
+    aside = shop.rows("good", "quarantine")
+    assert [["total >= 0", "day <> 'x'"], ["total >= 0"]] == [row[1] for row in sorted(aside, key=lambda r: r[3])]
+    assert [(1,), (3,)] == shop.rows("strict"), "as it was"
+
+
+@pytest.mark.full
+def test_other_code_a_backfill_and_a_request_make_rows_again(shop: Project, tmp_path: Path) -> None:
+    """A change of the function is seen; a window is computed again at the same versions; --full-refresh takes all."""
+    text = (
+        "from lakebed import pipeline as lp\n"
+        "@lp.table(keys=['id'], incremental='merge', time='day')\n"
+        "def flat(orders: lp.Changes['silver.orders']):\n    return orders.selectExpr('id', 'total * 1 as total')\n"
+    )
+
+    def model(text: str) -> Model:
+        (tmp_path / "flat.py").write_text(text)
+        return python_models(tmp_path / "flat.py")[0]
+
+    shop.upsert((1, 7, 1.0, "2026-11-01"), (2, 7, 2.0, "2026-11-02"))
+    shop.run(model(text))
+    changed = shop.run(model(text.replace("* 1", "* 10")))
+    rows = shop.rows("flat")
+    below = sql_model("below", "select sum(total) as total from gold.flat")
+    shop.run(model(text.replace("* 1", "* 10")), below)
+    window = Window.parse("2026-11-02", "")
+    filled = shop.run(model(text.replace("* 1", "* 10")), below, window=window, filled=["flat"])
+    shop.upsert((3, 7, 3.0, "2026-11-03"))
+    requested = shop.run(model(text.replace("* 1", "* 10")), full_refresh=True)
+
+    assert [
+        ("refresh", "its code changed", 2),
+        ("backfill", "requested", 1),
+        ("refresh", "gold.flat 1 → 2", 1),
+        ("refresh", "requested", 3),
+    ] == [(each.mode, each.reason, each.rows) for each in (*changed, *filled, *requested)]
+    assert [(1, 10.0), (2, 20.0)] == rows
+    assert {"silver.orders": 0} == filled[0].sources
+
+
+def test_a_model_that_fails_stops_only_what_reads_it(shop: Project) -> None:
+    """Its error names it; the others are made, and its table is as it was."""
+    bad = sql_model("bad", "select nothing from silver.orders")
+    below, beside = sql_model("below", "select * from gold.bad"), sql_model("beside", "select id from silver.orders")
+    shop.upsert((1, 7, 1.0, "a"))
+
+    reports, error = shop.runner(bad, below, beside).run("acme", "shop")
+
+    assert {"bad": "failed", "below": "skipped", "beside": "made"} == {each.table: each.state for each in reports}
+    assert isinstance(error, BadModel)
+    assert "bad.sql" in error.message
+    assert -1 == shop.runner().table("acme", "shop", "gold.bad").snapshot().version
+
+
+@pytest.mark.full
+def test_changes_that_vacuum_deleted_make_a_table_again_or_are_refused(shop: Project) -> None:
+    """Never a part of them: a merge is computed from everything, and rows that are only added wait for a decision."""
+    merge, append = (
+        sql_model("merged", "-- incremental: merge\n-- keys: id\nselect id, total from {{ changes('orders') }}"),
+        sql_model("added", "-- incremental: append\nselect id, total from {{ changes('orders') }}"),
+    )
+    shop.upsert((1, 7, 1.0, "a"))
+    shop.run(merge, append)
+    shop.upsert((2, 7, 2.0, "a"))
+    (gone,) = [file for file in shop.orders.snapshot().files if file.low["id"] == 2]
+    shop.orders.compact()
+    asyncio.run(shop.store.delete(f"{shop.orders.spec.root}/{gone.path}"))
+
+    made, refused = shop.run(merge, append)
+
+    assert ("made", "refresh", 2) == (made.state, made.mode, made.rows)
+    assert "deleted by vacuum" in made.reason
+    assert ("refused", [(1, 1.0)]) == (refused.state, shop.rows("added"))
+    assert "lakebed pipeline run added --full-refresh" in refused.reason
+
+
+def test_the_examples_cases_pass_and_a_wrong_one_says_what_differs(spark: SparkSession) -> None:
+    """`lakebed pipeline test` runs these; a case names rows that are missing and rows that are too many."""
+    folder = PipelineSettings(gold="examples").gold_folder
+    assert folder is not None
+    models = graph_of(read_models(folder), {"orders", "customers"}).models.values()
+    cases = [(model, case) for model in models for case in read_cases(folder, model)]
+
+    results = [run_case(spark, model, case) for model, case in cases]
+    country = next((model, case) for model, case in cases if model.name == "spent_by_country")
+    country[1].expect[0]["orders"] = 4
+    wrong = run_case(spark, *country)
+
+    assert ([True, True], 2) == ([each.passed for each in results], len(results)), results
+    assert (False, 1, 1) == (wrong.passed, len(wrong.missing), len(wrong.extra))
+    assert "'orders': 4" in wrong.missing[0]
+
+
+def test_a_model_is_a_function_of_small_frames(spark: SparkSession) -> None:
+    """`lp.run_model` gives what the model gives; a frame that is missing or not read is named."""
+    orders = spark.createDataFrame(
+        [(1, 7, 1.0, "a", "insert"), (2, 7, 2.0, "a", "delete")], f"{ORDERS}, _change_type string"
+    )
+    before = spark.createDataFrame([(7, 10.0)], "customer long, total double")
+
+    rows = lp.run_model(totals, {"silver.orders": orders, "before": before}).collect()
+
+    assert [(7, 9.0)] == [tuple(row) for row in rows]
+    with pytest.raises(BadModel, match="no frame is given"):
+        lp.run_model(totals, {"silver.orders": orders})
+    with pytest.raises(BadModel, match="does not read 'silver"):
+        lp.run_model(totals, {"silver.orders": orders, "before": before, "silver.others": before})

@@ -1,0 +1,236 @@
+"""The incremental scan: each manifest is checked once, by whichever process, and its lag tells when it stands still."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from lakebed.batches import acceptance, incremental, paths, seq_ranges
+from lakebed.batches.acceptor import Acceptor, write_blob
+from lakebed.batches.incremental import IncrementalScan
+from lakebed.batches.model import AcceptedBatch, BatchIdentity, write_record
+from lakebed.batches.reader import RawBatches
+from lakebed.batches.reconciler import Reconciler
+from lakebed.console.dashboards.alerts import ALERTS
+from lakebed.core.clock import ManualClock
+from lakebed.core.errors import Unavailable
+from lakebed.core.ids import Ids
+from lakebed.core.metrics import Metrics
+from lakebed.store.memory import MemoryStore
+from lakebed.store.protocol import Store
+from support.batch_frames import frame_of, submit
+from support.counting_store import CountingStore
+from support.runtimes import runtime_on
+
+DAY_S = 86_400.0
+MakeScan = Callable[..., IncrementalScan]
+
+
+@pytest.fixture
+def make_scan(manual_clock: ManualClock, ids: Ids, metrics: Metrics) -> MakeScan:
+    def make(store: Store, owner: str = "one") -> IncrementalScan:
+        runtime = runtime_on(store, manual_clock, ids=ids, metrics=metrics)
+        role = Reconciler(runtime, overlap_s=900.0, concurrency=4)
+        return IncrementalScan(runtime, role, interval_s=300.0, owner=owner)
+
+    return make
+
+
+async def lost(store: Store, clock: ManualClock, frame: bytes) -> AcceptedBatch:
+    """What a collector leaves that dies before its flush."""
+    submitted = submit(frame)
+    await write_blob(store, submitted)
+    accepted = acceptance.manifest(submitted, at_ns=clock.now_ns(), collector_id="dead", attempt_id="a")
+    await store.create(paths.accepted_key(accepted.identity), write_record(accepted))
+    return accepted
+
+
+async def indexed(store: Store) -> list[int]:
+    found = [each.entry async for each in RawBatches(store).entries(0, 2**62)]
+    return [paths.identity_of(entry.accepted_manifest_key).seq_start for entry in found if entry is not None]
+
+
+@pytest.mark.parametrize(
+    ("ranges", "more", "expected"),
+    [
+        ((), [(5, 9)], ((5, 9),)),
+        (((0, 4),), [(5, 9)], ((0, 9),)),
+        (((0, 4), (10, 14)), [(5, 9)], ((0, 14),)),
+        (((0, 4),), [(6, 9)], ((0, 4), (6, 9))),
+        (((0, 9),), [(3, 5)], ((0, 9),)),
+    ],
+)
+def test_ranges_that_touch_become_one(
+    ranges: seq_ranges.SeqRanges, more: list[tuple[int, int]], expected: seq_ranges.SeqRanges
+) -> None:
+    """A boot whose batches all came is one range, however many they were."""
+    assert expected == seq_ranges.union(ranges, more)
+
+
+def test_gaps_are_where_a_number_may_still_come() -> None:
+    """Before, between and behind; a number inside a range is covered, one across a gap is not."""
+    ranges = ((2, 4), (10, 14))
+
+    assert [(0, 1), (5, 9), (15, None)] == seq_ranges.gaps(ranges)
+    assert [(0, None)] == seq_ranges.gaps(())
+    assert (True, False, False) == (
+        seq_ranges.covers(ranges, 10, 12),
+        seq_ranges.covers(ranges, 4, 10),
+        seq_ranges.covers((), 0, 1),
+    )
+
+
+async def test_batches_of_a_collector_that_died_before_its_flush_are_indexed(
+    store: MemoryStore, manual_clock: ManualClock, make_scan: MakeScan
+) -> None:
+    """Without events and without a cold audit; the youngest are left to their collector."""
+    await lost(store, manual_clock, frame_of(0, 9))
+    await manual_clock.advance(60)
+    await lost(store, manual_clock, frame_of(10, 19))
+
+    first = await make_scan(store).scan()
+    found = await indexed(store)
+    await manual_clock.advance(60)
+    second = await make_scan(store).scan()
+
+    assert ({"rollup_work": 1, "indexed": 1}, [0]) == (first.repaired, found)
+    assert ({"rollup_work": 1, "indexed": 1}, [0, 10]) == (second.repaired, await indexed(store))
+
+
+async def test_a_manifest_is_checked_once_and_an_indexed_one_is_not_read(
+    manual_clock: ManualClock, make_scan: MakeScan, make_acceptor: Callable[..., Acceptor]
+) -> None:
+    """The second pass lists behind the watermark; a row is proof enough that blob and manifest were stored."""
+    store = CountingStore(clock=manual_clock)
+    acceptor = make_acceptor(store)
+    for number in range(20):
+        await acceptor.accept(submit(frame_of(number * 10, number * 10 + 9)))
+    await manual_clock.advance(60)
+    store.gets.clear()
+
+    first, second = await make_scan(store).scan(), await make_scan(store).scan()
+
+    assert (20, 0, {}) == (first.checked, first.read, first.repaired)
+    assert (0, {}) == (second.checked, second.repaired)
+    assert [] == [key for key in store.gets if key.startswith((paths.ACCEPTED, paths.RAW_BLOBS))]
+
+
+async def test_a_batch_that_comes_out_of_order_is_found_in_the_gap(
+    store: MemoryStore, manual_clock: ManualClock, make_scan: MakeScan
+) -> None:
+    """An agent that returns a parked batch days later delivers it behind others."""
+    for number in (0, 1, 3):
+        await lost(store, manual_clock, frame_of(number * 10, number * 10 + 9))
+    await manual_clock.advance(60)
+    await make_scan(store).scan()
+    await manual_clock.advance(600)
+    await lost(store, manual_clock, frame_of(20, 29))
+    await manual_clock.advance(60)
+
+    report = await make_scan(store).scan()
+
+    assert (1, [0, 10, 20, 30]) == (report.checked, sorted(await indexed(store)))
+
+
+async def test_two_reconcilers_share_the_ranges(
+    store: MemoryStore, manual_clock: ManualClock, make_scan: MakeScan
+) -> None:
+    """Under leases no manifest is checked by both, and together they check all."""
+    for number in range(40):
+        await lost(store, manual_clock, frame_of(agent=f"agent-{number}"))
+    await manual_clock.advance(60)
+
+    one, two = await asyncio.gather(make_scan(store, "one").scan(), make_scan(store, "two").scan())
+
+    assert 40 == one.checked + two.checked
+    assert 40 == len(await indexed(store))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"raw_blob_key": ""}, {"accepted_at_unix_ns": 10**25 // 10**3}, {"frame_sha256": "x"}, {"seq_end": 77}],
+    ids=["no blob", "no time", "no hash", "other batch"],
+)
+async def test_a_malformed_manifest_is_set_aside_by_key_and_the_scan_goes_on(
+    store: MemoryStore, manual_clock: ManualClock, make_scan: MakeScan, changed: dict[str, object]
+) -> None:
+    """It is recorded for an operator, once, and the watermark passes it."""
+    bad = acceptance.manifest(submit(frame_of()), at_ns=manual_clock.now_ns(), collector_id="c", attempt_id="a")
+    await store.create(paths.accepted_key(bad.identity), write_record(msgspec.structs.replace(bad, **changed)))
+    await lost(store, manual_clock, frame_of(10, 19))
+    await manual_clock.advance(60)
+
+    first, second = await make_scan(store).scan(), await make_scan(store).scan()
+
+    assert {"damaged_manifest": 1, "set_aside": 1, "rollup_work": 1, "indexed": 1} == first.repaired
+    assert (0, [10]) == (second.checked, await indexed(store))
+    assert [paths.repair_key(bad.identity)] == [info.key async for info in store.list(paths.REPAIRS)]
+
+
+async def test_a_quiet_boot_is_listed_less_often_and_a_closed_one_no_longer(
+    manual_clock: ManualClock, make_scan: MakeScan
+) -> None:
+    """A year of restarts does not make each pass list every boot there ever was."""
+    store = CountingStore(clock=manual_clock)
+    await lost(store, manual_clock, frame_of(boot="old"))
+    old = f"{paths.ACCEPTED}agent={b'agent-a'.hex()}/boot={b'old'.hex()}/"
+    agent = BatchIdentity("agent-a", "old", 0, 9)
+    assert paths.accepted_key(agent).startswith(old)
+    listed = []
+    for days in (0.001, 4.0, 0.1, 1.0, 40.0, 400.0):
+        await manual_clock.advance(days * DAY_S)
+        store.lists.clear()
+        await make_scan(store).scan()
+        listed.append(sum(prefix == old for prefix in store.lists))
+
+    assert [True, True, False, True, True, False] == [count > 0 for count in listed]
+
+
+async def test_a_backlog_larger_than_one_pass_is_finished_by_the_next_ones(
+    store: MemoryStore, manual_clock: ManualClock, make_scan: MakeScan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left out holds the watermark in time back, so the lag says that there is more."""
+    monkeypatch.setattr(incremental, "KEYS_MAX", 3)
+    for number in range(8):
+        await lost(store, manual_clock, frame_of(number * 10, number * 10 + 9))
+    scan = make_scan(store)
+    await manual_clock.advance(60)
+    lags = []
+    for _ in range(4):
+        await scan.scan()
+        lags.append(scan.lag_s())
+
+    assert 8 == len(await indexed(store))
+    assert 60 == lags[0] and incremental.GRACE_NS / 1e9 == lags[-1]
+
+
+async def test_the_alert_fires_when_the_reconciler_stands_still(
+    store: MemoryStore, manual_clock: ManualClock, make_scan: MakeScan, metrics: Metrics
+) -> None:
+    """Every pass fails: errors are counted, the lag grows with the clock, and the alert's expression becomes true."""
+    alert = next(each for each in ALERTS if each.name == "ReconcilerBehind")
+    name, _, threshold = alert.expr.removeprefix("max(").replace(")", "").partition(" > ")
+
+    def fires() -> bool:
+        return metrics.value(name) > float(threshold)
+
+    scan = make_scan(store)
+    await scan.scan()
+    well = fires()
+
+    async def away(prefix: str) -> list[str]:
+        raise Unavailable("away")
+
+    store.children = away  # type: ignore[method-assign]
+    running = asyncio.create_task(scan.run())
+    await manual_clock.advance(3500)
+    soon = fires()
+    await manual_clock.advance(1000)
+    late = fires()
+    running.cancel()
+
+    assert (False, False, True) == (well, soon, late)
+    assert metrics.value("lakebed_batches_reconciler_errors_total") >= 10

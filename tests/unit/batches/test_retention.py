@@ -1,0 +1,227 @@
+"""Retention of accepted batches: what is old goes whole, and its identity stays a duplicate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from lakebed.batches import acceptance, paths
+from lakebed.batches.acceptor import write_blob
+from lakebed.batches.index import write_rows
+from lakebed.batches.model import AcceptedBatch, BatchIdentity, write_record
+from lakebed.batches.reader import RawBatches
+from lakebed.batches.retention import BatchRetention
+from lakebed.batches.settled import TRUST_S, WAIT_S, SettledBoots
+from lakebed.batches.sweeper import BlobSweeper
+from lakebed.core.clock import ManualClock
+from lakebed.core.errors import Unavailable
+from lakebed.rollups import paths as rollup_paths
+from lakebed.store.memory import MemoryStore
+from support.batch_frames import frame_of, submit
+from support.batches_gateway import collector
+from support.crashing_store import Died, Dying
+from support.rollup_fixtures import make_roller
+from support.runtimes import runtime_on
+
+DAY_S = 86_400.0
+Retain = Callable[..., BatchRetention]
+
+
+@pytest.fixture
+def retain(manual_clock: ManualClock) -> Retain:
+    def make(store: Any, days: float = 10.0) -> BatchRetention:
+        return BatchRetention(runtime_on(store, manual_clock), retention_days=days, owner="r")
+
+    return make
+
+
+async def accept(store: MemoryStore, clock: ManualClock, start: int, *, layout: str = "segment") -> AcceptedBatch:
+    submitted = submit(frame_of(start, start + 9))
+    await write_blob(store, submitted)
+    accepted = acceptance.manifest(submitted, at_ns=clock.now_ns(), collector_id="c", attempt_id="a")
+    await store.create(paths.accepted_key(accepted.identity), write_record(accepted))
+    span = acceptance.span_of(submitted.batch)
+    if layout == "segment":
+        await write_rows(store, [acceptance.entry_of(accepted, span)], writer="c")
+    else:
+        for write in acceptance.derived(accepted, span):
+            await store.create(write.key, write.data)
+    return accepted
+
+
+async def keys(store: MemoryStore, *prefixes: str) -> list[str]:
+    return [info.key for prefix in prefixes for info in [each async for each in store.list(prefix)]]
+
+
+EVERYTHING = (
+    paths.ACCEPTED,
+    paths.RAW_BLOBS,
+    paths.ACCEPTED_INDEX,
+    paths.ACCEPTED_BY_TIME,
+    paths.ACCEPTED_BY_BLOB,
+    paths.RAW_BLOBS_BY_TIME,
+)
+
+
+@pytest.mark.parametrize("layout", ["segment", "single"])
+async def test_old_batches_go_with_all_that_is_derived_and_young_ones_stay(
+    store: MemoryStore, manual_clock: ManualClock, retain: Retain, layout: str
+) -> None:
+    """An hour is settled first, and removed when every collector knows; a report says how much went."""
+    await accept(store, manual_clock, 0, layout=layout)
+    await manual_clock.advance(12 * DAY_S)
+    young = await accept(store, manual_clock, 10, layout=layout)
+    before = await keys(store, *EVERYTHING)
+
+    rehearsed = await retain(store).run(dry_run=True)
+    same = await keys(store, *EVERYTHING, paths.SETTLED)
+    first = await retain(store).run()
+    soon = await retain(store).run()
+    still = await keys(store, *EVERYTHING)
+    await manual_clock.advance(WAIT_S)
+    last = await retain(store).run()
+
+    assert (1, before) == (rehearsed.settled_hours, same)
+    assert (1, 0, 1, before) == (first.settled_hours, first.removed_batches, soon.waiting_hours, still)
+    assert (1, 1) == (last.removed_hours, last.removed_batches)
+    left = await keys(store, *EVERYTHING)
+    assert all(key in before for key in left) and len(left) == len(before) // 2
+    assert [young.identity] == [paths.identity_of(key) for key in await keys(store, paths.ACCEPTED)]
+    assert 1 == len(await keys(store, paths.RETENTION_REPORTS))
+
+
+async def test_a_removed_identity_is_a_duplicate_for_ever(
+    store: MemoryStore, manual_clock: ManualClock, retain: Retain
+) -> None:
+    """At a collector that never saw it, years later; the next batch of the boot is new."""
+    await accept(store, manual_clock, 0)
+    for _ in range(2):
+        await manual_clock.advance(12 * DAY_S)
+        await retain(store).run()
+    await manual_clock.advance(1000 * DAY_S)
+
+    async with collector(store, clock=manual_clock) as (client, _):
+        old = (await client.post("/v1/batches", content=frame_of(0, 9))).json()
+        new = (await client.post("/v1/batches", content=frame_of(10, 19))).json()
+
+    assert (True, False) == (old["duplicate"], new["duplicate"])
+    assert [10] == [paths.identity_of(key).seq_start for key in await keys(store, paths.ACCEPTED)]
+
+
+async def test_a_row_that_came_since_is_settled_before_its_hour_goes(
+    store: MemoryStore, manual_clock: ManualClock, retain: Retain
+) -> None:
+    """The reconciler indexed it late: its collectors must hear of it too."""
+    await accept(store, manual_clock, 0)
+    at_ns = manual_clock.now_ns()
+    await manual_clock.advance(12 * DAY_S)
+    await retain(store).run()
+    late = acceptance.manifest(submit(frame_of(10, 19)), at_ns=at_ns, collector_id="c", attempt_id="a")
+    await write_rows(store, [acceptance.entry_of(late, acceptance.span_of(submit(frame_of(10, 19)).batch))], writer="r")
+    await manual_clock.advance(WAIT_S)
+
+    again = await retain(store).run()
+    await manual_clock.advance(WAIT_S)
+    last = await retain(store).run()
+
+    assert (1, 0, 2) == (again.waiting_hours, again.removed_batches, last.removed_batches)
+
+
+@pytest.mark.parametrize("point", range(1, 30))
+async def test_retention_that_dies_anywhere_is_finished_by_the_next(
+    store: MemoryStore, manual_clock: ManualClock, retain: Retain, point: int
+) -> None:
+    """Nothing is left, nothing is accepted anew, and garbage collection does not finish what was removed."""
+    await accept(store, manual_clock, 0)
+    await manual_clock.advance(12 * DAY_S)
+    await retain(store).run()
+    await manual_clock.advance(WAIT_S)
+    try:
+        await retain(Dying(store, point)).run()
+    except Died:
+        await BlobSweeper(runtime_on(store, manual_clock), horizon_s=3600.0, undecided="finish", name="gc").sweep(
+            dry_run=False
+        )
+        await manual_clock.advance(WAIT_S)
+    await retain(store).run()
+
+    assert [] == await keys(store, *EVERYTHING)
+    assert await SettledBoots(runtime_on(store, manual_clock)).find(BatchIdentity("agent-a", "boot-1", 0, 9))
+
+
+async def test_a_collector_does_not_accept_with_records_it_cannot_refresh(
+    store: MemoryStore, manual_clock: ManualClock
+) -> None:
+    """After a while without an answer it does not know what was removed since: the agent retries."""
+    settled = SettledBoots(runtime_on(store, manual_clock))
+    identity = BatchIdentity("a", "b", 0, 9)
+    assert await settled.find(identity) is None
+
+    def away(prefix: str, *, after: str = "") -> Any:
+        raise Unavailable("away")
+
+    store.list = away  # type: ignore[method-assign]
+    await manual_clock.advance(TRUST_S - 1)
+    assert await settled.find(identity) is None
+    await manual_clock.advance(2)
+    with pytest.raises(Unavailable):
+        await settled.find(identity)
+
+
+async def test_a_query_says_that_retention_has_removed_a_part_of_its_range(
+    store: MemoryStore, manual_clock: ManualClock, retain: Retain
+) -> None:
+    """And only then: a range of the last days is complete."""
+    await accept(store, manual_clock, 0)
+    for _ in range(2):
+        await manual_clock.advance(12 * DAY_S)
+        await retain(store).run()
+    now_ns = manual_clock.now_ns()
+
+    async with collector(store, clock=manual_clock, query_collector=True) as (client, part):
+        await part.follower.poll()
+        ranges = [
+            f"/v1/query/range?metric=cpu&from={now_ns - round(days * DAY_S * 1e9)}&to={now_ns}" for days in (30, 2)
+        ]
+        long, short = [(await client.get(path)).json() for path in ranges]
+
+    assert [True] == ["retention_days" in why for why in long["why_partial"]]
+    assert (True, False) == (long["partial"], short["partial"])
+
+
+async def test_rollups_of_removed_hours_go_too(store: MemoryStore, manual_clock: ManualClock, retain: Retain) -> None:
+    """Chunks, index chunks and manifests; what is young stays."""
+    for start in (0, 10):
+        submitted = submit(frame_of(start, start + 9, at_ns=manual_clock.now_ns()))
+        await write_blob(store, submitted)
+        accepted = acceptance.manifest(submitted, at_ns=manual_clock.now_ns(), collector_id="c", attempt_id="a")
+        await store.create(paths.accepted_key(accepted.identity), write_record(accepted))
+        await write_rows(store, [acceptance.entry_of(accepted, acceptance.span_of(submitted.batch))], writer="c")
+        await manual_clock.advance(60)
+        await make_roller(store, manual_clock).run()
+        await manual_clock.advance(6 * DAY_S)
+    folders = (rollup_paths.ROLLUP, rollup_paths.INDEX, rollup_paths.MANIFESTS)
+    before = await keys(store, *folders)
+
+    await make_roller(store, manual_clock, retain_s=10 * DAY_S).run()
+
+    assert len(await keys(store, *folders)) * 2 == len(before)
+
+
+async def test_an_hour_whose_index_is_damaged_is_not_removed(
+    store: MemoryStore, manual_clock: ManualClock, retain: Retain
+) -> None:
+    """What a damaged segment says is unknown, so its batches could not be settled."""
+    await accept(store, manual_clock, 0)
+    (segment,) = await keys(store, paths.ACCEPTED_INDEX)
+    await store.delete(segment)
+    await store.create(segment, b"half")
+    await manual_clock.advance(12 * DAY_S)
+
+    reports = [await retain(store).run() for _ in range(2)]
+
+    assert [1, 1] == [report.damaged_hours for report in reports]
+    assert 1 == len(await keys(store, paths.ACCEPTED))
+    assert 0 == len([each async for each in RawBatches(store).settled()])

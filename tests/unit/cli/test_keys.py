@@ -1,0 +1,62 @@
+"""`lakebed keys`: a secret is printed once and stored as a hash; what a dry run leaves alone; what the trail keeps."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+
+from lakebed.cli import exits
+from lakebed.gateway.keys import LIST_KEY
+from support.shell import Shell
+
+
+def test_a_key_is_added_listed_rotated_and_revoked(shell: Shell) -> None:
+    """Each secret is shown once, and the list shows none."""
+    made = shell.data("keys", "add", "ann", "--rights", "log:*", "--tenant", "acme", "--expires", "90d")
+    turned = shell.data("keys", "rotate", "ann", "--reason", "it leaked")
+    _, listed, _ = shell("keys", "list", "-o", "json")
+    rows = shell.data("keys", "list")
+    shell("keys", "revoke", "ann", "--reason", "she left")
+
+    assert made["secret"] != turned["secret"] and made["secret"].startswith("lbk_")
+    assert made["secret"] not in listed and turned["secret"] not in listed
+    assert ("ann", "active", "acme", "log:*") == tuple(rows[0][name] for name in ("name", "state", "tenant", "rights"))
+    assert [] == shell.data("keys", "list")
+
+
+def test_the_bucket_has_the_hash_and_not_the_secret(shell: Shell) -> None:
+    secret = shell.data("keys", "add", "ann", "--rights", "*")["secret"]
+    stored = asyncio.run(shell.store.get(LIST_KEY)).data
+
+    assert secret.encode() not in stored
+    assert hashlib.sha256(secret.encode()).hexdigest().encode() in stored
+
+
+def test_a_mistake_changes_nothing_and_says_what_to_type(shell: Shell) -> None:
+    """A name that is taken, a key without rights, no reason, a key that is not there, a date that is none."""
+    shell.data("keys", "add", "ann", "--rights", "*")
+    before = shell.data("keys", "list")
+    codes = [
+        shell("keys", *words.split())[0]
+        for words in (
+            "add ann --rights *",
+            "add bob",
+            "add bob --rights * --expires soon",
+            "add bob --rights * --tenant a-b",
+            "revoke bob --reason why",
+            "revoke ann",
+        )
+    ]
+
+    assert exits.OK not in codes
+    assert before == shell.data("keys", "list")
+
+
+def test_a_dry_run_changes_nothing(shell: Shell) -> None:
+    shell("keys", "add", "bob", "--rights", "*", "--dry-run")
+    shell.data("keys", "add", "ann", "--rights", "*")
+    before = shell.data("keys", "list")
+    for words in ("revoke ann --reason why --dry-run", "rotate ann --reason why --dry-run"):
+        assert exits.OK == shell("keys", *words.split())[0]
+
+    assert before == shell.data("keys", "list") and ["ann"] == [row["name"] for row in before]

@@ -1,0 +1,298 @@
+"""What can be asked and done on the pages of the log, the queue and the audit, and what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from lakebed.console.rendering import Assets, environment
+from lakebed.console.samples import DataSample
+from lakebed.core.auth import ANYBODY
+from lakebed.core.clock import SystemClock
+from lakebed.core.errors import Conflict, Unavailable
+from lakebed.log import view
+from lakebed.log.broker import Broker
+from lakebed.log.codec import columns
+from lakebed.log.model import TopicPartition
+from lakebed.log.page import LogPage, opened_first
+from lakebed.log.producers import RecordChunk
+from lakebed.log.view import TopicRow
+from lakebed.log.writer import PartitionAppend
+from lakebed.pipeline.audit.page import AuditPage, AuditRunner
+from lakebed.queue.model import KeyValueEntry, QueueStatus
+from lakebed.queue.page import filtered
+from lakebed.queue.page import opened_first as queue_opened_first
+from lakebed.queue.roles import Queue
+from lakebed.queue.view import WaitingRow
+from lakebed.store.memory import MemoryStore
+from lakebed.ticks.page import TicksPage
+from lakebed.ticks.view import TickView
+from support.console_site import KEYS, OPERATOR, Site, site
+from support.tick_fixtures import context_of
+
+TP = TopicPartition("orders", 0)
+
+
+def log_page(here: Site) -> LogPage:
+    page = here.console.data.pages[LogPage]
+    assert isinstance(page, LogPage)
+    return page
+
+
+async def append(here: Site, *values: bytes) -> None:
+    broker = Broker(here.context, log_page(here).log.meta)
+    await broker.writer.append_shared([PartitionAppend(TP, (RecordChunk(columns(values)),))])
+    await broker.writer.drain()
+
+
+async def do(here: Site, action: str, **form: str) -> str:
+    await here.browser.open("/queue")
+    return (await here.browser.post(f"/console/do/{action}", form)).text
+
+
+async def twin(here: Site, path: str) -> Any:
+    return (await here.browser.client.get(path)).json()
+
+
+async def test_records_are_found_by_their_text_from_an_offset_on() -> None:
+    """Whatever the case; what was searched is named, so that a further search begins behind it."""
+    async with site() as here:
+        await append(
+            here, *(b'{"order": %d, "City": "%s"}' % (n, b"BASEL" if n % 10 == 3 else b"Bern") for n in range(40))
+        )
+        found = await twin(here, "/log.json?topic=orders&search=basel")
+        later = await twin(here, "/log.json?topic=orders&search=basel&offset=20")
+        none = await twin(here, "/log.json?topic=orders&search=nowhere")
+
+    assert [4, 14, 24, 34] == [row["offset"] for row in found["records"]["records"]]
+    assert [24, 34] == [row["offset"] for row in later["records"]["records"]]
+    assert ([], 41) == (none["records"]["records"], none["records"]["next_offset"])
+
+
+async def test_a_search_reads_a_bounded_number_of_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view, "SEARCHED_MAX", 10)
+    monkeypatch.setattr(view, "READ_BYTES_MAX", 10)
+    async with site() as here:
+        for number in range(30):
+            await append(here, b"record %d" % number)
+        found = await twin(here, "/log.json?topic=orders&search=nowhere")
+
+    assert 11 <= found["records"]["next_offset"] <= 14
+
+
+async def test_a_partition_is_read_from_a_time_on() -> None:
+    async with site() as here:
+        await append(here, b"early")
+        await asyncio.sleep(0.01)
+        await append(here, b"late")
+        at = log_page(here).log
+        spans = (await at.segments("orders", 0)).segments
+        moment = spans[-1].created_at_ms / 1000
+        text = datetime.fromtimestamp(moment, UTC).isoformat().replace("+00:00", "")
+        found = await twin(here, f"/log.json?topic=orders&time={text}")
+        odd = await here.browser.open("/log?topic=orders&time=noon")
+
+    assert ["late"] == [row["payload"]["text"] for row in found["records"]["records"]]
+    assert 400 == odd.status_code and "is not a time" in odd.text
+
+
+async def test_a_record_is_appended_from_the_page() -> None:
+    """Into a partition that exists; the trail has it; a topic that does not exist is not created by a slip."""
+    async with site() as here:
+        await append(here, b"first")
+        done = await do(here, "log.produce", topic="orders", partition="0", value='{"typed": "<b>"}')
+        slip = await do(here, "log.produce", topic="odrers", partition="0", value="x")
+        found = await twin(here, "/log.json?topic=orders")
+        (failed, made) = await here.context.trail.latest()
+
+    assert "one record appended" in done and "odrers does not exist" in slip
+    assert "typed" in found["records"]["records"][-1]["payload"]["text"]
+    assert (("log.produce", "done"), ("log.produce", "invalid")) == (
+        (made.what, made.outcome), (failed.what, failed.outcome),
+    )  # fmt: skip
+
+
+async def test_a_value_that_is_too_long_is_refused_and_not_cut() -> None:
+    async with site() as here:
+        await append(here, b"first")
+        refused = await do(here, "log.produce", topic="orders", partition="0", value="x" * 16_001)
+        found = await twin(here, "/log.json?topic=orders")
+
+    assert "value is longer than 16000 characters" in refused
+    assert 1 == len(found["records"]["records"])
+
+
+async def test_a_group_is_moved_and_its_lag_follows() -> None:
+    async with site() as here:
+        await append(here, *(b"%d" % n for n in range(10)))
+        log = log_page(here).log
+        await log.groups.commit("billing", TP, 9)
+        done = await do(here, "log.seek", topic="orders", group="billing", partition="0", offset="2", reason="again")
+        far = await do(here, "log.seek", topic="orders", group="billing", partition="0", offset="99", reason="again")
+        (row,) = await log.groups.progress("orders")
+
+    assert "continues at offset 2" in done
+    assert "a group cannot commit 99" in far
+    assert (2, 9) == (row.offset, row.lag)
+
+
+async def test_a_topic_is_created_once_and_configured() -> None:
+    async with site() as here:
+        made = await do(here, "log.create", topic="clicks", partitions="3")
+        again = await do(here, "log.create", topic="clicks", partitions="3")
+        many = await do(here, "log.create", topic="other", partitions="100000")
+        await do(here, "log.configure", topic="clicks", retention_s="3600", retention_bytes="0", reason="cost")
+        found = await twin(here, "/log.json?topic=clicks")
+
+    assert "has 3 partitions" in made and "exists" in again and "from 1 to 1000" in many
+    assert [0, 1, 2] == [row["partition"] for row in found["partitions"]]
+    assert 3600.0 == found["config"]["retention_s"]
+
+
+async def test_a_missing_topic_is_said_once() -> None:
+    async with site() as here:
+        page = await here.browser.open("/log?topic=nothing")
+
+    assert 1 == page.text.count("topic nothing does not exist")
+
+
+async def test_who_may_only_look_can_do_none_of_it() -> None:
+    """The dialog names the right that is missing, and the act is refused."""
+    async with site(keys=KEYS) as here:
+        await here.browser.sign_in("0123456789abcdef-watcher")
+        await here.browser.open("/queue")
+        for action, form in (
+            ("log.produce", {"topic": "orders", "partition": "0", "value": "x"}),
+            ("log.seek", {"topic": "orders", "group": "g", "partition": "0", "offset": "1", "reason": "r"}),
+            ("log.create", {"topic": "orders", "partitions": "1"}),
+            ("queue.replay-all", {"queue": "jobs", "reason": "r"}),
+            ("lifecycle.put", {"bucket": "b", "policy": "{}", "reason": "r"}),
+            ("audit.run", {"depth": "quick"}),
+        ):
+            refused = await here.browser.post(f"/console/do/{action}", form)
+            assert 403 == refused.status_code and "watcher may not" in refused.text, action
+        assert [] == await here.context.trail.latest()
+
+
+async def test_all_dead_letters_are_replayed_at_once() -> None:
+    store = MemoryStore(clock=SystemClock())
+    async with site(store) as here:
+        queue = Queue.of(here.context, "jobs")
+        for number in range(3):
+            await (await queue.ingestor().ingest([KeyValueEntry(b"k", b"%d" % number)])).await_durable()
+        collector = queue.collector("one")
+        for _ in range(3):
+            batch = await collector.next_batch()
+            assert batch is not None
+            trouble = await queue.consumer.reject(batch.claimed, "no schema", last=True)
+            await queue.dead_letters.bury(batch.claimed, trouble)
+        await collector.close()
+        before = await queue.status()
+        done = await do(here, "queue.replay-all", queue="jobs", reason="the schema is there")
+        after = await queue.status()
+
+    assert "3 dead letters enqueued again" in done
+    assert ((3, 0), (0, 3)) == ((before.dead, before.pending), (after.dead, after.pending))
+
+
+def test_what_has_something_in_it_is_opened_first() -> None:
+    def status(name: str, pending: int = 0, dead: int = 0) -> QueueStatus:
+        return QueueStatus(name, pending, 0, 0, 0, dead, None, None, None, 0, 1, 0, [])
+
+    assert "work" == queue_opened_first([status("default"), status("work", 30)])
+    assert "dead" == queue_opened_first([status("default", 5), status("dead", dead=1)])
+    assert ("", "default") == (queue_opened_first([]), queue_opened_first([status("default")]))
+    assert "b" == opened_first([TopicRow("a", 1, 0, 0), TopicRow("b", 1, 3, 0)])
+    assert "a" == opened_first([TopicRow("a", 1, 0, 0)])
+
+
+def test_waiting_batches_are_filtered_by_state_and_owner() -> None:
+    def row(sequence: int, held_by: str = "", rejections: int = 0) -> WaitingRow:
+        return WaitingRow(sequence, "", 1, 1, 0.0, held_by, 1.0 if held_by else None, rejections, "")
+
+    rows = [row(1, "collector-a"), row(2, "collector-b", 2), row(3), row(4, "", 1)]
+
+    def found(state: str = "", owner: str = "") -> list[int]:
+        return [each.sequence for each in filtered(rows, state, owner)]
+
+    assert ([1, 2, 3, 4], [1, 2], [3, 4], [2, 4]) == (found(), found("claimed"), found("free"), found("failed"))
+    assert [2] == found("", "-b")
+
+
+class QuietRunner(AuditRunner):
+    """Waits instead of running Spark."""
+
+    def __init__(self, context: Any, error: Exception | None = None) -> None:
+        super().__init__(context)
+        self.go, self.error = threading.Event(), error
+
+    def audit(self, quick: bool) -> str:
+        assert self.go.wait(30)
+        if self.error is not None:
+            raise self.error
+        return "audit-1"
+
+
+async def finished(runner: AuditRunner) -> None:
+    async with asyncio.timeout(30):
+        while runner.run.running:
+            await asyncio.sleep(0.01)
+
+
+async def test_an_audit_runs_once_at_a_time_and_shows_its_progress() -> None:
+    runner = QuietRunner(context_of())
+    runner.begin(quick=True)
+    running = await runner.latest()
+    with pytest.raises(Conflict):
+        runner.begin(quick=True)
+    runner.go.set()
+    await finished(runner)
+
+    assert (True, "starting Spark") == (running.running, running.phase)
+    assert (False, "audit-1", "") == (runner.run.running, runner.run.audit_id, runner.run.error)
+
+
+async def test_an_audit_that_was_not_completed_says_why() -> None:
+    runner = QuietRunner(context_of(), Unavailable("the store does not answer"))
+    runner.go.set()
+    runner.begin(quick=False)
+    await finished(runner)
+
+    assert "the store does not answer" == runner.run.error
+
+
+async def test_an_audit_is_started_from_the_page() -> None:
+    async with site(keys=KEYS) as here:
+        await here.browser.sign_in(OPERATOR)
+        page = here.console.data.pages[AuditPage]
+        assert isinstance(page, AuditPage)
+        page.runner = QuietRunner(here.context)
+        done = await do(here, "audit.run", depth="quick")
+        shown = await here.browser.open("/audit")
+        page.runner.go.set()
+        await finished(page.runner)
+
+    assert "the audit runs" in done
+    assert "<progress" in shown.text and "starting Spark" in shown.text
+
+
+def test_a_tick_shows_its_lineage_and_what_changed_in_a_schema() -> None:
+    """From its parts to the tables that were made of it, each linked; columns outside the contract are named."""
+    report = {
+        "silver": [{"table": "orders", "good": 1, "quarantined": 0, "added": ["tax"], "discarded": ["debug"]}],
+        "gold": [{"table": "by_city"}],
+    }
+    tick = TickView("acme", "shop", "t1", "committed", 3, 10, [], {"orders": 4}, report)
+    empty = DataSample(value=[])
+    html = environment(Assets()).get_template("ticks.html").render(
+        page=TicksPage, data={"tick": DataSample(tick), "projects": empty, "letters": empty, "silver": DataSample()},
+        chosen={"org": "acme", "project": "shop", "tick": "t1", "state": ""}, read_only=True, principal=ANYBODY,
+        signed_in=False, may=ANYBODY.may, token="", now_ms=0, now_ns=0,
+    )  # fmt: skip
+
+    assert 'href="/tables?table=silver%2Facme%2Fshop%2Forders"' in html and "gold: by_city" in html
+    assert "columns added: tax" in html and "columns not in the contract: debug" in html

@@ -1,0 +1,154 @@
+"""What ran: one page over what every part records, with state, reason of a failure and a way to run it again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from lakebed.batches import workers
+from lakebed.batches.plot import MetricPlots, drawn
+from lakebed.batches.view import RecentBatches
+from lakebed.batches.window_query import RollupSeries, WindowValues
+from lakebed.console.pages import ACTIONS
+from lakebed.console.runs import PART_RUNS_MAX, RunRecord, RunsPage, RunsReader, merged
+from lakebed.core.clock import ManualClock, SystemClock
+from lakebed.core.ids import Ids
+from lakebed.delta.log import Commit
+from lakebed.delta.model import TableSpec
+from lakebed.delta.plain import PlainTable, schema_json
+from lakebed.log.model import TopicPartition
+from lakebed.log.view import SegmentRow, compaction
+from lakebed.pipeline.tables.runs import run as table_run
+from lakebed.pipeline.tables.view import TableVersion
+from lakebed.store.memory import MemoryStore
+from lakebed.ticks.audit import AuditRow
+from lakebed.ticks.runs import silver
+from lakebed.ticks.view import TickStatus
+from lakebed.wiring.parts import PARTS, resolve
+from support.batch_frames import frame_of
+from support.batches_gateway import collector
+from support.console_site import KEYS, site
+from support.runtimes import runtime_on
+from support.tick_fixtures import context_of
+
+READERS = [part for part in PARTS if part.runs]
+
+
+@pytest.mark.parametrize("part", READERS, ids=lambda part: part.name)
+async def test_each_reader_has_a_right_and_an_empty_lake_has_no_runs(part: Any) -> None:
+    reader: RunsReader = resolve(part.runs)(context_of())
+
+    assert ":" in reader.right
+    assert [] == await reader.latest(PART_RUNS_MAX)
+    await reader.close()
+
+
+def test_those_that_run_now_come_first_and_then_the_newest() -> None:
+    runs = [
+        RunRecord("a", "old", "done", 10),
+        RunRecord("b", "now", "running", 0, 5),
+        RunRecord("c", "new", "failed", 20),
+    ]
+
+    assert ["now", "new", "old"] == [run.subject for run in merged(runs)]
+
+
+async def test_a_scan_and_a_table_version_are_runs_of_the_page() -> None:
+    store = MemoryStore(clock=SystemClock())
+    async with site(store) as here:
+        await workers.incremental_scan(here.context, workers.reconciler(here.context)).scan()
+        spec = TableSpec("gold/shop/orders", schema_json((("id", "long"),)))
+        table = PlainTable(runtime_on(store, here.context.clock, Ids.seeded(1)), spec)
+        file = await table.write(pa.table({"id": [1, 2]}))
+        await table.commit(lambda _: Commit("WRITE", (file,), rows_inserted=2))
+        page = await here.browser.open("/runs")
+        chosen = await here.browser.open("/runs?kind=gold+table")
+        twin = (await here.browser.client.get("/runs.json")).json()
+
+    assert "reconciler scan" in page.text and 'href="/tables?table=gold%2Fshop%2Forders"' in page.text
+    assert 'data-label="Kind">gold table</td>' in chosen.text
+    assert 'data-label="Kind">reconciler scan</td>' not in chosen.text
+    assert [("gold table", 2)] == [(run["kind"], run["rows_out"]) for run in twin["tables"]]
+
+
+async def test_runs_of_a_part_that_may_not_be_read_are_left_out_with_the_reason() -> None:
+    async with site(keys=KEYS) as here:
+        await here.browser.sign_in("0123456789abcdef-watcher")
+        page = await here.browser.open("/runs")
+
+    assert "ticks: watcher may not ticks:read" in page.text
+
+
+def test_a_job_that_failed_says_why_and_can_run_again() -> None:
+    tick = TickStatus("20261116T120000__1", "committed", 1, 10, 1000)
+    row = AuditRow("acme", "shop", tick.tick_id, "failed", "a", 4000, 0, {"detail": "contract: total is missing"})
+
+    found = silver(row, tick)
+
+    assert ("failed", "contract: total is missing", 3.0) == (found.state, found.reason, found.took_s)
+    assert set(found.fields) == set(ACTIONS[found.action].fields)
+
+
+def test_a_job_that_ended_well_has_its_rows() -> None:
+    tick = TickStatus("20261116T120000__1", "committed", 1, 10, 1000)
+    detail = '{"silver": [{"table": "orders", "rows_in": 10, "good": 8}, {"table": "users", "rows_in": 1, "good": 1}]}'
+    found = silver(AuditRow("acme", "shop", tick.tick_id, "done", "a", 4000, 0, {"detail": detail}), tick)
+
+    assert ("done", 11, 9, "") == (found.state, found.rows_in, found.rows_out, found.reason)
+
+
+@pytest.mark.parametrize(
+    ("operation", "kind"), [("MERGE", "silver table"), ("OPTIMIZE", "table compaction"), ("VACUUM END", "table vacuum")]
+)
+def test_maintenance_of_a_table_is_named(operation: str, kind: str) -> None:
+    assert kind == table_run("silver/a/b", TableVersion(3, 1, operation, 0, 0, ())).kind
+
+
+def test_a_compaction_of_the_log_is_a_run_of_its_partition() -> None:
+    """With its records, and a way to the partition."""
+    found = compaction(TopicPartition("clicks", 3), SegmentRow("COMPACTED", 5, 9, 5, 100, 7000, "s3://b/k"))
+
+    assert ("log compaction", "clicks/3", 7000, 5) == (found.kind, found.subject, found.ended_at_ms, found.rows_out)
+    assert "/log?topic=clicks&partition=3" == found.href
+
+
+async def test_each_action_that_runs_something_again_exists() -> None:
+    page = RunsPage(context_of())
+    await page.stop()
+
+    assert {"ticks.replay", "audit.run", "lifecycle.walk"} <= set(ACTIONS)
+
+
+async def test_a_metric_of_a_batch_is_offered_and_plotted_with_quantiles() -> None:
+    """From the bucket alone; labels narrow it; what is no matcher is refused."""
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    async with collector(store, clock=clock) as (client, part):
+        frame = frame_of(0, 9, agent="web-1", at_ns=clock.now_ns() - 60 * 10**9)
+        assert (await client.post("/v1/batches", content=frame)).status_code == 200
+        await part.derived_writes.stop()
+    context = context_of(store=store, clock=clock)
+    plots = MetricPlots(context, RecentBatches(context))
+
+    names = await plots.names()
+    found = await plots.plot(names[0].metric, (), "1h")
+    none = await plots.plot("nothing", (), "6h")
+
+    assert 1 <= len(names)
+    assert 10 <= sum(1 for value in found.lines["p50"] if value is not None) * 10
+    assert found.series and found.window_s == 60
+    assert found.partial and "one of them" in found.why[0]  # a collector may hold rows that it has not stored yet
+    assert ([], {}) == (none.series, none.lines)
+
+
+def test_a_window_without_samples_is_a_gap_in_the_plot() -> None:
+    def window(at_s: int) -> WindowValues:
+        return WindowValues(at_s * 10**9, 1, 1.0, 1.0, 3.0, 0, 2.0, 0, [1.0, 2.0, 2.5])
+
+    at_s, lines = drawn(RollupSeries({}, [window(0), window(60), window(300)]), 60)
+
+    assert [0.0, 60.0, 180.0, 300.0] == at_s
+    assert [2.5, 2.5, None, 2.5] == lines["p99"]
+    assert {"largest", "p50", "p90", "p99", "smallest"} == set(lines)

@@ -1,0 +1,87 @@
+"""Files that hold data are for their owner alone, whatever the umask."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lakebed.batches.segments import SpoolSegments
+from lakebed.core import private
+from lakebed.core.clock import SystemClock
+from lakebed.log.cache import SharedTail
+from lakebed.log.codec import RecordColumns
+from lakebed.log.model import TopicPartition
+from lakebed.meta.sqlite.backend import SqliteMeta
+from lakebed.ticks.outbox import Outbox, OutboxTick
+from lakebed.ticks.packing import PackedTick
+from support.runtimes import runtime_of
+
+
+@pytest.fixture(autouse=True)
+def open_umask() -> Iterator[None]:
+    """The most open umask there is."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def modes(folder: Path) -> dict[str, int]:
+    return {file.name: file.stat().st_mode & 0o777 for file in folder.rglob("*") if file.is_file()}
+
+
+def test_a_new_file_and_a_new_folder_are_private(tmp_path: Path) -> None:
+    private.folder(tmp_path / "a/b")
+    private.create(tmp_path / "a/b/file")
+    with open(tmp_path / "a/b/other", "wb", opener=private.opener) as out:
+        out.write(b"x")
+
+    assert 0o700 == (tmp_path / "a/b").stat().st_mode & 0o777
+    assert {0o600} == set(modes(tmp_path).values())
+
+
+def test_the_spool_is_private(tmp_path: Path) -> None:
+    segments = SpoolSegments(tmp_path / "spool")
+    segments._open().close()
+
+    assert len(modes(tmp_path)) >= 2
+    assert {0o600} == set(modes(tmp_path).values())
+
+
+async def test_sqlite_and_its_other_files_are_private(tmp_path: Path) -> None:
+    meta = SqliteMeta(runtime_of(SystemClock()), tmp_path / "state/meta.sqlite")
+    await meta.put("key", b"value")
+    found = modes(tmp_path)
+    await meta.close()
+
+    assert {"meta.sqlite", "meta.sqlite-wal", "meta.sqlite-shm"} == set(found)
+    assert {0o600} == set(found.values())
+
+
+async def test_the_tail_cache_and_the_outbox_are_private(tmp_path: Path) -> None:
+    published = SharedTail(tmp_path / "tail", bytes_max=1 << 20, node="n")
+    published.put(TopicPartition("t", 0), 0, RecordColumns(1, b"\x01\0\0\0", b"x"))
+    await published.close()
+    Outbox(tmp_path / "outbox").put(OutboxTick(PackedTick("t-1", "p", "", {})))
+
+    assert len(modes(tmp_path)) == 2
+    assert {0o600} == set(modes(tmp_path).values())
+
+
+def test_a_file_that_exists_keeps_its_locks(tmp_path: Path) -> None:
+    """Closing a file drops every lock that the process has on it, and SQLite's are among them."""
+    file = tmp_path / "meta.sqlite"
+    private.create(file)
+    other = f"import fcntl; fcntl.lockf(open({str(file)!r}, 'r+b'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    with file.open("r+b") as held:
+        fcntl.lockf(held, fcntl.LOCK_EX)
+        private.create(file)
+
+        refused = subprocess.run([sys.executable, "-c", other], capture_output=True)
+
+    assert 0 != refused.returncode and b"BlockingIOError" in refused.stderr

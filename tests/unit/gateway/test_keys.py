@@ -1,0 +1,315 @@
+"""Keys in the bucket: hashed, shared by all gateways within seconds, with an end; and sessions that end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from lakebed.core.clock import ManualClock, now_ms
+from lakebed.core.context import Context
+from lakebed.core.errors import Invalid, Unavailable
+from lakebed.core.settings import Contradiction, load
+from lakebed.gateway import sessions
+from lakebed.gateway.app import Gateway, build
+from lakebed.gateway.auth import read_keys
+from lakebed.gateway.key_watch import EVERY_S, USED_EVERY_S
+from lakebed.gateway.keys import (
+    LIST_KEY,
+    SESSIONS_KEY,
+    KeyRecord,
+    added,
+    digest,
+    key_list,
+    rotated,
+    session_list,
+    without,
+)
+from lakebed.gateway.state import state_of
+from lakebed.wiring.parts import sections
+from support.gateway_fixtures import Sample, client_of, context_with
+
+SECRET = "0123456789abcdef-ann"
+OTHER = "0123456789abcdef-ann-2"
+ANN = KeyRecord("ann", digest(SECRET.encode()).hex(), ("*",))
+
+
+@asynccontextmanager
+async def running(context: Context) -> AsyncIterator[Gateway]:
+    """A gateway whose lifespan runs: its keys are watched."""
+    app = build(context, [Sample()])
+    async with app.router.lifespan_context(app):
+        yield app
+
+
+def beside(context: Context) -> Context:
+    """Another gateway on the same bucket."""
+    return msgspec.structs.replace(context, node="node-2")
+
+
+async def status(app: Gateway, secret: str = SECRET, path: str = "/sample") -> int:
+    async with client_of(app) as client:
+        return (await client.get(path, headers={"x-api-key": secret})).status_code
+
+
+async def change(context: Context, decide: Callable[[Any], Any]) -> None:
+    await key_list(context).change(lambda known: (decide(known), None))
+
+
+async def test_a_key_of_the_bucket_works_and_is_revoked_on_every_gateway_within_seconds() -> None:
+    """No gateway restarts; a gateway that had keys is not open when the last one is revoked."""
+    clock = ManualClock()
+    context = context_with(clock)
+    await change(context, lambda known: added(known, ANN))
+
+    async with running(context) as one, running(beside(context)) as two:
+        before = [await status(one), await status(two)]
+        await change(context, lambda known: rotated(known, "ann", digest(OTHER.encode()).hex()))
+        await clock.advance(EVERY_S + 0.1)
+        turned = [await status(one), await status(two), await status(one, OTHER)]
+        await change(context, lambda known: without(known, "ann"))
+        await clock.advance(EVERY_S + 0.1)
+        after = [await status(one, OTHER), await status(two, OTHER)]
+
+    assert [200, 200] == before
+    assert [401, 401, 200] == turned
+    assert [401, 401] == after
+
+
+async def test_a_key_that_is_added_closes_an_open_gateway() -> None:
+    """On loopback without keys everybody is let in, until the bucket has a list of keys."""
+    clock = ManualClock()
+    context = context_with(clock)
+
+    async with running(context) as app:
+        before = await status(app, "none")
+        await change(context, lambda known: added(known, ANN))
+        await clock.advance(EVERY_S + 0.1)
+        after = [await status(app, "none"), await status(app)]
+
+    assert (200, [401, 200]) == (before, after)
+
+
+async def test_neither_secret_nor_cookie_is_in_the_bucket_and_what_is_there_lets_nobody_in() -> None:
+    """Whoever reads the bucket finds hashes, and a hash is neither a key nor a session."""
+    context = context_with(ManualClock())
+    await change(context, lambda known: added(known, ANN))
+
+    async with running(context) as app:
+        state = state_of(app)
+        cookie = state.keyring.sign_in(SECRET, "a" * 40)
+        await state.key_watch.opened(cookie)
+        stored = b"".join([bytes((await context.store.get(key)).data) for key in (LIST_KEY, SESSIONS_KEY)])
+        hashed = (await session_list(context).read()).value.sessions
+        async with client_of(app) as client:
+            forged = [f"{sessions.COOKIE}=v2.{value}" for value in (*hashed, ANN.sha256, ANN.fingerprint)]
+            answers = [(await client.get("/sample", headers={"cookie": each})).status_code for each in forged]
+
+    assert SECRET.encode() not in stored and cookie.encode() not in stored
+    assert 1 == len(hashed)
+    assert {401} == {*answers, await status(app, ANN.sha256)}
+
+
+async def test_a_session_is_known_to_all_gateways_and_ends_with_its_logout() -> None:
+    """A browser moves between gateways; after it signed out, its cookie is worth nothing on any of them."""
+    clock = ManualClock()
+    context = context_with(clock)
+    await change(context, lambda known: added(known, ANN))
+
+    async with (
+        running(context) as one,
+        running(beside(context)) as two,
+        client_of(one) as here,
+        client_of(two) as there,
+    ):
+        await clock.advance(2)
+        cookie = state_of(one).keyring.sign_in(SECRET, "a" * 40)
+        await state_of(one).key_watch.opened(cookie)
+        sent = {"cookie": f"{sessions.COOKIE}={cookie}"}
+        before = [(await client.get("/sample", headers=sent)).status_code for client in (here, there)]
+        await state_of(two).key_watch.ended(cookie)
+        at_once = (await there.get("/sample", headers=sent)).status_code
+        await clock.advance(EVERY_S + 0.1)
+        after = [(await client.get("/sample", headers=sent)).status_code for client in (here, there)]
+
+    assert [200, 200] == before
+    assert (401, [401, 401]) == (at_once, after)
+
+
+async def test_a_session_ends_with_the_secret_it_was_opened_with() -> None:
+    """Rotating a key ends its sessions: whoever stole one is out too."""
+    clock = ManualClock()
+    context = context_with(clock)
+    await change(context, lambda known: added(known, ANN))
+
+    async with running(context) as app, client_of(app) as client:
+        cookie = state_of(app).keyring.sign_in(SECRET, "a" * 40)
+        await state_of(app).key_watch.opened(cookie)
+        sent = {"cookie": f"{sessions.COOKIE}={cookie}"}
+        before = (await client.get("/sample", headers=sent)).status_code
+        await change(context, lambda known: rotated(known, "ann", digest(OTHER.encode()).hex()))
+        await clock.advance(EVERY_S + 0.1)
+        after = (await client.get("/sample", headers=sent)).status_code
+
+    assert (200, 401) == (before, after)
+
+
+async def test_a_key_ends_with_its_expiry() -> None:
+    """To the millisecond, without a change of the list."""
+    clock = ManualClock()
+    context = context_with(clock)
+    ending = msgspec.structs.replace(ANN, expires_ms=now_ms(clock) + 1000)
+    await change(context, lambda known: added(known, ending))
+
+    async with running(context) as app:
+        before = await status(app)
+        await clock.advance(1.0)
+        after = await status(app)
+
+    assert (200, 401) == (before, after)
+
+
+async def test_the_last_use_of_a_key_is_stored() -> None:
+    """Within a minute, so that an operator sees which keys can go."""
+    clock = ManualClock()
+    context = context_with(clock)
+    await change(context, lambda known: added(known, ANN))
+
+    async with running(context) as app:
+        await clock.advance(EVERY_S + 0.1)
+        await status(app)
+        await clock.advance(USED_EVERY_S + EVERY_S)
+        await asyncio.sleep(0)
+        used = (await session_list(context).read()).value.used
+
+    assert ["ann"] == list(used)
+    assert now_ms(clock) - used["ann"] <= (USED_EVERY_S + EVERY_S) * 1000
+
+
+async def test_a_file_that_changes_is_read_again_and_a_broken_one_changes_nothing(tmp_path: Path) -> None:
+    """Keys in a file are reloaded too; a mistake in it is logged and locks nobody out."""
+    clock = ManualClock()
+    file = tmp_path / "keys.toml"
+    write_keys(file, SECRET)
+
+    async with running(context_with(clock, keys_file=str(file))) as app:
+        before = [await status(app), await status(app, OTHER)]
+        write_keys(file, OTHER)
+        await clock.advance(EVERY_S + 0.1)
+        after = [await status(app), await status(app, OTHER)]
+        file.write_text("keys = 1")
+        with capture_logs() as lines:
+            await clock.advance(EVERY_S + 0.1)
+            broken = await status(app, OTHER)
+
+    assert ([200, 401], [401, 200], 200) == (before, after, broken)
+    assert ["keys were not refreshed"] == [line["event"] for line in lines if line["log_level"] == "warning"]
+
+
+async def test_a_store_that_is_away_locks_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keys that are known stay until the list can be read again."""
+    clock = ManualClock()
+    context = context_with(clock)
+    await change(context, lambda known: added(known, ANN))
+
+    async with running(context) as app:
+
+        async def away(key: str) -> Any:
+            raise Unavailable("the store is away")
+
+        monkeypatch.setattr(context.store, "get", away)
+        await clock.advance(EVERY_S + 0.1)
+
+        assert 200 == await status(app)
+        monkeypatch.undo()
+
+
+def write_keys(file: Path, secret: str, mode: int = 0o600) -> None:
+    file.write_text(f'[[keys]]\nname = "ann"\nsecret = "{secret}"\nrights = ["*"]\n')
+    file.chmod(mode)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o660])
+def test_plain_text_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> None:
+    """The error says how to fix it and shows no secret."""
+    file = tmp_path / "keys.toml"
+    write_keys(file, SECRET, mode)
+
+    with pytest.raises(Invalid, match="plain text") as caught:
+        read_keys(file)
+
+    assert "chmod 600" in caught.value.hint and SECRET not in repr(caught.value)
+    file.write_text(f'[[keys]]\nname = "ann"\nsha256 = "{ANN.sha256}"\nrights = ["*"]\n')
+    assert ("ann",) == tuple(key.name for key in read_keys(file))
+
+
+async def test_a_settings_file_with_plain_text_keys_that_others_may_read_stops_the_start(tmp_path: Path) -> None:
+    file = tmp_path / "lakebed.toml"
+    file.write_text(f'[gateway]\nkeys = [{{name = "ann", secret = "{SECRET}", rights = ["*"]}}]\n')
+    context = msgspec.structs.replace(context_with(ManualClock()), settings=load(sections(), file=file))
+
+    file.chmod(0o644)
+    with pytest.raises(Invalid, match="plain text"):
+        async with running(context):
+            pass
+    file.chmod(0o600)
+    async with running(context) as app:
+        assert 200 == await status(app)
+
+
+async def test_a_gateway_for_others_does_not_start_without_a_key() -> None:
+    """A key in the bucket is enough."""
+    context = context_with(ManualClock(), host="0.0.0.0")
+
+    with pytest.raises(Contradiction, match="needs at least one key"):
+        async with running(context):
+            pass
+    await change(context, lambda known: added(known, ANN))
+    async with running(context) as app:
+        assert 401 == await status(app, "none")
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        (KeyRecord("", ANN.sha256), "name"),
+        (KeyRecord("a\nb", ANN.sha256), "name"),
+        (KeyRecord("a", "xyz"), "hex"),
+        (KeyRecord("a"), "neither"),
+        (KeyRecord("a", ANN.sha256, tenant="a.b"), "tenant"),
+        (KeyRecord("a", ANN.sha256, tenant="A"), "tenant"),
+    ],
+)
+async def test_a_key_that_could_be_mistaken_for_another_is_not_added(key: KeyRecord, why: str) -> None:
+    context = context_with(ManualClock())
+
+    with pytest.raises(Invalid, match=why):
+        await change(context, lambda known: added(known, key))
+
+
+async def test_refusals_are_logged_with_who_and_from_where_and_sampled() -> None:
+    """Ten in ten seconds, and how many were left out: a stranger cannot fill the disk."""
+    clock = ManualClock()
+    keys = [{"name": "ann", "secret": SECRET, "rights": ["other:*"]}]
+    app = build(context_with(clock, keys=keys), [Sample()])
+
+    async with client_of(app) as client:
+        with capture_logs() as lines:
+            await client.post("/sample", headers={"x-api-key": SECRET}, content=b"x")
+            for _ in range(30):
+                await client.get("/sample", headers={"x-api-key": "wrong"})
+            await clock.advance(11)
+            await client.get("/sample")
+        refused = [line for line in lines if line["event"] == "request refused"]
+
+    assert ("ann", "127.0.0.1", 403) == tuple(refused[0][name] for name in ("principal", "address", "status"))
+    assert ("nobody", 401) == tuple(refused[1][name] for name in ("principal", "status"))
+    assert [10, 21] == [len(refused) - 1, refused[-1]["left_out"]]
+    assert {"info"} == {line["log_level"] for line in refused}
+    assert SECRET not in repr(lines) and "wrong" not in repr(lines)

@@ -1,0 +1,160 @@
+"""Limits of a key: 429 with Retry-After, for that key alone; and what strangers cost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from lakebed.core.clock import ManualClock
+from lakebed.gateway.app import build
+from lakebed.store.authority import claim
+from lakebed.wiring.parts import components
+from support.batch_frames import frame_of
+from support.gateway_fixtures import Sample, client_of, context_with
+
+SECRET, OTHER = "0123456789abcdef-small", "0123456789abcdef-other"
+TOPIC = {"topic": "t", "partition": 0}
+
+
+def keys(**limits: float) -> list[dict[str, Any]]:
+    return [
+        {"name": "small", "secret": SECRET, "rights": ["*"], "limits": limits},
+        {"name": "other", "secret": OTHER, "rights": ["*"]},
+    ]
+
+
+@asynccontextmanager
+async def gateway(clock: Any = None, parts: Any = None, **limits: float) -> AsyncIterator[httpx2.AsyncClient]:
+    context = context_with(clock, keys=keys(**limits))
+    app = build(context, [Sample()] if parts is None else components(context, parts))
+    async with app.router.lifespan_context(app), client_of(app, headers={"x-api-key": SECRET}, timeout=60) as client:
+        yield client
+
+
+async def statuses(client: httpx2.AsyncClient, count: int, **options: Any) -> list[int]:
+    return [(await client.get("/sample", **options)).status_code for _ in range(count)]
+
+
+async def test_requests_over_the_rate_are_429_for_that_key_alone() -> None:
+    """A burst of two seconds, then the rate; another key is served meanwhile; Retry-After names when."""
+    clock = ManualClock()
+    async with gateway(clock, requests_per_s=2.0) as client:
+        burst = await statuses(client, 5)
+        over = await client.get("/sample")
+        others = await statuses(client, 10, headers={"x-api-key": OTHER})
+        await clock.advance(1.0)
+        later = await statuses(client, 3)
+
+    assert [200, 200, 200, 200, 429] == burst
+    assert (429, "throttled", "1") == (over.status_code, over.json()["code"], over.headers["retry-after"])
+    assert {200} == set(others)
+    assert [200, 200, 429] == later
+
+
+async def test_bytes_over_the_rate_delay_the_next_request() -> None:
+    """Also of a body without a declared length: what came counts."""
+    clock = ManualClock()
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(10):
+            yield b"x" * 100
+
+    async with gateway(clock, bytes_per_s=100.0) as client:
+        first = await client.post("/sample", content=chunks())
+        second = await client.post("/sample", content=b"x")
+        await clock.advance(float(second.headers["retry-after"]))
+        third = await client.post("/sample", content=b"x")
+
+    assert [200, 429, 200] == [first.status_code, second.status_code, third.status_code]
+    assert "8" == second.headers["retry-after"]  # 1,000 bytes, of which 200 were in the bucket
+
+
+async def test_records_and_samples_count_in_every_part() -> None:
+    """Records of a topic, entries of a queue and samples of a batch are one rate."""
+    entries = [{"key": "aw==", "value": "dg=="}] * 50
+    records = {"topic_partitions": [TOPIC | {"records": ["x"] * 50}]}
+    for send in (
+        lambda client: client.post("/v1/produce", json=records),
+        lambda client: client.post("/v1/queues/q/entries", json=entries),
+        lambda client: client.post("/v1/batches", content=frame_of(0, 49)),
+    ):
+        async with gateway(parts=["log", "queue", "batches"], records_per_s=1.0) as client:
+            first, second = await send(client), await send(client)
+
+        assert (200, 429) == (first.status_code, second.status_code), (first.text, second.text)
+
+
+async def test_a_key_creates_no_more_topics_than_it_may() -> None:
+    """Topics that exist are appended to."""
+    async with gateway(parts=["log"], topics_max=2) as client:
+        made = [
+            (await client.post("/v1/produce", json={"topic_partitions": [TOPIC | {"topic": name, "records": ["x"]}]}))
+            for name in ("a", "b", "c", "a", "b")
+        ]
+
+    assert [200, 200, 429, 200, 200] == [answer.status_code for answer in made]
+    assert "topics" in made[2].json()["message"]
+
+
+async def test_a_batch_has_no_more_series_than_its_key_may() -> None:
+    async with gateway(parts=["batches"], series_max=1) as client:
+        two = await client.post("/v1/batches", content=frame_of(0, 9))
+        one = await client.post("/v1/batches", content=frame_of(0, 0))
+
+    assert (429, 200) == (two.status_code, one.status_code)
+
+
+async def test_uploads_at_once_are_limited() -> None:
+    """A request with a body that is not answered yet takes one place; without a body none."""
+    go = asyncio.Event()
+
+    async def wait(request: Request) -> Response:
+        await request.body()
+        await go.wait()
+        return Response("done")
+
+    context = context_with(keys=keys(uploads_max=2))
+    app = build(context, [Sample(more=[Route("/wait", wait, methods=["POST"])])])
+    async with client_of(app, headers={"x-api-key": SECRET}) as client:
+        waiting = [asyncio.create_task(client.post("/wait", content=b"x")) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        over = await client.post("/wait", content=b"x")
+        read = await client.get("/sample")
+        go.set()
+        done = [(await task).status_code for task in waiting]
+        after = await client.post("/wait", content=b"x")
+
+    assert (429, 200, [200, 200], 200) == (over.status_code, read.status_code, done, after.status_code)
+
+
+async def test_a_stranger_learns_the_status_and_nothing_else_and_costs_one_check_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A hundred requests for health without a key cause as many requests to the store as one does."""
+    context = context_with(keys=keys())
+    await claim(context, expected="")
+    app = build(context, components(context))
+    asked: list[str] = []
+    for verb in ("get", "head", "list"):
+        real = getattr(context.store, verb)
+        monkeypatch.setattr(
+            context.store, verb, lambda *a, verb=verb, real=real, **k: (asked.append(verb), real(*a, **k))[1]
+        )
+    async with client_of(app) as client:
+        first = await client.get("/healthz")
+        once = len(asked)
+        for _ in range(100):
+            await client.get("/healthz")
+        known = await client.get("/healthz", headers={"x-api-key": OTHER})
+
+    assert {"status"} == set(first.json())
+    assert once == len(asked)
+    assert "components" in known.json()

@@ -1,0 +1,143 @@
+"""Responses become errors, and requests that are safe to repeat are repeated for a bounded time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+
+import httpx2
+import msgspec
+import pytest
+
+from lakebed.core import errors
+from lakebed.core.clock import ManualClock
+from lakebed.lake.client import KINDS, LakeClient, problem_of
+from lakebed.log.model import UnknownProducer
+
+Handler = Callable[[httpx2.Request], httpx2.Response]
+
+
+def client_of(handler: Handler, clock: ManualClock, timeout_s: float = 60.0) -> LakeClient:
+    http = httpx2.AsyncClient(transport=httpx2.MockTransport(handler), base_url="http://gateway")
+    return LakeClient(http, clock, timeout_s=timeout_s, stack=AsyncExitStack())
+
+
+def problem(code: str, status: int = 409, **headers: str) -> httpx2.Response:
+    fields = {"type": f"urn:lakebed:problem:{code}", "code": code, "message": "why", "hint": "what next"}
+    return httpx2.Response(
+        status, content=msgspec.json.encode(fields), headers=headers, request=httpx2.Request("GET", "http://gateway/x")
+    )
+
+
+async def advanced(clock: ManualClock, task: asyncio.Task[httpx2.Response], seconds: float) -> None:
+    for _ in range(int(seconds * 10)):
+        if task.done():
+            return
+        await clock.advance(0.1)
+
+
+@pytest.mark.parametrize("code", sorted(KINDS))
+def test_a_problem_is_the_error_it_names(code: str) -> None:
+    """Every public kind comes back as itself, with its message and hint."""
+    error = problem_of(problem(code))
+
+    assert KINDS[code] is type(error)
+    assert ("why", "what next") == (error.message, error.hint)
+
+
+def test_an_unknown_code_is_known_by_its_status() -> None:
+    """A newer gateway may have kinds that this version does not know."""
+    assert errors.Conflict is type(problem_of(problem("brand_new", 409)))
+    assert UnknownProducer is type(problem_of(problem("unknown_producer")))
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(400, errors.Invalid), (403, errors.Denied), (404, errors.NotFound), (502, errors.Unavailable)]
+)
+def test_a_page_of_a_proxy_is_known_by_its_status(status: int, kind: type[errors.LakebedError]) -> None:
+    """A body that is not Lakebed's own says nothing; the hint asks for the address."""
+    request = httpx2.Request("GET", "http://gateway/x")
+    for body in (b"<html>nginx</html>", b"", b'["a list"]', b"\xff"):
+        error = problem_of(httpx2.Response(status, content=body, request=request))
+
+        assert kind is type(error)
+        assert "gateway" in error.hint
+
+
+def test_the_time_to_wait_is_the_servers() -> None:
+    """Retry-After in seconds is taken over; anything else is not."""
+    later = problem_of(problem("overloaded", 503, **{"retry-after": "7"}))
+    strange = problem_of(problem("overloaded", 503, **{"retry-after": "Wed, 21 Oct"}))
+
+    assert isinstance(later, errors.Overloaded) and 7.0 == later.retry_after_s
+    assert isinstance(strange, errors.Overloaded) and 1.0 == strange.retry_after_s
+
+
+async def test_what_may_succeed_later_is_repeated(manual_clock: ManualClock) -> None:
+    """Two refusals and a broken connection do not reach the caller."""
+    answers: list[httpx2.Response | Exception] = [
+        problem("unavailable", 503),
+        httpx2.ReadError("cut"),
+        problem("overloaded", 503),
+        httpx2.Response(200, content=b"{}"),
+    ]
+    asked: list[bytes] = []
+
+    def handler(request: httpx2.Request) -> httpx2.Response:
+        asked.append(request.content)
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    task = asyncio.ensure_future(client_of(handler, manual_clock).call("POST", "/x", json={"a": 1}))
+    await advanced(manual_clock, task, 30)
+
+    assert 200 == (await task).status_code
+    assert [b'{"a":1}'] * 4 == asked
+
+
+async def test_repeating_ends(manual_clock: ManualClock) -> None:
+    """After the timeout the last error is the caller's."""
+    count = 0
+
+    def handler(_: httpx2.Request) -> httpx2.Response:
+        nonlocal count
+        count += 1
+        return problem("unavailable", 503)
+
+    task = asyncio.ensure_future(client_of(handler, manual_clock, timeout_s=10.0).call("GET", "/x"))
+    await advanced(manual_clock, task, 60)
+
+    with pytest.raises(errors.Unavailable):
+        await task
+    assert 4 <= count <= 12
+
+
+async def test_what_must_not_be_repeated_is_not(manual_clock: ManualClock) -> None:
+    """A lost response of a request that is not safe to repeat is an unknown outcome, at once."""
+    count = 0
+
+    def handler(_: httpx2.Request) -> httpx2.Response:
+        nonlocal count
+        count += 1
+        raise httpx2.ReadError("cut")
+
+    with pytest.raises(errors.OutcomeUnknown):
+        await client_of(handler, manual_clock).call("POST", "/x", repeatable=False)
+    assert 1 == count
+
+
+async def test_an_invalid_request_is_not_repeated(manual_clock: ManualClock) -> None:
+    """Waiting does not change what is wrong."""
+    count = 0
+
+    def handler(_: httpx2.Request) -> httpx2.Response:
+        nonlocal count
+        count += 1
+        return problem("invalid", 400)
+
+    with pytest.raises(errors.Invalid):
+        await client_of(handler, manual_clock).call("GET", "/x")
+    assert 1 == count

@@ -1,0 +1,167 @@
+"""Groups over two brokers: the state is in meta, so either of them serves, and one that dies loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from lakebed.core.errors import NotFound
+from lakebed.log.kafka.coordinator import GroupCoordinator
+from lakebed.log.kafka.membership import Group, GroupFault, GroupRefused, JoinWish
+from lakebed.log.kafka.registry import SESSION_S, KafkaBroker, KafkaBrokers, chosen
+from lakebed.log.model import GroupFenced
+from support.log_host import TP, Host
+
+RANGE = (("range", b"topics"),)
+
+
+def coordinator(host: Host) -> GroupCoordinator:
+    services = host.services()
+    return GroupCoordinator(services.runtime, services.records)
+
+
+def wish(member_id: str) -> JoinWish:
+    return JoinWish(member_id, "client", "127.0.0.1", 10_000, 30_000, "consumer", RANGE)
+
+
+async def until(host: Host, *working: asyncio.Future[Any], s: float = 40.0) -> None:
+    for _ in range(round(s / 0.1)):
+        if all(one.done() for one in working):
+            return
+        await host.clock.advance(0.1)
+    raise AssertionError("still waiting")
+
+
+async def formed(host: Host, *brokers: GroupCoordinator) -> list[Group]:
+    """Members m0, m1 … of one generation, each joined through its broker; m0 leads."""
+    joining = [asyncio.ensure_future(broker.join("g", wish(f"m{n}"))) for n, broker in enumerate(brokers)]
+    await until(host, *joining)
+    first = joining[0].result()
+    given = {f"m{n}": f"part {n}".encode() for n in range(len(brokers))}
+    syncing = [
+        asyncio.ensure_future(broker.sync("g", f"m{n}", first.generation, given if f"m{n}" == first.leader else {}))
+        for n, broker in enumerate(brokers)
+    ]
+    await until(host, *syncing)
+    return [one.result() for one in syncing]
+
+
+async def test_members_of_two_brokers_form_one_group(host: Host) -> None:
+    """Joined at the same time through different brokers, they are in one generation with one leader."""
+    first, second = await formed(host, coordinator(host), coordinator(host))
+
+    assert first == second
+    assert ("STABLE", 1, {"m0", "m1"}) == (first.phase, first.generation, set(first.members))
+    assert [b"part 0", b"part 1"] == [first.members[f"m{n}"].assignment for n in range(2)]
+
+
+async def test_another_broker_takes_over_without_a_rebalance(host: Host) -> None:
+    """Members keep their generation and assignments: the coordinator that died kept nothing."""
+    await formed(host, coordinator(host), coordinator(host))
+    other = coordinator(host)
+
+    await other.heartbeat("g", "m0", 1, None)
+    synced = await other.sync("g", "m1", 1, {})
+
+    assert (1, b"part 1") == (synced.generation, synced.members["m1"].assignment)
+    await other.demand_commit("g", "m1", 1, None)
+
+
+async def test_a_broker_that_dies_in_a_rebalance_is_replaced_in_the_middle_of_it(host: Host) -> None:
+    """The member asks another broker with the same id, and both members get one generation."""
+    dying, other = coordinator(host), coordinator(host)
+    lost = asyncio.ensure_future(dying.join("g", wish("m0")))
+    await host.clock.advance(0.1)
+    lost.cancel()
+
+    joining = [asyncio.ensure_future(other.join("g", wish(f"m{n}"))) for n in range(2)]
+    await until(host, *joining)
+
+    assert {1} == {one.result().generation for one in joining}
+    assert {"m0", "m1"} == set(joining[0].result().members)
+
+
+async def test_the_death_of_a_member_is_seen_by_the_heartbeats_of_the_others(host: Host) -> None:
+    """Whichever broker looks first removes it; the next heartbeat anywhere reports the rebalance."""
+    one, two = coordinator(host), coordinator(host)
+    await formed(host, one, two)
+    for _ in range(5):
+        await host.clock.advance(3.0)
+        try:
+            await one.heartbeat("g", "m0", 1, None)
+        except GroupRefused as refused:
+            assert GroupFault.REBALANCING is refused.fault
+            break
+    else:
+        raise AssertionError("the silent member is still there")
+
+    with pytest.raises(GroupRefused) as late:
+        await two.heartbeat("g", "m1", 1, None)
+    assert GroupFault.UNKNOWN_MEMBER is late.value.fault
+    rejoined = asyncio.ensure_future(two.join("g", wish("m0")))
+    await until(host, rejoined)
+    assert (2, ["m0"]) == (rejoined.result().generation, list(rejoined.result().members))
+
+
+async def test_a_late_commit_of_an_earlier_generation_changes_nothing(host: Host) -> None:
+    """Also when it passed the check before the rebalance: the stored offset has its generation."""
+    broker = host.broker()
+    await host.append(broker, b"a", b"b", b"c")
+
+    await broker.groups.store("g", TP, 3, note="", generation=2)
+    with pytest.raises(GroupFenced):
+        await broker.groups.store("g", TP, 2, note="", generation=1)
+    await broker.groups.store("g", TP, 1, note="back", generation=2)
+
+    found = await broker.groups.committed("g", TP)
+    assert found is not None and (1, "back", 2) == (found.offset, found.note, found.generation)
+
+
+async def test_a_group_with_members_is_not_deleted(host: Host) -> None:
+    """An empty one is, and then it is not found."""
+    broker = coordinator(host)
+    await formed(host, broker)
+
+    with pytest.raises(GroupRefused) as refused:
+        await broker.delete("g")
+    await broker.leave("g", ["m0"])
+    await broker.delete("g")
+
+    assert GroupFault.NOT_EMPTY is refused.value.fault
+    assert {} == await broker.groups()
+    with pytest.raises(NotFound):
+        await broker.delete("g")
+
+
+async def test_a_broker_that_dies_is_no_longer_named(host: Host) -> None:
+    """Its entry ends with its session; the others see each other within a second."""
+    registries = [KafkaBrokers(host.context(), host.meta(), node=f"n{n}") for n in range(3)]
+    for number, registry in enumerate(registries):
+        await registry.start("127.0.0.1", 9000 + number)
+    await host.clock.advance(1.0)
+    assert [{9000, 9001, 9002}] * 3 == [{each.port for each in await one.living()} for one in registries]
+
+    await registries[2].stop()
+    keeping, registries[1]._keeping = registries[1]._keeping, None
+    assert keeping is not None and registries[1]._session is not None
+    keeping.cancel()
+    registries[1]._session._beating.cancel()  # type: ignore[attr-defined]
+    for _ in range(round(SESSION_S) + 2):
+        await host.clock.advance(1.0)
+
+    assert {9000} == {each.port for each in await registries[0].living()}
+    await registries[0].stop()
+
+
+def test_only_the_partitions_of_a_dead_broker_move() -> None:
+    """Rendezvous hashing: all other partitions keep their broker, and each broker has some."""
+    brokers = [KafkaBroker(number, "h", number, "n") for number in range(5)]
+    keys = [f"orders/{number}" for number in range(500)]
+
+    before = {key: chosen(brokers, key).id for key in keys}
+    after = {key: chosen(brokers[:-1], key).id for key in keys}
+
+    assert all(after[key] == before[key] for key in keys if before[key] != 4)
+    assert all(60 < list(before.values()).count(number) < 140 for number in range(5))

@@ -1,0 +1,191 @@
+"""Notices between brokers: a consumer at another broker sees a record without waiting for its poll."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+from httpx2 import ASGITransport, AsyncClient
+
+from lakebed.core.clock import ManualClock, settle
+from lakebed.gateway.app import build
+from lakebed.log import notices
+from lakebed.log.model import TopicPartition
+from lakebed.log.notices import MovedNotice, NoticeSender
+from lakebed.log.routes import LogRoutes
+from support.log_host import TP, Host
+
+
+class Gateway:
+    """A gateway with an address, whose notices to others are recorded instead of sent."""
+
+    def __init__(self, host: Host, name: str) -> None:
+        self.context = msgspec.structs.replace(host.context(poll_s=0.25), node=name, url=f"http://{name}:1")
+        self.routes = LogRoutes(self.context, host.meta())
+        self.broker = self.routes.broker
+        self.client = AsyncClient(
+            transport=ASGITransport(app=build(self.context, [self.routes])), base_url="http://127.0.0.1"
+        )
+        self.peers = self.broker.peers
+
+    async def hear(self, high_watermark: int, *, token: str | None = None, tp: TopicPartition = TP) -> int:
+        headers = {notices.TOKEN_HEADER: self.peers.registry.me.token if token is None else token}
+        body = msgspec.json.encode(MovedNotice([notices.MovedPartition(tp.topic, tp.partition, high_watermark)]))
+        return (await self.client.post(notices.PATH, content=body, headers=headers)).status_code
+
+
+@pytest.fixture
+async def pair(host: Host) -> AsyncIterator[tuple[Gateway, Gateway]]:
+    one, two = Gateway(host, "one"), Gateway(host, "two")
+    for each in (one, two, one):
+        await each.peers.registry.refresh()
+    yield one, two
+    for each in (one, two):
+        await each.broker.stop()
+
+
+async def test_a_consumer_at_another_broker_wakes_when_it_is_told(host: Host, pair: tuple[Gateway, Gateway]) -> None:
+    """No time passes between the notice and the records; without a notice it is the poll that finds them."""
+    one, two = pair
+    await host.append(one.broker, b"a")
+    await host.fetch(two.broker, 1)
+    waiting = asyncio.ensure_future(host.fetch(two.broker, 2, wait_s=10.0))
+    await settle(60)
+    await host.append(one.broker, b"b")
+    await settle(60)
+    assert not waiting.done()
+
+    assert 200 == await two.hear(2)
+    await settle(60)
+
+    assert waiting.done() and 2 == waiting.result().next_offset - 1
+    assert [b"b"] == [record for part in waiting.result().parts for record in part]
+
+
+async def test_a_notice_is_a_hint_and_changes_nothing_by_itself(host: Host, pair: tuple[Gateway, Gateway]) -> None:
+    """A high watermark that is not true gives no records and no error, and a partition nobody reads is not read."""
+    one, two = pair
+    await host.append(one.broker, b"a")
+    assert 200 == await two.hear(99, tp=TopicPartition("nobody", 7))
+    await host.fetch(two.broker, 1)
+
+    assert 200 == await two.hear(99)
+    found = await host.fetch(two.broker, 2)
+
+    assert 0 == found.count and 1 == found.high_watermark
+
+
+async def test_only_a_broker_of_the_lake_is_heard(pair: tuple[Gateway, Gateway]) -> None:
+    """Its token is in the registry: another one, or none, is refused."""
+    one, two = pair
+
+    assert [401, 401] == [await two.hear(1, token=token) for token in ("", one.peers.registry.me.token)]
+    assert 0 == two.context.metrics.value("lakebed_log_notices_total", direction="in")
+
+
+async def test_an_append_is_told_to_every_other_broker(host: Host, pair: tuple[Gateway, Gateway]) -> None:
+    """With its partition and high watermark, after it is committed; not to itself."""
+    one, two = pair
+    told: list[Any] = []
+    for each in pair:
+        each.peers._sender = lambda broker: Told(broker.id, told)  # type: ignore[assignment, misc, return-value]
+
+    await host.produce(one.broker, b"a", b"b")
+    await host.produce(two.broker, b"c")
+
+    assert [("two", {TP: 2}), ("one", {TP: 3})] == told
+
+
+class Told:
+    spacing_s = 0.0
+
+    def __init__(self, name: str, told: list[Any]) -> None:
+        self._name, self._told = name, told
+
+    def moved(self, ends: Any) -> None:
+        self._told.append((self._name, ends))
+
+
+async def test_what_moves_while_a_notice_is_under_way_goes_into_the_next_one() -> None:
+    """However many appends there are, one notice follows another, with the last high watermarks."""
+    sent: list[list[tuple[str, int, int]]] = []
+    gate = asyncio.Event()
+
+    async def send(notice: MovedNotice) -> None:
+        sent.append([(one.topic, one.partition, one.high_watermark) for one in notice.moved])
+        await gate.wait()
+
+    clock = ManualClock()
+    sender = NoticeSender(send, clock)
+    for end in range(1, 50):
+        sender.moved({TP: end, TopicPartition("clicks", 1): 2 * end})
+        await settle(3)
+    gate.set()
+    await clock.advance(1.0)
+
+    assert [[("orders", 0, 1), ("clicks", 1, 2)], [("orders", 0, 49), ("clicks", 1, 98)]] == sent
+
+
+async def test_a_broker_that_does_not_answer_is_left_alone_for_a_while() -> None:
+    """What is not delivered is dropped: the other has polled meanwhile. Later notices are tried again."""
+    tries: list[float] = []
+    clock = ManualClock()
+
+    async def send(notice: MovedNotice) -> None:
+        tries.append(clock.monotonic_s())
+        raise ConnectionRefusedError
+
+    sender = NoticeSender(send, clock)
+    for number in range(40):
+        sender.moved({TP: number})
+        await clock.advance(0.1)
+
+    assert 4 == len(tries)
+
+
+async def test_waiting_consumers_and_registered_brokers_ask_the_bucket_nothing(
+    host: Host, pair: tuple[Gateway, Gateway]
+) -> None:
+    """A minute of long polls at two brokers, with leases renewed: no request to the bucket."""
+    one = pair[0]
+    await host.append(one.broker, b"a")
+    for each in pair:
+        await host.fetch(each.broker, 1)
+        each.peers.start()
+    waiting = [asyncio.ensure_future(host.fetch(each.broker, 2, wait_s=25.0)) for each in pair]
+    requests: list[str] = []
+    for verb in ("get", "get_range", "head", "create", "replace", "list"):
+        call = getattr(host.store, verb)
+
+        def seen(*arguments: Any, _verb: str = verb, _call: Any = call, **options: Any) -> Any:
+            requests.append(_verb)
+            return _call(*arguments, **options)
+
+        setattr(host.store, verb, seen)
+    await host.clock.advance(30.0)
+
+    assert [] == requests and all(each.done() for each in waiting)
+    assert ["one", "two"] == [broker.id for broker in one.peers.registry.living]
+
+
+async def test_a_response_names_the_broker_that_owns_the_partitions(host: Host, pair: tuple[Gateway, Gateway]) -> None:
+    """Another broker's address where it owns all of them, and no header where this one does; both serve it."""
+    named: dict[str, set[str]] = {}
+    for gateway in pair:
+        for number in range(8):
+            part = {"topic": "orders", "partition": number, "records": ["x"]}
+            body = msgspec.json.encode({"topic_partitions": [part]})
+            producing = asyncio.ensure_future(gateway.client.post("/v1/produce", content=body))
+            await host.clock.advance(0.02)  # where requests are billed, blobs leave one delay apart
+            answer = await producing
+            assert 200 == answer.status_code
+            owner = gateway.peers.registry.owner(TopicPartition("orders", number))
+            assert owner is not None
+            expected = "" if owner.id == gateway.context.node else owner.http
+            assert expected == answer.headers.get(notices.OWNER_HEADER, "")
+            named.setdefault(gateway.context.node, set()).add(expected)
+
+    assert {"one": {"", "http://two:1"}, "two": {"", "http://one:1"}} == named

@@ -1,0 +1,235 @@
+"""What the pipeline of a process asks of bronze, silver and gold, and which settings it obeys. No Spark."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lakebed.core.context import Context
+from lakebed.core.errors import Corrupt, NotFound
+from lakebed.core.settings import load
+from lakebed.delta import vacuum
+from lakebed.delta.model import Snapshot
+from lakebed.pipeline import runner as module
+from lakebed.pipeline.models.folder import sql_model
+from lakebed.pipeline.models.graph import Graph
+from lakebed.pipeline.models.runs import ModelReport, runs
+from lakebed.pipeline.runner import PipelineRunner, vacuum_tables
+from lakebed.pipeline.silver.contract import Contract
+from lakebed.pipeline.silver.job import SilverReport
+from lakebed.wiring.context import make_context
+from lakebed.wiring.parts import sections
+from support.fake_tables import FakeTable
+
+ORDERS = "table: orders\nsource: raw_orders\nkeys: [id]\ncolumns: {id: {type: long, required: true}}\n"
+SALES = "table: sales\nkeys: [id]\ncolumns: {id: {type: long, required: true}}\n"
+
+
+class Bronze:
+    def __init__(self) -> None:
+        self.tables = {"raw_orders": 4, "sales": 7, "notes": 9}
+        self.expired: list[tuple[str, str, int | None]] = []
+
+    def names(self, org_id: str, project_id: str) -> list[str]:
+        return list(self.tables)
+
+    def table(self, org_id: str, project_id: str, name: str) -> FakeTable:
+        return FakeTable(name, [], state=Snapshot(version=self.tables[name]))
+
+    def expire(self, org_id: str, project_id: str, *, days: int | None = None) -> dict[str, int]:
+        self.expired.append((org_id, project_id, days))
+        return {"orders": 3 if project_id == "p1" else 0}
+
+
+class Silver:
+    def __init__(self, contracts: list[Contract]) -> None:
+        self.contracts = contracts
+        self.runs: list[tuple[dict[str, int], set[str]]] = []
+
+    def run(
+        self, org_id: str, project_id: str, versions: Mapping[str, int], *, anew: Collection[str] = ()
+    ) -> list[SilverReport]:
+        self.runs.append((dict(versions), set(anew)))
+        known = [each for each in self.contracts if each.bronze in versions]
+        return [SilverReport(each.table, 0, versions[each.bronze], 1, 10, 7, 2, 1) for each in known]
+
+    def table(self, contract: Contract, org_id: str, project_id: str) -> FakeTable:
+        return FakeTable(contract.table, [])
+
+
+class Gold:
+    """Makes the first model that it is asked for; the second is unchanged, and the third fails."""
+
+    def __init__(self, *models: str) -> None:
+        made = [sql_model(each.rstrip("!*"), _header(each) + "select * from silver.orders") for each in models]
+        self.graph = Graph({each.name: each for each in made})
+        self.given: list[str] = []
+
+    def table(self, org_id: str, project_id: str, source: str) -> FakeTable:
+        return FakeTable(source.replace(".", "/"), [])
+
+    def run(self, org_id: str, project_id: str, names: Collection[str], **_: Any) -> tuple[list[ModelReport], Any]:
+        self.given = list(names)
+        states = ("made", "unchanged", "failed")
+        reports = [
+            ModelReport(name, states[n], version=1, rows=5, sources={"silver.orders": 1})  # type: ignore[arg-type]
+            for n, name in enumerate(names)
+        ]
+        return reports, Corrupt("it failed") if len(reports) > 2 else None
+
+
+def _header(name: str) -> str:
+    return "-- on: manual\n" if name.endswith("!") else "-- every: 1h\n" if name.endswith("*") else ""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in (("orders", ORDERS), ("sales", SALES)):
+        (tmp_path / f"{name}.yaml").write_text(text)
+    return tmp_path
+
+
+def context_of(**flags: object) -> Context:
+    return make_context(load(sections(), flags={"store.url": "memory:", **flags}), role="test")
+
+
+class Yard:
+    def __init__(self, folder: Path | None, *models: str, **flags: object) -> None:
+        given = {"pipeline.contracts": str(folder)} if folder else {}
+        self.context = context_of(**given, **flags)
+        self.runner = PipelineRunner(self.context)
+        self.bronze, self.gold = Bronze(), Gold(*models)
+        self.silver = Silver(self.runner._contracts)
+        self.runner._built = (self.bronze, self.silver, self.gold)  # type: ignore[assignment]
+
+    def counted(self, name: str, **labels: str) -> float:
+        return self.context.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+def test_a_job_reports_what_each_layer_did_and_counts_it(folder: Path) -> None:
+    """Tables without a contract are named; models without a schedule of their own run; each outcome is counted."""
+    yard = Yard(folder, "a", "b", "c!", "d*")
+
+    report = yard.runner.run_silver("o", "p", ["t1", "t2"], {"raw_orders": 4, "notes": 1, "events": 2})
+
+    assert (("t1", "t2"), ("events", "notes")) == (report.ticks, report.without_contract)
+    assert (["orders"], ["a", "b"]) == ([each.table for each in report.silver], [each.table for each in report.gold])
+    assert [({"raw_orders": 4, "notes": 1, "events": 2}, set())] == yard.silver.runs
+    assert ["a", "b"] == yard.gold.given
+    assert (7, 2, 1) == tuple(
+        yard.counted("lakebed_silver_rows_total", outcome=each) for each in ("good", "quarantined", "duplicate")
+    )
+    assert (1, 1) == tuple(yard.counted("lakebed_gold_tables_total", outcome=each) for each in ("made", "unchanged"))
+
+
+def test_without_contracts_everything_stays_in_bronze() -> None:
+    """No Spark is started for it, and every table is named."""
+    yard = Yard(None)
+    yard.runner._built = None
+
+    report = yard.runner.run_silver("o", "p", ["t"], {"b": 2, "a": 1})
+
+    assert (("a", "b"), None) == (report.without_contract, yard.runner._built)
+
+
+def test_a_rebuild_is_of_the_named_tables_or_of_all_that_bronze_has(folder: Path) -> None:
+    """By silver's names, from bronze's tables at their present versions; a table that bronze lacks is left out."""
+    yard = Yard(folder)
+
+    yard.runner.rebuild("o", "p", ["orders"])
+    yard.runner.rebuild("o", "p")
+    del yard.bronze.tables["sales"]
+    yard.runner.rebuild("o", "p")
+    with pytest.raises(NotFound, match="'raw_orders'"):
+        yard.runner.rebuild("o", "p", ["raw_orders"])
+
+    assert [
+        ({"raw_orders": 4}, {"raw_orders"}),
+        ({"raw_orders": 4, "sales": 7}, {"raw_orders", "sales"}),
+        ({"raw_orders": 4}, {"raw_orders"}),
+    ] == yard.silver.runs
+
+
+async def fill(context: Context, *keys: str) -> None:
+    for key in keys:
+        await context.store.create(key, b"x")
+
+
+def test_retention_is_the_settings_in_every_project(folder: Path) -> None:
+    """Each org and project that has bronze tables, with the days of the settings; only what lost rows is reported."""
+    yard = Yard(folder, **{"bronze.retention_days": 30})
+    layers = ("bronze/o1/p1", "bronze/o1/p2", "bronze/o2/p1", "silver/o3/p9")
+    asyncio.run(fill(yard.context, *(f"tables/{each}/orders/x" for each in layers)))
+
+    removed = yard.runner.expire()
+
+    assert [("o1", "p1", 30), ("o1", "p2", 30), ("o2", "p1", 30)] == sorted(yard.bronze.expired)  # type: ignore[type-var]
+    assert {"o1/p1/orders": 3, "o2/p1/orders": 3} == removed
+
+
+@pytest.mark.parametrize(("kept_s", "expected_s"), [(1, vacuum.KEEP_S), (30 * 86_400, 30 * 86_400)])
+async def test_vacuum_keeps_versions_as_long_as_the_settings_say_and_never_less_than_a_week(
+    monkeypatch: pytest.MonkeyPatch, kept_s: int, expected_s: float
+) -> None:
+    """Every table of every layer; one that cannot be vacuumed is passed over, and others are not left out for it."""
+    context = context_of(**{"bronze.keep_versions_s": kept_s})
+    swept: list[tuple[str, float]] = []
+    await fill(context, *(f"tables/{layer}/o/p/{name}/x" for layer in module.LAYERS for name in ("a", "b")))
+
+    async def sweep(store: Any, root: str, *, clock: Any, keep_s: float) -> int:
+        swept.append((root, keep_s))
+        if root.endswith("silver/o/p/a"):
+            raise Corrupt("its log is damaged")
+        return 2 if root.endswith("/b") else 0
+
+    monkeypatch.setattr(vacuum, "sweep", sweep)
+
+    deleted = await vacuum_tables(context)
+
+    assert {f"{layer}/o/p/b": 2 for layer in module.LAYERS} == deleted
+    assert (8, {expected_s}) == (len(swept), {keep_s for _, keep_s in swept})
+
+
+@pytest.mark.parametrize("setting", ["pipeline.contracts", "pipeline.gold"])
+def test_a_folder_that_is_not_there_stops_the_process_at_its_start(tmp_path: Path, setting: str) -> None:
+    """Before a tick is taken, with the folder in the message."""
+    with pytest.raises(NotFound, match="nowhere"):
+        PipelineRunner(context_of(**{"pipeline.contracts": str(tmp_path), setting: str(tmp_path / "nowhere")}))
+
+
+def test_models_run_in_the_projects_that_have_what_they_read(folder: Path, tmp_path: Path) -> None:
+    """A project with bronze alone has nothing for a model of silver."""
+    models = tmp_path / "models"
+    models.mkdir()
+    (models / "a.sql").write_text("select * from silver.orders")
+    yard = Yard(folder, **{"pipeline.gold": str(models)})
+    asyncio.run(
+        fill(yard.context, *(f"tables/{each}/orders/x" for each in ("bronze/o1/p1", "silver/o2/p2", "gold/o3/p3")))
+    )
+
+    assert [("o2", "p2"), ("o3", "p3")] == yard.runner.projects()
+
+
+def test_a_run_is_recorded_and_its_error_raised_after_all_models(folder: Path) -> None:
+    """Also when one failed; a caller may have the reports instead."""
+    yard = Yard(folder, "a", "b", "c")
+
+    with pytest.raises(Corrupt, match="it failed"):
+        yard.runner.run_models("o", "p", ["a", "b", "c"], trigger="command", reason="to see it")
+    reports = yard.runner.run_models("o", "p", ["a"], trigger="change", raises=False)
+    yard.runner.run_models("o", "p", [], trigger="change")
+    last, first = asyncio.run(runs(yard.context.store))
+
+    assert (["a"], "done", "change") == ([each.table for each in reports], last.state, last.trigger)
+    assert ("failed", "command", "to see it", "o", "p") == (
+        first.state,
+        first.trigger,
+        first.reason,
+        first.org_id,
+        first.project_id,
+    )
+    assert ["made", "unchanged", "failed"] == [each.state for each in first.models]

@@ -1,0 +1,443 @@
+"""Checkpoints and gaps: the log is read from its newest checkpoint, and never as an older table than it is."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lakebed.core.clock import ManualClock
+from lakebed.core.errors import Corrupt, NotFound, Unavailable
+from lakebed.delta import checkpoint, cleanup, history
+from lakebed.delta.log import Commit, encode, log_key
+from lakebed.delta.model import ONCE_WINDOW, DataFile, Snapshot, TableSpec, WriteBatch
+from lakebed.delta.plain import PlainTable, schema_json
+from lakebed.delta.vacuum import sweepable
+from lakebed.store.memory import MemoryStore
+from lakebed.store.model import Written
+from support.delta_tables import stored
+from support.runtimes import runtime_on
+
+SPEC = TableSpec("t", schema_json((("id", "long"), ("name", "string"))), keys=("id",))
+ROOT, LOG = SPEC.root, f"{SPEC.root}/_delta_log"
+DAY_S = 86_400.0
+
+
+def plain(store: MemoryStore, clock: ManualClock) -> PlainTable:
+    return PlainTable(runtime_on(store, clock), SPEC)
+
+
+async def filled(store: MemoryStore, clock: ManualClock, count: int, table: PlainTable | None = None) -> PlainTable:
+    """So many commits of one row each, with a batch number each."""
+    table = table or plain(store, clock)
+    for _ in range(count):
+        begin = (await table.snapshot()).version + 1
+        file = await table.write(pa.table({"id": pa.array([begin], pa.int64()), "name": [f"n{begin}"]}))
+        batch = WriteBatch.once(f"tick-{begin}") if begin % 2 else WriteBatch("app", begin)
+        await table.commit(lambda _, file=file, batch=batch: Commit("WRITE", (file,), batch=batch))  # type: ignore[misc]
+    return table
+
+
+async def names(store: MemoryStore) -> list[str]:
+    return sorted([info.key.removeprefix(f"{LOG}/") async for info in store.list(f"{LOG}/")])
+
+
+async def copied(store: MemoryStore, folder: Path) -> str:
+    """The store's table in a folder, for delta-rs."""
+    async for info in store.list(f"{ROOT}/"):
+        file = folder / info.key
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes((await store.get(info.key)).data)
+    return str(folder / ROOT)
+
+
+def comparable(state: Snapshot) -> tuple[Any, ...]:
+    return (state.version, sorted(state.files, key=lambda file: file.path), state.applied, state.keys, state.properties)
+
+
+async def test_a_table_whose_log_another_writer_cleaned_up_is_read_as_it_is(
+    tmp_path: Path, manual_clock: ManualClock
+) -> None:
+    """Neither a new reader nor one that knew an older version stays behind, and commits follow the newest version."""
+    store = MemoryStore(clock=manual_clock)
+    known = await filled(store, manual_clock, 12)
+    other = MemoryStore(clock=manual_clock)
+    await filled(other, manual_clock, 12)
+    theirs = await copied(store, tmp_path)
+    for number in range(12, 30):
+        deltalake.write_deltalake(
+            theirs, pa.table({"id": pa.array([number], pa.int64()), "name": ["x"]}), mode="append"
+        )
+    deltalake.DeltaTable(theirs).create_checkpoint()
+    for version in range(29):
+        (tmp_path / log_key(ROOT, version)).unlink()
+        await store.delete(log_key(ROOT, version))
+    await stored(tmp_path / ROOT, store, ROOT)
+
+    cold = await history.snapshot(store, ROOT)
+    warm = await known.snapshot()
+    await filled(store, manual_clock, 1, known)
+
+    assert (29, 30) == (cold.version, cold.rows)
+    assert comparable(cold) == comparable(warm)
+    assert 31 == deltalake.DeltaTable(await copied(store, tmp_path / "after")).to_pyarrow_table().num_rows
+
+
+async def test_a_gap_in_the_log_is_corrupt_for_every_reader(manual_clock: ManualClock) -> None:
+    """Cold or warm, with later entries behind the gap: nobody reads an older table, nobody commits into the gap."""
+    store = MemoryStore(clock=manual_clock)
+    table = await filled(store, manual_clock, 4)
+    await filled(store, manual_clock, 4)  # by another writer
+    await store.delete(log_key(ROOT, 5))
+
+    with pytest.raises(Corrupt, match="version 5"):
+        await history.snapshot(store, ROOT)
+    with pytest.raises(Corrupt, match="version 5"):
+        await table.commit(lambda _: Commit("WRITE"))
+    assert 4 == (await history.snapshot(store, ROOT, version=4)).version
+
+
+async def test_checkpoints_are_written_and_every_engine_reads_them(tmp_path: Path, manual_clock: ManualClock) -> None:
+    """Every 50 versions; the state read through them is the state of the whole log, batch numbers and ranges too."""
+    store = MemoryStore(clock=manual_clock)
+    await filled(store, manual_clock, 104)
+    whole = MemoryStore(clock=manual_clock)
+    for version in range(104):
+        await whole.create(log_key(ROOT, version), (await store.get(log_key(ROOT, version))).data)
+
+    state = await history.snapshot(store, ROOT)
+    theirs = deltalake.DeltaTable(await copied(store, tmp_path))
+
+    made = [name for name in await names(store) if "checkpoint" in name]
+    assert [f"{49:020d}.checkpoint.parquet", f"{99:020d}.checkpoint.parquet", "_last_checkpoint"] == made
+    assert comparable(await history.snapshot(whole, ROOT)) == comparable(state)
+    assert (99, 104) == (state.checkpoint, theirs.to_pyarrow_table().num_rows)
+    assert (102, 101) == (theirs.transaction_version("app"), theirs.transaction_version("once:tick-101"))
+
+
+async def test_large_entries_are_worth_a_checkpoint_sooner(
+    manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """10 MB of log, however few versions."""
+    monkeypatch.setattr(checkpoint, "TAIL_BYTES", 2000)
+    store = MemoryStore(clock=manual_clock)
+    await filled(store, manual_clock, 12)
+
+    found = checkpoint.found(await names(store))
+    assert len(found) >= 2
+    assert 12 == (await history.snapshot(store, ROOT)).rows
+
+
+async def test_a_table_may_say_how_often_it_wants_checkpoints(manual_clock: ManualClock) -> None:
+    """`delta.checkpointInterval` is obeyed."""
+    store = MemoryStore(clock=manual_clock)
+    await filled(store, manual_clock, 1)
+    data = (await store.get(log_key(ROOT, 0))).data.replace(
+        b'"configuration":{', b'"configuration":{"delta.checkpointInterval":"5",'
+    )
+    store = MemoryStore(clock=manual_clock)
+    await store.create(log_key(ROOT, 0), data)
+    await filled(store, manual_clock, 10)
+
+    assert [4, 9] == [each.version for each in checkpoint.found(await names(store))]
+
+
+async def test_a_checkpoint_by_another_writer_is_enough(tmp_path: Path, manual_clock: ManualClock) -> None:
+    """A writer that only knows of none looks before it writes one."""
+    store = MemoryStore(clock=manual_clock)
+    table = await filled(store, manual_clock, 45)
+    await checkpoint.write(store, ROOT, 40, [f"{version:020d}.json" for version in range(41)])
+
+    await filled(store, manual_clock, 10, table)
+
+    assert [40] == [each.version for each in checkpoint.found(await names(store))]
+
+
+@pytest.mark.parametrize("damage", ["gone", "broken", "no note", "note ahead"])
+async def test_a_checkpoint_that_cannot_be_read_costs_time_only(manual_clock: ManualClock, damage: str) -> None:
+    """While the entries are there; without them the table is Corrupt."""
+    store = MemoryStore(clock=manual_clock)
+    await filled(store, manual_clock, 103)
+    whole = await history.snapshot(store, ROOT)
+    key = f"{LOG}/{99:020d}.checkpoint.parquet"
+    if damage in ("gone", "broken"):
+        await store.delete(key)
+    if damage == "broken":
+        await store.create(key, b"PAR1 no Parquet PAR1")
+    if damage in ("no note", "note ahead"):
+        await store.delete(f"{LOG}/_last_checkpoint")
+    if damage == "note ahead":
+        await store.create(f"{LOG}/_last_checkpoint", b'{"version":400,"size":3}')
+
+    assert comparable(whole) == comparable(await history.snapshot(store, ROOT))
+    if damage == "broken":
+        for version in range(60):
+            await store.delete(log_key(ROOT, version))
+        with pytest.raises(Corrupt):
+            await history.snapshot(store, ROOT)
+
+
+class ReadOnlyLog(MemoryStore):
+    """Takes log entries, and nothing else in the log's folder."""
+
+    async def create(self, key: str, data: bytes) -> Written:
+        if "checkpoint" in key:
+            raise Unavailable("away")
+        return await super().create(key, data)
+
+
+async def test_a_checkpoint_that_cannot_be_written_fails_no_commit(manual_clock: ManualClock) -> None:
+    """It is derived; the next commit tries again."""
+    store = ReadOnlyLog(clock=manual_clock)
+    await filled(store, manual_clock, 52)
+
+    assert 52 == (await history.snapshot(store, ROOT)).rows
+
+
+async def test_a_library_that_fails_to_make_a_checkpoint_fails_no_commit(
+    manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it raises."""
+    monkeypatch.setattr(checkpoint, "_made", lambda *_: 1 / 0)
+    store = MemoryStore(clock=manual_clock)
+    await filled(store, manual_clock, 52)
+
+    assert 52 == (await history.snapshot(store, ROOT)).rows
+
+
+async def test_checkpoints_forget_applications_that_wrote_once_long_ago(
+    tmp_path: Path, manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tick each minute would make them grow for ever; numbered batches stay."""
+    assert ONCE_WINDOW > 1000
+    monkeypatch.setattr(checkpoint, "ONCE_WINDOW", 20)
+    store = MemoryStore(clock=manual_clock)
+    await filled(store, manual_clock, 60)
+
+    (tmp_path / "c.parquet").write_bytes((await store.get(f"{LOG}/{49:020d}.checkpoint.parquet")).data)
+    kept = [row["txn"]["appId"] for row in pq.read_table(tmp_path / "c.parquet").to_pylist() if row["txn"]]
+
+    assert ["app", *(f"once:tick-{number}" for number in range(31, 50, 2))] == sorted(kept)
+    assert 60 == deltalake.DeltaTable(await copied(store, tmp_path)).to_pyarrow_table().num_rows
+
+
+# Version 2 and several parts, as other engines write them.
+
+
+async def entries(store: MemoryStore, count: int) -> list[dict[str, Any]]:
+    """What the first entries say, but for who wrote them."""
+    read = [(await store.get(log_key(ROOT, version))).data for version in range(count)]
+    actions = [json.loads(line) for data in read for line in data.splitlines()]
+    return [action for action in actions if "commitInfo" not in action]
+
+
+def lines(actions: list[dict[str, Any]]) -> bytes:
+    return b"".join(json.dumps(action).encode() + b"\n" for action in actions)
+
+
+@pytest.mark.parametrize("kind", ["json", "parquet"])
+async def test_checkpoints_of_version_2_are_read_with_their_sidecars(manual_clock: ManualClock, kind: str) -> None:
+    """Files stand in sidecars, the rest in a manifest that is JSON or Parquet."""
+    store = MemoryStore(clock=manual_clock)
+    await filled(store, manual_clock, 3)
+    whole = await history.snapshot(store, ROOT)
+    actions = [
+        action for v in range(3) for action in map(json.loads, (await store.get(log_key(ROOT, v))).data.splitlines())
+    ]
+    adds = [action for action in actions if "add" in action]
+    rest = [action for action in actions if "add" not in action and "commitInfo" not in action]
+    rest += [
+        {"checkpointMetadata": {"version": 2}},
+        {"sidecar": {"path": "one.parquet", "sizeInBytes": 1, "modificationTime": 0}},
+    ]
+    await store.create(f"{LOG}/_sidecars/one.parquet", parquet(adds))
+    manifest = f"{2:020d}.checkpoint.80a083e8-7026-4e79-81be-64bd76c43a11.{kind}"
+    await store.create(f"{LOG}/{manifest}", lines(rest) if kind == "json" else parquet(rest))
+    for version in range(3):
+        await store.delete(log_key(ROOT, version))
+
+    found = await history.snapshot(store, ROOT)
+
+    assert comparable(whole) == comparable(found)
+
+
+async def test_a_checkpoint_in_parts_counts_when_all_are_there(manual_clock: ManualClock) -> None:
+    """One part alone is no checkpoint."""
+    store = MemoryStore(clock=manual_clock)
+    await filled(store, manual_clock, 2)
+    whole = await history.snapshot(store, ROOT)
+    actions = [
+        action for v in range(2) for action in map(json.loads, (await store.get(log_key(ROOT, v))).data.splitlines())
+    ]
+    actions = [action for action in actions if "commitInfo" not in action]
+    first = f"{LOG}/{1:020d}.checkpoint.{1:010d}.{2:010d}.parquet"
+    await store.create(first, parquet(actions[:2]))
+    assert whole == await history.snapshot(store, ROOT)
+    await store.create(first.replace(f"{1:010d}.{2:010d}", f"{2:010d}.{2:010d}"), parquet(actions[2:]))
+    for version in range(2):
+        await store.delete(log_key(ROOT, version))
+
+    assert comparable(whole) == comparable(await history.snapshot(store, ROOT))
+
+
+def parquet(actions: list[dict[str, Any]]) -> bytes:
+    """Actions as a checkpoint's file; objects of the log that are maps in Parquet become maps."""
+    text = pa.map_(pa.string(), pa.string())
+    kinds = {"partitionValues": text, "tags": text, "configuration": text, "options": text}
+
+    def typed(value: Any, name: str = "") -> Any:
+        if name in kinds:
+            return list(value.items())
+        return {key: typed(each, key) for key, each in value.items()} if isinstance(value, dict) else value
+
+    def kind_of(values: list[Any], name: str = "") -> pa.DataType:
+        if name in kinds:
+            return kinds[name]
+        dicts = [value for value in values if isinstance(value, dict)]
+        if not dicts:
+            return pa.array(values).type
+        inner = dict.fromkeys(key for value in dicts for key in value)
+        return pa.struct([(key, kind_of([value.get(key) for value in dicts], key)) for key in inner])
+
+    rows = {kind: [action.get(kind) for action in actions] for kind in dict.fromkeys(k for a in actions for k in a)}
+    table = pa.table({kind: pa.array(list(map(typed, some)), kind_of(some)) for kind, some in rows.items()})
+    sink = io.BytesIO()
+    pq.write_table(table, sink)
+    return sink.getvalue()
+
+
+# Notes.
+
+
+@pytest.mark.parametrize("later", [3, 60, 130])
+async def test_the_note_outlives_checkpoints(manual_clock: ManualClock, later: int) -> None:
+    """It says where rows come from, and silver what it was made by; no checkpoint has it, so entries carry it on."""
+    store = MemoryStore(clock=manual_clock)
+    table = await filled(store, manual_clock, 3)
+    await table.commit(lambda _: Commit("WRITE", note="made by contract 7"))
+    await filled(store, manual_clock, later, table)
+
+    assert "made by contract 7" == (await history.snapshot(store, ROOT)).note
+    assert "made by contract 7" == (await plain(store, manual_clock).commit(lambda _: Commit("WRITE"))).note
+
+
+async def test_a_note_of_an_older_lakebed_is_found_behind_a_checkpoint(manual_clock: ManualClock) -> None:
+    """Its entries, and those of other writers, say nothing about notes before them."""
+    store = MemoryStore(clock=manual_clock)
+    for version in range(30):
+        commit = Commit("WRITE", spec=SPEC if version == 0 else None, table_id="i", note="old" if version == 4 else "")
+        data = encode(commit, attempt_id="a", now_ms=0)
+        await store.create(log_key(ROOT, version), data)
+    await checkpoint.write(store, ROOT, 29, [f"{version:020d}.json" for version in range(30)])
+
+    assert (29, "old") == ((found := await history.snapshot(store, ROOT)).checkpoint, found.note)
+
+
+# Clean-up of the log.
+
+
+async def test_a_table_that_rests_keeps_the_log_of_its_last_rows(manual_clock: ManualClock) -> None:
+    """Retention removes rows day by day, and nothing comes: what a writer looks back to is still there."""
+    store = MemoryStore(clock=manual_clock)
+    table = await filled(store, manual_clock, 60)
+    for _ in range(50):
+        await manual_clock.advance(DAY_S)
+        await table.commit(lambda state: Commit("DELETE", removes=state.files[:1]))
+
+    assert 0 == await cleanup.clean(store, ROOT, clock=manual_clock)
+
+
+async def test_old_entries_go_by_the_tables_own_retention(tmp_path: Path, manual_clock: ManualClock) -> None:
+    """30 days unless it says otherwise: every younger version stays readable, for delta-rs too; nothing goes twice."""
+    store = MemoryStore(clock=manual_clock)
+    table = await filled(store, manual_clock, 60)
+    await manual_clock.advance(31 * DAY_S)
+    await filled(store, manual_clock, 60, table)
+    await store.create(f"{ROOT}/_lakebed/{16:020d}.json", b"{}")
+
+    gone = await cleanup.clean(store, ROOT, clock=manual_clock)
+    again = await cleanup.clean(store, ROOT, clock=manual_clock)
+
+    left = await names(store)
+    assert (1 + 49, 0) == (gone, again)
+    assert f"{49:020d}.json" == left[1]
+    assert [] == [info async for info in store.list(f"{ROOT}/_lakebed/")]
+    assert [50, 120] == [(await history.snapshot(store, ROOT, version=v)).rows for v in (49, 119)]
+    assert 120 == deltalake.DeltaTable(await copied(store, tmp_path)).to_pyarrow_table().num_rows
+    with pytest.raises(NotFound, match="cleaned up"):
+        await history.snapshot(store, ROOT, version=20)
+
+
+@pytest.mark.parametrize(
+    ("properties", "gone"),
+    [
+        ({"delta.logRetentionDuration": "interval 7 days"}, 49),
+        ({"delta.logRetentionDuration": "interval 1 weeks 2 days"}, 0),
+        ({"delta.logRetentionDuration": "interval 3 moons"}, 0),
+        ({"delta.logRetentionDuration": "interval 1 day", "delta.enableExpiredLogCleanup": "false"}, 0),
+    ],
+)
+async def test_retention_properties_are_obeyed(
+    manual_clock: ManualClock, properties: dict[str, str], gone: int
+) -> None:
+    """An interval that is not understood keeps everything."""
+    store = MemoryStore(clock=manual_clock)
+    text = json.dumps(properties)[1:-1].encode()
+    data = encode(Commit("WRITE", spec=SPEC, table_id="i"), attempt_id="a", now_ms=0)
+    await store.create(log_key(ROOT, 0), data.replace(b'"configuration":{', b'"configuration":{' + text + b","))
+    table = await filled(store, manual_clock, 55)
+    await manual_clock.advance(8 * DAY_S)
+    await filled(store, manual_clock, 1, table)
+
+    assert gone == await cleanup.clean(store, ROOT, clock=manual_clock)
+
+
+async def test_vacuum_knows_the_files_of_a_log_that_was_cleaned_up(tmp_path: Path, manual_clock: ManualClock) -> None:
+    """Kept files stand in a checkpoint only; what a later version removed is known too."""
+    store = MemoryStore(clock=manual_clock)
+    table = await filled(store, manual_clock, 55)
+    await manual_clock.advance(40 * DAY_S)
+    await filled(store, manual_clock, 3, table)
+    await cleanup.clean(store, ROOT, clock=manual_clock)
+    state = await table.snapshot()
+    await table.commit(lambda _: Commit("DELETE", removes=state.files[:5]))
+    await store.create(f"{ROOT}/orphan.parquet", b"x")
+    await manual_clock.advance(6 * DAY_S)
+    early = await sweepable(store, ROOT, clock=manual_clock)
+    await manual_clock.advance(2 * DAY_S)
+
+    late = await sweepable(store, ROOT, clock=manual_clock)
+
+    assert [] == early
+    expected = {f"{ROOT}/{file.path}" for file in state.files[:5]} | {f"{ROOT}/orphan.parquet"}
+    assert expected == {info.key for info in late}
+
+
+async def test_vacuum_keeps_what_a_cleaned_up_log_remembers_as_removed(manual_clock: ManualClock) -> None:
+    """Another writer keeps its log for an hour: files that were removed yesterday are still read by somebody."""
+    store = MemoryStore(clock=manual_clock)
+    await manual_clock.advance(400 * DAY_S)
+    old = DataFile("old.parquet", 1, 1)
+    await store.create(f"{ROOT}/old.parquet", b"x")
+    now = int(manual_clock.now_ns() // 1_000_000)
+    await manual_clock.advance(10 * DAY_S)
+    later = int(manual_clock.now_ns() // 1_000_000)
+    await store.create(
+        log_key(ROOT, 0), encode(Commit("WRITE", (old,), spec=SPEC, table_id="i"), attempt_id="a", now_ms=now)
+    )
+    await store.create(log_key(ROOT, 1), encode(Commit("DELETE", (), (old,)), attempt_id="b", now_ms=later))
+    actions = [action for action in await entries(store, 2) if "add" not in action]
+    await store.create(f"{LOG}/{1:020d}.checkpoint.parquet", parquet(actions))
+    await store.delete(log_key(ROOT, 0))
+    await manual_clock.advance(DAY_S)
+    soon = await sweepable(store, ROOT, clock=manual_clock)
+    await manual_clock.advance(8 * DAY_S)
+
+    assert [] == soon
+    assert [f"{ROOT}/old.parquet"] == [info.key for info in await sweepable(store, ROOT, clock=manual_clock)]

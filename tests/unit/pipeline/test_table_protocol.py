@@ -1,0 +1,340 @@
+"""What a table demands: features and properties are obeyed, or that table alone is refused by name."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import struct
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lakebed.core.clock import ManualClock
+from lakebed.core.errors import Invalid
+from lakebed.core.ids import Ids
+from lakebed.delta import history
+from lakebed.delta.log import Commit, apply, decode, encode, log_key
+from lakebed.delta.model import DataFile, Snapshot, TableProtocol, TableSpec
+from lakebed.delta.plain import schema_json
+from lakebed.delta.predicate import parse_predicate
+from lakebed.delta.protocol import PLAIN, needed, seconds
+from lakebed.pipeline.tables import files, rewrite
+from lakebed.pipeline.tables.columns import ColumnMapping
+from lakebed.pipeline.tables.maintenance import TableMaintenance
+from lakebed.pipeline.tables.scan import scan
+from lakebed.pipeline.tables.table import Table
+from lakebed.pipeline.tables.view import Tables
+from lakebed.store.memory import MemoryStore
+from support.delta_tables import Folder
+from support.runtimes import runtime_on
+from support.tick_fixtures import context_of
+
+KINDS = (("id", "long"), ("name", "string"))
+SPEC = TableSpec("t", schema_json(KINDS), keys=("id",))
+ONE, TWO = DataFile("one.parquet", 1, 1), DataFile("two.parquet", 1, 1)
+APPEND, REWRITE = Commit("WRITE", (TWO,)), Commit("MERGE", (TWO,), (ONE,))
+REPLACE, JOIN = Commit("WRITE", (TWO,), (ONE,), overwrites=True), Commit("OPTIMIZE", (TWO,), (ONE,), data_change=False)
+
+
+def state(**changed: Any) -> Snapshot:
+    """A table with one file; `properties` are its configuration."""
+    metadata = {"configuration": changed.pop("properties", {}), "schemaString": SPEC.schema_json}
+    return Snapshot(3, changed.pop("schema", SPEC.schema_json), files=(ONE,), metadata=metadata, **changed)
+
+
+def features(*names: str) -> TableProtocol:
+    return TableProtocol(3, 7, (), names)
+
+
+@pytest.mark.parametrize(
+    ("held", "commit", "why"),
+    [
+        (state(properties={"delta.appendOnly": "true"}), REWRITE, "append-only"),
+        (state(properties={"delta.appendOnly": "true"}), REPLACE, "append-only"),
+        (state(properties={"delta.appendOnly": "true"}), Commit("DELETE", (), (ONE,)), "append-only"),
+        (state(properties={"delta.enableChangeDataFeed": "true"}), REWRITE, "change data feed"),
+        (state(properties={"delta.constraints.positive": "id > 0"}), APPEND, "constraint positive"),
+        (state(properties={"delta.columnMapping.mode": "name"}), APPEND, "maps column names"),
+        (state(protocol=TableProtocol(1, 8)), APPEND, "writer version 8"),
+        (state(protocol=features("appendOnly", "rowTracking")), APPEND, "rowTracking"),
+        (state(protocol=features("inCommitTimestamp")), APPEND, "inCommitTimestamp"),
+        (state(protocol=features("deletionVectors")), APPEND, "deletionVectors"),
+        (state(schema=SPEC.schema_json.replace("{}", '{"delta.generationExpression":"1"}', 1)), APPEND, "id has"),
+        (state(schema=SPEC.schema_json.replace("{}", '{"delta.invariants":"1"}', 1)), APPEND, "invariant"),
+        (state(schema=SPEC.schema_json.replace("{}", '{"delta.identity.start":1}', 1)), APPEND, "identity"),
+    ],
+)
+def test_a_version_that_would_break_a_promise_is_refused(held: Snapshot, commit: Commit, why: str) -> None:
+    """By the table's name and the reason."""
+    with pytest.raises(Invalid, match=f"'bronze/t'.*{why}"):
+        commit.check(held, "bronze/t")
+
+
+@pytest.mark.parametrize(
+    ("held", "commit"),
+    [
+        (state(), REWRITE),
+        (state(properties={"delta.appendOnly": "true"}), APPEND),
+        (state(properties={"delta.appendOnly": "true"}), JOIN),
+        (state(properties={"delta.appendOnly": "false"}), REWRITE),
+        (state(properties={"delta.enableChangeDataFeed": "true"}), APPEND),
+        (state(properties={"delta.enableChangeDataFeed": "true"}), REPLACE),
+        (state(protocol=TableProtocol(2, 6)), REWRITE),
+        (state(protocol=features("appendOnly", "invariants", "timestampNtz", "v2Checkpoint")), REWRITE),
+    ],
+)
+def test_a_feature_that_nothing_uses_changes_nothing(held: Snapshot, commit: Commit) -> None:
+    """A writer version that allows constraints is no constraint."""
+    commit.check(held, "bronze/t")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", 5.0),
+        ("interval 30 days", 30 * 86_400.0),
+        ("INTERVAL 1 week 12 HOURS", 7.5 * 86_400.0),
+        ("interval 2 minutes 3 seconds", 123.0),
+        ("30 days", 30 * 86_400.0),
+        ("interval 1 year", float("inf")),
+        ("soon", float("inf")),
+    ],
+)
+def test_intervals_are_read_and_what_is_not_understood_keeps_everything(text: str, expected: float) -> None:
+    """Nothing is deleted too early."""
+    assert expected == seconds({"p": text} if text else {}, "p", 5.0)
+
+
+def test_moments_without_a_zone_name_their_feature() -> None:
+    """Other readers refuse such a column without it; what the protocol demanded before stays."""
+    ntz = schema_json((("id", "long"), ("t", "timestamp_ntz")))
+
+    assert PLAIN == needed(PLAIN, SPEC.schema_json)
+    assert TableProtocol(3, 7, ("timestampNtz",), ("appendOnly", "invariants", "timestampNtz")) == needed(PLAIN, ntz)
+    raised = needed(TableProtocol(2, 5), ntz)
+    assert ("columnMapping", "timestampNtz") == raised.reader_features
+    assert {"checkConstraints", "changeDataFeed", "generatedColumns", "columnMapping"} < set(raised.writer_features)
+    assert raised == needed(raised, ntz)
+
+
+def grown(folder: Path, *specs: TableSpec, first: bytes = b"") -> tuple[Table, MemoryStore]:
+    """A table that is appended to with each spec."""
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    if first:
+        asyncio.run(store.create(log_key(SPEC.root, 0), first))
+    for number, spec in enumerate(specs):
+        table = Table(None, spec, runtime_on(store, clock, Ids()), location=Folder.at(folder))  # type: ignore[arg-type]
+        table.append_files([DataFile(f"f{number}.parquet", 1, 1)])
+    return table, store
+
+
+def test_properties_and_comments_survive_a_new_column(tmp_path: Path) -> None:
+    """Only the schema and our keys change; the protocol is not written again, so nothing is downgraded."""
+    text = b'"configuration":{"delta.logRetentionDuration":"interval 9 days","owner":"me",'
+    data = encode(Commit("WRITE", spec=SPEC, table_id="i"), attempt_id="a", now_ms=5)
+    data = data.replace(b'"configuration":{', text).replace(b'"id":"i"', b'"id":"i","description":"of things"')
+    data = data.replace(b'\\"metadata\\":{}', b'\\"metadata\\":{\\"comment\\":\\"said\\"}', 1)
+    more = TableSpec("t", schema_json((*KINDS, ("more", "double"))), keys=("id",))
+
+    table, store = grown(tmp_path, more, first=data)
+    after = table.snapshot()
+
+    entry = decode(asyncio.run(store.get(log_key(SPEC.root, 1))).data, "k")
+    assert ["commitInfo", "metaData", "add"] == [next(iter(action)) for action in entry]
+    assert {"delta.logRetentionDuration": "interval 9 days", "owner": "me", "lakebed.keys": "id"} == after.properties
+    assert ("of things", 5, "i") == (after.metadata["description"], after.metadata["createdTime"], after.table_id)
+    fields = msgspec.json.decode(after.schema_json)["fields"]
+    assert ["id", "name", "more"] == [field["name"] for field in fields]
+    assert {"comment": "said"} == fields[0]["metadata"]
+
+
+def test_a_moment_without_a_zone_that_comes_later_raises_the_protocol(tmp_path: Path) -> None:
+    """In the same version; delta-rs reads the table."""
+    more = TableSpec("t", schema_json((*KINDS, ("at", "timestamp_ntz"))), keys=("id",))
+    table, store = grown(tmp_path, SPEC, more)
+
+    assert (
+        features("appendOnly", "invariants", "timestampNtz").writer_features
+        == table.snapshot().protocol.writer_features
+    )
+    for version in range(2):
+        log = tmp_path / "copy" / "_delta_log" / f"{version:020d}.json"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_bytes(asyncio.run(store.get(log_key(SPEC.root, version))).data)
+    theirs = deltalake.DeltaTable(str(tmp_path / "copy"))
+    assert (3, 7) == (theirs.protocol().min_reader_version, theirs.protocol().min_writer_version)
+    assert "timestamp_ntz" in theirs.schema().to_json()
+
+
+async def refused_and_sound(context: Any) -> None:
+    """Two bronze tables, of which the first needs a feature that nobody here knows."""
+    for name in ("a", "b"):
+        spec = TableSpec(f"bronze/o/p/{name}", SPEC.schema_json, keys=("id",))
+        data = encode(Commit("WRITE", (ONE, TWO), spec=spec, table_id="i"), attempt_id="a", now_ms=0)
+        if name == "a":
+            features = b'"readerFeatures":["catalogManaged"],"writerFeatures":["catalogManaged"]'
+            theirs = b'"minReaderVersion":3,"minWriterVersion":7,' + features
+            data = data.replace(b'"minReaderVersion":1,"minWriterVersion":2', theirs)
+        await context.store.create(log_key(spec.root, 0), data)
+
+
+def test_one_table_that_is_refused_does_not_hold_up_the_others(manual_clock: ManualClock) -> None:
+    """Listing, compaction and vacuum name it with its problem and go on."""
+    context = context_of(clock=manual_clock)
+    asyncio.run(refused_and_sound(context))
+
+    listed = asyncio.run(Tables(context).all())
+    joined = TableMaintenance(context).compact(dry_run=True)
+    swept = TableMaintenance(context).vacuum(dry_run=True)
+
+    assert [True, False] == ["catalogManaged" in row.problem for row in listed]
+    assert [("bronze/o/p/a", 0), ("bronze/o/p/b", 2)] == [(report.table, report.files_joined) for report in joined]
+    assert ["catalogManaged" in report.problem for report in joined] == [True, False]
+    assert ["bronze/o/p/a"] == [report.table for report in swept]
+    with pytest.raises(Invalid, match="catalogManaged"):
+        TableMaintenance(context).compact("bronze/o/p/a")
+
+
+# Column mapping and deletion vectors.
+
+
+def read(folder: Path, held: Snapshot, types: dict[str, Any]) -> list[dict[str, Any]]:
+    listed = pa.RecordBatch.from_pydict(
+        {
+            "path": [file.path for file in held.files],
+            "partition": [msgspec.json.encode(file.partition).decode() for file in held.files],
+        }
+    )
+    version = held.version if any(file.vector for file in held.files) else None
+    mapped = ColumnMapping.of(held, types)
+    task = files.reading(Folder.at(folder), "tables/t", types, held.partition_by, mapped=mapped, version=version)
+    return [row for batch in task(iter([listed])) for row in batch.to_pylist()]
+
+
+@pytest.mark.parametrize("mode", ["name", "id"])
+def test_mapped_columns_are_read_by_their_physical_names(tmp_path: Path, mode: str) -> None:
+    """Renamed columns, also inside structs, and partitions; a dropped name that is used again is another column."""
+
+    def field(name: str, kind: Any, number: int, physical: str) -> dict[str, Any]:
+        said = {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": physical}
+        return {"name": name, "type": kind, "nullable": True, "metadata": said}
+
+    inner = {"type": "struct", "fields": [field("x", "long", 3, "col-x")]}
+    fields = [field("id", "long", 1, "col-1"), field("s", inner, 2, "col-2"), field("p", "string", 4, "col-p")]
+    schema = msgspec.json.encode({"type": "struct", "fields": [*fields, field("old", "string", 9, "col-9")]}).decode()
+    stored = pa.schema(
+        [
+            pa.field("old" if mode == "id" else "col-1", pa.int64(), metadata={"PARQUET:field_id": "1"}),
+            pa.field("col-2", pa.struct([pa.field("col-x", pa.int32())]), metadata={"PARQUET:field_id": "2"}),
+        ]
+    )
+    (tmp_path / "tables/t").mkdir(parents=True)
+    pq.write_table(pa.table([[1, 2], [{"col-x": 5}, None]], schema=stored), tmp_path / "tables/t/f.parquet")
+    held = Snapshot(
+        0,
+        schema,
+        ("p",),
+        (DataFile("f.parquet", 1, 2, {"col-p": "v"}),),
+        metadata={"configuration": {"delta.columnMapping.mode": mode}},
+    )
+    types = {"id": pa.int64(), "s": pa.struct([("x", pa.int64())]), "p": pa.string(), "old": pa.string()}
+
+    found = read(tmp_path, held, types)
+
+    assert [{"id": 1, "s": {"x": 5}, "p": "v", "old": None}, {"id": 2, "s": None, "p": "v", "old": None}] == found
+    assert found == scan(Folder.at(tmp_path), "tables/t", held).to_pylist()
+    misleading = msgspec.structs.replace(held.files[0], low={"id": 7}, high={"id": 9})  # of a column named so in files
+    mapped = msgspec.structs.replace(held, files=(misleading,))
+    wanted = parse_predicate("id = 2 and p = 'v'")
+    assert found[1:] == scan(Folder.at(tmp_path), "tables/t", mapped, predicate=wanted).to_pylist()
+    with pytest.raises(Invalid, match="maps column names"):
+        rewrite.check_plain(held, "t")
+
+
+Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+B85 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
+
+
+def inline_vector(deleted: list[int]) -> dict[str, Any]:
+    """A deletion vector as the protocol defines it: a 64-bit Roaring bitmap, in Z85, inside the log."""
+    bitmap = struct.pack("<IIHHI", 12346, 1, 0, len(deleted) - 1, 16) + struct.pack(f"<{len(deleted)}H", *deleted)
+    data = struct.pack("<IQI", 1681511377, 1, 0) + bitmap
+    padded = data + b"\0" * (-len(data) % 4)
+    text = base64.b85encode(padded).decode().translate(str.maketrans(B85, Z85))
+    return {"storageType": "i", "pathOrInlineDv": text, "sizeInBytes": len(data), "cardinality": len(deleted)}
+
+
+def test_rows_that_a_deletion_vector_marks_are_not_read(tmp_path: Path) -> None:
+    """Neither counted nor read; files without one are read whole."""
+    root = tmp_path / "tables/t"
+    (root / "_delta_log").mkdir(parents=True)
+    protocol = {
+        "minReaderVersion": 3,
+        "minWriterVersion": 7,
+        "readerFeatures": ["deletionVectors"],
+        "writerFeatures": ["deletionVectors"],
+    }
+    lines: list[dict[str, Any]] = [{"protocol": protocol}]
+    lines += decode(encode(Commit("WRITE", spec=SPEC, table_id="i"), attempt_id="a", now_ms=0), "k")[2:]
+    for name, begin, vector in (("f.parquet", 0, inline_vector([0, 2, 3])), ("g h.parquet", 10, None)):
+        ids = list(range(begin, begin + 6))
+        pq.write_table(pa.table({"id": ids, "name": [f"n{one}" for one in ids]}), root / name)
+        add = {"path": name.replace(" ", "%20"), "size": (root / name).stat().st_size, "partitionValues": {}}
+        add |= {"modificationTime": 0, "dataChange": True, "stats": '{"numRecords":6}'}
+        lines.append({"add": add | ({"deletionVector": vector} if vector else {})})
+    data = b"\n".join(map(msgspec.json.encode, lines))
+    (root / "_delta_log" / f"{0:020d}.json").write_bytes(data)
+    store = MemoryStore(clock=ManualClock())
+    asyncio.run(store.create(log_key("tables/t", 0), data))
+
+    held = asyncio.run(history.snapshot(store, "tables/t"))
+    found = read(tmp_path, held, {"id": pa.int64()})
+
+    assert 9 == held.rows
+    assert [1, 4, 5, *range(10, 16)] == [row["id"] for row in found]
+    assert found == scan(Folder.at(tmp_path), "tables/t", held, columns=["id"]).to_pylist()
+    some = scan(Folder.at(tmp_path), "tables/t", held, predicate=parse_predicate("id in (2, 4, 11)"))
+    assert [{"id": 4, "name": "n4"}, {"id": 11, "name": "n11"}] == some.to_pylist()
+
+
+def test_a_file_that_gets_a_deletion_vector_stays_in_the_table() -> None:
+    """The log removes it without the vector and adds it with one, in any order: these are two files to Delta."""
+    add = {"path": "a%20b.parquet", "size": 1, "stats": '{"numRecords":6}'}
+    vector = inline_vector([1])
+    marked = [{"add": add | {"deletionVector": vector}}, {"remove": {"path": "a b.parquet"}}]
+
+    first = apply(Snapshot(), 0, [{"add": add}], "k")
+    second = apply(first, 1, marked, "k")
+    third = apply(second, 2, [{"remove": {"path": "a b.parquet", "deletionVector": vector}}], "k")
+
+    assert [(6, 1), (5, 1), (0, 0)] == [(each.rows, len(each.files)) for each in (first, second, third)]
+
+
+def test_moments_and_nested_values_of_other_engines_are_read(tmp_path: Path) -> None:
+    """INT96, nanoseconds, structs without a field or with one that may not be null, narrower numbers."""
+    folder = tmp_path / "tables/t"
+    folder.mkdir(parents=True)
+    moments = pa.array([1_700_000_000_123_456_789, None], pa.timestamp("ns", tz="UTC"))
+    inner = pa.array([{"a": 1}, {"a": 2}], pa.struct([pa.field("a", pa.int32(), nullable=False)]))
+    rows = pa.table({"t": moments, "s": inner, "l": [[{"a": 1}], None], "n": pa.array([1, 2], pa.int32())})
+    for name, old in (("int96.parquet", True), ("ns.parquet", False)):
+        pq.write_table(rows, folder / name, use_deprecated_int96_timestamps=old, version="2.6")
+    us = pa.timestamp("us", tz="UTC")
+    new = pa.struct([pa.field("a", pa.int64(), nullable=False), pa.field("b", pa.string())])
+    types = {"t": us, "s": new, "l": pa.list_(new), "n": pa.int64()}
+    held = Snapshot(0, SPEC.schema_json, files=(DataFile("int96.parquet", 1, 2), DataFile("ns.parquet", 1, 2)))
+
+    found = read(tmp_path, held, types)
+
+    assert found[:2] == found[2:]
+    assert (123456, None) == (found[0]["t"].microsecond, found[1]["t"])
+    assert ({"a": 1, "b": None}, [{"a": 1, "b": None}], 1) == (found[0]["s"], found[0]["l"], found[0]["n"])
+    location = Folder.at(tmp_path)
+    whole = files.read_file(location, location.filesystem(), "tables/t", "int96.parquet", pa.schema(types))
+    assert found[:2] == whole.to_pylist()

@@ -1,0 +1,114 @@
+"""Tables over HTTP: rows, history and SQL as Arrow streams, with rights and limits."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import httpx2
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+
+from lakebed.core.auth import Principal
+from lakebed.core.errors import LakebedError, Overloaded
+from lakebed.pipeline.tables import routes
+from lakebed.pipeline.tables.query import QueryLimits
+from lakebed.pipeline.tables.view import TableRow
+
+ROWS = pa.table({"id": [1, 2, 3], "spent": [1.5, 2.5, 3.5]})
+RIGHTS = ["tables:read"]
+
+
+class Opened:
+    def __init__(self, version: int | None) -> None:
+        self.version = version
+
+    def to_pyarrow_dataset(self) -> Any:
+        return ds.dataset(ROWS if self.version is None else ROWS.slice(0, self.version))
+
+    def history(self, limit: int) -> list[dict[str, Any]]:
+        return [{"version": number} for number in (1, 0)][:limit]
+
+
+def refusal(request: Any, error: Any) -> PlainTextResponse:
+    return PlainTextResponse(f"{type(error).__name__}: {error.message}", status_code=400)
+
+
+@pytest.fixture
+def http(monkeypatch: pytest.MonkeyPatch) -> httpx2.AsyncClient:
+    async def every(self: Any) -> list[TableRow]:
+        return [TableRow("gold/acme/shop/by_customer", "gold", 1, 3, 1, 10)]
+
+    monkeypatch.setattr(routes.Tables, "all", every)
+    monkeypatch.setattr(routes, "delta_table", lambda context, name, version=None: Opened(version))
+    monkeypatch.setattr(routes, "ROWS_MAX", 3)
+    part = routes.TableRoutes(SimpleNamespace(store=None))  # type: ignore[arg-type]
+    app = Starlette(routes=part.reads, exception_handlers={LakebedError: refusal})
+
+    async def with_person(scope: Any, receive: Any, send: Any) -> None:
+        scope.setdefault("state", {})["principal"] = Principal("someone", tuple(RIGHTS))
+        await app(scope, receive, send)
+
+    return httpx2.AsyncClient(transport=httpx2.ASGITransport(with_person), base_url="http://t")
+
+
+def rows(answer: httpx2.Response) -> Any:
+    return pa.ipc.open_stream(answer.content).read_all().to_pylist()
+
+
+async def test_rows_come_as_an_arrow_stream_by_column_limit_and_version(http: httpx2.AsyncClient) -> None:
+    """The organisation may be left out of the name; an unknown column or table is an error."""
+    path = "/v1/tables/rows/gold.shop.by_customer"
+    whole = await http.get(path)
+    few = await http.get(path, params={"column": "id", "limit": "2"})
+    older = await http.get(path, params={"version": "1"})
+    wrong = await http.get(path, params={"column": "x"})
+    history = await http.get("/v1/tables/history/gold/acme/shop/by_customer", params={"limit": "1"})
+
+    assert (routes.ARROW, ROWS.to_pylist()) == (whole.headers["content-type"], rows(whole))
+    assert ([{"id": 1}, {"id": 2}], [{"id": 1, "spent": 1.5}]) == (rows(few), rows(older))
+    assert "has no column 'x'" in wrong.text and [{"version": 1}] == history.json()
+    assert "NotFound" in (await http.get("/v1/tables/rows/gold/none")).text
+    assert "is not a number" in (await http.get(path, params={"limit": "-1"})).text
+
+
+async def test_sql_reads_and_needs_the_right(http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A statement that changes something is refused; without the right nothing is read."""
+    ask = {"query": "select sum(spent) as total from gold.shop.by_customer"}
+    found = await http.post("/v1/sql", json=ask)
+    changes = await http.post("/v1/sql", json={"query": "drop table gold.shop.by_customer"})
+    RIGHTS.clear()
+    try:
+        denied = [(await http.get("/v1/tables")).text, (await http.post("/v1/sql", json=ask)).text]
+    finally:
+        RIGHTS.append("tables:read")
+
+    assert [{"total": 7.5}] == rows(found)
+    assert changes.text.startswith("Invalid: not a query") and ["Denied: someone may not tables:read"] * 2 == denied
+
+
+async def test_more_rows_than_the_limit_are_refused(http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table that is too long is read with a limit; a third query at once is refused for now."""
+    monkeypatch.setattr(routes, "ROWS_MAX", 2)
+    path = "/v1/tables/rows/gold/acme/shop/by_customer"
+    whole, few = await http.get(path), await http.get(path, params={"limit": "9"})
+    part = routes.TableRoutes(SimpleNamespace(store=None))  # type: ignore[arg-type]
+    part._free = 0
+    with pytest.raises(Overloaded):
+        await part._in_thread(lambda: 1)
+
+    assert "has more than 2 rows" in whole.text and 2 == len(rows(few))
+
+
+async def test_a_query_ends_at_its_limits(http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows beyond the limit and time beyond the limit are errors that name it; exactly the limit is answered."""
+    monkeypatch.setattr(routes, "LIMITS", QueryLimits(rows=5, seconds=0.3))
+    many = await http.post("/v1/sql", json={"query": "select * from range(6)"})
+    slow = await http.post("/v1/sql", json={"query": "select count(*) from range(100000000000) t(a)"})
+    enough = await http.post("/v1/sql", json={"query": "select * from range(5)"})
+
+    assert many.text.startswith("Invalid: the result has more than 5 rows") and "QueryTooSlow" in slow.text
+    assert 5 == len(rows(enough))

@@ -1,0 +1,115 @@
+"""Chunks are merged as they age, and a query over merged chunks returns what it returned before, bit for bit."""
+
+from __future__ import annotations
+
+from lakebed.batches.model import Kind, Sample
+from lakebed.core.clock import ManualClock
+from lakebed.rollups import paths
+from lakebed.rollups.model import MergedSpans
+from lakebed.store.memory import MemoryStore
+from support.counting_store import CountingStore
+from support.rollup_fixtures import accept, ask, by_hand, frame, make_roller, shown
+
+S = 10**9
+HOUR_NS, DAY_NS = 3600 * S, 86_400 * S
+BEGIN_NS = 1_759_276_800 * S  # 2025-10-01
+
+
+def samples(begin_ns: int, count: int, step_s: int) -> list[Sample]:
+    return [
+        Sample("cpu", begin_ns + n * step_s * S, 0.1 * n - 1e9 * (n % 3), Kind.COUNTER, {"host": f"h{n % 2}"})
+        for n in range(count)
+    ]
+
+
+async def filled(store: MemoryStore, clock: ManualClock, days: int) -> list[tuple[str, Sample]]:
+    """Days with two batches each, rolled up twice a day."""
+    reported: list[tuple[str, Sample]] = []
+    for day in range(days):
+        for half in range(2):
+            begin_ns = BEGIN_NS + day * DAY_NS + half * 12 * HOUR_NS
+            some = samples(begin_ns, 24, 1800)
+            reported += [("a", sample) for sample in some]
+            await clock.advance((begin_ns + 12 * HOUR_NS - clock.now_ns()) / S)
+            await accept(store, frame("a", 1000 * (2 * day + half), some), clock.now_ns())
+            await make_roller(store, clock).run()
+    return reported
+
+
+async def test_a_month_of_chunks_is_read_from_one_object() -> None:
+    """Hours become days, and days a month; the windows are those of the samples."""
+    clock = ManualClock(BEGIN_NS)
+    store = CountingStore(clock=clock)
+    reported = await filled(store, clock, 33)
+    for _ in range(6):
+        await clock.advance(3600)
+        await make_roller(store, clock).run()
+    spans = set((await make_roller(store, clock)._merger.spans.read()).value.through)
+    store.gets.clear()
+
+    answer = await ask(store, clock, "cpu", 3600, BEGIN_NS, BEGIN_NS + 31 * DAY_NS)
+
+    assert {"month=2025-10", "date=2025-10-01", "date=2025-11-01"} <= spans
+    assert 1 == answer.sources["rollup"]
+    assert len([key for key in store.gets if "lmrollup" in key]) <= 1
+    month = [each for each in reported if each[1].time_ns < BEGIN_NS + 31 * DAY_NS]
+    assert by_hand(month, "cpu", 3600) == shown(answer)
+
+
+async def test_late_samples_of_a_merged_day_are_counted_once() -> None:
+    """Before, between and after the day is merged again; a reader with an older look falls back to the hours."""
+    clock = ManualClock(BEGIN_NS)
+    store = MemoryStore(clock=clock)
+    reported = await filled(store, clock, 3)
+    await clock.advance(3600)
+    await make_roller(store, clock).run()
+    late = samples(BEGIN_NS + HOUR_NS + S, 5, 60)
+    await accept(store, frame("late", 0, late), clock.now_ns())
+    reported += [("late", sample) for sample in late]
+    whole = (BEGIN_NS, BEGIN_NS + 3 * DAY_NS)
+
+    raw = await ask(store, clock, "cpu", 300, *whole)
+    await clock.advance(60)
+    await make_roller(store, clock).run()
+    rolled = await ask(store, clock, "cpu", 300, *whole)
+    await clock.advance(7200)
+    await make_roller(store, clock).run()
+    again = await ask(store, clock, "cpu", 300, *whole)
+
+    expected = by_hand(reported, "cpu", 300)
+    assert [expected] * 3 == [shown(each) for each in (raw, rolled, again)]
+    assert "date=2025-10-01" in (await make_roller(store, clock)._merger.spans.read()).value.through
+
+
+async def test_a_span_that_was_taken_out_meanwhile_is_not_used() -> None:
+    """A generation that touches it was committed between the two looks."""
+    from lakebed.batches.reader import RawBatches
+    from lakebed.rollups.reader import RollupCoverage
+
+    store = MemoryStore(clock=ManualClock())
+    coverage = RollupCoverage(store, RawBatches(store))
+
+    assert {"date=b": 2} == coverage.usable({"date=a": 1, "date=b": 2}, {"date=b": 2})
+    assert {} == coverage.usable({"date=a": 1}, {"date=a": 3})
+    assert {} == await coverage.merged_spans()
+    kept = MergedSpans({"date=2025-10-01": 1, "month=2025-10": 1, "date=2025-10-02": 1})
+    key = f"{paths.ROLLUP}window=60s/date=2025-10-01/hour=00/metric=cpu/000000000002-x-000.lmrollup.zst"
+    from lakebed.rollups.merging import touched
+
+    assert {"date=2025-10-02"} == set(kept.without(touched([key])).through)
+
+
+async def test_a_day_with_a_damaged_chunk_is_not_merged() -> None:
+    """It stays readable hour by hour, and the query says that a chunk is missing."""
+    clock = ManualClock(BEGIN_NS)
+    store = MemoryStore(clock=clock)
+    await filled(store, clock, 1)
+    (key, *_) = [info.key async for info in store.list(f"{paths.ROLLUP}window=60s/")]
+    await store.delete(key)
+    await store.create(key, b"half")
+    await clock.advance(2 * 86_400)
+
+    report = await make_roller(store, clock).run()
+
+    assert 0 == report.merged
+    assert {} == (await make_roller(store, clock)._merger.spans.read()).value.through

@@ -1,0 +1,164 @@
+"""The files of deploy/ agree with what the code reads: ports, probes, settings, signals, metrics and commands."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lakebed.cli.main import app
+from lakebed.core.metrics import TABLE
+from lakebed.core.settings import env_name
+from lakebed.gateway import health
+from lakebed.gateway.listen import STOP_SIGNALS
+from lakebed.gateway.metrics import RIGHT
+from lakebed.gateway.settings import GatewaySettings
+from lakebed.wiring.parts import sections
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+COMPONENTS_S = 3  # to stop the components, behind the drain
+PORTS = {"serve": 8080, "work": 8081}
+UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+KNOWN = {env_name(f"{kind.section}.{name}") for kind in sections() for name in kind.__struct_fields__}
+
+
+def dockerfile() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for line in (DEPLOY / "Dockerfile").read_text().splitlines():
+        if line and not line.startswith("#"):
+            word, _, rest = line.partition(" ")
+            found.setdefault(word, []).append(rest)
+    return found
+
+
+def manifests(kind: str) -> list[Any]:
+    every = yaml.safe_load_all((DEPLOY / "kubernetes/lakebed.yaml").read_text())
+    return [one for one in every if one["kind"] == kind]
+
+
+def containers() -> list[Any]:
+    return [
+        (spec, container)
+        for spec in (one["spec"]["template"]["spec"] for one in manifests("Deployment"))
+        for container in spec["containers"]
+    ]
+
+
+def settings_in(text: str) -> set[str]:
+    return set(re.findall(r"\bLAKEBED_[A-Z_]+", text))
+
+
+def test_every_setting_in_the_files_exists() -> None:
+    """A misspelt name would be refused at the start: by then it is deployed."""
+    named = {name for file in DEPLOY.rglob("*") if file.is_file() for name in settings_in(file.read_text())}
+
+    assert named and set() == named - KNOWN
+
+
+def test_the_image_listens_where_the_others_look() -> None:
+    """Ports of the image, the manifests, the probes, the compose file, the units and Prometheus are the same."""
+    image = dict(word.split("=", 1) for word in dockerfile()["ENV"][0].split())
+    ported = {
+        args[0]: container["ports"][0]["containerPort"] for _, container in containers() for args in [container["args"]]
+    }
+    variables = {entry["name"]: entry["value"] for _, container in containers() for entry in container["env"]}
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    prometheus = yaml.safe_load((DEPLOY / "monitoring/prometheus.yml").read_text())["scrape_configs"][0]
+
+    assert {"serve": image["LAKEBED_GATEWAY_PORT"], "work": image["LAKEBED_GATEWAY_WORK_PORT"]} == {
+        command: str(port) for command, port in PORTS.items()
+    }
+    assert PORTS == ported and "8080 8081" == dockerfile()["EXPOSE"][0]
+    assert ("8080", "8081") == (variables["LAKEBED_GATEWAY_PORT"], variables["LAKEBED_GATEWAY_WORK_PORT"])
+    for service in compose.values():
+        assert f":{PORTS[service['command'][0]]}/healthz" in service["healthcheck"]["test"][-1]
+    assert ["127.0.0.1:8080", "127.0.0.1:8081"] == prometheus["static_configs"][0]["targets"]
+
+
+def test_probes_ask_routes_that_exist() -> None:
+    """Readiness asks the health route; liveness the port, since a restart does not help a store that is down."""
+    routes = {route.path for route in health.routes(None)}  # type: ignore[attr-defined,arg-type]
+
+    for _, container in containers():
+        for probe in ("startupProbe", "readinessProbe"):
+            assert container[probe]["httpGet"]["path"] in routes
+            assert container[probe]["httpGet"]["port"] == container["ports"][0]["name"]
+        assert container["livenessProbe"]["tcpSocket"]["port"] == container["ports"][0]["name"]
+
+
+def test_nothing_is_killed_before_it_has_drained() -> None:
+    """Each grace period is longer than what happens within it, and each stop is a signal that drains."""
+    own_s = GatewaySettings().drain_s + COMPONENTS_S
+    gateway, container = next(pair for pair in containers() if pair[1]["args"] == ["serve"])
+    drain_s = float(next(e["value"] for e in container["env"] if e["name"] == "LAKEBED_GATEWAY_DRAIN_S"))
+    pause_s = float(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+
+    assert pause_s + drain_s + COMPONENTS_S < gateway["terminationGracePeriodSeconds"]
+    assert {"SIGTERM"} == {*dockerfile()["STOPSIGNAL"], *(service["stop_signal"] for service in compose.values())}
+    assert signal.SIGTERM in STOP_SIGNALS
+    for service in compose.values():
+        assert own_s < float(service["stop_grace_period"].removesuffix("s"))
+    for unit in UNITS:
+        service = read_unit(unit)["Service"]
+        assert "SIGTERM" == service["KillSignal"] and own_s < float(service["TimeoutStopSec"])
+
+
+def test_the_autoscaler_uses_a_metric_that_the_gateway_has() -> None:
+    """And targets the deployment that is there; Prometheus asks with the right that the route needs."""
+    (scaler,) = manifests("HorizontalPodAutoscaler")
+    names = [each["pods"]["metric"]["name"] for each in scaler["spec"]["metrics"] if each["type"] == "Pods"]
+    deployments = {one["metadata"]["name"] for one in manifests("Deployment")}
+
+    assert names and set(names) <= {metric.name for metric in TABLE if metric.kind == "gauge"}
+    assert scaler["spec"]["scaleTargetRef"]["name"] in deployments
+    assert RIGHT in (DEPLOY / "monitoring/prometheus.yml").read_text()
+
+
+def test_selectors_budgets_and_policies_reach_the_pods() -> None:
+    """A selector that matches nothing would leave a service empty and a policy without effect."""
+    pods = [one["spec"]["template"]["metadata"]["labels"] for one in manifests("Deployment")]
+    selectors = [
+        *(one["spec"]["selector"] for one in manifests("Service")),
+        *(
+            one["spec"]["selector"]["matchLabels"]
+            for one in (*manifests("Deployment"), *manifests("PodDisruptionBudget"))
+        ),
+        *(one["spec"]["podSelector"]["matchLabels"] for one in manifests("NetworkPolicy")),
+    ]
+    (policy,) = manifests("NetworkPolicy")
+
+    assert all(any(wanted.items() <= labels.items() for labels in pods) for wanted in selectors)
+    assert set(PORTS.values()) == {each["port"] for each in policy["spec"]["ingress"][0]["ports"]}
+
+
+def read_unit(file: Path) -> configparser.ConfigParser:
+    unit = configparser.ConfigParser(interpolation=None, strict=True)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read_string(file.read_text())
+    return unit
+
+
+@pytest.mark.parametrize("file", UNITS, ids=lambda file: file.name)
+def test_a_unit_starts_a_command_that_exists(file: Path) -> None:
+    """With options that the command has."""
+    program, *words = read_unit(file)["Service"]["ExecStart"].split()
+
+    assert "/opt/lakebed/bin/lakebed" == program
+    app.parse_args(words, exit_on_error=False, print_error=False)
+
+
+def test_the_files_that_are_named_exist() -> None:
+    """Dashboards and rules are those that the documentation has."""
+    prometheus = yaml.safe_load((DEPLOY / "monitoring/prometheus.yml").read_text())
+    compose = yaml.safe_load((DEPLOY / "monitoring/compose.yaml").read_text())
+    mounted = [volume.split(":")[0] for service in compose["services"].values() for volume in service["volumes"]]
+
+    for named in (*prometheus["rule_files"], *mounted):
+        assert (DEPLOY / "monitoring" / named).exists(), named

@@ -1,0 +1,54 @@
+"""Files of other forms become Parquet before they are packed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lakebed.core.errors import Invalid
+from lakebed.ticks.packing import as_parquet, pack
+
+ROWS = [{"id": 1, "name": "a", "price": 2.5}, {"id": 2, "name": "b", "price": 3.5}]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("orders.csv", "id,name,price\n1,a,2.5\n2,b,3.5\n"),
+        ("orders.tsv", "id\tname\tprice\n1\ta\t2.5\n2\tb\t3.5\n"),
+        ("orders.json", '[{"id":1,"name":"a","price":2.5},{"id":2,"name":"b","price":3.5}]'),
+        ("orders.jsonl", '{"id":1,"name":"a","price":2.5}\n{"id":2,"name":"b","price":3.5}\n'),
+        ("ORDERS.NDJSON", '{"id":1,"name":"a","price":2.5}\n{"id":2,"name":"b","price":3.5}\n'),
+    ],
+)
+def test_text_is_converted_with_its_types(tmp_path: Path, name: str, text: str) -> None:
+    """Numbers stay numbers, and the table has the file's name."""
+    (tmp_path / name).write_text(text)
+    (tmp_path / "made").mkdir()
+
+    made = as_parquet(tmp_path / name, tmp_path / "made")
+
+    assert ROWS == pq.read_table(made).to_pylist()
+    packed = pack([made], project_id="shop", tick_id="t-1", dt="20260101", keys={"": ["id"]})
+    assert '"name":"orders"' in packed.manifest.lower()
+
+
+def test_parquet_and_folders_stay_what_they_are(tmp_path: Path) -> None:
+    """Nothing is copied that need not be."""
+    file = tmp_path / "orders.parquet"
+    pq.write_table(pa.table({"id": [1]}), file)
+
+    assert file == as_parquet(file, tmp_path)
+    assert tmp_path == as_parquet(tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize(("name", "text"), [("x.json", "{not json"), ("x.jsonl", '{"a":1}\n{"a":'), ("x.csv", "")])
+def test_a_file_that_is_not_what_its_name_says_is_refused(tmp_path: Path, name: str, text: str) -> None:
+    """The error names the file and the form, not a Parquet footer."""
+    (tmp_path / name).write_text(text)
+
+    with pytest.raises(Invalid, match=f"{name} cannot be read as {Path(name).suffix[1:].upper()}"):
+        as_parquet(tmp_path / name, tmp_path)

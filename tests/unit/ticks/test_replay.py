@@ -1,0 +1,82 @@
+"""A tick committed again with corrected parts: a new attempt beside the first, which stays as it was."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from lakebed.core.errors import NotFound
+from lakebed.ticks import paths
+from lakebed.ticks.model import TickId
+from lakebed.ticks.packing import pack
+from lakebed.ticks.replay import first_of, next_attempt, note_replay, stored_parts
+from support.tick_fixtures import ORG, PROJECT, TICK, Service, context_of, manifest, parquet, serving
+
+OF = TickId(ORG, PROJECT, TICK)
+
+
+async def committed_again(service: Service, note: str) -> str:
+    attempt = await next_attempt(service.context, OF)
+    parts = {1: parquet([1, 2], note=note)}
+    assert 202 == (await service.put(1, parts[1], tick=attempt.attempt_id)).status_code
+    answer = await service.finalize(manifest(parts, {1: 2}, tick=attempt.attempt_id), tick=attempt.attempt_id)
+    assert 200 == answer.status_code
+    return attempt.attempt_id
+
+
+async def test_corrected_parts_are_a_new_attempt_and_the_first_stays() -> None:
+    """Its rows replace those of the same keys; the first record is unchanged; a third attempt has the next number."""
+    async with serving(context_of()) as service:
+        await service.finalize(await service.upload())
+        first = (await service.context.store.get(paths.commit(OF))).data
+
+        attempts = [await committed_again(service, "corrected"), await committed_again(service, "again")]
+        rows = await service.rows()
+        messages = [received.message().tick_id for received in await service.queue.inner.receive(10)]
+
+        assert [f"{TICK}.r2", f"{TICK}.r3"] == attempts
+        assert {"again": 2, "x": 3} == {
+            note: sum(row["note"] == note for row in rows.values()) for note in ("again", "x")
+        }
+        assert first == (await service.context.store.get(paths.commit(OF))).data
+        assert {TICK, *attempts} == set(messages)
+
+
+async def test_a_replay_of_an_attempt_is_one_of_its_tick() -> None:
+    """`t.r2` is replayed as `t.r3`; an id that only looks alike is a tick of its own."""
+    async with serving(context_of()) as service:
+        await service.finalize(await service.upload())
+        await committed_again(service, "corrected")
+
+        again = await next_attempt(service.context, TickId(ORG, PROJECT, f"{TICK}.r2"))
+
+        assert (TICK, f"{TICK}.r3") == (again.of.tick_id, again.attempt_id)
+        assert ["t", "t.r1", "t.rx"] == [first_of(each) for each in ("t.r2", "t.r1", "t.rx")]
+
+
+async def test_a_tick_that_is_not_committed_is_not_replayed() -> None:
+    """It is finalized by its agent instead."""
+    async with serving(context_of()) as service:
+        await service.upload()
+
+        with pytest.raises(NotFound):
+            await next_attempt(service.context, OF)
+
+
+async def test_without_files_the_kept_parts_are_committed_again(tmp_path: Path) -> None:
+    """They come with the keys of the first manifest, and pack into the next attempt."""
+    async with serving(context_of()) as service:
+        await service.finalize(await service.upload())
+        attempt = await next_attempt(service.context, OF)
+
+        files = await stored_parts(service.context, attempt, tmp_path / "parts")
+        packed = await asyncio.to_thread(
+            pack, files, project_id=PROJECT, tick_id=attempt.attempt_id, dt="20261115", keys=attempt.keys
+        )
+        await note_replay(service.context, attempt, "a rule was wrong")
+
+        assert ({"orders": ["id"]}, 2) == (attempt.keys, len(packed.files))
+        notes = [info.key async for info in service.context.store.list(f"{paths.REPLAYS}/{OF.path}/")]
+        assert 1 == len(notes)
