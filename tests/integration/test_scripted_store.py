@@ -277,6 +277,47 @@ async def test_a_read_that_is_cut_short_is_asked_for_again_or_unavailable(store_
             assert got in (whole[100:50_100],) if isinstance(got, bytes) else got.data == whole
 
 
+@pytest.mark.parametrize("cuts", [1, 20])
+async def test_a_404_that_is_cut_short_is_asked_for_again_or_unavailable(store_on: StoreOn, cuts: int) -> None:
+    """Half of "no such key" does not stop a process that reads what may be absent."""
+    async with ScriptedS3() as server:
+        store = store_on(server)
+        for read in (lambda: store.get("a/b"), lambda: store.get_range("a/b", 100, 50_000)):
+            server.script[:] = [Step(method="GET", cut=True) for _ in range(cuts)]
+            if cuts > 1:
+                server.script += [Step(503, "SlowDown", method="HEAD") for _ in range(cuts)]
+            with pytest.raises(Unavailable if cuts > 1 else NotFound):
+                await read()
+
+
+@pytest.mark.parametrize("cuts", [1, 20])
+async def test_a_page_that_is_cut_short_is_asked_for_again_or_unavailable(store_on: StoreOn, cuts: int) -> None:
+    """A listing has every key once, also when its later pages are cut; it never ends early."""
+    keys = [f"a/{number:04}" for number in range(150)]
+    async with ScriptedS3(objects=dict.fromkeys(keys, b"x"), page_keys=60) as server:
+        store = store_on(server)
+
+        async def listed() -> list[str]:
+            found = []
+            async for info in store.list("a/", after="a/0001"):
+                if info.key == "a/0040":  # on the first page; the next one is not requested yet
+                    server.script[:] = [Step(method="GET", cut=True) for _ in range(cuts)]
+                found.append(info.key)
+            return found
+
+        server.script[:] = [Step(method="GET", cut=True)]
+        if cuts > 1:
+            with pytest.raises(Unavailable):
+                await listed()
+            server.script[:] = [Step(method="GET", cut=True) for _ in range(cuts)]
+            with pytest.raises(Unavailable):
+                await store.children("a/")
+        else:
+            assert keys[2:] == await listed()
+            server.script[:] = [Step(method="GET", cut=True)]
+            assert [] == await store.children("a/")
+
+
 async def test_a_range_that_fails_is_not_corrupt_whatever_its_key_says(store_on: StoreOn) -> None:
     """Numbers in a key are no statuses: only an object that is really shorter is Corrupt."""
     key = "llog/wal/416-Requested-range"

@@ -50,6 +50,7 @@ class ScriptedS3:
     script: list[Step] = field(default_factory=list)
     ignore_conditions: bool = False
     objects: dict[str, bytes] = field(default_factory=dict)
+    page_keys: int = 1000  # keys in one page of a listing
     seen: list[Request] = field(default_factory=list)
     parts: dict[int, bytes] = field(default_factory=dict)  # of the one upload under way
     port: int = 0
@@ -152,14 +153,18 @@ class ScriptedS3:
 
     def _list(self, request: Request) -> bytes:
         prefix = request.query.get("prefix", [""])[0]
-        after = request.query.get("start-after", [""])[0]
+        after = request.query.get("continuation-token", request.query.get("start-after", [""]))[0]
+        keys = sorted(key for key in self.objects if key.startswith(prefix) and key > after)
+        page = keys[: self.page_keys]
         rows = "".join(
             f"<Contents><Key>{escape(key)}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
-            f"<ETag>{escape(_etag(data))}</ETag><Size>{len(data)}</Size></Contents>"
-            for key, data in sorted(self.objects.items())
-            if key.startswith(prefix) and key > after
+            f"<ETag>{escape(_etag(self.objects[key]))}</ETag><Size>{len(self.objects[key])}</Size></Contents>"
+            for key in page
         )
-        return f"<ListBucketResult><IsTruncated>false</IsTruncated>{rows}</ListBucketResult>".encode()
+        more = len(keys) > len(page)
+        token = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if more else ""
+        cut_off = f"<IsTruncated>{str(more).lower()}</IsTruncated>{token}"
+        return f"<ListBucketResult>{cut_off}{rows}</ListBucketResult>".encode()
 
 
 def _etag(data: bytes) -> str:

@@ -16,6 +16,7 @@ from lakebed.core.clock import now_ms
 from lakebed.core.context import Context, Health
 from lakebed.core.errors import Invalid, LakebedError
 from lakebed.core.logs import logger
+from lakebed.core.retry import until_available
 from lakebed.core.settings import Contradiction
 from lakebed.gateway import sessions
 from lakebed.gateway.auth import Keyring, check_distinct, configured_keys
@@ -44,9 +45,12 @@ class KeyWatch:
         self._failed = False
 
     async def start(self) -> None:
-        """Reads the keys of the bucket. Raises Contradiction when others could reach a gateway that has no keys."""
+        """Reads the keys of the bucket, and waits for a bucket that is down: nobody gets in with unknown keys.
+
+        Raises Contradiction when others could reach a gateway that has no keys.
+        """
         self._check_mode()
-        await self._read()
+        await until_available(self._context, self._read)
         if self._settings.host not in LOOPBACK and not self._keyring.required:
             raise Contradiction(
                 "gateway.host",

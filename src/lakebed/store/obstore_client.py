@@ -24,6 +24,8 @@ from lakebed.store.model import ObjectInfo, StoredObject, Version
 from lakebed.store.settings import StoreSettings
 
 PART_BYTES = 8 * 1024 * 1024
+READS_MAX = 4  # requests for one read whose response was truncated
+TRUNCATED = "response body error"  # obstore repeats a truncated object, not a truncated 404 or page of a listing
 SENT_ONCE = re.compile(r"Error performing PUT \S+ in [0-9.]+\S+ - Server returned")  # retries are named before the dash
 
 # A tokio thread that drops its last Python reference while the interpreter is being torn down aborts the process;
@@ -38,7 +40,7 @@ class ObstoreClient:
         self._store, self._puts = store, puts
 
     async def get(self, key: str) -> StoredObject:
-        found = await _mapped("get", key, lambda: obstore.get_async(self._store, key))
+        found = await _read("get", key, lambda: obstore.get_async(self._store, key))
         data = bytes(await _mapped("get", key, found.bytes_async))
         info = _info(found.meta)
         if len(data) != info.size:
@@ -46,7 +48,7 @@ class ObstoreClient:
         return StoredObject(info, data)
 
     async def get_range(self, key: str, start: int, length: int) -> bytes:
-        read = await _mapped(
+        read = await _read(
             "get_range", key, lambda: obstore.get_range_async(self._store, key, start=start, length=length)
         )
         return bytes(read)
@@ -55,12 +57,26 @@ class ObstoreClient:
         return _info(await _mapped("head", key, lambda: obstore.head_async(self._store, key)))
 
     async def pages(self, prefix: str, after: str) -> AsyncIterator[Sequence[ObjectInfo]]:
-        stream = obstore.list(self._store, prefix=prefix or None, offset=after or None)
-        while (page := await _mapped("list", prefix, lambda: _next_page(stream))) is not None:
+        stream: Any = None
+
+        async def next_page() -> Any:
+            nonlocal stream
+            if stream is None:  # at the start, and after a truncated page: goes on after the last key that arrived
+                stream = obstore.list(self._store, prefix=prefix or None, offset=after or None)
+            try:
+                return await stream.__anext__()
+            except StopAsyncIteration:
+                return None
+            except Exception:
+                stream = None
+                raise
+
+        while (page := await _read("list", prefix, next_page)) is not None:
+            after = page[-1]["path"]
             yield [_info(meta) for meta in page]
 
     async def children(self, prefix: str) -> Sequence[str]:
-        found = await _mapped(
+        found = await _read(
             "list", prefix, lambda: obstore.list_with_delimiter_async(self._store, prefix=prefix or None)
         )
         return [path.rsplit("/", 1)[-1] for path in found["common_prefixes"]]
@@ -109,6 +125,21 @@ async def _mapped(verb: str, key: str, call: Callable[[], Awaitable[Any]]) -> An
         raise translate(error, verb, key) from error
 
 
+async def _read(verb: str, key: str, call: Callable[[], Awaitable[Any]]) -> Any:
+    """Repeats a read whose response was truncated: reading again is harmless."""
+    for left in reversed(range(READS_MAX)):
+        try:
+            return await _mapped(verb, key, call)
+        except errors.Unavailable as error:
+            if not left or not _is_truncated(error):
+                raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _is_truncated(error: errors.LakebedError) -> bool:
+    return TRUNCATED in str(error.__cause__)
+
+
 # Every exception obstore exports, mapped; a test enumerates them.
 KINDS: dict[type[BaseException], type[errors.LakebedError]] = {
     obex.AlreadyExistsError: errors.Conflict,
@@ -150,13 +181,6 @@ def _info(meta: Any) -> ObjectInfo:
         etag=meta["e_tag"] or "",
         modified_ms=int(meta["last_modified"].timestamp() * 1000),
     )
-
-
-async def _next_page(stream: Any) -> Any:
-    try:
-        return await stream.__anext__()
-    except StopAsyncIteration:
-        return None
 
 
 class _Counted:

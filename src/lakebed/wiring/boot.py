@@ -27,6 +27,7 @@ from lakebed.core.clock import Clock, now_ms
 from lakebed.core.context import Component, Context, Health
 from lakebed.core.errors import Invalid, LakebedError, Unavailable
 from lakebed.core.logs import logger
+from lakebed.core.retry import RETRY_CAP_S, until_available
 from lakebed.gateway.health import HealthReport
 from lakebed.gateway.listen import STOP_SIGNALS, plain_config, with_tls
 from lakebed.gateway.problems import problem
@@ -45,9 +46,6 @@ from lakebed.wiring.parts import PARTS
 PROOF_CLIENTS = 4
 PROOF_ROUNDS = 2
 QUIET_S = 1.0  # a start that takes longer answers requests with 503 meanwhile
-RETRY_BASE_S = 0.5
-RETRY_CAP_S = 5.0  # a store that is back is found within this
-LOG_EVERY_S = 10.0
 HEALTH_PATHS = ("/healthz", "/health")
 CONNECTIONS_MAX = 1024
 STOP_S = 1  # for responses in progress when the wait ends
@@ -185,7 +183,7 @@ async def boot_when_ready(context: Context, parts: Sequence[str], bound: socket.
     Raises what `boot` raises, except Unavailable, which is retried.
     """
     waiting = WaitingApp(context)
-    booting = asyncio.create_task(_boot(context, parts, waiting))
+    booting = asyncio.create_task(until_available(context, lambda: boot(context, parts), waiting.waits))
     with _cancelled_by_signals(booting):
         await asyncio.wait([booting], timeout=QUIET_S)
         if not booting.done():
@@ -198,20 +196,6 @@ async def boot_when_ready(context: Context, parts: Sequence[str], bound: socket.
     return booting.result()
 
 
-async def _boot(context: Context, parts: Sequence[str], waiting: WaitingApp) -> Authority:
-    attempt, logged_s, since_s = 0, 0.0, context.clock.monotonic_s()
-    while True:
-        try:
-            return await boot(context, parts)
-        except Unavailable as error:
-            now_s = context.clock.monotonic_s()
-            if not attempt or now_s - logged_s >= LOG_EVERY_S:
-                log.warning("waiting for the store", waited_s=round(now_s - since_s, 1), error=error.message)
-                logged_s = now_s
-            waiting.reason, attempt = error.message, attempt + 1
-        await context.clock.sleep(context.ids.jitter_s(attempt, base_s=RETRY_BASE_S, cap_s=RETRY_CAP_S) + RETRY_BASE_S)
-
-
 class WaitingApp:
     """The ASGI app of a process that waits for its store: 503 to every request."""
 
@@ -219,6 +203,9 @@ class WaitingApp:
         self._context = context
         self._started_at_ms = now_ms(context.clock)
         self.reason = "no response yet"
+
+    def waits(self, reason: str) -> None:
+        self.reason = reason
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         detail = f"waiting for the store: {self.reason}"

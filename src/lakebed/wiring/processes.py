@@ -150,11 +150,11 @@ class SupervisedWorkers:
     writes = ()
 
     def __init__(self, supervisors: Sequence[WorkerSupervisor]) -> None:
-        self._foremen = supervisors
+        self._supervisors = supervisors
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        self._tasks = [asyncio.create_task(supervisor.keep(), name=supervisor.name) for supervisor in self._foremen]
+        self._tasks = [asyncio.create_task(supervisor.keep(), name=supervisor.name) for supervisor in self._supervisors]
 
     async def stop(self) -> None:
         for task in self._tasks:

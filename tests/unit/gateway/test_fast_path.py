@@ -11,9 +11,11 @@ import pytest
 from starlette.routing import Route
 from uvicorn.server import ServerState
 
+from lakebed.core import retry
 from lakebed.core.clock import ManualClock
 from lakebed.core.errors import Unavailable
 from lakebed.core.http import direct
+from lakebed.core.retry import until_available
 from lakebed.gateway.app import build
 from lakebed.gateway.fast.direct import DIRECT_BYTES_MAX, BudgetShare, DirectRoutes
 from lakebed.gateway.fast.large_body import LARGE_BYTES, LARGE_BYTES_MAX, large_body
@@ -21,7 +23,6 @@ from lakebed.gateway.limits import BodyBudget, BodyLimits
 from lakebed.gateway.listen import server_config
 from lakebed.gateway.protocol import HEAD_BYTES_MAX, HEAD_LINES_MAX
 from lakebed.gateway.settings import GatewaySettings
-from lakebed.wiring import boot as boot_module
 from lakebed.wiring.boot import WaitingApp
 from lakebed.wiring.parts import components
 from support.gateway_fixtures import context_with
@@ -198,7 +199,7 @@ async def test_a_waiting_process_logs_at_once_and_then_every_ten_seconds(monkeyp
     logged: list[float] = []
     tries: list[float] = []
 
-    async def boot(*_: Any) -> Any:
+    async def boot() -> Any:
         tries.append(clock.monotonic_s())
         if len(tries) > 40:
             return "the authority"
@@ -207,11 +208,10 @@ async def test_a_waiting_process_logs_at_once_and_then_every_ten_seconds(monkeyp
     async def sleep(seconds: float) -> None:
         await ManualClock.advance(clock, 1.0)
 
-    monkeypatch.setattr(boot_module, "boot", boot)
     monkeypatch.setattr(clock, "sleep", sleep)
-    monkeypatch.setattr(boot_module.log, "warning", lambda *_, waited_s, **__: logged.append(waited_s))
+    monkeypatch.setattr(retry.log, "warning", lambda *_, waited_s, **__: logged.append(waited_s))
 
-    assert await boot_module._boot(context, (), WaitingApp(context)) == "the authority"  # type: ignore[comparison-overlap]
+    assert await until_available(context, boot) == "the authority"
 
     assert logged == [0.0, 10.0, 20.0, 30.0]
 

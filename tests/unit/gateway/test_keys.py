@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from lakebed.core.clock import ManualClock, now_ms
 from lakebed.core.context import Context
 from lakebed.core.errors import Invalid, Unavailable
+from lakebed.core.retry import RETRY_BASE_S, RETRY_CAP_S
 from lakebed.core.settings import Contradiction, load
 from lakebed.gateway import sessions
 from lakebed.gateway.app import Gateway, build
@@ -210,6 +211,33 @@ async def test_a_file_that_changes_is_read_again_and_a_broken_one_changes_nothin
 
     assert ([200, 401], [401, 200], 200) == (before, after, broken)
     assert ["keys were not refreshed"] == [line["event"] for line in lines if line["log_level"] == "warning"]
+
+
+async def test_a_start_waits_for_keys_that_cannot_be_read_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process does not end, and nobody gets in with keys that are not known."""
+    clock = ManualClock()
+    context = context_with(clock)
+    await change(context, lambda known: added(known, ANN))
+    read, refusals = context.store.get, 2
+
+    async def away(key: str) -> Any:
+        nonlocal refusals
+        if key == LIST_KEY and refusals:
+            refusals -= 1
+            raise Unavailable("the store is away")
+        return await read(key)
+
+    monkeypatch.setattr(context.store, "get", away)
+
+    async def started() -> list[int]:
+        async with running(context) as app:
+            return [await status(app), await status(app, OTHER)]
+
+    starting = asyncio.create_task(started())
+    for _ in range(2):
+        await clock.advance(RETRY_BASE_S + RETRY_CAP_S)
+
+    assert ([200, 401], 0) == (await starting, refusals)
 
 
 async def test_a_store_that_is_away_locks_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:

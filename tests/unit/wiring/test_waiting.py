@@ -16,8 +16,9 @@ import pytest
 from lakebed import __version__
 from lakebed.core.clock import ManualClock, now_ms
 from lakebed.core.errors import Denied, Unavailable
+from lakebed.core.retry import RETRY_BASE_S, RETRY_CAP_S, until_available
 from lakebed.wiring import boot as module
-from lakebed.wiring.boot import RETRY_BASE_S, RETRY_CAP_S, WaitingApp, _boot, boot_when_ready
+from lakebed.wiring.boot import WaitingApp, boot_when_ready
 from support.gateway_fixtures import context_with
 
 
@@ -28,7 +29,7 @@ async def test_pauses_between_two_tries_grow_up_to_the_cap(monkeypatch: pytest.M
     waiting = WaitingApp(context)
     tries = 0
 
-    async def boot(*_: Any) -> Any:
+    async def boot() -> Any:
         nonlocal tries
         tries += 1
         if tries == 4:
@@ -42,11 +43,10 @@ async def test_pauses_between_two_tries_grow_up_to_the_cap(monkeypatch: pytest.M
         requested.append((attempt, bounds))
         return float(attempt)
 
-    monkeypatch.setattr(module, "boot", boot)
     monkeypatch.setattr(clock, "sleep", sleep)
     monkeypatch.setattr(context.ids, "jitter_s", jitter)
 
-    assert "authority" == await _boot(context, (), waiting)  # type: ignore[comparison-overlap]
+    assert "authority" == await until_available(context, boot, waiting.waits)
 
     assert [(number + RETRY_BASE_S, f"refused {number}") for number in (1, 2, 3)] == waited
     assert [(number, {"base_s": RETRY_BASE_S, "cap_s": RETRY_CAP_S}) for number in (1, 2, 3)] == requested

@@ -15,6 +15,7 @@ import msgspec
 
 from lakebed.core.errors import LakebedError
 from lakebed.core.logs import logger
+from lakebed.core.retry import until_available
 from lakebed.core.runtime import Runtime
 from lakebed.log import paths
 from lakebed.log.records import PAGE, decoded
@@ -40,7 +41,7 @@ class KafkaBroker(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class KafkaBrokers:
     def __init__(self, runtime: Runtime, meta: Meta, *, node: str) -> None:
-        self._meta, self._clock, self._node = meta, runtime.clock, node
+        self._runtime, self._meta, self._clock, self._node = runtime, meta, runtime.clock, node
         self.own: KafkaBroker | None = None
         self._session: MetaSession | None = None
         self._keeping: asyncio.Task[None] | None = None
@@ -49,13 +50,16 @@ class KafkaBrokers:
 
     async def start(self, host: str, port: int) -> None:
         """Registers this broker under an id made of its address: the same one after a restart."""
+        await until_available(self._runtime, lambda: self._claim(host, port))
+        self._keeping = asyncio.create_task(self._keep())
+
+    async def _claim(self, host: str, port: int) -> None:
         id = zlib.crc32(f"{host}:{port}".encode()) & 0x3FFFFFFF
         taken = {each.id for each in await self._read() if (each.host, each.port) != (host, port)}
         while id in taken:
             id += 1
         self.own = KafkaBroker(id, host, port, self._node)
         await self._register()
-        self._keeping = asyncio.create_task(self._keep())
 
     async def stop(self) -> None:
         if self._keeping is not None:
