@@ -139,7 +139,8 @@ class Keyring:
         if presented is None and head.cookie is not None:
             found = self._signed_in(scope, head)
         if found is None and presented is None and self._certificates:
-            found = self._certified(scope)
+            key = self.key_certified(scope.get(CERTIFICATE, ()))
+            found = key.principal if key is not None else None
         if found is not None:
             self.used.add(found.name)
             return found
@@ -163,9 +164,22 @@ class Keyring:
         value = sessions.cookie_in(head.cookie)
         return not value or not sessions.is_ours(value) or self.sessions.find(value) is not None
 
-    def of_secret(self, secret: bytes) -> Principal | None:
-        """The principal of a key, for protocols other than HTTP."""
-        return self._find(secret) if len(secret) <= PRESENTED_BYTES_MAX else None
+    def key_with(self, secret: bytes) -> KeyRecord | None:
+        """The key with this secret, for protocols whose connections authenticate once."""
+        return self._key_of(digest(secret)) if len(secret) <= PRESENTED_BYTES_MAX else None
+
+    def key_certified(self, names: Iterable[str]) -> KeyRecord | None:
+        """The key of a client certificate with one of these names. The TLS layer has verified it."""
+        found = (self._certificates.get(name) for name in names)
+        return next((key for key in found if key is not None and not self._expired(key)), None)
+
+    def current(self, name: str, fingerprint: str) -> Principal | None:
+        """The principal of a key that was presented before; None when it was revoked, rotated or has expired."""
+        key = self._by_name.get(name)
+        if key is None or key.fingerprint != fingerprint or self._expired(key):
+            return None
+        self.used.add(name)
+        return key.principal
 
     def _signed_in(self, scope: Scope, head: RequestHead) -> Principal | None:
         """The principal of the session; None for a write without the page's token or from another origin."""
@@ -177,18 +191,7 @@ class Keyring:
             token = (head.token or b"").decode("latin-1")
             if not hmac.compare_digest(token.encode(), sessions.token_of(value).encode()) or not same_origin(head):
                 return None
-        key = self._by_name.get(found.name)
-        if key is None or key.fingerprint != found.fingerprint or self._expired(key):
-            return None
-        return key.principal
-
-    def _certified(self, scope: Scope) -> Principal | None:
-        """The key of the client certificate that this connection was opened with. The TLS layer has verified it."""
-        for name in scope.get(CERTIFICATE, ()):
-            key = self._certificates.get(name)
-            if key is not None and not self._expired(key):
-                return key.principal
-        return None
+        return self.current(found.name, found.fingerprint)
 
     def _has_own_keys(self, scope: Scope) -> bool:
         return any(
@@ -205,10 +208,11 @@ class Keyring:
         return found
 
     def _key_of(self, hashed: bytes) -> KeyRecord | None:
+        found = None
         for known, key, _ in self._known:
             if hmac.compare_digest(known, hashed) and not self._expired(key):
-                return key
-        return None
+                found = key
+        return found
 
     def _expired(self, key: KeyRecord) -> bool:
         return bool(key.expires_ms) and key.expires_ms <= now_ms(self._clock)

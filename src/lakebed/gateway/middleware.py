@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lakebed.core import traces
-from lakebed.core.auth import Principal
+from lakebed.core.auth import NOBODY, Principal
 from lakebed.core.clock import Clock
 from lakebed.core.errors import OutcomeUnknown, Overloaded, Throttled, Unavailable
 from lakebed.core.http import Buffer, DirectHandler, DirectRequest, DirectResponse, PromptHandler
@@ -65,9 +65,9 @@ class Middleware:
     ) -> None:
         self._app, self._keyring, self._limits = app, keyring, limits
         self._refresh = refresh
-        self._refusals = RefusalLog(runtime.clock)
-        self._quotas = KeyQuotas(runtime.clock)
-        self._throttled = runtime.metrics.counter("lakebed_http_throttled_total")
+        self.refusals = RefusalLog(runtime.clock)
+        self.quotas = KeyQuotas(runtime.clock)
+        self.throttled = runtime.metrics.counter("lakebed_http_throttled_total")
         self._clock, self._verbose = runtime.clock, verbose
         self._prefix, self._drawn = runtime.ids.token()[:8].encode(), 0
         self._counts = runtime.metrics.counter("lakebed_http_requests_total")
@@ -210,13 +210,13 @@ class Middleware:
 
     def _begin(self, principal: Principal, *, upload: bool) -> KeyUsage | None:
         """Counts the request against its key; None for a key without limits. Raises Throttled."""
-        usage = self._quotas.of(principal)
+        usage = self.quotas.of(principal)
         USAGE.set(usage)
         if usage is not None:
             try:
                 usage.begin(upload=upload)
             except Throttled:
-                self._throttled.inc()
+                self.throttled.inc()
                 raise
         return usage
 
@@ -241,7 +241,10 @@ class Middleware:
             where, kind = {"method": scope["method"], "path": _shown(scope)}, type(error).__name__
             log.error("request failed", **where, code=answer.code, error=kind, exc_info=error)
         if answer.status in (401, 403):
-            self._refusals.note(scope, answer)
+            principal = scope.get("state", {}).get("principal")
+            who = principal.name if principal is not None else NOBODY.name
+            where = {"method": scope["method"], "path": _shown(scope)}
+            self.refusals.note(who, address_of(scope), status=answer.status, **where)
         return answer
 
     async def _refuse(self, error: Exception, request_id: str, scope: Scope, sender: _Sender) -> None:
@@ -277,7 +280,7 @@ class RefusalLog:
         self._clock = clock
         self._until_s, self._logged, self._left_out = 0.0, 0, 0
 
-    def note(self, scope: Scope, answer: Problem) -> None:
+    def note(self, principal: str, address: str, **more: str | int) -> None:
         now_s = self._clock.monotonic_s()
         if now_s >= self._until_s:
             self._until_s, self._logged = now_s + REFUSALS_S, 0
@@ -285,17 +288,7 @@ class RefusalLog:
             self._left_out += 1
             return
         self._logged += 1
-        principal = scope.get("state", {}).get("principal")
-        who = principal.name if principal is not None else "nobody"
-        where = {"method": scope["method"], "path": _shown(scope)}
-        log.info(
-            "request refused",
-            principal=who,
-            address=address_of(scope),
-            status=answer.status,
-            **where,
-            left_out=self._left_out,
-        )
+        log.info("request refused", principal=principal, address=address, **more, left_out=self._left_out)
         self._left_out = 0
 
 
