@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import base64
 import hmac
-import ipaddress
-import re
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -27,6 +25,7 @@ from lakebed.core.auth import ANYBODY, NOBODY, Principal
 from lakebed.core.clock import Clock, SystemClock, now_ms
 from lakebed.core.errors import Denied, Invalid, Unauthenticated
 from lakebed.core.http import OWN_KEYS_MARK
+from lakebed.core.local import is_local, is_own_page, is_same_origin
 from lakebed.core.settings import Secret
 from lakebed.gateway import sessions
 from lakebed.gateway.keys import KEYS_MAX, KeyRecord, SignedIn, digest, record_of
@@ -36,9 +35,6 @@ PUBLIC_PATHS = frozenset({"/health", "/healthz"})
 CERTIFICATE = "lakebed.certificate"  # in a scope: the names in the client certificate of the connection
 PRESENTED_BYTES_MAX = 4096
 LOCAL_NAMES_MAX = 64
-HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]@/]+))(?::[0-9]{1,5})?")
-# Sec-Fetch-Site of a client that is no browser, of our own pages, and of an address that was typed.
-OWN_SITES = (None, b"same-origin", b"none")
 
 
 class RequestHead:
@@ -219,20 +215,20 @@ class Keyring:
 
     def _refuse_other_sites(self, head: RequestHead) -> None:
         if head.host not in self._local:
-            if not _is_local(head.host or b""):
+            if not is_local(head.host or b""):
                 raise Denied(
                     "without keys this gateway accepts only names of this machine",
                     hint="use 127.0.0.1 or localhost, or configure gateway.keys",
                 )
             if len(self._local) < LOCAL_NAMES_MAX:
                 self._local.add(head.host)
-        if not same_origin(head) or head.site not in OWN_SITES:
+        if not is_own_page(head.host, head.origin, head.site):
             raise Denied("requests from pages of other sites are refused", hint="configure gateway.keys and send one")
 
 
 def same_origin(head: RequestHead) -> bool:
     """False when a page of another site sent this: browsers send the origin of such requests."""
-    return head.origin is None or head.origin.partition(b"://")[2] == head.host
+    return is_same_origin(head.host, head.origin)
 
 
 def configured_keys(settings: GatewaySettings) -> tuple[KeyRecord, ...]:
@@ -303,21 +299,6 @@ def _password(encoded: bytes) -> bytes:
         return base64.b64decode(encoded.strip(), validate=True).partition(b":")[2]
     except ValueError:
         return b""
-
-
-def _is_local(host: bytes) -> bool:
-    """An address, or localhost. Any other name, also one without a dot, could be a site that resolves to this host."""
-    found = HOST.fullmatch(host.decode("latin-1").lower())
-    if found is None:
-        return False
-    name = found[1] or found[2]
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 def _place(error: tomllib.TOMLDecodeError) -> str:
