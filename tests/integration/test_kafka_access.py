@@ -27,6 +27,7 @@ from lakebed.gateway.app import Gateway, build
 from lakebed.gateway.key_watch import EVERY_S
 from lakebed.gateway.keys import KeyList, KeyRecord, digest, key_list
 from lakebed.gateway.state import state_of
+from lakebed.log import contracts
 from lakebed.log.kafka.server import WITHOUT_KEY
 from lakebed.log.kafka.wire import APIS
 from lakebed.log.routes import LogRoutes
@@ -297,6 +298,34 @@ async def test_a_key_creates_no_more_topics_than_it_may() -> None:
         "may have 2 topics" in (refused.topics[0].error_message or ""),
     )
     assert [ErrorCode.none, ErrorCode.none, ErrorCode.policy_violation] == left
+
+
+@pytest.mark.parametrize("accept", ["application/json", contracts.FRAME_MEDIA_TYPE])
+async def test_what_an_http_consumer_decodes_at_once_is_limited(accept: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small batches may be much when they are decoded: a response ends before, and the next one goes on there."""
+    monkeypatch.setattr(contracts, "DECODED_RECORDS_MAX", 25)
+    async with serving() as port:
+        client = await port.client()
+        for number in range(6):
+            await client.ask("produce", 9, **sent(batch(*(f"v{number}-{n}" for n in range(10))), "orders"))
+        offset, pages = 1, list[int]()
+        async with client_of(port.app, headers={"accept": accept}) as http:
+            while offset <= 60:
+                wanted = {"topic": "orders", "partition": 0, "fetch_offset": offset, "partition_max_bytes": 100_000}
+                answer = await http.post("/v1/consume", json={"topic_partitions": [wanted]})
+                body = answer.content
+                head = msgspec.json.decode(body) if accept == "application/json" else _head(body)
+                (result,) = head["results"]
+                assert result["start_offset"] == offset
+                pages.append(result["next_offset"] - offset)
+                assert result.get("records") is None or pages[-1] == len(result["records"])
+                offset = result["next_offset"]
+
+    assert [30, 30] == pages
+
+
+def _head(body: bytes) -> Any:
+    return contracts.decode_frame_header(body, dict)[0]
 
 
 async def test_refusals_name_the_key_and_the_address_and_are_sampled() -> None:

@@ -217,7 +217,7 @@ class LogRoutes:
             wait_s=min(wanted.max_wait_ms, settings.max_wait_ms) / 1000,
         )
         as_json = contracts.FRAME_MEDIA_TYPE not in request.headers.get("accept", "")
-        found = found if as_json else [contracts.values_only(each) for each in found]
+        found = contracts.readable(found, as_json=as_json)
         results = [contracts.consumed(want.tp, each, as_json=as_json) for want, each in zip(wants, found, strict=True)]
         answer, status = contracts.response(results), contracts.status(found)
         headers = contracts.headers(found) | self._owner_header([want.tp for want in wants])
