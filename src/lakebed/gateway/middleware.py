@@ -32,6 +32,7 @@ from lakebed.gateway.problems import Problem, problem
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 NO_ROUTE = "(none)"
 SERIES_MAX = 10_000  # routes × methods × statuses are few; this only bounds a mistake
+REFUSED = (401, 403)
 STATUS_GONE = 499  # counted, never sent: the client disconnected before the response
 POLICY = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
 NO_SNIFF = (b"x-content-type-options", b"nosniff")
@@ -240,11 +241,6 @@ class Middleware:
         if answer.status >= 500 and not _expected(error):
             where, kind = {"method": scope["method"], "path": _shown(scope)}, type(error).__name__
             log.error("request failed", **where, code=answer.code, error=kind, exc_info=error)
-        if answer.status in (401, 403):
-            principal = scope.get("state", {}).get("principal")
-            who = principal.name if principal is not None else NOBODY.name
-            where = {"method": scope["method"], "path": _shown(scope)}
-            self.refusals.note(who, address_of(scope), status=answer.status, **where)
         return answer
 
     async def _refuse(self, error: Exception, request_id: str, scope: Scope, sender: _Sender) -> None:
@@ -269,8 +265,16 @@ class Middleware:
                 self._series[key] = series
         series[0].inc()
         series[1].observe(seconds)
+        if status in REFUSED:
+            self._refused(scope, status)
         if self._verbose:
             log.debug("answered", method=scope["method"], path=_shown(scope), status=status, ms=round(seconds * 1e3, 3))
+
+    def _refused(self, scope: Scope, status: int) -> None:
+        """Whichever part refused it: the middleware, a route, or a page that shows the refusal itself."""
+        principal = scope.get("state", {}).get("principal")
+        who = principal.name if principal is not None else NOBODY.name
+        self.refusals.note(who, address_of(scope), status=status, method=scope["method"], path=_shown(scope))
 
 
 class RefusalLog:

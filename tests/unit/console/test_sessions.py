@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from lakebed.core.clock import ManualClock
 from lakebed.gateway import sessions
@@ -113,6 +114,23 @@ async def test_an_action_needs_its_right() -> None:
     assert "watcher may not queue:admin:jobs" in dialog.text
     assert "<textarea" not in dialog.text
     assert done.status_code == 403
+
+
+async def test_a_refused_sign_in_and_a_refused_action_are_logged() -> None:
+    """With the address and, once it is known, the key's name; the secret that was tried is not in the log."""
+    async with site(keys=KEYS) as here:
+        with capture_logs() as lines:
+            await here.browser.sign_in("a wrong secret of somebody")
+            await here.browser.sign_in(WATCHER)
+            await here.browser.open("/queue")
+            await here.browser.post("/console/do/queue.discard", {"queue": "jobs", "letter": "a", "reason": "x"})
+
+    refused = [line for line in lines if line["event"] == "request refused"]
+    assert [("nobody", "/login", 401), ("watcher", "/console/do/queue.discard", 403)] == [
+        (line["principal"], line["path"], line["status"]) for line in refused
+    ]
+    assert {"127.0.0.1"} == {line["address"] for line in refused}
+    assert "a wrong secret" not in repr(lines)
 
 
 # Of all tenants together: a conflict, a blocker, the walk of every bucket, the audit, what silver failed on.

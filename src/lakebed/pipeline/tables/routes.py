@@ -56,7 +56,9 @@ class TableRoutes(StatelessComponent):
         return json_response([row for row in await Tables(self._context).all() if principal.owns(row.name)])
 
     @operation(
-        "Rows of a table, as an Arrow IPC stream: column (repeated), limit, version.", media_type=ARROW, right=READ
+        "Rows of a table, as an Arrow IPC stream: column (repeated), limit, version.",
+        media_type=ARROW,
+        right=f"{READ}:{{name}}",
     )
     async def _rows(self, request: Request) -> Response:
         columns, version = request.query_params.getlist("column"), _number(request, "version")
@@ -75,7 +77,11 @@ class TableRoutes(StatelessComponent):
 
         return _stream(await self._in_thread(read))
 
-    @operation("What each version of a table did, newest first: limit.", answer=list[dict[str, Any]], right=READ)
+    @operation(
+        "What each version of a table did, newest first: limit.",
+        answer=list[dict[str, Any]],
+        right=f"{READ}:{{name}}",
+    )
     async def _history(self, request: Request) -> Response:
         name, limit = await self._named(request), _number(request, "limit") or HISTORY_MAX
         return json_response(
