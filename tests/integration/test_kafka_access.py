@@ -211,6 +211,7 @@ async def test_keys_of_the_bucket_are_the_keys_of_this_port_too() -> None:
 
         client = await port.client("owner")
         assert ErrorCode.none is (await client.ask("metadata", 9, topics=[{"name": "t"}])).topics[0].error_code
+        assert {"owner"} == state_of(port.app).keyring.used  # its last use is kept, as that of HTTP clients
         rotated = msgspec.structs.replace(key, sha256=digest(b"another secret of this key").hex())
         await key_list(port.context).change(lambda _: (KeyList((rotated,)), None))
         await port.read_keys()
