@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -28,6 +28,7 @@ from lakebed.gateway.key_watch import EVERY_S
 from lakebed.gateway.keys import KeyList, KeyRecord, digest, key_list
 from lakebed.gateway.state import state_of
 from lakebed.log import contracts
+from lakebed.log.kafka import server
 from lakebed.log.kafka.server import WITHOUT_KEY
 from lakebed.log.kafka.wire import APIS
 from lakebed.log.routes import LogRoutes
@@ -352,6 +353,31 @@ async def test_refusals_name_the_key_and_the_address_and_are_sampled() -> None:
     assert ["nobody", "nobody"] == [line["principal"] for line in refused[1:3]]
     assert 10 >= len(refused)
     assert not [line for line in lines if SECRETS["weak"] in str(line)]
+
+
+async def test_a_stranger_does_not_keep_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that does not authenticate in time is disconnected, also one that asks for versions again and again."""
+    monkeypatch.setattr(server, "STRANGER_S", 0.2)
+    async with serving(keys=KEYS) as port:
+        idle, busy = await port.client(), await port.client()
+        assert await idle.closed()
+        with pytest.raises((EOFError, OSError)):
+            while True:
+                await busy.ask("api_versions", 3, client_software_name="x", client_software_version="1")
+
+
+async def test_a_client_that_has_authenticated_may_be_idle_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of strangers is over while it is idle, and its connection stays."""
+    monkeypatch.setattr(server, "STRANGER_S", 1.0)
+    async with serving(keys=KEYS) as port, asyncio.timeout(60):
+        while True:
+            client = await port.client()
+            with suppress(EOFError, OSError):  # on a slow machine the sign-in itself may take too long
+                assert ErrorCode.none is await client.sign_in("owner", SECRETS["owner"])
+                break
+        assert await (await port.client()).closed()  # a stranger that came later
+
+        assert ErrorCode.none is (await client.ask("describe_cluster", 1)).error_code
 
 
 async def test_the_trail_names_the_address_and_the_key() -> None:

@@ -46,6 +46,7 @@ CONNECTIONS_MAX = 4096
 FRAME_S = 60.0  # for a whole frame, once it has begun
 ANSWER_S = 60.0  # for a client to take an answer
 IDLE_S = 600.0
+STRANGER_S = 30.0  # for a client to authenticate: strangers must not hold connections that others need
 HANDSHAKE_S = 10.0  # for a TLS handshake
 DRAIN_S = 2.0
 LENGTH = struct.Struct(">i")
@@ -156,7 +157,7 @@ class KafkaConnection:
         self, server: KafkaServer, services: KafkaServices, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         self._server, self._services, self._reader, self._writer = server, services, reader, writer
-        self._keyring = services.access.keyring
+        self._keyring, self._began_s = services.access.keyring, asyncio.get_running_loop().time()
         self.host = str((writer.get_extra_info("peername") or ("",))[0])
         self.name, self._fingerprint = NOBODY.name, ""  # of the key that it authenticated with
         if (key := self._keyring.key_certified(certificate_names(writer))) is not None:
@@ -201,8 +202,7 @@ class KafkaConnection:
 
     async def _read(self) -> None:
         while True:
-            async with asyncio.timeout(IDLE_S):
-                (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
+            length = await self._next_length()
             principal = self._principal()
             limit = FRAME_BYTES_MAX if principal is not None else STRANGER_BYTES_MAX
             if not 0 < length <= limit:
@@ -214,6 +214,18 @@ class KafkaConnection:
             async with asyncio.timeout(FRAME_S):
                 frame = await self._reader.readexactly(length)
             await self._answers.put(await self._begin(frame))
+
+    async def _next_length(self) -> int:
+        """The length of the next request. Raises TimeoutError for a client that is idle, or still unknown, too long."""
+        now_s = asyncio.get_running_loop().time
+        while True:
+            known = self._principal() is not None
+            try:
+                async with asyncio.timeout_at(now_s() + IDLE_S if known else self._began_s + STRANGER_S):
+                    return int(LENGTH.unpack(await self._reader.readexactly(LENGTH.size))[0])
+            except TimeoutError:
+                if known or self._principal() is None:  # or else it has authenticated since
+                    raise
 
     def _principal(self) -> Principal | None:
         """Who this client is now; None before it has authenticated. Raises Unauthenticated when its key has ended."""
