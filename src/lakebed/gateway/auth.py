@@ -35,6 +35,7 @@ PUBLIC_PATHS = frozenset({"/health", "/healthz"})
 CERTIFICATE = "lakebed.certificate"  # in a scope: the names in the client certificate of the connection
 PRESENTED_BYTES_MAX = 4096
 LOCAL_NAMES_MAX = 64
+NO_KEY = (None, "", NOBODY)
 
 
 class RequestHead:
@@ -113,7 +114,7 @@ class Keyring:
     def set_keys(self, keys: tuple[KeyRecord, ...]) -> None:
         """From now on these are the keys. A session lasts only as long as its key."""
         self.required = self.required or bool(keys)  # a gateway that had keys is never open again
-        self._by_name = {key.name: key for key in keys}
+        self._by_name = {key.name: (key, key.fingerprint, key.principal) for key in keys}
         self._known = tuple((bytes.fromhex(key.sha256), key, key.principal) for key in keys if key.sha256)
         self._certificates = {key.certificate: key for key in keys if key.certificate}
 
@@ -171,11 +172,11 @@ class Keyring:
 
     def current(self, name: str, fingerprint: str) -> Principal | None:
         """The principal of a key that was presented before; None when it was revoked, rotated or has expired."""
-        key = self._by_name.get(name)
-        if key is None or key.fingerprint != fingerprint or self._expired(key):
+        key, known, principal = self._by_name.get(name, NO_KEY)
+        if key is None or known != fingerprint or self._expired(key):
             return None
         self.used.add(name)
-        return key.principal
+        return principal
 
     def _signed_in(self, scope: Scope, head: RequestHead) -> Principal | None:
         """The principal of the session; None for a write without the page's token or from another origin."""
