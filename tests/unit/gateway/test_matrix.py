@@ -119,6 +119,14 @@ async def test_each_route_lets_in_whom_it_must_and_nobody_else(app: Gateway, met
     assert 500 not in seen.values()
 
 
+async def test_the_stream_of_numbers_is_for_operators_of_all_tenants(app: Gateway) -> None:
+    """It never ends for those who get it, so only refusals are tried: it has the numbers of all tenants together."""
+    async with client_of(app, timeout=60) as client:
+        seen = {who: (await ask(client, "GET", "/live", who)).status_code for who in ("", "weak", "other", "owner")}
+
+    assert {"": 401, "weak": 403, "other": 403, "owner": 403} == seen
+
+
 @pytest.mark.parametrize(("method", "path"), [one for one in ROUTES if "{" in one[1] and one[1] not in KNOWN])
 async def test_a_route_with_a_things_name_is_open_to_the_things_tenant(app: Gateway, method: str, path: str) -> None:
     """Unless what it names is no tenant's: a conflict, a blocker, an operator's dialog."""
