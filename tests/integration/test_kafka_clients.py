@@ -266,7 +266,7 @@ def test_transactions_are_refused_at_once_by_every_client(gateway: Gateway) -> N
 async def test_a_client_needs_a_key_and_its_rights(tmp_path: Path) -> None:
     """A wrong secret is refused, and a key does no more than it may."""
     keys = tmp_path / "keys.toml"
-    keys.write_text(f'[[keys]]\nname = "app"\nsecret = "{SECRET}"\nrights = ["log:*:mine"]\n')
+    keys.write_text(f'[[keys]]\nname = "app"\nsecret = "{SECRET}"\nrights = ["log:*:mine", "log:group:g"]\n')
     keys.chmod(0o600)
     settings = {**settings_of(IN_MEMORY, tmp_path), "gateway.keys_file": str(keys)}
     async with crew_of(tmp_path, settings) as (supervised, ports):

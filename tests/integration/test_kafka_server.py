@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import struct
 from collections.abc import AsyncIterator
 from typing import Any
 
 import google_crc32c
 import pytest
-from kio.index import load_request_schema, load_response_schema
 from kio.schema.errors import ErrorCode
-from kio.serial import entity_reader, entity_writer
 
 from lakebed.core.clock import SystemClock
 from lakebed.core.context import Context
@@ -20,20 +17,22 @@ from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
 from lakebed.core.runtime import Runtime
 from lakebed.core.settings import Secret, Settings
+from lakebed.gateway.app import build
 from lakebed.gateway.settings import GatewaySettings, KeySettings
+from lakebed.gateway.state import state_of
 from lakebed.log import kafka_batch
 from lakebed.log.broker import Broker
 from lakebed.log.codec import columns
 from lakebed.log.kafka import server as serving
 from lakebed.log.kafka.server import FRAME_BYTES_MAX, STRANGER_BYTES_MAX, FlightBytes, KafkaServer
 from lakebed.log.kafka.service import KafkaServices
-from lakebed.log.kafka.wire import APIS, response_bytes, shaped
-from lakebed.log.kafka_batch import KafkaRecord
+from lakebed.log.kafka.wire import APIS, response_bytes
 from lakebed.log.model import TopicPartition
 from lakebed.log.producers import RecordChunk
 from lakebed.log.settings import LogSettings
 from lakebed.meta.memory import MemoryMeta, MemoryState
 from lakebed.store.memory import MemoryStore
+from support.kafka_client import KafkaClient, batch, sent
 
 SECRET = "0123456789abcdef0123"
 KEYS = (
@@ -42,54 +41,12 @@ KEYS = (
 )
 
 
-class Client:
-    """One connection, request by request."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-        self._correlation = 0
-
-    async def ask(self, name: str, version: int, **fields: Any) -> Any:
-        self.send(name, version, **fields)
-        return await self.answer(name, version)
-
-    def send(self, name: str, version: int, **fields: Any) -> None:
-        key = next(api.key for api in APIS if api.name == name)
-        kind = load_request_schema(key, version)
-        head = kind.__header_schema__
-        self._correlation += 1
-        out = io.BytesIO()
-        of_head = {"request_api_key": key, "request_api_version": version, "correlation_id": self._correlation}
-        entity_writer(head)(out, shaped(head, {**of_head, "client_id": "test"}))
-        entity_writer(kind)(out, shaped(kind, fields))
-        self.raw(struct.pack(">i", len(out.getvalue())) + out.getvalue())
-
-    def raw(self, data: bytes) -> None:
-        self._writer.write(data)
-
-    async def answer(self, name: str, version: int) -> Any:
-        key = next(api.key for api in APIS if api.name == name)
-        kind = load_response_schema(key, version)
-        async with asyncio.timeout(5):
-            (length,) = struct.unpack(">i", await self._reader.readexactly(4))
-            data = await self._reader.readexactly(length)
-        _, at = entity_reader(kind.__header_schema__)(data, 0)
-        return entity_reader(kind)(data, at)[0]
-
-    def close(self) -> None:
-        self._writer.close()
-
-    async def closed(self) -> bool:
-        async with asyncio.timeout(5):
-            return b"" == await self._reader.read(1)
-
-
 class Kafka:
     def __init__(self, broker: Broker, server: KafkaServer) -> None:
         self.broker, self.server = broker, server
 
-    async def client(self) -> Client:
-        return Client(*await asyncio.open_connection("127.0.0.1", self.server.port))
+    async def client(self) -> KafkaClient:
+        return KafkaClient(*await asyncio.open_connection("127.0.0.1", self.server.port))
 
 
 async def started(*keys: KeySettings) -> Kafka:
@@ -104,7 +61,7 @@ async def started(*keys: KeySettings) -> Kafka:
         metrics=Metrics(),
     )
     broker = Broker(context, MemoryMeta(Runtime(clock, Ids.seeded(2), Metrics()), MemoryState()))
-    server = KafkaServer(KafkaServices(context, broker))
+    server = KafkaServer(KafkaServices(context, broker, state_of(build(context, [])).access))
     await server.start("127.0.0.1", 0)
     return Kafka(broker, server)
 
@@ -125,20 +82,11 @@ async def locked() -> AsyncIterator[Kafka]:
     await made.broker.stop()
 
 
-def batch(*values: str) -> bytes:
-    return kafka_batch.encode([KafkaRecord(value.encode(), b"k") for value in values], now_ms=5)
-
-
-def sent(records: bytes, topic: str = "orders", partition: int = 0) -> dict[str, Any]:
-    parts = [{"index": partition, "records": records}]
-    return {"acks": -1, "transactional_id": None, "topic_data": [{"name": topic, "partition_data": parts}]}
-
-
-async def produced(client: Client, records: bytes, topic: str = "orders") -> Any:
+async def produced(client: KafkaClient, records: bytes, topic: str = "orders") -> Any:
     return (await client.ask("produce", 9, **sent(records, topic))).responses[0].partition_responses[0]
 
 
-async def fetched(client: Client, offset: int, topic: str = "orders") -> Any:
+async def fetched(client: KafkaClient, offset: int, topic: str = "orders") -> Any:
     part = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 100_000}
     asked = {"topics": [{"topic": topic, "partitions": [part]}], "max_bytes": 100_000, "min_bytes": 1, "rack_id": ""}
     return (await client.ask("fetch", 12, **asked)).responses[0].partitions[0]

@@ -23,6 +23,8 @@ from lakebed.gateway.listen import bind, server_config, with_tls
 from lakebed.gateway.settings import GatewaySettings
 from lakebed.gateway.state import state_of
 from lakebed.lake.client import LakeClient
+from lakebed.log.brokers import BrokerRecord
+from lakebed.log.notices import MovedNotice, NoticeConnection
 from lakebed.store.connect import connect
 from lakebed.store.settings import StoreSettings
 from support.certificates import Authority
@@ -173,6 +175,31 @@ async def test_a_store_is_verified_with_its_own_authority(tmp_path: Path, monkey
             )
     with pytest.raises(Invalid, match="ca_file"):
         connect(StoreSettings.of(values | {"ca_file": str(tmp_path / "absent")}), runtime_of(SystemClock()))
+
+
+async def test_brokers_verify_each_other_with_the_gateways_authority(tmp_path: Path) -> None:
+    """`gateway.tls_ca` holds for notices too; a broker that cannot be verified gets no token."""
+    authority, got = Authority(tmp_path), list[bytes]()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        got.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        await writer.drain()
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*authority.sign("broker"))
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context)
+    broker = BrokerRecord("b", f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}", token="the token")
+
+    async with server:
+        with pytest.raises(ssl.SSLError):
+            await NoticeConnection(broker).post(MovedNotice([]))
+        assert [] == got
+        known = NoticeConnection(broker, authority.file)
+        await known.post(MovedNotice([]))
+        known.close()
+
+    assert b"the token" in got[0]
 
 
 async def _no_such_key(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -33,6 +33,21 @@ def test_a_lock_file_has_hashes_and_no_addresses(file: Path) -> None:
     assert [] == re.findall(r"\w+:/|--index|--extra-index|--find|--trusted|file:", text)
 
 
+@pytest.mark.parametrize("file", ["Makefile", "deploy/Dockerfile"])
+def test_set_up_and_the_image_install_only_what_is_locked(file: str) -> None:
+    """Every dependency by its hash; the package itself without dependencies of its own."""
+    lines = [line for line in (ROOT / file).read_text().splitlines() if "pip install" in line]
+
+    assert [] == [line for line in lines if not ("--require-hashes -r" in line or "--no-deps" in line)]
+    assert [line for line in lines if "--require-hashes -r" in line]
+
+
+def test_a_release_has_a_bill_of_materials_of_what_runs() -> None:
+    recipe = (ROOT / "Makefile").read_text().partition("\nrelease:")[2].partition("\n\n")[0]
+
+    assert "lakebed.wiring.sbom requirements.lock > dist/sbom.cdx.json" in recipe
+
+
 def test_what_runs_is_locked_apart_from_what_tests_it() -> None:
     """No tool of development is installed with the product; both files pin the same versions."""
     runtime = {name: version for name, version, _ in locked(RUNTIME.read_text())}

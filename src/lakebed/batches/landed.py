@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from lakebed.batches.model import AcceptedBatch, BatchIdentity, write_record
+from lakebed.core import private
 from lakebed.core.logs import logger
 
 NAME = "landed.jsonl"
@@ -58,7 +59,7 @@ class LandedBatches:
         if self._lines + len(self._pending) > 2 * self._known_max:
             self._rewrite()
         else:
-            with self._path.open("ab") as file:
+            with open(self._path, "ab", opener=private.opener) as file:
                 file.write(b"".join(write_record(each) + b"\n" for each in self._pending))
                 file.flush()
                 os.fsync(file.fileno())
@@ -67,7 +68,7 @@ class LandedBatches:
 
     def _rewrite(self) -> None:
         fresh = self._path.with_suffix(".tmp")
-        with fresh.open("wb") as file:
+        with open(fresh, "wb", opener=private.opener) as file:
             file.write(b"".join(write_record(each) + b"\n" for each in self._known.values()))
             file.flush()
             os.fsync(file.fileno())

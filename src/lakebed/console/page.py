@@ -87,6 +87,10 @@ class Action(msgspec.Struct, frozen=True):
     needs_reason: bool = True
     danger: bool = False
     inputs: dict[str, FieldInput] = {}
+    also: Callable[[Fields], str] | None = None  # one more right, of another thing that it changes
+
+    def rights(self, fields: Fields) -> list[str]:
+        return [right(fields) for right in (self.right, self.also) if right is not None]
 
     def checked(self, form: Fields) -> Fields:
         """The fields of a form. Raises Invalid for an input that is too long: a part of it would be something else."""

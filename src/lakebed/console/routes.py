@@ -315,7 +315,8 @@ class Console:
         return response
 
     async def _act(self, principal: Principal, name: str, action: Action, fields: Fields, reason: str) -> str:
-        principal.demand(action.right(fields))
+        for right in action.rights(fields):
+            principal.demand(right)
         if action.needs_reason and not reason:
             raise Invalid("a reason is required", hint="enter why; the audit trail keeps it")
         if len(reason) > REASON_CHARS_MAX:
@@ -339,9 +340,11 @@ class Console:
         reason: str = "",
         error: LakebedError | None = None,
     ) -> Response:
-        allowed = request.state.principal.may(action.right(fields)) and not self._read_only
+        rights = action.rights(fields)
+        missing = [right for right in rights if not request.state.principal.may(right)]
+        allowed = not missing and not self._read_only
         status = 200 if error is None else status_of(type(error))
-        values = {"right": action.right(fields), "allowed": allowed, "reason": reason, "error": error}
+        values = {"right": (missing or rights)[0], "allowed": allowed, "reason": reason, "error": error}
         return self._html(request, "ask.html", status, name=name, action=action, fields=fields, **values)
 
     def _page_value(self, request: Request) -> tuple[str, bool]:

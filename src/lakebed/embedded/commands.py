@@ -53,6 +53,7 @@ def up(
 def status(*, where: Where = Where(), output: Output = "table") -> int:
     """Show the processes of the stack and their health. Exits 1 when one is down."""
     from lakebed.embedded.supervise import status as status_of
+    from lakebed.wiring.parts import warnings_about
 
     try:
         rows = in_loop(lambda: status_of(where.folder))
@@ -62,6 +63,8 @@ def status(*, where: Where = Where(), output: Output = "table") -> int:
         raise
     for gateway in (row for row in rows if row.name == "gateway" and row.url):
         say(f"console    {gateway.url}/")
+    for text in warnings_about(where.settings()):
+        say(f"warning: {text}")
     emit(rows, output)
     return exits.OK if all(row.state in ("ok", "degraded") for row in rows) else exits.FAILED
 

@@ -136,7 +136,8 @@ class ServerProgram:
         self, command: ServerCommand, ports: Mapping[str, int], folder: Path, bucket: BucketProgram, *, clock: Clock
     ) -> None:
         self.name = command.name
-        self.url = f"http://127.0.0.1:{ports[command.name]}"
+        self._address = f"127.0.0.1:{ports[command.name]}"
+        self.url = f"http://{self._address}"
         self.kafka = f"127.0.0.1:{ports['kafka']}" if "kafka" in command.ports else ""
         self.child = Child(command.name, folder / f"{command.name}.log", clock=clock)
         self._command, self._ports, self._folder, self._bucket, self._clock = command, ports, folder, bucket, clock
@@ -159,9 +160,20 @@ class ServerProgram:
         while self._clock.monotonic_s() < deadline:
             if not self.child.running():
                 raise self.child.ended(f"the {self.name} died while starting")
-            answer = await probe(self.url, self._command.health)
+            answer = await self._probe()
             if answer.status == 200:
                 return
             last = f"{answer.status}: {answer.body[:200]}" if answer.status else answer.body
             await self._clock.sleep(POLL_EVERY_S)
         raise self.child.ended(f"the {self.name} was not ready within {READY_S:.0f} s ({last})")
+
+    async def _probe(self) -> HealthResponse:
+        """Over HTTP, or over HTTPS where its settings have a certificate; `url` becomes the one that answers."""
+        answer = HealthResponse(0, "")
+        for scheme in ("http", "https"):
+            url = f"{scheme}://{self._address}"
+            answer = await probe(url, self._command.health)
+            if answer.status:
+                self.url = url
+                break
+        return answer

@@ -29,7 +29,7 @@ from lakebed.gateway.limits import BodyLimits
 from lakebed.gateway.middleware import Middleware
 from lakebed.gateway.router import Router
 from lakebed.gateway.settings import GatewaySettings
-from lakebed.gateway.state import GatewayState, Shutdown, state_of, store_state
+from lakebed.gateway.state import GatewayState, PortOwner, Shutdown, state_of, store_state
 
 DRAIN_LEAST_S = 3.0  # for the components, when requests have used up the drain's time
 DRAIN_EACH_S = 0.5  # for a component, when another has used up the components' time
@@ -93,6 +93,9 @@ def build(
         shutdown=Shutdown(),
     )
     store_state(app, state)
+    for component in components:
+        if isinstance(component, PortOwner):
+            component.admit_with(state.access)
     return app
 
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import base64
 import hmac
-import ipaddress
-import re
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -27,6 +25,7 @@ from lakebed.core.auth import ANYBODY, NOBODY, Principal
 from lakebed.core.clock import Clock, SystemClock, now_ms
 from lakebed.core.errors import Denied, Invalid, Unauthenticated
 from lakebed.core.http import OWN_KEYS_MARK
+from lakebed.core.local import is_local, is_own_page, is_same_origin
 from lakebed.core.settings import Secret
 from lakebed.gateway import sessions
 from lakebed.gateway.keys import KEYS_MAX, KeyRecord, SignedIn, digest, record_of
@@ -36,9 +35,7 @@ PUBLIC_PATHS = frozenset({"/health", "/healthz"})
 CERTIFICATE = "lakebed.certificate"  # in a scope: the names in the client certificate of the connection
 PRESENTED_BYTES_MAX = 4096
 LOCAL_NAMES_MAX = 64
-HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]@/]+))(?::[0-9]{1,5})?")
-# Sec-Fetch-Site of a client that is no browser, of our own pages, and of an address that was typed.
-OWN_SITES = (None, b"same-origin", b"none")
+NO_KEY = (None, "", NOBODY)
 
 
 class RequestHead:
@@ -117,7 +114,7 @@ class Keyring:
     def set_keys(self, keys: tuple[KeyRecord, ...]) -> None:
         """From now on these are the keys. A session lasts only as long as its key."""
         self.required = self.required or bool(keys)  # a gateway that had keys is never open again
-        self._by_name = {key.name: key for key in keys}
+        self._by_name = {key.name: (key, key.fingerprint, key.principal) for key in keys}
         self._known = tuple((bytes.fromhex(key.sha256), key, key.principal) for key in keys if key.sha256)
         self._certificates = {key.certificate: key for key in keys if key.certificate}
 
@@ -139,7 +136,8 @@ class Keyring:
         if presented is None and head.cookie is not None:
             found = self._signed_in(scope, head)
         if found is None and presented is None and self._certificates:
-            found = self._certified(scope)
+            key = self.key_certified(scope.get(CERTIFICATE, ()))
+            found = key.principal if key is not None else None
         if found is not None:
             self.used.add(found.name)
             return found
@@ -163,9 +161,22 @@ class Keyring:
         value = sessions.cookie_in(head.cookie)
         return not value or not sessions.is_ours(value) or self.sessions.find(value) is not None
 
-    def of_secret(self, secret: bytes) -> Principal | None:
-        """The principal of a key, for protocols other than HTTP."""
-        return self._find(secret) if len(secret) <= PRESENTED_BYTES_MAX else None
+    def key_with(self, secret: bytes) -> KeyRecord | None:
+        """The key with this secret, for protocols whose connections authenticate once."""
+        return self._key_of(digest(secret)) if len(secret) <= PRESENTED_BYTES_MAX else None
+
+    def key_certified(self, names: Iterable[str]) -> KeyRecord | None:
+        """The key of a client certificate with one of these names. The TLS layer has verified it."""
+        found = (self._certificates.get(name) for name in names)
+        return next((key for key in found if key is not None and not self._expired(key)), None)
+
+    def current(self, name: str, fingerprint: str) -> Principal | None:
+        """The principal of a key that was presented before; None when it was revoked, rotated or has expired."""
+        key, known, principal = self._by_name.get(name, NO_KEY)
+        if key is None or known != fingerprint or self._expired(key):
+            return None
+        self.used.add(name)
+        return principal
 
     def _signed_in(self, scope: Scope, head: RequestHead) -> Principal | None:
         """The principal of the session; None for a write without the page's token or from another origin."""
@@ -177,18 +188,7 @@ class Keyring:
             token = (head.token or b"").decode("latin-1")
             if not hmac.compare_digest(token.encode(), sessions.token_of(value).encode()) or not same_origin(head):
                 return None
-        key = self._by_name.get(found.name)
-        if key is None or key.fingerprint != found.fingerprint or self._expired(key):
-            return None
-        return key.principal
-
-    def _certified(self, scope: Scope) -> Principal | None:
-        """The key of the client certificate that this connection was opened with. The TLS layer has verified it."""
-        for name in scope.get(CERTIFICATE, ()):
-            key = self._certificates.get(name)
-            if key is not None and not self._expired(key):
-                return key.principal
-        return None
+        return self.current(found.name, found.fingerprint)
 
     def _has_own_keys(self, scope: Scope) -> bool:
         return any(
@@ -205,30 +205,31 @@ class Keyring:
         return found
 
     def _key_of(self, hashed: bytes) -> KeyRecord | None:
+        found = None
         for known, key, _ in self._known:
             if hmac.compare_digest(known, hashed) and not self._expired(key):
-                return key
-        return None
+                found = key
+        return found
 
     def _expired(self, key: KeyRecord) -> bool:
         return bool(key.expires_ms) and key.expires_ms <= now_ms(self._clock)
 
     def _refuse_other_sites(self, head: RequestHead) -> None:
         if head.host not in self._local:
-            if not _is_local(head.host or b""):
+            if not is_local(head.host or b""):
                 raise Denied(
                     "without keys this gateway accepts only names of this machine",
                     hint="use 127.0.0.1 or localhost, or configure gateway.keys",
                 )
             if len(self._local) < LOCAL_NAMES_MAX:
                 self._local.add(head.host)
-        if not same_origin(head) or head.site not in OWN_SITES:
+        if not is_own_page(head.host, head.origin, head.site):
             raise Denied("requests from pages of other sites are refused", hint="configure gateway.keys and send one")
 
 
 def same_origin(head: RequestHead) -> bool:
     """False when a page of another site sent this: browsers send the origin of such requests."""
-    return head.origin is None or head.origin.partition(b"://")[2] == head.host
+    return is_same_origin(head.host, head.origin)
 
 
 def configured_keys(settings: GatewaySettings) -> tuple[KeyRecord, ...]:
@@ -299,21 +300,6 @@ def _password(encoded: bytes) -> bytes:
         return base64.b64decode(encoded.strip(), validate=True).partition(b":")[2]
     except ValueError:
         return b""
-
-
-def _is_local(host: bytes) -> bool:
-    """An address, or localhost. Any other name, also one without a dot, could be a site that resolves to this host."""
-    found = HOST.fullmatch(host.decode("latin-1").lower())
-    if found is None:
-        return False
-    name = found[1] or found[2]
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 def _place(error: tomllib.TOMLDecodeError) -> str:

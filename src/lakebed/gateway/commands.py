@@ -153,7 +153,7 @@ def _expiry(text: str, context: Context) -> int:
 
 def _row(key: KeyRecord, used_ms: int, at: int) -> dict[str, Any]:
     state = "expired" if key.expires_ms and key.expires_ms <= at else "active"
-    limits = ", ".join(f"{name} {value:g}" for name, value in msgspec.to_builtins(key.limits).items())
+    limits = ", ".join(f"{name} {value:g}" for name, value in msgspec.to_builtins(key.limits).items() if value)
     row = {"name": key.name, "state": state, "tenant": key.tenant, "rights": " ".join(key.rights), "limits": limits}
     row |= {"certificate": key.certificate, "created": _day(key.created_ms), "expires": _day(key.expires_ms)}
     return row | {"last_use": _day(used_ms)}

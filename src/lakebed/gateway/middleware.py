@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lakebed.core import traces
-from lakebed.core.auth import Principal
+from lakebed.core.auth import NOBODY, Principal
 from lakebed.core.clock import Clock
 from lakebed.core.errors import OutcomeUnknown, Overloaded, Throttled, Unavailable
 from lakebed.core.http import Buffer, DirectHandler, DirectRequest, DirectResponse, PromptHandler
@@ -32,6 +32,7 @@ from lakebed.gateway.problems import Problem, problem
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 NO_ROUTE = "(none)"
 SERIES_MAX = 10_000  # routes × methods × statuses are few; this only bounds a mistake
+REFUSED = (401, 403)
 STATUS_GONE = 499  # counted, never sent: the client disconnected before the response
 POLICY = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
 NO_SNIFF = (b"x-content-type-options", b"nosniff")
@@ -65,9 +66,9 @@ class Middleware:
     ) -> None:
         self._app, self._keyring, self._limits = app, keyring, limits
         self._refresh = refresh
-        self._refusals = RefusalLog(runtime.clock)
-        self._quotas = KeyQuotas(runtime.clock)
-        self._throttled = runtime.metrics.counter("lakebed_http_throttled_total")
+        self.refusals = RefusalLog(runtime.clock)
+        self.quotas = KeyQuotas(runtime.clock)
+        self.throttled = runtime.metrics.counter("lakebed_http_throttled_total")
         self._clock, self._verbose = runtime.clock, verbose
         self._prefix, self._drawn = runtime.ids.token()[:8].encode(), 0
         self._counts = runtime.metrics.counter("lakebed_http_requests_total")
@@ -210,13 +211,13 @@ class Middleware:
 
     def _begin(self, principal: Principal, *, upload: bool) -> KeyUsage | None:
         """Counts the request against its key; None for a key without limits. Raises Throttled."""
-        usage = self._quotas.of(principal)
+        usage = self.quotas.of(principal)
         USAGE.set(usage)
         if usage is not None:
             try:
                 usage.begin(upload=upload)
             except Throttled:
-                self._throttled.inc()
+                self.throttled.inc()
                 raise
         return usage
 
@@ -240,8 +241,6 @@ class Middleware:
         if answer.status >= 500 and not _expected(error):
             where, kind = {"method": scope["method"], "path": _shown(scope)}, type(error).__name__
             log.error("request failed", **where, code=answer.code, error=kind, exc_info=error)
-        if answer.status in (401, 403):
-            self._refusals.note(scope, answer)
         return answer
 
     async def _refuse(self, error: Exception, request_id: str, scope: Scope, sender: _Sender) -> None:
@@ -266,8 +265,16 @@ class Middleware:
                 self._series[key] = series
         series[0].inc()
         series[1].observe(seconds)
+        if status in REFUSED:
+            self._refused(scope, status)
         if self._verbose:
             log.debug("answered", method=scope["method"], path=_shown(scope), status=status, ms=round(seconds * 1e3, 3))
+
+    def _refused(self, scope: Scope, status: int) -> None:
+        """Whichever part refused it: the middleware, a route, or a page that shows the refusal itself."""
+        principal = scope.get("state", {}).get("principal")
+        who = principal.name if principal is not None else NOBODY.name
+        self.refusals.note(who, address_of(scope), status=status, method=scope["method"], path=_shown(scope))
 
 
 class RefusalLog:
@@ -277,7 +284,7 @@ class RefusalLog:
         self._clock = clock
         self._until_s, self._logged, self._left_out = 0.0, 0, 0
 
-    def note(self, scope: Scope, answer: Problem) -> None:
+    def note(self, principal: str, address: str, **more: str | int) -> None:
         now_s = self._clock.monotonic_s()
         if now_s >= self._until_s:
             self._until_s, self._logged = now_s + REFUSALS_S, 0
@@ -285,17 +292,7 @@ class RefusalLog:
             self._left_out += 1
             return
         self._logged += 1
-        principal = scope.get("state", {}).get("principal")
-        who = principal.name if principal is not None else "nobody"
-        where = {"method": scope["method"], "path": _shown(scope)}
-        log.info(
-            "request refused",
-            principal=who,
-            address=address_of(scope),
-            status=answer.status,
-            **where,
-            left_out=self._left_out,
-        )
+        log.info("request refused", principal=principal, address=address, **more, left_out=self._left_out)
         self._left_out = 0
 
 

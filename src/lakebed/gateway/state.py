@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from prometheus_client import Counter
 from starlette.applications import Starlette
 
 from lakebed.core.context import Context
 from lakebed.core.http import STATE, ServerState
+from lakebed.core.quotas import KeyQuotas
 from lakebed.gateway.auth import Keyring
 from lakebed.gateway.health import HealthChecker
 from lakebed.gateway.key_watch import KeyWatch
 from lakebed.gateway.limits import BodyLimits
-from lakebed.gateway.middleware import Middleware
+from lakebed.gateway.middleware import Middleware, RefusalLog
+from lakebed.gateway.tls import ServerTls
 
 
 class Shutdown:
@@ -19,6 +24,23 @@ class Shutdown:
     def __init__(self) -> None:
         self.drain_until_s: float | None = None
         self.failure: BaseException | None = None
+
+
+class PortAccess(NamedTuple):
+    """What every port of a gateway admits its callers with: the same keys, limits, log of refusals and certificate."""
+
+    keyring: Keyring
+    quotas: KeyQuotas
+    throttled: Counter
+    refusals: RefusalLog
+    tls: ServerTls | None
+
+
+@runtime_checkable
+class PortOwner(Protocol):
+    """A component that listens on a port of its own. It is given the gateway's access before it starts."""
+
+    def admit_with(self, access: PortAccess) -> None: ...
 
 
 class GatewayState(ServerState, frozen=True, eq=False):
@@ -30,6 +52,11 @@ class GatewayState(ServerState, frozen=True, eq=False):
     middleware: Middleware
     limits: BodyLimits
     shutdown: Shutdown
+
+    @property
+    def access(self) -> PortAccess:
+        front = self.middleware
+        return PortAccess(self.keyring, front.quotas, front.throttled, front.refusals, self.key_watch.tls)
 
 
 def store_state(app: Starlette, state: GatewayState) -> None:

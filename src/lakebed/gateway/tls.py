@@ -14,6 +14,7 @@ from typing import Any
 from lakebed.core.context import Context, Diagnosis
 from lakebed.core.errors import Invalid
 from lakebed.core.logs import logger
+from lakebed.core.settings import Settings
 from lakebed.gateway.keys import key_list
 from lakebed.gateway.settings import LOOPBACK, GatewaySettings
 
@@ -84,6 +85,11 @@ def certificate_names(transport: Any) -> tuple[str, ...]:
 def is_plain(settings: GatewaySettings) -> bool:
     """Whether others send their keys to this gateway without TLS."""
     return settings.host not in LOOPBACK and settings.tls_cert is None and not settings.tls_elsewhere
+
+
+def warning(settings: Settings) -> str:
+    """For `lakebed status`, which a gateway with keys shows its status only."""
+    return f"{PLAIN}: {FIX}" if is_plain(settings.of(GatewaySettings)) else ""
 
 
 async def checks(context: Context) -> Sequence[Diagnosis]:

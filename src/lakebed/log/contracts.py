@@ -25,7 +25,7 @@ from lakebed.core.errors import Invalid, LakebedError, Overloaded, Unavailable
 from lakebed.core.http import decoder
 from lakebed.log import kafka_batch, producers
 from lakebed.log.codec import WIDTH, RecordColumns, Records, as_columns, checked, columns
-from lakebed.log.kafka_batch import KafkaRecord, KafkaRecords
+from lakebed.log.kafka_batch import DecodeBudget, KafkaRecord, KafkaRecords
 from lakebed.log.kafka_compression import Buffer
 from lakebed.log.model import GroupOffset, TopicPartition, topic_partition
 from lakebed.log.producers import RecordChunk, Stamp
@@ -40,6 +40,9 @@ FRAME_MEDIA_TYPE = "application/vnd.lakebed.columns"
 FRAME_MAGIC = b"LLC1"
 FRAME_PREFIX = struct.Struct(">4sI")
 FRAME_HEADER_BYTES_MAX = 4 * 1024 * 1024
+# Of one response, when record batches are decoded. One batch more may be: it has limits of its own.
+DECODED_BYTES_MAX = 64 * 1024 * 1024
+DECODED_RECORDS_MAX = 200_000
 
 
 class Base64Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -268,11 +271,26 @@ def _text(content: bytes | None) -> tuple[str | None, bytes | None]:
         return None, content
 
 
-def values_only(found: Fetched | LakebedError) -> Fetched | LakebedError:
-    """For the binary form, which has columns of values."""
-    if isinstance(found, LakebedError):
-        return found
-    return msgspec.structs.replace(found, parts=tuple(as_columns(part) for part in found.parts))
+def readable(found: Sequence[Fetched | LakebedError], *, as_json: bool) -> list[Fetched | LakebedError]:
+    """What was fetched in the form of the response: record batches decoded, as columns of values where it is binary.
+
+    A few kilobytes of record batches may be gigabytes when they are decoded: the response ends where the budget does,
+    and the client goes on from its `next_offset`.
+    """
+    budget = DecodeBudget(DECODED_BYTES_MAX, DECODED_RECORDS_MAX)
+    return [each if isinstance(each, LakebedError) else _readable(each, budget, as_json) for each in found]
+
+
+def _readable(found: Fetched, budget: DecodeBudget, as_json: bool) -> Fetched:
+    parts: list[Records] = []
+    offset = found.start_offset
+    for part in found.parts:
+        made = part.decoded_within(budget) if isinstance(part, KafkaRecords) else part
+        parts.append(made if as_json else as_columns(made))
+        offset += made.count
+        if made.count < part.count:
+            return msgspec.structs.replace(found, parts=tuple(parts), next_offset=offset)
+    return msgspec.structs.replace(found, parts=tuple(parts))
 
 
 def response(results: Sequence[ProduceResult] | Sequence[ConsumeResult]) -> LogResponse:

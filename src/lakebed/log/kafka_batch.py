@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 import google_crc32c
 import msgspec
 
-from lakebed.core.errors import Corrupt, Invalid
+from lakebed.core.errors import Corrupt, Invalid, TooLarge
 from lakebed.log.kafka_compression import CODECS, Buffer, decompress
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
@@ -36,7 +36,9 @@ MAGIC = 2
 COMPRESSION, APPEND_TIME, TRANSACTIONAL, CONTROL = 0x07, 0x08, 0x10, 0x20
 NO_PRODUCER = -1
 HEADERS_MAX = 10_000  # of one record
+HEADERS_ALL_MAX = 1_000_000  # of all records of a batch: each is an object when it is decoded
 DECODED_BYTES_MAX = 128 * 1024 * 1024  # of one batch, decompressed
+BATCH_RECORDS_MAX = 200_000  # of one batch: a few kilobytes of compressed nothing could be millions
 
 
 class KafkaBatch(msgspec.Struct, frozen=True, gc=False):
@@ -94,6 +96,16 @@ class KafkaRecords(msgspec.Struct, frozen=True, gc=False):
         records = [record for batch in self.batches() for record in decode(batch)]
         return records[self.skip : self.skip + self.count]
 
+    def decoded_within(self, budget: DecodeBudget) -> DecodedRecords:
+        """The records of the first batches, up to the one with which the budget is used up."""
+        records: list[KafkaRecord] = []
+        for batch in self.batches():
+            if budget.used_up:
+                break
+            records += budget.charged(decode(batch))
+        found = records[self.skip : self.skip + self.count]
+        return DecodedRecords(len(found), b"", records=found)
+
     def __iter__(self) -> Iterator[bytes]:
         """Each record's value; empty where it has none."""
         return iter([record.value or b"" for record in self.decoded()])
@@ -119,6 +131,31 @@ class KafkaRecords(msgspec.Struct, frozen=True, gc=False):
                 end += size
             at += batch.count
         return KafkaRecords(max(0, taken - skip), memoryview(self.payload)[begin:end], skip)
+
+
+class DecodedRecords(KafkaRecords, frozen=True, gc=False, kw_only=True):
+    """Records that are decoded already."""
+
+    records: list[KafkaRecord]
+
+    def decoded(self) -> list[KafkaRecord]:
+        return self.records
+
+
+class DecodeBudget:
+    """How much one response may decode. What was charged may exceed it by one batch, which has limits of its own."""
+
+    def __init__(self, bytes_max: int, records_max: int) -> None:
+        self._bytes, self._records = bytes_max, records_max
+
+    @property
+    def used_up(self) -> bool:
+        return self._bytes <= 0 or self._records <= 0
+
+    def charged(self, records: list[KafkaRecord]) -> list[KafkaRecord]:
+        self._bytes -= sum([len(record.value or b"") + len(record.key or b"") for record in records])
+        self._records -= len(records)
+        return records
 
 
 def kafka_records(batches: Sequence[KafkaBatch], data: Buffer) -> KafkaRecords:
@@ -147,11 +184,13 @@ def split(data: Buffer) -> Iterator[KafkaBatch]:
 
 
 def checked(data: Buffer) -> list[KafkaBatch]:
-    """Batches from outside, with their checksums compared. Raises Corrupt."""
+    """Batches from outside, with their checksums compared. Raises Corrupt, and TooLarge for too many records."""
     found = list(split(data))
     for batch in found:
         if google_crc32c.value(bytes(batch.data[CRC_FROM:])) != batch.crc:
             raise Corrupt("a record batch does not match its checksum")
+        if batch.count > BATCH_RECORDS_MAX:
+            raise TooLarge(f"a record batch has {batch.count} records; {BATCH_RECORDS_MAX} is the limit")
         if batch.compression not in CODECS:
             raise Corrupt(f"a record batch has compression {batch.compression}; {sorted(CODECS)} are known")
     if not found:
@@ -190,7 +229,7 @@ def decode(batch: KafkaBatch, *, bytes_max: int = DECODED_BYTES_MAX) -> list[Kaf
     data = decompress(batch.compression, packed, bytes_max=bytes_max)
     append_time = bool(batch.attributes & APPEND_TIME)
     found: list[KafkaRecord] = []
-    at = 0
+    at = named = 0
     try:
         for _ in range(batch.count):
             length, at = _read_varint(data, at)
@@ -202,6 +241,9 @@ def decode(batch: KafkaBatch, *, bytes_max: int = DECODED_BYTES_MAX) -> list[Kaf
             key, at = _read_bytes(data, at, end)
             value, at = _read_bytes(data, at, end)
             headers, at = _read_headers(data, at, end)
+            named += len(headers)
+            if named > HEADERS_ALL_MAX:
+                raise Corrupt(f"a record batch has more than {HEADERS_ALL_MAX} headers")
             if at != end:
                 raise Corrupt("a record is shorter than its length")
             found.append(KafkaRecord(value, key, headers, batch.max_ms if append_time else batch.first_ms + delta_ms))

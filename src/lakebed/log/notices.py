@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
@@ -22,6 +23,8 @@ from lakebed.core.context import Context
 from lakebed.core.errors import Unauthenticated
 from lakebed.core.http import body_limit, decode_json, json_response, operation, own_keys
 from lakebed.core.logs import logger
+from lakebed.core.tls import client_context
+from lakebed.gateway.settings import GatewaySettings
 from lakebed.log.brokers import BrokerRecord, BrokerRegistry
 from lakebed.log.model import TopicPartition
 from lakebed.meta.protocol import Meta
@@ -81,10 +84,10 @@ class NoticeSender:
 
 
 class NoticeConnection:
-    """Posts notices to one broker over one kept connection."""
+    """Posts notices to one broker over one kept connection. A broker with TLS is verified before it gets its token."""
 
-    def __init__(self, broker: BrokerRecord) -> None:
-        self._url, self._token = urlsplit(broker.http), broker.token
+    def __init__(self, broker: BrokerRecord, tls_ca: Path | None = None) -> None:
+        self._url, self._token, self._tls_ca = urlsplit(broker.http), broker.token, tls_ca
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def post(self, notice: MovedNotice) -> None:
@@ -108,9 +111,9 @@ class NoticeConnection:
             self._streams = None
 
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        tls = self._url.scheme == "https"
+        tls = client_context(self._tls_ca) if self._url.scheme == "https" else None
         port = self._url.port or (443 if tls else 80)
-        self._streams = await asyncio.open_connection(self._url.hostname, port, ssl=tls or None)
+        self._streams = await asyncio.open_connection(self._url.hostname, port, ssl=tls)
         return self._streams
 
 
@@ -134,6 +137,7 @@ class BrokerPeers:
     ) -> None:
         self.registry = BrokerRegistry(context, meta, me)
         self._clock, self._heard = context.clock, heard
+        self._tls_ca = context.settings.of(GatewaySettings).tls_ca
         self._senders: dict[BrokerRecord, tuple[NoticeSender, NoticeConnection]] = {}
         self._task: asyncio.Task[None] | None = None
         self._sent = context.metrics.counter("lakebed_log_notices_total").labels(direction="out")
@@ -170,7 +174,7 @@ class BrokerPeers:
 
     def _sender(self, broker: BrokerRecord) -> NoticeSender:
         if broker not in self._senders:
-            connection = NoticeConnection(broker)
+            connection = NoticeConnection(broker, self._tls_ca)
 
             async def send(notice: MovedNotice) -> None:
                 self._sent.inc()

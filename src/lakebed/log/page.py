@@ -142,6 +142,7 @@ class LogPage(PartPage):
             lambda f: "The group continues at this offset. A member that reads now is fenced: its commits are refused.",
             _seek,
             inputs={"offset": FieldInput("Next offset", numeric=True)},
+            also=lambda f: f"log:group:{f['group']}",
         ),
         "log.create": Action(
             "Create a topic",

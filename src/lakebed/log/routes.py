@@ -33,7 +33,7 @@ from lakebed.core.http import (
     with_aliases,
 )
 from lakebed.core.quotas import count_records
-from lakebed.gateway.settings import GatewaySettings
+from lakebed.gateway.state import PortAccess
 from lakebed.log import contracts
 from lakebed.log.admin import SegmentPage
 from lakebed.log.broker import Broker
@@ -100,6 +100,7 @@ class LogRoutes:
     def __init__(self, context: Context, meta: Meta | None = None) -> None:
         self.broker = Broker(context, meta)
         self._context = context
+        self._access: PortAccess  # given by the gateway, before the start
         self._kafka: KafkaServer | None = None
         self._node, self._trail, self._clock = context.node, context.trail, context.clock
         self._topic_quota = TopicQuota(self.broker.admin)
@@ -129,16 +130,15 @@ class LogRoutes:
         self.writes: Sequence[BaseRoute] = with_aliases(writes) if roles in ("both", "write") else ()
         self.reads = [*self.reads, *self.broker.peers.routes]
 
+    def admit_with(self, access: PortAccess) -> None:
+        self._access = access
+
     async def start(self) -> None:
         self.broker.start()
-        settings = self.broker.settings
-        if settings.kafka_port is not None:
-            from lakebed.log.kafka.server import KafkaServer  # loads the message schemas: only where they are used
-            from lakebed.log.kafka.service import KafkaServices
+        if self.broker.settings.kafka_port is not None:
+            from lakebed.log.kafka.server import serve_kafka  # loads the message schemas: only where they are used
 
-            self._kafka = KafkaServer(KafkaServices(self._context, self.broker))
-            host = self._context.settings.of(GatewaySettings).host
-            await self._kafka.start(host, settings.kafka_port, settings.kafka_advertised)
+            self._kafka = await serve_kafka(self._context, self.broker, self._access)
 
     async def stop(self) -> None:
         if self._kafka is not None:
@@ -217,7 +217,7 @@ class LogRoutes:
             wait_s=min(wanted.max_wait_ms, settings.max_wait_ms) / 1000,
         )
         as_json = contracts.FRAME_MEDIA_TYPE not in request.headers.get("accept", "")
-        found = found if as_json else [contracts.values_only(each) for each in found]
+        found = contracts.readable(found, as_json=as_json)
         results = [contracts.consumed(want.tp, each, as_json=as_json) for want, each in zip(wants, found, strict=True)]
         answer, status = contracts.response(results), contracts.status(found)
         headers = contracts.headers(found) | self._owner_header([want.tp for want in wants])

@@ -84,7 +84,7 @@ class Outbox:
 
     def attempt(self, tick_id: str, seq: int) -> None:
         """Counts one more attempt to send a part. It survives a kill of the process."""
-        with self._attempts(tick_id).open("a") as out:
+        with open(self._attempts(tick_id), "a", opener=private.opener) as out:
             out.write(f"{seq}\n")
 
     def attempts(self, tick_id: str) -> Counter[int]:

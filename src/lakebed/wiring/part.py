@@ -36,6 +36,7 @@ class Part(msgspec.Struct, frozen=True):
     workers: str = ""  # (Context) -> Sequence[Worker]
     machine: str = ""  # () -> Diagnosis of this machine, for `lakebed doctor`
     checks: str = ""  # async (Context) -> Sequence[Diagnosis], for `lakebed doctor`
+    warning: str = ""  # (Settings) -> a warning about them or "", for `lakebed status`
     commands: tuple[Command, ...] = ()
     source: str = ""  # a DataSource of Spark, registered with the others by `lakebed.spark.register`
     page: str = ""  # a PartPage of the console

@@ -14,7 +14,7 @@ from lakebed.wiring.part import Command, Part, SimWorld
 
 if TYPE_CHECKING:  # the root of the command loads this table: what it names is loaded when it is used
     from lakebed.core.context import Component, Context, Diagnosis, Worker
-    from lakebed.core.settings import Section
+    from lakebed.core.settings import Section, Settings
 
 
 DATA, TABLES, OPERATE = "Data in and out", "Tables", "Operate"
@@ -42,6 +42,7 @@ PARTS: tuple[Part, ...] = (
             ),
         ),
         checks="lakebed.gateway.tls:checks",
+        warning="lakebed.gateway.tls:warning",
         bench="lakebed.gateway.bench:bench",
     ),
     Part(
@@ -363,6 +364,12 @@ def workers(context: Context, names: Sequence[str] = ()) -> list[Worker]:
 def machine_checks() -> list[Diagnosis]:
     """What each part needs of this machine, for `lakebed doctor`."""
     return [cast("Callable[[], Diagnosis]", resolve(part.machine))() for part in PARTS if part.machine]
+
+
+def warnings_about(settings: Settings) -> list[str]:
+    """What the parts warn of in these settings, for `lakebed status`."""
+    found = [cast("Callable[[Settings], str]", resolve(part.warning))(settings) for part in PARTS if part.warning]
+    return [text for text in found if text]
 
 
 async def diagnose(context: Context) -> list[Diagnosis]:

@@ -276,7 +276,9 @@ async def served() -> AsyncIterator[tuple[httpx2.AsyncClient, Shelf, Batcher]]:
         health=lambda: {"status": "ok"},
     )
     running = asyncio.ensure_future(batcher.run())
-    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(listener.app), base_url="http://agent") as client:
+    async with httpx2.AsyncClient(
+        transport=httpx2.ASGITransport(listener.app), base_url="http://127.0.0.1:4318"
+    ) as client:
         yield client, disk_queue, batcher
     running.cancel()
 
@@ -382,6 +384,37 @@ async def test_a_full_queue_is_answered_with_503_and_retry_after(served: Any) ->
     answer = await client.post("/v1/metrics", json=request_json())
 
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"host": "localhost:4318"}, 200),
+        ({"host": "[::1]:4318", "origin": "http://[::1]:4318", "sec-fetch-site": "same-origin"}, 200),
+        ({"sec-fetch-site": "none"}, 200),
+        ({"host": "evil.example"}, 403),
+        ({"host": "intranet"}, 403),
+        ({"host": "[::1].evil.example"}, 403),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),
+    ],
+)
+async def test_a_page_of_another_site_reaches_nothing(served: Any, headers: dict[str, str], status: int) -> None:
+    """Neither under a name that resolves to this machine, dotless ones too, nor by a script, an image or a form."""
+    client, disk_queue, _ = served
+
+    answers = [
+        await client.post("/v1/metrics", json=request_json(), headers=headers),
+        await client.get("/metrics", headers=headers),
+        await client.get("/health", headers=headers),
+    ]
+
+    assert {status} == {answer.status_code for answer in answers}
+    assert (status == 200) == bool(disk_queue.frames)
+    assert status == 200 or "lakebed" not in answers[1].text
 
 
 async def test_the_agent_shows_its_own_metrics_and_health(served: Any) -> None:

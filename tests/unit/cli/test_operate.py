@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from lakebed.cli import exits, where
 from lakebed.cli.where import DEFAULT_DIR
 from lakebed.core.context import Diagnosis
 from lakebed.core.errors import Invalid, NotFound
+from lakebed.core.trail import BrokenTrail
 from lakebed.demo import commands as demo
 from lakebed.demo.run import DemoResult
 from lakebed.demo.scenario import CheckResult
@@ -51,6 +54,29 @@ def test_the_status_fails_when_a_process_does_not_answer(
     ended, out, _ = shell("status", "-o", "jsonl")
 
     assert (code, len(states)) == (ended, len(out.splitlines()))
+
+
+@pytest.mark.parametrize(
+    ("settings", "warns"),
+    [
+        ({}, False),
+        ({"HOST": "0.0.0.0"}, True),
+        ({"HOST": "0.0.0.0", "TLS_ELSEWHERE": "true"}, False),
+        ({"HOST": "0.0.0.0", "TLS_CERT": "c.pem", "TLS_KEY": "k.pem"}, False),
+    ],
+)
+def test_the_status_warns_of_keys_in_plain_text(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], warns: bool
+) -> None:
+    """A gateway that others reach without TLS; the fix is named, and the rows stay what they are."""
+    monkeypatch.setattr("lakebed.embedded.supervise.status", answering([row("gateway", "degraded")]))
+    for name, value in settings.items():
+        monkeypatch.setenv(f"LAKEBED_GATEWAY_{name}", value)
+
+    code, out, words = shell("status", "-o", "jsonl")
+
+    assert (0, 1) == (code, len(out.splitlines()))
+    assert warns == ("warning: keys cross the network in plain text: set gateway.tls_cert" in words)
 
 
 def test_a_status_without_a_stack_says_where_to_ask_instead(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,3 +299,76 @@ def test_an_unknown_queue_is_not_found(shell: Shell) -> None:
     codes = {verb: shell("queue", verb, "-q", "nosuch")[0] for verb in ("drain", "status", "waiting", "peek")}
 
     assert {exits.code_for(NotFound(""))} == set(codes.values())
+
+
+def filled_trail(shell: Shell) -> list[str]:
+    """Three keys are added: six entries, whose keys in the bucket are returned."""
+    for name in ("ann", "bob", "cleo"):
+        shell.data("keys", "add", name, "--rights", "*")
+    return shell.keys("trail/")
+
+
+def change_entry(shell: Shell, keys: list[str]) -> None:
+    data = asyncio.run(shell.store.get(keys[2])).data
+    assert b'"bob"' in data
+    asyncio.run(shell.store.delete(keys[2]))
+    asyncio.run(shell.store.create(keys[2], data.replace(b'"bob"', b'"eve"')))
+
+
+def remove_entry(shell: Shell, keys: list[str]) -> None:
+    asyncio.run(shell.store.delete(keys[3]))
+
+
+def remove_first(shell: Shell, keys: list[str]) -> None:
+    asyncio.run(shell.store.delete(keys[0]))
+
+
+def remove_tail(shell: Shell, keys: list[str]) -> None:
+    for key in keys[4:]:
+        asyncio.run(shell.store.delete(key))
+
+
+def remove_all(shell: Shell, keys: list[str]) -> None:
+    for key in keys:
+        asyncio.run(shell.store.delete(key))
+
+
+def test_a_whole_trail_is_verified_and_its_end_is_printed(shell: Shell) -> None:
+    """An end that was noted before is still in it after further actions; a text that is no end is refused."""
+    filled_trail(shell)
+    before = shell.data("trail", "verify")
+    shell.data("keys", "add", "dan", "--rights", "*")
+
+    after = shell.data("trail", "verify", "--noted", before["end"])
+    code, _, words = shell("trail", "verify", "--noted", "6:abc")
+
+    assert (6, 8) == (before["entries"], after["entries"])
+    assert before["end"].startswith("6:") and before["end"] != after["end"]
+    assert (exits.code_for(Invalid("")), True) == (code, "NUMBER:SHA256" in words)
+
+
+@pytest.mark.parametrize(
+    ("harm", "alone", "said"),
+    [
+        (change_entry, True, "entry 3 of the trail was changed"),
+        (remove_entry, True, "entry 4 of the trail is missing"),
+        (remove_first, True, "entry 1 of the trail is missing"),
+        (remove_tail, False, "the trail ends at 4; it had 6 entries"),
+        (remove_all, False, "the trail ends at 0; it had 6 entries"),
+    ],
+)
+def test_a_trail_that_was_rewritten_is_found_out_by_the_command(
+    shell: Shell, harm: Callable[[Shell, list[str]], None], alone: bool, said: str
+) -> None:
+    """With an exit code of its own. A removed tail is found only with an end that was noted elsewhere."""
+    keys = filled_trail(shell)
+    noted = shell.data("trail", "verify")["end"]
+    harm(shell, keys)
+
+    code, out, words = shell("trail", "verify", "--noted", noted)
+    without, _, _ = shell("trail", "verify")
+
+    broken = exits.code_for(BrokenTrail(""))
+    assert (broken, "", True) == (code, out, said in words)
+    assert broken != exits.OK
+    assert without == (broken if alone else exits.OK)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from lakebed.core.clock import ManualClock
 from lakebed.gateway import sessions
@@ -13,6 +14,7 @@ from lakebed.gateway.settings import GatewaySettings
 from support.console_site import ADDRESS, KEYS, OPERATOR, WATCHER, site
 
 DO = "/console/do/lifecycle.walk"
+NUMBERS = {"partition", "offset", "partitions", "retention_s", "retention_bytes", "batch"}
 FORM = {"bucket": "landing"}
 
 
@@ -112,6 +114,68 @@ async def test_an_action_needs_its_right() -> None:
     assert "watcher may not queue:admin:jobs" in dialog.text
     assert "<textarea" not in dialog.text
     assert done.status_code == 403
+
+
+async def test_a_refused_sign_in_and_a_refused_action_are_logged() -> None:
+    """With the address and, once it is known, the key's name; the secret that was tried is not in the log."""
+    async with site(keys=KEYS) as here:
+        with capture_logs() as lines:
+            await here.browser.sign_in("a wrong secret of somebody")
+            await here.browser.sign_in(WATCHER)
+            await here.browser.open("/queue")
+            await here.browser.post("/console/do/queue.discard", {"queue": "jobs", "letter": "a", "reason": "x"})
+
+    refused = [line for line in lines if line["event"] == "request refused"]
+    assert [("nobody", "/login", 401), ("watcher", "/console/do/queue.discard", 403)] == [
+        (line["principal"], line["path"], line["status"]) for line in refused
+    ]
+    assert {"127.0.0.1"} == {line["address"] for line in refused}
+    assert "a wrong secret" not in repr(lines)
+
+
+# Of all tenants together: a conflict, a blocker, the walk of every bucket, the audit, what silver failed on.
+OF_ALL = {"audit.run", "ticks.redrive"}
+
+
+async def test_another_tenants_session_changes_nothing_from_any_page() -> None:
+    """Every action there is, on things of acme: 403 for a rival with all rights, and the trail has no entry of it."""
+    secrets = {tenant: f"0123456789abcdef-{tenant}" for tenant in ("acme", "rival")}
+    keys = [{"name": name, "secret": secrets[name], "rights": ["*"], "tenant": name} for name in secrets]
+    async with site(keys=keys) as here:
+        actions = {name: action for page in here.console.data.pages.values() for name, action in page.actions.items()}
+        seen: dict[str, dict[str, int]] = {}
+        for who, secret in secrets.items():
+            await here.browser.sign_in(secret)
+            await here.browser.open("/queue")
+            seen[who] = {}
+            for name, action in actions.items():
+                form = {field: "1" if field in NUMBERS else "acme-x" for field in action.fields}
+                answer = await here.browser.post(f"/console/do/{name}", {**form, "reason": "why"})
+                seen[who][name] = answer.status_code
+        entries = await here.context.trail.latest()
+
+    assert len(actions) >= 17
+    assert {403} == set(seen["rival"].values())
+    assert set() == {entry.who for entry in entries} & {"rival"}
+    assert not {401, 500} & set(seen["acme"].values())
+    closed = {name for name, status in seen["acme"].items() if status == 403}
+    assert OF_ALL <= closed and not closed & {"log.seek", "log.produce", "queue.discard", "ticks.replay"}
+
+
+async def test_moving_a_group_needs_the_right_of_the_group() -> None:
+    """Who may consume a topic does not thereby skip the records of another program."""
+    rights = ["console:read", "log:*:orders", "log:group:mine"]
+    async with site(keys=[{"name": "operator", "secret": OPERATOR, "rights": rights}]) as here:
+        await here.browser.sign_in(OPERATOR)
+        await here.browser.open("/log")
+        form = {"topic": "orders", "partition": "0", "offset": "1", "reason": "why"}
+        theirs = await here.browser.post("/console/do/log.seek", {**form, "group": "theirs"})
+        mine = await here.browser.post("/console/do/log.seek", {**form, "group": "mine"})
+        dialog = await here.browser.client.get("/console/ask/log.seek?topic=orders&group=theirs&partition=0&offset=1")
+
+    assert (403, True) == (theirs.status_code, "log:group:theirs" in theirs.text)
+    assert 403 != mine.status_code
+    assert "operator may not log:group:theirs" in dialog.text
 
 
 def keys_of(*names: str) -> list[dict[str, Any]]:

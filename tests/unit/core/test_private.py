@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from lakebed.batches.landed import LandedBatches
+from lakebed.batches.model import AcceptedBatch
 from lakebed.batches.segments import SpoolSegments
 from lakebed.core import private
 from lakebed.core.clock import SystemClock
@@ -46,10 +48,15 @@ def test_a_new_file_and_a_new_folder_are_private(tmp_path: Path) -> None:
 
 
 def test_the_spool_is_private(tmp_path: Path) -> None:
+    """Its segments, its lock and the list of what has landed, also after that was written anew."""
     segments = SpoolSegments(tmp_path / "spool")
     segments._open().close()
+    landed = LandedBatches(tmp_path / "spool", known_max=1)
+    for seq in range(3):
+        landed.add(AcceptedBatch("lightmetrics.accepted_batch.v1", "a", "b", seq, seq, "", 1, "k", 1, "c", 1, 1))
+        landed.sync()
 
-    assert len(modes(tmp_path)) >= 2
+    assert len(modes(tmp_path)) >= 3
     assert {0o600} == set(modes(tmp_path).values())
 
 
@@ -67,9 +74,11 @@ async def test_the_tail_cache_and_the_outbox_are_private(tmp_path: Path) -> None
     published = SharedTail(tmp_path / "tail", bytes_max=1 << 20, node="n")
     published.put(TopicPartition("t", 0), 0, RecordColumns(1, b"\x01\0\0\0", b"x"))
     await published.close()
-    Outbox(tmp_path / "outbox").put(OutboxTick(PackedTick("t-1", "p", "", {})))
+    outbox = Outbox(tmp_path / "outbox")
+    outbox.put(OutboxTick(PackedTick("t-1", "p", "", {})))
+    outbox.attempt("t-1", 0)
 
-    assert len(modes(tmp_path)) == 2
+    assert len(modes(tmp_path)) == 3
     assert {0o600} == set(modes(tmp_path).values())
 
 

@@ -150,7 +150,8 @@ def server(folder: Path, clock: ManualClock) -> tuple[ServerProgram, FakeServerC
 async def test_a_server_is_ready_when_its_health_is_200(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ManualClock()
     made, child = server(tmp_path, clock)
-    answers = [HealthResponse(0, "refused"), HealthResponse(503, "down"), HealthResponse(200, "ok")]
+    refused = [HealthResponse(0, "refused")] * 2
+    answers = [*refused, HealthResponse(503, "down"), HealthResponse(200, "ok")]
     probed: list[str] = []
 
     async def probe(url: str, path: str) -> HealthResponse:
@@ -166,10 +167,26 @@ async def test_a_server_is_ready_when_its_health_is_200(tmp_path: Path, monkeypa
     await made.start()
     await made.stop()
 
-    assert ["http://127.0.0.1:8123/healthz"] * 3 == probed
+    assert ["http", "https", "http", "http"] == [url.partition("://127.0.0.1:8123/healthz")[0] for url in probed]
+    assert "http://127.0.0.1:8123" == made.url
     assert [(["lakebed", "serve", "--port", "8123"], "http://h:1")] == child.started
     assert [DRAIN_S] == child.stopped
     assert made.child.name == "gateway"
+
+
+async def test_a_gateway_whose_settings_have_a_certificate_is_reached_over_https(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers nothing over HTTP; its address in `lakebed status` is the one that works."""
+    made, _ = server(tmp_path, ManualClock())
+
+    async def probe(url: str, path: str) -> HealthResponse:
+        return HealthResponse(200, "ok") if url.startswith("https:") else HealthResponse(0, "no HTTP")
+
+    monkeypatch.setattr(program_module, "probe", probe)
+    await made.start()
+
+    assert "https://127.0.0.1:8123" == made.url
 
 
 @pytest.mark.parametrize(

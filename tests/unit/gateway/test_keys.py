@@ -33,7 +33,9 @@ from lakebed.gateway.keys import (
     without,
 )
 from lakebed.gateway.state import state_of
+from lakebed.gateway.tls import PLAIN, checks
 from lakebed.wiring.parts import sections
+from support.certificates import Authority
 from support.gateway_fixtures import Sample, client_of, context_with
 
 SECRET = "0123456789abcdef-ann"
@@ -341,3 +343,44 @@ async def test_refusals_are_logged_with_who_and_from_where_and_sampled() -> None
     assert [10, 21] == [len(refused) - 1, refused[-1]["left_out"]]
     assert {"info"} == {line["log_level"] for line in refused}
     assert SECRET not in repr(lines) and "wrong" not in repr(lines)
+
+
+@pytest.mark.parametrize(
+    ("settings", "warns"),
+    [
+        ({"host": "0.0.0.0"}, True),
+        ({"host": "0.0.0.0", "tls_elsewhere": True}, False),
+        ({"host": "127.0.0.1"}, False),
+    ],
+)
+async def test_keys_in_plain_text_are_warned_of_in_log_health_and_doctor(settings: dict[str, Any], warns: bool) -> None:
+    """A gateway that others reach without TLS. Strangers see that it is degraded, and not why."""
+    keys = [{"name": "ann", "secret": SECRET, "rights": ["*"]}]
+    context = context_with(ManualClock(), keys=keys, **settings)
+
+    with capture_logs() as lines:
+        async with running(context) as app, client_of(app) as client:
+            known = (await client.get("/healthz", headers={"x-api-key": SECRET})).json()
+            stranger = (await client.get("/healthz")).json()
+    (diagnosis,) = await checks(context)
+
+    found = [line for line in lines if line["log_level"] == "warning" and PLAIN in line["event"]]
+    assert warns == bool(found) and (not warns or "gateway.tls_cert" in found[0]["fix"])
+    assert ("degraded" if warns else "ok") == known["components"]["gateway"]["status"]
+    assert warns == (PLAIN in known["components"]["gateway"]["detail"])
+    assert {"status": known["status"]} == stranger
+    assert ("warn" if warns else "pass") == diagnosis.verdict
+    assert warns == (PLAIN in diagnosis.seen and "gateway.tls_cert" in diagnosis.fix)
+
+
+async def test_a_gateway_with_a_certificate_warns_of_nothing(tmp_path: Path) -> None:
+    cert, key = Authority(tmp_path).sign("gateway")
+    keys = [{"name": "ann", "secret": SECRET, "rights": ["*"]}]
+    context = context_with(ManualClock(), keys=keys, host="0.0.0.0", tls_cert=str(cert), tls_key=str(key))
+
+    with capture_logs() as lines:
+        async with running(context):
+            pass
+
+    assert [] == [line for line in lines if line["log_level"] == "warning"]
+    assert ["pass"] == [diagnosis.verdict for diagnosis in await checks(context)]

@@ -22,6 +22,8 @@ from lakebed.gateway.app import Gateway, build
 from lakebed.log.contracts import ProduceRequest
 from lakebed.meta.settings import MetaSettings
 from lakebed.pipeline.settings import PipelineSettings
+from lakebed.ticks.model import TickId, TickState
+from lakebed.ticks.paths import state
 from lakebed.wiring.parts import components
 from support.batch_frames import frame_of
 from support.gateway_fixtures import client_of, context_with
@@ -117,6 +119,14 @@ async def test_each_route_lets_in_whom_it_must_and_nobody_else(app: Gateway, met
     assert 500 not in seen.values()
 
 
+async def test_the_stream_of_numbers_is_for_operators_of_all_tenants(app: Gateway) -> None:
+    """It never ends for those who get it, so only refusals are tried: it has the numbers of all tenants together."""
+    async with client_of(app, timeout=60) as client:
+        seen = {who: (await ask(client, "GET", "/live", who)).status_code for who in ("", "weak", "other", "owner")}
+
+    assert {"": 401, "weak": 403, "other": 403, "owner": 403} == seen
+
+
 @pytest.mark.parametrize(("method", "path"), [one for one in ROUTES if "{" in one[1] and one[1] not in KNOWN])
 async def test_a_route_with_a_things_name_is_open_to_the_things_tenant(app: Gateway, method: str, path: str) -> None:
     """Unless what it names is no tenant's: a conflict, a blocker, an operator's dialog."""
@@ -170,8 +180,18 @@ def test_a_tenants_pattern_never_reaches_beyond_its_tenant(right: str) -> None:
     assert principal.may("log:produce:acme.orders")
 
 
+TABLE_LOG = """{"protocol":{"minReaderVersion":1,"minWriterVersion":2}}
+{"metaData":{"id":"1","format":{"provider":"parquet"},"partitionColumns":[],"configuration":{},"schemaString":\
+"{\\"type\\":\\"struct\\",\\"fields\\":[]}"}}
+"""
+
+
 async def fill(context: Context, app: Gateway) -> None:
-    """A topic, a queue and samples of each of two tenants."""
+    """A topic, a queue, samples, a table and a project of each of two tenants."""
+    for tenant in ("acme", "rival"):
+        await context.store.create(state(TickId(tenant, "shop", "t2")), msgspec.json.encode(TickState(created_at_ms=1)))
+        log = f"tables/bronze/{tenant}/shop/orders/_delta_log/{0:020d}.json"
+        await context.store.create(log, TABLE_LOG.encode())
     async with client_of(app, headers={"authorization": f"Bearer {SECRETS['admin']}"}, timeout=60) as client:
         for tenant in ("acme", "rival"):
             parts = [{"topic": f"{tenant}.orders", "partition": 0, "records": ["x"]}]
@@ -192,7 +212,8 @@ async def fill(context: Context, app: Gateway) -> None:
 
 
 async def test_every_list_has_only_the_tenants_rows() -> None:
-    """Topics, groups, queues, series, metrics, the trail, and every page with its JSON twin: no rival is named."""
+    """Topics, groups, queues, series, tables, projects, metrics, the trail, and every page with its JSON twin: no rival
+    is named."""
     context = context_with(keys=KEYS)
     settings = context.settings.having(MetaSettings.of({"backend": "bucket"}))  # pages read it beside the broker
     settings = settings.having(PipelineSettings.of({"warm": False}))  # no Spark in the background
@@ -217,9 +238,23 @@ async def test_every_list_has_only_the_tenants_rows() -> None:
 
     assert [] == [path for path, text in found["owner"].items() if "rival" in text]
     own = [path for path, text in found["owner"].items() if "acme" in text]
-    for path in ("/v1/topics", "/v1/queues", "/metrics", "/log.json", "/queue.json", "/audit.json", "/log", "/queue"):
-        assert path in own
-        assert "rival" in found["admin"][path]
+    named = {
+        "/v1/topics",
+        "/v1/queues",
+        "/v1/tables",
+        "/metrics",
+        "/log",
+        "/queue",
+        "/tables",
+        "/ticks",
+        "/log.json",
+        "/queue.json",
+        "/audit.json",
+        "/tables.json",
+        "/ticks.json",
+    }
+    assert named <= set(own)
+    assert named <= {path for path, text in found["admin"].items() if "rival" in text}
 
 
 async def test_a_group_belongs_to_whoever_may_commit_for_it() -> None:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 from starlette.requests import Request
 from starlette.responses import Response
@@ -57,6 +58,19 @@ async def test_requests_over_the_rate_are_429_for_that_key_alone() -> None:
     assert (429, "throttled", "1") == (over.status_code, over.json()["code"], over.headers["retry-after"])
     assert {200} == set(others)
     assert [200, 200, 429] == later
+
+
+async def test_each_gateway_counts_for_itself() -> None:
+    """As Kafka's brokers do: a key with a limit of R has up to N times R on N gateways, and no gateway asks another."""
+    clock = ManualClock()
+    one = context_with(clock, keys=keys(requests_per_s=1.0))
+    two = msgspec.structs.replace(one, node="node-2")
+    served = []
+    for context in (one, two):
+        async with client_of(build(context, [Sample()]), headers={"x-api-key": SECRET}) as client:
+            served.append(await statuses(client, 3))
+
+    assert [[200, 200, 429]] * 2 == served
 
 
 async def test_bytes_over_the_rate_delay_the_next_request() -> None:

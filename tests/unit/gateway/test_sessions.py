@@ -6,8 +6,9 @@ import pytest
 
 from lakebed.core.clock import ManualClock, now_ms
 from lakebed.core.errors import Unauthenticated
+from lakebed.core.local import is_local
 from lakebed.gateway import sessions
-from lakebed.gateway.auth import LOCAL_NAMES_MAX, PRESENTED_BYTES_MAX, Keyring, RequestHead, _is_local
+from lakebed.gateway.auth import LOCAL_NAMES_MAX, PRESENTED_BYTES_MAX, Keyring, RequestHead
 from lakebed.gateway.keys import SignedIn
 from lakebed.gateway.settings import GatewaySettings
 
@@ -155,7 +156,7 @@ def test_a_cookie_is_found_by_its_whole_name(header: bytes | None, value: str) -
     ],
 )
 def test_only_names_that_no_other_site_can_own_are_local(host: bytes, local: bool) -> None:
-    assert local == _is_local(host)
+    assert local == is_local(host)
 
 
 def test_each_header_is_read_into_its_own_field() -> None:

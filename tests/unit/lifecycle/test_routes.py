@@ -20,7 +20,7 @@ from lakebed.lifecycle.operator import Operator
 from lakebed.lifecycle.state import Stream
 from lakebed.store.runtime import StoreRuntime
 from support.lifecycle_gateway import client, gateway
-from support.lifecycle_harness import Harness
+from support.lifecycle_harness import QUICK, Harness
 from support.lifecycle_makers import rule
 
 
@@ -107,3 +107,30 @@ async def test_a_policy_is_given_as_a_file_that_runs_nothing(monkeypatch: pytest
     assert {"sandbox", "default-src 'none'"} <= {rule.strip() for rule in policy.split(";")}
     assert ["nosniff"] == answer.headers.get_list("x-content-type-options")
     assert answer.headers["content-disposition"].startswith("attachment")
+
+
+POLICY = b"""<LifecycleConfiguration><Rule><ID>r</ID><Status>Enabled</Status><Filter><Prefix></Prefix></Filter>
+<Expiration><Days>1</Days></Expiration></Rule></LifecycleConfiguration>"""
+
+
+@pytest.mark.parametrize(
+    ("wanted", "scanned"), [("", 3), ("?keys_max=2", 2), ("?keys_max=999999999", 3), ("?keys_max=0", 1)]
+)
+async def test_a_dry_run_over_http_scans_a_bounded_number_of_keys(
+    monkeypatch: pytest.MonkeyPatch, wanted: str, scanned: int
+) -> None:
+    """Whatever a request asks for; a dry run that ended there says so."""
+    world = Harness()
+    for number in range(5):
+        world.lake.write("b", f"k{number}")
+
+    @asynccontextmanager
+    async def opened(context: Context) -> AsyncIterator[Any]:
+        yield SimpleNamespace(lake=world.lake, settings=QUICK, reserved=None)
+
+    monkeypatch.setattr(routes, "open_services", opened)
+    monkeypatch.setattr(routes, "DRY_RUN_KEYS_MAX", 3)
+    async with client(await gateway(world)) as ask:
+        answer = await ask.post(f"/api/s3/buckets/b/lifecycle/dry-run{wanted}", content=POLICY)
+
+    assert (200, scanned, False) == (answer.status_code, answer.json()["scanned"], answer.json()["complete"])

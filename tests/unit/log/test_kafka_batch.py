@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakebed.core.compression import compress
-from lakebed.core.errors import Corrupt
+from lakebed.core.errors import Corrupt, TooLarge
 from lakebed.log import codec, kafka_batch, kafka_compression
 from lakebed.log.codec import BatchSegment, RecordBatch, columns
-from lakebed.log.kafka_batch import HEADER, KafkaRecord, KafkaRecords
+from lakebed.log.kafka_batch import HEADER, DecodeBudget, KafkaRecord, KafkaRecords
 from lakebed.log.model import ENCODING, KAFKA_ENCODING
 
 RECORDS = [
@@ -93,6 +93,43 @@ def test_a_batch_that_decompresses_to_more_than_the_limit_is_refused(codec_id: i
 
     with pytest.raises(Corrupt):
         kafka_batch.decode(batch, bytes_max=10_000)
+
+
+def test_a_batch_of_very_many_records_is_refused_before_one_is_decoded() -> None:
+    """Millions of empty records are some kilobytes when they are compressed, and gigabytes of objects."""
+    made = bytearray(kafka_batch.encode([KafkaRecord(b"x", timestamp_ms=1)]))
+    count = kafka_batch.BATCH_RECORDS_MAX + 1
+    struct.pack_into(">i", made, 23, count - 1)
+    struct.pack_into(">i", made, 57, count)
+    struct.pack_into(">I", made, 17, google_crc32c.value(bytes(made[21:])))
+
+    with pytest.raises(TooLarge, match="200001 records"):
+        kafka_batch.checked(bytes(made))
+
+
+def test_headers_of_a_batch_are_limited_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each record is within its own limit; all of them would be millions of objects."""
+    monkeypatch.setattr(kafka_batch, "HEADERS_ALL_MAX", 10)
+    records = [KafkaRecord(b"v", None, (("h", None),) * 6, 1)] * 2
+    (batch,) = kafka_batch.checked(kafka_batch.encode(records))
+
+    with pytest.raises(Corrupt, match="10 headers"):
+        kafka_batch.decode(batch)
+
+
+def test_what_one_response_decodes_is_limited() -> None:
+    """It ends with the batch that uses the budget up, by bytes or by records; other partitions wait their turn."""
+    one = kafka_batch.encode([KafkaRecord(b"v" * 100, timestamp_ms=1)] * 10)
+    records = KafkaRecords(47, one * 5, 3)
+
+    by_bytes = records.decoded_within(DecodeBudget(1500, 1_000_000))
+    by_count = records.decoded_within(DecodeBudget(1_000_000, 21))
+    spent = DecodeBudget(1, 1)
+    first, then = records.decoded_within(spent), records.decoded_within(spent)
+    whole = records.decoded_within(DecodeBudget(1_000_000, 1_000_000))
+
+    assert [17, 27, 7, 0, 47] == [found.count for found in (by_bytes, by_count, first, then, whole)]
+    assert whole.decoded() == records.decoded()
 
 
 @pytest.mark.parametrize("codec_id", COMPRESSED)

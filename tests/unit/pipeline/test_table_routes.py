@@ -19,7 +19,7 @@ from lakebed.pipeline.tables.query import QueryLimits
 from lakebed.pipeline.tables.view import TableRow
 
 ROWS = pa.table({"id": [1, 2, 3], "spent": [1.5, 2.5, 3.5]})
-RIGHTS = ["tables:read"]
+RIGHTS, TENANT = ["tables:read"], [""]
 
 
 class Opened:
@@ -34,7 +34,7 @@ class Opened:
 
 
 def refusal(request: Any, error: Any) -> PlainTextResponse:
-    return PlainTextResponse(f"{type(error).__name__}: {error.message}", status_code=400)
+    return PlainTextResponse(f"{type(error).__name__}: {error.message} {error.hint}", status_code=400)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def http(monkeypatch: pytest.MonkeyPatch) -> httpx2.AsyncClient:
     app = Starlette(routes=part.reads, exception_handlers={LakebedError: refusal})
 
     async def with_person(scope: Any, receive: Any, send: Any) -> None:
-        scope.setdefault("state", {})["principal"] = Principal("someone", tuple(RIGHTS))
+        scope.setdefault("state", {})["principal"] = Principal("someone", tuple(RIGHTS), TENANT[0])
         await app(scope, receive, send)
 
     return httpx2.AsyncClient(transport=httpx2.ASGITransport(with_person), base_url="http://t")
@@ -87,7 +87,46 @@ async def test_sql_reads_and_needs_the_right(http: httpx2.AsyncClient, monkeypat
         RIGHTS.append("tables:read")
 
     assert [{"total": 7.5}] == rows(found)
-    assert changes.text.startswith("Invalid: not a query") and ["Denied: someone may not tables:read"] * 2 == denied
+    assert changes.text.startswith("Invalid: not a query") and {"Denied: someone may not tables:read"} == {
+        text.partition(" use ")[0] for text in denied
+    }
+
+
+@pytest.mark.parametrize(
+    ("rights", "tenant", "reads"),
+    [
+        ("*", "acme", True),
+        ("tables:read", "", True),
+        ("tables:read:gold/acme/*", "", True),
+        ("tables:read:gold/rival/*", "", False),
+        ("*", "rival", False),
+        ("*", "shop", False),
+        ("*", "by", False),  # the name with its folders left out, gold/by_customer, would be this tenant's own
+    ],
+)
+async def test_a_name_means_only_tables_that_its_caller_may_read(
+    http: httpx2.AsyncClient, rights: str, tenant: str, reads: bool
+) -> None:
+    """By path, by a part of it, and in SQL; no error names a table of another tenant."""
+    before = (list(RIGHTS), list(TENANT))
+    RIGHTS[:], TENANT[:] = [rights], [tenant]
+    try:
+        answers = [
+            await http.get("/v1/tables/rows/gold/acme/shop/by_customer"),
+            await http.get("/v1/tables/history/gold/acme/shop/by_customer"),
+        ]
+        others = [
+            await http.get(f"/v1/tables/rows/{name}") for name in ("gold/by_customer", "gold/acme/shop/by_custom")
+        ]
+        for name in ("gold.acme.shop.by_customer", "gold.shop.by_customer", "gold.by_customer", "gold.by_custom"):
+            others.append(await http.post("/v1/sql", json={"query": f"select * from {name}"}))
+    finally:
+        RIGHTS[:], TENANT[:] = before
+
+    assert {reads} == {answer.status_code == 200 for answer in answers}
+    if not reads:
+        assert not [answer for answer in others if answer.status_code == 200]
+        assert not [answer.text for answer in (*answers, *others) if "gold/acme/shop/by_customer?" in answer.text]
 
 
 async def test_more_rows_than_the_limit_are_refused(http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterable
 
+import msgspec
 import pytest
 
 from lakebed.batches.acceptor import Acceptor
@@ -15,7 +16,10 @@ from lakebed.core.clock import ManualClock, SystemClock
 from lakebed.core.context import Context
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
-from lakebed.core.settings import Settings
+from lakebed.core.settings import Secret, Settings
+from lakebed.gateway.auth import Keyring
+from lakebed.gateway.key_watch import EVERY_S, KeyWatch
+from lakebed.gateway.settings import GatewaySettings, KeySettings
 from lakebed.log.broker import Broker
 from lakebed.log.codec import columns
 from lakebed.log.model import TopicPartition
@@ -195,6 +199,30 @@ async def log_read_cold(meter: Meter) -> dict[str, int]:
     return await meter.of(reader.reader.read(TP, 1, bytes_max=1 << 20))
 
 
+async def keys_kept(meter: Meter, *keys: KeySettings) -> dict[str, int]:
+    """A gateway's keys over one minute, in which each key is used."""
+    clock = ManualClock()
+    settings = GatewaySettings(keys=keys)
+    context = msgspec.structs.replace(meter.context(settings), clock=clock)
+    keyring = Keyring.of(settings, clock)
+    watch = KeyWatch(context, keyring, settings)
+
+    async def minute() -> None:
+        for _ in range(round(60 / EVERY_S)):
+            keyring.used |= {key.name for key in keys}
+            await clock.advance(EVERY_S)
+
+    await watch.start()
+    await minute()  # the first one creates what there is not yet
+    counted = await meter.of(minute())
+    await watch.stop()
+    return counted
+
+
+async def keys_used(meter: Meter) -> dict[str, int]:
+    return await keys_kept(meter, KeySettings("ann", Secret("0123456789abcdef")))
+
+
 MEASURED: dict[str, Callable[[Meter], Awaitable[dict[str, int]]]] = {
     "batches: accept 100 batches of one flush": batch_new,
     "batches: accept, index and reconcile 3,000 batches of 100 agents in 5 minutes": batches_kept,
@@ -206,6 +234,8 @@ MEASURED: dict[str, Callable[[Meter], Awaitable[dict[str, int]]]] = {
     "log: append a flight of one partition, meta outside the bucket": log_append,
     "log: append a flight of one partition, meta in the bucket": log_append_bucket,
     "log: read a flight that no cache holds": log_read_cold,
+    "gateway: look for keys, for a minute": keys_kept,
+    "gateway: refresh keys, sessions and last use, for a minute": keys_used,
 }
 
 
@@ -259,3 +289,12 @@ def test_the_prices_on_the_page_are_those_of_the_code() -> None:
         "1,000 GET or HEAD requests": prices.DOLLARS_PER_GET * 1000,
         "a GiB stored for a month": prices.DOLLARS_PER_GIB_MONTH,
     } == {name: float(price) for name, price in found.items()}
+
+
+async def test_what_keys_cost_a_month_is_on_the_page() -> None:
+    """Dollars of a month, from the counters: of a gateway without keys, and of one whose keys are used."""
+    minutes = 2.63e6 / 60
+    text = (ROOT / "docs/cost.md").read_text()
+    idle, used = [dollars(await measure(Meter())) * minutes for measure in (keys_kept, keys_used)]
+
+    assert f"${idle:.2f} a month without keys, ${used:.2f} with keys in use" in text

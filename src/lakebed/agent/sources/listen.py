@@ -1,7 +1,8 @@
 """The agent's own HTTP on loopback: OTLP metrics in, and its own metrics and health out.
 
 An OTLP request gets 200 only after its samples are on disk. One that could not be stored in time gets 503 and
-Retry-After, and its exporter sends it again: at least once, never silently lost.
+Retry-After, and its exporter sends it again: at least once, never silently lost. There are no keys here: a web page of
+another site, which a browser on this machine could open, gets 403.
 """
 
 from __future__ import annotations
@@ -16,27 +17,45 @@ from typing import Any
 import msgspec
 import uvicorn
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lakebed.agent.batcher import BadSampleReporter, Batcher
 from lakebed.agent.sources.otlp import OtlpSamples, decode_json, decode_proto, encode_answer, encode_status, samples_of
 from lakebed.agent.waiting import in_thread
 from lakebed.core.errors import Invalid
+from lakebed.core.local import is_local, is_own_page
 from lakebed.core.runtime import Runtime
 
 JSON, PROTO = "application/json", "application/x-protobuf"
 LOOPBACK = "127.0.0.1"
 STORE_TIMEOUT_S = 8.0  # below the 10 s after which exporters give up by default
 REQUESTS_MAX = 32  # at once
-INVALID_ARGUMENT, UNAVAILABLE = 3, 14  # google.rpc codes
+INVALID_ARGUMENT, PERMISSION_DENIED, UNAVAILABLE = 3, 7, 14  # google.rpc codes
 
 
 class RequestRejected(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status, self.message = status, message
+
+
+class LocalCallers:
+    """Lets programs of this machine in, and no web page of another site."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = dict(scope.get("headers", ()))
+        host, origin, site = (found.get(name) for name in (b"host", b"origin", b"sec-fetch-site"))
+        if (host is None or is_local(host)) and is_own_page(host, origin, site):
+            return await self._app(scope, receive, send)
+        why = f"only programs of this machine are served: send to {LOOPBACK} or localhost"
+        return await _refusal(JSON, 403, why)(scope, receive, send)
 
 
 class OtlpListener:
@@ -63,7 +82,8 @@ class OtlpListener:
                 Route("/v1/metrics", self._otlp, methods=["POST"]),
                 Route("/metrics", self._own_metrics),
                 Route("/health", self._own_health),
-            ]
+            ],
+            middleware=[Middleware(LocalCallers)],
         )
 
     async def _otlp(self, request: Request) -> Response:
@@ -176,7 +196,7 @@ def _answer(kind: str, received: OtlpSamples) -> Response:
 
 
 def _refusal(kind: str, status: int, message: str) -> Response:
-    code = UNAVAILABLE if status == 503 else INVALID_ARGUMENT
+    code = {403: PERMISSION_DENIED, 503: UNAVAILABLE}.get(status, INVALID_ARGUMENT)
     headers = {"retry-after": "1"} if status == 503 else {}
     if kind == PROTO:
         return Response(encode_status(code, message), status, headers, PROTO)

@@ -10,6 +10,7 @@ from kio.schema.errors import ErrorCode
 
 from lakebed.core.clock import now_ms
 from lakebed.core.errors import Corrupt, LakebedError, TooLarge
+from lakebed.core.quotas import count_records
 from lakebed.log import kafka_batch
 from lakebed.log.codec import Records
 from lakebed.log.fetcher import FetchRequest
@@ -31,13 +32,19 @@ class DataRequests:
     def __init__(self, services: KafkaServices) -> None:
         self._services, self._broker, self._settings = services, services.broker, services.broker.settings
 
-    def produce(self, request: Any, info: RequestInfo) -> asyncio.Future[Answer]:
+    async def over_quota(self, request: Any, info: RequestInfo) -> Mapping[str, LakebedError]:
+        """The topics of a Produce that its key may not create."""
+        return await self._services.topic_quota.over(info.principal, {topic.name for topic in request.topic_data})
+
+    def produce(self, request: Any, info: RequestInfo, over: Mapping[str, LakebedError]) -> asyncio.Future[Answer]:
         """Appends before it returns, so that the requests of a connection keep their order; answers later."""
         wanted = [(topic.name, part) for topic in request.topic_data for part in topic.partition_data]
         chunks: list[tuple[TopicPartition, RecordChunk] | LakebedError] = []
         for topic, part in wanted[:PARTITIONS_MAX]:
             try:
                 self._services.demand(info, "produce", topic)
+                if topic in over:
+                    raise over[topic]
                 if request.transactional_id is not None:
                     raise TransactionRefused
                 chunks.append((topic_partition(topic, part.index), self._chunk(part.records or b"")))
@@ -50,6 +57,7 @@ class DataRequests:
                 done.set_result(_produced(wanted, chunks, outcomes))
 
         good = [chunk for chunk in chunks if not isinstance(chunk, LakebedError)]
+        count_records(sum(chunk.records.count for _, chunk in good))
         if good:
             self._broker.producer.append(good, respond)
         else:

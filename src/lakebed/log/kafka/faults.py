@@ -12,6 +12,7 @@ from lakebed.core.errors import (
     NotFound,
     OutcomeUnknown,
     Overloaded,
+    Throttled,
     TooLarge,
     Unavailable,
 )
@@ -47,6 +48,7 @@ CODES: tuple[tuple[type[LakebedError], ErrorCode], ...] = (
     (SequenceReused, ErrorCode.out_of_order_sequence_number),
     (GroupFenced, ErrorCode.illegal_generation),
     (LogFenced, ErrorCode.policy_violation),
+    (Throttled, ErrorCode.policy_violation),  # of topics; a rate only delays
     (OutcomeUnknown, ErrorCode.request_timed_out),
     (Overloaded, ErrorCode.not_enough_replicas),
     (Unavailable, ErrorCode.not_enough_replicas),

@@ -9,7 +9,6 @@ from kio.schema.errors import ErrorCode
 
 from lakebed.core.errors import LakebedError, NotFound
 from lakebed.log import paths
-from lakebed.log.groups import check_group
 from lakebed.log.kafka.faults import TransactionRefused, code_of, group_code_of
 from lakebed.log.kafka.membership import Group, JoinWish, Member
 from lakebed.log.kafka.registry import chosen
@@ -38,8 +37,8 @@ class GroupRequests:
         try:
             if kind != OF_GROUP:
                 raise TransactionRefused
-            self._services.demand_group(info)
-            broker = chosen(await self._services.registry.living(), f"group {check_group(key)}")
+            group = self._services.demand_group(info, key)
+            broker = chosen(await self._services.registry.living(), f"group {group}")
         except LakebedError as error:
             failed = {"error_code": group_code_of(error), "error_message": error.message}
             return {"key": key, "node_id": -1, "port": -1, **failed}
@@ -48,7 +47,7 @@ class GroupRequests:
     async def join_group(self, request: Any, info: RequestInfo) -> Answer:
         member_id = request.member_id
         try:
-            self._services.demand_group(info)
+            self._services.demand_group(info, request.group_id)
             instance_id = getattr(request, "group_instance_id", None)
             if not member_id:
                 member_id = f"{info.client_id[:100]}-{self._ids.uuid()}"
@@ -73,7 +72,7 @@ class GroupRequests:
 
     async def sync_group(self, request: Any, info: RequestInfo) -> Answer:
         try:
-            self._services.demand_group(info)
+            self._services.demand_group(info, request.group_id)
             assignments = {each.member_id: bytes(each.assignment) for each in request.assignments}
             group = await self._coordinator.sync(
                 request.group_id, request.member_id, request.generation_id, assignments
@@ -89,7 +88,7 @@ class GroupRequests:
 
     async def heartbeat(self, request: Any, info: RequestInfo) -> Answer:
         try:
-            self._services.demand_group(info)
+            self._services.demand_group(info, request.group_id)
             await self._coordinator.heartbeat(
                 request.group_id,
                 request.member_id,
@@ -102,7 +101,7 @@ class GroupRequests:
 
     async def leave_group(self, request: Any, info: RequestInfo) -> Answer:
         try:
-            self._services.demand_group(info)
+            self._services.demand_group(info, request.group_id)
             if info.version < 3:
                 await self._coordinator.leave(request.group_id, [request.member_id])
                 return {}
@@ -124,7 +123,7 @@ class GroupRequests:
     async def offset_commit(self, request: Any, info: RequestInfo) -> Answer:
         generation, refused = request.generation_id_or_member_epoch, None
         try:
-            self._services.demand_group(info)
+            self._services.demand_group(info, request.group_id)
             await self._coordinator.demand_commit(
                 request.group_id, request.member_id, generation, getattr(request, "group_instance_id", None)
             )
@@ -167,8 +166,7 @@ class GroupRequests:
 
     async def _offsets(self, group: str, topics: Sequence[Any] | None, info: RequestInfo) -> Answer:
         try:
-            self._services.demand_group(info)
-            check_group(group)
+            self._services.demand_group(info, group)
             if topics is None:
                 wanted = await self._committed_topics(group, info)
             else:
@@ -202,7 +200,7 @@ class GroupRequests:
 
     async def offset_delete(self, request: Any, info: RequestInfo) -> Answer:
         try:
-            self._services.demand_group(info)
+            self._services.demand_group(info, request.group_id)
             now = await self._coordinator.find(request.group_id)
         except LakebedError as error:
             return {"error_code": group_code_of(error), "topics": ()}
@@ -238,7 +236,7 @@ class GroupRequests:
     async def _described(self, group: str, info: RequestInfo) -> Answer:
         row: dict[str, Any] = {"group_id": group, "group_state": "Dead", "error_code": ErrorCode.none, "members": ()}
         try:
-            self._services.demand_group(info)
+            self._services.demand_group(info, group)
             found = await self._coordinator.find(group)
         except LakebedError as error:
             return {**row, "error_code": group_code_of(error)}
@@ -260,7 +258,6 @@ class GroupRequests:
 
     async def list_groups(self, request: Any, info: RequestInfo) -> Answer:
         try:
-            self._services.demand_group(info)
             found = await self._coordinator.groups()
         except LakebedError as error:
             return {"error_code": group_code_of(error), "groups": ()}
@@ -268,7 +265,7 @@ class GroupRequests:
         rows = [
             {"group_id": name, "protocol_type": group.protocol_type, "group_state": STATES[group.phase]}
             for name, group in found.items()
-            if not wanted or STATES[group.phase].lower() in wanted
+            if info.principal.may(f"log:group:{name}") and (not wanted or STATES[group.phase].lower() in wanted)
         ]
         return {"groups": rows}
 
@@ -278,9 +275,9 @@ class GroupRequests:
     async def _delete(self, group: str, info: RequestInfo) -> Answer:
         """The group and its offsets in every topic: the client must be allowed to consume all of them."""
         try:
-            self._services.demand_group(info)
+            self._services.demand_group(info, group)
             topics = list(await self._services.catalog.topics())
-            held = [topic for topic in topics if await self._broker.groups.progress(topic, check_group(group))]
+            held = [topic for topic in topics if await self._broker.groups.progress(topic, group)]
             for topic in held:
                 self._services.demand(info, "consume", topic)
             await self._coordinator.delete(group)

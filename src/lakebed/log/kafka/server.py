@@ -1,5 +1,9 @@
 """The server of Kafka's protocol: connections, frames, limits, authentication. Thin: a handler makes each answer.
 
+A connection authenticates once: by a client certificate, or by SASL PLAIN with a key's name and secret. Each request is
+admitted with what the key is at that moment, so a key that is revoked, rotated or expires ends its connections. A key
+over its limits is delayed: no more is read from its connections until it is within them again.
+
 Requests of a connection are answered in their order, as the protocol demands. A Produce is appended when it is read, so
 many of one connection share a blob; other requests of a connection run one after another. Memory is bounded: a frame
 has a limit, all frames together have one, and a client that takes its answers too slowly is disconnected.
@@ -9,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 import struct
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -17,9 +20,17 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from lakebed.core.auth import ANYBODY, Principal
-from lakebed.core.errors import Invalid, LakebedError, Unauthenticated, Unavailable
+from lakebed.core.auth import ANYBODY, NOBODY, Principal
+from lakebed.core.context import Context
+from lakebed.core.errors import Invalid, LakebedError, Throttled, Unauthenticated, Unavailable
 from lakebed.core.logs import logger
+from lakebed.core.quotas import USAGE
+from lakebed.core.trail import CALLER, Caller
+from lakebed.gateway.keys import KeyRecord
+from lakebed.gateway.settings import GatewaySettings
+from lakebed.gateway.state import PortAccess
+from lakebed.gateway.tls import certificate_names
+from lakebed.log.broker import Broker
 from lakebed.log.kafka import wire
 from lakebed.log.kafka.data import DataRequests
 from lakebed.log.kafka.group_requests import GroupRequests
@@ -35,6 +46,8 @@ CONNECTIONS_MAX = 4096
 FRAME_S = 60.0  # for a whole frame, once it has begun
 ANSWER_S = 60.0  # for a client to take an answer
 IDLE_S = 600.0
+STRANGER_S = 30.0  # for a client to authenticate: strangers must not hold connections that others need
+HANDSHAKE_S = 10.0  # for a TLS handshake
 DRAIN_S = 2.0
 LENGTH = struct.Struct(">i")
 WITHOUT_KEY = frozenset({"api_versions", "sasl_handshake", "sasl_authenticate"})
@@ -65,15 +78,15 @@ class FlightBytes:
 
 
 class KafkaServer:
-    """Listens from `start` to `stop`. With `tls` connections are encrypted."""
+    """Listens from `start` to `stop`, with the keys, the limits and the certificate of its gateway."""
 
-    def __init__(self, services: KafkaServices, *, tls: ssl.SSLContext | None = None) -> None:
-        self._services, self._tls = services, tls
+    def __init__(self, services: KafkaServices) -> None:
+        self._services = services
         self.flight = FlightBytes(FLIGHT_BYTES_MAX)
         self._server: asyncio.Server | None = None
         self._connections: dict[asyncio.Task[None], KafkaConnection] = {}
         data, topics, groups = DataRequests(services), TopicRequests(services), GroupRequests(services)
-        self.produce = data.produce
+        self.produce, self.over_quota = data.produce, data.over_quota
         self.handlers: dict[str, Handler] = {
             api.name: getattr(owner, api.name)
             for api in APIS
@@ -92,13 +105,15 @@ class KafkaServer:
     async def start(self, host: str, port: int, advertised: str = "") -> None:
         """Raises Unavailable when the port is taken. Clients use `advertised`, HOST or HOST:PORT, or `host`."""
         try:
-            self._server = await asyncio.start_server(self._serve, host, port, ssl=self._tls, limit=1 << 20)
+            tls = self._services.access.tls
+            secure: dict[str, Any] = {"ssl": tls.context, "ssl_handshake_timeout": HANDSHAKE_S} if tls else {}
+            self._server = await asyncio.start_server(self._serve, host, port, limit=1 << 20, **secure)
         except OSError as error:
             raise Unavailable(
                 f"cannot listen on {host}:{port}: {error.strerror}", hint="choose another log.kafka_port"
             ) from error
         await self._services.registry.start(*_address(advertised, host, self.port))
-        log.info("serving Kafka clients", host=host, port=self.port)
+        log.info("serving Kafka clients", host=host, port=self.port, tls=tls is not None)
 
     async def stop(self) -> None:
         """Takes no more requests, and answers those that it has, within `DRAIN_S`."""
@@ -124,8 +139,8 @@ class KafkaServer:
             await connection.run()
         except (OSError, EOFError, TimeoutError, asyncio.CancelledError):
             pass
-        except Invalid as error:
-            log.info("Kafka client disconnected", error=error.message)
+        except (Invalid, Unauthenticated) as error:
+            self._services.access.refusals.note(connection.name, connection.host, kafka=error.message)
         except Exception:
             log.exception("Kafka connection failed")
         finally:
@@ -136,14 +151,17 @@ class KafkaServer:
 
 
 class KafkaConnection:
-    """One client. `principal` is None until it has authenticated, where keys are configured."""
+    """One client. Where keys are configured it has none of its own until it has authenticated."""
 
     def __init__(
         self, server: KafkaServer, services: KafkaServices, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         self._server, self._services, self._reader, self._writer = server, services, reader, writer
-        self._principal: Principal | None = None if len(services.keyring) else ANYBODY
-        self._host = str((writer.get_extra_info("peername") or ("",))[0])
+        self._keyring, self._began_s = services.access.keyring, asyncio.get_running_loop().time()
+        self.host = str((writer.get_extra_info("peername") or ("",))[0])
+        self.name, self._fingerprint = NOBODY.name, ""  # of the key that it authenticated with
+        if (key := self._keyring.key_certified(certificate_names(writer))) is not None:
+            self._authenticate(key)
         self._answers: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(WAITING_MAX)
         self._last: asyncio.Task[bytes] | None = None  # of the requests that run one after another
         self._reading: asyncio.Task[None] | None = None
@@ -184,18 +202,61 @@ class KafkaConnection:
 
     async def _read(self) -> None:
         while True:
-            async with asyncio.timeout(IDLE_S):
-                (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
-            limit = FRAME_BYTES_MAX if self._principal is not None else STRANGER_BYTES_MAX
+            length = await self._next_length()
+            principal = self._principal()
+            limit = FRAME_BYTES_MAX if principal is not None else STRANGER_BYTES_MAX
             if not 0 < length <= limit:
                 raise Invalid(f"a Kafka frame of {length} bytes; {limit} is the limit")
+            if principal is not None:
+                await self._admit(principal, length)
             await self._server.flight.take(length)
             self._held += length
             async with asyncio.timeout(FRAME_S):
                 frame = await self._reader.readexactly(length)
-            await self._answers.put(self._begin(frame))
+            await self._answers.put(await self._begin(frame))
 
-    def _begin(self, frame: bytes) -> asyncio.Task[bytes]:
+    async def _next_length(self) -> int:
+        """The length of the next request. Raises TimeoutError for a client that is idle, or still unknown, too long."""
+        now_s = asyncio.get_running_loop().time
+        while True:
+            known = self._principal() is not None
+            try:
+                async with asyncio.timeout_at(now_s() + IDLE_S if known else self._began_s + STRANGER_S):
+                    return int(LENGTH.unpack(await self._reader.readexactly(LENGTH.size))[0])
+            except TimeoutError:
+                if known or self._principal() is None:  # or else it has authenticated since
+                    raise
+
+    def _principal(self) -> Principal | None:
+        """Who this client is now; None before it has authenticated. Raises Unauthenticated when its key has ended."""
+        if not self._keyring.required:
+            return ANYBODY
+        if not self._fingerprint:
+            return None
+        found = self._keyring.current(self.name, self._fingerprint)
+        if found is None:
+            raise Unauthenticated("the key was revoked, rotated or has expired", hint="authenticate with another key")
+        return found
+
+    def _authenticate(self, key: KeyRecord) -> None:
+        self.name, self._fingerprint = key.name, key.fingerprint
+
+    async def _admit(self, principal: Principal, length: int) -> None:
+        """Counts a request against its key, before its bytes are in memory; waits while the key is over a limit."""
+        CALLER.set(Caller(self.host, principal.tenant))
+        usage = self._services.access.quotas.of(principal)
+        USAGE.set(usage)
+        while usage is not None:
+            try:
+                usage.begin(upload=False)
+            except Throttled as over:
+                self._services.access.throttled.inc()
+                await self._services.context.clock.sleep(over.retry_after_s)
+            else:
+                usage.end(upload=False, size=length)
+                break
+
+    async def _begin(self, frame: bytes) -> asyncio.Task[bytes]:
         """Starts the request. A Produce is appended now; others wait for the one before."""
         try:
             request = wire.read_request(frame)
@@ -206,18 +267,20 @@ class KafkaConnection:
             made = wire.response_bytes(API_VERSIONS, 0, unserved.correlation_id, answer)
             return asyncio.create_task(self._made(made, len(frame)))
         name = request.api.name
-        if self._principal is None and name not in WITHOUT_KEY:
-            raise Invalid(f"{name} before authentication", hint="use SASL PLAIN with a gateway key's name and secret")
         self._server.requests.labels(api=name).inc()
+        if name in WITHOUT_KEY:
+            self._last = asyncio.create_task(self._handle(request, None, self._last, len(frame)))
+            return self._last
+        principal = self._principal()
+        if principal is None:
+            raise Unauthenticated(f"{name} before authentication", hint="use SASL PLAIN with a key's name and secret")
+        info = RequestInfo(request.version, request.client_id, self.host, principal)
         if name == "produce":
-            answer_later = self._server.produce(request.body, self._info(request))
+            over = await self._server.over_quota(request.body, info)
+            answer_later = self._server.produce(request.body, info, over)
             return asyncio.create_task(self._produced(request, answer_later, len(frame)))
-        self._last = asyncio.create_task(self._handle(request, self._last, len(frame)))
+        self._last = asyncio.create_task(self._handle(request, info, self._last, len(frame)))
         return self._last
-
-    def _info(self, request: WireRequest) -> RequestInfo:
-        assert self._principal is not None
-        return RequestInfo(request.version, request.client_id, self._host, self._principal)
 
     async def _made(self, data: bytes, held: int) -> bytes:
         await self._answered(held)
@@ -230,13 +293,15 @@ class KafkaConnection:
             await self._answered(held)
         return b"" if request.body.acks == 0 else _response(request, answer)
 
-    async def _handle(self, request: WireRequest, before: asyncio.Task[bytes] | None, held: int) -> bytes:
+    async def _handle(
+        self, request: WireRequest, info: RequestInfo | None, before: asyncio.Task[bytes] | None, held: int
+    ) -> bytes:
         try:
             if before is not None:
                 await asyncio.wait([before])
-            if request.api.name in WITHOUT_KEY:
+            if info is None:
                 return _response(request, self._session_answer(request))
-            return _response(request, await self._server.handlers[request.api.name](request.body, self._info(request)))
+            return _response(request, await self._server.handlers[request.api.name](request.body, info))
         finally:
             await self._answered(held)
 
@@ -260,20 +325,30 @@ class KafkaConnection:
             code = ErrorCode.none if known else ErrorCode.unsupported_sasl_mechanism
             return {"error_code": code, "mechanisms": (MECHANISM,)}
         try:
-            self._principal = self._authenticated(bytes(request.body.auth_bytes))
+            self._sign_in(bytes(request.body.auth_bytes))
         except LakebedError as error:
+            self._services.access.refusals.note(NOBODY.name, self.host, kafka=error.message)
             return {"error_code": ErrorCode.sasl_authentication_failed, "error_message": error.message}
         return {"error_code": ErrorCode.none, "error_message": None, "auth_bytes": b""}
 
-    def _authenticated(self, sent: bytes) -> Principal:
+    def _sign_in(self, sent: bytes) -> None:
         """PLAIN: an identity nobody uses, a key's name and its secret, with zero bytes between them."""
-        if not len(self._services.keyring):
-            return ANYBODY
+        if not self._keyring.required:
+            return
         _, name, secret = [*sent.split(b"\0"), b"", b""][:3]
-        found = self._services.keyring.of_secret(secret)
+        found = self._keyring.key_with(secret)
         if found is None or found.name.encode() != name:
             raise Unauthenticated("the name or the secret is wrong", hint="use a key's name and its secret")
-        return found
+        self._authenticate(found)
+
+
+async def serve_kafka(context: Context, broker: Broker, access: PortAccess) -> KafkaServer:
+    """A server on the gateway's host and `log.kafka_port`."""
+    made = KafkaServer(KafkaServices(context, broker, access))
+    settings, host = broker.settings, context.settings.of(GatewaySettings).host
+    assert settings.kafka_port is not None
+    await made.start(host, settings.kafka_port, settings.kafka_advertised)
+    return made
 
 
 def _address(advertised: str, host: str, port: int) -> tuple[str, int]:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from lakebed.core.auth import Principal
 from lakebed.core.context import Context
 from lakebed.core.errors import Denied
-from lakebed.gateway.auth import Keyring
 from lakebed.gateway.settings import GatewaySettings
+from lakebed.gateway.state import PortAccess
 from lakebed.log.broker import Broker
+from lakebed.log.groups import check_group
 from lakebed.log.kafka.coordinator import GroupCoordinator
 from lakebed.log.kafka.registry import KafkaBrokers
 from lakebed.log.model import NAMES_MAX, TopicPartition, check_topic, topic_partition
+from lakebed.log.topic_quota import TopicQuota
 
 TOPICS_FRESH_S = 1.0  # how long the partitions of a topic are taken as known
 
@@ -76,10 +77,10 @@ class TopicCatalog:
 
 
 class KafkaServices:
-    def __init__(self, context: Context, broker: Broker) -> None:
-        self.context, self.broker, self.settings = context, broker, broker.settings
+    def __init__(self, context: Context, broker: Broker, access: PortAccess) -> None:
+        self.context, self.broker, self.settings, self.access = context, broker, broker.settings, access
         gateway = context.settings.of(GatewaySettings)
-        self.keyring = Keyring.of(gateway, context.clock)
+        self.topic_quota = TopicQuota(broker.admin)
         self.catalog = TopicCatalog(context, broker)
         self.registry = KafkaBrokers(context, broker.meta, node=context.node)
         self.coordinator = GroupCoordinator(context, broker.records)
@@ -88,15 +89,21 @@ class KafkaServices:
 
     def demand(self, info: RequestInfo, verb: str, topic: str) -> None:
         """Raises Denied unless this client may do that with the topic, on this broker."""
-        check_topic(topic)
-        info.principal.demand(f"log:{verb}:{topic}")
+        self._demand(info, f"log:{verb}:{check_topic(topic)}")
         if not (self._reads if verb in ("consume", "read") else self._writes):
             raise Denied(f"this broker does not {verb}", hint="use a broker with another log.roles")
 
-    def demand_group(self, info: RequestInfo) -> None:
-        """Raises Denied unless this client may consume some topic: only such clients form groups."""
-        if not any(fnmatchcase("log:consume", ":".join(right.split(":")[:2])) for right in info.principal.rights):
-            raise Denied(f"{info.principal.name} may not log:consume", hint="use a key that may consume a topic")
+    def demand_group(self, info: RequestInfo, group: str) -> str:
+        """The group's name. Raises Denied unless this client may be a member of it and commit for it."""
+        self._demand(info, f"log:group:{check_group(group)}")
+        return group
+
+    def _demand(self, info: RequestInfo, right: str) -> None:
+        try:
+            info.principal.demand(right)
+        except Denied:
+            self.access.refusals.note(info.principal.name, info.client_host, kafka=right)
+            raise
 
     def forget(self, topic: str, tps: Sequence[TopicPartition]) -> None:
         """The topic was trimmed or deleted here."""

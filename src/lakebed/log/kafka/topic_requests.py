@@ -7,7 +7,7 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from lakebed.core.errors import Denied, Invalid, LakebedError
+from lakebed.core.errors import Denied, Invalid, LakebedError, Throttled
 from lakebed.log.kafka.faults import code_of
 from lakebed.log.kafka.registry import KafkaBroker, chosen
 from lakebed.log.kafka.service import KafkaServices, RequestInfo
@@ -54,8 +54,11 @@ class TopicRequests:
             count = await self._catalog.partitions(topic)
             if not count and auto and info.principal.may(f"log:produce:{topic}"):
                 self._services.demand(info, "produce", topic)
+                await self._services.topic_quota.check(info.principal, {topic})
                 await self._catalog.create(topic, 0, AUTO_PARTITIONS)
                 count = AUTO_PARTITIONS
+        except Throttled:  # the code that clients report at once: they would repeat the request after any other
+            return _failed_topic(topic, ErrorCode.topic_authorization_failed)
         except LakebedError as error:
             code = ErrorCode.invalid_topic_exception if isinstance(error, Invalid) else code_of(error)
             return _failed_topic(topic, code)
@@ -87,6 +90,7 @@ class TopicRequests:
         self._catalog.forget(topic)
         if await self._catalog.partitions(topic):
             return ErrorCode.topic_already_exists
+        await self._services.topic_quota.check(info.principal, {topic})
         if not validate_only:
             async with self._trail.record(info.principal.name, "log.create", {"topic": topic}, REASON):
                 await self._catalog.create(topic, 0, count)

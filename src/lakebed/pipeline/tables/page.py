@@ -105,7 +105,9 @@ class TablesPage(PartPage):
     def _query(self, request: PageRequest, text: str, known: Sequence[str]) -> DataSource:
         """Raises Invalid, NotFound, and Denied for a table that the caller may not read."""
         paths = self.explorer.paths(text, known, request.demand)
-        key = f"tables.sql:{sha256(text.encode()).hexdigest()}"
+        key = (
+            f"tables.sql:{sha256(f'{sorted(paths.items())}{text}'.encode()).hexdigest()}"  # a name may mean two tables
+        )
         load = deferred(lambda: self.explorer.rows(text, paths))
         return DataSource("tables:read", key, SCAN_S, load, QUERY_WAIT_S, QUERY_WAIT_S)
 

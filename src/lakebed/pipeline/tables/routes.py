@@ -56,7 +56,9 @@ class TableRoutes(StatelessComponent):
         return json_response([row for row in await Tables(self._context).all() if principal.owns(row.name)])
 
     @operation(
-        "Rows of a table, as an Arrow IPC stream: column (repeated), limit, version.", media_type=ARROW, right=READ
+        "Rows of a table, as an Arrow IPC stream: column (repeated), limit, version.",
+        media_type=ARROW,
+        right=f"{READ}:{{name}}",
     )
     async def _rows(self, request: Request) -> Response:
         columns, version = request.query_params.getlist("column"), _number(request, "version")
@@ -75,7 +77,11 @@ class TableRoutes(StatelessComponent):
 
         return _stream(await self._in_thread(read))
 
-    @operation("What each version of a table did, newest first: limit.", answer=list[dict[str, Any]], right=READ)
+    @operation(
+        "What each version of a table did, newest first: limit.",
+        answer=list[dict[str, Any]],
+        right=f"{READ}:{{name}}",
+    )
     async def _history(self, request: Request) -> Response:
         name, limit = await self._named(request), _number(request, "limit") or HISTORY_MAX
         return json_response(
@@ -92,13 +98,10 @@ class TableRoutes(StatelessComponent):
         principal: Principal = request.state.principal
         principal.demand_list(READ)
         text = decode_json(await request.body(), SqlQuery).query
-        known = [row.name for row in await Tables(self._context).all()]
+        known = await self._visible(principal)
 
         def dataset(path: str) -> Any:
-            name = resolve(path, known)
-            if principal.tenant:
-                principal.demand(f"{READ}:{name}")
-            return delta_table(self._context, name).to_pyarrow_dataset()
+            return delta_table(self._context, resolve(path, known)).to_pyarrow_dataset()
 
         found = await self._in_thread(lambda: run_query(text, dataset, LIMITS))
         if not found.complete:
@@ -108,8 +111,15 @@ class TableRoutes(StatelessComponent):
     async def _named(self, request: Request) -> str:
         """The table that the path names. The right is checked first: who may not read it does not learn of it."""
         principal, path = request.state.principal, path_of(request.path_params["name"])
-        principal.demand(f"{READ}:{path}" if principal.tenant else READ)
-        return resolve(path, [row.name for row in await Tables(self._context).all()])
+        known = await self._visible(principal)
+        if not principal.may(READ):
+            principal.demand(f"{READ}:{path}")
+            known = [name for name in known if principal.may(f"{READ}:{name}")]
+        return resolve(path, known)
+
+    async def _visible(self, principal: Principal) -> list[str]:
+        """The tables that a name may mean, and that an error may name: for a tenant those of the tenant."""
+        return [row.name for row in await Tables(self._context).all() if principal.owns(row.name)]
 
     async def _in_thread(self, work: Callable[[], R]) -> R:
         """Runs one query. Raises Overloaded while others run, Unavailable without the extra."""
