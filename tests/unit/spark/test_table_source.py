@@ -1,21 +1,34 @@
-"""The pure parts of `lakebed.table`: which filters are pushed, how files are shared out, what a write may change."""
+"""`lakebed.table` without Spark: which filters are pushed, how files are shared out, what a write may change, and who
+reads a name of SQL.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from decimal import Decimal
+from typing import Any
 
 import pytest
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql.datasource import EqualTo, GreaterThan, In, IsNotNull, LessThan, Not, StringStartsWith
 from pyspark.sql.types import DoubleType, IntegerType, LongType, StringType, StructField, StructType
 
+from lakebed.core.clock import ManualClock
 from lakebed.core.errors import Invalid
-from lakebed.delta.model import DataFile, Snapshot
+from lakebed.core.settings import load
+from lakebed.delta.log import Commit, encode, log_key
+from lakebed.delta.model import DataFile, Snapshot, TableSpec
 from lakebed.delta.plain import schema_json
 from lakebed.delta.predicate import Comparison
+from lakebed.pipeline.tables import sql
 from lakebed.pipeline.tables.source import FileTask, TableSource, file_tasks, predicate_of
+from lakebed.pipeline.tables.sql import SqlTables
 from lakebed.pipeline.tables.writers import spec_of
-from lakebed.spark.native import CATALOG, EXTENSION, delta_conf
+from lakebed.spark.location import Location
+from lakebed.spark.native import CATALOG, EXTENSION, S3A, delta_conf, has_delta
+from lakebed.wiring.parts import sections
+from support.tick_fixtures import context_of
 
 SCHEMA = schema_json((("id", "long"), ("note", "string"), ("x", "double"), ("at", "timestamp"), ("d", "decimal(5,2)")))
 
@@ -99,3 +112,75 @@ def test_delta_is_configured_only_where_its_jars_are_named() -> None:
     assert {} == delta_conf({"spark.jars.packages": "org.example:other:1.0"})
     wanted = {"spark.sql.extensions": EXTENSION, "spark.sql.catalog.spark_catalog": CATALOG}
     assert wanted == delta_conf({"spark.jars.packages": "io.delta:delta-spark_4.2_2.13:4.4.0"})
+
+
+class FakeSession:
+    """A session that remembers how its frames are read; `classes` are those its JVM has."""
+
+    def __init__(self, extensions: str, *classes: str) -> None:
+        self.asked: list[Any] = []
+        self.conf, self.read, self.catalog, self._jvm = self, self, self, self
+        self.java, self.lang, self.Thread = self, self, self
+        self._extensions, self._classes = extensions, classes
+
+    def get(self, name: str, default: str = "") -> str:
+        return self._extensions if name == "spark.sql.extensions" else default
+
+    def currentThread(self) -> FakeSession:
+        return self
+
+    def getContextClassLoader(self) -> FakeSession:
+        return self
+
+    def loadClass(self, name: str) -> None:
+        if name not in self._classes:
+            raise Py4JError(f"there is no {name}")
+
+    def __getattr__(self, name: str) -> Any:
+        def said(*args: Any) -> FakeSession:
+            self.asked.append((name, *args))
+            return self
+
+        return said
+
+    def sql(self, text: str) -> str:
+        return text
+
+
+@pytest.mark.parametrize(
+    ("extensions", "classes", "native"),
+    [
+        (EXTENSION, (CATALOG, S3A), True),
+        (f"other.Extension,{EXTENSION}", (CATALOG, S3A), True),
+        ("", (CATALOG, S3A), False),
+        (EXTENSION, (CATALOG,), False),
+        (EXTENSION, (), False),
+    ],
+)
+def test_names_are_read_by_deltas_own_reader_where_the_session_has_it(
+    monkeypatch: pytest.MonkeyPatch, extensions: str, classes: tuple[str, ...], native: bool
+) -> None:
+    """Chosen by itself: with Delta and Hadoop's S3 client, else `lakebed.table` with the columns of the statement."""
+    spark: Any = FakeSession(extensions, *classes)
+    context = context_of(clock=ManualClock())
+    settings = load(sections(), flags={"store.url": "s3://lake"}, env={})
+    spec = TableSpec("silver/acme/shop/orders", SCHEMA, keys=("id",))
+    data = encode(Commit("WRITE", spec=spec, table_id="i"), attempt_id="a", now_ms=0)
+    asyncio.run(context.store.create(log_key(spec.root, 0), data))
+    given: list[Location] = []
+    monkeypatch.setattr("lakebed.spark.register", lambda spark, settings: None)
+    monkeypatch.setattr(sql, "make_context", lambda settings, role: context)
+    monkeypatch.setattr(sql, "use_bucket", lambda spark, location: given.append(location))
+
+    SqlTables(spark, settings).sql("select id from silver.shop.orders")
+
+    by = dict(one[:2] for one in spark.asked if one[0] in ("format", "load"))
+    version = [one[2] for one in spark.asked if one[:2] == ("option", "versionAsOf" if native else "version")]
+    chosen = [one[1].names for one in spark.asked if one[0] == "schema"]
+    assert native == has_delta(spark)
+    if native:
+        assert {"format": "delta", "load": "s3a://lake/tables/silver/acme/shop/orders"} == by
+        assert ([0], [], ["lake"]) == (version, chosen, [one.bucket for one in given])
+    else:
+        assert {"format": "lakebed.table", "load": "silver/acme/shop/orders"} == by
+        assert ([0], [["id"]], []) == (version, chosen, given)
