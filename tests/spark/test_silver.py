@@ -229,7 +229,7 @@ def test_a_replay_of_a_passed_tick_computes_it_again_with_the_same_result(mill: 
 
 
 def test_a_changed_contract_makes_silver_anew(env: Yard, mill: Mill) -> None:
-    """Other types, of the key too, another check and layout: old rows are what it says, or set aside with the reason."""
+    """Other types, of the key too, another check and layout: old rows are what it says now, or set aside."""
     first = mill.tick("t1", (1, "1.00", 5), (2, "7.00", 5), (3, "bad", 5))
     mill.run(first)
     text = CONTRACT.replace("decimal(6,2)", "decimal(8,3)").replace("total >= 0", "total < 5")

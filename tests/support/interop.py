@@ -245,7 +245,7 @@ class RandomWork:
         self.do(kind, self.dice.choice([name for name in self.engines if self.knows(name, kind)]))
 
     def tour(self, engine: str) -> None:
-        """Everything that this engine can do, each after an append; then every other one upserts. All read each time."""
+        """Everything that this engine can do, each after an append; then every other one upserts."""
         for kind in (kind for kind in KINDS if self.knows(engine, kind)):
             self.do("append", engine)
             self.do(kind, engine)

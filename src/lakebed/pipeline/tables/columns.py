@@ -17,7 +17,7 @@ from lakebed.delta.model import Snapshot
 from lakebed.delta.protocol import mapping
 from lakebed.spark.location import Location
 
-# A request costs a bucket more than bytes do: 1 MiB that nobody wants arrives before a second request would be answered.
+# A request costs more than some bytes: 1 MiB that nobody wants arrives before a second request would be answered.
 HOLE_BYTES = 1024 * 1024
 RANGE_BYTES = 32 * 1024 * 1024  # Arrow's own default
 NAME, ID = "delta.columnMapping.physicalName", "delta.columnMapping.id"
