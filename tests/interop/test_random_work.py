@@ -1,4 +1,4 @@
-"""One table, many engines: random work by seed, after which every engine finds what a model in plain Python has."""
+"""One table, many engines: each operation by each, and random work by seed, compared with a model in plain Python."""
 
 from __future__ import annotations
 
@@ -13,6 +13,37 @@ pytestmark = pytest.mark.full
 
 READERS = ("delta_rs", "delta_rs_query", "polars", "duckdb", "lakebed")
 ENGINES = ("lakebed", "lakebed", "delta_rs", "polars", "duckdb")
+COMMON = ("append", "upsert", "delete", "optimize", "vacuum", "clean")
+TOURS = {
+    "lakebed": (*COMMON, "retire"),
+    "delta_rs": (*COMMON, "restore"),
+    "polars": ("append", "upsert"),
+    "duckdb": ("append",),
+}
+
+
+@pytest.mark.parametrize("engine", ["lakebed", "delta_rs", "polars", "duckdb"])
+def test_after_each_operation_of_an_engine_the_others_read_and_upsert(
+    tmp_path: Path, spark: SparkSession, engine: str
+) -> None:
+    """Appends, upserts, deletes, compaction, vacuum, log clean-up and restores, as far as the engine has them."""
+    work = RandomWork(SharedTable(tmp_path, spark, partitioned=False), 100, ENGINES[1:], READERS)
+
+    work.tour(engine)
+
+    assert {one.split()[0] for one in work.done if f"by {engine}" in one} >= set(TOURS[engine])
+
+
+def test_after_each_operation_of_delta_spark_the_others_read_and_upsert(
+    tmp_path: Path, delta_spark: SparkSession
+) -> None:
+    """MERGE, DELETE, OPTIMIZE, VACUUM, checkpoints and RESTORE; one writer at a time."""
+    engines = ("delta_spark", "lakebed", "delta_rs")
+    work = RandomWork(SharedTable(tmp_path, delta_spark, partitioned=False), 101, engines, engines)
+
+    work.tour("delta_spark")
+
+    assert {one.split()[0] for one in work.done if "by delta_spark" in one} >= {*COMMON, "restore"}
 
 
 @pytest.mark.parametrize("seed", range(4))

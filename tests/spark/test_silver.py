@@ -229,11 +229,12 @@ def test_a_replay_of_a_passed_tick_computes_it_again_with_the_same_result(mill: 
 
 
 def test_a_changed_contract_makes_silver_anew(env: Yard, mill: Mill) -> None:
-    """Other types, of the key too, and another check: old rows are what it says now, or set aside with the reason."""
+    """Other types, of the key too, another check and layout: old rows are what it says now, or set aside."""
     first = mill.tick("t1", (1, "1.00", 5), (2, "7.00", 5), (3, "bad", 5))
     mill.run(first)
     text = CONTRACT.replace("decimal(6,2)", "decimal(8,3)").replace("total >= 0", "total < 5")
     text = text.replace("id: {type: long,", "id: {type: string,").replace("at: {type: integer}", "at: {type: long}")
+    text = text.replace("keys: [id]", "keys: [id]\npartition_by: [at]\ncluster_by: [total]")
     changed = Mill(env, read_contract(text, "orders.yaml"))
 
     [report] = changed.run(mill.tick("t2", (4, "4.125", 1)))
@@ -242,6 +243,9 @@ def test_a_changed_contract_makes_silver_anew(env: Yard, mill: Mill) -> None:
     assert (4, 2, 2, 0) == balance(report)
     assert (True, []) == (report.anew, again)
     assert [("1", Decimal("1.000"), 5), ("4", Decimal("4.125"), 1)] == changed.held()
+    state = changed.silver.table(changed.contract, "acme", "p1").snapshot()
+    assert (("at",), ("total",)) == (state.partition_by, state.cluster_by)
+    assert [{"at": "1"}, {"at": "5"}] == sorted((dict(file.partition) for file in state.files), key=str)
     assert [
         ("t1", ["check total_not_negative"]),
         ("t1", ["total: cannot be read as decimal(8,3)"]),

@@ -47,6 +47,8 @@ PARTITIONS = ("plain", "a b", "x/y", "ü%20", "c:d", None)
 PROPERTIES = {"delta.checkpointInterval": "5", "delta.logRetentionDuration": "interval 1 seconds"}
 BEGIN = datetime(2026, 11, 16, 12, tzinfo=UTC)
 
+KINDS = ("append", "upsert", "delete", "retire", "optimize", "vacuum", "clean", "restore")
+
 Row = dict[str, Any]
 Model = dict[int, Row]
 
@@ -175,7 +177,10 @@ class SharedTable:
         self.spark.sql(f"delete from delta.`{self.uri}` where id < {below}").collect()
 
     def delete_by_lakebed(self, below: int) -> None:
-        """By what retention does: rows without a moment stay, so the model takes those that have one."""
+        self.ours().delete(f"id < {below}")
+
+    def retire_by_lakebed(self, below: int) -> None:
+        """What retention does: rows without a moment stay."""
         self.ours().remove_before("at", BEGIN + timedelta(seconds=below))
 
     # Upkeep: rows stay.
@@ -220,7 +225,7 @@ class SharedTable:
 
 
 class RandomWork:
-    """A sequence of operations by seed. Each engine of `engines` reads after each of them, and finds the model."""
+    """A sequence of operations, by seed or each once. Each of `readers` reads after every one, and finds the model."""
 
     def __init__(self, table: SharedTable, seed: int, engines: tuple[str, ...], readers: tuple[str, ...]) -> None:
         self.table, self.dice, self.engines, self.readers = table, Random(seed), engines, readers
@@ -234,14 +239,27 @@ class RandomWork:
             self.step()
 
     def step(self) -> None:
-        kinds = ["append", "append", "upsert", "upsert", "delete", "optimize", "vacuum", "clean", "restore"]
-        kind = self.dice.choice(kinds) if self.model else "append"
+        kind = self.dice.choice(["append", "upsert", *KINDS]) if self.model else "append"
         if kind == "restore" and not self._restorable():
             kind = "append"
-        engine = self.dice.choice([name for name in self.engines if hasattr(self.table, f"{kind}_by_{name}")])
+        self.do(kind, self.dice.choice([name for name in self.engines if self.knows(name, kind)]))
+
+    def tour(self, engine: str) -> None:
+        """Everything that this engine can do, each after an append; then every other one upserts."""
+        for kind in (kind for kind in KINDS if self.knows(engine, kind)):
+            self.do("append", engine)
+            self.do(kind, engine)
+            for other in self.engines:
+                if other != engine and self.knows(other, "upsert"):
+                    self.do("upsert", other)
+
+    def knows(self, engine: str, kind: str) -> bool:
+        return hasattr(self.table, f"{kind}_by_{engine}")
+
+    def do(self, kind: str, engine: str) -> None:
         work = getattr(self.table, f"{kind}_by_{engine}")
         self.done.append(f"{kind} by {engine}")
-        getattr(self, f"_{kind}")(work, engine)
+        getattr(self, f"_{kind}")(work)
         self.models[self.table.state().version] = dict(self.model)
         self.check(self.readers)
 
@@ -252,42 +270,41 @@ class RandomWork:
             assert wanted == found, f"{reader} after {self.done}: {_difference(wanted, found)}"
         assert len(wanted) == self.table.state().rows, f"rows in the log after {self.done}"
 
-    def _append(self, work: Callable[[list[Row]], None], engine: str) -> None:
+    def _append(self, work: Callable[[list[Row]], None]) -> None:
         rows = [row(self.dice, self.next + step) for step in range(self.dice.randrange(1, 12))]
         self.next += len(rows)
         work(rows)
         self.model |= {each["id"]: each for each in rows}
 
-    def _upsert(self, work: Callable[[list[Row]], None], engine: str) -> None:
+    def _upsert(self, work: Callable[[list[Row]], None]) -> None:
         ids = [*self.dice.sample(sorted(self.model), min(4, len(self.model))), self.next]
         self.next += 1
         rows = [row(self.dice, number) for number in ids]
         work(rows)
         self.model |= {each["id"]: each for each in rows}
 
-    def _delete(self, work: Callable[[int], None], engine: str) -> None:
+    def _delete(self, work: Callable[[int], None]) -> None:
+        below = self.dice.choice(sorted(self.model))
+        work(below)
+        self.model = {number: each for number, each in self.model.items() if number >= below}
+
+    def _retire(self, work: Callable[[int], None]) -> None:
         below = self.dice.choice(sorted(self.model))
         work(below)
         moment = BEGIN + timedelta(seconds=below)
-        gone = [
-            number
-            for number, each in self.model.items()
-            if (each["at"] is not None and each["at"] < moment if engine == "lakebed" else number < below)
-        ]
-        for number in gone:
-            del self.model[number]
+        self.model = {n: each for n, each in self.model.items() if each["at"] is None or each["at"] >= moment}
 
-    def _optimize(self, work: Callable[[], None], engine: str) -> None:
+    def _optimize(self, work: Callable[[], None]) -> None:
         work()
 
-    def _clean(self, work: Callable[[], None], engine: str) -> None:
+    def _clean(self, work: Callable[[], None]) -> None:
         work()
 
-    def _vacuum(self, work: Callable[[], None], engine: str) -> None:
+    def _vacuum(self, work: Callable[[], None]) -> None:
         work()
         self.models.clear()
 
-    def _restore(self, work: Callable[[int], None], engine: str) -> None:
+    def _restore(self, work: Callable[[int], None]) -> None:
         version = self.dice.choice(self._restorable())
         self.done[-1] += f" to {version}"
         work(version)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import io
 from datetime import UTC, datetime
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow.fs import FSSpecHandler, PyFileSystem
 
 from lakebed.core.errors import Invalid
 from lakebed.core.settings import Secret
 from lakebed.delta.log import overlapping
-from lakebed.delta.model import DataFile, TableSpec
+from lakebed.delta.model import DataFile, Snapshot, TableSpec
 from lakebed.delta.plain import schema_json
 from lakebed.pipeline.tables import files, merge
+from lakebed.pipeline.tables.scan import FileScan
 from lakebed.spark.location import Location
 from lakebed.store.settings import StoreSettings
 from support.delta_tables import Folder
@@ -229,3 +233,50 @@ def test_a_locations_options_are_those_of_delta_rs() -> None:
     } == told
     assert {"AWS_REGION": "eu", "AWS_ALLOW_HTTP": "false"} == Location("l", "", "", "eu", "", "").storage_options()
     assert "false" == Location("l", "", "https://h", "eu", "", "").storage_options()["AWS_ALLOW_HTTP"]
+
+
+class CountedFile(io.FileIO):
+    """A file that records what is read of it, in order: place and size."""
+
+    reads: list[tuple[int, int]]
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        begin, found = self.tell(), super().read(size)
+        self.reads.append((begin, len(found)))
+        return found
+
+
+class CountedFolder(FSSpecHandler):
+    """What pyarrow needs of a file system to read one file; every read is noted."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.reads: list[tuple[int, int]] = []
+
+    def get_type_name(self) -> str:
+        return "counted"
+
+    def open_input_file(self, path: str) -> pa.PythonFile:
+        file = CountedFile(path)
+        file.reads = self.reads
+        return pa.PythonFile(file, mode="r")
+
+
+@pytest.mark.parametrize(("between", "requests"), [(200_000, 1), (3_000_000, 2)])
+def test_columns_that_are_near_each_other_are_fetched_together(tmp_path: Path, between: int, requests: int) -> None:
+    """One request where the bytes between them cost less than a second one; what is far is left out."""
+    count = 1_000
+    wide = [Random(n).randbytes(between // count) for n in range(count)]
+    table = rows(id=pa.array(range(count), pa.int64()), body=wide, value=[n / 7 for n in range(count)])
+    kinds = schema_json((("id", "long"), ("body", "binary"), ("value", "double")))
+    (file,) = files.write_files(table, TableSpec("t", kinds), Folder.at(tmp_path), Folder.at(tmp_path).filesystem())
+    handler = CountedFolder()
+    scan = FileScan.of(Folder.at(tmp_path), "tables/t", Snapshot(0, kinds, files=(file,)), ["value", "id"])
+
+    found = pa.Table.from_batches(scan.batches(file, PyFileSystem(handler)))
+
+    assert found.equals(table.select(["value", "id"]))
+    end = file.size - 8 - int.from_bytes((tmp_path / "tables/t" / file.path).read_bytes()[-8:-4], "little")
+    data = [(begin, size) for begin, size in handler.reads if begin < end and begin + size <= end]
+    assert requests == len(data)
+    assert (sum(size for _, size in data) < between) == (requests == 2)

@@ -94,6 +94,25 @@ async def test_a_long_queue_is_drained_in_order_and_leaves_nothing(open_queue: O
     assert [] == [info.key async for info in memory.list(paths.segments_folder("ingest/manifest.json"))]
 
 
+async def test_a_consumer_that_was_away_for_days_gets_everything_in_order(
+    open_queue: Open, manual_clock: ManualClock, memory: MemoryStore
+) -> None:
+    """A batch an hour and a sweep after each, for five days: generations end, orphans go, what is pending stays."""
+    producing, maintenance = open_queue(segment_batches=4, horizon_s=1800.0), open_queue(segment_batches=4)
+    ingestor, swept = producing.ingestor(), 0
+    for number in range(1, 121):
+        await memory.create(producing.settings.location(await producing.producer.generation(), f"lost-{number}"), b"x")
+        watcher = await ingestor.ingest([KeyValueEntry(b"k", b"%d" % number)])
+        await manual_clock.advance(3600.0)
+        await watcher.await_durable()
+        swept += len(await maintenance.sweeper.sweep_orphans())
+    await ingestor.close()
+
+    assert 100 < swept < 121
+    assert (await producing.producer.read()).generation > 100
+    assert list(range(1, 121)) == await drained(open_queue(segment_batches=4))
+
+
 async def test_batches_done_out_of_order_are_removed_while_an_early_one_waits(open_queue: Open) -> None:
     """One rejected batch at the front keeps its place; what is behind it is cleaned up, in ranges."""
     queue = open_queue(parallel=True, segment_batches=4, redelivery_delay_s=60.0, done_cleanup_threshold=1)

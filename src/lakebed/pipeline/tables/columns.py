@@ -17,6 +17,9 @@ from lakebed.delta.model import Snapshot
 from lakebed.delta.protocol import mapping
 from lakebed.spark.location import Location
 
+# A request costs more than some bytes: 1 MiB that nobody wants arrives before a second request would be answered.
+HOLE_BYTES = 1024 * 1024
+RANGE_BYTES = 32 * 1024 * 1024  # Arrow's own default
 NAME, ID = "delta.columnMapping.physicalName", "delta.columnMapping.id"
 
 
@@ -70,6 +73,23 @@ def opened(location: Location, filesystem: Any, key: str) -> Any:
 
     path = location.path(key)
     return pq.ParquetFile(path, filesystem=filesystem, pre_buffer=True, coerce_int96_timestamp_unit="us")
+
+
+def fragment_of(location: Location, filesystem: Any, key: str) -> Any:
+    """The same file as Arrow's datasets read it. Its footer is fetched at first use."""
+    import pyarrow.dataset as ds
+
+    format = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us")
+    return format.make_fragment(location.path(key), filesystem=filesystem)
+
+
+def fetching() -> Any:
+    """How a fragment is fetched: all wanted columns are requested at once, near ones together."""
+    import pyarrow as pa
+    import pyarrow.dataset as ds
+
+    options = pa.CacheOptions(hole_size_limit=HOLE_BYTES, range_size_limit=RANGE_BYTES, lazy=False)
+    return ds.ParquetFragmentScanOptions(pre_buffer=True, cache_options=options)
 
 
 def relaxed(kind: Any) -> Any:

@@ -20,7 +20,7 @@ from lakebed.delta.model import DataFile, Snapshot, key_of
 from lakebed.delta.predicate import Predicate, chosen, value_of
 from lakebed.delta.protocol import mapping
 from lakebed.delta.types import arrow_type
-from lakebed.pipeline.tables.columns import ColumnMapping, fit, kept_rows, only_kept, opened
+from lakebed.pipeline.tables.columns import ColumnMapping, fetching, fit, fragment_of, kept_rows, only_kept, opened
 from lakebed.spark.location import Location
 
 BATCH_ROWS = 65_536
@@ -60,19 +60,32 @@ class FileScan(msgspec.Struct, frozen=True):
 
         `part` (n, of) gives every `of`-th row group, from the n-th on: tasks share a large file.
         """
+        left = self._left(file)
+        if not self.predicate and left is None:
+            yield from self._whole(file, filesystem, batch_rows, part)
+            return
         with opened(self.location, filesystem, key_of(self.root, file.path)) as source:
-            left = self._left(file)
             mine = range(part[0], source.metadata.num_row_groups, part[1])
-            if not self.predicate and left is None:
-                names = _stored(source, self.types, self.mapped, file)
-                groups, columns = list(mine), list(names.values())
-                for rows in source.iter_batches(batch_rows, row_groups=groups, columns=columns, use_threads=False):
-                    yield self._fitted(rows, self.types, names, file, rows.num_rows).to_batches()[0]
-                return
             stored = None if self.mapped.names else self.predicate  # statistics are found by the table's own names
             for group in row_groups(source.metadata, file, stored or Predicate(), self.kinds):
                 if group in mine:
                     yield from self._matching(source, group, file, left).to_batches(max_chunksize=batch_rows)
+
+    def _whole(self, file: DataFile, filesystem: Any, batch_rows: int, part: tuple[int, int]) -> Iterator[Any]:
+        """Every row of the part: columns that are near each other in the file are fetched in one request."""
+        fragment = fragment_of(self.location, filesystem, key_of(self.root, file.path))
+        names = _stored(fragment.physical_schema, self.types, self.mapped, file)
+        if part[1] > 1:
+            fragment = fragment.subset(row_group_ids=range(part[0], fragment.num_row_groups, part[1]))
+        found = fragment.to_batches(
+            columns=list(names.values()),
+            batch_size=batch_rows,
+            use_threads=False,
+            fragment_scan_options=fetching(),
+        )
+        for rows in found:
+            if rows.num_rows:
+                yield self._fitted(rows, self.types, names, file, rows.num_rows).to_batches()[0]
 
     def _left(self, file: DataFile) -> Any:
         """Which rows a deletion vector has left; None: all."""
@@ -99,7 +112,7 @@ class FileScan(msgspec.Struct, frozen=True):
         return pa.Table.from_arrays(columns, schema=_schema(self.types))
 
     def _group(self, source: Any, group: int, types: Mapping[str, Any], file: DataFile, size: int) -> Any:
-        names = _stored(source, types, self.mapped, file)
+        names = _stored(source.schema_arrow, types, self.mapped, file)
         rows = source.read_row_group(group, columns=list(names.values()), use_threads=False)
         return self._fitted(rows, types, names, file, size)
 
@@ -123,9 +136,9 @@ class FileScan(msgspec.Struct, frozen=True):
 _AT = "_at"
 
 
-def _stored(source: Any, types: Mapping[str, Any], mapped: ColumnMapping, file: DataFile) -> dict[str, str]:
+def _stored(schema: Any, types: Mapping[str, Any], mapped: ColumnMapping, file: DataFile) -> dict[str, str]:
     """The file's names of these columns, as far as it has them; values of partitions are in the log."""
-    found = {name: mapped.stored(name, source.schema_arrow) for name in types}
+    found = {name: mapped.stored(name, schema) for name in types}
     return {name: stored for name, stored in found.items() if stored is not None and name not in file.partition}
 
 
