@@ -132,7 +132,7 @@ def _unknown_schema(data: bytes, kind: type[Any]) -> str:
     return f"schema {str(named)[:80]!r} is not known here" if named != known else ""
 
 
-def _samples(reader: BucketReader, key: str, sha256: str, offset: int, length: int) -> Any:
+def _samples(reader: BucketReader, key: str, sha256: str, offset: int = 0, length: int = 0) -> Any:
     try:
         if offset:
             frame = reader.get_range(key, offset, length)
