@@ -8,9 +8,9 @@ from collections import Counter
 import pytest
 
 from lakebed.batches import acceptance, paths
-from lakebed.batches.acceptor import write_blob
 from lakebed.batches.events import EventFollower
 from lakebed.batches.model import write_record
+from lakebed.batches.packer import write_blob
 from lakebed.batches.reader import RawBatches
 from lakebed.batches.reconciler import Reconciler
 from lakebed.core.clock import SystemClock

@@ -16,7 +16,7 @@ import pytest
 
 from lakebed.batches import paths
 from lakebed.batches.model import ID_BYTES_MAX, SEQ_MAX, AcceptedBatch
-from lakebed.batches.reader import RawBatches, verified
+from lakebed.batches.reader import RawBatches, read_frame, verified
 from lakebed.batches.reconciler import Reconciler
 from lakebed.core.clock import SystemClock
 from lakebed.core.ids import Ids
@@ -33,6 +33,7 @@ from support.runtimes import runtime_on
 CRASH_POINTS = 7  # before and behind each of three creates: blob, manifest, index segment; the last one survives
 DEADLINE_S = 200.0
 TESTS = Path(__file__).parent.parent
+SECRET = "a-secret-of-an-agent-that-is-long-enough"
 
 
 def environment(settings: StoreSettings, **more: object) -> dict[str, str]:
@@ -57,7 +58,7 @@ async def served(settings: StoreSettings, **more: object) -> AsyncIterator[tuple
 async def accepted(store: Store) -> list[AcceptedBatch]:
     found = [read_record(await store.get(info.key), AcceptedBatch) async for info in store.list(paths.ACCEPTED)]
     for manifest in found:
-        verified((await store.get(manifest.raw_blob_key)).data, manifest.frame_sha256)
+        verified(await read_frame(store, manifest.place), manifest.frame_sha256)
     return found
 
 
@@ -100,9 +101,13 @@ async def test_a_collector_killed_at_every_step_loses_and_doubles_nothing(
     assert report.repaired["indexed"] >= 1
 
 
-async def test_racing_collectors_have_one_winner_per_identity(bucket: Store, bucket_settings: StoreSettings) -> None:
+@pytest.mark.parametrize("pack_ms", [0, pytest.param(30, marks=pytest.mark.full)])
+async def test_racing_collectors_have_one_winner_per_identity(
+    bucket: Store, bucket_settings: StoreSettings, pack_ms: int
+) -> None:
     """Two processes, the same batch to both at once: one accepts, one reports duplicate; other bytes are a conflict."""
-    async with served(bucket_settings) as (_, one), served(bucket_settings) as (_, other):
+    packing = {"batches.pack_ms": pack_ms}
+    async with served(bucket_settings, **packing) as (_, one), served(bucket_settings, **packing) as (_, other):
         for number in range(3):
             start = number * 10
             same = await asyncio.gather(
@@ -125,10 +130,14 @@ async def test_racing_collectors_have_one_winner_per_identity(bucket: Store, buc
     assert len(await accepted(bucket)) == 5
 
 
-async def test_batches_survive_a_collector_killed_under_load(bucket: Store, bucket_settings: StoreSettings) -> None:
+@pytest.mark.parametrize("pack_ms", [0, pytest.param(30, marks=pytest.mark.full)])
+async def test_batches_survive_a_collector_killed_under_load(
+    bucket: Store, bucket_settings: StoreSettings, pack_ms: int
+) -> None:
     """One of two collectors is killed in the middle; agents continue at the other, and every 200 ever heard is true."""
     acknowledged: set[str] = set()
-    async with served(bucket_settings) as (victim, one), served(bucket_settings) as (_, other):
+    packing = {"batches.pack_ms": pack_ms}
+    async with served(bucket_settings, **packing) as (victim, one), served(bucket_settings, **packing) as (_, other):
 
         async def agent(name: str) -> None:
             clients = [one, other]
@@ -155,6 +164,7 @@ async def test_batches_survive_a_collector_killed_under_load(bucket: Store, buck
 
     await reconciler(bucket).audit()
     found = await accepted(bucket)
+    assert bool(pack_ms) == any(manifest.raw_blob_offset for manifest in found)
     assert len(acknowledged) == 36
     assert acknowledged == {manifest.frame_sha256 for manifest in found}
     assert 36 == len(found) == len([each async for each in RawBatches(bucket).entries(0, 2**62)])
@@ -181,6 +191,38 @@ async def test_a_spool_is_recovered_after_kill_9_and_lands(
     assert [answer.status_code for answer in answers] == [200] * 5
     assert again.json()["duplicate"]
     assert {answer.json()["frame_sha256"] for answer in answers} == {m.frame_sha256 for m in await accepted(bucket)}
+
+
+@pytest.mark.full
+async def test_a_spooling_collector_starts_and_accepts_while_the_bucket_is_away(
+    bucket: Store, bucket_settings: StoreSettings, tmp_path: Path
+) -> None:
+    """Restarted during an outage of the bucket it goes on accepting, and what it accepted lands afterwards."""
+    spool: dict[str, object] = {
+        "batches.acceptance": "local_spool",
+        "batches.spool_dir": str(tmp_path),
+        "batches.object_landing_interval_ms": 50,
+    }
+    keys = tmp_path.parent / f"{tmp_path.name}-keys.toml"
+    keys.write_text(f'[[keys]]\nname = "agent"\nsecret = "{SECRET}"\nrights = ["*"]\n')
+    keys.chmod(0o600)
+    spool["gateway.keys_file"] = str(keys)
+    away = msgspec.structs.replace(bucket_settings, endpoint="http://127.0.0.1:9")  # nothing listens there
+    async with served(bucket_settings, **spool):
+        async with asyncio.timeout(DEADLINE_S):
+            while not (tmp_path / "authority.json").exists():
+                await asyncio.sleep(0.05)
+
+    async with served(away, **spool) as (_, client):
+        taken = await client.post("/v1/batches", content=frame_of(), headers={"authorization": f"Bearer {SECRET}"})
+    before = await accepted(bucket)
+    async with served(bucket_settings, **spool):
+        async with asyncio.timeout(DEADLINE_S):
+            while not await accepted(bucket):
+                await asyncio.sleep(0.05)
+
+    assert (200, []) == (taken.status_code, before)
+    assert [taken.json()["frame_sha256"]] == [each.frame_sha256 for each in await accepted(bucket)]
 
 
 async def test_the_longest_identity_fits_every_key(bucket: Store) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from lakebed.batches import paths
 from lakebed.batches.model import AcceptedBatch
-from lakebed.batches.reader import RawBatches, verified
+from lakebed.batches.reader import RawBatches, read_frame, verified
 from lakebed.batches.reconciler import Reconciler
 from lakebed.core.context import Context
 from lakebed.store.model import read_record
@@ -74,12 +74,14 @@ class Agents:
                 await asyncio.sleep(0.05)
 
 
+@pytest.mark.parametrize("pack_ms", [0, 30])
 async def test_batches_keep_their_promises_when_answers_are_lost(
-    bucket_settings: StoreSettings, tmp_path: Path
+    bucket_settings: StoreSettings, tmp_path: Path, pack_ms: int
 ) -> None:
     """One manifest for each identity, with the bytes that were acknowledged; other bytes are refused, everywhere."""
     with LossyProxy(bucket_settings.endpoint, seed=19) as proxy:
         settings = {**behind(bucket_settings, proxy.endpoint).as_layer(), "gateway.prove": "never"}
+        settings["batches.pack_ms"] = pack_ms
         async with fleet_of(tmp_path, settings) as fleet:
             urls = list(await asyncio.gather(fleet.gateway("g0", "batches"), fleet.gateway("g1", "batches")))
             traffic = Traffic(proxy, seconds=LOAD_S, dropped=DROPPED, enough=lambda: len(agents.history) > ACKNOWLEDGED)
@@ -114,7 +116,7 @@ async def accepted(context: Context) -> list[Seen]:
     found = []
     async for info in context.store.list(paths.ACCEPTED):
         manifest = read_record(await context.store.get(info.key), AcceptedBatch)
-        verified((await context.store.get(manifest.raw_blob_key)).data, manifest.frame_sha256)
+        verified(await read_frame(context.store, manifest.place), manifest.frame_sha256)
         found.append((manifest.agent_id, manifest.seq_start, manifest.frame_sha256))
     return [Seen(agent, sha256, start) for agent, start, sha256 in sorted(found)]
 

@@ -8,14 +8,16 @@ import pytest
 
 from lakebed.batches import acceptance, paths
 from lakebed.batches.acceptance import Submission
-from lakebed.batches.acceptor import Acceptor, write_blob
+from lakebed.batches.acceptor import Acceptor
 from lakebed.batches.model import AcceptedBatch, UploadResponse, write_record
-from lakebed.batches.simulation import AcceptanceInvariants, SimCollector, batches, submission
+from lakebed.batches.packer import read_table, write_blob
+from lakebed.batches.simulation import AcceptanceInvariants, SimCollector, batches, packed, submission
+from lakebed.batches.sweeper import BlobSweeper, Judgement
 from lakebed.core.errors import AlreadyExists, LakebedError, OutcomeUnknown
 from lakebed.sim.commands import play
 from lakebed.sim.faults import CALM
 from lakebed.sim.world import InvariantBroken, Process, World
-from lakebed.store.model import read_record
+from lakebed.store.model import ObjectInfo, read_record
 
 SEEDS = 120
 SEEDS_TO_CATCH = 150
@@ -23,14 +25,16 @@ STEPS_OF_AN_UPLOAD = 40  # more awaits than an upload and its derived writes hav
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 40))
-def test_nothing_acknowledged_is_lost_and_nothing_is_accepted_twice(first: int) -> None:
+@pytest.mark.parametrize("name", ["batches", "batches-packed"])
+def test_nothing_acknowledged_is_lost_and_nothing_is_accepted_twice(name: str, first: int) -> None:
     """Races, lost answers, crashes and sweeps: one manifest per identity, its blob there, every 200 true."""
     for seed in range(first, first + 40):
-        assert not play("batches", seed).cut
+        assert not play(name, seed).cut
 
 
+@pytest.mark.parametrize("pack_s", [0.0, 0.05])
 @pytest.mark.parametrize("other_bytes", [False, True])
-def test_a_collector_killed_at_any_await_leaves_what_the_next_one_finishes(other_bytes: bool) -> None:
+def test_a_collector_killed_at_any_await_leaves_what_the_next_one_finishes(other_bytes: bool, pack_s: float) -> None:
     """kill -9 between any two of the ten steps: the retry elsewhere ends in exactly one truth."""
     finished = 0
     for crash_at in range(1, STEPS_OF_AN_UPLOAD):
@@ -42,13 +46,18 @@ def test_a_collector_killed_at_any_await_leaves_what_the_next_one_finishes(other
             one = submission("agent", 0, 1.0)
 
             async def upload(process: Process, submitted: Submission) -> None:
-                collector = SimCollector(world, process)
+                collector = SimCollector(world, process, pack_s=pack_s)
                 collector.derived_writes.start()
-                try:
-                    await collector.acceptor.accept(submitted)
-                    watch.answered(submitted)
-                except LakebedError:
-                    pass
+                company = [submitted, submission("neighbour", crash_at, 1.0)] if pack_s else [submitted]
+
+                async def one(each: Submission) -> None:
+                    try:
+                        await collector.acceptor.accept(each)
+                        watch.answered(each)
+                    except LakebedError:
+                        pass
+
+                await asyncio.gather(*map(one, company))
                 await collector.derived_writes.drain()
 
             if other_bytes:
@@ -59,8 +68,9 @@ def test_a_collector_killed_at_any_await_leaves_what_the_next_one_finishes(other
             await asyncio.sleep(world.faults.late_s)
             successor = world.process("heir")
             await successor.spawn(upload(successor, one))
-            world.check(len(world.keys(paths.ACCEPTED)) == 1, "not exactly one manifest")
-            world.check(other_bytes or len(watch.acknowledged) == 1, "the retry was not acknowledged")
+            sent = 2 if pack_s else 1
+            world.check(len(world.keys(paths.ACCEPTED)) == sent, "not exactly one manifest for each identity")
+            world.check(other_bytes or len(watch.acknowledged) == sent, "the retry was not acknowledged")
 
         world.run(script)
         finished += not died[0]
@@ -110,7 +120,27 @@ def test_a_collector_with_a_bug_is_caught(acceptor: type[Acceptor]) -> None:
 
 
 @pytest.mark.parametrize("first", range(0, 12, 6))
-def test_weeks_of_retention_never_accept_a_batch_anew(first: int) -> None:
-    """Old batches go with their blobs and rows; collectors and retention die and restart on the way."""
+@pytest.mark.parametrize("name", ["batches-retention", "batches-packed-retention"])
+def test_months_of_retention_never_accept_a_batch_anew(name: str, first: int) -> None:
+    """Old batches go with their blobs and rows; collectors die, and reconcilers stand still for weeks on the way."""
     for seed in range(first, first + 6):
-        assert not play("batches-retention", seed).cut
+        assert not play(name, seed).cut
+
+
+class EarlySweeper(BlobSweeper):
+    """Deletes a pack when one of its batches does not need it."""
+
+    async def _pack(self, info: ObjectInfo, now_ns: int, dry_run: bool) -> Judgement:
+        for frame in await read_table(self._store, info.key):
+            accepted = await self._accepted(frame)
+            if accepted is not None and accepted.raw_blob_key != info.key:
+                await self._store.delete(info.key)
+        return Judgement("delete", "")
+
+
+def test_a_sweeper_that_deletes_a_pack_too_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pack is needed while one manifest refers to it: the packed world sees the loss."""
+    monkeypatch.setattr("lakebed.batches.simulation.BlobSweeper", EarlySweeper)
+    with pytest.raises(InvariantBroken):
+        for seed in range(SEEDS_TO_CATCH):
+            World(seed, name="batches-packed").run(packed)

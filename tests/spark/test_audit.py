@@ -11,9 +11,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from lakebed.batches import acceptance, paths
-from lakebed.batches.acceptor import write_blob
 from lakebed.batches.codec.index import decode_segment, single_objects
 from lakebed.batches.model import AcceptedBatch, BatchIdentity
+from lakebed.batches.packer import write_blob
 from lakebed.batches.retention import BatchRetention
 from lakebed.delta.model import TableSpec
 from lakebed.pipeline.audit import keys
@@ -66,6 +66,7 @@ def test_the_layout_in_spark_is_the_layout_of_batches(spark: SparkSession, at_ns
     assert wanted == list(built or ())
     segment = paths.segment_key(at_ns, at_ns, sha256)
     every = [*wanted, paths.quarantine_key(identity, sha256), paths.repair_key(identity), segment]
+    every.append(paths.pack_key(sha256))
     listing = spark.createDataFrame([(key, 1, 1, True, False) for key in every], LISTED)
     rows = {row["kind"]: row for row in keys.objects(listing, tuple(keys.LAYOUT)).collect()}
     assert set(keys.LAYOUT) == set(rows)
@@ -435,3 +436,40 @@ def test_what_is_younger_than_the_grace_is_not_judged(env: AuditYard) -> None:
     record = BucketAuditor(env.spark, patient).run(horizon_s=0.0)
 
     assert (record.ok, record.findings) == (True, ())
+
+
+@pytest.mark.full
+def test_packed_batches_are_audited_like_any_other(env: AuditYard) -> None:
+    """Sound packs have no findings; a lost pack, a damaged frame and a frame that nothing refers to are named."""
+    env.pack([frame_of(agent=f"agent-{n}") for n in range(3)])
+    sound = env.audit(), env.audit(verify=True)
+    lost = env.pack([frame_of(agent=f"lost-{n}") for n in range(2)])
+    torn = env.pack([frame_of(agent=f"torn-{n}") for n in range(2)])
+    data = asyncio.run(env.store.get(torn[0].raw_blob_key)).data
+    open_ = env.pack([frame_of(agent=f"open-{n}") for n in range(2)], accepted=1)
+    env.delete(lost[0].raw_blob_key)
+    env.overwrite(torn[0].raw_blob_key, data[:-1] + b"x")  # the last byte of the second frame
+
+    record = env.audit(verify=True)
+
+    assert [(True, ()), (True, ())] == [(each.ok, each.totals) for each in sound]
+    assert {
+        *(("missing", "raw_blob", paths.blob_key(each.frame_sha256)) for each in lost),
+        ("corrupt", "raw_blob", torn[0].raw_blob_key),
+        ("orphaned", "raw_blob", open_[0].raw_blob_key),
+    } == {each for each in found(record) if each[1] != "raw_blob_by_time"}  # of the lost ones, as without packs
+
+
+@pytest.mark.full
+def test_a_batch_whose_pack_is_gone_is_named_although_its_frame_is_elsewhere(env: AuditYard) -> None:
+    """The manifest names one place: a copy of the same frame in another blob does not make it readable."""
+    frames = [frame_of(agent=f"agent-{n}") for n in range(2)]
+    gone = env.pack(frames)
+    for frame in frames:
+        asyncio.run(write_blob(env.store, submit(frame)))
+    env.delete(gone[0].raw_blob_key)
+
+    record = env.audit()
+
+    assert not record.ok
+    assert {("missing", "raw_pack", gone[0].raw_blob_key)} == found(record)

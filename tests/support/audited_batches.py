@@ -9,10 +9,10 @@ from typing import Literal
 from pyspark.sql import SparkSession
 
 from lakebed.batches import acceptance, paths
-from lakebed.batches.acceptor import write_blob
 from lakebed.batches.findings import FindingsRepairer
 from lakebed.batches.index import write_rows
 from lakebed.batches.model import AcceptedBatch, write_record
+from lakebed.batches.packer import Packer, write_blob
 from lakebed.batches.reconciler import Reconciler
 from lakebed.batches.sweeper import BlobSweeper
 from lakebed.core.clock import SystemClock
@@ -83,6 +83,31 @@ class AuditYard:
             return accepted
 
         return asyncio.run(accept())
+
+    def pack(self, frames: Sequence[bytes], *, accepted: int | None = None) -> list[AcceptedBatch]:
+        """Stores the frames in one pack, and accepts the first `accepted` of them, or all."""
+
+        async def pack() -> list[AcceptedBatch]:
+            submitted = [submit(frame) for frame in frames]
+            packer = Packer(self.context, wait_s=0.01)
+            places = await asyncio.gather(*map(packer.store, submitted))
+            made = [
+                acceptance.manifest(
+                    each,
+                    place,
+                    at_ns=self.context.clock.now_ns(),
+                    collector_id="c",
+                    attempt_id=self.context.ids.token(),
+                )
+                for each, place in list(zip(submitted, places, strict=True))[:accepted]
+            ]
+            for each, one in zip(made, submitted, strict=False):
+                await self.store.create(paths.accepted_key(each.identity), write_record(each))
+                entry = acceptance.entry_of(each, acceptance.span_of(one.batch))
+                await write_rows(self.store, [entry], writer="c")
+            return made
+
+        return asyncio.run(pack())
 
     def fleet(self, agents: int = 2, batches: int = 3) -> list[AcceptedBatch]:
         return [

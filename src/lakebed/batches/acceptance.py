@@ -26,6 +26,7 @@ from lakebed.batches.model import (
     BlobReference,
     BlobSeen,
     ConflictRecord,
+    FramePlace,
     IdentityConflict,
     UploadResponse,
     write_record,
@@ -59,19 +60,26 @@ def submission(frame: bytes, batch: Batch) -> Submission:
     return Submission(frame, batch, hashlib.sha256(frame).hexdigest())
 
 
-def manifest(submitted: Submission, *, at_ns: int, collector_id: str, attempt_id: str) -> AcceptedBatch:
+def manifest(
+    submitted: Submission, place: FramePlace | None = None, *, at_ns: int, collector_id: str, attempt_id: str
+) -> AcceptedBatch:
+    """The manifest of this upload. Without a place, the frame is a blob of its own."""
     return manifest_of(
         submitted.batch.identity,
         submitted.sha256,
-        len(submitted.frame),
+        place or whole_place(submitted.sha256, len(submitted.frame)),
         at_ns=at_ns,
         collector_id=collector_id,
         attempt_id=attempt_id,
     )
 
 
+def whole_place(sha256: str, frame_bytes: int) -> FramePlace:
+    return FramePlace(paths.blob_key(sha256), 0, frame_bytes)
+
+
 def manifest_of(
-    identity: BatchIdentity, sha256: str, frame_bytes: int, *, at_ns: int, collector_id: str, attempt_id: str
+    identity: BatchIdentity, sha256: str, place: FramePlace, *, at_ns: int, collector_id: str, attempt_id: str
 ) -> AcceptedBatch:
     return AcceptedBatch(
         schema=ACCEPTED_SCHEMA,
@@ -80,13 +88,14 @@ def manifest_of(
         seq_start=identity.seq_start,
         seq_end=identity.seq_end,
         frame_sha256=sha256,
-        frame_bytes=frame_bytes,
-        raw_blob_key=paths.blob_key(sha256),
+        frame_bytes=place.length,
+        raw_blob_key=place.key,
         accepted_at_unix_ns=at_ns,
         collector_id=collector_id,
         wire_version=WIRE_VERSION,
         frame_version=FRAME_VERSION,
         attempt_id=attempt_id,
+        raw_blob_offset=place.offset,
     )
 
 
@@ -170,6 +179,7 @@ def entry_of(accepted: AcceptedBatch, span: SampleSpan) -> AcceptedByTime:
         accepted_at_unix_ns=accepted.accepted_at_unix_ns,
         first_time_unix_ns=span.first_ns,
         last_time_unix_ns=span.last_ns,
+        raw_blob_offset=accepted.raw_blob_offset,
     )
 
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from lakebed.batches import acceptance, paths
 from lakebed.batches.acceptance import Submission
 from lakebed.batches.derived_writes import DerivedWrites
-from lakebed.batches.model import AcceptedBatch, ConflictRecord, UploadResponse, write_record
+from lakebed.batches.model import AcceptedBatch, ConflictRecord, FramePlace, UploadResponse, write_record
+from lakebed.batches.packer import Packer, write_blob
 from lakebed.core.errors import (
     AlreadyExists,
     Corrupt,
@@ -23,7 +24,6 @@ from lakebed.core.errors import (
     NotFound,
     OutcomeUnknown,
     Overloaded,
-    Stale,
     Unavailable,
 )
 from lakebed.core.logs import logger
@@ -58,6 +58,7 @@ class Acceptor:
         known_max: int,
         timeout_s: float,
         retry_after_s: float,
+        pack_s: float = 0.0,
     ) -> None:
         store, clock, ids, metrics = runtime.store, runtime.clock, runtime.ids, runtime.metrics
         self._store, self._derived_writes, self._on_accepted = store, derived_writes, on_accepted
@@ -65,6 +66,7 @@ class Acceptor:
         self._accepting_max, self._known_max = accepting_max, known_max
         self._timeout_s, self._retry_after_s = timeout_s, retry_after_s
         self._clock, self._ids = clock, ids
+        self._packer = Packer(runtime, wait_s=pack_s) if pack_s else None
         self._known: OrderedDict[BatchIdentity, AcceptedBatch] = OrderedDict()
         self._under_way: dict[BatchIdentity, asyncio.Future[None]] = {}
         self._accepting = 0
@@ -118,26 +120,35 @@ class Acceptor:
             done.set_result(None)
 
     async def _accept(self, submitted: Submission) -> UploadResponse:
+        at_ns = self._clock.now_ns()
+        place = await self._store_frame(submitted)
         mine = acceptance.manifest(
-            submitted, at_ns=self._clock.now_ns(), collector_id=self._collector_id, attempt_id=self._ids.token()
+            submitted, place, at_ns=at_ns, collector_id=self._collector_id, attempt_id=self._ids.token()
         )
-        await write_blob(self._store, submitted)
         try:
             existing = await self._create_manifest(mine)
         except BaseException:
             # The blob may stay an orphan: let the garbage collector find it without a full scan.
-            self._derived_writes.put_orphan(submitted.sha256, mine.accepted_at_unix_ns)
+            self._derived_writes.put_orphan(submitted.sha256, at_ns, place)
             raise
         verdict = acceptance.judge(mine, existing)
         self._outcomes[verdict].inc()
+        if existing.raw_blob_key != place.key and (place.offset or verdict == "duplicate"):
+            self._derived_writes.put_orphan(submitted.sha256, at_ns, place)  # the batch does not need these bytes
         if verdict == "conflict":
-            raise await self._quarantine(existing, submitted)
+            raise await self._quarantine(existing, submitted, place)
         self._remember(existing)
         if verdict == "accepted":
             self._samples.inc(submitted.batch.columns.samples)
             self._on_accepted(existing, submitted)
             self._derived_writes.put(existing, acceptance.span_of(submitted.batch))
         return acceptance.response(existing, duplicate=verdict == "duplicate")
+
+    async def _store_frame(self, submitted: Submission) -> FramePlace:
+        if self._packer is not None:
+            return await self._packer.store(submitted)
+        await write_blob(self._store, submitted)
+        return acceptance.whole_place(submitted.sha256, len(submitted.frame))
 
     async def _create_manifest(self, mine: AcceptedBatch) -> AcceptedBatch:
         """Creates the manifest and returns the one that exists. The same bytes each time, so repeating is harmless."""
@@ -154,13 +165,15 @@ class Acceptor:
                 await self._clock.sleep(self._ids.jitter_s(attempt, base_s=RESOLVE_BASE_S, cap_s=RESOLVE_CAP_S))
         raise AssertionError("unreachable")
 
-    async def _quarantine(self, existing: AcceptedBatch, submitted: Submission) -> LakebedError:
+    async def _quarantine(self, existing: AcceptedBatch, submitted: Submission, place: FramePlace) -> LakebedError:
         record = acceptance.conflict(
             existing, submitted.sha256, at_ns=self._clock.now_ns(), collector_id=self._collector_id
         )
         stored = False
         try:
             async with asyncio.timeout(QUARANTINE_TIMEOUT_S):
+                if place.offset:  # a quarantined frame is a blob of its own: its pack may be deleted
+                    await write_blob(self._store, submitted)
                 record = await store_conflict(self._store, record)
                 stored = True
         except (TimeoutError, LakebedError) as error:
@@ -182,18 +195,6 @@ class Acceptor:
             retry_after_s=self._retry_after_s,
             hint="send the same bytes again, here or to another collector",
         )
-
-
-async def write_blob(store: Store, submitted: Submission) -> None:
-    """Makes the blob exist under its hash. One with damaged bytes is replaced."""
-    try:
-        await store.create(submitted.blob_key, submitted.frame)
-    except AlreadyExists as error:
-        log.error("damaged raw blob is rewritten", key=submitted.blob_key)
-        try:
-            await store.replace(submitted.blob_key, submitted.frame, error.current.etag)
-        except Stale as stale:
-            raise Unavailable(f"{submitted.blob_key!r} changed while it was being repaired") from stale
 
 
 async def store_conflict(store: Store, record: ConflictRecord) -> ConflictRecord:

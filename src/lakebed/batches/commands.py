@@ -31,8 +31,9 @@ def dump(
     Parameters
     ----------
     place
-        an .lmbatch frame, an .lmrollup.zst or .lmindex.zst chunk, an index segment, or a .spool segment; or a key
-        below store.prefix, which may also be an accepted manifest or any other JSON object of the part.
+        an .lmbatch frame, an .lmpack of frames, an .lmrollup.zst or .lmindex.zst chunk, an index segment, or a .spool
+        segment; or a key below store.prefix, which may also be an accepted manifest or any other JSON object of the
+        part.
     """
     data = Path(place).read_bytes() if Path(place).is_file() else b""
     manifest: dict[str, Any] = {}
@@ -53,6 +54,10 @@ def dump(
         from lakebed.batches.codec.index import decode_segment
 
         emit(list(decode_segment(place, data).rows)[:limit], output)
+    elif place.endswith(".lmpack"):
+        from lakebed.batches.codec.pack import decode_table
+
+        emit(decode_table(data)[:limit], output)
     elif place.endswith(".json") and not manifest:
         import msgspec
 
@@ -68,6 +73,7 @@ async def _fetch(where: Where, key: str) -> tuple[dict[str, Any], bytes]:
 
     from lakebed.batches import paths
     from lakebed.batches.model import AcceptedBatch
+    from lakebed.batches.reader import read_frame
     from lakebed.store.model import read_record
 
     store = where.context("dump").store
@@ -75,7 +81,7 @@ async def _fetch(where: Where, key: str) -> tuple[dict[str, Any], bytes]:
     if not key.startswith(paths.ACCEPTED):
         return {}, stored.data
     accepted = read_record(stored, AcceptedBatch)
-    return msgspec.to_builtins(accepted), (await store.get(accepted.raw_blob_key)).data
+    return msgspec.to_builtins(accepted), await read_frame(store, accepted.place)
 
 
 def _frame(data: bytes, limit: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from lakebed.batches import acceptance
 from lakebed.batches.acceptance import SampleSpan
 from lakebed.batches.codec.index import ROWS_MAX, OrphanRow
 from lakebed.batches.index import write_rows
-from lakebed.batches.model import LATE_NS, AcceptedBatch
+from lakebed.batches.model import LATE_NS, AcceptedBatch, FramePlace
 from lakebed.core.errors import AlreadyExists, LakebedError
 from lakebed.core.feed import ahead
 from lakebed.core.logs import logger
@@ -56,9 +56,9 @@ class DerivedWrites:
         """Takes the row of an accepted batch; dropped and counted when full. Never waits."""
         self._put(FlushRow(accepted, span))
 
-    def put_orphan(self, sha256: str, at_ns: int) -> None:
-        """The same for a blob whose batch was not decided: garbage collection finds it without a full listing."""
-        self._put(OrphanRow(sha256, at_ns))
+    def put_orphan(self, sha256: str, at_ns: int, place: FramePlace) -> None:
+        """The same for a blob that nothing may refer to: garbage collection finds it without a full listing."""
+        self._put(OrphanRow(sha256, at_ns, place.key if place.offset else ""))
 
     def _put(self, row: FlushRow | OrphanRow) -> None:
         if len(self._waiting) >= self._waiting_max:

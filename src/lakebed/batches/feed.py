@@ -17,7 +17,7 @@ from lakebed.batches import paths
 from lakebed.batches.codec import arrow
 from lakebed.batches.index import AcceptedIndex
 from lakebed.batches.model import AcceptedByTime, Batch
-from lakebed.batches.reader import verified
+from lakebed.batches.reader import read_frame, verified
 from lakebed.core.context import Context
 from lakebed.core.errors import Corrupt, Invalid, NotFound
 from lakebed.core.feed import FeedFilter, FeedSlice, Limit, Offset, ahead, within
@@ -109,7 +109,7 @@ class BatchesFeed:
         entry = await self.entry(piece)
         if not _wanted(entry, wanted):
             return None
-        batch = verified((await self._store.get(entry.raw_blob_key)).data, entry.frame_sha256)
+        batch = verified(await read_frame(self._store, entry.place), entry.frame_sha256)
         if paths.accepted_key(batch.identity) != entry.accepted_manifest_key:
             raise Corrupt(f"blob {entry.frame_sha256} carries another identity than its manifest")
         return self._rows(batch, paths.parse_by_time(piece.key), columns)

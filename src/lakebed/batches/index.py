@@ -219,12 +219,10 @@ class AcceptedIndex:
         seen: dict[str, int] | None = None,
     ) -> AsyncIterator[IndexedBatch]:
         """Rows and single objects of an hour, merged: what is before the next segment's first row is complete."""
-        listed = await self._segments(hour, from_ns)
+        listed, names = await asyncio.gather(self._segments(hour, from_ns), self._names(hour, from_ns, to_ns))
         segments = sorted(each for each in listed if each.first_ns <= to_ns and each.key not in (seen or ()))
         # A row of the segment that was stored last comes first, and a single object last.
-        heap: list[tuple[str, int, int, AcceptedByTime | None]] = [
-            (name, 1, 0, None) for name in await self._names(hour, from_ns, to_ns)
-        ]
+        heap: list[tuple[str, int, int, AcceptedByTime | None]] = [(name, 1, 0, None) for name in names]
         heapq.heapify(heap)
         last, at = "", 0
 

@@ -13,12 +13,59 @@ from pathlib import Path
 import msgspec
 
 from lakebed.batches.model import AcceptedBatch, BatchIdentity, write_record
+from lakebed.batches.settings import BatchesSettings
 from lakebed.core import private
+from lakebed.core.context import Context
 from lakebed.core.logs import logger
+from lakebed.store.authority import Authority, claim
+from lakebed.store.runtime import StoreRuntime
+from lakebed.store.settings import StoreSettings
 
+AUTHORITY = "authority.json"
 NAME = "landed.jsonl"
 
 log = logger("batches")
+
+
+class SpoolAuthority:
+    """Which bucket the batches of a spool land in. It is stored beside them, so that a collector can start while the
+    bucket is away, and compared with the bucket before anything lands."""
+
+    def __init__(self, folder: Path, settings: StoreSettings) -> None:
+        self._path, self._settings = folder / AUTHORITY, settings
+
+    def remembered(self) -> Authority | None:
+        """The authority of the last confirmed bucket; None when there is none, or the settings name another bucket."""
+        try:
+            found = msgspec.json.decode(self._path.read_bytes(), type=Authority)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return None
+        expected = self._settings.authority or found.authority_id
+        same = (found.authority_id, found.location) == (expected, self._settings.location)
+        return found if same else None
+
+    async def confirm(self, runtime: StoreRuntime) -> None:
+        """Raises Conflict when the bucket is not the one of the settings or of this spool, Unavailable while it is
+        away."""
+        known, settings = self.remembered(), self._settings
+        expected = settings.authority or (known.authority_id if known is not None else "")
+        found = await claim(runtime, expected=expected, location=settings.location, moved_from=settings.moved_from)
+        if known is None:
+            self._remember(msgspec.structs.replace(found, location=settings.location))
+
+    def _remember(self, found: Authority) -> None:
+        partial = self._path.with_suffix(".tmp")
+        with open(partial, "wb", opener=private.opener) as file:
+            file.write(msgspec.json.encode(found))
+        partial.replace(self._path)
+
+
+def offline_authority(context: Context) -> Authority | None:
+    """The bucket that this collector's spool has landed in before; None without a local spool, or before that."""
+    settings = context.settings.of(BatchesSettings)
+    if settings.acceptance != "local_spool" or settings.spool_dir is None:
+        return None
+    return SpoolAuthority(settings.spool_dir, context.settings.of(StoreSettings)).remembered()
 
 
 class LandedBatches:

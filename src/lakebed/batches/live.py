@@ -93,9 +93,12 @@ def batch_bytes(batch: Batch) -> int:
 
 
 KEYS_MAX = 100_000  # entries one look takes into account; older ones are left to the bucket
-READS_AT_ONCE = 16
+READS_AT_ONCE = 256  # at 20 ms a read, 12,000 batches a second
+READ_BYTES_MAX = 64 * 1024 * 1024  # of frames in one group of reads
 
 log = logger("batches")
+
+Indexed = tuple[IndexedBatch, AcceptedByTime | None]
 
 
 class Follower:
@@ -146,15 +149,17 @@ class Follower:
         """The batches of these entries in order of acceptance, from the newest back to where memory ends."""
         found: list[tuple[AcceptedByTime, Batch]] = []
         room = self._live.bytes_max
-        for at in range(len(new), 0, -READS_AT_ONCE):
+        at = len(new)
+        while at > 0:
             group = new[max(0, at - READS_AT_ONCE) : at]
             sought = await self._raw.find(each.manifest_id for each in group if each.entry is None)
-            entries = [(each, each.entry or sought.get(each.manifest_id)) for each in group]
+            entries = _newest([(each, each.entry or sought.get(each.manifest_id)) for each in group])
+            at -= len(entries)
             read = [one for one in await asyncio.gather(*(self._take(*each) for each in entries)) if one is not None]
             found = read + found
             room -= sum(batch_bytes(batch) for _, batch in read)
-            if room < 0 and at > READS_AT_ONCE:
-                self._skip(new[at - READS_AT_ONCE - 1].at_ns)
+            if room < 0 and at > 0:
+                self._skip(new[at - 1].at_ns)
                 break
         return found
 
@@ -176,8 +181,19 @@ class Follower:
             self._skip(indexed.at_ns)
             return None
         try:
-            return entry, await self._raw.batch(entry.frame_sha256)
+            return entry, await self._raw.batch(entry.frame_sha256, entry.place)
         except (Corrupt, NotFound) as error:
             log.warning("batch is missing in live state", manifest_id=indexed.manifest_id, error=error.message)
             self._skip(indexed.at_ns)  # a query reports that it cannot be read
             return None
+
+
+def _newest(entries: list[Indexed]) -> list[Indexed]:
+    """As many of the last entries as may be read together, at least one."""
+    size_bytes = taken = 0
+    for _, entry in reversed(entries):
+        size_bytes += entry.frame_bytes if entry is not None else 0
+        if taken and size_bytes > READ_BYTES_MAX:
+            break
+        taken += 1
+    return entries[-taken:]

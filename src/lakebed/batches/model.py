@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -148,7 +148,15 @@ ACCEPTED_SCHEMA: Literal["lightmetrics.accepted_batch.v1"] = "lightmetrics.accep
 CONFLICT_SCHEMA: Literal["lightmetrics.identity_conflict.v1"] = "lightmetrics.identity_conflict.v1"
 
 
-class AcceptedBatch(msgspec.Struct, frozen=True):
+class FramePlace(NamedTuple):
+    """Where a frame is stored: from `offset` of a pack, or the whole object when `offset` is 0."""
+
+    key: str
+    offset: int
+    length: int
+
+
+class AcceptedBatch(msgspec.Struct, frozen=True, omit_defaults=True):
     """The identity manifest: the collector that created it accepted the batch, and it never changes."""
 
     schema: Literal["lightmetrics.accepted_batch.v1"]
@@ -164,10 +172,15 @@ class AcceptedBatch(msgspec.Struct, frozen=True):
     wire_version: int
     frame_version: int
     attempt_id: str = ""
+    raw_blob_offset: int = 0  # of the frame in a pack; a pack has its table first, so 0 is a blob of this frame alone
 
     @property
     def identity(self) -> BatchIdentity:
         return BatchIdentity(self.agent_id, self.boot_id, self.seq_start, self.seq_end)
+
+    @property
+    def place(self) -> FramePlace:
+        return FramePlace(self.raw_blob_key, self.raw_blob_offset, self.frame_bytes)
 
 
 class ConflictRecord(msgspec.Struct, frozen=True):
@@ -191,7 +204,7 @@ class ConflictRecord(msgspec.Struct, frozen=True):
         return BatchIdentity(self.agent_id, self.boot_id, self.seq_start, self.seq_end)
 
 
-class AcceptedByTime(msgspec.Struct, frozen=True):
+class AcceptedByTime(msgspec.Struct, frozen=True, omit_defaults=True):
     """Derived: an accepted batch under its hour of acceptance, with the span of its samples."""
 
     schema: Literal["lightmetrics.accepted_by_time.v1"]
@@ -203,6 +216,11 @@ class AcceptedByTime(msgspec.Struct, frozen=True):
     accepted_at_unix_ns: int
     first_time_unix_ns: int
     last_time_unix_ns: int
+    raw_blob_offset: int = 0
+
+    @property
+    def place(self) -> FramePlace:
+        return FramePlace(self.raw_blob_key, self.raw_blob_offset, self.frame_bytes)
 
 
 class BlobReference(msgspec.Struct, frozen=True):

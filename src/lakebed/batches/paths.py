@@ -10,6 +10,7 @@ from lakebed.batches.model import BatchIdentity, check_identity
 from lakebed.core.errors import Invalid
 
 RAW_BLOBS = "raw-blobs/v1/"
+PACKS = f"{RAW_BLOBS}packed/"
 RAW_BLOBS_BY_TIME = "raw-blobs-by-time/v1/"
 ACCEPTED = "accepted/v1/"
 ACCEPTED_BY_TIME = "accepted-by-time/v1/"
@@ -52,6 +53,16 @@ def sha256_of_blob(key: str) -> str:
     if len(sha256) != 64 or key != blob_key(sha256):
         raise Invalid(f"{key!r} is not the key of a raw blob")
     return sha256
+
+
+def pack_key(sha256: str) -> str:
+    """The key of a pack of frames, by the hash of its bytes."""
+    return f"{PACKS}sha256/{_fan(sha256)}.lmpack"
+
+
+def is_pack(key: str) -> bool:
+    sha256 = key.rsplit("/", 1)[-1].removesuffix(".lmpack")
+    return len(sha256) == 64 and key == pack_key(sha256)
 
 
 def accepted_key(identity: BatchIdentity) -> str:

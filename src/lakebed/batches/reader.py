@@ -15,6 +15,7 @@ from lakebed.batches.model import (
     Batch,
     BatchIdentity,
     FrameLimits,
+    FramePlace,
     RetentionState,
     SettledBoot,
 )
@@ -24,7 +25,7 @@ from lakebed.rollups.paths import ROLLUP_WORK
 from lakebed.store.model import read_record
 from lakebed.store.protocol import Store
 
-READS_MAX = 16  # reads in progress at once for one caller
+READS_MAX = 256  # reads in progress at once; a caller that holds what it reads asks for fewer
 CACHE_BYTES_MAX = 32 * 1024 * 1024  # decoded batches kept for the next query, by the size of their frames
 
 ANY_FRAME = FrameLimits(frame_bytes=256 * 1024**2, body_bytes=1024**3, samples=50_000_000, series=10_000_000)
@@ -43,13 +44,14 @@ class RawBatches:
         """The manifest of an accepted batch. Raises NotFound when it is not accepted, Corrupt."""
         return read_record(await self._store.get(paths.accepted_key(identity)), AcceptedBatch)
 
-    async def batch(self, sha256: str) -> Batch:
-        """The batch in a blob, verified. Raises NotFound, or Corrupt when its bytes are not what their name says."""
+    async def batch(self, sha256: str, place: FramePlace | None = None) -> Batch:
+        """A batch, verified. Without a place it is the blob under its hash. Raises NotFound, or Corrupt when its bytes
+        are not what their name says."""
         known = self._cache.get(sha256)
         if known is not None:
             return known
         async with self._gate:
-            frame = (await self._store.get(paths.blob_key(sha256))).data
+            frame = await read_frame(self._store, place or FramePlace(paths.blob_key(sha256), 0, 0))
         batch = verified(frame, sha256)
         self._cache.put(sha256, len(frame), batch)
         return batch
@@ -95,6 +97,13 @@ class RawBatches:
                     continue  # not ours; the audit reports it
                 if from_ns <= at_ns <= to_ns:
                     yield IndexedBatch(manifest_id)
+
+
+async def read_frame(store: Store, place: FramePlace) -> bytes:
+    """The bytes of a frame, from its own blob or out of a pack. Raises NotFound, or Corrupt when it is too short."""
+    if place.offset:
+        return await store.get_range(place.key, place.offset, place.length)
+    return (await store.get(place.key)).data
 
 
 def verified(frame: bytes, sha256: str) -> Batch:

@@ -19,7 +19,7 @@ from lakebed.batches.acceptance import Write
 from lakebed.batches.codec.index import single_objects
 from lakebed.batches.index import write_rows
 from lakebed.batches.model import AcceptedBatch, AcceptedByTime, Batch, ConflictRecord, Repair, write_record
-from lakebed.batches.reader import RawBatches, verified
+from lakebed.batches.reader import RawBatches, read_frame, verified
 from lakebed.core.errors import AlreadyExists, Corrupt, Invalid, NotFound
 from lakebed.core.feed import ahead
 from lakebed.core.logs import logger
@@ -192,9 +192,10 @@ class Reconciler:
         try:
             if paths.accepted_key(accepted.identity) != key:
                 raise Invalid("it names another batch than its key")
-            if accepted.raw_blob_key != paths.blob_key(accepted.frame_sha256):
+            if accepted.raw_blob_offset and not paths.is_pack(accepted.raw_blob_key):
+                raise Invalid(f"{accepted.raw_blob_key[:200]!r} is not the key of a pack")
+            if not accepted.raw_blob_offset and paths.sha256_of_blob(accepted.raw_blob_key) != accepted.frame_sha256:
                 raise Invalid(f"{accepted.raw_blob_key[:200]!r} is not the key of its blob")
-            paths.sha256_of_blob(accepted.raw_blob_key)
             if not 0 < accepted.accepted_at_unix_ns < AT_NS_MAX:
                 raise Invalid(f"accepted_at_unix_ns {accepted.accepted_at_unix_ns} is not a time")
         except Invalid as error:
@@ -217,7 +218,7 @@ class Reconciler:
         """The batch of a manifest; None, with a repair record, when it is missing or not what was accepted."""
         mark = paths.repair_key(accepted.identity)
         try:
-            batch = verified((await self._store.get(accepted.raw_blob_key)).data, accepted.frame_sha256)
+            batch = verified(await read_frame(self._store, accepted.place), accepted.frame_sha256)
             if batch.identity != accepted.identity:
                 raise Corrupt("the blob carries another identity than its manifest")
         except (NotFound, Corrupt) as error:

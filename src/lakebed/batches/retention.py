@@ -21,8 +21,9 @@ from lakebed.batches import paths, seq_ranges
 from lakebed.batches.codec.index import manifest_id_of, single_objects
 from lakebed.batches.index import AcceptedIndex
 from lakebed.batches.model import AcceptedByTime, RetentionState, SettledBoot, write_record
+from lakebed.batches.packer import accepted_at, read_table
 from lakebed.batches.settled import WAIT_S, settled_register, state_register
-from lakebed.core.errors import Corrupt, LakebedError
+from lakebed.core.errors import Corrupt, LakebedError, NotFound
 from lakebed.core.feed import ahead
 from lakebed.core.logs import logger
 from lakebed.core.traces import traced
@@ -159,6 +160,9 @@ class BatchRetention:
         await self._forget(None, end_ns, epoch)  # readers hear of it before anything is gone
         async for _ in ahead(rows, self._delete):
             pass
+        packs = sorted({row.raw_blob_key for row in rows if row.raw_blob_offset})
+        async for _ in ahead(packs, self._delete_pack):
+            pass
         await self._index.delete_hour(hour)
         self._removed.inc(len(rows))
         await self._forget(hour, end_ns, epoch)
@@ -177,12 +181,33 @@ class BatchRetention:
     async def _delete(self, row: AcceptedByTime) -> None:
         identity = paths.identity_of(row.accepted_manifest_key)
         await self._store.delete(row.accepted_manifest_key)
-        await self._store.delete(row.raw_blob_key)
+        if not row.raw_blob_offset:
+            await self._store.delete(row.raw_blob_key)
         note = work_key(identity, row.accepted_at_unix_ns)
         mark = paths.repair_key(identity)
         (_, _), (by_blob, _), (seen, _) = single_objects(row)
         single = [paths.by_time_of(manifest_id_of(row)), by_blob, seen]
         await asyncio.gather(*(self._store.delete(key) for key in (*single, note, mark)))
+
+    async def _delete_pack(self, pack: str) -> None:
+        """Deletes a pack that no manifest refers to and none can: each of its batches is accepted from other bytes, or
+        removed. What remains goes with the last hour that needs it, or with garbage collection."""
+        try:
+            table = await read_table(self._store, pack)
+        except NotFound:
+            return
+        except Corrupt as error:
+            log.error("a pack is kept: its table cannot be read", key=pack, error=error.message)
+            return
+        for frame in table:
+            accepted = await accepted_at(self._store, frame)
+            if accepted is not None and accepted.raw_blob_key == pack:
+                return
+            if accepted is None:
+                record = await settled_register(self._runtime, frame.identity.agent_id, frame.identity.boot_id).read()
+                if not seq_ranges.covers(record.value.ranges, frame.identity.seq_start, frame.identity.seq_end):
+                    return
+        await self._store.delete(pack)
 
     async def _forget(self, hour: str | None, end_ns: int, epoch: int) -> None:
         def remove(at: RetentionState) -> tuple[RetentionState, None]:

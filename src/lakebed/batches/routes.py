@@ -23,6 +23,7 @@ from lakebed.batches.codec.frame import decode_body, unseal
 from lakebed.batches.codec.series import KnownTables
 from lakebed.batches.conflicts import ConflictReview, ConflictView, HeldBoots
 from lakebed.batches.derived_writes import DerivedWrites
+from lakebed.batches.landed import SpoolAuthority
 from lakebed.batches.live import Follower, LiveBatches
 from lakebed.batches.matchers import AGENT_LABEL, Selector, parse
 from lakebed.batches.metric_names import MetricNames, metric_names
@@ -50,6 +51,7 @@ from lakebed.core.http import (
 from lakebed.core.logs import logger
 from lakebed.core.quotas import check_most, count_records
 from lakebed.rollups.reader import RollupCoverage
+from lakebed.store.settings import StoreSettings
 
 FRAME_TYPE = "application/vnd.lakebed.lmbatch"
 RESOLUTION_BYTES_MAX = 64 * 1024
@@ -122,6 +124,7 @@ class BatchesRoutes:
             known_max=settings.known_max,
             timeout_s=settings.accept_timeout_s,
             retry_after_s=settings.retry_after_s,
+            pack_s=settings.pack_ms / 1000,
         )
 
     def _make_spool(self) -> tuple[Spool, Lander]:
@@ -141,6 +144,7 @@ class BatchesRoutes:
             spool,
             self.derived_writes,
             settled=self.settled,
+            authority=SpoolAuthority(settings.spool_dir, self._context.settings.of(StoreSettings)),
             interval_s=settings.landing_interval_s,
             collector_id=self._collector_id,
         )

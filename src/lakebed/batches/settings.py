@@ -64,6 +64,14 @@ class BatchesSettings(Section, frozen=True):
         float,
         describe("Writes the index rows of accepted batches together at this interval, or sooner when many wait."),
     ] = 2.0
+    pack_ms: Annotated[
+        int,
+        describe(
+            "Packs the frames that arrive within this many milliseconds into one raw blob, 0 stores each frame as a "
+            "blob of its own; an upload waits that much longer.",
+            when="many agents send small batches, and requests to the bucket are the cost",
+        ),
+    ] = 0
     known_max: Annotated[
         int,
         describe("Limits the accepted batch ids in memory, which answer duplicates without a request to the bucket."),
@@ -141,6 +149,10 @@ class BatchesSettings(Section, frozen=True):
                 "batches.index_flush_s",
                 "must be above 0 and at most 5 s, which is what readers of the index wait for",
             )
+        if not 0 <= self.pack_ms <= 5_000:
+            raise Contradiction("batches.pack_ms", "batches.pack_ms", "must be 0 to 5000 ms")
+        if self.pack_ms and self.acceptance == "local_spool":
+            raise Contradiction("batches.acceptance", "batches.pack_ms", "frames of a local spool are not packed")
         if self.retention_days < 0 or 0 < self.retention_days < 1:
             raise Contradiction("batches.retention_days", "batches.retention_days", "must be 0, or at least 1 day")
         for name in ("accepting_max", "aftermath_max", "known_max"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -40,6 +41,16 @@ def submission(agent: str, number: int, value: float) -> Submission:
     return acceptance.submission(frame, decode(frame))
 
 
+def stored_frame(world: World, accepted: AcceptedBatch) -> bytes | None:
+    """The frame that a manifest refers to, in its own blob or in a pack; None when that is gone."""
+    blob = world.peek(accepted.raw_blob_key)
+    if blob is None:
+        return None
+    if not accepted.raw_blob_offset:
+        return blob.data
+    return blob.data[accepted.raw_blob_offset : accepted.raw_blob_offset + accepted.frame_bytes]
+
+
 class AcceptanceInvariants:
     """What acceptance guarantees, checked after every step."""
 
@@ -60,10 +71,10 @@ class AcceptanceInvariants:
                 stored = self._world.peek(key)
                 assert stored is not None
                 self._manifests[key] = (info.etag, msgspec.json.decode(stored.data, type=AcceptedBatch))
-            blob = self._world.peek(self._manifests[key][1].raw_blob_key)
-            if blob is None:
+            frame = stored_frame(self._world, self._manifests[key][1])
+            if frame is None:
                 return f"{key} is accepted and its blob is gone"
-            if hashlib.sha256(blob.data).hexdigest() != self._manifests[key][1].frame_sha256:
+            if hashlib.sha256(frame).hexdigest() != self._manifests[key][1].frame_sha256:
                 return f"{key} is accepted and its blob is not what was accepted"
         return None
 
@@ -74,7 +85,7 @@ class AcceptanceInvariants:
         assert stored is not None
         existing = msgspec.json.decode(stored.data, type=AcceptedBatch)
         self._world.check(existing.frame_sha256 == submitted.sha256, "200 was answered for other bytes than accepted")
-        self._world.check(self._world.peek(submitted.blob_key) is not None, "200 was answered without a blob")
+        self._world.check(stored_frame(self._world, existing) is not None, "200 was answered without a blob")
         self.acknowledged[submitted.batch.identity] = submitted.sha256
 
     def conflicted(self, submitted: Submission, error: IdentityConflict) -> None:
@@ -93,7 +104,7 @@ class AcceptanceInvariants:
 class SimCollector:
     """A collector process: what agents reach, as long as it lives."""
 
-    def __init__(self, world: World, process: Process, kind: type[Acceptor] = Acceptor) -> None:
+    def __init__(self, world: World, process: Process, kind: type[Acceptor] = Acceptor, *, pack_s: float = 0.0) -> None:
         self.process = process
         self.live: dict[BatchIdentity, str] = {}
         self._world = world
@@ -107,6 +118,7 @@ class SimCollector:
             known_max=3,
             timeout_s=world.rng.choice((2.0, 30.0, 200.0)),
             retry_after_s=1.0,
+            pack_s=pack_s,
         )
         self.derived_writes = derived_writes
 
@@ -123,13 +135,18 @@ def sweeper(process: Process, undecided: Any) -> BlobSweeper:
     return BlobSweeper(process.context(), horizon_s=HORIZON_S, undecided=undecided, name=process.node)
 
 
-async def batches(world: World, acceptor: type[Acceptor] = Acceptor) -> None:
+async def packed(world: World, acceptor: type[Acceptor] = Acceptor) -> None:
+    """The same world where some collectors pack the frames of several agents into one blob, and others do not."""
+    await batches(world, acceptor, packs_s=(0.0, 0.05, 1.0))
+
+
+async def batches(world: World, acceptor: type[Acceptor] = Acceptor, *, packs_s: Sequence[float] = ()) -> None:
     """Agents send the same and different bytes to several collectors, which die; reconcilers and sweepers run too."""
     watch = AcceptanceInvariants(world)
     rng = world.rng
     stall = rng.choice((0.01, 0.1))  # a request that hangs for longer than the horizon, between blob and manifest too
     world.faults = msgspec.structs.replace(world.faults, crash=CRASH, slow=stall, slow_s=4 * HORIZON_S)
-    run = SimRun(world, watch, acceptor)
+    run = SimRun(world, watch, acceptor, packs_s)
     serving = [asyncio.ensure_future(world.keep(f"c{n}", run.serve, skew_s=rng.uniform(-1, 1))) for n in range(2)]
     tending = [asyncio.ensure_future(world.keep(f"r{n}", run.maintain)) for n in range(rng.randint(0, 2))]
     await asyncio.sleep(0.1)
@@ -143,13 +160,17 @@ async def batches(world: World, acceptor: type[Acceptor] = Acceptor) -> None:
 class SimRun:
     """The processes of one run: collectors, agents that send to them, reconcilers and sweepers."""
 
-    def __init__(self, world: World, watch: AcceptanceInvariants, acceptor: type[Acceptor]) -> None:
+    def __init__(
+        self, world: World, watch: AcceptanceInvariants, acceptor: type[Acceptor], packs_s: Sequence[float] = ()
+    ) -> None:
+        self._packs_s = packs_s
         self._world, self._watch, self._acceptor, self._rng = world, watch, acceptor, world.rng
         self._collectors: dict[str, SimCollector] = {}
         self.over = asyncio.Event()
 
     async def serve(self, process: Process) -> None:
-        mine = SimCollector(self._world, process, self._acceptor)
+        pack_s = self._rng.choice(self._packs_s) if self._packs_s else 0.0
+        mine = SimCollector(self._world, process, self._acceptor, pack_s=pack_s)
         mine.derived_writes.start()
         self._collectors[process.name] = mine
         while not self.over.is_set():
@@ -228,7 +249,9 @@ async def _settle(world: World, watch: AcceptanceInvariants) -> None:
     await last.spawn(audit())
     accepted = [info.key for info in world.keys(paths.ACCEPTED)]
     for identity, sha256 in watch.acknowledged.items():
-        world.check(world.peek(paths.blob_key(sha256)) is not None, f"{identity} was acknowledged and cannot be read")
+        manifest = msgspec.json.decode(_bytes(world, paths.accepted_key(identity)), type=AcceptedBatch)
+        frame = stored_frame(world, manifest) or b""
+        world.check(hashlib.sha256(frame).hexdigest() == sha256, f"{identity} was acknowledged and cannot be read")
     indexed: set[str] = set()
 
     async def read_index() -> None:
@@ -245,20 +268,28 @@ async def _settle(world: World, watch: AcceptanceInvariants) -> None:
             world.check(watch.acknowledged.get(identity) != sha256, f"{identity} was acknowledged and refused")
 
 
-RETAIN_DAYS, DAYS, DAY_S = 5.0, 30, 86_400.0
+def _bytes(world: World, key: str) -> bytes:
+    stored = world.peek(key)
+    assert stored is not None, key
+    return stored.data
+
+
+RETAIN_DAYS, DAY_S = 15.0, 86_400.0
+SENDS, EVERY_S = 30, 3 * DAY_S  # three months
+STOPPED_S = 25 * DAY_S  # a reconciler that stands still for longer than batches are kept
 
 
 class RetentionRun:
-    """Weeks of one agent that sends a batch a day and old ones again, while retention removes what is old."""
+    """Months of an agent that sends a batch every few days and old ones again, while retention removes what is old."""
 
-    def __init__(self, world: World) -> None:
-        self._world, self._rng = world, world.rng
+    def __init__(self, world: World, *, pack_s: float = 0.0) -> None:
+        self._world, self._rng, self._pack_s = world, world.rng, pack_s
         self.acknowledged: set[BatchIdentity] = set()
         self._collectors: dict[str, tuple[SimCollector, SettledBoots]] = {}
         self.over = asyncio.Event()
 
     async def serve(self, process: Process) -> None:
-        mine = SimCollector(self._world, process)
+        mine = SimCollector(self._world, process, pack_s=self._pack_s)
         mine.derived_writes.start()
         self._collectors[process.name] = mine, SettledBoots(process.context())
         while not self.over.is_set():
@@ -268,14 +299,18 @@ class RetentionRun:
         while not self.over.is_set():
             with contextlib.suppress(LakebedError):
                 await maintain_once(process)
-            await process.clock.sleep(self._rng.uniform(8 * 3600.0, 20 * 3600.0))
+            stops = self._rng.random() < 0.02
+            await process.clock.sleep(STOPPED_S if stops else self._rng.uniform(1.0 * DAY_S, 2.5 * DAY_S))
 
     async def agent(self) -> None:
-        for day in range(DAYS):
-            await self._persist(submission("agent", day, 1.0))
+        for number in range(SENDS):
+            sent = [submission("agent", number, 1.0)]
+            if self._pack_s:  # another agent's frame is in the same pack
+                sent.append(submission("other", number, 1.0))
+            await asyncio.gather(*map(self._persist, sent))
             if self._rng.random() < 0.5:  # a queue that was restored from a copy sends an old batch again
-                await self._persist(submission("agent", self._rng.randint(0, day), 1.0))
-            await asyncio.sleep(DAY_S)
+                await self._persist(submission("agent", self._rng.randint(0, number), 1.0))
+            await asyncio.sleep(EVERY_S)
 
     async def _persist(self, one: Submission) -> None:
         for _ in range(20):
@@ -309,9 +344,15 @@ async def maintain_once(process: Process) -> None:
     await BatchRetention(context, retention_days=RETAIN_DAYS, owner=process.node).run()
 
 
-async def retention(world: World) -> None:
-    """Weeks pass: old batches go, with their blobs and rows, and none that was acknowledged is ever accepted anew."""
-    run = RetentionRun(world)
+async def packed_retention(world: World) -> None:
+    """The same months with the frames of two agents in one blob: it goes when neither needs it."""
+    await retention(world, pack_s=1.0)
+
+
+async def retention(world: World, *, pack_s: float = 0.0) -> None:
+    """Months pass, and reconcilers stand still for weeks: old batches go, with their blobs and rows, and none that was
+    acknowledged is ever accepted anew."""
+    run = RetentionRun(world, pack_s=pack_s)
     world.faults = msgspec.structs.replace(world.faults, crash=CRASH / 4)
     serving = [asyncio.ensure_future(world.keep(f"c{n}", run.serve)) for n in range(2)]
     tending = [asyncio.ensure_future(world.keep(f"r{n}", run.maintain)) for n in range(2)]
@@ -324,6 +365,12 @@ async def retention(world: World) -> None:
     for _ in range(3):  # settle, wait, remove
         await last.spawn(maintain_once(last))
         await asyncio.sleep(2 * 3600.0)
+    if pack_s:  # a duplicate leaves its frame in another blob than the accepted one: garbage collection deletes it
+
+        async def sweep() -> None:
+            await sweeper(last, "keep").sweep(dry_run=False)
+
+        await last.spawn(sweep())
     now_ns, kept_ns = last.clock.now_ns(), round((RETAIN_DAYS + 1) * DAY_S * 1e9)
     for prefix in (paths.ACCEPTED, paths.RAW_BLOBS, paths.ACCEPTED_INDEX):
         old = [info.key for info in world.keys(prefix) if info.modified_ms * 1_000_000 < now_ns - kept_ns]

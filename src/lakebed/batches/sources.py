@@ -17,7 +17,7 @@ from lakebed.batches import paths
 from lakebed.batches.index import IndexedBatch
 from lakebed.batches.live import Follower, LiveBatches
 from lakebed.batches.matchers import Selector, query_labels
-from lakebed.batches.model import AcceptedBatch, AcceptedByTime, Batch, BatchIdentity
+from lakebed.batches.model import AcceptedBatch, AcceptedByTime, Batch, BatchIdentity, FramePlace
 from lakebed.batches.reader import RawBatches
 from lakebed.core.clock import Clock
 from lakebed.core.context import Context
@@ -55,6 +55,7 @@ class ReadResult(msgspec.Struct):
 
 
 Take = Callable[[Batch], None]
+Frame = tuple[str, FramePlace | None]  # the hash of a frame, and where it is if not under that hash
 
 
 class SampleSources:
@@ -103,7 +104,7 @@ class SampleSources:
             reading.missing.append("batches accepted more than late_s after the range were not searched")
         if full:
             reading.missing.append(f"more than {self._batches_max} raw batches are in the range")
-        blobs = [self._take_blob(reading, take, sha256) for sha256 in indexed]
+        blobs = [self._take_blob(reading, take, frame) for frame in indexed]
         await several([*blobs, *await self._entries(reading, take, tail, from_ns, to_ns)])
         return reading
 
@@ -236,9 +237,9 @@ class SampleSources:
 
     async def _indexed(
         self, reading: ReadResult, covered: CoverageSnapshot, selector: Selector, from_ns: int, to_ns: int
-    ) -> list[str]:
-        """Hashes of the blobs that the index names for the selected series. Empty where nothing is rolled up."""
-        found: dict[str, str] = {}
+    ) -> list[Frame]:
+        """The frames that the index names for the selected series. Empty where nothing is rolled up."""
+        found: dict[str, Frame] = {}
         for hour in paths.hours(from_ns, to_ns - 1) if covered.state.committed else ():
             async for key in self.coverage.chunks(covered, index_folder(hour)):
                 try:
@@ -250,7 +251,7 @@ class SampleSources:
             if len(found) > self._batches_max:
                 reading.missing.append(f"more than {self._batches_max} raw batches are in the range")
                 break
-        held = [sha256 for manifest_id, sha256 in found.items() if not self._live.holds(manifest_id)]
+        held = [frame for manifest_id, frame in found.items() if not self._live.holds(manifest_id)]
         return held[: self._batches_max]
 
     async def _entries(
@@ -262,22 +263,22 @@ class SampleSources:
         entries = [each.entry or sought.get(each.manifest_id) for each in wanted]
         reading.damaged += entries.count(None)  # entries are never deleted: the content of such a batch is unknown
         return [
-            self._take_blob(reading, take, entry.frame_sha256)
+            self._take_blob(reading, take, (entry.frame_sha256, entry.place))
             for entry in entries
             if entry is not None and _overlaps(entry, from_ns, to_ns)
         ]
 
-    async def _take_blob(self, reading: ReadResult, take: Take, sha256: str) -> None:
+    async def _take_blob(self, reading: ReadResult, take: Take, frame: Frame) -> None:
         try:
-            batch = await self._raw.batch(sha256)
+            batch = await self._raw.batch(*frame)
         except (NotFound, Corrupt):
             reading.damaged += 1
             return
         self._offer(reading, take, "raw", batch)
 
 
-def _selected(selector: Selector, batches: Any, series: Any, from_ns: int, to_ns: int) -> dict[str, str]:
-    """Of an index chunk: manifest id and hash of the batches that hold a selected series inside the range."""
+def _selected(selector: Selector, batches: Any, series: Any, from_ns: int, to_ns: int) -> dict[str, Frame]:
+    """Of an index chunk: manifest id and frame of the batches that hold a selected series inside the range."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -288,10 +289,17 @@ def _selected(selector: Selector, batches: Any, series: Any, from_ns: int, to_ns
             numbers.update(row["batches"])
     listed = batches.take(pa.array(sorted(numbers), pa.int64())).to_pylist()
     return {
-        row["manifest_id"]: row["frame_sha256"]
+        row["manifest_id"]: (row["frame_sha256"], _place(row))
         for row in listed
         if row["last_ns"] >= from_ns and row["first_ns"] < to_ns
     }
+
+
+def _place(row: dict[str, Any]) -> FramePlace | None:
+    """Where the frame of a batch of an index chunk is; None: it is the blob under its hash."""
+    if not row.get("raw_blob_offset"):
+        return None
+    return FramePlace(row["raw_blob_key"], row["raw_blob_offset"], row["frame_bytes"])
 
 
 def _overlaps(entry: AcceptedByTime, from_ns: int, to_ns: int) -> bool:

@@ -18,11 +18,12 @@ import msgspec
 
 from lakebed.batches import acceptance, paths
 from lakebed.batches.acceptance import Submission
-from lakebed.batches.acceptor import OnAccepted, store_conflict, write_blob
+from lakebed.batches.acceptor import OnAccepted, store_conflict
 from lakebed.batches.codec.frame import decode, peek
 from lakebed.batches.derived_writes import DerivedWrites
-from lakebed.batches.landed import LandedBatches
+from lakebed.batches.landed import LandedBatches, SpoolAuthority
 from lakebed.batches.model import AcceptedBatch, Batch, BatchIdentity, UploadResponse, write_record
+from lakebed.batches.packer import write_blob
 from lakebed.batches.reader import ANY_FRAME, verified
 from lakebed.batches.segments import HEAD, SpoolRecord, SpoolSegments, pack
 from lakebed.batches.settled import SettledBoots
@@ -219,8 +220,8 @@ class Spool:
                 continue
             accepted = acceptance.manifest_of(
                 identity,
-                hashlib.sha256(frame).hexdigest(),
-                len(frame),
+                sha256 := hashlib.sha256(frame).hexdigest(),
+                acceptance.whole_place(sha256, len(frame)),
                 at_ns=record.at_ns,
                 collector_id=self._collector_id,
                 attempt_id=record.attempt_id,
@@ -278,10 +279,12 @@ class Lander:
         derived_writes: DerivedWrites,
         *,
         settled: SettledBoots,
+        authority: SpoolAuthority,
         interval_s: float,
         collector_id: str,
     ) -> None:
         store, clock, metrics = runtime.store, runtime.clock, runtime.metrics
+        self._runtime, self._authority, self._confirmed = runtime, authority, False
         self._spool, self._store, self._derived_writes, self._settled = spool, store, derived_writes, settled
         self._interval_s, self._collector_id, self._clock = interval_s, collector_id, clock
         self._outcomes = metrics.counter("lakebed_batches_landed_total")
@@ -300,6 +303,9 @@ class Lander:
         A batch that cannot be read back from the disk is reported after the others have landed; an error of the bucket
         ends the run at once, because it would meet them all.
         """
+        if not self._confirmed:  # the process may have started while the bucket was away
+            await self._authority.confirm(self._runtime)
+            self._confirmed = True
         waiting = self._spool.waiting()
         damaged: DamagedRecord | None = None
         for at in range(0, len(waiting), LANDINGS_MAX):

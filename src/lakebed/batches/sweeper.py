@@ -20,10 +20,12 @@ import msgspec
 
 from lakebed.batches import acceptance, paths
 from lakebed.batches.codec.frame import identity_of_head
+from lakebed.batches.codec.pack import PackedFrame
 from lakebed.batches.findings import AuditFiles
 from lakebed.batches.index import AcceptedIndex, write_rows
-from lakebed.batches.model import AcceptedBatch, BatchIdentity, write_record
-from lakebed.batches.reader import verified
+from lakebed.batches.model import AcceptedBatch, BatchIdentity, BlobSeen, FramePlace, write_record
+from lakebed.batches.packer import accepted_at, read_table
+from lakebed.batches.reader import read_frame, verified
 from lakebed.batches.settled import SettledBoots
 from lakebed.core.errors import AlreadyExists, Corrupt, Invalid, NotFound
 from lakebed.core.feed import ahead
@@ -48,6 +50,7 @@ class Evidence(msgspec.Struct, frozen=True):
     quarantined: bool = False  # a quarantine manifest of its identity and hash, or a reverse reference, exists
     boot_held: bool = False
     settled: bool = False  # retention has removed its batch
+    elsewhere: bool = False  # the manifest at its identity refers to another object, even if it is of the same bytes
 
 
 class Judgement(msgspec.Struct, frozen=True):
@@ -64,10 +67,12 @@ def judge(found: Evidence, undecided: Literal["finish", "keep"]) -> Judgement:
         return Judgement("keep", f"younger than the retry horizon, for another {left_s} s")
     if found.problem:
         return Judgement("keep", f"its frame cannot be read, so its identity is unknown: {found.problem}")
-    if found.existing_sha256 == found.sha256:
+    if found.existing_sha256 == found.sha256 and not found.elsewhere:
         return Judgement("keep", "an accepted manifest refers to it")
     if found.quarantined:
         return Judgement("keep", "a quarantine manifest refers to it")
+    if found.existing_sha256 == found.sha256:
+        return Judgement("delete", "its identity was accepted from another blob of the same bytes")
     if found.existing_sha256:
         return Judgement("delete", f"its identity was accepted with other bytes, {found.existing_sha256}")
     if found.settled:
@@ -166,6 +171,8 @@ class BlobSweeper:
             yield each
 
     async def _one(self, info: ObjectInfo, now_ns: int, dry_run: bool) -> Judgement:
+        if paths.is_pack(info.key):
+            return await self._pack(info, now_ns, dry_run)
         try:
             sha256 = paths.sha256_of_blob(info.key)
         except Invalid:
@@ -175,11 +182,35 @@ class BlobSweeper:
         if dry_run or judgement.verdict == "keep":
             return judgement
         if judgement.verdict == "finish":
-            return await self._finish(info.key, sha256)
+            return await self._finish(FramePlace(info.key, 0, info.size), sha256)
         await self._store.delete(info.key)
         await self._store.delete(paths.blob_by_time_key(sha256, evidence.modified_ns))
         log.info("deleted a raw blob", key=info.key, reason=judgement.reason)
         return judgement
+
+    async def _pack(self, info: ObjectInfo, now_ns: int, dry_run: bool) -> Judgement:
+        """A pack is deleted when each of its frames could be deleted as a blob of its own; one that is undecided is
+        finished, and keeps the pack."""
+        found = Evidence("", info.modified_ms * 1_000_000, now_ns, self._horizon_ns)
+        if now_ns < found.modified_ns + self._horizon_ns:
+            return judge(found, self._undecided)
+        try:
+            table = await read_table(self._store, info.key)
+        except (Corrupt, NotFound) as error:
+            return Judgement("keep", f"its table cannot be read, so its identities are unknown: {error.message}")
+        made = [judge(await self._gathered(found, each.place(info.key), each), self._undecided) for each in table]
+        open_frames = [each for each, judgement in zip(table, made, strict=True) if judgement.verdict == "finish"]
+        if open_frames and not dry_run:
+            for each in open_frames:
+                await self._finish(each.place(info.key), each.sha256)
+            return Judgement("finish", f"acceptance of {len(open_frames)} of {len(table)} packed frames was completed")
+        for verdict in ("finish", "keep"):
+            if some := [each for each in made if each.verdict == verdict]:
+                return Judgement(some[0].verdict, f"{len(some)} of {len(table)} packed frames: {some[0].reason}")
+        if not dry_run:
+            await self._store.delete(info.key)
+            log.info("deleted a pack of frames", key=info.key, frames=len(table))
+        return Judgement("delete", f"no batch needs any of its {len(table)} frames")
 
     async def _evidence(self, sha256: str, info: ObjectInfo, now_ns: int) -> Evidence:
         modified_ns = info.modified_ms * 1_000_000
@@ -191,36 +222,50 @@ class BlobSweeper:
             identity = identity_of_head(head)
         except (Corrupt, Invalid, NotFound) as error:
             return msgspec.structs.replace(found, problem=error.message)
-        existing = await self._accepted_hash(identity)
-        found = msgspec.structs.replace(found, existing_sha256=existing)
-        if existing == sha256:
+        place = FramePlace(info.key, 0, info.size)
+        return await self._gathered(found, place, PackedFrame(identity, sha256, 0, info.size))
+
+    async def _gathered(self, found: Evidence, place: FramePlace, frame: PackedFrame) -> Evidence:
+        """The evidence of a frame at this place, whose head or table names this identity."""
+        identity, sha256 = frame.identity, frame.sha256
+        accepted = await self._accepted(frame)
+        existing = accepted.frame_sha256 if accepted is not None else ""
+        elsewhere = accepted is not None and accepted.place[:2] != place[:2]
+        found = msgspec.structs.replace(found, sha256=sha256, existing_sha256=existing, elsewhere=elsewhere)
+        if accepted is not None and not elsewhere:
             return found
         return msgspec.structs.replace(
             found,
-            problem=await self._problem(info.key, sha256, identity),
-            quarantined=await exists(self._store, paths.quarantine_key(identity, sha256))
-            or await self._any(paths.quarantine_by_blob(sha256)),
+            problem=await self._problem(place, sha256, identity),
+            # The frame of a conflict is a blob of its own: no quarantine manifest refers to a pack.
+            quarantined=not place.offset
+            and (
+                await exists(self._store, paths.quarantine_key(identity, sha256))
+                or await self._any(paths.quarantine_by_blob(sha256))
+            ),
             boot_held=await exists(self._store, paths.held_boot_key(identity.agent_id, identity.boot_id)),
             settled=not existing and await self._settled.find(identity) is not None,
         )
 
-    async def _problem(self, key: str, sha256: str, identity: BatchIdentity) -> str:
+    async def _accepted(self, frame: PackedFrame) -> AcceptedBatch | None:
+        return await accepted_at(self._store, frame)
+
+    async def _problem(self, place: FramePlace, sha256: str, identity: BatchIdentity) -> str:
         """Why the blob is not the frame that its head claims: only a verified identity decides."""
         try:
-            batch = verified((await self._store.get(key)).data, sha256)
+            batch = verified(await read_frame(self._store, place), sha256)
         except (Corrupt, NotFound) as error:
             return error.message
         return "" if batch.identity == identity else "its head names another batch than its frame"
 
-    async def _finish(self, key: str, sha256: str) -> Judgement:
+    async def _finish(self, place: FramePlace, sha256: str) -> Judgement:
         """Creates the manifest that a collector began with: the agent's retry, should it come, is a duplicate."""
-        frame = (await self._store.get(key)).data
-        batch = verified(frame, sha256)
-        identity, size = batch.identity, len(frame)
+        batch = verified(await read_frame(self._store, place), sha256)
+        identity = batch.identity
         accepted = acceptance.manifest_of(
             identity,
             sha256,
-            size,
+            place,
             at_ns=self._clock.now_ns(),
             collector_id=self._name,
             attempt_id=self._ids.token(),
@@ -232,30 +277,36 @@ class BlobSweeper:
         await write_rows(self._store, [acceptance.entry_of(accepted, acceptance.span_of(batch))], writer=self._name)
         return Judgement("finish", "acceptance of a raw blob was completed")
 
-    async def _accepted_hash(self, identity: BatchIdentity) -> str:
-        try:
-            stored = await self._store.get(paths.accepted_key(identity))
-        except NotFound:
-            return ""
-        return read_record(stored, AcceptedBatch).frame_sha256
-
     async def _by_time(self, now_ns: int, dry_run: bool) -> AsyncIterator[ObjectInfo]:
         """Blobs past the horizon that the index records as undecided: cheap, and blind to what was not indexed."""
+        packs: set[str] = set()  # one for each frame of it that was not needed
         async for orphan in AcceptedIndex(self._store).orphans(now_ns - self._horizon_ns):
+            if orphan.pack in packs:
+                continue
+            packs.update([orphan.pack] if orphan.pack else [])
             try:
-                yield await self._store.head(paths.blob_key(orphan.sha256))
+                yield await self._store.head(orphan.key)
             except NotFound:
                 continue  # swept already
         for day in await self._store.children(paths.RAW_BLOBS_BY_TIME):
             if paths.day_ns(day) > now_ns - self._horizon_ns:
                 continue
             async for entry in self._store.list(f"{paths.RAW_BLOBS_BY_TIME}{day}/"):
-                sha256 = entry.key.rsplit("sha256=", 1)[-1].removesuffix(".json")
                 try:
-                    yield await self._store.head(paths.blob_key(sha256))
+                    yield await self._store.head(await self._seen(entry.key))
                 except NotFound:
                     if not dry_run:
                         await self._store.delete(entry.key)  # the blob is gone: the entry is obsolete
+
+    async def _seen(self, key: str) -> str:
+        """The blob of an entry of raw-blobs-by-time/: by its name, and where that is in a pack, by its content."""
+        blob = paths.blob_key(key.rsplit("sha256=", 1)[-1].removesuffix(".json"))
+        if await exists(self._store, blob):
+            return blob
+        try:
+            return read_record(await self._store.get(key), BlobSeen).raw_blob_key
+        except Corrupt:
+            return blob
 
     async def _candidates(self) -> AsyncIterator[ObjectInfo]:
         """What the last audit found that nothing refers to."""

@@ -27,8 +27,9 @@ from lakebed.store.settings import StoreSettings
 from lakebed.wiring.parts import PARTS, resolve
 
 BENCHES: dict[str, str] = {part.name: part.bench for part in PARTS if part.bench}
+BENCHES["scale"] = "lakebed.wiring.scale:bench"  # of all parts together
 LOAD_TESTS: dict[str, str] = {part.name: part.load_test for part in PARTS if part.load_test}
-WITHOUT_STORE = ("gateway",)  # in process: neither a server nor a store is in what it measures
+WITHOUT_STORE = ("gateway", "scale")  # in process: neither a server nor a store is in what it measures
 WITH_SERVER = ("batches", "log")  # through a gateway process
 FAST_PATHS = (
     "measured with the fast paths, which apply to plain HTTP with a static key pair: "

@@ -14,7 +14,7 @@ import msgspec
 
 from lakebed.core.clock import now_ms
 from lakebed.core.context import Context, Health
-from lakebed.core.errors import Invalid, LakebedError
+from lakebed.core.errors import Invalid, LakebedError, Unavailable
 from lakebed.core.logs import logger
 from lakebed.core.retry import until_available
 from lakebed.core.settings import Contradiction
@@ -45,12 +45,16 @@ class KeyWatch:
         self._failed = False
 
     async def start(self) -> None:
-        """Reads the keys of the bucket, and waits for a bucket that is down: nobody gets in with unknown keys.
+        """Reads the keys of the bucket. Without configured keys it waits for a bucket that is down: nobody gets in with
+        unknown keys.
 
         Raises Contradiction when others could reach a gateway that has no keys.
         """
         self._check_mode()
-        await until_available(self._context, self._read)
+        try:
+            await (self._read() if self._configured else until_available(self._context, self._read))
+        except Unavailable as error:
+            log.warning("the bucket's keys are not known yet: only configured keys are accepted", error=error.message)
         if self._settings.host not in LOOPBACK and not self._keyring.required:
             raise Contradiction(
                 "gateway.host",

@@ -202,7 +202,12 @@ async def _store_doubtful(context: Context, count: int) -> None:
         identity = BatchIdentity(f"agent-{number % 1000:04d}", "boot-1", number * 100, number * 100 + 99)
         sha256 = hashlib.sha256(str(number).encode()).hexdigest()
         made = acceptance.manifest_of(
-            identity, sha256, FRAME_BYTES, at_ns=START_NS + number * STEP_NS, collector_id="bench", attempt_id="bench"
+            identity,
+            sha256,
+            acceptance.whole_place(sha256, FRAME_BYTES),
+            at_ns=START_NS + number * STEP_NS,
+            collector_id="bench",
+            attempt_id="bench",
         )
         await context.store.create(paths.accepted_key(identity), write_record(made))
 

@@ -9,9 +9,9 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
-from lakebed.batches.model import Batch
+from lakebed.batches.model import Batch, FramePlace
 from lakebed.batches.paths import blob_key, by_time_of, manifest_id, parse_by_time
-from lakebed.batches.reader import verified
+from lakebed.batches.reader import read_frame, verified
 from lakebed.core.errors import AlreadyExists, Conflict, Corrupt, NotFound
 from lakebed.rollups import paths
 from lakebed.rollups.aggregate import EncodedChunk, chunks, noted, partials
@@ -19,7 +19,7 @@ from lakebed.rollups.codec.chunk import build_index
 from lakebed.rollups.model import RollupInput, RollupInputReport, StoredChunk
 from lakebed.store.protocol import Store
 
-READS_AT_ONCE = 16
+READS_AT_ONCE = 64  # at 20 ms a read, what 3,000 batches a second need
 GROUP_SAMPLES = 500_000  # samples decoded at once by one reader
 
 
@@ -28,9 +28,9 @@ async def read_batch(store: Store, given: RollupInput) -> tuple[RollupInputRepor
     if not given.frame_sha256:
         key, problem = by_time_of(given.manifest_id), "its entry in the index is missing or damaged"
         return RollupInputReport(given.number, given.manifest_id, key, problem=problem), None
-    key = blob_key(given.frame_sha256)
+    key = given.raw_blob_key or blob_key(given.frame_sha256)
     try:
-        frame = (await store.get(key)).data
+        frame = await read_frame(store, FramePlace(key, given.raw_blob_offset, given.frame_bytes))
         batch = verified(frame, given.frame_sha256)
         if manifest_id(batch.identity, parse_by_time(given.manifest_id)[1]) != given.manifest_id:
             raise Corrupt("the blob carries another identity than its index entry")
@@ -48,6 +48,7 @@ async def read_batch(store: Store, given: RollupInput) -> tuple[RollupInputRepor
         first_ns=int(times.min()),
         last_ns=int(times.max()),
         samples=len(times),
+        raw_blob_offset=given.raw_blob_offset,
     )
     return report, batch
 

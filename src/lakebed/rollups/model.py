@@ -24,6 +24,9 @@ class RollupInput(msgspec.Struct, frozen=True):
     number: int
     manifest_id: str
     frame_sha256: str = ""
+    raw_blob_key: str = ""  # of a pack; empty: the frame is a blob of its own
+    raw_blob_offset: int = 0
+    frame_bytes: int = 0
 
 
 class RollupInputReport(msgspec.Struct, frozen=True):
@@ -38,6 +41,7 @@ class RollupInputReport(msgspec.Struct, frozen=True):
     last_ns: int = 0
     samples: int = 0
     problem: str = ""
+    raw_blob_offset: int = 0  # in the pack `key`; 0: the frame is a blob of its own
 
 
 class StoredChunk(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ from contextlib import suppress
 
 import msgspec
 
-from lakebed.batches.model import write_record
+from lakebed.batches.model import AcceptedByTime, write_record
 from lakebed.batches.paths import parse_by_time
 from lakebed.batches.reader import RawBatches
 from lakebed.core.errors import AlreadyExists, Conflict, Corrupt, Invalid, LakebedError, NotFound, Unavailable
@@ -280,8 +280,7 @@ class Roller:
         """
         windows_s = state.windows_s or self._windows_s
         entries = await self._raw.find(planned.covers)
-        hashes = {name: entry.frame_sha256 for name, entry in entries.items()}
-        inputs = [RollupInput(number, name, hashes.get(name, "")) for number, name in enumerate(planned.covers)]
+        inputs = [_input(number, name, entries.get(name)) for number, name in enumerate(planned.covers)]
         input_reports = await self._job.read(inputs, windows_s)
         good = [each for each in input_reports if not each.problem]
         bad = [each for each in input_reports if each.problem]
@@ -390,3 +389,10 @@ def _manifest(plan: RollupPlan, stored: list[StoredChunk], good: list[RollupInpu
         chunks=tuple(each for each in in_order if each.window_s),
         index=tuple(each for each in in_order if not each.window_s),
     )
+
+
+def _input(number: int, name: str, entry: AcceptedByTime | None) -> RollupInput:
+    if entry is None:
+        return RollupInput(number, name)
+    place = entry.place if entry.raw_blob_offset else ("", 0, 0)
+    return RollupInput(number, name, entry.frame_sha256, *place)

@@ -107,6 +107,10 @@ class SimLoop(asyncio.BaseEventLoop):
         """There are no events but timers."""
 
 
+def seeded_loop(seed: str, *, turns_max: int = TURNS_MAX) -> SimLoop:
+    return SimLoop(random.Random(seed), turns_max=turns_max)
+
+
 class SimClock:
     """A process's clock: the loop's time, with wall time off by `skew_s` as real machines' are."""
 

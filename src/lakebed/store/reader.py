@@ -76,6 +76,22 @@ class BucketReader:
         """
         return bytes(self._call(self._whole, key=key, bytes_max=bytes_max))
 
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """These bytes of the object. Raises NotFound, or Corrupt when it is shorter."""
+        if not length:
+            return b""
+        data = bytes(self._call(self._part, key=key, start=start, length=length))
+        if len(data) != length:
+            raise Corrupt(f"{key!r} ends before byte {start + length}")
+        return data
+
+    def _part(self, *, key: str, start: int, length: int) -> bytes:
+        span = f"bytes={start}-{start + length - 1}"
+        answer = self._s3.get_object(Bucket=self._bucket, Key=self._root + key, Range=span)
+        with closing(answer["Body"]) as body:
+            data: bytes = body.read(length)
+        return data
+
     def _whole(self, *, key: str, bytes_max: int) -> bytes:
         answer = self._s3.get_object(Bucket=self._bucket, Key=self._root + key)
         with closing(answer["Body"]) as body:

@@ -28,6 +28,7 @@ from lakebed.core.context import Component, Context, Health
 from lakebed.core.errors import Invalid, LakebedError, Unavailable
 from lakebed.core.logs import logger
 from lakebed.core.retry import RETRY_CAP_S, until_available
+from lakebed.gateway.auth import configured_keys
 from lakebed.gateway.health import HealthReport
 from lakebed.gateway.listen import STOP_SIGNALS, plain_config, with_tls
 from lakebed.gateway.problems import problem
@@ -41,7 +42,7 @@ from lakebed.store.path_check import check_path
 from lakebed.store.protocol import Store
 from lakebed.store.prover import REPORTS, StoreProof, demand, prove
 from lakebed.store.settings import StoreSettings
-from lakebed.wiring.parts import PARTS
+from lakebed.wiring.parts import PARTS, resolve
 
 PROOF_CLIENTS = 4
 PROOF_ROUNDS = 2
@@ -183,7 +184,7 @@ async def boot_when_ready(context: Context, parts: Sequence[str], bound: socket.
     Raises what `boot` raises, except Unavailable, which is retried.
     """
     waiting = WaitingApp(context)
-    booting = asyncio.create_task(until_available(context, lambda: boot(context, parts), waiting.waits))
+    booting = asyncio.create_task(until_available(context, lambda: _booted(context, parts), waiting.waits))
     with _cancelled_by_signals(booting):
         await asyncio.wait([booting], timeout=QUIET_S)
         if not booting.done():
@@ -194,6 +195,30 @@ async def boot_when_ready(context: Context, parts: Sequence[str], bound: socket.
         log.info("stopped before the store answered")
         return None
     return booting.result()
+
+
+async def _booted(context: Context, parts: Sequence[str]) -> Authority:
+    """The result of `boot`, or what a part knows that can start while the bucket is away."""
+    try:
+        return await boot(context, parts)
+    except Unavailable as error:
+        if (known := offline_authority(context, parts)) is None:
+            raise
+        log.warning("started without the store", parts=parts, error=error.message)
+        return known
+
+
+def offline_authority(context: Context, parts: Sequence[str]) -> Authority | None:
+    """The bucket that a part of this process knows from an earlier run; None when the process must wait for it.
+
+    Only a part that is served alone starts without its bucket: other parts have nothing on this disk. And only with
+    keys in its configuration, because those in the bucket cannot be read.
+    """
+    found = [part.offline for part in PARTS if part.name in parts]
+    if len(found) != 1 or not found[0] or not configured_keys(context.settings.of(GatewaySettings)):
+        return None
+    known: Authority | None = resolve(found[0])(context)
+    return known
 
 
 class WaitingApp:

@@ -45,4 +45,5 @@ class Part(msgspec.Struct, frozen=True):
     load_test: str = ""  # async (BenchEnvironment, scenario, folder) -> Summary, for `lakebed bench --scenario`
     demo: str = ""  # a module with TITLE, NEXT and play(ScenarioContext), for `lakebed demo`
     worlds: tuple[SimWorld, ...] = ()
+    offline: str = ""  # (Context) -> Authority | None: the bucket it knows, if it can start while that is away
     active_active: bool = True  # makes conditional writes, so the store is verified before it starts

@@ -90,6 +90,7 @@ PARTS: tuple[Part, ...] = (
         page="lakebed.batches.page:BatchesPage",
         runs="lakebed.batches.runs:BatchesRuns",
         bench="lakebed.batches.bench:bench",
+        offline="lakebed.batches.landed:offline_authority",
         worlds=(
             SimWorld(
                 "batches",
@@ -98,8 +99,18 @@ PARTS: tuple[Part, ...] = (
             ),
             SimWorld(
                 "batches-retention",
-                "weeks of batches, collectors that restart, retention",
+                "months of batches, collectors that restart, reconcilers that stop for weeks, retention",
                 "lakebed.batches.simulation:retention",
+            ),
+            SimWorld(
+                "batches-packed",
+                "agents, collectors that pack frames, reconcilers and sweepers, with conflicts and crashes",
+                "lakebed.batches.simulation:packed",
+            ),
+            SimWorld(
+                "batches-packed-retention",
+                "the same months with packed batches",
+                "lakebed.batches.simulation:packed_retention",
             ),
         ),
     ),

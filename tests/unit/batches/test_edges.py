@@ -11,10 +11,11 @@ import msgspec
 import pytest
 
 from lakebed.batches import acceptance, conflicts, paths
-from lakebed.batches.acceptor import store_conflict, write_blob
+from lakebed.batches.acceptor import store_conflict
 from lakebed.batches.conflicts import ConflictReview, HeldBoots, conflict_id, parse_id
 from lakebed.batches.derived_writes import BACKOFF_CAP_S, FLUSH_S, DerivedWrites
 from lakebed.batches.model import BatchIdentity, BootHeld, HeldBoot
+from lakebed.batches.packer import write_blob
 from lakebed.batches.reader import RawBatches
 from lakebed.batches.routes import time_ns
 from lakebed.batches.segments import HEAD

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from lakebed.batches import acceptance, paths
-from lakebed.batches.acceptor import write_blob
 from lakebed.batches.findings import FindingsRepairer
 from lakebed.batches.model import AcceptedBatch, write_record
+from lakebed.batches.packer import write_blob
 from lakebed.batches.reconciler import Reconciler, ReconcileReport
 from lakebed.core.clock import ManualClock
 from lakebed.core.errors import Corrupt

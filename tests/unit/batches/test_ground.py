@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from lakebed.batches import acceptance, paths
 from lakebed.batches import bucket as checks
-from lakebed.batches.acceptor import write_blob
 from lakebed.batches.bucket import REQUIRED, bucket_policy, policy, replication
 from lakebed.batches.conflicts import conflict_id, parse_id
 from lakebed.batches.live import Follower, LiveBatches
 from lakebed.batches.matchers import Selector, parse
 from lakebed.batches.model import BatchIdentity
+from lakebed.batches.packer import write_blob
 from lakebed.batches.reader import RawBatches
 from lakebed.batches.segments import pack
 from lakebed.batches.settings import ReconcilerSettings

@@ -9,9 +9,10 @@ import msgspec
 import pytest
 
 from lakebed.batches import acceptance, incremental, paths, seq_ranges
-from lakebed.batches.acceptor import Acceptor, write_blob
+from lakebed.batches.acceptor import Acceptor
 from lakebed.batches.incremental import IncrementalScan
 from lakebed.batches.model import AcceptedBatch, BatchIdentity, write_record
+from lakebed.batches.packer import write_blob
 from lakebed.batches.reader import RawBatches
 from lakebed.batches.reconciler import Reconciler
 from lakebed.console.dashboards.alerts import ALERTS

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from lakebed.batches import acceptance, paths
-from lakebed.batches.acceptor import write_blob
 from lakebed.batches.model import AcceptedBatch, write_record
 from lakebed.batches.notifications import Notification, NotificationFollower, created
+from lakebed.batches.packer import write_blob
 from lakebed.batches.reader import RawBatches
 from lakebed.batches.reconciler import Reconciler, ReconcileReport
 from lakebed.core.clock import ManualClock

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from lakebed.batches import paths
-from lakebed.batches.acceptor import write_blob
 from lakebed.batches.conflicts import HeldBoots
 from lakebed.batches.live import Follower, LiveBatches, batch_bytes
 from lakebed.batches.model import BatchIdentity, BootHeld, HeldBoot, write_record
+from lakebed.batches.packer import write_blob
 from lakebed.batches.reader import RawBatches
 from lakebed.core.clock import ManualClock, settle
 from lakebed.core.errors import Corrupt, Unavailable

@@ -10,9 +10,11 @@ import msgspec
 import pytest
 
 from lakebed.batches import acceptance, paths
-from lakebed.batches.acceptor import Acceptor, store_conflict, write_blob
+from lakebed.batches.acceptor import Acceptor, store_conflict
+from lakebed.batches.codec.pack import PackedFrame
 from lakebed.batches.live import LiveBatches
 from lakebed.batches.model import AcceptedBatch, BatchIdentity, write_record
+from lakebed.batches.packer import write_blob
 from lakebed.batches.reader import RawBatches, verified
 from lakebed.batches.reconciler import AuditProgress, Reconciler
 from lakebed.batches.sweeper import BlobSweeper, Evidence, judge
@@ -474,8 +476,11 @@ async def test_a_writer_stalled_past_the_horizon_never_ends_with_a_deleted_blob(
 class Eager(BlobSweeper):
     """Deletes what nobody refers to once it is old, as if no writer could be slow."""
 
-    async def _accepted_hash(self, identity: BatchIdentity) -> str:
-        return await super()._accepted_hash(identity) or "nobody"
+    async def _accepted(self, frame: PackedFrame) -> AcceptedBatch | None:
+        nobody = acceptance.whole_place("0" * 64, 1)
+        return await super()._accepted(frame) or acceptance.manifest_of(
+            frame.identity, "nobody", nobody, at_ns=1, collector_id="", attempt_id=""
+        )
 
 
 async def test_a_sweeper_that_trusts_age_alone_would_lose_an_accepted_batch(

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from lakebed.batches import acceptance, paths
-from lakebed.batches.acceptor import write_blob
 from lakebed.batches.index import write_rows
 from lakebed.batches.model import AcceptedBatch, BatchIdentity, write_record
+from lakebed.batches.packer import write_blob
 from lakebed.batches.reader import RawBatches
 from lakebed.batches.retention import BatchRetention
 from lakebed.batches.settled import TRUST_S, WAIT_S, SettledBoots

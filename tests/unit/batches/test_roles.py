@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from lakebed.batches import events, paths, sweeper
-from lakebed.batches.acceptor import write_blob
 from lakebed.batches.bucket import checks, delete_markers
 from lakebed.batches.events import EventFollower
 from lakebed.batches.model import AcceptedBatch
+from lakebed.batches.packer import write_blob
 from lakebed.batches.reconciler import Reconciler, ReconcileReport
 from lakebed.batches.sweeper import BlobSweeper, GcReport
 from lakebed.batches.workers import event_follower, reconciler, workers

@@ -15,10 +15,12 @@ from lakebed.batches.segments import HEAD, SpoolSegments, pack, records
 from lakebed.batches.spool import Spool
 from lakebed.core.clock import SystemClock
 from lakebed.core.errors import Conflict, Unavailable
+from lakebed.store.authority import claim
 from lakebed.store.memory import MemoryStore
 from lakebed.store.model import ObjectInfo, read_record
 from support.batch_frames import START_NS, frame_of, submit
 from support.batches_gateway import collector
+from support.runtimes import runtime_on
 
 WINDOW = f"metric=cpu&from={START_NS}&to={START_NS + 10**9}"
 
@@ -407,3 +409,26 @@ async def test_what_has_landed_is_known_after_a_restart_without_the_bucket(store
 
     assert (True, 409) == (again.json()["duplicate"], other.status_code)
     assert used >= (tmp_path / "landed.jsonl").stat().st_size > 0
+
+
+async def test_a_spool_lands_only_in_the_bucket_it_has_landed_in_before(store: Switched, tmp_path: Path) -> None:
+    """A collector may start without its bucket, so the bucket is compared before the first landing of each process."""
+    store.down = False
+    async with collector(store, **spooling(tmp_path)) as (client, part):
+        await client.post("/v1/batches", content=frame_of())
+        assert part._lander is not None
+        await part._lander.land()
+    other = MemoryStore(clock=SystemClock())
+
+    async with collector(other, **spooling(tmp_path)) as (client, part):
+        spooled = await client.post("/v1/batches", content=frame_of(10, 19))
+        assert part._lander is not None
+        await claim(runtime_on(other), expected="", location="")  # another bucket, with an authority of its own
+        with pytest.raises(Conflict, match="authority"):
+            await part._lander.land()
+
+    assert 200 == spooled.status_code
+    assert [] == [info.key async for info in other.list(paths.ACCEPTED)]
+    async with collector(store, **spooling(tmp_path)) as (_, part):
+        assert part._lander is not None
+        assert 1 == await part._lander.land()

@@ -260,6 +260,23 @@ async def test_a_store_that_is_away_locks_nobody_out(monkeypatch: pytest.MonkeyP
         monkeypatch.undo()
 
 
+async def test_without_the_bucket_a_gateway_starts_with_its_configured_keys(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The others are refused until the bucket can be read: nobody gets in with an unknown key."""
+    clock, file = ManualClock(), tmp_path / "keys.toml"
+    write_keys(file, SECRET)
+    context = context_with(clock, keys_file=str(file))
+
+    async def away(key: str) -> Any:
+        raise Unavailable("the store is away")
+
+    monkeypatch.setattr(context.store, "get", away)
+    async with running(context) as app:
+        assert [200, 401] == [await status(app), await status(app, OTHER)]
+        monkeypatch.undo()
+
+
 def write_keys(file: Path, secret: str, mode: int = 0o600) -> None:
     file.write_text(f'[[keys]]\nname = "ann"\nsecret = "{secret}"\nrights = ["*"]\n')
     file.chmod(mode)

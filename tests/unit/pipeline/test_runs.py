@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from lakebed.core.errors import Corrupt, Invalid, NotFound
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
 from lakebed.core.runtime import Runtime
+from lakebed.core.settings import load
 from lakebed.delta.log import Commit, encode, log_key
 from lakebed.delta.model import TableSpec
 from lakebed.delta.plain import schema_json
@@ -30,6 +32,7 @@ from lakebed.pipeline.tables.maintenance import MaintenanceReport, TableMaintena
 from lakebed.spark.lineage import Dataset, Lineage, Run
 from lakebed.spark.progress import JobProgress, StageCounter
 from lakebed.store.memory import MemoryStore
+from lakebed.wiring.parts import sections
 from support.audit_record import RECORD
 from support.tick_fixtures import context_of
 
@@ -224,6 +227,34 @@ def test_every_table_with_a_log_is_found_and_only_appended_ones_are_joined() -> 
     assert ["topics/orders"] == maintenance_._chosen("topics/orders", compacted=True)
     with pytest.raises(Invalid, match="no table 'x'"):
         maintenance_._chosen("x", compacted=False)
+
+
+@pytest.mark.parametrize(("bronze", "batches", "kept"), [(0, 5.0, 5.0), (30, 5.0, 5.0), (3, 5.0, 3.0), (30, 0.0, 30.0)])
+def test_samples_are_kept_no_longer_than_their_batches(
+    bronze: int, batches: float, kept: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`batches.retention_days` reaches bronze; tables of other sources have bronze's own retention."""
+    clock, removed = ManualClock(), dict[str, float]()
+    context = context_of(clock=clock)
+    for name in EVERY:
+        table(context, name)
+    flags = {"bronze.retention_days": bronze, "batches.retention_days": batches, "store.url": "memory:"}
+    context = msgspec.structs.replace(context, settings=load(sections(), flags=flags))
+    maintenance_ = TableMaintenance(context)
+
+    class Aged:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def remove_before(self, column: str, moment: datetime) -> Any:
+            removed[self.name] = round(clock.now_ns() / 1e9 - moment.timestamp()) / 86_400
+            return SimpleNamespace(rows_removed=0)
+
+    monkeypatch.setattr(maintenance_, "_table", lambda name, state: Aged(name))
+    maintenance_.expire()
+
+    samples = dict.fromkeys(("batches/samples", "bronze/batches/lake/samples"), kept)
+    assert samples | ({"topics/orders": float(bronze)} if bronze else {}) == removed
 
 
 def test_vacuum_tells_files_and_bytes_by_table_and_a_dry_run_deletes_nothing() -> None:

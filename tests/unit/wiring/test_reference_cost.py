@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable
 
@@ -68,10 +69,10 @@ class Meter:
         )
 
 
-def make_collector(meter: Meter) -> tuple[Acceptor, DerivedWrites]:
+def make_collector(meter: Meter, *, pack_s: float = 0.0) -> tuple[Acceptor, DerivedWrites]:
     derived_writes = DerivedWrites(meter.context(), waiting_max=10_000)
     derived_writes.start()
-    limits = {"accepting_max": 10, "known_max": 10, "timeout_s": 5.0, "retry_after_s": 2.0}
+    limits = {"accepting_max": FLUSH, "known_max": 10, "timeout_s": 60.0, "retry_after_s": 2.0, "pack_s": pack_s}
     acceptor = Acceptor(
         meter.context(),
         derived_writes,
@@ -92,6 +93,15 @@ async def accepted(meter: Meter, frames: Iterable[bytes]) -> None:
 
 async def batch_new(meter: Meter) -> dict[str, int]:
     return await meter.of(accepted(meter, [frame_of(n, n) for n in range(FLUSH)]))
+
+
+async def batches_packed(meter: Meter) -> dict[str, int]:
+    async def flush() -> None:
+        acceptor, derived_writes = make_collector(meter, pack_s=0.2)
+        await asyncio.gather(*(acceptor.accept(submit(frame_of(agent=f"agent-{n}"))) for n in range(FLUSH)))
+        await derived_writes.stop()
+
+    return await meter.of(flush())
 
 
 async def batch_again(meter: Meter) -> dict[str, int]:
@@ -225,6 +235,7 @@ async def keys_used(meter: Meter) -> dict[str, int]:
 
 MEASURED: dict[str, Callable[[Meter], Awaitable[dict[str, int]]]] = {
     "batches: accept 100 batches of one flush": batch_new,
+    "batches: accept 100 batches of one flush, packed": batches_packed,
     "batches: accept, index and reconcile 3,000 batches of 100 agents in 5 minutes": batches_kept,
     "batches: the same batch again, at another collector": batch_again,
     "store: change a register": register_change,

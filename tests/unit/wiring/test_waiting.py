@@ -8,17 +8,23 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from lakebed import __version__
+from lakebed.batches.landed import SpoolAuthority
+from lakebed.batches.settings import BatchesSettings
 from lakebed.core.clock import ManualClock, now_ms
 from lakebed.core.errors import Denied, Unavailable
 from lakebed.core.retry import RETRY_BASE_S, RETRY_CAP_S, until_available
+from lakebed.core.settings import Settings
+from lakebed.gateway.settings import GatewaySettings
+from lakebed.store.settings import StoreSettings
 from lakebed.wiring import boot as module
-from lakebed.wiring.boot import WaitingApp, boot_when_ready
+from lakebed.wiring.boot import WaitingApp, _booted, boot_when_ready, offline_authority
 from support.gateway_fixtures import context_with
 
 
@@ -173,3 +179,45 @@ async def test_a_slow_start_is_answered_for_and_a_quick_one_is_not(monkeypatch: 
         await boot_when_ready(context_with(ManualClock()), (), bound)
 
     assert ["began", "ended"] == answering
+
+
+@pytest.mark.parametrize(
+    ("parts", "authority", "keys", "starts"),
+    [
+        (("batches",), "", 1, True),
+        (("batches",), "mine", 1, True),
+        (("batches",), "other", 1, False),
+        (("batches",), "", 0, False),
+        (("batches", "queue"), "", 1, False),
+        ((), "", 1, False),
+    ],
+)
+async def test_a_collector_with_a_local_spool_starts_while_its_bucket_is_away(
+    parts: tuple[str, ...], authority: str, keys: int, starts: bool, tmp_path: Path
+) -> None:
+    """Once it has landed in that bucket: not with another one, not where other parts need the bucket, and not without
+    keys of its own, because the bucket may have some."""
+    settings = StoreSettings(url="memory:", authority=authority)
+    spool = BatchesSettings(acceptance="local_spool", spool_dir=tmp_path)
+    gateway = GatewaySettings.of({"keys": [{"name": "agent", "secret": "s" * 40, "rights": ["*"]}] * keys})
+    sections = Settings({StoreSettings: settings, BatchesSettings: spool, GatewaySettings: gateway}, {})
+    context = msgspec.structs.replace(context_with(ManualClock()), settings=sections)
+    assert offline_authority(context, parts) is None
+    home = msgspec.structs.replace(settings, authority="mine")
+    await SpoolAuthority(tmp_path, home).confirm(context)
+
+    known = offline_authority(context, parts)
+
+    assert starts == (known is not None)
+    assert known is None or known.authority_id == "mine"
+
+
+async def test_a_wait_for_the_store_ends_at_once_with_a_spool(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def boot(*_: Any) -> Any:
+        raise Unavailable("refused")
+
+    monkeypatch.setattr(module, "boot", boot)
+    monkeypatch.setattr(module, "offline_authority", lambda *_: "known")
+
+    context = context_with(ManualClock())
+    assert "known" == await _booted(context, ("batches",))  # type: ignore[comparison-overlap]

@@ -22,11 +22,19 @@ SEGMENT_BYTES_MAX = 64 * 1024 * 1024  # after decompression
 ZSTD_LEVEL = 1
 
 
-class OrphanRow(msgspec.Struct, frozen=True):
-    """A blob that a collector stored without a decision about its batch: garbage collection looks at it."""
+class OrphanRow(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A blob that a collector stored without a decision about its batch: garbage collection looks at it.
+
+    `pack` is the key of the pack that the frame is in; empty: the frame is a blob of its own.
+    """
 
     sha256: str
     at_unix_ns: int
+    pack: str = ""
+
+    @property
+    def key(self) -> str:
+        return self.pack or paths.blob_key(self.sha256)
 
 
 class IndexSegment(msgspec.Struct, frozen=True):

@@ -91,8 +91,14 @@ async def removed_batches(store: Store) -> RemovedBatches:
 
 
 class ConservationCheck:
-    def __init__(self, spark: SparkSession, context: Context, keep: Callable[[DataFrame], DataFrame]) -> None:
-        self._spark, self._context, self._keep = spark, context, keep
+    def __init__(
+        self,
+        spark: SparkSession,
+        context: Context,
+        keep: Callable[[DataFrame], DataFrame],
+        packed: DataFrame | None = None,
+    ) -> None:
+        self._spark, self._context, self._keep, self._packed = spark, context, keep, packed
         self._bucket = context.settings.of(StoreSettings)
         self.findings: DataFrame | None = None  # of the rollups, once they were checked
         self._uncovered: Callable[[], DataFrame] | None = None
@@ -168,7 +174,8 @@ class ConservationCheck:
 
     def _compared(self, suspects: DataFrame, good: DataFrame, rows: DataFrame) -> DataFrame:
         blobs = suspects.filter("sha256 is not null").select("sha256").distinct()
-        requests = blobs.selectExpr(f"{keys.blob_key('sha256')} as key", "sha256").repartition(TASKS)
+        named = blobs.selectExpr(f"{keys.blob_key('sha256')} as key", "sha256")
+        requests = keys.located(named, self._packed).repartition(TASKS)
         read = in_arrow(requests, reading.reading_samples(self._bucket), reading.SAMPLES).filter("problem is null")
         boots = good.join(blobs, "sha256", how="left_semi").selectExpr(
             "agent_id", "decode(unhex(boot), 'utf-8') as boot_id"

@@ -16,7 +16,7 @@ from functools import reduce
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from lakebed.batches.paths import ACCEPTED, QUARANTINE_BY_BLOB
+from lakebed.batches.paths import ACCEPTED, ACCEPTED_BY_BLOB, QUARANTINE_BY_BLOB
 from lakebed.pipeline.audit import keys
 from lakebed.pipeline.audit.counting import FRAME_BYTES_MIN
 from lakebed.pipeline.audit.reading import GONE
@@ -313,6 +313,35 @@ def of_segments(rows: DataFrame) -> DataFrame:
         "segment as key", "cast(null as bigint) as size_bytes", "modified_ns", "problem"
     )
     return bad.selectExpr(*plain("corrupt", "accepted_index", "problem"))
+
+
+def of_packs(packed: DataFrame) -> DataFrame:
+    """Packs that cannot be read: their batches are reported as missing."""
+    bad = packed.filter("problem is not null").selectExpr(
+        "pack as key", "cast(null as bigint) as size_bytes", "modified_ns", "problem"
+    )
+    return bad.selectExpr(*plain("corrupt", "raw_pack", "problem"))
+
+
+def of_places(index: DataFrame, listing: DataFrame, before_ns: int) -> DataFrame:
+    """Batches whose pack does not exist although their frame does, in another blob."""
+    manifest = f"concat('{ACCEPTED}', substring(by_blob, {len(ACCEPTED_BY_BLOB) + 79}))"
+    rows = index.filter(f"problem is null and pack is not null and modified_ns <= {before_ns}")
+    there = keys.visible(listing).select("key")
+    lacking = rows.join(there.withColumnRenamed("key", "pack"), "pack", how="left_anti")
+    frames = there.withColumnRenamed("key", "frame")
+    copied = lacking.withColumn("frame", F.expr(keys.blob_key("entry_sha256"))).join(frames, "frame", how="left_semi")
+    named = copied.selectExpr("pack as key", "entry_bytes as size_bytes", "modified_ns", f"{manifest} as referrer")
+    return named.selectExpr(*plain("missing", "raw_pack", "'an accepted batch lacks it'", referrer="referrer"))
+
+
+def in_packs(found: DataFrame, packed: DataFrame) -> DataFrame:
+    """Findings about a blob that a frame of a pack stands for name the pack, which is the object that exists."""
+    places = packed.filter("problem is null").groupBy("key").agg(F.min("pack").alias("pack"))
+    others = [name for name in found.columns if name != "key"]
+    return found.join(places, "key", how="left").selectExpr(
+        "if(kind = 'raw_blob' and finding != 'missing', coalesce(pack, key), key) as key", *others
+    )
 
 
 def verified(prints: DataFrame) -> DataFrame:

@@ -124,14 +124,13 @@ class BucketAuditor:
         removed_ns: int,
     ) -> AuditRecord:
         through_ns = self._through_ns(taken)
-        index = self._index_rows(taken.rows)
-        listing = taken.rows if index is None else self._keep(keys.expanded(taken.rows, index))
+        index, packed, listing = self._one_layout(taken.rows)
         audit_id = paths.audit_id(taken.began_ns, self._context.ids.token())
-        conserver = ConservationCheck(self._spark, self._context, self._keep)
+        conserver = ConservationCheck(self._spark, self._context, self._keep, packed)
         kept, fingerprints = Conservation(), None
         if verify:
             manifests = self._manifests(findings.identities(listing, through_ns))
-            fingerprints = self._prints(listing)
+            fingerprints = self._prints(listing, packed)
             kept = conserver.run(
                 manifests,
                 fingerprints,
@@ -156,9 +155,10 @@ class BucketAuditor:
             .unionByName(findings.of_hashes(hashes, before_ns=through_ns, ripe_ns=through_ns - horizon_ns))
             .unionByName(findings.of_unknown_objects(listing))
         )
-        more = [conserver.findings, findings.of_segments(index) if index is not None else None]
+        more = [conserver.findings, *self._of_objects(index, packed, listing, through_ns)]
         if fingerprints is not None:
             more.append(findings.of_entries(self._entries(taken.rows, index), manifests, fingerprints))
+        found = found if packed is None else findings.in_packs(found, packed)
         found = self._keep(reduce(DataFrame.unionByName, [each for each in more if each is not None], found))
         totals = self._totals(found)
         self._tabulate(found, audit_id, totals)
@@ -223,10 +223,33 @@ class BucketAuditor:
         read = in_arrow(manifests.repartition(tasks), reading.reading_manifests(self._bucket), reading.MANIFESTS)
         return self._keep(findings.with_manifests(found, read))
 
-    def _prints(self, listing: DataFrame) -> DataFrame:
+    def _prints(self, listing: DataFrame, packed: DataFrame | None) -> DataFrame:
         """The fingerprints of every blob: the one time that they are read."""
-        blobs = keys.objects(listing, ("raw_blob",)).select("key", "sha256").repartition(TASKS)
+        blobs = keys.located(keys.objects(listing, ("raw_blob",)).select("key", "sha256"), packed).repartition(TASKS)
         return self._keep(prints(in_arrow(blobs, reading.reading_samples(self._bucket), reading.SAMPLES)))
+
+    def _one_layout(self, rows: DataFrame) -> tuple[DataFrame | None, DataFrame | None, DataFrame]:
+        """The rows of the index, the frames of packs, and a listing in which both are objects of their own."""
+        index, packed = self._index_rows(rows), self._packed(rows)
+        listing = rows if index is None else self._keep(keys.expanded(rows, index))
+        return index, packed, listing if packed is None else self._keep(keys.unpacked(listing, packed))
+
+    def _of_objects(
+        self, index: DataFrame | None, packed: DataFrame | None, listing: DataFrame, through_ns: int
+    ) -> list[DataFrame]:
+        """Findings about objects that hold several batches: segments of the index, and packs."""
+        found = [findings.of_packs(packed)] if packed is not None else []
+        if index is not None:
+            found += [findings.of_segments(index), findings.of_places(index, listing, through_ns)]
+        return found
+
+    def _packed(self, listing: DataFrame) -> DataFrame | None:
+        """The frames of all packs, whose tables are read; None when there is no pack."""
+        packs = self._keep(keys.objects(listing, ("raw_pack",)).select("key", "modified_ns", "size_bytes"))
+        tasks = min(TASKS, -(-packs.count() // MANIFESTS_PER_TASK))
+        if not tasks:
+            return None
+        return self._keep(in_arrow(packs.repartition(tasks), reading.reading_packs(self._bucket), reading.PACKED))
 
     def _index_rows(self, listing: DataFrame) -> DataFrame | None:
         """The rows of the index segments, which are read; None when there is no segment."""

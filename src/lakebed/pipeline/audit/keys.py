@@ -33,6 +33,7 @@ LAYOUT: dict[str, tuple[str, str, dict[str, tuple[int, int]]]] = {
         {},
     ),
     "accepted_by_blob": (paths.ACCEPTED_BY_BLOB, rf"{FAN}/{PLACE}\.json", {"sha256": (13, 64), "place": (78, 0)}),
+    "raw_pack": (paths.PACKS, rf"{FAN}\.lmpack", {}),  # before raw_blob, whose prefix is shorter
     "raw_blob": (paths.RAW_BLOBS, rf"{FAN}\.lmbatch", {"sha256": (13, 64)}),
     "raw_blob_by_time": (
         paths.RAW_BLOBS_BY_TIME,
@@ -67,6 +68,30 @@ def expanded(listing: DataFrame, rows: DataFrame) -> DataFrame:
             "true as is_latest",
             "false as is_delete_marker",
         )
+    )
+
+
+def unpacked(listing: DataFrame, packed: DataFrame) -> DataFrame:
+    """The listing with the blob that each frame of a pack stands for: an audit sees one layout."""
+    frames = packed.filter("problem is null").selectExpr(
+        "key",
+        "length as size_bytes",
+        "modified_ns",
+        "cast(null as string) as etag",
+        "cast(null as string) as version_id",
+        "true as is_latest",
+        "false as is_delete_marker",
+    )
+    return listing.unionByName(frames.join(listing.filter(VISIBLE).select("key"), "key", how="left_anti"))
+
+
+def located(blobs: DataFrame, packed: DataFrame | None) -> DataFrame:
+    """These blobs (key, sha256) with the object, the offset and the length under which a task reads them."""
+    if packed is None:
+        return blobs.selectExpr("key", "sha256", "0L as `offset`", "0L as length")
+    places = packed.filter("problem is null").select("sha256", "pack", "offset", "length")
+    return blobs.join(places.dropDuplicates(["sha256"]), "sha256", how="left").selectExpr(
+        "coalesce(pack, key) as key", "sha256", "coalesce(`offset`, 0L) as `offset`", "coalesce(length, 0L) as length"
     )
 
 

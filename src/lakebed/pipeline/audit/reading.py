@@ -17,6 +17,7 @@ from lakebed.batches import paths
 from lakebed.batches.codec.arrow import record_batch, schema
 from lakebed.batches.codec.frame import decode
 from lakebed.batches.codec.index import decode_segment, single_objects
+from lakebed.batches.codec.pack import HEAD, decode_table, table_bytes
 from lakebed.batches.model import AcceptedBatch, AcceptedByTime, BatchIdentity, FrameLimits
 from lakebed.core.errors import Corrupt, Invalid, NotFound
 from lakebed.rollups import paths as rollup_paths
@@ -48,8 +49,13 @@ ENTRIES = (
 )
 
 INDEX_ROWS = (
-    "segment string, problem string, modified_ns bigint, key string, by_blob string, seen string, "
+    "segment string, problem string, modified_ns bigint, pack string, key string, by_blob string, seen string, "
     "entry_sha256 string, entry_bytes bigint, entry_samples bigint, entry_first_ns bigint, entry_last_ns bigint"
+)
+
+PACKED = (
+    "pack string, problem string, modified_ns bigint, key string, sha256 string, place string, offset bigint, "
+    "length bigint"
 )
 
 GONE = "gone since it was listed"
@@ -81,13 +87,15 @@ def reading_manifests(settings: StoreSettings) -> Callable[[Batches], Batches]:
 
 
 def reading_samples(settings: StoreSettings) -> Callable[[Batches], Batches]:
-    """The task from `key` and `sha256` of blobs to SAMPLES: the samples of a good frame, one row for a bad one."""
+    """The task from `key`, `sha256`, `offset` and `length` of frames to SAMPLES: the samples of a good frame, one row
+    for a bad one. Without an offset the frame is the whole object."""
 
     def read(batches: Batches) -> Batches:
         reader = BucketReader(settings)
         with ThreadPoolExecutor(READS_AT_ONCE) as pool:
             for batch in batches:
-                blobs = list(zip(batch["key"].to_pylist(), batch["sha256"].to_pylist(), strict=True))
+                columns = [batch[name].to_pylist() for name in ("key", "sha256", "offset", "length")]
+                blobs = list(zip(*columns, strict=True))
                 for at in range(0, len(blobs), READS_AT_ONCE):  # frames are held for a few blobs, never for all
                     yield from pool.map(lambda blob: _samples(reader, *blob), blobs[at : at + READS_AT_ONCE])
         reader.close()
@@ -124,9 +132,12 @@ def _unknown_schema(data: bytes, kind: type[Any]) -> str:
     return f"schema {str(named)[:80]!r} is not known here" if named != known else ""
 
 
-def _samples(reader: BucketReader, key: str, sha256: str) -> Any:
+def _samples(reader: BucketReader, key: str, sha256: str, offset: int = 0, length: int = 0) -> Any:
     try:
-        frame = reader.get(key, bytes_max=FRAME_BYTES_MAX)
+        if offset:
+            frame = reader.get_range(key, offset, length)
+        else:
+            frame = reader.get(key, bytes_max=FRAME_BYTES_MAX)
         if (digest := hashlib.sha256(frame).hexdigest()) != sha256:
             raise Corrupt(f"holds bytes with another hash, {digest}")
         return _rows(sha256, decode(frame, ANY_FRAME))
@@ -198,20 +209,57 @@ def reading_segments(settings: StoreSettings) -> Callable[[Batches], Batches]:
     return read
 
 
-def _segment(reader: BucketReader, key: str, modified_ns: int | None) -> Any:
-    import pyarrow as pa
+def reading_packs(settings: StoreSettings) -> Callable[[Batches], Batches]:
+    """The task from `key`, `modified_ns` and `size_bytes` of packs to PACKED: a row for each frame, with the key of the
+    blob that it stands for, or one row with the problem of the pack."""
 
-    fields = [column.split() for column in INDEX_ROWS.split(",")]
+    def read(batches: Batches) -> Batches:
+        reader = BucketReader(settings)
+        with ThreadPoolExecutor(READS_AT_ONCE) as pool:
+            for batch in batches:
+                found = [batch[name].to_pylist() for name in ("key", "modified_ns", "size_bytes")]
+                yield from pool.map(lambda each: _pack(reader, *each), zip(*found, strict=True))
+        reader.close()
+
+    return read
+
+
+def _pack(reader: BucketReader, key: str, modified_ns: int | None, size_bytes: int) -> Any:
+    rows: list[tuple[Any, ...]] = []
+    try:
+        head = reader.get_range(key, 0, HEAD.size)
+        for frame in decode_table(head + reader.get_range(key, HEAD.size, table_bytes(head))):
+            blob = paths.blob_key(frame.sha256)
+            fits = frame.offset + frame.length <= size_bytes
+            where = (place_of(frame.identity), frame.offset, frame.length)
+            problem = None if fits else f"ends before its frame {frame.sha256}"
+            rows.append((key, problem, modified_ns, blob, frame.sha256, *where))
+    except NotFound:
+        rows = []  # gone since it was listed
+    except (Corrupt, Invalid) as error:
+        rows = [(key, error.message, modified_ns, *[None] * 5)]
+    return _batch_of(rows, PACKED)
+
+
+def _segment(reader: BucketReader, key: str, modified_ns: int | None) -> Any:
     rows: list[tuple[Any, ...]] = []
     try:
         for row in decode_segment(key, reader.get(key, bytes_max=FRAME_BYTES_MAX)).rows:
             names = [name for name, _ in single_objects(row)]
             times = (row.first_time_unix_ns, row.last_time_unix_ns)
-            rows.append((key, None, modified_ns, *names, row.frame_sha256, row.frame_bytes, row.samples, *times))
+            pack = row.raw_blob_key if row.raw_blob_offset else None
+            rows.append((key, None, modified_ns, pack, *names, row.frame_sha256, row.frame_bytes, row.samples, *times))
     except NotFound:
         rows = []  # gone since it was listed
     except (Corrupt, Invalid) as error:
-        rows = [(key, error.message, modified_ns, *[None] * 8)]
+        rows = [(key, error.message, modified_ns, *[None] * 9)]
+    return _batch_of(rows, INDEX_ROWS)
+
+
+def _batch_of(rows: list[tuple[Any, ...]], names: str) -> Any:
+    import pyarrow as pa
+
+    fields = [column.split() for column in names.split(",")]
     kinds = {"string": pa.string(), "bigint": pa.int64()}
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(fields)
     return pa.record_batch(
@@ -281,7 +329,7 @@ def _entry(reader: BucketReader, key: str) -> Any:
         return _bad(names, kinds, key, error.message)
     if _by_time_key(found) != key:
         return _bad(names, kinds, key, OTHER_BATCH)
-    if found.raw_blob_key != paths.blob_key(found.frame_sha256):
+    if not found.raw_blob_offset and found.raw_blob_key != paths.blob_key(found.frame_sha256):
         return _bad(names, kinds, key, "names a blob under another hash than its own")
     times = (found.first_time_unix_ns, found.last_time_unix_ns)
     row = (key, None, found.frame_sha256, found.frame_bytes, found.samples, *times)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 from pyspark.sql import SparkSession
 
+from lakebed.batches.settings import BatchesSettings
 from lakebed.core.context import Context
 from lakebed.core.errors import Invalid, LakebedError
 from lakebed.core.logs import logger
@@ -76,20 +77,27 @@ class TableMaintenance:
 
     def expire(self) -> list[MaintenanceReport]:
         """Removes samples and records past their retention, if there is one."""
-        if not self._settings.retention_days:
+        if not any(map(self._retention_days, AGED_BY)):
             return []
-        aged = [name for name in self._chosen("", compacted=True) if _source(name) in AGED_BY]
+        aged = [name for name in self._chosen("", compacted=True) if self._retention_days(_source(name))]
         found = (self._of_table(self._expire, name, "", False) for name in aged)
         return [report for report in found if report is not None]
 
     def _expire(self, name: str, dry_run: bool) -> MaintenanceReport | None:
         moment = datetime.fromtimestamp(self._context.clock.now_ns() / 1e9, UTC)
-        moment -= timedelta(days=self._settings.retention_days)
+        moment -= timedelta(days=self._retention_days(_source(name)))
         with self._lineage.job(f"retention/{name}", polls=True) as job:
             result = self._table(name, self._state(name)).remove_before(AGED_BY[_source(name)], moment)
             if result.rows_removed:
                 job.wrote(f"tables/{name}", version=result.version)
         return MaintenanceReport(name, rows_removed=result.rows_removed) if result.rows_removed else None
+
+    def _retention_days(self, source: str) -> float:
+        """How long the rows of a source are kept; 0: for ever. Samples are never kept longer than their batches."""
+        days: list[float] = [self._settings.retention_days] if source in AGED_BY else []
+        if source == "batches":
+            days.append(self._context.settings.of(BatchesSettings).retention_days)
+        return min(filter(None, days), default=0.0)
 
     def _of_table(
         self, work: Callable[[str, bool], MaintenanceReport | None], name: str, only: str, dry_run: bool

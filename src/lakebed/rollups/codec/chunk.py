@@ -247,6 +247,7 @@ def _entries(table: Any, name: str) -> Any:
 
 
 VERSION = "lightmetrics.index.v1"
+PACKED_VERSION = "lightmetrics.index.v2"  # where a batch of the chunk is in a pack
 INDEX_CHUNK = "an index chunk"
 SERIES_MAX = 20_000  # series of one chunk, and pairs of series and batch: a chunk stays far below what a reader takes
 PAIRS_MAX = 4_000_000
@@ -270,6 +271,19 @@ def batch_schema() -> Any:
 
 
 @cache
+def packed_batch_schema() -> Any:
+    """The same with the place of each frame: the pack and the offset in it, or its own blob and 0."""
+    import pyarrow as pa
+
+    place = [
+        pa.field("raw_blob_key", pa.string(), nullable=False),
+        pa.field("raw_blob_offset", pa.int64(), nullable=False),
+        pa.field("frame_bytes", pa.int64(), nullable=False),
+    ]
+    return pa.schema([*batch_schema(), *place], metadata={"schema": PACKED_VERSION})
+
+
+@cache
 def series_schema() -> Any:
     """A series, and which of the batches above hold samples of it in this hour, ascending."""
     import pyarrow as pa
@@ -286,9 +300,10 @@ def series_schema() -> Any:
 
 def encode_index(batches: Any, series: Any) -> bytes:
     """The bytes of a chunk, in the given order. Raises Invalid for other columns."""
-    check_schema(INDEX_CHUNK, batches, batch_schema())
+    wanted = packed_batch_schema() if "raw_blob_key" in batches.schema.names else batch_schema()
+    check_schema(INDEX_CHUNK, batches, wanted)
     check_schema(INDEX_CHUNK, series, series_schema())
-    return pack(batches.cast(batch_schema()), series.cast(series_schema()))
+    return pack(batches.cast(wanted), series.cast(series_schema()))
 
 
 def decode_index(data: bytes, bytes_max: int = CHUNK_BYTES_MAX) -> tuple[Any, Any]:
@@ -297,12 +312,13 @@ def decode_index(data: bytes, bytes_max: int = CHUNK_BYTES_MAX) -> tuple[Any, An
 
     batches, series = unpack(INDEX_CHUNK, data, 2, bytes_max)
     version = (batches.schema.metadata or {}).get(b"schema", b"").decode(errors="replace")
-    if version != VERSION:
+    known = {VERSION: batch_schema(), PACKED_VERSION: packed_batch_schema()}
+    if version not in known:
         raise Invalid(
             f"{INDEX_CHUNK} of version {version[:80]!r} is not supported by this version",
             hint="upgrade the reader first",
         )
-    check_schema(INDEX_CHUNK, batches, batch_schema())
+    check_schema(INDEX_CHUNK, batches, known[version])
     check_schema(INDEX_CHUNK, series, series_schema())
     numbers = series["batches"].combine_chunks().flatten()
     if len(numbers) and (pc.min(numbers).as_py() < 0 or pc.max(numbers).as_py() >= batches.num_rows):
@@ -335,17 +351,16 @@ def build_index(reports: Sequence[RollupInputReport], fragments: Sequence[Any]) 
         some = some.set_column(
             3, series_schema().field("batches"), pa.ListArray.from_arrays(pa.array(offsets), pa.array(renumbered))
         )
-        listed = [by_number[number] for number in used.tolist()]
-        batches = pa.Table.from_arrays(
-            [
-                pa.array([each.manifest_id for each in listed], pa.string()),
-                pa.array([each.frame_sha256 for each in listed], pa.string()),
-                *(
-                    pa.array([getattr(each, name) for each in listed], pa.int64())
-                    for name in ("first_ns", "last_ns", "samples")
-                ),
-            ],
-            schema=batch_schema(),
-        )
-        yield some.num_rows, encode_index(batches, some)
+        yield some.num_rows, encode_index(_listed([by_number[number] for number in used.tolist()]), some)
         start = end
+
+
+def _listed(reports: Sequence[RollupInputReport]) -> Any:
+    """The batches of a chunk; with their places where one of them is in a pack."""
+    import pyarrow as pa
+
+    schema = packed_batch_schema() if any(each.raw_blob_offset for each in reports) else batch_schema()
+    names = ["key" if field.name == "raw_blob_key" else field.name for field in schema]
+    columns = [[getattr(each, name) for each in reports] for name in names]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=schema)
