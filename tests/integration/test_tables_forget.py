@@ -160,15 +160,15 @@ def test_what_cannot_be_forgotten_is_refused(lake: Lake) -> None:
 def test_the_commands_read_delete_and_forget(lake: Lake) -> None:
     """Reads show matching rows only; deletes need a reason, and the audit trail has no value of the key."""
     code, rows, _ = lake.command(
-        "tables", "read", "bronze/acme/shop/orders", "--where", "customer = 'c-1'", "--columns", "order_id"
+        "tables", "read", "bronze/ticks/acme/shop/orders", "--where", "customer = 'c-1'", "--columns", "order_id"
     )
     assert (exits.OK, [{"order_id": 1}, {"order_id": 3}]) == (code, rows)
 
-    code, _, said = lake.command("tables", "delete", "bronze/acme/shop/orders", "--where", "order_id = 3")
+    code, _, said = lake.command("tables", "delete", "bronze/ticks/acme/shop/orders", "--where", "order_id = 3")
     assert code != exits.OK and "a reason is required" in said
 
     code, done, _ = lake.command(
-        "tables", "delete", "bronze/acme/shop/orders", "--where", "order_id = 3", "--reason", "wrong"
+        "tables", "delete", "bronze/ticks/acme/shop/orders", "--where", "order_id = 3", "--reason", "wrong"
     )
     assert (exits.OK, 1) == (code, done["rows"])
 

@@ -20,22 +20,19 @@ bronze_log = logger("bronze")
 
 
 def workers(context: Context) -> Sequence[Worker]:
-    """Bronze rows of ticks past their retention are deleted, then the files that no version needs."""
+    """Bronze rows past their retention are deleted, of every source, then the files that no version needs."""
     settings = context.settings.of(PipelineSettings)
-
-    def expire() -> dict[str, int]:
-        from lakebed.pipeline.runner import PipelineRunner
-
-        return PipelineRunner(context).expire()
 
     async def run() -> None:
         while True:
             await context.clock.sleep(settings.retention_interval_s)
             from lakebed.pipeline.models.runs import expire_runs
             from lakebed.pipeline.runner import vacuum_tables
+            from lakebed.pipeline.tables.maintenance import TableMaintenance
 
-            for table, rows in (await asyncio.to_thread(expire)).items():
-                log.info("bronze rows removed", table=table, rows=rows)
+            for report in await asyncio.to_thread(TableMaintenance(context).expire):
+                if not report.problem:
+                    log.info("bronze rows removed", table=report.table, rows=report.rows_removed)
             for table, files in (await vacuum_tables(context)).items():
                 log.info("table vacuumed", table=table, files=files)
             if gone := await expire_runs(context.store, context.clock.now_ns()):
@@ -90,7 +87,7 @@ async def _maintain(context: Context, every_s: float) -> None:
         from lakebed.pipeline.tables.maintenance import TableMaintenance
 
         maintenance = TableMaintenance(context)
-        for work in (maintenance.compact, maintenance.expire, maintenance.vacuum):
+        for work in (maintenance.compact, maintenance.vacuum):
             for report in await asyncio.to_thread(work):
                 done = {name: value for name, value in msgspec.to_builtins(report).items() if value}
                 if not report.problem:

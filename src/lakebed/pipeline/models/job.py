@@ -7,6 +7,7 @@ between is finished at the very versions that it had, before anything newer is r
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -23,7 +24,7 @@ from lakebed.core.errors import LakebedError, Overloaded, Stale, Unavailable
 from lakebed.core.traces import traced
 from lakebed.delta.log import Commit, fields_of, grows
 from lakebed.delta.model import CommitResult, Snapshot, TableSpec, WriteBatch
-from lakebed.pipeline.bronze.ticks import table_name
+from lakebed.pipeline.bronze.places import placed, table_name
 from lakebed.pipeline.models import expectations
 from lakebed.pipeline.models.changes import ChangesGone, changed_rows
 from lakebed.pipeline.models.definition import BadModel, Model, ModelInput
@@ -59,6 +60,8 @@ class ModelRunner:
         """The table that `layer.name` means in a project; a path means itself."""
         layer, _, name = source.partition(".")
         path = source if "/" in source else table_name(layer, org_id, project_id, name)
+        if layer == "bronze":
+            path = asyncio.run(placed(self.runtime.store, path))
         location = cast(Location, self._location)  # only frames need it
         return Table(self.spark, spec or TableSpec(path, EMPTY), self.runtime, location=location)
 
