@@ -40,14 +40,15 @@ STEPS_MAX = 10_000  # of one table in one run
 class Ingestion:
     """Contracts are read once, at the start: a mistake in them stops a process before it takes a record."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, runner: PipelineRunner | None = None) -> None:
+        """`runner` is the pipeline of this process; without one, it is made when it is needed."""
         self._context = context
         self._settings = context.settings.of(BronzeSettings)
         self._contracts = _contracts(self._settings.topics_folder)
         self._samples: SampleLoader | None = None
         self._lineage = lineage_of(context)
         self._wanted = {contract.bronze for contract in _silver(context) if source_of(contract.bronze)}
-        self._runner: PipelineRunner | None = None
+        self._runner = runner
         self._refined: dict[str, int] = {}  # by source: the version that silver has in this process
         self.refined: PipelineReport | None = None  # what the last run did to silver and gold
 
