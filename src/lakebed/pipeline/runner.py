@@ -20,9 +20,10 @@ from lakebed.core.errors import NotFound
 from lakebed.core.logs import logger
 from lakebed.core.traces import traced
 from lakebed.delta import cleanup, vacuum
+from lakebed.pipeline.bronze.ingestion import Ingestion
 from lakebed.pipeline.bronze.places import every_table, projects, table_name
 from lakebed.pipeline.bronze.ticks import BronzeWriter, TableDone
-from lakebed.pipeline.models.definition import Model
+from lakebed.pipeline.models.definition import BadModel, Model, nearest
 from lakebed.pipeline.models.folder import read_models
 from lakebed.pipeline.models.graph import Graph, graph_of
 from lakebed.pipeline.models.job import ModelRunner
@@ -64,6 +65,13 @@ class PipelineRunner:
         self._contracts: list[Contract] = _read(self._settings.contracts_folder, read_contracts)
         models: list[Model] = _read(self._settings.gold_folder, read_models)
         self.graph: Graph = graph_of(models, {contract.table for contract in self._contracts})
+        waited = {word: model.file for model in models for word in model.options.lag}
+        self._ingestion = Ingestion(context, self) if waited else None
+        known = self._ingestion.words if self._ingestion else []
+        if missing := [word for word in waited if word not in known]:
+            raise BadModel(
+                f"{waited[missing[0]]}: lag: nothing loads {missing[0]} into bronze", hint=nearest(missing[0], known)
+            )
 
     def warm(self) -> None:
         """Starts Spark in the background; returns at once."""
@@ -159,6 +167,15 @@ class PipelineRunner:
                 raise error
             return made
 
+    def lags(self, words: Collection[str]) -> dict[str, int]:
+        """How many records of these topics and queues wait to be loaded. Starts no Spark."""
+        return self._ingestion.lags(words) if self._ingestion else {}
+
+    def load(self, words: Collection[str]) -> None:
+        """Loads these topics and queues into bronze, and brings them to silver and gold."""
+        if self._ingestion:
+            self._ingestion.run(only=words)
+
     def plan_models(
         self, org_id: str, project_id: str, names: Collection[str], *, full_refresh: bool = False
     ) -> dict[str, ModelStep]:
@@ -233,7 +250,7 @@ def _columns(report: ModelReport, key: Callable[[str], str]) -> dict[str, tuple[
 
 
 def _by_tick(model: Model) -> bool:
-    return not model.options.scheduled and model.options.on != "manual"
+    return not model.options.scheduled and not model.options.lag and model.options.on != "manual"
 
 
 def _key(layer: str, org_id: str, project_id: str, name: str) -> str:

@@ -50,8 +50,8 @@ def work(
     parts: Annotated[
         str,
         Parameter(
-            help="parts to run, separated by commas (default: all); ticks, silver, bronze and pipeline each include the "
-            "worker that loads sources and dispatches silver and gold, silver nothing else"
+            help="parts to run, separated by commas (default: all); ticks, silver, bronze and pipeline each include "
+            "the worker that loads sources and dispatches silver and gold, silver nothing else"
         ),
     ] = "",
     host: Annotated[str | None, Parameter(help="address for health and metrics (default: gateway.host)")] = None,
