@@ -188,6 +188,7 @@ PARTS: tuple[Part, ...] = (
         page="lakebed.ticks.page:TicksPage",
         runs="lakebed.ticks.runs:TicksRuns",
         bench="lakebed.ticks.bench:bench",
+        load_test="lakebed.ticks.loadtest:run",
         demo="lakebed.ticks.demo",
         worlds=(
             SimWorld(
