@@ -131,7 +131,9 @@ def test_a_merge_deletes_the_keys_that_its_rows_mark(shop: Project) -> None:
     whole = shop.run(*models, full_refresh=True)
 
     assert {"refresh"} == {each.mode for each in first}
-    assert [("mirror", 2, 2), ("second", 2, 2), ("last", 2, 1)] == [(one.table, one.rows, one.deleted) for one in made]
+    assert {"mirror": (2, 2), "second": (2, 2), "last": (2, 1)} == {
+        each.table: (each.rows, each.deleted) for each in made
+    }
     assert {"unchanged"} == {each.state for each in again}
     assert [(1, 7, 3.0), (4, 9, 8.0), (5, 5, 5.0)] == shop.rows("mirror")
     assert [(1, 3.0), (4, 8.0), (5, 5.0)] == shop.rows("second")
