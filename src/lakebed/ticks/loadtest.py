@@ -2,7 +2,7 @@
 
 `lakebed bench ticks --scenario fleet`. Agents upload folders that this process writes, until the time is over; then the
 fleet is drained and counted: every tick committed once, every row in bronze once, every tick dispatched, none refused.
-The folder `<out>/<utc time>-<scenario>/` has logs of all processes, `ticks.jsonl`, `summary.json` and `report.html`.
+The folder `<out>/<utc time>-<scenario>/` has logs of all processes, `sent-ticks.jsonl`, `summary.json` and `report.html`.
 """
 
 from __future__ import annotations
@@ -320,7 +320,7 @@ def _written(fleet: Fleet, verdicts: Sequence[ReportVerdict], note: str) -> Flee
         held=all(one.held for one in verdicts),
         broken=[f"{one.name}: {one.seen}" for one in verdicts if not one.held],
     )
-    (fleet.folder / "ticks.jsonl").write_bytes(b"".join(msgspec.json.encode(tick) + b"\n" for tick in ticks))
+    (fleet.folder / "sent-ticks.jsonl").write_bytes(b"".join(msgspec.json.encode(tick) + b"\n" for tick in ticks))
     (fleet.folder / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2))
     (fleet.folder / "report.html").write_text(page(fleet.scenario, summary, ticks, fleet.kills, verdicts, note))
     return summary
