@@ -2,7 +2,7 @@
 
 `lakebed bench ticks --scenario fleet`. Agents upload folders that this process writes, until the time is over; then the
 fleet is drained and counted: every tick committed once, every row in bronze once, every tick dispatched, none refused.
-The folder `<out>/<utc time>-<scenario>/` has logs of all processes, `sent-ticks.jsonl`, `summary.json` and `report.html`.
+The folder `<out>/<utc time>-<scenario>/` has each process's log, `sent-ticks.jsonl`, `summary.json` and `report.html`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from lakebed.core.errors import Invalid, NotFound, Unavailable
 from lakebed.core.settings import env_name
 from lakebed.delta import history
 from lakebed.embedded.ports import HeldPorts
-from lakebed.log.bench import variables_of
+from lakebed.store.settings import StoreSettings
 from lakebed.ticks import paths
 from lakebed.ticks.adapters import open_audit, open_queue, open_vault
 from lakebed.ticks.audit import DISPATCHED
@@ -140,8 +140,9 @@ class Fleet:
         self._token = self.context.ids.token()[:8].lower()
         self._agents = [f"load-{self._token}-{number:02d}" for number in range(scenario.agents)]
         more = {"ticks.pipeline": scenario.pipeline, **(SPARK if scenario.pipeline == "spark" else {})}
+        layer = environment.settings.of(StoreSettings).as_layer() | more
         clean = {key: value for key, value in os.environ.items() if not key.startswith("LAKEBED_")}
-        self._env = {**clean, **variables_of(environment), **{env_name(key): value for key, value in more.items()}}
+        self._env = {**clean, **{env_name(key): str(value) for key, value in layer.items()}}
         self._commands: dict[str, tuple[list[str], dict[str, str]]] = {}
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._began_s = 0.0
