@@ -45,7 +45,8 @@ def test_a_fleet_that_is_killed_loses_and_doubles_nothing(bucket_settings: Store
     assert summary.rows_sent == summary.rows_in_bronze == 20 * summary.ticks_sent
     assert summary.kills["agents"] >= 1 and summary.kills["gateways"] >= 1
     (folder,) = tmp_path.iterdir()
-    ticks = [msgspec.json.decode(line, type=FleetTick) for line in (folder / "sent-ticks.jsonl").read_bytes().splitlines()]
+    lines = (folder / "sent-ticks.jsonl").read_bytes().splitlines()
+    ticks = [msgspec.json.decode(line, type=FleetTick) for line in lines]
     assert len(ticks) == summary.ticks_sent and all(tick.ready_s < tick.committed_s for tick in ticks)
     page = (folder / "report.html").read_text()
     assert page.count('<div class="chart"') >= 1 and "every row is in bronze once" in page

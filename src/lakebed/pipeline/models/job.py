@@ -27,7 +27,7 @@ from lakebed.delta.model import CommitResult, Snapshot, TableSpec, WriteBatch
 from lakebed.pipeline.bronze.places import placed, table_name
 from lakebed.pipeline.models import expectations
 from lakebed.pipeline.models.changes import ChangesGone, apart_by_type, changed_rows
-from lakebed.pipeline.models.definition import BadModel, Model, ModelInput
+from lakebed.pipeline.models.definition import BadModel, Kind, Model, ModelInput
 from lakebed.pipeline.models.graph import Graph
 from lakebed.pipeline.models.lineage import column_lineage
 from lakebed.pipeline.models.plan import APPLICATION, ModelStep, Origin, Window, decide, origin_of, refused
@@ -222,7 +222,7 @@ class _Run:
         state: Snapshot,
         report: ModelReport,
         rows: DataFrame,
-        frames: Mapping[tuple[str, str], DataFrame],
+        frames: Mapping[tuple[str, Kind], DataFrame],
         gone: DataFrame | None = None,
     ) -> ModelReport:
         """Writes the rows, and deletes those of the keys in `gone`, which have the same columns."""
