@@ -61,6 +61,7 @@ class FleetScenario(msgspec.Struct, frozen=True):
     kill_gateway_s: float = 45.0
     pipeline: str = "spark"
     drain_s: float = 600.0
+    ticks_min: int = 1  # of each agent, however long that takes
 
 
 SCENARIOS = {
@@ -77,6 +78,7 @@ SCENARIOS = {
             kill_agent_s=3.0,
             kill_gateway_s=4.0,
             pipeline="twin",
+            ticks_min=4,
         ),
     )
 }
@@ -211,7 +213,7 @@ class Fleet:
             self.scenario.tick_every_s * number / len(self._agents)
         )  # not all at the same moment
         made = 0
-        while self._now_s() < self.scenario.seconds:
+        while self._now_s() < self.scenario.seconds or made < self.scenario.ticks_min:
             await asyncio.to_thread(self._write, agent, made)
             made += 1
             await self.context.clock.sleep(self.scenario.tick_every_s)
