@@ -11,13 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from lakebed.core.settings import env_name
+from lakebed.store.settings import StoreSettings
 from support.spark_cluster import Cluster, Processes, conf, start_connect
 
+STEP = Path(__file__).parents[1] / "support/slow_step.py"
 SPARK_LANE = Path(__file__).parents[1] / "spark"
 DEADLINE_S = 900.0  # a minute or two on two idle cores, and ten times that on busy ones
 
 # Jobs of each kind from end to end: finalize → bronze → silver → replay → gold over HTTP, retention, a table that is
-# replaced, the progress of a job while it runs; sources, batches and topics into bronze, rollups, the audit, a stream
+# replaced, models of each mode, every source to gold, the progress of a job while it runs; sources, batches and topics
+# into bronze, rollups, the audit, a stream
 # into a table.
 JOBS = (
     "test_samples.py::test_every_accepted_sample_is_in_the_table_once",
@@ -26,6 +30,10 @@ JOBS = (
     "test_rollups.py::test_spark_makes_the_chunks_that_this_process_makes",
     "test_audit.py::test_every_kind_of_damage_is_named_with_its_key_and_size",
     "test_flow.py",
+    "test_models.py::test_a_merge_is_given_the_change_and_adds_it_to_its_own_rows_once",
+    "test_models.py::test_a_merge_deletes_the_keys_that_its_rows_mark",
+    "test_models.py::test_append_and_partitions_and_full_in_one_graph",
+    "test_sources_to_gold.py::test_samples_records_and_entries_reach_gold_once",
     "test_bronze.py::test_a_full_table_replaces_everything",
     "test_progress.py::test_the_tasks_of_a_running_job_are_counted_up_to_the_end",
     "test_source_streams.py::test_available_now_drains_within_the_rate_and_stops",
@@ -90,3 +98,32 @@ def test_the_same_jobs_run_through_spark_connect(cluster: Cluster, processes: Pr
 
     assert " passed" in output
     assert ["connect"] == [app["name"] for app in cluster.state()["activeapps"]]
+
+
+@pytest.mark.timeout(1200)
+def test_a_worker_killed_in_the_middle_of_a_step_changes_nothing_of_its_result(
+    tmp_path: Path, bucket_settings: StoreSettings
+) -> None:
+    """kill -9 of a worker and its executor while tasks of the step run: they run again, and every key is there once."""
+    processes = Processes(tmp_path)
+    try:
+        cluster = Cluster(processes)
+        layer = {**bucket_settings.as_layer(), "spark.master": cluster.master, "spark.conf": json.dumps(conf())}
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("LAKEBED_", "SPARK_"))}
+        env |= {env_name(key): str(value) for key, value in layer.items()}
+        env |= {"PYTHONPATH": os.pathsep.join(sys.path), "LAKEBED_SPARK_START_TIMEOUT_S": "400"}
+        with (tmp_path / "step.log").open("wb") as log:
+            step = subprocess.Popen([sys.executable, str(STEP)], env=env, stdout=subprocess.PIPE, stderr=log, text=True)
+        processes.adopt("step", step)
+        assert step.stdout is not None
+        assert "tasks" == step.stdout.readline().strip(), (tmp_path / "step.log").read_text()[-3000:]
+
+        processes.kill("worker-1")
+
+        done = json.loads(step.stdout.readline() or "{}")
+        alive = [each["state"] for each in cluster.state()["workers"]]
+    finally:
+        processes.stop()
+    expected = {"inserted": 2000, "replaced": 2000, "repeated": True, "rows": 6000, "keys": 6000}
+    assert expected | {"notes": {"a": 2000, "b": 4000}} == done, (tmp_path / "step.log").read_text()[-3000:]
+    assert 1 == alive.count("ALIVE")

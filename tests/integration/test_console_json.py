@@ -15,7 +15,7 @@ from support.console_stack import ORG, PROJECT, Yard, yard_on
 
 pytestmark = pytest.mark.full
 
-TICK, TABLE = "20261116T120000__0000", f"bronze/{ORG}/{PROJECT}/orders"
+TICK, TABLE = "20261116T120000__0000", f"bronze/ticks/{ORG}/{PROJECT}/orders"
 MOVING = {"age_s", "pending_age_s", "claimed_age_s", "done_age_s", "claimed_s", "lag_s", "behind_s", "stale_claims"}
 SAME = [
     ("/batches.json", "agents", "batches agents"),

@@ -21,6 +21,7 @@ from lakebed.core.ids import Ids
 from lakebed.core.settings import env_name, load
 from lakebed.delta.model import TableSpec, WriteBatch
 from lakebed.delta.plain import schema_json
+from lakebed.pipeline.bronze.places import table_name
 from lakebed.pipeline.tables import files
 from lakebed.pipeline.tables.forget import Forgetter, ForgottenTable
 from lakebed.pipeline.tables.table import Table
@@ -68,7 +69,7 @@ class Lake:
         keys: tuple[str, ...] = (),
         batch: WriteBatch | None = None,
     ) -> Table:
-        spec = TableSpec(f"{layer}/acme/shop/{name}", schema_json(columns), keys=keys)
+        spec = TableSpec(table_name(layer, "acme", "shop", name), schema_json(columns), keys=keys)
         table = Table(None, spec, runtime_on(self.bucket, SystemClock(), Ids()), location=self.location)
         written = files.write_files(pa.table(values), spec, self.location, self.location.filesystem())
         table.append_files(written, batch or WriteBatch("silver", 0) if layer != "gold" else None)
@@ -92,7 +93,7 @@ def lake(bucket: Store, bucket_settings: StoreSettings, tmp_path: Path) -> Lake:
 
 
 def by_table(tables: Sequence[ForgottenTable]) -> dict[str, ForgottenTable]:
-    return {table.table.replace("/acme/shop", ""): table for table in tables}
+    return {table.table.replace("/ticks", "").replace("/acme/shop", ""): table for table in tables}
 
 
 def test_a_key_is_removed_from_every_layer_and_a_dry_run_reports_the_same(lake: Lake) -> None:
@@ -160,15 +161,15 @@ def test_what_cannot_be_forgotten_is_refused(lake: Lake) -> None:
 def test_the_commands_read_delete_and_forget(lake: Lake) -> None:
     """Reads show matching rows only; deletes need a reason, and the audit trail has no value of the key."""
     code, rows, _ = lake.command(
-        "tables", "read", "bronze/acme/shop/orders", "--where", "customer = 'c-1'", "--columns", "order_id"
+        "tables", "read", "bronze/ticks/acme/shop/orders", "--where", "customer = 'c-1'", "--columns", "order_id"
     )
     assert (exits.OK, [{"order_id": 1}, {"order_id": 3}]) == (code, rows)
 
-    code, _, said = lake.command("tables", "delete", "bronze/acme/shop/orders", "--where", "order_id = 3")
+    code, _, said = lake.command("tables", "delete", "bronze/ticks/acme/shop/orders", "--where", "order_id = 3")
     assert code != exits.OK and "a reason is required" in said
 
     code, done, _ = lake.command(
-        "tables", "delete", "bronze/acme/shop/orders", "--where", "order_id = 3", "--reason", "wrong"
+        "tables", "delete", "bronze/ticks/acme/shop/orders", "--where", "order_id = 3", "--reason", "wrong"
     )
     assert (exits.OK, 1) == (code, done["rows"])
 

@@ -7,16 +7,21 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 from lakebed.core.errors import Unavailable
+from lakebed.core.settings import load
 from lakebed.pipeline.bronze.ticks import TableDone
 from lakebed.pipeline.tables import merge
+from lakebed.pipeline.tables.maintenance import TableMaintenance
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
 from lakebed.ticks.model import BadManifest, BronzeTick, ManifestPart, TickColumn
+from lakebed.wiring.context import make_context
+from lakebed.wiring.parts import sections
 from support.stored_ticks import Yard, parquet, table
 
 TWO_DAYS_S = 2 * 86_400.0
@@ -198,14 +203,38 @@ def test_new_columns_follow_the_policy(env: Yard) -> None:
     assert conflict.value.detail["error_class"] == "schema_conflict"
 
 
-def test_rows_past_their_retention_go_and_others_stay(env: Yard) -> None:
+def test_a_table_of_the_layout_before_is_used_where_it_is(env: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its next tick is merged into it; a table that is new in the same project gets the place of now."""
+    with monkeypatch.context() as before:
+        before.setattr("lakebed.pipeline.bronze.ticks.table_name", lambda *parts: "/".join(parts))
+        env.bronze().commit(env.tick("t1", table(parquet(id=[1, 2], note=["a", "b"]))))
+
+    (old, new) = env.bronze().commit(
+        env.tick(
+            "t2",
+            table(parquet(id=[2, 3], note=["new", "c"])),
+            table(parquet(id=[9], note=["n"]), name="fresh", first_seq=1),
+        )
+    )
+
+    assert ((1, 1, 0), (1, 0, 0)) == (counts(old), counts(new))
+    assert [(1, "a"), (2, "new"), (3, "c")] == env.rows()
+    assert ["bronze/acme/p1/orders", "bronze/ticks/acme/p1/fresh"] == [
+        env.bronze().table("acme", "p1", name).spec.name for name in ("orders", "fresh")
+    ]
+    assert ["fresh", "orders"] == env.bronze().names("acme", "p1")
+
+
+def test_rows_past_their_retention_go_and_others_stay(env: Yard, bucket_settings: StoreSettings) -> None:
     """A file with old and new rows is written again without the old, and a second run finds nothing."""
     env.bronze().commit(env.tick("t1", table(parquet(id=[1, 2], note=["a", "b"]))))
     asyncio.run(env.clock.advance(TWO_DAYS_S))
     env.bronze().commit(env.tick("t2", table(parquet(id=[2], note=["new"]))))
 
-    first = env.bronze().expire("acme", "p1", days=1)
-    again = env.bronze().expire("acme", "p1", days=1)
+    layer = {**bucket_settings.as_layer(), "bronze.retention_days": 1}
+    context = msgspec.structs.replace(make_context(load(sections(), stack=layer), role="test"), clock=env.clock)
+    done = [TableMaintenance(context, lambda: env.spark).expire() for _ in range(2)]
+    first, again = ([(one.table, one.rows_removed) for one in each] for each in done)
 
-    assert ({"orders": 1}, {"orders": 0}) == (first, again)
+    assert ([("bronze/ticks/acme/p1/orders", 1)], []) == (first, again)
     assert [(2, "new")] == env.rows()

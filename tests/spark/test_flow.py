@@ -163,7 +163,7 @@ def _check_lineage(context: Context, receiver: Receiver) -> None:
         ("COMPLETE", "gold/acme/p1"),
     } == ends
     first = next(event for event in receiver.events if (event["eventType"], event["job"]["name"]) == END_OF_SILVER)
-    assert ["tables/bronze/acme/p1/orders"] == [each["name"].partition("/")[2] for each in first["inputs"]]
+    assert ["tables/bronze/ticks/acme/p1/orders"] == [each["name"].partition("/")[2] for each in first["inputs"]]
     names = ["tables/silver/acme/p1/orders", "tables/quarantine/acme/p1/orders"]
     assert names == [each["name"].partition("/")[2] for each in first["outputs"]]
     assert [2, 1] == [each["outputFacets"]["outputStatistics"]["rowCount"] for each in first["outputs"]]

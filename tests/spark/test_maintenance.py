@@ -17,12 +17,12 @@ from lakebed.core.feed import Limit
 from lakebed.core.settings import load
 from lakebed.pipeline.bronze.samples import SampleLoader
 from lakebed.pipeline.tables.maintenance import TableMaintenance
-from lakebed.pipeline.workers import bronze_workers
 from lakebed.spark.settings import SparkSettings
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
 from lakebed.wiring.context import make_context
 from lakebed.wiring.parts import sections
+from lakebed.wiring.ticks import bronze_workers
 from support.accepted_batches import ACCEPTED_NS, BatchesYard
 
 pytestmark = pytest.mark.timeout(600)
@@ -131,8 +131,8 @@ def test_the_workers_bring_batches_in_and_keep_the_table_by_themselves(
                 await asyncio.sleep(0.1)
 
     async def play() -> None:
-        ingest, upkeep = bronze_workers(context)
-        assert ("bronze-ingest", "bronze-upkeep") == (ingest.name, upkeep.name)
+        upkeep, ingest = bronze_workers(context)
+        assert ("bronze-upkeep", "pipeline") == (upkeep.name, ingest.name)
         bringing = asyncio.create_task(ingest.run())
         for number in range(2):
             await asyncio.to_thread(env.accept, number * 10, number * 10 + 9, at_s=recent_s() + number)

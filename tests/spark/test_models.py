@@ -102,6 +102,46 @@ def test_a_merge_is_given_the_change_and_adds_it_to_its_own_rows_once(shop: Proj
     } == second[0].columns
 
 
+def test_a_merge_deletes_the_keys_that_its_rows_mark(shop: Project) -> None:
+    """A feed that is passed on follows its source, deletes included, and so does a model that reads it in turn; a key
+    that another row writes stays, and what is marked needs no other column and meets no expectation.
+    """
+    by_id = "-- keys: id\n-- incremental: merge\n"
+    mirror = sql_model(
+        "mirror",
+        f"{by_id}-- expect: total > 0 | fail\n"
+        "select id, customer, if(_change_type = 'delete', -1.0, total) as total, _change_type\n"
+        "from {{ feed('orders') }}",
+    )
+    second = sql_model("second", by_id + "select id, total, _change_type from {{ feed('mirror') }}")
+    last = sql_model(
+        "last",
+        "-- keys: customer\n-- incremental: merge\nselect customer, max(total) as total,\n"
+        "if(every(_change_type = 'delete'), 'delete', 'insert') as _change_type\n"
+        "from {{ feed('orders') }} group by customer",
+    )
+    models = (mirror, second, last)
+    shop.upsert((1, 7, 1.0, "a"), (2, 7, 2.0, "a"), (3, 8, 4.0, "b"), (4, 9, 8.0, "b"))
+    first = shop.run(*models)
+    shop.orders.delete("id = 3")
+    shop.upsert((1, 7, 3.0, "a"), (5, 5, 5.0, "b"))
+    shop.orders.delete("id = 2")
+    made = shop.run(*models)
+    again = shop.run(*models)
+    whole = shop.run(*models, full_refresh=True)
+
+    assert {"refresh"} == {each.mode for each in first}
+    assert {"mirror": (2, 2), "second": (2, 2), "last": (2, 1)} == {
+        each.table: (each.rows, each.deleted) for each in made
+    }
+    assert {"unchanged"} == {each.state for each in again}
+    assert [(1, 7, 3.0), (4, 9, 8.0), (5, 5, 5.0)] == shop.rows("mirror")
+    assert [(1, 3.0), (4, 8.0), (5, 5.0)] == shop.rows("second")
+    assert [5, 7, 9] == [row[0] for row in shop.rows("last")]
+    assert {"made"} == {each.state for each in whole}
+    assert {"id", "customer", "total"} == set(shop.runner().table("acme", "shop", "gold.mirror").read().columns)
+
+
 def test_changes_are_exactly_the_rows_that_were_written(shop: Project) -> None:
     """Rows that an upsert or a compaction only copied are none; of several versions the last counts."""
     shop.upsert(*((n, n, 1.0, "a") for n in range(50)))

@@ -91,7 +91,7 @@ class Env:
 
     def notes(self, table: str) -> dict[str, int]:
         """How many rows of a bronze table each tick has, as delta-rs reads it; each key once."""
-        uri = self.location.uri(f"tables/bronze/{ORG}/{PROJECT}/{table}")
+        uri = self.location.uri(f"tables/bronze/ticks/{ORG}/{PROJECT}/{table}")
         found = deltalake.DeltaTable(uri, storage_options=self.location.storage_options()).to_pyarrow_table()
         assert found.num_rows == len(set(found.column("id").to_pylist())), "a key is there twice"
         reported = found.column("note").to_pylist()

@@ -14,6 +14,9 @@ from lakebed.core.settings import load
 from lakebed.delta.model import TableSpec
 from lakebed.pipeline.audit.flow import FlowCheck
 from lakebed.pipeline.bronze.ingestion import Ingestion
+from lakebed.pipeline.models.runs import runs
+from lakebed.pipeline.models.worker import ModelWorker
+from lakebed.pipeline.runner import PipelineRunner
 from lakebed.pipeline.tables.table import Table
 from lakebed.queue.model import KeyValueEntry
 from lakebed.queue.roles import Queue
@@ -142,6 +145,30 @@ def test_samples_records_and_entries_reach_gold_once(spark: SparkSession, bucket
         flow.table: (flow.bronze, flow.silver, flow.quarantined, flow.lost, flow.behind) for flow in check.run()
     }
     assert {"lake/main/activity": 1} == check.gold()
+
+
+def test_a_model_is_made_when_enough_records_of_a_topic_wait(
+    spark: SparkSession, context: Context, tmp_path: Path
+) -> None:
+    """One is too few; with the second both are loaded, and go through silver to the model, without a schedule."""
+    counted = "-- lag: topic.orders | 2\nselect agent, count(*) as orders from silver.orders group by agent"
+    (tmp_path / "gold" / "counted.sql").write_text(counted)
+    runner, log = PipelineRunner(context), LogYard(context)
+    worker = ModelWorker(runner, context)
+
+    async def round_of(names: list[str]) -> None:
+        assert names == await worker.round()
+        await asyncio.gather(*worker._running.values())
+
+    log.append("orders", b'{"id": 1, "agent": "agent-x"}')
+    asyncio.run(round_of([]))
+    log.append("orders", b'{"id": 2, "agent": "agent-x"}')
+    before = runner.lags(["topic.orders"])
+    asyncio.run(round_of(["counted"]))
+
+    assert ({"topic.orders": 2}, {"topic.orders": 0}) == (before, runner.lags(["topic.orders"]))
+    assert [{"agent": "agent-x", "orders": 2}] == rows(spark, context, "gold/lake/main/counted")
+    assert "lag" in {each.trigger for each in asyncio.run(runs(context.store))}
 
 
 def test_the_audit_finds_a_row_that_silver_or_the_quarantine_lacks(

@@ -6,11 +6,13 @@ Everything is started as a process of its own on a port that is free, and stoppe
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,7 @@ class Processes:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._started: list[tuple[str, subprocess.Popen[bytes]]] = []
+        self._started: list[tuple[str, subprocess.Popen[Any]]] = []
 
     def start(self, name: str, *arguments: str) -> None:
         env = {
@@ -50,6 +52,10 @@ class Processes:
         command = [str(HOME / "bin" / "spark-class"), *arguments]
         log = (self.folder / f"{name}.log").open("wb")
         self._started.append((name, subprocess.Popen(command, env=env, stdout=log, stderr=log, cwd=self.folder)))
+
+    def adopt(self, name: str, process: subprocess.Popen[Any]) -> None:
+        """Ends this one too."""
+        self._started.append((name, process))
 
     def wait(self, what: str, port: int) -> None:
         """Until something listens there. Fails with the last words of a process that died."""
@@ -63,6 +69,15 @@ class Processes:
             time.sleep(0.1)
         raise AssertionError(f"{what} did not listen on {port} within {START_S:.0f} s")
 
+    def kill(self, name: str) -> None:
+        """kill -9 of this process and of those that it started: a worker and its executors are gone at once."""
+        (victim,) = (process for known, process in self._started if known == name)
+        for pid in (*_descendants(victim.pid), victim.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        victim.wait()
+        self._started = [each for each in self._started if each[1] is not victim]
+
     def stop(self) -> None:
         for _, process in reversed(self._started):
             process.terminate()
@@ -72,6 +87,14 @@ class Processes:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def _descendants(pid: int) -> list[int]:
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, task.read_text().split()):
+            found += [*_descendants(child), child]
+    return found
 
 
 class Cluster:

@@ -93,7 +93,7 @@ def bench(
     quick
         short run: most end within 45 seconds, `pipeline` and `tables` within 90.
     scenario
-        run a load test of `log` instead: steady, wide, kill or smoke.
+        run a load test instead: of `log` steady, wide, kill or smoke; of `ticks` fleet, soak or smoke.
     out
         folder for the results and the report of a load test.
     """
@@ -114,15 +114,15 @@ def bench(
 def _load_test(name: str, scenario: str, out: Path, where: Where, output: Output) -> int:
     place = LOAD_TESTS.get(name)
     if place is None:
-        raise Invalid(f"bench {name} has no scenarios", hint="lakebed bench log --scenario steady")
+        raise Invalid(f"bench {name} has no scenarios", hint=f"those with scenarios: {', '.join(LOAD_TESTS)}")
     with temporary_bucket(where) as settings, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         env = BenchEnvironment(settings, False, lambda line: say(f"  {line}"))
         summary = runner.run(resolve(place)(env, scenario, out))
     emit(summary, output)
-    if note := note_of("log", settings):
+    if note := note_of(name, settings):
         say(note)
     say(f"report: {summary.folder}/report.html")
-    return exits.OK
+    return exits.OK if getattr(summary, "held", True) else exits.FAILED
 
 
 def _show(report: BenchReport, output: str) -> None:

@@ -7,7 +7,7 @@ A principal of a tenant is limited further, whatever its patterns say: a right h
 tenant (`demand`), or where its route answers each tenant with what is theirs (`demand_list`, then `owns`). All other
 rights are denied, so a new route is closed to tenants until it names its thing. A thing belongs to the tenant whose
 name it begins with, up to its first separator: `acme`, `acme.orders` and `acme-7` to `acme`; so does a table below its
-layer, `bronze/acme/shop/orders`.
+layer, `silver/acme/shop/orders`, and below its source in bronze, `bronze/ticks/acme/shop/orders`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lakebed.core.errors import Denied
 MATCHES_MAX = 4096  # cached results: the same few rights are checked again and again
 LAYERS = ("bronze", "silver", "gold")
 TENANT = re.compile(rf"(?!(?:{'|'.join(LAYERS)})$)[a-z0-9]{{1,32}}")  # no separator: a thing then has one owner
-OWNER = re.compile(rf"(?:(?:{'|'.join(LAYERS)})/)?([a-z0-9]{{1,32}})(?![A-Za-z0-9])")
+OWNER = re.compile(rf"(?:bronze/ticks/|(?:{'|'.join(LAYERS)})/)?([a-z0-9]{{1,32}})(?![A-Za-z0-9])")
 
 
 class KeyLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -131,7 +131,9 @@ def _model_runner(context: Context) -> PipelineRunner | None:
 def _all_models(runner: PipelineRunner, org: str, project: str, reason: str, *, follow: bool) -> list[dict[str, Any]]:
     """Every model that is not run by hand alone; in a loop those with a schedule are left to `lakebed work`."""
     models = runner.graph.models.values()
-    names = [m.name for m in models if m.options.on != "manual" and not (follow and m.options.scheduled)]
+    names = [
+        m.name for m in models if m.options.on != "manual" and not (follow and (m.options.scheduled or m.options.lag))
+    ]
     rows = []
     for org_id, project_id in chosen_projects(runner, org, project):
         reports = runner.run_models(org_id, project_id, names, trigger="command", reason=reason, raises=False)

@@ -20,8 +20,10 @@ from lakebed.core.errors import NotFound
 from lakebed.core.logs import logger
 from lakebed.core.traces import traced
 from lakebed.delta import cleanup, vacuum
-from lakebed.pipeline.bronze.ticks import BronzeWriter, TableDone, table_name
-from lakebed.pipeline.models.definition import Model
+from lakebed.pipeline.bronze.ingestion import Ingestion
+from lakebed.pipeline.bronze.places import every_table, projects, table_name
+from lakebed.pipeline.bronze.ticks import BronzeWriter, TableDone
+from lakebed.pipeline.models.definition import BadModel, Model, nearest
 from lakebed.pipeline.models.folder import read_models
 from lakebed.pipeline.models.graph import Graph, graph_of
 from lakebed.pipeline.models.job import ModelRunner
@@ -34,11 +36,9 @@ from lakebed.spark.lineage import Dataset, lineage_of
 from lakebed.spark.location import Location
 from lakebed.spark.session import open_session, warm
 from lakebed.spark.settings import SparkSettings
-from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
 from lakebed.ticks.model import BronzeTick
 
-LAYERS = ("bronze", "silver", "quarantine", "gold")
 R = TypeVar("R")
 
 log = logger("pipeline")
@@ -65,6 +65,13 @@ class PipelineRunner:
         self._contracts: list[Contract] = _read(self._settings.contracts_folder, read_contracts)
         models: list[Model] = _read(self._settings.gold_folder, read_models)
         self.graph: Graph = graph_of(models, {contract.table for contract in self._contracts})
+        waited = {word: model.file for model in models for word in model.options.lag}
+        self._ingestion = Ingestion(context, self) if waited else None
+        known = self._ingestion.words if self._ingestion else []
+        if missing := [word for word in waited if word not in known]:
+            raise BadModel(
+                f"{waited[missing[0]]}: lag: nothing loads {missing[0]} into bronze", hint=nearest(missing[0], known)
+            )
 
     def warm(self) -> None:
         """Starts Spark in the background; returns at once."""
@@ -160,6 +167,15 @@ class PipelineRunner:
                 raise error
             return made
 
+    def lags(self, words: Collection[str]) -> dict[str, int]:
+        """How many records of these topics and queues wait to be loaded. Starts no Spark."""
+        return self._ingestion.lags(words) if self._ingestion else {}
+
+    def load(self, words: Collection[str]) -> None:
+        """Loads these topics and queues into bronze, and brings them to silver and gold."""
+        if self._ingestion:
+            self._ingestion.run(only=words)
+
     def plan_models(
         self, org_id: str, project_id: str, names: Collection[str], *, full_refresh: bool = False
     ) -> dict[str, ModelStep]:
@@ -171,7 +187,7 @@ class PipelineRunner:
         """The projects that have tables in a layer that a model reads."""
         read = {source for model in self.graph.models.values() for source in model.sources if "/" not in source}
         layers = sorted({"gold", *(source.partition(".")[0] for source in read)})
-        found = [asyncio.run(_projects(self._context.store, layer)) for layer in layers]
+        found = [asyncio.run(projects(self._context.store, layer)) for layer in layers]
         return sorted({each for one in found for each in one})
 
     def commit(self, tick: BronzeTick) -> list[TableDone]:
@@ -207,20 +223,6 @@ class PipelineRunner:
             rows.labels(outcome="quarantined").inc(report.quarantined)
             rows.labels(outcome="duplicate").inc(report.duplicates)
 
-    def expire(self) -> dict[str, int]:
-        """Removes bronze rows past their retention, in every project; gives how many, by table. Idempotent."""
-        removed: dict[str, int] = {}
-        days = self._context.settings.of(BronzeSettings).retention_days
-        if not days:
-            return removed
-        for org, project in asyncio.run(_projects(self._context.store, "bronze")):
-            with self._lineage.job(f"retention/bronze/{org}/{project}", polls=True) as run:
-                gone = self.bronze.expire(org, project, days=days)
-                for table in (name for name, rows in gone.items() if rows):
-                    run.wrote(_key("bronze", org, project, table))
-            removed |= {f"{org}/{project}/{table}": rows for table, rows in gone.items() if rows}
-        return removed
-
     def _open(self) -> tuple[BronzeWriter, Silver, ModelRunner]:
         with self._lock:
             if self._built is None:
@@ -248,7 +250,7 @@ def _columns(report: ModelReport, key: Callable[[str], str]) -> dict[str, tuple[
 
 
 def _by_tick(model: Model) -> bool:
-    return not model.options.scheduled and model.options.on != "manual"
+    return not model.options.scheduled and not model.options.lag and model.options.on != "manual"
 
 
 def _key(layer: str, org_id: str, project_id: str, name: str) -> str:
@@ -261,23 +263,15 @@ async def vacuum_tables(context: Context) -> dict[str, int]:
     """
     deleted: dict[str, int] = {}
     keep_s = max(vacuum.KEEP_S, context.settings.of(BronzeSettings).keep_versions_s)
-    for layer in LAYERS:
-        for org, project in await _projects(context.store, layer):
-            for table in await context.store.children(f"tables/{layer}/{org}/{project}/"):
-                name = table_name(layer, org, project, table)
-                try:
-                    gone = await vacuum.sweep(context.store, f"tables/{name}", clock=context.clock, keep_s=keep_s)
-                    await cleanup.clean(context.store, f"tables/{name}", clock=context.clock)
-                except vacuum.REFUSED as error:
-                    log.warning("a table was not vacuumed", table=name, error=error.message)
-                    continue
-                deleted |= {name: gone} if gone else {}
+    for name in await every_table(context.store):
+        try:
+            gone = await vacuum.sweep(context.store, f"tables/{name}", clock=context.clock, keep_s=keep_s)
+            await cleanup.clean(context.store, f"tables/{name}", clock=context.clock)
+        except vacuum.REFUSED as error:
+            log.warning("a table was not vacuumed", table=name, error=error.message)
+            continue
+        deleted |= {name: gone} if gone else {}
     return deleted
-
-
-async def _projects(store: Store, layer: str) -> list[tuple[str, str]]:
-    orgs = await store.children(f"tables/{layer}/")
-    return [(org, project) for org in orgs for project in await store.children(f"tables/{layer}/{org}/")]
 
 
 def _read(folder: Path | None, reader: Callable[[Path], list[R]]) -> list[R]:

@@ -1,4 +1,4 @@
-"""Background work of the pipeline, in `lakebed work`: loads into bronze, table maintenance and bronze retention.
+"""Background work of the pipeline, in `lakebed work`: loads into bronze, models, table maintenance, bronze retention.
 
 Any number of processes may run these at once: the tables' commits decide, and a later process finds the work done.
 Spark is imported where it is used, so that a process without such work does not load it.
@@ -7,69 +7,97 @@ Spark is imported where it is used, so that a process without such work does not
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from lakebed.core.context import Context, Worker
+from lakebed.core.errors import LakebedError
 from lakebed.core.logs import logger
 from lakebed.pipeline.settings import BronzeSettings, PipelineSettings
+
+if TYPE_CHECKING:
+    from lakebed.pipeline.runner import PipelineRunner
+
+PAUSE_S = 1.0
+PAUSE_MAX_S = 300.0  # longest pause of a loop that fails again and again
+STEADY_S = 60.0  # a loop that ran so long begins with short pauses again
 
 log = logger("pipeline")
 bronze_log = logger("bronze")
 
 
-def workers(context: Context) -> Sequence[Worker]:
-    """Bronze rows of ticks past their retention are deleted, then the files that no version needs."""
+def retention_workers(context: Context) -> Sequence[Worker]:
+    """Bronze rows past their retention are deleted, of every source, then the files that no version needs."""
     settings = context.settings.of(PipelineSettings)
-
-    def expire() -> dict[str, int]:
-        from lakebed.pipeline.runner import PipelineRunner
-
-        return PipelineRunner(context).expire()
 
     async def run() -> None:
         while True:
             await context.clock.sleep(settings.retention_interval_s)
             from lakebed.pipeline.models.runs import expire_runs
             from lakebed.pipeline.runner import vacuum_tables
+            from lakebed.pipeline.tables.maintenance import TableMaintenance
 
-            for table, rows in (await asyncio.to_thread(expire)).items():
-                log.info("bronze rows removed", table=table, rows=rows)
+            for report in await asyncio.to_thread(TableMaintenance(context).expire):
+                if not report.problem:
+                    log.info("bronze rows removed", table=report.table, rows=report.rows_removed)
             for table, files in (await vacuum_tables(context)).items():
                 log.info("table vacuumed", table=table, files=files)
             if gone := await expire_runs(context.store, context.clock.now_ns()):
                 log.info("records of runs deleted", runs=gone)
 
-    made = [Worker("bronze-retention", run)]
+    return [Worker("bronze-retention", run)]
+
+
+def maintenance_workers(context: Context) -> Sequence[Worker]:
+    every_s = context.settings.of(BronzeSettings).upkeep_every_s
+    return [Worker("bronze-upkeep", lambda: _maintain(context, every_s))] if every_s else []
+
+
+def pipeline_loops(
+    context: Context, opened: Callable[[], Awaitable[PipelineRunner]]
+) -> list[Callable[[], Coroutine[Any, Any, None]]]:
+    """Loads into bronze, and models that are due, each where its interval is set. They run beside the dispatcher of
+    ticks, so an error of one stops none of the others: it is logged, and tried again after a growing pause.
+    """
+    settings = context.settings.of(PipelineSettings)
+    made: list[Callable[[], Coroutine[Any, Any, None]]] = []
+    if load_every_s := context.settings.of(BronzeSettings).run_every_s:
+        load = partial(_load, context, load_every_s, opened)
+        made.append(partial(_repeated, context, "a load into bronze failed", load))
     if settings.gold and settings.models_every_s:
-        made.append(Worker("models", lambda: _models(context, settings.models_every_s)))
+        models = partial(_models, context, settings.models_every_s, opened)
+        made.append(partial(_repeated, context, "models could not be run", models))
     return made
 
 
-async def _models(context: Context, every_s: float) -> None:
+async def _repeated(context: Context, what: str, loop: Callable[[], Awaitable[None]]) -> None:
+    """Runs a loop that only ends by an error, again and again."""
+    failures = 0
+    while True:
+        began_s = context.clock.monotonic_s()
+        try:
+            await loop()
+        except LakebedError as error:
+            bronze_log.error(what, error=error.message, hint=error.hint)
+        except Exception as error:  # whatever it is: the other loops of the worker go on
+            bronze_log.error(what, error=type(error).__name__, exc_info=error)
+        failures = 0 if context.clock.monotonic_s() - began_s >= STEADY_S else failures + 1
+        await context.clock.sleep(PAUSE_S + context.ids.jitter_s(failures, base_s=PAUSE_S, cap_s=PAUSE_MAX_S))
+
+
+async def _models(context: Context, every_s: float, opened: Callable[[], Awaitable[PipelineRunner]]) -> None:
     from lakebed.pipeline.models.worker import ModelWorker
-    from lakebed.pipeline.runner import PipelineRunner
 
-    runner = await asyncio.to_thread(PipelineRunner, context)
-    await ModelWorker(runner, context).run(every_s)
+    await ModelWorker(await opened(), context).run(every_s)
 
 
-def bronze_workers(context: Context) -> Sequence[Worker]:
-    """Loads into bronze and table maintenance, each where its interval is set."""
-    settings = context.settings.of(BronzeSettings)
-    made = []
-    if settings.run_every_s:
-        made.append(Worker("bronze-ingest", lambda: _ingest(context, settings.run_every_s)))
-    if settings.upkeep_every_s:
-        made.append(Worker("bronze-upkeep", lambda: _maintain(context, settings.upkeep_every_s)))
-    return made
-
-
-async def _ingest(context: Context, every_s: float) -> None:
+async def _load(context: Context, every_s: float, opened: Callable[[], Awaitable[PipelineRunner]]) -> None:
     from lakebed.pipeline.bronze.ingestion import Ingestion
 
-    ingestion = Ingestion(context)
+    ingestion = Ingestion(context, await opened())
     while True:
         for report in await asyncio.to_thread(ingestion.run):
             if report.steps:
@@ -90,7 +118,7 @@ async def _maintain(context: Context, every_s: float) -> None:
         from lakebed.pipeline.tables.maintenance import TableMaintenance
 
         maintenance = TableMaintenance(context)
-        for work in (maintenance.compact, maintenance.expire, maintenance.vacuum):
+        for work in (maintenance.compact, maintenance.vacuum):
             for report in await asyncio.to_thread(work):
                 done = {name: value for name, value in msgspec.to_builtins(report).items() if value}
                 if not report.problem:

@@ -12,8 +12,8 @@ span `receives_max` timeouts (75 minutes by default), not an outage of a minute.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
 import msgspec
@@ -24,6 +24,7 @@ from lakebed.core.errors import Corrupt, LakebedError
 from lakebed.core.logs import logger
 from lakebed.core.traces import traced
 from lakebed.ticks.audit import AuditRow, AuditTable
+from lakebed.ticks.finalizer import OrgLocks
 from lakebed.ticks.model import SilverResult, SilverTick, TickId, TickMessage
 from lakebed.ticks.queue import ReceivedMessage, TickQueue
 from lakebed.ticks.settings import TicksSettings
@@ -34,6 +35,7 @@ HEARTBEATS_PER_TIMEOUT = 3
 BATCH_MAX = 10  # messages of one round; SQS returns at most this many from one receive
 WINDOW_LEAST_S = 0.001  # less than this is not worth a sleep
 SETTLE_TRIES = 3
+WAITING_MAX = 1_000  # groups of one project that wait for its job; more are received again later
 TRIES_PER_RECEIVE = 3  # of a failing job before its messages wait for the visibility timeout
 RETRY_BASE_S = 2.0
 RETRY_CAP_S = 30.0
@@ -61,18 +63,44 @@ class Dispatcher:
         self._context, self._clock = context, context.clock
         self._settings = context.settings.of(TicksSettings)
         self._queue, self._dispatched, self._job = queue, dispatched, job
+        self._gate = asyncio.Semaphore(self._settings.jobs_max)
+        self._turns = OrgLocks(WAITING_MAX)
         self._ticks = context.metrics.counter("lakebed_ticks_dispatched_total")
         self._jobs = context.metrics.counter("lakebed_ticks_jobs_total")
         self._seconds = context.metrics.histogram("lakebed_ticks_job_seconds")
 
     async def run(self) -> None:
-        while True:
-            if not await self.round():
-                await self._clock.sleep(self._settings.poll_s)
+        """Dispatches for ever. Messages are received while a job may start: none waits for a slower one to end."""
+        running: set[asyncio.Task[int]] = set()
+        try:
+            while True:
+                async with self._gate:
+                    pass
+                started: list[asyncio.Task[int]] = []
+                try:
+                    started = await self.start()
+                except LakebedError as error:
+                    if not running:
+                        raise  # otherwise a restart would cut jobs that run
+                    log.warning("messages could not be received: retrying", error=error.message)
+                running |= set(started)
+                for done in [task for task in running if task.done()]:
+                    running.remove(done)
+                    done.result()
+                if not started:
+                    await self._clock.sleep(self._settings.poll_s)
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def round(self) -> int:
+        """Receives messages, dispatches them, and waits for their jobs. Returns how many messages there were."""
+        return sum(await asyncio.gather(*await self.start()))
 
     @traced("ticks dispatch")
-    async def round(self) -> int:
-        """Receives messages, up to a batch or a window, and dispatches them. Returns how many there were."""
+    async def start(self) -> list[asyncio.Task[int]]:
+        """Receives messages, up to a batch or a window, and starts a task for each project of them."""
         batch = await self._gather()
         groups: dict[tuple[str, str], list[tuple[TickMessage, ReceivedMessage]]] = {}
         for received in batch:
@@ -82,9 +110,7 @@ class Dispatcher:
                 log.error("message does not decode", message_id=received.message_id, error=error.message)
                 continue
             groups.setdefault((message.org_id, message.project_id), []).append((message, received))
-        gate = asyncio.Semaphore(self._settings.jobs_max)
-        await asyncio.gather(*(self._dispatch(gate, project, pairs) for project, pairs in groups.items()))
-        return len(batch)
+        return [asyncio.create_task(self._dispatch(project, pairs)) for project, pairs in groups.items()]
 
     async def _gather(self) -> list[ReceivedMessage]:
         batch = list(await self._queue.receive(BATCH_MAX))
@@ -97,14 +123,15 @@ class Dispatcher:
             batch += await self._queue.receive(BATCH_MAX - len(batch))
         return batch
 
-    async def _dispatch(
-        self, gate: asyncio.Semaphore, project: tuple[str, str], pairs: Sequence[tuple[TickMessage, ReceivedMessage]]
-    ) -> None:
+    async def _dispatch(self, project: tuple[str, str], pairs: Sequence[tuple[TickMessage, ReceivedMessage]]) -> int:
+        """Runs the project's job when it is its turn: after its earlier ones, and when a slot is free. Gives the number
+        of messages.
+        """
         by_tick: dict[TickId, list[tuple[TickMessage, ReceivedMessage]]] = {}
         for message, received in pairs:
             by_tick.setdefault(message.tick, []).append((message, received))
         try:
-            async with gate:
+            async with self._turn(project, [received for _, received in pairs]):
                 claimed = [
                     ours
                     for same in by_tick.values()
@@ -114,6 +141,29 @@ class Dispatcher:
                     await self._run(project, claimed)
         except LakebedError as error:  # the messages become visible again
             log.warning("group was not dispatched", project=project[1], error=error.message)
+        return len(pairs)
+
+    @asynccontextmanager
+    async def _turn(self, project: tuple[str, str], held: Sequence[ReceivedMessage]) -> AsyncIterator[None]:
+        """Waits until no job of the project runs and a slot is free; messages stay hidden while they wait, so that a
+        receive is counted only for a job that is tried.
+        """
+        waiting = asyncio.create_task(self._hide(held))
+        try:
+            async with self._turns.of("/".join(project)), self._gate:
+                await _stopped(waiting)
+                yield
+        finally:
+            await _stopped(waiting)
+
+    async def _hide(self, held: Sequence[ReceivedMessage]) -> None:
+        while True:
+            await self._clock.sleep(self._settings.visibility_timeout_s / HEARTBEATS_PER_TIMEOUT)
+            for received in held:
+                try:
+                    await self._queue.hide(received.receipt, self._settings.visibility_timeout_s)
+                except LakebedError as error:
+                    log.warning("a waiting message was not hidden", error=error.message)
 
     async def _claim(self, message: TickMessage, held: tuple[ReceivedMessage, ...]) -> _Claimed | None:
         """Claims the tick; None when its job is done (the messages are deleted) or runs elsewhere.

@@ -13,7 +13,7 @@ ROOT = "ticks/v1"
 REPLAYS = f"{ROOT}/replays"  # one note for each replay: <tick>/<ms>-<token>.json
 TIMES = f"{ROOT}/audit/times"  # one note for each commit and replay, by time
 WATERMARK = f"{ROOT}/audit/watermark.json"
-BRONZE_ROOT = "tables/bronze"
+BRONZE_ROOT = "tables/bronze/ticks"
 
 RESERVED_ORGS = ("batches", "topics", "queues")  # folders of bronze for the sources that have no org
 

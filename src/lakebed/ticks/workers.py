@@ -1,4 +1,4 @@
-"""The workers of ticks: the sweeper, and the auditor that measures the lag; and that of silver, the dispatcher."""
+"""The workers of ticks alone: the sweeper, and the auditor that measures the lag. The wiring adds the dispatcher."""
 
 from __future__ import annotations
 
@@ -8,18 +8,9 @@ from lakebed.core.context import Context, Worker
 from lakebed.ticks.adapters import open_audit, open_queue
 from lakebed.ticks.audit import COMMITTED, DISPATCHED
 from lakebed.ticks.auditor import DispatchAuditor
-from lakebed.ticks.dispatcher import Dispatcher, SilverJob
 from lakebed.ticks.finalizer import BronzeCommitter, Finalizer
 from lakebed.ticks.ownership import Ownership
 from lakebed.ticks.sweeper import TickSweeper
-
-
-def silver_worker(context: Context, job: SilverJob) -> Worker:
-    """The dispatcher: any number of processes may run it, apart from those that accept ticks."""
-    dispatched = open_audit(context, DISPATCHED)
-    return Worker(
-        "ticks-dispatcher", Dispatcher(context, queue=open_queue(context), dispatched=dispatched, job=job).run
-    )
 
 
 def workers(context: Context, bronze: BronzeCommitter) -> Sequence[Worker]:

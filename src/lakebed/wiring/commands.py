@@ -47,7 +47,13 @@ def serve(
 
 def work(
     *,
-    parts: Parts = "",
+    parts: Annotated[
+        str,
+        Parameter(
+            help="parts to run, separated by commas (default: all); ticks, silver, bronze and pipeline each include "
+            "the worker that loads sources and dispatches silver and gold, silver nothing else"
+        ),
+    ] = "",
     host: Annotated[str | None, Parameter(help="address for health and metrics (default: gateway.host)")] = None,
     port: Annotated[int | None, Parameter(help="port for health and metrics (default: gateway.work_port)")] = None,
     log: Log = "info",

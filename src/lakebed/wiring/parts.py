@@ -199,6 +199,7 @@ PARTS: tuple[Part, ...] = (
         page="lakebed.ticks.page:TicksPage",
         runs="lakebed.ticks.runs:TicksRuns",
         bench="lakebed.ticks.bench:bench",
+        load_test="lakebed.ticks.loadtest:run",
         demo="lakebed.ticks.demo",
         worlds=(
             SimWorld(
@@ -210,7 +211,7 @@ PARTS: tuple[Part, ...] = (
     ),
     Part(
         "silver",
-        "dispatches committed ticks to silver and gold",
+        "brings every source to silver and gold",
         workers="lakebed.wiring.ticks:silver_workers",
         commands=(
             Command(
@@ -232,7 +233,7 @@ PARTS: tuple[Part, ...] = (
         "pipeline",
         "bronze, silver and gold",
         settings="lakebed.pipeline.settings:PipelineSettings",
-        workers="lakebed.pipeline.workers:workers",
+        workers="lakebed.wiring.ticks:pipeline_workers",
         commands=(
             Command(
                 "lakebed.pipeline.silver.commands:app",
@@ -275,7 +276,7 @@ PARTS: tuple[Part, ...] = (
         "bronze",
         "batches, topics and queues as tables",
         settings="lakebed.pipeline.settings:BronzeSettings",
-        workers="lakebed.pipeline.workers:bronze_workers",
+        workers="lakebed.wiring.ticks:bronze_workers",
         commands=(
             Command(
                 "lakebed.wiring.bronze_commands:app",
@@ -364,12 +365,13 @@ def components(context: Context, names: Sequence[str] = ()) -> list[Component]:
 
 
 def workers(context: Context, names: Sequence[str] = ()) -> list[Worker]:
-    return [
-        worker
-        for part in PARTS
-        if part.workers and (not names or part.name in names)
-        for worker in cast("Callable[[Context], Sequence[Worker]]", resolve(part.workers))(context)
-    ]
+    """Those of the named parts, or of all; a worker that several parts name is there once."""
+    found: dict[str, Worker] = {}
+    for part in PARTS:
+        if part.workers and (not names or part.name in names):
+            made = cast("Callable[[Context], Sequence[Worker]]", resolve(part.workers))(context)
+            found = {worker.name: worker for worker in made} | found
+    return list(found.values())
 
 
 def machine_checks() -> list[Diagnosis]:

@@ -1,4 +1,5 @@
-"""Joins ticks with the Spark pipeline: the pipeline implements the interfaces that ticks declares.
+"""Joins ticks with the Spark pipeline: the pipeline implements the interfaces that ticks declares, and one worker
+brings every source to silver and gold.
 
 `ticks.pipeline = "twin"` uses the fakes instead of Spark, for tests and small machines.
 """
@@ -18,14 +19,15 @@ from lakebed.core.errors import LakebedError
 from lakebed.core.logs import logger
 from lakebed.gateway.settings import GatewaySettings
 from lakebed.pipeline.settings import PipelineSettings
+from lakebed.pipeline.workers import maintenance_workers, pipeline_loops, retention_workers
 from lakebed.store.settings import StoreSettings
 from lakebed.ticks.adapters import open_audit, open_queue, open_vault
-from lakebed.ticks.audit import COMMITTED
+from lakebed.ticks.audit import COMMITTED, DISPATCHED
+from lakebed.ticks.dispatcher import Dispatcher
 from lakebed.ticks.fakes import FakeBronze, FakeSilverJob
 from lakebed.ticks.model import BronzeResult, BronzeTick, SilverResult, SilverTick
 from lakebed.ticks.routes import TicksRoutes
 from lakebed.ticks.settings import TicksSettings
-from lakebed.ticks.workers import silver_worker
 from lakebed.ticks.workers import workers as tick_workers
 
 if TYPE_CHECKING:
@@ -54,17 +56,46 @@ def component(context: Context) -> Component:
 
 
 def workers(context: Context) -> Sequence[Worker]:
-    if context.settings.of(TicksSettings).pipeline == "twin":
-        return tick_workers(context, FakeBronze(context))
-    return tick_workers(context, SparkBronze(SparkFlow(context)))
+    twin = context.settings.of(TicksSettings).pipeline == "twin"
+    bronze = FakeBronze(context) if twin else SparkBronze(SparkFlow(context))
+    return [*tick_workers(context, bronze), *silver_workers(context)]
+
+
+def bronze_workers(context: Context) -> Sequence[Worker]:
+    return [*maintenance_workers(context), *silver_workers(context)]
+
+
+def pipeline_workers(context: Context) -> Sequence[Worker]:
+    return [*retention_workers(context), *silver_workers(context)]
 
 
 def silver_workers(context: Context) -> Sequence[Worker]:
-    """The dispatcher, which runs silver and gold: alone in its process with `lakebed work --parts silver`."""
-    if context.settings.of(TicksSettings).pipeline == "twin":
-        return [silver_worker(context, FakeSilverJob(context))]
+    """The one worker that brings every source to silver and gold: it dispatches committed ticks, loads batches, topics
+    and queues into bronze, and runs models that are due. The parts ticks, bronze, silver and pipeline name it, and a
+    process runs it once; `lakebed work --parts silver` has nothing beside it.
+    """
+    twin = context.settings.of(TicksSettings).pipeline == "twin"
     flow = SparkFlow(context)
-    return [flow.warming(silver_worker(context, SparkSilver(flow)))]
+    dispatch = Dispatcher(
+        context,
+        queue=open_queue(context),
+        dispatched=open_audit(context, DISPATCHED),
+        job=FakeSilverJob(context) if twin else SparkSilver(flow),
+    )
+
+    async def run() -> None:
+        if context.settings.of(PipelineSettings).contracts and not twin:
+            await flow.warm()  # without contracts nothing needs Spark, and the gateway's is enough for a whole stack
+        loops = [dispatch.run, *pipeline_loops(context, flow.open)]
+        tasks = [asyncio.create_task(loop()) for loop in loops]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    return [Worker("pipeline", run)]
 
 
 class WarmTicks(TicksRoutes):
@@ -117,18 +148,6 @@ class SparkFlow:
                 await asyncio.to_thread((await self.open()).warm)
             except LakebedError as error:  # the first job raises it again
                 log.warning("Spark did not start", error=error.message, hint=error.hint)
-
-    def warming(self, worker: Worker) -> Worker:
-        """The dispatcher, with Spark started beside it if silver has contracts. Without contracts nothing needs it, and
-        the gateway's Spark is enough for a whole stack.
-        """
-
-        async def run() -> None:
-            if self._context.settings.of(PipelineSettings).contracts:
-                await self.warm()
-            await worker.run()
-
-        return Worker(worker.name, run)
 
     def _make(self) -> PipelineRunner:
         from lakebed.pipeline.runner import PipelineRunner

@@ -240,7 +240,7 @@ def test_only_the_log_has_load_tests(shell: Shell) -> None:
     code, _, err = shell("bench", "queue", "--scenario", "steady")
 
     assert exits.code_for(Invalid("")) == code
-    assert "bench queue has no scenarios" in err and "lakebed bench log --scenario steady" in err
+    assert "bench queue has no scenarios" in err and "those with scenarios: log, ticks" in err
 
 
 def test_the_demos_summary_counts_what_held_and_names_what_broke(capsys: pytest.CaptureFixture[str]) -> None:

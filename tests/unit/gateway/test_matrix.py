@@ -157,6 +157,8 @@ def test_a_new_route_is_in_the_matrix() -> None:
         ("acme_x", "acme"),
         ("acme/shop", "acme"),
         ("bronze/acme/shop/orders", "acme"),
+        ("bronze/ticks/acme/shop/orders", "acme"),
+        ("silver/ticks/shop/orders", "ticks"),
         ("acme2.orders", "acme2"),
         ("acmeX.orders", ""),
         ("Acme.orders", ""),

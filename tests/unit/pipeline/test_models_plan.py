@@ -12,7 +12,7 @@ from lakebed.pipeline.models.definition import BadModel, Model, ModelOptions
 from lakebed.pipeline.models.folder import sql_model
 from lakebed.pipeline.models.graph import graph_of
 from lakebed.pipeline.models.plan import APPLICATION, ModelStep, Origin, Window, decide
-from lakebed.pipeline.models.schedule import Cron, due
+from lakebed.pipeline.models.schedule import Cron, due, lagging
 
 WHOLE = "select * from silver.orders join silver.people using (id)"
 CHANGED = "select * from {{ changes('orders') }} join silver.people using (id)"
@@ -151,5 +151,27 @@ def test_a_worker_runs_a_model_when_it_is_due() -> None:
     assert [False, True] == [runs(every, minutes, moved=True) for minutes in (4.9, 5)]
     assert [False, True] == [runs(cron, minutes, moved=True) for minutes in (59.9, 60)]
     assert runs(every, 0, last_ms=-1)
+    assert not runs(ModelOptions(lag={"topic.orders": 1}), 9, moved=True)
     assert [False, True] == [runs(ModelOptions(), 9, moved=moved) for moved in (False, True)]
     assert [False, False] == [runs(ModelOptions(on=on), 9, moved=True) for on in ("tick", "manual")]  # type: ignore[arg-type]
+
+
+def test_a_model_may_wait_for_so_many_records_of_a_topic_or_queue() -> None:
+    """Of any of those that it names; a schedule beside it stays, and its table does not change by it."""
+    options = made("-- lag: topic.orders | 100\n-- lag: queue.work | 5\n-- every: 1h\n-- incremental: append").options
+
+    assert {"topic.orders": 100, "queue.work": 5} == options.lag
+    assert [False, True, True, False] == [
+        lagging(options, lags)
+        for lags in ({}, {"topic.orders": 100}, {"queue.work": 9}, {"topic.orders": 99, "x": 500})
+    ]
+    assert APPEND.sha256 == made("-- lag: topic.orders | 100\n-- incremental: append").sha256
+
+
+@pytest.mark.parametrize(
+    "wrong", ["topic.orders", "topic.orders | 0", "orders | 5", "batches.samples | 5", "topic. | 5"]
+)
+def test_a_lag_that_is_none_is_refused(wrong: str) -> None:
+    """It names a topic or queue as a contract does, and a number of records."""
+    with pytest.raises(BadModel, match="lag"):
+        made(f"-- incremental: append\n-- lag: {wrong}")

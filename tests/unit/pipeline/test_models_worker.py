@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from typing import Any
 
 import pytest
@@ -26,8 +26,9 @@ DEADLINE_S = 20.0
 class Service:
     """Four models of one project: a slow one and a quick one that follow their source, one by interval, one by hand."""
 
-    def __init__(self) -> None:
-        headers = {"slow": "", "quick": "", "hourly": "-- every: 1h\n", "byhand": "-- on: manual\n"}
+    def __init__(self, **more: str) -> None:
+        headers = {"slow": "", "quick": "", "hourly": "-- every: 1h\n", "byhand": "-- on: manual\n"} | more
+        self.waiting: dict[str, int] = {}
         reads = "select * from silver.orders"
         self.graph = graph_of([sql_model(name, header + reads) for name, header in headers.items()], {"orders"})
         self.moved, self.made, self.error = {"slow", "quick"}, [], None  # type: ignore[var-annotated]
@@ -38,6 +39,13 @@ class Service:
 
     def projects(self) -> list[tuple[str, str]]:
         return [("acme", "shop")]
+
+    def lags(self, words: Collection[str]) -> dict[str, int]:
+        return {word: self.waiting.get(word, 0) for word in words}
+
+    def load(self, words: Collection[str]) -> None:
+        self.made += [(word, "load") for word in words]
+        self.waiting.clear()
 
     def plan_models(self, org_id: str, project_id: str, names: list[str]) -> dict[str, ModelStep]:
         return {name: ModelStep("refresh" if name in self.moved else "unchanged", "") for name in names}
@@ -96,6 +104,27 @@ async def test_an_interval_counts_from_the_last_run_whatever_moved(service: Serv
         await ended(worker)
 
     assert [["hourly"], [], ["hourly"], []] == started
+
+
+async def test_a_model_runs_when_a_topic_has_so_many_records_that_wait() -> None:
+    """They are loaded first; before that, and when its source moves, it does not run. The project of the topics has no
+    table yet.
+    """
+    clock, service = ManualClock(), Service(lagged="-- lag: topic.orders | 10\n")
+    service.moved = {"lagged"}
+    worker = ModelWorker(service, runtime_of(clock))
+    await worker.round()
+    await ended(worker)  # the hourly one
+    service.made.clear()
+
+    started = []
+    for waiting in (0, 9, 10, 0):
+        service.waiting["topic.orders"] = waiting
+        started.append(await worker.round())
+        await ended(worker)
+
+    assert [[], [], ["lagged"], []] == started
+    assert [("topic.orders", "load"), ("lagged", "lag")] == service.made
 
 
 async def test_a_model_that_fails_is_tried_again_after_a_growing_pause(service: Service) -> None:

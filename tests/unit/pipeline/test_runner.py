@@ -14,7 +14,7 @@ from lakebed.core.errors import Corrupt, NotFound
 from lakebed.core.settings import load
 from lakebed.delta import vacuum
 from lakebed.delta.model import Snapshot
-from lakebed.pipeline import runner as module
+from lakebed.pipeline.bronze.places import LAYERS, table_name
 from lakebed.pipeline.models.folder import sql_model
 from lakebed.pipeline.models.graph import Graph
 from lakebed.pipeline.models.runs import ModelReport, runs
@@ -32,17 +32,12 @@ SALES = "table: sales\nkeys: [id]\ncolumns: {id: {type: long, required: true}}\n
 class Bronze:
     def __init__(self) -> None:
         self.tables = {"raw_orders": 4, "sales": 7, "notes": 9}
-        self.expired: list[tuple[str, str, int | None]] = []
 
     def names(self, org_id: str, project_id: str) -> list[str]:
         return list(self.tables)
 
     def table(self, org_id: str, project_id: str, name: str) -> FakeTable:
         return FakeTable(name, [], state=Snapshot(version=self.tables[name]))
-
-    def expire(self, org_id: str, project_id: str, *, days: int | None = None) -> dict[str, int]:
-        self.expired.append((org_id, project_id, days))
-        return {"orders": 3 if project_id == "p1" else 0}
 
 
 class Silver:
@@ -159,18 +154,6 @@ async def fill(context: Context, *keys: str) -> None:
         await context.store.create(key, b"x")
 
 
-def test_retention_is_the_settings_in_every_project(folder: Path) -> None:
-    """Each org and project that has bronze tables, with the days of the settings; only what lost rows is reported."""
-    yard = Yard(folder, **{"bronze.retention_days": 30})
-    layers = ("bronze/o1/p1", "bronze/o1/p2", "bronze/o2/p1", "silver/o3/p9")
-    asyncio.run(fill(yard.context, *(f"tables/{each}/orders/x" for each in layers)))
-
-    removed = yard.runner.expire()
-
-    assert [("o1", "p1", 30), ("o1", "p2", 30), ("o2", "p1", 30)] == sorted(yard.bronze.expired)  # type: ignore[type-var]
-    assert {"o1/p1/orders": 3, "o2/p1/orders": 3} == removed
-
-
 @pytest.mark.parametrize(("kept_s", "expected_s"), [(1, vacuum.KEEP_S), (30 * 86_400, 30 * 86_400)])
 async def test_vacuum_keeps_versions_as_long_as_the_settings_say_and_never_less_than_a_week(
     monkeypatch: pytest.MonkeyPatch, kept_s: int, expected_s: float
@@ -178,7 +161,9 @@ async def test_vacuum_keeps_versions_as_long_as_the_settings_say_and_never_less_
     """Every table of every layer; one that cannot be vacuumed is passed over, and others are not left out for it."""
     context = context_of(**{"bronze.keep_versions_s": kept_s})
     swept: list[tuple[str, float]] = []
-    await fill(context, *(f"tables/{layer}/o/p/{name}/x" for layer in module.LAYERS for name in ("a", "b")))
+    await fill(
+        context, *(f"tables/{table_name(layer, 'o', 'p', name)}/_delta_log/0" for layer in LAYERS for name in "ab")
+    )
 
     async def sweep(store: Any, root: str, *, clock: Any, keep_s: float) -> int:
         swept.append((root, keep_s))
@@ -190,7 +175,7 @@ async def test_vacuum_keeps_versions_as_long_as_the_settings_say_and_never_less_
 
     deleted = await vacuum_tables(context)
 
-    assert {f"{layer}/o/p/b": 2 for layer in module.LAYERS} == deleted
+    assert {table_name(layer, "o", "p", "b"): 2 for layer in LAYERS} == deleted
     assert (8, {expected_s}) == (len(swept), {keep_s for _, keep_s in swept})
 
 

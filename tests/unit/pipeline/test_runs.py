@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,14 +21,15 @@ from lakebed.core.metrics import Metrics
 from lakebed.core.runtime import Runtime
 from lakebed.core.settings import load
 from lakebed.delta.log import Commit, encode, log_key
-from lakebed.delta.model import TableSpec
+from lakebed.delta.model import CommitResult, TableSpec
 from lakebed.delta.plain import schema_json
 from lakebed.pipeline.audit import paths
 from lakebed.pipeline.audit.model import Conservation, ConservationRow
 from lakebed.pipeline.audit.stored import last_audit, last_register, publish
 from lakebed.pipeline.bronze.ingestion import Ingestion, _contracts, _trace
+from lakebed.pipeline.bronze.places import every_table
 from lakebed.pipeline.bronze.runs import IngestReport
-from lakebed.pipeline.tables.maintenance import MaintenanceReport, TableMaintenance, names
+from lakebed.pipeline.tables.maintenance import MaintenanceReport, TableMaintenance
 from lakebed.spark.lineage import Dataset, Lineage, Run
 from lakebed.spark.progress import JobProgress, StageCounter
 from lakebed.store.memory import MemoryStore
@@ -204,11 +205,57 @@ EVERY = [
     "topics-quarantine/orders",
     "bronze/batches/lake/samples",
     "bronze/o/p/t",
+    "bronze/ticks/o/p/u",
     "silver/o/p/t",
     "quarantine/batches/lake/samples",
     "quarantine/o/p/t",
     "gold/o/p/t",
 ]
+
+
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [
+        ("bronze/ticks/o/p/t", "_ingested_at"),
+        ("bronze/o/p/before", "_ingested_at"),
+        ("bronze/batches/lake/samples", "accepted_at"),
+        ("bronze/topics/lake/orders", "_time"),
+        ("bronze/queues/lake/work", "_time"),
+        ("topics/before", "_time"),
+    ],
+)
+def test_one_retention_is_for_bronze_of_every_source(name: str, column: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the time at which each source's rows came; silver and gold, and a setting of 0, lose nothing."""
+    clock = ManualClock()
+    asked: list[tuple[str, str, datetime]] = []
+
+    class Aged:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def remove_before(self, by: str, moment: datetime) -> CommitResult:
+            asked.append((self.name, by, moment))
+            return CommitResult(1, rows_removed=3)
+
+    monkeypatch.setattr(TableMaintenance, "_table", lambda self, name, state: Aged(name))
+    days = []
+    for kept in (30, 0):
+        settings = load(sections(), flags={"store.url": "memory:", "bronze.retention_days": kept})
+        context = msgspec.structs.replace(context_of(clock=clock), settings=settings)
+        for each in (name, "silver/o/p/t"):
+            aged_table(context, each, column)
+        days.append([(one.table, one.rows_removed) for one in TableMaintenance(context).expire()])
+
+    moment = datetime.fromtimestamp(clock.now_ns() / 1e9, UTC) - timedelta(days=30)
+    assert [[(name, 3)], []] == days
+    assert [(name, column, moment)] == asked
+
+
+def aged_table(context: Context, name: str, column: str) -> None:
+    """A table whose rows have the time at which they came in this column."""
+    commit = Commit("WRITE", spec=TableSpec(name, schema_json(((column, "timestamp"),))), table_id="i")
+    entry = encode(commit, attempt_id="a", now_ms=0)
+    asyncio.run(context.store.create(log_key(f"tables/{name}", 0), entry))
 
 
 def test_every_table_with_a_log_is_found_and_only_appended_ones_are_joined() -> None:
@@ -220,8 +267,8 @@ def test_every_table_with_a_log_is_found_and_only_appended_ones_are_joined() -> 
     asyncio.run(context.store.create("tables/bronze/o/p/nolog/x.parquet", b"x"))
     maintenance_ = TableMaintenance(context)
 
-    assert every == asyncio.run(names(context.store))
-    joined = ["batches/samples", "topics/orders", "bronze/batches/lake/samples", "bronze/o/p/t"]
+    assert every == asyncio.run(every_table(context.store))
+    joined = ["batches/samples", "topics/orders", "bronze/batches/lake/samples", "bronze/o/p/t", "bronze/ticks/o/p/u"]
     assert joined == maintenance_._chosen("", compacted=True)
     assert every == maintenance_._chosen("", compacted=False)
     assert ["topics/orders"] == maintenance_._chosen("topics/orders", compacted=True)
@@ -237,7 +284,7 @@ def test_samples_are_kept_no_longer_than_their_batches(
     clock, removed = ManualClock(), dict[str, float]()
     context = context_of(clock=clock)
     for name in EVERY:
-        table(context, name)
+        aged_table(context, name, "accepted_at")
     flags = {"bronze.retention_days": bronze, "batches.retention_days": batches, "store.url": "memory:"}
     context = msgspec.structs.replace(context, settings=load(sections(), flags=flags))
     maintenance_ = TableMaintenance(context)
@@ -254,7 +301,8 @@ def test_samples_are_kept_no_longer_than_their_batches(
     maintenance_.expire()
 
     samples = dict.fromkeys(("batches/samples", "bronze/batches/lake/samples"), kept)
-    assert samples | ({"topics/orders": float(bronze)} if bronze else {}) == removed
+    others = dict.fromkeys(("topics/orders", "bronze/o/p/t", "bronze/ticks/o/p/u"), float(bronze))
+    assert samples | (others if bronze else {}) == removed
 
 
 def test_vacuum_tells_files_and_bytes_by_table_and_a_dry_run_deletes_nothing() -> None:

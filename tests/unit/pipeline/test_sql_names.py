@@ -7,7 +7,13 @@ import pytest
 from lakebed.core.errors import Invalid
 from lakebed.pipeline.tables.sql_names import rewrite_names, table_of, used_columns
 
-TABLES = ("silver/acme/shop/orders", "silver/acme/shop/customers", "gold/acme/shop/spent", "batches/samples")
+TABLES = (
+    "silver/acme/shop/orders",
+    "silver/acme/shop/customers",
+    "gold/acme/shop/spent",
+    "batches/samples",
+    "bronze/ticks/acme/shop/raw",
+)
 
 
 def rewritten(text: str) -> str:
@@ -21,6 +27,9 @@ def rewritten(text: str) -> str:
         ("silver.shop.orders", "silver/acme/shop/orders"),
         ("SILVER.shop.Orders", "silver/acme/shop/orders"),
         ("batches.samples", "batches/samples"),
+        ("bronze.ticks.acme.shop.raw", "bronze/ticks/acme/shop/raw"),
+        ("bronze.acme.shop.raw", "bronze/ticks/acme/shop/raw"),
+        ("bronze.shop.raw", "bronze/ticks/acme/shop/raw"),
         ("shop.orders", ""),
         ("silver.shop.nope", ""),
     ],

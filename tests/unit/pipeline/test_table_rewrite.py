@@ -123,6 +123,35 @@ def test_an_upsert_of_written_files_counts_exactly(world: World) -> None:
     assert expected == world.names()
 
 
+def changed(world: World, version: int, columns: dict[str, pa.DataType]) -> list[tuple[Any, ...]]:
+    (change,) = asyncio.run(changes.file_changes(world.store, SPEC.root, version - 1, version))
+    wanted = FileScan(world.location, SPEC.root, fields_of(SPEC.schema_json), columns)
+    batches = changes.changed(wanted, change, SPEC.keys, world.location.filesystem())
+    return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
+
+
+def test_an_upsert_deletes_keys_in_the_same_version(world: World) -> None:
+    """Counts are exact, keys that are not there are no matter, and readers of changes see what went."""
+    world.append(range(10), "old")
+    world.append(range(10, 20), "old", "tue")
+
+    done = rewrite.upsert_files(
+        world.table, world.written([5, 25], "new"), WriteBatch("a", 1), deleted=world.written([6, 7, 15, 99])
+    )
+    again = rewrite.upsert_files(world.table, world.written([5, 25], "new"), WriteBatch("a", 1))
+    only = rewrite.upsert_files(world.table, [], WriteBatch("a", 2), deleted=world.written([8]))
+    nothing = rewrite.upsert_files(world.table, [], WriteBatch("a", 3), deleted=world.written([8]))
+
+    assert (1, 1, 3) == (done.rows_inserted, done.rows_replaced, done.rows_removed)
+    assert (True, 2) == (again.repeated, again.version)
+    assert (0, 0, 1) == (only.rows_inserted, only.rows_replaced, only.rows_removed)
+    assert (4, 0, False) == (nothing.version, nothing.rows_removed, nothing.repeated)
+    expected = {n: f"old{n}" for n in range(20) if n not in (5, 6, 7, 8, 15)} | {5: "new5", 25: "new25"}
+    assert expected == world.names()
+    gone = [row for version in (2, 3) for row in changed(world, version, {"id": pa.int64()}) if row[1] == "delete"]
+    assert [(6, "delete", 2), (7, "delete", 2), (8, "delete", 3), (15, "delete", 2)] == sorted(gone)
+
+
 def test_a_key_that_comes_twice_is_refused_before_anything_changes(world: World) -> None:
     """Which of the two would stay is not for the table to decide."""
     world.append(range(10))
@@ -331,20 +360,14 @@ def test_the_changes_of_a_version_are_only_the_rows_that_changed(world: World) -
     rewrite.upsert_files(world.table, world.written([3, 9], "new"), None)
     world.table.delete("id = 0")
 
-    def changed(version: int, columns: dict[str, pa.DataType]) -> list[tuple[str, ...]]:
-        (change,) = asyncio.run(changes.file_changes(world.store, SPEC.root, version - 1, version))
-        wanted = FileScan(world.location, SPEC.root, fields_of(SPEC.schema_json), columns)
-        batches = changes.changed(wanted, change, SPEC.keys, world.location.filesystem())
-        return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
-
     name = {"name": pa.string()}
-    assert [(f"old{n}", "insert", 0) for n in range(5)] == changed(0, name)
+    assert [(f"old{n}", "insert", 0) for n in range(5)] == changed(world, 0, name)
     assert [
         ("old3", "update_preimage", 1),
         ("new3", "update_postimage", 1),
         ("new9", "insert", 1),
-    ] == changed(1, name)
-    assert [("old0", "delete", 2)] == changed(2, name)
+    ] == changed(world, 1, name)
+    assert [("old0", "delete", 2)] == changed(world, 2, name)
 
 
 def test_clustered_rows_are_ordered_in_files_and_skipped_by_row_group(tmp_path: Path) -> None:

@@ -10,13 +10,18 @@ import pytest
 
 from lakebed.core.errors import Overloaded, Unavailable
 from lakebed.core.feed import FeedFilter, FeedSlice, Limit, Offset
-from lakebed.delta.model import Snapshot
+from lakebed.core.settings import load
+from lakebed.delta.log import Commit, encode, log_key
+from lakebed.delta.model import Snapshot, TableSpec
+from lakebed.delta.plain import schema_json
 from lakebed.pipeline.bronze import topics as module
 from lakebed.pipeline.bronze.payloads import read_topic_contract
 from lakebed.pipeline.bronze.runs import IngestReport
 from lakebed.pipeline.bronze.samples import RACES_MAX
-from lakebed.pipeline.bronze.topics import KINDS, TopicLoader, TopicNote
+from lakebed.pipeline.bronze.topics import KINDS, TopicLoader, TopicNote, behind
 from lakebed.pipeline.silver.contract import BadContract
+from lakebed.wiring.context import make_context
+from lakebed.wiring.parts import sections
 from support.fake_tables import FakeFrame, FakeFunctions, FakeTable
 
 SOURCE = KINDS["topic"].source
@@ -173,3 +178,20 @@ def test_a_contract_with_another_type_than_the_table_is_refused_before_anything_
         loader.step(Limit())
 
     assert [] == loader.read
+
+
+async def test_the_lag_is_what_a_topic_has_and_its_table_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its beginning before the first load, then from the offsets in the table; without Spark."""
+    context = make_context(load(sections(), flags={"store.url": "memory:"}), role="test")
+    topic = FakeTopic(p0=5, p1=2)
+    monkeypatch.setattr(module, "open_feed", lambda *arguments: topic)
+    before = await behind(context, CLICKS)
+    name = "bronze/topics/lake/clicks"
+    note = msgspec.json.encode(TopicNote("raw", {"0": 4})).decode()
+    commit = Commit("WRITE", spec=TableSpec(name, schema_json((("id", "long"),))), table_id="i", note=note)
+    await context.store.create(log_key(f"tables/{name}", 0), encode(commit, attempt_id="a", now_ms=0))
+
+    after = await behind(context, CLICKS)
+    topic.ends = {"0": 4, "1": 0}
+
+    assert (7, 3, 0) == (before, after, await behind(context, CLICKS))

@@ -100,7 +100,7 @@ async def test_the_message_carries_the_version_that_was_committed(service: Servi
         message.schema_version, message.org_id, message.project_id, message.tick_id, message.mode,
     )  # fmt: skip
     assert {"orders": 0} == message.versions
-    assert f"tables/bronze/{ORG}/{PROJECT}" == message.bronze_db_key
+    assert f"tables/bronze/ticks/{ORG}/{PROJECT}" == message.bronze_db_key
 
 
 async def test_parts_that_were_there_before_a_crash_are_not_sent_again(service: Service) -> None:

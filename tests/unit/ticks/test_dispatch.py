@@ -510,6 +510,51 @@ async def test_no_more_jobs_run_at_once_than_are_set(manual_clock: ManualClock) 
     assert (1, 2) == (under_way, len(fleet.job.runs))
 
 
+async def test_no_tick_waits_for_the_slow_job_of_another_project(manual_clock: ManualClock) -> None:
+    """It is received and done while the other runs. The slow project's own next tick waits, hidden for longer than the
+    visibility timeout: it is received once, and its job runs after the first one.
+    """
+    fleet = Fleet(manual_clock)
+    slow = asyncio.Event()
+    ran: list[tuple[str, list[str]]] = []
+
+    class Slow(Job):
+        async def run(self, org_id: str, project_id: str, ticks: Sequence[SilverTick]) -> SilverResult:
+            ran.append((project_id, [tick.tick_id for tick in ticks]))
+            if project_id == "slow":
+                await slow.wait()
+            return SilverResult({})
+
+    fleet.job = Slow()
+    running = asyncio.create_task(fleet.dispatcher(fleet.context).run())
+
+    async def until(wanted: int) -> None:
+        for _ in range(10_000):
+            if len(ran) >= wanted:
+                return
+            await manual_clock.advance(0.05)
+        raise AssertionError(f"only {ran} ran")
+
+    await fleet.queue.send(message("t1", "slow"))
+    await until(1)
+    for project in ("slow", "quick"):
+        await fleet.queue.send(message("t2", project))
+    await until(2)
+    for _ in range(40):  # 200 s: more than three visibility timeouts of 60 s
+        await manual_clock.advance(5.0)
+    meanwhile, seen_again = list(ran), await fleet.queue.receive(10)
+    slow.set()
+    await until(3)
+    for _ in range(100):
+        await manual_clock.advance(0.05)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    assert ([("slow", ["t1"]), ("quick", ["t2"])], []) == (meanwhile, list(seen_again))
+    assert [("slow", ["t2"])] == ran[2:]
+    assert (0, 0, 0) == ((d := await fleet.queue.depth()).waiting, d.in_flight, d.dead)
+
+
 async def test_an_audit_pass_costs_what_was_committed_since_not_what_is_kept(manual_clock: ManualClock) -> None:
     """A thousand finished ticks behind the watermark: the next pass reads none of their rows again."""
     fleet = Fleet(manual_clock)

@@ -276,7 +276,7 @@ def test_a_commit_record_becomes_its_message() -> None:
     )
 
     assert TickMessage(
-        "acme", "shop", "t-1", "full", "20261115", "tables/bronze/acme/shop", "a=3,b=4", "later"
+        "acme", "shop", "t-1", "full", "20261115", "tables/bronze/ticks/acme/shop", "a=3,b=4", "later"
     ) == message_of(record, "later")
     assert "1970-01-01T00:00:01Z" == iso(1999)
     assert {} == row_of(None)
@@ -319,7 +319,7 @@ def test_keys_are_those_of_the_documentation() -> None:
             paths.secret("acme", "shop"), paths.queue(3), paths.audit("a_table", OF), paths.audit("a_table"),
         )
     ]  # fmt: skip
-    assert "tables/bronze/acme/shop" == paths.bronze("acme", "shop")
+    assert "tables/bronze/ticks/acme/shop" == paths.bronze("acme", "shop")
 
 
 def listed(seq: int, sha256: str = "a" * 64) -> dict[str, Any]:

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from lakebed.core.clock import SystemClock
-from lakebed.core.context import Context, Worker
+from lakebed.core.context import Context
 from lakebed.core.errors import Unavailable
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
 from lakebed.core.settings import load
 from lakebed.spark import session
 from lakebed.store.memory import MemoryStore
+from lakebed.ticks.dispatcher import Dispatcher
 from lakebed.ticks.model import BronzeResult, BronzeTick, SilverTick
 from lakebed.ticks.routes import TicksRoutes
 from lakebed.wiring.parts import sections
@@ -32,25 +33,25 @@ def context_of(contracts: str) -> Context:
     )
 
 
-class Watched(SparkFlow):
-    warmed = 0
-
-    async def warm(self) -> None:
-        self.warmed += 1
-
-
 @pytest.mark.parametrize(("contracts", "times"), [("", 0), ("examples", 1)])
-async def test_workers_start_spark_only_where_silver_has_contracts(contracts: str, times: int) -> None:
+async def test_workers_start_spark_only_where_silver_has_contracts(
+    contracts: str, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without contracts nothing of theirs needs it: a stack has one Spark, the gateway's."""
-    ran = []
-    flow = Watched(context_of(contracts))
+    warmed: list[int] = []
 
-    async def dispatch() -> None:
-        ran.append(flow.warmed)
+    async def warm(self: SparkFlow) -> None:
+        warmed.append(1)
 
-    await flow.warming(Worker("ticks-dispatcher", dispatch)).run()
+    async def dispatch(self: Dispatcher) -> None:
+        raise Unavailable(f"warmed {len(warmed)} times")
 
-    assert [times] == ran
+    monkeypatch.setattr(SparkFlow, "warm", warm)
+    monkeypatch.setattr(Dispatcher, "run", dispatch)
+    (worker,) = silver_workers(context_of(contracts))
+
+    with pytest.raises(Unavailable, match=f"warmed {times} times"):
+        await worker.run()
 
 
 async def test_a_tick_without_a_contract_is_done_without_spark() -> None:
@@ -161,8 +162,8 @@ async def test_the_setting_chooses_who_writes_bronze(pipeline: str, kind: type) 
     assert kind is type(made)
     health = await made.health()
     assert (pipeline == "spark") == health.detail.endswith("; Spark: off")
-    assert ["ticks-sweeper", "ticks-auditor"] == [worker.name for worker in workers(context)]
-    assert ["ticks-dispatcher"] == [worker.name for worker in silver_workers(context)]
+    assert ["ticks-sweeper", "ticks-auditor", "pipeline"] == [worker.name for worker in workers(context)]
+    assert ["pipeline"] == [worker.name for worker in silver_workers(context)]
 
 
 async def test_commits_of_many_orgs_run_at_once_whatever_the_default_threads_are() -> None:

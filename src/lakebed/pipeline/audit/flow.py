@@ -16,6 +16,7 @@ from lakebed.core.errors import NotFound
 from lakebed.delta import history
 from lakebed.delta.log import fields_of
 from lakebed.pipeline.audit.model import TableFlow
+from lakebed.pipeline.bronze.places import projects, tables_of
 from lakebed.pipeline.settings import PipelineSettings
 from lakebed.pipeline.silver import transforms as silver
 from lakebed.pipeline.silver.contract import Contract, read_contracts
@@ -38,8 +39,8 @@ class FlowCheck:
         """One row for each silver table of each project."""
         if not self._silver.contracts:
             return ()
-        projects = asyncio.run(self._projects("silver"))
-        found = [self._flow(contract, *project) for project in projects for contract in self._silver.contracts]
+        every = asyncio.run(projects(self._context.store, "silver"))
+        found = [self._flow(contract, *project) for project in every for contract in self._silver.contracts]
         return tuple(flow for flow in found if flow is not None)
 
     def gold(self) -> dict[str, int]:
@@ -47,18 +48,14 @@ class FlowCheck:
 
         async def counted() -> dict[str, int]:
             rows = {}
-            for org, project in await self._projects("gold"):
-                for table in await self._context.store.children(f"tables/gold/{org}/{project}/"):
-                    state = await history.snapshot(self._context.store, f"tables/gold/{org}/{project}/{table}")
+            store = self._context.store
+            for org, project in await projects(store, "gold"):
+                for table, name in (await tables_of(store, "gold", org, project)).items():
+                    state = await history.snapshot(store, f"tables/{name}")
                     rows[f"{org}/{project}/{table}"] = sum(max(0, file.rows) for file in state.files)
             return rows
 
         return asyncio.run(counted())
-
-    async def _projects(self, layer: str) -> list[tuple[str, str]]:
-        children = self._context.store.children
-        orgs = await children(f"tables/{layer}/")
-        return [(org, project) for org in orgs for project in await children(f"tables/{layer}/{org}/")]
 
     def _flow(self, contract: Contract, org_id: str, project_id: str) -> TableFlow | None:
         where = (contract, org_id, project_id)

@@ -7,7 +7,8 @@ thread from a loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from lakebed.pipeline.bronze.payloads import TopicContract, read_topic_contracts
 from lakebed.pipeline.bronze.places import LAKE, SAMPLES, source_of, word_of
 from lakebed.pipeline.bronze.runs import IngestReport
 from lakebed.pipeline.bronze.samples import SampleLoader
-from lakebed.pipeline.bronze.topics import TopicLoader
+from lakebed.pipeline.bronze.topics import TopicLoader, behind
 from lakebed.pipeline.settings import BronzeSettings, PipelineSettings
 from lakebed.pipeline.silver.contract import Contract, read_contracts
 from lakebed.pipeline.tables.table import Table
@@ -40,22 +41,42 @@ STEPS_MAX = 10_000  # of one table in one run
 class Ingestion:
     """Contracts are read once, at the start: a mistake in them stops a process before it takes a record."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, runner: PipelineRunner | None = None) -> None:
+        """`runner` is the pipeline of this process; without one, it is made when it is needed."""
         self._context = context
         self._settings = context.settings.of(BronzeSettings)
         self._contracts = _contracts(self._settings.topics_folder)
         self._samples: SampleLoader | None = None
         self._lineage = lineage_of(context)
         self._wanted = {contract.bronze for contract in _silver(context) if source_of(contract.bronze)}
-        self._runner: PipelineRunner | None = None
+        self._runner = runner
         self._refined: dict[str, int] = {}  # by source: the version that silver has in this process
         self.refined: PipelineReport | None = None  # what the last run did to silver and gold
 
+    @property
+    def words(self) -> list[str]:
+        """The topics and queues that are loaded, as a silver contract names them."""
+        return [_word(made) for made in self._contracts]
+
+    def lags(self, words: Collection[str]) -> dict[str, int]:
+        """How many records of each of these topics and queues are not in bronze yet. Needs no Spark."""
+
+        async def counted() -> dict[str, int]:
+            chosen = [made for made in self._contracts if _word(made) in words]
+            return {_word(made): await behind(self._context, made) for made in chosen}
+
+        return asyncio.run(counted())
+
     def run(
-        self, on_step: Callable[[IngestReport], None] = lambda report: None, *, retry: bool = False
+        self,
+        on_step: Callable[[IngestReport], None] = lambda report: None,
+        *,
+        retry: bool = False,
+        only: Collection[str] | None = None,
     ) -> list[IngestReport]:
         """Loads everything that is there now; a report for each table. `on_step` is called after each step.
 
+        `only` are words such as `topic.orders`: nothing else is loaded.
         With `retry`, quarantined batches are read again, and loaded if they can be read.
         Raises Unavailable when Spark or the store fails: what was committed stays, and the next run continues.
         """
@@ -64,7 +85,7 @@ class Ingestion:
         reports: list[IngestReport] = []
         tables: dict[str, Table] = {}
         try:
-            if self._settings.samples:
+            if self._settings.samples and (only is None or SAMPLES_WORD in only):
                 samples = self._samples or SampleLoader(spark, self._context, overlap_s=self._settings.overlap_s)
                 self._samples = samples  # it caches the notes that it has read
                 with self._lineage.job(samples.table.spec.name, polls=True) as job:
@@ -74,13 +95,13 @@ class Ingestion:
                     _trace(job, "accepted/v1", report)
                 reports.append(report)
                 tables[SAMPLES_WORD] = samples.table
-            for made in self._contracts:
+            for made in (each for each in self._contracts if only is None or _word(each) in only):
                 topic = TopicLoader(spark, self._context, made)
                 with self._lineage.job(topic.table.spec.name, polls=True) as job:
                     report = self._drain(topic.table.spec.name, topic.step, on_step)
                     _trace(job, f"{'llog' if made.kind == 'topic' else 'ingest'}/{made.topic}", report)
                 reports.append(report)
-                tables[f"{made.kind}.{made.contract.table}"] = topic.table
+                tables[_word(made)] = topic.table
             self._refine(tables)
         except PySparkException as error:
             raise Unavailable(f"Spark could not finish the run: {line_of(error)}", retry_after_s=5.0) from error
@@ -94,14 +115,14 @@ class Ingestion:
         self.refined = None
         versions = {word: table.snapshot().version for word, table in tables.items() if word in self._wanted}
         versions = {word: version for word, version in versions.items() if version >= 0}
-        if not versions or versions == self._refined:
+        if all(self._refined.get(word) == version for word, version in versions.items()):
             return
         if self._runner is None:
             from lakebed.pipeline.runner import PipelineRunner  # it builds on this module's folder
 
             self._runner = PipelineRunner(self._context)
         self.refined = self._runner.run_silver(*LAKE, (), versions)
-        self._refined = versions
+        self._refined |= versions
 
     def _drain(
         self, name: str, step: Callable[[Limit], IngestReport | None], on_step: Callable[[IngestReport], None]
@@ -126,6 +147,10 @@ class Ingestion:
         metrics.counter("lakebed_bronze_unreadable_total").labels(table=report.table).inc(len(report.unreadable))
         metrics.gauge("lakebed_bronze_behind").labels(table=report.table).set(report.behind)
         metrics.gauge("lakebed_bronze_lag_seconds").labels(table=report.table).set(report.lag_s)
+
+
+def _word(made: TopicContract) -> str:
+    return f"{made.kind}.{made.contract.table}"
 
 
 def _trace(job: Run, source: str, report: IngestReport) -> None:

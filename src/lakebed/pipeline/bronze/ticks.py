@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
@@ -24,13 +24,23 @@ from pyspark.sql.types import StructType
 
 from lakebed.core.errors import NotFound, Overloaded, Stale, Unavailable
 from lakebed.core.traces import traced
-from lakebed.delta.log import LOG_FOLDER, fields_of
+from lakebed.delta.log import fields_of
 from lakebed.delta.model import CommitResult, Snapshot, TableSpec, WriteBatch
 from lakebed.delta.types import parse_type
 from lakebed.pipeline.bronze import parts
 from lakebed.pipeline.bronze.drift import Drift, Fit, fit
 from lakebed.pipeline.bronze.parts import FILE_SEQ, INGESTED_AT, ROW, Draft, PartReport, PartRequest
-from lakebed.pipeline.bronze.places import FOLDERS, LAKE, SHARED, UNREADABLE_BEFORE, placed, source_of
+from lakebed.pipeline.bronze.places import (
+    FOLDERS,
+    LAKE,
+    SHARED,
+    UNREADABLE_BEFORE,
+    committed,
+    placed,
+    source_of,
+    table_name,
+    tables_of,
+)
 from lakebed.pipeline.tables import merge, rewrite
 from lakebed.pipeline.tables.table import Table
 from lakebed.spark.location import Location
@@ -46,7 +56,6 @@ LINEAGE = {
     FILE_SEQ: "integer",
     INGESTED_AT: "timestamp",
 }
-RETENTION_DAYS = 365
 KNOWN_MAX = 512  # tables whose last snapshot is cached
 RANGES_MAX = 4_096  # ranges of keys that are sent along to tasks
 SCHEMA_RACES_MAX = 5  # times that other writers may change a table's columns under one tick
@@ -70,10 +79,6 @@ class TableDone(msgspec.Struct, frozen=True):
     discarded: tuple[str, ...] = ()
 
 
-def table_name(layer: str, org_id: str, project_id: str, name: str) -> str:
-    return f"{layer}/{org_id}/{project_id}/{name}"
-
-
 class BronzeWriter:
     """Commits ticks. Synchronous, as Spark is; safe in several threads and processes at once."""
 
@@ -87,6 +92,7 @@ class BronzeWriter:
     ) -> None:
         self._spark, self._runtime, self._location, self._drift = spark, runtime, location, drift
         self._known: dict[str, Snapshot] = {}
+        self._places: dict[str, str] = {}
 
     @traced("bronze commit")
     def commit(self, tick: BronzeTick) -> list[TableDone]:
@@ -112,8 +118,7 @@ class BronzeWriter:
     def table(self, org_id: str, project_id: str, name: str) -> Table:
         """The table as it is now; in the lake's project a contract's word names another source. Raises NotFound."""
         source = source_of(name) if (org_id, project_id) == LAKE else ""
-        place = asyncio.run(placed(self._runtime.store, source)) if source else ""
-        return self.named(place or table_name("bronze", org_id, project_id, name))
+        return self.named(self._placed(source or table_name("bronze", org_id, project_id, name)))
 
     def named(self, full_name: str) -> Table:
         """The same, by its whole name, of any source."""
@@ -127,28 +132,24 @@ class BronzeWriter:
         """The project's tables, with those of sources that have no org in the lake's own project; a folder in which
         nothing was ever committed is none.
         """
-        found = self._committed(table_name("bronze", org_id, project_id, ""))
+        return asyncio.run(self._names(org_id, project_id))
+
+    async def _names(self, org_id: str, project_id: str) -> list[str]:
+        store = self._runtime.store
+        found = list(await tables_of(store, "bronze", org_id, project_id))
         if (org_id, project_id) == LAKE:
             for kind, folder in FOLDERS.items():
-                named = {*self._committed(f"bronze/{folder}/{SHARED}/"), *self._committed(f"{folder}/")}
+                named = {*await committed(store, f"bronze/{folder}/{SHARED}"), *await committed(store, folder)}
                 found += [f"{kind}.{name}" for name in sorted(named) if f"{folder}/{name}" != UNREADABLE_BEFORE]
         return found
 
-    def _committed(self, folder: str) -> list[str]:
-        """The tables in a folder."""
-
-        async def committed() -> list[str]:
-            found = await self._runtime.store.children(f"tables/{folder}")
-            return [n for n in found if LOG_FOLDER in await self._runtime.store.children(f"tables/{folder}{n}/")]
-
-        return asyncio.run(committed())
-
-    def expire(self, org_id: str, project_id: str, *, days: int = RETENTION_DAYS) -> dict[str, int]:
-        """Removes rows that came in more than `days` ago; gives how many, by table. Idempotent."""
-        moment = self._now() - timedelta(days=days)
-        names = self._committed(table_name("bronze", org_id, project_id, ""))
-        tables = {name: self.table(org_id, project_id, name) for name in names}
-        return {name: table.remove_before(_aged_by(table), moment).rows_removed for name, table in tables.items()}
+    def _placed(self, name: str) -> str:
+        """Where the table is. Remembered: a table does not move."""
+        if name not in self._places:
+            if len(self._places) >= KNOWN_MAX:
+                self._places.pop(next(iter(list(self._places))), None)
+            self._places[name] = asyncio.run(placed(self._runtime.store, name))
+        return self._places[name]
 
     def _draft(self, tick: BronzeTick, table: TickTable) -> Draft | None:
         """How the table's parts may be written while they are checked. Raises BadManifest for columns that conflict."""
@@ -292,7 +293,7 @@ class BronzeWriter:
         return frame.coalesce(1) if tasks == 1 else frame.repartition(tasks)
 
     def _name(self, tick: BronzeTick, table: TickTable) -> str:
-        return table_name("bronze", tick.org_id, tick.project_id, table.name)
+        return self._placed(table_name("bronze", tick.org_id, tick.project_id, table.name))
 
     def _open(
         self,
@@ -370,11 +371,6 @@ def _result(table: TickTable, done: CommitResult, fitted: Fit) -> TableDone:
         fitted.added,
         fitted.discarded,
     )
-
-
-def _aged_by(table: Table) -> str:
-    """The column that says when a row came: of ticks, of samples, of records."""
-    return next((name for name in (INGESTED_AT, "accepted_at", "_time") if name in table.spec.columns), INGESTED_AT)
 
 
 def schema_of(columns: Mapping[str, Any]) -> StructType:

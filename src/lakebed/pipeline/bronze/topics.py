@@ -26,6 +26,7 @@ from lakebed.core.context import Context
 from lakebed.core.errors import Overloaded, Stale
 from lakebed.core.feed import Feed, FeedFilter, FeedSlice, Limit, Offset
 from lakebed.core.settings import Settings
+from lakebed.delta import history
 from lakebed.delta.log import fields_of
 from lakebed.delta.model import Snapshot, TableSpec, WriteBatch
 from lakebed.pipeline.bronze.payloads import TopicContract, Undecodable, decoder, texts
@@ -95,6 +96,17 @@ class TopicNote(msgspec.Struct, frozen=True):
     topic: str
     offset: Offset
     version: int = 1
+
+
+async def behind(context: Context, made: TopicContract) -> int:
+    """How many records a topic or queue has that are not in bronze yet. Needs no Spark."""
+    kind = KINDS[made.kind]
+    feed: Feed = open_feed(kind.source, context, {kind.option: made.topic})
+    name = await placed(context.store, f"{kind.folder}/{made.contract.table}")
+    state = await history.snapshot(context.store, f"tables/{name}")
+    offset = msgspec.json.decode(state.note, type=TopicNote).offset if state.note else await feed.begin()
+    newest = await feed.reach(offset, Limit())
+    return sum(max(0, newest[n] - offset.get(n, 0)) for n in newest)
 
 
 class TopicLoader:

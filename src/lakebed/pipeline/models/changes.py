@@ -60,6 +60,22 @@ def changed_rows(store: Store, table: Table, after: int, until: int, *, feed: bo
     return _paired(old, table.rows_of(new, table.columns_of(state), state), state.keys, feed=feed, copies=False)
 
 
+def apart_by_type(rows: DataFrame, keys: Sequence[str]) -> tuple[DataFrame, DataFrame]:
+    """A model's rows that say by their `_change_type` what to do: those to write, and those whose keys to delete.
+
+    `delete` deletes its key, unless another row writes it; `update_preimage` does nothing, so a feed may be passed on
+    as it is; every other row is written.
+    """
+    kind = F.coalesce(F.col(TYPE), F.lit(INSERT))
+    kept = rows.filter(~kind.isin(DELETE, BEFORE)).drop(TYPE)
+    named = [quoted(key).alias(key) for key in keys]
+    gone = (
+        rows.filter(kind == DELETE).select(*named).distinct().join(kept.select(*named), on=list(keys), how="left_anti")
+    )
+    every = [quoted(f.name) if f.name in keys else F.lit(None).cast(f.dataType).alias(f.name) for f in kept.schema]
+    return kept, gone.select(*every)
+
+
 def written_files(
     versions: Sequence[FileChanges], held: Callable[[], Collection[str]]
 ) -> list[tuple[int, list[DataFile]]] | None:

@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from lakebed.core.errors import Invalid
+from lakebed.pipeline.bronze.places import source_of
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 DURATION = re.compile(r"(\d+)\s*(s|m|h|d)")
@@ -62,7 +63,8 @@ Feed = InputAnnotation("feed")
 
 class ModelOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a model's table is made. `time` is the column of its sources that `--from` and `--to` choose by; `schema`
-    is DDL such as `id long, total decimal(12,2)`, and needed by a model that reads its own table.
+    is DDL such as `id long, total decimal(12,2)`, and needed by a model that reads its own table. `lag` has the records
+    of a topic or queue, such as `topic.orders`, that wait to be loaded when the model runs.
     """
 
     keys: tuple[str, ...] = ()
@@ -73,6 +75,7 @@ class ModelOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     every: str = ""
     cron: str = ""
     on: Trigger = "change"
+    lag: dict[str, int] = {}
     time: str = ""
     schema: str = ""
     comment: str = ""
@@ -143,6 +146,9 @@ class Model(msgspec.Struct, frozen=True):
         if options.every and options.cron:
             raise BadModel(f"{where} has both every and cron", hint="keep one")
         _ = options.every_s
+        for word, least in options.lag.items():
+            if word.partition(".")[0] not in ("topic", "queue") or not source_of(word) or least < 1:
+                raise BadModel(f"{where}: lag: {word} | {least} is no lag", hint="-- lag: topic.orders | 1000")
         if options.cron:
             from lakebed.pipeline.models.schedule import Cron
 
@@ -162,6 +168,7 @@ def table(
     every: str = "",
     cron: str = "",
     on: Trigger = "change",
+    lag: Mapping[str, int] | None = None,
     time: str = "",
     schema: str = "",
     comment: str = "",
@@ -180,6 +187,7 @@ def table(
         "every": every,
         "cron": cron,
         "on": on,
+        "lag": dict(lag or {}),
         "time": time,
         "schema": schema,
         "comment": comment,

@@ -34,6 +34,7 @@ LAYERS = ("bronze", "silver", "gold")
 LISTS = ("keys", "partitions", "cluster_by")
 ALIASES = {"partition_by": "partitions", "partition_cols": "partitions"}
 OPTION = re.compile(r"--\s*([a-z_]+)\s*:\s*(.+?)\s*")
+LAG = re.compile(r"([\w.-]+)\s*\|\s*(\d{1,12})")
 EXPECT = re.compile(r"(.+?)\s*\|\s*([a-z]+)")
 MARK = re.compile(r"\{\{\s*(ref|table|changes|feed)\(\s*['\"]([A-Za-z0-9_./=-]+)['\"]\s*\)\s*\}\}")
 STREAM = re.compile(r"\bstream\s*\(\s*([\w.]+)\s*\)|(?<=\bfrom )\s*stream\s+([\w.]+)", re.IGNORECASE)
@@ -139,6 +140,11 @@ def _header(text: str, where: str) -> dict[str, Any]:
             if rule is None:
                 raise BadModel(f"{where}: {value!r} is no expectation", hint="-- expect: total >= 0 | quarantine")
             given.setdefault(option, {})[rule[1]] = rule[2]
+        elif option == "lag":
+            rule = LAG.fullmatch(value)
+            if rule is None:
+                raise BadModel(f"{where}: {value!r} is no lag", hint="-- lag: topic.orders | 1000")
+            given.setdefault(option, {})[rule[1]] = int(rule[2])
         else:
             given[option] = _split(value) if option in LISTS else value
     return given

@@ -7,6 +7,7 @@ between is finished at the very versions that it had, before anything newer is r
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -23,10 +24,10 @@ from lakebed.core.errors import LakebedError, Overloaded, Stale, Unavailable
 from lakebed.core.traces import traced
 from lakebed.delta.log import Commit, fields_of, grows
 from lakebed.delta.model import CommitResult, Snapshot, TableSpec, WriteBatch
-from lakebed.pipeline.bronze.ticks import table_name
+from lakebed.pipeline.bronze.places import placed, table_name
 from lakebed.pipeline.models import expectations
-from lakebed.pipeline.models.changes import ChangesGone, changed_rows
-from lakebed.pipeline.models.definition import BadModel, Model, ModelInput
+from lakebed.pipeline.models.changes import ChangesGone, apart_by_type, changed_rows
+from lakebed.pipeline.models.definition import BadModel, Kind, Model, ModelInput
 from lakebed.pipeline.models.graph import Graph
 from lakebed.pipeline.models.lineage import column_lineage
 from lakebed.pipeline.models.plan import APPLICATION, ModelStep, Origin, Window, decide, origin_of, refused
@@ -59,6 +60,8 @@ class ModelRunner:
         """The table that `layer.name` means in a project; a path means itself."""
         layer, _, name = source.partition(".")
         path = source if "/" in source else table_name(layer, org_id, project_id, name)
+        if layer == "bronze":
+            path = asyncio.run(placed(self.runtime.store, path))
         location = cast(Location, self._location)  # only frames need it
         return Table(self.spark, spec or TableSpec(path, EMPTY), self.runtime, location=location)
 
@@ -201,20 +204,41 @@ class _Run:
 
     def _write(self, model: Model, step: ModelStep, state: Snapshot, report: ModelReport) -> ModelReport:
         frames = {(one.source, one.kind): self._frame(model, one, step, state) for one in model.inputs}
-        rows = applied(model, frames, self._runtime.ids)
+        found = applied(model, frames, self._runtime.ids)
+        marked = model.options.incremental == "merge" and TYPE in found.columns
+        if not marked:
+            return self._write_rows(model, step, state, report, found, frames)
+        found.cache()  # it is read twice: for the rows that are written, and for those that go
+        try:
+            rows, gone = apart_by_type(found, model.options.keys)
+            return self._write_rows(model, step, state, report, rows, frames, gone)
+        finally:
+            found.unpersist()
+
+    def _write_rows(
+        self,
+        model: Model,
+        step: ModelStep,
+        state: Snapshot,
+        report: ModelReport,
+        rows: DataFrame,
+        frames: Mapping[tuple[str, Kind], DataFrame],
+        gone: DataFrame | None = None,
+    ) -> ModelReport:
+        """Writes the rows, and deletes those of the keys in `gone`, which have the same columns."""
         report = msgspec.structs.replace(report, columns=column_lineage(rows, frames))
         at_ms = now_ms(self._runtime.clock)
         origin = Origin(step.sources, model.sha256, step.batch, step.action, at_ms, self._run_id)
         target = self._target(model, rows, step, state)
         if not model.options.expect:
-            report = _made(report, self._commit(model, target, rows, step, origin), model, step)
+            report = _made(report, self._commit(model, target, rows, step, origin, gone), model, step)
             return msgspec.structs.replace(report, rows_in=report.rows)
         marked = expectations.judged(rows, model.options.expect).cache()
         try:
             found = expectations.counted(marked, model.options.expect)
             found.check(model.name)
             self._set_aside(model, marked, step, origin)
-            done = self._commit(model, target, expectations.kept(marked, model.options.expect), step, origin)
+            done = self._commit(model, target, expectations.kept(marked, model.options.expect), step, origin, gone)
         finally:
             marked.unpersist()
         return msgspec.structs.replace(
@@ -270,7 +294,9 @@ class _Run:
         layout = {"keys": options.keys, "partition_by": options.partitions, "cluster_by": options.cluster_by}
         return self._open(f"gold.{model.name}", TableSpec(name, schema, **layout))
 
-    def _commit(self, model: Model, target: Table, rows: DataFrame, step: ModelStep, origin: Origin) -> CommitResult:
+    def _commit(
+        self, model: Model, target: Table, rows: DataFrame, step: ModelStep, origin: Origin, gone: DataFrame | None
+    ) -> CommitResult:
         batch, note, mode = (
             WriteBatch(APPLICATION, step.batch, after=step.last),
             origin.encode(),
@@ -281,11 +307,11 @@ class _Run:
         elif mode == "replace":
             done = replace_partitions(target, rows, batch, note)
         else:
-            written = target.write(rows)
-            if mode == "append" or not written:
+            written, deleted = target.write(rows), target.write(gone) if gone is not None else []
+            if mode == "append" or not (written or deleted):
                 done = target.append_files(written, batch, note=note)
             else:
-                done = rewrite.upsert_files(target, written, batch, note=note)
+                done = rewrite.upsert_files(target, written, batch, note=note, deleted=deleted)
         if done.repeated:
             raise Stale(f"model {model.name}: batch {step.batch} was written by another run meanwhile")
         return done
@@ -332,7 +358,10 @@ def _made(report: ModelReport, done: CommitResult, model: Model, step: ModelStep
     """An upsert counts rows that it replaced beside those that it inserted; everything else inserts all it writes."""
     upserted = model.options.incremental == "merge" and step.action != "refresh"
     written = done.rows_inserted + (done.rows_replaced if upserted else 0)
-    return msgspec.structs.replace(report, version=done.version, rows=written, replaced=done.rows_replaced)
+    deleted = done.rows_removed if upserted else 0
+    return msgspec.structs.replace(
+        report, version=done.version, rows=written, replaced=done.rows_replaced, deleted=deleted
+    )
 
 
 def replace_partitions(table: Table, rows: DataFrame, batch: WriteBatch, note: str) -> CommitResult:

@@ -35,9 +35,9 @@ def _id(source: str) -> str:
 
 def _section(model: Model) -> list[str]:
     options = model.options
-    when = (
-        f"every {options.every}" if options.every else f"cron `{options.cron}`" if options.cron else f"on {options.on}"
-    )
+    planned = f"every {options.every}" if options.every else f"cron `{options.cron}`" if options.cron else ""
+    waited = [f"at {least} waiting records of `{word}`" for word, least in options.lag.items()]
+    when = ", ".join([planned, *waited] if planned else waited) or f"on {options.on}"
     facts = {
         "file": model.file,
         "reads": ", ".join(dict.fromkeys(f"`{one.source}` ({one.kind})" for one in model.inputs)),

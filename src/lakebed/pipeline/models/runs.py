@@ -35,7 +35,9 @@ class ExpectationResult(msgspec.Struct, frozen=True):
 
 
 class ModelReport(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a run did with one model. `rows` were written; rows_in = rows + quarantined + dropped."""
+    """What a run did with one model. `rows` were written; rows_in = rows + quarantined + dropped. `deleted`: rows that
+    the table had.
+    """
 
     table: str
     state: ModelState
@@ -44,6 +46,7 @@ class ModelReport(msgspec.Struct, frozen=True, omit_defaults=True):
     version: int = -1
     rows: int = 0
     replaced: int = 0
+    deleted: int = 0
     rows_in: int = 0
     quarantined: int = 0
     dropped: int = 0
@@ -60,7 +63,7 @@ class ModelReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PipelineRun(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One run over the models of a project. `trigger`: command, tick, change or schedule."""
+    """One run over the models of a project. `trigger`: command, tick, change, lag or schedule."""
 
     run_id: str
     org_id: str

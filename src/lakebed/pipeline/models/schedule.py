@@ -1,7 +1,8 @@
-"""When a model is due: by interval, by cron in UTC, or because a source moved. Pure."""
+"""When a model is due: by interval, by cron in UTC, by the lag of a topic, or because a source moved. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -68,10 +69,15 @@ def _values(text: str, name: str, low: int, high: int) -> frozenset[int]:
     return frozenset(found)
 
 
+def lagging(options: ModelOptions, lags: Mapping[str, int]) -> bool:
+    """Whether a topic has as many records that are not in bronze as the model waits for."""
+    return any(lags.get(word, 0) >= least for word, least in options.lag.items())
+
+
 def due(options: ModelOptions, *, last_ms: int, now_ms: int, moved: bool) -> bool:
     """Whether a worker runs the model now. `last_ms` is when its table or a run of it was last made; -1: never.
 
-    A model without a schedule is due when a source moved; one that is `on` ticks or by hand, never.
+    A model without a schedule is due when a source moved; one that is `on` ticks, by lag or by hand, never.
     """
     if options.every:
         return last_ms < 0 or now_ms - last_ms >= options.every_s * 1000
@@ -80,4 +86,4 @@ def due(options: ModelOptions, *, last_ms: int, now_ms: int, moved: bool) -> boo
             return True
         at = Cron.parse(options.cron).after(datetime.fromtimestamp(last_ms / 1000, UTC))
         return at is not None and at.timestamp() * 1000 <= now_ms
-    return options.on == "change" and moved
+    return options.on == "change" and moved and not options.lag

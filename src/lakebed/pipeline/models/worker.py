@@ -1,4 +1,4 @@
-"""Runs each model when it is due: by its schedule, or after a source moved. In `lakebed work`.
+"""Runs each model when it is due: by its schedule, by the lag of a topic, or after a source moved. In `lakebed work`.
 
 Models run apart from each other and from the rounds that look for work, so no round waits for its slowest. Any number
 of processes may do this at once: tables decide, and a later run finds the work done.
@@ -7,6 +7,7 @@ of processes may do this at once: tables decide, and a later run finds the work 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 import msgspec
@@ -15,11 +16,12 @@ from lakebed.core.clock import now_ms
 from lakebed.core.errors import LakebedError
 from lakebed.core.logs import logger
 from lakebed.core.runtime import Runtime
+from lakebed.pipeline.bronze.places import LAKE
 from lakebed.pipeline.models.definition import ModelOptions
 from lakebed.pipeline.models.graph import Graph
 from lakebed.pipeline.models.plan import ModelStep
 from lakebed.pipeline.models.runs import ModelReport
-from lakebed.pipeline.models.schedule import due
+from lakebed.pipeline.models.schedule import due, lagging
 
 PARALLEL = 4  # models of this process that run at once; the others wait
 PAUSE_MAX_MS = 600_000  # longest pause of a model that fails again and again
@@ -35,6 +37,10 @@ class ModelService(Protocol):
     def graph(self) -> Graph: ...
 
     def projects(self) -> list[tuple[str, str]]: ...
+
+    def lags(self, words: Collection[str]) -> dict[str, int]: ...
+
+    def load(self, words: Collection[str]) -> None: ...
 
     def plan_models(self, org_id: str, project_id: str, names: list[str]) -> dict[str, ModelStep]: ...
 
@@ -73,33 +79,42 @@ class ModelWorker:
         """Starts what is due, and returns at once; gives the names."""
         names = [name for name, model in self._service.graph.models.items() if _by_worker(model.options)]
         started = []
-        for org_id, project_id in await asyncio.to_thread(self._service.projects):
+        words = sorted({word for name in names for word in self._service.graph.models[name].options.lag})
+        lags = await asyncio.to_thread(self._service.lags, words) if words else {}
+        projects = await asyncio.to_thread(self._service.projects)
+        for org_id, project_id in dict.fromkeys([*projects, LAKE] if words else projects):
             idle = [name for name in names if (org_id, project_id, name) not in self._running]
             steps = await asyncio.to_thread(self._service.plan_models, org_id, project_id, idle)
             for name, step in steps.items():
                 at = (org_id, project_id, name)
-                if self._due(at, step):
-                    self._running[at] = asyncio.create_task(self._make(at))
+                if self._due(at, step, lags):
+                    self._running[at] = asyncio.create_task(self._make(at, lags))
                     started.append(name)
         return started
 
-    def _due(self, at: tuple[str, str, str], step: ModelStep) -> bool:
+    def _due(self, at: tuple[str, str, str], step: ModelStep, lags: Mapping[str, int]) -> bool:
         tried, options = self._tried.get(at, _Tried()), self._service.graph.models[at[2]].options
         now = now_ms(self._clock)
-        if not step.works and not options.scheduled:
-            return False
         if tried.failures and now - tried.last_ms < min(PAUSE_MS * 2**tried.failures, PAUSE_MAX_MS):
+            return False
+        if at[:2] == LAKE and lagging(options, lags):
+            return True
+        if not step.works and not options.scheduled:
             return False
         last_ms = max(step.made_ms, tried.last_ms)
         return due(options, last_ms=last_ms, now_ms=now, moved=step.works)
 
-    async def _make(self, at: tuple[str, str, str]) -> None:
+    async def _make(self, at: tuple[str, str, str], lags: Mapping[str, int]) -> None:
         org_id, project_id, name = at
-        trigger = "schedule" if self._service.graph.models[name].options.scheduled else "change"
+        options = self._service.graph.models[name].options
+        trigger = "schedule" if options.scheduled else "change"
         tried = self._tried.setdefault(at, _Tried())
         try:
             async with self._turns:
                 tried.last_ms = now_ms(self._clock)
+                if at[:2] == LAKE and lagging(options, lags):
+                    trigger = "lag"
+                    await asyncio.to_thread(self._service.load, sorted(options.lag))
                 made = await asyncio.to_thread(self._service.run_models, org_id, project_id, [name], trigger=trigger)
             tried.failures = 0
             for each in (one for one in made if one.state == "made"):
@@ -112,4 +127,4 @@ class ModelWorker:
 
 
 def _by_worker(options: ModelOptions) -> bool:
-    return options.scheduled or options.on == "change"
+    return options.scheduled or bool(options.lag) or options.on == "change"

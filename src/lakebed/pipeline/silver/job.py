@@ -29,8 +29,8 @@ from lakebed.core.logs import logger
 from lakebed.delta.log import fields_of
 from lakebed.delta.model import CommitResult, Snapshot, TableSpec, WriteBatch
 from lakebed.delta.types import parse_type
-from lakebed.pipeline.bronze.places import LAKE, source_of
-from lakebed.pipeline.bronze.ticks import LINEAGE, BronzeWriter, schema_of, table_name
+from lakebed.pipeline.bronze.places import LAKE, source_of, table_name
+from lakebed.pipeline.bronze.ticks import LINEAGE, BronzeWriter, schema_of
 from lakebed.pipeline.silver import transforms as silver
 from lakebed.pipeline.silver.contract import BadContract, Contract
 from lakebed.pipeline.silver.source import SilverSource

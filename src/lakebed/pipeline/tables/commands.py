@@ -13,7 +13,7 @@ from lakebed.core.errors import Invalid
 
 app = App(name="tables", help="Tables: list, schema and versions, rows, deletes by condition or key.")
 
-Name = Annotated[str, Parameter(help="the table as `lakebed tables list` shows it: bronze/acme/shop/orders")]
+Name = Annotated[str, Parameter(help="the table as `lakebed tables list` shows it: silver/acme/shop/orders")]
 Condition = Annotated[
     str, Parameter(name="--where", help="only rows that match: \"id = 5 and at >= '2026-01-01'\", joined by `and`")
 ]

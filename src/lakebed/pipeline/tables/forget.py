@@ -21,6 +21,7 @@ from lakebed.delta import history, vacuum
 from lakebed.delta.log import fields_of
 from lakebed.delta.model import ONCE, DataFile, Snapshot, TableSpec, key_of, path_of
 from lakebed.delta.predicate import Predicate, chosen, equal, parse_predicate
+from lakebed.pipeline.bronze.places import LAYERS, placed, table_name, tables_of
 from lakebed.pipeline.settings import BronzeSettings, PipelineSettings
 from lakebed.pipeline.silver.contract import Contract, read_contracts
 from lakebed.pipeline.tables import rewrite
@@ -30,7 +31,6 @@ from lakebed.store.model import ObjectInfo
 from lakebed.store.settings import StoreSettings
 from lakebed.ticks.settings import TicksSettings
 
-LAYERS = ("bronze", "silver", "quarantine", "gold")  # in this order
 ROW = "_row"  # quarantine's column: the bronze row as JSON
 
 
@@ -140,9 +140,10 @@ class Forgetter:
     async def _tables(self, project: str, only: str) -> list[tuple[str, str]]:
         found = []
         for layer in LAYERS:
-            for name in await self._store.children(f"tables/{layer}/{project}/"):
+            org_id, _, project_id = project.partition("/")
+            for name, place in (await tables_of(self._store, layer, org_id, project_id)).items():
                 if not only or name == only:
-                    found.append((layer, f"{layer}/{project}/{name}"))
+                    found.append((layer, place))
         return found
 
     def _forget(self, layer: str, name: str, keys: Mapping[str, str], *, dry_run: bool, purge: bool) -> ForgottenTable:
@@ -211,14 +212,18 @@ class Forgetter:
         for contract in self._contracts:
             if only and only not in (contract.table, contract.bronze):
                 continue
+            org_id, _, project_id = project.partition("/")
             bronze, silver = (
-                asyncio.run(history.snapshot(self._store, f"tables/{layer}/{project}/{name}"))
+                asyncio.run(self._snapshot(table_name(layer, org_id, project_id, name)))
                 for layer, name in (("bronze", contract.bronze), ("silver", contract.table))
             )
             ticks = [at for application, at in bronze.applied.items() if application.startswith(ONCE)]
             if max(ticks, default=-1) > silver.applied.get("silver", -1):
                 return False
         return True
+
+    async def _snapshot(self, name: str) -> Snapshot:
+        return await history.snapshot(self._store, f"tables/{await placed(self._store, name)}")
 
     def _keep_s(self) -> float:
         settings = self._context.settings

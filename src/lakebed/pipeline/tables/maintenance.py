@@ -14,9 +14,10 @@ from lakebed.core.context import Context
 from lakebed.core.errors import Invalid, LakebedError
 from lakebed.core.logs import logger
 from lakebed.delta import cleanup, history, vacuum
+from lakebed.delta.log import fields_of
 from lakebed.delta.model import Snapshot, TableSpec
 from lakebed.delta.protocol import check_writable
-from lakebed.pipeline.bronze.places import BEFORE, UNREADABLE_BEFORE
+from lakebed.pipeline.bronze.places import BATCHES, BEFORE, LAYERS, SAMPLES, UNREADABLE_BEFORE, every_table
 from lakebed.pipeline.settings import BronzeSettings
 from lakebed.pipeline.tables import compaction
 from lakebed.pipeline.tables.table import Table
@@ -24,12 +25,10 @@ from lakebed.spark.lineage import Dataset, lineage_of
 from lakebed.spark.location import Location
 from lakebed.spark.session import open_session
 from lakebed.spark.settings import SparkSettings
-from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
 
-TICK_LAYERS = ("bronze", "silver", "quarantine", "gold")  # tables/<layer>/<org>/<project>/<table>
-COMPACTED_LAYERS = ("bronze",)  # of those: silver and gold have few files, written whole or by key
-AGED_BY = {"batches": "accepted_at", "topics": "_time", "queues": "_time"}  # by source: the column of retention
+COMPACTED_LAYERS = ("bronze",)  # silver and gold have few files, written whole or by key
+AGED_BY = ("_ingested_at", "accepted_at", "_time")  # when a row came, in bronze of ticks, of samples and of records
 
 log = logger("bronze")
 
@@ -76,26 +75,31 @@ class TableMaintenance:
         return MaintenanceReport(name, result.files_removed, result.files_added)
 
     def expire(self) -> list[MaintenanceReport]:
-        """Removes samples and records past their retention, if there is one."""
-        if not any(map(self._retention_days, AGED_BY)):
+        """Removes rows past their retention from bronze of every source, if there is one. Idempotent."""
+        if not self._retention_days(SAMPLES):  # samples have every retention that there is
             return []
-        aged = [name for name in self._chosen("", compacted=True) if self._retention_days(_source(name))]
+        aged = [name for name in self._chosen("", compacted=True) if self._retention_days(name)]
         found = (self._of_table(self._expire, name, "", False) for name in aged)
         return [report for report in found if report is not None]
 
     def _expire(self, name: str, dry_run: bool) -> MaintenanceReport | None:
         moment = datetime.fromtimestamp(self._context.clock.now_ns() / 1e9, UTC)
-        moment -= timedelta(days=self._retention_days(_source(name)))
+        moment -= timedelta(days=self._retention_days(name))
+        state = self._state(name)
+        columns = fields_of(state.schema_json)
+        by = next((column for column in AGED_BY if column in columns), "")
+        if not by:
+            return None
         with self._lineage.job(f"retention/{name}", polls=True) as job:
-            result = self._table(name, self._state(name)).remove_before(AGED_BY[_source(name)], moment)
+            result = self._table(name, state).remove_before(by, moment)
             if result.rows_removed:
                 job.wrote(f"tables/{name}", version=result.version)
         return MaintenanceReport(name, rows_removed=result.rows_removed) if result.rows_removed else None
 
-    def _retention_days(self, source: str) -> float:
-        """How long the rows of a source are kept; 0: for ever. Samples are never kept longer than their batches."""
-        days: list[float] = [self._settings.retention_days] if source in AGED_BY else []
-        if source == "batches":
+    def _retention_days(self, name: str) -> float:
+        """How long the rows of a table are kept; 0: for ever. Samples are never kept longer than their batches."""
+        days: list[float] = [self._settings.retention_days]
+        if name.rpartition("/")[0] in (BATCHES, BEFORE[BATCHES]):
             days.append(self._context.settings.of(BatchesSettings).retention_days)
         return min(filter(None, days), default=0.0)
 
@@ -118,7 +122,7 @@ class TableMaintenance:
         store, clock = self._context.store, self._context.clock
         keep_s = vacuum.checked(self._settings.keep_versions_s)
         done = []
-        for name in _only(await names(store), only):
+        for name in _only(await every_table(store), only):
             root = f"tables/{name}"
             try:
                 found = await vacuum.sweepable(store, root, clock=clock, keep_s=keep_s)
@@ -138,8 +142,8 @@ class TableMaintenance:
         return done
 
     def _chosen(self, only: str, *, compacted: bool) -> list[str]:
-        found = _only(asyncio.run(names(self._context.store)), only)
-        apart = ("topics-quarantine", *(set(TICK_LAYERS) - set(COMPACTED_LAYERS)))
+        found = _only(asyncio.run(every_table(self._context.store)), only)
+        apart = ("topics-quarantine", *(set(LAYERS) - set(COMPACTED_LAYERS)))
         return [
             name for name in found if not compacted or (name != UNREADABLE_BEFORE and name.split("/")[0] not in apart)
         ]
@@ -160,24 +164,6 @@ class TableMaintenance:
             location=Location.of(context.settings.of(StoreSettings)),
             known=state,
         )
-
-
-async def names(store: Store) -> list[str]:
-    """Every table there is, by its log."""
-    found = []
-    for folder in BEFORE.values():
-        found += [f"{folder}/{name}" for name in await store.children(f"tables/{folder}/")]
-    for layer in TICK_LAYERS:
-        for org in await store.children(f"tables/{layer}/"):
-            for project in await store.children(f"tables/{layer}/{org}/"):
-                tables = await store.children(f"tables/{layer}/{org}/{project}/")
-                found += [f"{layer}/{org}/{project}/{table}" for table in tables]
-    return [name for name in found if "_delta_log" in await store.children(f"tables/{name}/")]
-
-
-def _source(name: str) -> str:
-    """The source of an appended table: the second folder of its name, or the first where it was before."""
-    return name.removeprefix("bronze/").partition("/")[0]
 
 
 def _left(name: str, error: LakebedError) -> MaintenanceReport:

@@ -6,13 +6,18 @@ so this is for upserts whose rows fit there; larger ones are joins of frames.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
 
+from lakebed.core.errors import Invalid
+from lakebed.delta.log import fields_of, overlapping
 from lakebed.delta.model import DataFile, TableSpec
+from lakebed.delta.types import arrow_type
 from lakebed.pipeline.tables.files import Batches, read_file, write_files
+from lakebed.pipeline.tables.scan import FileScan
 from lakebed.spark.location import Location
 
 ROWS_MAX = 500_000  # of what comes, in each task's memory
@@ -75,3 +80,49 @@ def last_of_each(rows: Any, keys: Sequence[str]) -> Any:
     numbered = rows.select(list(keys)).append_column("_at", pa.arange(0, rows.num_rows))
     last = numbered.group_by(list(keys)).aggregate([("_at", "max")])
     return rows if last.num_rows == rows.num_rows else rows.take(last.column("_at_max").combine_chunks().sort())
+
+
+def overlapping_files(held: Sequence[DataFile], written: Sequence[DataFile], key: str) -> list[DataFile]:
+    """The files whose bounds of this key meet those of the written files; all where bounds are missing."""
+    lows, highs = [file.low.get(key) for file in written], [file.high.get(key) for file in written]
+    if any(value is None for value in (*lows, *highs)):
+        return list(held)
+    return overlapping(held, key, min(lows), max(highs))  # type: ignore[type-var]
+
+
+def twice(spec: TableSpec) -> Invalid:
+    return Invalid(
+        f"table {spec.name}: rows to upsert have the same {', '.join(spec.keys)} more than once",
+        hint="keep one row for each key",
+    )
+
+
+def keys_of(spec: TableSpec, location: Location, written: Iterable[DataFile]) -> Any:
+    """The keys of rows in files. Raises Invalid when one comes twice."""
+    import pyarrow as pa
+
+    kinds = fields_of(spec.schema_json)
+    types = {name: arrow_type(kinds[name]) for name in spec.keys}
+    wanted, filesystem = FileScan(location, spec.root, kinds, types), location.filesystem()
+    batches = [batch for file in written for batch in wanted.batches(file, filesystem)]
+    keys = pa.Table.from_batches(batches, pa.schema(list(types.items())))
+    if keys.group_by(list(spec.keys)).aggregate([]).num_rows != keys.num_rows:
+        raise twice(spec)
+    return keys
+
+
+def holding(held: Sequence[DataFile], keys: Any, spec: TableSpec) -> list[DataFile]:
+    """The files whose bounds of the first key include one of these keys; those without bounds may hold any."""
+    first = sorted(value for value in keys.column(0).to_pylist() if value is not None)
+    name = spec.keys[0]
+    if not first or not isinstance(first[0], (int, str)):
+        return list(held)
+
+    def may(file: DataFile) -> bool:
+        low, high = file.low.get(name), file.high.get(name)
+        if type(low) is not type(first[0]) or type(high) is not type(first[0]):
+            return True
+        at = bisect_left(first, low)
+        return at < len(first) and first[at] <= high
+
+    return [file for file in held if may(file)]

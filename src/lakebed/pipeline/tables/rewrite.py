@@ -9,7 +9,6 @@ new are looked at.
 from __future__ import annotations
 
 import os
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal, InvalidOperation
@@ -18,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from lakebed.core.errors import Invalid, Overloaded, Stale
-from lakebed.delta.log import Commit, Raced, fields_of, overlapping
+from lakebed.delta.log import Commit, Raced, fields_of
 from lakebed.delta.model import CommitResult, DataFile, Snapshot, TableSpec, WriteBatch
 from lakebed.delta.predicate import Predicate, chosen
 from lakebed.delta.protocol import mapping
 from lakebed.delta.types import arrow_type, widens
 from lakebed.pipeline.tables import files
+from lakebed.pipeline.tables.merge import holding, keys_of, overlapping_files, twice
 from lakebed.pipeline.tables.scan import FileScan
 from lakebed.spark.location import Location
 
@@ -191,7 +191,7 @@ def remove(table: Table, plan: Plan, *, note: str = "") -> CommitResult:
         adds = tuple(copies(file for one in removed for file in one.files))
         return Commit("DELETE", adds, gone, note=note) if removed else None
 
-    return _repeatedly(table, plan, commit, None, 0)
+    return _repeatedly(table, plan, commit, None)
 
 
 def check_plain(state: Snapshot, name: str) -> None:
@@ -209,26 +209,54 @@ def count(table: Table, removal: RowRemoval, held: Sequence[DataFile]) -> list[R
 
 
 def upsert_files(
-    table: Table, written: Sequence[DataFile], batch: WriteBatch | None, *, note: str = ""
+    table: Table,
+    written: Sequence[DataFile],
+    batch: WriteBatch | None,
+    *,
+    note: str = "",
+    deleted: Sequence[DataFile] = (),
 ) -> CommitResult:
     """Upserts the rows of files that executors have written: their keys are taken out of all other files.
 
+    The keys of the files in `deleted` are taken out too, in the same version; these files stay out of the table.
     Raises Invalid when a key comes twice in them; nothing is committed then.
     """
-    total = sum(file.rows for file in written)
-    if total > KEYS_MAX and table.spark is not None:
-        return _upsert_joined(table, written, batch, total, note)
-    keys = keys_of(table.spec, table.location, written)
+    if sum(file.rows for file in (*written, *deleted)) > KEYS_MAX and table.spark is not None:
+        return _upsert_joined(table, written, batch, note, deleted)
+    keys = keys_of(table.spec, table.location, [*written, *deleted])
+    going = keys_of(table.spec, table.location, deleted) if deleted else None
+    dead = 0
 
     def plan(state: Snapshot) -> tuple[RowRemoval, list[DataFile]]:
+        nonlocal dead
+        if going is not None:
+            found = count(table, RowRemoval(keys=going), holding(state.files, going, table.spec))
+            dead = sum(one.rows for one in found)
         return RowRemoval(keys=keys), holding(state.files, keys, table.spec)
 
     def commit(removed: Sequence[Rewritten], gone: tuple[DataFile, ...]) -> Commit:
-        replaced = sum(one.rows for one in removed)
-        adds = (*written, *copies(file for one in removed for file in one.files))
-        return Commit("MERGE", adds, gone, batch, note=note, rows_inserted=total - replaced, rows_replaced=replaced)
+        rest = [file for one in removed for file in one.files]
+        return merged(written, rest, gone, batch, note, replaced=sum(one.rows for one in removed) - dead, dead=dead)
 
-    return _repeatedly(table, plan, commit, batch, total)
+    return _repeatedly(table, plan, commit, batch)
+
+
+def merged(
+    written: Sequence[DataFile],
+    rest: Sequence[DataFile],
+    gone: Sequence[DataFile],
+    batch: WriteBatch | None,
+    note: str,
+    *,
+    replaced: int,
+    dead: int,
+) -> Commit:
+    """The version of an upsert. Where it also deletes, the rest is not marked as copied: readers of changes then pair
+    the rows of both sides by key, and find those that are gone.
+    """
+    inserted = sum(file.rows for file in written) - replaced
+    adds = (*written, *(rest if dead and written else copies(rest)))
+    return Commit("MERGE", adds, tuple(gone), batch, note=note, rows_inserted=inserted, rows_replaced=replaced)
 
 
 def copies(files: Iterable[DataFile]) -> Iterable[DataFile]:
@@ -237,7 +265,7 @@ def copies(files: Iterable[DataFile]) -> Iterable[DataFile]:
 
 
 def _upsert_joined(
-    table: Table, written: Sequence[DataFile], batch: WriteBatch | None, total: int, note: str
+    table: Table, written: Sequence[DataFile], batch: WriteBatch | None, note: str, deleted: Sequence[DataFile]
 ) -> CommitResult:
     """The upsert of many rows: a join of frames takes their keys out of the table's files."""
     names = list(table.spec.keys)
@@ -245,23 +273,23 @@ def _upsert_joined(
         if batch is not None and (repeated := table.applied(batch)):
             return repeated
         state = table.snapshot()
-        coming = table.rows_of(written, names, state)
+        coming = table.rows_of([*written, *deleted], names, state)
         if coming.groupBy(*names).count().filter("count > 1").limit(1).count():
-            raise _twice(table.spec)
-        candidates = {file.path: file for file in overlapping_files(state.files, written, names[0])}
+            raise twice(table.spec)
+        candidates = {file.path: file for file in overlapping_files(state.files, [*written, *deleted], names[0])}
         held = table.rows_of(list(candidates.values()), names, state, with_file=True)
         hits = held.join(coming, on=names, how="left_semi").groupBy(files.FILE_COLUMN).count().collect()
         touched = [candidates[hit[files.FILE_COLUMN]] for hit in hits]
-        replaced = sum(hit["count"] for hit in hits)
+        out = sum(hit["count"] for hit in hits)
+        dead = held.join(table.rows_of(deleted, names, state), on=names, how="left_semi").count() if deleted else 0
         kept: list[DataFile] = []
         if touched:
             rest = table.rows_of(touched, table.spec.columns, state).join(coming, on=names, how="left_anti")
             tasks = max(len(touched), -(-sum(max(0, file.rows) for file in touched) // ROWS_PER_TASK))
             rest = rest.select(*table.spec.columns)
             kept = table.write(rest.repartition(tasks) if tasks > len(touched) else rest.coalesce(tasks))
-        commit = Commit("MERGE", (*written, *copies(kept)), tuple(touched), batch, note=note)
-        commit = msgspec.structs.replace(commit, rows_inserted=total - replaced, rows_replaced=replaced)
-        result = CommitResult(0, total - replaced, replaced, len(commit.adds), len(touched))
+        commit = merged(written, kept, touched, batch, note, replaced=out - dead, dead=dead)
+        result = _result(commit, out)
         try:
             return table.commit_on(state, commit, result, batch)
         except Raced:
@@ -269,58 +297,11 @@ def _upsert_joined(
     raise Overloaded(f"table {table.spec.name} changed under an upsert {RACES_MAX} times")
 
 
-def overlapping_files(held: Sequence[DataFile], written: Sequence[DataFile], key: str) -> list[DataFile]:
-    """The files whose bounds of this key meet those of the written files; all where bounds are missing."""
-    lows, highs = [file.low.get(key) for file in written], [file.high.get(key) for file in written]
-    if any(value is None for value in (*lows, *highs)):
-        return list(held)
-    return overlapping(held, key, min(lows), max(highs))  # type: ignore[type-var]
-
-
-def _twice(spec: TableSpec) -> Invalid:
-    return Invalid(
-        f"table {spec.name}: rows to upsert have the same {', '.join(spec.keys)} more than once",
-        hint="keep one row for each key",
-    )
-
-
-def keys_of(spec: TableSpec, location: Location, written: Iterable[DataFile]) -> Any:
-    """The keys of rows in files. Raises Invalid when one comes twice."""
-    import pyarrow as pa
-
-    kinds = fields_of(spec.schema_json)
-    types = {name: arrow_type(kinds[name]) for name in spec.keys}
-    wanted, filesystem = FileScan(location, spec.root, kinds, types), location.filesystem()
-    batches = [batch for file in written for batch in wanted.batches(file, filesystem)]
-    keys = pa.Table.from_batches(batches, pa.schema(list(types.items())))
-    if keys.group_by(list(spec.keys)).aggregate([]).num_rows != keys.num_rows:
-        raise _twice(spec)
-    return keys
-
-
-def holding(held: Sequence[DataFile], keys: Any, spec: TableSpec) -> list[DataFile]:
-    """The files whose bounds of the first key include one of these keys; those without bounds may hold any."""
-    first = sorted(value for value in keys.column(0).to_pylist() if value is not None)
-    name = spec.keys[0]
-    if not first or not isinstance(first[0], (int, str)):
-        return list(held)
-
-    def may(file: DataFile) -> bool:
-        low, high = file.low.get(name), file.high.get(name)
-        if type(low) is not type(first[0]) or type(high) is not type(first[0]):
-            return True
-        at = bisect_left(first, low)
-        return at < len(first) and first[at] <= high
-
-    return [file for file in held if may(file)]
-
-
 def _repeatedly(
     table: Table,
     plan: Plan,
     commit: Callable[[Sequence[Rewritten], tuple[DataFile, ...]], Commit | None],
     batch: WriteBatch | None,
-    coming: int,
 ) -> CommitResult:
     done: dict[str, Rewritten] = {}
     for _ in range(RACES_MAX):
@@ -336,20 +317,18 @@ def _repeatedly(
         planned = commit(removed, gone)
         if planned is None:
             return CommitResult(state.version, repeated=True)
-        out = sum(one.rows for one in removed)
-        result = CommitResult(
-            0,
-            coming - out if coming else 0,
-            out if coming else 0,
-            len(planned.adds),
-            len(gone),
-            rows_removed=0 if coming else out,
-        )
+        result = _result(planned, sum(one.rows for one in removed))
         try:
             return table.commit_on(state, planned, result, batch)
         except Raced:
             continue
     raise Overloaded(f"table {table.spec.name} changed under a rewrite {RACES_MAX} times")
+
+
+def _result(commit: Commit, out: int) -> CommitResult:
+    """`out` rows were taken out of files: those that were not replaced are gone."""
+    inserted, replaced = commit.rows_inserted, commit.rows_replaced
+    return CommitResult(0, inserted, replaced, len(commit.adds), len(commit.removes), rows_removed=out - replaced)
 
 
 def run(table: Table, work: Rewriting, chosen_files: Sequence[DataFile]) -> list[Rewritten]:

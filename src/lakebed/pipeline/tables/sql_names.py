@@ -29,18 +29,24 @@ NO_ALIAS = ENDS | {
 
 
 def table_of(parts: Sequence[str], tables: Sequence[str]) -> str:
-    """The table that this name means: its path, or its path without the org; empty when none is.
+    """The table that this name means: its path, or its path without the org; empty when none is. The source may be left
+    out of a bronze table of ticks.
 
     Raises Invalid when several orgs have such a table.
     """
     wanted = [part.casefold() for part in parts]
     split = [(name, name.casefold().split("/")) for name in tables]
-    if exact := [name for name, path in split if path == wanted]:
+    if exact := [name for name, path in split if wanted in (path, _of_project(path))]:
         return exact[0]
-    short = [name for name, path in split if len(path) == 4 and [path[0], *path[2:]] == wanted]
+    short = [name for name, path in split if len(of := _of_project(path)) == 4 and [of[0], *of[2:]] == wanted]
     if len(short) > 1:
         raise Invalid(f"{'.'.join(parts)} is a table of several orgs: {', '.join(short)}", hint="name the org too")
     return short[0] if short else ""
+
+
+def _of_project(path: list[str]) -> list[str]:
+    """Layer, org, project and table."""
+    return ["bronze", *path[2:]] if path[:2] == ["bronze", "ticks"] and len(path) == 5 else path
 
 
 def rewrite_names(text: str, find: Callable[[Sequence[str]], str], views: Callable[[str], str]) -> str:

@@ -98,7 +98,7 @@ class Table:
         keys = rows.select(quoted(name).alias(name))
         listed = keys.distinct().limit(KEYS_LISTED + 1).toArrow()
         if listed.num_rows <= KEYS_LISTED:
-            chosen = rewrite.holding(state.files, listed, self.spec)
+            chosen = merge.holding(state.files, listed, self.spec)
         else:
             ends = keys.agg(F.min(name), F.max(name)).toArrow()
             chosen = self._candidates(state, (ends.column(0)[0].as_py(), ends.column(1)[0].as_py()))
