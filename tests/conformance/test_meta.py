@@ -211,6 +211,25 @@ async def test_several_puts_succeed_and_fail_each_on_its_own(meta: Meta, root: s
         assert key == "changed" or found in made
 
 
+async def test_a_put_is_made_only_behind_what_must_be_there_first(meta: Meta, root: str, group: dict[str, str]) -> None:
+    """The entry is made where its key is absent and stays where it is not; the put is judged by its own version."""
+    swapped = await meta.put(f"{root}swapped", b"1", **group)
+    stands = await meta.put(f"{root}there", b"old", **group)
+
+    made = await meta.put_all(
+        [
+            Put(f"{root}swapped", b"2", swapped.version, first=(f"{root}before", b"b"), **group),
+            Put(f"{root}other", b"o", ABSENT, first=(f"{root}there", b"new"), **group),
+            Put(f"{root}swapped", b"never", swapped.version, first=(f"{root}maybe", b"m"), **group),
+        ]
+    )
+
+    assert ["MetaEntry", "MetaEntry", "Stale"] == [type(one).__name__ for one in made]
+    assert [b"2", b"o", b"b"] == [(await meta.get(f"{root}{k}", **group)).value for k in ("swapped", "other", "before")]
+    assert stands == await meta.get(f"{root}there", **group)
+    assert made[0] == await meta.get(f"{root}swapped", **group)
+
+
 async def test_a_version_of_a_key_that_is_gone_is_stale(meta: Meta, root: str, group: dict[str, str]) -> None:
     """Nothing is made where a version was expected."""
     first = await meta.put(root + "k", b"1", **group)
