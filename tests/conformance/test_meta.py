@@ -18,7 +18,7 @@ from lakebed.core.errors import AlreadyExists, Conflict, Fenced, Invalid, NotFou
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
 from lakebed.core.runtime import Runtime
-from lakebed.meta.bucket.backend import BucketMeta
+from lakebed.meta.bucket.backend import BucketMeta, Layout
 from lakebed.meta.memory import MemoryMeta, MemoryState
 from lakebed.meta.model import ABSENT, RANGE_LIMIT_MAX, VALUE_BYTES_MAX, Put, prefix_end
 from lakebed.meta.protocol import Meta
@@ -28,7 +28,7 @@ from lakebed.store.protocol import Store
 from lakebed.store.runtime import StoreRuntime
 
 OXIA = os.environ.get("LAKEBED_TEST_OXIA", "")
-BACKENDS = ["memory", "sqlite", "bucket-memory", "bucket-seaweedfs"] + (["oxia"] if OXIA else [])
+BACKENDS = ["memory", "sqlite", "bucket-memory", "bins-memory", "bucket-seaweedfs"] + (["oxia"] if OXIA else [])
 SESSION_S = 4.0  # a session whose end, or long life, is waited for; Oxia's client takes none below 2 s
 LASTING_S = 60.0  # any other: no pause between two heartbeats ends it
 GONE_S = 60.0  # a session that is silent is gone by then, on every backend
@@ -54,7 +54,9 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Client:
         case _:
             real = request.param == "bucket-seaweedfs"
             store: Store = request.getfixturevalue("bucket") if real else MemoryStore(clock=clock)
-            return lambda: BucketMeta(StoreRuntime(clock, runtime.ids, runtime.metrics, store), "llog-meta")
+            layout: Layout = "groups" if request.param == "bucket-memory" else "found"
+            on_store = StoreRuntime(clock, runtime.ids, runtime.metrics, store)
+            return lambda: BucketMeta(on_store, "llog-meta", layout=layout)
 
 
 @pytest.fixture

@@ -81,6 +81,7 @@ class BrokerRegistry:
         self._runtime, self._meta, self._clock = runtime, meta, runtime.clock
         self._session: MetaSession | None = None
         self._registered: BrokerRecord | None = None
+        self._refreshing = asyncio.Lock()
         self._running: asyncio.Task[None] | None = None
         self._living: tuple[BrokerRecord, ...] = (me,)
         self._read_s = float("-inf")
@@ -147,13 +148,14 @@ class BrokerRegistry:
 
     async def refresh(self) -> None:
         """Registers this broker where its lease is new or lost, or its record has changed, and reads all of them."""
-        if self._session is None or not self._session.alive:
-            self._session = await self._meta.open_session(timeout_s=LEASE_S)
-            self._registered = None
-        if self._registered != self.me:
-            me = self.me
-            await self._meta.put(key_of(me.id), msgspec.json.encode(me), session=self._session, partition_key=GROUP)
-            self._registered = me
+        async with self._refreshing:
+            if self._session is None or not self._session.alive:
+                self._session = await self._meta.open_session(timeout_s=LEASE_S)
+                self._registered = None
+            if self._registered != self.me:
+                me = self.me
+                await self._meta.put(key_of(me.id), msgspec.json.encode(me), session=self._session, partition_key=GROUP)
+                self._registered = me
         await self._read()
 
     async def close(self) -> None:

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lakebed.core.errors import Corrupt, Invalid, OutcomeUnknown
-from lakebed.meta.bucket import decisions
+from lakebed.meta.bucket import bins, decisions
+from lakebed.meta.bucket.bins import BinPut
 from lakebed.meta.bucket.decisions import HeadChange, HeadFull, HeadWriter, LoadedState, NotLoaded, Replan, SpillPlan
 from lakebed.meta.bucket.model import (
     HOT_BYTES_HARD_MAX,
@@ -75,7 +76,7 @@ class Shard:
         return plan
 
     def put(self, key: str, value: bytes) -> None:
-        self.head, _ = decisions.put(self.head, key, value, None, "", self.known)
+        self.head, _ = bins.put_all(self.head, [BinPut(key, value)], self.known)
 
     def filled(self, count: int) -> Shard:
         for at in range(count):
@@ -214,7 +215,7 @@ def test_a_full_head_takes_no_more_before_it_is_spilled() -> None:
 
     with pytest.raises(HeadFull):
         for at in range(10):
-            head, _ = decisions.put(head, f"k/{at}", value, None, "", LoadedState({}, {}))
+            head, _ = bins.put_all(head, [BinPut(f"k/{at}", value)], LoadedState({}, {}))
 
     assert sum(len(hot.value) for hot in head.hot.values()) < HOT_BYTES_HARD_MAX
 
