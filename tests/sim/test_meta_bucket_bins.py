@@ -93,7 +93,9 @@ async def trim(meta: BucketMeta, ledger: Ledger, group: str) -> None:
 async def work(process: Process, ledger: Ledger, rounds: int = ROUNDS) -> None:
     meta, rng = connect(process), process.world.rng
     for at in range(rounds):
-        await raise_some(meta, ledger, rng.sample(GROUPS, rng.randint(1, len(GROUPS))))
+        # Two at a time, so that several changes share a write.
+        some = [rng.sample(GROUPS, rng.randint(1, len(GROUPS))) for _ in range(2)]
+        await asyncio.gather(*(raise_some(meta, ledger, groups) for groups in some))
         if at % 6 == 5:
             await trim(meta, ledger, rng.choice(GROUPS))
         if at % 9 == 8:

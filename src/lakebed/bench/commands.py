@@ -92,7 +92,7 @@ def bench(
     quick
         short run: most end within 45 seconds, `pipeline` and `tables` within 90.
     scenario
-        run a load test of `log` instead: steady, wide, kill or smoke.
+        run a load test of `log` instead: steady, wide, kill, mixed or smoke.
     out
         folder for the results and the report of a load test.
     """

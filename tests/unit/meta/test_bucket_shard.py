@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -230,6 +233,25 @@ def test_a_change_that_was_done_and_overwritten_is_not_done_again() -> None:
 
     assert again is overwritten
     assert first == second
+
+
+def test_changes_of_one_lost_write_are_all_decided_anew() -> None:
+    """Two changes shared a write that lost its race. The second is not in the head because the first is again."""
+    writer, nothing = HeadWriter("me"), LoadedState({}, {})
+
+    def change(key: str) -> Callable[[Head], tuple[Head, Any]]:
+        return HeadChange(writer).deciding(lambda head: bins.put_all(head, [BinPut(key, b"v")], nothing))
+
+    first, second = change("k/1"), change("k/2")
+    second(first(Head())[0])
+    others = HeadChange(HeadWriter("other")).deciding(lambda head: bins.put_all(head, [BinPut("k/0", b"v")], nothing))
+    stored, _ = others(Head())
+
+    again, _ = second(first(stored)[0])
+
+    assert {"k/0", "k/1", "k/2"} == set(again.hot)
+    stored = msgspec.structs.replace(again)
+    assert second(first(stored)[0])[0] is stored  # once they are stored, neither is made again
 
 
 def test_a_change_that_was_not_done_is_decided_anew() -> None:

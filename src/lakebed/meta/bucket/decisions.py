@@ -166,10 +166,26 @@ def _after(key: str) -> str:
 
 
 class HeadWriter:
-    """A process as the heads name it, with the number of its last decision."""
+    """A process as the heads name it, with the number of its last decision.
+
+    Changes that share a write are decided one on the head of the other. Such a draft has numbers that nothing has
+    stored yet, so what is done is seen by the head that was stored before all of them.
+    """
 
     def __init__(self, id: str) -> None:
         self.id, self.last = id, 0
+        self._stored: dict[str, int] = {}
+        self._draft: Head | None = None
+
+    def stored_in(self, head: Head) -> dict[str, int]:
+        """The writers of the stored head that this one, perhaps a draft, was made of."""
+        if head is not self._draft:
+            self._stored = head.writers
+        return self._stored
+
+    def drafted(self, head: Head) -> Head:
+        self._draft = head
+        return head
 
 
 class HeadChange:
@@ -187,7 +203,8 @@ class HeadChange:
         """`decide` for the register. Its result comes with the new head, if there is one."""
 
         def once(head: Head) -> tuple[Head, tuple[Head | None, R]]:
-            if self._number and self._done(head):
+            stored = self._writer.stored_in(head)
+            if self._number and self._done(stored):
                 return head, self._answer
             self._number = 0  # the last attempt is not in this head, so it never will be
             after, result = decide(head)
@@ -196,13 +213,14 @@ class HeadChange:
             self.attempts += 1
             self._writer.last += 1
             self._number, self._answer = self._writer.last, (after, result)
-            return msgspec.structs.replace(after, writers=self._signed(head.writers)), self._answer
+            signed = msgspec.structs.replace(after, writers=self._signed(head.writers))
+            return self._writer.drafted(signed), self._answer
 
         return once
 
-    def _done(self, head: Head) -> bool:
-        last = head.writers.get(self._writer.id)
-        if last is None and len(head.writers) >= WRITERS_MAX:
+    def _done(self, writers: dict[str, int]) -> bool:
+        last = writers.get(self._writer.id)
+        if last is None and len(writers) >= WRITERS_MAX:
             raise OutcomeUnknown("the outcome of a change is unknown: the group no longer remembers this writer")
         return last is not None and last >= self._number
 
