@@ -18,7 +18,7 @@ from lakebed.core.errors import AlreadyExists, Conflict, Fenced, Invalid, NotFou
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
 from lakebed.core.runtime import Runtime
-from lakebed.meta.bucket.backend import BucketMeta
+from lakebed.meta.bucket.backend import BucketMeta, Layout
 from lakebed.meta.memory import MemoryMeta, MemoryState
 from lakebed.meta.model import ABSENT, RANGE_LIMIT_MAX, VALUE_BYTES_MAX, Put, prefix_end
 from lakebed.meta.protocol import Meta
@@ -28,7 +28,7 @@ from lakebed.store.protocol import Store
 from lakebed.store.runtime import StoreRuntime
 
 OXIA = os.environ.get("LAKEBED_TEST_OXIA", "")
-BACKENDS = ["memory", "sqlite", "bucket-memory", "bucket-seaweedfs"] + (["oxia"] if OXIA else [])
+BACKENDS = ["memory", "sqlite", "bucket-memory", "bins-memory", "bucket-seaweedfs"] + (["oxia"] if OXIA else [])
 SESSION_S = 4.0  # a session whose end, or long life, is waited for; Oxia's client takes none below 2 s
 LASTING_S = 60.0  # any other: no pause between two heartbeats ends it
 GONE_S = 60.0  # a session that is silent is gone by then, on every backend
@@ -54,7 +54,9 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Client:
         case _:
             real = request.param == "bucket-seaweedfs"
             store: Store = request.getfixturevalue("bucket") if real else MemoryStore(clock=clock)
-            return lambda: BucketMeta(StoreRuntime(clock, runtime.ids, runtime.metrics, store), "llog-meta")
+            layout: Layout = "groups" if request.param == "bucket-memory" else "found"
+            on_store = StoreRuntime(clock, runtime.ids, runtime.metrics, store)
+            return lambda: BucketMeta(on_store, "llog-meta", layout=layout)
 
 
 @pytest.fixture
@@ -209,6 +211,25 @@ async def test_several_puts_succeed_and_fail_each_on_its_own(meta: Meta, root: s
         found = await meta.get(f"{root}{key}", **group)
         assert value == found.value
         assert key == "changed" or found in made
+
+
+async def test_a_put_is_made_only_behind_what_must_be_there_first(meta: Meta, root: str, group: dict[str, str]) -> None:
+    """The entry is made where its key is absent and stays where it is not; the put is judged by its own version."""
+    swapped = await meta.put(f"{root}swapped", b"1", **group)
+    stands = await meta.put(f"{root}there", b"old", **group)
+
+    made = await meta.put_all(
+        [
+            Put(f"{root}swapped", b"2", swapped.version, first=(f"{root}before", b"b"), **group),
+            Put(f"{root}other", b"o", ABSENT, first=(f"{root}there", b"new"), **group),
+            Put(f"{root}swapped", b"never", swapped.version, first=(f"{root}maybe", b"m"), **group),
+        ]
+    )
+
+    assert ["MetaEntry", "MetaEntry", "Stale"] == [type(one).__name__ for one in made]
+    assert [b"2", b"o", b"b"] == [(await meta.get(f"{root}{k}", **group)).value for k in ("swapped", "other", "before")]
+    assert stands == await meta.get(f"{root}there", **group)
+    assert made[0] == await meta.get(f"{root}swapped", **group)
 
 
 async def test_a_version_of_a_key_that_is_gone_is_stale(meta: Meta, root: str, group: dict[str, str]) -> None:

@@ -49,18 +49,21 @@ class Kafka:
         return KafkaClient(*await asyncio.open_connection("127.0.0.1", self.server.port))
 
 
-async def started(*keys: KeySettings) -> Kafka:
+async def started(*keys: KeySettings, node: str = "node", zone: str = "", state: MemoryState | None = None) -> Kafka:
     clock = SystemClock()
-    sections = {LogSettings: LogSettings(record_max_bytes=10_000), GatewaySettings: GatewaySettings(keys=keys)}
+    sections = {
+        LogSettings: LogSettings(record_max_bytes=10_000, zone=zone),
+        GatewaySettings: GatewaySettings(keys=keys),
+    }
     context = Context(
-        node="node",
+        node=node,
         settings=Settings(sections, {}),
         store=MemoryStore(clock=clock),
         clock=clock,
         ids=Ids.seeded(1),
         metrics=Metrics(),
     )
-    broker = Broker(context, MemoryMeta(Runtime(clock, Ids.seeded(2), Metrics()), MemoryState()))
+    broker = Broker(context, MemoryMeta(Runtime(clock, Ids.seeded(2), Metrics()), state or MemoryState()))
     server = KafkaServer(KafkaServices(context, broker, state_of(build(context, [])).access))
     await server.start("127.0.0.1", 0)
     return Kafka(broker, server)
@@ -378,3 +381,32 @@ def test_clients_get_the_advertised_address(advertised: str, expected: tuple[str
     """With the port of the server where none is given."""
     assert expected == serving._address(advertised, "127.0.0.1", 9)
     assert "0.0.0.0" != serving._address("", "0.0.0.0", 9)[0]
+
+
+async def test_a_consumer_is_sent_to_a_broker_of_its_zone() -> None:
+    """Metadata names each broker's rack; Fetch with another rack names a broker there, and serves where none is."""
+    state = MemoryState()
+    near = await started(node="a", zone="z1", state=state)
+    far = await started(node="b", zone="z2", state=state)
+    client = await near.client()
+    await near.broker.peers.registry.refresh()
+    assert ErrorCode.none is (await produced(client, batch("x"))).error_code
+
+    async def fetched(rack: str, version: int = 12) -> Any:
+        part = {"partition": 0, "fetch_offset": 1, "partition_max_bytes": 1000}
+        asked = {"topics": [{"topic": "orders", "partitions": [part]}], "rack_id": rack, "max_bytes": 1000}
+        return (await client.ask("fetch", version, **asked)).responses[0].partitions[0]
+
+    known = await client.ask("metadata", 9, topics=[{"name": "orders"}])
+    assert {"z1", "z2"} == {broker.rack for broker in known.brokers}
+    sent_away = await fetched("z2")
+    assert far.broker.peers.registry.me.kafka_id == sent_away.preferred_read_replica
+    assert not sent_away.records
+    for rack, version in (("z1", 12), ("z3", 12), ("", 12), ("z2", 10)):
+        served = await fetched(rack, version)
+        assert served.records, (rack, version)
+        assert version < 11 or -1 == served.preferred_read_replica
+    client.close()
+    for each in (near, far):
+        await each.server.stop()
+        await each.broker.stop()

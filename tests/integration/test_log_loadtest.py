@@ -17,18 +17,24 @@ from lakebed.store.settings import StoreSettings
 pytestmark = pytest.mark.full
 
 
-def test_a_load_test_leaves_a_folder_in_which_both_sides_agree(bucket_settings: StoreSettings, tmp_path: Path) -> None:
-    """Every artifact is there, brokers took what clients were acknowledged, and the report shows the plots."""
+@pytest.mark.parametrize(
+    ("scenario", "backend"), [("smoke", "sqlite"), ("mixed-smoke", "sqlite"), ("mixed-smoke", "bucket")]
+)
+def test_a_load_test_leaves_a_folder_in_which_both_sides_agree(
+    scenario: str, backend: str, bucket_settings: StoreSettings, tmp_path: Path
+) -> None:
+    """Every artifact is there, brokers took what clients were acknowledged, consumers read it all without gaps."""
     env = {
         **os.environ,
         env_name("store.url"): bucket_settings.url,
         env_name("store.endpoint"): bucket_settings.endpoint,
         env_name("store.access_key_id"): bucket_settings.access_key_id.reveal(),
         env_name("store.secret_access_key"): bucket_settings.secret_access_key.reveal(),
+        env_name("meta.backend"): backend,
     }
 
     done = subprocess.run(
-        [sys.executable, "-m", "lakebed", "bench", "log", "--scenario", "smoke", "--out", str(tmp_path), "-o", "json"],
+        [sys.executable, "-m", "lakebed", "bench", "log", "--scenario", scenario, "--out", str(tmp_path), "-o", "json"],
         env=env,
         capture_output=True,
         timeout=500,
@@ -38,9 +44,12 @@ def test_a_load_test_leaves_a_folder_in_which_both_sides_agree(bucket_settings: 
     assert done.returncode == 0, done.stderr.decode()
     summary = msgspec.json.decode(done.stdout, type=LoadTestSummary)
     (folder,) = tmp_path.iterdir()
-    assert folder.name.endswith("-smoke")
+    assert folder.name.endswith(f"-{scenario}")
     assert dict.fromkeys(ARTIFACTS, True) == summary.artifacts
-    assert summary.acknowledged_records == summary.accepted_records > 0
+    assert summary.acknowledged_records + summary.others.kafka_records == summary.accepted_records > 0
+    assert scenario == "smoke" or summary.acknowledged_records == summary.others.consumed_records
+    assert scenario == "smoke" or summary.others.kafka_records
+    assert backend == msgspec.json.decode((folder / "stack.json").read_bytes())["meta"]
     assert [] == [warning for warning in summary.warnings if "bottleneck" not in warning]
     page = (folder / "report.html").read_text()
     assert page.count('<div class="chart"') >= 5
@@ -61,5 +70,5 @@ def test_an_unknown_scenario_is_refused_with_the_known_ones(tmp_path: Path) -> N
     )
 
     assert done.returncode != 0
-    assert b"steady, wide, kill, smoke" in done.stderr
+    assert b"steady, wide, kill, mixed, smoke" in done.stderr
     assert not (tmp_path / "runs").exists()

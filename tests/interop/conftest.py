@@ -1,4 +1,4 @@
-"""One Spark session for the lane: Lakebed's own, with Delta's jars beside it where Maven can be reached."""
+"""One Spark session for the lane: Lakebed's own, with Delta's and Kafka's jars where Maven can be reached."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from lakebed.core.settings import load
 from lakebed.spark.session import close_session, open_session
 from lakebed.spark.settings import SparkSettings
 from support.delta_jars import delta_jars
+from support.maven_jars import spark_kafka_jars
 
 DELTA = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -32,8 +33,8 @@ def spark() -> Iterator[SparkSession]:
     # Tasks open the folder's location, which is a class of the tests.
     known = os.environ.get("PYTHONPATH", "")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), known)))
-    jars = delta_jars()
-    conf = {**DELTA, "spark.jars": ",".join(map(str, jars))} if jars else {}
+    delta, kafka = delta_jars(), spark_kafka_jars()
+    conf = {**(DELTA if delta else {}), "spark.jars": ",".join(map(str, [*delta, *kafka]))}
     settings = load(
         [SparkSettings], stack={"spark.master": "local[2]", "spark.shuffle_partitions": 1, "spark.quick": True}
     )
@@ -41,6 +42,14 @@ def spark() -> Iterator[SparkSession]:
 
     yield open_session(msgspec.structs.replace(given, conf={**given.conf, **conf}))
     close_session()
+
+
+@pytest.fixture(scope="session")
+def kafka_spark(spark: SparkSession) -> SparkSession:
+    """The session, with Spark's own Kafka source and sink. Skips where their jars cannot be fetched."""
+    if not spark_kafka_jars():
+        pytest.skip("Spark's Kafka source is not tested: its jars cannot be fetched with mvn")
+    return spark
 
 
 @pytest.fixture(scope="session")

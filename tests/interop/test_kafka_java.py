@@ -12,23 +12,19 @@ import pytest
 
 from lakebed.store.settings import StoreSettings
 from support.log_processes import crew_of, settings_of
+from support.maven_jars import jar
 
 SOURCE = Path(__file__).with_name("KafkaClient.java")
-FETCH_S = 240
 
 
 def classpath(version: str) -> str:
     """The client, and the libraries that it shares with Spark. Skips where it cannot be fetched."""
-    jar = Path.home() / f".m2/repository/org/apache/kafka/kafka-clients/{version}/kafka-clients-{version}.jar"
-    maven = shutil.which("mvn")
-    if not jar.is_file() and maven:
-        command = [maven, "-q", "-B", "dependency:get", f"-Dartifact=org.apache.kafka:kafka-clients:{version}"]
-        subprocess.run(command, timeout=FETCH_S, check=False, capture_output=True)
-    if not jar.is_file() or not shutil.which("javac"):
+    client = jar("org.apache.kafka", "kafka-clients", version)
+    if client is None or not shutil.which("javac"):
         pytest.skip("the Java client is not tested: it needs javac, and its jar through mvn")
     shared = Path(pyspark.__file__).parent / "jars"
     names = ("lz4-java", "slf4j-api", "snappy-java", "zstd-jni")
-    return ":".join(map(str, [jar, *(each for name in names for each in shared.glob(f"{name}-*.jar"))]))
+    return ":".join(map(str, [client, *(each for name in names for each in shared.glob(f"{name}-*.jar"))]))
 
 
 @pytest.mark.full

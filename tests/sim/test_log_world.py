@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from lakebed.log import control, paths, producers
+from lakebed.log import control, paths, producers, records
 from lakebed.log.broker import Broker
 from lakebed.log.codec import columns
 from lakebed.log.commit import Committer
@@ -57,9 +57,8 @@ async def _overwrites(self: Records, tp: TopicPartition, now: Any) -> None:
         )
 
 
-async def _skips_materialising(self: Committer, lane: Any, known: Any) -> None:
+def _skips_index(*_: Any) -> None:
     """The next append takes the place of a pending one that is in no index."""
-    lane.materialising = None
 
 
 async def _never_landed(self: Committer, *_: Any) -> None:
@@ -102,7 +101,7 @@ def _ignores_fence(now: Any, tp: TopicPartition) -> None:
     ("owner", "name", "bug"),
     [
         (Records, "materialise", _overwrites),
-        (Committer, "_materialised", _skips_materialising),
+        (records, "_indexed", _skips_index),
         (Committer, "_landed", _never_landed),
         (LogSweeper, "_announce", _unannounced),
         (Compactor, "_finish", _deletes_first),

@@ -93,7 +93,7 @@ def bench(
     quick
         short run: most end within 45 seconds, `pipeline` and `tables` within 90.
     scenario
-        run a load test instead: of `log` steady, wide, kill or smoke; of `ticks` fleet, soak or smoke.
+        run a load test instead: of `log` steady, wide, kill, mixed or smoke; of `ticks` fleet, soak or smoke.
     out
         folder for the results and the report of a load test.
     """

@@ -60,7 +60,7 @@ async def _across(environment: BenchEnvironment, clock: SystemClock, one: str, o
     _, answer = await _sent(producing, request)
     offset = msgspec.json.decode(answer)["results"][0]["end_offset"] + 1
     await _sent(consuming, _consume(other, offset, 0))
-    await clock.sleep(6.0)  # the gateways read the registry of brokers every 5 s
+    await clock.sleep(4.0)  # the gateways read the registry of brokers every 3 s
     for number in range(count):
         waiting = asyncio.ensure_future(_sent(consuming, _consume(other, offset + number, 5000)))
         await clock.sleep(0.03)

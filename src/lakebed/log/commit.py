@@ -6,7 +6,7 @@ OutcomeUnknown.
 
 A sequencer keeps the appends of one process to one partition in order. A ticket is taken before the blob is written, so
 blobs are uploaded in parallel. The control record is kept between appends: an uncontended append is one
-compare-and-swap.
+compare-and-swap, which brings the index entry of the append before it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,6 @@ from lakebed.log.model import Control, LogFenced, PendingAppend, ProducersSnapsh
 from lakebed.log.producers import ProducerMarks, RecordChunk, Verdict
 from lakebed.log.records import SWAPS_MAX, Records, Versioned
 
-# Index entries of several partitions on their way; the result names those that did not arrive.
-Materialising = asyncio.Task[dict[TopicPartition, LakebedError]]
-
 UncertainAppends = Sequence[PendingAppend]  # appends whose outcome is unknown
 
 
@@ -35,7 +32,6 @@ class Sequencer:
     def __init__(self, tp: TopicPartition) -> None:
         self.tp = tp
         self.known: Versioned[Control] | None = None
-        self.materialising: tuple[str, Materialising] | None = None  # whose index entry is on its way
         self.snapshot: tuple[str, ProducerMarks] = ("", {})  # of producers: its key and content
         self.appends = 0
         self.waiting = 0
@@ -43,7 +39,12 @@ class Sequencer:
 
     def forget(self) -> None:
         """The known control record may be outdated: the next turn reads it."""
-        self.known, self.materialising = None, None
+        self.known = None
+
+    @property
+    def pending(self) -> bool:
+        """Whether the last append is to be put into the index: by the next one, or when the partition is idle."""
+        return self.known is not None and self.known.value.pending is not None
 
     def ticket(self) -> Ticket:
         self.waiting += 1
@@ -109,20 +110,18 @@ class Committer:
     async def append_all(
         self, turns: Sequence[tuple[Sequencer, UploadedAppend]]
     ) -> list[PendingAppend | UncertainAppends]:
-        """One attempt for many partitions together, with two calls to meta for all of them.
+        """One attempt for many partitions together, with one call to meta for all of them.
 
         Gives each append, or the appends whose outcome is unknown: the caller continues with `append`.
         """
-        await _arrived([sequencer.materialising[1] for sequencer, _ in turns if sequencer.materialising is not None])
         planned = [self._planned(sequencer, written) for sequencer, written in turns]
         swaps = [
-            (sequencer.tp, after, sequencer.known.version)
+            (sequencer.tp, sequencer.known, after)
             for (sequencer, _), after in zip(turns, planned, strict=True)
             if after is not None and sequencer.known is not None
         ]
-        swapped = iter(await self._records.swap_all(swaps) if swaps else ())
+        swapped = iter(await self._records.swap_all(swaps))
         outcomes: list[PendingAppend | UncertainAppends] = []
-        made: list[Sequencer] = []
         for (sequencer, _), after in zip(turns, planned, strict=True):
             put = next(swapped) if after is not None else None
             if after is None or after.pending is None or put is None:
@@ -133,19 +132,9 @@ class Committer:
                 outcomes.append((after.pending,) if isinstance(put, Stale | OutcomeUnknown) else ())
             else:
                 sequencer.known = put
-                made.append(sequencer)
+                sequencer.appends += 1
                 outcomes.append(after.pending)
-        self._materialise_later(made)
         return outcomes
-
-    def _materialise_later(self, sequencers: Sequence[Sequencer]) -> None:
-        known = [(sequencer, sequencer.known.value) for sequencer in sequencers if sequencer.known is not None]
-        task = asyncio.create_task(self._records.materialise_all([(sequencer.tp, now) for sequencer, now in known]))
-        task.add_done_callback(_observed)
-        for sequencer, now in known:
-            assert now.pending is not None
-            sequencer.appends += 1
-            sequencer.materialising = (now.pending.append_id, task)
 
     async def append(
         self, sequencer: Sequencer, written: UploadedAppend, doubts: UncertainAppends = ()
@@ -171,12 +160,8 @@ class Committer:
                     sequencer.forget()  # only believed on a fresh read
                     continue
                 after = await self._stored(sequencer, self._after(sequencer.tp, full, written), written)
-                await self._materialised(sequencer, known.value)
-                try:
-                    sequencer.known = await self._records.swap(
-                        sequencer.tp, paths.control(sequencer.tp), after, known.version
-                    )
-                except (Stale, OutcomeUnknown):
+                (put,) = await self._records.swap_all([(sequencer.tp, known, after)])
+                if isinstance(put, Stale | OutcomeUnknown):
                     self._lost_swaps.inc()
                     sequencer.forget()
                     if after.pending is not None:
@@ -184,8 +169,11 @@ class Committer:
                     if attempt:
                         await self._records.pause(attempt)
                     continue
+                if isinstance(put, LakebedError):
+                    raise put
                 assert after.pending is not None
-                self._materialise_later([sequencer])
+                sequencer.known = put
+                sequencer.appends += 1
                 await self._replaced_snapshot(sequencer.tp, known.value, after)
                 return after.pending
         except (LogFenced, BlobTooOld):
@@ -199,34 +187,15 @@ class Committer:
         raise Overloaded(f"the control record of {sequencer.tp} changed {SWAPS_MAX} times during one append")
 
     async def settle(self, sequencers: Sequence[Sequencer]) -> None:
-        """Clears pending where it is in the index. What fails here is left to the next append."""
-        await _arrived([sequencer.materialising[1] for sequencer in sequencers if sequencer.materialising is not None])
-        swaps: list[tuple[Sequencer, Control, str]] = []
-        for sequencer in sequencers:
-            known = sequencer.known
-            if known is not None and known.value.pending is not None and _in_index(sequencer, known.value):
-                swaps.append((sequencer, control.cleared(known.value), known.version))
-        made = await self._records.swap_all([(sequencer.tp, after, version) for sequencer, after, version in swaps])
-        for (sequencer, _, _), put in zip(swaps, made, strict=True):
-            if isinstance(put, LakebedError):
-                sequencer.forget()
-            else:
-                sequencer.known, sequencer.materialising = put, None
+        """Puts pending appends into the index and clears them. What fails here is left to the next append."""
+        pending = [(each, each.known) for each in sequencers if each.known is not None and each.pending]
+        swaps = [(sequencer.tp, known, control.cleared(known.value)) for sequencer, known in pending]
+        for (sequencer, _), put in zip(pending, await self._records.swap_all(swaps), strict=True):
+            sequencer.known = None if isinstance(put, LakebedError) else put
 
     async def _read(self, sequencer: Sequencer) -> Versioned[Control]:
         sequencer.known = await self._records.control(sequencer.tp)
         return sequencer.known
-
-    async def _materialised(self, sequencer: Sequencer, known: Control) -> None:
-        """Returns once the pending append, ours or another's, is in the index."""
-        under_way, sequencer.materialising = sequencer.materialising, None
-        if known.pending is None:
-            return
-        if under_way is not None and under_way[0] == known.pending.append_id:
-            await _arrived([under_way[1]])
-            if _here(under_way[1], sequencer.tp):
-                return
-        await self._records.materialise(sequencer.tp, known)
 
     async def _landed(
         self, tp: TopicPartition, now: Control, written: UploadedAppend, doubts: Sequence[PendingAppend]
@@ -264,12 +233,10 @@ class Committer:
         )
 
     def _planned(self, sequencer: Sequencer, written: UploadedAppend) -> Control | None:
-        """The control record after the append; None where it is not known, not fresh, refused, or not in the index."""
+        """The control record after the append; None where it is not known, not fresh, or refused."""
         if sequencer.known is None:
             return None
         now = sequencer.known.value
-        if now.pending is not None and not _in_index(sequencer, now):
-            return None
         full = _with_producers(sequencer, now, written)
         if full is None or not producers.all_fresh(self._judged(full, written)):
             return None
@@ -329,27 +296,3 @@ def _in_control(sequencer: Sequencer, after: Control, written: UploadedAppend) -
     if after.producers_key:
         changed = producers.changes_since(sequencer.snapshot[1], after.producers)
     return msgspec.structs.replace(after, producers=changed) if len(changed) <= producers.CHANGES_MAX else None
-
-
-def _in_index(sequencer: Sequencer, now: Control) -> bool:
-    """Whether the pending append is known to be in the index."""
-    assert now.pending is not None
-    under_way = sequencer.materialising
-    return under_way is not None and under_way[0] == now.pending.append_id and _here(under_way[1], sequencer.tp)
-
-
-def _here(task: Materialising, tp: TopicPartition) -> bool:
-    return task.done() and not task.cancelled() and task.exception() is None and tp not in task.result()
-
-
-async def _arrived(tasks: Sequence[Materialising]) -> None:
-    """Waits for the tasks; a cancelled wait does not cancel them, because others wait for them too."""
-    waiting = {task for task in tasks if not task.done()}
-    if waiting:
-        await asyncio.wait(waiting)
-
-
-def _observed(task: Materialising) -> None:
-    """A failure is raised where the task is awaited, and repaired by the next append."""
-    if not task.cancelled():
-        task.exception()

@@ -139,18 +139,14 @@ class BrokerPeers:
         self._clock, self._heard = context.clock, heard
         self._tls_ca = context.settings.of(GatewaySettings).tls_ca
         self._senders: dict[BrokerRecord, tuple[NoticeSender, NoticeConnection]] = {}
-        self._task: asyncio.Task[None] | None = None
         self._sent = context.metrics.counter("lakebed_log_notices_total").labels(direction="out")
         self._got = context.metrics.counter("lakebed_log_notices_total").labels(direction="in")
         self.routes: Sequence[Route] = [Route(PATH, self._receive, methods=["POST"])]
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self.registry.run())
+        self.registry.start()
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
         for sender, connection in self._senders.values():
             sender.close()
             connection.close()

@@ -17,7 +17,6 @@ REGISTRY = f"{ROOT}_partitions/"
 REGISTRY_COMPLETE = f"{ROOT}_registry/complete"
 VACUUM_CURSOR = f"{ROOT}_vacuum/cursor"
 KAFKA_GROUPS = "llog-kafka/groups/"
-KAFKA_BROKERS = "llog-kafka/brokers/"
 LAST_OFFSET = 10**20 - 1
 
 
@@ -86,10 +85,6 @@ def group_offset(tp: TopicPartition, group: str) -> str:
 def kafka_group(group: str) -> str:
     """The members of a group that Kafka clients form."""
     return f"{KAFKA_GROUPS}{group}"
-
-
-def kafka_broker(id: int) -> str:
-    return f"{KAFKA_BROKERS}{id:010d}"
 
 
 def shared_blob(id: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 import msgspec
@@ -89,51 +90,38 @@ class Records:
         await self._clock.sleep(self._ids.jitter_s(attempt, base_s=SWAP_BASE_S, cap_s=SWAP_CAP_S))
 
     async def swap_all(
-        self, changes: Sequence[tuple[TopicPartition, Control, str]]
+        self, changes: Sequence[tuple[TopicPartition, Versioned[Control], Control]]
     ) -> list[Versioned[Control] | LakebedError]:
-        """Swaps several control records, each on its own; one call to meta for all of them."""
+        """Swaps several control records, each on its own; one call to meta for all of them.
+
+        The pending append that a swap replaces or clears is put into the index first, unless something is there: then
+        it, or a compaction of it, is.
+        """
         puts = [
-            Put(paths.control(tp), msgspec.json.encode(after), version, tp.partition_key)
-            for tp, after, version in changes
+            Put(
+                paths.control(tp),
+                msgspec.json.encode(after),
+                before.version,
+                tp.partition_key,
+                first=_indexed(tp, before.value),
+            )
+            for tp, before, after in changes
         ]
-        made = await self._put_all(puts)
+        try:
+            made = await self.meta.put_all(puts) if puts else []
+        except LakebedError as error:
+            return [error] * len(puts)
         return [
             put if isinstance(put, LakebedError) else Versioned(after, put.version)
-            for (_, after, _), put in zip(changes, made, strict=True)
+            for (_, _, after), put in zip(changes, made, strict=True)
         ]
 
     async def materialise(self, tp: TopicPartition, control: Control) -> None:
         """Puts the pending append into the index, unless something is there: then it, or a compaction of it, is."""
-        for error in (await self.materialise_all([(tp, control)])).values():
-            raise error
-
-    async def materialise_all(
-        self, found: Sequence[tuple[TopicPartition, Control]]
-    ) -> dict[TopicPartition, LakebedError]:
-        """`materialise` for several partitions at once; gives those where it failed."""
-        tps = [tp for tp, control in found if control.pending is not None]
-        puts = [
-            Put(
-                paths.index(tp, control.pending.end_offset),
-                msgspec.json.encode(control.pending.entry()),
-                ABSENT,
-                tp.partition_key,
-            )
-            for tp, control in found
-            if control.pending is not None
-        ]
-        made = await self._put_all(puts) if puts else []
-        return {
-            tp: put
-            for tp, put in zip(tps, made, strict=True)
-            if isinstance(put, LakebedError) and not isinstance(put, AlreadyExists)
-        }
-
-    async def _put_all(self, puts: Sequence[Put]) -> list[MetaEntry | LakebedError]:
-        try:
-            return await self.meta.put_all(puts)
-        except LakebedError as error:
-            return [error] * len(puts)
+        entry = _indexed(tp, control)
+        if entry is not None:
+            with suppress(AlreadyExists):
+                await self.meta.put(*entry, expected=ABSENT, partition_key=tp.partition_key)
 
     async def spans(self, tp: TopicPartition, offset: int, *, limit: int) -> list[IndexSpan]:
         """The index entries that end at `offset` or above, at most `limit`."""
@@ -177,6 +165,13 @@ class Records:
                 start = prefix_end(paths.folder(tp))
             else:
                 start = _behind(found[0].key)
+
+
+def _indexed(tp: TopicPartition, control: Control) -> tuple[str, bytes] | None:
+    """The index entry of the pending append."""
+    if control.pending is None:
+        return None
+    return paths.index(tp, control.pending.end_offset), msgspec.json.encode(control.pending.entry())
 
 
 def _behind(key: str) -> str:

@@ -1,8 +1,8 @@
 """The writer: one shared blob for many partitions, then each partition commits on its own.
 
 The one conditional write is the swap of `meta/control`: it gives out the offsets and names the blob. An append is
-acknowledged there. The index entry follows, and pending is cleared when no append waits; a crash in between leaves
-a pending append that the next writer or compactor puts into the index.
+acknowledged there. The next append brings its index entry, or the writer does when no append follows; a crash in
+between leaves a pending append that the next writer or compactor puts into the index.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class LogWriter:
 
     def _leave(self, ticket: Ticket) -> None:
         ticket.leave()
-        if ticket.sequencer.materialising is not None and not ticket.sequencer.waiting:
+        if ticket.sequencer.pending and not ticket.sequencer.waiting:
             self._settle_later(ticket.sequencer)
 
     async def _place(

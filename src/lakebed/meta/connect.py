@@ -18,7 +18,7 @@ def connect(settings: MetaSettings, runtime: StoreRuntime) -> Meta:
     if settings.backend == "bucket":
         from lakebed.meta.bucket.backend import BucketMeta
 
-        return BucketMeta(runtime, settings.prefix)
+        return BucketMeta(runtime, settings.prefix, layout="found")
     from lakebed.meta.oxia.backend import OxiaMeta  # loaded only where it is used: it needs an extra
 
     return OxiaMeta(

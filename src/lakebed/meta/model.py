@@ -25,12 +25,17 @@ class MetaEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 class Put(msgspec.Struct, frozen=True, gc=False):
-    """One put of a `put_all`."""
+    """One put of a `put_all`.
+
+    `first` is the key and value of an entry of the same group that must be there before this put is: it is made where
+    its key is absent, and the put is made only behind it. Of a put that is refused, it may be there or not.
+    """
 
     key: str
     value: bytes
     expected: str | None = None
     partition_key: str = ""
+    first: tuple[str, bytes] | None = None
 
 
 def check_key(key: str) -> str:

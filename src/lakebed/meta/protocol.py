@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Protocol, runtime_checkable
 
 from lakebed.core.clock import Clock
-from lakebed.core.errors import Fenced, LakebedError
-from lakebed.meta.model import MetaEntry, Put
+from lakebed.core.errors import AlreadyExists, Fenced, LakebedError
+from lakebed.meta.model import ABSENT, MetaEntry, Put
 
 BEATS_PER_TIMEOUT = 3  # two heartbeats may be lost before others see the session end
 
@@ -74,7 +75,8 @@ class Meta(Protocol):
     async def put_all(self, puts: Sequence[Put]) -> list[MetaEntry | LakebedError]:
         """Makes each put as `put` does, and each on its own: gives the new entry or the error of each, in their order.
 
-        One call instead of many; nothing is atomic over them. Raises only what concerns all of them.
+        One call instead of many; nothing is atomic over them. A put is made only when its `first` is there. Raises
+        only what concerns all of them.
         """
 
     async def delete(self, key: str, *, expected: str | None = None, partition_key: str = "") -> None:
@@ -102,6 +104,9 @@ class Meta(Protocol):
 async def put_each(meta: Meta, puts: Sequence[Put]) -> list[MetaEntry | LakebedError]:
     async def one(put: Put) -> MetaEntry | LakebedError:
         try:
+            if put.first is not None:
+                with suppress(AlreadyExists):
+                    await meta.put(*put.first, expected=ABSENT, partition_key=put.partition_key)
             return await meta.put(put.key, put.value, expected=put.expected, partition_key=put.partition_key)
         except LakebedError as error:
             return error

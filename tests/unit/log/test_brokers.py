@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+import pytest
+
 from lakebed.core.clock import settle
+from lakebed.core.errors import Unavailable
 from lakebed.log import brokers
 from lakebed.log.brokers import BrokerRecord, BrokerRegistry
 from lakebed.log.model import TopicPartition
@@ -58,22 +62,22 @@ async def test_a_broker_whose_lease_was_lost_registers_again(host: Host) -> None
 def test_partitions_are_spread_and_only_those_of_a_lost_broker_move() -> None:
     """Rendezvous hashing: each of four owns about a quarter, and the other three keep what they have."""
     four = [record(name) for name in "abcd"]
-    before = {tp: brokers.owner(tp, four) for tp in TPS}
-    after = {tp: brokers.owner(tp, four[:3]) for tp in TPS}
+    before = {tp: brokers.preferred(str(tp), four) for tp in TPS}
+    after = {tp: brokers.preferred(str(tp), four[:3]) for tp in TPS}
 
     counts = [sum(found is broker for found in before.values()) for broker in four]
     assert all(100 <= count <= 200 for count in counts), counts
     assert all(before[tp] == after[tp] for tp in TPS if before[tp] != four[3])
-    assert before == {tp: brokers.owner(tp, four[::-1]) for tp in TPS}
+    assert before == {tp: brokers.preferred(str(tp), four[::-1]) for tp in TPS}
 
 
 def test_a_zone_is_preferred_where_it_has_brokers() -> None:
     """A client of a zone gets a broker of its zone, and any broker where the zone has none."""
     some = [record("a", "z1"), record("b", "z1"), record("c", "z2")]
 
-    assert {"c"} == {found.id for tp in TPS if (found := brokers.owner(tp, some, zone="z2"))}
-    assert {"a", "b", "c"} == {found.id for tp in TPS if (found := brokers.owner(tp, some, zone="z9"))}
-    assert brokers.owner(TPS[0], []) is None
+    assert {"c"} == {found.id for tp in TPS if (found := brokers.preferred(str(tp), some, zone="z2"))}
+    assert {"a", "b", "c"} == {found.id for tp in TPS if (found := brokers.preferred(str(tp), some, zone="z9"))}
+    assert brokers.preferred("k", []) is None
 
 
 async def test_the_owner_follows_the_registry(host: Host) -> None:
@@ -86,3 +90,50 @@ async def test_the_owner_follows_the_registry(host: Host) -> None:
 
     assert {"a", "b"} == {found.id for tp in TPS if (found := one.owner(tp))}
     assert [one.owner(tp) for tp in TPS] == [two.owner(tp) for tp in TPS]
+
+
+async def test_a_broker_has_one_record_for_http_and_kafka_clients(host: Host) -> None:
+    """Its number for Kafka clients is made of its address: the same after a restart, and no other broker's."""
+    one, two, three = (registry(host, name) for name in ("a", "b", "c"))
+    await one.serve_kafka("127.0.0.1", 9001)
+    await two.serve_kafka("127.0.0.1", 9002)
+    await three.refresh()
+    before = one.me.kafka_id
+    assert [("a", 9001), ("b", 9002)] == sorted((each.id, each.kafka_port) for each in await three.kafka_brokers())
+    assert ["a", "b", "c"] == [each.id for each in await brokers.living(host.meta())]
+
+    await one.close()
+    again = registry(host, "a2")
+    await again.serve_kafka("127.0.0.1", 9001)
+    assert before == again.me.kafka_id
+    clash = registry(host, "d")
+    host.state.remove(brokers.key_of("b"))
+    forged = BrokerRecord("f", kafka="elsewhere:1", kafka_id=two.me.kafka_id)
+    await host.meta().put(brokers.key_of("f"), msgspec.json.encode(forged), partition_key=brokers.GROUP)
+    await clash.serve_kafka("127.0.0.1", 9002)
+    assert two.me.kafka_id + 1 == clash.me.kafka_id
+    for each in (two, again, clash):
+        await each.close()
+
+
+async def test_kafka_clients_see_a_change_within_half_a_second_and_the_last_list_while_meta_is_away(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients ask when a broker does not respond, so an old list would send them to it again."""
+    one, two = registry(host, "a"), registry(host, "b")
+    await one.serve_kafka("h", 1)
+    await two.serve_kafka("h", 2)
+    await host.clock.advance(brokers.FRESH_S + 0.1)
+    assert {1, 2} == {each.kafka_port for each in await one.kafka_brokers()}
+    await two.close()
+    await host.clock.advance(brokers.FRESH_S + 0.1)
+
+    assert {1} == {each.kafka_port for each in await one.kafka_brokers()}
+
+    async def away(*_: object, **__: object) -> None:
+        raise Unavailable("meta is away")
+
+    monkeypatch.setattr(one._meta, "range", away)
+    await host.clock.advance(brokers.FRESH_S + 0.1)
+    assert {1} == {each.kafka_port for each in await one.kafka_brokers()}
+    await one.close()

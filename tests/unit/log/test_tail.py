@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,11 +25,6 @@ async def test_an_append_that_is_only_pending_is_found_by_its_time(host: Host) -
     await host.append(host.broker(), b"a", b"b")
     await host.clock.advance(10.0)
     dying, reading = host.broker(), host.broker()
-
-    async def never(*_: Any) -> Any:
-        await asyncio.Event().wait()
-
-    dying.records.materialise = dying.records.materialise_all = never  # type: ignore[assignment]
     await dying.writer.append_shared([PartitionAppend(TP, (RecordChunk(columns([b"c", b"d"])),))])
     at_ms = now_ms(host.clock)
 

@@ -65,7 +65,6 @@ async def test_one_blob_carries_many_partitions_and_each_commits_on_its_own(host
 async def test_a_crash_after_the_commit_is_recovered_by_the_next_writer(host: Host) -> None:
     """A pending append is readable at once, and in the index before the next one takes its place."""
     dying, successor = host.broker(), host.broker()
-    dying.records.materialise = _never  # type: ignore[assignment]
     await dying.writer.append_shared([PartitionAppend(TP, (RecordChunk(columns([b"a", b"b"])),))])
 
     assert host.meta_keys("/index/") == []
@@ -345,8 +344,8 @@ class CountingMeta(MemoryMeta):
         return await super().put_all(puts)
 
 
-async def test_the_commits_of_a_blob_are_two_calls_to_meta(host: Host) -> None:
-    """However many partitions a blob carries: one call swaps all control records, one puts all index entries."""
+async def test_the_commits_of_a_blob_are_one_call_to_meta(host: Host) -> None:
+    """However many partitions a blob carries: it swaps all control records and brings the index entries before."""
     meta = CountingMeta(Runtime(host.clock, Ids.seeded("counting"), Metrics()), host.state)
     broker = Broker(host.context(), meta)
     groups = [PartitionAppend(TopicPartition("t", number), (RecordChunk(columns([b"x"])),)) for number in range(50)]
@@ -357,8 +356,8 @@ async def test_the_commits_of_a_blob_are_two_calls_to_meta(host: Host) -> None:
     busy = list(meta.calls)
     await broker.writer.drain()
 
-    assert [50] * 5 == busy  # the last blob's index entries are still on their way
-    assert [50] * 7 == meta.calls  # and then pending is cleared everywhere, at once
+    assert [50] * 3 == busy
+    assert [50] * 4 == meta.calls  # and then pending is cleared everywhere, at once
     assert [3] * 50 == [(await broker.reader.control(group.tp)).sequence_counter for group in groups]
 
 

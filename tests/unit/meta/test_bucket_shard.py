@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lakebed.core.errors import Corrupt, Invalid, OutcomeUnknown
-from lakebed.meta.bucket import decisions
+from lakebed.meta.bucket import bins, decisions
+from lakebed.meta.bucket.bins import BinPut
 from lakebed.meta.bucket.decisions import HeadChange, HeadFull, HeadWriter, LoadedState, NotLoaded, Replan, SpillPlan
 from lakebed.meta.bucket.model import (
     HOT_BYTES_HARD_MAX,
@@ -75,7 +79,7 @@ class Shard:
         return plan
 
     def put(self, key: str, value: bytes) -> None:
-        self.head, _ = decisions.put(self.head, key, value, None, "", self.known)
+        self.head, _ = bins.put_all(self.head, [BinPut(key, value)], self.known)
 
     def filled(self, count: int) -> Shard:
         for at in range(count):
@@ -214,7 +218,7 @@ def test_a_full_head_takes_no_more_before_it_is_spilled() -> None:
 
     with pytest.raises(HeadFull):
         for at in range(10):
-            head, _ = decisions.put(head, f"k/{at}", value, None, "", LoadedState({}, {}))
+            head, _ = bins.put_all(head, [BinPut(f"k/{at}", value)], LoadedState({}, {}))
 
     assert sum(len(hot.value) for hot in head.hot.values()) < HOT_BYTES_HARD_MAX
 
@@ -229,6 +233,25 @@ def test_a_change_that_was_done_and_overwritten_is_not_done_again() -> None:
 
     assert again is overwritten
     assert first == second
+
+
+def test_changes_of_one_lost_write_are_all_decided_anew() -> None:
+    """Two changes shared a write that lost its race. The second is not in the head because the first is again."""
+    writer, nothing = HeadWriter("me"), LoadedState({}, {})
+
+    def change(key: str) -> Callable[[Head], tuple[Head, Any]]:
+        return HeadChange(writer).deciding(lambda head: bins.put_all(head, [BinPut(key, b"v")], nothing))
+
+    first, second = change("k/1"), change("k/2")
+    second(first(Head())[0])
+    others = HeadChange(HeadWriter("other")).deciding(lambda head: bins.put_all(head, [BinPut("k/0", b"v")], nothing))
+    stored, _ = others(Head())
+
+    again, _ = second(first(stored)[0])
+
+    assert {"k/0", "k/1", "k/2"} == set(again.hot)
+    stored = msgspec.structs.replace(again)
+    assert second(first(stored)[0])[0] is stored  # once they are stored, neither is made again
 
 
 def test_a_change_that_was_not_done_is_decided_anew() -> None:

@@ -12,6 +12,7 @@ from lakebed.core.clock import now_ms
 from lakebed.core.errors import Corrupt, LakebedError, TooLarge
 from lakebed.core.quotas import count_records
 from lakebed.log import kafka_batch
+from lakebed.log.brokers import BrokerRecord, preferred
 from lakebed.log.codec import Records
 from lakebed.log.fetcher import FetchRequest
 from lakebed.log.kafka.faults import TransactionRefused, code_of
@@ -80,7 +81,10 @@ class DataRequests:
         return RecordChunk(records, kafka_stamp(first.producer_id, first.producer_epoch, first.sequence))
 
     async def fetch(self, request: Any, info: RequestInfo) -> Answer:
-        """Waits up to max_wait for min_bytes. Without sessions: a client names all its partitions each time."""
+        """Waits up to max_wait for min_bytes. Without sessions: a client names all its partitions each time.
+
+        A consumer of another zone (`client.rack`) is sent to a broker of its own zone, where there is one.
+        """
         limit = max(1, min(getattr(request, "max_bytes", self._settings.max_bytes), self._settings.max_bytes))
         asked = [(topic.topic, part) for topic in request.topics for part in topic.partitions][:PARTITIONS_MAX]
         found: dict[int, Fetched | LakebedError] = {}
@@ -92,7 +96,8 @@ class DataRequests:
                 wants[number] = FetchRequest(topic_partition(topic, part.partition), part.fetch_offset, share)
             except LakebedError as error:
                 found[number] = error
-        if wants:
+        near = self._near(getattr(request, "rack_id", ""))
+        if wants and not near:
             wait_s = 0.0 if found else min(request.max_wait.total_seconds(), self._settings.max_wait_ms / 1000)
             answers = await self._broker.consume(
                 list(wants.values()), bytes_max=limit, bytes_min=min(max(0, request.min_bytes), limit), wait_s=wait_s
@@ -100,8 +105,16 @@ class DataRequests:
             found |= dict(zip(wants, answers, strict=True))
         topics: dict[str, list[Answer]] = {}
         for number, (topic, part) in enumerate(asked):
-            topics.setdefault(topic, []).append(_fetched(part.partition, found[number]))
+            row = _fetched(part.partition, found[number]) if number in found else _elsewhere(wants[number].tp, near)
+            topics.setdefault(topic, []).append(row)
         return {"responses": [{"topic": topic, "partitions": parts} for topic, parts in topics.items()]}
+
+    def _near(self, zone: str) -> list[BrokerRecord]:
+        """The brokers of a client's zone; none where this broker is one of them."""
+        registry = self._services.registry
+        if not zone or registry.me.zone == zone:
+            return []
+        return [broker for broker in registry.living if broker.kafka and broker.zone == zone]
 
     async def list_offsets(self, request: Any, info: RequestInfo) -> Answer:
         topics = []
@@ -148,6 +161,21 @@ def _produced(
             row |= {"error_code": ErrorCode.none, "base_offset": outcome.start_offset, "log_start_offset": 0}
         topics.setdefault(topic, []).append(row)
     return {"responses": [{"name": topic, "partition_responses": rows} for topic, rows in topics.items()]}
+
+
+def _elsewhere(tp: TopicPartition, near: Sequence[BrokerRecord]) -> Answer:
+    """No records: the client fetches them from the broker that is named."""
+    broker = preferred(str(tp), near)
+    return {
+        "partition_index": tp.partition,
+        "error_code": ErrorCode.none,
+        "high_watermark": -1,
+        "last_stable_offset": -1,
+        "log_start_offset": -1,
+        "aborted_transactions": None,
+        "preferred_read_replica": broker.kafka_id if broker is not None else -1,
+        "records": b"",
+    }
 
 
 def _fetched(partition: int, found: Fetched | LakebedError) -> Answer:

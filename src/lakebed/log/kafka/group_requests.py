@@ -9,9 +9,9 @@ from kio.schema.errors import ErrorCode
 
 from lakebed.core.errors import LakebedError, NotFound
 from lakebed.log import paths
+from lakebed.log.brokers import preferred
 from lakebed.log.kafka.faults import TransactionRefused, code_of, group_code_of
 from lakebed.log.kafka.membership import Group, JoinWish, Member
-from lakebed.log.kafka.registry import chosen
 from lakebed.log.kafka.service import KafkaServices, RequestInfo
 from lakebed.log.model import topic_partition
 
@@ -38,11 +38,13 @@ class GroupRequests:
             if kind != OF_GROUP:
                 raise TransactionRefused
             group = self._services.demand_group(info, key)
-            broker = chosen(await self._services.registry.living(), f"group {group}")
+            broker = preferred(f"group {group}", await self._services.registry.kafka_brokers())
+            assert broker is not None  # this one, at least
         except LakebedError as error:
             failed = {"error_code": group_code_of(error), "error_message": error.message}
             return {"key": key, "node_id": -1, "port": -1, **failed}
-        return {"key": key, "node_id": broker.id, "host": broker.host, "port": broker.port, "error_message": None}
+        found = {"node_id": broker.kafka_id, "host": broker.kafka_host, "port": broker.kafka_port}
+        return {"key": key, **found, "error_message": None}
 
     async def join_group(self, request: Any, info: RequestInfo) -> Answer:
         member_id = request.member_id

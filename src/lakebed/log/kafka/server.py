@@ -112,12 +112,12 @@ class KafkaServer:
             raise Unavailable(
                 f"cannot listen on {host}:{port}: {error.strerror}", hint="choose another log.kafka_port"
             ) from error
-        await self._services.registry.start(*_address(advertised, host, self.port))
+        await self._services.registry.serve_kafka(*_address(advertised, host, self.port))
         log.info("serving Kafka clients", host=host, port=self.port, tls=tls is not None)
 
     async def stop(self) -> None:
         """Takes no more requests, and answers those that it has, within `DRAIN_S`."""
-        await self._services.registry.stop()
+        await self._services.registry.close()
         if self._server is not None:
             self._server.close()
         tasks = list(self._connections)

@@ -14,7 +14,6 @@ from lakebed.gateway.state import PortAccess
 from lakebed.log.broker import Broker
 from lakebed.log.groups import check_group
 from lakebed.log.kafka.coordinator import GroupCoordinator
-from lakebed.log.kafka.registry import KafkaBrokers
 from lakebed.log.model import NAMES_MAX, TopicPartition, check_topic, topic_partition
 from lakebed.log.topic_quota import TopicQuota
 
@@ -82,7 +81,7 @@ class KafkaServices:
         gateway = context.settings.of(GatewaySettings)
         self.topic_quota = TopicQuota(broker.admin)
         self.catalog = TopicCatalog(context, broker)
-        self.registry = KafkaBrokers(context, broker.meta, node=context.node)
+        self.registry = broker.peers.registry
         self.coordinator = GroupCoordinator(context, broker.records)
         self._writes = broker.settings.roles in ("both", "write") and not gateway.read_only
         self._reads = broker.settings.roles in ("both", "read")

@@ -8,10 +8,10 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 
 from lakebed.core.errors import Denied, Invalid, LakebedError, Throttled
+from lakebed.log.brokers import BrokerRecord, preferred
 from lakebed.log.kafka.faults import code_of
-from lakebed.log.kafka.registry import KafkaBroker, chosen
 from lakebed.log.kafka.service import KafkaServices, RequestInfo
-from lakebed.log.model import PARTITION_MAX, TopicConfig, check_topic, topic_partition
+from lakebed.log.model import PARTITION_MAX, TopicConfig, TopicPartition, check_topic, topic_partition
 
 AUTO_PARTITIONS = 1  # of a topic that is created because a client asked for it
 CREATED_MAX = 1_000  # partitions in one request
@@ -31,7 +31,7 @@ class TopicRequests:
         self._trail = services.context.trail
 
     async def metadata(self, request: Any, info: RequestInfo) -> Answer:
-        brokers = await self._services.registry.living()
+        brokers = await self._services.registry.kafka_brokers()
         every = request.topics is None or (info.version == 0 and not request.topics)
         auto = info.version < 4 or request.allow_auto_topic_creation
         if every:
@@ -45,7 +45,7 @@ class TopicRequests:
         return {**_cluster(brokers), "brokers": _brokers(brokers, "node_id"), "topics": topics}
 
     async def _described(
-        self, topic: str, auto: bool, info: RequestInfo, brokers: Sequence[KafkaBroker]
+        self, topic: str, auto: bool, info: RequestInfo, brokers: Sequence[BrokerRecord]
     ) -> Mapping[str, Any]:
         try:
             check_topic(topic)
@@ -65,7 +65,7 @@ class TopicRequests:
         return _topic(topic, count, brokers) if count else _failed_topic(topic, ErrorCode.unknown_topic_or_partition)
 
     async def describe_cluster(self, request: Any, info: RequestInfo) -> Answer:
-        brokers = await self._services.registry.living()
+        brokers = await self._services.registry.kafka_brokers()
         return {**_cluster(brokers), "brokers": _brokers(brokers, "broker_id"), "endpoint_type": 1}
 
     async def create_topics(self, request: Any, info: RequestInfo) -> Answer:
@@ -224,13 +224,13 @@ class TopicRequests:
             return {**row, "error_code": _admin_code(error), "error_message": error.message}
 
 
-def _topic(name: str, count: int, brokers: Sequence[KafkaBroker]) -> Answer:
-    everybody = tuple(each.id for each in brokers)
+def _topic(name: str, count: int, brokers: Sequence[BrokerRecord]) -> Answer:
+    everybody = tuple(each.kafka_id for each in brokers)
     rows = [
         {
             "error_code": ErrorCode.none,
             "partition_index": number,
-            "leader_id": chosen(brokers, f"{name}/{number}").id,
+            "leader_id": _leader(TopicPartition(name, number), brokers),
             "replica_nodes": everybody,
             "isr_nodes": everybody,
         }
@@ -239,17 +239,26 @@ def _topic(name: str, count: int, brokers: Sequence[KafkaBroker]) -> Answer:
     return {"error_code": ErrorCode.none, "name": name, "is_internal": False, "partitions": rows}
 
 
+def _leader(tp: TopicPartition, brokers: Sequence[BrokerRecord]) -> int:
+    """The broker that clients send this partition to. There always is one: the broker that is asked."""
+    broker = preferred(str(tp), brokers)
+    return broker.kafka_id if broker is not None else -1
+
+
 def _failed_topic(name: str, code: ErrorCode) -> Answer:
     return {"error_code": code, "name": name, "is_internal": False, "partitions": ()}
 
 
-def _brokers(brokers: Sequence[KafkaBroker], id_name: str) -> list[Answer]:
-    return [{id_name: each.id, "host": each.host, "port": each.port, "rack": None} for each in brokers]
+def _brokers(brokers: Sequence[BrokerRecord], id_name: str) -> list[Answer]:
+    return [
+        {id_name: each.kafka_id, "host": each.kafka_host, "port": each.kafka_port, "rack": each.zone or None}
+        for each in brokers
+    ]
 
 
-def _cluster(brokers: Sequence[KafkaBroker]) -> dict[str, Any]:
+def _cluster(brokers: Sequence[BrokerRecord]) -> dict[str, Any]:
     """Clients send administration to the controller; any broker will do."""
-    return {"cluster_id": CLUSTER, "controller_id": brokers[0].id}
+    return {"cluster_id": CLUSTER, "controller_id": brokers[0].kafka_id}
 
 
 def _visible(info: RequestInfo, topic: str) -> bool:

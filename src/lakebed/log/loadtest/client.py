@@ -17,11 +17,13 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from lakebed.bench.load import LoadConnection, LoadRequest, cpu_s, rss_bytes
+from lakebed.bench.load import LoadConnection, LoadRequest, cpu_s, post, rss_bytes
 from lakebed.log.bench import frames_of
+from lakebed.log.kafka.bench import LibrdkafkaLoad, librdkafka
 from lakebed.log.loadtest import plan
 from lakebed.log.loadtest.plan import LoadTestScenario, PartitionRoute, RoutingManifest
 from lakebed.log.loadtest.summary import quantiles, total
+from lakebed.log.model import FIRST_OFFSET
 
 DOWN_S = 1.0  # how long a broker that did not answer is skipped
 ATTEMPTS_MAX = 10
@@ -105,6 +107,83 @@ class LoadTestClient:
                 return
             self.failed += 1
             await asyncio.sleep(0.05)
+
+
+class LoadTestConsumers:
+    """Lanes that read every partition from its begin, each its share of them, until they have all that was written."""
+
+    def __init__(self, scenario: LoadTestScenario, manifest: RoutingManifest, urls: Mapping[str, str]) -> None:
+        self._count, self._urls = scenario.consumers, urls
+        self._next = {(route.topic, route.partition): FIRST_OFFSET for route in manifest.routes}
+        self.consumed = self.gaps = 0
+        self.statuses: Counter[int] = Counter()
+
+    async def run(self, ended: asyncio.Event) -> None:
+        partitions = list(self._next)
+        await asyncio.gather(
+            *(self._lane(number, partitions[number :: self._count], ended) for number in range(self._count))
+        )
+
+    async def _lane(self, number: int, mine: list[tuple[str, int]], ended: asyncio.Event) -> None:
+        """After the end of the load, reads on until nothing is left."""
+        urls, left = list(self._urls.values()), bool(mine)
+        turn = number
+        while left or (mine and not ended.is_set()):
+            last, turn = ended.is_set(), turn + 1
+            connection = LoadConnection(urls[turn % len(urls)])
+            wanted = [{"topic": t, "partition": p, "fetch_offset": self._next[t, p]} for t, p in mine]
+            body = msgspec.json.encode(
+                {"topic_partitions": wanted, "max_wait_ms": 1000}
+            )  # longer than a gateway may be behind
+            request = post(urls[turn % len(urls)], "/v1/consume", body, 1, content_type="application/json")
+            try:
+                status, answer = await connection.request(request.data)
+            except OSError:
+                await asyncio.sleep(DOWN_S / 4)
+                continue  # a broker that was killed: the next one has the same
+            finally:
+                connection.close()
+            self.statuses[status] += 1
+            if status != 200:
+                await asyncio.sleep(DOWN_S / 4)
+                continue
+            left = sum(self._take(result) for result in msgspec.json.decode(answer)["results"]) > 0 or not last
+
+    def _take(self, result: dict[str, Any]) -> int:
+        at = (result["topic"], result["partition"])
+        if not result["count"]:
+            return 0
+        self.gaps += result["start_offset"] != self._next[at]
+        self._next[at] = result["next_offset"]
+        self.consumed += result["count"]
+        return int(result["count"])
+
+
+class LoadTestKafkaClients:
+    """librdkafka's producers, each of which sends some records and waits for their acknowledgement, again and again."""
+
+    TOPIC, PARTITIONS, RECORDS = "load-kafka", 8, 2000
+
+    def __init__(self, scenario: LoadTestScenario, servers: str) -> None:
+        self._scenario, self._servers = scenario, servers
+        self.acknowledged = 0
+
+    async def hammer(self) -> None:
+        client = librdkafka() if self._scenario.kafka_clients else None
+        if client is None:
+            return
+        loads = [
+            await asyncio.to_thread(LibrdkafkaLoad, client, self._servers, f"{self.TOPIC}-{number}", self.PARTITIONS)
+            for number in range(self._scenario.kafka_clients)
+        ]
+        ends = time.perf_counter() + self._scenario.seconds
+
+        async def one(load: LibrdkafkaLoad) -> None:
+            while time.perf_counter() < ends:
+                await load.produce(self.RECORDS)
+                self.acknowledged += self.RECORDS
+
+        await asyncio.gather(*map(one, loads))
 
 
 class LoadTestSamples(msgspec.Struct):

@@ -79,6 +79,9 @@ class LoadTestScenario(msgspec.Struct, frozen=True):
     seconds: float = 10.0
     sample_s: float = 1.0
     kill_at_s: float = 0.0  # one broker is killed with -9 at this time; 0: none is
+    consumers: int = 0  # lanes that read all that is written, each some of the partitions
+    compactors: int = 0  # worker processes of the log
+    kafka_clients: int = 0  # librdkafka producers, to a topic of their own
     seed: int = 7
 
 
@@ -88,7 +91,18 @@ SCENARIOS = {
         LoadTestScenario("steady"),
         LoadTestScenario("wide", partitions=128, owners=1),
         LoadTestScenario("kill", brokers=3, seconds=12.0, kill_at_s=5.0, selection="least_inflight"),
+        LoadTestScenario("mixed", consumers=8, compactors=1, kafka_clients=2),
         LoadTestScenario("smoke", seconds=2.0, partitions=4, lanes=8, sample_s=0.1),
+        LoadTestScenario(
+            "mixed-smoke",
+            seconds=2.0,
+            partitions=4,
+            lanes=8,
+            sample_s=0.1,
+            consumers=2,
+            compactors=1,
+            kafka_clients=1,
+        ),
     )
 }
 

@@ -25,15 +25,36 @@ import msgspec
 from lakebed import __version__
 from lakebed.bench.commands import note_of
 from lakebed.bench.harness import BenchEnvironment
+from lakebed.core.ids import Ids
+from lakebed.core.settings import load
+from lakebed.embedded.ports import HOST, HeldPorts
 from lakebed.log.bench import SERVE, process
 from lakebed.log.broker import Broker
 from lakebed.log.loadtest import plan
-from lakebed.log.loadtest.client import LoadTestClient, LoadTestSamples, collect
+from lakebed.log.loadtest.client import (
+    LoadTestClient,
+    LoadTestConsumers,
+    LoadTestKafkaClients,
+    LoadTestSamples,
+    collect,
+)
 from lakebed.log.loadtest.plan import LoadTestScenario, RoutingManifest, scenario
-from lakebed.log.loadtest.summary import ARTIFACTS, ClientSummary, LoadTestSummary, page, quantiles, totals, warnings_of
+from lakebed.log.loadtest.summary import (
+    ARTIFACTS,
+    ClientSummary,
+    LoadTestSummary,
+    OtherLoad,
+    page,
+    quantiles,
+    totals,
+    warnings_of,
+)
 from lakebed.log.model import TopicPartition
-from lakebed.meta.sqlite.backend import SqliteMeta
+from lakebed.meta.connect import connect
+from lakebed.meta.settings import MetaSettings
 from lakebed.store.settings import StoreSettings
+
+WORK = ("lakebed", "work", "--parts", "log", "--port", "0", "--log", "warning")
 
 
 async def run(environment: BenchEnvironment, name: str, out: Path) -> LoadTestSummary:
@@ -47,39 +68,63 @@ async def run(environment: BenchEnvironment, name: str, out: Path) -> LoadTestSu
     names = [f"broker-{number}" for number in range(chosen.brokers)]
     manifest = plan.manifest(topics, names, owners_per_partition=chosen.owners, seed=chosen.seed)
     _write(folder / "routing-manifest.json", manifest)
-    meta = {"meta.path": str((folder / "meta.sqlite").resolve()), "log.scenario": name}
+    meta = {**_meta(environment, folder), "log.scenario": name}
     async with AsyncExitStack() as stack:
         pids: dict[str, int] = {}
         urls: dict[str, str] = {}
+        ports = stack.enter_context(HeldPorts(Ids()))
+        kafka = {broker: ports.take() for broker in names}
         for broker in names:
             log = folder / "logs" / f"{broker}.log"
-            started = process(environment, SERVE, meta, started=_pid_of(pids, broker), log=log)
+            serve = [*SERVE, "--kafka-port", str(kafka[broker])]
+            started = process(environment, serve, meta, started=_pid_of(pids, broker), log=log)
             urls[broker] = await stack.enter_async_context(started)
-        _write(
-            folder / "stack.json", {"brokers": urls, "pids": pids, "store": environment.settings.of(StoreSettings).url}
-        )
-        await _precreate(environment, Path(meta["meta.path"]), manifest)
+        for number in range(chosen.compactors):
+            log = folder / "logs" / f"compactor-{number}.log"
+            await stack.enter_async_context(process(environment, WORK, meta, log=log))
+        where = {"store": environment.settings.of(StoreSettings).url, "meta": meta.get("meta.backend", "sqlite")}
+        _write(folder / "stack.json", {"brokers": urls, "pids": pids, **where})
+        await _precreate(environment, meta, manifest)
         client, ended = LoadTestClient(chosen, manifest, urls), asyncio.Event()
+        servers = ",".join(f"{HOST}:{port}" for port in kafka.values())
+        kafka_clients, consumers = LoadTestKafkaClients(chosen, servers), LoadTestConsumers(chosen, manifest, urls)
+        consuming = asyncio.create_task(consumers.run(load_over := asyncio.Event()))
         collecting = asyncio.create_task(collect(folder, urls, pids, client, sample_s=chosen.sample_s, ended=ended))
         killing = asyncio.create_task(_kill(chosen, pids, client))
         cpu, began = time.process_time(), time.perf_counter()
-        await client.hammer()
+        await asyncio.gather(client.hammer(), kafka_clients.hammer())
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
+        load_over.set()
+        await consuming
         ended.set()
         killing.cancel()
         samples = await collecting
-    return _summarize(environment, folder, chosen, manifest, client, samples, seconds, cpu / seconds)
+    rivals = OtherLoad(kafka_clients.acknowledged, consumers.consumed, consumers.gaps)
+    return _summarize(environment, folder, chosen, manifest, client, rivals, samples, seconds, cpu / seconds)
 
 
 def _pid_of(pids: dict[str, int], broker: str) -> Callable[[int], None]:
     return lambda pid: pids.__setitem__(broker, pid)
 
 
-async def _precreate(environment: BenchEnvironment, path: Path, manifest: RoutingManifest) -> None:
+def _meta(environment: BenchEnvironment, folder: Path) -> dict[str, str]:
+    """The metadata store of the settings, with a file or a folder of this run's own."""
+    given = environment.settings.of(MetaSettings)
+    match given.backend:
+        case "oxia":
+            own = {"meta.address": given.address, "meta.namespace": given.namespace, "meta.sorting": given.sorting}
+        case "bucket":
+            own = {"meta.prefix": f"{given.prefix}-{Ids().token()}"}
+        case _:
+            return {"meta.path": str((folder / "meta.sqlite").resolve())}
+    return {"meta.backend": given.backend, **own}
+
+
+async def _precreate(environment: BenchEnvironment, meta: dict[str, str], manifest: RoutingManifest) -> None:
     """Every partition exists before the clock starts."""
+    settings = load([MetaSettings], stack={key: value for key, value in meta.items() if key.startswith("meta.")})
     context = environment.context("precreate")
-    meta = SqliteMeta(context, path)
-    broker = Broker(context, meta)
+    broker = Broker(context, connect(settings.of(MetaSettings), context))
     await asyncio.gather(
         *(broker.writer.ensure(TopicPartition(route.topic, route.partition)) for route in manifest.routes)
     )
@@ -100,6 +145,7 @@ def _summarize(
     chosen: LoadTestScenario,
     manifest: RoutingManifest,
     client: LoadTestClient,
+    others: OtherLoad,
     samples: LoadTestSamples,
     seconds: float,
     cpu: float,
@@ -129,7 +175,10 @@ def _summarize(
         latency_ms=own.latency_ms,
         remaps=sum("from" in event for event in client.remaps),
         generator_cpu=own.generator_cpu,
-        warnings=warnings_of(chosen, client.acknowledged, client.unknown, took.records, samples.latest, cpu, artifacts),
+        warnings=warnings_of(
+            chosen, client.acknowledged, client.unknown, took.records, samples.latest, cpu, artifacts, others
+        ),
+        others=others,
         brokers=took,
         artifacts=artifacts,
     )

@@ -51,6 +51,14 @@ class BrokerTotals(msgspec.Struct, frozen=True):
     s3_stored_bytes: int
 
 
+class OtherLoad(msgspec.Struct, frozen=True):
+    """What Kafka clients were acknowledged, and what consumers read of the HTTP clients' partitions."""
+
+    kafka_records: int = 0
+    consumed_records: int = 0
+    gaps: int = 0
+
+
 class LoadTestSummary(msgspec.Struct, frozen=True):
     scenario: str
     folder: str
@@ -63,6 +71,7 @@ class LoadTestSummary(msgspec.Struct, frozen=True):
     warnings: list[str]
     brokers: BrokerTotals
     artifacts: dict[str, bool]
+    others: OtherLoad = OtherLoad()
 
 
 def quantiles(latencies_ms: Sequence[float]) -> dict[str, float]:
@@ -104,9 +113,17 @@ def warnings_of(
     samples: Mapping[str, Any],
     cpu: float,
     artifacts: Mapping[str, bool] | None = None,
+    others: OtherLoad = OtherLoad(),
 ) -> list[str]:
     """Where clients and brokers disagree, or the run itself is not reliable."""
     found: list[str] = []
+    if others.gaps:
+        found.append(f"consumers found {others.gaps} gaps between offsets")
+    if scenario.consumers and others.consumed_records < acknowledged:
+        found.append(f"consumers read {others.consumed_records} of {acknowledged} acknowledged records")
+    if scenario.kafka_clients and not others.kafka_records:
+        found.append("no Kafka client was acknowledged anything: is confluent-kafka installed?")
+    acknowledged += others.kafka_records
     doubtful = unknown * scenario.records_per_request
     if accepted < acknowledged and not scenario.kill_at_s:
         found.append(f"brokers accepted {accepted} records, but clients saw {acknowledged} acknowledged")
@@ -147,6 +164,8 @@ def page(
             "records accepted by brokers": summary.accepted_records,
             "p50, ms": summary.latency_ms["p50"],
             "p99, ms": summary.latency_ms["p99"],
+            "records acknowledged to Kafka clients": summary.others.kafka_records,
+            "records consumed": summary.others.consumed_records,
             "remaps": summary.remaps,
             "generator's CPU, of a core": summary.generator_cpu,
         }

@@ -23,7 +23,6 @@ import msgspec
 
 from lakebed.core.errors import AlreadyExists, OutcomeUnknown, Overloaded, Stale
 from lakebed.meta.bucket.model import (
-    HOT_BYTES_HARD_MAX,
     HOT_BYTES_KEPT,
     HOT_BYTES_MAX,
     LEAF_BYTES,
@@ -39,6 +38,7 @@ from lakebed.meta.bucket.model import (
     entry_bytes,
     entry_of,
     hot_bytes,
+    plain,
 )
 from lakebed.meta.model import ABSENT, MetaEntry
 
@@ -105,19 +105,6 @@ def scan(head: Head, known: LoadedState, *, start: str, end: str, limit: int) ->
     return found[:limit]
 
 
-def put(
-    head: Head, key: str, value: bytes, expected: str | None, session: str, known: LoadedState
-) -> tuple[Head, MetaEntry]:
-    if expected is not None:
-        demand(find(head, key, known), key, expected)
-    if hot_bytes(head.hot) + entry_bytes(key, value) > HOT_BYTES_HARD_MAX:
-        raise HeadFull
-    made = HotEntry(value, head.version + 1, session)
-    refs = head.refs if key in head.hot else cut(head.refs, key, _after(key), known)
-    after = msgspec.structs.replace(head, version=made.version, hot={**head.hot, key: made}, refs=refs)
-    return after, entry_of(key, made)
-
-
 def delete(head: Head, key: str, expected: str | None, known: LoadedState) -> tuple[Head, None]:
     if expected is not None:
         demand(find(head, key, known), key, expected)
@@ -135,9 +122,9 @@ def delete_range(head: Head, start: str, end: str, known: LoadedState) -> tuple[
 def demand(current: MetaEntry | None, key: str, expected: str) -> None:
     """Raises unless the entry at the key is what the caller expects."""
     if expected == ABSENT and current is not None:
-        raise AlreadyExists(f"meta entry {key!r} already exists", current=current)
+        raise AlreadyExists(f"meta entry {plain(key)!r} already exists", current=current)
     if expected != ABSENT and (current is None or current.version != expected):
-        raise Stale(f"meta entry {key!r} has changed or is gone", current=current)
+        raise Stale(f"meta entry {plain(key)!r} has changed or is gone", current=current)
 
 
 def overlapping(refs: Collection[LeafRef], start: str, end: str) -> list[LeafRef]:
@@ -179,17 +166,34 @@ def _after(key: str) -> str:
 
 
 class HeadWriter:
-    """A process as the heads name it, with the number of its last decision."""
+    """A process as the heads name it, with the number of its last decision.
+
+    Changes that share a write are decided one on the head of the other. Such a draft has numbers that nothing has
+    stored yet, so what is done is seen by the head that was stored before all of them.
+    """
 
     def __init__(self, id: str) -> None:
         self.id, self.last = id, 0
+        self._stored: dict[str, int] = {}
+        self._draft: Head | None = None
+
+    def stored_in(self, head: Head) -> dict[str, int]:
+        """The writers of the stored head that this one, perhaps a draft, was made of."""
+        if head is not self._draft:
+            self._stored = head.writers
+        return self._stored
+
+    def drafted(self, head: Head) -> Head:
+        self._draft = head
+        return head
 
 
 class HeadChange:
-    """One change through all its attempts."""
+    """One change through all its attempts, of which there were `attempts`."""
 
     def __init__(self, writer: HeadWriter) -> None:
         self._writer = writer
+        self.attempts = 0
         self._number = 0
         self._answer: Any = None
 
@@ -199,21 +203,24 @@ class HeadChange:
         """`decide` for the register. Its result comes with the new head, if there is one."""
 
         def once(head: Head) -> tuple[Head, tuple[Head | None, R]]:
-            if self._number and self._done(head):
+            stored = self._writer.stored_in(head)
+            if self._number and self._done(stored):
                 return head, self._answer
             self._number = 0  # the last attempt is not in this head, so it never will be
             after, result = decide(head)
             if after is head:
                 return head, (None, result)
+            self.attempts += 1
             self._writer.last += 1
             self._number, self._answer = self._writer.last, (after, result)
-            return msgspec.structs.replace(after, writers=self._signed(head.writers)), self._answer
+            signed = msgspec.structs.replace(after, writers=self._signed(head.writers))
+            return self._writer.drafted(signed), self._answer
 
         return once
 
-    def _done(self, head: Head) -> bool:
-        last = head.writers.get(self._writer.id)
-        if last is None and len(head.writers) >= WRITERS_MAX:
+    def _done(self, writers: dict[str, int]) -> bool:
+        last = writers.get(self._writer.id)
+        if last is None and len(writers) >= WRITERS_MAX:
             raise OutcomeUnknown("the outcome of a change is unknown: the group no longer remembers this writer")
         return last is not None and last >= self._number
 
@@ -239,11 +246,11 @@ class SpillPlan(msgspec.Struct, frozen=True):
 
 
 def spill_due(head: Head) -> bool:
-    return overflowing(head) or len(head.refs) > REFS_MAX
+    return head.split is None and (overflowing(head) or len(head.refs) > REFS_MAX)
 
 
 def overflowing(head: Head) -> bool:
-    return hot_bytes(head.hot) > HOT_BYTES_MAX
+    return hot_bytes(head.hot) > HOT_BYTES_MAX * head.scale
 
 
 def plan_spill(head: Head, known: LoadedState, ended: Collection[str], new_id: Callable[[], str]) -> SpillPlan | None:
@@ -263,7 +270,8 @@ def plan_spill(head: Head, known: LoadedState, ended: Collection[str], new_id: C
     )
     borders = [ref.first for ref in head.refs if ref not in touched]
     # A merged leaf keeps its size limit when it grows: a split would only be merged again.
-    size_bytes_max = LEAF_MERGED_BYTES_MAX if merging else max([LEAF_BYTES, *(ref.size_bytes for ref in touched)])
+    least, most = LEAF_BYTES * head.scale, LEAF_MERGED_BYTES_MAX * head.scale
+    size_bytes_max = most if merging else max([least, *(ref.size_bytes for ref in touched)])
     chunks = _chunks(merged, borders, size_bytes_max)
     return SpillPlan(
         fence=head.fence,
@@ -277,7 +285,7 @@ def plan_spill(head: Head, known: LoadedState, ended: Collection[str], new_id: C
 def apply_spill(head: Head, plan: SpillPlan) -> Head:
     """The head with the plan carried out. Raises Replan when it no longer fits."""
     referred = set(head.refs)
-    if head.fence != plan.fence or not referred.issuperset(plan.replaced):
+    if head.split is not None or head.fence != plan.fence or not referred.issuperset(plan.replaced):
         raise Replan
     gone = plan.moved | plan.dropped
     hot = {key: entry for key, entry in head.hot.items() if gone.get(key) != entry.version}
@@ -295,14 +303,14 @@ def _victims(head: Head) -> tuple[list[LeafRow], set[LeafRef]]:
     size_bytes = hot_bytes(head.hot)
     rows: list[LeafRow] = []
     touched: set[LeafRef] = set()
-    if size_bytes <= HOT_BYTES_MAX:
+    if not overflowing(head):
         return rows, touched
     lasting = [(entry.version, key) for key, entry in head.hot.items() if not entry.session]
     firsts = [ref.first for ref in head.refs]
     for version, key in sorted(lasting):
-        if size_bytes <= HOT_BYTES_KEPT:
+        if size_bytes <= HOT_BYTES_KEPT * head.scale:
             break
-        near = _near(head.refs, firsts, key)
+        near = _near(head.refs, firsts, key, LEAF_BYTES * head.scale // 2)
         if near is not None and near not in touched:
             if len(touched) == TOUCHED_MAX:
                 continue  # the next spill takes it
@@ -313,13 +321,13 @@ def _victims(head: Head) -> tuple[list[LeafRow], set[LeafRef]]:
     return rows, touched
 
 
-def _near(refs: tuple[LeafRef, ...], firsts: list[str], key: str) -> LeafRef | None:
+def _near(refs: tuple[LeafRef, ...], firsts: list[str], key: str, small_bytes: int) -> LeafRef | None:
     """The leaf whose range contains the key, or the small one to its left, which may grow."""
     at = bisect_left(firsts, key) - 1
     if at < 0:
         return None
     ref = refs[at]
-    return ref if key <= ref.last or ref.size_bytes < LEAF_BYTES // 2 else None
+    return ref if key <= ref.last or ref.size_bytes < small_bytes else None
 
 
 def _window(refs: tuple[LeafRef, ...]) -> tuple[LeafRef, ...]:

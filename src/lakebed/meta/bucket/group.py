@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -12,6 +12,7 @@ import msgspec
 
 from lakebed.core.clock import now_ms
 from lakebed.core.errors import LakebedError, NotFound, Overloaded
+from lakebed.meta.bucket import bins
 from lakebed.meta.bucket.decisions import (
     HeadChange,
     HeadFull,
@@ -25,7 +26,7 @@ from lakebed.meta.bucket.decisions import (
     plan_spill,
     spill_due,
 )
-from lakebed.meta.bucket.model import BucketPaths, Head, Leaf, decode_head, decode_leaf, encode_leaf, group_name
+from lakebed.meta.bucket.model import BucketPaths, Head, Leaf, decode_head, decode_leaf, encode_leaf
 from lakebed.meta.bucket.sessions import BucketSessions
 from lakebed.store.model import StoredObject
 from lakebed.store.register import ABSENT, Register, RegisterState
@@ -41,6 +42,7 @@ SPILLS_MAX = 4  # plans one spill may lose to others
 FETCHES_MAX = 16  # requests under way at once for one call
 SWEEP_EVERY = 8  # spills of a group between two sweeps of its leaves
 SWEEP_MAX = 1_000  # leaves one sweep removes
+CONTENTION_WINDOW = 64  # changes of which more than half met a faster one: the head is contended
 
 
 class LeafCache:
@@ -88,32 +90,44 @@ class Decide(Protocol[Out]):
     def __call__(self, head: Head, known: LoadedState) -> tuple[Head, Out]: ...
 
 
+class Divided(Exception):
+    """The bin was split: its groups are in other bins now."""
+
+    def __init__(self, head: Head) -> None:
+        super().__init__("the bin was split")
+        self.head = head
+
+
 class KeyGroup:
-    """The group of `partition_key`."""
+    """The head at `name`, with its leaves: one group, or a bin of many. An absent head is `initial`."""
 
     def __init__(
         self,
         runtime: StoreRuntime,
         paths: BucketPaths,
-        partition_key: str,
+        name: str,
+        initial: Head,
         *,
         sessions: BucketSessions,
         cache: LeafCache,
         horizon_s: float,
+        sweeping: Callable[[], Awaitable[int]] | None = None,
     ) -> None:
         store, clock, ids, metrics = runtime.store, runtime.clock, runtime.ids, runtime.metrics
-        self._store, self._paths, self._name = store, paths, group_name(partition_key)
+        self._store, self._paths, self._name, self._initial = store, paths, name, initial
         self._sessions, self._cache, self._clock, self._ids = sessions, cache, clock, ids
         self._horizon_ms = round(horizon_s * 1000)
+        self._sweeping = sweeping or self.sweep
         self._register = Register(
             runtime,
-            paths.head(self._name),
+            paths.head(name),
             Head,
-            Head(partition_key=partition_key),
+            initial,
             name="meta",
         )
         self._writer = HeadWriter(ids.token())
-        self._seen = RegisterState(Head(), 0, ABSENT)
+        self._seen = RegisterState(initial, 0, ABSENT)
+        self._recent: deque[bool] = deque(maxlen=CONTENTION_WINDOW)  # of the last changes: whether others were faster
         self._reading: asyncio.Task[Head] | None = None
         self._next: asyncio.Task[Head] | None = None
         self._spilling = asyncio.Lock()
@@ -124,13 +138,15 @@ class KeyGroup:
         self._swept_count = metrics.counter("lakebed_meta_swept_total")
 
     async def answer(self, decide: Callable[[Head, LoadedState], R], *, etag: str = "") -> R:
-        """The result of `decide` for the current head. Raises Corrupt or Unavailable; changes nothing.
+        """The result of `decide` for the current head. Raises Corrupt, Unavailable or Divided; changes nothing.
 
         With the `etag` that a list has just given, a head that is known already is not read again.
         """
         seen = self._seen
         head, known = (seen.value if etag and seen.etag == etag else await self.head()), self._loaded()
         for _ in range(NEEDS_MAX):
+            if head.split is not None:
+                raise Divided(head)
             try:
                 return decide(head, known)
             except NotLoaded as need:
@@ -140,12 +156,15 @@ class KeyGroup:
         raise Overloaded(f"meta group {self._name!r} changes faster than it can be read")
 
     async def change(self, decide: Decide[R]) -> R:
-        """Changes the head by `decide`, in one write with all waiting changes. Spills it when it has grown."""
+        """Changes the head by `decide`, in one write with all waiting changes. Spills or splits it when it has grown.
+
+        Raises Divided, and nothing was changed, when the head is a bin that was split.
+        """
         known, crowded = self._loaded(), 0
         change = HeadChange(self._writer)
         for _ in range(NEEDS_MAX):
             try:
-                grown, result = await self._register.change(change.deciding(partial(decide, known=known)))
+                grown, result = await self._register.change(change.deciding(partial(_of_whole, decide, known)))
             except NotLoaded as need:
                 known, _ = await self._fetched(known, need)
             except HeadFull:
@@ -154,8 +173,9 @@ class KeyGroup:
                     break
                 await self.spill()
             else:
-                if grown is not None and self._worth_spilling(grown):
-                    await self._spill_quietly()
+                if grown is not None:
+                    self._recent.append(change.attempts > 1)
+                    await self._tidied(grown)
                 return result
         raise Overloaded(f"meta group {self._name!r} is full, or changes too fast", hint="is its compaction running?")
 
@@ -169,6 +189,42 @@ class KeyGroup:
         """Remembers a head that was read, while its etag is unchanged."""
         self._seen = RegisterState(decode_head(stored.data, stored.key), 0, stored.etag)
         return self._seen.value
+
+    async def whole(self) -> Head:
+        """The head. Raises Divided."""
+        return await self.answer(lambda head, known: head)
+
+    async def halves(self, head: Head) -> tuple[Head, Head]:
+        """What the two bins begin with that this one was split into. Anybody finds the same."""
+        known = self._loaded()
+        for _ in range(NEEDS_MAX):
+            try:
+                return bins.half(head, known, left=True), bins.half(head, known, left=False)
+            except NotLoaded as need:
+                known, _ = await self._fetched(known, need)
+        raise Overloaded(f"the halves of meta bin {self._name!r} cannot be read")
+
+    async def raise_fence(self) -> Head:
+        """The head before a write after which no spill that was planned earlier can succeed."""
+
+        def fence(head: Head, known: LoadedState) -> tuple[Head, Head]:
+            return msgspec.structs.replace(head, fence=head.fence + 1), head
+
+        return await self.change(fence)
+
+    async def _tidied(self, grown: Head) -> None:
+        """Spills or splits what has grown, in the background of the call: an error is left to the next one."""
+        contended = sum(self._recent) > CONTENTION_WINDOW // 2
+        try:
+            if bins.split_due(grown, contended=contended):
+                ids = (self._ids.uuid(), self._ids.uuid())
+                change = HeadChange(self._writer).deciding(lambda head: (bins.split(head, *ids, contended), None))
+                await self._register.change(change)
+                self._recent.clear()
+            elif self._worth_spilling(grown) and not self._spilling.locked():
+                await self.spill()
+        except LakebedError:
+            return
 
     async def spill(self) -> None:
         """Moves old entries from the head into leaves. Leaves are written first; a lost race leaves orphans."""
@@ -188,7 +244,7 @@ class KeyGroup:
                 self._spill_count.inc()
                 self._spills += 1
                 if self._spills % SWEEP_EVERY == 0:
-                    await self.sweep()
+                    await self._sweeping()
                 return
 
     async def sweep(self) -> int:
@@ -200,12 +256,7 @@ class KeyGroup:
         old = await self._old_leaves()
         if not self._unreferenced(await self.head(), old):
             return 0
-
-        def fence(head: Head) -> tuple[Head, Head]:
-            return msgspec.structs.replace(head, fence=head.fence + 1), head
-
-        _, before = await self._register.change(HeadChange(self._writer).deciding(fence))
-        orphans = self._unreferenced(before, old)[:SWEEP_MAX]
+        orphans = self._unreferenced(await self.raise_fence(), old)[:SWEEP_MAX]
         for at in range(0, len(orphans), FETCHES_MAX):
             await asyncio.gather(*(self._store.delete(key) for key in orphans[at : at + FETCHES_MAX]))
         self._swept_count.inc(len(orphans))
@@ -247,15 +298,6 @@ class KeyGroup:
 
     def _worth_spilling(self, head: Head) -> bool:
         return spill_due(head) and (overflowing(head) or len(head.refs) != self._unmergeable_refs)
-
-    async def _spill_quietly(self) -> None:
-        """A spill in the background: an error is left to the next one."""
-        if self._spilling.locked():
-            return
-        try:
-            await self.spill()
-        except LakebedError:
-            return
 
     async def _fetched(self, known: LoadedState, need: NotLoaded) -> tuple[LoadedState, bool]:
         """`known` with what is needed; False when a leaf is gone."""
@@ -302,6 +344,12 @@ class KeyGroup:
         try:
             stored = await self._store.get(key)
         except NotFound:
-            return Head()
+            return self._initial
         self._seen = RegisterState(decode_head(stored.data, key), 0, stored.etag)
         return self._seen.value
+
+
+def _of_whole(decide: Decide[R], known: LoadedState, head: Head) -> tuple[Head, R]:
+    if head.split is not None:
+        raise Divided(head)
+    return decide(head, known=known)

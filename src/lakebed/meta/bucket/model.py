@@ -13,7 +13,9 @@ from lakebed.core.errors import Corrupt, Invalid
 from lakebed.meta.model import MetaEntry
 
 HEAD_SCHEMA = "lakebed.meta.head.v1"
+BIN_SCHEMA = "lakebed.meta.bin.v1"
 LEAF_SCHEMA = "lakebed.meta.leaf.v1"
+SEPARATOR = "\0"  # between a partition key and a key in a bin: neither contains it
 
 HOT_BYTES_MAX = 32 * 1024  # beyond this the oldest entries are spilled: a head is put on every change
 HOT_BYTES_KEPT = 16 * 1024  # what a spill leaves in the head
@@ -22,6 +24,7 @@ LEAF_BYTES = 128 * 1024  # size a new leaf aims at: one quick GET
 LEAF_MERGED_BYTES_MAX = 1024 * 1024  # size that merging neighbours may reach (one value may be 512 KiB)
 REFS_MAX = 256  # beyond this neighbours are merged
 REFS_HARD_MAX = 512  # beyond this a group is full
+BIN_SCALE = 8  # how much larger the hot part and the leaves of a bin may be
 WRITERS_MAX = 32  # processes a head remembers; a forgotten one with a lost response gets OutcomeUnknown
 ENTRY_OVERHEAD_BYTES = 32  # version, quotes and commas around an entry
 GROUP_BYTES_MAX = 512  # of a partition key
@@ -47,11 +50,23 @@ class LeafRef(msgspec.Struct, frozen=True, array_like=True):
     size_bytes: int
 
 
+class BinSplit(msgspec.Struct, frozen=True, array_like=True):
+    """Partition keys below `at` are in the bin `left`, the others in `right`."""
+
+    at: str
+    left: str
+    right: str
+
+
 class Head(msgspec.Struct, frozen=True):
-    """A group of keys. `refs` are in key order and do not overlap; no key is both hot and visible in a leaf.
+    """A group of keys, or a bin of many groups.
+
+    `refs` are in key order and do not overlap; no key is both hot and visible in a leaf.
 
     `writers` are the processes that wrote it last, each with the number of its last change that is in it: so a
     process whose write succeeded, was overwritten and then reported as a conflict still detects that it succeeded.
+
+    A bin has the groups of `members`, and each key after its partition key. Once it has a `split` it never changes.
     """
 
     schema: str = HEAD_SCHEMA
@@ -61,6 +76,12 @@ class Head(msgspec.Struct, frozen=True):
     writers: dict[str, int] = {}
     hot: dict[str, HotEntry] = {}
     refs: tuple[LeafRef, ...] = ()
+    members: tuple[str, ...] = ()
+    split: BinSplit | None = None
+
+    @property
+    def scale(self) -> int:
+        return BIN_SCALE if self.schema == BIN_SCHEMA else 1
 
 
 class SessionRecord(msgspec.Struct, frozen=True):
@@ -85,7 +106,12 @@ class _LeafFile(msgspec.Struct, frozen=True):
 
 def entry_of(key: str, stored: HotEntry | LeafRow) -> MetaEntry:
     """An entry as callers see it."""
-    return MetaEntry(key, stored.value, str(stored.version))
+    return MetaEntry(plain(key), stored.value, str(stored.version))
+
+
+def plain(key: str) -> str:
+    """A stored key as callers name it: in a bin it follows its partition key."""
+    return key.rpartition(SEPARATOR)[2]
 
 
 def entry_bytes(key: str, value: bytes) -> int:
@@ -142,8 +168,8 @@ def decode_head(data: bytes, key: str) -> Head:
         head = _HEAD.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"{key!r} does not decode: {error}", hint="nothing was changed; inspect the object") from error
-    if head.schema != HEAD_SCHEMA:
-        raise Corrupt(f"{key!r} has schema {head.schema!r}, this Lakebed knows {HEAD_SCHEMA!r}")
+    if head.schema not in (HEAD_SCHEMA, BIN_SCHEMA):
+        raise Corrupt(f"{key!r} has schema {head.schema!r}, this Lakebed knows {HEAD_SCHEMA!r} and {BIN_SCHEMA!r}")
     return head
 
 
@@ -201,3 +227,15 @@ class BucketPaths:
 
     def session(self, id: str) -> str:
         return f"{self.sessions}{id}.json"
+
+
+class BinPaths(BucketPaths):
+    """The keys of bins. All bins share one folder of leaves: those of a split bin are referred to by its halves."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.heads = f"{root}/bins/"
+        self._leaves = f"{root}/bin-leaves/"
+
+    def leaves(self, group: str) -> str:
+        return self._leaves

@@ -88,6 +88,8 @@ class SqliteMeta:
     async def put_all(self, puts: Sequence[Put]) -> list[MetaEntry | LakebedError]:
         for put in puts:
             check_value(check_key(put.key), put.value)
+            if put.first is not None:
+                check_value(check_key(put.first[0]), put.first[1])
         return await self._call("put", lambda sql: sql.put_all(puts, now_ms(self._clock)), writes=True, count=len(puts))
 
     async def delete(self, key: str, *, expected: str | None = None, partition_key: str = "") -> None:

@@ -68,6 +68,8 @@ class Statements:
         for put in puts:
             try:
                 made.append(self.put(put.key, put.value, put.expected, None, now_ms))
+                if put.first is not None:  # in the same transaction
+                    self._sql(CREATE, (*put.first, self._next_version(), None))
             except LakebedError as error:
                 made.append(error)
         return made

@@ -10,7 +10,6 @@ import pytest
 from lakebed.core.errors import NotFound
 from lakebed.log.kafka.coordinator import GroupCoordinator
 from lakebed.log.kafka.membership import Group, GroupFault, GroupRefused, JoinWish
-from lakebed.log.kafka.registry import SESSION_S, KafkaBroker, KafkaBrokers, chosen
 from lakebed.log.model import GroupFenced
 from support.log_host import TP, Host
 
@@ -133,35 +132,3 @@ async def test_a_group_with_members_is_not_deleted(host: Host) -> None:
     assert {} == await broker.groups()
     with pytest.raises(NotFound):
         await broker.delete("g")
-
-
-async def test_a_broker_that_dies_is_no_longer_named(host: Host) -> None:
-    """Its entry ends with its session; the others see each other within a second."""
-    registries = [KafkaBrokers(host.context(), host.meta(), node=f"n{n}") for n in range(3)]
-    for number, registry in enumerate(registries):
-        await registry.start("127.0.0.1", 9000 + number)
-    await host.clock.advance(1.0)
-    assert [{9000, 9001, 9002}] * 3 == [{each.port for each in await one.living()} for one in registries]
-
-    await registries[2].stop()
-    keeping, registries[1]._keeping = registries[1]._keeping, None
-    assert keeping is not None and registries[1]._session is not None
-    keeping.cancel()
-    registries[1]._session._beating.cancel()  # type: ignore[attr-defined]
-    for _ in range(round(SESSION_S) + 2):
-        await host.clock.advance(1.0)
-
-    assert {9000} == {each.port for each in await registries[0].living()}
-    await registries[0].stop()
-
-
-def test_only_the_partitions_of_a_dead_broker_move() -> None:
-    """Rendezvous hashing: all other partitions keep their broker, and each broker has some."""
-    brokers = [KafkaBroker(number, "h", number, "n") for number in range(5)]
-    keys = [f"orders/{number}" for number in range(500)]
-
-    before = {key: chosen(brokers, key).id for key in keys}
-    after = {key: chosen(brokers[:-1], key).id for key in keys}
-
-    assert all(after[key] == before[key] for key in keys if before[key] != 4)
-    assert all(60 < list(before.values()).count(number) < 140 for number in range(5))
