@@ -21,6 +21,7 @@ DELTA = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     # Small tables: few tasks for the log.
     "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",  # VACUUM lists in so many tasks: 10,000 by default
     "spark.databricks.delta.retentionDurationCheck.enabled": "false",
     # No checksum files beside files that other engines replace.
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",

@@ -34,12 +34,12 @@ def test_after_each_operation_of_an_engine_the_others_read_and_upsert(
     assert {one.split()[0] for one in work.done if f"by {engine}" in one} >= set(TOURS[engine])
 
 
-def test_after_each_operation_of_delta_spark_the_others_read_and_upsert(
+def test_after_each_operation_of_delta_spark_others_read_and_lakebed_upserts(
     tmp_path: Path, delta_spark: SparkSession
 ) -> None:
     """MERGE, DELETE, OPTIMIZE, VACUUM, checkpoints and RESTORE; one writer at a time."""
-    engines = ("delta_spark", "lakebed", "delta_rs")
-    work = RandomWork(SharedTable(tmp_path, delta_spark, partitioned=False), 101, engines, engines)
+    table = SharedTable(tmp_path, delta_spark, partitioned=False)
+    work = RandomWork(table, 101, ("delta_spark", "lakebed"), ("delta_rs", "lakebed", "delta_spark"))
 
     work.tour("delta_spark")
 

@@ -245,9 +245,8 @@ class RandomWork:
         self.do(kind, self.dice.choice([name for name in self.engines if self.knows(name, kind)]))
 
     def tour(self, engine: str) -> None:
-        """Everything that this engine can do, each after an append; then every other one upserts."""
+        """Everything that this engine can do; after each of it, every other one upserts."""
         for kind in (kind for kind in KINDS if self.knows(engine, kind)):
-            self.do("append", engine)
             self.do(kind, engine)
             for other in self.engines:
                 if other != engine and self.knows(other, "upsert"):
