@@ -212,8 +212,8 @@ class BucketMeta:
         found: list[MetaEntry] = []
         if await self._binned():
             scanning = partial(bins.scan_all, start=start, end=end, limit=limit)
-            for some in await self._tree.each(lambda group: group.answer(scanning)):
-                found += some
+            for in_bin in await self._tree.each(lambda group: group.answer(scanning)):
+                found += in_bin
             return sorted(found, key=lambda entry: entry.key)[:limit]
         heads = await self._heads()
         for at in range(0, len(heads), SCANNED_MAX):
