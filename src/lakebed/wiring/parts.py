@@ -16,7 +16,6 @@ if TYPE_CHECKING:  # the root of the command loads this table: what it names is 
     from lakebed.core.context import Component, Context, Diagnosis, Worker
     from lakebed.core.settings import Section, Settings
 
-
 DATA, TABLES, OPERATE = "Data in and out", "Tables", "Operate"
 
 PARTS: tuple[Part, ...] = (
@@ -381,8 +380,8 @@ def machine_checks() -> list[Diagnosis]:
 
 def warnings_about(settings: Settings) -> list[str]:
     """What the parts warn of in these settings, for `lakebed status`."""
-    found = [cast("Callable[[Settings], str]", resolve(part.warning))(settings) for part in PARTS if part.warning]
-    return [text for text in found if text]
+    found = (cast("Callable[[Settings], str]", resolve(part.warning))(settings) for part in PARTS if part.warning)
+    return list(filter(None, found))
 
 
 async def diagnose(context: Context) -> list[Diagnosis]:
