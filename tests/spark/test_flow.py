@@ -19,7 +19,7 @@ from lakebed.core.metrics import Metrics
 from lakebed.core.settings import load
 from lakebed.gateway.app import build
 from lakebed.pipeline.runner import PipelineRunner
-from lakebed.pipeline.workers import workers
+from lakebed.pipeline.workers import retention_workers
 from lakebed.spark.lineage import lineage_of
 from lakebed.spark.settings import SparkSettings
 from lakebed.store.protocol import Store
@@ -179,7 +179,7 @@ async def test_old_rows_and_their_files_go_by_themselves(context: Context, env: 
     await env.clock.advance(1_000 * DAY_S)  # past the bucket's own clock too, whose times the sweep goes by
     await asyncio.to_thread(commit, "t2", parquet(id=[2], note=["new"]))
     before = await _files(env)
-    worker = workers(msgspec.structs.replace(context, clock=env.clock))[0]
+    worker = retention_workers(msgspec.structs.replace(context, clock=env.clock))[0]
     task = asyncio.create_task(worker.run())
 
     async with asyncio.timeout(400):
