@@ -8,6 +8,7 @@ with a snapshot compiled before that is refused by the generation, so a snapshot
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
+from functools import lru_cache
 from typing import Generic, TypeVar
 
 import msgspec
@@ -195,6 +196,7 @@ def needs_predicate(rule: Rule, kind: ActionKind, versioned: bool) -> bool:
     return predicate_sensitive(rule) or (versioned and kind is ActionKind.EXPIRATION_DAYS)
 
 
-def action_keys(rules: Iterable[Rule]) -> frozenset[ActionKey]:
+@lru_cache(maxsize=256)
+def action_keys(rules: tuple[Rule, ...]) -> frozenset[ActionKey]:
     """What the policy wants done: a delete whose key is not here has lost its reason."""
     return frozenset(ActionKey(rule_hash(rule), kind) for rule in rules if rule.enabled for kind in action_kinds(rule))

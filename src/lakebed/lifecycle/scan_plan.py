@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from lakebed.lifecycle.cluster import LogGap
 from lakebed.lifecycle.engine import CompiledAction, PolicySnapshot
-from lakebed.lifecycle.model import ActionKind, Mode
+from lakebed.lifecycle.model import ActionKind, Calendar, Mode
 from lakebed.lifecycle.seams import UPLOADS
 from lakebed.lifecycle.state import ActionState, ScanProgress
 
@@ -24,6 +25,25 @@ def scan_prefixes(actions: Iterable[CompiledAction]) -> list[str]:
         if not any(prefix.startswith(known) for known in prefixes):
             prefixes.append(prefix)
     return [*prefixes, *([UPLOADS] if any(one.kind is ActionKind.ABORT_MPU for one in some) else [])]
+
+
+def newest_wanted_ns(
+    actions: Iterable[CompiledAction], now_ns: int, calendar: Calendar, gaps: Sequence[LogGap]
+) -> int | None:
+    """The latest time of an object without versions that a scan must look at; None when it must look at all.
+
+    Later ones are not due by their age, and their events bring them. A date has no age; where no event comes, the
+    scan must see when each object will be due.
+    """
+    newest_ns = 0
+    for action in actions:
+        if action.mode is Mode.SCAN_ONLY or gaps:
+            return None
+        if action.kind is ActionKind.EXPIRATION_DATE and (action.rule.expiration_date_ns or 0) <= now_ns:
+            return None
+        if action.kind is ActionKind.EXPIRATION_DAYS:
+            newest_ns = max(newest_ns, calendar.cutoff(now_ns, calendar.days(action.rule.expiration_days or 0)))
+    return newest_ns
 
 
 def is_joining(known: ActionState) -> bool:

@@ -116,10 +116,10 @@ class RemoteLake:
         return found
 
     async def scan(
-        self, bucket: str, after: str = "", *, prefix: str = "", until: str = ""
+        self, bucket: str, after: str = "", *, prefix: str = "", until: str = "", newest_ns: int | None = None
     ) -> AsyncGenerator[Family, None]:
         await self._go("scan", after)
-        async for family in self._lake.scan(bucket, after, prefix=prefix, until=until):
+        async for family in self._lake.scan(bucket, after, prefix=prefix, until=until, newest_ns=newest_ns):
             await self._travel()
             yield family
 

@@ -296,15 +296,22 @@ async def test_a_pace_lets_one_seconds_worth_through_at_once() -> None:
     assert [0.0] * 11 + [number / 10 for number in range(1, 10)] == sorted(at)
 
 
-async def test_a_family_that_a_listing_showed_is_not_looked_at_again_unless_it_has_versions() -> None:
-    """One walk of objects without versions costs no look per object."""
-    looks: dict[bool, list[str]] = {}
-    for versioned in (False, True):
+async def test_a_family_that_a_listing_showed_is_looked_at_again_only_where_a_rule_counts_versions() -> None:
+    """The deleter checks all else itself: a walk costs no look per object."""
+    looks: dict[str, list[str]] = {}
+    left: dict[str, int] = {}
+    rules = {
+        "plain": rule(expiration_days=1),
+        "versions": rule(noncurrent_days=1),
+        "counted": rule(noncurrent_days=1, newer_noncurrent=1),
+    }
+    for name, one in rules.items():
         world, store = failing()
-        seen = looks.setdefault(versioned, [])
-        if versioned:
+        seen = looks.setdefault(name, [])
+        if name != "plain":
             world.lake.versioned.add("b")
-        world.lake.write("b", "a")
+        for _ in range(1 if name == "plain" else 3):
+            world.lake.write("b", "a")
         await world.clock.advance(2 * DAY_S)
         look = store.look
 
@@ -314,9 +321,11 @@ async def test_a_family_that_a_listing_showed_is_not_looked_at_again_unless_it_h
             return found
 
         store.look = noted  # type: ignore[method-assign]
-        await world.policy("b", rule(expiration_days=1))
+        await world.policy("b", one)
         await world.run_round()
-    assert ([], True) == (looks[False], bool(looks[True]))
+        left[name] = len(world.lake.objects["b"].get("a", []))
+    assert {"plain": [], "versions": [], "counted": ["a"]} == looks
+    assert {"plain": 0, "versions": 1, "counted": 2} == left
 
 
 async def test_an_unreadable_event_that_names_no_bucket_is_on_record_and_one_of_a_bucket_without_rules_is_not() -> None:
