@@ -146,6 +146,11 @@ class PolicySnapshot:
         """Every enabled action whose prefix begins the key, active or not: for scans."""
         return [self.actions[ref] for ref in self._match(bucket, key) if self.actions[ref].mode is not Mode.DISABLED]
 
+    def match_active(self, bucket: str, key: str) -> list[CompiledAction]:
+        """Every active action whose prefix begins the key: for sweeps, which choose by delay."""
+        index = self._indexes.get(bucket)
+        return [action for ref in index.match(key) if (action := self.actions[ref]).active] if index is not None else []
+
     def match_original(self, bucket: str, key: str, delay_ns: int) -> list[CompiledAction]:
         group = self.original_delay_groups.get(delay_ns, frozenset())
         return [self.actions[ref] for ref in self._match(bucket, key) if ref in group]

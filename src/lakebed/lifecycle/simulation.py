@@ -44,6 +44,7 @@ CRASH = 0.004
 OLD = 8  # objects from before the first policy
 RACE = 0.3  # deletes that meet a client's write
 REFUSED = 0.3  # looks and deletes that the lake refuses while faults last
+REFUSED_DELETE = 0.45  # a scan deletes what it listed without another look, so this is where it meets a failure
 POLICY_WINDOW_S = 12.0  # how old the policy behind a delete can be: one slow look, one pause of its process
 SETTINGS = LifecycleSettings(
     day_s=DAY_S,
@@ -87,7 +88,7 @@ class RemoteLake:
         await self._travel()
         chance = self._world.faults.unavailable
         if chance and verb in ("look", "delete"):
-            chance = REFUSED
+            chance = REFUSED if verb == "look" else REFUSED_DELETE
         if self._world.fault_rng.random() < chance:
             raise Unavailable(f"{verb} {key}: simulated")
 

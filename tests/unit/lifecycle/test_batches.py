@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lakebed.core.errors import Corrupt, Unavailable
-from lakebed.lifecycle import reader
+from lakebed.lifecycle import reader, streams
 from lakebed.lifecycle.drainer import Applier, ApplyReport
 from lakebed.lifecycle.engine import ActionRef
 from lakebed.lifecycle.model import (
@@ -126,7 +126,7 @@ async def test_a_quiet_sweep_moves_its_cursor_only_now_and_then() -> None:
     after = cursor(await world.reader())
 
     assert before == same
-    assert Position(world.clock.now_ns() - DAY_NS, reader.OFFSET_END) == after
+    assert Position(world.clock.now_ns() - DAY_NS, streams.OFFSET_END) == after
     assert before.ts_ns + 5 * SECOND_NS == after.ts_ns
 
 
@@ -145,7 +145,7 @@ async def test_a_cursor_that_is_missing_reads_nothing_and_leads_to_a_scan() -> N
         raise AssertionError("nothing to settle")
 
     found = await world.worker._reader.run(snapshot, alive)
-    await world.worker._monitor.judge(snapshot)
+    await world.worker._monitor.judge(snapshot, {})
 
     (sweep,) = found.sweeps
     assert (0, 0, None, False, False) == (sweep.read, sweep.worked, sweep.next_due_ns, sweep.halted, sweep.blocked)

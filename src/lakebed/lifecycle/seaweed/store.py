@@ -342,18 +342,21 @@ class SeaweedLake:
                     raise
 
     async def _read(self, after: Position, until_ns: int) -> AsyncGenerator[ChangeEvent, None]:
-        """Changes of one instant are numbered as they come, so an instant is always read from its beginning."""
+        """Changes of one instant are numbered as they come, so an instant is always read from its beginning. To have
+        them in order, the log is read further than asked for.
+        """
         at_ns, offset = -1, 0
-        since_ns = max(0, after.ts_ns - 1)
-        changes = self._filer.subscribe([f"{s3.BUCKETS}/"], since_ns=since_ns, until_ns=until_ns)
-        async with aclosing(changes):
-            async for change in changes:
-                for event in layout.events_of(change):
-                    offset = offset + 1 if change.ts_ns == at_ns else 0
-                    at_ns = change.ts_ns
-                    position = Position(at_ns, offset)
-                    if position > after:
-                        yield msgspec.structs.replace(event, position=position)
+        since_ns, further_ns = max(0, after.ts_ns - 1), min(until_ns + layout.ORDER_NS, self._clock.now_ns())
+        changes = self._filer.subscribe([f"{s3.BUCKETS}/"], since_ns=since_ns, until_ns=max(until_ns, further_ns))
+        async with aclosing(changes), aclosing(layout.in_order(changes)) as events:
+            async for ts_ns, event in events:
+                if ts_ns > until_ns:
+                    return
+                offset = offset + 1 if ts_ns == at_ns else 0
+                at_ns = ts_ns
+                position = Position(at_ns, offset)
+                if position > after:
+                    yield msgspec.structs.replace(event, position=position)
 
     async def reach(self) -> LogReach:
         folder, servers = await asyncio.gather(self._maybe(f"{LOG_PARENT}/{LOG}"), self._filer.started())
