@@ -42,10 +42,11 @@ GONE_S = 120.0
 async def scale_checks(environment: BenchEnvironment) -> Sequence[Check]:
     quick = environment.quick
     objects, buckets = (20_000, 50) if quick else (300_000, 500)
+    since_ns = environment.context().clock.now_ns()
     async with _filled(environment, objects) as (context, name):
         environment.report(f"a scan of {objects:,} objects, and their events through 505 rules")
         scanned = await _scan(context, name, objects)
-        routed = await _events(context, name, objects)
+        routed = await _events(context, name, objects, since_ns)
     checks = [
         measured("scan", [scanned[0]], "objects/s"),
         _at_least("scan, per CPU second of the worker", scanned[1], "objects/s", SCAN_BAR),
@@ -120,7 +121,7 @@ class _NothingToDo:
         return [StreamResolution.DONE] * len(works)
 
 
-async def _events(context: Context, name: str, count: int) -> tuple[float, float]:
+async def _events(context: Context, name: str, count: int, since_ns: int) -> tuple[float, float]:
     """Every event matches a rule of one of three delays; cursors are stored as always."""
     days = (1, 1, 7, 7, 30)
     rules = {f"b{n}": tuple(Rule(prefix=f"p{i}/", expiration_days=days[i]) for i in range(5)) for n in range(100)}
@@ -128,7 +129,7 @@ async def _events(context: Context, name: str, count: int) -> tuple[float, float
     settings = LifecycleSettings(day_s=1e-6, rounding="exact", small_delay_s=0.1, flush_lag_s=0.1)
     snapshot = compile_policies(rules, lambda _: Activation(Mode.EVENT_DRIVEN, True), Calendar(1000, "exact"))
     async with open_services(context) as services:
-        floors = [(delay_ns, 0) for delay_ns in snapshot.original_delay_groups]
+        floors = [(delay_ns, since_ns) for delay_ns in snapshot.original_delay_groups]
 
         def back(state: ReaderState) -> ReaderState:
             return rewound(state, floors, generation=1, reach=snapshot.reach, begins_ns=0)
