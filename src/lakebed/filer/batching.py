@@ -14,7 +14,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 
-class Batcher(Generic[A, B]):
+class RequestBatcher(Generic[A, B]):
     """`send` gets at most `most` requests and answers each, in order, with a value or with the exception to raise."""
 
     def __init__(

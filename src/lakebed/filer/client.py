@@ -16,7 +16,7 @@ import grpc.aio
 
 from lakebed.core.errors import Invalid, LakebedError, NotFound, OutcomeUnknown, Stale, Unavailable
 from lakebed.core.runtime import Runtime
-from lakebed.filer.batching import Batcher
+from lakebed.filer.batching import RequestBatcher
 from lakebed.filer.codec import (
     ABSENT,
     create_request,
@@ -77,8 +77,8 @@ class FilerClient:
         self._masters, self._discovered_s = list(dict.fromkeys(masters)), float("-inf")
         self._failed_until_s: dict[str, float] = {}
         self._connections = Connections(tls)
-        self._lookups = Batcher(self._look, most=LOOKUPS_MAX, calls_max=CALLS_MAX)
-        self._transactions = Batcher(self._transact, most=TRANSACTIONS_MAX, calls_max=CALLS_MAX)
+        self._lookups = RequestBatcher(self._look, most=LOOKUPS_MAX, calls_max=CALLS_MAX)
+        self._transactions = RequestBatcher(self._transact, most=TRANSACTIONS_MAX, calls_max=CALLS_MAX)
 
     @classmethod
     def of(cls, settings: FilerSettings, runtime: Runtime) -> Self:

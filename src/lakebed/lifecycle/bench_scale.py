@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -148,7 +148,7 @@ async def _alive() -> None:
     return None
 
 
-Measure = Callable[[LifecycleServices, FilerClient, Sequence[str]], "asyncio.Future[float]"]
+Measure = Callable[[LifecycleServices, FilerClient, Sequence[str]], Awaitable[float]]
 
 
 async def _with_buckets(

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from lakebed.core.errors import NotFound, OutcomeUnknown, Stale, Unavailable
-from lakebed.filer.batching import Batcher
+from lakebed.filer.batching import RequestBatcher
 from lakebed.filer.codec import write_entry
 from lakebed.filer.model import FilerEntry
 from lakebed.filer.protobuf import encode_field
@@ -33,7 +33,7 @@ class Sender:
 async def test_one_request_is_sent_at_once_and_many_together_within_the_bounds() -> None:
     """At most so many in a call, at most so many calls under way; what waits goes with the next."""
     sender = Sender()
-    batcher = Batcher(sender, most=3, calls_max=2)
+    batcher = RequestBatcher(sender, most=3, calls_max=2)
     assert 2 == await batcher.ask(1)
 
     sender.gate.clear()
@@ -50,7 +50,7 @@ async def test_one_request_is_sent_at_once_and_many_together_within_the_bounds()
 
 async def test_an_error_of_one_is_its_own_and_an_error_of_the_call_is_everybodys() -> None:
     """And afterwards the batcher works on."""
-    batcher = Batcher(Sender(), most=10, calls_max=1)
+    batcher = RequestBatcher(Sender(), most=10, calls_max=1)
 
     first = await asyncio.gather(*(batcher.ask(number) for number in (1, 0, 2)), return_exceptions=True)
     second = await asyncio.gather(*(batcher.ask(number) for number in (1, 13)), return_exceptions=True)
@@ -64,7 +64,7 @@ async def test_who_gives_up_before_the_call_is_left_out_of_it() -> None:
     """A change that nobody waits for any more is not made."""
     sender = Sender()
     sender.gate.clear()
-    batcher = Batcher(sender, most=10, calls_max=1)
+    batcher = RequestBatcher(sender, most=10, calls_max=1)
     first = asyncio.create_task(batcher.ask(1))
     await asyncio.sleep(0.001)
     second, third = asyncio.create_task(batcher.ask(2)), asyncio.create_task(batcher.ask(3))
