@@ -86,7 +86,8 @@ def test_a_hasty_cursor_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_walk_that_goes_on_over_failures_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a walk could not delete must hold it: no event comes for it any more."""
+    """What a walk could not delete must hold it: no event comes for it any more. It meets failures at its deletes."""
+    monkeypatch.setattr("lakebed.lifecycle.simulation.REFUSED_DELETE", 0.45)
     settle = BucketScanner._settle
 
     async def careless(self: BucketScanner, walk: Any, *, end: bool = False) -> bool:

@@ -75,6 +75,11 @@ class Weed:
             raise Unavailable("the bucket was not started")
         return self._endpoints
 
+    @property
+    def ports(self) -> dict[str, int]:
+        """The port of each of its servers, by name (PORTS)."""
+        return self._read_identity().ports
+
     async def start(self) -> BucketEndpoints:
         """Starts the server and waits until it accepts writes. Raises Unavailable with its last log lines otherwise.
 
@@ -103,7 +108,8 @@ class Weed:
 
     async def settle(self) -> bool:
         """Has the filer write the last minute of its change log. True when that is proven: then it may end abruptly."""
-        from lakebed.filer.client import FilerClient, flush
+        from lakebed.filer.client import FilerClient
+        from lakebed.filer.flush import flush
 
         if not self.child.running():
             return False

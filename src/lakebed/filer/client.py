@@ -14,27 +14,32 @@ from typing import Any, Self, TypeVar
 import grpc
 import grpc.aio
 
-from lakebed.core.clock import Clock
-from lakebed.core.errors import Corrupt, Invalid, LakebedError, NotFound, OutcomeUnknown, Stale, Unavailable
+from lakebed.core.errors import Invalid, LakebedError, NotFound, OutcomeUnknown, Stale, Unavailable
 from lakebed.core.runtime import Runtime
+from lakebed.filer.batching import RequestBatcher
 from lakebed.filer.codec import (
+    ABSENT,
     create_request,
     delete_request,
+    joined,
     list_request,
     lookup_request,
     nodes_request,
     read_events,
     read_lookup,
+    read_lookups,
     read_masters,
     read_nodes,
     read_outcome,
+    read_outcomes,
+    read_page,
     read_started,
     subscribe_request,
     transaction_request,
 )
-from lakebed.filer.model import FilerEntry, FilerEvent, Transaction
+from lakebed.filer.model import FilerEntry, FilerEvent, SkippedEntries, Transaction
 from lakebed.filer.settings import FilerSettings
-from lakebed.filer.transport import Connections, TlsFiles, grpc_address
+from lakebed.filer.transport import Connections, TlsFiles, grpc_address, meaning
 
 SERVICE = "/filer_pb.SeaweedFiler/"
 LIST_NODES = "/master_pb.Seaweed/ListClusterNodes"
@@ -43,16 +48,12 @@ PAGE = 1024  # entries of one request
 TIMEOUT_S = 10.0
 UNHEALTHY_S = 60.0
 IDLE_S = 30.0  # silence of a stream, heartbeats included, after which it is given up
-ABSENT = "no entry is found"  # the filer's text, in an unknown error, for an entry that does not exist
 PRECONDITION_FAILED = 6
+TRANSACTIONS_MAX = 64  # in one request: the filer makes them one after the other
+LOOKUPS_MAX = 256  # in one request
+CALLS_MAX = 4  # such requests under way
 
 T = TypeVar("T")
-
-LOG = "/topics/.system/log"  # a folder for each day, a file for each minute and filer
-SCRATCH = "/lakebed"
-BALLAST_BYTES = 9 * 1024 * 1024  # the buffer has 8 MiB
-FLUSH_S = 5.0  # all of it; it takes less than one
-FLUSH_CHECK_S = 0.05
 
 
 class FilerClient:
@@ -76,6 +77,8 @@ class FilerClient:
         self._masters, self._discovered_s = list(dict.fromkeys(masters)), float("-inf")
         self._failed_until_s: dict[str, float] = {}
         self._connections = Connections(tls)
+        self._lookups = RequestBatcher(self._look, most=LOOKUPS_MAX, calls_max=CALLS_MAX)
+        self._transactions = RequestBatcher(self._transact, most=TRANSACTIONS_MAX, calls_max=CALLS_MAX)
 
     @classmethod
     def of(cls, settings: FilerSettings, runtime: Runtime) -> Self:
@@ -128,28 +131,28 @@ class FilerClient:
     # Reading.
 
     async def lookup(self, directory: str, name: str) -> FilerEntry:
-        """The entry as it is now. Raises NotFound."""
-        request = lookup_request(directory, name)
-        answer = await self._ask("LookupDirectoryEntry", request, f"{directory}/{name}")
-        entry = read_lookup(answer)
+        """The entry as it is now. Raises NotFound. Lookups that are wanted at the same time are one request."""
+        entry = await self._lookups.ask((directory, name))
         if entry is None:
             raise NotFound(f"{directory}/{name} does not exist")
         return entry
+
+    async def _look(self, wanted: Sequence[tuple[str, str]]) -> Sequence[FilerEntry | Exception | None]:
+        requests = [lookup_request(*one) for one in wanted]
+        about = "/".join(wanted[0])
+        if len(wanted) == 1:
+            try:
+                return [read_lookup(await self._ask("LookupDirectoryEntry", requests[0], about))]
+            except NotFound:
+                return [None]
+        return read_lookups(await self._ask("LookupDirectoryEntries", joined(requests), about))
 
     async def page(
         self, directory: str, *, prefix: str = "", after: str = "", inclusive: bool = False, limit: int = PAGE
     ) -> list[FilerEntry]:
         """One page of a folder by name, strictly behind `after` unless inclusive; empty when nothing follows."""
         request = list_request(directory, prefix=prefix, after=after, inclusive=inclusive, limit=limit)
-
-        async def ask(endpoint: str) -> list[FilerEntry]:
-            call = self._stream(endpoint, "ListEntries", request, self._timeout_s)
-            return [entry async for message in call if (entry := read_lookup(message)) is not None]
-
-        try:
-            return await self._try(ask, directory)
-        except NotFound:
-            return []
+        return [entry for message in await self._page(directory, request) if (entry := read_lookup(message))]
 
     async def entries(
         self, directory: str, *, prefix: str = "", after: str = "", inclusive: bool = False, limit: int = PAGE
@@ -162,6 +165,39 @@ class FilerClient:
             if len(found) < limit:
                 return
             after, inclusive = found[-1].name, False
+
+    async def pages(
+        self, directory: str, *, prefix: str = "", after: str = "", newest_ns: int | None = None
+    ) -> AsyncGenerator[Sequence[FilerEntry | SkippedEntries], None]:
+        """Every entry of a folder, by pages; the next page is read while the caller works on one.
+
+        With `newest_ns`, files that changed later are counted and not decoded.
+        """
+
+        def read(after: str) -> asyncio.Future[list[bytes]]:
+            request = list_request(directory, prefix=prefix, after=after, inclusive=False, limit=PAGE)
+            return asyncio.ensure_future(self._page(directory, request))
+
+        reading = read(after)
+        try:
+            while messages := await reading:
+                found, last = read_page(messages, newest_ns)
+                if len(messages) >= PAGE:
+                    reading = read(last)
+                yield found
+                if len(messages) < PAGE:
+                    return
+        finally:
+            reading.cancel()
+
+    async def _page(self, directory: str, request: bytes) -> list[bytes]:
+        async def ask(endpoint: str) -> list[bytes]:
+            return [message async for message in self._stream(endpoint, "ListEntries", request, self._timeout_s)]
+
+        try:
+            return await self._try(ask, directory)
+        except NotFound:
+            return []
 
     async def subscribe(
         self,
@@ -202,7 +238,7 @@ class FilerClient:
                             yield event
         except grpc.aio.AioRpcError as error:
             self._failed(endpoint)
-            raise _meaning(error, endpoint, ", ".join(prefixes)) from error
+            raise meaning(error, endpoint, ", ".join(prefixes)) from error
 
     async def _messages(self, endpoint: str, request: bytes, tick_s: float) -> AsyncGenerator[bytes, None]:
         """Messages of the stream; with `tick_s`, empty bytes (a heartbeat) when none came for that long."""
@@ -254,16 +290,27 @@ class FilerClient:
             raise Unavailable(f"{directory}/{name} could not be created: {error}")
 
     async def transact(self, transaction: Transaction) -> None:
-        """All mutations or none, when the conditions hold. Raises Stale when one does not."""
-        request = transaction_request(transaction)
-        answer = await self._ask("ObjectTransaction", request, transaction.path, change=True)
-        error, code = read_outcome(answer)
+        """All mutations or none, when the conditions hold. Raises Stale when one does not.
+
+        Transactions that are wanted at the same time are sent in one request; each is judged on its own.
+        """
+        error, code = await self._transactions.ask(transaction)
         if code == PRECONDITION_FAILED:
             raise Stale(f"{transaction.path} is not what was expected: {error}")
         if ABSENT in error:
             raise NotFound(f"{transaction.path}: {error}")
         if error or code:
             raise Unavailable(f"{transaction.path} could not be changed: {error or code}")
+
+    async def _transact(self, wanted: Sequence[Transaction]) -> Sequence[tuple[str, int] | Exception]:
+        requests = [transaction_request(one) for one in wanted]
+        if len(wanted) == 1:
+            return [read_outcome(await self._ask("ObjectTransaction", requests[0], wanted[0].path, change=True))]
+        about = f"{wanted[0].path} and {len(wanted) - 1} more"
+        found = read_outcomes(await self._ask("ObjectTransactionBatch", joined(requests), about, change=True))
+        # The filer stops early when its caller seems to be gone: the rest was not tried, or its answer is lost.
+        rest = [OutcomeUnknown(f"{one.path}: the filer did not answer") for one in wanted[len(found) :]]
+        return [*found[: len(wanted)], *rest]
 
     # Endpoints.
 
@@ -284,7 +331,7 @@ class FilerClient:
             try:
                 answer = await ask(endpoint)
             except grpc.aio.AioRpcError as error:
-                last = _meaning(error, endpoint, about)
+                last = meaning(error, endpoint, about)
                 if not isinstance(last, Unavailable):
                     raise last from error
                 self._failed(endpoint)
@@ -325,7 +372,7 @@ class FilerClient:
             try:
                 nodes = read_nodes(await self._nodes(master))
             except grpc.aio.AioRpcError as error:
-                last = _meaning(error, master, "the list of filers")
+                last = meaning(error, master, "the list of filers")
                 continue
             if nodes:
                 self._endpoints = list(dict.fromkeys([*self._given, *map(grpc_address, nodes)]))
@@ -335,49 +382,3 @@ class FilerClient:
             raise last
         # Those known before are kept, and the masters get some time to come back.
         self._discovered_s = now_s
-
-
-def _meaning(error: Any, endpoint: str, about: str) -> LakebedError:
-    code, details = error.code(), error.details() or ""
-    if ABSENT in details or code is grpc.StatusCode.NOT_FOUND:
-        return NotFound(f"{about} does not exist")
-    if code is grpc.StatusCode.INVALID_ARGUMENT:
-        return Invalid(f"{about}: the filer at {endpoint} refused the request: {details}")
-    if code is grpc.StatusCode.UNIMPLEMENTED:
-        return Invalid(f"the filer at {endpoint} is too old: {details}", hint="SeaweedFS 4.48 or later is needed")
-    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return Corrupt(f"{about}: the response of the filer at {endpoint} is too large: {details}")
-    return Unavailable(
-        f"{about}: the filer at {endpoint} does not answer: {code.name.lower()}: {details}",
-        hint="check that it runs, and that filer.grpc has its gRPC port: the HTTP port plus 10000 by default",
-    )
-
-
-async def flush(filer: FilerClient, clock: Clock) -> bool:
-    """Makes the filer write the changes it holds in memory. Otherwise it writes each minute, and at a shutdown (15 s).
-
-    It also writes its buffer when a change does not fit. So one change is made that never fits: an entry of a few bytes
-    with a list of a few million signatures, which the filer passes on and does not store.
-
-    True when the newest chunk of the log on disk is younger than that change, so every earlier change is on disk. False
-    when that is not seen in time, or the filer fails. Nothing is raised: the caller then shuts the filer down in order.
-    """
-    try:
-        async with asyncio.timeout(FLUSH_S):
-            await filer.create(SCRATCH, "flush")  # an empty buffer would write nothing
-            began_ns = clock.now_ns()
-            await filer.create(SCRATCH, "flush", ballast_bytes=BALLAST_BYTES)
-            while await _newest_ns(filer) < began_ns:
-                await clock.sleep(FLUSH_CHECK_S)
-    except (LakebedError, TimeoutError):
-        return False
-    return True
-
-
-async def _newest_ns(filer: FilerClient) -> int:
-    """When the last chunk of the log was written; 0 when there is none."""
-    days = [entry.name async for entry in filer.entries(LOG)]
-    if not days:
-        return 0
-    files = [entry async for entry in filer.entries(f"{LOG}/{max(days)}")]
-    return max((chunk.modified_ts_ns for file in files for chunk in file.chunks), default=0)

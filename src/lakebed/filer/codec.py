@@ -6,21 +6,33 @@ false are left out, as the format requires.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from lakebed.core.errors import Corrupt
-from lakebed.filer.model import Attributes, Clause, FileChunk, FilerEntry, FilerEvent, Mutation, Transaction
+from lakebed.core.errors import Corrupt, Unavailable
+from lakebed.filer.model import (
+    Attributes,
+    Clause,
+    FileChunk,
+    FilerEntry,
+    FilerEvent,
+    Mutation,
+    SkippedEntries,
+    Transaction,
+)
 from lakebed.filer.protobuf import decoder, encode_field
 
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024  # a file of a million chunks; the channel refuses larger responses too
 EVENTS_MAX = 1_000_000  # in one message
 SECOND_NS = 1_000_000_000
+INT64_MAX = (1 << 63) - 1
+ABSENT = "no entry is found"  # the filer's text, in an unknown error, for an entry that does not exist
 NOWHERE = "/lakebed/nowhere/"  # a prefix that no entry has, where only directories are asked for
 
 
 _ENTRY, _FOUND, _EVENTS = decoder("Entry"), decoder("Found"), decoder("Events")
-_CONFIGURATION = decoder("Configuration")
+_CONFIGURATION, _OUTCOMES = decoder("Configuration"), decoder("Outcomes")
+_LOOKED, _LISTING = decoder("Looked"), decoder("Listing")
 _NOTIFICATION, _OUTCOME, _NODES = decoder("Notification"), decoder("Outcome"), decoder("ClusterNodes")
 
 
@@ -55,6 +67,45 @@ def read_lookup(data: bytes) -> FilerEntry | None:
     return read_entry(found.entry) if found.HasField("entry") else None
 
 
+def read_page(messages: Sequence[bytes], newest_ns: int | None = None) -> tuple[list[FilerEntry | SkippedEntries], str]:
+    """The entries in the messages of a listing, and the last name. Files that changed after `newest_ns` are counted.
+
+    All messages are decoded in one step, which costs a small part of what an entry costs: the messages of a listing,
+    one after the other, are one message with all entries.
+    """
+    listed = _LISTING(b"".join(messages)).entries
+    if len(listed) != len(messages):  # a message without an entry
+        messages = [message for message in messages if _FOUND(message).HasField("entry")]
+    newest_s = newest_ns // SECOND_NS if newest_ns is not None else INT64_MAX
+    found: list[FilerEntry | SkippedEntries] = []
+    skipped, name = 0, ""
+    for message, one in zip(messages, listed, strict=True):
+        if one.attributes.mtime > newest_s and not one.is_directory:
+            skipped, name = skipped + 1, one.name
+            continue
+        if skipped:
+            found.append(SkippedEntries(name, skipped))
+            skipped = 0
+        found.append(read_entry(_FOUND(message).entry))
+    if skipped:
+        found.append(SkippedEntries(name, skipped))
+    return found, listed[-1].name if listed else ""
+
+
+def read_lookups(data: bytes) -> list[FilerEntry | Exception | None]:
+    """The entries in an answer to several lookups, in their order; None for one that does not exist."""
+    return [_looked(one) for one in _LOOKED(data).results]
+
+
+def _looked(one: Any) -> FilerEntry | Exception | None:
+    if one.error and ABSENT not in one.error:
+        return Unavailable(f"the filer could not look an entry up: {one.error}")
+    try:
+        return read_entry(one.entry) if one.found and one.HasField("entry") else None
+    except Corrupt as error:
+        return error
+
+
 def read_events(whole: bytes) -> list[FilerEvent]:
     """The changes in one message of the stream, batched ones in their order. A message without any is a heartbeat."""
     first = _EVENTS(whole)
@@ -85,6 +136,11 @@ def read_outcome(data: bytes) -> tuple[str, int]:
     """The error text and error code of an answer to a change; ("", 0) when it was made."""
     read = _OUTCOME(data)
     return read.error, read.error_code
+
+
+def read_outcomes(data: bytes) -> list[tuple[str, int]]:
+    """The outcomes of transactions that were sent together, in their order."""
+    return [(read.error, read.error_code) for read in _OUTCOMES(data).responses]
 
 
 def read_nodes(data: bytes) -> list[str]:
@@ -169,6 +225,11 @@ def transaction_request(transaction: Transaction) -> bytes:
             _put(7, f"s3.object.write:{transaction.path}"),
         )
     )
+
+
+def joined(requests: Iterable[bytes]) -> bytes:
+    """Several requests of one kind as one: a batch of lookups or transactions."""
+    return b"".join(encode_field(1, request) for request in requests)
 
 
 def write_entry(entry: FilerEntry) -> bytes:

@@ -53,6 +53,13 @@ class FilerEntry(msgspec.Struct, frozen=True):
         return self.extended.get(key, b"").decode(errors="replace")
 
 
+class SkippedEntries(msgspec.Struct, frozen=True):
+    """Files of a listing that follow each other and were not decoded. `name` is the last of them."""
+
+    name: str
+    count: int
+
+
 class FilerEvent(msgspec.Struct, frozen=True):
     """One change: created (only `new`), updated or moved (both), deleted (only `old`), or nothing (a heartbeat).
 

@@ -54,12 +54,18 @@ _MESSAGES: dict[str, dict[str, tuple[int, Any]]] = {
         "content": (9, _RAW),
     },
     "Found": {"entry": (1, _RAW)},
+    "ListedAttributes": {"mtime": (2, _INT64)},
+    "Listed": {"name": (1, _TEXT), "is_directory": (2, _FLAG), "attributes": (4, "ListedAttributes")},
+    "Listing": {"entries": (1, ["Listed"])},
+    "LookedUp": {"found": (1, _FLAG), "entry": (2, _RAW), "error": (3, _TEXT)},
+    "Looked": {"results": (1, ["LookedUp"])},
     "Notification": {"old_entry": (1, _RAW), "new_entry": (2, _RAW), "new_parent_path": (4, _TEXT)},
     "Events": {"directory": (1, _TEXT), "notification": (2, _RAW), "ts_ns": (3, _INT64), "events": (4, [_RAW])},
     "ClusterNode": {"address": (1, _TEXT), "created_at_ns": (4, _INT64)},
     "ClusterNodes": {"cluster_nodes": (1, ["ClusterNode"])},
     "Configuration": {"masters": (1, [_TEXT])},
     "Outcome": {"error": (1, _TEXT), "error_code": (2, _INT32)},
+    "Outcomes": {"responses": (1, ["Outcome"])},
 }
 
 

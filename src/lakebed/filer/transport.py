@@ -14,8 +14,8 @@ import grpc
 import grpc.aio
 import msgspec
 
-from lakebed.core.errors import Invalid
-from lakebed.filer.codec import MESSAGE_BYTES_MAX
+from lakebed.core.errors import Corrupt, Invalid, LakebedError, NotFound, Unavailable
+from lakebed.filer.codec import ABSENT, MESSAGE_BYTES_MAX
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -81,3 +81,20 @@ def grpc_address(node: str) -> str:
     if not host or not http.isdigit() or (rpc and not rpc.isdigit()):
         raise Invalid(f"a master names a filer at {node!r}, which is no address")
     return f"{host}:{rpc or int(http) + 10_000}"
+
+
+def meaning(error: Any, endpoint: str, about: str) -> LakebedError:
+    """What a failed call means to the caller."""
+    code, details = error.code(), error.details() or ""
+    if ABSENT in details or code is grpc.StatusCode.NOT_FOUND:
+        return NotFound(f"{about} does not exist")
+    if code is grpc.StatusCode.INVALID_ARGUMENT:
+        return Invalid(f"{about}: the filer at {endpoint} refused the request: {details}")
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return Invalid(f"the filer at {endpoint} is too old: {details}", hint="SeaweedFS 4.48 or later is needed")
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return Corrupt(f"{about}: the response of the filer at {endpoint} is too large: {details}")
+    return Unavailable(
+        f"{about}: the filer at {endpoint} does not answer: {code.name.lower()}: {details}",
+        hint="check that it runs, and that filer.grpc has its gRPC port: the HTTP port plus 10000 by default",
+    )

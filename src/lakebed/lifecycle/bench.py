@@ -1,4 +1,6 @@
-"""`lakebed bench lifecycle`: events routed, deletes and plain S3 deletes, scans, rounds on buckets of two sizes."""
+"""`lakebed bench lifecycle`: routing, deletes beside plain S3 deletes, scans, rounds on buckets of two sizes; one
+worker on its own (`bench_scale`), and beside SeaweedFS's (`bench_peer`).
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,8 @@ import msgspec
 import obstore
 
 from lakebed.bench.harness import BenchEnvironment, Check, Contender, at_least, at_most, measured, rate, rounds_of
+from lakebed.lifecycle.bench_peer import peer_checks
+from lakebed.lifecycle.bench_scale import scale_checks
 from lakebed.lifecycle.enforcer import Enforcer
 from lakebed.lifecycle.engine import Activation, PolicySnapshot, compile_policies
 from lakebed.lifecycle.model import Calendar, Mode, Rule
@@ -69,6 +73,8 @@ async def bench(environment: BenchEnvironment) -> Sequence[Check]:
         environment.report(f"scans and rounds over {count // 2} and {count * 5} objects that are kept")
         scanned, (small_s, large_s) = await _steady(environment, services, (count // 2, count * 5))
     return [
+        *await scale_checks(environment),
+        *await peer_checks(environment),
         measured("events routed, 500 rules", routed, "events/s"),
         at_most("routing time, 5,000 rules beside 500", routed, crowded, RULES_BAR),
         measured(f"events × delay groups, {len(few.original_delay_groups)} groups", dense, "/s"),

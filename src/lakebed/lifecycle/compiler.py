@@ -8,14 +8,14 @@ other ones now (versioning switched on, another small delay), or whose log lost 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
 import msgspec
 
 from lakebed.core.logs import logger
-from lakebed.lifecycle.cluster import LogState
+from lakebed.lifecycle.cluster import LogState, reach_hash
 from lakebed.lifecycle.engine import (
     ActionRef,
     Activation,
@@ -31,14 +31,32 @@ from lakebed.lifecycle.modes import LagMonitor, decide_mode
 from lakebed.lifecycle.resolver import Resolver, Seams
 from lakebed.lifecycle.seams import Policy
 from lakebed.lifecycle.settings import LifecycleSettings, ns
-from lakebed.lifecycle.state import STATE_VERSION, ActionState, BucketLifecycle, LifecycleState, changed
+from lakebed.lifecycle.state import (
+    STATE_VERSION,
+    ActionState,
+    BucketLifecycle,
+    LifecycleState,
+    ReaderState,
+    changed,
+)
 from lakebed.lifecycle.stored_policy import StoredPolicy, stored_policy
 
 log = logger("lifecycle")
 
 TOGETHER = 32  # states read at the same time
+KEPT_POLLS = 2  # how long a snapshot is used, unless something is known to have changed
 TRIES = 3  # a log that is lost while policies are compiled is seen by the next try
 T = TypeVar("T")
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    snapshot: PolicySnapshot
+    generations: tuple[int, ...]
+    at_s: float
+
+
+def _generations(cursors: Mapping[int, ReaderState]) -> tuple[int, ...]:
+    return tuple(cursors[shard].generation for shard in sorted(cursors))
 
 
 class PolicyCompiler:
@@ -58,15 +76,44 @@ class PolicyCompiler:
         self._gone: dict[str, int] = {}
         self._problems: dict[str, str] = {}
         self.states: dict[str, BucketLifecycle] = {}
+        self._kept: _Kept | None = None
+        self._changes = 0
 
-    async def run(self) -> PolicySnapshot:
-        """Reads every policy and every bucket's state. A rule that cannot be read takes out itself only."""
+    async def run(self, cursors: Mapping[int, ReaderState]) -> PolicySnapshot:
+        """Reads every policy and every bucket's state. A rule that cannot be read takes out itself only.
+
+        `cursors` were read before: sweeps from cursors of the same generations may use the snapshot for a while.
+        """
+        changes = self._changes
         for _ in range(TRIES):
             known = (await self._state.log.read()).value
             found = await self._compile(known)
             if (await self._state.log.read()).value.generation == known.generation:
                 break
+        if changes == self._changes:
+            self._kept = _Kept(found, _generations(cursors), self._state.clock.monotonic_s())
         return found
+
+    def forget(self) -> None:
+        """Something changed: what was compiled, or began to be compiled, before is not used again."""
+        self._changes += 1
+        self._kept = None
+
+    def kept(self) -> PolicySnapshot | None:
+        """The last snapshot, if it is recent: the scans compile one with every poll."""
+        kept = self._kept
+        fresh = kept is not None and self._state.clock.monotonic_s() - kept.at_s < KEPT_POLLS * self._settings.poll_s
+        return kept.snapshot if kept is not None and fresh else None
+
+    def kept_for(self, cursors: Mapping[int, ReaderState], log_state: LogState) -> PolicySnapshot | None:
+        """The same, while a sweep from these cursors may use it: with the same log, and while no cursor has another
+        generation. An action that joined since raised the generation, so a sweep that leaves it out is refused as
+        with a new snapshot; a deletion reads its policy again.
+        """
+        kept, snapshot = self._kept, self.kept()
+        if kept is None or snapshot is None or kept.generations != _generations(cursors):
+            return None
+        return snapshot if snapshot.reach == reach_hash(log_state) else None
 
     async def _compile(self, known: LogState) -> PolicySnapshot:
         policies = list(await self._seams.policies.all())

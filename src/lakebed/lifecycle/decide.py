@@ -121,7 +121,7 @@ def guard(
     rule: Rule,
     *,
     live: Iterable[ObjectEntry],
-    policy: Iterable[Rule],
+    policy: tuple[Rule, ...],
     reserved: ReservedKeys,
     now_ns: int,
     calendar: Calendar,

@@ -25,25 +25,24 @@ from lakebed.lifecycle.engine import PolicySnapshot
 from lakebed.lifecycle.gauges import Gauges
 from lakebed.lifecycle.leases import hold
 from lakebed.lifecycle.ledger import LedgerMover, Publish
-from lakebed.lifecycle.model import ActionKind, DeleteOutcome, Mode, StreamKind
+from lakebed.lifecycle.model import DeleteOutcome, StreamKind
 from lakebed.lifecycle.modes import LagMonitor
 from lakebed.lifecycle.policy_watch import watch_policies
-from lakebed.lifecycle.reader import LifecycleReader, Sweep
+from lakebed.lifecycle.reader import LifecycleReader
 from lakebed.lifecycle.reserved import ReservedKeys
 from lakebed.lifecycle.resolver import Resolver, Seams
-from lakebed.lifecycle.scan_plan import is_joining
+from lakebed.lifecycle.scan_plan import is_joining, needs_scan, next_scans
 from lakebed.lifecycle.scanner import BucketScan, BucketScanner
 from lakebed.lifecycle.seams import EventSource, LostLog
 from lakebed.lifecycle.settings import LifecycleSettings, ns
 from lakebed.lifecycle.state import (
-    ActionState,
-    BucketLifecycle,
     LastRound,
     LifecycleState,
     ScanProgress,
     Stream,
     changed,
 )
+from lakebed.lifecycle.streams import Sweep
 from lakebed.store.lease import HeldByAnother
 
 log = logger("lifecycle")
@@ -136,7 +135,8 @@ class Enforcer:
             alarm.cancel()
 
     def wake(self, *names: str) -> None:
-        """Ends the rest of these loops; of all when none is named."""
+        """Ends the rest of these loops; of all when none is named. Sweeps compile the policies again."""
+        self._compiler.forget()
         for name in names or tuple(self._alarms):
             self._alarms[name].set()
 
@@ -165,11 +165,12 @@ class Enforcer:
             if found is not None and found.complete:
                 self.wake("read", "drain")
         now_ns = self._state.clock.now_ns()
-        return min([now_ns + ns(self._settings.poll_s), *await self._next_scans(snapshot)])
+        return min([now_ns + ns(self._settings.poll_s), *next_scans(self._compiler.states, snapshot)])
 
     async def _drain_round(self) -> int:
+        snapshot = self._compiler.kept() or await self.compile()
         now_ns = self._state.clock.now_ns()
-        return min([now_ns + ns(self._settings.poll_s), *await self._drain(await self.compile())])
+        return min([now_ns + ns(self._settings.poll_s), *await self._drain(snapshot)])
 
     def _pause_ns(self, sweeps: list[Sweep]) -> int:
         if any(one.superseded for one in sweeps):
@@ -187,7 +188,7 @@ class Enforcer:
         scans = [scan for bucket in snapshot.buckets if (scan := await self.scan(bucket, snapshot)) is not None]
         sweeps = await self._read()
         snapshot = await self.compile() if any(scan.complete for scan in scans) else snapshot
-        wakes = [*await self._drain(snapshot), *_dues(sweeps), *await self._next_scans(snapshot)]
+        wakes = [*await self._drain(snapshot), *_dues(sweeps), *next_scans(self._compiler.states, snapshot)]
         await self._books()
         now_ns = self._state.clock.now_ns()
         stuck = any(not scan.complete and not scan.blocked for scan in scans)
@@ -197,7 +198,7 @@ class Enforcer:
     async def compile(self) -> PolicySnapshot:
         """The policies and states as they are now. Actions whose cursors were not moved back for them get that done."""
         self._compiled_ns = self._state.clock.now_ns()
-        snapshot = await self._compiler.run()
+        snapshot = await self._compiler.run(await self._state.cursors())
         for bucket, state in self._compiler.states.items():
             if any(is_joining(known) for known in state.actions.values()):
                 await self._scanner.join(bucket, snapshot.of_bucket(bucket), snapshot)
@@ -209,16 +210,16 @@ class Enforcer:
         """One pass over the event stream. The cursors are read before the policies are compiled: a sweep that leaves
         out an action which joined since is refused by the generation.
         """
-        await self._monitor.observe()
+        log_state = await self._monitor.observe()
         shards = await self._claim()
         try:
             cursors = await self._state.cursors()
-            snapshot = await self.compile()
+            snapshot = (self._compiler.kept_for(cursors, log_state) if hold else None) or await self.compile()
             found = await self._reader.run(snapshot, self._alive, cursors, shards)
             if found.unserved:
                 await require_scan(self._state, found.unserved, "its cursor is missing or older than it")
                 self.wake("scan")
-            await self._monitor.judge(snapshot)
+            await self._monitor.judge(snapshot, self._compiler.states)
             return list(found.sweeps)
         except LostLog as error:
             await self._monitor.lose(error.message)
@@ -255,7 +256,7 @@ class Enforcer:
     async def scan(self, bucket: str, snapshot: PolicySnapshot) -> BucketScan | None:
         """Scans the parts of the bucket that are due and that no other worker has; None when there is nothing to do."""
         state = (await self._state.bucket(bucket).read()).value
-        if not self._needs_scan(state, snapshot, bucket):
+        if not needs_scan(state, snapshot.of_bucket(bucket), self._state.clock.now_ns()):
             return None
         report: BucketScan | None = None
         try:
@@ -294,31 +295,6 @@ class Enforcer:
         await self._state.blockers.change(
             changed(lambda known: blockers.block(known, [failure], now_ns, reason="the listing cannot be read"))
         )
-
-    def _needs_scan(self, state: BucketLifecycle, snapshot: PolicySnapshot, bucket: str) -> bool:
-        now_ns = self._state.clock.now_ns()
-        actions = [
-            action
-            for action in snapshot.of_bucket(bucket)
-            if action.mode is not Mode.DISABLED and (action.rule.expiration_date_ns or 0) <= now_ns
-        ]
-        known = [state.action(action.ref.key) or ActionState() for action in actions]
-        new = any(not one.bootstrap_complete for one in known)
-        due = any(one.next_scan_ns <= now_ns for one in known)
-        return bool(actions) and (new or due or state.rescan or state.scan is not None)
-
-    async def _next_scans(self, snapshot: PolicySnapshot) -> list[int]:
-        wakes: list[int] = []
-        for bucket, state in self._compiler.states.items():
-            for action in snapshot.of_bucket(bucket):
-                known = state.action(action.ref.key)
-                if action.mode is Mode.DISABLED:
-                    continue
-                if known is not None and known.next_scan_ns:
-                    wakes.append(known.next_scan_ns)
-                elif action.kind is ActionKind.EXPIRATION_DATE:
-                    wakes.append(action.rule.expiration_date_ns or 0)
-        return wakes
 
     # Draining.
 

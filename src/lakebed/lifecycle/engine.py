@@ -8,6 +8,7 @@ with a snapshot compiled before that is refused by the generation, so a snapshot
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
+from functools import lru_cache
 from typing import Generic, TypeVar
 
 import msgspec
@@ -145,6 +146,11 @@ class PolicySnapshot:
         """Every enabled action whose prefix begins the key, active or not: for scans."""
         return [self.actions[ref] for ref in self._match(bucket, key) if self.actions[ref].mode is not Mode.DISABLED]
 
+    def match_active(self, bucket: str, key: str) -> list[CompiledAction]:
+        """Every active action whose prefix begins the key: for sweeps, which choose by delay."""
+        index = self._indexes.get(bucket)
+        return [action for ref in index.match(key) if (action := self.actions[ref]).active] if index is not None else []
+
     def match_original(self, bucket: str, key: str, delay_ns: int) -> list[CompiledAction]:
         group = self.original_delay_groups.get(delay_ns, frozenset())
         return [self.actions[ref] for ref in self._match(bucket, key) if ref in group]
@@ -195,6 +201,7 @@ def needs_predicate(rule: Rule, kind: ActionKind, versioned: bool) -> bool:
     return predicate_sensitive(rule) or (versioned and kind is ActionKind.EXPIRATION_DAYS)
 
 
-def action_keys(rules: Iterable[Rule]) -> frozenset[ActionKey]:
+@lru_cache(maxsize=256)
+def action_keys(rules: tuple[Rule, ...]) -> frozenset[ActionKey]:
     """What the policy wants done: a delete whose key is not here has lost its reason."""
     return frozenset(ActionKey(rule_hash(rule), kind) for rule in rules if rule.enabled for kind in action_kinds(rule))

@@ -135,7 +135,7 @@ class MemoryLake:
         return Family(bucket, key, self._entries(bucket, key), token=f"k/{key}")
 
     async def scan(
-        self, bucket: str, after: str = "", *, prefix: str = "", until: str = ""
+        self, bucket: str, after: str = "", *, prefix: str = "", until: str = "", newest_ns: int | None = None
     ) -> AsyncGenerator[Family, None]:
         for token in self._tokens(bucket, prefix):
             if token <= after or (until and token > until):
@@ -146,7 +146,10 @@ class MemoryLake:
             else:
                 found = self.uploads.get(bucket, {}).get(name)
                 family = await self.look(bucket, found[0] if found else "", name)
-            if family.entries:
+            young = newest_ns is not None and any(entry.mtime_ns > newest_ns for entry in family.entries)
+            if young and kind == "k" and not self._keeps(bucket):
+                yield Family(bucket, name, (), token=token, skipped=1)
+            elif family.entries:
                 yield family
 
     async def split(self, bucket: str, prefix: str = "") -> Sequence[str]:
@@ -205,8 +208,10 @@ class MemoryLake:
         found = next((one for one in versions if self._shown_id(entry.bucket, one) == entry.version_id), None)
         if found is None:
             raise NotFound("no such version")
-        if found.identity != entry.identity or (entry.latest and versions[0] is not found):
-            raise Stale("the object has another identity")
+        if found.identity != entry.identity or entry.latest is not (versions[0] is found):
+            raise Stale("the object has another identity, or another version is the current one")
+        if verb is Verb.DELETE_MARKER and len(versions) > 1:
+            raise Stale("the marker is not alone")
         marks = verb is Verb.CURRENT and self._keeps(entry.bucket)
         if found.locked and not marks:
             raise Denied("object lock")

@@ -226,8 +226,5 @@ def _number(number: int | None) -> bytes:
 
 
 def _digest(fields: Iterable[bytes]) -> str:
-    whole = hashlib.sha256()
-    for field in fields:
-        whole.update(len(field).to_bytes(8, "big"))
-        whole.update(field)
-    return whole.hexdigest()[:16]
+    whole = b"".join([part for field in fields for part in (len(field).to_bytes(8, "big"), field)])
+    return hashlib.sha256(whole).hexdigest()[:16]

@@ -5,6 +5,7 @@ Retention `None` means the event log keeps everything. Sibling actions of one ru
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 import msgspec
@@ -171,7 +172,8 @@ class LagMonitor:
         self._gauges.retention(found)
         return found
 
-    async def judge(self, snapshot: PolicySnapshot) -> None:
+    async def judge(self, snapshot: PolicySnapshot, states: Mapping[str, BucketLifecycle]) -> None:
+        """`states` are those that were compiled: a bucket whose state needs no change is not read again."""
         state, now_ns = slowest((await self._state.cursors()).values()), self._state.clock.now_ns()
         retention_ns = self.retention_ns(snapshot.log)
         for delay_ns in [*snapshot.original_delay_groups, *([None] if snapshot.predicate_actions else [])]:
@@ -185,31 +187,29 @@ class LagMonitor:
             for ref in sorted(
                 snapshot.predicate_actions if delay_ns is None else snapshot.original_delay_groups[delay_ns]
             ):
-                await self._apply(ref, verdict, now_ns)
+                await self._apply(ref, verdict, now_ns, states.get(ref.bucket))
 
-    async def _apply(self, ref: ActionRef, verdict: LagLevel, now_ns: int) -> None:
+    async def _apply(self, ref: ActionRef, verdict: LagLevel, now_ns: int, known: BucketLifecycle | None) -> None:
         if verdict is LagLevel.DEMOTE:
             return await self._resolver.demote(
                 ref, Degraded.LAG_HIGH, "the cursor is close to the end of the log's retention"
             )
 
         def mark(state: BucketLifecycle) -> BucketLifecycle:
-            known = state.action(ref.key)
-            if known is None or known.mode is not Mode.EVENT_DRIVEN:
+            action = state.action(ref.key)
+            if action is None or action.mode is not Mode.EVENT_DRIVEN:
                 return state
-            high = verdict is not LagLevel.HEALTHY
-            if high == (known.degraded is Degraded.LAG_HIGH) and verdict is not LagLevel.FORCE_SCAN:
+            high, force = verdict is not LagLevel.HEALTHY, verdict is LagLevel.FORCE_SCAN
+            if high == (action.degraded is Degraded.LAG_HIGH) and not force:
                 return state
             after = msgspec.structs.replace(
-                known,
+                action,
                 degraded=Degraded.LAG_HIGH if high else Degraded.NONE,
-                degraded_since_ns=(known.degraded_since_ns or now_ns) if high else 0,
-                next_scan_ns=min(known.next_scan_ns, now_ns) if verdict is LagLevel.FORCE_SCAN else known.next_scan_ns,
+                degraded_since_ns=(action.degraded_since_ns or now_ns) if high else 0,
+                next_scan_ns=min(action.next_scan_ns, now_ns) if force else action.next_scan_ns,
             )
-            return state if after == known else state.having(ref.key, after)
+            return state if after == action else state.having(ref.key, after)
 
-        register = self._state.bucket(ref.bucket)
-        known = (await register.read()).value
-        if mark(known) is not known:
-            await register.change(changed(mark))
+        if known is None or mark(known) is not known:
+            await self._state.bucket(ref.bucket).change(changed(mark))
         return None

@@ -24,15 +24,15 @@ from lakebed.lifecycle.cursors import Move, advanced, stream_cutoff, without_unu
 from lakebed.lifecycle.decide import sweeps_original, sweeps_predicate
 from lakebed.lifecycle.engine import ActionRef, CompiledAction, PolicySnapshot
 from lakebed.lifecycle.gauges import stream_name
-from lakebed.lifecycle.model import Calendar, Position, StreamKind, StreamResolution
+from lakebed.lifecycle.model import Calendar, Position
 from lakebed.lifecycle.resolver import Resolver, WorkItem
 from lakebed.lifecycle.seams import ChangeEvent, EventSource, LostLog
 from lakebed.lifecycle.settings import LifecycleSettings, ns
-from lakebed.lifecycle.state import BlockerState, LifecycleState, ReaderState, Stream, changed
+from lakebed.lifecycle.state import BlockerState, LifecycleState, ReaderState, changed
+from lakebed.lifecycle.streams import OpenStream, Sweep, plan_passes
 
 log = logger("lifecycle")
 
-OFFSET_END = 1 << 62  # behind every event of its instant
 CHECKPOINT_EVENTS = 1000
 CHECKPOINT_NS = 5_000_000_000
 SOON_NS = 1_000_000_000
@@ -40,87 +40,11 @@ PEEK_EVENTS = 1000  # events behind the cutoff that are looked through for the n
 Alive = Callable[[], Awaitable[None]]
 
 
-class Sweep(msgspec.Struct, frozen=True):
-    """What the sweeps of one delay group did. `next_due_ns` is when the next event they know of is due."""
-
-    delay_ns: int | None
-    read: int = 0
-    worked: int = 0
-    next_due_ns: int | None = None
-    halted: bool = False
-    blocked: bool = False
-    superseded: bool = False  # a cursor was moved back meanwhile: the next sweep begins from there
-
-    def plus(self, other: Sweep) -> Sweep:
-        dues = [due for due in (self.next_due_ns, other.next_due_ns) if due is not None]
-        return Sweep(
-            self.delay_ns,
-            self.read + other.read,
-            self.worked + other.worked,
-            min(dues, default=None),
-            self.halted or other.halted,
-            self.blocked or other.blocked,
-            self.superseded or other.superseded,
-        )
-
-
 class ReaderRun(msgspec.Struct, frozen=True):
     """One pass over all streams. `unserved` are actions whose cursor is missing or was not moved for them."""
 
     sweeps: tuple[Sweep, ...] = ()
     unserved: tuple[ActionRef, ...] = ()
-
-
-class _OpenStream:
-    """A stream while it is read: where it is, what waits to be resolved, and what ended it."""
-
-    def __init__(self, shard: int, delay_ns: int | None, state: ReaderState, rules: str, cutoff_ns: int) -> None:
-        cursor = state.cursor(delay_ns)
-        assert cursor is not None
-        self.shard, self.delay_ns, self.cutoff_ns = shard, delay_ns, cutoff_ns
-        self.cursor, self.generation = cursor, state.generation
-        self.rules, self.stored_rules = rules, state.rules_of(delay_ns)
-        self.batch: list[tuple[Position, WorkItem]] = []
-        self.read = self.worked = 0
-        self.next_due_ns: int | None = None
-        self.next_work_ns: int | None = None  # of the first work behind the cutoff
-        self.stuck: StreamResolution | None = None
-        self.superseded = False
-
-    @property
-    def ended(self) -> bool:
-        return self.stuck is not None or self.superseded
-
-    @property
-    def end(self) -> Position:
-        return Position(self.cutoff_ns, OFFSET_END)
-
-    @property
-    def lane(self) -> str:
-        return self.stream(ChangeEvent(Position(), "")).lane
-
-    def stream(self, event: ChangeEvent) -> Stream:
-        kind = StreamKind.PREDICATE if self.delay_ns is None else StreamKind.ORIGINAL
-        return Stream(
-            kind,
-            self.delay_ns or 0,
-            event.position,
-            bucket=event.bucket,
-            key=event.key,
-            upload_id=event.upload_id,
-            shard=self.shard,
-        )
-
-    def sweep(self) -> Sweep:
-        return Sweep(
-            self.delay_ns,
-            self.read,
-            self.worked,
-            self.next_due_ns,
-            self.stuck is StreamResolution.RETRY_LATER,
-            self.stuck is StreamResolution.BLOCKED,
-            self.superseded,
-        )
 
 
 class _Quiet(msgspec.Struct, frozen=True):
@@ -131,19 +55,6 @@ class _Quiet(msgspec.Struct, frozen=True):
     rules: str
     clear_ns: int
     next_due_ns: int | None
-
-
-def plan_passes(streams: Iterable[_OpenStream]) -> list[list[_OpenStream]]:
-    """Streams whose ranges of the log overlap share a pass: an event is read once for all of them."""
-    passes: list[list[_OpenStream]] = []
-    until_ns = -1
-    for stream in sorted(streams, key=lambda one: one.cursor):
-        if not passes or stream.cursor.ts_ns > until_ns:
-            passes.append([])
-            until_ns = -1
-        passes[-1].append(stream)
-        until_ns = max(until_ns, stream.cutoff_ns)
-    return passes
 
 
 class LifecycleReader:
@@ -171,7 +82,7 @@ class LifecycleReader:
         held = (await self._state.blockers.read()).value
         sweeps: list[Sweep] = []
         unserved: set[ActionRef] = set()
-        streams: list[_OpenStream] = []
+        streams: list[OpenStream] = []
         for shard in sorted(shards):
             states[shard] = await self._drop_unused(shard, states[shard], snapshot)
             for delay_ns, members in _groups(snapshot):
@@ -192,7 +103,7 @@ class LifecycleReader:
 
     def _open(
         self, shard: int, delay_ns: int | None, members: frozenset[ActionRef], state: ReaderState, snap: PolicySnapshot
-    ) -> tuple[_OpenStream | None, set[ActionRef]]:
+    ) -> tuple[OpenStream | None, set[ActionRef]]:
         """The stream, unless it has no cursor; and the actions that the cursor was never moved back for."""
         joined = [ref for ref in members if snap.actions[ref].joined]
         cursor = state.cursor(delay_ns)
@@ -204,7 +115,7 @@ class LifecycleReader:
         now_ns = self._state.clock.now_ns()
         cutoff_ns = stream_cutoff(snap.calendar, now_ns, delay_ns, ns(self._settings.flush_lag_s))
         rules = names(f"{ref}@{snap.actions[ref].joined}" for ref in members)
-        return _OpenStream(shard, delay_ns, state, rules, cutoff_ns), missed
+        return OpenStream(shard, delay_ns, state, rules, cutoff_ns), missed
 
     async def _drop_unused(self, shard: int, state: ReaderState, snapshot: PolicySnapshot) -> ReaderState:
         """Cursors that no rule needs are dropped: they would only fall behind the log."""
@@ -217,7 +128,7 @@ class LifecycleReader:
 
         return await self._state.readers[shard].change(changed(drop))
 
-    def _is_quiet(self, stream: _OpenStream) -> bool:
+    def _is_quiet(self, stream: OpenStream) -> bool:
         """Whether an earlier pass has shown that there is no work up to the cutoff."""
         known = self._quiet.get((stream.shard, stream.delay_ns))
         if known is None or stream.cutoff_ns > known.clear_ns:
@@ -228,10 +139,10 @@ class LifecycleReader:
         return True
 
     async def _pass(
-        self, streams: Sequence[_OpenStream], snapshot: PolicySnapshot, alive: Alive, held: BlockerState
+        self, streams: Sequence[OpenStream], snapshot: PolicySnapshot, alive: Alive, held: BlockerState
     ) -> None:
         """Reads the log once for these streams, and resolves their work in batches."""
-        by_shard: dict[int, list[_OpenStream]] = {}
+        by_shard: dict[int, list[OpenStream]] = {}
         for stream in streams:
             by_shard.setdefault(stream.shard, []).append(stream)
         until_ns, safe_ns = max(one.cutoff_ns for one in streams), self._safe_ns()
@@ -239,10 +150,11 @@ class LifecycleReader:
         async with aclosing(self._source.read(min(one.cursor for one in streams), safe_ns)) as events:
             async for event in events:
                 at = event.position
+                matched = snapshot.match_active(event.bucket, event.key)
                 for stream in by_shard.get(shard_of(event.bucket, event.key), ()):
-                    self._offer(stream, event, snapshot, held)
+                    self._offer(stream, event, matched, snapshot, held)
                     if len(stream.batch) >= self._settings.batch:
-                        await self._settle(stream, at, alive)
+                        await self._settle([stream], at, alive)
                 if at.ts_ns > until_ns:
                     peeked += 1
                     if peeked >= PEEK_EVENTS or all(one.next_due_ns is not None or one.ended for one in streams):
@@ -251,31 +163,39 @@ class LifecycleReader:
                     continue
                 count += 1
                 if count % CHECKPOINT_EVENTS == 0:
-                    for stream in streams:
-                        await self._settle(stream, min(at, stream.end), alive)
-                if all(one.ended for one in streams):
-                    break
-        for stream in streams:
-            if stream.batch:
-                await self._settle(stream, stream.batch[-1][0], alive)
+                    for some in by_shard.values():
+                        await self._settle(some, at, alive)
+                    if all(one.ended for one in streams):
+                        break
+        for some in by_shard.values():
+            for stream in some:
+                if stream.batch:
+                    await self._settle([stream], stream.batch[-1][0], alive)
         self._remember(streams, snapshot.calendar, clear_ns)
 
-    def _offer(self, stream: _OpenStream, event: ChangeEvent, snapshot: PolicySnapshot, held: BlockerState) -> None:
+    def _offer(
+        self,
+        stream: OpenStream,
+        event: ChangeEvent,
+        matched: Sequence[CompiledAction],
+        snapshot: PolicySnapshot,
+        held: BlockerState,
+    ) -> None:
         at = event.position
         if stream.ended or at <= stream.cursor:
             return
         if at.ts_ns > stream.cutoff_ns:
-            if stream.next_due_ns is None and self._work(snapshot, stream, event) is not None:
+            if stream.next_due_ns is None and self._work(snapshot, stream, event, matched) is not None:
                 stream.next_due_ns = _due(at.ts_ns, stream.delay_ns, snapshot.calendar)
                 stream.next_work_ns = at.ts_ns
             return
         stream.read += 1
-        work = self._work(snapshot, stream, event)
+        work = self._work(snapshot, stream, event, matched)
         if work is not None and work.stream.id not in held.skips:
             stream.worked += 1
             stream.batch.append((at, work))
 
-    def _remember(self, streams: Iterable[_OpenStream], calendar: Calendar, clear_ns: int) -> None:
+    def _remember(self, streams: Iterable[OpenStream], calendar: Calendar, clear_ns: int) -> None:
         """Notes how far the log was seen to hold no more work. Beyond that it must be looked at again: a stream that
         waits long is woken for it, one that waits shortly is read by every round.
         """
@@ -292,44 +212,52 @@ class LifecycleReader:
                 stream.generation, stream.cursor, stream.rules, clear, stream.next_due_ns
             )
 
-    def _work(self, snapshot: PolicySnapshot, stream: _OpenStream, event: ChangeEvent) -> WorkItem | None:
-        actions: list[CompiledAction]
+    def _work(
+        self, snapshot: PolicySnapshot, stream: OpenStream, event: ChangeEvent, matched: Sequence[CompiledAction]
+    ) -> WorkItem | None:
+        """`matched` are the active actions whose prefix begins the key."""
         if event.unreadable:
             known = event.bucket in snapshot.indexed or not event.bucket
             place = stream.stream(event)
             return WorkItem(place, event.bucket, event.key, (), unreadable=event.unreadable) if known else None
-        if event.bucket not in snapshot.indexed:
+        if not matched:
             return None
-        versioned = event.bucket in snapshot.versioned
-        if stream.delay_ns is None:
-            actions = snapshot.match_predicate(event.bucket, event.key)
+        versioned, delay_ns = event.bucket in snapshot.versioned, stream.delay_ns
+        if delay_ns is None:
+            actions = tuple([one for one in matched if one.predicate_sensitive])
             wanted = bool(actions) and sweeps_predicate(event, versioned=versioned)
         else:
-            actions = snapshot.match_original(event.bucket, event.key, stream.delay_ns)
+            actions = tuple([one for one in matched if delay_ns in one.delays_ns])
             wanted = bool(actions) and sweeps_original(event, versioned=versioned)
         if not wanted:
             return None
-        return WorkItem(stream.stream(event), event.bucket, event.key, tuple(actions), event.upload_id, event)
+        return WorkItem(stream.stream(event), event.bucket, event.key, actions, event.upload_id, event)
 
-    async def _settle(self, stream: _OpenStream, reached: Position, alive: Alive) -> None:
-        """Resolves what waits and advances: to `reached`, or to the last work before the first unresolved one."""
-        if stream.ended:
-            return
-        batch, stream.batch = stream.batch, []
-        to = reached
-        if batch:
-            await alive()
-            answers = await self._resolver.settle([work for _, work in batch])
-            judged = list(zip((place for place, _ in batch), answers, strict=True))
-            stream.stuck = next((answer for _, answer in judged if not answer.resolved), None)
-            passed = [place for place, _ in takewhile(lambda one: one[1].resolved, judged)]
-            if stream.stuck is not None:
-                to = passed[-1] if passed else stream.cursor
-        await self._advance(stream.shard, [(stream, to)])
+    async def _settle(self, streams: Sequence[OpenStream], reached: Position, alive: Alive) -> None:
+        """Resolves what waits in streams of one shard, and advances each: to `reached`, or to the last work before the
+        first unresolved one. One write of the shard's cursors.
+        """
+        moves: list[tuple[OpenStream, Position]] = []
+        for stream in streams:
+            if stream.ended:
+                continue
+            batch, stream.batch = stream.batch, []
+            to = min(reached, stream.end)
+            if batch:
+                await alive()
+                answers = await self._resolver.settle([work for _, work in batch])
+                judged = list(zip((place for place, _ in batch), answers, strict=True))
+                stream.stuck = next((answer for _, answer in judged if not answer.resolved), None)
+                passed = [place for place, _ in takewhile(lambda one: one[1].resolved, judged)]
+                if stream.stuck is not None:
+                    to = passed[-1] if passed else stream.cursor
+            moves.append((stream, to))
+        if moves:
+            await self._advance(moves[0][0].shard, moves)
 
-    async def _finish(self, streams: Sequence[_OpenStream]) -> None:
+    async def _finish(self, streams: Sequence[OpenStream]) -> None:
         """Moves the streams that were read to their end there, in one write for each shard."""
-        moves: dict[int, list[tuple[_OpenStream, Position]]] = {}
+        moves: dict[int, list[tuple[OpenStream, Position]]] = {}
         for stream in streams:
             self._events.labels(stream=stream_name(stream.delay_ns)).inc(stream.read)
             if not stream.ended and stream.end.ts_ns - stream.cursor.ts_ns >= CHECKPOINT_NS:
@@ -337,7 +265,7 @@ class LifecycleReader:
         for shard, some in moves.items():
             await self._advance(shard, some)
 
-    async def _advance(self, shard: int, wanted: Iterable[tuple[_OpenStream, Position]]) -> None:
+    async def _advance(self, shard: int, wanted: Iterable[tuple[OpenStream, Position]]) -> None:
         forward = [(stream, to) for stream, to in wanted if to > stream.cursor]
         if not forward:
             return

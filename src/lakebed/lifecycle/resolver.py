@@ -61,13 +61,8 @@ class WorkItem(msgspec.Struct, frozen=True):
     upload_id: str = ""
     event: ChangeEvent | None = None
     unreadable: str = ""
-    family: Family | None = None  # as a listing showed it, where that is all a delete's condition needs
+    family: Family | None = None  # as a listing showed it: the delete is guarded by what is live
     gaps: tuple[LogGap, ...] = ()  # times whose events are missing from the log
-
-
-def is_unversioned(entry: ObjectEntry) -> bool:
-    """Whether its identity says everything that matters about it: an object without versions."""
-    return not entry.version_id and not entry.upload_id
 
 
 class Seams(msgspec.Struct, frozen=True):
@@ -240,9 +235,7 @@ class Resolver:
         return msgspec.structs.replace(deletion, entry=entry)
 
     async def _delete(self, deletion: Deletion) -> tuple[DeleteOutcome, str]:
-        """One guarded delete: the policy is read again, and what the store's own check of the identity does not cover
-        (which version is current, how many are left) is read again.
-        """
+        """One guarded delete: the policy is read again, and what the deleter's own check does not cover."""
         entry, action = deletion.entry, deletion.action
         try:
             await self._rate_limiter.wait()
@@ -251,7 +244,7 @@ class Resolver:
                 deletion.verb,
                 action.ref.key,
                 action.rule,
-                live=await self._live(entry),
+                live=await self._live(deletion),
                 policy=await self._policy(entry.bucket),
                 reserved=self.reserved,
                 now_ns=self._clock.now_ns(),
@@ -277,8 +270,10 @@ class Resolver:
             self._gauges.saturation(self._under_way / self._settings.concurrency)
             self._gauges.took(self._clock.monotonic_s() - began_s)
 
-    async def _live(self, entry: ObjectEntry) -> tuple[ObjectEntry, ...]:
-        if is_unversioned(entry):
+    async def _live(self, deletion: Deletion) -> tuple[ObjectEntry, ...]:
+        """What the deleter itself does not read again and compare: how many newer versions there are."""
+        entry = deletion.entry
+        if deletion.action.rule.newer_noncurrent is None:
             return (entry,)
         return (await self._seams.lister.look(entry.bucket, entry.key, entry.upload_id)).entries
 

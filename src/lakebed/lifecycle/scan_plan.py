@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
+from lakebed.lifecycle.cluster import LogGap
 from lakebed.lifecycle.engine import CompiledAction, PolicySnapshot
-from lakebed.lifecycle.model import ActionKind, Mode
+from lakebed.lifecycle.model import ActionKind, Calendar, Mode
 from lakebed.lifecycle.seams import UPLOADS
-from lakebed.lifecycle.state import ActionState, ScanProgress
+from lakebed.lifecycle.state import ActionState, BucketLifecycle, ScanProgress
 
 
 def scan_prefixes(actions: Iterable[CompiledAction]) -> list[str]:
@@ -24,6 +25,25 @@ def scan_prefixes(actions: Iterable[CompiledAction]) -> list[str]:
         if not any(prefix.startswith(known) for known in prefixes):
             prefixes.append(prefix)
     return [*prefixes, *([UPLOADS] if any(one.kind is ActionKind.ABORT_MPU for one in some) else [])]
+
+
+def newest_wanted_ns(
+    actions: Iterable[CompiledAction], now_ns: int, calendar: Calendar, gaps: Sequence[LogGap]
+) -> int | None:
+    """The latest time of an object without versions that a scan must look at; None when it must look at all.
+
+    Later ones are not due by their age, and their events bring them. A date has no age; where no event comes, the
+    scan must see when each object will be due.
+    """
+    newest_ns = 0
+    for action in actions:
+        if action.mode is Mode.SCAN_ONLY or gaps:
+            return None
+        if action.kind is ActionKind.EXPIRATION_DATE and (action.rule.expiration_date_ns or 0) <= now_ns:
+            return None
+        if action.kind is ActionKind.EXPIRATION_DAYS:
+            newest_ns = max(newest_ns, calendar.cutoff(now_ns, calendar.days(action.rule.expiration_days or 0)))
+    return newest_ns
 
 
 def is_joining(known: ActionState) -> bool:
@@ -44,3 +64,31 @@ def snapshot_digest(snapshot: PolicySnapshot, bucket: str) -> str:
     """Names what a scan is for, the same in every process: its set of actions, and the log they need."""
     keys = sorted(f"{action.ref.key} {action.predicate_sensitive}" for action in snapshot.of_bucket(bucket))
     return hashlib.sha256("\n".join([str(snapshot.log.generation), *keys]).encode()).hexdigest()[:16]
+
+
+def needs_scan(state: BucketLifecycle, actions: Iterable[CompiledAction], now_ns: int) -> bool:
+    """Whether the bucket is due for a scan, or has one under way. A date to come needs none."""
+    live = [
+        action
+        for action in actions
+        if action.mode is not Mode.DISABLED and (action.rule.expiration_date_ns or 0) <= now_ns
+    ]
+    known = [state.action(action.ref.key) or ActionState() for action in live]
+    new = any(not one.bootstrap_complete for one in known)
+    due = any(one.next_scan_ns <= now_ns for one in known)
+    return bool(live) and (new or due or state.rescan or state.scan is not None)
+
+
+def next_scans(states: Mapping[str, BucketLifecycle], snapshot: PolicySnapshot) -> list[int]:
+    """When the next scans are due."""
+    wakes: list[int] = []
+    for bucket, state in states.items():
+        for action in snapshot.of_bucket(bucket):
+            known = state.action(action.ref.key)
+            if action.mode is Mode.DISABLED:
+                continue
+            if known is not None and known.next_scan_ns:
+                wakes.append(known.next_scan_ns)
+            elif action.kind is ActionKind.EXPIRATION_DATE:
+                wakes.append(action.rule.expiration_date_ns or 0)
+    return wakes

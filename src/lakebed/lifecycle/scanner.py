@@ -10,7 +10,7 @@ crash in between, whoever compiles next moves the cursors back.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from itertools import takewhile
 
@@ -24,8 +24,15 @@ from lakebed.lifecycle.decide import decide
 from lakebed.lifecycle.engine import CompiledAction, PolicySnapshot
 from lakebed.lifecycle.model import ActionKind, Degraded, Mode, StreamKind, StreamResolution
 from lakebed.lifecycle.modes import LagMonitor, decide_mode, next_scan_ns
-from lakebed.lifecycle.resolver import Resolver, WorkItem, is_unversioned
-from lakebed.lifecycle.scan_plan import is_joining, reseeded, same_scan, scan_prefixes, snapshot_digest
+from lakebed.lifecycle.resolver import Resolver, WorkItem
+from lakebed.lifecycle.scan_plan import (
+    is_joining,
+    newest_wanted_ns,
+    reseeded,
+    same_scan,
+    scan_prefixes,
+    snapshot_digest,
+)
 from lakebed.lifecycle.seams import Family, Lister
 from lakebed.lifecycle.settings import LifecycleSettings, ns
 from lakebed.lifecycle.state import (
@@ -140,14 +147,13 @@ class BucketScanner:
         if state.scan is None or state.scan.started_at_ns != progress.started_at_ns or state.scan.ranges[part].done:
             return BucketScan(bucket)
         walk = _RangeWalk(bucket, part, progress, state.scan.ranges[part], self._state.clock.monotonic_s())
-        families = self._lister.scan(bucket, walk.range.after, prefix=walk.range.prefix, until=walk.range.until)
-        async with aclosing(families):
+        async with aclosing(self._families(bucket, walk, snapshot)) as families:
             async for family in families:
-                walk.scanned += 1
-                skipped = scan_place(family.key, family.upload_id) in state.skips
+                walk.scanned += family.skipped or 1
+                skipped = family.skipped or (state.skips and scan_place(family.key, family.upload_id) in state.skips)
                 work = None if skipped else self._work(snapshot, family, walk)
                 walk.worked += work is not None
-                walk.batch.append((family.token, work))
+                walk.batch.append((family.token, family.skipped or 1, work))
                 if len(walk.batch) >= self._settings.batch:
                     await alive()
                     if not await self._settle(walk):
@@ -158,6 +164,12 @@ class BucketScanner:
         self._scanned.labels(bucket=bucket).inc(walk.scanned)
         done = await self.complete(bucket, snapshot)
         return msgspec.structs.replace(walk.report(), complete=done)
+
+    def _families(self, bucket: str, walk: _RangeWalk, snapshot: PolicySnapshot) -> AsyncGenerator[Family, None]:
+        live = [action for action in snapshot.of_bucket(bucket) if action.mode is not Mode.DISABLED]
+        newest_ns = newest_wanted_ns(live, self._state.clock.now_ns(), snapshot.calendar, walk.progress.gaps)
+        part = walk.range
+        return self._lister.scan(bucket, part.after, prefix=part.prefix, until=part.until, newest_ns=newest_ns)
 
     def _work(self, snapshot: PolicySnapshot, family: Family, walk: _RangeWalk) -> WorkItem | None:
         matched = snapshot.match_path(family.bucket, family.key)
@@ -179,21 +191,21 @@ class BucketScanner:
             walk.next_due_ns = min(walk.next_due_ns or found.next_due_ns, found.next_due_ns)
         if not found.deletions and not found.waits:
             return None
-        listed = family if all(is_unversioned(entry) for entry in family.entries) else None
-        return WorkItem(stream, family.bucket, family.key, actions, family.upload_id, family=listed, gaps=gaps)
+        return WorkItem(stream, family.bucket, family.key, actions, family.upload_id, family=family, gaps=gaps)
 
     async def _settle(self, walk: _RangeWalk, *, end: bool = False) -> bool:
         """Resolves the batch; False when the scan must stop. The checkpoint passes only what is resolved."""
         batch, walk.batch = walk.batch, []
-        works = [work for _, work in batch if work is not None]
+        works = [work for _, _, work in batch if work is not None]
         answers = iter(await self._resolver.settle(works)) if works else iter(())
         judged = [
-            (token, next(answers) if work is not None else StreamResolution.NOOP_RESOLVED) for token, work in batch
+            (token, keys, next(answers) if work is not None else StreamResolution.NOOP_RESOLVED)
+            for token, keys, work in batch
         ]
-        passed = [token for token, _ in takewhile(lambda one: one[1].resolved, judged)]
+        passed = [(token, keys) for token, keys, _ in takewhile(lambda one: one[2].resolved, judged)]
         if passed:
-            walk.after, walk.passed = passed[-1], walk.passed + len(passed)
-        walk.stuck = next((answer for _, answer in judged if not answer.resolved), None)
+            walk.after, walk.passed = passed[-1][0], walk.passed + sum(keys for _, keys in passed)
+        walk.stuck = next((answer for _, _, answer in judged if not answer.resolved), None)
         now_s = self._state.clock.monotonic_s()
         if walk.stuck is not None or end or now_s - walk.noted_s >= CHECKPOINT_S:
             walk.took_ns, walk.noted_s = ns(now_s - walk.noted_s), now_s
@@ -371,7 +383,7 @@ class _RangeWalk:
 
     def __init__(self, bucket: str, part: int, progress: ScanProgress, found: ScanRange, now_s: float) -> None:
         self.bucket, self.part, self.progress, self.range = bucket, part, progress, found
-        self.batch: list[tuple[str, WorkItem | None]] = []
+        self.batch: list[tuple[str, int, WorkItem | None]] = []  # token, keys up to it, work
         self.scanned = self.worked = self.passed = self.next_due_ns = self.took_ns = 0
         self.after, self.noted_s = "", now_s
         self.stuck: StreamResolution | None = None

@@ -78,6 +78,7 @@ class Family(msgspec.Struct, frozen=True):
     upload_id: str = ""
     token: str = ""
     unreadable: str = ""
+    skipped: int = 0  # in place of entries: so many keys up to the token were too young to be read
 
 
 class Lister(Protocol):
@@ -89,9 +90,12 @@ class Lister(Protocol):
         Raises Unavailable, or Corrupt when an entry cannot be understood.
         """
 
-    def scan(self, bucket: str, after: str = "", *, prefix: str = "", until: str = "") -> AsyncGenerator[Family, None]:
+    def scan(
+        self, bucket: str, after: str = "", *, prefix: str = "", until: str = "", newest_ns: int | None = None
+    ) -> AsyncGenerator[Family, None]:
         """Every key and every upload of the bucket once, behind the token `after` and, where `until` is given, not
         behind that token. With `prefix`, only keys that begin with it are listed; `UPLOADS` lists the uploads alone.
+        With `newest_ns`, objects without versions that were written later may be counted and not read.
         Not a snapshot.
         """
 
@@ -113,7 +117,8 @@ class Deleter(Protocol):
     async def delete(self, entry: ObjectEntry, verb: Verb) -> Removal:
         """Removes exactly this entry, in one conditional step where the store offers it, and returns how.
 
-        Raises NotFound, Stale (the identity changed), Denied (object lock), Unavailable, Corrupt or Invalid.
+        Raises NotFound, Stale (the identity changed, a noncurrent version became the current one or the reverse, a
+        delete marker is not alone), Denied (object lock), Unavailable, Corrupt or Invalid.
         """
 
 

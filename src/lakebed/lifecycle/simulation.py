@@ -44,6 +44,7 @@ CRASH = 0.004
 OLD = 8  # objects from before the first policy
 RACE = 0.3  # deletes that meet a client's write
 REFUSED = 0.3  # looks and deletes that the lake refuses while faults last
+REFUSED_DELETE = REFUSED  # the same, for deletes alone
 POLICY_WINDOW_S = 12.0  # how old the policy behind a delete can be: one slow look, one pause of its process
 SETTINGS = LifecycleSettings(
     day_s=DAY_S,
@@ -87,7 +88,7 @@ class RemoteLake:
         await self._travel()
         chance = self._world.faults.unavailable
         if chance and verb in ("look", "delete"):
-            chance = REFUSED
+            chance = REFUSED if verb == "look" else REFUSED_DELETE
         if self._world.fault_rng.random() < chance:
             raise Unavailable(f"{verb} {key}: simulated")
 
@@ -116,10 +117,10 @@ class RemoteLake:
         return found
 
     async def scan(
-        self, bucket: str, after: str = "", *, prefix: str = "", until: str = ""
+        self, bucket: str, after: str = "", *, prefix: str = "", until: str = "", newest_ns: int | None = None
     ) -> AsyncGenerator[Family, None]:
         await self._go("scan", after)
-        async for family in self._lake.scan(bucket, after, prefix=prefix, until=until):
+        async for family in self._lake.scan(bucket, after, prefix=prefix, until=until, newest_ns=newest_ns):
             await self._travel()
             yield family
 

@@ -7,6 +7,7 @@ beside an expiration is left out. Every rule that does not run is named in `prob
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from lakebed.lifecycle.reserved import ReservedKeys
 from lakebed.lifecycle.rules import RULES_MAX, MalformedPolicy, rule_of
 
 _TRANSITIONS = ("Transitions", "NoncurrentVersionTransitions", "Transition", "NoncurrentVersionTransition")
+POLICIES_CACHED = 2048  # every round reads all policies, and few change
 _CONDITIONS = ("Prefix", "Tag", "ObjectSizeGreaterThan", "ObjectSizeLessThan")
 
 
@@ -26,36 +28,65 @@ class StoredPolicy(msgspec.Struct, frozen=True):
     problems: tuple[str, ...] = ()
 
 
+class _ReadRule(msgspec.Struct, frozen=True):
+    """A rule of a text, or the problem with it. `shown` is its id or its number."""
+
+    shown: str
+    rule: Rule | None = None
+    problem: str = ""
+    transitions: bool = False
+
+
 def stored_policy(text: bytes, bucket: str = "", reserved: ReservedKeys | None = None) -> StoredPolicy:
     """The rules that can be run, and why the others cannot. Never raises: an unreadable text has one problem.
 
     With `reserved`, a rule that could delete Lakebed's own keys is a problem too.
     """
+    read, whole = _read(text)
+    rules: list[Rule] = []
+    problems = list(whole)
+    for one in read:
+        problem = one.problem
+        if one.rule is not None and reserved is not None:
+            try:
+                reserved.check(bucket, (one.rule,))
+            except Invalid as error:
+                if not one.rule.enabled:
+                    continue
+                problem = error.message
+        if problem:
+            problems.append(f"rule {one.shown}: {problem}")
+        elif one.rule is not None:
+            rules.append(one.rule)
+            if one.transitions:
+                problems.append(f"rule {one.shown}: its transitions are not run, its expirations are")
+    return StoredPolicy(tuple(rules), tuple(problems))
+
+
+@lru_cache(maxsize=POLICIES_CACHED)
+def _read(text: bytes) -> tuple[tuple[_ReadRule, ...], tuple[str, ...]]:
+    """The rules of a text, and the problems of the text as a whole."""
     body = text.lstrip(b"\xef\xbb\xbf \t\r\n")
     if not body:
-        return StoredPolicy()
+        return (), ()
     strict = body[:1] in (b"{", b"[")
     try:
         trees = json_rules(body) if strict else xml_rules(body)
     except Invalid as error:
-        return StoredPolicy(problems=(error.message,))
-    rules: list[Rule] = []
-    problems: list[str] = [f"only the first {RULES_MAX} rules are run"] if len(trees) > RULES_MAX else []
+        return (), (error.message,)
+    found: list[_ReadRule] = []
     for number, tree in enumerate(trees[:RULES_MAX], 1):
         try:
             if isinstance(tree, Invalid):
                 raise tree
-            read = rule_of(_as_accepted(tree), strict=strict)
-            if reserved is not None:
-                reserved.check(bucket, (read,))
+            rule = rule_of(_as_accepted(tree), strict=strict)
         except Invalid as error:
             if not _disabled(tree):
-                problems.append(f"rule {_name(tree) or number}: {error.message}")
+                found.append(_ReadRule(str(_name(tree) or number), problem=error.message))
             continue
-        rules.append(read)
-        if read.enabled and any(name in tree for name in _TRANSITIONS):
-            problems.append(f"rule {_name(tree) or number}: its transitions are not run, its expirations are")
-    return StoredPolicy(tuple(rules), tuple(problems))
+        transitions = rule.enabled and any(name in tree for name in _TRANSITIONS)
+        found.append(_ReadRule(str(_name(tree) or number), rule, transitions=transitions))
+    return tuple(found), (f"only the first {RULES_MAX} rules are run",) if len(trees) > RULES_MAX else ()
 
 
 def _disabled(tree: Any) -> bool:

@@ -18,9 +18,9 @@ from lakebed.core.metrics import Metrics
 from lakebed.core.runtime import Runtime
 from lakebed.core.settings import Contradiction, load
 from lakebed.filer import checks as doctor
-from lakebed.filer import client
-from lakebed.filer.client import ABSENT, BALLAST_BYTES, FilerClient, _meaning, flush
+from lakebed.filer.client import FilerClient
 from lakebed.filer.codec import (
+    ABSENT,
     read_entry,
     read_events,
     read_outcome,
@@ -28,6 +28,7 @@ from lakebed.filer.codec import (
     transaction_request,
     write_entry,
 )
+from lakebed.filer.flush import BALLAST_BYTES, flush
 from lakebed.filer.model import (
     Attributes,
     Clause,
@@ -41,6 +42,7 @@ from lakebed.filer.model import (
 )
 from lakebed.filer.protobuf import encode_field
 from lakebed.filer.settings import FilerSettings
+from lakebed.filer.transport import meaning
 from lakebed.store.memory import MemoryStore
 from lakebed.wiring.parts import sections
 from support.scripted_filer import GUARDED, Scripted, change
@@ -75,7 +77,7 @@ MEANINGS = [
 @pytest.mark.parametrize(("code", "details", "kind"), MEANINGS, ids=lambda one: str(one)[:30])
 def test_a_refusal_has_its_meaning(code: grpc.StatusCode, details: str | None, kind: type) -> None:
     """Answers are told from outages; each names what was asked or which filer."""
-    found = _meaning(Refusal(code, details), "host:1", "/buckets/b/k")
+    found = meaning(Refusal(code, details), "host:1", "/buckets/b/k")
 
     assert kind is type(found)
     assert "/buckets/b/k" in found.message or "host:1" in found.message
@@ -391,7 +393,7 @@ async def test_a_flush_is_proven_by_the_newest_piece_of_the_newest_day() -> None
 async def test_a_flush_that_is_not_seen_or_fails_is_false(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks ends the filer in order; nothing is raised."""
     clock = ManualClock()
-    monkeypatch.setattr(client, "FLUSH_S", 0.01)
+    monkeypatch.setattr("lakebed.filer.flush.FLUSH_S", 0.01)
     unseen = LogFiler(clock, works=False)
     unseen.days = {"2026-11-16": [unseen.piece("00-01", clock.now_ns() - 1)]}
     empty = LogFiler(clock, works=False)

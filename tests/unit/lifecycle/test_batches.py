@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lakebed.core.errors import Corrupt, Unavailable
-from lakebed.lifecycle import reader
+from lakebed.lifecycle import reader, streams
 from lakebed.lifecycle.drainer import Applier, ApplyReport
 from lakebed.lifecycle.engine import ActionRef
 from lakebed.lifecycle.model import (
@@ -126,7 +126,7 @@ async def test_a_quiet_sweep_moves_its_cursor_only_now_and_then() -> None:
     after = cursor(await world.reader())
 
     assert before == same
-    assert Position(world.clock.now_ns() - DAY_NS, reader.OFFSET_END) == after
+    assert Position(world.clock.now_ns() - DAY_NS, streams.OFFSET_END) == after
     assert before.ts_ns + 5 * SECOND_NS == after.ts_ns
 
 
@@ -145,7 +145,7 @@ async def test_a_cursor_that_is_missing_reads_nothing_and_leads_to_a_scan() -> N
         raise AssertionError("nothing to settle")
 
     found = await world.worker._reader.run(snapshot, alive)
-    await world.worker._monitor.judge(snapshot)
+    await world.worker._monitor.judge(snapshot, {})
 
     (sweep,) = found.sweeps
     assert (0, 0, None, False, False) == (sweep.read, sweep.worked, sweep.next_due_ns, sweep.halted, sweep.blocked)
@@ -296,15 +296,22 @@ async def test_a_pace_lets_one_seconds_worth_through_at_once() -> None:
     assert [0.0] * 11 + [number / 10 for number in range(1, 10)] == sorted(at)
 
 
-async def test_a_family_that_a_listing_showed_is_not_looked_at_again_unless_it_has_versions() -> None:
-    """One walk of objects without versions costs no look per object."""
-    looks: dict[bool, list[str]] = {}
-    for versioned in (False, True):
+async def test_a_family_that_a_listing_showed_is_looked_at_again_only_where_a_rule_counts_versions() -> None:
+    """The deleter checks all else itself: a walk costs no look per object."""
+    looks: dict[str, list[str]] = {}
+    left: dict[str, int] = {}
+    rules = {
+        "plain": rule(expiration_days=1),
+        "versions": rule(noncurrent_days=1),
+        "counted": rule(noncurrent_days=1, newer_noncurrent=1),
+    }
+    for name, one in rules.items():
         world, store = failing()
-        seen = looks.setdefault(versioned, [])
-        if versioned:
+        seen = looks.setdefault(name, [])
+        if name != "plain":
             world.lake.versioned.add("b")
-        world.lake.write("b", "a")
+        for _ in range(1 if name == "plain" else 3):
+            world.lake.write("b", "a")
         await world.clock.advance(2 * DAY_S)
         look = store.look
 
@@ -314,9 +321,11 @@ async def test_a_family_that_a_listing_showed_is_not_looked_at_again_unless_it_h
             return found
 
         store.look = noted  # type: ignore[method-assign]
-        await world.policy("b", rule(expiration_days=1))
+        await world.policy("b", one)
         await world.run_round()
-    assert ([], True) == (looks[False], bool(looks[True]))
+        left[name] = len(world.lake.objects["b"].get("a", []))
+    assert {"plain": [], "versions": [], "counted": ["a"]} == looks
+    assert {"plain": 0, "versions": 1, "counted": 2} == left
 
 
 async def test_an_unreadable_event_that_names_no_bucket_is_on_record_and_one_of_a_bucket_without_rules_is_not() -> None:

@@ -54,7 +54,7 @@ async def test_a_stream_that_waits_for_midnight_is_not_behind(rounding: str) -> 
     operator = Operator(world.registers, world.settings)
     (before,) = await operator.status("b")
     await world.clock.advance(3 * DAY_S)
-    await world.worker._monitor.judge(await world.worker.compile())
+    await world.worker._monitor.judge(await world.worker.compile(), {})
     late = world.metrics.value("lakebed_lifecycle_watermark_lag_seconds", stream="100s")
     (after,) = await operator.status("b")
 

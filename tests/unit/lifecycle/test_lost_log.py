@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from lakebed.core.runtime import Runtime
 from lakebed.filer.client import FilerClient
 from lakebed.filer.model import Attributes, FilerEntry, FilerEvent
 from lakebed.lifecycle.model import Position
+from lakebed.lifecycle.seaweed.entries import ORDER_NS
 from lakebed.lifecycle.seaweed.store import SeaweedLake
 
 SECOND_NS = 1_000_000_000
@@ -100,7 +102,35 @@ async def test_a_broken_stream_goes_on_where_it_broke() -> None:
     filer = LogFiler(None, [made[0], None, *made, later])
 
     assert [Position(5, 0), Position(5, 1), Position(6, 0)] == await read(filer, Position(3, 9))
-    assert [2, 4] == filer.since_ns[1:]
+    assert [2, 2] == filer.since_ns[1:]  # what was held for its order is read again
+
+
+async def test_changes_that_are_out_of_order_in_the_log_are_given_in_order() -> None:
+    """A cursor that passed later ones would pass them: with many writers, a change gets its time before its place."""
+    times_s = [1, 3, 2, 9, 4, 20, 16, 21]
+    made = [FilerEvent("/buckets/b", at * SECOND_NS, new=FilerEntry(f"k{at}")) for at in times_s]
+
+    events = [event async for event in lake(LogFiler(None, made)).read(Position(), 19 * SECOND_NS)]
+
+    assert [f"k{at}" for at in (1, 2, 3, 4, 9, 16)] == [event.key for event in events]
+    assert sorted(event.position for event in events) == [event.position for event in events]
+
+
+async def test_the_log_is_read_further_than_asked_for_but_not_into_the_future() -> None:
+    """A change before the end may have its place behind it."""
+    asked: list[int] = []
+
+    class Noted(LogFiler):
+        def subscribe(self, prefixes: Sequence[str], **said: Any) -> Any:
+            asked.append(said["until_ns"])
+            return super().subscribe(prefixes, **said)
+
+    noted = lake(Noted(None, []))
+    now_ns = noted._clock.now_ns()
+    for until_ns in (now_ns - 100 * SECOND_NS, now_ns - SECOND_NS, now_ns + SECOND_NS):
+        assert [] == [event async for event in noted.read(Position(), until_ns)]
+
+    assert [now_ns - 100 * SECOND_NS + ORDER_NS, now_ns, now_ns + SECOND_NS] == asked
 
 
 async def test_a_stream_that_always_breaks_is_unavailable() -> None:

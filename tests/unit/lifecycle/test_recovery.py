@@ -9,12 +9,13 @@ import msgspec
 import pytest
 
 from lakebed.core.errors import Unavailable
-from lakebed.lifecycle.cluster import LogGap, LogReach, LogState, begins_ns, observed
+from lakebed.lifecycle.cluster import LogGap, LogReach, LogState, begins_ns, lost, observed
+from lakebed.lifecycle.compiler import KEPT_POLLS
 from lakebed.lifecycle.cursors import Move, advanced, rewound
 from lakebed.lifecycle.model import Degraded, Mode, Position
 from lakebed.lifecycle.operator import Operator
 from lakebed.lifecycle.seams import Family
-from lakebed.lifecycle.state import ReaderState, ScanProgress
+from lakebed.lifecycle.state import ReaderState, ScanProgress, changed
 from support.lifecycle_harness import DAY_S, Harness, failing
 from support.lifecycle_makers import rule
 
@@ -373,7 +374,7 @@ async def test_two_workers_never_undo_each_others_rewind(form: str) -> None:
     await world.clock.advance(4.9 * DAY_S)
     await world.policy("b", FIVE_DAYS)
     cursors = await world.registers.cursors()
-    old = await other._compiler.run()  # its actions of b are not active yet
+    old = await other._compiler.run(cursors)  # its actions of b are not active yet
     blind = world.lake.scan
 
     async def overlooks(bucket: str, *words: Any, **bounds: Any) -> Any:
@@ -539,3 +540,67 @@ async def test_exceptions_cost_reads_in_proportion_to_their_number() -> None:
         assert 200 == len((await pending.load(ref)).items)
 
     assert gets <= 200
+
+
+async def test_a_sweep_uses_a_kept_snapshot_only_while_nothing_joined_and_the_log_is_the_same() -> None:
+    """For two polls. What changed since makes the next sweep compile; so does a change while it was compiled."""
+    world = Harness()
+    await beside(world)
+    await world.run_round()
+    other = world.new_worker(world.lake)
+    compiler = other._compiler
+
+    async def kept() -> bool:
+        known = (await world.registers.log.read()).value
+        return compiler.kept_for(await world.registers.cursors(), known) is not None
+
+    await other.compile()
+    before = [await kept()]
+    await world.policy("b", FIVE_DAYS)
+    await world.run_round()  # another worker: an action joins, under a new generation
+    joined = [await kept(), compiler.kept() is not None]
+    await other.compile()
+    again = await kept()
+    other.wake("read")
+    woken = await kept()
+    await other.compile()
+    await world.registers.log.change(changed(lambda known: lost(known, "gone", world.clock.now_ns())))
+    lost_log = await kept()
+    await other.compile()
+    fresh = await kept()
+    await world.clock.advance(KEPT_POLLS * world.settings.poll_s)
+    late = await kept()
+
+    assert ([True], [False, True], True) == (before, joined, again)
+    assert (False, False, True, False) == (woken, lost_log, fresh, late)
+
+    everything = world.lake.all
+
+    async def changes_meanwhile() -> Any:
+        found = await everything()
+        other.wake("read")
+        return found
+
+    world.lake.all = changes_meanwhile  # type: ignore[method-assign]
+    await other.compile()
+    assert not await kept()
+
+
+async def test_sweeps_of_a_resting_cluster_read_no_states() -> None:
+    """With the snapshot that the scans compiled, a round of events costs the same whatever the number of buckets."""
+    world = Harness()
+    for number in range(20):
+        await world.policy(f"b{number}", rule(expiration_days=1))
+    await world.run_round()
+    await world.worker.compile()
+    read: list[str] = []
+    get = world.registers.store.get
+
+    async def noted(key: str, *words: Any, **said: Any) -> Any:
+        read.append(key)
+        return await get(key, *words, **said)
+
+    world.registers.store.get = noted  # type: ignore[method-assign]
+    await world.worker._read(hold=True)
+
+    assert [] == [key for key in read if "/buckets/" in key]

@@ -16,7 +16,8 @@ from lakebed.lifecycle.model import ActionKey, ActionKind, Degraded, Mode, Objec
 from lakebed.lifecycle.operator import Operator
 from lakebed.lifecycle.pending import PendingStore
 from lakebed.lifecycle.seams import ChangeEvent
-from lakebed.lifecycle.state import PendingItem
+from lakebed.lifecycle.state import PendingItem, ReaderState
+from lakebed.lifecycle.streams import OpenStream, plan_passes
 from lakebed.store.memory import MemoryStore
 from lakebed.store.runtime import StoreRuntime
 from support.lifecycle_harness import DAY_S, Harness, failing
@@ -220,3 +221,22 @@ async def test_a_tag_that_came_while_an_action_was_on_scans_is_met_after_a_resee
     assert Mode.EVENT_DRIVEN is (await world.state()).actions[name].mode
     await world.run_round(3)
     assert [] == world.left()
+
+
+def test_streams_share_a_pass_where_they_overlap_and_beyond_the_bound_where_they_are_nearest() -> None:
+    """One delay a pass while there are few; with many, neighbours are read together and none is left out."""
+
+    def stream(delay_ns: int, cursor_ns: int, cutoff_ns: int) -> OpenStream:
+        state = ReaderState(originals={str(delay_ns): Position(cursor_ns)})
+        return OpenStream(0, delay_ns, state, "", cutoff_ns)
+
+    several = [stream(10 * n, 1000 - 10 * n * n, 1004 - 10 * n * n) for n in range(1, 9)]
+    overlapping = [stream(1, 991, 996), stream(2, 0, 2)]
+
+    def planned(passes_max: int) -> list[list[int | None]]:
+        found = plan_passes([*several, *overlapping], passes_max)
+        return [[one.delay_ns for one in some] for some in found]
+
+    assert [[2], [80], [70], [60], [50], [40], [30], [20], [10, 1]] == planned(16)
+    assert [[2], [80], [70], [60], [50], [40], [30, 20, 10, 1]] == planned(7)
+    assert [[2, 80, 70, 60, 50, 40, 30, 20, 10, 1]] == planned(1)

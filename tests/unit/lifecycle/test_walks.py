@@ -9,14 +9,18 @@ from typing import Any
 import pytest
 
 from lakebed.core.errors import Unavailable
-from lakebed.lifecycle.model import StreamKind, StreamResolution
+from lakebed.lifecycle.cluster import LogGap
+from lakebed.lifecycle.engine import Activation, compile_policies
+from lakebed.lifecycle.model import Calendar, Mode, Rule, StreamKind, StreamResolution
 from lakebed.lifecycle.operator import Operator
+from lakebed.lifecycle.scan_plan import newest_wanted_ns
 from lakebed.lifecycle.scanner import BucketScanner
 from lakebed.lifecycle.seams import Family
 from support.lifecycle_harness import DAY_S, Harness, failing
 from support.lifecycle_makers import rule
 
 SECOND = 1_000_000_000
+DAY = 86_400 * SECOND
 
 
 async def old_bucket(*keys: str, **changed: Any) -> tuple[Harness, Any]:
@@ -312,4 +316,38 @@ async def test_a_worker_that_starts_without_its_store_catches_up_when_it_comes()
 
     await world.run_round(0.1)
 
+    assert [] == world.left()
+
+
+@pytest.mark.parametrize(
+    ("rules", "mode", "gaps", "newest_ns"),
+    [
+        ((rule(expiration_days=1), rule(expiration_days=3, abort_days=9)), Mode.EVENT_DRIVEN, (), 9 * DAY),
+        ((rule(noncurrent_days=1), rule(abort_days=1)), Mode.EVENT_DRIVEN, (), 0),
+        ((rule(expiration_days=1), rule(expiration_date_ns=9 * DAY)), Mode.EVENT_DRIVEN, (), None),
+        ((rule(expiration_days=1), rule(expiration_date_ns=11 * DAY)), Mode.EVENT_DRIVEN, (), 9 * DAY),
+        ((rule(expiration_days=1),), Mode.SCAN_ONLY, (), None),
+        ((rule(expiration_days=1),), Mode.EVENT_DRIVEN, (LogGap(1, 2),), None),
+    ],
+    ids=["ages", "no age of objects", "a date that has come", "a date to come", "scans only", "events are missing"],
+)
+def test_a_walk_looks_at_no_object_that_is_too_young_for_every_rule(
+    rules: tuple[Rule, ...], mode: Mode, gaps: tuple[LogGap, ...], newest_ns: int | None
+) -> None:
+    """Unless its date has come, or no event will bring it: then it looks at all."""
+    snapshot = compile_policies({"b": rules}, lambda _: Activation(mode, True), Calendar(rounding="exact"))
+
+    assert newest_ns == newest_wanted_ns(snapshot.of_bucket("b"), 10 * DAY, snapshot.calendar, gaps)
+
+
+async def test_a_walk_counts_what_it_did_not_look_at() -> None:
+    """Status shows every key as scanned; what is young stays and goes by its own event."""
+    world, _ = await old_bucket("a", "b")
+    for number in range(5):
+        world.lake.write("b", f"young{number}")
+    await world.run_round()
+
+    assert 7 == (await world.state()).objects
+    assert [f"young{number}" for number in range(5)] == world.left()
+    await world.run_round(1.5 * DAY_S)
     assert [] == world.left()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Sequence
 from datetime import UTC, datetime
+from heapq import heappop, heappush
 
 import msgspec
 
@@ -11,6 +12,8 @@ from lakebed.filer import s3
 from lakebed.filer.model import FilerEntry, FilerEvent
 from lakebed.lifecycle.model import ObjectEntry, ObjectIdentity, Position, extended_hash
 from lakebed.lifecycle.seams import ChangeEvent, Facts, Policy
+
+ORDER_NS = 5_000_000_000  # how far changes may be out of order in the log; 50 ms were seen on a busy server
 
 
 class ObjectAddress(msgspec.Struct, frozen=True):
@@ -112,6 +115,28 @@ def place_of(directory: str, entry: FilerEntry) -> ObjectAddress | None:
     return ObjectAddress(bucket, key, entry.text(s3.VERSION_ID))
 
 
+async def in_order(changes: AsyncIterable[FilerEvent]) -> AsyncGenerator[tuple[int, ChangeEvent], None]:
+    """What the changes mean, each with its time, in the order of their times.
+
+    The log itself is not in that order: a change gets its time before its place, so with many writers one may come
+    behind later ones, and a cursor that has passed these would pass it too. So changes are held until the log is
+    ORDER_NS further. Those of one instant keep their order.
+    """
+    held: list[tuple[int, int, ChangeEvent]] = []
+    number, newest_ns = 0, 0
+    async for change in changes:
+        for event in events_of(change):
+            heappush(held, (change.ts_ns, number, event))
+            number += 1
+            newest_ns = max(newest_ns, change.ts_ns)
+        while held and held[0][0] <= newest_ns - ORDER_NS:
+            ts_ns, _, event = heappop(held)
+            yield ts_ns, event
+    while held:
+        ts_ns, _, event = heappop(held)
+        yield ts_ns, event
+
+
 def events_of(change: FilerEvent) -> Iterator[ChangeEvent]:
     """What one change of the filer means, not placed yet: nothing, one event, or two for a move."""
     nowhere = Position()
@@ -137,13 +162,14 @@ def _event(directory: str, old: FilerEntry | None, new: FilerEntry | None) -> It
         return
     place = place_of(directory, shown)
     if place is not None:
-        before, after = (facts_of(one) if one is not None else None for one in (old, new))
+        both = old is not None and new is not None  # only then it is asked whether attributes changed
+        before, after = (facts_of(one, attributes=both) if one is not None else None for one in (old, new))
         yield ChangeEvent(Position(), place.bucket, place.key, place.version_id, place.upload_id, before, after)
 
 
-def facts_of(entry: FilerEntry) -> Facts:
-    fids = tuple(chunk.fid for chunk in entry.chunks)
-    return Facts(entry.attributes.mtime_ns, entry.size, fids, extended_hash(entry.extended))
+def facts_of(entry: FilerEntry, *, attributes: bool = True) -> Facts:
+    fids = tuple([chunk.fid for chunk in entry.chunks])
+    return Facts(entry.attributes.mtime_ns, entry.size, fids, extended_hash(entry.extended) if attributes else "")
 
 
 def log_file_ns(day: str, name: str) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 
 import msgspec
@@ -12,7 +12,15 @@ from lakebed.core.errors import Corrupt, NotFound, Unavailable
 from lakebed.core.runtime import Runtime
 from lakebed.filer import s3
 from lakebed.filer.client import PAGE, FilerClient
-from lakebed.filer.model import Clause, ConditionKind, FilerEntry, Mutation, MutationKind, Transaction
+from lakebed.filer.model import (
+    Clause,
+    ConditionKind,
+    FilerEntry,
+    Mutation,
+    MutationKind,
+    SkippedEntries,
+    Transaction,
+)
 from lakebed.lifecycle.cluster import LogReach
 from lakebed.lifecycle.model import ObjectEntry, Position, Verb
 from lakebed.lifecycle.seams import ChangeEvent, Family, Policy, Removal
@@ -27,8 +35,16 @@ PARTS_MAX = 16  # into which the scan of a prefix is divided
 SPLIT_DEPTH = 16  # folders, or characters, that all names share
 BORDERS_MAX = 128
 FIRST_FILES = 16
+AHEAD = 32  # entries of a page whose folders of versions are read at the same time
 LAST = "\U0010ffff"  # behind every name with the same beginning
 STREAMS_MAX = 3  # subscriptions of one pass, with as many filers, before it is given up
+
+
+class _VersionsFolder(msgspec.Struct, frozen=True):
+    """What a folder named like one of versions holds, and whether there is a file at its key."""
+
+    files: Sequence[FilerEntry]
+    has_bare: bool
 
 
 class SeaweedLake:
@@ -125,65 +141,102 @@ class SeaweedLake:
         return Family(bucket, key, (layout.object_of(bucket, key, found, self._clock.now_ns()),), token=key.rstrip("/"))
 
     async def scan(
-        self, bucket: str, after: str = "", *, prefix: str = "", until: str = ""
+        self, bucket: str, after: str = "", *, prefix: str = "", until: str = "", newest_ns: int | None = None
     ) -> AsyncGenerator[Family, None]:
-        await self._bucket(bucket)
+        if s3.versioning_of(await self._bucket(bucket)):
+            newest_ns = None  # a young file may have old versions beside it
         last = until.split("/")
-        async with aclosing(self._under(bucket, prefix, after)) as families:
+        async with aclosing(self._under(bucket, prefix, after, newest_ns)) as families:
             async for family in families:
                 if until and family.token.split("/")[: len(last)] > last:
                     return
-                if family.entries or family.unreadable:
+                if family.entries or family.unreadable or family.skipped:
                     yield family
 
-    async def _under(self, bucket: str, prefix: str, after: str) -> AsyncGenerator[Family, None]:
+    async def _under(self, bucket: str, prefix: str, after: str, newest_ns: int | None) -> AsyncGenerator[Family, None]:
         """What begins with the prefix: its folder is listed, by the beginning of names, and nothing beside it."""
         folder, name = prefix.rpartition("/")[0], prefix.rpartition("/")[2]
         folder = f"{folder}/" if folder else ""
         behind = after.removeprefix(folder).split("/") if after.startswith(folder) and after != folder else []
-        async with aclosing(self._scan(bucket, folder, behind if after else [], name)) as families:
+        walk = self._scan(bucket, folder, behind if after else [], name, newest_ns=newest_ns)
+        async with aclosing(walk) as families:
             async for family in families:
                 yield family
         if folder and not name:
             yield await self.look(bucket, folder)  # the folder may be an object itself
 
-    async def _scan(self, bucket: str, folder: str, after: list[str], name: str = "") -> AsyncGenerator[Family, None]:
+    async def _scan(
+        self, bucket: str, folder: str, after: list[str], name: str = "", *, newest_ns: int | None
+    ) -> AsyncGenerator[Family, None]:
         """Depth first in the order of names; `after` is where to go on, part by part."""
         directory = f"{s3.bucket_path(bucket)}/{folder}".rstrip("/")
         if len(after) > 1:
-            async for family in self._scan(bucket, f"{folder}{after[0]}/", after[1:]):
+            async for family in self._scan(bucket, f"{folder}{after[0]}/", after[1:], newest_ns=newest_ns):
                 yield family
             parent = await self._maybe(f"{directory}/{after[0]}")
             if parent is not None and s3.is_versions_folder(parent):
                 yield await self._listed_versions(bucket, folder + after[0], parent)
             elif parent is not None and s3.is_folder_object(parent):
                 yield await self.look(bucket, f"{folder}{after[0]}/")
-        async for entry in self._filer.entries(directory, prefix=name, after=after[0] if after else ""):
-            path = folder + entry.name
-            if folder == f"{s3.UPLOADS}/":
-                if entry.is_directory and entry.text(s3.UPLOAD_KEY):
-                    upload = layout.upload_of(bucket, entry)
-                    yield Family(bucket, upload.key, (upload,), entry.name, token=path)
-            elif not entry.is_directory:
-                if not (folder.endswith(f"{s3.VERSIONS}/") and s3.is_version_file(entry)):
-                    yield await self._family(bucket, path, entry)
-            else:
-                async for family in self._folder_content(bucket, path, entry):
-                    yield family
+        pages = self._filer.pages(directory, prefix=name, after=after[0] if after else "", newest_ns=newest_ns)
+        async with aclosing(pages):
+            async for page in pages:
+                for begin in range(0, len(page), AHEAD):
+                    some = page[begin : begin + AHEAD]
+                    versions = await self._read_versions(bucket, folder, some)
+                    for entry in some:
+                        async for family in self._found(bucket, folder, entry, versions, newest_ns):
+                            yield family
 
-    async def _folder_content(self, bucket: str, path: str, entry: FilerEntry) -> AsyncGenerator[Family, None]:
+    async def _found(
+        self,
+        bucket: str,
+        folder: str,
+        entry: FilerEntry | SkippedEntries,
+        versions: Mapping[str, _VersionsFolder],
+        newest_ns: int | None,
+    ) -> AsyncGenerator[Family, None]:
+        path = folder + entry.name
+        if isinstance(entry, SkippedEntries):
+            yield Family(bucket, path, (), token=path, skipped=entry.count)
+        elif folder == f"{s3.UPLOADS}/":
+            if entry.is_directory and entry.text(s3.UPLOAD_KEY):
+                upload = layout.upload_of(bucket, entry)
+                yield Family(bucket, upload.key, (upload,), entry.name, token=path)
+        elif not entry.is_directory:
+            if not (folder.endswith(f"{s3.VERSIONS}/") and s3.is_version_file(entry)):
+                yield await self._family(bucket, path, entry)
+        else:
+            async for family in self._folder_content(bucket, path, entry, versions.get(entry.name), newest_ns):
+                yield family
+
+    async def _folder_content(
+        self, bucket: str, path: str, entry: FilerEntry, versions: _VersionsFolder | None, newest_ns: int | None
+    ) -> AsyncGenerator[Family, None]:
         """What a folder holds; one that is named like a folder of versions may also hold keys. What the folder itself
         is comes behind what it holds, which goes first.
         """
-        versions = s3.is_versions_folder(entry)
-        files = await self._files(f"{s3.bucket_path(bucket)}/{path}") if versions else []
-        if not versions or any(not s3.is_version_file(file) for file in files):
-            async for family in self._scan(bucket, f"{path}/", []):
+        if versions is None or any(not s3.is_version_file(file) for file in versions.files):
+            async for family in self._scan(bucket, f"{path}/", [], newest_ns=newest_ns):
                 yield family
-        if versions:
-            yield await self._listed_versions(bucket, path, entry, files)
+        if versions is not None:
+            yield await self._listed_versions(bucket, path, entry, versions)
         elif s3.is_folder_object(entry):
             yield await self.look(bucket, f"{path}/")
+
+    async def _read_versions(
+        self, bucket: str, folder: str, entries: Iterable[FilerEntry | SkippedEntries]
+    ) -> dict[str, _VersionsFolder]:
+        """The folders of versions among the entries, by name, with what they hold: read side by side."""
+        names = [one.name for one in entries if isinstance(one, FilerEntry) and s3.is_versions_folder(one)]
+
+        async def read(name: str) -> _VersionsFolder:
+            path = f"{s3.bucket_path(bucket)}/{folder}{name}"
+            key = f"{folder}{name}".removesuffix(s3.VERSIONS)
+            files, bare = await asyncio.gather(self._files(path), self._file(bucket, key))
+            return _VersionsFolder(files, bare is not None)
+
+        return dict(zip(names, await asyncio.gather(*map(read, names)), strict=True)) if names else {}
 
     async def split(self, bucket: str, prefix: str = "") -> Sequence[str]:
         """Borders among the names of one folder: the first below the prefix that has more than one name."""
@@ -232,17 +285,19 @@ class SeaweedLake:
         return Family(bucket, key, (layout.object_of(bucket, key, entry, self._clock.now_ns()),), token=key)
 
     async def _listed_versions(
-        self, bucket: str, path: str, pointer: FilerEntry, files: Sequence[FilerEntry] | None = None
+        self, bucket: str, path: str, pointer: FilerEntry, read: _VersionsFolder | None = None
     ) -> Family:
         """The versions in a folder of them; none where a file at the key has brought them, or versions were never
         kept: a key may be named like such a folder.
         """
+        folder, _, name = path.rpartition("/")
         key = path.removesuffix(s3.VERSIONS)
-        if not await self._versioning(bucket) or await self._file(bucket, key) is not None:
+        if read is None:
+            read = (await self._read_versions(bucket, f"{folder}/" if folder else "", [pointer]))[name]
+        if not await self._versioning(bucket) or read.has_bare:
             return Family(bucket, key, (), token=path)
-        listed = files if files is not None else await self._files(f"{s3.bucket_path(bucket)}/{path}")
         try:
-            found = layout.versions_of(bucket, key, None, pointer, listed, self._clock.now_ns())
+            found = layout.versions_of(bucket, key, None, pointer, read.files, self._clock.now_ns())
         except Corrupt as error:
             return Family(bucket, key, (), token=path, unreadable=error.message)
         return Family(bucket, key, found, token=path)
@@ -287,18 +342,21 @@ class SeaweedLake:
                     raise
 
     async def _read(self, after: Position, until_ns: int) -> AsyncGenerator[ChangeEvent, None]:
-        """Changes of one instant are numbered as they come, so an instant is always read from its beginning."""
+        """Changes of one instant are numbered as they come, so an instant is always read from its beginning. To have
+        them in order, the log is read further than asked for.
+        """
         at_ns, offset = -1, 0
-        since_ns = max(0, after.ts_ns - 1)
-        changes = self._filer.subscribe([f"{s3.BUCKETS}/"], since_ns=since_ns, until_ns=until_ns)
-        async with aclosing(changes):
-            async for change in changes:
-                for event in layout.events_of(change):
-                    offset = offset + 1 if change.ts_ns == at_ns else 0
-                    at_ns = change.ts_ns
-                    position = Position(at_ns, offset)
-                    if position > after:
-                        yield msgspec.structs.replace(event, position=position)
+        since_ns, further_ns = max(0, after.ts_ns - 1), min(until_ns + layout.ORDER_NS, self._clock.now_ns())
+        changes = self._filer.subscribe([f"{s3.BUCKETS}/"], since_ns=since_ns, until_ns=max(until_ns, further_ns))
+        async with aclosing(changes), aclosing(layout.in_order(changes)) as events:
+            async for ts_ns, event in events:
+                if ts_ns > until_ns:
+                    return
+                offset = offset + 1 if ts_ns == at_ns else 0
+                at_ns = ts_ns
+                position = Position(at_ns, offset)
+                if position > after:
+                    yield msgspec.structs.replace(event, position=position)
 
     async def reach(self) -> LogReach:
         folder, servers = await asyncio.gather(self._maybe(f"{LOG_PARENT}/{LOG}"), self._filer.started())
