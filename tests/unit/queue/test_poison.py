@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lakebed.core.clock import ManualClock, settle
-from lakebed.core.errors import Conflict, Fenced, Unavailable
+from lakebed.core.errors import Fenced, Unavailable
 from lakebed.core.metrics import Metrics
 from lakebed.queue import appending, paths
 from lakebed.queue.appending import split
@@ -376,31 +376,3 @@ async def test_a_late_ack_of_a_lost_claim_does_not_end_the_claim_that_followed(
     await collector.ack(second)
     await collector.close()
     assert 0 == (await queue.status()).pending
-
-
-async def test_a_letter_whose_replay_was_interrupted_cannot_be_discarded(
-    open_queue: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its batch is in the queue: only a replay closes it, as what it was."""
-    queue = open_queue(rejections_max=1)
-    await put(queue, BAD)
-    collector = queue.collector()
-    await consume(collector)
-    (letter,) = await letters(queue)
-
-    async def interrupted(*args: object) -> None:
-        raise Unavailable("the process was killed here")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(queue.dead_letters, "_close", interrupted)
-        with pytest.raises(Unavailable):
-            await queue.dead_letters.replay(letter.id, "fixed")
-
-    with pytest.raises(Conflict, match="was replayed"):
-        await open_queue().dead_letters.discard(letter.id, "useless")
-    again = await open_queue().dead_letters.replay(letter.id, "fixed")
-    batch = await collector.next_batch()
-
-    assert batch is not None and again.sequence == batch.sequence
-    assert [] == await letters(queue)
-    await collector.close()
