@@ -64,7 +64,9 @@ class HistoryRing(msgspec.Struct, frozen=True):
         """The last point, with the last known value of each number: a total that was not read once goes on from it."""
         values: dict[str, float | None] = {}
         for row in reversed(self.rows):
-            values = {name: value for name, value in self._point(row).values.items() if value is not None} | values
+            for name, value in self._point(row).values.items():
+                if value is not None:
+                    values.setdefault(name, value)
             if len(values) == len(self.names):
                 break
         return HistoryPoint(self.last_ms, values) if self.rows else None

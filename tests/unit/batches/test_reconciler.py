@@ -558,3 +558,24 @@ async def test_rollup_work_is_noted_before_a_row_that_comes_late(
 
     order = [key for key in created if key.startswith((paths.ACCEPTED_INDEX, ROLLUP_WORK))]
     assert [True, False] == [key.startswith(ROLLUP_WORK) for key in order]
+
+
+async def test_a_resumed_audit_removes_no_damaged_segment(
+    store: MemoryStore, manual_clock: ManualClock, make_reconciler: Callable[..., Reconciler]
+) -> None:
+    """It has not looked up the batches before its cursor: only an audit that saw everything may."""
+    accepted = await accepted_without_aftermath(store, manual_clock, frame_of(0, 9))
+    reconciler = make_reconciler(store)
+    await reconciler.audit()
+    (segment,) = await keys(store, paths.ACCEPTED_INDEX)
+    await store.delete(segment)
+    await store.create(segment, b"half")
+    cursor = paths.accepted_key(accepted.identity)
+    await reconciler.audits.change(lambda _: (AuditProgress(running_since_ns=1, cursor=cursor), None))
+
+    await reconciler.audit()
+    resumed = await keys(store, paths.ACCEPTED_INDEX)
+    await reconciler.audit()
+
+    assert [segment] == resumed
+    assert [accepted.identity] == await indexed(store)  # the whole audit has written its row again
