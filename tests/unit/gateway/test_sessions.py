@@ -201,6 +201,8 @@ async def test_a_session_and_a_certificate_end_with_their_key() -> None:
     for where, head in ((scope(), requested(value)), (certified, requested()), (scope(), requested(x_api_key=SECRET))):
         with pytest.raises(Unauthenticated):
             keys.principal(where, head)
+    with pytest.raises(Unauthenticated):
+        keys.sign_in(SECRET, "another")
 
 
 def test_of_two_keys_with_one_certificate_the_first_has_it() -> None:
