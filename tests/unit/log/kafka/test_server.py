@@ -9,23 +9,30 @@ from typing import Any
 
 import pytest
 
+from lakebed.core.clock import ManualClock
 from lakebed.core.errors import Corrupt, Invalid
+from lakebed.core.quotas import KeyQuotas
+from lakebed.gateway.auth import Keyring
+from lakebed.gateway.keys import KeyRecord, digest
 from lakebed.log.kafka.data import DataRequests, served
 from lakebed.log.kafka.server import FRAME_BYTES_MAX, LENGTH, STRANGER_BYTES_MAX, FlightBytes, KafkaConnection
 from lakebed.log.kafka_batch import HEADER, KafkaRecord, checked, encode, kafka_records, split
 from lakebed.log.producers import RecordChunk
+
+KEY = KeyRecord("ann", digest(b"0123456789abcdef").hex(), ("*",))
 
 
 class Writer:
     """A client that takes everything."""
 
     def get_extra_info(self, name: str) -> Any:
-        return ("127.0.0.1", 1)
+        return ("127.0.0.1", 1) if name == "peername" else None
 
 
-def connection(reader: asyncio.StreamReader, flight: FlightBytes, keys: Sequence[str] = ("a key",)) -> KafkaConnection:
+def connection(reader: asyncio.StreamReader, flight: FlightBytes, keys: Sequence[KeyRecord]) -> KafkaConnection:
     server: Any = SimpleNamespace(flight=flight)
-    services: Any = SimpleNamespace(keyring=keys)
+    access = SimpleNamespace(keyring=Keyring(tuple(keys), ManualClock()), quotas=KeyQuotas(ManualClock()))
+    services: Any = SimpleNamespace(access=access)
     return KafkaConnection(server, services, reader, Writer())  # type: ignore[arg-type]
 
 
@@ -39,9 +46,9 @@ def incoming(*parts: bytes, ends: bool = True) -> asyncio.StreamReader:
 
 
 @pytest.mark.parametrize(
-    ("keys", "length"), [(["a key"], STRANGER_BYTES_MAX + 1), ([], FRAME_BYTES_MAX + 1), ([], 0), ([], -5)]
+    ("keys", "length"), [([KEY], STRANGER_BYTES_MAX + 1), ([], FRAME_BYTES_MAX + 1), ([], 0), ([], -5)]
 )
-async def test_a_frame_over_the_limit_is_refused_before_it_is_read(keys: list[str], length: int) -> None:
+async def test_a_frame_over_the_limit_is_refused_before_it_is_read(keys: list[KeyRecord], length: int) -> None:
     """Who has not authenticated yet may send what that takes, and no more."""
     flight = FlightBytes(10**9)
 
@@ -51,8 +58,10 @@ async def test_a_frame_over_the_limit_is_refused_before_it_is_read(keys: list[st
     assert 0 == flight._held
 
 
-@pytest.mark.parametrize(("keys", "length"), [(["a key"], STRANGER_BYTES_MAX), ([], STRANGER_BYTES_MAX + 1)])
-async def test_a_client_that_leaves_in_the_middle_of_a_frame_holds_no_memory(keys: list[str], length: int) -> None:
+@pytest.mark.parametrize(("keys", "length"), [([KEY], STRANGER_BYTES_MAX), ([], STRANGER_BYTES_MAX + 1)])
+async def test_a_client_that_leaves_in_the_middle_of_a_frame_holds_no_memory(
+    keys: list[KeyRecord], length: int
+) -> None:
     """Its bytes were taken from the budget of all clients: they are given back."""
     flight = FlightBytes(10**9)
 
