@@ -61,7 +61,15 @@ class HistoryRing(msgspec.Struct, frozen=True):
         return int(self.rows[-1][0] or 0) if self.rows else 0
 
     def last(self) -> HistoryPoint | None:
-        return self._point(self.rows[-1]) if self.rows else None
+        """The last point, with the last known value of each number: a total that was not read once goes on from it."""
+        values: dict[str, float | None] = {}
+        for row in reversed(self.rows):
+            for name, value in self._point(row).values.items():
+                if value is not None:
+                    values.setdefault(name, value)
+            if len(values) == len(self.names):
+                break
+        return HistoryPoint(self.last_ms, values) if self.rows else None
 
     def points(self, since_ms: int = 0) -> list[HistoryPoint]:
         return [self._point(row) for row in self.rows if (row[0] or 0) >= since_ms]

@@ -13,6 +13,7 @@ import io
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,6 +23,7 @@ import msgspec
 from lakebed.core.errors import AlreadyExists, Corrupt, NotFound, Stale
 from lakebed.delta.log import LOG_FOLDER, decode, file_with
 from lakebed.delta.model import ONCE, ONCE_WINDOW, DataFile, Snapshot
+from lakebed.store.model import StoredObject
 from lakebed.store.protocol import Store
 
 if TYPE_CHECKING:
@@ -82,9 +84,15 @@ def found(names: Iterable[str]) -> list[Checkpoint]:
 async def last(store: Store, root: str) -> int:
     """The version of the checkpoint that the log's own note names, -1 without one. It may be an old one."""
     try:
-        data = (await store.get(f"{root}/{LOG_FOLDER}/{LAST}")).data
-        return int(msgspec.json.decode(data)["version"])
-    except (NotFound, msgspec.DecodeError, KeyError, TypeError, ValueError):
+        return _noted(await store.get(f"{root}/{LOG_FOLDER}/{LAST}"))
+    except NotFound:
+        return -1
+
+
+def _noted(note: StoredObject) -> int:
+    try:
+        return int(msgspec.json.decode(note.data)["version"])
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError):
         return -1  # only a hint: the listing shows what is there
 
 
@@ -148,16 +156,16 @@ async def write(store: Store, root: str, version: int, names: Sequence[str]) -> 
 
 
 async def _point(store: Store, root: str, version: int, data: bytes) -> None:
-    """Names the newest checkpoint; never moves back."""
+    """Names the newest checkpoint; never moves back. What was compared and what is replaced come from one read."""
     key = f"{root}/{LOG_FOLDER}/{LAST}"
-    if await last(store, root) >= version:
-        return
-    try:
-        await store.replace(key, data, (await store.get(key)).etag)
-    except NotFound:
-        await store.create(key, data)
-    except Stale:
-        return  # a later one
+    with suppress(AlreadyExists, Stale):  # another writer names its own: the listing shows both
+        try:
+            noted = await store.get(key)
+        except NotFound:
+            await store.create(key, data)
+            return
+        if _noted(noted) < version:
+            await store.replace(key, data, noted.etag)
 
 
 async def _apart(size: int, work: Callable[..., R], *args: Any) -> R:

@@ -116,7 +116,7 @@ class Keyring:
         self.required = self.required or bool(keys)  # a gateway that had keys is never open again
         self._by_name = {key.name: (key, key.fingerprint, key.principal) for key in keys}
         self._known = tuple((bytes.fromhex(key.sha256), key, key.principal) for key in keys if key.sha256)
-        self._certificates = {key.certificate: key for key in keys if key.certificate}
+        self._certificates = {key.certificate: key for key in reversed(keys) if key.certificate}  # the first has it
 
     def __len__(self) -> int:
         return len(self._by_name)

@@ -86,9 +86,13 @@ def digest(secret: bytes) -> bytes:
 
 
 def added(known: KeyList, key: KeyRecord) -> KeyList:
-    """The list with one more key. Raises AlreadyExists for a name that is taken."""
+    """The list with one more key. Raises AlreadyExists for a name or a certificate that is taken."""
     if any(each.name == key.name for each in known.keys):
         raise AlreadyExists(f"a key is named {key.name!r} already", hint="choose another name, or rotate it")
+    if holders := [each.name for each in known.keys if key.certificate and each.certificate == key.certificate]:
+        raise AlreadyExists(
+            f"key {holders[0]!r} has this certificate already", hint=f"lakebed keys revoke {holders[0]}"
+        )
     if len(known.keys) >= KEYS_MAX:
         raise TooLarge(f"{KEYS_MAX} keys exist already", hint="revoke one that is not used: lakebed keys list")
     check_key(key)

@@ -52,8 +52,7 @@ class AsyncTopic:
 
     def __init__(self, client: LakeClient, name: str) -> None:
         self._client, self.name = client, name
-        self._producer = ""
-        self._sequences: dict[int, int] = {}
+        self._producers: dict[int, tuple[str, int]] = {}  # partition → its producer's id and next sequence
 
     async def produce(self, records: Payload, *, partition: int = 0) -> range:
         """Appends a record (text, bytes, or anything JSON can express) or a list of them, in order; returns offsets.
@@ -63,22 +62,19 @@ class AsyncTopic:
         values = [_encoded(each) for each in (records if isinstance(records, list | tuple) else [records])]
         if not values:
             return range(0)
-        if not self._producer:
-            self._producer = (await self._client.call("POST", "/v1/producers")).json()["producer_id"]
-        sequence = self._sequences.get(partition, 0)
+        # An id for each partition: coroutines at other partitions may fail, or begin, at the same time.
+        known = self._producers.pop(partition, None)
+        id, sequence = known or ((await self._client.call("POST", "/v1/producers")).json()["producer_id"], 0)
         part = {
             "topic": self.name,
             "partition": partition,
             "records": [_as_json(value) for value in values],
-            "producer_id": self._producer,
+            "producer_id": id,
             "sequence": sequence,
         }
-        try:
-            result = await self._one("/v1/produce", {"topic_partitions": [part]})
-        except LakebedError:
-            self._producer, self._sequences = "", {}  # what the partition knows of it is unknown: begin with a new id
-            raise
-        self._sequences[partition] = sequence + 1
+        # After an error, also a cancelled call, what the partition knows of this id is unknown: begin with a new one.
+        result = await self._one("/v1/produce", {"topic_partitions": [part]})
+        self._producers[partition] = (id, sequence + 1)
         return range(result["start_offset"], result["end_offset"] + 1)
 
     async def consume(
@@ -157,7 +153,8 @@ class AsyncTopic:
         body = {"topic_partitions": [wanted], "max_wait_ms": wait_ms, "max_bytes": MAX_BYTES}
         try:
             return await self._one("/v1/consume", body)
-        except NotFound:
+        except NotFound:  # deleted, or not created yet: no gateway waits for it
+            await self._client.pause(wait_ms / 1000)
             return {"records": [], "next_offset": at}
 
     async def _commit(

@@ -205,3 +205,22 @@ async def test_durable_returns_only_after_the_disk_has_the_samples() -> None:
     assert (early, waiting.done()) == (False, True)
     assert disk_queue.spans == [(0, 2)]
     running.cancel()
+
+
+async def test_who_waits_for_samples_that_cannot_be_encoded_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are lost and counted: a sender that waits for the disk must not wait for ever."""
+
+    def refuse(identity: BatchIdentity, taken: Sequence[Sample]) -> Frame:
+        raise Invalid("no frame can carry this")
+
+    monkeypatch.setattr("lakebed.agent.batcher.make_frame", refuse)
+    clock = ManualClock()
+    batcher = batcher_on(Shelf(), clock)
+    running = asyncio.ensure_future(batcher.run())
+    waiting = asyncio.ensure_future(batcher.durable(await batcher.put(samples(3), within_s=0.0)))
+
+    for _ in range(10):
+        await clock.advance(1.0)
+
+    assert (True, 0) == (waiting.done(), batcher.buffered)
+    running.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -132,3 +133,20 @@ def test_settings_that_cannot_work_are_refused(wrong: dict[str, object]) -> None
     """An address without a scheme, and a refresh without a pause."""
     with pytest.raises(Contradiction):
         msgspec.structs.replace(AgentSettings(), **wrong).check()
+
+
+async def test_a_kept_snapshot_is_on_the_disk_before_it_takes_the_place_of_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power loss the file is the old snapshot or the new one, never an empty one."""
+    synced: list[bytes] = []
+    real = os.fsync
+
+    def fsync(fd: int) -> None:
+        synced.append((tmp_path / FILE).with_suffix(".half").read_bytes())
+        real(fd)
+
+    monkeypatch.setattr("lakebed.agent.snapshot.os.fsync", fsync)
+    await snapshot_of(Hub("http://one"), tmp_path).refresh()
+
+    assert [(tmp_path / FILE).read_bytes()] == synced

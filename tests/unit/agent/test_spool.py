@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lakebed.agent import paths
 from lakebed.agent.disk_queue import DiskQueue, QueueLimits
 from lakebed.agent.files import BLOCK_BYTES, Files
 from lakebed.agent.model import DiskTrouble, Frame, ParkedBatch, QueuedBatch, QueueFull, QueueInUse
@@ -362,3 +363,26 @@ def test_random_stories_with_random_crashes_keep_every_promise(
         files.forget(lambda: chance.random() < 0.5)
 
     scenario.check()
+
+
+def test_the_reason_of_a_parked_batch_is_on_the_disk_before_the_batch_is_there(tmp_path: Path) -> None:
+    """A power loss in between leaves a reason without a batch, which is still queued; never a batch without one."""
+    steps: list[str] = []
+
+    class Steps(Files):
+        def rename(self, source: Path, target: Path) -> None:
+            steps.append(target.suffix)
+            super().rename(source, target)
+
+        def sync_folder(self, path: Path) -> None:
+            steps.append(f"sync {path.name}")
+            super().sync_folder(path)
+
+    disk_queue = open_spool(tmp_path, files=Steps())
+    disk_queue.append([frame("boot-1", 0, 4)])
+    entry = disk_queue.claim()
+    assert entry is not None
+    steps.clear()
+    disk_queue.park(entry, parked_for(entry))
+
+    assert [".json", "sync parked", ".lmbatch", "sync parked", f"sync {paths.boot_folder(1, 'boot-1')}"] == steps

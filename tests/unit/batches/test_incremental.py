@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,7 +18,7 @@ from lakebed.batches.reader import RawBatches
 from lakebed.batches.reconciler import Reconciler
 from lakebed.console.dashboards.alerts import ALERTS
 from lakebed.core.clock import ManualClock
-from lakebed.core.errors import Unavailable
+from lakebed.core.errors import Fenced, Unavailable
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
 from lakebed.store.memory import MemoryStore
@@ -235,3 +236,25 @@ async def test_the_alert_fires_when_the_reconciler_stands_still(
 
     assert (False, False, True) == (well, soon, late)
     assert metrics.value("lakebed_batches_reconciler_errors_total") >= 10
+
+
+async def test_a_scan_that_was_overtaken_moves_no_watermark(
+    store: MemoryStore, manual_clock: ManualClock, make_scan: MakeScan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It paused for longer than its lease: the watermark stays as the next holder has left it."""
+    await lost(store, manual_clock, frame_of(0, 9))
+    await manual_clock.advance(60.0)
+    one, two = make_scan(store, "one"), make_scan(store, "two")
+    check = one._reconciler.check
+
+    async def paused(*args: Any) -> None:
+        await check(*args)
+        await manual_clock.advance(incremental.LEASE_S + 60.0)
+        await two.scan()
+
+    monkeypatch.setattr(one._reconciler, "check", paused)
+    with pytest.raises(Fenced):
+        await one.scan()
+
+    through_ns = await incremental.checked_through_ns(one._runtime)
+    assert manual_clock.now_ns() - incremental.GRACE_NS == through_ns

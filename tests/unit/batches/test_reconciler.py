@@ -24,7 +24,7 @@ from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
 from lakebed.rollups.paths import ROLLUP_WORK
 from lakebed.store.memory import MemoryStore
-from lakebed.store.model import ObjectInfo, StoredObject, read_record
+from lakebed.store.model import ObjectInfo, StoredObject, Written, read_record
 from lakebed.store.protocol import Store
 from support.bad_batches import put
 from support.batch_frames import frame_of, submit
@@ -543,3 +543,44 @@ async def test_candidates_also_come_from_the_hour_index(
     assert first.counts["delete"] == 1
     with pytest.raises(NotFound):
         await store.get(seen.key)
+
+
+async def test_rollup_work_is_noted_before_a_row_that_comes_late(
+    store: MemoryStore, manual_clock: ManualClock, make_reconciler: Callable[..., Reconciler]
+) -> None:
+    """A crash after the row and before the note would leave a batch that is never rolled up."""
+    await accepted_without_aftermath(store, manual_clock, frame_of(0, 9))
+    await manual_clock.advance(7200.0)
+    created: list[str] = []
+    create = store.create
+
+    async def creating(key: str, data: bytes) -> Written:
+        created.append(key)
+        return await create(key, data)
+
+    store.create = creating  # type: ignore[method-assign]
+    await make_reconciler(store).audit()
+
+    order = [key for key in created if key.startswith((paths.ACCEPTED_INDEX, ROLLUP_WORK))]
+    assert [True, False] == [key.startswith(ROLLUP_WORK) for key in order]
+
+
+async def test_a_resumed_audit_removes_no_damaged_segment(
+    store: MemoryStore, manual_clock: ManualClock, make_reconciler: Callable[..., Reconciler]
+) -> None:
+    """It has not looked up the batches before its cursor: only an audit that saw everything may."""
+    accepted = await accepted_without_aftermath(store, manual_clock, frame_of(0, 9))
+    reconciler = make_reconciler(store)
+    await reconciler.audit()
+    (segment,) = await keys(store, paths.ACCEPTED_INDEX)
+    await store.delete(segment)
+    await store.create(segment, b"half")
+    cursor = paths.accepted_key(accepted.identity)
+    await reconciler.audits.change(lambda _: (AuditProgress(running_since_ns=1, cursor=cursor), None))
+
+    await reconciler.audit()
+    resumed = await keys(store, paths.ACCEPTED_INDEX)
+    await reconciler.audit()
+
+    assert [segment] == resumed
+    assert [accepted.identity] == await indexed(store)  # the whole audit has written its row again

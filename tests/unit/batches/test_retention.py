@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from lakebed.batches import acceptance, paths
-from lakebed.batches.index import write_rows
-from lakebed.batches.model import AcceptedBatch, BatchIdentity, write_record
+from lakebed.batches.codec.index import manifest_id_of
+from lakebed.batches.index import AcceptedIndex, write_rows
+from lakebed.batches.model import AcceptedBatch, AcceptedByTime, BatchIdentity, write_record
 from lakebed.batches.packer import write_blob
 from lakebed.batches.reader import RawBatches
 from lakebed.batches.retention import BatchRetention
@@ -225,3 +227,91 @@ async def test_an_hour_whose_index_is_damaged_is_not_removed(
     assert [1, 1] == [report.damaged_hours for report in reports]
     assert 1 == len(await keys(store, paths.ACCEPTED))
     assert 0 == len([each async for each in RawBatches(store).settled()])
+
+
+async def test_readers_hear_of_a_removal_before_anything_is_gone(
+    store: MemoryStore, manual_clock: ManualClock, retain: Retain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A query that meets a missing batch meanwhile calls it removed, not lost."""
+    await accept(store, manual_clock, 0)
+    await manual_clock.advance(12 * DAY_S)
+    retention = retain(store)
+    await retention.run()
+    await manual_clock.advance(WAIT_S + 1)
+    known: list[int] = []
+    delete = store.delete
+
+    async def deleting(key: str) -> None:
+        if key.startswith(paths.ACCEPTED):
+            known.append((await retain(store).state.read()).value.removed_ns)
+        await delete(key)
+
+    monkeypatch.setattr(store, "delete", deleting)
+    report = await retention.run()
+
+    assert 1 == report.removed_batches
+    assert known and all(report.before_unix_ns - 11 * DAY_S * 1e9 < each for each in known)
+
+
+# Rows of the index.
+
+
+def rows_of(*starts: int, at_ns: int = 10**9) -> list[AcceptedByTime]:
+    found = []
+    for number, start in enumerate(starts):
+        submitted = submit(frame_of(start, start + 9))
+        accepted = acceptance.manifest(submitted, at_ns=at_ns + number * 10**9, collector_id="c", attempt_id="a")
+        found.append(acceptance.entry_of(accepted, acceptance.span_of(submitted.batch)))
+    return found
+
+
+async def shown(index: AcceptedIndex, from_ns: int, to_ns: int, **more: Any) -> list[AcceptedByTime | None]:
+    return [each.entry async for each in index.entries(from_ns, to_ns, **more)]
+
+
+async def test_a_segment_that_was_damaged_is_whole_again_when_its_rows_are_written_again(store: MemoryStore) -> None:
+    """Its key is the hash of its bytes: what is there instead is replaced."""
+    rows = rows_of(0, 10)
+    await write_rows(store, rows, writer="c")
+    (segment,) = await keys(store, paths.ACCEPTED_INDEX)
+    await store.delete(segment)
+    await store.create(segment, b"half")
+
+    await write_rows(store, rows, writer="c")
+
+    assert rows == await shown(AcceptedIndex(store), 0, 10**12)
+
+
+async def test_of_two_rows_of_a_batch_the_one_that_was_stored_last_counts(
+    store: MemoryStore, manual_clock: ManualClock
+) -> None:
+    """A repaired row takes the place of a wrong one, in listings and in look-ups."""
+    (right,) = rows_of(0)
+    wrong = msgspec.structs.replace(right, samples=right.samples + 1)
+    await write_rows(store, [wrong], writer="c")
+    await manual_clock.advance(1.0)
+    await write_rows(store, [right], writer="r")
+    await manual_clock.advance(1.0)
+    others = rows_of(0, 20, at_ns=right.accepted_at_unix_ns)  # the same row in a third segment
+    await write_rows(store, others, writer="d")
+
+    listed = await shown(AcceptedIndex(store), 0, 10**12)
+    found = await AcceptedIndex(store).find([manifest_id_of(right)])
+
+    assert others == listed
+    assert [right] == list(found.values())
+
+
+async def test_a_segment_is_passed_over_only_when_all_of_its_rows_were_given(store: MemoryStore) -> None:
+    """A reader that began in its middle, or ended there, gets the other rows later."""
+    rows = rows_of(0, 10, 20)
+    await write_rows(store, rows, writer="c")
+    seen: dict[str, int] = {}
+    index = AcceptedIndex(store)
+    first, last = rows[0].accepted_at_unix_ns, rows[2].accepted_at_unix_ns
+
+    parts = [await shown(index, first + 1, last, seen=seen), await shown(index, first, last - 1, seen=seen)]
+    whole = await shown(index, first, last, seen=seen)
+
+    assert [rows[1:], rows[:2], rows] == [*parts, whole]
+    assert [] == await shown(index, first, last, seen=seen)

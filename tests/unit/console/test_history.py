@@ -146,6 +146,24 @@ async def test_what_was_added_while_no_gateway_ran_is_counted_once() -> None:
     assert SETTLE_MS == clock.now_ns() // 10**6 - lake.spans[-1][1]
 
 
+async def test_a_total_that_was_not_read_once_goes_on_from_its_last_value() -> None:
+    """A part that failed for one step is unknown there; its total does not begin at 0 again."""
+    store, clock = MemoryStore(clock=ManualClock()), ManualClock()
+    lake = Lake(store, clock)
+    counts = [Counted({}, {"rows": 7.0}), Counted({}, {}), Counted({}, {"rows": 2.0})]
+
+    async def count(from_ms: int, to_ms: int) -> Counted:
+        return counts.pop(0)
+
+    lake.count = count  # type: ignore[method-assign]
+    sampler = lake.sampler()
+    for _ in range(3):
+        await sampler.step()
+        await clock.advance(FINE.step_s)
+
+    assert [7.0, None, 9.0] == [each.values.get("lake.rows") for each in sampler.points("1h")]
+
+
 async def test_two_gateways_sample_a_lake_once_a_step() -> None:
     """Both show the same points; the parts were counted by one of them."""
     store, clock = MemoryStore(clock=ManualClock()), ManualClock()

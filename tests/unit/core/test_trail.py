@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from lakebed.core.auth import Principal
 from lakebed.core.clock import ManualClock, now_ms
 from lakebed.core.errors import Conflict, Corrupt, Unavailable
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
-from lakebed.core.trail import CALLER, ROOT, BrokenTrail, Caller, Trail, key_of
+from lakebed.core.trail import CALLER, ROOT, BrokenTrail, Caller, OperatorAction, Trail, action_of_tenant, key_of
 from lakebed.store.memory import MemoryStore
 from lakebed.store.protocol import Store
 from lakebed.store.runtime import StoreRuntime
@@ -219,3 +220,17 @@ async def test_at_most_fifty_are_shown_without_a_limit(trail: Trail) -> None:
             pass
 
     assert 50 == len(await trail.latest())
+
+
+def test_a_tenant_sees_its_own_actions_and_those_on_its_things() -> None:
+    """Also its actions on things that are not named for it; and nothing of other tenants."""
+    acme = Principal("a", ("*",), tenant="acme")
+    own, on_its = action(tenant="acme", topic="shared"), action(tenant="", topic="acme.orders")
+    other = action(tenant="other", topic="other.orders")
+
+    assert [True, True, False] == [action_of_tenant(acme, each) for each in (own, on_its, other)]
+    assert all(action_of_tenant(Principal("root", ("*",)), each) for each in (own, on_its, other))
+
+
+def action(*, tenant: str, **subject: str) -> OperatorAction:
+    return OperatorAction("id", 1, "who", "what", subject, tenant=tenant)

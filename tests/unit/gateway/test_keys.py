@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from lakebed.core.clock import ManualClock, now_ms
 from lakebed.core.context import Context
-from lakebed.core.errors import Invalid, Unavailable
+from lakebed.core.errors import AlreadyExists, Invalid, Unavailable
 from lakebed.core.retry import RETRY_BASE_S, RETRY_CAP_S
 from lakebed.core.settings import Contradiction, load
 from lakebed.gateway import sessions
@@ -24,9 +24,15 @@ from lakebed.gateway.key_watch import EVERY_S, USED_EVERY_S
 from lakebed.gateway.keys import (
     LIST_KEY,
     SESSIONS_KEY,
+    SESSIONS_MAX,
+    KeyList,
     KeyRecord,
+    SessionList,
+    SignedIn,
     added,
+    at_ms,
     digest,
+    kept,
     key_list,
     rotated,
     session_list,
@@ -401,3 +407,33 @@ async def test_a_gateway_with_a_certificate_warns_of_nothing(tmp_path: Path) -> 
 
     assert [] == [line for line in lines if line["log_level"] == "warning"]
     assert ["pass"] == [diagnosis.verdict for diagnosis in await checks(context)]
+
+
+async def test_with_too_many_sessions_the_oldest_end() -> None:
+    """Who signs in now is let in, whoever forgot to sign out; sessions that are over do not count."""
+    context = context_with()
+    now_s = now_ms(context.clock) // 1000
+    opened = {f"h{number}": SignedIn("ann", "f", now_s + 1 + number) for number in range(SESSIONS_MAX + 2)}
+    over = {"over": SignedIn("ann", "f", now_s)}
+
+    left = kept(SessionList(over | opened, {"ann": 5}), context)
+
+    assert (SESSIONS_MAX, {"ann": 5}) == (len(left.sessions), left.used)
+    assert {"h0", "h1", "over"} == (over | opened).keys() - left.sessions.keys()
+
+
+@pytest.mark.parametrize(
+    ("text", "hours"), [("1970-01-02", 48), ("1970-01-02T12:00:00Z", 36), ("1970-01-02T12:00:00+02:00", 34)]
+)
+def test_a_day_ends_at_its_end(text: str, hours: int) -> None:
+    """A key that expires on a day works on that day, in UTC."""
+    assert 0 <= hours * 3_600_000 - at_ms(text) <= 1000
+
+
+def test_a_certificate_has_one_key() -> None:
+    """Whose rights a client certificate has must not depend on the order of a list."""
+    known = added(KeyList(), KeyRecord("a", rights=("*",), certificate="agent-7"))
+
+    with pytest.raises(AlreadyExists, match="'a' has this certificate"):
+        added(known, KeyRecord("b", rights=("queue:*",), certificate="agent-7"))
+    assert 3 == len(added(added(known, ANN), KeyRecord("c", digest(b"c").hex(), ("*",))).keys)

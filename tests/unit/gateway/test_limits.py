@@ -11,13 +11,17 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Message
 
 from lakebed.core.clock import ManualClock
 from lakebed.core.http import body_limit, streamed
 from lakebed.core.settings import Contradiction
 from lakebed.gateway.app import Gateway
+from lakebed.gateway.limits import BodyLimits, RequestBody
+from lakebed.gateway.settings import GatewaySettings
 from lakebed.gateway.state import state_of
 from support.gateway_fixtures import Sample
+from support.runtimes import runtime_of
 
 Make = Callable[..., Gateway]
 
@@ -415,3 +419,20 @@ async def test_requests_in_flight_are_counted_until_they_are_answered(make: Make
         await Exchange(path, [(LENGTH, b"1")], [b"x"]).through(app)
 
     assert ([1.0, 1.0], 0.0) == (seen, state_of(app).context.metrics.value("lakebed_http_in_flight"))
+
+
+def test_what_a_body_took_is_given_back_once() -> None:
+    """Its end may be seen twice, by the request and by the connection: the budget never grows by that."""
+    limits = BodyLimits(GatewaySettings(), runtime_of(ManualClock()))
+    body = RequestBody(limits, {"type": "http"}, _never, 100)
+    body._begin()
+    other = limits.budget.held
+
+    body.release()
+    body.release()
+
+    assert (100, 0) == (other, limits.budget.held)
+
+
+async def _never() -> Message:
+    raise AssertionError("nothing is received")

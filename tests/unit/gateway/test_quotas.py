@@ -14,7 +14,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from lakebed.core.auth import KeyLimits, Principal
 from lakebed.core.clock import ManualClock
+from lakebed.core.errors import Throttled
+from lakebed.core.quotas import BURST_S, KeyQuotas, RateBucket
 from lakebed.gateway.app import build
 from lakebed.store.authority import claim
 from lakebed.wiring.parts import components
@@ -172,3 +175,31 @@ async def test_a_stranger_learns_the_status_and_nothing_else_and_costs_one_check
     assert {"status"} == set(first.json())
     assert once == len(asked)
     assert "components" in known.json()
+
+
+def test_a_key_that_was_idle_has_a_burst_and_no_more() -> None:
+    """What was not used for an hour is not saved up."""
+    bucket = RateBucket(10.0, now_s=0.0)
+
+    assert 0.0 == bucket.wait_s(3600.0, 1.0)
+    bucket.take(10.0 * BURST_S)
+
+    assert 0.1 == pytest.approx(bucket.wait_s(3600.0, 1.0))
+
+
+def test_limits_that_changed_are_in_force_at_once() -> None:
+    """The operator raises or lowers a limit in the bucket: no gateway has to start again."""
+    quotas = KeyQuotas(ManualClock())
+    strict = Principal("small", ("*",), limits=KeyLimits(uploads_max=1))
+    usage = quotas.of(strict)
+    assert usage is not None and usage is quotas.of(strict)
+    usage.begin(upload=True)
+    with pytest.raises(Throttled):
+        usage.begin(upload=True)
+
+    raised = quotas.of(Principal("small", ("*",), limits=KeyLimits(uploads_max=2)))
+
+    assert raised is not None
+    raised.begin(upload=True)
+    raised.begin(upload=True)
+    assert quotas.of(Principal("small", ("*",))) is None

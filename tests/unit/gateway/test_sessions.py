@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 
 from lakebed.core.clock import ManualClock, now_ms
 from lakebed.core.errors import Unauthenticated
 from lakebed.core.local import is_local
 from lakebed.gateway import sessions
-from lakebed.gateway.auth import LOCAL_NAMES_MAX, PRESENTED_BYTES_MAX, Keyring, RequestHead
-from lakebed.gateway.keys import SignedIn
+from lakebed.gateway.auth import CERTIFICATE, LOCAL_NAMES_MAX, PRESENTED_BYTES_MAX, Keyring, RequestHead
+from lakebed.gateway.keys import KeyRecord, SignedIn
 from lakebed.gateway.settings import GatewaySettings
 
 SECRET = "0123456789abcdef-ann"
@@ -180,3 +182,33 @@ def test_names_that_were_found_to_be_local_are_remembered_up_to_a_limit() -> Non
         assert "anybody" == keys.principal(scope(), RequestHead([(b"host", b"h%d.localhost" % number)])).name
 
     assert LOCAL_NAMES_MAX == len(keys._local)
+
+
+async def test_a_session_and_a_certificate_end_with_their_key() -> None:
+    """A key with an expiry lets nobody in after it: neither its secret, nor a session, nor its certificate."""
+    clock = ManualClock()
+    until = datetime.fromtimestamp(now_ms(clock) / 1000 + 3600, UTC).isoformat()
+    own = {"name": "ann", "secret": SECRET, "rights": ["*"], "certificate": "agent-7", "expires": until}
+    keys = Keyring.of(GatewaySettings.of({"keys": [own]}), clock)
+    value = keys.sign_in(SECRET, "nonce")
+    certified = {**scope(), CERTIFICATE: ("other", "agent-7")}
+
+    await clock.advance(3599.0)
+    found = [keys.principal(scope(), requested(value)).name, keys.principal(certified, requested()).name]
+    await clock.advance(1.0)
+
+    assert ["ann", "ann"] == found
+    for where, head in ((scope(), requested(value)), (certified, requested()), (scope(), requested(x_api_key=SECRET))):
+        with pytest.raises(Unauthenticated):
+            keys.principal(where, head)
+    with pytest.raises(Unauthenticated):
+        keys.sign_in(SECRET, "another")
+
+
+def test_of_two_keys_with_one_certificate_the_first_has_it() -> None:
+    """Keys of the settings come first: a key in the bucket cannot take their certificate."""
+    ours, theirs = KeyRecord("a", rights=("x",), certificate="c"), KeyRecord("b", rights=("*",), certificate="c")
+
+    found = Keyring((ours, theirs)).principal({**scope(), CERTIFICATE: ("c",)}, requested())
+
+    assert "a" == found.name

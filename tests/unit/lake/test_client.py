@@ -13,6 +13,7 @@ import pytest
 from lakebed.core import errors
 from lakebed.core.clock import ManualClock
 from lakebed.lake.client import KINDS, LakeClient, problem_of
+from lakebed.lake.topics import AsyncTopic
 from lakebed.log.model import UnknownProducer
 
 Handler = Callable[[httpx2.Request], httpx2.Response]
@@ -141,3 +142,25 @@ async def test_an_invalid_request_is_not_repeated(manual_clock: ManualClock) -> 
     with pytest.raises(errors.Invalid):
         await client_of(handler, manual_clock).call("GET", "/x")
     assert 1 == count
+
+
+async def test_following_a_topic_that_was_deleted_pauses_between_requests(manual_clock: ManualClock) -> None:
+    """No gateway waits for a partition that is not there, so the consumer does."""
+    asked: list[str] = []
+
+    def handler(request: httpx2.Request) -> httpx2.Response:
+        asked.append(request.url.path)
+        if request.method == "GET":
+            return httpx2.Response(200, json={"partitions": [{"partition": 0}]})
+        gone = {"ok": False, "error_type": "UnknownTopicPartition", "error": "deleted"}
+        return httpx2.Response(409, json={"results": [gone]})
+
+    async def first() -> object:
+        return await anext(AsyncTopic(client_of(handler, manual_clock), "orders").consume(follow=True))
+
+    following = asyncio.ensure_future(first())
+    for _ in range(40):
+        await manual_clock.advance(0.1)
+    following.cancel()
+
+    assert 2 <= asked.count("/v1/consume") <= 6

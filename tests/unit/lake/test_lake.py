@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import lakebed
-from lakebed.core.errors import Invalid, NotFound
+from lakebed.core.errors import Invalid, LakebedError, NotFound
 from lakebed.lake.batches import seconds_of
 from lakebed.log.model import GroupFenced
 
@@ -54,6 +54,25 @@ def test_a_topic_object_produces_to_several_partitions(lake: lakebed.Lake) -> No
     assert ["a0", "a1", "a2", "b0", "b1", "b2"] == sorted(record.text for record in topic.consume())
     assert ["b0", "b1", "b2"] == [record.text for record in topic.consume(partitions=[1])]
     assert ["a1", "a2"] == [record.text for record in topic.consume(partitions=[0], offset=2)]
+
+
+async def test_partitions_are_produced_to_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Coroutines at several partitions of one topic object do not disturb each other, also when one is refused."""
+    monkeypatch.chdir(tmp_path)
+    async with await lakebed.connect_async(settings=MEMORY) as lake:
+        topic = lake.topic("orders")
+        await asyncio.gather(*(topic.produce("one", partition=number) for number in range(3)))
+
+        failed, *made = await asyncio.gather(
+            topic.produce("x" * 9_000_000, partition=0),  # over log.record_max_bytes
+            *(topic.produce("two", partition=number) for number in (1, 2)),
+            return_exceptions=True,
+        )
+        again = [await topic.produce("three", partition=number) for number in range(3)]
+
+    assert isinstance(failed, LakebedError)
+    assert [range(2, 3)] * 2 == made
+    assert [range(2, 3), range(3, 4), range(3, 4)] == again
 
 
 def test_nothing_is_produced_from_nothing(lake: lakebed.Lake) -> None:

@@ -196,6 +196,21 @@ async def test_retention_trims_by_age_and_by_size(host: Host) -> None:
     assert await host.read_all(broker) == []
 
 
+async def test_with_two_limits_the_one_that_removes_more_holds(host: Host) -> None:
+    """Records are removed when they are too old or too many, whichever comes first."""
+    broker, services = host.broker(), host.services()
+    for _ in range(3):
+        await host.append(broker, b"x" * 100)
+    await host.clock.advance(60)
+    await host.append(broker, b"new")
+    size = (await services.reader.size((await services.records.spans(TP, 1, limit=1))[0]),)[0]
+
+    await broker.admin.configure("orders", TopicConfig(retention_s=30, retention_bytes=3 * size))
+    await services.retention.apply_once(TP)
+
+    assert await host.read_all(broker) == [b"new"]
+
+
 async def test_retention_by_age_counts_from_the_append_not_from_a_later_compaction(host: Host) -> None:
     """Records that are old are removed although the blob that holds them was made a moment ago; young ones stay."""
     broker, services = await fill(host, 3), host.services()

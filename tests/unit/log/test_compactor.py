@@ -12,7 +12,7 @@ from lakebed.core.clock import now_ms, settle
 from lakebed.log import control, paths
 from lakebed.log.codec import columns
 from lakebed.log.compaction import RUNS_MAX, CompactionRun
-from lakebed.log.model import Cursor, IndexEntry, IndexSpan, TopicPartition
+from lakebed.log.model import Cursor, IndexEntry, IndexSpan, TopicPartition, UnknownTopicPartition
 from lakebed.log.producers import RecordChunk
 from lakebed.log.services import LogServices
 from lakebed.log.sweeper import LogSweepReport, shadows
@@ -257,6 +257,24 @@ async def test_one_claim_covers_several_compactions_but_not_without_end(host: Ho
     await services.scheduler.pass_once()
     assert 0 == context.metrics.value("lakebed_log_compaction_lag_records")
     assert 2 == context.metrics.value("lakebed_log_compactions_total", outcome="compacted") - RUNS_MAX
+
+
+async def test_the_lag_of_a_partition_that_is_gone_is_not_shown(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process has deleted it: nothing is behind any more."""
+    await host.append(host.broker(), b"one")
+    context = host.context(compact_min_entries=100)
+    services = LogServices(context, host.meta())
+    await services.scheduler.pass_once()
+    before = context.metrics.value("lakebed_log_compaction_lag_records")
+
+    async def gone(tp: TopicPartition) -> None:
+        raise UnknownTopicPartition(f"{tp} does not exist")
+
+    monkeypatch.setattr(services.compactor, "plan", gone)
+    result = await services.scheduler.pass_once()
+
+    assert (1, {TP: "gone"}) == (before, result)
+    assert 0 == context.metrics.value("lakebed_log_compaction_lag_records")
 
 
 async def test_the_compactor_runs_again_after_its_pause_and_releases_its_session_at_the_end(host: Host) -> None:

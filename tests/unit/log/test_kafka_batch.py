@@ -161,6 +161,20 @@ def test_a_changed_byte_is_found(at: int) -> None:
         kafka_batch.checked(bytes(data))
 
 
+@pytest.mark.parametrize(("count", "last_delta"), [(3, 3), (3, 1), (0, -1), (-1, -2), (2, 1)])
+def test_a_batch_whose_offsets_are_not_its_records_is_corrupt(count: int, last_delta: int) -> None:
+    """It would be stored over the offsets of others: its last offset delta is one less than its records."""
+    fields = list(HEADER.unpack_from(kafka_batch.encode(RECORDS)))
+    fields[6], fields[12] = last_delta, count
+    data = HEADER.pack(*fields) + kafka_batch.encode(RECORDS)[HEADER.size :]
+
+    if (count, last_delta) == (2, 1):
+        assert [2] == [batch.count for batch in kafka_batch.split(data)]
+        return
+    with pytest.raises(Corrupt, match="last offset delta"):
+        list(kafka_batch.split(data))
+
+
 def test_a_served_batch_has_its_offset_and_still_its_checksum() -> None:
     """Eight bytes are rewritten, and no record is touched."""
     (batch,) = kafka_batch.checked(kafka_batch.encode(RECORDS))

@@ -8,7 +8,7 @@ from lakebed.core.clock import ManualClock
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
 from lakebed.meta.bucket.backend import BucketMeta
-from lakebed.meta.bucket.model import BucketPaths, decode_head
+from lakebed.meta.bucket.model import BucketPaths, Head, decode_head
 from lakebed.meta.model import ABSENT
 from lakebed.store.memory import MemoryStore
 from lakebed.store.model import ObjectInfo
@@ -84,3 +84,34 @@ async def test_a_scan_from_any_place_gives_as_many_as_were_asked_for(manual_cloc
         assert expected[start : start + 120] == [entry.key for entry in found]
         first = await meta.ceiling(key(start), prefix=INDEX, **GROUP)
         assert key(start) == (first and first.key)
+
+
+async def test_a_leaf_that_a_slow_spill_refers_to_by_now_is_not_swept(manual_clock: ManualClock) -> None:
+    """The sweep read the head before the spill; the write that raises its fence shows the reference."""
+    store = Hooked(clock=manual_clock)
+    spilling, sweeping = connect(store, manual_clock, 1), connect(store, manual_clock, 2)
+    seen: list[int] = []
+
+    async def overtake() -> None:
+        """The leaf is stored and old: another process has read the head, and raises its fence after the spill."""
+        await manual_clock.advance(61.0)
+        group = sweeping._named(GROUP["partition_key"])
+        seen.append(len(group._unreferenced(await group.head(), await group._old_leaves())))
+
+    store.hook = overtake
+    expected: list[str] = []
+    while store.hook is not None and len(expected) < COUNT:
+        await spilling.put(key(len(expected)), b"x" * 250, expected=ABSENT, **GROUP)
+        expected.append(key(len(expected)))
+    group = sweeping._named(GROUP["partition_key"])
+    before = group._seen.value
+
+    async def late() -> Head:
+        return before  # what it read before the spill
+
+    group.head = late  # type: ignore[method-assign]
+    swept = await group.sweep()
+
+    found = await connect(store, manual_clock, 3).range(INDEX, END, limit=1000, **GROUP)
+    assert ([1], 0) == (seen, swept)
+    assert expected == [entry.key for entry in found]

@@ -301,3 +301,14 @@ async def test_a_session_that_another_process_saw_end_is_over_at_its_next_heartb
     assert b"theirs" == (await mine.get("claim")).value
     await mine.close()
     await theirs.close()
+
+
+@pytest.mark.parametrize(("sync", "level"), [("full", 2), ("normal", 1)])
+def test_a_commit_waits_for_the_disk_as_the_setting_says(tmp_path: Path, sync: Any, level: int) -> None:
+    """`full` makes SQLite wait for the disk at every commit, so that an acknowledged put survives a power loss."""
+    meta = SqliteMeta(Runtime(ManualClock(), Ids.seeded(1), Metrics()), tmp_path / "meta.db", sync=sync)
+
+    connection = meta._open()
+
+    assert (level,) == connection.execute("PRAGMA synchronous").fetchone()
+    connection.close()

@@ -175,3 +175,19 @@ def test_a_lag_that_is_none_is_refused(wrong: str) -> None:
     """It names a topic or queue as a contract does, and a number of records."""
     with pytest.raises(BadModel, match="lag"):
         made(f"-- incremental: append\n-- lag: {wrong}")
+
+
+def test_the_quarantine_of_another_batch_is_no_run_that_was_cut_off() -> None:
+    """Its table was made again since, or never had that batch: its versions mean nothing now."""
+    step = decided(MERGE, held(MERGE, 4), held(MERGE, 9, orders=2), orders=6)
+
+    assert (False, {"silver.orders": 6, "silver.people": 5}, 5) == (step.resumed, step.sources, step.batch)
+
+
+@pytest.mark.parametrize("header", ["keys: id, at", "incremental: append", "schema: id long", "expect: id > 0 | drop"])
+def test_what_decides_rows_besides_the_code_makes_another_table(header: str) -> None:
+    """Keys, kind, schema and expectations; not its schedule or comment."""
+    plain = made("-- incremental: merge\n-- keys: id")
+
+    assert plain.sha256 != made(f"-- incremental: merge\n-- keys: id\n-- {header}").sha256
+    assert plain.sha256 == made("-- incremental: merge\n-- keys: id\n-- every: 5m\n-- comment: other").sha256

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -74,3 +75,29 @@ def test_listing_looks_back_over_the_overlap() -> None:
     assert {"through_ns": -1, "late_ms": 0} == looked_back({"through_ns": -1, "late_ms": 0}, 900)
     late = {"through_ns": 10**18, "late_ms": 10**12}
     assert {"through_ns": 10**18 - 900 * 10**9, "late_ms": 10**12 - 900_000} == looked_back(late, 900)
+
+
+@pytest.mark.parametrize(
+    ("taken", "mine", "doubled"),
+    [
+        ((0, 5), (5, 9), ((5, 5),)),  # the last one came again as the first
+        ((5, 9), (0, 5), ((5, 5),)),
+        ((0, 5), (6, 9), ()),
+        ((2, 3), (0, 9), ((2, 3),)),
+    ],
+)
+def test_batches_that_share_a_number_at_their_ends_share_it(
+    taken: tuple[int, int], mine: tuple[int, int], doubled: tuple[tuple[int, int], ...]
+) -> None:
+    numbers = TakenNumbers([note_of({"through_ns": 0}, [piece(1, *taken)])])
+
+    assert doubled == numbers.take(piece(2, *mine))
+
+
+def test_ranges_that_follow_each_other_are_held_as_one() -> None:
+    """What is remembered of an agent does not grow with its batches."""
+    numbers = TakenNumbers()
+    for number in (0, 2, 1, 3):
+        numbers.take(piece(number, number * 10, number * 10 + 9))
+
+    assert {"a": [(0, 39)]} == numbers._ranges

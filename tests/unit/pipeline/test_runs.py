@@ -29,10 +29,13 @@ from lakebed.pipeline.audit.stored import last_audit, last_register, publish
 from lakebed.pipeline.bronze.ingestion import Ingestion, _contracts, _trace
 from lakebed.pipeline.bronze.places import every_table
 from lakebed.pipeline.bronze.runs import IngestReport
+from lakebed.pipeline.models import runs as models_runs
+from lakebed.pipeline.models.runs import ModelReport, PipelineRun, expire_runs, runs, write_run
 from lakebed.pipeline.tables.maintenance import MaintenanceReport, TableMaintenance
 from lakebed.spark.lineage import Dataset, Lineage, Run
 from lakebed.spark.progress import JobProgress, StageCounter
 from lakebed.store.memory import MemoryStore
+from lakebed.store.model import StoredObject
 from lakebed.wiring.parts import sections
 from support.audit_record import RECORD
 from support.tick_fixtures import context_of
@@ -357,3 +360,51 @@ def test_conservation_is_wrong_when_something_was_lost_doubled_or_changed(name: 
         assert made(**{name: {"bronze": 1}}).wrong
         assert not made(**{name: {"bronze": 0}}).wrong
         assert not made(waiting=5, expired=5, explained=5).wrong
+
+
+# Records of runs.
+
+
+async def test_a_record_that_expires_while_runs_are_read_is_left_out(manual_clock: ManualClock) -> None:
+    """The others are given, newest first."""
+    store = MemoryStore(clock=manual_clock)
+    for number in range(3):
+        await write_run(store, recorded_run(number))
+
+    class Expiring(MemoryStore):
+        async def get(self, key: str) -> StoredObject:
+            if "run-1" in key:
+                raise NotFound("expired")
+            return await store.get(key)
+
+        def __getattribute__(self, name: str) -> Any:
+            return getattr(store, name) if name in ("children", "list") else super().__getattribute__(name)
+
+    assert ["run-2", "run-0"] == [each.run_id for each in await runs(Expiring(clock=manual_clock))]
+
+
+async def test_a_search_for_rare_runs_ends(manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the newest records are looked at: others could be hundreds of thousands."""
+    monkeypatch.setattr(models_runs, "LOOKED_MAX", 3)
+    store = MemoryStore(clock=manual_clock)
+    for number in range(6):
+        await write_run(store, recorded_run(number, project="rare" if number in (0, 4) else "p"))
+
+    assert ["run-4"] == [each.run_id for each in await runs(store, project_id="rare")]
+
+
+async def test_records_are_kept_for_the_days_of_retention(manual_clock: ManualClock) -> None:
+    """The day that is exactly so old stays: its runs of the same hour are not that old yet."""
+    store = MemoryStore(clock=manual_clock)
+    for day in range(4):
+        await write_run(store, recorded_run(day, day=day))
+
+    gone = await expire_runs(store, 3 * 86_400 * 10**9 + 43_200 * 10**9, days=2)
+
+    assert 1 == gone
+    assert ["run-3", "run-2", "run-1"] == [each.run_id for each in await runs(store)]
+
+
+def recorded_run(number: int, *, project: str = "p", day: int = 0) -> PipelineRun:
+    made = ModelReport("gold.orders", "made")
+    return PipelineRun(f"run-{number}", "o", project, "tick", day * 86_400_000, 1.0, "done", (made,))

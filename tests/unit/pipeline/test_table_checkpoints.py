@@ -20,7 +20,7 @@ from lakebed.delta.model import ONCE_WINDOW, DataFile, Snapshot, TableSpec, Writ
 from lakebed.delta.plain import PlainTable, schema_json
 from lakebed.delta.vacuum import sweepable
 from lakebed.store.memory import MemoryStore
-from lakebed.store.model import Written
+from lakebed.store.model import StoredObject, Written
 from support.delta_tables import stored
 from support.runtimes import runtime_on
 
@@ -146,6 +146,46 @@ async def test_a_table_may_say_how_often_it_wants_checkpoints(manual_clock: Manu
     await filled(store, manual_clock, 10)
 
     assert [4, 9] == [each.version for each in checkpoint.found(await names(store))]
+
+
+class Overtaken(MemoryStore):
+    """Another writer names a later checkpoint between this writer's reads and its write of the note."""
+
+    def __init__(self, clock: ManualClock, before: dict[str, int] | None) -> None:
+        super().__init__(clock=clock)
+        self._before, self._overtaken = before, False
+
+    async def get(self, key: str) -> StoredObject:
+        if not key.endswith(checkpoint.LAST) or self._overtaken:
+            return await super().get(key)
+        self._overtaken = True
+        later = json.dumps({"version": 9}).encode()
+        try:
+            return await super().get(key)
+        finally:
+            if self._before is None:
+                await self.create(key, later)
+            else:
+                await self.replace(key, later, (await super().get(key)).etag)
+
+
+@pytest.mark.parametrize("before", [None, {"version": 1}])
+async def test_the_note_of_the_last_checkpoint_never_moves_back(
+    manual_clock: ManualClock, before: dict[str, int] | None
+) -> None:
+    """A writer that was overtaken leaves the later note, and fails nothing; one that is ahead replaces the note."""
+    store = Overtaken(manual_clock, before)
+    key = f"{LOG}/{checkpoint.LAST}"
+    if before is not None:
+        await store.create(key, json.dumps(before).encode())
+
+    await checkpoint._point(store, ROOT, 5, b'{"version": 5}')
+    overtaken = await checkpoint.last(store, ROOT)
+    await checkpoint._point(store, ROOT, 12, b'{"version": 12}')
+    ahead = await checkpoint.last(store, ROOT)
+    await checkpoint._point(store, ROOT, 11, b'{"version": 11}')
+
+    assert (9, 12, 12) == (overtaken, ahead, await checkpoint.last(store, ROOT))
 
 
 async def test_a_checkpoint_by_another_writer_is_enough(tmp_path: Path, manual_clock: ManualClock) -> None:

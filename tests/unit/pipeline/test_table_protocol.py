@@ -102,6 +102,7 @@ def test_a_feature_that_nothing_uses_changes_nothing(held: Snapshot, commit: Com
         ("interval 2 minutes 3 seconds", 123.0),
         ("30 days", 30 * 86_400.0),
         ("interval 1 year", float("inf")),
+        ("interval 1 week 3 fortnights", float("inf")),
         ("soon", float("inf")),
     ],
 )

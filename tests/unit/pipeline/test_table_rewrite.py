@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -308,6 +309,16 @@ def test_files_are_chosen_by_every_known_range() -> None:
     assert [True, False, True] == [may(f"x {one}") for one in ("> 100", "< 1", "= 1.5")]  # NaN is above every number
     assert [True, False, False] == [may(f"d {one}") for one in ("= '2026-01-02'", "< '2026-01-02'", "is null")]
     assert [False, True] == [may(f"id {one}") for one in ("is null", "is not null")]
+
+
+def test_null_counts_do_not_leave_out_a_file_with_a_deletion_vector() -> None:
+    """They count the rows that the vector marks too: of ten rows it may have left the five that are not null."""
+    schema = schema_json((("id", "long"),))
+    file = DataFile("f", 1, 5, low={"id": 5}, high={"id": 9}, nulls={"id": 5})
+    marked = msgspec.structs.replace(file, vector={"cardinality": 5})
+    predicate = parse_predicate("id = 7").typed(schema)
+
+    assert ([], [marked]) == (chosen([file], predicate, schema), chosen([marked], predicate, schema))
 
 
 @pytest.mark.parametrize(

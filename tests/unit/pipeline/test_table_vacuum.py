@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from lakebed.core.clock import ManualClock
@@ -85,3 +86,19 @@ async def test_joined_files_of_a_version_that_is_kept_stay(manual_clock: ManualC
     await manual_clock.advance(7 * DAY_S - 30.0)
 
     assert [] == await sweepable(world.store, SPEC.root, clock=manual_clock)
+
+
+async def test_change_files_of_a_version_that_is_kept_stay(manual_clock: ManualClock) -> None:
+    """Another engine wrote its change file before the kept time and committed it after: the feed needs it."""
+    world = World(manual_clock)
+    await world.commit((await world.put("held"),))
+    await world.put("_change_data/cdc")
+    await world.put("_change_data/orphan")
+    await manual_clock.advance(60.0)
+    action = {"cdc": {"path": "_change_data/cdc.parquet", "partitionValues": {}, "size": 1, "dataChange": False}}
+    await world.store.create(log_key(SPEC.root, 1), msgspec.json.encode(action))
+    await manual_clock.advance(7 * DAY_S - 30.0)
+
+    found = await sweepable(world.store, SPEC.root, clock=manual_clock)
+
+    assert [f"{SPEC.root}/_change_data/orphan.parquet"] == [info.key for info in found]

@@ -146,6 +146,19 @@ def test_a_reason_is_kept_up_to_its_limit_and_the_last_rejection_decides() -> No
     assert third.bury
 
 
+def test_the_delay_of_a_rejected_batch_doubles_up_to_its_limit() -> None:
+    """However often it was rejected: it comes again within the limit."""
+    held, found = claiming.claim(ConsumerManifest(), producer(10), rules(), held=(), now_ms=0)
+    assert isinstance(found, list)
+    delays = []
+    for before in (0, 1, 2, 3, 60):
+        known = msgspec.structs.replace(held, troubles={"a": BatchTrouble(before, "x", 1, False, 0)})
+        _, trouble = claiming.reject(known, found[0], "r", now_ms=9, rules=claiming.RejectionRules(99, 100, 250))
+        delays.append(trouble.until_ms - 9)
+
+    assert [100, 200, 250, 250, 250] == delays
+
+
 def test_a_lost_claim_is_told_and_a_finished_one_is_not() -> None:
     """A heartbeat refreshes ours, names those of others, and leaves out what was acked meanwhile."""
     held, found = claiming.claim(ConsumerManifest(), producer(10, 10, 10), rules(), held=(), now_ms=0)

@@ -402,3 +402,18 @@ async def test_a_segment_that_does_not_decode_is_corrupt_and_named(open_queue: O
         memory.bucket.overwrite(key, data)
         with pytest.raises(Corrupt, match="segments"):
             await open_queue().producer.view(10)
+
+
+async def test_a_sweep_leaves_segments_whose_batches_wait(open_queue: Open, memory: MemoryStore) -> None:
+    """Those below the first batch that waits go; what waits is delivered, by a process that has read nothing before."""
+    queue = open_queue(segment_batches=4)
+    await append(queue, 23)
+    done = await drained(queue, most=9)
+    folder = paths.segments_folder(queue.settings.manifest_path)
+    before = len([info.key async for info in memory.list(folder)])
+
+    await open_queue(segment_batches=4).sweeper.sweep_done()
+
+    left = len([info.key async for info in memory.list(folder)])
+    assert (list(range(1, 10)), True) == (done, 0 < left < before)
+    assert list(range(10, 24)) == await drained(open_queue(segment_batches=4))

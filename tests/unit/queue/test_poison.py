@@ -376,3 +376,30 @@ async def test_a_late_ack_of_a_lost_claim_does_not_end_the_claim_that_followed(
     await collector.ack(second)
     await collector.close()
     assert 0 == (await queue.status()).pending
+
+
+async def test_a_batch_that_another_collector_split_is_no_dead_letter(open_queue: Open, memory: MemoryStore) -> None:
+    """Its data is swept already, and its pieces are in the queue: there is nothing left to set aside."""
+    queue = open_queue()
+    await put(queue, b"a", b"b")
+    collector = queue.collector()
+    batch = await collector.next_batch()
+    assert batch is not None
+    splitter = open_queue().dead_letters._splitter
+    assert await splitter.split(batch.claimed, "no")
+    await memory.delete(batch.location)
+
+    assert await splitter.split(batch.claimed, "no")
+    assert 2 == (await open_queue().producer.read()).waiting
+    await collector.close()
+
+
+async def test_a_repeated_key_takes_no_room_of_the_buffer(open_queue: Open) -> None:
+    """Its entries are not enqueued again, so nothing of it waits to be flushed."""
+    for number in range(3):
+        ingestor = open_queue().ingestor()
+        watcher = await ingestor.ingest([KeyValueEntry(b"k", b"v" * 100)], key="order-1")
+        await ingestor.flush()
+
+        assert (number > 0, 0) == ((await watcher.await_durable()).repeated, ingestor.unflushed_bytes)
+        await ingestor.close()

@@ -199,3 +199,12 @@ async def test_a_connection_that_the_store_will_close_is_not_kept(head: bytes, k
     response = await sending
 
     assert (200, "e", keeps, False) == (response.status, response.etag, connection.keeps, connection.is_closed)
+
+
+@pytest.mark.parametrize(("before", "repeated"), [([], False), ([answer(503)], True), ([OSError("cut")], True)])
+async def test_a_conflict_says_whether_an_earlier_attempt_may_have_caused_it(before: list[Any], repeated: bool) -> None:
+    """Only the refusal of the very first request proves that our bytes were not stored."""
+    with pytest.raises(errors.Conflict) as refused:
+        await Scripted(*before, answer(412)).put("k", b"x", None)
+
+    assert repeated is refused.value.repeated

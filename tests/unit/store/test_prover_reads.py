@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
 
 from lakebed.core.clock import ManualClock
 from lakebed.store.memory import MemoryStore
-from lakebed.store.model import StoredObject
+from lakebed.store.model import ObjectInfo, StoredObject
 from lakebed.store.prover import prove
 from support.runtimes import runtime_of
 
@@ -44,3 +45,24 @@ async def test_a_first_read_that_gives_other_bytes_is_a_finding(manual_clock: Ma
     assert correct.held
     assert 2 == behind.reads  # in each round before the replaces; a lie is not asked for again
     assert ["reads_see_the_winner"] == [finding.name for finding in proof.findings if not finding.held]
+
+
+class Forgetful(MemoryStore):
+    """Its first listing shows nothing; later ones are right."""
+
+    listings = 0
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+        self.listings += 1
+        async for info in super().list(prefix, after=after):
+            if self.listings > 1:
+                yield info
+
+
+async def test_a_listing_that_misses_a_write_once_is_a_finding(manual_clock: ManualClock) -> None:
+    """Later rounds that are right do not make up for it."""
+    store = Forgetful(clock=manual_clock)
+
+    proof = await prove([store, store], runtime_of(manual_clock), rounds=3)
+
+    assert ["lists_see_the_write"] == [finding.name for finding in proof.findings if not finding.held]

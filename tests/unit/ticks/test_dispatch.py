@@ -423,6 +423,30 @@ async def test_a_replay_by_another_process_is_waited_for_like_a_new_tick(manual_
     assert ([""], ["failed"], []) == (waiting, failed, await auditor.undispatched())
 
 
+async def test_an_audit_in_the_middle_of_a_replay_does_not_forget_it(manual_clock: ManualClock) -> None:
+    """It has seen the note of the replay and the row of the job before: the tick is looked at again."""
+    _, auditor, fleet = await committed(manual_clock)
+    await fleet.round()
+    node = fleet.node("operator")
+    dispatched = open_audit(node, DISPATCHED)
+    clear = dispatched.clear
+
+    async def interrupted(tick: TickId) -> None:
+        assert [] == await auditor.undispatched()
+        await manual_clock.advance(1.0)
+        await clear(tick)
+
+    dispatched.clear = interrupted  # type: ignore[method-assign]
+    operator = DispatchAuditor(
+        node, queue=open_queue(node), committed=open_audit(node, COMMITTED), dispatched=dispatched
+    )
+    await manual_clock.advance(5.0)
+
+    await operator.replay(TickId(ORG, PROJECT, "20261115T120000__abc"), "a rule was wrong")
+
+    assert [""] == [each.state for each in await auditor.undispatched()]
+
+
 @pytest.mark.parametrize("resent_first", [True, False])
 @pytest.mark.parametrize("rounds", [1, 2])
 async def test_a_replay_is_not_lost_beside_an_ordinary_message_of_its_tick(

@@ -209,3 +209,33 @@ async def test_a_project_is_idle_since_its_last_finalize_and_not_its_first(
         await manual_clock.advance(5.0)
 
     assert [True] * 11 + [False] == kept
+
+
+async def test_a_project_that_becomes_busy_while_it_is_let_go_is_kept(
+    store: MemoryStore, manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another replica wants it, and a finalize begins before the lease is released: the finalize goes on."""
+    first = Ownership(replica(store, manual_clock, "a"))
+    other = Ownership(replica(store, manual_clock, "b"))
+    await hold(first)
+    begun, ends = asyncio.Event(), asyncio.Event()
+
+    async def finalize() -> None:
+        async with first.of("o", "p"):
+            begun.set()
+            await ends.wait()
+
+    async def wanted(project: tuple[str, str]) -> bool:
+        tasks.append(asyncio.ensure_future(finalize()))
+        await begun.wait()
+        return True
+
+    tasks: list[asyncio.Future[None]] = []
+    monkeypatch.setattr(first, "_requested", wanted)
+    await first.keep()
+
+    with pytest.raises(TooEarly):
+        await hold(other)
+    ends.set()
+    await asyncio.gather(*tasks)
+    assert [("o", "p")] == first.projects

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from lakebed.core.clock import ManualClock
@@ -211,6 +212,22 @@ async def test_changed_parts_and_another_manifest_of_a_committed_tick_are_refuse
     assert [422, 422, 200, 422, 422] == [each.status_code for each in answers]
     assert first.json() == answers[2].json()
     assert [] == [key for key in await parts(service) if after_s]
+
+
+async def test_a_state_without_its_manifest_is_compared_by_the_commit_record(service: Service) -> None:
+    """Earlier versions did not pin the manifest: another one is refused all the same."""
+    manifest_ = await service.upload()
+    first = await service.finalize(manifest_)
+    (key,) = [info.key async for info in service.context.store.list("ticks/v1/state/")]
+    stored = await service.context.store.get(key)
+    state = {**msgspec.json.decode(stored.data), "manifest": None}
+    await service.context.store.replace(key, msgspec.json.encode(state), stored.etag)
+    renamed = {**manifest_, "tables": [{**manifest_["tables"][0], "name": "other"}]}
+
+    answers = [await service.finalize(each) for each in (renamed, manifest_)]
+
+    assert [422, 200] == [each.status_code for each in answers]
+    assert first.json() == answers[1].json()
 
 
 async def test_notes_of_commits_expire_with_their_audit_rows(service: Service, manual_clock: ManualClock) -> None:

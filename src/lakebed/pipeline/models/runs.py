@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from lakebed.core.errors import Corrupt
+from lakebed.core.errors import Corrupt, NotFound
 from lakebed.core.logs import logger
 from lakebed.pipeline.models.definition import Action
 from lakebed.store.protocol import Store
@@ -21,6 +21,7 @@ RUNS = "pipeline/runs/v1/"
 FORMAT = 1
 KEEP_DAYS = 90  # a run a minute makes some 130,000 objects of 1 KB
 RUNS_MAX = 1_000  # that one reader is given
+LOOKED_MAX = 10_000  # records that one reader looks at: those of a model may be rare among all
 
 ModelState = Literal["made", "unchanged", "waiting", "refused", "failed", "skipped"]
 log = logger("pipeline")
@@ -95,16 +96,23 @@ async def write_run(store: Store, record: PipelineRun) -> None:
 async def runs(
     store: Store, *, org_id: str = "", project_id: str = "", model: str = "", limit: int = 100
 ) -> list[PipelineRun]:
-    """The last runs, newest first; of one project or model, where named. Raises Corrupt for a record that is none."""
+    """The last runs, newest first, among the last LOOKED_MAX; of one project or model, where named. Raises Corrupt
+    for a record that is none.
+    """
     found: list[PipelineRun] = []
+    looked = 0
     for day in reversed(await store.children(RUNS)):
         keys = [info.key async for info in store.list(f"{RUNS}{day}/")]
         for key in sorted(keys, reverse=True):
-            record = decode_run((await store.get(key)).data, key)
+            looked += 1
+            try:
+                record = decode_run((await store.get(key)).data, key)
+            except NotFound:
+                continue  # expired since it was listed
             wanted = (org_id in ("", record.org_id)) and (project_id in ("", record.project_id))
             if wanted and (not model or any(each.table == model for each in record.models)):
                 found.append(record)
-            if len(found) >= min(limit, RUNS_MAX):
+            if len(found) >= min(limit, RUNS_MAX) or looked >= LOOKED_MAX:
                 return found
     return found
 

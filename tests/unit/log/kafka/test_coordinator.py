@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from lakebed.core.errors import NotFound
+from lakebed.core.errors import NotFound, Stale
+from lakebed.log.kafka import membership
 from lakebed.log.kafka.coordinator import GroupCoordinator
 from lakebed.log.kafka.membership import Group, GroupFault, GroupRefused, JoinWish
 from lakebed.log.model import GroupFenced
@@ -132,3 +133,26 @@ async def test_a_group_with_members_is_not_deleted(host: Host) -> None:
     assert {} == await broker.groups()
     with pytest.raises(NotFound):
         await broker.delete("g")
+
+
+async def test_a_group_that_a_member_joins_while_it_is_deleted_stays(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The delete is of the group that was found empty."""
+    deleting, other = coordinator(host), coordinator(host)
+    await deleting.demand_commit("g", "", -1, None)
+    find, looks = deleting._find, list[int]()
+
+    async def joined_since(group: str) -> Any:
+        found = await find(group)
+        looks.append(1)
+        if len(looks) == 2:  # the look before the delete
+            await other._change("g", lambda at, ms: membership.join(at, wish("m0"), ms))
+        return found
+
+    monkeypatch.setattr(deleting, "_find", joined_since)
+    with pytest.raises(Stale):
+        await deleting.delete("g")
+
+    left = await other.find("g")
+    assert left is not None and {"m0"} == set(left.members)
