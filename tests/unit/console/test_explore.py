@@ -16,7 +16,8 @@ from lakebed.core.clock import SystemClock
 from lakebed.core.errors import Conflict, Unavailable
 from lakebed.log import view
 from lakebed.log.broker import Broker
-from lakebed.log.codec import columns
+from lakebed.log.codec import Records, columns
+from lakebed.log.lines import records_of
 from lakebed.log.model import TopicPartition
 from lakebed.log.page import LogPage, opened_first
 from lakebed.log.producers import RecordChunk
@@ -43,9 +44,10 @@ def log_page(here: Site) -> LogPage:
     return page
 
 
-async def append(here: Site, *values: bytes) -> None:
+async def append(here: Site, *values: bytes, records: Records | None = None) -> None:
     broker = Broker(here.context, log_page(here).log.meta)
-    await broker.writer.append_shared([PartitionAppend(TP, (RecordChunk(columns(values)),))])
+    chunk = RecordChunk(columns(values) if records is None else records)
+    await broker.writer.append_shared([PartitionAppend(TP, (chunk,))])
     await broker.writer.drain()
 
 
@@ -71,6 +73,26 @@ async def test_records_are_found_by_their_text_from_an_offset_on() -> None:
     assert [4, 14, 24, 34] == [row["offset"] for row in found["records"]["records"]]
     assert [24, 34] == [row["offset"] for row in later["records"]["records"]]
     assert ([], 41) == (none["records"]["records"], none["records"]["next_offset"])
+
+
+async def test_records_show_their_key_headers_and_time_and_are_found_by_key() -> None:
+    """As a Kafka client sees them; a record without a key has none; a typed record may have one."""
+    async with site() as here:
+        await append(here, b"plain")
+        made = records_of([b"total 5", b"total 7"], "customer-Basel", ["trace=abc"], 1_760_000_000_000)
+        await append(here, records=made)
+        await do(here, "log.produce", topic="orders", partition="0", key="typed-key", value="by hand")
+        shown = await twin(here, "/log.json?topic=orders")
+        found = await twin(here, "/log.json?topic=orders&search=BASEL")
+        page = await here.browser.open("/log?topic=orders")
+
+    plain, first, _, typed = shown["records"]["records"]
+    assert (None, []) == (plain["key"], plain["headers"]) and plain["at_ms"]
+    assert ("customer-Basel", 1_760_000_000_000) == (first["key"]["text"], first["at_ms"])
+    assert [{"name": "trace", "value": "abc"}] == first["headers"]
+    assert ("typed-key", "by hand") == (typed["key"]["text"], typed["payload"]["text"])
+    assert [2, 3] == [row["offset"] for row in found["records"]["records"]]
+    assert "trace: abc" in page.text and "2025-10-09 08:53:20" in page.text
 
 
 async def test_a_search_reads_a_bounded_number_of_records(monkeypatch: pytest.MonkeyPatch) -> None:
