@@ -113,11 +113,13 @@ def traffic(folder: Path) -> Iterator[None]:
 def _send(folder: Path, done: threading.Event) -> None:
     lake = lakebed.connect(dir=folder)
     number = 0
+    keyed = ("topics", "produce", "payments", "--key", "customer-7", "--header", "trace=4bf92f35", "--dir", str(folder))
+    _run(*keyed, text="".join(f'{{"order": {each}, "paid": true}}\n' for each in range(8)))
     while not done.wait(1.0):
         number += 1
         wave = 0.5 + 0.3 * math.sin(number / 9)
         orders = [{"id": number * 10 + each, "country": ("de", "fr", "br", "in")[each % 4]} for each in range(10)]
-        lake.topic("orders").produce(orders, key=f"customer-{number % 7}")
+        lake.topic("orders").produce(orders)
         lake.batches.send(
             [{"metric": "cpu", "value": round(wave / host, 3), "labels": {"host": f"web-{host}"}} for host in (1, 2)]
         )
@@ -145,8 +147,8 @@ def shoot(browser: Browser, urls: tuple[str, str], out: Path, names: list[str], 
         context.close()
 
 
-def _run(*arguments: str, env: Mapping[str, str] | None = None) -> None:
-    subprocess.run([sys.executable, "-m", "lakebed", *arguments], env=env, check=True)
+def _run(*arguments: str, env: Mapping[str, str] | None = None, text: str | None = None) -> None:
+    subprocess.run([sys.executable, "-m", "lakebed", *arguments], env=env, check=True, input=text, text=True)
 
 
 def _answers(url: str) -> str:
