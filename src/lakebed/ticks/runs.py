@@ -9,7 +9,7 @@ from lakebed.console.runs import RunRecord, RunState
 from lakebed.core.context import Context
 from lakebed.ticks import view
 from lakebed.ticks.adapters import open_audit
-from lakebed.ticks.audit import DISPATCHED, AuditRow
+from lakebed.ticks.audit import DISPATCHED, LOG, AuditRow
 from lakebed.ticks.model import TickId
 from lakebed.ticks.view import ProjectStatus, TickStatus
 
@@ -72,4 +72,6 @@ def silver(row: AuditRow, tick: TickStatus) -> RunRecord:
         href=f"/ticks?{urlencode(named)}",
         action="ticks.replay",
         fields=named,
+        spark_page=view.spark_page(report),
+        logged=LOG in row.fields,
     )

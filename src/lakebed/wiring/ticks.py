@@ -32,6 +32,7 @@ from lakebed.ticks.workers import workers as tick_workers
 
 if TYPE_CHECKING:
     from lakebed.pipeline.runner import PipelineRunner
+    from lakebed.spark.session import SparkPage
 
 log = logger("pipeline")
 
@@ -140,6 +141,14 @@ class SparkFlow:
         session = sys.modules.get("lakebed.spark.session")  # this loads no Spark
         return str(session.state()) if session else "off"
 
+    def page(self) -> SparkPage | None:
+        """Where Spark shows its jobs, waiting until it has started."""
+        from lakebed.spark import session
+        from lakebed.spark.settings import SparkSettings
+
+        session.open_session(self._context.settings.of(SparkSettings))
+        return session.page()
+
     async def warm(self) -> None:
         """Starts the session in the background, if the settings say so and the store can hold tables."""
         wanted = self._context.settings.of(PipelineSettings).warm
@@ -182,6 +191,9 @@ class SparkSilver:
 
     async def run(self, org_id: str, project_id: str, ticks: Sequence[SilverTick]) -> SilverResult:
         flow = await self._flow.open()
+        page = await asyncio.to_thread(self._flow.page)
+        if page is not None:
+            log.info("Spark runs the job", application=page.application, page=page.address or "off: spark.ui")
         versions: dict[str, int] = {}
         for tick in ticks:
             for table, version in tick.versions.items():
@@ -189,4 +201,5 @@ class SparkSilver:
         names = [tick.tick_id for tick in ticks]
         anew = {table for tick in ticks if tick.replay for table in tick.versions}
         report = await asyncio.to_thread(flow.run_silver, org_id, project_id, names, versions, anew=anew)
-        return SilverResult(msgspec.to_builtins(report))
+        detail = msgspec.to_builtins(report)
+        return SilverResult(detail if page is None else detail | {"spark": msgspec.to_builtins(page)})

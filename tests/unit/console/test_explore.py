@@ -30,7 +30,7 @@ from lakebed.queue.page import opened_first as queue_opened_first
 from lakebed.queue.roles import Queue
 from lakebed.queue.view import WaitingRow
 from lakebed.store.memory import MemoryStore
-from lakebed.ticks.page import TicksPage
+from lakebed.ticks.page import TicksPage, lineage
 from lakebed.ticks.view import TickView
 from support.console_site import KEYS, OPERATOR, Site, site
 from support.tick_fixtures import context_of
@@ -316,5 +316,34 @@ def test_a_tick_shows_its_lineage_and_what_changed_in_a_schema() -> None:
         signed_in=False, may=ANYBODY.may, token="", now_ms=0, now_ns=0,
     )  # fmt: skip
 
-    assert 'href="/tables?table=silver%2Facme%2Fshop%2Forders"' in html and "gold: by_city" in html
+    assert 'href="/tables?table=silver%2Facme%2Fshop%2Forders"' in html
+    assert 'href="/tables?table=gold%2Facme%2Fshop%2Fby_city"' in html
     assert "columns added: tax" in html and "columns not in the contract: debug" in html
+
+
+def test_lineage_is_drawn_by_what_each_table_was_made_of() -> None:
+    """A gold table stands behind its sources; a source that the tick did not touch has no line."""
+    gold = [
+        {"table": "by_country", "rows": 4, "sources": {"gold.by_customer": 1}},
+        {"table": "by_customer", "rows": 40, "sources": {"silver.orders": 3, "silver.users": 9}},
+    ]
+    report = {"silver": [{"table": "orders", "good": 5940, "quarantined": 60}], "gold": gold}
+    found = lineage(TickView("acme", "shop", "t1", "committed", 5, 10, [], {"orders": 4, "raw": 0}, report))
+    at = {box.name: (box.x // 220, box.y // 64) for box in found.boxes}
+
+    assert {
+        "parts": (0, 0), "bronze.orders": (1, 0), "bronze.raw": (1, 1), "silver.orders": (2, 0),
+        "gold.by_customer": (3, 0), "gold.by_country": (4, 0),
+    } == at  # fmt: skip
+    assert 5 == len(found.edges)  # to both bronze tables, to silver, to each gold table
+    assert "5,940 rows, 60 quarantined" in {box.note for box in found.boxes}
+    assert "" == found.boxes[0].href and all(box.href.startswith("/tables?") for box in found.boxes[1:])
+    assert all(0 <= box.x < found.width and 0 <= box.y < found.height for box in found.boxes)
+
+
+def test_gold_tables_that_name_each_other_are_drawn_too() -> None:
+    """No report keeps the page from being shown."""
+    gold = [{"table": "a", "sources": {"gold.b": 1}}, {"table": "b", "sources": {"gold.a": 1}}, {"no": "table"}]
+    found = lineage(TickView("o", "p", "t", "committed", 1, 1, [], {"x": 0}, {"gold": gold, "silver": ["odd"]}))
+
+    assert ["parts", "bronze.x", "gold.a", "gold.b"] == [box.name for box in found.boxes]

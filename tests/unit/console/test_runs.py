@@ -13,7 +13,9 @@ from lakebed.batches.plot import SPOOLED, MetricPlots, drawn
 from lakebed.batches.view import RecentBatches
 from lakebed.batches.window_query import RollupSeries, WindowValues
 from lakebed.console.pages import ACTIONS
+from lakebed.console.rendering import Assets, environment
 from lakebed.console.runs import PART_RUNS_MAX, RunRecord, RunsPage, RunsReader, merged
+from lakebed.core.auth import ANYBODY
 from lakebed.core.clock import ManualClock, SystemClock
 from lakebed.core.ids import Ids
 from lakebed.core.settings import load
@@ -91,6 +93,20 @@ def test_a_job_that_failed_says_why_and_can_run_again() -> None:
 
     assert ("failed", "contract: total is missing", 3.0) == (found.state, found.reason, found.took_s)
     assert set(found.fields) == set(ACTIONS[found.action].fields)
+
+
+def test_a_run_leads_to_its_log_and_to_sparks_page() -> None:
+    """Where the job recorded them."""
+    tick = TickStatus("t1", "committed", 1, 10, 1000)
+    detail = '{"silver": [], "spark": {"application": "local-1", "address": "http://127.0.0.1:4040"}}'
+    found = silver(AuditRow("acme", "shop", "t1", "done", "a", 4000, 0, {"detail": detail, "log": "started"}), tick)
+    html = environment(Assets()).get_template("runs.html").render(
+        page=RunsPage, data={}, chosen={"runs": [found], "kinds": [], "kind": "", "state": ""}, read_only=True,
+        principal=ANYBODY, signed_in=False, may=ANYBODY.may, token="", now_ms=0, now_ns=0,
+    )  # fmt: skip
+
+    assert '<a href="http://127.0.0.1:4040" rel="noreferrer">Spark</a>' in html
+    assert '<a href="/ticks?org=acme&amp;project=shop&amp;tick=t1">Log</a>' in html
 
 
 def test_a_job_that_ended_well_has_its_rows() -> None:
