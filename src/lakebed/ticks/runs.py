@@ -47,6 +47,7 @@ def _tick(project: ProjectStatus, tick: TickStatus) -> RunRecord:
         f"{project.org_id}/{project.project_id}/{tick.tick_id}",
         STATES.get(tick.state, "running"),
         tick.updated_at_ms,
+        tick.created_at_ms,
         rows_out=rows,
         reason=tick.message or f"{tick.parts} parts",
         href=f"/ticks?{urlencode(named)}",

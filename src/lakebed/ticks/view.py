@@ -38,6 +38,7 @@ class TickStatus(msgspec.Struct, frozen=True):
     rows_replaced: int | None = None
     error_class: str | None = None
     message: str | None = None
+    created_at_ms: int = 0
 
 
 class ProjectStatus(msgspec.Struct, frozen=True):
@@ -109,6 +110,7 @@ def _tick_status(state: TickState) -> TickStatus:
         rows_replaced=result.rows_replaced if result else None,
         error_class=failure.error_class if failure else None,
         message=failure.message if failure else None,
+        created_at_ms=state.created_at_ms,
     )
 
 
