@@ -142,12 +142,9 @@ class SparkFlow:
         return str(session.state()) if session else "off"
 
     def page(self) -> SparkPage | None:
-        """Where Spark shows its jobs, waiting until it has started."""
-        from lakebed.spark import session
-        from lakebed.spark.settings import SparkSettings
-
-        session.open_session(self._context.settings.of(SparkSettings))
-        return session.page()
+        """Where Spark shows its jobs; None where it did not start, as for ticks without a contract."""
+        session = sys.modules.get("lakebed.spark.session")  # this loads no Spark
+        return session.page() if session else None
 
     async def warm(self) -> None:
         """Starts the session in the background, if the settings say so and the store can hold tables."""
@@ -191,15 +188,17 @@ class SparkSilver:
 
     async def run(self, org_id: str, project_id: str, ticks: Sequence[SilverTick]) -> SilverResult:
         flow = await self._flow.open()
-        page = await asyncio.to_thread(self._flow.page)
-        if page is not None:
-            log.info("Spark runs the job", application=page.application, page=page.address or "off: spark.ui")
         versions: dict[str, int] = {}
         for tick in ticks:
             for table, version in tick.versions.items():
                 versions[table] = max(version, versions.get(table, -1))
         names = [tick.tick_id for tick in ticks]
         anew = {table for tick in ticks if tick.replay for table in tick.versions}
-        report = await asyncio.to_thread(flow.run_silver, org_id, project_id, names, versions, anew=anew)
+        try:
+            report = await asyncio.to_thread(flow.run_silver, org_id, project_id, names, versions, anew=anew)
+        finally:  # of a failed job too: its log says where to look
+            page = self._flow.page()
+            if page is not None:
+                log.info("Spark ran the job", application=page.application, page=page.address or "off: spark.ui")
         detail = msgspec.to_builtins(report)
         return SilverResult(detail if page is None else detail | {"spark": msgspec.to_builtins(page)})
