@@ -42,6 +42,7 @@ LOOKS: dict[str, tuple[str, dict[str, int]]] = {
 IN_DOCS = {("overview", "dark"), ("overview", "phone"), ("ticks", "phone")}  # besides every page in light
 MOVING_S = 90.0  # how long numbers move before the pictures are taken: the lake is sampled every 15 s
 READY_S = 60.0
+HEIGHT_MAX = 1600  # of a picture of the documentation
 SEED = 7  # of the demo, and of the prefix of its ticks
 TICKS_PREFIX = f"demo-ticks-{SEED}"
 QUERY = "select country, orders, spent from gold.acme.shop.spent_by_country order by spent desc"
@@ -126,7 +127,8 @@ def _send(folder: Path, done: threading.Event) -> None:
         if number % 2:
             lake.queue("resize").put(f"images/{number}.png")
         if number % 10 == 0:
-            list(lake.topic("orders").consume(group="billing"))
+            for record in lake.topic("orders").consume(group="billing"):
+                record.commit()
     lake.close()
 
 
@@ -139,12 +141,26 @@ def shoot(browser: Browser, urls: tuple[str, str], out: Path, names: list[str], 
                 continue
             tab = context.new_page()
             base = urls[1] if page.name in TICKS_PAGES else urls[0]
-            tab.goto(f"{base}{page.path}?{urlencode(SHOWN.get(page.name, {}))}")
+            tab.goto(f"{base}{page.path}?{urlencode(_shown(base, page.name))}")
             tab.wait_for_selector("html[data-live]", state="attached")
             tab.wait_for_timeout(2500)
-            tab.screenshot(path=out / f"{page.name}-{look}.png", full_page=True)
+            file = out / f"{page.name}-{look}.png"
+            if everything:
+                tab.screenshot(path=file, full_page=True)
+            else:
+                height = min(HEIGHT_MAX, tab.evaluate("document.documentElement.scrollHeight"))
+                tab.screenshot(
+                    path=file, full_page=True, clip={"x": 0, "y": 0, "width": size["width"], "height": height}
+                )
             tab.close()
         context.close()
+
+
+def _shown(base: str, page: str) -> dict[str, str]:
+    if page != "lifecycle":
+        return SHOWN.get(page, {})
+    rules = httpx2.get(f"{base}/lifecycle.json", timeout=READY_S, trust_env=False).json()["rules"]
+    return {"bucket": rules[0]["bucket"], "preview": "1", "days": "2"} if rules else {}
 
 
 def _run(*arguments: str, env: Mapping[str, str] | None = None, text: str | None = None) -> None:

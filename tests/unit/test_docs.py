@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from lakebed.console.pages import PAGES as CONSOLE_PAGES
 from lakebed.store.prices import AS_OF, LIST_PRICES
 from support import guarantees
 
@@ -162,3 +163,11 @@ def test_the_recording_is_drawn_from_a_run_and_shows_all_of_it() -> None:
     assert module["svg"](events) == picture and "<script" not in picture
     assert [f"$ {command}" for command in module["COMMANDS"]] == [text for _, text in events if text.startswith("$ ")]
     assert not [text for _, text in events if "Traceback" in text]
+
+
+def test_every_page_of_the_console_has_its_picture_in_the_documentation() -> None:
+    """As `make screenshots` names them; no picture is there that no page shows."""
+    shown = set(re.findall(r"screenshots/([\w-]+\.png)", "".join(page.read_text() for page in PAGES)))
+
+    assert {f"{page.name}-light.png" for page in CONSOLE_PAGES} <= shown
+    assert shown == {file.name for file in (ROOT / "docs/screenshots").glob("*.png")}

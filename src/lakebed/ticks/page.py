@@ -28,7 +28,8 @@ from lakebed.ticks.auditor import DispatchAuditor
 from lakebed.ticks.view import TickStage, TickView
 
 PARTS = "parts"
-BOX_W, BOX_H, GAP_X, GAP_Y = 176, 50, 44, 14
+BOX_W, BOX_H, GAP_X, GAP_Y = 176, 62, 24, 14
+STEP_X, STEP_Y = BOX_W + GAP_X, BOX_H + GAP_Y
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -51,6 +52,7 @@ class LineageBox(msgspec.Struct, frozen=True):
     """A table, or the parts of the tick. `name` is as in a model: `silver.orders`."""
 
     name: str
+    layer: str
     title: str
     note: str
     href: str
@@ -63,6 +65,8 @@ class LineageDrawing(msgspec.Struct, frozen=True):
     height: int
     boxes: list[LineageBox]
     edges: list[str]  # paths
+    box_w: int = BOX_W
+    box_h: int = BOX_H
 
 
 def lineage(tick: TickView) -> LineageDrawing:
@@ -82,7 +86,7 @@ def lineage(tick: TickView) -> LineageDrawing:
         left = {name: made for name, made in left.items() if name not in ready}
     steps = [step for step in steps if step]
     boxes = {
-        name: LineageBox(name, name, note, _table_href(tick, name), column * (BOX_W + GAP_X), row * (BOX_H + GAP_Y))
+        name: LineageBox(name, *_titled(name), note, _table_href(tick, name), column * STEP_X, row * STEP_Y)
         for column, step in enumerate(steps)
         for row, (name, (note, _)) in enumerate(step.items())
     }
@@ -94,13 +98,18 @@ def lineage(tick: TickView) -> LineageDrawing:
         if source in boxes and source != name
     ]
     deepest = max(map(len, steps))
-    width, height = len(steps) * (BOX_W + GAP_X) - GAP_X, deepest * (BOX_H + GAP_Y) - GAP_Y
+    width, height = len(steps) * STEP_X - GAP_X, deepest * STEP_Y - GAP_Y
     return LineageDrawing(width, height, list(boxes.values()), edges)
 
 
 def _silver_note(step: dict[str, Any]) -> str:
     quarantined = int(step.get("quarantined", 0))
     return f"{int(step.get('good', 0)):,} rows" + (f", {quarantined:,} quarantined" if quarantined else "")
+
+
+def _titled(name: str) -> tuple[str, str]:
+    layer, _, table = name.partition(".")
+    return (layer, table) if table else ("tick", name)
 
 
 def _table_href(tick: TickView, name: str) -> str:

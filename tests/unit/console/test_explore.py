@@ -30,7 +30,7 @@ from lakebed.queue.page import opened_first as queue_opened_first
 from lakebed.queue.roles import Queue
 from lakebed.queue.view import WaitingRow
 from lakebed.store.memory import MemoryStore
-from lakebed.ticks.page import TicksPage, lineage
+from lakebed.ticks.page import STEP_X, STEP_Y, TicksPage, lineage
 from lakebed.ticks.view import TickView
 from support.console_site import KEYS, OPERATOR, Site, site
 from support.tick_fixtures import context_of
@@ -329,7 +329,7 @@ def test_lineage_is_drawn_by_what_each_table_was_made_of() -> None:
     ]
     report = {"silver": [{"table": "orders", "good": 5940, "quarantined": 60}], "gold": gold}
     found = lineage(TickView("acme", "shop", "t1", "committed", 5, 10, [], {"orders": 4, "raw": 0}, report))
-    at = {box.name: (box.x // 220, box.y // 64) for box in found.boxes}
+    at = {box.name: (box.x // STEP_X, box.y // STEP_Y) for box in found.boxes}
 
     assert {
         "parts": (0, 0), "bronze.orders": (1, 0), "bronze.raw": (1, 1), "silver.orders": (2, 0),
