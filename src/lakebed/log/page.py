@@ -133,7 +133,7 @@ class LogPage(PartPage):
             needs_reason=False,
             inputs={
                 "partition": FieldInput("Partition", numeric=True),
-                "key": FieldInput("Key, may be empty"),
+                "key": FieldInput("Key (optional)", optional=True),
                 "value": FieldInput("Value, as text or JSON", rows=5, chars_max=VALUE_CHARS_MAX),
             },
         ),

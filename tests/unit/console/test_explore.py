@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from datetime import UTC, datetime
 from typing import Any
@@ -85,6 +86,7 @@ async def test_records_show_their_key_headers_and_time_and_are_found_by_key() ->
         shown = await twin(here, "/log.json?topic=orders")
         found = await twin(here, "/log.json?topic=orders&search=BASEL")
         page = await here.browser.open("/log?topic=orders")
+        asked = (await here.browser.open("/console/ask/log.produce?topic=orders&partition=0")).text
 
     plain, first, _, typed = shown["records"]["records"]
     assert (None, []) == (plain["key"], plain["headers"]) and plain["at_ms"]
@@ -92,6 +94,7 @@ async def test_records_show_their_key_headers_and_time_and_are_found_by_key() ->
     assert [{"name": "trace", "value": "abc"}] == first["headers"]
     assert ("typed-key", "by hand") == (typed["key"]["text"], typed["payload"]["text"])
     assert [2, 3] == [row["offset"] for row in found["records"]["records"]]
+    assert re.search(r'name="value"[^>]* required', asked) and not re.search(r'name="key"[^>]* required', asked)
     assert "trace: abc" in page.text and "2025-10-09 08:53:20" in page.text
 
 
