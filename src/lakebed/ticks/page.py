@@ -114,7 +114,8 @@ def _titled(name: str) -> tuple[str, str]:
 
 def _table_href(tick: TickView, name: str) -> str:
     layer, _, table = name.partition(".")
-    return link("/tables", table=f"{layer}/{tick.org_id}/{tick.project_id}/{table}") if table else ""
+    folder = "bronze/ticks" if layer == "bronze" else layer
+    return link("/tables", table=f"{folder}/{tick.org_id}/{tick.project_id}/{table}") if table else ""
 
 
 def _edge(source: LineageBox, target: LineageBox) -> str:

@@ -340,6 +340,7 @@ def test_lineage_is_drawn_by_what_each_table_was_made_of() -> None:
     } == at  # fmt: skip
     assert 5 == len(found.edges)  # to both bronze tables, to silver, to each gold table
     assert "5,940 rows, 60 quarantined" in {box.note for box in found.boxes}
+    assert "/tables?table=bronze%2Fticks%2Facme%2Fshop%2Forders" == found.boxes[1].href
     assert "" == found.boxes[0].href and all(box.href.startswith("/tables?") for box in found.boxes[1:])
     assert all(0 <= box.x < found.width and 0 <= box.y < found.height for box in found.boxes)
 
