@@ -60,7 +60,7 @@ browser: setup ## the console in a real browser; skipped, in so many words, wher
 	@! $(BIN)/python tests/support/chromium.py || $(BIN)/pytest tests/browser -m "not full"
 
 screenshots: setup ## every page of the console, light, dark and on a phone, into docs/screenshots
-	PYTHONPATH=src:tests:tests/browser $(BIN)/python tests/browser/screenshots.py
+	PYTHONPATH=src:tests $(BIN)/python tests/browser/screenshots.py
 
 recording: setup ## run the quick start for real and draw it as an animated SVG for the README
 	$(BIN)/python docs/recording/record.py run

@@ -1,78 +1,183 @@
-"""`make screenshots`: every page, light, dark and on a phone, from a real gateway with a little of everything in it."""
+"""`make screenshots`: every page, light, dark and on a phone, on the data of the demo.
+
+Runs the demo and keeps its folder (or uses a folder of `lakebed demo --keep`), starts the stack on it again, sends a
+little more so that the charts move, and takes the pictures. The demo's ticks have a prefix of their own in the bucket:
+their pages are taken from a second gateway.
+
+    make screenshots                                              the pictures of the documentation
+    python tests/browser/screenshots.py --folder demo --out shots log tables   some pages, of a demo that was kept
+"""
 
 from __future__ import annotations
 
-import asyncio
+import argparse
+import math
+import os
+import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import urlencode
 
+import httpx2
 from playwright.sync_api import Browser, sync_playwright
 
+import lakebed
 from lakebed.console.pages import PAGES
-from lakebed.core.runtime import system_runtime
-from lakebed.embedded.weed import Weed
+from lakebed.core.ids import Ids
+from lakebed.embedded.endpoints import child_environment, find
+from lakebed.embedded.ports import HOST, HeldPorts
 from support.chromium import LAUNCH, found_browser
-from support.console_stack import Yard, yard_on
 
 OUT = Path(__file__).parents[2] / "docs/screenshots"
-WIDE, PHONE = {"width": 1280, "height": 860}, {"width": 390, "height": 844}
-MOVING_S = 50.0  # how long numbers move before the pictures are taken: the lake is sampled every 15 s
-QUERY = "select city, count(*) as orders, sum(total) as total from silver.shop.orders group by city order by city"
+LOOKS: dict[str, tuple[str, dict[str, int]]] = {
+    "light": ("light", {"width": 1280, "height": 860}),
+    "dark": ("dark", {"width": 1280, "height": 860}),
+    "phone": ("light", {"width": 390, "height": 844}),
+}
+IN_DOCS = {("overview", "dark"), ("overview", "phone"), ("ticks", "phone")}  # besides every page in light
+MOVING_S = 90.0  # how long numbers move before the pictures are taken: the lake is sampled every 15 s
+READY_S = 60.0
+HEIGHT_MAX = 1600  # of a picture of the documentation
+SEED = 7  # of the demo, and of the prefix of its ticks
+TICKS_PREFIX = f"demo-ticks-{SEED}"
+QUERY = "select country, orders, spent from gold.acme.shop.spent_by_country order by spent desc"
+TICKS_PAGES = {"ticks", "tables"}
 SHOWN = {  # what is chosen on a page, where the page alone would show less
-    "tables": f"?{urlencode({'table': 'silver/acme/shop/orders', 'sql': QUERY})}",
-    "batches": "?metric=cpu",
-    "search": "?q=orders",
+    "tables": {"table": "silver/acme/shop/orders", "sql": QUERY, "profile": "1"},
+    "batches": {"metric": "cpu", "match": "host=web-1", "span": "15m"},
+    "log": {"topic": "orders"},
+    "queue": {"queue": "resize"},
+    "search": {"q": "demo"},
 }
 
 
-def main(names: list[str]) -> None:
-    browser_path = found_browser()
-    if not browser_path:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("pages", nargs="*", help="names of pages (default: all)")
+    parser.add_argument("--folder", type=Path, help="folder of a demo that was kept")
+    parser.add_argument("--out", type=Path, help="write every look of every page here, not into docs/screenshots")
+    asked = parser.parse_args()
+    if not (browser_path := found_browser()):
         raise SystemExit("no browser is found: install chromium, or set LAKEBED_TEST_BROWSER")
-    out = Path(names.pop(0)) if names and "/" in names[0] else OUT
+    out: Path = asked.out or OUT
     out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        server = Weed(Path(folder) / "weed", runtime=system_runtime())
-        asyncio.run(server.start())
+    with ExitStack() as stack:
+        folder = asked.folder or Path(stack.enter_context(tempfile.TemporaryDirectory())) / "demo"
+        if asked.folder is None:
+            _run("demo", "--scale", "0.5", "--seed", str(SEED), "--keep", str(folder))
+        urls = stack.enter_context(started(folder))
+        stack.enter_context(traffic(folder))
+        time.sleep(MOVING_S)
+        browser = stack.enter_context(sync_playwright()).chromium.launch(executable_path=browser_path, args=LAUNCH)
+        shoot(browser, urls, out, asked.pages, everything=asked.out is not None)
+        browser.close()
+
+
+@contextmanager
+def started(folder: Path) -> Iterator[tuple[str, str]]:
+    """The stack of the demo and, beside it, a gateway on the prefix of its ticks; their addresses."""
+    cold = {**os.environ, "LAKEBED_PIPELINE_WARM": "false"}
+    _run("up", "--dir", str(folder), "--detach", env=cold)
+    try:
+        endpoints = find(folder)
+        env = {**cold, **child_environment(folder, endpoints.bucket), "LAKEBED_STORE_PREFIX": TICKS_PREFIX}
+        with HeldPorts(Ids()) as held:
+            port = held.take()
+            beside = subprocess.Popen([sys.executable, "-m", "lakebed", "serve", "--port", str(port)], env=env)
         try:
-            with yard_on(server.endpoints, Path(folder)) as env, sync_playwright() as playwright:
-                env.seed()
-                browser = playwright.chromium.launch(executable_path=browser_path, args=LAUNCH)
-                shoot(browser, env, out, names)
-                browser.close()
+            yield endpoints.gateway, _answers(f"http://{HOST}:{port}")
         finally:
-            asyncio.run(server.stop(grace_s=0.0))
+            beside.terminate()
+            beside.wait(READY_S)
+    finally:
+        _run("down", "--dir", str(folder))
 
 
-def shoot(browser: Browser, env: Yard, out: Path, names: list[str]) -> None:
+@contextmanager
+def traffic(folder: Path) -> Iterator[None]:
+    """Sends records, entries and samples until the end, as other programs would, past the console."""
     done = threading.Event()
-    threading.Thread(target=_send, args=(env, done), daemon=True).start()
-    time.sleep(MOVING_S)
-    for look, theme, size in (("light", "light", WIDE), ("dark", "dark", WIDE), ("phone", "light", PHONE)):
+    sender = threading.Thread(target=_send, args=(folder, done))
+    sender.start()
+    try:
+        yield
+    finally:
+        done.set()
+        sender.join(READY_S)
+
+
+def _send(folder: Path, done: threading.Event) -> None:
+    lake = lakebed.connect(dir=folder)
+    number = 0
+    keyed = ("topics", "produce", "payments", "--key", "customer-7", "--header", "trace=4bf92f35", "--dir", str(folder))
+    _run(*keyed, text="".join(f'{{"order": {each}, "paid": true}}\n' for each in range(8)))
+    while not done.wait(1.0):
+        number += 1
+        wave = 0.5 + 0.3 * math.sin(number / 9)
+        orders = [{"id": number * 10 + each, "country": ("de", "fr", "br", "in")[each % 4]} for each in range(10)]
+        lake.topic("orders").produce(orders)
+        lake.batches.send(
+            [{"metric": "cpu", "value": round(wave / host, 3), "labels": {"host": f"web-{host}"}} for host in (1, 2)]
+        )
+        if number % 2:
+            lake.queue("resize").put(f"images/{number}.png")
+        if number % 10 == 0:
+            for record in lake.topic("orders").consume(group="billing"):
+                record.commit()
+    lake.close()
+
+
+def shoot(browser: Browser, urls: tuple[str, str], out: Path, names: list[str], *, everything: bool) -> None:
+    for look, (theme, size) in LOOKS.items():
         context = browser.new_context(viewport=size, color_scheme=theme, device_scale_factor=1)  # type: ignore[arg-type]
         for page in PAGES:
-            if names and page.name not in names:
+            wanted = everything or look == "light" or (page.name, look) in IN_DOCS
+            if (names and page.name not in names) or not wanted:
                 continue
             tab = context.new_page()
-            tab.goto(f"{env.url}{page.path}{SHOWN.get(page.name, '')}")
+            base = urls[1] if page.name in TICKS_PAGES else urls[0]
+            tab.goto(f"{base}{page.path}?{urlencode(_shown(base, page.name))}")
             tab.wait_for_selector("html[data-live]", state="attached")
-            tab.wait_for_timeout(900)
-            tab.screenshot(path=out / f"{page.name}-{look}.png", full_page=True)
+            tab.wait_for_timeout(2500)
+            file = out / f"{page.name}-{look}.png"
+            if everything:
+                tab.screenshot(path=file, full_page=True)
+            else:
+                height = min(HEIGHT_MAX, tab.evaluate("document.documentElement.scrollHeight"))
+                tab.screenshot(
+                    path=file, full_page=True, clip={"x": 0, "y": 0, "width": size["width"], "height": height}
+                )
             tab.close()
         context.close()
-    done.set()
 
 
-def _send(env: Yard, done: threading.Event) -> None:
-    number = 1
-    while not done.wait(0.4):
-        env.send(number)
-        number += 1
+def _shown(base: str, page: str) -> dict[str, str]:
+    if page != "lifecycle":
+        return SHOWN.get(page, {})
+    rules = httpx2.get(f"{base}/lifecycle.json", timeout=READY_S, trust_env=False).json()["rules"]
+    return {"bucket": rules[0]["bucket"], "preview": "1", "days": "2"} if rules else {}
+
+
+def _run(*arguments: str, env: Mapping[str, str] | None = None, text: str | None = None) -> None:
+    subprocess.run([sys.executable, "-m", "lakebed", *arguments], env=env, check=True, input=text, text=True)
+
+
+def _answers(url: str) -> str:
+    deadline_s = time.monotonic() + READY_S
+    while time.monotonic() < deadline_s:
+        try:
+            if httpx2.get(f"{url}/healthz", timeout=5.0, trust_env=False).status_code == 200:
+                return url
+        except httpx2.HTTPError:
+            pass
+        time.sleep(0.2)
+    raise SystemExit(f"{url} did not answer")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -373,6 +373,17 @@ def _found_by_axe(yard: Yard, browser: Browser, path: str, look: Any) -> list[st
 
 @EVERY_PAGE
 @pytest.mark.full
+def test_a_wide_table_does_not_widen_the_page(tab: Tab, page: Any) -> None:
+    """Not on a desktop either: it scrolls inside itself, with its headers for screen readers."""
+    shown = tab.go(page.path)
+
+    shown.set_viewport_size({"width": 900, "height": 800})
+    shown.wait_for_timeout(300)
+    assert shown.evaluate("() => document.documentElement.scrollWidth") <= 900
+
+
+@EVERY_PAGE
+@pytest.mark.full
 def test_a_phone_needs_no_sideways_scrolling(phone: Tab, page: Any) -> None:
     """At 390 pixels every page fits; wide tables scroll inside themselves."""
     shown = phone.go(page.path)
@@ -416,10 +427,11 @@ def test_the_offset_browser_walks_a_partition(tab: Tab) -> None:
 def test_a_dry_run_shows_how_many_how_much_and_a_sample(tab: Tab) -> None:
     """Of the rules in force, and of a document that nobody has put yet; the live filer is walked, nothing goes."""
     page = tab.go("/lifecycle")
-    form = page.locator("section", has=page.get_by_role("heading", name="What would be deleted?"))
-    form.get_by_label("Bucket").fill("landing")
+    page.locator("section", has=page.get_by_role("heading", name="Dry run")).get_by_role("link", name="landing").click()
+    form = page.locator("#editor")
+    expect(form.get_by_label("Rules")).to_have_value(re.compile("old-tmp"))  # those in force
     form.get_by_label("Days ahead").fill("9")
-    form.get_by_role("button", name="Preview").click()
+    form.get_by_role("button", name="Dry run").click()
     reported = page.locator("section", has=page.get_by_role("heading", name="Dry run of landing, 9 days ahead"))
     expect(reported.locator("dl.figures div", has_text="would be deleted")).to_contain_text("3")
     expect(reported.locator("dl.figures div", has_text="bytes")).to_contain_text("3.6 KiB")
@@ -428,13 +440,16 @@ def test_a_dry_run_shows_how_many_how_much_and_a_sample(tab: Tab) -> None:
 
     rules = render_xml((Rule("all-kept", prefix="kept/", expiration_days=1),)).decode()
     form.get_by_label("Rules").fill(rules)
-    form.get_by_role("button", name="Preview").click()
+    form.get_by_role("button", name="Dry run").click()
 
-    reported = page.locator("section", has=page.get_by_role("heading", name="by the given rules"))
+    reported = page.locator("section", has=page.get_by_role("heading", name="by the edited rules"))
     expect(reported.locator("dl.figures div", has_text="would be deleted")).to_contain_text("1")
     expect(reported.locator("dl.figures div", has_text="bytes")).to_contain_text("3.9 KiB")
     expect(reported.get_by_role("row", name="kept/c.csv all-kept")).to_have_count(1)
     expect(page.get_by_role("region", name="Rules")).not_to_contain_text("all-kept")  # it is not in force
+    reported.get_by_role("button", name="Put these rules").click()
+    expect(page.locator("dialog").get_by_label("Rules, as AWS writes them")).to_have_value(re.compile("all-kept"))
+    page.keyboard.press("Escape")
     assert tab.complaints == []
 
 

@@ -108,7 +108,8 @@ EXEMPT: dict[str, str] = {
         "tables show; tables sample; tables how; lifecycle status; lifecycle streams; lifecycle ledger; lifecycle why; "
         "lifecycle rules list; lifecycle rules get; lifecycle rules diff; lifecycle rules export; "
         "lifecycle blockers list; lifecycle blockers isolated; lifecycle summary; lifecycle when; lifecycle ttl show; "
-        "tables read; sql; contract check; pipeline plan; pipeline test; pipeline runs; keys list; trail verify"
+        "tables read; sql; contract check; pipeline plan; pipeline test; pipeline runs; keys list; trail verify; "
+        "gold dry-run; gold test; gold runs"
     ),
     "data as any client sends and reads it, on record as such": (
         "queue put; topics produce; topics consume; ticks push; ticks resume; agent run"

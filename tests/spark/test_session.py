@@ -58,6 +58,29 @@ for settings in (SparkSettings(driver_memory="1x"), SparkSettings(remote="sc://1
 """
 
 
+WITH_A_PAGE = """
+import urllib.request
+from lakebed.spark.session import close_session, open_session, page
+from lakebed.spark.settings import SparkSettings
+
+print(page())
+spark = open_session(SparkSettings(master="local[1]", driver_memory="512m", quick=True, ui=True))
+found = page()
+spark.range(10).count()
+print(found.application == spark.sparkContext.applicationId, found.address.startswith("http://127.0.0.1:"))
+print("Spark Jobs" in urllib.request.urlopen(found.address + "/jobs/", timeout=60).read().decode())
+close_session()
+"""
+
+
+@pytest.mark.full
+def test_sparks_page_is_served_on_loopback_where_it_is_wanted() -> None:
+    """Its address is known, so that the console can link to it; without `spark.ui` there is none."""
+    done = subprocess.run([sys.executable, "-c", WITH_A_PAGE], capture_output=True, text=True, timeout=240)
+
+    assert ["None", "True True", "True"] == done.stdout.split("\n")[:3], done.stderr[-2000:]
+
+
 def test_computes_with_python_in_the_workers(spark: SparkSession) -> None:
     """A shuffle and a Python function both run, with our own interpreter in the workers."""
     numbers = spark.range(100).withColumn("third", F.col("id") % 3)

@@ -8,8 +8,11 @@ import runpy
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from lakebed.console.pages import PAGES as CONSOLE_PAGES
+from lakebed.store.prices import AS_OF, LIST_PRICES
 from support import guarantees
 
 ROOT = Path(__file__).parents[2]
@@ -137,6 +140,20 @@ def test_the_chart_and_its_page_have_the_same_numbers() -> None:
         assert f"{milliseconds:g} ms" in page
 
 
+def test_every_price_has_one_source() -> None:
+    """The page states each price and its date as the code has them; the chart computes with them, or with others."""
+    module = runpy.run_path(str(ROOT / "docs/charts/comparison.py"))
+    page = (ROOT / "docs/cost.md").read_text()
+    doubled = {name: 2 * price for name, price in msgspec.structs.asdict(LIST_PRICES).items()}
+
+    for price in msgspec.structs.asdict(LIST_PRICES).values():
+        assert re.search(rf"\${price:g}0?\b", page), price
+    assert AS_OF in page and AS_OF in module["svg"]() and AS_OF in (ROOT / "README.md").read_text()
+    twice = module["costs"](msgspec.structs.replace(LIST_PRICES, **doubled))
+    for name, cost in module["COSTS"].items():
+        assert 2 * sum(cost.values()) == pytest.approx(sum(twice[name].values()))
+
+
 def test_the_recording_is_drawn_from_a_run_and_shows_all_of_it() -> None:
     """Every line that was typed is in the picture, which is the one that its script draws and runs no script."""
     module = runpy.run_path(str(ROOT / "docs/recording/record.py"))
@@ -146,3 +163,11 @@ def test_the_recording_is_drawn_from_a_run_and_shows_all_of_it() -> None:
     assert module["svg"](events) == picture and "<script" not in picture
     assert [f"$ {command}" for command in module["COMMANDS"]] == [text for _, text in events if text.startswith("$ ")]
     assert not [text for _, text in events if "Traceback" in text]
+
+
+def test_every_page_of_the_console_has_its_picture_in_the_documentation() -> None:
+    """As `make screenshots` names them; no picture is there that no page shows."""
+    shown = set(re.findall(r"screenshots/([\w-]+\.png)", "".join(page.read_text() for page in PAGES)))
+
+    assert {f"{page.name}-light.png" for page in CONSOLE_PAGES} <= shown
+    assert shown == {file.name for file in (ROOT / "docs/screenshots").glob("*.png")}

@@ -49,6 +49,7 @@ class BatchesPage(PartPage):
     path = "/batches"
     title = "Batches"
     about = "Agents, accepted batches, and conflicts."
+    helpers = {"named": view.named}
     actions = {
         "batches.accept-existing": Action(
             "Keep the accepted batch",
@@ -77,13 +78,15 @@ class BatchesPage(PartPage):
     async def load(self, request: PageRequest) -> tuple[PageSamples, dict[str, Any]]:
         query = request.query
         metric, match, span = query.text("metric"), query.text("match"), query.text("span") or "1h"
-        agent = query.text("agent")
+        agent, batch = query.text("agent"), query.text("batch")
         samples = await request.load(
             agents=self.agents(), conflicts=self.conflicts(), recent=self.recent(), metrics=self.metrics()
         )
         if metric:
             samples |= await request.load(plot=self.plot(metric, match, span))
-        return samples, {"metric": metric, "match": match, "span": span, "agent": agent}
+        if batch:
+            samples |= await request.load(batch=self.batch(agent, batch))
+        return samples, {"metric": metric, "match": match, "span": span, "agent": agent, "batch": batch}
 
     def searched(self) -> dict[str, SearchSource]:
         return {
@@ -117,6 +120,14 @@ class BatchesPage(PartPage):
     def plot(self, metric: str, match: str, span: str) -> DataSource:
         make = deferred(lambda: self._plots.plot(metric, match.split(","), span))
         return DataSource("batches:read", f"batches.plot:{metric}:{match}:{span}", SLOW_S, make, PLOT_S, PLOT_S)
+
+    def batch(self, agent: str, which: str) -> DataSource:
+        """A list of one, so that a tenant sees it where the agent is its own."""
+
+        async def load() -> list[view.BatchDetail]:
+            return [await self._recent.detail(view.identity_named(agent, which))]
+
+        return DataSource("batches:read", f"batches.batch:{agent}:{which}", SLOW_S, load, owned=by_field("agent_id"))
 
     def recent(self) -> DataSource:
         return DataSource(

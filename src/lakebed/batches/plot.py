@@ -8,7 +8,8 @@ import msgspec
 
 from lakebed.batches.matchers import Selector, parse
 from lakebed.batches.reader import RawBatches
-from lakebed.batches.sources import SampleSources
+from lakebed.batches.settings import BatchesSettings
+from lakebed.batches.sources import WITHOUT_LIVE, SampleSources
 from lakebed.batches.view import RecentBatches
 from lakebed.batches.window_query import RollupQuerier, RollupSeries
 from lakebed.core.context import Context
@@ -19,7 +20,14 @@ NAMES_MAX = 300
 SERIES_MAX = 50  # listed of one metric
 QUERY_BATCHES_MAX = 2000  # batches read for the part that rollups do not cover
 QUANTILES = (0.5, 0.9, 0.99)
-SPANS = {"1h": (3600, 60), "6h": (6 * 3600, 300), "24h": (24 * 3600, 900)}  # the range and its windows, in seconds
+SPOOLED = "batches in the local spool of a collector are not in the bucket yet"
+INDEXED_NS = 5 * 10**9  # an accepted batch is in the index by then: the limit of batches.index_flush_s
+SPANS = {
+    "15m": (900, 60),
+    "1h": (3600, 60),
+    "6h": (6 * 3600, 300),
+    "24h": (24 * 3600, 900),
+}  # the range and its windows, in seconds
 
 
 class PlottedMetric(msgspec.Struct, frozen=True, order=True):
@@ -39,7 +47,10 @@ class SeriesRow(msgspec.Struct, frozen=True):
 
 
 class MetricPlot(msgspec.Struct, frozen=True):
-    """`lines` are those of the first series: its smallest, largest and quantiles in each window."""
+    """`lines` are those of the first series: its smallest, largest and quantiles in each window.
+
+    `partial`: batches accepted before `accepted_through_ns` are missing, and `why`.
+    """
 
     metric: str
     window_s: int
@@ -49,13 +60,14 @@ class MetricPlot(msgspec.Struct, frozen=True):
     left_out: int
     at_s: list[float]
     lines: dict[str, list[float | None]]
+    accepted_through_ns: int = 0
 
 
 class MetricPlots:
-    def __init__(self, context: Context, recent: RecentBatches) -> None:
+    def __init__(self, context: Context, recent: RecentBatches, *, batches_max: int = QUERY_BATCHES_MAX) -> None:
         self._context, self._recent = context, recent
         self._raw = RawBatches(context.store, cache_bytes_max=8 * 1024 * 1024)
-        self._querier = RollupQuerier(context, SampleSources.of_bucket(context, batches_max=QUERY_BATCHES_MAX))
+        self._querier = RollupQuerier(context, SampleSources.of_bucket(context, batches_max=batches_max))
 
     async def names(self) -> list[PlottedMetric]:
         """The metrics of the newest batches, with the names of their labels."""
@@ -79,9 +91,12 @@ class MetricPlots:
         rows = [_row(series) for series in found.series if series.buckets]
         at_s, lines = drawn(found.series[0], window_s) if found.series else ([], {})
         left = max(0, len(rows) - SERIES_MAX)
-        # It is read from the bucket, where every accepted batch is: what a collector holds live adds nothing.
-        why = [reason for reason in found.why_partial if "query collector" not in reason]
-        return MetricPlot(metric, window_s, bool(why), why, rows[:SERIES_MAX], left, at_s, lines)
+        # Every accepted batch is in the bucket, but for those of a spool, and in the index a moment later.
+        why = [reason for reason in found.why_partial if reason != WITHOUT_LIVE]
+        if self._context.settings.of(BatchesSettings).acceptance == "local_spool":
+            why.append(SPOOLED)
+        through_ns = now_ns - INDEXED_NS
+        return MetricPlot(metric, window_s, bool(why), why, rows[:SERIES_MAX], left, at_s, lines, through_ns)
 
 
 def drawn(series: RollupSeries, window_s: int) -> tuple[list[float], dict[str, list[float | None]]]:

@@ -55,4 +55,6 @@ class BatchesRuns:
 
 
 def _generation(manifest: RollupManifest, at_ms: int, name: str) -> RunRecord:
-    return RunRecord("rollups", name, "done", at_ms, rows_out=sum(chunk.rows for chunk in manifest.chunks))
+    rows = sum(chunk.rows for chunk in manifest.chunks)
+    reason = f"{len(manifest.covers)} batches"
+    return RunRecord("rollups", name, "done", at_ms, rows_in=manifest.samples, rows_out=rows, reason=reason)

@@ -27,6 +27,8 @@ from lakebed.rollups.reader import CoverageSnapshot, RollupCoverage
 
 SKEW_NS = 300_000_000_000  # how far an agent's clock may run ahead of its collector's
 DAY_NS = 86_400_000_000_000
+# A collector that follows none: what was accepted in the last seconds may not be indexed yet.
+WITHOUT_LIVE = "read without the live state of other collectors: set batches.query_collector on one of them"
 READ_AHEAD = 16  # objects being read at once by one query
 
 
@@ -129,10 +131,8 @@ class SampleSources:
 
     def _begin(self) -> ReadResult:
         reading = ReadResult(sources={"live": 0, "spool": 0, "raw": 0})
-        if self._follower is None:  # what was accepted in the last seconds may not be indexed yet
-            reading.missing.append(
-                "read without the live state of other collectors: set batches.query_collector on one of them"
-            )
+        if self._follower is None:
+            reading.missing.append(WITHOUT_LIVE)
         elif not self._follower.is_fresh():
             reading.missing.append("the query collector has not caught up")
         return reading

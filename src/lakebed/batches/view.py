@@ -12,14 +12,17 @@ import msgspec
 from lakebed.batches import paths
 from lakebed.batches.conflicts import ConflictReview, ConflictView
 from lakebed.batches.incremental import checked_through_ns
-from lakebed.batches.model import AcceptedByTime
+from lakebed.batches.matchers import query_labels
+from lakebed.batches.model import AcceptedBatch, AcceptedByTime, BatchIdentity, SampleColumns, check_identity
 from lakebed.batches.reader import RawBatches
 from lakebed.core.context import Context
+from lakebed.core.errors import Corrupt, Invalid, NotFound
 from lakebed.store.runtime import StoreRuntime
 
 NEWEST_MAX = 200  # batches looked at
 HOURS_MAX = 3  # hour folders looked into
 AGENTS_MAX = 500
+SERIES_MAX = 100  # listed of one batch
 COUNTED_MAX = 64  # entries read to count the samples of a span
 KNOWN_MAX = 2000  # entries kept: they never change
 CONFLICTS_MAX = 100
@@ -48,6 +51,27 @@ class AgentRow(msgspec.Struct, frozen=True):
     last_seq: int = 0
     last_accepted_at_unix_ns: int = 0
     delay_s: float = 0.0
+
+
+class SeriesOfBatch(msgspec.Struct, frozen=True):
+    """One series of a batch. `match` selects it in a query."""
+
+    metric: str
+    match: str
+    samples: int
+    first_time_ns: int
+    last_time_ns: int
+    last: float
+
+
+class BatchDetail(msgspec.Struct, frozen=True):
+    """One accepted batch: its manifest, and what is in its frame. `error`: the frame cannot be read, and why."""
+
+    agent_id: str
+    manifest: AcceptedBatch
+    series: list[SeriesOfBatch]
+    series_count: int
+    error: str = ""
 
 
 class RecentBatches:
@@ -97,6 +121,20 @@ class RecentBatches:
             rows.setdefault(agent_id, AgentRow(agent_id))
         return list(rows.values())
 
+    async def detail(self, identity: BatchIdentity) -> BatchDetail:
+        """One batch: two requests. Raises NotFound when it was never accepted."""
+        try:
+            manifest = await self._raw.manifest(identity)
+        except NotFound:
+            raise NotFound(f"no batch {named(identity)} of {identity.agent_id} is accepted") from None
+        try:
+            columns = (await self._raw.batch(manifest.frame_sha256)).columns
+        except (NotFound, Corrupt) as error:
+            return BatchDetail(identity.agent_id, manifest, [], 0, error.message)
+        count = len(columns.series_metric)
+        shown = [_series_of(columns, number, identity.agent_id) for number in range(min(count, SERIES_MAX))]
+        return BatchDetail(identity.agent_id, manifest, shown, count)
+
     async def accepted_between(self, from_ns: int, to_ns: int) -> tuple[int, int]:
         """Batches and samples accepted in (from_ns, to_ns], by any collector.
 
@@ -125,6 +163,29 @@ async def conflicts(
     context: Context, *, limit: int = CONFLICTS_MAX, after: str = "", open_only: bool = False
 ) -> list[ConflictView]:
     return await ConflictReview(context).list(limit=limit, after=after, open_only=open_only)
+
+
+def named(identity: BatchIdentity) -> str:
+    """A batch of an agent, for an address."""
+    return f"{identity.boot_id}/{identity.seq_start}-{identity.seq_end}"
+
+
+def identity_named(agent_id: str, name: str) -> BatchIdentity:
+    """The reverse of `named`. Raises Invalid."""
+    boot_id, _, numbers = name.rpartition("/")
+    start, _, end = numbers.partition("-")
+    if not (start.isdecimal() and end.isdecimal()) or len(numbers) > 40:
+        raise Invalid(f"{name[:80]!r} names no batch", hint="BOOT/FIRST-LAST, as the page links it")
+    return check_identity(BatchIdentity(agent_id, boot_id, int(start), int(end)))
+
+
+def _series_of(columns: SampleColumns, number: int, agent_id: str) -> SeriesOfBatch:
+    rows = (columns.series == number).nonzero()[0]
+    times = columns.times_ns[rows]
+    labels = query_labels(agent_id, columns.labels(number))
+    match = ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
+    last = float(columns.values[rows[-1]])
+    return SeriesOfBatch(columns.metric(number), match, len(rows), int(times.min()), int(times.max()), last)
 
 
 def _row(entry: AcceptedByTime) -> AcceptedRow:

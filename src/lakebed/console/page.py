@@ -69,6 +69,7 @@ class FieldInput(msgspec.Struct, frozen=True):
     rows: int = 1
     chars_max: int = FIELD_CHARS_MAX
     numeric: bool = False
+    optional: bool = False
 
 
 class Action(msgspec.Struct, frozen=True):

@@ -146,7 +146,7 @@ class StatusPage(PartPage):
     path = "/status"
     manual = "operations/watching.md"
     title = "Health"
-    about = "This gateway, its parts, and the checks of `lakebed doctor`."
+    about = "This gateway, its parts, and the checks of lakebed doctor."
     actions = {
         "status.doctor": Action(
             "Run the doctor",

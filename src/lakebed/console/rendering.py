@@ -101,6 +101,8 @@ def age(seconds: Any) -> str:
     if seconds is None:
         return NONE
     left = max(0.0, float(seconds))
+    if left == 0:
+        return "0 s"
     if left < 1:
         return f"{left * 1000:.0f} ms"
     if left < 10:

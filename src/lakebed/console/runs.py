@@ -34,6 +34,8 @@ class RunRecord(msgspec.Struct, frozen=True):
     href: str = ""
     action: str = ""
     fields: dict[str, str] = {}
+    spark_page: str = ""  # where Spark shows its jobs
+    logged: bool = False  # the page behind `href` has what it logged
 
     @property
     def took_s(self) -> float | None:

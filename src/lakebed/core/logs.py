@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import logging
 import sys
-from contextlib import suppress
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
 import structlog
 
 REQUEST: ContextVar[bytes] = ContextVar("request", default=b"")  # the id of the request being answered
+CAPTURED: ContextVar[deque[str] | None] = ContextVar("captured", default=None)
+CAPTURED_LINES = 100  # kept of one job: the last ones
+CAPTURED_CHARS = 400  # of one line
 SECRET_NAMES = ("secret", "token", "password", "authorization", "api_key", "access_key")
 
 
@@ -29,6 +34,7 @@ def configure(level: str = "info", *, as_json: bool | None = None) -> None:
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             mask_secrets,
             structlog.processors.format_exc_info,
+            keep_line,
             last,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
@@ -69,6 +75,27 @@ def name_request(_: Any, __: str, event: Any) -> Any:
     request_id = REQUEST.get()
     if request_id:
         event.setdefault("request_id", request_id.decode())
+    return event
+
+
+@contextmanager
+def captured() -> Iterator[deque[str]]:
+    """The last lines that are logged inside, by this task and by threads that it starts with `asyncio.to_thread`."""
+    lines: deque[str] = deque(maxlen=CAPTURED_LINES)
+    token = CAPTURED.set(lines)
+    try:
+        yield lines
+    finally:
+        CAPTURED.reset(token)
+
+
+def keep_line(_: Any, level: str, event: Any) -> Any:
+    """Adds the line, as text, to those that are captured."""
+    lines = CAPTURED.get()
+    if lines is not None:
+        shown = {name: value for name, value in event.items() if name not in ("event", "level", "timestamp", "part")}
+        more = "".join(f" {name}={value}" for name, value in shown.items())
+        lines.append(f"{event.get('timestamp', '')} {level} {event.get('event', '')}{more}"[:CAPTURED_CHARS])
     return event
 
 

@@ -83,6 +83,7 @@ def _summary(outcome: DemoResult, keep: Path | None) -> None:
         say(f"  BROKEN  {each.scenario}: {each.name}: {each.seen}")
     say(f"report: {outcome.report}")
     say("\nNext:")
-    where = f" --dir {keep}" if keep else ""
-    for command in dict.fromkeys((f"lakebed up{where} --detach", *outcome.next)):
+    if keep:
+        say(f"  export LAKEBED_DIR={keep.absolute()}")  # the commands below find the stack there
+    for command in dict.fromkeys(("lakebed up --detach", *outcome.next)):
         say(f"  .venv/bin/{command}")

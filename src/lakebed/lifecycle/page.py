@@ -77,6 +77,11 @@ def _operator(page: LifecyclePage) -> Operator:
     return Operator(state_of(page.context))
 
 
+def lines(policy: str) -> list[str]:
+    """A policy as it is compared: a browser sends other line ends than it was given."""
+    return policy.strip().splitlines()
+
+
 class LifecyclePage(PartPage):
     name = "lifecycle"
     manual = "parts/lifecycle.md"
@@ -157,10 +162,14 @@ class LifecyclePage(PartPage):
         )
         bucket, key = query.text("bucket"), query.text("key")
         days, policy = (query.days("days"), query.policy("policy")) if query.text("preview") else (0.0, "")
+        if bucket:
+            samples |= await request.load(policy=self.policy(bucket))
+            if lines(policy) == lines(samples["policy"].value or ""):
+                policy = ""  # the editor shows the rules in force: they were not edited
         if bucket and query.text("preview"):
             samples |= await request.load(preview=self.preview(bucket, days, policy))
         elif bucket:
-            samples |= await request.load(ledger=self.ledger(bucket, key), policy=self.policy(bucket))
+            samples |= await request.load(ledger=self.ledger(bucket, key))
             if key:
                 samples |= await request.load(forecast=self.forecast(bucket, key))
         return samples, {"bucket": bucket, "key": key, "days": days, "policy": policy, "preview": query.text("preview")}

@@ -26,11 +26,12 @@ from lakebed.console.page import (
     link,
     whole,
 )
+from lakebed.core.clock import now_ms
 from lakebed.core.context import Context
 from lakebed.core.errors import AlreadyExists, Invalid, LakebedError
 from lakebed.log import view
 from lakebed.log.broker import Broker
-from lakebed.log.codec import columns
+from lakebed.log.lines import records_of
 from lakebed.log.model import TopicConfig, check_topic, topic_partition
 from lakebed.log.producers import RecordChunk
 from lakebed.log.view import LogView, SegmentOverview, TopicRow
@@ -78,7 +79,8 @@ async def _produce(page: LogPage, fields: Fields, who: str, reason: str) -> str:
         raise Invalid(f"topic {tp.topic} does not exist", hint="create it first")
     broker = Broker(page.context, page.log.meta)
     try:
-        chunk = RecordChunk(columns((fields["value"].encode(),)))
+        records = records_of([fields["value"].encode()], fields["key"], [], now_ms(page.context.clock))
+        chunk = RecordChunk(records)
         ((outcome,),) = await broker.writer.append_shared([PartitionAppend(tp, (chunk,))])
     finally:
         await broker.writer.drain()
@@ -124,13 +126,14 @@ class LogPage(PartPage):
         "log.produce": Action(
             "Append a record",
             "Append",
-            ("topic", "partition", "value"),
+            ("topic", "partition", "key", "value"),
             lambda f: f"log:produce:{f['topic']}",
             lambda f: "Appends one record at the end of the partition. It cannot be changed afterwards.",
             _produce,
             needs_reason=False,
             inputs={
                 "partition": FieldInput("Partition", numeric=True),
+                "key": FieldInput("Key (optional)", optional=True),
                 "value": FieldInput("Value, as text or JSON", rows=5, chars_max=VALUE_CHARS_MAX),
             },
         ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 from urllib.parse import urlencode
 
@@ -14,8 +14,10 @@ from lakebed.core.errors import Invalid
 from lakebed.core.payload import Payload, payload
 from lakebed.log import paths
 from lakebed.log.admin import PartitionDescription, TopicAdmin
+from lakebed.log.codec import decoded
 from lakebed.log.cost import StorageUsage, storage_dollars_month
 from lakebed.log.groups import GroupProgress, Groups
+from lakebed.log.kafka_batch import KafkaRecord
 from lakebed.log.model import Control, Cursor, IndexSpan, TopicPartition, topic_partition
 from lakebed.log.records import Records
 from lakebed.log.services import LogReadServices
@@ -25,6 +27,7 @@ from lakebed.meta.protocol import Meta
 SEGMENTS_MAX = 240  # drawn of one partition: half from its start, half from its end
 TAIL_RECORDS = 4000  # how far from the end the last segments are looked for
 RECORDS_MAX = 50  # shown at once
+HEADERS_MAX = 20  # shown of one record
 READ_BYTES_MAX = 256 * 1024
 SEARCHED_MAX = 50_000  # records read by one search
 RUNS_PARTITIONS, RUNS_OF_PARTITION = 30, 2  # whose compactions are shown, and how many of each
@@ -64,9 +67,19 @@ class SegmentOverview(msgspec.Struct, frozen=True):
     complete: bool
 
 
+class HeaderRow(msgspec.Struct, frozen=True):
+    name: str
+    value: str
+
+
 class RecordRow(msgspec.Struct, frozen=True):
+    """`at_ms` is the timestamp of the record, or the time of its append; 0 where neither is known."""
+
     offset: int
     payload: Payload
+    key: Payload | None = None
+    headers: tuple[HeaderRow, ...] = ()
+    at_ms: int = 0
 
 
 class RecordsPage(msgspec.Struct, frozen=True):
@@ -172,15 +185,12 @@ class LogView(LogReadServices):
         at = now.next_offset - count if offset is None else offset
         at = max(now.log_start_offset, min(at, now.next_offset))
         found = await self.reader.read(tp, at, bytes_max=READ_BYTES_MAX)
-        rows = [
-            RecordRow(at + number, payload(bytes(record)))
-            for number, record in enumerate(record for part in found.parts for record in part)
-            if number < count
-        ]
+        taken = islice((record for part in found.parts for record in decoded(part)), count)
+        rows = [_record(at + number, record) for number, record in enumerate(taken)]
         return RecordsPage(topic, partition, at, at + len(rows), found.log_start_offset, found.high_watermark, rows)
 
     async def search(self, topic: str, partition: int, offset: int | None, text: str) -> RecordsPage:
-        """Records from an offset on whose value holds the text, whatever its case; without an offset, from the start.
+        """Records from an offset on whose key or value holds the text, whatever its case; without one, from the start.
 
         Reads at most SEARCHED_MAX records: `next_offset` is where a further search begins.
         """
@@ -190,20 +200,26 @@ class LogView(LogReadServices):
         rows, wanted = list[RecordRow](), text.casefold().encode()
         while at < now.next_offset and at - first < SEARCHED_MAX and len(rows) < RECORDS_MAX:
             found = await self.reader.read(tp, at, bytes_max=READ_BYTES_MAX * 4)
-            records = [record for part in found.parts for record in part]
+            records = [record for part in found.parts for record in decoded(part)]
             if not records:
                 break
             for record in records:
-                if wanted in _folded(bytes(record)) and len(rows) < RECORDS_MAX:
-                    rows.append(RecordRow(at, payload(bytes(record))))
+                if wanted in _folded(record.value) or wanted in _folded(record.key):
+                    rows.append(_record(at, record))
                 at += 1
                 if len(rows) == RECORDS_MAX:
                     break
         return RecordsPage(topic, partition, first, at, now.log_start_offset, now.sequence_counter, rows)
 
 
-def _folded(data: bytes) -> bytes:
-    return data.decode(errors="replace").casefold().encode()
+def _folded(data: bytes | None) -> bytes:
+    return bytes(data).decode(errors="replace").casefold().encode() if data else b""
+
+
+def _record(offset: int, record: KafkaRecord) -> RecordRow:
+    headers = tuple(HeaderRow(name, payload(value or b"").text) for name, value in record.headers[:HEADERS_MAX])
+    key = None if record.key is None else payload(bytes(record.key))
+    return RecordRow(offset, payload(bytes(record.value or b"")), key, headers, max(0, record.timestamp_ms))
 
 
 async def topics(admin: TopicAdmin) -> list[TopicRow]:

@@ -78,6 +78,22 @@ def current() -> SparkSession | None:
     return future.result() if future is not None and future.done() and future.exception() is None else None
 
 
+class SparkPage(msgspec.Struct, frozen=True):
+    """Where a session shows its jobs: the id of its application, and the address where `spark.ui` is on."""
+
+    application: str
+    address: str = ""
+
+
+def page() -> SparkPage | None:
+    """Of this process's session; None without one, and for Spark Connect, whose server has the page."""
+    session = current()
+    if session is None or is_remote():
+        return None
+    spark = session.sparkContext
+    return SparkPage(str(spark.applicationId), str(spark.uiWebUrl or ""))
+
+
 def parallelism(spark: SparkSession) -> int:
     """Tasks that run at once. A Connect client cannot query its server, so the shuffle partitions are used."""
     if is_remote():
@@ -104,7 +120,8 @@ def configuration(settings: SparkSettings) -> dict[str, str]:
         "spark.master": settings.master,
         "spark.driver.memory": settings.driver_memory,
         "spark.driver.extraJavaOptions": " ".join(java_options),
-        "spark.ui.enabled": "false",
+        "spark.ui.enabled": str(settings.ui).lower(),
+        "spark.ui.port": "0",  # a free one; the console links to it
         "spark.ui.showConsoleProgress": "false",
         "spark.pyspark.python": sys.executable,
         "spark.pyspark.driver.python": sys.executable,
@@ -165,6 +182,8 @@ def _launch(settings: SparkSettings) -> SparkSession:
     # Read by Spark's launcher scripts and by the Python workers, which inherit them.
     os.environ["JAVA_HOME"] = str(java.home)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if settings.is_local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # Spark's page listens there, and not on every interface
     os.environ["PYSPARK_PYTHON"] = settings.conf.get("spark.pyspark.python", sys.executable)  # may be a cluster's own
     builder: Any = SparkSession.builder
     for key, value in configuration(settings).items():

@@ -56,6 +56,9 @@ class SparkSettings(Section, frozen=True):
         ),
     ] = "1g"
     quick: Annotated[bool, describe("Compiles less: Spark starts sooner and runs long jobs slower.")] = False
+    ui: Annotated[
+        bool, describe("Serves Spark's page of jobs and stages, without authentication; the console links to it.")
+    ] = False
     conf: Annotated[
         dict[str, str],
         describe(

@@ -12,7 +12,7 @@ span `receives_max` timeouts (75 minutes by default), not an outage of a minute.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
@@ -21,9 +21,9 @@ import msgspec
 from lakebed.core.clock import now_ms
 from lakebed.core.context import Context
 from lakebed.core.errors import Corrupt, LakebedError
-from lakebed.core.logs import logger
+from lakebed.core.logs import captured, logger
 from lakebed.core.traces import traced
-from lakebed.ticks.audit import AuditRow, AuditTable
+from lakebed.ticks.audit import LOG, AuditRow, AuditTable
 from lakebed.ticks.finalizer import OrgLocks
 from lakebed.ticks.model import SilverResult, SilverTick, TickId, TickMessage
 from lakebed.ticks.queue import ReceivedMessage, TickQueue
@@ -195,19 +195,23 @@ class Dispatcher:
         ]
         beating = asyncio.create_task(self._heartbeat(claimed))
         began_s = self._clock.monotonic_s()
-        try:
-            result = await self._tried(project, ticks)
-        except Exception as error:
-            await _stopped(beating)
-            reason = error.message if isinstance(error, LakebedError) else type(error).__name__
-            log.error("silver job failed", project=project[1], ticks=len(ticks), error=reason)
-            await self._failed(claimed, reason)
-            return
-        finally:
-            await _stopped(beating)
+        with captured() as lines:
+            log.info("silver job started", project=project[1], ticks=len(ticks), by=self._context.node)
+            try:
+                result = await self._tried(project, ticks)
+            except Exception as error:
+                await _stopped(beating)
+                reason = error.message if isinstance(error, LakebedError) else type(error).__name__
+                log.error("silver job failed", project=project[1], ticks=len(ticks), error=reason)
+                await self._failed(claimed, reason, lines)
+                return
+            finally:
+                await _stopped(beating)
+            took_s = self._clock.monotonic_s() - began_s
+            log.info("silver job done", project=project[1], ticks=len(ticks), seconds=round(took_s, 1))
         self._jobs.labels(outcome=DONE).inc()
-        self._seconds.observe(self._clock.monotonic_s() - began_s)
-        await self._done(claimed, result)
+        self._seconds.observe(took_s)
+        await self._done(claimed, result, lines)
 
     async def _tried(self, project: tuple[str, str], ticks: Sequence[SilverTick]) -> SilverResult:
         """Runs the job, again after a failure while tries are left; raises the last failure."""
@@ -219,21 +223,22 @@ class Dispatcher:
                 await self._clock.sleep(self._context.ids.jitter_s(tries, base_s=RETRY_BASE_S, cap_s=RETRY_CAP_S))
         return await self._job.run(*project, ticks)
 
-    async def _done(self, claimed: Sequence[_Claimed], result: SilverResult) -> None:
+    async def _done(self, claimed: Sequence[_Claimed], result: SilverResult, lines: Iterable[str]) -> None:
         detail = msgspec.json.encode(result.detail, enc_hook=str).decode()
         for each in claimed:
-            row = self._row(each.message, DONE, tries=int(each.row.fields["tries"]), detail=detail)
+            row = self._row(each.message, DONE, tries=int(each.row.fields["tries"]), detail=detail, lines=lines)
             if not await self._settled(row, each.row):
                 continue  # another dispatcher has claimed the tick and deletes its message
             for received in each.held:
                 await self._queue.delete(received.receipt)
             self._ticks.labels(outcome=DONE).inc()
 
-    async def _failed(self, claimed: Sequence[_Claimed], why: str) -> None:
+    async def _failed(self, claimed: Sequence[_Claimed], why: str, lines: Iterable[str]) -> None:
         self._jobs.labels(outcome=FAILED).inc()
         for each in claimed:
             tries = int(each.row.fields["tries"])
-            await self._settled(self._row(each.message, FAILED, tries=tries, detail=why[:2000]), each.row)
+            row = self._row(each.message, FAILED, tries=tries, detail=why[:2000], lines=lines)
+            await self._settled(row, each.row)
             for received in each.held:
                 await self._queue.hide(received.receipt, self._settings.visibility_timeout_s)
             self._ticks.labels(outcome=FAILED).inc()
@@ -268,7 +273,9 @@ class Dispatcher:
                 except LakebedError as error:
                     log.warning("heartbeat of a running tick failed", tick=each.row.tick_id, error=error.message)
 
-    def _row(self, message: TickMessage, state: str, *, tries: int = 1, detail: str = "") -> AuditRow:
+    def _row(
+        self, message: TickMessage, state: str, *, tries: int = 1, detail: str = "", lines: Iterable[str] = ()
+    ) -> AuditRow:
         now = now_ms(self._clock)
         return AuditRow(
             org_id=message.org_id,
@@ -283,6 +290,7 @@ class Dispatcher:
                 "tries": tries,
                 "bronze_db_etag": message.bronze_db_etag,
                 "detail": detail,
+                **({LOG: "\n".join(lines)} if lines else {}),
                 **({REPLAY: 1} if message.replay is True else {}),
             },
         )

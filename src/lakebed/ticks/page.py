@@ -19,12 +19,17 @@ from lakebed.console.page import (
     PartPage,
     by_field,
     deferred,
+    link,
 )
 from lakebed.core.context import Context
 from lakebed.ticks import paths, view
 from lakebed.ticks.adapters import open_queue
 from lakebed.ticks.auditor import DispatchAuditor
-from lakebed.ticks.view import TickStage
+from lakebed.ticks.view import TickStage, TickView
+
+PARTS = "parts"
+BOX_W, BOX_H, GAP_X, GAP_Y = 176, 62, 24, 14
+STEP_X, STEP_Y = BOX_W + GAP_X, BOX_H + GAP_Y
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -43,6 +48,82 @@ def steps(stages: Sequence[TickStage]) -> list[Step]:
     return found
 
 
+class LineageBox(msgspec.Struct, frozen=True):
+    """A table, or the parts of the tick. `name` is as in a model: `silver.orders`."""
+
+    name: str
+    layer: str
+    title: str
+    note: str
+    href: str
+    x: int
+    y: int
+
+
+class LineageDrawing(msgspec.Struct, frozen=True):
+    width: int
+    height: int
+    boxes: list[LineageBox]
+    edges: list[str]  # paths
+    box_w: int = BOX_W
+    box_h: int = BOX_H
+
+
+def lineage(tick: TickView) -> LineageDrawing:
+    """Pure: from the parts of a tick to the tables that were made of it, a column for each step."""
+    report = tick.report if isinstance(tick.report, dict) else {}
+    silver = [step for step in report.get("silver", []) if isinstance(step, dict)]
+    gold = [each for each in report.get("gold", []) if isinstance(each, dict) and each.get("table")]
+    steps: list[dict[str, tuple[str, list[str]]]] = [
+        {PARTS: (f"{tick.parts} parts", [])},
+        {f"bronze.{name}": (f"version {version}", [PARTS]) for name, version in tick.versions.items()},
+        {f"silver.{step['table']}": (_silver_note(step), [f"bronze.{step['table']}"]) for step in silver},
+    ]
+    left = {f"gold.{each['table']}": (f"{each.get('rows', 0):,} rows", list(each.get("sources", {}))) for each in gold}
+    while left:  # a gold table stands behind those that it is made of
+        ready = {name: made for name, made in left.items() if not set(made[1]) & (left.keys() - {name})} or dict(left)
+        steps.append(ready)
+        left = {name: made for name, made in left.items() if name not in ready}
+    steps = [step for step in steps if step]
+    boxes = {
+        name: LineageBox(name, *_titled(name), note, _table_href(tick, name), column * STEP_X, row * STEP_Y)
+        for column, step in enumerate(steps)
+        for row, (name, (note, _)) in enumerate(step.items())
+    }
+    edges = [
+        _edge(boxes[source], boxes[name])
+        for step in steps
+        for name, (_, sources) in step.items()
+        for source in sources
+        if source in boxes and source != name
+    ]
+    deepest = max(map(len, steps))
+    width, height = len(steps) * STEP_X - GAP_X, deepest * STEP_Y - GAP_Y
+    return LineageDrawing(width, height, list(boxes.values()), edges)
+
+
+def _silver_note(step: dict[str, Any]) -> str:
+    quarantined = int(step.get("quarantined", 0))
+    return f"{int(step.get('good', 0)):,} rows" + (f", {quarantined:,} quarantined" if quarantined else "")
+
+
+def _titled(name: str) -> tuple[str, str]:
+    layer, _, table = name.partition(".")
+    return (layer, table) if table else ("tick", name)
+
+
+def _table_href(tick: TickView, name: str) -> str:
+    layer, _, table = name.partition(".")
+    folder = "bronze/ticks" if layer == "bronze" else layer
+    return link("/tables", table=f"{folder}/{tick.org_id}/{tick.project_id}/{table}") if table else ""
+
+
+def _edge(source: LineageBox, target: LineageBox) -> str:
+    x1, y1, x2, y2 = source.x + BOX_W, source.y + BOX_H // 2, target.x, target.y + BOX_H // 2
+    middle = (x1 + x2) // 2
+    return f"M{x1} {y1} C{middle} {y1} {middle} {y2} {x2} {y2}"
+
+
 async def _replay_tick(page: TicksPage, fields: Fields, who: str, reason: str) -> str:
     tick = paths.tick_id(fields["org"], fields["project"], fields["tick"])
     return f"sent as message {await page.auditor.replay(tick, reason)}"
@@ -58,7 +139,7 @@ class TicksPage(PartPage):
     path = "/ticks"
     title = "Ticks"
     about = "Each tick from its parts to gold."
-    helpers = {"steps": steps}
+    helpers = {"steps": steps, "lineage": lineage}
     actions = {
         "ticks.replay": Action(
             "Run silver again",

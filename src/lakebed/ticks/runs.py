@@ -9,7 +9,7 @@ from lakebed.console.runs import RunRecord, RunState
 from lakebed.core.context import Context
 from lakebed.ticks import view
 from lakebed.ticks.adapters import open_audit
-from lakebed.ticks.audit import DISPATCHED, AuditRow
+from lakebed.ticks.audit import DISPATCHED, LOG, AuditRow
 from lakebed.ticks.model import TickId
 from lakebed.ticks.view import ProjectStatus, TickStatus
 
@@ -47,6 +47,7 @@ def _tick(project: ProjectStatus, tick: TickStatus) -> RunRecord:
         f"{project.org_id}/{project.project_id}/{tick.tick_id}",
         STATES.get(tick.state, "running"),
         tick.updated_at_ms,
+        tick.created_at_ms,
         rows_out=rows,
         reason=tick.message or f"{tick.parts} parts",
         href=f"/ticks?{urlencode(named)}",
@@ -72,4 +73,6 @@ def silver(row: AuditRow, tick: TickStatus) -> RunRecord:
         href=f"/ticks?{urlencode(named)}",
         action="ticks.replay",
         fields=named,
+        spark_page=view.spark_page(report),
+        logged=LOG in row.fields,
     )

@@ -16,7 +16,7 @@ from lakebed.store.lease import Lease
 from lakebed.store.model import read_record
 from lakebed.ticks import paths
 from lakebed.ticks.adapters import open_audit, open_queue
-from lakebed.ticks.audit import COMMITTED, DISPATCHED, AuditRow
+from lakebed.ticks.audit import COMMITTED, DISPATCHED, LOG, AuditRow
 from lakebed.ticks.auditor import DispatchAuditor
 from lakebed.ticks.model import CommitRecord, TickId, TickState
 from lakebed.ticks.queue import ReceivedMessage
@@ -38,6 +38,7 @@ class TickStatus(msgspec.Struct, frozen=True):
     rows_replaced: int | None = None
     error_class: str | None = None
     message: str | None = None
+    created_at_ms: int = 0
 
 
 class ProjectStatus(msgspec.Struct, frozen=True):
@@ -109,6 +110,7 @@ def _tick_status(state: TickState) -> TickStatus:
         rows_replaced=result.rows_replaced if result else None,
         error_class=failure.error_class if failure else None,
         message=failure.message if failure else None,
+        created_at_ms=state.created_at_ms,
     )
 
 
@@ -140,6 +142,8 @@ class TickView(msgspec.Struct, frozen=True):
     versions: dict[str, int] = {}
     report: Any = None
     message: str = ""
+    log: str = ""  # what the silver job logged
+    spark_page: str = ""  # where Spark shows the jobs of its session, while that runs
 
 
 def auditor(context: Context) -> DispatchAuditor:
@@ -227,7 +231,16 @@ async def view(context: Context, tick: TickId) -> TickView:
         versions=commit.bronze.versions if commit else {},
         report=report,
         message=state.failure.message if state.failure else "",
+        log=str(dispatched.fields.get(LOG, "")) if dispatched else "",
+        spark_page=spark_page(report),
     )
+
+
+def spark_page(report: Any) -> str:
+    """The address in the report of a job, where it is one."""
+    spark = report.get("spark") if isinstance(report, dict) else None
+    address = str(spark.get("address", "")) if isinstance(spark, dict) else ""
+    return address if address.startswith(("http://", "https://")) else ""
 
 
 def stages(state: TickState, commit: CommitRecord | None, dispatched: AuditRow | None, report: Any) -> list[TickStage]:

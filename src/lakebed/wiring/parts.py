@@ -242,6 +242,13 @@ PARTS: tuple[Part, ...] = (
                 extra="server",
             ),
             Command(
+                "lakebed.pipeline.models.commands:gold",
+                "gold",
+                "Gold models: what a run would do, their tests, the last runs.",
+                TABLES,
+                extra="spark",
+            ),
+            Command(
                 "lakebed.pipeline.commands:app",
                 "pipeline",
                 "Load batches and topics into bronze, run models; compact and vacuum tables.",

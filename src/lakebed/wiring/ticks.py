@@ -32,6 +32,7 @@ from lakebed.ticks.workers import workers as tick_workers
 
 if TYPE_CHECKING:
     from lakebed.pipeline.runner import PipelineRunner
+    from lakebed.spark.session import SparkPage
 
 log = logger("pipeline")
 
@@ -140,6 +141,11 @@ class SparkFlow:
         session = sys.modules.get("lakebed.spark.session")  # this loads no Spark
         return str(session.state()) if session else "off"
 
+    def page(self) -> SparkPage | None:
+        """Where Spark shows its jobs; None where it did not start, as for ticks without a contract."""
+        session = sys.modules.get("lakebed.spark.session")  # this loads no Spark
+        return session.page() if session else None
+
     async def warm(self) -> None:
         """Starts the session in the background, if the settings say so and the store can hold tables."""
         wanted = self._context.settings.of(PipelineSettings).warm
@@ -188,5 +194,11 @@ class SparkSilver:
                 versions[table] = max(version, versions.get(table, -1))
         names = [tick.tick_id for tick in ticks]
         anew = {table for tick in ticks if tick.replay for table in tick.versions}
-        report = await asyncio.to_thread(flow.run_silver, org_id, project_id, names, versions, anew=anew)
-        return SilverResult(msgspec.to_builtins(report))
+        try:
+            report = await asyncio.to_thread(flow.run_silver, org_id, project_id, names, versions, anew=anew)
+        finally:  # of a failed job too: its log says where to look
+            page = self._flow.page()
+            if page is not None:
+                log.info("Spark ran the job", application=page.application, page=page.address or "off: spark.ui")
+        detail = msgspec.to_builtins(report)
+        return SilverResult(detail if page is None else detail | {"spark": msgspec.to_builtins(page)})

@@ -400,6 +400,7 @@ def test_a_plan_and_a_page_of_models_start_no_spark(
     monkeypatch.setattr("lakebed.pipeline.runner.open_session", None)
 
     code, out, _ = shell("pipeline", "plan", "--org", "acme", "-o", "json")
+    assert (code, out) == shell("gold", "dry-run", "--org", "acme", "-o", "json")[:2]
     page = shell("pipeline", "docs", "--to", str(tmp_path / "models.md"))
     none = shell("pipeline", "runs", "-o", "json")
     nobody = shell("pipeline", "plan", "--org", "nobody")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from datetime import UTC, datetime
 from typing import Any
@@ -16,7 +17,8 @@ from lakebed.core.clock import SystemClock
 from lakebed.core.errors import Conflict, Unavailable
 from lakebed.log import view
 from lakebed.log.broker import Broker
-from lakebed.log.codec import columns
+from lakebed.log.codec import Records, columns
+from lakebed.log.lines import records_of
 from lakebed.log.model import TopicPartition
 from lakebed.log.page import LogPage, opened_first
 from lakebed.log.producers import RecordChunk
@@ -29,7 +31,7 @@ from lakebed.queue.page import opened_first as queue_opened_first
 from lakebed.queue.roles import Queue
 from lakebed.queue.view import WaitingRow
 from lakebed.store.memory import MemoryStore
-from lakebed.ticks.page import TicksPage
+from lakebed.ticks.page import STEP_X, STEP_Y, TicksPage, lineage
 from lakebed.ticks.view import TickView
 from support.console_site import KEYS, OPERATOR, Site, site
 from support.tick_fixtures import context_of
@@ -43,9 +45,10 @@ def log_page(here: Site) -> LogPage:
     return page
 
 
-async def append(here: Site, *values: bytes) -> None:
+async def append(here: Site, *values: bytes, records: Records | None = None) -> None:
     broker = Broker(here.context, log_page(here).log.meta)
-    await broker.writer.append_shared([PartitionAppend(TP, (RecordChunk(columns(values)),))])
+    chunk = RecordChunk(columns(values) if records is None else records)
+    await broker.writer.append_shared([PartitionAppend(TP, (chunk,))])
     await broker.writer.drain()
 
 
@@ -71,6 +74,28 @@ async def test_records_are_found_by_their_text_from_an_offset_on() -> None:
     assert [4, 14, 24, 34] == [row["offset"] for row in found["records"]["records"]]
     assert [24, 34] == [row["offset"] for row in later["records"]["records"]]
     assert ([], 41) == (none["records"]["records"], none["records"]["next_offset"])
+
+
+async def test_records_show_their_key_headers_and_time_and_are_found_by_key() -> None:
+    """As a Kafka client sees them; a record without a key has none; a typed record may have one."""
+    async with site() as here:
+        await append(here, b"plain")
+        made = records_of([b"total 5", b"total 7"], "customer-Basel", ["trace=abc"], 1_760_000_000_000)
+        await append(here, records=made)
+        await do(here, "log.produce", topic="orders", partition="0", key="typed-key", value="by hand")
+        shown = await twin(here, "/log.json?topic=orders")
+        found = await twin(here, "/log.json?topic=orders&search=BASEL")
+        page = await here.browser.open("/log?topic=orders")
+        asked = (await here.browser.open("/console/ask/log.produce?topic=orders&partition=0")).text
+
+    plain, first, _, typed = shown["records"]["records"]
+    assert (None, []) == (plain["key"], plain["headers"]) and plain["at_ms"]
+    assert ("customer-Basel", 1_760_000_000_000) == (first["key"]["text"], first["at_ms"])
+    assert [{"name": "trace", "value": "abc"}] == first["headers"]
+    assert ("typed-key", "by hand") == (typed["key"]["text"], typed["payload"]["text"])
+    assert [2, 3] == [row["offset"] for row in found["records"]["records"]]
+    assert re.search(r'name="value"[^>]* required', asked) and not re.search(r'name="key"[^>]* required', asked)
+    assert "trace: abc" in page.text and "2025-10-09 08:53:20" in page.text
 
 
 async def test_a_search_reads_a_bounded_number_of_records(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,5 +319,35 @@ def test_a_tick_shows_its_lineage_and_what_changed_in_a_schema() -> None:
         signed_in=False, may=ANYBODY.may, token="", now_ms=0, now_ns=0,
     )  # fmt: skip
 
-    assert 'href="/tables?table=silver%2Facme%2Fshop%2Forders"' in html and "gold: by_city" in html
+    assert 'href="/tables?table=silver%2Facme%2Fshop%2Forders"' in html
+    assert 'href="/tables?table=gold%2Facme%2Fshop%2Fby_city"' in html
     assert "columns added: tax" in html and "columns not in the contract: debug" in html
+
+
+def test_lineage_is_drawn_by_what_each_table_was_made_of() -> None:
+    """A gold table stands behind its sources; a source that the tick did not touch has no line."""
+    gold = [
+        {"table": "by_country", "rows": 4, "sources": {"gold.by_customer": 1}},
+        {"table": "by_customer", "rows": 40, "sources": {"silver.orders": 3, "silver.users": 9}},
+    ]
+    report = {"silver": [{"table": "orders", "good": 5940, "quarantined": 60}], "gold": gold}
+    found = lineage(TickView("acme", "shop", "t1", "committed", 5, 10, [], {"orders": 4, "raw": 0}, report))
+    at = {box.name: (box.x // STEP_X, box.y // STEP_Y) for box in found.boxes}
+
+    assert {
+        "parts": (0, 0), "bronze.orders": (1, 0), "bronze.raw": (1, 1), "silver.orders": (2, 0),
+        "gold.by_customer": (3, 0), "gold.by_country": (4, 0),
+    } == at  # fmt: skip
+    assert 5 == len(found.edges)  # to both bronze tables, to silver, to each gold table
+    assert "5,940 rows, 60 quarantined" in {box.note for box in found.boxes}
+    assert "/tables?table=bronze%2Fticks%2Facme%2Fshop%2Forders" == found.boxes[1].href
+    assert "" == found.boxes[0].href and all(box.href.startswith("/tables?") for box in found.boxes[1:])
+    assert all(0 <= box.x < found.width and 0 <= box.y < found.height for box in found.boxes)
+
+
+def test_gold_tables_that_name_each_other_are_drawn_too() -> None:
+    """No report keeps the page from being shown."""
+    gold = [{"table": "a", "sources": {"gold.b": 1}}, {"table": "b", "sources": {"gold.a": 1}}, {"no": "table"}]
+    found = lineage(TickView("o", "p", "t", "committed", 1, 1, [], {"x": 0}, {"gold": gold, "silver": ["odd"]}))
+
+    assert ["parts", "bronze.x", "gold.a", "gold.b"] == [box.name for box in found.boxes]

@@ -72,7 +72,7 @@ def test_layers_stand_in_the_order_of_the_flow() -> None:
     [
         (short(0), "0"), (short(9_999), "9,999"), (short(12_345), "12.3k"), (short(None), "–"),
         (short(3_400_000), "3.4M"), (size(0), "0 B"), (size(1536), "1.5 KiB"),
-        (size(5 * 1024**3), "5.0 GiB"), (age(0.004), "4 ms"), (age(-3), "0 ms"),
+        (size(5 * 1024**3), "5.0 GiB"), (age(0.004), "4 ms"), (age(-3), "0 s"),
         (age(90), "90 s"), (age(3600), "60 min"), (age(10**6), "12 d"),
         (dollars(0), "$0.00"), (dollars(0.0000031), "$0.000003"), (dollars(12.5), "$12.50"),
         (time_ms(0), "–"), (time_ms(1_760_000_000_000), "2025-10-09 08:53:20"),

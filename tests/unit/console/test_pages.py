@@ -15,7 +15,7 @@ from lakebed.console.data import PageData
 from lakebed.console.page import PageQuery
 from lakebed.console.pages import PAGES, OverviewPage
 from lakebed.console.rendering import FILES
-from lakebed.console.samples import PATIENCE_S
+from lakebed.console.samples import PATIENCE_S, DataSample
 from lakebed.core.clock import SystemClock
 from lakebed.core.context import Health
 from lakebed.core.errors import Invalid, Unavailable
@@ -304,7 +304,7 @@ async def test_the_ledger_is_of_the_bucket_and_key_and_a_preview_of_the_text() -
         """Notes what would be shown, in the place of reading it."""
 
         def __getattribute__(self, name: str) -> Any:
-            if name in ("statuses", "rules", "streams", "blockers", "ledger", "preview"):
+            if name in ("statuses", "rules", "streams", "blockers", "policy", "ledger", "preview"):
                 return lambda *given: requested.append((name, *given))
             return super().__getattribute__(name)
 
@@ -316,7 +316,7 @@ async def test_the_ledger_is_of_the_bucket_and_key_and_a_preview_of_the_text() -
         return (await page.load(request))[1]  # type: ignore[arg-type]
 
     async def see(**asks: Any) -> Any:
-        return {}
+        return {"policy": DataSample("<old>\n</old>\n")}
 
     assert {"bucket": "", "key": "", "days": 0.0, "policy": "", "preview": ""} == await lifecycle()
     assert 4 == len(requested)
@@ -325,6 +325,8 @@ async def test_the_ledger_is_of_the_bucket_and_key_and_a_preview_of_the_text() -
     chosen = await lifecycle(bucket="b", days="5", policy="<x/>", preview="1")
     assert ("preview", "b", 5.0, "<x/>") == requested[-1]
     assert (5.0, "<x/>", "1") == (chosen["days"], chosen["policy"], chosen["preview"])
+    await lifecycle(bucket="b", policy="<old>\r\n</old>", preview="1")
+    assert ("preview", "b", 0.0, "") == requested[-1]  # the rules in force, as the editor shows them
     with pytest.raises(Invalid):
         await lifecycle(bucket="b", days="-1", preview="1")
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
 from lakebed.batches import workers
-from lakebed.batches.plot import MetricPlots, drawn
+from lakebed.batches.plot import SPOOLED, MetricPlots, drawn
 from lakebed.batches.view import RecentBatches
 from lakebed.batches.window_query import RollupSeries, WindowValues
 from lakebed.console.pages import ACTIONS
+from lakebed.console.rendering import Assets, environment
 from lakebed.console.runs import PART_RUNS_MAX, RunRecord, RunsPage, RunsReader, merged
+from lakebed.core.auth import ANYBODY
 from lakebed.core.clock import ManualClock, SystemClock
 from lakebed.core.ids import Ids
+from lakebed.core.settings import load
 from lakebed.delta.log import Commit
 from lakebed.delta.model import TableSpec
 from lakebed.delta.plain import PlainTable, schema_json
@@ -26,7 +30,7 @@ from lakebed.store.memory import MemoryStore
 from lakebed.ticks.audit import AuditRow
 from lakebed.ticks.runs import silver
 from lakebed.ticks.view import TickStatus
-from lakebed.wiring.parts import PARTS, resolve
+from lakebed.wiring.parts import PARTS, resolve, sections
 from support.batch_frames import frame_of
 from support.batches_gateway import collector
 from support.console_site import KEYS, site
@@ -91,6 +95,20 @@ def test_a_job_that_failed_says_why_and_can_run_again() -> None:
     assert set(found.fields) == set(ACTIONS[found.action].fields)
 
 
+def test_a_run_leads_to_its_log_and_to_sparks_page() -> None:
+    """Where the job recorded them."""
+    tick = TickStatus("t1", "committed", 1, 10, 1000)
+    detail = '{"silver": [], "spark": {"application": "local-1", "address": "http://127.0.0.1:4040"}}'
+    found = silver(AuditRow("acme", "shop", "t1", "done", "a", 4000, 0, {"detail": detail, "log": "started"}), tick)
+    html = environment(Assets()).get_template("runs.html").render(
+        page=RunsPage, data={}, chosen={"runs": [found], "kinds": [], "kind": "", "state": ""}, read_only=True,
+        principal=ANYBODY, signed_in=False, may=ANYBODY.may, token="", now_ms=0, now_ns=0,
+    )  # fmt: skip
+
+    assert '<a href="http://127.0.0.1:4040" rel="noreferrer">Spark</a>' in html
+    assert '<a href="/ticks?org=acme&amp;project=shop&amp;tick=t1">Log</a>' in html
+
+
 def test_a_job_that_ended_well_has_its_rows() -> None:
     tick = TickStatus("20261116T120000__1", "committed", 1, 10, 1000)
     detail = '{"silver": [{"table": "orders", "rows_in": 10, "good": 8}, {"table": "users", "rows_in": 1, "good": 1}]}'
@@ -139,8 +157,56 @@ async def test_a_metric_of_a_batch_is_offered_and_plotted_with_quantiles() -> No
     assert 1 <= len(names)
     assert 10 <= sum(1 for value in found.lines["p50"] if value is not None) * 10
     assert found.series and found.window_s == 60
-    assert found.partial and "one of them" in found.why[0]  # a collector may hold rows that it has not stored yet
+    assert (False, []) == (found.partial, found.why)  # every accepted batch is in the bucket and in its index
+    assert clock.now_ns() - 5 * 10**9 == found.accepted_through_ns
     assert ([], {}) == (none.series, none.lines)
+
+
+async def test_a_plot_says_what_it_lacks() -> None:
+    """Batches in a spool are not in the bucket yet, and more batches than one plot reads are not all in it."""
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    async with collector(store, clock=clock) as (client, part):
+        for number in range(3):
+            frame = frame_of(number * 10, number * 10 + 9, at_ns=clock.now_ns() - 60 * 10**9)
+            assert (await client.post("/v1/batches", content=frame)).status_code == 200
+        await part.derived_writes.stop()
+    context = context_of(store=store, clock=clock)
+    flags = {"store.url": "memory:", "batches.acceptance": "local_spool", "batches.spool_dir": "spool"}
+    spooled = msgspec.structs.replace(context, settings=load(sections(), flags=flags))
+    few = MetricPlots(context, RecentBatches(context), batches_max=2)
+
+    assert [SPOOLED] == (await MetricPlots(spooled, RecentBatches(spooled)).plot("cpu", (), "15m")).why
+    assert ["more than 2 raw batches are in the range"] == (await few.plot("cpu", (), "15m")).why
+
+
+async def test_a_batch_is_opened_from_its_row_and_leads_back_to_its_plots() -> None:
+    """Its manifest, its blob and its series; what was never accepted, a name that is none and a lost blob are told."""
+    clock = SystemClock()
+    store = MemoryStore(clock=clock)
+    async with collector(store, clock=clock) as (client, part):
+        frame = frame_of(0, 9, agent="web-1", at_ns=clock.now_ns())
+        assert (await client.post("/v1/batches", content=frame)).status_code == 200
+        await part.derived_writes.stop()
+    async with site(store) as here:
+        page = await here.browser.open("/batches")
+        opened = await here.browser.open("/batches?agent=web-1&batch=boot-1%2F0-9")
+        twin = (await here.browser.client.get("/batches.json?agent=web-1&batch=boot-1/0-9")).json()
+        other = await here.browser.open("/batches?agent=web-1&batch=boot-1%2F5-9")
+        odd = await here.browser.open("/batches?agent=web-1&batch=nothing")
+        await store.delete(twin["batch"][0]["manifest"]["raw_blob_key"])
+        here.console.data.samples.forget()
+        lost = await here.browser.open("/batches?agent=web-1&batch=boot-1%2F0-9")
+
+    assert "/batches?agent=web-1&amp;batch=boot-1%2F0-9#batch" in page.text
+    (batch,) = twin["batch"]
+    assert [("cpu", "agent_id=web-1,host=h0", 5), ("cpu", "agent_id=web-1,host=h1", 5)] == [
+        (row["metric"], row["match"], row["samples"]) for row in batch["series"]
+    ]
+    assert batch["manifest"]["raw_blob_key"] in opened.text
+    assert "/batches?metric=cpu&amp;match=agent_id%3Dweb-1%2Chost%3Dh0#plot" in opened.text
+    assert "no batch boot-1/5-9 of web-1 is accepted" in other.text and "names no batch" in odd.text
+    assert "Series of the batch" in opened.text and "Series of the batch" not in lost.text
 
 
 def test_a_window_without_samples_is_a_gap_in_the_plot() -> None:

@@ -18,7 +18,7 @@ from lakebed.delta.model import TableSpec
 from lakebed.delta.plain import PlainTable, schema_json
 from lakebed.pipeline.tables import query
 from lakebed.pipeline.tables.page import opened_first, reasons_first
-from lakebed.pipeline.tables.view import TableRow, TableSample
+from lakebed.pipeline.tables.view import TableRow, TableSample, _cell
 from lakebed.store.memory import MemoryStore
 from support.console_site import Site, site
 from support.runtimes import runtime_on
@@ -141,3 +141,11 @@ def test_the_reason_of_a_quarantined_row_comes_first() -> None:
     found = reasons_first(TableSample(["row", "_reasons"], [["{}", "total_not_negative"]]))
 
     assert (["_reasons", "row"], [["total_not_negative", "{}"]]) == (found.columns, found.rows)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(["check a", "cast b"], "check a; cast b"), ([1, 2], "[1, 2]"), (None, ""), ([], "")]
+)
+def test_a_list_of_words_is_shown_as_words(value: object, shown: str) -> None:
+    """The reasons of a quarantined row are read by people."""
+    assert shown == _cell(value)

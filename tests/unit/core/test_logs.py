@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 from collections.abc import Iterator
@@ -49,6 +50,33 @@ def test_a_terminal_gets_readable_lines(capsys: pytest.CaptureFixture[str]) -> N
     text = capsys.readouterr().err
     assert "stored" in text
     assert not text.startswith("{")
+
+
+async def test_what_a_job_logs_is_kept_with_it() -> None:
+    """By its task and its threads, masked and bounded; what others log meanwhile is not in it."""
+    logs.configure("info", as_json=True)
+    log = logs.logger("pipeline")
+
+    async def other() -> None:
+        log.info("of another job")
+
+    beside = asyncio.create_task(other())
+    with logs.captured() as lines:
+        log.info("started", ticks=2, api_key="s3cret")
+        await beside
+        await asyncio.to_thread(log.warning, "slow", seconds=3)
+        for number in range(logs.CAPTURED_LINES):
+            log.info("row", number=number, text="x" * 1000)
+    log.info("after it")
+
+    assert logs.CAPTURED_LINES == len(lines) and all(len(line) <= logs.CAPTURED_CHARS for line in lines)
+    with logs.captured() as few:
+        log.info("started", ticks=2, api_key="s3cret")
+        await asyncio.to_thread(log.warning, "slow", seconds=3)
+        await asyncio.create_task(other())
+    assert ["info started ticks=2 api_key=***", "warning slow seconds=3", "info of another job"] == [
+        line.partition(" ")[2] for line in few
+    ]
 
 
 def test_a_closed_stderr_never_breaks_the_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,13 +29,14 @@ class Opened:
         return ds.dataset(TABLES[path])
 
 
-def test_tables_are_joined_by_their_names() -> None:
+@pytest.mark.parametrize("orders", ["bronze.acme.shop.orders", 'bronze."acme.shop".orders'])
+def test_tables_are_joined_by_their_names(orders: str) -> None:
     """Two, three and four parts, and a name of the query itself."""
     opened = Opened()
-    text = """
+    text = f"""
         with few as (select 3 as id)
         select by_customer.id, spent from gold.shop.by_customer
-        join batches.samples using (id) join bronze."acme.shop".orders using (id) join few using (id)
+        join batches.samples using (id) join {orders} using (id) join few using (id)
     """
 
     assert [{"id": 3, "spent": 3.5}] == query(text, opened).to_pylist()

@@ -7,17 +7,20 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
+import structlog
 
+from lakebed.core import logs
 from lakebed.core.clock import ManualClock
 from lakebed.core.context import Context
 from lakebed.core.errors import Conflict, NotFound, Unavailable
 from lakebed.store.memory import MemoryStore
-from lakebed.ticks import commit_times
+from lakebed.ticks import commit_times, dispatcher
 from lakebed.ticks.adapters import open_audit, open_queue
 from lakebed.ticks.audit import COMMITTED, DISPATCHED, AuditRow, AuditTable
 from lakebed.ticks.auditor import OVERLAP_MS, DispatchAuditor
 from lakebed.ticks.dispatcher import TRIES_PER_RECEIVE, Dispatcher
 from lakebed.ticks.model import SilverResult, SilverTick, TickId, TickMessage
+from lakebed.ticks.view import spark_page
 from support.tick_fixtures import ORG, PROJECT, Guarded, Service, context_of
 
 
@@ -669,3 +672,39 @@ async def _done_tick(fleet: Fleet, rows: AuditTable, tick: TickId) -> None:
 def _audit_row(tick: TickId, state: str, fleet: Fleet) -> AuditRow:
     at_ms = fleet.clock.now_ns() // 1_000_000
     return AuditRow(tick.org_id, tick.project_id, tick.tick_id, state, "a", at_ms, at_ms // 1000 + 30 * 86_400)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_what_the_job_logged_is_shown_with_its_tick(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """Of a job that ended well, and with every retry of one that failed; and where Spark shows it."""
+    logs.configure("info", as_json=True)
+    monkeypatch.setattr(dispatcher, "log", logs.logger("ticks"))
+    fleet.job.fails = TRIES_PER_RECEIVE if fails else 0
+    await fleet.queue.send(message("t1"))
+
+    await fleet.round()
+
+    row = await fleet.dispatched.get(TickId("o", "p", "t1"))
+    structlog.reset_defaults()
+    assert row is not None
+    events = [line.split(" ", 2)[2].partition(" project=")[0] for line in str(row.fields["log"]).splitlines()]
+    retried = ["silver job failed: retrying"] * (TRIES_PER_RECEIVE - 1)
+    ended = [*retried, "silver job failed"] if fails else ["silver job done"]
+    assert ["silver job started", *ended] == events
+
+
+@pytest.mark.parametrize(
+    ("report", "page"),
+    [
+        ({"spark": {"application": "local-1", "address": "http://127.0.0.1:4040"}}, "http://127.0.0.1:4040"),
+        ({"spark": {"application": "local-1", "address": "javascript:alert(1)"}}, ""),
+        ({"spark": {"application": "local-1"}}, ""),
+        ({"spark": None}, ""),
+        ("odd", ""),
+        (None, ""),
+    ],
+)
+def test_sparks_page_is_an_address_or_nothing(report: object, page: str) -> None:
+    assert page == spark_page(report)

@@ -31,6 +31,7 @@
       return (unit ? value.toFixed(1) : Math.round(value)) + " " + units[unit];
     },
     age(value) {
+      if (value <= 0) return "0 s";
       if (value < 1) return Math.round(value * 1000) + " ms";
       if (value < 10) return value.toFixed(1) + " s";
       if (value < 120) return Math.round(value) + " s";

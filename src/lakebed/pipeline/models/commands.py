@@ -1,4 +1,4 @@
-"""`lakebed pipeline plan|test|docs|runs`: models before, beside and after their runs."""
+"""`lakebed pipeline plan|test|docs|runs`: models before, beside and after their runs; and as `lakebed gold`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 
 from lakebed.cli import exits
 from lakebed.cli.output import Output, emit, say
@@ -165,3 +165,9 @@ def _read(settings: Any) -> tuple[Any, Path]:
         raise NotFound("there are no models", hint="set pipeline.gold to a folder of *.sql and *.py")
     contracts = read_contracts(own.contracts_folder) if own.contracts_folder else []
     return graph_of(read_models(own.gold_folder), {each.table for each in contracts}), own.gold_folder
+
+
+gold = App(name="gold", help="Gold models: what a run would do, their tests, the last runs.")
+gold.command(plan, name="dry-run")
+gold.command(test)
+gold.command(runs)

@@ -1,7 +1,7 @@
 """SQL over all tables, in this process, by DuckDB: `select … from gold.shop.by_customer`.
 
-A table is named by its path with dots. Where there are more than three parts, those in the middle are one quoted name
-(`bronze."acme.shop".orders`) or are left out. Queries read: a statement that changes something is refused, and so is
+A table is named by its path with dots (`bronze.acme.shop.orders`); folders behind the first may be left out where that
+is clear (`bronze.shop.orders`). Queries read: a statement that changes something is refused, and so is
 the file system, the network, and every table function that is not in TABLE_FUNCTIONS. Only the tables that a query
 names are opened; filters and columns are pushed down to their files.
 
@@ -10,6 +10,7 @@ names are opened; filters and columns are pushed down to their files.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
@@ -28,7 +29,8 @@ ROOT = "tables/"
 TABLE_FUNCTIONS = frozenset({"range", "generate_series", "unnest", "repeat", "json_each", "json_tree"})
 
 Dataset = Callable[[str], Any]  # a table's path -> its PyArrow dataset
-TableName = tuple[str, str, str]  # catalog, schema, table
+TableName = tuple[str, ...]  # its parts in the query, at least two
+IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]*")
 
 
 class QueryLimits(msgspec.Struct, frozen=True):
@@ -65,14 +67,11 @@ def run(text: str, dataset: Dataset, limits: QueryLimits | None) -> QueryResult:
 
     with duckdb.connect(":memory:") as engine:
         for number, name in enumerate(sorted(tables_of(text))):
-            catalog, schema, table = name
             engine.register(f"rows_{number}", dataset(path_of(name)))
-            # `batches.samples` is a schema and a table to the parser, a catalog and a table to its reader
-            place = f"{quoted(catalog)}.{quoted(schema)}" if catalog else quoted(schema)
-            if catalog:
-                engine.execute(f"attach if not exists ':memory:' as {quoted(catalog)}").fetchall()
-            engine.execute(f"create schema if not exists {place}").fetchall()
-            engine.execute(f"create view {place}.{quoted(table)} as select * from temp.main.rows_{number}").fetchall()
+            for made in _places(name):
+                engine.execute(made).fetchall()
+            view = ".".join(map(quoted, name))
+            engine.execute(f"create view {view} as select * from temp.main.rows_{number}").fetchall()
         for setting in _locked(limits):
             engine.execute(f"set {setting}").fetchall()
         timer = Timer(limits.seconds, engine.interrupt) if limits else None
@@ -91,6 +90,15 @@ def run(text: str, dataset: Dataset, limits: QueryLimits | None) -> QueryResult:
         finally:
             if timer is not None:
                 timer.cancel()
+
+
+def _places(name: TableName) -> Iterator[str]:
+    """What makes the schemas of a name: of two parts, the first is a schema; of more, it is a catalog."""
+    schemas = name[:-1]
+    if len(schemas) > 1:
+        yield f"attach if not exists ':memory:' as {quoted(schemas[0])}"
+    for depth in range(min(len(schemas), 2), len(schemas) + 1):
+        yield f"create schema if not exists {'.'.join(map(quoted, schemas[:depth]))}"
 
 
 def _locked(limits: QueryLimits | None) -> Iterator[str]:
@@ -133,8 +141,14 @@ def tables_of(text: str) -> set[TableName]:
     for node in _nodes(tree):
         if node.get("type") == "TABLE_FUNCTION" and _function(node) not in TABLE_FUNCTIONS:
             raise Invalid(f"{_function(node)}(…) is not allowed in a query", hint="read tables by their names")
-    base = (node for node in _nodes(tree) if node.get("type") == "BASE_TABLE")
-    return {(node["catalog_name"], node["schema_name"], node["table_name"]) for node in base if node["schema_name"]}
+    names = {_name(node) for node in _nodes(tree) if node.get("type") == "BASE_TABLE"}
+    return {name for name in names if len(name) > 1}
+
+
+def _name(node: dict[str, Any]) -> TableName:
+    """`catalog_name`, `schema_name` and `table_name` leave parts out where there are more than three."""
+    whole = (node.get("qualified_name") or {}).get("path")
+    return tuple(part for part in whole or (node["catalog_name"], node["schema_name"], node["table_name"]) if part)
 
 
 def path_of(name: TableName) -> str:
@@ -144,8 +158,7 @@ def path_of(name: TableName) -> str:
 
 def sql_name(path: str) -> str:
     """A table's path as it is written in a query."""
-    first, *middle, last = path.split("/")
-    return ".".join(quoted(part) for part in (first, ".".join(middle), last) if part)
+    return ".".join(part if IDENTIFIER.fullmatch(part) else quoted(part) for part in path.split("/"))
 
 
 def literal(text: str) -> str:

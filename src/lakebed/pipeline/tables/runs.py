@@ -55,7 +55,7 @@ def run(name: str, version: TableVersion) -> RunRecord:
         "done",
         version.at_ms,
         rows_out=(version.rows_inserted + version.rows_replaced) or None,
-        reason=f"version {version.version}: {version.changed or version.operation.lower()}",
+        reason=f"version {version.version}, {version.operation.lower()}",
         href=f"/tables?{urlencode({'table': name})}",
     )
 

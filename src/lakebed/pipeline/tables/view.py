@@ -293,6 +293,8 @@ def _sample(
 
 
 def _cell(value: Any) -> str:
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        value = "; ".join(value)  # such as the reasons of a quarantined row
     text = "" if value is None else str(value)
     return text if len(text) <= CELL_CHARS_MAX else f"{text[:CELL_CHARS_MAX]}…"
 

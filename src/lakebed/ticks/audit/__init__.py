@@ -15,6 +15,7 @@ from lakebed.ticks.model import TickId
 
 COMMITTED = "bronze_committed"
 DISPATCHED = "silver_dispatched"
+LOG = "log"  # a field of a dispatched row: the last lines that its job logged
 SCHEMA = "lakebed.tick-audit.v1"
 
 
