@@ -60,9 +60,7 @@ PARTS: tuple[Part, ...] = (
         demo="lakebed.agent.demo",
         worlds=(
             SimWorld(
-                "agent",
-                "an agent that is killed repeatedly, with failing collectors",
-                "lakebed.agent.simulation:agent",
+                "agent", "an agent that is killed repeatedly, with failing collectors", "lakebed.agent.simulation:agent"
             ),
         ),
     ),
@@ -146,9 +144,7 @@ PARTS: tuple[Part, ...] = (
         demo="lakebed.log.demo",
         worlds=(
             SimWorld(
-                "log",
-                "brokers, compactors, sweeper and operator on a few partitions",
-                "lakebed.log.simulation:log",
+                "log", "brokers, compactors, sweeper and operator on a few partitions", "lakebed.log.simulation:log"
             ),
         ),
     ),
@@ -202,9 +198,7 @@ PARTS: tuple[Part, ...] = (
         demo="lakebed.ticks.demo",
         worlds=(
             SimWorld(
-                "ticks",
-                "replicas and dispatchers bring the same ticks to silver",
-                "lakebed.ticks.simulation:ticks",
+                "ticks", "replicas and dispatchers bring the same ticks to silver", "lakebed.ticks.simulation:ticks"
             ),
         ),
     ),
@@ -244,7 +238,7 @@ PARTS: tuple[Part, ...] = (
             Command(
                 "lakebed.pipeline.models.commands:gold",
                 "gold",
-                "Gold models: what a run would do, their tests, the last runs.",
+                "Gold models: dry run, tests, last runs.",
                 TABLES,
                 extra="spark",
             ),
@@ -321,9 +315,7 @@ PARTS: tuple[Part, ...] = (
         demo="lakebed.lifecycle.demo",
         worlds=(
             SimWorld(
-                "lifecycle",
-                "workers expire objects under a changing policy",
-                "lakebed.lifecycle.simulation:lifecycle",
+                "lifecycle", "workers expire objects under a changing policy", "lakebed.lifecycle.simulation:lifecycle"
             ),
             SimWorld(
                 "versions",

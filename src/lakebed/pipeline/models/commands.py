@@ -167,7 +167,7 @@ def _read(settings: Any) -> tuple[Any, Path]:
     return graph_of(read_models(own.gold_folder), {each.table for each in contracts}), own.gold_folder
 
 
-gold = App(name="gold", help="Gold models: what a run would do, their tests, the last runs.")
+gold = App(name="gold", help="Gold models: dry run, tests, last runs.")
 gold.command(plan, name="dry-run")
 gold.command(test)
 gold.command(runs)
