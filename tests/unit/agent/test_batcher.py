@@ -217,7 +217,8 @@ async def test_who_waits_for_samples_that_cannot_be_encoded_is_told(monkeypatch:
     clock = ManualClock()
     batcher = batcher_on(Shelf(), clock)
     running = asyncio.ensure_future(batcher.run())
-    waiting = asyncio.ensure_future(batcher.durable(await batcher.put(samples(3), within_s=0.0)))
+    waiting = asyncio.ensure_future(batcher.durable(await batcher.put(samples(3))))
+    await settle()  # it waits before anything is flushed
 
     for _ in range(10):
         await clock.advance(1.0)

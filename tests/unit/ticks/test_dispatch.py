@@ -430,6 +430,9 @@ async def test_an_audit_in_the_middle_of_a_replay_does_not_forget_it(manual_cloc
     """It has seen the note of the replay and the row of the job before: the tick is looked at again."""
     _, auditor, fleet = await committed(manual_clock)
     await fleet.round()
+    for _ in range(2):  # the note of the commit is behind what is read again
+        await auditor.measure()
+        await manual_clock.advance(1200.0)
     node = fleet.node("operator")
     dispatched = open_audit(node, DISPATCHED)
     clear = dispatched.clear
