@@ -144,7 +144,7 @@ LAYERS = ("bronze/ticks", "silver", "quarantine")
 def _keys(url: str) -> dict[str, list[str]]:
     """What the DynamoDB server itself has, by table, read by Amazon's own client."""
     database = boto3.client("dynamodb", endpoint_url=url, region_name="us-east-1", **AWS)
-    tables = {name: name.rpartition("lakebed_")[2] for name in database.list_tables()["TableNames"]}
+    tables = {name: name.removeprefix("lakebed-") for name in database.list_tables()["TableNames"]}
     return {
         short: [item["tick_key"]["S"] for item in database.scan(TableName=name)["Items"]]
         for name, short in tables.items()

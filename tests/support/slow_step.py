@@ -6,6 +6,7 @@ Prints `tasks` when tasks of the step run, and its result as JSON at the end.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -26,7 +27,7 @@ TASKS, ROWS = 8, 4_000
 
 
 def main() -> None:
-    context = make_context(load(sections()), role="test")
+    context = make_context(load(sections(), env=dict(os.environ)), role="test")
     spark = open_session(context.settings.of(SparkSettings))
 
     def slow(batches: Iterator[Any]) -> Iterator[Any]:
