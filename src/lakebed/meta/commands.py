@@ -13,6 +13,9 @@ from lakebed.cli.output import Output, emit, say
 from lakebed.cli.where import Where, as_operator, in_loop
 from lakebed.core.errors import Invalid
 from lakebed.meta.bucket.backend import BucketMeta
+from lakebed.meta.bucket.bins import member_of
+from lakebed.meta.bucket.model import SEPARATOR
+from lakebed.meta.bucket.model import plain as plain_key
 from lakebed.meta.connect import connect
 from lakebed.meta.model import MetaEntry, prefix_end
 from lakebed.meta.protocol import Meta
@@ -65,14 +68,18 @@ def dump(
     where: Where = Where(),
     output: Output = "json",
 ) -> None:
-    """Show a group's stored head: hot entries, references to leaves, last writers (bucket backend)."""
+    """Show a group's hot entries, and the head that it shares with its `members` (bucket backend)."""
     head = _with_meta(where, lambda meta: _bucket(meta).head(group))
     plain = msgspec.to_builtins(head)
     plain["hot"] = [
-        {**_shown(MetaEntry(key, hot.value, str(hot.version))), "session": hot.session} for key, hot in head.hot.items()
+        {**_shown(MetaEntry(plain_key(key), hot.value, str(hot.version))), "session": hot.session}
+        for key, hot in head.hot.items()
+        if not head.members or member_of(key) == group
     ]
     names = ("leaf", "first", "last", "entries", "bytes")
     plain["refs"] = [dict(zip(names, ref, strict=True)) for ref in plain["refs"]]
+    for ref in plain["refs"]:
+        ref |= {end: ref[end].replace(SEPARATOR, " ") for end in ("first", "last")}
     emit(plain, output)
 
 

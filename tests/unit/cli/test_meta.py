@@ -29,7 +29,7 @@ def test_groups_and_their_heads_are_shown(bucket_meta: Shell) -> None:
     got = bucket_meta.data("meta", "get", control["key"], "-g", "orders:1")
 
     assert ["orders:0", "orders:1"] == sorted(groups)
-    assert "orders/partitions/1/" in control["key"]
+    assert "orders/partitions/1/" in control["key"] and "\0" not in control["key"]
     assert (control["value"], control["version"]) == (got["value"], got["version"])
     assert "OPEN" == control["value"]["log_state"]
 

@@ -256,7 +256,8 @@ def test_the_demos_summary_counts_what_held_and_names_what_broke(capsys: pytest.
     assert "1 of 2 invariants held, in 61 s" in without
     assert "first request after 4 s" in without
     assert "BROKEN  log: order: 2 before 1" in without and "nothing lost" not in without
-    assert (1, 1) == (without.count("lakebed up --detach"), kept.count("lakebed up --dir /data --detach"))
+    assert (1, 0) == (without.count("lakebed up --detach"), without.count("LAKEBED_DIR"))
+    assert (1, 1) == (kept.count("lakebed up --detach"), kept.count("export LAKEBED_DIR=/data\n"))
     assert "lakebed queue status" in kept
 
 
