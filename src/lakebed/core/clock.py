@@ -5,9 +5,11 @@ In simulation the event loop itself runs on virtual time, so `asyncio.timeout` i
 
 from __future__ import annotations
 
-import asyncio
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:  # loaded where something sleeps: `lakebed --help` does not
+    import asyncio
 
 
 class Clock(Protocol):
@@ -33,6 +35,8 @@ class SystemClock:
         return time.monotonic()
 
     async def sleep(self, seconds: float) -> None:
+        import asyncio
+
         await asyncio.sleep(seconds)
 
 
@@ -51,6 +55,8 @@ class ManualClock:
         return self._elapsed_ns / 1e9
 
     async def sleep(self, seconds: float) -> None:
+        import asyncio
+
         if seconds <= 0:
             await asyncio.sleep(0)
             return
@@ -77,5 +83,7 @@ class ManualClock:
 
 async def settle(turns: int = 20) -> None:
     """Gives every ready task `turns` turns of the loop."""
+    import asyncio
+
     for _ in range(turns):
         await asyncio.sleep(0)
