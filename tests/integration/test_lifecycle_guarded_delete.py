@@ -194,6 +194,26 @@ async def test_versions_go_one_by_one_until_nothing_is_left(place: Place, status
     assert b"again" == place.body("k")
 
 
+async def test_a_version_that_was_current_again_counts_from_its_new_successor(place: Place) -> None:
+    """The server notes the time on a version, so its delete is refused; not on a null version, which says so."""
+    place.put("null", b"1")
+    place.versioning("Enabled")
+    place.put("k", b"1")
+    before: dict[str, ObjectEntry] = {}
+    for key in ("k", "null"):
+        newer = place.put(key, b"2")
+        before[key] = (await place.entries(key))[1]
+        place.s3.delete_object(Bucket=place.name, Key=key, VersionId=newer)
+        place.put(key, b"3")
+
+    assert {"k": True, "null": False} == {key: one.since_noted for key, one in before.items()}
+    assert DeleteOutcome.STALE_IDENTITY is await refused(place, before["k"], Verb.VERSION)
+    for key, old in before.items():
+        again = (await place.entries(key))[1]
+        assert again.version_id == old.version_id
+        assert (again.noncurrent_since_ns or 0) > (old.noncurrent_since_ns or 0)
+
+
 async def test_a_newer_version_saves_the_current_one_and_its_marker(place: Place) -> None:
     """No marker over a version that nobody judged, no end of a marker that is not alone, no end of what is current."""
     place.versioning("Enabled")

@@ -210,10 +210,12 @@ class MemoryLake:
             raise NotFound("no such version")
         if found.identity != entry.identity or entry.latest is not (versions[0] is found):
             raise Stale("the object has another identity, or another version is the current one")
+        if not entry.latest and found.superseded_ns != entry.noncurrent_since_ns:
+            raise Stale("the version was the current one meanwhile")
         if verb is Verb.DELETE_MARKER and len(versions) > 1:
             raise Stale("the marker is not alone")
         marks = verb is Verb.CURRENT and self._keeps(entry.bucket)
-        if found.locked and not marks:
+        if found.locked and not (marks and self._is_kept_by_marker(entry.bucket, found)):
             raise Denied("object lock")
         if marks:
             self._add(entry.bucket, entry.key, StoredVersion(self._now(), marker=True))
@@ -259,6 +261,10 @@ class MemoryLake:
 
     def _keeps(self, bucket: str) -> bool:
         return bucket in self.versioned or bucket in self.suspended
+
+    def _is_kept_by_marker(self, bucket: str, one: StoredVersion) -> bool:
+        """Where versions are suspended, a marker takes the place of the null version."""
+        return bucket not in self.suspended or self._shown_id(bucket, one) != NULL
 
     def _shown_id(self, bucket: str, one: StoredVersion) -> str:
         """What was written before versions were kept is the null version since."""

@@ -82,8 +82,9 @@ class ObjectIdentity(msgspec.Struct, frozen=True):
 class ObjectEntry(msgspec.Struct, frozen=True):
     """An object, a version, a delete marker or an upload, as it is now.
 
-    `noncurrent_since_ns` is when its successor was made; `newer_noncurrent` counts noncurrent versions newer than it;
-    `alone` is set when no other version of the key is left.
+    `noncurrent_since_ns` is when its successor was made: `since_noted` when that is part of its own identity, otherwise
+    it is read from the successor. `newer_noncurrent` counts noncurrent versions newer than it; `alone` is set when no
+    other version of the key is left.
     """
 
     bucket: str
@@ -96,6 +97,7 @@ class ObjectEntry(msgspec.Struct, frozen=True):
     marker: bool = False
     alone: bool = True
     noncurrent_since_ns: int | None = None
+    since_noted: bool = True
     newer_noncurrent: int = 0
     locked: bool = False
     chunks: tuple[str, ...] = ()  # all chunk ids, where the store can guard a delete by them

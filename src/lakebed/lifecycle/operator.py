@@ -1,6 +1,6 @@
 """Operator actions: status, pause, scan, reseed, and decisions on blockers. Nothing is ever skipped automatically.
 
-Every change is one write of a register that workers read on their next round.
+Every change is one write of a register that workers read on their next round; a pause also asks for that round.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class Operator:
 
     async def pause(self, bucket: str, action: str = "", *, paused: bool = True) -> list[str]:
         """Pauses actions of a bucket, all or by name prefix; or resumes them with a new scan, since they missed events.
-        Returns their names.
+        Returns their names. Workers are woken: their sweeps use what they compiled before for up to two polls.
         """
 
         def change(known: ActionState) -> ActionState:
@@ -181,7 +181,9 @@ class Operator:
             fresh = known.bootstrap_complete and paused
             return msgspec.structs.replace(known, paused=paused, bootstrap_complete=fresh)
 
-        return await self._each(bucket, action, change)
+        names = await self._each(bucket, action, change)
+        await self.wake()
+        return names
 
     async def rebootstrap(self, bucket: str, action: str = "") -> None:
         """Requests a bootstrap scan of the bucket: its actions (all, or by name prefix) start over, cursors are seeded

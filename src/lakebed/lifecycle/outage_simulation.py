@@ -4,6 +4,8 @@ Two buckets share their delays, so that one keeps the cursors moving while the o
 made unreadable, replaced and put back; a bucket is deleted and made again; versioning is switched on; the server that
 writes the log crashes and loses its last events; the log loses its files or its folder. In the end, in calm, everything
 that is due under the policies in force must go, before any safety scan.
+In most of these stories some other change leads to a scan, which hides what an absent policy alone would lose: `away`
+is that one story, with nothing beside it.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ RULES = (VERSION_RULES[0], VERSION_RULES[2], VERSION_RULES[8])
 # A longer rule takes what a shorter one missed, and uploads are scanned every day with all else: both hide a miss.
 SECOND_CHANCES = (VERSION_RULES[1], VERSION_RULES[4])
 LOST_EVENTS_S = 2.0
+AWAY_LIFE_S = 3 * DAY_S
 UNREADABLE = b"<LifecycleConfiguration><Rule><Status>Enabled</Status><Frob/></Rule></LifecycleConfiguration>"
 
 
@@ -58,6 +61,40 @@ async def policies(world: World) -> None:
         *(world.keep(name, _worker(world, lake, end_ns, settings)) for name in workers),
     )
     await come_to_rest(world, lake, judge, settings)
+
+
+async def away(world: World) -> None:
+    """A bucket's policy goes as a whole, and is back after all that the bucket holds fell due.
+
+    Meanwhile the other bucket's events move the cursors on. Nothing is written again, so no later event brings what
+    was passed, and no other change leads to a scan.
+    """
+    lake = MemoryLake(world.clock)
+    judge = DeleteChecker(world, lake)
+    rules = VERSION_RULES[:1]
+    for bucket in BUCKETS:
+        await _put(lake, judge, bucket, rules)
+    world.faults = msgspec.structs.replace(world.faults, crash=CRASH)
+    end_ns = world.clock.now_ns() + round(AWAY_LIFE_S * 1e9)
+
+    async def story() -> None:
+        await world.clock.sleep(world.rng.uniform(0.3, 0.5) * DAY_S)
+        for number in range(6):
+            lake.write(BUCKETS[0], f"a/{number}/x")  # a folder each: several shards
+            await world.clock.sleep(world.rng.uniform(0.0, 1.0))
+        await world.clock.sleep(world.rng.uniform(0.0, 0.6) * DAY_S)
+        await _put(lake, judge, BUCKETS[0], ())
+        await world.clock.sleep(world.rng.uniform(1.1, 1.3) * DAY_S)
+        await _put(lake, judge, BUCKETS[0], rules)
+
+    async def others() -> None:
+        while world.clock.now_ns() < end_ns:
+            lake.write(BUCKETS[1], f"a/{world.rng.randint(0, 9)}/x")
+            await world.clock.sleep(world.rng.uniform(0.0, 2.0))
+
+    workers = [world.keep(f"w{number}", _worker(world, lake, end_ns, SETTINGS)) for number in range(2)]
+    await asyncio.gather(story(), others(), *workers)
+    await come_to_rest(world, lake, judge)
 
 
 def _worker(world: World, lake: MemoryLake, end_ns: int, settings: LifecycleSettings):  # type: ignore[no-untyped-def]

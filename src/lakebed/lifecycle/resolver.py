@@ -271,9 +271,11 @@ class Resolver:
             self._gauges.took(self._clock.monotonic_s() - began_s)
 
     async def _live(self, deletion: Deletion) -> tuple[ObjectEntry, ...]:
-        """What the deleter itself does not read again and compare: how many newer versions there are."""
+        """What the deleter itself does not read again and compare: how many newer versions there are, and which is the
+        successor of a version that does not say since when it is noncurrent. It may have been current meanwhile.
+        """
         entry = deletion.entry
-        if deletion.action.rule.newer_noncurrent is None:
+        if deletion.action.rule.newer_noncurrent is None and entry.since_noted:
             return (entry,)
         return (await self._seams.lister.look(entry.bucket, entry.key, entry.upload_id)).entries
 

@@ -117,8 +117,9 @@ class Deleter(Protocol):
     async def delete(self, entry: ObjectEntry, verb: Verb) -> Removal:
         """Removes exactly this entry, in one conditional step where the store offers it, and returns how.
 
-        Raises NotFound, Stale (the identity changed, a noncurrent version became the current one or the reverse, a
-        delete marker is not alone), Denied (object lock), Unavailable, Corrupt or Invalid.
+        Raises NotFound, Stale (the identity changed, a noncurrent version became the current one or the reverse, was
+        current meanwhile if `since_noted`, a delete marker is not alone), Denied (object lock), Unavailable,
+        Corrupt or Invalid.
         """
 
 

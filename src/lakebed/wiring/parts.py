@@ -327,6 +327,7 @@ PARTS: tuple[Part, ...] = (
                 "policies, buckets and the event log come and go under two or three workers",
                 "lakebed.lifecycle.outage_simulation:policies",
             ),
+            SimWorld("policies-away", "objects fall due without a policy", "lakebed.lifecycle.outage_simulation:away"),
         ),
     ),
     Part(

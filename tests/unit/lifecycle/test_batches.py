@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from lakebed.core.errors import Corrupt, Unavailable
@@ -14,6 +15,7 @@ from lakebed.lifecycle.engine import ActionRef
 from lakebed.lifecycle.model import (
     ActionKey,
     ActionKind,
+    DeleteOutcome,
     ObjectIdentity,
     Position,
     StreamKind,
@@ -342,3 +344,89 @@ async def test_an_unreadable_event_that_names_no_bucket_is_on_record_and_one_of_
 
     assert ([], StreamKind.ORIGINAL, "") == (before, item.stream.kind, item.bucket)
     assert "no entry" in item.error
+
+
+@pytest.mark.parametrize("meanwhile", ["current again and superseded anew", "locked", "tagged", "current"])
+async def test_what_happens_to_a_version_between_listing_and_delete_counts(meanwhile: str) -> None:
+    """No second look at all versions, and yet: days count anew, a lock holds, another tag or place is judged anew."""
+    world, store = failing()
+    world.lake.versioned.add("b")
+    tags = {"t": "1"} if meanwhile == "tagged" else {}
+    for _ in range(2):
+        world.lake.write("b", "a", tags=tags)
+    await world.clock.advance(2 * DAY_S)
+    get, done = world.lake.get, list[str]()
+
+    async def overtaken(bucket: str) -> Any:
+        versions = world.lake.objects["b"]["a"]
+        if not done:
+            done.append(meanwhile)
+            if meanwhile in ("current again and superseded anew", "current"):
+                world.lake._drop("b", "a", versions[0])
+            if meanwhile == "current again and superseded anew":
+                world.lake.write("b", "a")
+            if meanwhile == "locked":
+                versions[1] = msgspec.structs.replace(versions[1], locked=True)
+            if meanwhile == "tagged":
+                versions[1] = msgspec.structs.replace(versions[1], tags=())
+        return await get(bucket)
+
+    store.get = overtaken  # type: ignore[attr-defined]
+    await world.policy("b", rule(noncurrent_days=1, tags=tuple(tags.items())))
+    await world.run_round()
+
+    assert ([meanwhile], []) == (done, world.lake.removed)
+    assert (1 if meanwhile == "current" else 2) == len(world.lake.objects["b"]["a"])
+
+
+@pytest.mark.parametrize("noted", [True, False])
+async def test_days_count_anew_also_where_a_version_does_not_say_since_when(
+    noted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Noted, the deleter sees that it was current meanwhile; otherwise all versions are looked at again before."""
+    world = Harness()
+    world.lake.versioned.add("b")
+    for _ in range(2):
+        world.lake.write("b", "a")
+    await world.clock.advance(2 * DAY_S)
+    shown, done = world.lake._entries, list[int]()
+
+    def entries(bucket: str, key: str) -> Any:
+        return tuple(msgspec.structs.replace(one, since_noted=noted) for one in shown(bucket, key))
+
+    async def overtaken() -> None:
+        if not done:
+            done.append(1)
+            world.lake._drop("b", "a", world.lake.objects["b"]["a"][0])
+            world.lake.write("b", "a")
+
+    monkeypatch.setattr(world.lake, "_entries", entries)
+    monkeypatch.setattr(world.worker.resolver._rate_limiter, "wait", overtaken)
+    await world.policy("b", rule(noncurrent_days=1))
+    await world.run_round()
+
+    outcome = DeleteOutcome.STALE_IDENTITY if noted else DeleteOutcome.NO_LONGER_ELIGIBLE
+    assert (2, [outcome.value]) == (
+        len(world.lake.objects["b"]["a"]),
+        [row.outcome for row in await world.ledger() if row.outcome],
+    )
+
+
+async def test_a_null_version_that_was_locked_after_it_was_listed_is_not_replaced_by_a_marker() -> None:
+    """Where versions are suspended the marker takes its place, so its lock counts."""
+    world, store = failing()
+    world.lake.suspended.add("b")
+    world.lake.write("b", "a")
+    await world.clock.advance(2 * DAY_S)
+    get = world.lake.get
+
+    async def overtaken(bucket: str) -> Any:
+        world.lake.hold("b", "a")
+        return await get(bucket)
+
+    store.get = overtaken  # type: ignore[attr-defined]
+    await world.policy("b", rule(expiration_days=1))
+    await world.run_round()
+
+    (only,) = world.lake.objects["b"]["a"]
+    assert (True, False) == (only.locked, only.marker)

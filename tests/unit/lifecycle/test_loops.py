@@ -117,3 +117,24 @@ async def test_an_idle_bucket_shows_no_lag_at_any_time_of_the_day(rounding: str)
     await world.clock.advance(3 * DAY_S)
     (row,) = await operator.status("b")
     assert row["lag_s"] >= 2 * DAY_S
+
+
+async def test_a_pause_is_noticed_by_a_running_worker_long_before_its_next_poll() -> None:
+    """Its sweeps use a compiled snapshot for two polls; no policy changed, so only the request ends that."""
+    world = Harness(poll_s=0.8 * DAY_S)
+    await world.policy("b", rule(expiration_days=1))
+    await world.policy("c", rule(expiration_days=1))
+    await world.run_round()
+    running = asyncio.create_task(world.worker.run())
+    await world.clock.advance(1.0)
+    for bucket in ("b", "c"):
+        world.lake.write(bucket, "a")
+    for _ in range(9):
+        await world.clock.advance(DAY_S / 10)
+    await Operator(world.registers).pause("b")
+    for _ in range(3):
+        await world.clock.advance(DAY_S / 10)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    assert (["a"], []) == (world.left("b"), world.left("c"))

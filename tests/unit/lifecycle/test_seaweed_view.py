@@ -42,6 +42,7 @@ def test_versions_come_current_first_and_say_when_they_aged() -> None:
     assert [s3.version_id(one) for one in (newest, middle, oldest)] == [one.version_id for one in found]
     assert [True, False, False] == [one.latest for one in found]
     assert [None, T_NS + 9, T_NS + 2 * SECOND_NS] == [one.noncurrent_since_ns for one in found]
+    assert [True, True, False] == [one.since_noted for one in found]
     assert [0, 0, 1] == [one.newer_noncurrent for one in found]
     assert not any(one.alone for one in found)
 

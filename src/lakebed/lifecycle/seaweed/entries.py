@@ -78,6 +78,7 @@ def versions_of(
             marker=s3.is_marker(file),
             alone=len(found) == 1,
             noncurrent_since_ns=_since_ns(file, found[place - 1][0]) if place else None,
+            since_noted=not place or s3.noncurrent_since_ns(file) is not None,
             newer_noncurrent=max(0, place - 1),
         )
         for place, (_, file, version_id) in enumerate(found)
