@@ -379,7 +379,7 @@ async def retention(world: World, *, pack_s: float = 0.0) -> None:
     settled = SettledBoots(last.context())
 
     async def known() -> None:
-        for identity in run.acknowledged - found:
+        for identity in sorted(run.acknowledged - found, key=paths.accepted_key):
             world.check(await settled.find(identity) is not None, f"{identity} is neither there nor settled")
 
     await last.spawn(known())
