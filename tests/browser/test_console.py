@@ -478,7 +478,7 @@ def test_an_audit_shows_what_was_conserved_and_names_what_was_not(tab: Tab) -> N
     page = tab.go("/audit")
 
     stages = page.get_by_role("region", name="Row counts")
-    for words in ("sent by agents 7,200 ", "accepted 7,200 0", "bronze 7,183 17 ", "gold 7,183 of 7,183 due 0"):
+    for words in ("sent by agents 7,200 ", "accepted 7,200 0", "bronze 7,183 17 ", "rollups 7,183 of 7,183 due 0"):
         expect(stages.get_by_role("row", name=words)).to_have_count(1)
     wrong = page.get_by_role("region", name="Differences").get_by_role("row")
     expect(wrong).to_have_count(2)  # its head, and the one hour
