@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.utils import is_remote
 
 from lakebed import pipeline as lp
 from lakebed.core.ids import Ids
@@ -96,10 +97,11 @@ def test_a_merge_is_given_the_change_and_adds_it_to_its_own_rows_once(shop: Proj
     ]
     assert ({"silver.orders": 0}, {"silver.orders": 3}) == (second[0].after, second[0].sources)
     assert [(7, 6.0), (8, 0.0), (9, 16.0)] == shop.rows("totals")
-    assert {
+    columns = {
         "customer": ("silver.orders.customer",),
         "total": ("gold.totals.total", "silver.orders._change_type", "silver.orders.total"),
-    } == second[0].columns
+    }
+    assert ({} if is_remote() else columns) == second[0].columns  # over Connect there is no plan to read
 
 
 def test_a_merge_deletes_the_keys_that_its_rows_mark(shop: Project) -> None:
@@ -164,7 +166,8 @@ def test_changes_are_exactly_the_rows_that_were_written(shop: Project) -> None:
 
 def test_append_and_partitions_and_full_in_one_graph(shop: Project) -> None:
     """SQL and Python read each other; a partition is replaced whole and others stay; nothing empty is published."""
-    new = sql_model("seen", "-- incremental: append\nselect id, day from {{ changes('orders') }}")
+    of_a_letter = "where day rlike '^[a-z]{1}$'"  # braces of the statement's own stay
+    new = sql_model("seen", f"-- incremental: append\nselect id, day from {{{{ changes('orders') }}}} {of_a_letter}")
     days = sql_model(
         "days",
         "-- incremental: replace\n-- partitions: day\n"
@@ -188,7 +191,8 @@ def test_append_and_partitions_and_full_in_one_graph(shop: Project) -> None:
     )
     assert [(1, "a"), (2, "b"), (3, "b")] == shop.rows("seen")
     assert [("a", 1, 1.0, 1), ("b", 2, 6.0, 2)] == shop.rows("all_days")
-    assert {"id": ("silver.orders.id",), "day": ("silver.orders.day",)} == second[0].columns
+    columns = {"id": ("silver.orders.id",), "day": ("silver.orders.day",)}
+    assert ({} if is_remote() else columns) == second[0].columns
     untouched = [file.path for file in shop.runner().table("acme", "shop", "gold.days").snapshot().files]
     assert 2 == len(untouched)
 

@@ -90,13 +90,11 @@ def applied(model: Model, frames: Mapping[tuple[str, Kind], DataFrame], ids: Ids
         return rows
     views = {each: f"lakebed_{ids.token()}" for each in frames}
     spark = next(iter(frames.values())).sparkSession
-    try:
-        for each, view in views.items():
-            frames[each].createOrReplaceTempView(view)
-        return spark.sql(with_views(model.sql, views))
-    finally:
-        for view in views.values():  # the statement is analysed: it holds the frames themselves
-            spark.catalog.dropTempView(view)
+    # Spark's own placeholders, not views of ours: over Connect a statement is analysed when it runs.
+    statement = with_views(model.sql, views).replace("{", "{{").replace("}", "}}")
+    for view in views.values():
+        statement = statement.replace(f"`{view}`", f"{{{view}}}")
+    return spark.sql(statement, **{view: frames[each] for each, view in views.items()})
 
 
 def read_cases(folder: Path, model: Model) -> list[ModelCase]:
