@@ -370,6 +370,7 @@ class Yard:
     def _tables(self) -> None:
         from deltalake import write_deltalake
 
+        from lakebed.pipeline.bronze.places import table_name
         from lakebed.spark.location import Location
 
         location = Location.of(self.context.settings.of(StoreSettings))
@@ -380,7 +381,7 @@ class Yard:
         refused = pa.table({"reason": ["total_not_negative"] * 3, "row": [HOSTILE, '{"total": -1}', "{}"]})
         for layer, table, data in (("bronze", "orders", rows), ("silver", "orders", rows), ("gold", "by_city", rows),
                                    ("quarantine", "orders", refused)):  # fmt: skip
-            uri = location.uri(f"tables/{layer}/{ORG}/{PROJECT}/{table}")
+            uri = location.uri(f"tables/{table_name(layer, ORG, PROJECT, table)}")
             for _ in range(2):
                 write_deltalake(uri, data, mode="append", storage_options=location.storage_options())
 
