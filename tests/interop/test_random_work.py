@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 
 import pytest
 from pyspark.sql import SparkSession
 
-from support.interop import RandomWork, SharedTable
+from support.interop import PARTITIONS, RandomWork, SharedTable, plain, row
 
 pytestmark = pytest.mark.full
 
@@ -66,3 +67,17 @@ def test_delta_spark_shares_a_table_too(tmp_path: Path, delta_spark: SparkSessio
     work.run(6)  # a step of delta-spark on a partitioned table takes many seconds
 
     assert any("delta_spark" in one for one in work.done)
+
+
+def test_vacuum_of_delta_spark_deletes_no_file_of_an_odd_partition(tmp_path: Path, delta_spark: SparkSession) -> None:
+    """It compares encoded paths: Lakebed encodes the names of folders as delta-spark does."""
+    table, dice = SharedTable(tmp_path, delta_spark, partitioned=True), Random(1)
+    odd = [*PARTITIONS, "ü", "日本", "(a)!~'*", "a@b&c+d$e,f;g", "nbsp\u00a0", "[x]{y}|^`<>"]
+    table.append_by_lakebed([{**row(dice, number), "p": value} for number, value in enumerate(odd)])
+    before = plain(table.read_by_delta_spark())
+
+    found = delta_spark.sql(f"vacuum delta.`{table.uri}` retain 0 hours dry run").collect()
+
+    assert ([], len(odd)) == (found, len(before))
+    for read in (table.read_by_delta_rs, table.read_by_lakebed):
+        assert before == plain(read())

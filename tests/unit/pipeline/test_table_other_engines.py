@@ -293,3 +293,19 @@ async def test_the_daily_sweep_keeps_versions_as_long_as_the_setting_says(tmp_pa
             counts[f"{name} after {day}"] += sum((await vacuum_tables(context)).values())
 
     assert {"long after 5": 0, "long after 25": 1, "short after 5": 1, "short after 25": 0} == dict(counts)
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("p=ü%20/f", "p=ü%2520/f"),
+        ("p=a b/f", "p=a%20b/f"),
+        ("p=日本/(1)!~*'@&+$,;:.f", "p=日本/(1)!~*'@&+$,;:.f"),
+        ('p="#<>?[\\]^`{|}/f', "p=%22%23%3C%3E%3F%5B%5C%5D%5E%60%7B%7C%7D/f"),
+        ("p=\u00a0\u0085\u3000\x1f/f", "p=%C2%A0%C2%85%E3%80%80%1F/f"),
+    ],
+)
+def test_paths_are_encoded_as_delta_spark_encodes_them(name: str, path: str) -> None:
+    """Its VACUUM compares encoded paths: a file whose path is encoded in another way would be deleted."""
+    assert path == path_of(name)
+    assert name == name_of(path)
