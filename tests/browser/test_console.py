@@ -106,9 +106,7 @@ def test_what_is_typed_while_a_reload_is_under_way_stays(tab: Tab) -> None:
     page.route("**/lifecycle", lambda route: held.append(route))
     while not held:
         page.wait_for_timeout(50)
-    field = page.locator("section", has=page.get_by_role("heading", name="What would be deleted?")).get_by_label(
-        "Bucket"
-    )
+    field = page.locator("section", has=page.get_by_role("heading", name="Edit rules")).get_by_label("Bucket")
     field.fill("landing")
 
     with page.expect_response("**/lifecycle"):

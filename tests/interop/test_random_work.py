@@ -70,7 +70,7 @@ def test_delta_spark_shares_a_table_too(tmp_path: Path, delta_spark: SparkSessio
 
 
 def test_vacuum_of_delta_spark_deletes_no_file_of_an_odd_partition(tmp_path: Path, delta_spark: SparkSession) -> None:
-    """It compares encoded paths: Lakebed encodes the names of folders as delta-spark does."""
+    """It compares encoded paths: folders have only characters that every engine encodes alike."""
     table, dice = SharedTable(tmp_path, delta_spark, partitioned=True), Random(1)
     odd = [*PARTITIONS, "ü", "日本", "(a)!~'*", "a@b&c+d$e,f;g", "nbsp\u00a0", "[x]{y}|^`<>"]
     table.append_by_lakebed([{**row(dice, number), "p": value} for number, value in enumerate(odd)])

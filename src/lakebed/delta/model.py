@@ -57,10 +57,6 @@ class TableSpec(msgspec.Struct, frozen=True):
         return f"tables/{self.name}"
 
 
-# What java.net.URI quotes in a path: of ASCII what a path may not contain, of the rest controls and spaces alone.
-QUOTED = re.compile(r"""[\x00-\x20"#%<>?\[\\\]^`{|}\x7f-\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]""")
-
-
 class DataFile(msgspec.Struct, frozen=True, gc=False):
     """One Parquet file of a table. `low` and `high` bound columns; a column without bounds is absent.
 
@@ -95,11 +91,8 @@ class TableProtocol(msgspec.Struct, frozen=True):
 
 
 def path_of(name: str) -> str:
-    """The log's path of a file with this key below the table's root, URL-encoded as delta-spark does.
-
-    Its VACUUM compares encoded paths, and deletes a file whose path another engine has encoded in another way.
-    """
-    return QUOTED.sub(lambda found: quote(found[0]), name)
+    """The log's path of a file with this key below the table's root: Delta URL-encodes it."""
+    return quote(name, safe="/=")
 
 
 def name_of(path: str) -> str:

@@ -10,6 +10,7 @@ import re
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
@@ -27,7 +28,9 @@ BYTES_PER_FILE_MAX = 128 * 1024 * 1024  # of Arrow memory, before Parquet makes 
 WRITTEN = "file string"  # the schema of what a writing task returns: one JSON DataFile a row
 FILE_COLUMN = "_file"
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
-_ESCAPED = re.compile(r"""[\x00-\x1f\x7f"#%'*/:=?\\{}\[\]^]""")  # as Hive escapes them in a partition's folder
+# In a partition's folder only characters that every engine encodes alike in the log's paths: delta-spark's VACUUM and
+# delta-rs's RESTORE compare encoded paths, and each would take a path that the other encoded for another file.
+_ESCAPED = re.compile(r"[^A-Za-z0-9_. -]")
 
 Batches = Iterator[Any]
 
@@ -201,8 +204,10 @@ def partition_text(column: Any) -> Any:
 
 
 def folder_name(value: str | None) -> str:
-    """A value as the folder of its partition has it, escaped as Hive does: some engines read it from there."""
-    return NO_VALUE if value is None else _ESCAPED.sub(lambda match: f"%{ord(match[0]):02X}", value)
+    """A value as the folder of its partition has it. Engines read values from the log, not from here."""
+    if value is None:
+        return NO_VALUE
+    return _ESCAPED.sub(lambda found: quote(found[0], safe="").replace("~", "%7E"), value)
 
 
 def _with_values(
