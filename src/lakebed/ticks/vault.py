@@ -3,8 +3,8 @@
 A secret belongs to one (org, project) pair: the pair is part of what is hashed, so the stored form is worth nothing at
 another project. An unknown org, another project's secret and a wrong secret get the same response after the same time.
 
-Strangers cost the store nothing: the existing pairs are listed at most once in LISTED_S, and a pair that is not among
-them is refused without a request.
+What strangers cost the store is bounded: existing pairs are listed at most once in LISTED_S, and one that is not among
+them is refused without a request of its own.
 """
 
 from __future__ import annotations
