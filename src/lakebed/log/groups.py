@@ -6,7 +6,7 @@ commit with another generation is refused, so a member that was replaced without
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Container
 
 import msgspec
 
@@ -38,6 +38,14 @@ class GroupProgress(msgspec.Struct, frozen=True):
     lag: int
     committed_at_ms: int
     generation: int = 0
+
+
+class StoredOffset(msgspec.Struct, frozen=True):
+    """A group's entry of a partition, with its version."""
+
+    group: str
+    tp: TopicPartition
+    offset: Versioned[GroupOffset]
 
 
 class Groups:
@@ -141,6 +149,24 @@ class Groups:
                 )
             )
         return rows
+
+    async def stored(self, topic: str, groups: Container[str]) -> list[StoredOffset]:
+        """The entries of these groups in the topic."""
+        found: list[StoredOffset] = []
+        async for entry in self._entries(topic, ""):
+            name, partition = entry.key.split("/")[-2:]
+            if name in groups:
+                found.append(StoredOffset(name, TopicPartition(topic, int(partition)), decoded(entry, GroupOffset)))
+        return found
+
+    async def delete(self, stored: StoredOffset) -> bool:
+        """Deletes the entry as it was read; False where it was changed since."""
+        key = paths.group_offset(stored.tp, stored.group)
+        try:
+            await self._records.meta.delete(key, expected=stored.offset.version, partition_key=stored.tp.partition_key)
+        except Stale:
+            return False
+        return True
 
     async def forget(self, topic: str, group: str = "") -> None:
         """Deletes a group's offsets in a topic, or those of all its groups."""

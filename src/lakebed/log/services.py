@@ -12,6 +12,7 @@ from lakebed.log.admin import TopicAdmin
 from lakebed.log.compactor import Compactor
 from lakebed.log.cost import MeteredStore
 from lakebed.log.groups import Groups
+from lakebed.log.kafka.coordinator import GroupCoordinator, GroupRetention
 from lakebed.log.paths import uris
 from lakebed.log.reader import LogReader
 from lakebed.log.records import Records
@@ -75,6 +76,12 @@ class LogServices:
     def sweeper(self) -> LogSweeper:
         horizon_s = self.settings.vacuum_horizon_s
         return LogSweeper(self.runtime, self.records, self.uris, horizon_s=horizon_s)
+
+    @cached_property
+    def group_retention(self) -> GroupRetention:
+        coordinator = GroupCoordinator(self.runtime, self.records)
+        retention_s = self.settings.group_retention_s
+        return GroupRetention(self.runtime, coordinator, self.groups, self.admin, retention_s)
 
     async def close(self) -> None:
         await self.meta.close()

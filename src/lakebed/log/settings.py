@@ -104,6 +104,13 @@ class LogSettings(Section, frozen=True):
         ),
     ] = 3600.0
     vacuum_horizon_s: Annotated[float, describe("Keeps every blob that is younger than this.")] = 6 * 3600.0
+    group_retention_s: Annotated[
+        float,
+        describe(
+            "Deletes a Kafka consumer group and its offsets after this long without members and commits; 0 keeps it.",
+            when="consumers pause for longer than a month, or throw-away groups are many",
+        ),
+    ] = 30 * 24 * 3600.0
     scenario: Annotated[str, describe("Names the load test of this broker in its metrics.")] = ""
     billing_every_s: Annotated[
         float,

@@ -1,4 +1,5 @@
-"""The log's workers: compaction, the sweep of unreferenced blobs, and the scan behind the cost estimate."""
+"""The log's workers: compaction, the sweep of unreferenced blobs, the retention of consumer groups, and the scan behind
+the cost estimate."""
 
 from __future__ import annotations
 
@@ -25,6 +26,9 @@ def workers(context: Context) -> Sequence[Worker]:
         found.append(
             Worker("log-vacuum", _every(services.settings.vacuum_every_s, services.sweeper.sweep_once, context.clock))
         )
+    if services.settings.vacuum_every_s > 0 and services.settings.group_retention_s > 0:
+        apply = services.group_retention.apply_once
+        found.append(Worker("log-groups", _every(services.settings.vacuum_every_s, apply, context.clock)))
     if services.settings.billing_every_s > 0:
         found.append(
             Worker(

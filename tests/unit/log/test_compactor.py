@@ -320,14 +320,15 @@ async def test_a_claim_names_its_node_and_a_session_that_ended_is_replaced(host:
 
 
 def test_the_workers_of_the_log_are_those_that_the_settings_ask_for(host: Host) -> None:
-    """The vacuum and the billing scan are off at 0 seconds."""
+    """The vacuum, the retention of groups and the billing scan are off at 0 seconds."""
 
     def names(**settings: Any) -> list[str]:
         return [worker.name for worker in workers(host.context(**settings))]
 
-    assert ["log-compactor", "log-vacuum", "log-billing"] == names()
+    assert ["log-compactor", "log-vacuum", "log-groups", "log-billing"] == names()
     assert ["log-compactor", "log-billing"] == names(vacuum_every_s=0.0)
-    assert ["log-compactor", "log-vacuum"] == names(billing_every_s=0.0)
+    assert ["log-compactor", "log-vacuum", "log-groups"] == names(billing_every_s=0.0)
+    assert ["log-compactor", "log-vacuum", "log-billing"] == names(group_retention_s=0.0)
 
 
 async def test_the_stored_bytes_are_measured_in_one_process_of_a_lake(host: Host) -> None:

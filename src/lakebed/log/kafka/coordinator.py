@@ -17,7 +17,8 @@ from lakebed.core.clock import now_ms
 from lakebed.core.errors import AlreadyExists, NotFound, OutcomeUnknown, Overloaded, Stale
 from lakebed.core.runtime import Runtime
 from lakebed.log import paths
-from lakebed.log.groups import check_group
+from lakebed.log.admin import TopicAdmin
+from lakebed.log.groups import Groups, check_group
 from lakebed.log.kafka import membership
 from lakebed.log.kafka.membership import Group, GroupFault, GroupRefused, JoinWish
 from lakebed.log.records import PAGE, SWAPS_MAX, Records, Versioned, decoded
@@ -72,7 +73,16 @@ class GroupCoordinator:
         membership.may_commit(found.value if found is not None else EMPTY, member_id, generation, instance_id)
         if found is None:
             with suppress(AlreadyExists, OutcomeUnknown):
-                await self._put(group, EMPTY, None)
+                await self._put(group, membership.emptied(EMPTY, now_ms(self._clock)), None)
+
+    async def unused(self, before_ms: int) -> list[str]:
+        """The groups without members since before this time. Begins to count where nobody has."""
+        found: list[str] = []
+        for name in await self.groups():
+            now = await self._change(name, membership.emptied)
+            if not now.members and now.empty_since_ms <= before_ms:
+                found.append(name)
+        return found
 
     async def groups(self) -> dict[str, Group]:
         found: dict[str, Group] = {}
@@ -148,6 +158,41 @@ class GroupCoordinator:
         finally:
             woken.cancel()
             slept.cancel()
+
+
+class GroupRetention:
+    """Deletes groups of Kafka clients, with their offsets, that had neither a member nor a commit for `retention_s`.
+
+    Offsets first, then the group: a group whose offsets outlive it could not commit, because their generation is later
+    than any of its own. Each entry is deleted as it was read, so one that is used meanwhile stays.
+    """
+
+    def __init__(
+        self, runtime: Runtime, coordinator: GroupCoordinator, offsets: Groups, admin: TopicAdmin, retention_s: float
+    ) -> None:
+        self._coordinator, self._offsets, self._admin = coordinator, offsets, admin
+        self._clock, self._retention_ms = runtime.clock, round(retention_s * 1000)
+
+    async def apply_once(self) -> list[str]:
+        """One pass over all groups. Returns the names of those that are deleted."""
+        before_ms = now_ms(self._clock) - self._retention_ms
+        unused = dict.fromkeys(await self._coordinator.unused(before_ms), True)
+        if not unused:
+            return []
+        topics = sorted({tp.topic for tp in await self._admin.partitions()})
+        stored = [each for topic in topics for each in await self._offsets.stored(topic, unused)]
+        unused |= {each.group: False for each in stored if each.offset.value.committed_at_ms > before_ms}
+        for each in stored:
+            if unused[each.group]:
+                unused[each.group] = await self._offsets.delete(each)
+        return [name for name, gone in unused.items() if gone and await self._delete(name)]
+
+    async def _delete(self, name: str) -> bool:
+        try:
+            await self._coordinator.delete(name)
+        except (NotFound, Stale, GroupRefused):
+            return False  # deleted, or joined, meanwhile
+        return True
 
 
 def _route(group: str) -> str:

@@ -70,6 +70,7 @@ class Group(msgspec.Struct, frozen=True, omit_defaults=True):
     members: dict[str, Member] = {}
     prepared_from_ms: int = 0  # PREPARING: not complete before this time
     prepared_until_ms: int = 0  # PREPARING: complete at this time, whoever has joined
+    empty_since_ms: int = 0  # EMPTY: since when; 0 where it was not recorded
 
     def member(self, member_id: str, generation: int | None = None, instance_id: str | None = None) -> Member:
         """Raises GroupRefused unless this is a member, and of this generation."""
@@ -123,7 +124,7 @@ def join(group: Group, wish: JoinWish, now_ms: int) -> Group:
     members = {**group.members, wish.member_id: member}
     if sum(len(data) for one in members.values() for _, data in one.protocols) > METADATA_BYTES_MAX:
         raise GroupRefused(GroupFault.FULL, f"the members' metadata exceeds {METADATA_BYTES_MAX} bytes")
-    after = msgspec.structs.replace(group, members=members, protocol_type=wish.protocol_type)
+    after = msgspec.structs.replace(group, members=members, protocol_type=wish.protocol_type, empty_since_ms=0)
     return advance(_preparing(after, now_ms), now_ms)
 
 
@@ -176,6 +177,13 @@ def leave(group: Group, member_ids: Sequence[str], now_ms: int) -> Group:
     return advance(_without(group, gone, now_ms), now_ms) if gone else group
 
 
+def emptied(group: Group, now_ms: int) -> Group:
+    """The group with the time since which it has no members; unchanged where that is known, or where it has some."""
+    if group.members or group.empty_since_ms:
+        return group
+    return msgspec.structs.replace(group, empty_since_ms=now_ms)
+
+
 def may_commit(group: Group, member_id: str, generation: int, instance_id: str | None = None) -> None:
     """Raises GroupRefused for a commit that is not a current member's. Without members, anybody may commit."""
     if generation < 0 and not group.members:
@@ -223,9 +231,10 @@ def _without(group: Group, member_ids: Sequence[str], now_ms: int) -> Group:
     members = {id: one for id, one in group.members.items() if id not in member_ids}
     after = msgspec.structs.replace(group, members=members)
     if not members:
-        return msgspec.structs.replace(
+        after = msgspec.structs.replace(
             after, phase="EMPTY", generation=group.generation + 1, leader="", protocol="", protocol_type=""
         )
+        return emptied(after, now_ms)
     return _preparing(after, now_ms)
 
 

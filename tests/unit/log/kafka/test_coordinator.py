@@ -156,3 +156,69 @@ async def test_a_group_that_a_member_joins_while_it_is_deleted_stays(
 
     left = await other.find("g")
     assert left is not None and {"m0"} == set(left.members)
+
+
+DAY_S = 24 * 3600.0
+
+
+async def test_a_group_without_members_and_commits_expires_with_its_offsets(host: Host) -> None:
+    """After `log.group_retention_s`, counted from the last member's leave; then its name begins anew."""
+    workers, broker, kafka = host.services(group_retention_s=7 * DAY_S), host.broker(), coordinator(host)
+    await host.append(broker, b"a", b"b", b"c")
+    await formed(host, kafka)
+    await broker.groups.store("g", TP, 3, note="", generation=1)
+    await broker.groups.claim("of-http", TP)
+    await host.clock.advance(3 * DAY_S)  # silent: the next look removes the member
+
+    kept = await workers.group_retention.apply_once()
+    await host.clock.advance(6 * DAY_S)
+    kept += await workers.group_retention.apply_once()
+    await host.clock.advance(2 * DAY_S)
+    expired = await workers.group_retention.apply_once()
+
+    assert ([], ["g"]) == (kept, expired)
+    assert {} == await kafka.groups()
+    assert ["llog/orders/groups/of-http/0"] == host.meta_keys("/groups/")
+    again = await formed(host, kafka)
+    await broker.groups.store("g", TP, 2, note="", generation=again[0].generation)
+
+
+async def test_a_group_in_use_does_not_expire(host: Host) -> None:
+    """By members that send heartbeats, or by commits of a client without a group membership."""
+    workers, broker, kafka = host.services(group_retention_s=7 * DAY_S), host.broker(), coordinator(host)
+    await host.append(broker, b"a", b"b", b"c")
+    joining = asyncio.ensure_future(kafka.join("g", wish("m0")))
+    await until(host, joining)
+    await kafka.sync("g", "m0", 1, {"m0": b""})
+    for offset in (1, 2, 3):
+        await kafka.demand_commit("alone", "", -1, None)
+        await broker.groups.store("alone", TP, offset, note="", generation=None)
+        await broker.groups.store("g", TP, 1, note="", generation=1)
+        await host.clock.advance(6 * DAY_S)
+        await kafka._change("g", lambda at, ms: membership.join(at, wish("m0"), ms))
+
+        assert [] == await workers.group_retention.apply_once()
+
+    assert {"alone", "g"} == set(await kafka.groups())
+
+
+async def test_a_group_that_is_used_while_it_expires_stays(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit between the look and the delete keeps both the offset and the group."""
+    workers, broker, kafka = host.services(group_retention_s=7 * DAY_S), host.broker(), coordinator(host)
+    await host.append(broker, b"a", b"b", b"c")
+    await kafka.demand_commit("alone", "", -1, None)
+    await broker.groups.store("alone", TP, 1, note="", generation=None)
+    await host.clock.advance(8 * DAY_S)
+    stored = workers.groups.stored
+
+    async def used_since(topic: str, groups: Any) -> Any:
+        found = await stored(topic, groups)
+        await broker.groups.store("alone", TP, 3, note="", generation=None)
+        return found
+
+    monkeypatch.setattr(workers.groups, "stored", used_since)
+
+    assert [] == await workers.group_retention.apply_once()
+    found = await broker.groups.committed("alone", TP)
+    assert found is not None and 3 == found.offset
+    assert {"alone"} == set(await kafka.groups())
