@@ -107,8 +107,7 @@ class LogSettings(Section, frozen=True):
     group_retention_s: Annotated[
         float,
         describe(
-            "Deletes a Kafka consumer group and its offsets after this long without members and commits; 0 keeps it.",
-            when="consumers pause for longer than a month, or throw-away groups are many",
+            "Deletes a Kafka consumer group and its offsets after this long without members and commits; 0 keeps it."
         ),
     ] = 30 * 24 * 3600.0
     scenario: Annotated[str, describe("Names the load test of this broker in its metrics.")] = ""
