@@ -49,6 +49,7 @@ PROOF_ROUNDS = 2
 QUIET_S = 1.0  # a start that takes longer answers requests with 503 meanwhile
 HEALTH_PATHS = ("/healthz", "/health")
 CONNECTIONS_MAX = 1024
+KEYS_AWAY = "the keys are in the store; set gateway.keys or gateway.keys_file to start without it"
 STOP_S = 1  # for responses in progress when the wait ends
 CHECK_EVERY_S = 3600.0  # some 20 requests and 1 MiB each time
 AGAIN_S = 30.0  # after a check that failed or was not answered
@@ -198,12 +199,17 @@ async def boot_when_ready(context: Context, parts: Sequence[str], bound: socket.
 
 
 async def _booted(context: Context, parts: Sequence[str]) -> Authority:
-    """The result of `boot`, or what a part knows that can start while the bucket is away."""
+    """The result of `boot`, or what a part knows that can start while the bucket is away.
+
+    Not without keys in its configuration: those in the bucket cannot be read, and nobody else may be let in.
+    """
     try:
         return await boot(context, parts)
     except Unavailable as error:
         if (known := offline_authority(context, parts)) is None:
             raise
+        if not configured_keys(context.settings.of(GatewaySettings)):
+            raise Unavailable(f"{KEYS_AWAY}: {error.message}") from error
         log.warning("started without the store", parts=parts, error=error.message)
         return known
 
@@ -211,11 +217,10 @@ async def _booted(context: Context, parts: Sequence[str]) -> Authority:
 def offline_authority(context: Context, parts: Sequence[str]) -> Authority | None:
     """The bucket that a part of this process knows from an earlier run; None when the process must wait for it.
 
-    Only a part that is served alone starts without its bucket: other parts have nothing on this disk. And only with
-    keys in its configuration, because those in the bucket cannot be read.
+    Only a part that is served alone starts without its bucket: other parts have nothing on this disk.
     """
     found = [part.offline for part in PARTS if part.name in parts]
-    if len(found) != 1 or not found[0] or not configured_keys(context.settings.of(GatewaySettings)):
+    if len(found) != 1 or not found[0]:
         return None
     known: Authority | None = resolve(found[0])(context)
     return known

@@ -182,25 +182,22 @@ async def test_a_slow_start_is_answered_for_and_a_quick_one_is_not(monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("parts", "authority", "keys", "starts"),
+    ("parts", "authority", "starts"),
     [
-        (("batches",), "", 1, True),
-        (("batches",), "mine", 1, True),
-        (("batches",), "other", 1, False),
-        (("batches",), "", 0, False),
-        (("batches", "queue"), "", 1, False),
-        ((), "", 1, False),
+        (("batches",), "", True),
+        (("batches",), "mine", True),
+        (("batches",), "other", False),
+        (("batches", "queue"), "", False),
+        ((), "", False),
     ],
 )
 async def test_a_collector_with_a_local_spool_starts_while_its_bucket_is_away(
-    parts: tuple[str, ...], authority: str, keys: int, starts: bool, tmp_path: Path
+    parts: tuple[str, ...], authority: str, starts: bool, tmp_path: Path
 ) -> None:
-    """Once it has landed in that bucket: not with another one, not where other parts need the bucket, and not without
-    keys of its own, because the bucket may have some."""
+    """Once it has landed in that bucket: not with another one, and not where other parts need the bucket."""
     settings = StoreSettings(url="memory:", authority=authority)
     spool = BatchesSettings(acceptance="local_spool", spool_dir=tmp_path)
-    gateway = GatewaySettings.of({"keys": [{"name": "agent", "secret": "s" * 40, "rights": ["*"]}] * keys})
-    sections = Settings({StoreSettings: settings, BatchesSettings: spool, GatewaySettings: gateway}, {})
+    sections = Settings({StoreSettings: settings, BatchesSettings: spool}, {})
     context = msgspec.structs.replace(context_with(ManualClock()), settings=sections)
     assert offline_authority(context, parts) is None
     home = msgspec.structs.replace(settings, authority="mine")
@@ -212,12 +209,22 @@ async def test_a_collector_with_a_local_spool_starts_while_its_bucket_is_away(
     assert known is None or known.authority_id == "mine"
 
 
-async def test_a_wait_for_the_store_ends_at_once_with_a_spool(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("keys", [0, 1])
+async def test_a_wait_for_the_store_ends_at_once_with_a_spool_and_keys(
+    keys: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without keys of its own the collector waits, because the bucket may have some, and the reason says so."""
+
     async def boot(*_: Any) -> Any:
         raise Unavailable("refused")
 
     monkeypatch.setattr(module, "boot", boot)
     monkeypatch.setattr(module, "offline_authority", lambda *_: "known")
+    gateway = GatewaySettings.of({"keys": [{"name": "agent", "secret": "s" * 40, "rights": ["*"]}] * keys})
+    context = msgspec.structs.replace(context_with(ManualClock()), settings=Settings({GatewaySettings: gateway}, {}))
 
-    context = context_with(ManualClock())
-    assert "known" == await _booted(context, ("batches",))  # type: ignore[comparison-overlap]
+    if keys:
+        assert "known" == await _booted(context, ("batches",))  # type: ignore[comparison-overlap]
+    else:
+        with pytest.raises(Unavailable, match=r"set gateway\.keys .* to start without it: refused"):
+            await _booted(context, ("batches",))
