@@ -28,9 +28,7 @@ from playwright.sync_api import Browser, sync_playwright
 
 import lakebed
 from lakebed.console.pages import PAGES
-from lakebed.core.ids import Ids
-from lakebed.embedded.endpoints import child_environment, find
-from lakebed.embedded.ports import HOST, HeldPorts
+from lakebed.embedded.endpoints import find
 from support.chromium import LAUNCH, found_browser
 
 OUT = Path(__file__).parents[2] / "docs/screenshots"
@@ -43,10 +41,7 @@ IN_DOCS = {("overview", "dark"), ("overview", "phone"), ("ticks", "phone")}  # b
 MOVING_S = 90.0  # how long numbers move before the pictures are taken: the lake is sampled every 15 s
 READY_S = 60.0
 HEIGHT_MAX = 1600  # of a picture of the documentation
-SEED = 7  # of the demo, and of the prefix of its ticks
-TICKS_PREFIX = f"demo-ticks-{SEED}"
 QUERY = "select country, orders, spent from gold.acme.shop.spent_by_country order by spent desc"
-TICKS_PAGES = {"ticks", "tables"}
 SHOWN = {  # what is chosen on a page, where the page alone would show less
     "tables": {"table": "silver/acme/shop/orders", "sql": QUERY, "profile": "1"},
     "batches": {"metric": "cpu", "match": "host=web-1", "span": "15m"},
@@ -69,31 +64,21 @@ def main() -> None:
     with ExitStack() as stack:
         folder = asked.folder or Path(stack.enter_context(tempfile.TemporaryDirectory())) / "demo"
         if asked.folder is None:
-            _run("demo", "--scale", "0.5", "--seed", str(SEED), "--keep", str(folder))
-        urls = stack.enter_context(started(folder))
+            _run("demo", "--scale", "0.5", "--keep", str(folder))
+        url = stack.enter_context(started(folder))
         stack.enter_context(traffic(folder))
         time.sleep(MOVING_S)
         browser = stack.enter_context(sync_playwright()).chromium.launch(executable_path=browser_path, args=LAUNCH)
-        shoot(browser, urls, out, asked.pages, everything=asked.out is not None)
+        shoot(browser, url, out, asked.pages, everything=asked.out is not None)
         browser.close()
 
 
 @contextmanager
-def started(folder: Path) -> Iterator[tuple[str, str]]:
-    """The stack of the demo and, beside it, a gateway on the prefix of its ticks; their addresses."""
-    cold = {**os.environ, "LAKEBED_PIPELINE_WARM": "false"}
-    _run("up", "--dir", str(folder), "--detach", env=cold)
+def started(folder: Path) -> Iterator[str]:
+    """The stack of the demo; the address of its gateway."""
+    _run("up", "--dir", str(folder), "--detach", env={**os.environ, "LAKEBED_PIPELINE_WARM": "false"})
     try:
-        endpoints = find(folder)
-        env = {**cold, **child_environment(folder, endpoints.bucket), "LAKEBED_STORE_PREFIX": TICKS_PREFIX}
-        with HeldPorts(Ids()) as held:
-            port = held.take()
-            beside = subprocess.Popen([sys.executable, "-m", "lakebed", "serve", "--port", str(port)], env=env)
-        try:
-            yield endpoints.gateway, _answers(f"http://{HOST}:{port}")
-        finally:
-            beside.terminate()
-            beside.wait(READY_S)
+        yield find(folder).gateway
     finally:
         _run("down", "--dir", str(folder))
 
@@ -132,7 +117,7 @@ def _send(folder: Path, done: threading.Event) -> None:
     lake.close()
 
 
-def shoot(browser: Browser, urls: tuple[str, str], out: Path, names: list[str], *, everything: bool) -> None:
+def shoot(browser: Browser, base: str, out: Path, names: list[str], *, everything: bool) -> None:
     for look, (theme, size) in LOOKS.items():
         context = browser.new_context(viewport=size, color_scheme=theme, device_scale_factor=1)  # type: ignore[arg-type]
         for page in PAGES:
@@ -140,7 +125,6 @@ def shoot(browser: Browser, urls: tuple[str, str], out: Path, names: list[str], 
             if (names and page.name not in names) or not wanted:
                 continue
             tab = context.new_page()
-            base = urls[1] if page.name in TICKS_PAGES else urls[0]
             tab.goto(f"{base}{page.path}?{urlencode(_shown(base, page.name))}")
             tab.wait_for_selector("html[data-live]", state="attached")
             tab.wait_for_timeout(2500)
@@ -165,18 +149,6 @@ def _shown(base: str, page: str) -> dict[str, str]:
 
 def _run(*arguments: str, env: Mapping[str, str] | None = None, text: str | None = None) -> None:
     subprocess.run([sys.executable, "-m", "lakebed", *arguments], env=env, check=True, input=text, text=True)
-
-
-def _answers(url: str) -> str:
-    deadline_s = time.monotonic() + READY_S
-    while time.monotonic() < deadline_s:
-        try:
-            if httpx2.get(f"{url}/healthz", timeout=5.0, trust_env=False).status_code == 200:
-                return url
-        except httpx2.HTTPError:
-            pass
-        time.sleep(0.2)
-    raise SystemExit(f"{url} did not answer")
 
 
 if __name__ == "__main__":

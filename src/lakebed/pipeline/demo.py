@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 TITLE = "Spark and tables, without jars"
 NEXT = ("lakebed env", "lakebed pipeline run", "lakebed audit")
-AFTER = ("agent", "queue", "log")  # the objects they wrote become rows
+AFTER = ("agent", "queue", "log", "ticks")  # the objects they wrote become rows, and are audited
 APPLICATION = "demo"
 STEPS_MAX = 1_000
 GRACE_S = 1.0  # no agent sends any more

@@ -40,7 +40,6 @@ STATUSES = ("open", "paid", "shipped", "cancelled")
 async def play(stage: ScenarioContext) -> None:
     layer = stage.settings.of(StoreSettings).as_layer()
     flags = {
-        "store.prefix": f"demo-ticks-{stage.seed}",
         "pipeline.contracts": "examples",
         "pipeline.gold": "examples",
         "pipeline.warm": True,
