@@ -6,6 +6,7 @@ The port has the keys, the tenants, the limits and the certificate of its gatewa
 from __future__ import annotations
 
 import asyncio
+import struct
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -29,11 +30,12 @@ from lakebed.gateway.keys import KeyList, KeyRecord, digest, key_list
 from lakebed.gateway.state import state_of
 from lakebed.log import contracts
 from lakebed.log.kafka import server
-from lakebed.log.kafka.server import WITHOUT_KEY
+from lakebed.log.kafka.server import WITHOUT_KEY, KafkaConnection
 from lakebed.log.kafka.wire import APIS
 from lakebed.log.routes import LogRoutes
 from lakebed.log.settings import LogSettings
 from support.certificates import Authority
+from support.counting_store import count_requests
 from support.gateway_fixtures import client_of, context_with
 from support.kafka_client import KafkaClient, batch, sent
 from support.kafka_gateway import consume, consumer, produce, producer
@@ -255,6 +257,89 @@ async def test_a_key_over_its_rate_waits_and_others_do_not() -> None:
 
         await clock.advance(1.0)
         assert await slow.answer("describe_cluster", 1)
+
+
+async def test_a_client_is_told_how_long_its_key_is_over_its_rate() -> None:
+    """Kafka's clients wait by themselves then; a key within its limits, or without any, is told nothing."""
+    clock = ManualClock()
+    limited = {**KEYS[2], "limits": {"requests_per_s": 2.0, "records_per_s": 10.0}}
+    async with serving(clock, keys=[limited, KEYS[3]]) as port:
+        slow, free = await port.client("owner"), await port.client("admin")
+        await clock.advance(60)
+        first = await slow.ask("describe_cluster", 1)
+        produced = await slow.ask("produce", 9, **sent(batch(*(f"v{n}" for n in range(50))), TOPIC))
+        await clock.advance(produced.throttle_time.total_seconds())
+        after = await slow.ask("metadata", 9, topics=None)
+        others = await free.ask("metadata", 9, topics=None)
+
+    assert [0.0, 3.0, 0.0] == [each.throttle_time.total_seconds() for each in (first, produced, after)]  # 50 of 10 a s
+    assert 0.0 == others.throttle_time.total_seconds()
+
+
+async def test_a_key_has_no_more_produce_requests_at_once_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over all its connections and over HTTP: the next one is read when one is answered."""
+    go, begun = asyncio.Event(), list[int]()
+    real = KafkaConnection._produced
+
+    async def slowly(self: Any, request: Any, later: Any, held: int) -> bytes:
+        begun.append(request.correlation_id)
+        await go.wait()
+        return await real(self, request, later, held)
+
+    monkeypatch.setattr(KafkaConnection, "_produced", slowly)
+    async with serving(keys=[{**KEYS[2], "limits": {"uploads_max": 2}}]) as port, asyncio.timeout(60):
+        one, two = await port.client("owner"), await port.client("owner")
+        throttled = state_of(port.app).access.throttled
+        for client in (one, one, two):
+            client.send("produce", 9, **sent(batch("a"), TOPIC))
+        while len(begun) < 2 or not throttled._value.get():
+            await asyncio.sleep(0.01)
+        assert 2 == len(begun)
+        reader = await port.client("owner")
+        await reader.ask("describe_cluster", 1)  # other requests are no uploads
+        async with client_of(port.app, headers={"x-api-key": SECRETS["owner"]}) as http:
+            refused = await http.post("/v1/produce", json={"topic_partitions": []})
+
+        assert 2 == len(begun)
+        go.set()
+        answers = [await client.answer("produce", 9) for client in (one, one, two)]
+        usage = state_of(port.app).access.quotas._known["owner"]
+
+    assert (429, "uploads_max") == (refused.status_code, refused.json()["limit"])
+    assert {ErrorCode.none} == {answer.responses[0].partition_responses[0].error_code for answer in answers}
+    assert 0 == usage._uploads
+
+
+async def test_an_upload_whose_client_is_gone_before_its_end_counts_no_more() -> None:
+    """A frame that never became a request gives its place back."""
+    async with serving(keys=[{**KEYS[2], "limits": {"uploads_max": 1}}]) as port, asyncio.timeout(60):
+        half, whole = await port.client("owner"), await port.client("owner")
+        half.raw(struct.pack(">ih", 1000, 0) + b"half of a produce request")
+        usage = state_of(port.app).access.quotas
+        while "owner" not in usage._known or not usage._known["owner"]._uploads:
+            await asyncio.sleep(0.01)
+        half.close()
+        answer = await whole.ask("produce", 9, **sent(batch("a"), TOPIC))
+
+    assert ErrorCode.none is answer.responses[0].partition_responses[0].error_code
+
+
+async def test_strangers_cost_the_store_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever they send before they authenticate, and however often they try to."""
+    clock = ManualClock()  # nothing that runs on a timer runs meanwhile
+    async with serving(clock, keys=KEYS) as port:
+        await (await port.client("admin")).ask("produce", 9, **sent(batch("a"), TOPIC))
+        asked = count_requests(monkeypatch, port.context.store)
+        for api in APIS:
+            stranger = await port.client()
+            if api.name in REQUESTS:
+                stranger.send(api.name, api.most, **REQUESTS[api.name])
+                assert await stranger.closed()
+            else:
+                assert ErrorCode.sasl_authentication_failed is await stranger.sign_in("owner", "a wrong secret")
+        cost = list(asked)  # at its end the gateway stores which keys were used
+
+    assert [] == cost
 
 
 @pytest.mark.parametrize("limits", [{"records_per_s": 1.0}, {"bytes_per_s": 50.0}])

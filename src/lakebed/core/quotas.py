@@ -7,6 +7,7 @@ Parts report records with `count_records`; a key without limits costs one look-u
 
 from __future__ import annotations
 
+import asyncio
 from contextvars import ContextVar
 
 from lakebed.core.auth import UNLIMITED, KeyLimits, Principal
@@ -50,16 +51,12 @@ class KeyUsage:
         self._bytes = RateBucket(limits.bytes_per_s, now_s)
         self._records = RateBucket(limits.records_per_s, now_s)
         self._uploads = 0
+        self._upload_ended = asyncio.Event()
 
     def begin(self, *, upload: bool) -> None:
         """Admits a request. Raises Throttled with the time after which it would be admitted."""
-        now_s = self._clock.monotonic_s()
-        for what, bucket, needed in (
-            ("requests_per_s", self._requests, 1.0),
-            ("bytes_per_s", self._bytes, 0.0),
-            ("records_per_s", self._records, 0.0),
-        ):
-            if (wait_s := bucket.wait_s(now_s, needed)) > 0:
+        for what, wait_s in self._waits_s().items():
+            if wait_s > 0:
                 raise self._over(what, max(WAIT_S_MIN, wait_s))
         if upload and self.limits.uploads_max and self._uploads >= self.limits.uploads_max:
             raise self._over("uploads_max", UPLOADS_WAIT_S)
@@ -69,7 +66,29 @@ class KeyUsage:
     def end(self, *, upload: bool, size: int) -> None:
         """Call it once for each request that was admitted, with the bytes of its body."""
         self._bytes.take(size)
-        self._uploads -= upload
+        if upload:
+            self._uploads -= 1
+            self._upload_ended.set()
+
+    async def wait(self, over: Throttled) -> None:
+        """Until a request that `begin` refused may be admitted: for a protocol that delays instead of refusing."""
+        if over.detail["limit"] == "uploads_max":
+            self._upload_ended.clear()
+            await self._upload_ended.wait()
+        else:
+            await self._clock.sleep(over.retry_after_s)
+
+    def wait_s(self) -> float:
+        """How long until the rates admit another request; 0 when they do now."""
+        return max(self._waits_s().values())
+
+    def _waits_s(self) -> dict[str, float]:
+        now_s = self._clock.monotonic_s()
+        return {
+            "requests_per_s": self._requests.wait_s(now_s, 1.0),
+            "bytes_per_s": self._bytes.wait_s(now_s, 0.0),
+            "records_per_s": self._records.wait_s(now_s, 0.0),
+        }
 
     def count_records(self, count: int) -> None:
         self._records.take(count)

@@ -76,7 +76,7 @@ def build(
     middleware = app.middleware_stack = Middleware(
         Router(app.routes, app.router),
         keyring=keyring,
-        refresh=watch.refresh,
+        find_session=watch.find_session,
         limits=limits,
         runtime=context,
         verbose=structlog.is_configured() and structlog.get_logger().is_enabled_for(logging.DEBUG),
@@ -132,11 +132,13 @@ async def _run(app: Starlette, components: Sequence[Component]) -> AsyncIterator
         for component in components:
             await component.start()
             started.append(component)
+        state.health_checker.start(lambda: state.keyring.required)
         yield
     except BaseException as error:
         state.shutdown.failure = error  # the server only logs it; `listen` raises it
         raise
     finally:
+        await state.health_checker.stop()
         clock, settings = state.context.clock, state.context.settings.of(GatewaySettings)
         until_s = state.shutdown.drain_until_s or clock.monotonic_s() + settings.drain_s
         await _drain(started, clock, max(until_s, clock.monotonic_s() + DRAIN_LEAST_S))

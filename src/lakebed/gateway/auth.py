@@ -156,10 +156,12 @@ class Keyring:
         expires_s = now_ms(self._clock) // 1000 + sessions.SESSION_S
         return self.sessions.open(SignedIn(found.name, found.fingerprint, expires_s), nonce)
 
-    def knows_session(self, head: RequestHead) -> bool:
-        """False for a cookie of a session that another gateway may have opened a moment ago."""
+    def unknown_session(self, head: RequestHead) -> str:
+        """The cookie of a session that another gateway may have opened a moment ago; empty when there is none."""
         value = sessions.cookie_in(head.cookie)
-        return not value or not sessions.is_ours(value) or self.sessions.find(value) is not None
+        if not value or self.sessions.find(value) is not None:
+            return ""
+        return value if self.sessions.may_be_open(value, now_ms(self._clock) // 1000) else ""
 
     def key_with(self, secret: bytes) -> KeyRecord | None:
         """The key with this secret, for protocols whose connections authenticate once."""

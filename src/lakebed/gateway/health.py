@@ -1,4 +1,7 @@
-"""Health: every component is checked, each with a timeout, and the store with one cheap request."""
+"""Health: every component is checked, each with a timeout, and the store with one cheap request.
+
+Where there are keys, callers without one get the status of a check that runs on a timer: they cause none themselves.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ from lakebed.core.http import json_response
 from lakebed.store.authority import AUTHORITY_KEY
 from lakebed.store.protocol import Store
 
-CACHE_S = 1.0  # needs no key, and each report checks every component, most of them with a store request
+CACHE_S = 1.0  # each report checks every component, most of them with a store request
+EVERY_S = 5.0  # between the checks for callers without a key: as often as a load balancer asks
 RANK = {"ok": 0, "degraded": 1, "down": 2}
 
 HealthCheck = Callable[[], Awaitable[Health]]
@@ -59,6 +63,26 @@ class HealthChecker:
         self._known: HealthReport | None = None
         self._known_at_s = 0.0
         self._running: asyncio.Task[HealthReport] | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    def start(self, wanted: Callable[[], bool]) -> None:
+        """Checks every EVERY_S while `wanted`: while there are callers who may not cause a check."""
+        self._watching = asyncio.create_task(self._watch(wanted), name="health")
+
+    async def stop(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+
+    async def _watch(self, wanted: Callable[[], bool]) -> None:
+        while True:
+            if wanted():
+                await self.report()
+            await self._context.clock.sleep(EVERY_S)
+
+    async def status(self) -> str:
+        """For callers without a key: as of the last check. Before the first one they wait for it."""
+        return (self._known or await self.report()).status
 
     async def report(self) -> HealthReport:
         """At most CACHE_S old; concurrent callers share one run."""
@@ -125,10 +149,10 @@ class StoreCheck:
 def routes(health_checker: HealthChecker) -> list[BaseRoute]:
     async def health(request: Request) -> Response:
         """Checks every component: 200 when none is down, 503 when one is."""
-        report = await health_checker.report()
         if request.state.principal == NOBODY:  # a load balancer, or a stranger: what runs here is not theirs to know
-            status = HealthStatus(report.status)
-            return json_response(status, 503 if report.status == "down" else 200, {"cache-control": "no-store"})
+            status = await health_checker.status()
+            return json_response(HealthStatus(status), 503 if status == "down" else 200, {"cache-control": "no-store"})
+        report = await health_checker.report()
         host, port = request.scope.get("server") or ("", 0)
         report = msgspec.structs.replace(report, broker_id=report.node, host=host, port=port or 0)
         return json_response(report, 503 if report.status == "down" else 200, {"cache-control": "no-store"})

@@ -26,7 +26,6 @@ from lakebed.gateway.tls import FIX, PLAIN, ServerTls, is_plain
 from lakebed.store.register import ABSENT
 
 EVERY_S = 3.0  # two GETs of a small object each time: some 0.7 dollars a month on S3
-REFRESH_S = 1.0  # a stranger's cookie causes at most one more read in this time
 USED_EVERY_S = 60.0  # how exact the last use of a key is
 
 log = logger("gateway")
@@ -41,7 +40,7 @@ class KeyWatch:
         self._stamp = _stamp(settings.keys_file)
         self.tls = ServerTls.of(settings)
         self._task: asyncio.Task[None] | None = None
-        self._read_at_s = self._used_at_s = float("-inf")
+        self._used_at_s = float("-inf")
         self._failed = False
 
     async def start(self) -> None:
@@ -84,10 +83,12 @@ class KeyWatch:
         """Degraded while others send their keys in plain text."""
         return Health("degraded", f"{PLAIN}: {FIX}") if is_plain(self._settings) else Health("ok")
 
-    async def refresh(self) -> None:
-        """Reads the sessions now, at most once a second: another gateway may have opened one a moment ago."""
-        if self._clock.monotonic_s() - self._read_at_s >= REFRESH_S:
-            await self._quietly(self._read_sessions)
+    async def find_session(self, cookie: str) -> None:
+        """Reads the sessions now, for a cookie of another gateway. Each cookie that gateways made causes at most one
+        read here; one that they did not make causes none.
+        """
+        if await self._quietly(self._read_sessions) and self._keyring.sessions.find(cookie) is None:
+            self._keyring.sessions.note_missing(cookie)
 
     async def opened(self, cookie: str) -> None:
         """Shares a session of this gateway with the others. When the store refuses, it is known here only."""
@@ -144,9 +145,15 @@ class KeyWatch:
     async def _read_sessions(self) -> None:
         if not self._keyring.required:
             return
-        self._read_at_s = self._clock.monotonic_s()
-        found = await self._sessions.read()
-        self._keyring.sessions.load(found.value.sessions, now_ms(self._clock) // 1000)
+        found = (await self._sessions.read()).value
+        if not found.seal and not self._settings.read_only:
+            found = await self._sessions.change(self._with_seal)
+        self._keyring.sessions.seal = found.seal.encode()
+        self._keyring.sessions.load(found.sessions, now_ms(self._clock) // 1000)
+
+    def _with_seal(self, known: SessionList) -> tuple[SessionList, SessionList]:
+        sealed = known if known.seal else msgspec.structs.replace(known, seal=self._context.ids.secret())
+        return sealed, sealed
 
     async def _note_use(self) -> None:
         """Stores when keys were last used, for `lakebed keys list`."""
@@ -162,8 +169,8 @@ class KeyWatch:
 
         await self._sessions.change(note)
 
-    async def _quietly(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Runs it; a failure is logged once, and again when the next failure follows a success."""
+    async def _quietly(self, work: Callable[[], Awaitable[None]]) -> bool:
+        """Runs it; False after a failure, which is logged once, and again when the next one follows a success."""
         try:
             await work()
             self._failed = False
@@ -171,6 +178,7 @@ class KeyWatch:
             if not self._failed:
                 log.warning("keys were not refreshed", code=error.code, error=error.message)
             self._failed = True
+        return not self._failed
 
 
 def _stamp(file: Path | None) -> tuple[int, int, int]:

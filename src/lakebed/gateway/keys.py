@@ -67,10 +67,13 @@ class SignedIn(msgspec.Struct, frozen=True):
 
 
 class SessionList(msgspec.Struct, frozen=True):
-    """Sessions by the hash of their cookie, and the last use of each key by its name, in milliseconds."""
+    """Sessions by the hash of their cookie, the last use of each key by its name, in milliseconds, and the key of the
+    cookies' MAC. It proves only that a gateway made a cookie, so that strangers cause no reads.
+    """
 
     sessions: dict[str, SignedIn] = {}
     used: dict[str, int] = {}
+    seal: str = ""
 
 
 def key_list(runtime: StoreRuntime) -> Register[KeyList]:

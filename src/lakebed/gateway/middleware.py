@@ -59,13 +59,13 @@ class Middleware:
         app: ASGIApp,
         *,
         keyring: Keyring,
-        refresh: Callable[[], Awaitable[None]],
+        find_session: Callable[[str], Awaitable[None]],
         limits: BodyLimits,
         runtime: Runtime,
         verbose: bool,
     ) -> None:
         self._app, self._keyring, self._limits = app, keyring, limits
-        self._refresh = refresh
+        self._find_session = find_session
         self.refusals = RefusalLog(runtime.clock)
         self.quotas = KeyQuotas(runtime.clock)
         self.throttled = runtime.metrics.counter("lakebed_http_throttled_total")
@@ -113,8 +113,8 @@ class Middleware:
                 self._limits.check(body.declared)
             elif not head.chunked:
                 body.ended = True
-            if head.cookie is not None and not self._keyring.knows_session(head):
-                await self._refresh()
+            if head.cookie is not None and (cookie := self._keyring.unknown_session(head)):
+                await self._find_session(cookie)
             uploads = not body.ended
             usage = self._begin(self._admit(scope, head), upload=uploads)
             await self._app(scope, body, answer)

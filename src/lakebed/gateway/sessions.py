@@ -2,6 +2,7 @@
 
 Gateways keep the hash of each cookie, in memory and in the bucket (`gateway/keys.py`), so a session ends when its
 browser signs out, its key is revoked or rotated, or its time is over; and nobody can make one from what is stored.
+A cookie carries a MAC of the gateways, so one that none of them made costs no read. The MAC alone lets nobody in.
 A browser sends cookies automatically, so a cookie alone only reads; a write also needs the CSRF token of our page, and
 our own origin.
 """
@@ -9,6 +10,7 @@ our own origin.
 from __future__ import annotations
 
 import hashlib
+import hmac
 from http.cookies import CookieError, SimpleCookie
 
 from lakebed.gateway.keys import SignedIn
@@ -18,7 +20,9 @@ TOKEN_HEADER = "x-csrf-token"
 SESSION_S = 12 * 3600
 COOKIE_BYTES_MAX = 4096
 NONCE_CHARS_MAX = 128
-VERSION = "v2"
+SEAL_CHARS = 32
+MISSING_MAX = 10_000  # cookies of ours that the bucket does not have: sessions that ended before their time
+VERSION = "v3"
 SAFE = ("GET", "HEAD")
 
 
@@ -28,12 +32,28 @@ class SessionTable:
     def __init__(self) -> None:
         self._known: dict[str, SignedIn] = {}
         self._ended: set[str] = set()  # here, and perhaps not yet in the bucket
+        self._missing: dict[str, None] = {}  # ours, and not in the bucket when it was read
+        self.seal = b""  # the key of the cookies' MAC, the same on every gateway; empty until it is known
 
     def open(self, session: SignedIn, nonce: str) -> str:
         """Keeps a new session; returns its cookie."""
-        value = f"{VERSION}.{nonce}"
+        value = f"{VERSION}.{session.expires_s}.{nonce}"
+        value = f"{value}.{self._sealed(value)}"
         self._known[hashed(value)] = session
         return value
+
+    def may_be_open(self, value: str, now_s: int) -> bool:
+        """Whether a cookie that is not known here may be of a session that another gateway opened a moment ago."""
+        claimed, _, seal = value.rpartition(".")
+        if not self.seal or not is_ours(value) or not hmac.compare_digest(seal, self._sealed(claimed)):
+            return False
+        return int(claimed.split(".")[1]) > now_s and hashed(value) not in self._missing
+
+    def note_missing(self, value: str) -> None:
+        """The bucket was read and does not have it: the next request with this cookie costs no further read."""
+        self._missing[hashed(value)] = None
+        while len(self._missing) > MISSING_MAX:
+            del self._missing[next(iter(self._missing))]
 
     def end(self, value: str) -> None:
         self._ended.add(hashed(value))
@@ -47,11 +67,25 @@ class SessionTable:
         self._ended &= stored.keys()
         self._known = {key: one for key, one in stored.items() if key not in self._ended and one.expires_s > now_s}
 
+    def _sealed(self, claimed: str) -> str:
+        return hmac.new(self.seal, claimed.encode(), hashlib.sha256).hexdigest()[:SEAL_CHARS]
+
 
 def is_ours(value: str) -> bool:
-    """Whether this can be a cookie of ours at all: what cannot costs no further work."""
-    version, _, nonce = value.partition(".")
-    return version == VERSION and 0 < len(nonce) <= NONCE_CHARS_MAX and nonce.isascii() and nonce.isalnum()
+    """Whether this has the form of our cookies: what does not costs no further work."""
+    version, _, rest = value.partition(".")
+    expires, _, rest = rest.partition(".")
+    nonce, _, seal = rest.partition(".")
+    return (
+        version == VERSION
+        and value.isascii()
+        and expires.isdecimal()
+        and len(expires) <= 12
+        and 0 < len(nonce) <= NONCE_CHARS_MAX
+        and nonce.isalnum()
+        and len(seal) == SEAL_CHARS
+        and seal.isalnum()
+    )
 
 
 def hashed(value: str) -> str:

@@ -68,11 +68,8 @@ def wanted(org_id: str, project_id: str) -> str:
     return f"{ROOT}/wanted/{org_id}/{project_id}"
 
 
-SECRETS = f"{ROOT}/secrets/"
-
-
 def secret(org_id: str, project_id: str) -> str:
-    return f"{SECRETS}{org_id}/{project_id}.json"
+    return f"{ROOT}/secrets/{org_id}/{project_id}.json"
 
 
 def queue(shard: int) -> str:

@@ -1,15 +1,14 @@
 """The projects' secrets: stored as keyed hashes that cannot be turned back, compared in constant time.
 
 A secret belongs to one (org, project) pair: the pair is part of what is hashed, so the stored form is worth nothing at
-another project. An unknown org, another project's secret and a wrong secret get the same response after the same time.
+another project. An unknown org, another project's secret and a wrong secret get the same response.
 
-What strangers cost the store is bounded: existing pairs are listed at most once in LISTED_S, and one that is not among
-them is refused without a request of its own.
+A secret proves that it was issued for its pair: it carries a MAC under the vault's key. What has no such proof is
+refused without a request to the store, so strangers cost none, and the time of a refusal shows no name that exists.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hashlib
 import hmac
@@ -28,9 +27,12 @@ from lakebed.ticks import paths
 
 SCHEMA = "lakebed.tick-secret.v2"
 REMEMBERED_MAX = 10_000
-LISTED_S = 5.0  # a secret of a new pair works on every replica within this time
-REFUSAL_S = 0.05  # every refusal takes this long: more than a look-up in the store
+ABSENT_S = 5.0  # how long a replica remembers that a pair has no secret any more
 KEY_BYTES = 32
+KEY_ID_CHARS = 12
+PREFIX = "lbt"  # lets a scanner of source code find a secret that was committed
+PROOF_CHARS = 32
+SECRET_CHARS_MAX = 200
 
 
 class HashedSecret(msgspec.Struct, frozen=True):
@@ -51,18 +53,12 @@ class Vault:
         self._newest = keys[0] if keys else b""
         self._runtime, self._store, self._clock, self._ids = runtime, runtime.store, runtime.clock, runtime.ids
         self._known: OrderedDict[tuple[str, str], tuple[float, HashedSecret]] = OrderedDict()
-        self._pairs: frozenset[str] = frozenset()
-        self._listed_s = float("-inf")
-        self._listing: asyncio.Task[None] | None = None
 
     async def admit(self, org_id: str | None, project_id: str, secret: str | None) -> str:
         """Returns the org when this is the secret of the (org, project) pair. Raises Unauthenticated or Denied."""
         if not org_id or not secret:
             raise Unauthenticated("no key or secret was sent", hint="send X-Api-Key: <org> and X-Api-Secret: <secret>")
-        began_s = self._clock.monotonic_s()
-        pair = paths.check_name("org", org_id), paths.check_name("project", project_id)
-        if not self._matches(await self._stored(pair), pair, secret):
-            await self._clock.sleep(max(0.0, REFUSAL_S - (self._clock.monotonic_s() - began_s)))
+        if not await self.accepts(org_id, project_id, secret):
             raise Denied("invalid key or secret for this project", hint="check org, project and secret")
         return org_id
 
@@ -71,8 +67,9 @@ class Vault:
         return bool((await self._stored(self._pair(org_id, project_id))).hash)
 
     async def accepts(self, org_id: str, project_id: str, secret: str) -> bool:
+        """Whether this is the pair's secret, or the former one in its time."""
         pair = self._pair(org_id, project_id)
-        return self._matches(await self._stored(pair), pair, secret)
+        return self._is_issued(pair, secret) and self._matches(await self._stored(pair), pair, secret)
 
     @staticmethod
     def _pair(org_id: str, project_id: str) -> tuple[str, str]:
@@ -83,7 +80,7 @@ class Vault:
         pair = self._pair(org_id, project_id)
         if not self._newest:
             raise _no_key()
-        secret, now = self._ids.secret(), now_ms(self._clock)
+        secret, now = self._made(pair), now_ms(self._clock)
         register = Register(self._runtime, paths.secret(*pair), HashedSecret, HashedSecret(), name="tick_secret")
         made = HashedSecret(hash=_hashed(self._newest, pair, secret), key_id=_key_id(self._newest), created_at_ms=now)
 
@@ -95,8 +92,23 @@ class Vault:
 
         await register.change(replace)
         self._known.pop(pair, None)
-        self._pairs |= {paths.secret(*pair)}
         return secret
+
+    def _made(self, pair: tuple[str, str]) -> str:
+        """A new secret: the key that it is issued under, 160 random bits, and the proof."""
+        drawn = f"{PREFIX}_{_key_id(self._newest)}_{self._ids.secret()}"
+        return f"{drawn}_{_proof(self._newest, pair, drawn)}"
+
+    def _is_issued(self, pair: tuple[str, str], secret: str) -> bool:
+        """Whether we issued it for this pair, now or formerly. Raises Unavailable for one of a key that is not set."""
+        drawn, _, proof = secret.rpartition("_")
+        prefix, _, rest = drawn.partition("_")
+        key_id = rest.partition("_")[0]
+        if prefix != PREFIX or len(secret) > SECRET_CHARS_MAX or not secret.isascii() or len(key_id) != KEY_ID_CHARS:
+            return False
+        if key_id not in self._keys:
+            raise _other_key()
+        return hmac.compare_digest(_proof(self._keys[key_id], pair, drawn), proof)
 
     def _matches(self, stored: HashedSecret, pair: tuple[str, str], secret: str) -> bool:
         """Compares with the secret and with the former one, whether there are any or not."""
@@ -106,49 +118,27 @@ class Vault:
 
     def _is(self, hashed: str, key_id: str, pair: tuple[str, str], secret: str) -> bool:
         if hashed and key_id not in self._keys:
-            raise Unavailable(
-                "the project's secret was hashed with another ticks.payload_key",
-                hint="set the same key on every replica",
-            )
+            raise _other_key()
         made = _hashed(self._keys.get(key_id, self._newest), pair, secret)
         return hmac.compare_digest(hashed or "-" * len(made), made)
 
     async def _stored(self, pair: tuple[str, str]) -> HashedSecret:
         """What is stored for the pair; empty when nothing is."""
-        now_s, key = self._clock.monotonic_s(), paths.secret(*pair)
+        now_s = self._clock.monotonic_s()
         found = self._known.get(pair)
         if found is not None and found[0] > now_s:
             return found[1]
-        if key not in self._pairs:
-            await self._list()
-        if key not in self._pairs:
-            return HashedSecret()
         try:
-            stored = await self._store.get(key)
+            stored = await self._store.get(paths.secret(*pair))
+            secret, remember_s = msgspec.json.decode(stored.data, type=HashedSecret), self._remember_s
         except NotFound:
-            self._known.pop(pair, None)
-            return HashedSecret()
-        try:
-            secret = msgspec.json.decode(stored.data, type=HashedSecret)
+            secret, remember_s = HashedSecret(), min(ABSENT_S, self._remember_s)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise Corrupt(f"{stored.key!r} does not decode") from error
-        self._known[pair] = (now_s + self._remember_s, secret)
+            raise Corrupt(f"{paths.secret(*pair)!r} does not decode") from error
+        self._known[pair] = (now_s + remember_s, secret)
         while len(self._known) > REMEMBERED_MAX:
             self._known.popitem(last=False)
         return secret
-
-    async def _list(self) -> None:
-        """Lists the existing pairs, at most once in LISTED_S; concurrent callers share one listing."""
-        if self._listing is None or self._listing.done():
-            if self._clock.monotonic_s() - self._listed_s < LISTED_S:
-                return
-            self._listing = asyncio.create_task(self._read_pairs())
-        await asyncio.shield(self._listing)
-
-    async def _read_pairs(self) -> None:
-        listed_s = self._clock.monotonic_s()
-        self._pairs = frozenset([info.key async for info in self._store.list(paths.SECRETS)])
-        self._listed_s = listed_s
 
 
 def key_ring(payload_key: Secret, store_secret: Secret) -> tuple[bytes, ...]:
@@ -178,8 +168,19 @@ def _hashed(key: bytes, pair: tuple[str, str], secret: str) -> str:
     return hmac.new(key, "\n".join(("lakebed-tick-secret", *pair, secret)).encode(), hashlib.sha256).hexdigest()
 
 
+def _proof(key: bytes, pair: tuple[str, str], drawn: str) -> str:
+    made = hmac.new(key, "\n".join(("lakebed-tick-proof", *pair, drawn)).encode(), hashlib.sha256)
+    return made.hexdigest()[:PROOF_CHARS]
+
+
 def _key_id(key: bytes) -> str:
-    return hashlib.sha256(b"lakebed-key-id" + key).hexdigest()[:12]
+    return hashlib.sha256(b"lakebed-key-id" + key).hexdigest()[:KEY_ID_CHARS]
+
+
+def _other_key() -> Unavailable:
+    return Unavailable(
+        "the project's secret was issued with another ticks.payload_key", hint="set the same key on every replica"
+    )
 
 
 def _no_key() -> Unavailable:

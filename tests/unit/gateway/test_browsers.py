@@ -64,10 +64,12 @@ async def test_a_page_keeps_its_own_policy(make: Make, ask: Ask) -> None:
     [
         "v1.cmVhZGVy.².n.s",
         "v1.cmVhZGVy.99999999999.n.\xe9\xff",
-        "v2.\xe9\xff",
-        "v2.²",
-        "v2.",
         "v2.abc",
+        "v3.\xe9\xff",
+        "v3.",
+        "v3.².n." + "0" * 32,
+        "v3.99999999999.n." + "\xe9" * 32,
+        "v3.99999999999.n." + "0" * 32,
         "v1....",
         "....",
     ],
@@ -106,5 +108,6 @@ def test_an_origin_is_ours_only_as_a_whole(origin: str, same: bool) -> None:
 
 
 def test_a_session_longer_than_a_cookie_may_be_is_none() -> None:
-    assert sessions.is_ours("v2." + "n" * sessions.NONCE_CHARS_MAX)
-    assert not sessions.is_ours("v2." + "n" * (sessions.NONCE_CHARS_MAX + 1))
+    form = "v3.1.{}." + "0" * sessions.SEAL_CHARS
+    assert sessions.is_ours(form.format("n" * sessions.NONCE_CHARS_MAX))
+    assert not sessions.is_ours(form.format("n" * (sessions.NONCE_CHARS_MAX + 1)))

@@ -42,6 +42,7 @@ from lakebed.gateway.state import state_of
 from lakebed.gateway.tls import PLAIN, checks
 from lakebed.wiring.parts import sections
 from support.certificates import Authority
+from support.counting_store import count_requests
 from support.gateway_fixtures import Sample, client_of, context_with
 
 SECRET = "0123456789abcdef-ann"
@@ -117,7 +118,11 @@ async def test_neither_secret_nor_cookie_is_in_the_bucket_and_what_is_there_lets
         stored = b"".join([bytes((await context.store.get(key)).data) for key in (LIST_KEY, SESSIONS_KEY)])
         hashed = (await session_list(context).read()).value.sessions
         async with client_of(app) as client:
-            forged = [f"{sessions.COOKIE}=v2.{value}" for value in (*hashed, ANN.sha256, ANN.fingerprint)]
+            seal = (await session_list(context).read()).value.seal
+            forged = [
+                f"{sessions.COOKIE}=v3.99999999999.{value}.{seal[:32]}"
+                for value in (*hashed, ANN.sha256, ANN.fingerprint)
+            ]
             answers = [(await client.get("/sample", headers={"cookie": each})).status_code for each in forged]
 
     assert SECRET.encode() not in stored and cookie.encode() not in stored
@@ -149,6 +154,51 @@ async def test_a_session_is_known_to_all_gateways_and_ends_with_its_logout() -> 
 
     assert [200, 200] == before
     assert (401, [401, 401]) == (at_once, after)
+
+
+async def test_a_strangers_cookie_costs_no_read_and_one_that_ended_costs_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cookie proves that a gateway made it; who signed out and still sends it causes one read a gateway."""
+    clock = ManualClock()
+    context = context_with(clock)
+    await change(context, lambda known: added(known, ANN))
+
+    async with running(context) as one, running(beside(context)) as two, client_of(two) as client:
+        cookie = state_of(one).keyring.sign_in(SECRET, "a" * 40)
+        await state_of(one).key_watch.opened(cookie)
+        asked = count_requests(monkeypatch, context.store)
+
+        async def sent(value: str) -> tuple[int, list[str]]:
+            asked.clear()
+            answer = await client.get("/sample", headers={"cookie": f"{sessions.COOKIE}={value}"})
+            return answer.status_code, list(asked)
+
+        forged = [await sent(cookie[:-32] + f"{number:032x}") for number in range(20)]
+        opened = await sent(cookie)
+        await state_of(one).key_watch.ended(cookie)
+        await clock.advance(EVERY_S + 0.1)
+        ended = [await sent(cookie) for _ in range(3)]
+
+    assert [(401, [])] * 20 == forged
+    assert (200, ["get"]) == opened
+    assert [(401, ["get"]), (401, []), (401, [])] == ended
+
+
+async def test_gateways_agree_on_one_seal_and_a_read_only_one_makes_none() -> None:
+    """Whoever starts first makes it, once in the life of the lake; it stays when keys are used and sessions end."""
+    context = context_with(ManualClock())
+    await change(context, lambda known: added(known, ANN))
+    read_only = context_with(context.clock, read_only=True)
+    read_only = msgspec.structs.replace(read_only, store=context.store)
+
+    async with running(read_only) as app:
+        assert b"" == state_of(app).keyring.sessions.seal
+    async with running(context) as one, running(beside(context)) as two:
+        seals = {state_of(app).keyring.sessions.seal for app in (one, two)}
+        await status(one)
+    stored = (await session_list(context).read()).value
+
+    assert {stored.seal.encode()} == seals and 40 == len(stored.seal)
+    assert ["ann"] == list(stored.used)
 
 
 async def test_a_session_ends_with_the_secret_it_was_opened_with() -> None:

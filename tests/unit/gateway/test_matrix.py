@@ -6,7 +6,9 @@ not. A route that shows a list shows a tenant its own rows (`LISTS`), which the 
 
 from __future__ import annotations
 
+import base64
 import re
+from itertools import product
 from typing import Any
 
 import httpx2
@@ -16,16 +18,21 @@ from starlette.routing import Route
 
 from lakebed.console.routes import Console
 from lakebed.core.auth import KeyLimits, Principal, owner_of
+from lakebed.core.clock import ManualClock
 from lakebed.core.context import Context
 from lakebed.core.http import VERSION
+from lakebed.gateway import sessions
 from lakebed.gateway.app import Gateway, build
 from lakebed.log.contracts import ProduceRequest
 from lakebed.meta.settings import MetaSettings
 from lakebed.pipeline.settings import PipelineSettings
+from lakebed.ticks.adapters import open_vault
 from lakebed.ticks.model import TickId, TickState
 from lakebed.ticks.paths import state
+from lakebed.ticks.settings import TicksSettings
 from lakebed.wiring.parts import components
 from support.batch_frames import frame_of
+from support.counting_store import count_requests
 from support.gateway_fixtures import client_of, context_with
 
 SECRETS = {name: f"0123456789abcdef-{name}" for name in ("weak", "other", "owner", "admin")}
@@ -117,6 +124,41 @@ async def test_each_route_lets_in_whom_it_must_and_nobody_else(app: Gateway, met
     if path not in LISTS | PAGES | TWINS:
         assert 403 == seen["other"]
     assert 500 not in seen.values()
+
+
+STRANGERS: dict[str, dict[str, str]] = {
+    "no key": {},
+    "a wrong key": {"authorization": "Bearer 0123456789abcdef-wrong"},
+    "a forged cookie": {"cookie": f"{sessions.COOKIE}=v3.99999999999.{'a' * 40}.{'0' * 32}"},
+    "a wrong secret of a project": {"x-api-key": "acme", "x-api-secret": "0" * 40},
+    "a forged secret of a project": {"x-api-key": "acme", "x-api-secret": f"lbt_{'0' * 12}_{'0' * 40}_{'0' * 32}"},
+}
+
+
+async def test_strangers_cost_the_store_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every route and method, whatever a stranger sends to be let in, names that exist and names that do not."""
+    clock = ManualClock()  # nothing that runs on a timer runs meanwhile
+    context = context_with(clock, keys=KEYS)
+    context = msgspec.structs.replace(
+        context,
+        settings=context.settings.having(PipelineSettings.of({"warm": False})).having(
+            TicksSettings.of({"payload_key": base64.urlsafe_b64encode(bytes(32)).decode()})
+        ),
+    )
+    await open_vault(context).issue("acme", "acme-x")
+    app = build(context, components(context))
+    async with app.router.lifespan_context(app), client_of(app, timeout=60) as client:
+        await client.get("/healthz")  # its first check is the gateway's own
+        asked = count_requests(monkeypatch, context.store)
+        costs: dict[tuple[str, str, str], list[str]] = {}
+        for (method, path), (kind, headers) in product(ROUTES, STRANGERS.items()):
+            asked.clear()
+            answer = await client.request(method, filled(path), content=b"{}", headers=headers, follow_redirects=False)
+            assert answer.status_code not in (500, 202) and (answer.status_code != 200 or path in PUBLIC), (kind, path)
+            if asked:
+                costs[kind, method, path] = list(asked)
+
+    assert {} == costs
 
 
 async def test_the_stream_of_numbers_is_for_operators_of_all_tenants(app: Gateway) -> None:

@@ -27,7 +27,7 @@ async def _endpoint(request: Any) -> Any:
     raise AssertionError("nobody calls it")
 
 
-async def _refreshed() -> None:
+async def _found(cookie: str) -> None:
     raise AssertionError("no request here has a session")
 
 
@@ -43,7 +43,7 @@ class Env:
         self.middleware = Middleware(
             app,
             keyring=Keyring.of(settings, self.clock),
-            refresh=_refreshed,
+            find_session=_found,
             limits=BodyLimits(settings, context),
             runtime=context,
             verbose=verbose,

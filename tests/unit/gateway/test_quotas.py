@@ -16,12 +16,15 @@ from starlette.routing import Route
 
 from lakebed.core.auth import KeyLimits, Principal
 from lakebed.core.clock import ManualClock
+from lakebed.core.context import Health
 from lakebed.core.errors import Throttled
 from lakebed.core.quotas import BURST_S, KeyQuotas, RateBucket
 from lakebed.gateway.app import build
+from lakebed.gateway.health import EVERY_S as HEALTH_EVERY_S
 from lakebed.store.authority import claim
 from lakebed.wiring.parts import components
 from support.batch_frames import frame_of
+from support.counting_store import count_requests
 from support.gateway_fixtures import Sample, client_of, context_with
 
 SECRET, OTHER = "0123456789abcdef-small", "0123456789abcdef-other"
@@ -152,29 +155,30 @@ async def test_uploads_at_once_are_limited() -> None:
     assert (429, 200, [200, 200], 200) == (over.status_code, read.status_code, done, after.status_code)
 
 
-async def test_a_stranger_learns_the_status_and_nothing_else_and_costs_one_check_a_second(
+async def test_a_stranger_learns_the_status_and_nothing_else_and_causes_no_check(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A hundred requests for health without a key cause as many requests to the store as one does."""
-    context = context_with(keys=keys())
+    """Health is checked on a timer where there are keys: a hundred requests without one cost the store nothing, and see
+    a component that went down at the next check."""
+    clock, part = ManualClock(), Sample()
+    context = context_with(clock, keys=keys())
     await claim(context, expected="")
-    app = build(context, components(context))
-    asked: list[str] = []
-    for verb in ("get", "head", "list"):
-        real = getattr(context.store, verb)
-        monkeypatch.setattr(
-            context.store, verb, lambda *a, verb=verb, real=real, **k: (asked.append(verb), real(*a, **k))[1]
-        )
-    async with client_of(app) as client:
+    app = build(context, [part])
+    async with app.router.lifespan_context(app), client_of(app) as client:
         first = await client.get("/healthz")
-        once = len(asked)
-        for _ in range(100):
-            await client.get("/healthz")
+        asked = count_requests(monkeypatch, context.store)
+        part.told = Health("down", "no disk")
+        await clock.advance(2.0)
+        seen = {(await client.get("/healthz")).status_code for _ in range(100)}
+        cost = list(asked)
         known = await client.get("/healthz", headers={"x-api-key": OTHER})
+        part.told = Health("degraded", "a slow disk")
+        await clock.advance(HEALTH_EVERY_S)
+        later = await client.get("/healthz")
 
-    assert {"status"} == set(first.json())
-    assert once == len(asked)
-    assert "components" in known.json()
+    assert ({"status": "ok"}, {200}, []) == (first.json(), seen, cost)
+    assert (503, "no disk") == (known.status_code, known.json()["components"]["sample"]["detail"])
+    assert (200, {"status": "degraded"}) == (later.status_code, later.json())
 
 
 def test_a_key_that_was_idle_has_a_burst_and_no_more() -> None:

@@ -56,7 +56,7 @@ async def test_a_cookie_that_nobody_was_given_is_nobody() -> None:
     value = keys.sign_in("0123456789abcdef-bob", "nonce")
 
     assert "bob" == keys.principal(scope(), requested(value)).name
-    for wrong in (value + "0", value[:-1], value.replace("v2", "v1"), sessions.hashed(value), "v2.ann"):
+    for wrong in (value + "0", value[:-1], value.replace("v3", "v1"), sessions.hashed(value), "v3.ann"):
         with pytest.raises(Unauthenticated):
             keys.principal(scope(), requested(wrong))
 
@@ -101,11 +101,37 @@ def test_tokens_and_sessions_differ_by_their_nonce() -> None:
     assert 64 == len(sessions.token_of(one))
 
 
-@pytest.mark.parametrize("value", ["v1.abc", "v2", "v2.", "v2.a.b", "v2.é", "v2.a b", "", ".", "v2." + "a" * 200])
-def test_what_is_no_session_of_ours_costs_no_look_up(value: str) -> None:
-    """Another version, no nonce, other characters, too long."""
-    assert sessions.is_ours("v2.abc")
-    assert not sessions.is_ours(value)
+@pytest.mark.parametrize(
+    "value",
+    ["v3.1.abc.{}x", "v2.1.abc.{}", "v3.1.abc", "v3.1..{}", "v3..abc.{}", "v3.1.a.b.{}", "v3.1.é.{}", "v3.1.a b.{}",
+     "v3.-1.abc.{}", "v3.².abc.{}", "v3.1234567890123.abc.{}", "", ".", "v3.1." + "a" * 200 + ".{}"],
+)  # fmt: skip
+def test_what_has_not_the_form_of_a_session_is_none(value: str) -> None:
+    """Another version, no nonce or end, other characters, too long."""
+    assert sessions.is_ours("v3.1.abc." + "0" * 32)
+    assert not sessions.is_ours(value.format("0" * 32))
+
+
+def test_only_a_cookie_that_a_gateway_made_may_be_of_a_session_elsewhere() -> None:
+    """Its MAC is right, its time is not over, and the bucket was not read for it in vain before."""
+    here, there = sessions.SessionTable(), sessions.SessionTable()
+    unsealed = here.open(SignedIn("ann", "f", 100), "n0")
+    assert not here.may_be_open(unsealed, 1), "without a seal every cookie could be forged"
+    here.seal = there.seal = b"a seal of these gateways"
+    value = here.open(SignedIn("ann", "f", 100), "n1")
+    forged = (
+        unsealed,
+        value[:-1] + "x",
+        value.replace("100", "999"),
+        value.replace("n1", "n2"),
+        "v3.100.n1." + "0" * 32,
+    )
+
+    assert there.may_be_open(value, 99)
+    assert not there.may_be_open(value, 100)
+    assert not any(there.may_be_open(each, 1) for each in forged)
+    there.note_missing(value)
+    assert not there.may_be_open(value, 1)
 
 
 async def test_what_ended_here_stays_ended_while_the_bucket_still_has_it() -> None:

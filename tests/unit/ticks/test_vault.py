@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from cryptography.fernet import Fernet
 
@@ -13,7 +11,8 @@ from lakebed.core.settings import Secret
 from lakebed.store.memory import MemoryStore
 from lakebed.ticks import paths
 from lakebed.ticks.adapters import open_vault
-from lakebed.ticks.vault import REFUSAL_S, key_ring
+from lakebed.ticks.vault import ABSENT_S, key_ring
+from support.counting_store import count_requests
 from support.tick_fixtures import context_of
 
 
@@ -101,44 +100,63 @@ async def test_a_rotated_secret_works_beside_the_new_one_as_long_as_asked(manual
     assert ["acme", "acme"] == [await vault.admit("acme", "p", secret) for secret in (old, new)]
     await manual_clock.advance(60.0)
     with pytest.raises(Denied):
-        refused = asyncio.create_task(vault.admit("acme", "p", old))
-        await manual_clock.advance(1.0)
-        await refused
+        await vault.admit("acme", "p", old)
     assert "acme" == await vault.admit("acme", "p", new)
 
 
-async def test_invented_names_cost_the_store_one_listing_in_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many names a stranger tries, no object is read for one that does not exist."""
+def forged(secret: str) -> list[str]:
+    """What a stranger can send who knows the form of a secret."""
+    form = secret.split("_")
+    return ["0" * 40, secret[:-1], secret + "0", "_".join([*form[:2], "0" * 40, form[3]]), "_".join(form[:3]), "lbt_é_"]
+
+
+async def test_strangers_cost_the_store_no_request_whether_a_name_exists_or_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A secret proves that it was issued for its pair; without that proof nothing is read, listed or waited for."""
     context = context_of()
-    await open_vault(context).issue("acme", "p")
-    vault, asked = open_vault(context), list[str]()
-    for verb in ("get", "head", "list"):
-        real = getattr(context.store, verb)
-        monkeypatch.setattr(
-            context.store, verb, lambda *a, verb=verb, real=real, **k: (asked.append(verb), real(*a, **k))[1]
-        )
+    secret = await open_vault(context).issue("acme", "p")
+    vault, asked = open_vault(context), count_requests(monkeypatch, context.store)
 
-    async def refused(number: int) -> None:
-        with pytest.raises(Denied):
-            await vault.admit(f"org-{number}", "p", "0" * 40)
+    for org, project in (("acme", "p"), ("acme", "invented"), ("invented", "p")):
+        for wrong in (*forged(secret), *([secret] if org != "acme" or project != "p" else [])):
+            with pytest.raises(Denied):
+                await vault.admit(org, project, wrong)
 
-    await asyncio.gather(*(refused(number) for number in range(100)))
-
-    assert ["list"] == asked
+    assert [] == asked
+    assert "acme" == await vault.admit("acme", "p", secret)
+    assert ["get"] == asked
 
 
-async def test_a_refusal_takes_as_long_whether_the_name_exists_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time of an answer tells nothing about a name: each takes the same fixed time."""
-    monkeypatch.setattr("lakebed.ticks.vault.REFUSAL_S", REFUSAL_S)
-    context = context_of()
+async def test_a_secret_of_a_key_that_is_not_set_costs_no_request_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is reported as what it is, a difference of settings, from the secret alone."""
+    other = open_vault(context_of(payload_key=Fernet.generate_key().decode()))
+    secret = await other.issue("acme", "p")
+    context = context_of(payload_key=Fernet.generate_key().decode())
+    asked = count_requests(monkeypatch, context.store)
+
+    with pytest.raises(Unavailable, match="payload_key"):
+        await open_vault(context).admit("acme", "p", secret)
+
+    assert [] == asked
+
+
+async def test_a_secret_that_was_removed_is_looked_for_once_in_five_seconds(
+    monkeypatch: pytest.MonkeyPatch, manual_clock: ManualClock
+) -> None:
+    """Its holder is no stranger, and costs no more than anybody whose secret is remembered."""
+    context = context_of(MemoryStore(clock=manual_clock), clock=manual_clock)
     vault = open_vault(context)
-    await vault.issue("acme", "p")
-    clock, took = context.clock, dict[str, float]()
+    secret = await vault.issue("acme", "p")
+    await context.store.delete(paths.secret("acme", "p"))
+    asked = count_requests(monkeypatch, context.store)
 
-    for org in ("acme", "invented"):
-        began_s = clock.monotonic_s()
+    for _ in range(10):
         with pytest.raises(Denied):
-            await vault.admit(org, "p", "0" * 40)
-        took[org] = clock.monotonic_s() - began_s
+            await vault.admit("acme", "p", secret)
+    assert ["get"] == asked
+    await manual_clock.advance(ABSENT_S)
+    with pytest.raises(Denied):
+        await vault.admit("acme", "p", secret)
 
-    assert REFUSAL_S <= min(took.values())
+    assert ["get", "get"] == asked

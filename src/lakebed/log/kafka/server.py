@@ -2,7 +2,8 @@
 
 A connection authenticates once: by a client certificate, or by SASL PLAIN with a key's name and secret. Each request is
 admitted with what the key is at that moment, so a key that is revoked, rotated or expires ends its connections. A key
-over its limits is delayed: no more is read from its connections until it is within them again.
+over its limits is delayed: no more is read from its connections until it is within them again. Answers say for how long
+(`throttle_time`), so that clients wait by themselves. A Produce without an answer is an upload of its key.
 
 Requests of a connection are answered in their order, as the protocol demands. A Produce is appended when it is read, so
 many of one connection share a blob; other requests of a connection run one after another. Memory is bounded: a frame
@@ -15,7 +16,10 @@ import asyncio
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from datetime import timedelta
+from functools import partial
+from math import ceil
 from typing import Any
 
 from kio.schema.errors import ErrorCode
@@ -24,7 +28,7 @@ from lakebed.core.auth import ANYBODY, NOBODY, Principal
 from lakebed.core.context import Context
 from lakebed.core.errors import Invalid, LakebedError, Throttled, Unauthenticated, Unavailable
 from lakebed.core.logs import logger
-from lakebed.core.quotas import USAGE
+from lakebed.core.quotas import USAGE, KeyUsage
 from lakebed.core.trail import CALLER, Caller
 from lakebed.gateway.keys import KeyRecord
 from lakebed.gateway.settings import GatewaySettings
@@ -49,9 +53,11 @@ IDLE_S = 600.0
 STRANGER_S = 30.0  # for a client to authenticate: strangers must not hold connections that others need
 HANDSHAKE_S = 10.0  # for a TLS handshake
 DRAIN_S = 2.0
-LENGTH = struct.Struct(">i")
+THROTTLE_S_MAX = 30.0  # that a client is told to wait: longer than any of them should be silent
+LENGTH, KIND = struct.Struct(">i"), struct.Struct(">h")
 WITHOUT_KEY = frozenset({"api_versions", "sasl_handshake", "sasl_authenticate"})
 MECHANISM = "PLAIN"
+PRODUCE = KIND.pack(next(api.key for api in APIS if api.name == "produce"))
 
 Answer = Mapping[str, Any]
 Handler = Callable[[Any, RequestInfo], Awaitable[Answer]]
@@ -207,13 +213,19 @@ class KafkaConnection:
             limit = FRAME_BYTES_MAX if principal is not None else STRANGER_BYTES_MAX
             if not 0 < length <= limit:
                 raise Invalid(f"a Kafka frame of {length} bytes; {limit} is the limit")
-            if principal is not None:
-                await self._admit(principal, length)
-            await self._server.flight.take(length)
-            self._held += length
             async with asyncio.timeout(FRAME_S):
-                frame = await self._reader.readexactly(length)
-            await self._answers.put(await self._begin(frame))
+                kind = await self._reader.readexactly(min(length, KIND.size))
+            usage = await self._admit(principal, length, upload=kind == PRODUCE) if principal is not None else None
+            with ExitStack() as unanswered:
+                if usage is not None and kind == PRODUCE:
+                    unanswered.callback(usage.end, upload=True, size=0)
+                await self._server.flight.take(length)
+                self._held += length
+                async with asyncio.timeout(FRAME_S):
+                    frame = kind + await self._reader.readexactly(length - len(kind))
+                task = await self._begin(frame)
+                task.add_done_callback(partial(_closed, unanswered.pop_all()))
+            await self._answers.put(task)
 
     async def _next_length(self) -> int:
         """The length of the next request. Raises TimeoutError for a client that is idle, or still unknown, too long."""
@@ -241,20 +253,24 @@ class KafkaConnection:
     def _authenticate(self, key: KeyRecord) -> None:
         self.name, self._fingerprint = key.name, key.fingerprint
 
-    async def _admit(self, principal: Principal, length: int) -> None:
-        """Counts a request against its key, before its bytes are in memory; waits while the key is over a limit."""
+    async def _admit(self, principal: Principal, length: int, *, upload: bool) -> KeyUsage | None:
+        """Counts a request against its key, before its bytes are in memory; waits while the key is over a limit.
+
+        None for a key without limits. An upload ends with its answer: `end` is the caller's to call.
+        """
         CALLER.set(Caller(self.host, principal.tenant))
         usage = self._services.access.quotas.of(principal)
         USAGE.set(usage)
         while usage is not None:
             try:
-                usage.begin(upload=False)
+                usage.begin(upload=upload)
             except Throttled as over:
                 self._services.access.throttled.inc()
-                await self._services.context.clock.sleep(over.retry_after_s)
+                await usage.wait(over)
             else:
                 usage.end(upload=False, size=length)
                 break
+        return usage
 
     async def _begin(self, frame: bytes) -> asyncio.Task[bytes]:
         """Starts the request. A Produce is appended now; others wait for the one before."""
@@ -360,9 +376,16 @@ def _address(advertised: str, host: str, port: int) -> tuple[str, int]:
     return advertised.strip("[]") or (socket.getfqdn() if everywhere else host), port
 
 
+def _closed(opened: ExitStack, _: asyncio.Task[bytes]) -> None:
+    opened.close()
+
+
 def _ranges() -> list[Answer]:
     return [{"api_key": api.key, "min_version": api.least, "max_version": api.most} for api in APIS]
 
 
 def _response(request: WireRequest, answer: Answer) -> bytes:
+    usage = USAGE.get()
+    if usage is not None and (wait_s := usage.wait_s()):
+        answer = {**answer, "throttle_time": timedelta(milliseconds=ceil(min(wait_s, THROTTLE_S_MAX) * 1000))}
     return wire.response_bytes(request.api.key, request.version, request.correlation_id, answer)
