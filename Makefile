@@ -4,9 +4,10 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 WAITERS := $(shell expr 2 \* $(JOBS))  # for a lane that mostly waits
+unexport PYTHONDONTWRITEBYTECODE  # without compiled files every process of a lane compiles all of it again
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint unit conformance explore sim integration browser screenshots recording spark docs test-full test-oxia test-cluster bench lock release clean
+.PHONY: help setup demo test lint unit conformance explore sim integration browser full full-spark full-browser interop computing waiting full-computing full-waiting screenshots recording spark docs test-full test-oxia test-cluster bench lock release clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,12 +24,34 @@ $(VENV)/.ready: requirements-dev.lock pyproject.toml
 demo: setup ## start everything, run the scenarios, prove the totals
 	@$(BIN)/lakebed demo
 
-test: setup lint unit conformance sim integration browser spark ## every guarantee, in minutes
+test: setup ## every guarantee, in minutes
+	@$(STREAMS) computing waiting
 
-test-full: setup test-oxia test-cluster ## what is exhaustive: every seed and kill, every page, a Spark cluster, Oxia
+test-full: setup ## what is exhaustive: every seed and kill, every page, a Spark cluster, Oxia
+	@$(STREAMS) full-computing full-waiting
+
+# Two streams of lanes run side by side, so that one computes while the other waits. A lane's output is shown whole when it
+# ends; a lane that fails stops no other, and is named at the end.
+STREAMS = $(MAKE) --no-print-directory --keep-going --jobs=2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
+computing: LANES = lint unit sim spark
+waiting: LANES = integration conformance browser
+full-computing: LANES = full-spark test-cluster interop
+full-waiting: LANES = full test-oxia full-browser
+
+computing waiting full-computing full-waiting: setup
+	@failed=; for lane in $(LANES); do $(MAKE) --no-print-directory $$lane || failed="$$failed $$lane"; done; \
+	test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
+
+full: setup
 	$(BIN)/pytest tests/unit tests/conformance tests/sim tests/integration -m full -n $(JOBS) --dist loadfile
+
+full-spark: setup
 	$(BIN)/pytest tests/spark -m full -n $(JOBS) --dist loadfile
+
+interop: setup
 	$(BIN)/pytest tests/interop -m full
+
+full-browser: setup
 	@! $(BIN)/python tests/support/chromium.py || $(BIN)/pytest tests/browser -m full
 
 lint: setup ## ruff, mypy strict, import layers

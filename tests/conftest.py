@@ -38,6 +38,10 @@ hypothesis.settings.register_profile("lane", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("explore", print_blob=True, deadline=None)
 hypothesis.settings.load_profile("explore" if os.environ.get("LAKEBED_TEST_EXPLORE") else "lane")
 
+# A traceback in a log is plain here. structlog's own default draws every frame with its locals, for 0.3 s.
+plain = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+structlog.configure(processors=[*structlog.get_config()["processors"][:-1], plain])
+
 
 @pytest.fixture(autouse=True)
 def logs_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

@@ -22,7 +22,8 @@ from lakebed.store.connect import connect
 from lakebed.store.protocol import Store
 from support.runtimes import runtime_of
 
-DEADLINE_S = 60.0
+PATIENCE = httpx2.Timeout(60.0, pool=None)
+ONE_REQUEST_EACH = httpx2.Limits(max_connections=8, max_keepalive_connections=0)  # connections, a few at a time
 SECRET = b"the bytes of an object " * 50
 KEY = "folder/private"
 LISTENS = "0A"  # the state of a listening socket in /proc/net/tcp
@@ -45,6 +46,7 @@ class Place:
 
     def __init__(self, weed: Weed) -> None:
         self.weed, self.bucket = weed, weed.endpoints.bucket
+        self.client = httpx2.AsyncClient(timeout=PATIENCE, limits=ONE_REQUEST_EACH)
         self.store: Store = connect(weed.endpoints.store_settings(), runtime_of())
         file = weed.child.log.with_name("identity.json")
         self.ports = msgspec.json.decode(file.read_bytes(), type=WeedIdentity).ports
@@ -72,11 +74,10 @@ class Place:
     async def ask(self, name: str, port: int, method: str, path: str) -> Given | None:
         """None where HTTP is not spoken."""
         head = {"origin": "http://evil.example"}
-        async with httpx2.AsyncClient(timeout=DEADLINE_S) as client:
-            try:
-                got = await client.request(method, f"http://127.0.0.1:{port}{path}", headers=head)
-            except (httpx2.ReadError, httpx2.RemoteProtocolError):
-                return None
+        try:
+            got = await self.client.request(method, f"http://127.0.0.1:{port}{path}", headers=head)
+        except (httpx2.ReadError, httpx2.RemoteProtocolError):
+            return None
         origins = got.headers.get("access-control-allow-origin", "")
         return Given(name, method, path, got.status_code, origins, got.content)
 
@@ -87,7 +88,8 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
     await weed.start()
     made = Place(weed)
     await made.store.create(KEY, SECRET)
-    yield made
+    async with made.client:
+        yield made
     await weed.stop(0.0)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src" / "lakebed"
@@ -23,10 +24,17 @@ def shown(path: Path) -> str:
     return str(path.relative_to(SOURCE))
 
 
+@cache
+def nodes(path: Path) -> list[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Every class and function of a file, read once for all tests."""
+    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, kinds)]
+
+
 def public_classes() -> dict[str, list[str]]:
     found: dict[str, list[str]] = defaultdict(list)
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found[node.name].append(shown(path))
     return found
@@ -54,7 +62,7 @@ def test_no_function_is_long() -> None:
     long = [
         (shown(path), node.name, lines)
         for path in FILES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in nodes(path)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         if (lines := (node.end_lineno or 0) - node.lineno + 1) > FUNCTION_LINES_MAX
     ]
