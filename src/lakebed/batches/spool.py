@@ -294,8 +294,8 @@ class Lander:
             await self._clock.sleep(self._interval_s)
             try:
                 await self.land()
-            except LakebedError as error:
-                log.warning("spooled batches could not be uploaded and are retried", error=error.message)
+            except (LakebedError, OSError) as error:  # a full disk, a damaged file: the next round may succeed
+                log.warning("spooled batches could not be uploaded and are retried", error=str(error))
 
     async def land(self) -> int:
         """Lands everything the spool holds; returns how many. Raises Unavailable, keeping what is not landed.
