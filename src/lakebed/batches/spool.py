@@ -294,8 +294,8 @@ class Lander:
             await self._clock.sleep(self._interval_s)
             try:
                 await self.land()
-            except (LakebedError, OSError) as error:  # a full disk, a damaged file: the next round may succeed
-                log.warning("spooled batches could not be uploaded and are retried", error=str(error))
+            except LakebedError as error:
+                log.warning("spooled batches could not be uploaded and are retried", error=error.message)
 
     async def land(self) -> int:
         """Lands everything the spool holds; returns how many. Raises Unavailable, keeping what is not landed.
@@ -303,6 +303,12 @@ class Lander:
         A batch that cannot be read back from the disk is reported after the others have landed; an error of the bucket
         ends the run at once, because it would meet them all.
         """
+        try:
+            return await self._land()
+        except OSError as error:  # a full disk, a file that cannot be removed: the next run may succeed
+            raise Unavailable(f"the spool cannot be written: {error}") from error
+
+    async def _land(self) -> int:
         if not self._confirmed:  # the process may have started while the bucket was away
             await self._authority.confirm(self._runtime)
             self._confirmed = True

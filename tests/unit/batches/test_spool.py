@@ -450,11 +450,14 @@ async def test_landing_goes_on_after_an_error_of_the_disk(
         failed.set()
         raise OSError(28, "No space left on device")
 
-    async with collector(store, **spool) as (client, _):
+    async with collector(store, **spool) as (client, part):
+        assert part._lander is not None
         with monkeypatch.context() as patch:
             await client.post("/v1/batches", content=frame_of())
             patch.setattr(at, name, fails)
             assert await asyncio.to_thread(failed.wait, 60)
+            with pytest.raises(Unavailable):  # as at the end of the process
+                await part._lander.land()
         await client.post("/v1/batches", content=frame_of(10, 19))
         async with asyncio.timeout(60):
             while len([info async for info in store.list(paths.ACCEPTED)]) < 2:
