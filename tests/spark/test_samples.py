@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -11,7 +12,7 @@ from pyspark.sql import SparkSession
 from lakebed.core.context import Context
 from lakebed.core.feed import Limit
 from lakebed.core.settings import load
-from lakebed.pipeline.bronze.runs import IngestReport
+from lakebed.pipeline.bronze.runs import IngestReport, ObjectQuarantine, QuarantinedObject
 from lakebed.pipeline.bronze.samples import SampleLoader
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
@@ -150,6 +151,25 @@ def test_what_was_set_aside_comes_in_when_it_is_mended(samples: SampleLoader, en
     assert numbers(10) == seqs(samples)
     assert [lost] == [row["key"] for row in samples.quarantine.table.read().collect()]
     assert samples.step(Limit()) is None
+
+
+def test_what_leaves_the_quarantine_takes_nothing_along_that_another_job_put_there(
+    spark: SparkSession, context: Context, bucket: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A retry takes out what it loaded while another job sets a batch aside: that one stays."""
+    ours, theirs = (ObjectQuarantine(spark, context, "quarantine/batches/lake/samples") for _ in range(2))
+    ours.put([QuarantinedObject("a", "bad"), QuarantinedObject("b", "bad")])
+    commit, rivals = ours.table.commit, [QuarantinedObject("c", "bad")]
+
+    def raced(*args: Any, **more: Any) -> Any:
+        if rivals:
+            theirs.put([rivals.pop()])
+        return commit(*args, **more)
+
+    monkeypatch.setattr(ours.table, "commit", raced)
+    ours.remove(["a"])
+
+    assert ["b", "c"] == [piece.key for piece in theirs.pieces()]
 
 
 def test_two_runs_at_once_take_every_batch_once(spark: SparkSession, context: Context, env: BatchesYard) -> None:

@@ -83,8 +83,14 @@ class BatchesFeed:
         # A collector's clock may be ahead: an offset beyond now would pass over what others accept meanwhile.
         until_ns = min(now_ns - self._settle_ns if self._settle_ns >= 0 else FOREVER_NS, self._end_ns - 1)
         last_ns = start["through_ns"]
-        # Notes first: a batch whose note exists now is in the index that is listed next.
-        notes = [(paths.parse_by_time(note.key)[1], note.modified_ms) async for note in self._notes(FOREVER_NS)]
+        # Notes first: a batch whose note exists now is in the index that is listed next. The youngest settle too: one
+        # that is stored later may have the same time, which has the store's resolution, and would be passed over.
+        settled_ms = (now_ns - self._settle_ns) // 1_000_000 if self._settle_ns >= 0 else FOREVER_NS
+        notes = [
+            (paths.parse_by_time(note.key)[1], note.modified_ms)
+            async for note in self._notes(FOREVER_NS)
+            if note.modified_ms <= settled_ms
+        ]
         if self._settle_ns < 0 and not limit:
             last_ns = max(last_ns, until_ns)  # a single read lists once
         elif until_ns > last_ns:

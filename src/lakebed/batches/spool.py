@@ -303,6 +303,12 @@ class Lander:
         A batch that cannot be read back from the disk is reported after the others have landed; an error of the bucket
         ends the run at once, because it would meet them all.
         """
+        try:
+            return await self._land()
+        except OSError as error:  # a full disk, a file that cannot be removed: the next run may succeed
+            raise Unavailable(f"the spool cannot be written: {error}") from error
+
+    async def _land(self) -> int:
         if not self._confirmed:  # the process may have started while the bucket was away
             await self._authority.confirm(self._runtime)
             self._confirmed = True

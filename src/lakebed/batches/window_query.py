@@ -16,12 +16,12 @@ from lakebed.batches import paths
 from lakebed.batches.matchers import Selector, query_labels
 from lakebed.batches.model import Batch, Kind
 from lakebed.batches.sources import ReadResult, SampleSources, several
-from lakebed.core.errors import Invalid, NotFound
+from lakebed.core.errors import Corrupt, Invalid, NotFound
 from lakebed.core.feed import ahead
 from lakebed.rollups.codec.chunk import decode_rollup, rows_in
 from lakebed.rollups.codec.statistics import check_quantiles, quantile
 from lakebed.rollups.codec.windows import SECOND_NS, WindowRows, joined, merged, row_keys, rows_of
-from lakebed.rollups.paths import chunk_folder, sequence_of_chunk
+from lakebed.rollups.paths import chunk_folder
 from lakebed.rollups.reader import CoverageSnapshot
 from lakebed.store.runtime import StoreRuntime
 
@@ -138,9 +138,13 @@ class RollupQuerier:
             gathered.rollup(table)  # not inside the try: Invalid means there that the query is over its limits
 
         async def listed(folder: str) -> list[str]:
-            found = [key async for key in self._sources.coverage.chunks(covered, folder)]
-            through = folders[folder]
-            return [key for key in found if not through or sequence_of_chunk(key) == through]
+            if not (through := folders[folder]):
+                return [key async for key in self._sources.coverage.chunks(covered, folder)]
+            try:
+                return await self._sources.coverage.merged_chunks(folder, through)
+            except Corrupt:
+                reading.damaged_chunks += 1
+                return []
 
         keys: list[str] = []
         async for some in ahead(list(folders), listed):

@@ -104,7 +104,7 @@ def claim(
     ours = [location for location, claim in consumer.claims.items() if claim.collector == rules.collector]
     if not rules.parallel:
         late = {consumer.claims.get(one.location, _SEED_CLAIM).collector for one in taken if one.takeover}
-        consumer = _unclaim(consumer, {place for place, claim in consumer.claims.items() if claim.collector in late})
+        consumer = _give_back(consumer, {place for place, claim in consumer.claims.items() if claim.collector in late})
     after = replace(
         consumer,
         claimed=consumer.claimed | dict.fromkeys([*ours, *[one.location for one in taken]], now_ms),
@@ -167,7 +167,7 @@ def reject(
     after = replace(consumer, troubles=consumer.troubles | {claimed.location: trouble})
     if bury:
         return after, trouble
-    return _unclaim(after, {claimed.location, *_ours(consumer, rules.also)}), trouble
+    return _give_back(after, {claimed.location, *_ours(consumer, rules.also)}), trouble
 
 
 def abandoned(consumer: ConsumerManifest, producer: ProducerManifest) -> list[str]:
@@ -198,7 +198,7 @@ def release(consumer: ConsumerManifest, held: Mapping[str, int]) -> tuple[Consum
     ours = _ours(consumer, held)
     if not ours:
         return consumer, None
-    return _unclaim(consumer, ours), None
+    return _give_back(consumer, ours), None
 
 
 def trim(consumer: ConsumerManifest, locations: Iterable[str], cleanups: int) -> tuple[ConsumerManifest, None]:
@@ -281,6 +281,13 @@ def _demand(consumer: ConsumerManifest, claimed: Claimed) -> None:
 def _finish(consumer: ConsumerManifest, location: str, done: DoneBatch) -> ConsumerManifest:
     after = _unclaim(consumer, {location})
     return replace(after, done=(*after.done, location), finished=after.finished | {location: done})
+
+
+def _give_back(consumer: ConsumerManifest, locations: Collection[str]) -> ConsumerManifest:
+    """Lets others claim these. The claim of a batch that is being buried stays until it is stale: the batch may have
+    been split and no longer be pending, and then only its claim shows the sweeper that it is to be closed."""
+    buried = {location for location in locations if (one := consumer.troubles.get(location)) is not None and one.bury}
+    return _unclaim(consumer, set(locations) - buried)
 
 
 def _unclaim(consumer: ConsumerManifest, locations: Collection[str]) -> ConsumerManifest:

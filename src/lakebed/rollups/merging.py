@@ -15,15 +15,17 @@ from typing import Any
 
 import numpy as np
 
+from lakebed.batches.model import write_record
 from lakebed.batches.paths import HOUR_NS, day_ns
-from lakebed.core.errors import AlreadyExists, Invalid, NotFound
+from lakebed.core.errors import AlreadyExists, Corrupt, Invalid, NotFound
 from lakebed.core.feed import ahead
 from lakebed.core.logs import logger
 from lakebed.rollups import paths
 from lakebed.rollups.aggregate import CHUNK_ROWS_MAX
 from lakebed.rollups.codec.chunk import decode_rollup, encode_rollup, rows_in, table_of
 from lakebed.rollups.codec.windows import SECOND_NS, merged, row_keys
-from lakebed.rollups.model import MergedSpans, RollupState
+from lakebed.rollups.model import MergedChunks, MergedSpans, RollupState
+from lakebed.store.model import read_record
 from lakebed.store.register import Register
 from lakebed.store.runtime import StoreRuntime
 
@@ -59,18 +61,24 @@ class ChunkMerger:
         if gone & (await self.spans.read()).value.through.keys():
             await self.spans.change(lambda at: (at.without(gone), None), epoch=epoch)
 
+    async def release_before(self, end_ns: int, epoch: int) -> None:
+        """Takes out the spans that end up to then: their chunks are about to be removed."""
+        gone = {span for span in (await self.spans.read()).value.through if _span_ends_ns(span) <= end_ns}
+        if gone:
+            await self.spans.change(lambda at: (at.without(gone), None), epoch=epoch)
+
     async def merge(self, state: RollupState, epoch: int) -> int:
         """Merges days and months before what is settled; returns how many spans."""
         held = (await self.spans.read()).value
         days = [day for day in await self._days() if _ends_ns(day) <= state.settled_ns]
         done = 0
         for day in days:
-            if done < SPANS_PER_RUN and day not in held.through:
+            if done < SPANS_PER_RUN and day not in held.usable:
                 done += await self._day(day, state, epoch)
         held = (await self.spans.read()).value
         for month in sorted({month_of(day) for day in days}):
             mine = [day for day in days if month_of(day) == month]
-            ready = month not in held.through and all(day in held.through for day in mine)
+            ready = month not in held.usable and all(day in held.usable for day in mine)
             if ready and done < SPANS_PER_RUN and _month_ends_ns(month) <= state.settled_ns:
                 done += await self._month(month, mine, held, epoch)
         return done
@@ -88,7 +96,11 @@ class ChunkMerger:
                         folders.setdefault(info.key.split("/")[5], []).append(info.key)
                 except Invalid:
                     continue  # not ours
-            made = made and await self._all(window_s, day, folders, state.committed)
+            try:
+                made = made and await self._all(window_s, day, folders, state.committed)
+            except (Invalid, NotFound) as error:
+                log.warning("chunks are not merged: one cannot be read", span=day, error=error.message)
+                return 0
         if made:
             await self.spans.change(lambda at: (at.with_span(day, state.committed), None), epoch=epoch)
         return int(made)
@@ -97,30 +109,48 @@ class ChunkMerger:
         through, made = max(held.through[day] for day in days), True
         for window_s in self._windows_s:
             folders: dict[str, list[str]] = {}
-            for day in days:
-                async for info in self._store.list(paths.merged_folder(window_s, day)):
-                    if paths.sequence_of_chunk(info.key) == held.through[day]:
-                        folders.setdefault(info.key.split("/")[4], []).append(info.key)
-            made = made and await self._all(window_s, month, folders, through)
+            try:
+                for day in days:
+                    for metric, keys in (await self._merged(window_s, day, held.through[day])).items():
+                        folders.setdefault(metric, []).extend(keys)
+                made = made and await self._all(window_s, month, folders, through)
+            except (Invalid, NotFound, Corrupt) as error:  # merged again, from chunks that are still there
+                log.warning("days are merged again: a chunk cannot be read", span=month, error=error.message)
+                await self.spans.change(lambda at: (at.without(set(days)), None), epoch=epoch)
+                return 0
         if made:
             await self.spans.change(lambda at: (at.with_span(month, through), None), epoch=epoch)
         return int(made)
 
+    async def _merged(self, window_s: int, span: str, through: int) -> dict[str, list[str]]:
+        """The merged chunks of a span by metric, as its list says."""
+        folder = paths.merged_folder(window_s, span)
+        found = read_record(await self._store.get(paths.merged_list_key(folder, through)), MergedChunks)
+        return {metric: found.keys(folder, through, metric) for metric in found.chunks}
+
     async def _all(self, window_s: int, span: str, folders: dict[str, list[str]], through: int) -> bool:
-        """Merges each metric's chunks; False when one cannot be read: then the span stays as it is."""
+        """Merges each metric's chunks and lists them; False when another version of this code did, otherwise.
+
+        Raises Invalid or NotFound when a chunk cannot be read.
+        """
+        folder, listed = paths.merged_folder(window_s, span), dict[str, tuple[str, int]]()
         for metric, keys in sorted(folders.items()):
-            try:
-                tables = [table async for table in ahead(sorted(keys), self._read)]
-            except (Invalid, NotFound) as error:
-                log.warning("chunks are not merged: one cannot be read", span=span, metric=metric, error=error.message)
-                return False
+            tables = [table async for table in ahead(sorted(keys), self._read)]
             digest = hashlib.sha256("\n".join(sorted(keys)).encode()).hexdigest()[:32]
-            for part, data in enumerate(merged_chunks(tables, window_s)):
-                key = f"{paths.merged_folder(window_s, span)}{metric}/{through:0{paths.GENERATION_DIGITS}d}-{digest}"
-                try:
-                    await self._store.create(f"{key}-{part:03d}.lmrollup.zst", data)
-                except AlreadyExists:
-                    return False  # made by another version of this code
+            made = merged_chunks(tables, window_s)
+            listed[metric] = (digest, len(made))
+            for part, data in enumerate(made):
+                if not await self._create(paths.merged_key(folder, metric, through, digest, part), data):
+                    return False
+        record = write_record(MergedChunks("lightmetrics.rollup_merged.v1", listed))
+        return await self._create(paths.merged_list_key(folder, through), record)
+
+    async def _create(self, key: str, data: bytes) -> bool:
+        """False when other bytes are there: made by another version of this code, or of chunks that are lost now."""
+        try:
+            await self._store.create(key, data)
+        except AlreadyExists:
+            return False
         return True
 
     async def _read(self, key: str) -> Any:
@@ -155,6 +185,10 @@ def _ends_ns(day: str) -> int:
         return day_ns(day) + 24 * HOUR_NS
     except Invalid:
         return 2**63 - 1  # not ours
+
+
+def _span_ends_ns(span: str) -> int:
+    return _month_ends_ns(span) if span.startswith("month=") else _ends_ns(span)
 
 
 def _month_ends_ns(month: str) -> int:

@@ -93,15 +93,39 @@ class RollupState(msgspec.Struct, frozen=True):
 
 
 class MergedSpans(msgspec.Struct, frozen=True):
-    """Days and months whose chunks are merged, and through which generation."""
+    """Days and months whose chunks are merged, and through which generation.
+
+    Those in `listed` have a list of their chunks, and are used. One that an earlier version merged is merged again.
+    """
 
     through: dict[str, int] = {}
+    listed: tuple[str, ...] = ()
+
+    @property
+    def usable(self) -> dict[str, int]:
+        return {span: self.through[span] for span in self.listed if span in self.through}
 
     def with_span(self, span: str, sequence: int) -> MergedSpans:
-        return MergedSpans(self.through | {span: sequence})
+        rest = self.without({span})
+        return MergedSpans(rest.through | {span: sequence}, (*rest.listed, span))
 
     def without(self, spans: set[str]) -> MergedSpans:
-        return MergedSpans({span: number for span, number in self.through.items() if span not in spans})
+        return MergedSpans(
+            {span: number for span, number in self.through.items() if span not in spans},
+            tuple(span for span in self.listed if span not in spans),
+        )
+
+
+class MergedChunks(msgspec.Struct, frozen=True):
+    """Every merged chunk of a window and span: the metric's folder → the digest and the number of its chunks."""
+
+    schema: Literal["lightmetrics.rollup_merged.v1"]
+    chunks: dict[str, tuple[str, int]]
+
+    def keys(self, folder: str, through: int, metric: str) -> list[str]:
+        """The chunks of one metric; `folder` is that of the window and span."""
+        digest, parts = self.chunks.get(metric, ("", 0))
+        return [paths.merged_key(folder, metric, through, digest, part) for part in range(parts)]
 
 
 class RollupPlan(msgspec.Struct, frozen=True):

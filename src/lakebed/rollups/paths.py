@@ -42,6 +42,15 @@ def merged_folder(window_s: int, span: str) -> str:
     return f"{ROLLUP_MERGED}window={window_s}s/{span}/"
 
 
+def merged_key(folder: str, metric: str, through: int, digest: str, part: int) -> str:
+    return f"{folder}{metric}/{through:0{GENERATION_DIGITS}d}-{digest}-{part:03d}.lmrollup.zst"
+
+
+def merged_list_key(folder: str, through: int) -> str:
+    """The list of all merged chunks of a window and span, made through this generation."""
+    return f"{folder}{through:0{GENERATION_DIGITS}d}.json"
+
+
 def chunk_folder(window_s: int, hour: str, metric: str, spans: dict[str, int]) -> tuple[str, int]:
     """Where the chunks of an hour are read: merged in its month or day, with the generation, or in its own folder."""
     folder = rollup_folder(window_s, hour, metric)

@@ -18,7 +18,7 @@ from lakebed.core.errors import Corrupt, Invalid, NotFound
 from lakebed.rollups import paths
 from lakebed.rollups.codec.chunk import decode_index
 from lakebed.rollups.late_samples import late_batches
-from lakebed.rollups.model import Generation, MergedSpans, RollupManifest, RollupState
+from lakebed.rollups.model import Generation, MergedChunks, MergedSpans, RollupManifest, RollupState
 from lakebed.store.model import read_record
 from lakebed.store.protocol import Store
 
@@ -48,7 +48,7 @@ class RollupCoverage:
     async def merged_spans(self) -> dict[str, int]:
         """Days and months whose chunks are merged, as stored now, with the generation through which they are."""
         try:
-            return read_record(await self._store.get(paths.ROLLER_MERGED), MergedSpans).through
+            return read_record(await self._store.get(paths.ROLLER_MERGED), MergedSpans).usable
         except NotFound:
             return {}
 
@@ -101,6 +101,17 @@ class RollupCoverage:
                 continue  # not ours
             if covered.state.counts(sequence):
                 yield info.key
+
+    async def merged_chunks(self, folder: str, through: int) -> list[str]:
+        """Keys of the merged chunks of a metric's folder, by the list of their span: one that the store has lost is
+        missed where it is read. Raises Corrupt when the list cannot be read."""
+        span, _, metric = folder.rstrip("/").rpartition("/")
+        key = paths.merged_list_key(f"{span}/", through)
+        try:
+            found: MergedChunks = await self._cached(key, lambda data: msgspec.json.decode(data, type=MergedChunks))
+        except (NotFound, msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Corrupt(f"the list of merged chunks {key!r} cannot be read: {error}", key=key) from error
+        return found.keys(f"{span}/", through, metric)
 
     async def index_chunk(self, key: str) -> tuple[Any, Any]:
         """(batches, series) of an index chunk. Raises Invalid for a damaged one."""

@@ -322,7 +322,9 @@ class Roller:
         swept = await self._sweeper.sweep(state)
         report.swept = swept.notes + swept.chunks
         if self._retain_s:
-            report.swept += await self._sweeper.sweep_before(self._clock.now_ns() - round(self._retain_s * 1e9))
+            end_ns = self._clock.now_ns() - round(self._retain_s * 1e9)
+            await self._merger.release_before(end_ns, epoch)
+            report.swept += await self._sweeper.sweep_before(end_ns)
         if swept.noted(state) != state:
             await self._change(swept.noted, epoch)
 

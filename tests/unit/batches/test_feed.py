@@ -205,3 +205,22 @@ async def test_a_step_lists_what_came_since_the_last_one_not_the_hour(manual_clo
 
     assert START_NS + 299 * 1_000_000_000 == reached["through_ns"]
     assert 10 == len(listed)
+
+
+async def test_a_note_of_the_same_instant_as_the_last_one_is_not_passed_over(env: Env) -> None:
+    """A store's times have a resolution: a note that is stored after a look, with the time of one that was seen."""
+    feed = env.feed(settle_s=10.0)
+    await env.accept(9, env.clock.now_ns())
+    await env.clock.advance(60)
+    at = await feed.reach(await feed.begin(), Limit())
+    given_late: list[str] = []
+    wanted = [await env.accept(1, START_NS - HOUR_NS, noted=True)]
+    for number in (2, None):
+        end = await feed.reach(at, Limit())
+        given_late += [piece.key for piece in await feed.slices(at, end, FeedFilter())]
+        at = end
+        if number is not None:
+            wanted.append(await env.accept(number, START_NS - number, noted=True))
+            await env.clock.advance(60)
+
+    assert sorted(wanted) == sorted(given_late)

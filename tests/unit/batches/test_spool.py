@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lakebed.batches import paths
+from lakebed.batches.landed import LandedBatches
 from lakebed.batches.model import AcceptedBatch
 from lakebed.batches.segments import HEAD, SpoolSegments, pack, records
 from lakebed.batches.spool import Spool
@@ -432,3 +433,32 @@ async def test_a_spool_lands_only_in_the_bucket_it_has_landed_in_before(store: S
     async with collector(store, **spooling(tmp_path)) as (_, part):
         assert part._lander is not None
         assert 1 == await part._lander.land()
+
+
+@pytest.mark.parametrize("where", ["_sync", "_sweep", "_seal"])
+async def test_landing_goes_on_after_an_error_of_the_disk(
+    store: Switched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """A full disk, a file that cannot be removed: the round fails, and the next one lands what waits."""
+    store.down = False
+    spool = spooling(tmp_path) | {"object_landing_interval_ms": 1}
+    failing = {"_sync": (LandedBatches, "sync"), "_sweep": (SpoolSegments, "remove"), "_seal": (SpoolSegments, "seal")}
+    at, name = failing[where]
+    failed = threading.Event()
+
+    def fails(*_: object) -> None:
+        failed.set()
+        raise OSError(28, "No space left on device")
+
+    async with collector(store, **spool) as (client, part):
+        assert part._lander is not None
+        with monkeypatch.context() as patch:
+            await client.post("/v1/batches", content=frame_of())
+            patch.setattr(at, name, fails)
+            assert await asyncio.to_thread(failed.wait, 60)
+            with pytest.raises(Unavailable):  # as at the end of the process
+                await part._lander.land()
+        await client.post("/v1/batches", content=frame_of(10, 19))
+        async with asyncio.timeout(60):
+            while len([info async for info in store.list(paths.ACCEPTED)]) < 2:
+                await asyncio.sleep(0)

@@ -166,6 +166,41 @@ async def test_a_collector_that_dies_after_the_split_leaves_nothing_behind(
     assert await letters(other) == []
 
 
+@pytest.mark.parametrize("end", ["taken over", "closed"])
+async def test_a_split_batch_whose_claim_is_given_back_leaves_no_row_behind(
+    open_queue: Open, manual_clock: ManualClock, end: str
+) -> None:
+    """Its collector dies or closes after the split, with an earlier batch unfinished: another collector takes that one
+    over, with all claims of the first, and the clean-up still closes the one that was split."""
+    queue = open_queue(rejections_max=1)
+    await put(queue, b"first")
+    await put(queue, b"a", b"b")
+    dying = queue.collector()
+    batches = [await dying.next_batch() for _ in range(2)]
+    assert batches[1] is not None
+
+    async def die(claimed: Any) -> int:
+        raise Unavailable("the process is gone")
+
+    dying._consumer.ack = die  # type: ignore[method-assign]
+    with pytest.raises(Unavailable):
+        await dying.reject(batches[1], "bad")
+    if end == "closed":
+        await dying.close()
+    else:
+        dying._heart.cancel()  # type: ignore[union-attr]
+    await manual_clock.advance(31.0)
+    other = open_queue()
+    heir = other.collector()
+
+    assert [b"first", b"a", b"b"] == await consume(heir)
+    await heir.close()
+    await other.sweeper.sweep_done()
+
+    left = await other.consumer.read()
+    assert ({}, {}, ()) == (left.troubles, left.claimed, left.done)
+
+
 async def test_an_outdated_view_does_not_bring_back_what_was_split(open_queue: Open) -> None:
     """A collector that read the manifest before the split is not given the batch after its clean-up."""
     queue, late = open_queue(rejections_max=1), open_queue().collector()

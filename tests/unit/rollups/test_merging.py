@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from lakebed.batches.model import Kind, Sample
 from lakebed.core.clock import ManualClock
 from lakebed.rollups import paths
@@ -13,6 +15,7 @@ from support.rollup_fixtures import accept, ask, by_hand, frame, make_roller, sh
 S = 10**9
 HOUR_NS, DAY_NS = 3600 * S, 86_400 * S
 BEGIN_NS = 1_759_276_800 * S  # 2025-10-01
+LAST_NS = BEGIN_NS + 29 * DAY_NS  # the day before the last of that month
 
 
 def samples(begin_ns: int, count: int, step_s: int) -> list[Sample]:
@@ -22,12 +25,14 @@ def samples(begin_ns: int, count: int, step_s: int) -> list[Sample]:
     ]
 
 
-async def filled(store: MemoryStore, clock: ManualClock, days: int) -> list[tuple[str, Sample]]:
+async def filled(
+    store: MemoryStore, clock: ManualClock, days: int, first_ns: int = BEGIN_NS
+) -> list[tuple[str, Sample]]:
     """Days with two batches each, rolled up twice a day."""
     reported: list[tuple[str, Sample]] = []
     for day in range(days):
         for half in range(2):
-            begin_ns = BEGIN_NS + day * DAY_NS + half * 12 * HOUR_NS
+            begin_ns = first_ns + day * DAY_NS + half * 12 * HOUR_NS
             some = samples(begin_ns, 24, 1800)
             reported += [("a", sample) for sample in some]
             await clock.advance((begin_ns + 12 * HOUR_NS - clock.now_ns()) / S)
@@ -113,3 +118,67 @@ async def test_a_day_with_a_damaged_chunk_is_not_merged() -> None:
 
     assert 0 == report.merged
     assert {} == (await make_roller(store, clock)._merger.spans.read()).value.through
+
+
+@pytest.mark.parametrize("lost", ["chunk", "list"])
+@pytest.mark.parametrize("span", ["date=2025-10-30", "month=2025-10"])
+async def test_a_merged_chunk_that_the_store_loses_is_missed(lost: str, span: str) -> None:
+    """The register lists the day or month: an answer without its samples is partial, for every metric of it."""
+    clock = ManualClock(LAST_NS)
+    store = MemoryStore(clock=clock)
+    await filled(store, clock, 1 if span.startswith("date") else 3, LAST_NS)
+    await clock.advance(3600)
+    await make_roller(store, clock).run()
+    assert span in (await make_roller(store, clock)._merger.spans.read()).value.through
+    whole = (LAST_NS, LAST_NS + DAY_NS)
+    before = await ask(store, clock, "cpu", 3600, *whole)
+    gone = [
+        info.key
+        async for info in store.list(paths.ROLLUP_MERGED)
+        if f"/{span}/" in info.key and info.key.endswith(".zst" if lost == "chunk" else ".json")
+    ]
+    for key in gone:
+        await store.delete(key)
+
+    after = await ask(store, clock, "cpu", 3600, *whole)
+
+    damage = [["chunks cannot be read" in why for why in each.why_partial] for each in (before, after)]
+    assert ([False], [False, True]) == (damage[0], damage[1])
+    assert gone
+
+
+async def test_days_whose_merged_chunks_are_lost_are_merged_again_for_their_month() -> None:
+    """A month is not made of less than its days, and what is lost of a copy comes back from the chunks themselves."""
+    clock = ManualClock(LAST_NS)
+    store = MemoryStore(clock=clock)
+    reported = await filled(store, clock, 2, LAST_NS)
+    register = make_roller(store, clock)._merger.spans
+    assert {"date=2025-10-30"} == set((await register.read()).value.usable)
+    for info in [info async for info in store.list(paths.ROLLUP_MERGED)]:
+        await store.delete(info.key)
+    for _ in range(3):
+        await clock.advance(86_400)
+        await make_roller(store, clock).run()
+
+    answer = await ask(store, clock, "cpu", 3600, LAST_NS, LAST_NS + 2 * DAY_NS)
+
+    assert "month=2025-10" in (await register.read()).value.usable
+    assert by_hand(reported, "cpu", 3600) == shown(answer)
+
+
+async def test_spans_that_retention_removes_leave_the_register() -> None:
+    """What is removed on purpose is not reported as damage, and the register does not grow for ever."""
+    clock = ManualClock(BEGIN_NS)
+    store = MemoryStore(clock=clock)
+    await filled(store, clock, 3)
+    await clock.advance(3600)
+    await make_roller(store, clock).run()
+    register = make_roller(store, clock)._merger.spans
+    held = set((await register.read()).value.through)
+    await clock.advance(30 * 86_400)
+
+    await make_roller(store, clock, retain_s=10 * 86_400).run()
+
+    answer = await ask(store, clock, "cpu", 3600, BEGIN_NS, BEGIN_NS + DAY_NS)
+    assert ("date=2025-10-01" in held, MergedSpans()) == (True, (await register.read()).value)
+    assert [False] == ["cannot be read" in why for why in answer.why_partial]

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from lakebed.core.context import Context
 from lakebed.core.feed import FeedSlice
 from lakebed.delta.model import TableSpec
+from lakebed.delta.predicate import VALUES_MAX, Comparison, Predicate
 from lakebed.pipeline.tables.table import Table
 from lakebed.spark.location import Location
 from lakebed.spark.session import parallelism
@@ -100,6 +101,6 @@ class ObjectQuarantine:
 
     def remove(self, keys: Sequence[str]) -> None:
         """Takes objects out of the quarantine. Idempotent."""
-        if keys:
-            rows = self.table.read()
-            self.table.replace(rows.filter(~rows.key.isin(list(keys))))
+        for at in range(0, len(keys), VALUES_MAX):
+            # Not a replace of what was read: that would take out what another job has put there meanwhile.
+            self.table.delete(Predicate((Comparison("key", "in", tuple(keys[at : at + VALUES_MAX])),)))
