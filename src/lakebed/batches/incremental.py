@@ -21,9 +21,9 @@ import msgspec
 from lakebed.batches import paths, seq_ranges
 from lakebed.batches.reconciler import Reconciler, ReconcileReport
 from lakebed.batches.seq_ranges import SeqRanges
-from lakebed.core.errors import Invalid, LakebedError
+from lakebed.core.errors import Invalid
 from lakebed.core.feed import ahead
-from lakebed.core.logs import logger
+from lakebed.core.runs import ActiveRun, RunLog
 from lakebed.core.traces import traced
 from lakebed.store.lease import HeldByAnother, HeldLease, Lease
 from lakebed.store.model import ObjectInfo
@@ -38,8 +38,7 @@ QUIET_SHARE = 4  # a boot that was quiet for t is listed again after t / 4
 QUIET_MAX_NS = 24 * paths.HOUR_NS
 CLOSED_NS = 30 * 24 * paths.HOUR_NS
 LEASE_S = 120.0
-
-log = logger("batches")
+SCAN = "reconciler scan"  # as a run
 
 
 class BootMark(msgspec.Struct, frozen=True, array_like=True):
@@ -117,15 +116,13 @@ class IncrementalScan:
         self._oldest_ns = min(each or self._began_ns for each in through)
         return report
 
-    async def run(self) -> None:
+    async def run(self, runs: RunLog) -> None:
         """Scans until cancelled. A failed pass is counted and tried again."""
-        while True:
-            try:
-                await self.scan(force=False)
-            except LakebedError as error:
-                self._errors.inc()
-                log.warning("reconciliation failed and is retried", error=error.message)
-            await self._clock.sleep(self._interval_ns / 1e9)
+
+        async def work(run: ActiveRun) -> None:
+            (await self.scan(force=False)).report_to(run)
+
+        await runs.forever(SCAN, "batches", work, every_s=self._interval_ns / 1e9, after=self._errors.inc)
 
     async def _agents(self) -> dict[int, list[str]]:
         found: dict[int, list[str]] = {}

@@ -23,6 +23,7 @@ from lakebed.batches.reader import RawBatches, read_frame, verified
 from lakebed.core.errors import AlreadyExists, Corrupt, Invalid, NotFound
 from lakebed.core.feed import ahead
 from lakebed.core.logs import logger
+from lakebed.core.runs import ActiveRun
 from lakebed.core.traces import traced
 from lakebed.store.model import ObjectInfo, read_record
 from lakebed.store.protocol import exists
@@ -58,6 +59,12 @@ class ReconcileReport(msgspec.Struct):
     def add(self, repair: str, count: int = 1) -> None:
         if count:
             self.repaired = self.repaired | {repair: self.repaired.get(repair, 0) + count}
+
+    def report_to(self, run: ActiveRun) -> None:
+        """Reports it as the result of a run."""
+        run.rows_in, run.rows_out = self.checked, sum(self.repaired.values())
+        run.reason = ", ".join(f"{count} {repair.replace('_', ' ')}" for repair, count in self.repaired.items())
+        run.idle = not self.checked and not self.repaired
 
 
 Refresh = Callable[[AcceptedBatch, Batch], object]

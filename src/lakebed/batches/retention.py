@@ -23,9 +23,10 @@ from lakebed.batches.index import AcceptedIndex
 from lakebed.batches.model import AcceptedByTime, RetentionState, SettledBoot, write_record
 from lakebed.batches.packer import accepted_at, read_table
 from lakebed.batches.settled import WAIT_S, settled_register, state_register
-from lakebed.core.errors import Corrupt, LakebedError, NotFound
+from lakebed.core.errors import Corrupt, NotFound
 from lakebed.core.feed import ahead
 from lakebed.core.logs import logger
+from lakebed.core.runs import ActiveRun
 from lakebed.core.traces import traced
 from lakebed.rollups.paths import work_key
 from lakebed.store.lease import HeldByAnother, Lease
@@ -84,17 +85,16 @@ class BatchRetention:
             await self._store.create(key, write_record(report))
         return report
 
-    async def forever(self, interval_s: float) -> None:
-        while True:
-            try:
-                report = await self.run()
-                if report.removed_batches:
-                    log.info("removed old batches", batches=report.removed_batches, hours=report.removed_hours)
-            except HeldByAnother:
-                pass
-            except LakebedError as error:
-                log.warning("retention failed and is retried", error=error.message)
-            await self._clock.sleep(interval_s)
+    async def work(self, run: ActiveRun) -> None:
+        """One pass, as a run; none where another process is at it."""
+        try:
+            report = await self.run()
+        except HeldByAnother:
+            run.idle = True
+            return
+        run.rows_out, run.idle = report.removed_batches, not report.removed_batches
+        if report.removed_batches:
+            log.info("removed old batches", batches=report.removed_batches, hours=report.removed_hours)
 
     async def _pass(self, report: RetentionReport, epoch: int | None) -> None:
         state = (await self.state.read()).value

@@ -28,7 +28,8 @@ def reconcile(
     output: Output = "json",
 ) -> None:
     """Repair what is derived from accepted batches: of those not checked before, or everything with --cold."""
-    from lakebed.batches.workers import findings_repairer, incremental_scan, reconciler
+    from lakebed.batches.incremental import SCAN
+    from lakebed.batches.workers import KINDS, findings_repairer, incremental_scan, reconciler
 
     context = where.context("reconcile")
     role = reconciler(context)
@@ -41,8 +42,14 @@ def reconcile(
     }
 
     async def work() -> Any:
-        async with as_operator(context, "batches.reconcile", {"from": kind}) as trail_entry:
+        async with (
+            as_operator(context, "batches.reconcile", {"from": kind}) as trail_entry,
+            context.run_log("batches").record(KINDS.get(kind, SCAN), "batches") as run,
+        ):
             report = await ways[kind]()
+            if report is not None:
+                report.report_to(run)
+            run.idle = report is None
             trail_entry.detail = f"{sum(report.repaired.values())} repaired" if report else "nothing to repair"
             return report
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -15,14 +16,16 @@ from lakebed.batches.retention import BatchRetention
 from lakebed.batches.settings import BatchesSettings, ReconcilerSettings
 from lakebed.batches.sweeper import BlobSweeper
 from lakebed.core.context import Context, Worker
-from lakebed.core.errors import LakebedError
 from lakebed.core.logs import logger
+from lakebed.core.runs import ActiveRun, RunLog, Work
 from lakebed.filer.client import FilerClient
 from lakebed.filer.settings import FilerSettings
 from lakebed.store.connect import connect
 from lakebed.store.protocol import Store
 from lakebed.store.settings import StoreSettings
 
+COLD, FINDINGS, GC, RETENTION = "reconciler audit", "repair of findings", "garbage collection", "batch retention"
+KINDS = {"cold": COLD, "findings": FINDINGS}  # of the ways of `lakebed batches reconcile`; the others are scans
 RETENTION_INTERVAL_S = 1800.0  # an hour is removed two passes after its record: collectors must read that first
 
 log = logger("batches")
@@ -74,12 +77,10 @@ def sweeper_store(context: Context) -> Store:
 
 def workers(context: Context) -> Sequence[Worker]:
     settings = context.settings.of(ReconcilerSettings)
-    role = reconciler(context)
+    role, runs = reconciler(context), context.run_log("batches")
     made = [
-        Worker("batches-reconciler", incremental_scan(context, role).run),
-        Worker(
-            "batches-findings", lambda: _repair_forever(context, findings_repairer(context, role), settings.interval_s)
-        ),
+        Worker("batches-reconciler", lambda: incremental_scan(context, role).run(runs)),
+        Worker("batches-findings", lambda: _repair_forever(runs, findings_repairer(context, role), settings)),
     ]
     if (filer := context.settings.of(FilerSettings)).configured:
         made.append(Worker("batches-events", event_follower(context, role, filer).run))
@@ -87,12 +88,18 @@ def workers(context: Context) -> Sequence[Worker]:
         queue = SqsNotifications(context.settings.of(StoreSettings), settings.events_queue_url)
         made.append(Worker("batches-notifications", NotificationFollower(context.clock, queue, role).run))
     if settings.audit_interval_s:
-        made.append(Worker("batches-audit", lambda: _audit_forever(context, role, settings.audit_interval_s)))
+        made.append(_periodic(runs, "batches-audit", COLD, lambda: partial(audited, role), settings.audit_interval_s))
     if context.settings.of(BatchesSettings).retention_days:
-        made.append(Worker("batches-retention", lambda: retention(context).forever(RETENTION_INTERVAL_S)))
+        made.append(
+            _periodic(runs, "batches-retention", RETENTION, lambda: retention(context).work, RETENTION_INTERVAL_S)
+        )
     if settings.gc_interval_s:
-        made.append(Worker("batches-gc", lambda: _sweep_forever(context, settings.gc_interval_s)))
+        made.append(_periodic(runs, "batches-gc", GC, lambda: partial(swept, sweeper(context)), settings.gc_interval_s))
     return made
+
+
+def _periodic(runs: RunLog, name: str, kind: str, work: Callable[[], Work], every_s: float) -> Worker:
+    return Worker(name, lambda: runs.forever(kind, "batches", work(), every_s=every_s))
 
 
 def event_follower(context: Context, role: Reconciler, filer: FilerSettings) -> EventFollower:
@@ -103,32 +110,27 @@ def event_follower(context: Context, role: Reconciler, filer: FilerSettings) -> 
     return EventFollower(context, client, root, role)
 
 
-async def _repair_forever(context: Context, role: FindingsRepairer, interval_s: float) -> None:
-    while True:
-        await context.clock.sleep(interval_s)
-        try:
-            if (report := await role.repair()) is not None:
-                log.info("repaired the findings of an audit", checked=report.checked, repaired=report.repaired)
-        except LakebedError as error:
-            log.warning("repair of audit findings failed and is retried", error=error.message)
+async def _repair_forever(runs: RunLog, role: FindingsRepairer, settings: ReconcilerSettings) -> None:
+    async def work(run: ActiveRun) -> None:
+        report = await role.repair()
+        if report is None:
+            run.idle = True
+            return
+        report.report_to(run)
+        log.info("repaired the findings of an audit", checked=report.checked, repaired=report.repaired)
+
+    await runs.forever(FINDINGS, "batches", work, every_s=settings.interval_s)
 
 
-async def _audit_forever(context: Context, role: Reconciler, interval_s: float) -> None:
-    while True:
-        try:
-            report = await role.audit()
-            log.info("audited all accepted batches", checked=report.checked, repaired=report.repaired)
-        except LakebedError as error:
-            log.warning("audit of accepted batches failed and is retried", error=error.message)
-        await context.clock.sleep(interval_s)
+async def audited(role: Reconciler, run: ActiveRun) -> None:
+    report = await role.audit()
+    report.report_to(run)
+    run.idle = False  # all of them were read, however few there are
+    log.info("audited all accepted batches", checked=report.checked, repaired=report.repaired)
 
 
-async def _sweep_forever(context: Context, interval_s: float) -> None:
-    swept = sweeper(context)
-    while True:
-        try:
-            report = await swept.sweep(dry_run=False)
-            log.info("swept raw blobs", counts=report.counts)
-        except LakebedError as error:
-            log.warning("sweep failed and is retried", error=error.message)
-        await context.clock.sleep(interval_s)
+async def swept(role: BlobSweeper, run: ActiveRun) -> None:
+    report = await role.sweep(dry_run=False)
+    run.rows_in, run.rows_out = sum(report.counts.values()), report.counts.get("delete", 0)
+    run.reason, run.idle = ", ".join(f"{count} {name}" for name, count in report.counts.items()), not report.counts
+    log.info("swept raw blobs", counts=report.counts)

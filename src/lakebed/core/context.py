@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 
+from lakebed.core.runs import RunLog
 from lakebed.core.runtime import Runtime
 from lakebed.core.settings import Settings
 from lakebed.core.trail import Trail
@@ -30,6 +31,10 @@ class Context(StoreRuntime, frozen=True):
     def trail(self) -> Trail:
         """Records operator actions, from the console, HTTP and commands alike."""
         return Trail(self, node=self.node)
+
+    def run_log(self, part: str) -> RunLog:
+        """Records the runs of a part's jobs, for the console's runs page."""
+        return RunLog(self, part, node=self.node)
 
 
 def context_of(runtime: Runtime, store: Store, settings: Settings, *, node: str) -> Context:

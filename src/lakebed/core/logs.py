@@ -16,7 +16,7 @@ from typing import Any
 import structlog
 
 REQUEST: ContextVar[bytes] = ContextVar("request", default=b"")  # the id of the request being answered
-CAPTURED: ContextVar[deque[str] | None] = ContextVar("captured", default=None)
+CAPTURED: ContextVar[tuple[deque[str], ...]] = ContextVar("captured", default=())
 CAPTURED_LINES = 100  # kept of one job: the last ones
 CAPTURED_CHARS = 400  # of one line
 SECRET_NAMES = ("secret", "token", "password", "authorization", "api_key", "access_key")
@@ -80,9 +80,12 @@ def name_request(_: Any, __: str, event: Any) -> Any:
 
 @contextmanager
 def captured() -> Iterator[deque[str]]:
-    """The last lines that are logged inside, by this task and by threads that it starts with `asyncio.to_thread`."""
+    """The last lines that are logged inside, by this task and by threads that it starts with `asyncio.to_thread`.
+
+    A job inside a job: its lines are those of both.
+    """
     lines: deque[str] = deque(maxlen=CAPTURED_LINES)
-    token = CAPTURED.set(lines)
+    token = CAPTURED.set((*CAPTURED.get(), lines))
     try:
         yield lines
     finally:
@@ -91,11 +94,12 @@ def captured() -> Iterator[deque[str]]:
 
 def keep_line(_: Any, level: str, event: Any) -> Any:
     """Adds the line, as text, to those that are captured."""
-    lines = CAPTURED.get()
-    if lines is not None:
+    if jobs := CAPTURED.get():
         shown = {name: value for name, value in event.items() if name not in ("event", "level", "timestamp", "part")}
         more = "".join(f" {name}={value}" for name, value in shown.items())
-        lines.append(f"{event.get('timestamp', '')} {level} {event.get('event', '')}{more}"[:CAPTURED_CHARS])
+        line = f"{event.get('timestamp', '')} {level} {event.get('event', '')}{more}"[:CAPTURED_CHARS]
+        for lines in jobs:
+            lines.append(line)
     return event
 
 

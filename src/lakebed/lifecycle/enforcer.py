@@ -14,6 +14,7 @@ import msgspec
 
 from lakebed.core.errors import Corrupt, Fenced, Invalid, LakebedError, Unavailable
 from lakebed.core.logs import logger
+from lakebed.core.runs import RunLog
 from lakebed.core.traces import traced
 from lakebed.lifecycle import blockers, paths
 from lakebed.lifecycle.blockers import Failure
@@ -47,6 +48,7 @@ from lakebed.store.lease import HeldByAnother
 
 log = logger("lifecycle")
 
+SCAN = "lifecycle scan"  # as a run
 NAP_S = 5.0  # how soon a sleeping worker notices a requested round
 NOTE_S = 10.0  # shortest time between two records of a completed round: rounds may follow each other closely
 RETRY_S = 60.0  # after a transport error, unless the policy poll comes first
@@ -77,6 +79,7 @@ class Enforcer:
         self._source, self._seams, self._state, self._settings, self._node = source, seams, state, settings, node
         self._name = f"{node}-{state.runtime.ids.token()[:8]}"
         self.resolver = Resolver(seams, state, settings, run=node, reserved=reserved)
+        self._runs = RunLog(state.runtime, "lifecycle", node=node)
         self._gauges = Gauges(state.metrics)
         self._monitor = LagMonitor(source, self.resolver, state, settings, self._gauges)
         self._compiler = PolicyCompiler(seams, self.resolver, state, settings, self._monitor, self._gauges)
@@ -161,7 +164,11 @@ class Enforcer:
     async def _scan_round(self) -> int:
         snapshot = await self.compile()
         for bucket in snapshot.buckets:
-            found = await self.scan(bucket, snapshot)
+            async with self._runs.record(SCAN, bucket, {"bucket": bucket}) as run:
+                found = await self.scan(bucket, snapshot)
+                run.idle = found is None
+                if found is not None:
+                    found.report_to(run)
             if found is not None and found.complete:
                 self.wake("read", "drain")
         now_ns = self._state.clock.now_ns()
@@ -271,10 +278,10 @@ class Enforcer:
                 report = BucketScan(bucket, complete=True)
         except (Corrupt, Invalid) as error:  # this bucket gets a blocker; the others continue
             await self._block_scan(bucket, error)
-            return BucketScan(bucket, blocked=True)
+            return BucketScan(bucket, blocked=True, problem=error.message)
         except LakebedError as error:
             log.warning("bucket scan failed", bucket=bucket, error=error.message)
-            return BucketScan(bucket)
+            return BucketScan(bucket, problem=error.message)
         return report
 
     async def _scan_part(

@@ -17,6 +17,7 @@ from itertools import takewhile
 import msgspec
 
 from lakebed.core.logs import logger
+from lakebed.core.runs import ActiveRun
 from lakebed.lifecycle import blockers
 from lakebed.lifecycle.cluster import begins_ns, reach_hash
 from lakebed.lifecycle.cursors import rewound
@@ -64,6 +65,7 @@ class BucketScan(msgspec.Struct, frozen=True):
     worked: int = 0
     complete: bool = False
     blocked: bool = False
+    problem: str = ""
 
     def plus(self, other: BucketScan) -> BucketScan:
         return BucketScan(
@@ -72,7 +74,15 @@ class BucketScan(msgspec.Struct, frozen=True):
             self.worked + other.worked,
             self.complete or other.complete,
             self.blocked or other.blocked,
+            self.problem or other.problem,
         )
+
+    def report_to(self, run: ActiveRun) -> None:
+        """Reports it as the result of a run."""
+        run.rows_in, run.rows_out = self.scanned, self.worked
+        run.reason = "complete" if self.complete else "stopped; the next scan continues"
+        if self.problem:
+            run.fail(self.problem)
 
 
 class BucketScanner:

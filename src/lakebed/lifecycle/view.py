@@ -9,9 +9,10 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from lakebed.console.runs import RunRecord
+from lakebed.console.runs import RecordedRuns, RunRecord
 from lakebed.core.context import Context
 from lakebed.core.errors import NotFound
+from lakebed.core.runs import RecordedRun
 from lakebed.lifecycle.counters import ActionCounts, BucketCounts, counts_of
 from lakebed.lifecycle.dry_run import DryRun, dry_run
 from lakebed.lifecycle.evaluate import action_kinds
@@ -60,36 +61,14 @@ async def status_rows(
     return rows
 
 
-class LifecycleRuns:
-    """The last scan of each action, as runs."""
+class LifecycleRuns(RecordedRuns):
+    """Scans of buckets."""
 
-    right = "lifecycle:read:*"
+    part, right = "lifecycle", "lifecycle:read:*"
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
-
-    async def latest(self, limit: int) -> list[RunRecord]:
-        rows = [row for row in await status(self._context) if row["action"] and row["last_scan_ns"]]
-        rows.sort(key=lambda row: row["last_scan_ns"], reverse=True)
-        return [scan(row) for row in rows[:limit]]
-
-    async def close(self) -> None:
-        return None
-
-
-def scan(row: dict[str, Any]) -> RunRecord:
-    return RunRecord(
-        "lifecycle scan",
-        f"{row['bucket']}: {row['rule'] or row['action']}",
-        "running" if row["scanned"] else "done",
-        row["last_scan_ns"] // 10**6,
-        rows_in=row["evaluated"],
-        rows_out=row["expired"],
-        reason=f"{row['errors']} errors" if row["errors"] else "",
-        href=f"/lifecycle?{urlencode({'bucket': row['bucket']})}",
-        action="lifecycle.walk",
-        fields={"bucket": row["bucket"]},
-    )
+    def shown(self, run: RecordedRun) -> RunRecord:
+        href = f"/lifecycle?{urlencode({'bucket': run.subject})}"
+        return msgspec.structs.replace(super().shown(run), href=href, action="lifecycle.walk", fields=run.fields)
 
 
 class LaneSummary(msgspec.Struct, frozen=True):

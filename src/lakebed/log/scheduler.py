@@ -17,6 +17,7 @@ import msgspec
 from lakebed.core.clock import now_ms
 from lakebed.core.errors import AlreadyExists, Fenced, LakebedError, NotFound
 from lakebed.core.logs import logger
+from lakebed.core.runs import ActiveRun, RunLog
 from lakebed.core.runtime import Runtime
 from lakebed.core.traces import traced
 from lakebed.log import paths
@@ -29,6 +30,8 @@ from lakebed.log.settings import LogSettings
 from lakebed.meta.model import ABSENT, MetaEntry
 from lakebed.meta.protocol import MetaSession
 
+COMPACTION = "log compaction"  # as a run
+FINE = frozenset({"compacted", "recovered", "abandoned", "idle", "busy", "gone"})  # everything else is an error's code
 LOOKS_MAX = 16  # partitions that are looked at concurrently: a look is a few reads of meta
 
 log = logger("log")
@@ -46,12 +49,14 @@ class CompactionScheduler:
         settings: LogSettings,
         *,
         node: str,
+        runs: RunLog,
     ) -> None:
-        self._records, self._compactor, self._retention = records, compactor, retention
+        self._records, self._compactor, self._retention, self._runs = records, compactor, retention, runs
         self._settings, self._node, self._clock, self._ids = settings, node, runtime.clock, runtime.ids
         self._known: set[TopicPartition] = set()
         self._lags: dict[TopicPartition, int] = {}
         self._session: MetaSession | None = None
+        self._compacted: list[CompactionRun] = []  # by the last pass
         self._known_gauge = runtime.metrics.gauge("lakebed_log_known_partitions")
         self._lag_gauge = runtime.metrics.gauge("lakebed_log_compaction_lag_records")
         self._candidates = runtime.metrics.gauge("lakebed_log_compaction_candidates")
@@ -62,17 +67,35 @@ class CompactionScheduler:
         """Until cancelled. A failing partition is logged and tried again in the next pass."""
         try:
             while True:
-                await self.pass_once()
+                async with self._runs.record(COMPACTION) as run:
+                    await self.work(run)
                 await self._clock.sleep(self._settings.compact_every_s)
         finally:
-            if self._session is not None:
-                await self._session.close()
+            await self.close()
+
+    async def work(self, run: ActiveRun) -> None:
+        """One pass, reported: the partitions that were compacted, and those that failed."""
+        results = await self.pass_once()
+        done = sorted(tp for tp, result in results.items() if result in ("compacted", "recovered"))
+        failed = {tp: result for tp, result in results.items() if result not in FINE}
+        run.subject = _subject(done or sorted(failed))
+        run.rows_in = run.rows_out = sum(span.entry.msg_count for one in self._compacted for span in one.spans)
+        entries = sum(len(one.spans) for one in self._compacted)
+        run.reason, run.idle = f"{len(done)} partitions, {entries} entries into {len(self._compacted)}", not done
+        if failed:
+            run.fail(", ".join(f"{tp}: {result}" for tp, result in sorted(failed.items())))
+
+    async def close(self) -> None:
+        """Ends the claims of this process."""
+        if self._session is not None:
+            await self._session.close()
 
     @traced("log compaction pass")
     async def pass_once(self) -> dict[TopicPartition, str]:
         """Looks at every known partition once, in random order, and compacts what is due into few blobs."""
         with self._seconds.labels(stage="discover").time():
             await self._discover()
+        self._compacted = []
         plans: dict[TopicPartition, CompactionPlan] = {}
         results: dict[TopicPartition, str] = {}
 
@@ -173,7 +196,8 @@ class CompactionScheduler:
                 if self._session is None or not self._session.alive:
                     return  # the claims ended: another process may be at work by now
                 try:
-                    results.update(await self._compactor.compact(blob))
+                    results.update(found := await self._compactor.compact(blob))
+                    self._compacted += [run for run in blob if found[run.tp] == "compacted"]
                     for tp in tps:
                         self._lags[tp] = await self._compactor.lag(tp)
                 except LakebedError as error:
@@ -195,6 +219,11 @@ class CompactionScheduler:
         return await self._records.meta.put(
             paths.claim(tp), claim, expected=ABSENT, session=session, partition_key=tp.partition_key
         )
+
+
+def _subject(tps: Sequence[TopicPartition]) -> str:
+    more = f" and {len(tps) - 1} more" if len(tps) > 1 else ""
+    return f"{tps[0]}{more}" if tps else ""
 
 
 def _failed(tp: TopicPartition, error: LakebedError) -> str:

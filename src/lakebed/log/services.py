@@ -69,8 +69,10 @@ class LogServices:
 
     @cached_property
     def scheduler(self) -> CompactionScheduler:
-        node = self._context.node
-        return CompactionScheduler(self.runtime, self.records, self.compactor, self.retention, self.settings, node=node)
+        node, runs = self._context.node, self._context.run_log("log")
+        return CompactionScheduler(
+            self.runtime, self.records, self.compactor, self.retention, self.settings, node=node, runs=runs
+        )
 
     @cached_property
     def sweeper(self) -> LogSweeper:

@@ -8,10 +8,11 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from lakebed.console.runs import RunRecord
+from lakebed.console.runs import RecordedRuns
 from lakebed.core.context import Context
 from lakebed.core.errors import Invalid
 from lakebed.core.payload import Payload, payload
+from lakebed.core.runs import ActiveRun, RecordedRun, Work
 from lakebed.log import paths
 from lakebed.log.admin import PartitionDescription, TopicAdmin
 from lakebed.log.codec import decoded
@@ -20,7 +21,8 @@ from lakebed.log.groups import GroupProgress, Groups
 from lakebed.log.kafka_batch import KafkaRecord
 from lakebed.log.model import Control, Cursor, IndexSpan, TopicPartition, topic_partition
 from lakebed.log.records import Records
-from lakebed.log.services import LogReadServices
+from lakebed.log.scheduler import COMPACTION
+from lakebed.log.services import LogReadServices, LogServices
 from lakebed.log.settings import LogSettings
 from lakebed.meta.protocol import Meta
 
@@ -30,7 +32,6 @@ RECORDS_MAX = 50  # shown at once
 HEADERS_MAX = 20  # shown of one record
 READ_BYTES_MAX = 256 * 1024
 SEARCHED_MAX = 50_000  # records read by one search
-RUNS_PARTITIONS, RUNS_OF_PARTITION = 30, 2  # whose compactions are shown, and how many of each
 COUNTED_MAX = 500  # partitions counted for the charts
 MEASURED_MAX = 100_000  # objects counted for the cost; for a larger log see its metrics
 BODIES_BYTES = 4 * 1024 * 1024
@@ -92,40 +93,25 @@ class RecordsPage(msgspec.Struct, frozen=True):
     records: list[RecordRow]
 
 
-class LogRuns:
-    """The last compactions of each partition, as runs."""
+class LogRuns(RecordedRuns):
+    """Compactions and vacuums."""
 
-    right = "log:read"
+    part, right, again_right, repeats = "log", "log:read", "log:admin:*", (COMPACTION,)
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self._log: LogView | None = None
+    def href(self, run: RecordedRun) -> str:
+        topic, _, rest = run.subject.partition("/")
+        return f"/log?{urlencode({'topic': topic, 'partition': rest.partition(' ')[0]})}" if rest else "/log"
 
-    async def latest(self, limit: int) -> list[RunRecord]:
-        """A few requests for each of the first RUNS_PARTITIONS partitions."""
-        self._log = self._log or LogView(self._context)
-        found: list[RunRecord] = []
-        for tp in (await self._log.admin.partitions())[:RUNS_PARTITIONS]:
-            segments = (await self._log.segments(tp.topic, tp.partition)).segments
-            done = [one for one in segments if one.type == "COMPACTED"]
-            found += [compaction(tp, one) for one in done[-RUNS_OF_PARTITION:]]
-        return sorted(found, key=lambda run: run.ended_at_ms, reverse=True)[:limit]
+    def work(self, run: RecordedRun) -> Work:
+        async def compacted(run: ActiveRun) -> None:
+            services = LogServices(self.context)
+            try:
+                await services.scheduler.work(run)
+            finally:
+                await services.scheduler.close()
+                await services.close()
 
-    async def close(self) -> None:
-        if self._log is not None:
-            await self._log.close()
-
-
-def compaction(tp: TopicPartition, segment: SegmentRow) -> RunRecord:
-    return RunRecord(
-        "log compaction",
-        f"{tp.topic}/{tp.partition}",
-        "done",
-        segment.created_at_ms,
-        rows_out=segment.records,
-        reason=f"offsets {segment.start_offset} to {segment.end_offset}",
-        href=f"/log?{urlencode({'topic': tp.topic, 'partition': tp.partition})}",
-    )
+        return compacted
 
 
 class LogView(LogReadServices):

@@ -6,15 +6,17 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from lakebed.core.clock import Clock
 from lakebed.core.context import Context, Worker
 from lakebed.core.errors import AlreadyExists
 from lakebed.core.logs import logger
 from lakebed.log import paths
 from lakebed.log.cost import StorageUsage
 from lakebed.log.services import LogServices
+from lakebed.log.sweeper import LogSweepReport
 from lakebed.meta.model import ABSENT
 from lakebed.meta.protocol import MetaSession
+
+VACUUM = "log vacuum"  # as a run
 
 log = logger("log")
 
@@ -24,16 +26,14 @@ def workers(context: Context) -> Sequence[Worker]:
     found = [Worker("log-compactor", services.scheduler.run)]
     if services.settings.vacuum_every_s > 0:
         found.append(
-            Worker("log-vacuum", _every(services.settings.vacuum_every_s, services.sweeper.sweep_once, context.clock))
+            Worker("log-vacuum", _every(services.settings.vacuum_every_s, lambda: _vacuum(context, services), context))
         )
     if services.settings.vacuum_every_s > 0 and services.settings.group_retention_s > 0:
         apply = services.group_retention.apply_once
         found.append(Worker("log-groups", _every(services.settings.vacuum_every_s, apply, context.clock)))
     if services.settings.billing_every_s > 0:
         found.append(
-            Worker(
-                "log-billing", _every(services.settings.billing_every_s, StoredBytesScan(services).scan, context.clock)
-            )
+            Worker("log-billing", _every(services.settings.billing_every_s, StoredBytesScan(services).scan, context))
         )
     return found
 
@@ -61,10 +61,18 @@ class StoredBytesScan:
         return self._session is not None
 
 
-def _every(seconds: float, work: Callable[[], Awaitable[Any]], clock: Clock) -> Callable[[], Awaitable[None]]:
+async def _vacuum(context: Context, services: LogServices) -> LogSweepReport:
+    async with context.run_log("log").record(VACUUM) as run:
+        report = await services.sweeper.sweep_once()
+        run.rows_in, run.rows_out, run.idle = report.candidates, len(report.orphans), not report.candidates
+        run.reason = f"{len(report.orphans)} unreferenced objects deleted, {report.orphan_bytes} bytes"
+        return report
+
+
+def _every(seconds: float, work: Callable[[], Awaitable[Any]], context: Context) -> Callable[[], Awaitable[None]]:
     async def run() -> None:
         while True:
-            await clock.sleep(seconds)
+            await context.clock.sleep(seconds)
             log.info("worker pass finished", result=str(await work())[:500])
 
     return run

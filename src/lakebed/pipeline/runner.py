@@ -28,12 +28,13 @@ from lakebed.pipeline.models.folder import read_models
 from lakebed.pipeline.models.graph import Graph, graph_of
 from lakebed.pipeline.models.job import ModelRunner
 from lakebed.pipeline.models.plan import ModelStep, Window
-from lakebed.pipeline.models.runs import ModelReport, PipelineRun, failed, write_run
+from lakebed.pipeline.models.runs import MODELS, SILVER, ModelReport, PipelineRun, failed, report_to, write_run
 from lakebed.pipeline.settings import BronzeSettings, PipelineSettings
 from lakebed.pipeline.silver.contract import Contract, read_contracts
 from lakebed.pipeline.silver.job import Silver, SilverReport
 from lakebed.spark.lineage import Dataset, lineage_of
 from lakebed.spark.location import Location
+from lakebed.spark.progress import reporting
 from lakebed.spark.session import open_session, warm
 from lakebed.spark.settings import SparkSettings
 from lakebed.store.settings import StoreSettings
@@ -59,7 +60,7 @@ class PipelineRunner:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._settings = context.settings.of(PipelineSettings)
-        self._lineage = lineage_of(context)
+        self._lineage, self._runs = lineage_of(context), context.run_log("tables")
         self._lock = threading.Lock()
         self._built: tuple[BronzeWriter, Silver, ModelRunner] | None = None
         self._contracts: list[Contract] = _read(self._settings.contracts_folder, read_contracts)
@@ -106,6 +107,26 @@ class PipelineRunner:
         """
         if not self._contracts:  # everything stays in bronze: Spark is not needed
             return PipelineReport(tuple(tick_ids), without_contract=tuple(sorted(versions)))
+        if tick_ids:
+            return self._run_silver(org_id, project_id, tick_ids, versions, anew)  # the rows of its ticks have the run
+        with self._runs.job(SILVER, f"{org_id}/{project_id}", {"org": org_id, "project": project_id}) as run:
+            report = self._run_silver(org_id, project_id, tick_ids, versions, anew)
+            run.rows_in = sum(each.rows_in for each in report.silver)
+            run.rows_out = sum(each.good for each in report.silver)
+            run.reason = ", ".join(f"{each.table}: {each.quarantined} quarantined" for each in report.silver)
+            for each in report.silver:
+                counts = {"rows_in": each.rows_in, "good": each.good, "quarantined": each.quarantined}
+                log.info("brought to silver", table=each.table, version=each.silver_version, **counts)
+        return report
+
+    def _run_silver(
+        self,
+        org_id: str,
+        project_id: str,
+        tick_ids: Sequence[str],
+        versions: Mapping[str, int],
+        anew: Collection[str],
+    ) -> PipelineReport:
         _, silver, gold = self._open()
         read = [Dataset(_key("bronze", org_id, project_id, name), version) for name, version in versions.items()]
         with self._lineage.job(f"silver/{org_id}/{project_id}", inputs=read) as run:
@@ -138,7 +159,12 @@ class PipelineRunner:
         """Makes models of a project, and records the run. Raises the first error after all that could run have run."""
         clock, gold = self._context.clock, self.gold
         began_ms, began_s = now_ms(clock), clock.monotonic_s()
-        with self._lineage.job(f"gold/{org_id}/{project_id}") as run:
+        whose = {"org": org_id, "project": project_id, "models": " ".join(names or ())}
+        with (
+            self._runs.job(MODELS, f"{org_id}/{project_id}", whose) as recorded,
+            reporting(recorded),
+            self._lineage.job(f"gold/{org_id}/{project_id}") as run,
+        ):
             made, error = gold.run(
                 org_id, project_id, names, full_refresh=full_refresh, window=window, filled=filled, shown=shown
             )
@@ -163,6 +189,7 @@ class PipelineRunner:
                 reason,
             )
             asyncio.run(write_run(self._context.store, record))
+            report_to(recorded, record)
             if error is not None and raises:
                 raise error
             return made

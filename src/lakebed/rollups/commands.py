@@ -31,13 +31,18 @@ def rollup(
     rolled up.
     """
     from lakebed.rollups.settings import RollupSettings
-    from lakebed.rollups.workers import roller
+    from lakebed.rollups.workers import ROLLUP, roller
 
     context = where.context("rollup", {"rollups.engine": engine} if engine else None)
 
     async def work() -> Any:
-        async with as_operator(context, "pipeline.rollup", {"of": "all" if cold else "late"}):
-            return await roller(context).run(cold=cold)
+        async with (
+            as_operator(context, "pipeline.rollup", {"of": "all" if cold else "late"}),
+            context.run_log("rollups").record(ROLLUP, "batches") as run,
+        ):
+            report = await roller(context).run(cold=cold)
+            report.report_to(run)
+            return report
 
     on_spark = context.settings.of(RollupSettings).engine == "spark"
     with spark_progress("rollup") if on_spark else nullcontext():

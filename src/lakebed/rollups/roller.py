@@ -23,8 +23,9 @@ import msgspec
 from lakebed.batches.model import AcceptedByTime, write_record
 from lakebed.batches.paths import parse_by_time
 from lakebed.batches.reader import RawBatches
-from lakebed.core.errors import AlreadyExists, Conflict, Corrupt, Invalid, LakebedError, NotFound, Unavailable
+from lakebed.core.errors import AlreadyExists, Conflict, Corrupt, Invalid, NotFound, Unavailable
 from lakebed.core.logs import logger
+from lakebed.core.runs import ActiveRun
 from lakebed.rollups import generations, paths
 from lakebed.rollups.aggregate import check_windows
 from lakebed.rollups.merging import ChunkMerger
@@ -74,6 +75,14 @@ class RollupReport(msgspec.Struct):
     merged: int = 0
     unreadable: list[UnreadableObject] = []
     through_unix_ns: int = 0
+    rows: int = 0
+
+    def report_to(self, run: ActiveRun) -> None:
+        """Reports it as the result of a run: one that left batches out has failed."""
+        run.rows_in, run.rows_out = self.samples, self.rows
+        run.reason, run.idle = f"{self.batches} batches", not self.batches and not self.unreadable
+        if self.unreadable:
+            run.fail(f"{len(self.unreadable)} batches are unreadable: {self.unreadable[0].problem}")
 
 
 class _Planned(msgspec.Struct, frozen=True):
@@ -151,20 +160,18 @@ class Roller:
             except Unavailable as error:
                 log.warning("roller lease was not released", error=error.message)
 
-    async def forever(self, interval_s: float) -> None:
-        """Runs again and again until cancelled; another owner is waited for."""
-        while True:
-            try:
-                report = await self.run()
-                if report.batches or report.unreadable:
-                    log.info("rolled up", batches=report.batches, samples=report.samples, chunks=report.chunks)
-                for each in report.unreadable:
-                    log.error("accepted batch is missing in rollups", key=each.key, error=each.problem)
-            except HeldByAnother:
-                pass
-            except LakebedError as error:
-                log.warning("rollup failed and is retried", error=error.message)
-            await self._clock.sleep(interval_s)
+    async def work(self, run: ActiveRun) -> None:
+        """One run, reported; none where another owner is at it."""
+        try:
+            report = await self.run()
+        except HeldByAnother:
+            run.idle = True
+            return
+        if report.batches or report.unreadable:
+            log.info("rolled up", batches=report.batches, samples=report.samples, chunks=report.chunks)
+        for each in report.unreadable:
+            log.error("accepted batch is missing in rollups", key=each.key, error=each.problem)
+        report.report_to(run)
 
     async def _keep(self, held: HeldLease) -> None:
         while True:
@@ -372,6 +379,7 @@ class Roller:
         report.batches += len(good)
         report.samples += samples
         report.chunks += len(rollups)
+        report.rows += sum(each.rows for each in rollups)
         report.index_chunks += len(stored) - len(rollups)
         report.chunk_bytes += sum(each.size for each in stored)
         report.late += sum(each.manifest_id in planned.late for each in good)

@@ -12,6 +12,8 @@ from lakebed.rollups.model import RollupJob
 from lakebed.rollups.roller import Roller
 from lakebed.rollups.settings import RollupSettings
 
+ROLLUP = "rollups"
+
 
 def roller(context: Context, job: RollupJob | None = None) -> Roller:
     """The roller that the settings describe; with another engine, if one is given."""
@@ -49,4 +51,7 @@ def workers(context: Context) -> Sequence[Worker]:
     settings = context.settings.of(RollupSettings)
     if not settings.interval_s:
         return []
-    return [Worker("rollup", lambda: roller(context).forever(settings.interval_s))]
+    runs = context.run_log("rollups")
+    return [
+        Worker("rollup", lambda: runs.forever(ROLLUP, "batches", roller(context).work, every_s=settings.interval_s))
+    ]

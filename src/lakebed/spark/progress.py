@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from lakebed.core.runs import ActiveRun
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -109,6 +111,18 @@ def _listen(spark: Any, counter: StageCounter, show: Callable[[JobProgress], Non
         over.wait()
     finally:
         spark.removeProgressHandler(on_progress)
+
+
+@contextmanager
+def reporting(run: ActiveRun) -> Iterator[None]:
+    """Shows the progress of the block's jobs as that of a recorded run."""
+
+    def show(now: JobProgress) -> None:
+        run.progress("running tasks" if now.tasks else "starting Spark", now.tasks, now.done)
+
+    run.progress("starting Spark")
+    with watching(show):
+        yield
 
 
 @contextmanager

@@ -27,6 +27,8 @@ from lakebed.core.errors import (
     Unavailable,
     Unprocessable,
 )
+from lakebed.core.logs import logger
+from lakebed.core.runs import RunLog
 from lakebed.store.model import read_record
 from lakebed.store.register import Register
 from lakebed.ticks import commit_times, paths, verification
@@ -50,6 +52,10 @@ from lakebed.ticks.ownership import Ownership
 from lakebed.ticks.queue import TickQueue
 from lakebed.ticks.receiver import recorded, register_of
 from lakebed.ticks.settings import TicksSettings
+
+FINALIZE = "finalize"  # as a run
+
+log = logger("ticks")
 
 
 class BronzeCommitter(Protocol):
@@ -110,6 +116,7 @@ class Finalizer:
         self._bronze, self._queue, self._committed, self._ownership = bronze, queue, committed, ownership
         self._locks = OrgLocks(self._settings.waiting_max)
         self._under_way: set[TickId] = set()
+        self._runs = RunLog(context, "ticks", node=context.node, repeated_ms=0)  # a state names the record of its run
         self._results = context.metrics.counter("lakebed_ticks_finalized_total")
         self._seconds = context.metrics.histogram("lakebed_ticks_finalize_seconds")
         self._rows = context.metrics.counter("lakebed_ticks_rows_total")
@@ -132,8 +139,15 @@ class Finalizer:
         self._under_way.add(of)
         began_s = self._clock.monotonic_s()
         try:
-            async with self._locks.of(of.org_id), self._ownership.of(of.org_id, of.project_id) as epoch:
-                result = await self._commit(of, body, epoch)
+            named = {"org": of.org_id, "project": of.project_id, "tick": of.tick_id}
+            async with (
+                self._locks.of(of.org_id),
+                self._ownership.of(of.org_id, of.project_id) as epoch,
+                self._runs.record(FINALIZE, of.path, named) as run,
+            ):
+                run.answers = (PartsDiffer, TooEarly, Overloaded)
+                result = await self._commit(of, body, epoch, run.name)
+                run.idle, run.rows_out = True, result.rows_inserted + result.rows_replaced
         except Fenced as error:
             raise Unavailable("another replica has claimed this project", hint="finalize again") from error
         finally:
@@ -142,7 +156,7 @@ class Finalizer:
         self._seconds.observe(self._clock.monotonic_s() - began_s)
         return result
 
-    async def _commit(self, of: TickId, body: bytes, epoch: int) -> FinalizeResult:
+    async def _commit(self, of: TickId, body: bytes, epoch: int, run: str) -> FinalizeResult:
         register = register_of(self._context, of)
         seen = (await register.read()).value
         if seen.result is not None:
@@ -154,12 +168,12 @@ class Finalizer:
             try:
                 verified, sent = await self._verify(of, seen, body, register, epoch)
             except BadManifest as error:
-                await self._fail(register, error, epoch, by_bronze=False)
+                await self._fail(register, error, epoch, run, by_bronze=False)
                 raise
             await register.change(
                 lambda now: tick.begin(now, seen, sent, epoch=epoch, now_ms=now_ms(self._clock)), epoch=epoch
             )
-            record = await self._record(of, verified, body, await self._write(verified, register, epoch))
+            record = await self._record(of, verified, body, await self._write(verified, register, epoch, run))
         await self._queue.send(self._message(record))
         await commit_times.note(self._context, of)
         await self._committed.create(self._row(record))
@@ -203,20 +217,23 @@ class Finalizer:
         verified = BronzeTick(of.org_id, of.project_id, of.tick_id, found.dt or self._day(), found.tables, keys, epoch)
         return verified, msgspec.json.decode(body)
 
-    async def _write(self, verified: BronzeTick, register: Register[TickState], epoch: int) -> BronzeResult:
+    async def _write(self, verified: BronzeTick, register: Register[TickState], epoch: int, run: str) -> BronzeResult:
         try:
             return await self._bronze.commit(verified)
         except BadManifest as error:
-            await self._fail(register, error, epoch, by_bronze=True)
+            await self._fail(register, error, epoch, run, by_bronze=True)
             raise
         except Unprocessable as error:
             refused = BadManifest("rows_refused", error.message, hint=error.hint)
-            await self._fail(register, refused, epoch, by_bronze=True)
+            await self._fail(register, refused, epoch, run, by_bronze=True)
             raise refused from error
 
-    async def _fail(self, register: Register[TickState], error: BadManifest, epoch: int, *, by_bronze: bool) -> None:
+    async def _fail(
+        self, register: Register[TickState], error: BadManifest, epoch: int, run: str, *, by_bronze: bool
+    ) -> None:
         self._results.labels(outcome="refused").inc()
-        failure = TickFailure(error.detail["error_class"], error.message)
+        failure = TickFailure(error.detail["error_class"], error.message, run)
+        log.warning("finalize refused", error_class=failure.error_class, error=error.message, by_bronze=by_bronze)
         await register.change(
             lambda now: tick.fail(now, failure, by_bronze=by_bronze, now_ms=now_ms(self._clock)), epoch=epoch
         )

@@ -132,8 +132,11 @@ class FinalizeResult(msgspec.Struct, frozen=True):
 
 
 class TickFailure(msgspec.Struct, frozen=True):
+    """`run` names the record of the finalize that failed, which has its log; empty in older states."""
+
     error_class: str
     message: str
+    run: str = ""
 
 
 class TickState(msgspec.Struct, frozen=True):

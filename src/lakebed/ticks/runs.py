@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlencode
 
-from lakebed.console.runs import RunRecord, RunState
-from lakebed.core.context import Context
+from lakebed.console.runs import RecordedRuns, RunRecord, RunState, run_link
+from lakebed.core.runs import RecordedRun
 from lakebed.ticks import view
 from lakebed.ticks.adapters import open_audit
 from lakebed.ticks.audit import DISPATCHED, LOG, AuditRow
@@ -16,18 +16,17 @@ from lakebed.ticks.view import ProjectStatus, TickStatus
 STATES: dict[str, RunState] = {"committed": "done", "failed": "failed", "uploading": "waiting"}
 
 
-class TicksRuns:
-    right = "ticks:read"
+class TicksRuns(RecordedRuns):
+    """Ticks, their silver jobs, and finalizes that failed or take long."""
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    part, right = "ticks", "ticks:read"
 
     async def latest(self, limit: int) -> list[RunRecord]:
-        """The cost of the ticks page, and one request for each of the last committed ticks."""
-        ticks = [(one, tick) for one in await view.project_statuses(self._context) for tick in one.ticks]
+        """The cost of the ticks page, and one request for each of the last committed ticks; and recorded runs."""
+        ticks = [(one, tick) for one in await view.project_statuses(self.context) for tick in one.ticks]
         newest = sorted(ticks, key=lambda pair: pair[1].updated_at_ms, reverse=True)[: limit // 2]
-        rows = open_audit(self._context, DISPATCHED)
-        found: list[RunRecord] = []
+        rows = open_audit(self.context, DISPATCHED)
+        found: list[RunRecord] = await super().latest(limit // 2)
         for project, tick in newest:
             found.append(_tick(project, tick))
             if tick.state == "committed":
@@ -35,8 +34,8 @@ class TicksRuns:
                 found += [silver(row, tick)] if row is not None else []
         return found
 
-    async def close(self) -> None:
-        return None
+    def href(self, run: RecordedRun) -> str:
+        return f"/ticks?{urlencode(run.fields)}"
 
 
 def _tick(project: ProjectStatus, tick: TickStatus) -> RunRecord:
@@ -48,9 +47,11 @@ def _tick(project: ProjectStatus, tick: TickStatus) -> RunRecord:
         STATES.get(tick.state, "running"),
         tick.updated_at_ms,
         tick.created_at_ms,
+        rows_in=tick.rows_sent,
         rows_out=rows,
         reason=tick.message or f"{tick.parts} parts",
         href=f"/ticks?{urlencode(named)}",
+        log_href=run_link(tick.run) if tick.run else "",
     )
 
 
@@ -60,6 +61,7 @@ def silver(row: AuditRow, tick: TickStatus) -> RunRecord:
     report: Any = view.report_of(row)
     steps = report.get("silver", []) if isinstance(report, dict) else []
     named = {"org": row.org_id, "project": row.project_id, "tick": row.tick_id}
+    href = f"/ticks?{urlencode(named)}"
     started = tick.updated_at_ms if 0 < tick.updated_at_ms <= row.at_ms else 0
     return RunRecord(
         "silver and gold",
@@ -70,9 +72,9 @@ def silver(row: AuditRow, tick: TickStatus) -> RunRecord:
         rows_in=sum(int(step.get("rows_in", 0)) for step in steps) if steps else None,
         rows_out=sum(int(step.get("good", 0)) for step in steps) if steps else None,
         reason="" if state == "done" else str(row.fields.get("detail", ""))[:200],
-        href=f"/ticks?{urlencode(named)}",
+        href=href,
         action="ticks.replay",
         fields=named,
         spark_page=view.spark_page(report),
-        logged=LOG in row.fields,
+        log_href=href if LOG in row.fields else "",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -11,7 +12,8 @@ import msgspec
 
 from lakebed.core.clock import now_ms
 from lakebed.core.context import Context
-from lakebed.core.errors import Corrupt, NotFound
+from lakebed.core.errors import Corrupt, Invalid, NotFound
+from lakebed.core.runs import read_run
 from lakebed.store.lease import Lease
 from lakebed.store.model import read_record
 from lakebed.ticks import paths
@@ -39,6 +41,8 @@ class TickStatus(msgspec.Struct, frozen=True):
     error_class: str | None = None
     message: str | None = None
     created_at_ms: int = 0
+    rows_sent: int | None = None  # by its manifest
+    run: str = ""  # the record of the finalize that failed
 
 
 class ProjectStatus(msgspec.Struct, frozen=True):
@@ -111,7 +115,15 @@ def _tick_status(state: TickState) -> TickStatus:
         error_class=failure.error_class if failure else None,
         message=failure.message if failure else None,
         created_at_ms=state.created_at_ms,
+        rows_sent=_rows_sent(state.manifest),
+        run=failure.run if failure else "",
     )
+
+
+def _rows_sent(manifest: Any) -> int | None:
+    tables = manifest.get("tables") if isinstance(manifest, dict) else None
+    counts = [each.get("row_count") for each in tables if isinstance(each, dict)] if isinstance(tables, list) else []
+    return sum(count for count in counts if isinstance(count, int)) if counts else None
 
 
 PROJECTS_MAX = 50
@@ -142,7 +154,7 @@ class TickView(msgspec.Struct, frozen=True):
     versions: dict[str, int] = {}
     report: Any = None
     message: str = ""
-    log: str = ""  # what the silver job logged
+    log: str = ""  # what the silver job logged, or the finalize that failed
     spark_page: str = ""  # where Spark shows the jobs of its session, while that runs
 
 
@@ -231,9 +243,17 @@ async def view(context: Context, tick: TickId) -> TickView:
         versions=commit.bronze.versions if commit else {},
         report=report,
         message=state.failure.message if state.failure else "",
-        log=str(dispatched.fields.get(LOG, "")) if dispatched else "",
+        log=str(dispatched.fields.get(LOG, "")) if dispatched else await _finalize_log(context, state),
         spark_page=spark_page(report),
     )
+
+
+async def _finalize_log(context: Context, state: TickState) -> str:
+    if state.failure is None or not state.failure.run:
+        return ""
+    with suppress(NotFound, Corrupt, Invalid):  # records are kept for less long than ticks
+        return "\n".join((await read_run(context, state.failure.run)).log)
+    return ""
 
 
 def spark_page(report: Any) -> str:

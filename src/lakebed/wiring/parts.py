@@ -122,6 +122,7 @@ PARTS: tuple[Part, ...] = (
         "samples aggregated in windows of time",
         settings="lakebed.rollups.settings:RollupSettings",
         workers="lakebed.rollups.workers:workers",
+        runs="lakebed.rollups.runs:RollupRuns",
     ),
     Part(
         "log",

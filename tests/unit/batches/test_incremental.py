@@ -21,6 +21,7 @@ from lakebed.core.clock import ManualClock
 from lakebed.core.errors import Fenced, Unavailable
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
+from lakebed.core.runs import RunLog
 from lakebed.store.memory import MemoryStore
 from lakebed.store.protocol import Store
 from support.batch_frames import frame_of, submit
@@ -227,7 +228,7 @@ async def test_the_alert_fires_when_the_reconciler_stands_still(
         raise Unavailable("away")
 
     store.children = away  # type: ignore[method-assign]
-    running = asyncio.create_task(scan.run())
+    running = asyncio.create_task(scan.run(RunLog(runtime_on(store, manual_clock), "batches")))
     await manual_clock.advance(3500)
     soon = fires()
     await manual_clock.advance(1000)

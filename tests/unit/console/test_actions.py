@@ -11,7 +11,7 @@ from lakebed.console.pages import ACTIONS
 from lakebed.lifecycle.model import Position, StreamKind
 from lakebed.lifecycle.state import ActionState, Blocker, BlockerState, BucketLifecycle, Stream
 from lakebed.lifecycle.workers import state_of
-from lakebed.pipeline.audit.page import AuditRunner
+from lakebed.pipeline.audit import page as audit_page
 from lakebed.queue.model import KeyValueEntry
 from lakebed.queue.roles import Queue
 from lakebed.ticks.adapters import open_queue
@@ -41,7 +41,7 @@ async def block(here: Site) -> None:
 @pytest.fixture(autouse=True)
 def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """An audit that is started here ends at once."""
-    monkeypatch.setattr(AuditRunner, "audit", lambda self, quick: "audit-1")
+    monkeypatch.setattr(audit_page, "audit", lambda context, quick, run: None)
 
 
 @pytest.mark.parametrize("name", ACTIONS)
@@ -329,6 +329,7 @@ AGREED = {
     "log.configure": ("log:admin:x", True, True),
     "lifecycle.put": ("lifecycle:operate:x", True, True),
     "audit.run": ("audit:run", False, False),
+    "runs.again": ("console:run", False, False),
     "ticks.replay": ("ticks:operate:x/x", True, False),
     "ticks.redrive": ("ticks:operate:*", True, False),
     "lifecycle.retry": ("lifecycle:operate:*", False, False),

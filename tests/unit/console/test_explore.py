@@ -12,9 +12,11 @@ import pytest
 
 from lakebed.console.rendering import Assets, environment
 from lakebed.console.samples import DataSample
+from lakebed.core import runs
 from lakebed.core.auth import ANYBODY
 from lakebed.core.clock import SystemClock
-from lakebed.core.errors import Conflict, Unavailable
+from lakebed.core.errors import Unavailable
+from lakebed.core.runs import ActiveRun
 from lakebed.log import view
 from lakebed.log.broker import Broker
 from lakebed.log.codec import Records, columns
@@ -24,7 +26,7 @@ from lakebed.log.page import LogPage, opened_first
 from lakebed.log.producers import RecordChunk
 from lakebed.log.view import TopicRow
 from lakebed.log.writer import PartitionAppend
-from lakebed.pipeline.audit.page import AuditPage, AuditRunner
+from lakebed.pipeline.audit import page as audit_page
 from lakebed.queue.model import KeyValueEntry, QueueStatus
 from lakebed.queue.page import filtered
 from lakebed.queue.page import opened_first as queue_opened_first
@@ -34,7 +36,6 @@ from lakebed.store.memory import MemoryStore
 from lakebed.ticks.page import STEP_X, STEP_Y, TicksPage, lineage
 from lakebed.ticks.view import TickView
 from support.console_site import KEYS, OPERATOR, Site, site
-from support.tick_fixtures import context_of
 
 TP = TopicPartition("orders", 0)
 
@@ -248,61 +249,63 @@ def test_waiting_batches_are_filtered_by_state_and_owner() -> None:
     assert [2] == found("", "-b")
 
 
-class QuietRunner(AuditRunner):
+class QuietAudit:
     """Waits instead of running Spark."""
 
-    def __init__(self, context: Any, error: Exception | None = None) -> None:
-        super().__init__(context)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
         self.go, self.error = threading.Event(), error
+        monkeypatch.setattr(audit_page, "audit", self.audit)
+        monkeypatch.setattr(runs, "BEAT_S", 0.05)
 
-    def audit(self, quick: bool) -> str:
+    def audit(self, context: Any, quick: bool, run: ActiveRun) -> None:
+        run.progress("running tasks", 8, 3)
         assert self.go.wait(30)
         if self.error is not None:
             raise self.error
-        return "audit-1"
+        run.rows_in = 12
 
 
-async def finished(runner: AuditRunner) -> None:
+async def until(here: Any, path: str, words: str) -> str:
+    """The page, once it has these words."""
     async with asyncio.timeout(30):
-        while runner.run.running:
-            await asyncio.sleep(0.01)
+        while words not in (page := await here.browser.open(path)).text:
+            here.console.data.samples.forget()
+            await asyncio.sleep(0.02)
+    return str(page.text)
 
 
-async def test_an_audit_runs_once_at_a_time_and_shows_its_progress() -> None:
-    runner = QuietRunner(context_of())
-    runner.begin(quick=True)
-    running = await runner.latest()
-    with pytest.raises(Conflict):
-        runner.begin(quick=True)
-    runner.go.set()
-    await finished(runner)
+async def test_an_audit_is_started_from_the_page_and_every_gateway_shows_its_progress(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One at a time in the lake; its run stays on record."""
+    store, quiet = MemoryStore(clock=SystemClock()), QuietAudit(monkeypatch)
+    async with site(store, keys=KEYS) as here, site(store, keys=KEYS) as other:
+        for each in (here, other):
+            await each.browser.sign_in(OPERATOR)
+            await each.browser.open("/audit")
+        done = await do(here, "audit.run", depth="quick")
+        shown = await until(other, "/audit", "3 of 8 tasks known")
+        again = await do(other, "audit.run", depth="quick")
+        row = await until(other, "/runs", "running tasks, 3 of 8 tasks")
+        quiet.go.set()
+        ended = await until(other, "/audit", "Completed in")
+        listed = await until(other, "/runs?kind=audit&state=done", 'data-label="Kind">audit</td>')
 
-    assert (True, "starting Spark") == (running.running, running.phase)
-    assert (False, "audit-1", "") == (runner.run.running, runner.run.audit_id, runner.run.error)
+    assert "the audit runs" in done and "is running already" in again
+    assert '<progress max="8" value="3"' in shown and 'hx-get="/console/ask/audit.run' not in shown
+    assert 'data-label="Kind">audit</td>' in row
+    assert 'hx-get="/console/ask/audit.run' in ended and 'data-label="Rows in">12</td>' in listed
 
 
-async def test_an_audit_that_was_not_completed_says_why() -> None:
-    runner = QuietRunner(context_of(), Unavailable("the store does not answer"))
-    runner.go.set()
-    runner.begin(quick=False)
-    await finished(runner)
-
-    assert "the store does not answer" == runner.run.error
-
-
-async def test_an_audit_is_started_from_the_page() -> None:
+async def test_an_audit_that_was_not_completed_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    quiet = QuietAudit(monkeypatch, Unavailable("the store does not answer"))
+    quiet.go.set()
     async with site(keys=KEYS) as here:
         await here.browser.sign_in(OPERATOR)
-        page = here.console.data.pages[AuditPage]
-        assert isinstance(page, AuditPage)
-        page.runner = QuietRunner(here.context)
-        done = await do(here, "audit.run", depth="quick")
-        shown = await here.browser.open("/audit")
-        page.runner.go.set()
-        await finished(page.runner)
-
-    assert "the audit runs" in done
-    assert "<progress" in shown.text and "starting Spark" in shown.text
+        await here.browser.open("/audit")
+        await do(here, "audit.run", depth="full")
+        await until(here, "/audit", "the store does not answer")
+        await until(here, "/runs?state=failed", "the store does not answer")
 
 
 def test_a_tick_shows_its_lineage_and_what_changed_in_a_schema() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from typing import Any
 
 import msgspec
-import pyarrow as pa
 import pytest
 
-from lakebed.batches import workers
 from lakebed.batches.plot import SPOOLED, MetricPlots, drawn
 from lakebed.batches.view import RecentBatches
 from lakebed.batches.window_query import RollupSeries, WindowValues
@@ -17,15 +17,11 @@ from lakebed.console.rendering import Assets, environment
 from lakebed.console.runs import PART_RUNS_MAX, RunRecord, RunsPage, RunsReader, merged
 from lakebed.core.auth import ANYBODY
 from lakebed.core.clock import ManualClock, SystemClock
-from lakebed.core.ids import Ids
+from lakebed.core.context import Context
+from lakebed.core.logs import CAPTURED
+from lakebed.core.runs import RunReader
 from lakebed.core.settings import load
-from lakebed.delta.log import Commit
-from lakebed.delta.model import TableSpec
-from lakebed.delta.plain import PlainTable, schema_json
-from lakebed.log.model import TopicPartition
-from lakebed.log.view import SegmentRow, compaction
-from lakebed.pipeline.tables.runs import run as table_run
-from lakebed.pipeline.tables.view import TableVersion
+from lakebed.pipeline.tables.runs import TablesRuns
 from lakebed.store.memory import MemoryStore
 from lakebed.ticks.audit import AuditRow
 from lakebed.ticks.runs import silver
@@ -34,7 +30,6 @@ from lakebed.wiring.parts import PARTS, resolve, sections
 from support.batch_frames import frame_of
 from support.batches_gateway import collector
 from support.console_site import KEYS, site
-from support.runtimes import runtime_on
 from support.tick_fixtures import context_of
 
 READERS = [part for part in PARTS if part.runs]
@@ -59,22 +54,102 @@ def test_those_that_run_now_come_first_and_then_the_newest() -> None:
     assert ["now", "new", "old"] == [run.subject for run in merged(runs)]
 
 
-async def test_a_scan_and_a_table_version_are_runs_of_the_page() -> None:
+async def test_a_run_is_shown_with_its_duration_rows_and_log() -> None:
+    """And leads to what it ran on; kinds filter; the twin has the same."""
     store = MemoryStore(clock=SystemClock())
     async with site(store) as here:
-        await workers.incremental_scan(here.context, workers.reconciler(here.context)).scan()
-        spec = TableSpec("gold/shop/orders", schema_json((("id", "long"),)))
-        table = PlainTable(runtime_on(store, here.context.clock, Ids.seeded(1)), spec)
-        file = await table.write(pa.table({"id": [1, 2]}))
-        await table.commit(lambda _: Commit("WRITE", (file,), rows_inserted=2))
+        await ran(here.context, "log", "log compaction", "clicks/3 and 2 more")
+        await ran(here.context, "tables", "bronze load", "bronze/topics/clicks")
         page = await here.browser.open("/runs")
-        chosen = await here.browser.open("/runs?kind=gold+table")
+        chosen = await here.browser.open("/runs?kind=bronze+load")
         twin = (await here.browser.client.get("/runs.json")).json()
+        (log_href,) = re.findall(r'href="(/runs\?run=log[^"]+)"', page.text)
+        opened = await here.browser.open(log_href.replace("&amp;", "&"))
+        one = (await here.browser.client.get(log_href.partition("#")[0].replace("/runs?", "/runs.json?"))).json()
+        none = await here.browser.open("/runs?run=log/2026-11-18T01/000001760000000-0000-abc")
+        odd = await here.browser.client.get("/runs?run=nothing/x")
 
-    assert "reconciler scan" in page.text and 'href="/tables?table=gold%2Fshop%2Forders"' in page.text
-    assert 'data-label="Kind">gold table</td>' in chosen.text
-    assert 'data-label="Kind">reconciler scan</td>' not in chosen.text
-    assert [("gold table", 2)] == [(run["kind"], run["rows_out"]) for run in twin["tables"]]
+    assert 'href="/log?topic=clicks&amp;partition=3"' in page.text
+    assert 'href="/tables?table=bronze%2Ftopics%2Fclicks"' in page.text
+    assert 'data-label="Kind">bronze load</td>' in chosen.text
+    assert 'data-label="Kind">log compaction</td>' not in chosen.text
+    assert [("log compaction", 9, 7)] == [(run["kind"], run["rows_in"], run["rows_out"]) for run in twin["log"]]
+    assert "compacted &lt;b&gt;" in opened.text and "compacted <b>" not in opened.text
+    assert any("compacted" in line for line in one["run"]["log"])
+    assert 1 == none.text.count("no run log/2026-11-18T01/000001760000000-0000-abc")
+    assert 404 == odd.status_code and "no run nothing/x" in odd.text
+
+
+async def ran(context: Context, part: str, kind: str, subject: str, fields: dict[str, str] | None = None) -> str:
+    """Records a run; gives its name."""
+    async with context.run_log(part).record(kind, subject, fields) as run:
+        CAPTURED.get()[-1].append("info compacted <b>")
+        run.rows_in, run.rows_out = 9, 7
+    return run.name
+
+
+@pytest.mark.parametrize(
+    ("part", "kind", "subject"),
+    [
+        ("batches", "reconciler scan", "batches"),
+        ("batches", "reconciler audit", "batches"),
+        ("rollups", "rollups", "batches"),
+        ("log", "log compaction", "clicks/0"),
+    ],
+)
+async def test_a_run_is_run_again_and_is_on_record(part: str, kind: str, subject: str) -> None:
+    """By the job itself, in this gateway; on an empty lake it finds nothing to do and ends well."""
+    async with site(MemoryStore(clock=SystemClock())) as here:
+        name = await ran(here.context, part, kind, subject)
+        page = await here.browser.open("/runs")
+        done = await here.browser.post("/console/do/runs.again", {"run": name})
+        reader = RunReader(here.context, part)
+        async with asyncio.timeout(30):
+            states: list[str] = []
+            while states != ["done", "done"]:
+                found = await reader.latest(9)
+                states = [run.state for run in found]
+                assert "failed" not in states, found
+                await asyncio.sleep(0.01)
+
+    assert f"/console/ask/runs.again?run={name.replace('/', '%2F')}".encode() in page.content.replace(b"&amp;", b"&")
+    assert f"{kind} {subject} runs" in done.text
+
+
+async def test_models_and_loads_are_run_again_with_what_they_ran_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the words of the jobs; one that nobody can repeat is refused."""
+    repeated: list[tuple[str, str, dict[str, str]]] = []
+    monkeypatch.setattr(
+        TablesRuns, "repeat", lambda self, run: repeated.append((run.kind, run.subject, run.fields)), raising=True
+    )
+    async with site(MemoryStore(clock=SystemClock())) as here:
+        models = {"org": "acme", "project": "shop", "models": "daily"}
+        names = [
+            await ran(here.context, "tables", "models", "acme/shop", models),
+            await ran(here.context, "tables", "bronze load", "bronze/topics/clicks", {"word": "topic.clicks"}),
+        ]
+        retention = await ran(here.context, "tables", "table retention", "bronze/topics/clicks")
+        await here.browser.open("/runs")
+        for name in names:
+            done = await here.browser.post("/console/do/runs.again", {"run": name})
+            assert 200 == done.status_code, done.text
+        refused = await here.browser.post("/console/do/runs.again", {"run": retention})
+        async with asyncio.timeout(30):
+            while len(repeated) < 2:
+                await asyncio.sleep(0.01)
+
+    assert [("models", "acme/shop", models), ("bronze load", "bronze/topics/clicks", {"word": "topic.clicks"})] == (
+        repeated
+    )
+    assert 404 == refused.status_code and "not run from here" in refused.text
+
+
+def test_the_right_to_run_again_is_that_of_the_part() -> None:
+    right = ACTIONS["runs.again"].right
+
+    assert ["batches:admin", "batches:admin", "log:admin:*", "pipeline:run", "console:run"] == [
+        right({"run": f"{part}/2026-11-18T01/x"}) for part in ("batches", "rollups", "log", "tables", "nothing")
+    ]
 
 
 async def test_runs_of_a_part_that_may_not_be_read_are_left_out_with_the_reason() -> None:
@@ -100,13 +175,17 @@ def test_a_run_leads_to_its_log_and_to_sparks_page() -> None:
     tick = TickStatus("t1", "committed", 1, 10, 1000)
     detail = '{"silver": [], "spark": {"application": "local-1", "address": "http://127.0.0.1:4040"}}'
     found = silver(AuditRow("acme", "shop", "t1", "done", "a", 4000, 0, {"detail": detail, "log": "started"}), tick)
+    chosen = {"runs": [found], "kinds": [], "kind": "", "state": "", "run": ""}
     html = environment(Assets()).get_template("runs.html").render(
-        page=RunsPage, data={}, chosen={"runs": [found], "kinds": [], "kind": "", "state": ""}, read_only=True,
+        page=RunsPage, data={}, chosen=chosen, read_only=True,
         principal=ANYBODY, signed_in=False, may=ANYBODY.may, token="", now_ms=0, now_ns=0,
     )  # fmt: skip
 
     assert '<a href="http://127.0.0.1:4040" rel="noreferrer">Spark</a>' in html
-    assert '<a href="/ticks?org=acme&amp;project=shop&amp;tick=t1">Log</a>' in html
+    assert (
+        '<a href="/ticks?org=acme&amp;project=shop&amp;tick=t1" aria-label="Log of silver and gold acme/shop/t1">'
+        in html
+    )
 
 
 def test_a_job_that_ended_well_has_its_rows() -> None:
@@ -117,26 +196,11 @@ def test_a_job_that_ended_well_has_its_rows() -> None:
     assert ("done", 11, 9, "") == (found.state, found.rows_in, found.rows_out, found.reason)
 
 
-@pytest.mark.parametrize(
-    ("operation", "kind"), [("MERGE", "silver table"), ("OPTIMIZE", "table compaction"), ("VACUUM END", "table vacuum")]
-)
-def test_maintenance_of_a_table_is_named(operation: str, kind: str) -> None:
-    assert kind == table_run("silver/a/b", TableVersion(3, 1, operation, 0, 0, ())).kind
-
-
-def test_a_compaction_of_the_log_is_a_run_of_its_partition() -> None:
-    """With its records, and a way to the partition."""
-    found = compaction(TopicPartition("clicks", 3), SegmentRow("COMPACTED", 5, 9, 5, 100, 7000, "s3://b/k"))
-
-    assert ("log compaction", "clicks/3", 7000, 5) == (found.kind, found.subject, found.ended_at_ms, found.rows_out)
-    assert "/log?topic=clicks&partition=3" == found.href
-
-
 async def test_each_action_that_runs_something_again_exists() -> None:
     page = RunsPage(context_of())
     await page.stop()
 
-    assert {"ticks.replay", "audit.run", "lifecycle.walk"} <= set(ACTIONS)
+    assert {"ticks.replay", "audit.run", "lifecycle.walk", "runs.again"} <= set(ACTIONS)
 
 
 async def test_a_metric_of_a_batch_is_offered_and_plotted_with_quantiles() -> None:

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from lakebed.cli import exits
 from lakebed.cli.output import Output, emit, say
 from lakebed.cli.where import Where, in_loop
-from lakebed.spark.progress import spark_progress
+from lakebed.spark.progress import reporting, spark_progress
 
 if TYPE_CHECKING:
     from lakebed.core.context import Context
@@ -61,6 +61,7 @@ def _made(context: Context, quick: bool, inventory: str, queues: list[Path]) -> 
     from lakebed.batches.settings import ReconcilerSettings
     from lakebed.pipeline.audit.conservation import DroppedSamples
     from lakebed.pipeline.audit.job import BucketAuditor
+    from lakebed.pipeline.audit.stored import AUDIT, report_to
     from lakebed.spark.session import open_session
     from lakebed.spark.settings import SparkSettings
 
@@ -69,11 +70,16 @@ def _made(context: Context, quick: bool, inventory: str, queues: list[Path]) -> 
         for folder in queues
         for each in accounts(folder)
     ]
-    spark = open_session(context.settings.of(SparkSettings))
-    listing = _report(context, spark, inventory) if inventory else None
     horizon_s = context.settings.of(ReconcilerSettings).gc_horizon_s
-    with spark_progress("audit"):
-        return BucketAuditor(spark, context).run(horizon_s=horizon_s, listing=listing, verify=not quick, dropped=known)
+    depth = "quick" if quick else "full"
+    with context.run_log("audit").job(AUDIT, depth, {"depth": depth}, at_once=True) as run, reporting(run):
+        spark = open_session(context.settings.of(SparkSettings))
+        listing = _report(context, spark, inventory) if inventory else None
+        with spark_progress("audit"):
+            auditor = BucketAuditor(spark, context)
+            record = auditor.run(horizon_s=horizon_s, listing=listing, verify=not quick, dropped=known)
+        report_to(run, record)
+        return record
 
 
 def _report(context: Context, spark: Any, manifest: str) -> Any:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import msgspec
 
 from lakebed.batches.model import LatestAudit
-from lakebed.batches.paths import AUDITS, LAST_AUDIT, audit_record_key
-from lakebed.console.runs import RunRecord
+from lakebed.batches.paths import LAST_AUDIT, audit_record_key
+from lakebed.console.runs import RecordedRuns, RunRecord
 from lakebed.core.context import Context
 from lakebed.core.errors import NotFound
+from lakebed.core.logs import logger
+from lakebed.core.runs import ActiveRun, RecordedRun
 from lakebed.pipeline.audit.model import AuditRecord
 from lakebed.store.model import read_record
 from lakebed.store.register import Register
 
-AUDITS_READ = 5
+AUDIT = "audit"  # the kind of its runs
+
+log = logger("audit")
 
 
 def last_register(context: Context) -> Register[LatestAudit]:
@@ -36,43 +40,25 @@ async def last_audit(context: Context) -> AuditRecord:
     return read_record(await context.store.get(key), AuditRecord)
 
 
-class AuditRuns:
-    """Completed audits, as runs."""
+class AuditRuns(RecordedRuns):
+    """Audits by the console and by `lakebed audit`, with their progress."""
 
-    right = "audit:read"
+    part, right = "audit", "audit:read"
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
-
-    async def latest(self, limit: int) -> list[RunRecord]:
-        """One listing, and one request for each of the last AUDITS_READ."""
-        found: list[RunRecord] = []
-        for audit_id in list(reversed(await self._context.store.children(AUDITS)))[: min(limit, AUDITS_READ)]:
-            try:
-                record = read_record(await self._context.store.get(audit_record_key(audit_id)), AuditRecord)
-            except NotFound:
-                continue  # it died before its end
-            found.append(run(record))
-        return found
-
-    async def close(self) -> None:
-        return None
+    def shown(self, run: RecordedRun) -> RunRecord:
+        return msgspec.structs.replace(super().shown(run), href="/audit", action="audit.run", fields=run.fields)
 
 
-def run(record: AuditRecord) -> RunRecord:
-    wrong = sum(total.objects for total in record.totals if total.wrong)
-    return RunRecord(
-        "audit",
-        record.audit_id,
-        "done" if record.ok else "failed",
-        record.completed_at_unix_ns // 10**6,
-        record.began_at_unix_ns // 10**6,
-        rows_in=record.objects,
-        reason="no loss" if record.ok else f"{wrong} wrong objects, or counts that differ",
-        href="/audit",
-        action="audit.run",
-        fields={"depth": "full" if record.verified else "quick"},
-    )
+def report_to(run: ActiveRun, record: AuditRecord) -> None:
+    """Reports it as the result of a run: one that found something wrong has failed."""
+    run.rows_in, run.rows_out = record.objects, sum(total.objects for total in record.totals)
+    run.reason = "no loss"
+    if not record.ok:
+        wrong = sum(total.objects for total in record.totals if total.wrong)
+        run.fail(f"{wrong} wrong objects, or counts that differ")
+    for total in record.totals:
+        log.info("finding", finding=total.finding, of=total.kind, objects=total.objects, wrong=total.wrong)
+    log.info("audit completed", audit_id=record.audit_id, objects=record.objects, ok=record.ok)
 
 
 async def last(context: Context) -> AuditRecord | None:

@@ -8,7 +8,8 @@ thread from a loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,11 +19,14 @@ from pyspark.errors import PySparkException
 from lakebed.core.context import Context
 from lakebed.core.errors import NotFound, Unavailable
 from lakebed.core.feed import Limit
+from lakebed.core.logs import logger
+from lakebed.core.runs import ActiveRun
 from lakebed.pipeline.bronze.payloads import TopicContract, read_topic_contracts
 from lakebed.pipeline.bronze.places import LAKE, SAMPLES, source_of, word_of
 from lakebed.pipeline.bronze.runs import IngestReport
 from lakebed.pipeline.bronze.samples import SampleLoader
 from lakebed.pipeline.bronze.topics import TopicLoader, behind
+from lakebed.pipeline.models.runs import LOAD
 from lakebed.pipeline.settings import BronzeSettings, PipelineSettings
 from lakebed.pipeline.silver.contract import Contract, read_contracts
 from lakebed.pipeline.tables.table import Table
@@ -37,6 +41,8 @@ if TYPE_CHECKING:
 SAMPLES_WORD = word_of(SAMPLES)
 STEPS_MAX = 10_000  # of one table in one run
 
+log = logger("bronze")
+
 
 class Ingestion:
     """Contracts are read once, at the start: a mistake in them stops a process before it takes a record."""
@@ -47,7 +53,7 @@ class Ingestion:
         self._settings = context.settings.of(BronzeSettings)
         self._contracts = _contracts(self._settings.topics_folder)
         self._samples: SampleLoader | None = None
-        self._lineage = lineage_of(context)
+        self._lineage, self._runs = lineage_of(context), context.run_log("tables")
         self._wanted = {contract.bronze for contract in _silver(context) if source_of(contract.bronze)}
         self._runner = runner
         self._refined: dict[str, int] = {}  # by source: the version that silver has in this process
@@ -88,18 +94,18 @@ class Ingestion:
             if self._settings.samples and (only is None or SAMPLES_WORD in only):
                 samples = self._samples or SampleLoader(spark, self._context, overlap_s=self._settings.overlap_s)
                 self._samples = samples  # it caches the notes that it has read
-                with self._lineage.job(samples.table.spec.name, polls=True) as job:
+                with self._job(samples.table.spec.name, SAMPLES_WORD) as (job, run):
                     again = samples.retry(self._settings.limit) if retry else None
-                    report = self._drain(samples.table.spec.name, samples.step, on_step)
+                    report = self._drain(samples.table.spec.name, samples.step, on_step, run)
                     report = again.plus(report) if again else report
-                    _trace(job, "accepted/v1", report)
+                    _trace(job, run, "accepted/v1", report)
                 reports.append(report)
                 tables[SAMPLES_WORD] = samples.table
             for made in (each for each in self._contracts if only is None or _word(each) in only):
                 topic = TopicLoader(spark, self._context, made)
-                with self._lineage.job(topic.table.spec.name, polls=True) as job:
-                    report = self._drain(topic.table.spec.name, topic.step, on_step)
-                    _trace(job, f"{'llog' if made.kind == 'topic' else 'ingest'}/{made.topic}", report)
+                with self._job(topic.table.spec.name, _word(made)) as (job, run):
+                    report = self._drain(topic.table.spec.name, topic.step, on_step, run)
+                    _trace(job, run, f"{'llog' if made.kind == 'topic' else 'ingest'}/{made.topic}", report)
                 reports.append(report)
                 tables[_word(made)] = topic.table
             self._refine(tables)
@@ -124,8 +130,18 @@ class Ingestion:
         self.refined = self._runner.run_silver(*LAKE, (), versions)
         self._refined |= versions
 
+    @contextmanager
+    def _job(self, table: str, word: str) -> Iterator[tuple[Run, ActiveRun]]:
+        """A load of one table: an event of lineage, and a recorded run."""
+        with self._runs.job(LOAD, table, {"word": word}) as run, self._lineage.job(table, polls=True) as job:
+            yield job, run
+
     def _drain(
-        self, name: str, step: Callable[[Limit], IngestReport | None], on_step: Callable[[IngestReport], None]
+        self,
+        name: str,
+        step: Callable[[Limit], IngestReport | None],
+        on_step: Callable[[IngestReport], None],
+        run: ActiveRun,
     ) -> IngestReport:
         total = IngestReport(name, steps=0)
         for _ in range(STEPS_MAX):
@@ -135,6 +151,8 @@ class Ingestion:
                 break
             on_step(report)
             total = total.plus(report)
+            run.rows_in, run.rows_out = total.rows_in, total.good
+            run.progress(f"{total.steps} steps")
         self._count(total)
         return total
 
@@ -153,8 +171,16 @@ def _word(made: TopicContract) -> str:
     return f"{made.kind}.{made.contract.table}"
 
 
-def _trace(job: Run, source: str, report: IngestReport) -> None:
-    """Reports to lineage what a run moved; a run that found nothing is not reported."""
+def _trace(job: Run, run: ActiveRun, source: str, report: IngestReport) -> None:
+    """Reports to lineage and to the record what a run moved; a run that found nothing is not reported."""
+    run.rows_in, run.rows_out, run.idle = report.rows_in, report.good, not report.steps
+    counts = {"quarantined": report.quarantined, "duplicates": report.duplicates, "unreadable": len(report.unreadable)}
+    named = [f"version {report.version}", *(f"{count} {name}" for name, count in counts.items() if count)]
+    run.reason = ", ".join(named)
+    if report.steps:
+        log.info("loaded into bronze", table=report.table, version=report.version, rows=report.good, **counts)
+    for key in report.unreadable:
+        log.error("an unreadable object was quarantined", table=report.table, key=key)
     if report.steps:
         job.read(source, rows=report.rows_in)
         job.wrote(f"tables/{report.table}", version=report.version, rows=report.good)

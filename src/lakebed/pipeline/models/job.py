@@ -11,6 +11,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextvars import copy_context
 from typing import cast
 
 import msgspec
@@ -101,7 +102,8 @@ class ModelRunner:
             while order.is_active():
                 for name in order.get_ready():
                     blocked = [p for p in self.graph.parents(name) if p in reports and reports[p].state in BLOCKING]
-                    running[pool.submit(run.make, self.graph.models[name], blocked)] = name
+                    context = copy_context()  # what it logs belongs to this run
+                    running[pool.submit(context.run, run.make, self.graph.models[name], blocked)] = name
                 for done in wait(running, return_when=FIRST_COMPLETED).done:
                     name = running.pop(done)
                     try:

@@ -14,6 +14,7 @@ import msgspec
 
 from lakebed.core.errors import Corrupt, NotFound
 from lakebed.core.logs import logger
+from lakebed.core.runs import ActiveRun
 from lakebed.pipeline.models.definition import Action
 from lakebed.store.protocol import Store
 
@@ -22,6 +23,9 @@ FORMAT = 1
 KEEP_DAYS = 90  # a run a minute makes some 130,000 objects of 1 KB
 RUNS_MAX = 1_000  # that one reader is given
 LOOKED_MAX = 10_000  # records that one reader looks at: those of a model may be rare among all
+
+LOAD, SILVER, MODELS = "bronze load", "silver", "models"  # kinds of runs, as the console shows them
+COMPACTION, RETENTION, VACUUM = "table compaction", "table retention", "table vacuum"
 
 ModelState = Literal["made", "unchanged", "waiting", "refused", "failed", "skipped"]
 log = logger("pipeline")
@@ -76,6 +80,20 @@ class PipelineRun(msgspec.Struct, frozen=True, omit_defaults=True):
     models: tuple[ModelReport, ...] = ()
     reason: str = ""
     format: int = FORMAT
+
+
+def report_to(run: ActiveRun, record: PipelineRun) -> None:
+    """Reports it as the result of a run, for the console: by model what was made of how much, or why not."""
+    wrong = [f"{one.table}: {one.error or one.reason}" for one in record.models if one.state in ("failed", "refused")]
+    done = ", ".join(f"{one.table} {one.state}" for one in record.models)
+    run.rows_in = sum(one.rows_in for one in record.models)
+    run.rows_out = sum(one.rows for one in record.models)
+    run.reason, run.idle = f"{record.trigger}: {done}", not any(one.state == "made" for one in record.models)
+    for one in record.models:
+        why = one.error or one.reason
+        log.info("model", table=one.table, state=one.state, rows=one.rows, seconds=one.seconds, why=why)
+    if wrong:
+        run.fail("; ".join(wrong))
 
 
 def run_key(record: PipelineRun) -> str:

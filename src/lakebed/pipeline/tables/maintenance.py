@@ -18,6 +18,7 @@ from lakebed.delta.log import fields_of
 from lakebed.delta.model import Snapshot, TableSpec
 from lakebed.delta.protocol import check_writable
 from lakebed.pipeline.bronze.places import BATCHES, BEFORE, LAYERS, SAMPLES, UNREADABLE_BEFORE, every_table
+from lakebed.pipeline.models.runs import COMPACTION, RETENTION, VACUUM
 from lakebed.pipeline.settings import BronzeSettings
 from lakebed.pipeline.tables import compaction
 from lakebed.pipeline.tables.table import Table
@@ -52,7 +53,7 @@ class TableMaintenance:
     def __init__(self, context: Context, spark: Callable[[], SparkSession] | None = None) -> None:
         self._context = context
         self._settings = context.settings.of(BronzeSettings)
-        self._lineage = lineage_of(context)
+        self._lineage, self._runs = lineage_of(context), context.run_log("tables")
         self._spark = spark or (lambda: open_session(context.settings.of(SparkSettings)))
 
     def compact(self, only: str = "", *, dry_run: bool = False) -> list[MaintenanceReport]:
@@ -68,9 +69,13 @@ class TableMaintenance:
         check_writable(state, name)
         if dry_run:
             return MaintenanceReport(name, sum(len(group) for group in planned), len(planned))
-        with self._lineage.job(f"compaction/{name}", inputs=[Dataset(f"tables/{name}", state.version)]) as job:
+        read = [Dataset(f"tables/{name}", state.version)]
+        with self._runs.job(COMPACTION, name) as run, self._lineage.job(f"compaction/{name}", inputs=read) as job:
             result = self._table(name, state).compact(file_bytes=self._settings.file_bytes)
             job.wrote(f"tables/{name}", version=result.version)
+            run.rows_in = run.rows_out = sum(file.rows or 0 for group in planned for file in group)
+            run.reason = f"{result.files_removed} files into {result.files_added}, version {result.version}"
+            run.idle = not result.files_removed
         self._context.metrics.counter("lakebed_tables_files_joined_total").labels(table=name).inc(result.files_removed)
         return MaintenanceReport(name, result.files_removed, result.files_added)
 
@@ -90,8 +95,10 @@ class TableMaintenance:
         by = next((column for column in AGED_BY if column in columns), "")
         if not by:
             return None
-        with self._lineage.job(f"retention/{name}", polls=True) as job:
+        with self._runs.job(RETENTION, name) as run, self._lineage.job(f"retention/{name}", polls=True) as job:
             result = self._table(name, state).remove_before(by, moment)
+            run.rows_out, run.idle = result.rows_removed, not result.rows_removed
+            run.reason = f"rows before {moment:%Y-%m-%d} removed"
             if result.rows_removed:
                 job.wrote(f"tables/{name}", version=result.version)
         return MaintenanceReport(name, rows_removed=result.rows_removed) if result.rows_removed else None
@@ -125,16 +132,19 @@ class TableMaintenance:
         for name in _only(await every_table(store), only):
             root = f"tables/{name}"
             try:
-                found = await vacuum.sweepable(store, root, clock=clock, keep_s=keep_s)
-                expired = await cleanup.expired(store, root, clock=clock)
+                async with self._runs.record(VACUUM, name) as run:
+                    found = await vacuum.sweepable(store, root, clock=clock, keep_s=keep_s)
+                    expired = await cleanup.expired(store, root, clock=clock)
+                    if not dry_run:
+                        await vacuum.delete(store, found)
+                        await cleanup.clean(store, root, clock=clock)
+                    run.idle = dry_run or not (found or expired)
+                    run.reason = f"{len(found)} files deleted, {len(expired)} entries of its log cleaned up"
             except vacuum.REFUSED as error:  # only this table is skipped
                 if only:
                     raise
                 done.append(_left(name, error))
                 continue
-            if not dry_run:
-                await vacuum.delete(store, found)
-                await cleanup.clean(store, root, clock=clock)
             if found or expired:
                 size = sum(info.size for info in found)
                 report = MaintenanceReport(name, files_swept=len(found), bytes_swept=size)

@@ -1,75 +1,45 @@
-"""What wrote to tables: the recorded runs of models, and the last versions of each table as runs of bronze, silver,
-gold and maintenance.
+"""Runs that wrote to tables: loads into bronze, silver, models and maintenance; and how each runs again.
+
+Silver of a tick is among the runs of ticks, with its tick.
 """
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 from urllib.parse import urlencode
 
-from lakebed.console.runs import RunRecord
-from lakebed.core.context import Context
-from lakebed.core.errors import LakebedError
-from lakebed.pipeline.models.runs import PipelineRun
-from lakebed.pipeline.models.runs import runs as recorded_runs
-from lakebed.pipeline.tables.view import Tables, TableVersion
-
-TABLES_READ = 40  # tables whose versions are read
-VERSIONS_READ = 3  # of one table
-MODEL_RUNS_READ = 20
-MAINTENANCE = {"OPTIMIZE": "table compaction", "VACUUM END": "table vacuum"}
+from lakebed.console.runs import RecordedRuns, in_thread
+from lakebed.core.runs import RecordedRun, Work
+from lakebed.pipeline.models.runs import COMPACTION, LOAD, MODELS, SILVER, VACUUM
 
 
-class TablesRuns:
-    right = "tables:read"
+class TablesRuns(RecordedRuns):
+    part, right, again_right = "tables", "tables:read", "pipeline:run"
+    repeats = (LOAD, SILVER, MODELS, COMPACTION, VACUUM)
 
-    def __init__(self, context: Context) -> None:
-        self._tables, self._store = Tables(context), context.store
+    def href(self, run: RecordedRun) -> str:
+        """Its table, or the tables of its project."""
+        return "/tables" if run.kind in (SILVER, MODELS) else f"/tables?{urlencode({'table': run.subject})}"
 
-    async def latest(self, limit: int) -> list[RunRecord]:
-        """The last runs of models, and the last versions of the first TABLES_READ tables."""
-        gate = asyncio.Semaphore(8)
+    def work(self, run: RecordedRun) -> Work:
+        return lambda active: in_thread(partial(self.repeat, run))
 
-        async def of(name: str) -> list[RunRecord]:
-            async with gate:
-                try:
-                    return [run(name, one) for one in await self._tables.versions(name, VERSIONS_READ)]
-                except LakebedError:
-                    return []  # the tables page shows what is wrong with it
+    def repeat(self, run: RecordedRun) -> None:
+        """The job itself, in this thread, with Spark on this machine. What it reports is the run's."""
+        if run.kind == LOAD:
+            from lakebed.pipeline.bronze.ingestion import Ingestion
 
-        names = (await self._tables.names())[:TABLES_READ]
-        found = [one for runs in await asyncio.gather(*map(of, names)) for one in runs]
-        found += [models(one) for one in await recorded_runs(self._store, limit=MODEL_RUNS_READ)]
-        return sorted(found, key=lambda one: one.ended_at_ms, reverse=True)[:limit]
+            Ingestion(self.context).run(only=[run.fields["word"]])
+        elif run.kind in (COMPACTION, VACUUM):
+            from lakebed.pipeline.tables.maintenance import TableMaintenance
 
-    async def close(self) -> None:
-        return None
+            maintenance = TableMaintenance(self.context)
+            (maintenance.compact if run.kind == COMPACTION else maintenance.vacuum)(run.subject)
+        else:
+            from lakebed.pipeline.runner import PipelineRunner
 
-
-def run(name: str, version: TableVersion) -> RunRecord:
-    """Pure: a version as a run."""
-    layer = name.partition("/")[0]
-    return RunRecord(
-        MAINTENANCE.get(version.operation.upper(), f"{layer} table"),
-        name,
-        "done",
-        version.at_ms,
-        rows_out=(version.rows_inserted + version.rows_replaced) or None,
-        reason=f"version {version.version}, {version.operation.lower()}",
-        href=f"/tables?{urlencode({'table': name})}",
-    )
-
-
-def models(recorded: PipelineRun) -> RunRecord:
-    """Pure: a run over the models of a project."""
-    wrong = [f"{one.table}: {one.error or one.reason}" for one in recorded.models if one.state in ("failed", "refused")]
-    done = ", ".join(f"{one.table} {one.state}" for one in recorded.models)
-    return RunRecord(
-        "models",
-        f"{recorded.org_id}/{recorded.project_id}",
-        recorded.state,
-        recorded.began_ms + round(recorded.seconds * 1000),
-        recorded.began_ms,
-        rows_out=sum(one.rows for one in recorded.models) or None,
-        reason="; ".join(wrong) or f"{recorded.trigger}: {done}",
-    )
+            runner, whose = PipelineRunner(self.context), (run.fields["org"], run.fields["project"])
+            if run.kind == SILVER:
+                runner.rebuild(*whose)
+            else:
+                runner.run_models(*whose, run.fields["models"].split() or None, trigger="command")

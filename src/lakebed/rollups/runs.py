@@ -1,0 +1,17 @@
+"""Runs of the roller, and how it runs again."""
+
+from __future__ import annotations
+
+from lakebed.console.runs import RecordedRuns
+from lakebed.core.runs import RecordedRun, Work
+from lakebed.rollups.workers import ROLLUP, roller
+
+
+class RollupRuns(RecordedRuns):
+    part, right, again_right, repeats = "rollups", "batches:read", "batches:admin", (ROLLUP,)
+
+    def href(self, run: RecordedRun) -> str:
+        return "/batches"
+
+    def work(self, run: RecordedRun) -> Work:
+        return roller(self.context).work

@@ -1,0 +1,244 @@
+"""Runs of jobs in the bucket: one write for a short one, beats for a long one, none for one without work."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from lakebed.core import logs, runs
+from lakebed.core.clock import ManualClock, SystemClock
+from lakebed.core.errors import Invalid, NotFound, Unavailable
+from lakebed.core.runs import RecordedRun, RunLog, RunReader, heard, read_run
+from lakebed.store.memory import MemoryStore
+from support.counting_store import CountingStore
+from support.runtimes import runtime_on
+
+HOUR_S = 3600.0
+
+
+@pytest.fixture(autouse=True)
+def logged() -> Iterator[None]:
+    """Lines are captured as a process configures it; others are not changed."""
+    before = structlog.get_config()
+    logs.configure("info", as_json=True)
+    yield
+    structlog.configure(**before)
+
+
+async def test_a_run_is_one_record_with_its_duration_rows_and_log() -> None:
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    runtime = runtime_on(store, clock)
+    async with RunLog(runtime, "log", node="n1").record("log compaction", "clicks/0", {"topic": "clicks"}) as run:
+        logs.logger("log").info("compacted", blobs=3)
+        await clock.advance(2.0)
+        run.rows_in, run.rows_out = 10, 9
+
+    (found,) = await RunReader(runtime, "log").latest(10)
+    whole = await read_run(runtime, found.name)
+
+    assert ("done", 10, 9, "n1", {"topic": "clicks"}) == (
+        found.state, found.rows_in, found.rows_out, found.node, found.fields
+    )  # fmt: skip
+    assert 2000 == found.heard_ms - found.began_ms
+    assert "info compacted blobs=3" in whole.log[0]
+    assert 1 == len([info async for info in store.list("")])
+
+
+async def test_a_run_with_nothing_to_do_leaves_nothing() -> None:
+    runtime = runtime_on(MemoryStore(clock=SystemClock()))
+    async with RunLog(runtime, "log").record("log compaction") as run:
+        run.idle = True
+
+    assert [] == await RunReader(runtime, "log").latest(10)
+
+
+async def test_a_failure_is_recorded_with_its_reason_and_raised() -> None:
+    """Also of a run that would have been idle; the same one again, only after a minute."""
+    clock = ManualClock()
+    runtime = runtime_on(MemoryStore(clock=clock), clock)
+    log = RunLog(runtime, "rollups")
+
+    async def fail(why: str) -> None:
+        with pytest.raises(Unavailable):
+            async with log.record("rollups") as run:
+                run.idle = True
+                raise Unavailable(why)
+
+    await fail("the store is away")
+    await fail("the store is away")
+    await fail("no disk")
+    await clock.advance(runs.REPEATED_MS / 1000)
+    await fail("no disk")
+
+    found = await RunReader(runtime, "rollups").latest(10)
+    assert ["no disk", "no disk", "the store is away"] == [run.reason for run in found]
+    assert {"failed"} == {run.state for run in found}
+
+
+async def test_every_gateway_sees_the_progress_of_a_long_run() -> None:
+    """From its first beat on; when its process dies, that is seen after a while."""
+    clock = ManualClock()
+    runtime = runtime_on(MemoryStore(clock=clock), clock)
+    going = asyncio.Event()
+
+    async def work() -> None:
+        async with RunLog(runtime, "audit", node="n1").record("audit") as run:
+            run.progress("comparing", 8, 3)
+            await going.wait()
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    before = await RunReader(runtime, "audit").latest(1)
+    await clock.advance(runs.BEAT_S)
+    elsewhere = RunReader(runtime, "audit")
+    (running,) = await elsewhere.latest(1)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await clock.advance(runs.STALE_S + 1)
+    (dead,) = await elsewhere.latest(1)
+
+    assert [] == before
+    assert ("running", "comparing", 8, 3) == (running.state, running.phase, running.tasks, running.tasks_done)
+    assert "failed" == dead.state and "n1 has stopped" in dead.reason
+
+
+async def test_a_run_that_is_shown_at_once_ends_in_the_same_record() -> None:
+    clock = ManualClock()
+    runtime = runtime_on(MemoryStore(clock=clock), clock)
+    async with RunLog(runtime, "audit").record("audit", at_once=True) as run:
+        states = [one.state for one in await RunReader(runtime, "audit").latest(5)]
+        run.idle = True  # it is known already: its end is recorded
+
+    assert ["running"] == states
+    assert ["done"] == [one.state for one in await RunReader(runtime, "audit").latest(5)]
+
+
+async def test_a_run_inside_a_run_of_the_same_thing_is_that_run() -> None:
+    """A job that records itself is run again by the console: one record. Another thing inside has its own."""
+    runtime = runtime_on(MemoryStore(clock=SystemClock()))
+    log = RunLog(runtime, "tables")
+
+    def inner() -> None:
+        with log.job("models", "acme/shop") as run, log.job("table compaction", "gold/x") as other:
+            run.rows_out, other.rows_out = 3, 4
+
+    async with log.record("models", "acme/shop", at_once=True):
+        await asyncio.to_thread(inner)
+
+    found = await RunReader(runtime, "tables").latest(5)
+    assert {("models", 3), ("table compaction", 4)} == {(run.kind, run.rows_out) for run in found}
+
+
+async def test_an_answer_that_is_no_failure_is_not_recorded() -> None:
+    runtime = runtime_on(MemoryStore(clock=SystemClock()))
+    with pytest.raises(NotFound):
+        async with RunLog(runtime, "ticks").record("finalize") as run:
+            run.answers = (NotFound,)
+            raise NotFound("a part is missing")
+
+    assert [] == await RunReader(runtime, "ticks").latest(5)
+
+
+async def test_a_job_of_a_thread_is_recorded_with_what_it_logs() -> None:
+    runtime = runtime_on(MemoryStore(clock=SystemClock()))
+
+    def work() -> None:
+        with RunLog(runtime, "tables").job("bronze load", "bronze/batches/samples", at_once=True) as run:
+            logs.logger("bronze").info("loaded")
+            run.rows_out = 5
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    await asyncio.to_thread(thread.join)
+
+    (found,) = await RunReader(runtime, "tables").latest(5)
+    assert ("done", 5) == (found.state, found.rows_out)
+    assert any("loaded" in line for line in (await read_run(runtime, found.name)).log)
+
+
+async def test_a_store_that_is_away_never_fails_the_work() -> None:
+    class Away(MemoryStore):
+        async def create(self, key: str, data: bytes):  # type: ignore[no-untyped-def]
+            raise Unavailable("the store is away")
+
+    async with RunLog(runtime_on(Away(clock=SystemClock())), "log").record("log compaction") as run:
+        run.rows_out = 1
+
+    assert run.etag is None
+
+
+async def test_a_write_whose_answer_was_lost_is_written_over() -> None:
+    class Deaf(MemoryStore):
+        async def create(self, key: str, data: bytes):  # type: ignore[no-untyped-def]
+            await super().create(key, data)
+            raise Unavailable("no answer")
+
+    clock = ManualClock()
+    store = Deaf(clock=clock)
+    async with RunLog(runtime_on(store, clock), "audit").record("audit", at_once=True) as run:
+        await clock.advance(1.0)
+        store.create = super(Deaf, store).create  # type: ignore[method-assign]
+        run.rows_in = 7
+
+    (found,) = await RunReader(runtime_on(store, clock), "audit").latest(5)
+    assert ("done", 7) == (found.state, found.rows_in)
+
+
+async def test_reading_again_costs_requests_for_new_runs_only() -> None:
+    """However many look, and however many hours are shown."""
+    clock = ManualClock()
+    store = CountingStore(clock=clock)
+    runtime = runtime_on(store, clock)
+    log = RunLog(runtime, "log")
+    for _ in range(6):
+        async with log.record("log compaction"):
+            await clock.advance(1.0)
+        await clock.advance(HOUR_S)
+    reader = RunReader(runtime, "log")
+    first = await reader.latest(40)
+    reads, lists = len(store.gets), len(store.lists)
+    again = await reader.latest(40)
+    async with log.record("log compaction"):
+        pass
+    more = await reader.latest(40)
+
+    assert 6 == len(first) and first == again and 7 == len(more)
+    assert (6, 7) == (reads, len(store.gets))
+    assert 2 + 3 == len(store.lists) - lists  # the newest hours, not all seven
+    assert [run.began_ms for run in more] == sorted((run.began_ms for run in more), reverse=True)
+
+
+async def test_old_records_are_deleted() -> None:
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    log = RunLog(runtime_on(store, clock), "log")
+    for _ in range(3):
+        async with log.record("log compaction"):
+            pass
+        await clock.advance(runs.KEEP_HOURS * HOUR_S + HOUR_S)
+    async with log.record("log compaction"):
+        pass
+
+    assert 1 == len([info async for info in store.list(runs.ROOT)])
+
+
+async def test_a_name_that_is_none_reaches_no_object() -> None:
+    runtime = runtime_on(MemoryStore(clock=SystemClock()))
+
+    for name in ("../keys", "log/2026-11-18T01/../../x", "", "log/2026-11-18T01/nothing"):
+        with pytest.raises(Invalid):
+            await read_run(runtime, name)
+    with pytest.raises(NotFound):
+        await read_run(runtime, "log/2026-11-18T01/000001760000000-0000-abc")
+
+
+def test_a_run_that_was_heard_of_lately_still_runs() -> None:
+    run = RecordedRun("1", "log", "log compaction", "", "running", 0, 1000)
+
+    assert "running" == heard(run, 1000 + int(runs.STALE_S * 1000)).state
+    assert "failed" == heard(run, 1001 + int(runs.STALE_S * 1000)).state
