@@ -47,6 +47,7 @@ class LogState(msgspec.Struct, frozen=True):
     begins_ns: int = 0  # events before it are lost, whatever the files say
     gaps: tuple[LogGap, ...] = ()
     seen_ns: int = 0  # when the reach was last seen as it is here
+    named_ns: int | None = None  # `made_ns` of the log that the cursors name; its first file makes no other log of it
     lost_ns: int = 0
     lost: str = ""
 
@@ -84,16 +85,17 @@ def observed(known: LogState, reach: LogReach, now_ns: int) -> LogState:
     reach = msgspec.structs.replace(reach, servers=servers)
     if old is None:
         begins_ns = now_ns if reach.made_ns and reach.first_ns is None else 0
-        return msgspec.structs.replace(known, reach=reach, begins_ns=begins_ns, seen_ns=now_ns)
+        return msgspec.structs.replace(known, reach=reach, begins_ns=begins_ns, seen_ns=now_ns, named_ns=reach.made_ns)
+    if reach == old and now_ns - known.seen_ns < SEEN_EVERY_NS:
+        return known
     why = lost_files(old, reach)
+    known = msgspec.structs.replace(known, named_ns=_named_ns(known, reach))
     if why:
         return lost(msgspec.structs.replace(known, reach=reach, seen_ns=now_ns), why, now_ns, begins_ns=now_ns)
     if ended := [name for name, at in old.servers if dict(servers).get(name) != at]:
         gap = LogGap(known.seen_ns - LATE_NS, now_ns)
         after = msgspec.structs.replace(known, reach=reach, seen_ns=now_ns, gaps=_joined(known.gaps, gap))
         return lost(after, f"{', '.join(ended)} was restarted or is gone: its last events may be missing", now_ns)
-    if reach == old and now_ns - known.seen_ns < SEEN_EVERY_NS:
-        return known
     return msgspec.structs.replace(known, reach=reach, seen_ns=now_ns)
 
 
@@ -127,7 +129,19 @@ def begins_ns(known: LogState) -> int:
 def reach_hash(known: LogState) -> str:
     """Names the log as it is known: another one after every loss."""
     made_ns = known.reach.made_ns if known.reach is not None else 0
-    return names((known.generation, made_ns, known.begins_ns))
+    return names((known.generation, made_ns if known.named_ns is None else known.named_ns, known.begins_ns))
+
+
+def _named_ns(known: LogState, reach: LogReach) -> int:
+    """A server writes the first file of a log some time after it started. That is the same log, if the file begins
+    before the last look at it: then it holds all that came since.
+    """
+    old = known.reach or LogReach()
+    same = old.made_ns == reach.made_ns
+    begun = not old.made_ns and reach.first_ns is not None and reach.first_ns <= known.seen_ns
+    if same or begun:
+        return old.made_ns if known.named_ns is None else known.named_ns
+    return reach.made_ns
 
 
 def _joined(gaps: tuple[LogGap, ...], gap: LogGap) -> tuple[LogGap, ...]:

@@ -34,6 +34,11 @@ class Drainer:
         await self._state.pending.change(changed(lambda known: PendingIndex(1, tuple({*known.refs, *refs}))))
         return found
 
+    async def nothing_waits(self) -> bool:
+        """Whether no action has exceptions, by the index alone."""
+        index = (await self._state.pending.read()).value
+        return bool(index.version) and not index.refs
+
     async def next_due(self, action: CompiledAction) -> int | None:
         """When the next item is due; None when nothing waits or the drain is blocked."""
         name = str(action.ref.key)

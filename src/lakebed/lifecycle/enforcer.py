@@ -18,13 +18,12 @@ from lakebed.core.runs import RunLog
 from lakebed.core.traces import traced
 from lakebed.lifecycle import blockers, paths
 from lakebed.lifecycle.blockers import Failure
-from lakebed.lifecycle.cluster import claimed, owned, released
 from lakebed.lifecycle.compiler import PolicyCompiler, require_scan
 from lakebed.lifecycle.counters import CountRecorder
 from lakebed.lifecycle.drainer import Drainer
 from lakebed.lifecycle.engine import PolicySnapshot
 from lakebed.lifecycle.gauges import Gauges
-from lakebed.lifecycle.leases import hold
+from lakebed.lifecycle.leases import ShardClaim, hold
 from lakebed.lifecycle.ledger import LedgerMover, Publish
 from lakebed.lifecycle.model import DeleteOutcome, StreamKind
 from lakebed.lifecycle.modes import LagMonitor
@@ -53,6 +52,7 @@ NAP_S = 5.0  # how soon a sleeping worker notices a requested round
 NOTE_S = 10.0  # shortest time between two records of a completed round: rounds may follow each other closely
 RETRY_S = 60.0  # after a transport error, unless the policy poll comes first
 SOON_S = 0.05  # shortest time between two rounds
+JOIN_S = 1.0  # scans that end within this time let their actions join the sweeps together
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -77,7 +77,7 @@ class Enforcer:
     ) -> None:
         """`publish` gets the expiration events of what is deleted."""
         self._source, self._seams, self._state, self._settings, self._node = source, seams, state, settings, node
-        self._name = f"{node}-{state.runtime.ids.token()[:8]}"
+        self._shards = ShardClaim(state, f"{node}-{state.runtime.ids.token()[:8]}", settings.lease_s)
         self.resolver = Resolver(seams, state, settings, run=node, reserved=reserved)
         self._runs = RunLog(state.runtime, "lifecycle", node=node)
         self._gauges = Gauges(state.metrics)
@@ -87,9 +87,11 @@ class Enforcer:
         self._scanner = BucketScanner(seams.lister, self.resolver, state, settings, self._monitor)
         self._drainer = Drainer(self.resolver, state, settings)
         self._mover = LedgerMover(state, publish=publish, keep_ns=ns(settings.ledger_retention_s))
-        self._alarms = {name: asyncio.Event() for name in ("read", "scan", "drain")}
+        self._alarms = {name: asyncio.Event() for name in ("read", "scan", "join", "drain")}
+        self._ended: dict[
+            str, PolicySnapshot
+        ] = {}  # buckets whose actions wait to join, and what they were scanned for
         self._wakes = -1
-        self._claimed_ns = 0
         self.counts = CountRecorder(state)
         self._folded_ns = state.clock.now_ns()
         self._noted_ns = self._compiled_ns = 0
@@ -101,7 +103,12 @@ class Enforcer:
 
         What fails is logged and retried; it leaves a valid state.
         """
-        rounds = {"read": self._read_round, "scan": self._scan_round, "drain": self._drain_round}
+        rounds = {
+            "read": self._read_round,
+            "scan": self._scan_round,
+            "join": self._join_round,
+            "drain": self._drain_round,
+        }
         watch = watch_policies(self._seams.policies, self._state.clock, self.wake)
         # A list: a TaskGroup cancels in no order, and a simulation could not be replayed.
         work = [*(self._repeat(name, each) for name, each in rounds.items()), self._upkeep(), watch]
@@ -112,7 +119,8 @@ class Enforcer:
             for loop in loops:
                 loop.cancel()
             await asyncio.gather(*loops, return_exceptions=True)
-            await self._leave()
+            self._ended = {}
+            await self._shards.leave()
 
     async def _repeat(self, name: str, work: Callable[[], Awaitable[int]]) -> None:
         """One loop: works, then rests until the instant it returned, or the poll, or an alarm."""
@@ -147,7 +155,7 @@ class Enforcer:
         """Renews the hold on shards, notices requested rounds, moves the ledger, shows the gauges."""
         while True:
             try:
-                await self._claim()
+                await self._shards.claim()
                 count = (await self._state.wake.read()).value.count
                 if self._wakes not in (-1, count):
                     self.wake()
@@ -170,11 +178,24 @@ class Enforcer:
                 if found is not None:
                     found.report_to(run)
             if found is not None and found.complete:
-                self.wake("read", "drain")
+                self._ended[bucket] = snapshot
+                self._alarms["join"].set()
         now_ns = self._state.clock.now_ns()
         return min([now_ns + ns(self._settings.poll_s), *next_scans(self._compiler.states, snapshot)])
 
+    async def _join_round(self) -> int:
+        """Every join ends the sweeps under way and makes the next one compile, so scans that end together join once."""
+        if self._ended:
+            await self._state.clock.sleep(JOIN_S)
+            ended, self._ended = self._ended, {}
+            for snapshot in {id(one): one for one in ended.values()}.values():
+                await self._scanner.join([bucket for bucket, one in ended.items() if one is snapshot], snapshot)
+            self.wake("read", "drain")
+        return self._state.clock.now_ns() + ns(self._settings.poll_s)
+
     async def _drain_round(self) -> int:
+        if await self._drainer.nothing_waits():
+            return self._state.clock.now_ns() + ns(self._settings.poll_s)
         snapshot = self._compiler.kept() or await self.compile()
         now_ns = self._state.clock.now_ns()
         return min([now_ns + ns(self._settings.poll_s), *await self._drain(snapshot)])
@@ -193,8 +214,10 @@ class Enforcer:
         await self._monitor.observe()
         snapshot = await self.compile()
         scans = [scan for bucket in snapshot.buckets if (scan := await self.scan(bucket, snapshot)) is not None]
+        if ended := [scan.bucket for scan in scans if scan.complete]:
+            await self._scanner.join(ended, snapshot)
         sweeps = await self._read()
-        snapshot = await self.compile() if any(scan.complete for scan in scans) else snapshot
+        snapshot = await self.compile() if ended else snapshot
         wakes = [*await self._drain(snapshot), *_dues(sweeps), *next_scans(self._compiler.states, snapshot)]
         await self._books()
         now_ns = self._state.clock.now_ns()
@@ -206,9 +229,13 @@ class Enforcer:
         """The policies and states as they are now. Actions whose cursors were not moved back for them get that done."""
         self._compiled_ns = self._state.clock.now_ns()
         snapshot = await self._compiler.run(await self._state.cursors())
-        for bucket, state in self._compiler.states.items():
-            if any(is_joining(known) for known in state.actions.values()):
-                await self._scanner.join(bucket, snapshot.of_bucket(bucket), snapshot)
+        joining = [
+            bucket
+            for bucket, state in self._compiler.states.items()
+            if bucket not in self._ended and any(is_joining(known) for known in state.actions.values())
+        ]
+        if joining:
+            await self._scanner.join(joining, snapshot)
         return snapshot
 
     # Reading.
@@ -218,11 +245,11 @@ class Enforcer:
         out an action which joined since is refused by the generation.
         """
         log_state = await self._monitor.observe()
-        shards = await self._claim()
+        shards = await self._shards.claim()
         try:
             cursors = await self._state.cursors()
             snapshot = (self._compiler.kept_for(cursors, log_state) if hold else None) or await self.compile()
-            found = await self._reader.run(snapshot, self._alive, cursors, shards)
+            found = await self._reader.run(snapshot, self._shards.alive, cursors, shards)
             if found.unserved:
                 await require_scan(self._state, found.unserved, "its cursor is missing or older than it")
                 self.wake("scan")
@@ -237,33 +264,18 @@ class Enforcer:
             return [Sweep(None, halted=True)]
         finally:
             if not hold:
-                await self._leave()
-
-    async def _claim(self) -> frozenset[int]:
-        """Reports that this worker lives, and returns the shards it has. Written every third of a lease."""
-        now_ns, lease_ns = self._state.clock.now_ns(), ns(self._settings.lease_s)
-        if self._claimed_ns and now_ns - self._claimed_ns < lease_ns // 3:
-            return owned((await self._state.shards.read()).value, self._name)
-        after = await self._state.shards.change(changed(lambda known: claimed(known, self._name, now_ns, lease_ns)))
-        self._claimed_ns = now_ns
-        return owned(after, self._name)
-
-    async def _alive(self) -> None:
-        await self._claim()
-
-    async def _leave(self) -> None:
-        self._claimed_ns = 0
-        try:
-            await self._state.shards.change(changed(lambda known: released(known, self._name)))
-        except LakebedError as error:
-            log.info("shards not released", error=error.message)
+                await self._shards.leave()
 
     # Scanning.
 
     async def scan(self, bucket: str, snapshot: PolicySnapshot) -> BucketScan | None:
         """Scans the parts of the bucket that are due and that no other worker has; None when there is nothing to do."""
+        actions = snapshot.of_bucket(bucket)
+        compiled = self._compiler.states.get(bucket)  # what it shows not to need a scan is not read again
+        if compiled is not None and not needs_scan(compiled, actions, self._state.clock.now_ns()):
+            return None
         state = (await self._state.bucket(bucket).read()).value
-        if not needs_scan(state, snapshot.of_bucket(bucket), self._state.clock.now_ns()):
+        if not needs_scan(state, actions, self._state.clock.now_ns()):
             return None
         report: BucketScan | None = None
         try:
@@ -289,9 +301,7 @@ class Enforcer:
     ) -> BucketScan | None:
         async with AsyncExitStack() as stack:
             try:
-                alive = await hold(
-                    self._state, paths.scan_lease(bucket, part), self._node, self._settings.lease_s, stack
-                )
+                alive = await self._hold(paths.scan_lease(bucket, part), stack)
                 return await self._scanner.run(bucket, part, progress, snapshot, alive)
             except (HeldByAnother, Fenced):
                 return None
@@ -312,9 +322,7 @@ class Enforcer:
             if next_ns is not None and next_ns <= self._state.clock.now_ns():
                 async with AsyncExitStack() as stack:
                     try:
-                        await hold(
-                            self._state, paths.drain_lease(action.ref), self._node, self._settings.lease_s, stack
-                        )
+                        await self._hold(paths.drain_lease(action.ref), stack)
                         await self._drainer.run(action)
                     except (HeldByAnother, Fenced):
                         continue

@@ -1,4 +1,6 @@
-"""A lease held while a piece of work goes on: it saves duplicate work, and nothing depends on it."""
+"""Leases held while a piece of work goes on, and the shards of a worker: they save duplicate work, and nothing depends
+on them.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,9 @@ from contextlib import AsyncExitStack
 
 from lakebed.core.errors import LakebedError
 from lakebed.core.logs import logger
+from lakebed.lifecycle.cluster import claimed, owned, released
 from lakebed.lifecycle.settings import ns
-from lakebed.lifecycle.state import LifecycleState
+from lakebed.lifecycle.state import LifecycleState, changed
 from lakebed.store.lease import Lease
 
 log = logger("lifecycle")
@@ -35,3 +38,32 @@ async def hold(
             held = await lease.renew(held)
 
     return alive
+
+
+class ShardClaim:
+    """The shards of the event stream that one worker reads."""
+
+    def __init__(self, state: LifecycleState, name: str, lease_s: float) -> None:
+        self.name, self._state, self._lease_ns = name, state, ns(lease_s)
+        self._claimed_ns = 0
+
+    async def claim(self) -> frozenset[int]:
+        """Reports that this worker lives, and returns the shards it has. Written every third of a lease."""
+        now_ns = self._state.clock.now_ns()
+        if self._claimed_ns and now_ns - self._claimed_ns < self._lease_ns // 3:
+            return owned((await self._state.shards.read()).value, self.name)
+        after = await self._state.shards.change(
+            changed(lambda known: claimed(known, self.name, now_ns, self._lease_ns))
+        )
+        self._claimed_ns = now_ns
+        return owned(after, self.name)
+
+    async def alive(self) -> None:
+        await self.claim()
+
+    async def leave(self) -> None:
+        self._claimed_ns = 0
+        try:
+            await self._state.shards.change(changed(lambda known: released(known, self.name)))
+        except LakebedError as error:
+            log.info("shards not released", error=error.message)

@@ -81,15 +81,18 @@ class LifecycleReader:
         states = dict(cursors if cursors is not None else await self._state.cursors())
         held = (await self._state.blockers.read()).value
         sweeps: list[Sweep] = []
-        unserved: set[ActionRef] = set()
         streams: list[OpenStream] = []
-        for shard in sorted(shards):
+        mine, groups = sorted(shards), _groups(snapshot)
+        stored = states
+        if unserved := _unserved(states, mine, groups, snapshot):
+            stored = await self._state.cursors()  # an action may have joined since they were read
+            unserved = _unserved(stored, mine, groups, snapshot)
+        for shard in mine:
             states[shard] = await self._drop_unused(shard, states[shard], snapshot)
-            for delay_ns, members in _groups(snapshot):
-                found, missed = self._open(shard, delay_ns, members, states[shard], snapshot)
-                unserved |= missed
+            for delay_ns, members in groups:
+                found = self._open(shard, delay_ns, members, states[shard], snapshot)
                 if found is None:
-                    sweeps.append(Sweep(delay_ns))
+                    sweeps.append(Sweep(delay_ns, superseded=stored[shard].generation != states[shard].generation))
                 elif blockers.blocks(held, found.lane):
                     sweeps.append(Sweep(delay_ns, blocked=True))
                 else:
@@ -103,19 +106,17 @@ class LifecycleReader:
 
     def _open(
         self, shard: int, delay_ns: int | None, members: frozenset[ActionRef], state: ReaderState, snap: PolicySnapshot
-    ) -> tuple[OpenStream | None, set[ActionRef]]:
-        """The stream, unless it has no cursor; and the actions that the cursor was never moved back for."""
-        joined = [ref for ref in members if snap.actions[ref].joined]
+    ) -> OpenStream | None:
+        """The stream, unless it has no cursor."""
         cursor = state.cursor(delay_ns)
         if cursor is None or state.reach != snap.reach:
-            return None, set(joined)
-        missed = {ref for ref in joined if snap.actions[ref].joined > state.generation}
+            return None
         if cursor.ts_ns < snap.log_begins_ns:
             raise LostLog(f"the event log begins at {snap.log_begins_ns}, a cursor is at {cursor.ts_ns}")
         now_ns = self._state.clock.now_ns()
         cutoff_ns = stream_cutoff(snap.calendar, now_ns, delay_ns, ns(self._settings.flush_lag_s))
         rules = names(f"{ref}@{snap.actions[ref].joined}" for ref in members)
-        return OpenStream(shard, delay_ns, state, rules, cutoff_ns), missed
+        return OpenStream(shard, delay_ns, state, rules, cutoff_ns)
 
     async def _drop_unused(self, shard: int, state: ReaderState, snapshot: PolicySnapshot) -> ReaderState:
         """Cursors that no rule needs are dropped: they would only fall behind the log."""
@@ -146,7 +147,7 @@ class LifecycleReader:
         for stream in streams:
             by_shard.setdefault(stream.shard, []).append(stream)
         until_ns, safe_ns = max(one.cutoff_ns for one in streams), self._safe_ns()
-        clear_ns, peeked, count = safe_ns - 1, 0, 0
+        clear_ns, peeked, count, cut = safe_ns - 1, 0, 0, False
         async with aclosing(self._source.read(min(one.cursor for one in streams), safe_ns)) as events:
             async for event in events:
                 at = event.position
@@ -158,7 +159,7 @@ class LifecycleReader:
                 if at.ts_ns > until_ns:
                     peeked += 1
                     if peeked >= PEEK_EVENTS or all(one.next_due_ns is not None or one.ended for one in streams):
-                        clear_ns = at.ts_ns - 1
+                        clear_ns, cut = at.ts_ns - 1, True
                         break
                     continue
                 count += 1
@@ -171,7 +172,7 @@ class LifecycleReader:
             for stream in some:
                 if stream.batch:
                     await self._settle([stream], stream.batch[-1][0], alive)
-        self._remember(streams, snapshot.calendar, clear_ns)
+        self._remember(streams, snapshot.calendar, clear_ns, cut=cut)
 
     def _offer(
         self,
@@ -195,9 +196,10 @@ class LifecycleReader:
             stream.worked += 1
             stream.batch.append((at, work))
 
-    def _remember(self, streams: Iterable[OpenStream], calendar: Calendar, clear_ns: int) -> None:
-        """Notes how far the log was seen to hold no more work. Beyond that it must be looked at again: a stream that
-        waits long is woken for it, one that waits shortly is read by every round.
+    def _remember(self, streams: Iterable[OpenStream], calendar: Calendar, clear_ns: int, *, cut: bool) -> None:
+        """Notes how far the log was seen to hold no more work. Beyond that it must be looked at again. Where the log
+        holds more (`cut`), the stream is woken for it, at most once a second; at its end, one that waits long is
+        woken too, and one that waits shortly is read by every round.
         """
         soon_ns = self._state.clock.now_ns() + SOON_NS
         for stream in streams:
@@ -205,8 +207,8 @@ class LifecycleReader:
                 self._quiet.pop((stream.shard, stream.delay_ns), None)
                 continue
             unknown_ns = _due(clear_ns + 1, stream.delay_ns, calendar)
-            if stream.next_due_ns is None and unknown_ns >= soon_ns:
-                stream.next_due_ns = unknown_ns
+            if stream.next_due_ns is None and (cut or unknown_ns >= soon_ns):
+                stream.next_due_ns = max(unknown_ns, soon_ns)
             clear = clear_ns if stream.next_work_ns is None else stream.next_work_ns - 1
             self._quiet[stream.shard, stream.delay_ns] = _Quiet(
                 stream.generation, stream.cursor, stream.rules, clear, stream.next_due_ns
@@ -297,6 +299,22 @@ def _due(ts_ns: int, delay_ns: int | None, calendar: Calendar) -> int:
 def _groups(snapshot: PolicySnapshot) -> list[tuple[int | None, frozenset[ActionRef]]]:
     found: list[tuple[int | None, frozenset[ActionRef]]] = list(snapshot.original_delay_groups.items())
     return [*found, (None, snapshot.predicate_actions)] if snapshot.predicate_actions else found
+
+
+def _unserved(
+    states: Mapping[int, ReaderState],
+    shards: Iterable[int],
+    groups: Iterable[tuple[int | None, frozenset[ActionRef]]],
+    snapshot: PolicySnapshot,
+) -> set[ActionRef]:
+    """The actions that joined, and whose cursor is missing, of another log, or was never moved back for them."""
+    found: set[ActionRef] = set()
+    for delay_ns, members in groups:
+        for state in (states[shard] for shard in shards):
+            serves = state.cursor(delay_ns) is not None and state.reach == snapshot.reach
+            generation = state.generation if serves else 0
+            found |= {ref for ref in members if snapshot.actions[ref].joined > generation}
+    return found
 
 
 def _by_group(sweeps: Iterable[Sweep]) -> list[Sweep]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
+from functools import partial
 from itertools import takewhile
 
 import msgspec
@@ -54,6 +55,7 @@ log = logger("lifecycle")
 
 CHECKPOINT_S = 5.0  # what a crash loses of a scan
 RANGES_MAX = 64
+JOINS_SHOWN = 20  # names in a log line
 SCAN_ONLY_BY_OPERATOR = (Degraded.LAG_HIGH, Degraded.PENDING_FULL)  # only a reseed returns these to events
 
 
@@ -251,8 +253,8 @@ class BucketScanner:
     # The end.
 
     async def complete(self, bucket: str, snapshot: PolicySnapshot) -> bool:
-        """Ends the scan when all its parts are done: the actions take part in sweeps, then the cursors are moved back
-        for them. False when another part is still under way, or another worker ended it.
+        """Ends the scan when all its parts are done: the actions take part in sweeps, and wait to join. False when
+        another part is still under way, or another worker ended it.
         """
         state = (await self._state.bucket(bucket).read()).value
         scan = state.scan
@@ -274,26 +276,26 @@ class BucketScanner:
             return False
         log.info("bucket scanned", bucket=bucket, keys=scan.scanned)
         await self._isolated_gone(bucket, scan.started_at_ns)
-        await self.join(bucket, actions, snapshot)
         return True
 
-    async def join(self, bucket: str, actions: Iterable[CompiledAction], snapshot: PolicySnapshot) -> None:
-        """Moves the cursors back for the actions that wait for it, and then says that they joined. Idempotent.
+    async def join(self, buckets: Iterable[str], snapshot: PolicySnapshot) -> None:
+        """Moves the cursors back, once for all actions of these buckets that wait for it, and then says that they
+        joined. Idempotent.
 
         The floor is what was due at the start of their scan, so that all that it left is replayed: with rounding to
         midnight that is up to a day before the start less the delay.
         """
-        state = (await self._state.bucket(bucket).read()).value
-        waiting = {
-            str(action.ref.key): (action, known)
-            for action in actions
-            if (known := state.action(action.ref.key)) is not None and is_joining(known)
-        }
+        waiting: list[tuple[CompiledAction, ActionState]] = []
+        for bucket in buckets:
+            state = (await self._state.bucket(bucket).read()).value
+            for action in snapshot.of_bucket(bucket):
+                known = state.action(action.ref.key)
+                waiting += [(action, known)] if known is not None and is_joining(known) else []
         if not waiting:
             return
         floors: list[tuple[int | None, int]] = []
         lookback_ns = ns(self._settings.lookback_s)
-        for action, known in waiting.values():
+        for action, known in waiting:
             started_ns = known.bootstrap_started_at_ns
             cutoffs = {delay: self._settings.calendar.cutoff(started_ns, delay) for delay in action.delays_ns}
             floors += [(delay, min(cutoff_ns, started_ns - lookback_ns)) for delay, cutoff_ns in cutoffs.items()]
@@ -307,15 +309,17 @@ class BucketScanner:
 
         await asyncio.gather(*(register.change(changed(back)) for register in self._state.readers))
 
-        def joined(state: BucketLifecycle) -> BucketLifecycle:
-            for name, (action, known) in waiting.items():
-                now = state.actions.get(name)
+        def joined(state: BucketLifecycle, bucket: str) -> BucketLifecycle:
+            for action, known in waiting:
+                now = state.action(action.ref.key) if action.ref.bucket == bucket else None
                 if now is not None and is_joining(now) and same_scan(now, known):
                     state = state.having(action.ref.key, msgspec.structs.replace(now, joined=generation))
             return state
 
-        await self._state.bucket(bucket).change(changed(joined))
-        log.info("actions joined the sweeps", bucket=bucket, actions=sorted(waiting), generation=generation)
+        for bucket in dict.fromkeys(action.ref.bucket for action, _ in waiting):
+            await self._state.bucket(bucket).change(changed(partial(joined, bucket=bucket)))
+        names = sorted(str(action.ref) for action, _ in waiting)
+        log.info("actions joined the sweeps", actions=names[:JOINS_SHOWN], count=len(names), generation=generation)
 
     async def _isolated_gone(self, bucket: str, started_ns: int) -> None:
         """What the scan did not meet again is no longer there, or can be read now."""

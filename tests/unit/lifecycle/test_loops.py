@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lakebed.lifecycle import reader
 from lakebed.lifecycle.cluster import SHARDS, WorkerShards, claimed, owned, released, shard_of
 from lakebed.lifecycle.operator import Operator
 from lakebed.lifecycle.seams import Family
@@ -93,7 +94,7 @@ async def test_two_workers_read_shards_of_their_own_and_delete_everything_once()
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
 
-    assert [SHARDS // 2] * 2 == [len(owned(shards, worker._name)) for worker in workers]
+    assert [SHARDS // 2] * 2 == [len(owned(shards, worker._shards.name)) for worker in workers]
     assert ([], 40) == (world.left(), len(world.lake.removed))
     assert WorkerShards() == (await world.registers.shards.read()).value
 
@@ -138,3 +139,73 @@ async def test_a_pause_is_noticed_by_a_running_worker_long_before_its_next_poll(
     await asyncio.gather(running, return_exceptions=True)
 
     assert (["a"], []) == (world.left("b"), world.left("c"))
+
+
+async def test_a_sweep_that_looked_through_only_so_many_events_goes_on_when_the_next_are_due(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What no rule wants lies between two objects that are due within a second: the second waits for no poll."""
+    monkeypatch.setattr(reader, "PEEK_EVENTS", 3)
+    world = Harness(poll_s=10 * DAY_S)
+    await world.policy("b", rule(prefix="x/", expiration_days=1))
+    await world.run_round()
+    running = asyncio.create_task(world.worker.run())
+    await world.clock.advance(1.0)
+    for key in ("x/first", *(f"other/{number}" for number in range(6)), "x/second"):
+        world.lake.write("b", key)
+        await world.clock.advance(0.1)
+    await world.clock.advance(DAY_S + 2.0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    assert [] == [key for key in world.left() if key.startswith("x/")]
+
+
+async def test_an_action_that_joins_while_a_sweep_compiles_needs_no_other_scan() -> None:
+    """The cursors were read before it joined: only what is stored now says whether they serve it."""
+    world = Harness()
+    await world.policy("other", rule(expiration_days=2))
+    await world.run_round()
+    other = world.new_worker(world.lake)
+    await world.policy("b", rule(expiration_days=1))
+    run, joined = other._compiler.run, []
+
+    async def joins_meanwhile(cursors: Any) -> Any:
+        if not joined:
+            joined.append(await world.run_round())
+        return await run(cursors)
+
+    other._compiler.run = joins_meanwhile  # type: ignore[method-assign]
+    sweeps = await other._read()
+
+    action = await world.action("EXPIRATION_DAYS")
+    assert (True, "") == (action.bootstrap_complete, action.why_scan)
+    assert any(sweep.superseded for sweep in sweeps)  # the next sweep comes soon
+
+
+async def test_first_scans_of_many_buckets_join_the_sweeps_together() -> None:
+    """Each join moves cursors back, which ends sweeps under way and makes the next one compile all buckets again."""
+    world = Harness(poll_s=DAY_S)
+    buckets = [f"b{number:02d}" for number in range(40)]
+    for bucket in buckets:
+        await world.policy(bucket, rule(expiration_days=1))
+        world.lake.write(bucket, "a")
+    compiled, everything = [], world.lake.all
+
+    async def counted() -> Any:
+        compiled.append(world.clock.now_ns())
+        return await everything()
+
+    world.lake.all = counted  # type: ignore[method-assign]
+    running = asyncio.create_task(world.worker.run())
+    for _ in range(50):
+        await world.clock.advance(0.2)
+    joined = {(await world.action("EXPIRATION_DAYS", bucket)).joined for bucket in buckets}
+    seen = len(compiled)
+    await world.clock.advance(1.1 * DAY_S)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    assert 0 not in joined
+    assert (len(joined), seen) <= (10, 20)
+    assert [] == [bucket for bucket in buckets if world.left(bucket)]

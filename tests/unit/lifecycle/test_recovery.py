@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from lakebed.core.errors import Unavailable
-from lakebed.lifecycle.cluster import LogGap, LogReach, LogState, begins_ns, lost, observed
+from lakebed.lifecycle.cluster import LogGap, LogReach, LogState, begins_ns, lost, observed, reach_hash
 from lakebed.lifecycle.compiler import KEPT_POLLS
 from lakebed.lifecycle.cursors import Move, advanced, rewound
 from lakebed.lifecycle.model import Degraded, Mode, Position
@@ -75,6 +75,20 @@ def test_what_is_no_loss_makes_no_generation(seen: LogReach) -> None:
 
     assert 0 == observed(known, seen, 2000 * SECOND).generation
     assert WHOLE.servers == (observed(known, seen, 2000 * SECOND).reach or LogReach()).servers[:2]
+
+
+def test_the_first_file_of_a_log_is_no_other_log_unless_it_lacks_what_came_before() -> None:
+    """A server writes its first file a minute after it started: cursors of before go on in it."""
+    young = LogReach(servers=WHOLE.servers)
+    known = observed(LogState(), young, 1000 * SECOND)
+
+    written = observed(known, LogReach(1060 * SECOND, 960 * SECOND, WHOLE.servers), 1070 * SECOND)
+    late = observed(known, LogReach(1060 * SECOND, 1020 * SECOND, WHOLE.servers), 1070 * SECOND)
+
+    assert reach_hash(known) == reach_hash(written)
+    assert reach_hash(written) == reach_hash(observed(written, written.reach or young, 2000 * SECOND))
+    assert reach_hash(known) != reach_hash(late)
+    assert reach_hash(written) != reach_hash(observed(written, WHOLE, 2000 * SECOND))
 
 
 @pytest.mark.parametrize("rounding", ["exact", "midnight"])
