@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,20 @@ from lakebed.core.runtime import Runtime
 from lakebed.core.settings import Contradiction
 from lakebed.meta.bucket.group import LeafCache
 from lakebed.meta.memory import MemoryMeta, MemoryState
-from lakebed.meta.model import ABSENT, RANGE_LIMIT_MAX, VALUE_BYTES_MAX, Put, check_limit, check_value, prefix_end
+from lakebed.meta.model import (
+    ABSENT,
+    RANGE_LIMIT_MAX,
+    VALUE_BYTES_MAX,
+    MetaEntry,
+    Put,
+    check_limit,
+    check_value,
+    prefix_end,
+)
 from lakebed.meta.protocol import HeartbeatSession
 from lakebed.meta.settings import MetaSettings
-from lakebed.meta.sqlite.backend import SqliteMeta, translate
+from lakebed.meta.sqlite.backend import AHEAD_BYTES, AHEAD_COMMITS, SqliteMeta, translate
+from lakebed.meta.sqlite.statements import SCHEMA, VERSIONS_BLOCK, Statements
 
 
 class Beats:
@@ -262,6 +273,64 @@ async def test_calls_that_wait_together_are_one_transaction_and_fail_apart(
     ]
     assert b"z" == (await meta.get("a/2")).value
     await meta.close()
+
+
+async def test_versions_taken_in_blocks_never_repeat_at_a_key_of_two_processes(
+    tmp_path: Path, manual_clock: ManualClock
+) -> None:
+    """Each has its own block; a client that is opened again takes a new one."""
+    seen: list[str] = []
+    for _ in range(2):
+        clients = [sqlite(tmp_path, manual_clock) for _ in range(2)]
+        for number in range(10):
+            made = await clients[number % 3 % 2].put_all([Put("a/k", b"same")] * (VERSIONS_BLOCK // 3))
+            seen += [entry.version for entry in made if isinstance(entry, MetaEntry)]
+        for client in clients:
+            await client.close()
+
+    assert 20 * (VERSIONS_BLOCK // 3) == len(seen) == len(set(seen))
+
+
+def test_a_block_of_versions_that_was_rolled_back_is_not_used(tmp_path: Path) -> None:
+    """Another connection may have taken the same one meanwhile."""
+    with sqlite3.connect(tmp_path / "file", isolation_level=None) as one:
+        one.executescript(SCHEMA)
+        mine, theirs = Statements(one), Statements(one)
+        one.execute("BEGIN")
+        lost = mine.put("a/k", b"", None, None, 0)
+        mine.rolled_back()
+        one.execute("ROLLBACK")
+        taken = theirs.put("a/k", b"", None, None, 0)
+        after = mine.put("a/k", b"", None, None, 0)
+    one.close()
+
+    assert lost.version == taken.version != after.version
+
+
+async def test_the_wal_is_longer_than_its_commits_and_a_crash_recovers_all_of_them(
+    tmp_path: Path, manual_clock: ManualClock
+) -> None:
+    """Two clients write while it grows. What a power cut would leave is opened: every acknowledged put is there."""
+    clients = [sqlite(tmp_path, manual_clock), sqlite(tmp_path, manual_clock)]
+
+    async def write(number: int) -> None:
+        for each in range(2 * AHEAD_COMMITS):
+            await clients[number].put(f"a/{number}/{each:03d}", b"%d" % each)
+
+    await asyncio.gather(write(0), write(1))
+    file, left = tmp_path / "deep" / "meta.sqlite", tmp_path / "left" / "deep"
+    left.mkdir(parents=True)
+    for suffix in ("", "-wal"):
+        shutil.copy(f"{file}{suffix}", left / f"meta.sqlite{suffix}")
+    recovered = sqlite(tmp_path / "left", manual_clock)
+    found = await recovered.range("a/", "b/", limit=1000)
+
+    assert (left / "meta.sqlite-wal").stat().st_size >= 2 * AHEAD_BYTES
+    assert [f"a/{number}/{each:03d}" for number in range(2) for each in range(2 * AHEAD_COMMITS)] == [
+        entry.key for entry in found
+    ]
+    for meta in (*clients, recovered):
+        await meta.close()
 
 
 def test_leaves_are_kept_up_to_a_size_and_the_longest_unused_goes() -> None:

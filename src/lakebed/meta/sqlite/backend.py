@@ -3,15 +3,20 @@
 All calls run in one thread of their own. What waits while a transaction commits goes into the next one together (group
 commit): concurrent puts share one fsync. Other processes are kept out by SQLite's own lock for as long as a
 transaction lasts, and waited for up to `busy_timeout_s`, after which the call raises Unavailable with nothing changed.
+
+Between groups, when the answers are on their way, the WAL file is grown ahead of the commits: a commit then syncs bytes
+inside the file, which costs a half to a third of a sync that also makes the file longer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -29,6 +34,10 @@ VERBS = ("get", "put", "delete", "ceiling", "range", "delete_range", "session")
 GROUP_MAX = 512  # calls in one transaction: bounds how long other processes are kept waiting
 WAITING_MAX = 50_000  # calls waiting for the thread before new ones are refused
 WAL_PAGES_MAX = 8192  # 32 MiB between two checkpoints: a page that changes often is written to the file once
+WAL_BYTES_MAX = WAL_PAGES_MAX * (4096 + 24)  # a page and the header of its frame
+AHEAD_COMMITS = 64  # of one process between two growths of the WAL: with three pages each they need less than it grows
+AHEAD_BYTES = 1024 * 1024
+AHEAD_FIRST = 8  # a command makes fewer commits than this
 OPENING_BUSY_S = 30.0  # creating the tables waits for other processes that open the same new file
 OPENINGS_MAX = 100  # attempts to switch a new file to WAL mode while other processes do the same
 OPENING_PAUSE_S = 0.02
@@ -61,6 +70,7 @@ class SqliteMeta:
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._committed, self._ahead_due = 0, False
         self._sessions: list[HeartbeatSession] = []
         requests = runtime.metrics.counter("lakebed_meta_requests_total")
         self._requests = {verb: requests.labels(verb=verb) for verb in VERBS}
@@ -153,17 +163,22 @@ class SqliteMeta:
     def _serve(self) -> None:
         """The thread: runs all waiting calls in one transaction, and repeats until it is stopped."""
         connection: sqlite3.Connection | None = None
+        sql: Statements | None = None
         stopping = False
         while not stopping:
             group, stopping = self._take()
             try:
-                connection = connection or self._open()
-                self._answer(connection, group)
+                if connection is None or sql is None:
+                    connection = self._open()
+                    sql = Statements(connection)
+                self._answer(connection, sql, group)
             except (sqlite3.Error, OSError, LakebedError) as error:
                 for call in group:
                     call.error = translate(error, self._path)
-                connection = None  # reopened for the next group
+                connection = sql = None  # reopened for the next group
             _settle(group)
+            if connection is not None and self._ahead_due:
+                self._grow_wal(connection)
         if connection is not None:
             connection.close()
 
@@ -196,11 +211,10 @@ class SqliteMeta:
             raise Corrupt(f"{self._path.name} has schema version {found}, this Lakebed knows {SCHEMA_VERSION}")
         if found == 0:
             connection.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
-        connection.execute(f"PRAGMA busy_timeout = {round(self._busy_timeout_s * 1000)}")
+        self._wait_for_others(connection)
         return connection
 
-    def _answer(self, connection: sqlite3.Connection, group: list[_Call]) -> None:
-        sql = Statements(connection)
+    def _answer(self, connection: sqlite3.Connection, sql: Statements, group: list[_Call]) -> None:
         writes = any(call.writes for call in group)
         connection.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
         try:
@@ -211,8 +225,8 @@ class SqliteMeta:
                     call.result = call.run(sql)
                 except LakebedError as error:
                     call.error = error
-            sql.finish()
         except BaseException:
+            sql.rolled_back()
             connection.execute("ROLLBACK")
             raise
         try:
@@ -221,6 +235,32 @@ class SqliteMeta:
             raise OutcomeUnknown(f"{self._path.name}: the outcome of a commit is unknown: {error}") from error
         if writes:
             self._commits.inc()
+            self._committed += 1
+            if self._sync == "full" and self._committed % AHEAD_COMMITS == AHEAD_FIRST:
+                self._ahead_due = True
+
+    def _grow_wal(self, connection: sqlite3.Connection) -> None:
+        """Writes zeros behind the end of the WAL, which are no frames to SQLite.
+
+        Inside a write transaction, because nobody else writes to the WAL then. What is locked, full or gone is left to
+        a later commit: this only makes commits cheaper.
+        """
+        with suppress(sqlite3.Error, OSError):
+            connection.execute("PRAGMA busy_timeout = 0")
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                self._ahead_due = False
+                with Path(f"{self._path}-wal").open("r+b", buffering=0) as wal:
+                    if 0 < wal.seek(0, os.SEEK_END) < WAL_BYTES_MAX:
+                        wal.write(bytes(AHEAD_BYTES))
+                        os.fsync(wal.fileno())
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                self._wait_for_others(connection)
+
+    def _wait_for_others(self, connection: sqlite3.Connection) -> None:
+        connection.execute(f"PRAGMA busy_timeout = {round(self._busy_timeout_s * 1000)}")
 
 
 def translate(error: BaseException, path: Path) -> LakebedError:

@@ -12,6 +12,7 @@ from lakebed.core.errors import AlreadyExists, Fenced, LakebedError, NotFound, S
 from lakebed.meta.model import ABSENT, MetaEntry, Put
 
 SCHEMA_VERSION = 1
+VERSIONS_BLOCK = 1000  # versions that a connection takes at once: most commits leave that page alone
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS entries (
     key TEXT PRIMARY KEY, value BLOB NOT NULL, version INTEGER NOT NULL, session TEXT
@@ -24,11 +25,14 @@ INSERT OR IGNORE INTO versions VALUES (1, 0);
 
 
 class Statements:
-    """The operations of one connection. `now_ms` decides which sessions are alive."""
+    """The operations of one connection, for as long as it is open. `now_ms` decides which sessions are alive.
+
+    Versions are taken from the file in blocks: what is left of a block when the connection ends is never given out.
+    """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._sql = connection.execute
-        self._last: int | None = None
+        self._last = self._end = 0  # of the block: the last version that was given out, and the last of all
 
     def sweep(self, now_ms: int) -> None:
         """Removes expired sessions and their entries. Cheap when there are none."""
@@ -49,7 +53,7 @@ class Statements:
         return found
 
     def put(self, key: str, value: bytes, expected: str | None, session: str | None, now_ms: int) -> MetaEntry:
-        """One statement where nothing is in its way: versions are counted here and written once per transaction."""
+        """One statement where nothing is in its way."""
         if session is not None and not self._lives(session, now_ms):
             raise Fenced(f"session {session} has ended, so {key!r} was not put")
         version = self._next_version()
@@ -74,17 +78,17 @@ class Statements:
                 made.append(error)
         return made
 
-    def finish(self) -> None:
-        """At the end of a transaction: the versions it gave out are never given out again."""
-        if self._last is not None:
-            self._sql("UPDATE versions SET last = ?", (self._last,))
-            self._last = None
+    def rolled_back(self) -> None:
+        """The block may have been taken in the transaction that was undone: others may take the same one."""
+        self._last = self._end = 0
 
     def _next_version(self) -> int:
-        if self._last is None:
-            (self._last,) = self._sql("SELECT last FROM versions").fetchone()
+        if self._last == self._end:
+            self._sql("UPDATE versions SET last = last + ?", (VERSIONS_BLOCK,))
+            (self._end,) = self._sql("SELECT last FROM versions").fetchone()
+            self._last = self._end - VERSIONS_BLOCK
         self._last += 1
-        return int(self._last)
+        return self._last
 
     def delete(self, key: str, expected: str | None, now_ms: int) -> None:
         if expected is not None:
