@@ -11,8 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from lakebed.core.settings import env_name
+from lakebed.batches.bench import Frames, gateway
+from lakebed.bench.harness import BenchEnvironment
+from lakebed.core.ids import Ids
+from lakebed.core.settings import env_name, load
 from lakebed.store.settings import StoreSettings
+from lakebed.wiring.parts import sections
 
 pytestmark = pytest.mark.full
 
@@ -59,3 +63,13 @@ def test_an_unknown_bench_is_refused_with_the_known_ones(bucket_settings: StoreS
 
     assert 3 == ran.returncode
     assert b"store" in ran.stderr
+
+
+async def test_a_bench_of_uploads_is_served_by_a_gateway_without_keys(bucket_settings: StoreSettings) -> None:
+    """The bench's own client names this machine as its host: the gateway accepts its batch, and answers metrics."""
+    settings = load(sections(), stack=bucket_settings.as_layer())
+    environment = BenchEnvironment(settings, True, print)
+
+    async with gateway(environment) as served:
+        await served.upload(Frames(Ids()).next())
+        await served.settled()

@@ -249,7 +249,8 @@ class BenchGateway:
 
     async def request(self, method: bytes, path: bytes, body: bytes = b"") -> tuple[int, bytes]:
         reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection(self._host, self._port)
-        writer.write(b"%s %s HTTP/1.1\r\nhost: bench\r\ncontent-length: %d\r\n\r\n%s" % (method, path, len(body), body))
+        start = b"%s %s HTTP/1.1\r\nhost: %s\r\n" % (method, path, self._host.encode())
+        writer.write(start + b"content-length: %d\r\n\r\n%s" % (len(body), body))
         head = await reader.readuntil(b"\r\n\r\n")
         fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:-2])
         answer = await reader.readexactly(int(fields.get(b"content-length", b"0")))

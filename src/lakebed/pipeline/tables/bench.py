@@ -287,13 +287,14 @@ def _prepare(bench: TablesBench, native: bool) -> None:
     bench.table("upserted").append(bench.frame(0, bench.rows))
     bench.table("recent").append(bench.frame(0, bench.rows // 4, 2))
     bench.table("recent-large").append(bench.frame(0, bench.rows))
-    arrow = bench.frame(0, bench.rows).toArrow()
-    write_deltalake(
-        bench.location.uri("tables/bench/delta-rs"),
-        arrow,
-        storage_options=bench.location.storage_options(),
-        target_file_size=16 * 1024 * 1024,
-    )
+    for start in range(0, bench.rows, ROWS_QUICK):  # in parts: all rows at once are more than Java's memory may hold
+        write_deltalake(
+            bench.location.uri("tables/bench/delta-rs"),
+            bench.frame(start, min(start + ROWS_QUICK, bench.rows)).toArrow(),
+            mode="append",
+            storage_options=bench.location.storage_options(),
+            target_file_size=16 * 1024 * 1024,
+        )
     if native:
         uri = bench.location.uri("tables/bench/delta-spark").replace("s3://", "s3a://", 1)
         bench.frame(0, bench.rows).write.format("delta").save(uri)
