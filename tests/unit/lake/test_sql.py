@@ -126,7 +126,11 @@ def test_a_query_can_run_on_the_cluster(
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("", "it is empty"), ("select 1; select 2", "more than one statement"), ("drop table t", "only select statements")],
+    [
+        ("", "it is empty"),
+        ("select 1; select 2", "more than one statement"),
+        ("drop table t", "only select statements"),
+    ],
 )
 def test_what_is_no_query_is_refused_in_words(text: str, why: str) -> None:
     """The reason names what is wrong with the text, not how it is checked."""
