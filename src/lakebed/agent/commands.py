@@ -68,7 +68,7 @@ def drop(
     """Delete parked or queued batches from this agent; this cannot be undone. Collectors keep what they accepted."""
     inspector, _ = _inspector(queue_dir, where)
     chosen = inspector.select(batch, all_parked=all_parked)
-    _explain(chosen, reason)
+    _demand_some(chosen)
     emit(msgspec.to_builtins(chosen, enc_hook=str), output)
     if not dry_run:
         inspector.drop(chosen, reason=reason)
@@ -88,7 +88,7 @@ def retry(
     """Put parked batches back into the queue, with their original identity."""
     inspector, _ = _inspector(queue_dir, where)
     chosen = inspector.select(batch, all_parked=all_parked, parked_only=True)
-    _explain(chosen, reason)
+    _demand_some(chosen)
     emit(msgspec.to_builtins(chosen, enc_hook=str), output)
     if not dry_run:
         inspector.requeue(chosen, reason=reason)
@@ -103,8 +103,6 @@ def _inspector(queue_dir: Path | None, where: Where) -> tuple[Any, Path]:
     return QueueInspector(folder, lambda: now_ms(clock)), folder
 
 
-def _explain(chosen: list[Any], reason: str) -> None:
-    if not reason.strip():
-        raise Invalid("--reason is empty", hint="state why; the ledger records it")
+def _demand_some(chosen: list[Any]) -> None:
     if not chosen:
         raise Invalid("no batch is named", hint="name batches by their sha256, or give --all-parked")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
@@ -146,6 +147,8 @@ def _command(argv: Sequence[str]) -> list[str]:
 
 def _run(argv: Sequence[str]) -> int:
     try:
+        if _empty_reason(argv):
+            raise Invalid("--reason is empty: a reason is required", hint="the audit trail keeps it: --reason TEXT")
         result = app(list(argv), exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         say(f"error: {error}")
@@ -172,6 +175,13 @@ def _run(argv: Sequence[str]) -> int:
         say(f"next:  {_OS_HINTS.get(error.errno or 0, 'check the path and the permissions, then try again')}")
         return exits.FAILED
     return result if isinstance(result, int) else exits.OK
+
+
+def _empty_reason(argv: Sequence[str]) -> bool:
+    """Whether an empty reason is given, as by an unset variable of a script. Every command names it `--reason`."""
+    given = [word.partition("=")[2] for word in argv if word.startswith("--reason=")]
+    given += [after for word, after in pairwise(argv) if word == "--reason"]
+    return any(not reason.strip() for reason in given)
 
 
 def _missing_package(error: BaseException | None) -> str:

@@ -19,7 +19,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
-from lakebed.core.errors import Unavailable
+from lakebed.core.errors import Invalid, Unavailable
 from lakebed.core.logs import logger
 from lakebed.gateway.protocol import GatewayProtocol
 from lakebed.gateway.settings import GatewaySettings
@@ -27,6 +27,7 @@ from lakebed.gateway.state import GatewayState, state_of
 from lakebed.gateway.tls import ServerTls
 
 BACKLOG = 2048
+PORT_MAX = 65_535
 KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that clients close them
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -35,6 +36,7 @@ log = logger("gateway")
 
 def bind(host: str, port: int) -> socket.socket:
     """A listening address; port 0 is chosen free. Raises Unavailable when it is taken."""
+    check_port(port)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     made = socket.socket(family)
     try:
@@ -47,6 +49,12 @@ def bind(host: str, port: int) -> socket.socket:
         ) from error
     made.set_inheritable(True)
     return made
+
+
+def check_port(port: int) -> None:
+    """Raises Invalid for what is no port: some servers take its last 16 bits and listen elsewhere."""
+    if not 0 <= port <= PORT_MAX:
+        raise Invalid(f"{port} is not a port", hint=f"from 1 to {PORT_MAX}, or 0 for a free one")
 
 
 def url_of(bound: socket.socket, settings: GatewaySettings) -> str:

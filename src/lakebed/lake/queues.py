@@ -11,6 +11,7 @@ import msgspec
 from lakebed.core.errors import LakebedError
 from lakebed.lake.client import LakeClient
 from lakebed.queue.model import KeyValueEntry
+from lakebed.queue.paths import check_name
 
 Entry = str | bytes | tuple[str | bytes, str | bytes]
 WAIT_S = 20.0  # of one request for the next batch, with `follow`
@@ -84,7 +85,7 @@ class AsyncQueue:
     """A queue; it exists from its first entry on."""
 
     def __init__(self, client: LakeClient, name: str) -> None:
-        self._client, self.name = client, name
+        self._client, self.name = client, check_name(name)
 
     async def put(self, entries: Entry | list[Entry]) -> int:
         """Enqueues a value, a (key, value) pair or a list of them; returns their number when they are durable.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
 from lakebed.core.errors import Conflict, Invalid, LakebedError, NotFound
 from lakebed.lake.client import NAMES, LakeClient
-from lakebed.log.model import FIRST_OFFSET
+from lakebed.log.model import FIRST_OFFSET, check_topic
 
 Payload = str | bytes | Mapping[str, Any] | Sequence[Any]
 MAX_WAIT_MS = 1000
@@ -51,7 +52,7 @@ class AsyncTopic:
     """A topic; it exists from its first record on."""
 
     def __init__(self, client: LakeClient, name: str) -> None:
-        self._client, self.name = client, name
+        self._client, self.name = client, check_topic(name)
         self._producers: dict[int, tuple[str, int]] = {}  # partition → its producer's id and next sequence
 
     async def produce(self, records: Payload, *, partition: int = 0) -> range:
@@ -135,7 +136,7 @@ class AsyncTopic:
         if offset is not None:
             raise Invalid("a group continues behind its commits", hint="move it with seek(group, offset)")
         wanted = [{"topic": self.name, "partition": each} for each in partitions]
-        answer = await self._client.call("POST", f"/v1/groups/{group}/generation", json={"topic_partitions": wanted})
+        answer = await self._client.call("POST", f"{_group(group)}/generation", json={"topic_partitions": wanted})
 
         def committer(partition: int, generation: int) -> Callable[[int], Awaitable[None]]:
             return lambda to: self._commit(group, partition, to, generation=generation)
@@ -163,7 +164,7 @@ class AsyncTopic:
         part = {"topic": self.name, "partition": partition, "offset": offset, "seek": seek}
         if generation is not None:
             part["generation"] = generation
-        await self._client.call("POST", f"/v1/groups/{group}/commit", json={"topic_partitions": [part]})
+        await self._client.call("POST", f"{_group(group)}/commit", json={"topic_partitions": [part]})
 
     async def _one(self, path: str, body: Any) -> dict[str, Any]:
         """The only result of a response; its error is raised."""
@@ -206,3 +207,7 @@ def _bytes(of: Mapping[str, Any], text: str = "value", encoded: str = "base64") 
     if of.get(text) is not None:
         return str(of[text]).encode()
     return msgspec.convert(of[encoded], bytes) if of.get(encoded) is not None else None
+
+
+def _group(name: str) -> str:
+    return f"/v1/groups/{quote(name, safe='')}"

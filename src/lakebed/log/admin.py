@@ -68,10 +68,16 @@ class TopicAdmin:
     def __init__(self, runtime: Runtime, records: Records, reader: LogReader, groups: Groups) -> None:
         self._records, self._reader, self._groups, self._clock = records, reader, groups, runtime.clock
 
-    async def partitions(self, topic: str = "") -> list[TopicPartition]:
-        """Every partition that exists, of one topic or of all."""
-        found = [tp async for tp in self._records.partitions(check_topic(topic) if topic else "")]
+    async def partitions(self, topic: str | None = None) -> list[TopicPartition]:
+        """Every partition that exists, of one topic or of all. Raises Invalid for an empty name, which is not all."""
+        found = [tp async for tp in self._records.partitions("" if topic is None else check_topic(topic))]
         return sorted([tp for tp in found if await self._exists(tp)])
+
+    async def existing(self, topic: str) -> list[TopicPartition]:
+        """The partitions of a topic. Raises UnknownTopicPartition when there is none."""
+        if found := await self.partitions(topic):
+            return found
+        raise UnknownTopicPartition(f"topic {topic} does not exist", hint="lakebed topics list")
 
     async def describe(self, tp: TopicPartition) -> PartitionDescription:
         now = (await self._records.control(tp)).value
@@ -139,9 +145,7 @@ class TopicAdmin:
 
     async def delete(self, topic: str, *, reason: str) -> list[TopicPartition]:
         """Deletes every partition of the topic. A produce opens it again, after the old offsets. Idempotent."""
-        tps = await self.partitions(topic)
-        if not tps:
-            raise UnknownTopicPartition(f"topic {topic} does not exist")
+        tps = await self.existing(topic)
         at = now_ms(self._clock)
         for tp in tps:
             await self._records.change(tp, lambda now: control.deleted(now, reason=reason, now_ms=at))

@@ -98,11 +98,16 @@ def produce(
         tp = topic_partition(topic, partition)
         first = last = count = 0
         at_ms = now_ms(where.context("cli").clock)
-        for lines in lines_of_stdin():
-            (outcome,) = await broker.produce([(tp, RecordChunk(records_of(lines, key, header or [], at_ms)))])
-            if isinstance(outcome, LakebedError):
-                raise outcome
-            first, last, count = first or outcome.start_offset, outcome.end_offset, count + outcome.count
+        try:
+            for lines in lines_of_stdin(broker.settings.record_max_bytes):
+                (outcome,) = await broker.produce([(tp, RecordChunk(records_of(lines, key, header or [], at_ms)))])
+                if isinstance(outcome, LakebedError):
+                    raise outcome
+                first, last, count = first or outcome.start_offset, outcome.end_offset, count + outcome.count
+        except LakebedError:
+            if count:
+                say(f"{count} records were appended, up to offset {last}")
+            raise
         return {"topic": topic, "partition": partition, "count": count, "start_offset": first, "end_offset": last}
 
     emit(with_broker(where, work), output)
@@ -215,11 +220,13 @@ def trim(
     """Drop the records before an offset (or time). Readers stop seeing them at once; retention frees the space."""
 
     async def work(broker: Broker) -> None:
+        from lakebed.log.control import trimmed
         from lakebed.log.model import topic_partition
 
         tp = topic_partition(topic, partition)
         at = await _offset(broker, tp, before)
         now = await broker.reader.control(tp)
+        trimmed(now, tp, at)  # refused before anything is said
         say(f"{tp}: {max(0, at - now.log_start_offset)} records before offset {at} ({reason})")
         if not dry_run:
             subject = {"topic": topic, "partition": str(partition), "before": str(at)}
@@ -250,7 +257,7 @@ def delete(topic: Name, /, *, reason: Reason, dry_run: DryRun = False, where: Wh
     """Delete a topic. Retention and the sweep free its space later."""
 
     async def work(broker: Broker) -> None:
-        found = await broker.admin.partitions(topic)
+        found = await broker.admin.existing(topic)
         say(f"{topic}: {len(found)} partitions ({reason})")
         if not dry_run:
             async with as_operator(where.context("cli"), "log.delete", {"topic": topic}, reason):

@@ -132,6 +132,7 @@ def trimmed(control: Control, tp: TopicPartition, before_offset: int) -> Control
     if not 0 <= before_offset <= control.next_offset:
         raise OffsetOutOfRange(
             f"{tp} ends at {control.sequence_counter}; it cannot be trimmed before {before_offset}",
+            hint=f"at most {control.next_offset}, which drops all records",
             high_watermark=control.sequence_counter,
         )
     if before_offset <= control.log_start_offset:

@@ -66,9 +66,9 @@ def groups(
     """List consumer groups: committed offset and lag in each partition."""
 
     async def work(broker: Broker) -> list[Any]:
-        found = sorted({tp.topic for tp in await broker.admin.partitions(topic)})
-        if topic and not found:
-            raise NotFound(f"topic {topic} does not exist", hint="lakebed topics list")
+        found = sorted(
+            {tp.topic for tp in await (broker.admin.existing(topic) if topic else broker.admin.partitions())}
+        )
         return [row for each in found for row in await broker.groups.progress(each, group)]
 
     emit(with_broker(where, work), output)

@@ -22,6 +22,7 @@ from lakebed.log.model import (
     OffsetMovedBack,
     OffsetOutOfRange,
     TopicPartition,
+    check_topic,
 )
 from lakebed.log.records import PAGE, SWAPS_MAX, Records, Versioned, decoded
 from lakebed.meta.model import MetaEntry, prefix_end
@@ -176,6 +177,7 @@ class Groups:
 
     async def _entries(self, topic: str, group: str) -> AsyncIterator[MetaEntry]:
         """All of them, page by page."""
+        check_topic(topic)
         folder = paths.group_folder(topic, check_group(group)) if group else paths.groups_folder(topic)
         start = folder
         while True:

@@ -15,6 +15,7 @@ from lakebed.log.kafka_batch import KafkaRecord, KafkaRecords, encode
 from lakebed.log.model import TopicPartition
 
 LINES_MAX = 500  # lines of stdin that share one append
+BYTES_MAX = 1024 * 1024  # and their bytes, about: an append must fit into the broker's buffer
 
 
 def records_of(lines: list[bytes], key: str, headers: list[str], at_ms: int) -> Records:
@@ -29,13 +30,21 @@ def records_of(lines: list[bytes], key: str, headers: list[str], at_ms: int) -> 
     return KafkaRecords(len(made), encode(made, now_ms=at_ms))
 
 
-def lines_of_stdin() -> Iterator[list[bytes]]:
+def lines_of_stdin(record_max_bytes: int) -> Iterator[list[bytes]]:
+    """Lines that share an append. Raises Invalid for a line beyond the limit, after those before it."""
     held: list[bytes] = []
-    for line in sys.stdin.buffer:
-        held.append(line.rstrip(b"\n"))
-        if len(held) == LINES_MAX:
+    size = 0
+    while line := sys.stdin.buffer.readline(record_max_bytes + 2):
+        line = line.rstrip(b"\n")
+        if len(line) > record_max_bytes:
+            if held:
+                yield held
+            raise Invalid(f"a record is larger than log.record_max_bytes ({record_max_bytes})")
+        held.append(line)
+        size += len(line)
+        if len(held) == LINES_MAX or size >= BYTES_MAX:
             yield held
-            held = []
+            held, size = [], 0
     if held:
         yield held
 

@@ -10,7 +10,6 @@ import msgspec
 
 from lakebed.console.runs import RecordedRuns
 from lakebed.core.context import Context
-from lakebed.core.errors import Invalid
 from lakebed.core.payload import Payload, payload
 from lakebed.core.runs import ActiveRun, RecordedRun, Work
 from lakebed.log import paths
@@ -233,11 +232,8 @@ async def appended(records: Records) -> int:
 
 
 async def partitions(admin: TopicAdmin, topic: str) -> list[PartitionDescription]:
-    """A topic's partitions. Raises Invalid when there is none."""
-    found = await admin.partitions(topic)
-    if not found:
-        raise Invalid(f"topic {topic} does not exist", hint="lakebed topics list")
-    return [await admin.describe(tp) for tp in found]
+    """A topic's partitions. Raises UnknownTopicPartition when there is none."""
+    return [await admin.describe(tp) for tp in await admin.existing(topic)]
 
 
 async def report(admin: TopicAdmin, groups: Groups, usage: StorageUsage) -> dict[str, Any]:

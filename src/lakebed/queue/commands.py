@@ -14,7 +14,7 @@ from cyclopts import App, Parameter
 
 from lakebed.cli.output import Output, emit, say, shown_bytes
 from lakebed.cli.where import Where, as_operator, in_loop
-from lakebed.core.errors import Invalid, LakebedError, NotFound, OutcomeUnknown, Unprocessable
+from lakebed.core.errors import LakebedError, NotFound, OutcomeUnknown, Unprocessable
 from lakebed.queue import paths, view
 from lakebed.queue.ingestor import WriteWatcher
 from lakebed.queue.model import Durable, KeyValueEntry
@@ -289,9 +289,6 @@ def dlq_discard(
 
 
 def _decide(where: Where, queue: str, letter: str, reason: str, dry_run: bool, action: str) -> None:
-    if not reason.strip():
-        raise Invalid(f"{action} needs a reason", hint=f"lakebed queue dlq {action} {letter} --reason 'why'")
-
     async def work() -> str:
         context = where.context("cli")
         letters = await Queue.of(context, queue).letters_of(letter)

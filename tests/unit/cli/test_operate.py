@@ -373,3 +373,12 @@ def test_a_trail_that_was_rewritten_is_found_out_by_the_command(
     assert (broken, "", True) == (code, out, said in words)
     assert broken != exits.OK
     assert without == (broken if alone else exits.OK)
+
+
+@pytest.mark.parametrize("words", [("--port", "99999"), ("--kafka-port", "99999", "--port", "0")])
+def test_what_is_no_port_is_refused_by_its_number(shell: Shell, words: tuple[str, ...]) -> None:
+    """A number beyond 65535 is neither a traceback nor another port."""
+    code, _, err = shell("serve", *words)
+
+    assert exits.code_for(Invalid("")) == code
+    assert "error: 99999 is not a port\nnext:  from 1 to 65535, or 0 for a free one" in err

@@ -397,7 +397,7 @@ def test_an_audit_lists_old_ticks_without_a_job_and_sends_them_again_for_a_reaso
 
     assert (exits.FAILED, ["old"]) == (code, [row["tick_id"] for row in json.loads(out)])
     assert (exits.FAILED, exits.OK) == (every, none)
-    assert exits.code_for(Invalid("")) == blank and "--resend needs a reason" in why
+    assert exits.code_for(Invalid("")) == blank and "--reason is empty" in why
     assert ([], exits.OK, "sent 1 messages again: stuck") == (unsent, resent, words.strip())
     assert ["old"] == [message.tick_id for message in received(shell)]
     assert [("silver.resend", {"older_than_s": "900"}, "stuck", "done", "1 messages")] == shell.deeds()

@@ -12,6 +12,7 @@ import pytest
 from lakebed.cli import exits
 from lakebed.core.errors import AlreadyExists, Fenced, Invalid, NotFound
 from lakebed.log import lines
+from lakebed.log.model import OffsetOutOfRange
 from support.shell import Shell
 
 
@@ -343,3 +344,75 @@ def test_groups_are_listed_with_their_lag_and_deleted_for_a_reason(filled: Shell
     assert (every, exits.OK, exits.code_for(NotFound(""))) == (kept, code, gone)
     assert "deleted billing in 1 partitions of orders (moved)" == words.strip()
     assert "r1" == records(filled, "--group", "billing", "-c", "1")[0]
+
+
+def test_an_empty_name_is_no_topic_for_any_command(filled: Shell) -> None:
+    """`topics delete "$UNSET"` deletes nothing: a name that is empty never means all topics."""
+    reason = ("--reason", "old")
+    for words in (
+        ("delete", "", *reason),
+        ("describe", ""),
+        ("create", ""),
+        ("consume", ""),
+        ("delete-group", "", "--group", "g", *reason),
+    ):
+        code, _, err = filled("topics", *words)
+
+        assert exits.code_for(Invalid("")) == code, words
+        assert "topic '' is not a valid topic name" in err, words
+    assert 9 == len(records(filled))
+
+
+def test_a_topic_that_does_not_exist_is_not_found_by_every_command(filled: Shell) -> None:
+    """Nothing is reported as done before the command knows that it can be done."""
+    reason = ("--reason", "old")
+    for words in (("describe", "nosuch"), ("delete", "nosuch", *reason), ("delete", "nosuch", "--dry-run", *reason)):
+        code, out, err = filled("topics", *words)
+
+        assert (exits.code_for(NotFound("")), "") == (code, out), words
+        assert "error: topic nosuch does not exist\nnext:  lakebed topics list" in err, words
+        assert err.startswith("error:")
+
+
+def test_a_trim_beyond_the_end_says_where_the_end_is(filled: Shell) -> None:
+    code, _, err = filled("topics", "trim", "orders", "--before", "99", "--reason", "old", "--dry-run")
+
+    assert exits.code_for(OffsetOutOfRange("")) == code
+    assert err.startswith("error: orders/0 ends at 9; it cannot be trimmed before 99\nnext:")
+
+
+def test_an_append_of_many_long_lines_is_split_by_bytes(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fits into the buffer record by record is never refused as one append."""
+    monkeypatch.setattr(lines, "BYTES_MAX", 100)
+
+    made = shell.data("topics", "produce", "orders", stdin=(b"x" * 40 + b"\n") * 10)
+
+    assert (10, 10) == (made["count"], made["end_offset"])
+    segments = shell.data("topics", "segments", "orders")["segments"]
+    assert {3} == {each["records"] for each in segments[:-1]}
+
+
+@pytest.mark.parametrize("key", [(), ("--key", "k")])
+def test_a_line_beyond_the_limit_of_a_record_is_refused_with_what_was_appended(
+    shell: Shell, key: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`log.record_max_bytes` is for this command too; the lines before it stay appended, and the error says so."""
+    monkeypatch.setattr(lines, "LINES_MAX", 2)
+    monkeypatch.setenv("LAKEBED_LOG_RECORD_MAX_BYTES", "100")
+
+    code, _, err = shell("topics", "produce", "orders", *key, stdin=b"a\nb\n" + b"x" * 101 + b"\nc\n")
+
+    assert exits.code_for(Invalid("")) == code
+    assert "a record is larger than log.record_max_bytes (100)" in err
+    assert "2 records were appended, up to offset 2" in err
+    assert ["a", "b"] == records(shell)
+
+
+def test_a_reason_that_is_empty_is_none(filled: Shell) -> None:
+    """Wherever a command takes a reason: an unset variable of a script does not pass for one."""
+    for given in (("--reason", ""), ("--reason", "  "), ("--reason=",)):
+        code, _, err = filled("topics", "delete", "orders", *given)
+
+        assert exits.code_for(Invalid("")) == code
+        assert "error: --reason is empty" in err
+    assert 9 == len(records(filled))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from urllib.parse import quote
 
 import httpx2
 import msgspec
@@ -13,6 +14,7 @@ import pytest
 from lakebed.core import errors
 from lakebed.core.clock import ManualClock
 from lakebed.lake.client import KINDS, LakeClient, problem_of
+from lakebed.lake.queues import AsyncQueue
 from lakebed.lake.topics import AsyncTopic
 from lakebed.log.model import UnknownProducer
 
@@ -164,3 +166,23 @@ async def test_following_a_topic_that_was_deleted_pauses_between_requests(manual
     following.cancel()
 
     assert 2 <= asked.count("/v1/consume") <= 6
+
+
+@pytest.mark.parametrize("name", ["", "../keys", "a/b", "a b", "%2e%2e", "ü"])
+async def test_a_name_never_becomes_another_path_of_the_gateway(name: str) -> None:
+    """A topic and a queue are refused by their name before any request; a group is one segment of its path."""
+    asked: list[str] = []
+
+    def handler(request: httpx2.Request) -> httpx2.Response:
+        asked.append(request.url.raw_path.decode())
+        return problem("invalid", 400)
+
+    client = client_of(handler, ManualClock())
+    with pytest.raises(errors.Invalid):
+        AsyncTopic(client, name)
+    with pytest.raises(errors.Invalid):
+        AsyncQueue(client, name)
+    assert [] == asked
+    with pytest.raises(errors.Invalid):
+        await AsyncTopic(client, "orders").seek(name, 1)
+    assert [f"/v1/groups/{quote(name, safe='')}/commit"] == asked

@@ -11,7 +11,7 @@ import pytest
 
 from lakebed.cli.main import run
 from lakebed.core.errors import Invalid, NotFound
-from lakebed.pipeline.tables.query import query, resolve
+from lakebed.pipeline.tables.query import query, resolve, tables_of
 
 TABLES = {
     "gold/shop/by_customer": pa.table({"id": [1, 2, 3], "spent": [1.5, 2.5, 3.5]}),
@@ -122,3 +122,17 @@ def test_a_query_can_run_on_the_cluster(
 
     assert (0, '"n"\n1\n2\n') == (code, capsys.readouterr().out)
     assert ["spark://cluster:7077", "select 1"] == asked
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "it is empty"),
+        ("select 1; select 2", "more than one statement"),
+        ("drop table t", "only select statements"),
+    ],
+)
+def test_what_is_no_query_is_refused_in_words(text: str, why: str) -> None:
+    """The reason names what is wrong with the text, not how it is checked."""
+    with pytest.raises(Invalid, match=f"not a query: {why}"):
+        tables_of(text)

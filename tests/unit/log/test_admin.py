@@ -135,8 +135,11 @@ async def test_partitions_are_listed_in_order_and_by_topic(host: Host) -> None:
 
     assert [TP, names[0], names[1]] == await broker.admin.partitions("orders")
     assert [names[3], TP, names[0], names[1], names[2]] == await broker.admin.partitions()
-    with pytest.raises(Invalid):
-        await broker.admin.partitions("../x")
+    for name in ("../x", ""):
+        with pytest.raises(Invalid):
+            await broker.admin.partitions(name)
+        with pytest.raises(Invalid):
+            await broker.admin.delete(name, reason="old")
     assert [TP, names[0], names[1]] == await broker.admin.delete("orders", reason="old")
     assert [names[3], names[2]] == await broker.admin.partitions()
 

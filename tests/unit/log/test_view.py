@@ -7,7 +7,7 @@ import pytest
 
 from lakebed.core.clock import ManualClock, now_ms
 from lakebed.core.context import Context
-from lakebed.core.errors import Invalid
+from lakebed.core.errors import NotFound
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
 from lakebed.core.runtime import Runtime
@@ -174,12 +174,12 @@ async def test_a_page_never_holds_more_records_than_the_limit() -> None:
     assert (1, 60) == (last.log_start_offset, last.high_watermark)
 
 
-async def test_a_topic_that_does_not_exist_is_invalid_with_where_to_look() -> None:
+async def test_a_topic_that_does_not_exist_is_not_found_with_where_to_look() -> None:
     lake = Lake()
     await lake.append(b"a")
     await lake.append(b"b", tp=TopicPartition("orders", 1))
 
-    with pytest.raises(Invalid, match="clicks") as refused:
+    with pytest.raises(NotFound, match="clicks") as refused:
         await views.partitions(lake.window.admin, "clicks")
 
     assert "lakebed topics list" == refused.value.hint

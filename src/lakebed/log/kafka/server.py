@@ -31,6 +31,7 @@ from lakebed.core.logs import logger
 from lakebed.core.quotas import USAGE, KeyUsage
 from lakebed.core.trail import CALLER, Caller
 from lakebed.gateway.keys import KeyRecord
+from lakebed.gateway.listen import check_port
 from lakebed.gateway.settings import GatewaySettings
 from lakebed.gateway.state import PortAccess
 from lakebed.gateway.tls import certificate_names
@@ -110,6 +111,7 @@ class KafkaServer:
 
     async def start(self, host: str, port: int, advertised: str = "") -> None:
         """Raises Unavailable when the port is taken. Clients use `advertised`, HOST or HOST:PORT, or `host`."""
+        check_port(port)
         try:
             tls = self._services.access.tls
             secure: dict[str, Any] = {"ssl": tls.context, "ssl_handshake_timeout": HANDSHAKE_S} if tls else {}

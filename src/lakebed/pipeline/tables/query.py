@@ -136,7 +136,10 @@ def tables_of(text: str) -> set[TableName]:
         ((found,),) = engine.execute("select json_serialize_sql(?)", [text]).fetchall()
     tree = msgspec.json.decode(found)
     if tree.get("error") or len(tree["statements"]) != 1:
-        message = tree.get("error_message", "more than one statement")
+        message = tree.get("error_message") or ("more than one statement" if tree["statements"] else "it is empty")
+        message = message.replace(
+            "Only SELECT statements can be serialized to json!", "only select statements run here"
+        )
         raise Invalid(f"not a query: {message}", hint="one select statement: select … from layer.project.table")
     for node in _nodes(tree):
         if node.get("type") == "TABLE_FUNCTION" and _function(node) not in TABLE_FUNCTIONS:
