@@ -17,10 +17,13 @@ from lakebed.core.clock import ManualClock, SystemClock
 from lakebed.core.context import Context
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
-from lakebed.core.settings import Secret, Settings
+from lakebed.core.settings import Secret, Settings, load
+from lakebed.gateway.app import build
 from lakebed.gateway.auth import Keyring
+from lakebed.gateway.health import EVERY_S as HEALTH_EVERY_S
 from lakebed.gateway.key_watch import EVERY_S, KeyWatch
 from lakebed.gateway.settings import GatewaySettings, KeySettings
+from lakebed.gateway.state import state_of
 from lakebed.log.broker import Broker
 from lakebed.log.codec import columns
 from lakebed.log.model import TopicPartition
@@ -37,6 +40,7 @@ from lakebed.store.memory import MemoryBucket
 from lakebed.store.prices import dollars
 from lakebed.store.register import Register
 from lakebed.store.runtime import StoreRuntime
+from lakebed.wiring.parts import components, sections
 from support.batch_frames import frame_of, submit
 from support.doc_commands import ROOT
 from support.runtimes import runtime_of
@@ -233,6 +237,24 @@ async def keys_used(meter: Meter) -> dict[str, int]:
     return await keys_kept(meter, KeySettings("ann", Secret("0123456789abcdef")))
 
 
+async def health_checked(meter: Meter) -> dict[str, int]:
+    """Every part's health over one minute, as it is checked where there are keys."""
+    clock = ManualClock()
+    settings = load(sections(), flags={"meta.backend": "memory", "store.url": "memory:"})
+    context = msgspec.structs.replace(meter.context(), clock=clock, settings=settings)
+    checker = state_of(build(context, components(context))).health_checker
+
+    async def minute() -> None:
+        for _ in range(round(60 / HEALTH_EVERY_S)):
+            await clock.advance(HEALTH_EVERY_S)
+
+    checker.start(lambda: True)
+    await clock.advance(0.1)
+    counted = await meter.of(minute())
+    await checker.stop()
+    return counted
+
+
 MEASURED: dict[str, Callable[[Meter], Awaitable[dict[str, int]]]] = {
     "batches: accept 100 batches of one flush": batch_new,
     "batches: accept 100 batches of one flush, packed": batches_packed,
@@ -247,6 +269,7 @@ MEASURED: dict[str, Callable[[Meter], Awaitable[dict[str, int]]]] = {
     "log: read a flight that no cache holds": log_read_cold,
     "gateway: look for keys, for a minute": keys_kept,
     "gateway: refresh keys, sessions and last use, for a minute": keys_used,
+    "gateway: check the health of all parts, for a minute": health_checked,
 }
 
 
