@@ -6,7 +6,7 @@ import errno
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
 
 from lakebed import __version__
 from lakebed.cli import exits
@@ -148,7 +148,8 @@ def _run(argv: Sequence[str]) -> int:
     try:
         result = app(list(argv), exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        say(f"error: {error}")
+        surplus = error.unused_tokens if isinstance(error, UnusedCliTokensError) else None
+        say(f"error: unexpected argument: {' '.join(surplus)}" if surplus else f"error: {error}")
         say(f"next:  {' '.join(('lakebed', *(error.command_chain or ())))} --help")
         return exits.USAGE
     except LakebedError as error:
