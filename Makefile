@@ -73,7 +73,7 @@ sim: setup ## seeded worlds with faults and crashes
 	$(BIN)/pytest tests/sim -n $(JOBS) -m "not full"
 
 integration: setup ## real servers, real processes, kill -9
-	$(BIN)/pytest tests/integration -n $(JOBS) --dist loadfile -m "not full"
+	$(BIN)/pytest tests/integration -n $(WAITERS) --dist loadfile -m "not full"
 
 test-oxia: setup ## the meta contract on a real Oxia server, where Go can build one
 	$(BIN)/python tests/oxia/run.py
