@@ -43,7 +43,7 @@ computing waiting full-computing full-waiting: setup
 	test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 full: setup
-	$(BIN)/pytest tests/unit tests/conformance tests/sim tests/integration -m full -n $(JOBS) --dist loadfile
+	$(BIN)/pytest tests/unit tests/conformance tests/sim tests/integration -m full -n $(WAITERS) --dist loadfile
 
 full-spark: setup
 	$(BIN)/pytest tests/spark -m full -n $(JOBS) --dist loadfile
