@@ -43,7 +43,7 @@ computing waiting full-computing full-waiting: setup
 	test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 full: setup
-	$(BIN)/pytest tests/unit tests/conformance tests/sim tests/integration -m full -n $(JOBS) --dist loadfile
+	$(BIN)/pytest tests/unit tests/conformance tests/sim tests/integration -m full -n $(WAITERS) --dist loadfile
 
 full-spark: setup
 	$(BIN)/pytest tests/spark -m full -n $(JOBS) --dist loadfile
@@ -73,7 +73,7 @@ sim: setup ## seeded worlds with faults and crashes
 	$(BIN)/pytest tests/sim -n $(JOBS) -m "not full"
 
 integration: setup ## real servers, real processes, kill -9
-	$(BIN)/pytest tests/integration -n $(JOBS) --dist loadfile -m "not full"
+	$(BIN)/pytest tests/integration -n $(WAITERS) --dist loadfile -m "not full"
 
 test-oxia: setup ## the meta contract on a real Oxia server, where Go can build one
 	$(BIN)/python tests/oxia/run.py

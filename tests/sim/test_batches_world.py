@@ -18,13 +18,14 @@ from lakebed.sim.commands import play
 from lakebed.sim.faults import CALM
 from lakebed.sim.world import InvariantBroken, Process, World
 from lakebed.store.model import ObjectInfo, read_record
+from support.seeds import seeds
 
 SEEDS = 120
 SEEDS_TO_CATCH = 150
 STEPS_OF_AN_UPLOAD = 40  # more awaits than an upload and its derived writes have
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, 40))
+@pytest.mark.parametrize("first", seeds(range(0, SEEDS, 40), quick=[0]))
 @pytest.mark.parametrize("name", ["batches", "batches-packed"])
 def test_nothing_acknowledged_is_lost_and_nothing_is_accepted_twice(name: str, first: int) -> None:
     """Races, lost answers, crashes and sweeps: one manifest per identity, its blob there, every 200 true."""
@@ -119,7 +120,7 @@ def test_a_collector_with_a_bug_is_caught(acceptor: type[Acceptor]) -> None:
             World(seed, name="batches").run(lambda world: batches(world, acceptor))
 
 
-@pytest.mark.parametrize("first", range(0, 12, 6))
+@pytest.mark.parametrize("first", seeds(range(0, 12, 6), quick=[0]))
 @pytest.mark.parametrize("name", ["batches-retention", "batches-packed-retention"])
 def test_months_of_retention_never_accept_a_batch_anew(name: str, first: int) -> None:
     """Old batches go with their blobs and rows; collectors die, and reconcilers stand still for weeks on the way."""

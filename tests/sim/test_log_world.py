@@ -26,18 +26,19 @@ from lakebed.meta.simulation import FaultyMeta
 from lakebed.sim.commands import play
 from lakebed.sim.faults import CALM
 from lakebed.sim.world import InvariantBroken, Process, World
+from support.seeds import seeds
 
 SEEDS = range(40)
 HUNT = 300  # seeds a bug may hide from
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", seeds(SEEDS, quick=range(10)))
 def test_the_log_keeps_its_promises_whatever_dies(seed: int) -> None:
     """Gapless, readable, unchanging, fenced when fenced, and nothing leaked or vacuumed wrongly."""
     play("log", seed)
 
 
-@pytest.mark.parametrize("seed", range(500, 510))
+@pytest.mark.parametrize("seed", seeds(range(500, 510), quick=[500, 501, 502]))
 @pytest.mark.parametrize("changes_max", [0, 1])
 def test_the_log_keeps_its_promises_with_producers_in_snapshots(
     seed: int, changes_max: int, monkeypatch: pytest.MonkeyPatch
@@ -124,7 +125,7 @@ def test_the_world_catches_what_it_is_there_to_catch(
 AWAITS = 90  # more than the script below makes
 
 
-@pytest.mark.parametrize("at", range(1, AWAITS))
+@pytest.mark.parametrize("at", seeds(range(1, AWAITS), quick=range(1, AWAITS, 4)))
 def test_a_process_that_dies_at_any_await_loses_nothing(at: int) -> None:
     """Appends, compaction, trim and vacuum in one process that is killed at its nth await; another one continues."""
     tp, state, acknowledged = TopicPartition("t", 0), MemoryState(), []

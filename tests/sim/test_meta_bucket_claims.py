@@ -12,6 +12,7 @@ from lakebed.meta.model import ABSENT
 from lakebed.meta.protocol import MetaSession
 from lakebed.sim.faults import NONE, Faults
 from lakebed.sim.world import Process, World
+from support.seeds import seeds
 
 GROUP = "orders:0"
 CLAIM = "llog/orders/partitions/0/meta/compactor-claim"
@@ -60,7 +61,7 @@ async def closed(session: MetaSession) -> None:
         return  # it ends by itself
 
 
-@pytest.mark.parametrize("seed", [*range(SEEDS), SLOW_OPENING])
+@pytest.mark.parametrize("seed", seeds([*range(SEEDS), SLOW_OPENING], quick=[0, 1, SLOW_OPENING]))
 def test_a_claim_has_one_living_holder_at_a_time(seed: int) -> None:
     """Anyone who acts under a living session is alone; crashed and stopped holders are followed by others."""
     world, acts = World(seed, name="meta-claims", faults=Faults(crash=0.003)), list[str]()

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from itertools import pairwise
 
-from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
 
 from lakebed import __version__
 from lakebed.cli import exits
@@ -151,7 +151,8 @@ def _run(argv: Sequence[str]) -> int:
             raise Invalid("--reason is empty: a reason is required", hint="the audit trail keeps it: --reason TEXT")
         result = app(list(argv), exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        say(f"error: {error}")
+        surplus = error.unused_tokens if isinstance(error, UnusedCliTokensError) else None
+        say(f"error: unexpected argument: {' '.join(surplus)}" if surplus else f"error: {error}")
         say(f"next:  {' '.join(('lakebed', *(error.command_chain or ())))} --help")
         return exits.USAGE
     except LakebedError as error:

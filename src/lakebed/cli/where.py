@@ -31,7 +31,7 @@ R = TypeVar("R")
 class Where:
     """Options shared by every command that talks to a stack or a bucket."""
 
-    dir: Annotated[Path | None, Parameter(help="folder of a running stack (default: .lakebed if there is one)")] = None
+    dir: Annotated[Path | None, Parameter(help="the stack's folder (default: .lakebed)")] = None
     config: Annotated[Path | None, Parameter(help="settings file (default: lakebed.toml if there is one)")] = None
 
     def settings(self, flags: Mapping[str, Any] | None = None, *, stack: Mapping[str, Any] | None = None) -> Settings:

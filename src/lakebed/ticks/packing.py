@@ -178,7 +178,8 @@ def _read(file: Path) -> tuple[Any, Any]:
         with pq.ParquetFile(file) as opened:
             return opened.metadata, opened.schema_arrow
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise Invalid(f"{file} is not a Parquet file: {error}") from error
+        hint = "" if file.suffix.lower() in ENDINGS else f"convert it to one of {', '.join(ENDINGS)}"
+        raise Invalid(f"{file} is not a Parquet file: {error}", hint=hint) from error
 
 
 def _columns(file: Path, schema: Any) -> list[dict[str, str]]:

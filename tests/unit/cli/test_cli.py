@@ -58,7 +58,7 @@ def test_what_is_given_wrong_is_answered_with_what_to_type_next(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A mistake that has no hint of its own leads to the command's help, never to nothing."""
-    file = tmp_path / "orders.txt"
+    file = tmp_path / "orders.parquet"
     file.write_text("id\n1\n")
 
     code = run(["ticks", "push", str(file), "--project", "shop"])
@@ -67,6 +67,28 @@ def test_what_is_given_wrong_is_answered_with_what_to_type_next(
     assert code == exits.code_for(Invalid(""))
     assert error.startswith(f"error: {file} is not a Parquet file")
     assert following.startswith("next:  ") and "ticks push --help" in following
+
+
+def test_a_file_of_another_kind_is_answered_with_the_kinds_that_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A spreadsheet is not a damaged Parquet file."""
+    file = tmp_path / "orders.xlsx"
+    file.write_text("id\n1\n")
+
+    run(["ticks", "push", str(file), "--project", "shop"])
+
+    _, following = capsys.readouterr().err.splitlines()
+    assert all(ending in following for ending in (".parquet", ".csv", ".jsonl"))
+
+
+def test_an_argument_too_many_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """In words, not as a list of the parser's tokens."""
+    code = run(["lifecycle", "dry-run", "reports", "rules.json", "more.json"])
+
+    error, following = capsys.readouterr().err.splitlines()
+    assert (exits.USAGE, "error: unexpected argument: rules.json more.json") == (code, error)
+    assert "next:  lakebed lifecycle dry-run --help" == following
 
 
 def leaves(of: App = app, path: tuple[str, ...] = ()) -> Iterator[tuple[str, App]]:
