@@ -284,10 +284,11 @@ def _finish(consumer: ConsumerManifest, location: str, done: DoneBatch) -> Consu
 
 
 def _give_back(consumer: ConsumerManifest, locations: Collection[str]) -> ConsumerManifest:
-    """Lets others claim these. The claim of a batch that is being buried stays until it is stale: the batch may have
-    been split and no longer be pending, and then only its claim shows the sweeper that it is to be closed."""
+    """Lets others claim these at once. A batch that is being buried keeps its claim, a stale one: it may have been
+    split and no longer be pending, and then only its claim shows the sweeper that it is to be closed."""
     buried = {location for location in locations if (one := consumer.troubles.get(location)) is not None and one.bury}
-    return _unclaim(consumer, set(locations) - buried)
+    after = _unclaim(consumer, set(locations) - buried)
+    return replace(after, claimed=after.claimed | dict.fromkeys(buried & after.claimed.keys(), 0)) if buried else after
 
 
 def _unclaim(consumer: ConsumerManifest, locations: Collection[str]) -> ConsumerManifest:

@@ -301,3 +301,29 @@ async def test_racing_collectors_with_different_bytes_have_one_winner(
         == {loser.detail["accepted_frame_sha256"] for loser in losers}
         == {existing.frame_sha256}
     )
+
+
+async def test_a_blob_is_noted_as_an_orphan_when_its_upload_is_given_up_before_the_manifest_is_there(
+    manual_clock: ManualClock, make_acceptor: MakeAcceptor
+) -> None:
+    """A timeout, or a client that goes away: garbage collection must find the blob all the same."""
+    reached = asyncio.Event()
+
+    class Hanging(MemoryStore):
+        async def create(self, key: str, data: bytes) -> ObjectInfo:
+            if key.startswith(paths.ACCEPTED):
+                reached.set()
+                await asyncio.Event().wait()
+            return await super().create(key, data)
+
+    acceptor = make_acceptor(Hanging(clock=manual_clock), timeout_s=600.0)
+    noted: list[str] = []
+    acceptor._derived_writes.put_orphan = lambda sha256, at_ns, place: noted.append(sha256)  # type: ignore[method-assign]
+    submitted = submit(frame_of())
+
+    upload = asyncio.create_task(acceptor.accept(submitted))
+    await reached.wait()
+    upload.cancel()
+    await asyncio.gather(upload, return_exceptions=True)
+
+    assert [submitted.sha256] == noted

@@ -13,9 +13,10 @@ from lakebed.batches import acceptance, paths
 from lakebed.batches import bucket as checks
 from lakebed.batches.bucket import REQUIRED, bucket_policy, policy, replication
 from lakebed.batches.conflicts import conflict_id, parse_id
+from lakebed.batches.derived_writes import DerivedWrites
 from lakebed.batches.live import Follower, LiveBatches
 from lakebed.batches.matchers import Selector, parse
-from lakebed.batches.model import BatchIdentity
+from lakebed.batches.model import LATE_NS, BatchIdentity
 from lakebed.batches.packer import write_blob
 from lakebed.batches.reader import RawBatches
 from lakebed.batches.segments import pack
@@ -29,11 +30,13 @@ from lakebed.core.errors import Invalid
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
 from lakebed.core.settings import Contradiction, Settings
+from lakebed.rollups.paths import ROLLUP_WORK
 from lakebed.store.admin import BucketConfiguration, LifecycleRule
 from lakebed.store.memory import MemoryStore
+from lakebed.store.model import ObjectInfo
 from lakebed.store.settings import StoreSettings
 from support.batch_frames import START_NS, frame_of, submit
-from support.runtimes import runtime_of
+from support.runtimes import runtime_of, runtime_on
 
 ROLES = {"collectors": ["arn:aws:iam::1:role/collector"], "sweepers": ["arn:aws:iam::1:role/gc"]}
 GOLDEN = Path(__file__).parent / "golden"
@@ -295,3 +298,24 @@ def test_gc_without_a_reason_is_refused(capsys: pytest.CaptureFixture[str]) -> N
     """Deleting by hand needs a reason; a dry run does not."""
     assert 3 == run(["batches", "gc"])
     assert "--reason" in capsys.readouterr().err
+
+
+async def test_the_note_of_a_late_row_is_stored_before_the_row(manual_clock: ManualClock) -> None:
+    """A crash between the two leaves a note too many; the other way round the batch would never be rolled up."""
+    order: list[str] = []
+
+    class Recording(MemoryStore):
+        async def create(self, key: str, data: bytes) -> ObjectInfo:
+            order.append(key.split("/")[0])
+            return await super().create(key, data)
+
+    writes = DerivedWrites(runtime_on(Recording(clock=manual_clock), manual_clock), waiting_max=10)
+    submitted = submit(frame_of())
+    at_ns = manual_clock.now_ns() - 2 * LATE_NS
+    accepted = acceptance.manifest(submitted, at_ns=at_ns, collector_id="c", attempt_id="a")
+    writes.put(accepted, acceptance.span_of(submitted.batch))
+    writes.start()
+    await writes.drain()
+    await writes.stop()
+
+    assert [ROLLUP_WORK.split("/")[0], paths.ACCEPTED_INDEX.split("/")[0]] == order

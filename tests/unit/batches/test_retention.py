@@ -315,3 +315,40 @@ async def test_a_segment_is_passed_over_only_when_all_of_its_rows_were_given(sto
 
     assert [rows[1:], rows[:2], rows] == [*parts, whole]
     assert [] == await shown(index, first, last, seen=seen)
+
+
+async def test_an_hour_is_removed_after_the_whole_wait_and_not_before(
+    store: MemoryStore, manual_clock: ManualClock, retain: Retain
+) -> None:
+    """Collectors that trust what they know of a boot hear of it within the wait, and not a moment later."""
+    await accept(store, manual_clock, 0)
+    await manual_clock.advance(12 * DAY_S)
+    await retain(store).run()
+    await manual_clock.advance(WAIT_S - 1.0)
+
+    early = await retain(store).run()
+    await manual_clock.advance(1.0)
+    late = await retain(store).run()
+
+    assert (1, 0, 1) == (early.waiting_hours, early.removed_hours, late.removed_hours)
+
+
+async def test_what_was_removed_is_not_taken_back_by_an_older_hour(
+    store: MemoryStore, manual_clock: ManualClock, retain: Retain
+) -> None:
+    """An hour before the removed ones appears, of a batch that was indexed late: queries are still told of them all."""
+    begin_ns = manual_clock.now_ns()
+    await manual_clock.advance(5 * DAY_S)
+    await accept(store, manual_clock, 0)
+    await manual_clock.advance(12 * DAY_S)
+    retention = retain(store)
+    await retention.run()
+    await manual_clock.advance(WAIT_S)
+    await retention.run()
+    removed_ns = (await retention.state.read()).value.removed_ns
+    await accept(store, ManualClock(begin_ns), 10)
+    await retention.run()
+    await manual_clock.advance(WAIT_S)
+
+    assert 1 == (await retention.run()).removed_hours
+    assert removed_ns == (await retention.state.read()).value.removed_ns > begin_ns + round(5 * DAY_S * 1e9)

@@ -473,3 +473,20 @@ class Pausing(LocalJob):
         self.reached.set()
         await self.go.wait()
         return await super().write(generation_id)
+
+
+async def test_a_note_is_found_whose_store_has_a_slower_clock(manual_clock: ManualClock) -> None:
+    """Notes have the store's time: one that comes after a run, dated before it, is taken by the next."""
+    behind = ManualClock(manual_clock.now_ns() - 60 * SECOND_NS)
+    store = MemoryStore(clock=behind)
+    await accept(store, frame("a", 0, some(0, 0)), manual_clock.now_ns() - SECOND_NS)
+    await make_roller(store, manual_clock).run()
+    await manual_clock.advance(3 * 3600)
+    await behind.advance(3 * 3600)
+    await make_roller(store, manual_clock).run()
+    late = some(1, 0)
+    await accept(store, frame("late", 0, late), manual_clock.now_ns() - 2 * 3600 * SECOND_NS, late=True)
+
+    report = await make_roller(store, manual_clock).run()
+
+    assert (1, len(late)) == (report.late, report.samples)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lakebed.batches import paths
+from lakebed.batches import acceptance, paths
 from lakebed.batches.landed import LandedBatches
 from lakebed.batches.model import AcceptedBatch
 from lakebed.batches.segments import HEAD, SpoolSegments, pack, records
@@ -462,3 +462,30 @@ async def test_landing_goes_on_after_an_error_of_the_disk(
         async with asyncio.timeout(60):
             while len([info async for info in store.list(paths.ACCEPTED)]) < 2:
                 await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("known_max", [1, 100])
+def test_landed_batches_whose_sync_failed_are_written_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known_max: int
+) -> None:
+    """A full disk for a while: nothing that landed meanwhile is forgotten by a restart."""
+    accepted = [
+        acceptance.manifest(submit(frame_of(n, n + 9)), at_ns=1, collector_id="c", attempt_id="a") for n in (0, 10, 20)
+    ]
+    known = LandedBatches(tmp_path, known_max=known_max)
+    for each in accepted:
+        known.add(each)
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError):
+            known.sync()
+    (tmp_path / "landed.jsonl").unlink(missing_ok=True)  # what was not synced may be gone after a crash
+    known.sync()
+    again = LandedBatches(tmp_path, known_max=known_max)
+    again.load()
+
+    assert accepted[-1] == again.get(accepted[-1].identity)

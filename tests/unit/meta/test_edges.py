@@ -381,3 +381,35 @@ def test_a_commit_waits_for_the_disk_as_the_setting_says(tmp_path: Path, sync: A
 
     assert (level,) == connection.execute("PRAGMA synchronous").fetchone()
     connection.close()
+
+
+class LostCommits:
+    """A connection to the file that executes COMMIT and then reports an error, once."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection, self.left = connection, 1
+
+    def execute(self, sql: str, *more: Any) -> Any:
+        done = self._connection.execute(sql, *more)
+        if sql == "COMMIT" and self.left:
+            self.left -= 1
+            raise sqlite3.OperationalError("disk I/O error")
+        return done
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
+async def test_a_commit_that_reports_an_error_may_have_happened(
+    tmp_path: Path, manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is told that nothing was changed; the next call goes to the file again."""
+    meta = sqlite(tmp_path, manual_clock)
+    real = SqliteMeta._open
+    with monkeypatch.context() as patch:
+        patch.setattr(SqliteMeta, "_open", lambda self: LostCommits(real(self)))
+        with pytest.raises(OutcomeUnknown):
+            await meta.put("a/1", b"x")
+
+    assert b"x" == (await meta.get("a/1")).value
+    await meta.close()

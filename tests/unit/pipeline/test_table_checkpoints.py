@@ -459,6 +459,30 @@ async def test_vacuum_knows_the_files_of_a_log_that_was_cleaned_up(tmp_path: Pat
     assert expected == {info.key for info in late}
 
 
+async def test_vacuum_keeps_what_was_removed_at_a_time_that_no_checkpoint_names(manual_clock: ManualClock) -> None:
+    """The time of a remove is optional: without one it may have been a moment ago."""
+    store = MemoryStore(clock=manual_clock)
+    await manual_clock.advance(400 * DAY_S)
+    files = tuple(DataFile(f"{name}.parquet", 1, 1) for name in ("dated", "undated"))
+    now = int(manual_clock.now_ns() // 1_000_000)
+    for file in files:
+        await store.create(f"{ROOT}/{file.path}", b"x")
+    await manual_clock.advance(10 * DAY_S)
+    await store.create(
+        log_key(ROOT, 0), encode(Commit("WRITE", files, spec=SPEC, table_id="i"), attempt_id="a", now_ms=now)
+    )
+    await store.create(log_key(ROOT, 1), encode(Commit("DELETE", (), files), attempt_id="b", now_ms=now))
+    actions = [action for action in await entries(store, 2) if "add" not in action]
+    for action in actions:
+        if action.get("remove", {}).get("path") == "undated.parquet":
+            del action["remove"]["deletionTimestamp"]
+    await store.create(f"{LOG}/{1:020d}.checkpoint.parquet", parquet(actions))
+    await store.delete(log_key(ROOT, 0))
+    await manual_clock.advance(DAY_S)
+
+    assert [f"{ROOT}/dated.parquet"] == [info.key for info in await sweepable(store, ROOT, clock=manual_clock)]
+
+
 async def test_vacuum_keeps_what_a_cleaned_up_log_remembers_as_removed(manual_clock: ManualClock) -> None:
     """Another writer keeps its log for an hour: files that were removed yesterday are still read by somebody."""
     store = MemoryStore(clock=manual_clock)

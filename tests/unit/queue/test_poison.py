@@ -293,6 +293,32 @@ async def test_a_batch_that_a_replica_does_not_have_yet_is_delivered_later(
     await collector.close()
 
 
+async def test_a_batch_that_was_missing_once_and_delivered_is_not_buried_when_it_is_missing_again(
+    open_queue: Open, memory: MemoryStore, manual_clock: ManualClock
+) -> None:
+    """The time for which a batch was missing begins anew after it was read."""
+    queue = open_queue()
+    await put(queue, b"a")
+    (location,) = (await queue.producer.read()).pending
+    data = (await memory.get(location)).data
+    await memory.delete(location)
+    collector = queue.collector()
+    with pytest.raises(Unavailable):
+        await collector.next_batch()
+    await memory.create(location, data)
+    batch = await collector.next_batch()
+    assert batch is not None
+    await collector.reject(batch, "later")
+    await memory.delete(location)
+    await manual_clock.advance(120.0)
+
+    with pytest.raises(Unavailable):
+        await collector.next_batch()
+
+    assert await letters(queue) == []
+    await collector.close()
+
+
 async def test_a_split_that_cannot_read_its_batch_is_made_later(open_queue: Open, memory: MemoryStore) -> None:
     """The decision stands, the batch is neither delivered nor buried, and the next call splits it."""
     queue = open_queue(rejections_max=1)

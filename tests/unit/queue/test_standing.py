@@ -134,3 +134,32 @@ async def test_a_split_whose_pieces_were_stored_too_slowly_stores_them_again(
         await collector.ack(piece)
     await collector.close()
     assert [b"a", b"b"] == values
+
+
+async def test_a_letter_is_closed_before_anything_of_it_is_deleted(
+    open_queue: Callable[..., Queue], manual_clock: object
+) -> None:
+    """The record of what became of it cannot be stored: the letter and its data stay."""
+
+    class Unwritten(MemoryStore):
+        async def create(self, key: str, data: bytes) -> ObjectInfo:
+            if key.startswith(paths.closed_folder("ingest/manifest.json")):
+                raise Unavailable("the store does not answer")
+            return await super().create(key, data)
+
+    queue = open_queue(store=Unwritten(clock=manual_clock), rejections_max=1)  # type: ignore[arg-type]
+    ingestor = queue.ingestor()
+    await ingestor.ingest([KeyValueEntry(b"k", b"bad")])
+    await ingestor.flush()
+    collector = queue.collector()
+    batch = await collector.next_batch()
+    assert batch is not None
+    await collector.reject(batch, "no")
+    letter_id = paths.dead_id(batch.sequence, batch.location)
+
+    with pytest.raises(Unavailable):
+        await queue.dead_letters.discard(letter_id, "not needed")
+
+    letter = await queue.dead_letters.show(letter_id)
+    assert [b"bad"] == [entry.value for entry in await queue.dead_letters.entries(letter)]
+    await collector.close()

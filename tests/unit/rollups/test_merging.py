@@ -6,9 +6,11 @@ import pytest
 
 from lakebed.batches.model import Kind, Sample
 from lakebed.core.clock import ManualClock
+from lakebed.core.errors import Unavailable
 from lakebed.rollups import paths
 from lakebed.rollups.model import MergedSpans
 from lakebed.store.memory import MemoryStore
+from lakebed.store.model import ObjectInfo
 from support.counting_store import CountingStore
 from support.rollup_fixtures import accept, ask, by_hand, frame, make_roller, shown
 
@@ -182,3 +184,32 @@ async def test_spans_that_retention_removes_leave_the_register() -> None:
     answer = await ask(store, clock, "cpu", 3600, BEGIN_NS, BEGIN_NS + DAY_NS)
     assert ("date=2025-10-01" in held, MergedSpans()) == (True, (await register.read()).value)
     assert [False] == ["cannot be read" in why for why in answer.why_partial]
+
+
+async def test_a_generation_is_committed_only_after_its_days_left_the_register() -> None:
+    """The register cannot be written: the generation waits, and late samples are read from their batch meanwhile."""
+    clock = ManualClock(BEGIN_NS)
+
+    class Refusing(MemoryStore):
+        refusing = False
+
+        async def replace(self, key: str, data: bytes, etag: str) -> ObjectInfo:
+            if self.refusing and key == paths.ROLLER_MERGED:
+                raise Unavailable("no answer")
+            return await super().replace(key, data, etag)
+
+    store = Refusing(clock=clock)
+    reported = await filled(store, clock, 2)
+    await clock.advance(3600)
+    await make_roller(store, clock).run()
+    late = samples(BEGIN_NS + HOUR_NS + S, 5, 60)
+    await accept(store, frame("late", 0, late), clock.now_ns())
+    reported += [("late", sample) for sample in late]
+    await clock.advance(60)
+    store.refusing = True
+
+    with pytest.raises(Unavailable):
+        await make_roller(store, clock).run()
+
+    answer = await ask(store, clock, "cpu", 300, BEGIN_NS, BEGIN_NS + 2 * DAY_NS)
+    assert by_hand(reported, "cpu", 300) == shown(answer)

@@ -321,3 +321,25 @@ async def test_a_listing_goes_through_all_pages_behind_its_start(env: Env) -> No
     assert [info.key async for info in env.store.list("f/", after="f/0")] == ["f/1", "f/2", "f/3", "f/4"]
     assert env.counted("requests", verb="list") == 3  # two pages, and the end
     assert list(await env.store.children("f/")) == ["a", "z"]
+
+
+@pytest.mark.parametrize("verb", ["create", "replace"])
+async def test_a_conflict_behind_a_try_without_an_answer_is_no_plain_one(env: Env, verb: str) -> None:
+    """The first request may have been carried out late and overwritten: the refusal of the second is no proof."""
+    single = errors.Conflict("412")
+    single.repeated = False
+    env.client.instead = [errors.Unavailable("503"), single]
+    if verb == "replace":
+        env.client.objects[KEY] = b"old"
+
+    async def rival(_: float) -> None:
+        env.client.objects[KEY] = b"theirs"
+
+    env.clock.sleep = rival  # type: ignore[method-assign]
+    with pytest.raises(errors.Conflict) as raised:
+        if verb == "create":
+            await env.store.create(KEY, b"mine")
+        else:
+            await env.store.replace(KEY, b"mine", Version(env.client.etag_of(b"old")))
+
+    assert raised.value.repeated

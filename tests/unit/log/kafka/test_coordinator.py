@@ -222,3 +222,31 @@ async def test_a_group_that_is_used_while_it_expires_stays(host: Host, monkeypat
     found = await broker.groups.committed("alone", TP)
     assert found is not None and 3 == found.offset
     assert {"alone"} == set(await kafka.groups())
+
+
+async def test_a_member_that_was_refused_as_silent_commits_nothing_more(host: Host) -> None:
+    """Its removal is stored with the refusal, also where nobody else is in the group to store it."""
+    broker = coordinator(host)
+    await formed(host, broker)
+    await host.clock.advance(60.0)
+
+    with pytest.raises(GroupRefused) as beat:
+        await broker.heartbeat("g", "m0", 1, None)
+    with pytest.raises(GroupRefused) as commit:
+        await coordinator(host).demand_commit("g", "m0", 1, None)
+
+    assert [GroupFault.UNKNOWN_MEMBER] * 2 == [beat.value.fault, commit.value.fault]
+
+
+async def test_an_offset_that_is_stored_without_a_generation_keeps_the_one_it_had(host: Host) -> None:
+    """A tool sets an offset while the group is empty: a zombie of an earlier generation is still refused."""
+    broker = host.broker()
+    await host.append(broker, b"a", b"b", b"c")
+    await broker.groups.store("g", TP, 3, note="", generation=2)
+
+    await broker.groups.store("g", TP, 2, note="tool", generation=None)
+
+    with pytest.raises(GroupFenced):
+        await broker.groups.store("g", TP, 1, note="", generation=1)
+    found = await broker.groups.committed("g", TP)
+    assert found is not None and (2, 2) == (found.offset, found.generation)

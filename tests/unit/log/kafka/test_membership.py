@@ -215,3 +215,17 @@ def test_a_group_is_stored_and_read_as_it_is() -> None:
     group = stable("a", "b")
 
     assert group == msgspec.json.decode(msgspec.json.encode(group), type=Group)
+
+
+def test_who_waited_longer_than_its_session_for_a_rebalance_is_in_its_generation() -> None:
+    """A member that waits sends no heartbeats: its session counts from the end of the rebalance."""
+    group = stable("a")
+    group = membership.join(group, wish("b"), START_MS + 3_000)
+    for at_ms in range(START_MS + 8_000, START_MS + 28_001, 5_000):
+        group = membership.alive(membership.advance(group, at_ms), "a", at_ms)
+    late_ms = START_MS + 30_000
+    group = membership.join(group, wish("a"), late_ms)
+
+    after = membership.advance(group, late_ms + SESSION_MS - 1)
+
+    assert ("COMPLETING", ["a", "b"]) == (after.phase, sorted(after.members))
