@@ -158,8 +158,9 @@ class RunLog:
                 async with self.record(kind, subject) as run:
                     await work(run)
             except LakebedError as error:
-                log.warning("run failed and is retried", kind=kind, error=error.message, code=error.code)
-                after()
+                if not isinstance(error, run.answers):
+                    log.warning("run failed and is retried", kind=kind, error=error.message, code=error.code)
+                    after()
             await self._clock.sleep(every_s)
 
     @contextmanager
