@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from lakebed.core.clock import Clock
 from lakebed.core.context import Context, Worker
 from lakebed.core.errors import AlreadyExists
 from lakebed.core.logs import logger
@@ -25,11 +26,16 @@ def workers(context: Context) -> Sequence[Worker]:
     found = [Worker("log-compactor", services.scheduler.run)]
     if services.settings.vacuum_every_s > 0:
         found.append(
-            Worker("log-vacuum", _every(services.settings.vacuum_every_s, lambda: _vacuum(context, services), context))
+            Worker(
+                "log-vacuum",
+                _every(services.settings.vacuum_every_s, lambda: _vacuum(context, services), context.clock),
+            )
         )
     if services.settings.billing_every_s > 0:
         found.append(
-            Worker("log-billing", _every(services.settings.billing_every_s, StoredBytesScan(services).scan, context))
+            Worker(
+                "log-billing", _every(services.settings.billing_every_s, StoredBytesScan(services).scan, context.clock)
+            )
         )
     return found
 
@@ -65,10 +71,10 @@ async def _vacuum(context: Context, services: LogServices) -> LogSweepReport:
         return report
 
 
-def _every(seconds: float, work: Callable[[], Awaitable[Any]], context: Context) -> Callable[[], Awaitable[None]]:
+def _every(seconds: float, work: Callable[[], Awaitable[Any]], clock: Clock) -> Callable[[], Awaitable[None]]:
     async def run() -> None:
         while True:
-            await context.clock.sleep(seconds)
+            await clock.sleep(seconds)
             log.info("worker pass finished", result=str(await work())[:500])
 
     return run

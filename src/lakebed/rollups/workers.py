@@ -18,7 +18,7 @@ from lakebed.store.lease import HeldByAnother
 
 ROLLUP = "rollups"
 
-log = logger("rollups")
+log = logger("batches")
 
 
 def roller(context: Context, job: RollupJob | None = None) -> Roller:
