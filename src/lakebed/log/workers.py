@@ -22,21 +22,12 @@ log = logger("log")
 
 
 def workers(context: Context) -> Sequence[Worker]:
-    services = LogServices(context)
+    services, clock = LogServices(context), context.clock
     found = [Worker("log-compactor", services.scheduler.run)]
-    if services.settings.vacuum_every_s > 0:
-        found.append(
-            Worker(
-                "log-vacuum",
-                _every(services.settings.vacuum_every_s, lambda: _vacuum(context, services), context.clock),
-            )
-        )
-    if services.settings.billing_every_s > 0:
-        found.append(
-            Worker(
-                "log-billing", _every(services.settings.billing_every_s, StoredBytesScan(services).scan, context.clock)
-            )
-        )
+    if (every_s := services.settings.vacuum_every_s) > 0:
+        found.append(Worker("log-vacuum", _every(every_s, lambda: _vacuum(context, services), clock)))
+    if (every_s := services.settings.billing_every_s) > 0:
+        found.append(Worker("log-billing", _every(every_s, StoredBytesScan(services).scan, clock)))
     return found
 
 

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 from collections.abc import AsyncIterator
+from copy import deepcopy
 from typing import Any
 
 import pyarrow as pa
@@ -193,14 +194,14 @@ async def test_a_tick_whose_finalize_failed_has_its_log(service: Service) -> Non
     logs.configure("info", as_json=True)
     try:
         manifest_ = await service.upload()
-        refused = await service.finalize(break_manifest(manifest_, "wrong_tick"))
+        refused = await service.finalize(break_manifest(deepcopy(manifest_), "wrong_tick"))
     finally:
         structlog.configure(**before)
     shown = await view(service.context, TickId(ORG, PROJECT, TICK))
     (run,) = await RunReader(service.context, "ticks").latest(9)
     await service.delete(1)
     missing = await service.finalize(manifest_)
-    await service.put(1, ONE)
+    await service.upload()
     good = await service.finalize(manifest_)
 
     assert (422, 409, 200) == (refused.status_code, missing.status_code, good.status_code)
