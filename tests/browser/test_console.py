@@ -336,10 +336,24 @@ def test_what_ran_is_on_one_page(tab: Tab) -> None:
     page = tab.go("/runs")
 
     runs = page.get_by_role("region", name="Runs")
-    for kind in ("tick", "gold table", "audit", "lifecycle scan"):
+    for kind in ("tick", "models", "audit", "lifecycle scan"):
         expect(runs.get_by_role("cell", name=kind, exact=True).first).to_be_visible()
+    expect(runs.get_by_role("row", name="models")).to_contain_text("daily: the column total is missing")
+    runs.get_by_role("row", name="audit full").get_by_role("link", name="Log").click()
+    expect(page.locator("#run h2")).to_have_text("audit full")
+    expect(page.locator("#run pre")).to_contain_text(f"info finding {HOSTILE}")
+    assert page.evaluate("() => window.__hacked") is None
+    runs.get_by_role("row", name="models").get_by_role("button", name="Run again").click()
+    expect(page.get_by_role("dialog")).to_contain_text("Runs the same job again")
 
 
+# What a row of a page opens.
+OPENED = {
+    "/runs": "a[href*='run=']",
+    "/ticks": "a[href*='tick=']",
+    "/batches": "a[href*='batch=']",
+    "/log": "a[href*='partition=']",
+}
 LOOKS = pytest.mark.parametrize("look", ["light", "dark"])
 
 
@@ -351,13 +365,27 @@ def test_nothing_serious_is_in_the_way_of_a_screen_reader(yard: Yard, browser: B
     assert [] == _found_by_axe(yard, browser, page.path, look)
 
 
+@LOOKS
+@pytest.mark.full
+@pytest.mark.parametrize("path", ["/nowhere", "/manual/parts/console.md", "/docs", *OPENED])
+def test_nothing_serious_is_in_the_way_where_links_lead(yard: Yard, browser: Browser, path: str, look: Any) -> None:
+    """A missing page, the documentation, the API, and what a row opens: a run, a tick, a batch, a partition."""
+    assert [] == _found_by_axe(yard, browser, path, look, OPENED.get(path, ""))
+
+
 def test_nothing_serious_is_in_the_way_on_the_busiest_page(yard: Yard, browser: Browser) -> None:
     assert [] == _found_by_axe(yard, browser, "/tables", "light")
 
 
-def _found_by_axe(yard: Yard, browser: Browser, path: str, look: Any) -> list[str]:
+def _found_by_axe(yard: Yard, browser: Browser, path: str, look: Any, opens: str = "") -> list[str]:
+    """Of the page, or of the page behind the first link that `opens` selects on it."""
     context = browser.new_context(bypass_csp=True, color_scheme=look)
-    page = Tab(context.new_page(), yard.url).go(path)
+    page = context.new_page()
+    page.goto(yard.url + path)
+    if opens:
+        page.goto(yard.url + str(page.locator(opens).first.get_attribute("href")))
+    if page.locator("#page").count():  # a page of the console
+        page.wait_for_selector("html[data-live]", state="attached")
     page.add_script_tag(content=AXE.read_text(encoding="utf-8"))
     found = page.evaluate("async () => (await axe.run()).violations")
     context.close()

@@ -33,6 +33,7 @@ from lakebed.embedded.endpoints import BucketEndpoints
 from lakebed.lifecycle.ledger import DeletionLedger
 from lakebed.lifecycle.model import ActionKind, Degraded, Mode, ObjectIdentity, Position, Rule, StreamKind
 from lakebed.lifecycle.policy import render_xml
+from lakebed.lifecycle.scanner import BucketScan
 from lakebed.lifecycle.state import ActionState, Blocker, BlockerState, BucketLifecycle, LedgerRow, ReaderState, Stream
 from lakebed.lifecycle.workers import open_services, state_of
 from lakebed.log.services import LogServices
@@ -46,7 +47,7 @@ from lakebed.pipeline.audit.model import (
     ConservationRow,
     FindingTotal,
 )
-from lakebed.pipeline.audit.stored import publish
+from lakebed.pipeline.audit.stored import publish, report_to
 from lakebed.queue.roles import Queue
 from lakebed.store import admin
 from lakebed.store.connect import connect
@@ -259,7 +260,8 @@ class Yard:
 
     async def _compact(self) -> None:
         services = LogServices(self.context)
-        await services.scheduler.pass_once()
+        async with self.context.run_log("log").record("log compaction") as run:
+            await services.scheduler.work(run)
         await services.meta.close()
 
     async def _queue(self) -> None:
@@ -315,6 +317,10 @@ class Yard:
         }  # fmt: skip
         state = BucketLifecycle(actions=actions)
         await lifecycle.bucket("landing").change(lambda _: (state, None))
+        async with self.context.run_log("lifecycle").record("lifecycle scan", "landing", {"bucket": "landing"}) as run:
+            BucketScan("landing", 2400, 120, complete=True).report_to(run)
+        async with self.context.run_log("tables").record("models", f"{ORG}/{PROJECT}", {"org": ORG}) as run:
+            run.fail("daily: the column total is missing")
         await self._landing()
         streams = (
             Stream(StreamKind.ORIGINAL, 30 * DAY_NS, Position(now_ns - 30 * DAY_NS, 0)),
@@ -365,7 +371,10 @@ class Yard:
             (FindingTotal("orphaned", "raw_blob", 1, 2048, False),), (orphan,), 0,
             GarbageProof(now_ns - 60 * 10**9, "list", 100, 2, True), (), 0, kept,
         )  # fmt: skip
-        await publish(self.context, record)
+        async with self.context.run_log("audit").record("audit", "full", {"depth": "full"}) as run:
+            await publish(self.context, record)
+            run.lines.append(f"info finding {HOSTILE}")
+            report_to(run, record)
 
     def _tables(self) -> None:
         from deltalake import write_deltalake

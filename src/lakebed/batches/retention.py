@@ -86,12 +86,9 @@ class BatchRetention:
         return report
 
     async def work(self, run: ActiveRun) -> None:
-        """One pass, as a run; none where another process is at it."""
-        try:
-            report = await self.run()
-        except HeldByAnother:
-            run.idle = True
-            return
+        """One pass, reported. Raises HeldByAnother, which is no failure."""
+        run.answers = (HeldByAnother,)
+        report = await self.run()
         run.rows_out, run.idle = report.removed_batches, not report.removed_batches
         if report.removed_batches:
             log.info("removed old batches", batches=report.removed_batches, hours=report.removed_hours)

@@ -25,6 +25,7 @@ from lakebed.console.page import FIELD_CHARS_MAX, Action, Fields, PageQuery, Pag
 from lakebed.console.pages import ACTIONS, PAGES, ManualPage, getting_started
 from lakebed.console.rendering import ROUTE, Assets, environment
 from lakebed.console.requests import demand_origin, form_of, inside, is_secure
+from lakebed.console.samples import shown_once
 from lakebed.console.states import worst_of
 from lakebed.core.auth import NOBODY, Principal
 from lakebed.core.clock import now_ms
@@ -105,7 +106,7 @@ class Console:
             except LakebedError as error:
                 return self._html(request, "error.html", status_of(type(error)), page=page, error=error)
             more = self._diagrams(data, principal) if page.path == "/" else {}
-            return self._html(request, f"{page.name}.html", page=page, data=data, chosen=chosen, **more)
+            return self._html(request, f"{page.name}.html", page=page, data=shown_once(data), chosen=chosen, **more)
 
         return show
 

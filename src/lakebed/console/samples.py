@@ -35,12 +35,37 @@ class DataError(msgspec.Struct, frozen=True):
     hint: str = ""
 
 
+class ShownError(DataError, frozen=True, kw_only=True):
+    """An error on a page that is rendered once. Several sources may have it; the page shows it at one place."""
+
+    shown: set[str]
+
+    def first(self) -> bool:
+        """Whether the page has not shown it yet."""
+        new = self.message not in self.shown
+        self.shown.add(self.message)
+        return new
+
+
 class DataSample(msgspec.Struct, frozen=True):
     """`value` is the last value that was read, at `at_ms`; None when there is none. `error`: the last read failed."""
 
     value: Any = None
     at_ms: int = 0
     error: DataError | None = None
+
+
+def shown_once(samples: dict[str, DataSample]) -> dict[str, DataSample]:
+    """The samples for one page: what is missing is said once, however many of them miss it."""
+    shown: set[str] = set()
+
+    def one(sample: DataSample) -> DataSample:
+        error = sample.error
+        if error is None:
+            return sample
+        return msgspec.structs.replace(sample, error=ShownError(error.code, error.message, error.hint, shown=shown))
+
+    return {name: one(sample) for name, sample in samples.items()}
 
 
 class _Entry:

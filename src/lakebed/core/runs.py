@@ -1,7 +1,7 @@
 """Runs of jobs, recorded in the bucket: what ran, how long, what it moved, how it ended, and what it logged.
 
-A run has one object, which only its own process writes: while it runs every BEAT_S seconds, from the first beat on,
-and when it has ended. A short run is one write, and a run that found nothing to do is none. So every gateway shows the
+A run has one object, which only its own process writes: while it runs every few seconds, from BEAT_S on, and when it
+has ended. A short run is one write, and a run that found nothing to do is none. So every gateway shows the
 progress of every job, whoever runs it. A run that was not heard of for STALE_S died with its process.
 
 Records are derived: writing one never raises and never delays a job by more than WRITE_S. See docs/formats/console.md.
@@ -30,7 +30,7 @@ from lakebed.store.runtime import StoreRuntime
 
 ROOT = "console/v1/runs/"
 SCHEMA = "lakebed.run.v1"
-BEAT_S = 5.0  # between two writes of a run that goes on: 720 an hour
+BEAT_S, BEAT_MAX_S = 5.0, 20.0  # between two writes of a run that goes on: short at first, then 180 an hour
 STALE_S = 60.0  # several beats: a busy machine is not a dead one
 WRITE_S = 10.0  # longest wait for one write
 REPEATED_MS = 60_000  # a loop that fails again for the same reason is recorded this often
@@ -158,8 +158,9 @@ class RunLog:
                 async with self.record(kind, subject) as run:
                     await work(run)
             except LakebedError as error:
-                log.warning("run failed and is retried", kind=kind, error=error.message, code=error.code)
-                after()
+                if not isinstance(error, run.answers):
+                    log.warning("run failed and is retried", kind=kind, error=error.message, code=error.code)
+                    after()
             await self._clock.sleep(every_s)
 
     @contextmanager
@@ -174,7 +175,9 @@ class RunLog:
         over = threading.Event()
 
         def beats() -> None:
-            while not over.wait(BEAT_S):
+            for beat_s in _beats():
+                if over.wait(beat_s):
+                    return
                 asyncio.run(self._write(run, "running"))
 
         beating = threading.Thread(target=beats, name="run-record", daemon=True)
@@ -199,8 +202,8 @@ class RunLog:
         return run
 
     async def _beat(self, run: ActiveRun) -> None:
-        while True:
-            await self._clock.sleep(BEAT_S)
+        for beat_s in _beats():
+            await self._clock.sleep(beat_s)
             await self._write(run, "running")
 
     async def _end(self, run: ActiveRun) -> None:
@@ -270,6 +273,13 @@ class RunLog:
                     gone += 1
         except LakebedError as error:
             log.warning("old records of runs were not deleted", part=self._part, error=error.message)
+
+
+def _beats() -> Iterator[float]:
+    beat_s = BEAT_S
+    while True:
+        yield beat_s
+        beat_s = min(beat_s * 2, BEAT_MAX_S)
 
 
 @contextmanager

@@ -107,7 +107,7 @@ def _page(known: errors.LakebedError, request_id: str) -> bytes:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Not found · Lakebed</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark"></head><body><main>'
+        '<meta name="color-scheme" content="light"></head><body><main>'
         f"<h1>Page not found</h1><p>{escape(known.message)}.</p>"
         '<p><a href="/">Console</a> · <a href="/docs">All routes</a></p>'
         f"<p><small>Request {escape(request_id)}</small></p></main></body></html>"

@@ -81,10 +81,8 @@ class BucketScan(msgspec.Struct, frozen=True):
 
     def report_to(self, run: ActiveRun) -> None:
         """Reports it as the result of a run."""
-        run.rows_in, run.rows_out = self.scanned, self.worked
-        run.reason = "complete" if self.complete else "stopped; the next scan continues"
-        if self.problem:
-            run.fail(self.problem)
+        run.rows_in, run.rows_out, run.failed = self.scanned, self.worked, bool(self.problem)
+        run.reason = self.problem or ("complete" if self.complete else "stopped; the next scan continues")
 
 
 class BucketScanner:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from lakebed.core.clock import Clock
 from lakebed.core.context import Context, Worker
 from lakebed.core.errors import AlreadyExists
 from lakebed.core.logs import logger
@@ -22,19 +23,14 @@ log = logger("log")
 
 
 def workers(context: Context) -> Sequence[Worker]:
-    services = LogServices(context)
+    services, clock = LogServices(context), context.clock
     found = [Worker("log-compactor", services.scheduler.run)]
-    if services.settings.vacuum_every_s > 0:
-        found.append(
-            Worker("log-vacuum", _every(services.settings.vacuum_every_s, lambda: _vacuum(context, services), context))
-        )
-    if services.settings.vacuum_every_s > 0 and services.settings.group_retention_s > 0:
-        apply = services.group_retention.apply_once
-        found.append(Worker("log-groups", _every(services.settings.vacuum_every_s, apply, context.clock)))
-    if services.settings.billing_every_s > 0:
-        found.append(
-            Worker("log-billing", _every(services.settings.billing_every_s, StoredBytesScan(services).scan, context))
-        )
+    if (every_s := services.settings.vacuum_every_s) > 0:
+        found.append(Worker("log-vacuum", _every(every_s, lambda: _vacuum(context, services), clock)))
+        if services.settings.group_retention_s > 0:
+            found.append(Worker("log-groups", _every(every_s, services.group_retention.apply_once, clock)))
+    if (every_s := services.settings.billing_every_s) > 0:
+        found.append(Worker("log-billing", _every(every_s, StoredBytesScan(services).scan, clock)))
     return found
 
 
@@ -69,10 +65,10 @@ async def _vacuum(context: Context, services: LogServices) -> LogSweepReport:
         return report
 
 
-def _every(seconds: float, work: Callable[[], Awaitable[Any]], context: Context) -> Callable[[], Awaitable[None]]:
+def _every(seconds: float, work: Callable[[], Awaitable[Any]], clock: Clock) -> Callable[[], Awaitable[None]]:
     async def run() -> None:
         while True:
-            await context.clock.sleep(seconds)
+            await clock.sleep(seconds)
             log.info("worker pass finished", result=str(await work())[:500])
 
     return run

@@ -42,7 +42,7 @@ from lakebed.rollups.model import (
 )
 from lakebed.rollups.reader import CoverageSnapshot, RollupCoverage
 from lakebed.rollups.sweeper import AFTER_S, RollupSweeper
-from lakebed.store.lease import HeldByAnother, HeldLease, Lease
+from lakebed.store.lease import HeldLease, Lease
 from lakebed.store.model import read_record
 from lakebed.store.register import Register
 from lakebed.store.runtime import StoreRuntime
@@ -79,10 +79,9 @@ class RollupReport(msgspec.Struct):
 
     def report_to(self, run: ActiveRun) -> None:
         """Reports it as the result of a run: one that left batches out has failed."""
-        run.rows_in, run.rows_out = self.samples, self.rows
-        run.reason, run.idle = f"{self.batches} batches", not self.batches and not self.unreadable
-        if self.unreadable:
-            run.fail(f"{len(self.unreadable)} batches are unreadable: {self.unreadable[0].problem}")
+        left, run.failed = len(self.unreadable), bool(self.unreadable)
+        run.rows_in, run.rows_out, run.idle = self.samples, self.rows, not self.batches
+        run.reason = f"{self.batches} batches" + (f", {left} are unreadable" if left else "")
 
 
 class _Planned(msgspec.Struct, frozen=True):
@@ -159,19 +158,6 @@ class Roller:
                 await self._lease.release(held)
             except Unavailable as error:
                 log.warning("roller lease was not released", error=error.message)
-
-    async def work(self, run: ActiveRun) -> None:
-        """One run, reported; none where another owner is at it."""
-        try:
-            report = await self.run()
-        except HeldByAnother:
-            run.idle = True
-            return
-        if report.batches or report.unreadable:
-            log.info("rolled up", batches=report.batches, samples=report.samples, chunks=report.chunks)
-        for each in report.unreadable:
-            log.error("accepted batch is missing in rollups", key=each.key, error=each.problem)
-        report.report_to(run)
 
     async def _keep(self, held: HeldLease) -> None:
         while True:

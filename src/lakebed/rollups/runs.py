@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from lakebed.console.runs import RecordedRuns
 from lakebed.core.runs import RecordedRun, Work
-from lakebed.rollups.workers import ROLLUP, roller
+from lakebed.rollups.workers import ROLLUP, rolled, roller
 
 
 class RollupRuns(RecordedRuns):
@@ -14,4 +16,4 @@ class RollupRuns(RecordedRuns):
         return "/batches"
 
     def work(self, run: RecordedRun) -> Work:
-        return roller(self.context).work
+        return partial(rolled, roller(self.context))

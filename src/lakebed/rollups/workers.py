@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from lakebed.batches.settings import BatchesSettings
 from lakebed.core.context import Context, Worker
+from lakebed.core.logs import logger
+from lakebed.core.runs import ActiveRun
 from lakebed.rollups.local_job import LocalJob, read_groups, store_chunks, store_index
 from lakebed.rollups.model import RollupJob
 from lakebed.rollups.roller import Roller
 from lakebed.rollups.settings import RollupSettings
+from lakebed.store.lease import HeldByAnother
 
 ROLLUP = "rollups"
+
+log = logger("batches")
 
 
 def roller(context: Context, job: RollupJob | None = None) -> Roller:
@@ -29,6 +35,17 @@ def roller(context: Context, job: RollupJob | None = None) -> Roller:
         owner=context.node,
         retain_s=context.settings.of(BatchesSettings).retention_days * 86_400,
     )
+
+
+async def rolled(role: Roller, run: ActiveRun) -> None:
+    """One run, reported. Raises HeldByAnother, which is no failure."""
+    run.answers = (HeldByAnother,)
+    report = await role.run()
+    if report.batches or report.unreadable:
+        log.info("rolled up", batches=report.batches, samples=report.samples, chunks=report.chunks)
+    for each in report.unreadable:
+        log.error("accepted batch is missing in rollups", key=each.key, error=each.problem)
+    report.report_to(run)
 
 
 def spark_job(context: Context, spark: Any = None) -> RollupJob:
@@ -53,5 +70,8 @@ def workers(context: Context) -> Sequence[Worker]:
         return []
     runs = context.run_log("rollups")
     return [
-        Worker("rollup", lambda: runs.forever(ROLLUP, "batches", roller(context).work, every_s=settings.interval_s))
+        Worker(
+            "rollup",
+            lambda: runs.forever(ROLLUP, "batches", partial(rolled, roller(context)), every_s=settings.interval_s),
+        )
     ]

@@ -59,9 +59,7 @@ PARTS: tuple[Part, ...] = (
         bench="lakebed.agent.bench:bench",
         demo="lakebed.agent.demo",
         worlds=(
-            SimWorld(
-                "agent", "an agent that is killed repeatedly, with failing collectors", "lakebed.agent.simulation:agent"
-            ),
+            SimWorld("agent", "an agent that is killed often, failing collectors", "lakebed.agent.simulation:agent"),
         ),
     ),
     Part(

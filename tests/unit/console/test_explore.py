@@ -8,6 +8,7 @@ import threading
 from datetime import UTC, datetime
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from lakebed.console.rendering import Assets, environment
@@ -17,6 +18,9 @@ from lakebed.core.auth import ANYBODY
 from lakebed.core.clock import SystemClock
 from lakebed.core.errors import Unavailable
 from lakebed.core.runs import ActiveRun
+from lakebed.delta.log import Commit
+from lakebed.delta.model import TableSpec
+from lakebed.delta.plain import PlainTable, schema_json
 from lakebed.log import view
 from lakebed.log.broker import Broker
 from lakebed.log.codec import Records, columns
@@ -179,11 +183,30 @@ async def test_a_topic_is_created_once_and_configured() -> None:
     assert 3600.0 == found["config"]["retention_s"]
 
 
-async def test_a_missing_topic_is_said_once() -> None:
-    async with site() as here:
-        page = await here.browser.open("/log?topic=nothing")
+@pytest.mark.parametrize(
+    ("path", "missing"),
+    [
+        ("/log?topic=nothing", "topic nothing does not exist"),
+        ("/log?topic=nothing&partition=3&offset=5", "topic nothing does not exist"),
+        ("/tables?table=gold/nothing", "gold/nothing"),
+        ("/queue?queue=nothing&batch=3", "queue nothing has no batch"),
+        ("/ticks?org=a&project=b&tick=t1", "no tick a/b/t1"),
+        ("/batches?agent=x&batch=boot%2F0-9", "no batch boot/0-9 of x"),
+        ("/lifecycle?bucket=nothing&key=a", "no filer is configured"),
+    ],
+)
+async def test_one_missing_thing_is_said_once(path: str, missing: str) -> None:
+    """However many parts of the page need it."""
+    store = MemoryStore(clock=SystemClock())
+    async with site(store) as here:
+        spec = TableSpec("gold/shop/orders", schema_json((("id", "long"),)))
+        table = PlainTable(here.context, spec)
+        file = await table.write(pa.table({"id": [1, 2]}))
+        await table.commit(lambda _: Commit("WRITE", (file,), rows_inserted=2))
+        page = await here.browser.open(path)
 
-    assert 1 == page.text.count("topic nothing does not exist")
+    alerts = re.findall(r'class="alert" role="alert"><strong>(.*?)</strong>', page.text)
+    assert 1 == len(alerts) and missing in alerts[0], alerts
 
 
 async def test_who_may_only_look_can_do_none_of_it() -> None:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from lakebed.core.clock import now_ms, settle
+from lakebed.core.runs import RunReader
 from lakebed.log import control, paths
 from lakebed.log.codec import columns
 from lakebed.log.compaction import RUNS_MAX, CompactionRun
@@ -292,6 +293,9 @@ async def test_the_compactor_runs_again_after_its_pause_and_releases_its_session
 
     assert 2 == len(host.meta_keys("/index/"))
     assert 1 == len(host.state.sessions)
+    runs = await RunReader(host.context(), "log").latest(5)
+    assert {("log compaction", "done", str(TP))} == {(run.kind, run.state, run.subject) for run in runs}
+    assert 2 == len(runs) and all(run.rows_in == run.rows_out != 0 for run in runs)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert {} == host.state.sessions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +13,10 @@ from pyspark.errors import PySparkException
 from lakebed.core.context import Context
 from lakebed.core.errors import NotFound, Unavailable
 from lakebed.core.feed import Limit
+from lakebed.core.runs import RunReader
 from lakebed.core.settings import load
 from lakebed.pipeline.bronze import ingestion as module
-from lakebed.pipeline.bronze.ingestion import Ingestion
+from lakebed.pipeline.bronze.ingestion import SAMPLES_WORD, Ingestion
 from lakebed.pipeline.bronze.runs import IngestReport
 from lakebed.wiring.context import make_context
 from lakebed.wiring.parts import sections
@@ -116,6 +118,9 @@ def test_a_load_goes_on_until_nothing_is_left_and_counts_every_row(yard: Yard, t
         samples.sound,
     )
     assert ("bronze/topics/lake/clicks", 0, -1, True) == (topic.table, topic.steps, topic.version, topic.sound)
+    (run,) = asyncio.run(RunReader(context, "tables").latest(9))  # the topic had nothing to load
+    assert ("bronze load", "bronze/batches/lake/samples", 25, 22) == (run.kind, run.subject, run.rows_in, run.rows_out)
+    assert "version 4, 1 quarantined, 2 duplicates, 1 unreadable" == run.reason and {"word": SAMPLES_WORD} == run.fields
     assert {77} == {limit.rows for name, limit in yard.asked if "/" in name}
     assert [("samples", 60.0), ("topic", "raw")] == [each for each in yard.asked if "/" not in each[0]]
 

@@ -11,6 +11,7 @@ import pytest
 
 from lakebed.core.context import Context
 from lakebed.core.errors import Corrupt, NotFound
+from lakebed.core.runs import RunReader
 from lakebed.core.settings import load
 from lakebed.delta import vacuum
 from lakebed.delta.model import Snapshot
@@ -218,3 +219,8 @@ def test_a_run_is_recorded_and_its_error_raised_after_all_models(folder: Path) -
         first.project_id,
     )
     assert ["made", "unchanged", "failed"] == [each.state for each in first.models]
+    found = asyncio.run(RunReader(yard.context, "tables").latest(9))
+    assert [("models", "o/p", "done", 5), ("models", "o/p", "failed", 15)] == [
+        (run.kind, run.subject, run.state, run.rows_out) for run in found
+    ]
+    assert {"org": "o", "project": "p", "models": "a b c"} == found[1].fields and "it failed" == found[1].reason

@@ -18,6 +18,7 @@ from lakebed.core.context import Context
 from lakebed.core.errors import Corrupt, Invalid, NotFound
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
+from lakebed.core.runs import ActiveRun
 from lakebed.core.runtime import Runtime
 from lakebed.core.settings import load
 from lakebed.delta.log import Commit, encode, log_key
@@ -42,6 +43,8 @@ from support.tick_fixtures import context_of
 
 SPEC = TableSpec("t", schema_json((("seq", "long"),)), stats=("seq",))
 
+RUN = ActiveRun("tables", "bronze load", "t", {})
+
 
 # Runs.
 
@@ -60,7 +63,7 @@ def test_a_run_drains_a_table_step_by_step_and_counts_once(metrics: Metrics) -> 
     ]
     reported: list[IngestReport] = []
     waiting: list[IngestReport | None] = [*steps, None]
-    total = Runs(metrics)._drain("t", lambda limit: waiting.pop(0) if limit == "limit" else None, reported.append)
+    total = Runs(metrics)._drain("t", lambda limit: waiting.pop(0) if limit == "limit" else None, reported.append, RUN)
 
     assert (2, 14, 10, 3, 1, 0.0, 0, 2) == (
         total.steps,
@@ -83,7 +86,7 @@ def test_a_run_drains_a_table_step_by_step_and_counts_once(metrics: Metrics) -> 
 def test_a_run_that_has_too_many_steps_says_what_is_left(metrics: Metrics, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its gauges are those of the last step."""
     monkeypatch.setattr("lakebed.pipeline.bronze.ingestion.STEPS_MAX", 2)
-    total = Runs(metrics)._drain("t", lambda _: IngestReport("t", 1, good=1, lag_s=3.0, behind=7), lambda _: None)
+    total = Runs(metrics)._drain("t", lambda _: IngestReport("t", 1, good=1, lag_s=3.0, behind=7), lambda _: None, RUN)
 
     assert (2, 7, 3.0) == (total.steps, total.behind, total.lag_s)
     assert (7, 3.0) == (
@@ -95,8 +98,8 @@ def test_a_run_that_has_too_many_steps_says_what_is_left(metrics: Metrics, monke
 def test_lineage_is_told_only_of_runs_that_moved_something(tmp_path: Path) -> None:
     """What was read counts every row, what was written the good ones; a missing folder of contracts is named."""
     idle, busy = Run((), ()), Run((), ())
-    _trace(idle, "s", IngestReport("t", steps=0))
-    _trace(busy, "s", IngestReport("t", 4, rows_in=9, good=7))
+    _trace(idle, RUN, "s", IngestReport("t", steps=0))
+    _trace(busy, RUN, "s", IngestReport("t", 4, rows_in=9, good=7))
 
     assert ({}, {}) == (idle.inputs, idle.outputs)
     assert ({"s": Dataset("s", None, 9)}, {"tables/t": Dataset("tables/t", 4, 7)}) == (busy.inputs, busy.outputs)

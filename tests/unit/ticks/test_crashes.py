@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from lakebed.core.clock import ManualClock
+from lakebed.core.runs import RunReader
 from lakebed.ticks import paths
 from lakebed.ticks.audit import COMMITTED, AuditRow
 from lakebed.ticks.audit.bucket import BucketAudit
@@ -51,6 +52,8 @@ async def test_a_step_that_fails_is_5xx_and_the_retry_finishes_once(
 
     assert (503, 200, 200) == (failed.status_code, retried.status_code, again.status_code)
     assert (5, 0) == (retried.json()["rows_inserted"], retried.json()["rows_replaced"])
+    (run,) = await RunReader(service.context, "ticks").latest(9)
+    assert ("finalize", "failed", OF.path) == (run.kind, run.state, run.subject)
     assert retried.content == again.content
     assert 5 == len(await service.rows())
     sent = await messages(service)

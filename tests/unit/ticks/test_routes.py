@@ -6,14 +6,20 @@ import asyncio
 import io
 import json
 from collections.abc import AsyncIterator
+from copy import deepcopy
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import structlog
 
+from lakebed.core import logs
+from lakebed.core.runs import RunReader
 from lakebed.ticks.model import TickId
 from lakebed.ticks.receiver import register_of
+from lakebed.ticks.runs import TicksRuns
+from lakebed.ticks.view import view
 from support.tick_fixtures import ORG, PROJECT, TICK, Service, context_of, manifest, parquet, serving, sha
 
 ONE = parquet([1, 2, 3])
@@ -180,6 +186,30 @@ async def test_a_manifest_that_cannot_be_true_is_422_and_nothing_is_committed(se
     assert 0 == service.queue.calls["send"]
     state = (await register_of(service.context, TickId(ORG, PROJECT, TICK)).read()).value
     assert ("failed", how) == (state.state, state.failure and state.failure.error_class)
+
+
+async def test_a_tick_whose_finalize_failed_has_its_log(service: Service) -> None:
+    """On its page and among the runs, with the reason. A missing part is no failure, and success is no extra run."""
+    before = structlog.get_config()
+    logs.configure("info", as_json=True)
+    try:
+        manifest_ = await service.upload()
+        refused = await service.finalize(break_manifest(deepcopy(manifest_), "wrong_tick"))
+    finally:
+        structlog.configure(**before)
+    shown = await view(service.context, TickId(ORG, PROJECT, TICK))
+    (run,) = await RunReader(service.context, "ticks").latest(9)
+    await service.delete(1)
+    missing = await service.finalize(manifest_)
+    await service.upload()
+    good = await service.finalize(manifest_)
+
+    assert (422, 409, 200) == (refused.status_code, missing.status_code, good.status_code)
+    assert ("finalize", "failed", refused.json()["message"]) == (run.kind, run.state, run.reason)
+    assert "warning finalize refused error_class=wrong_tick" in shown.log
+    assert [run.name] == [one.name for one in await RunReader(service.context, "ticks").latest(9)]
+    (listed,) = [one for one in await TicksRuns(service.context).latest(9) if one.kind == "finalize"]
+    assert run.name.replace("/", "%2F") in listed.log_href
 
 
 @pytest.mark.parametrize("damage", ["text", "short", "cut", "footer", "lying_length"])

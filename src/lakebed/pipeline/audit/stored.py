@@ -55,7 +55,7 @@ def report_to(run: ActiveRun, record: AuditRecord) -> None:
     run.reason = "no loss"
     if not record.ok:
         wrong = sum(total.objects for total in record.totals if total.wrong)
-        run.fail(f"{wrong} wrong objects, or counts that differ")
+        run.fail(f"{wrong} wrong objects" if wrong else "counts differ between stages")
     for total in record.totals:
         log.info("finding", finding=total.finding, of=total.kind, objects=total.objects, wrong=total.wrong)
     log.info("audit completed", audit_id=record.audit_id, objects=record.objects, ok=record.ok)

@@ -85,13 +85,13 @@ class PipelineRun(msgspec.Struct, frozen=True, omit_defaults=True):
 def report_to(run: ActiveRun, record: PipelineRun) -> None:
     """Reports it as the result of a run, for the console: by model what was made of how much, or why not."""
     wrong = [f"{one.table}: {one.error or one.reason}" for one in record.models if one.state in ("failed", "refused")]
-    done = ", ".join(f"{one.table} {one.state}" for one in record.models)
+    states = ", ".join(f"{one.table} {one.state}" for one in record.models)
     run.rows_in = sum(one.rows_in for one in record.models)
     run.rows_out = sum(one.rows for one in record.models)
-    run.reason, run.idle = f"{record.trigger}: {done}", not any(one.state == "made" for one in record.models)
+    run.reason, run.idle = f"{record.trigger}: {states}", not any(one.state == "made" for one in record.models)
     for one in record.models:
-        why = one.error or one.reason
-        log.info("model", table=one.table, state=one.state, rows=one.rows, seconds=one.seconds, why=why)
+        done = {"state": one.state, "rows": one.rows, "seconds": one.seconds, "reason": one.reason, "error": one.error}
+        log.info("model", table=one.table, **{name: value for name, value in done.items() if value})
     if wrong:
         run.fail("; ".join(wrong))
 
