@@ -118,8 +118,10 @@ async def site(weed: BucketEndpoints, bucket: Store) -> AsyncIterator[Site]:
     await made.lake.close()
 
 
-async def test_an_object_expires_by_its_rule_and_the_ledger_says_why(site: Site) -> None:
+@pytest.mark.parametrize("rounding", ["exact", "midnight"])
+async def test_an_object_expires_by_its_rule_and_the_ledger_says_why(site: Site, rounding: str) -> None:
     """Put a rule, put objects: the one it names goes after its days and not before, the other stays."""
+    site.worker = site.worker_with(rounding=rounding)
     await site.rules(Rule("tmp", prefix="tmp/", expiration_days=1))
     await site.worker.run_round()
     began_ns = site.clock.now_ns()
@@ -131,6 +133,8 @@ async def test_an_object_expires_by_its_rule_and_the_ledger_says_why(site: Site)
     planned, verdict = await site.rows("tmp/a/b.txt")
     assert ("", DeleteOutcome.DELETED) == (planned.outcome, verdict.outcome)
     assert planned.at_ns - began_ns > (DAY_S - 1) * 10**9, "before its time"  # a store may tell whole seconds
+    assert planned.at_ns >= planned.due_at_ns
+    assert rounding == "exact" or planned.due_at_ns % round(DAY_S * 10**9) == 0
     assert [] == await site.why("kept.txt")
 
 

@@ -70,8 +70,8 @@ async def bench(environment: BenchEnvironment) -> Sequence[Check]:
         for _ in range(rounds):
             ours.append(await _expire(environment, services, count))
             bare.append(await _delete(environment, services, count))
-        environment.report(f"scans and rounds over {count // 2} and {count * 5} objects that are kept")
-        scanned, (small_s, large_s) = await _steady(environment, services, (count // 2, count * 5))
+    environment.report(f"scans and rounds over {count // 2} and {count * 5} objects that are kept")
+    scanned, (small_s, large_s) = await _steady(environment, (count // 2, count * 5))
     return [
         *await scale_checks(environment),
         *await peer_checks(environment),
@@ -156,15 +156,18 @@ async def _delete(environment: BenchEnvironment, services: LifecycleServices, co
         )
 
 
-async def _steady(
-    environment: BenchEnvironment, services: LifecycleServices, counts: Sequence[int]
-) -> tuple[float, list[list[float]]]:
-    """The rate of the last bootstrap scan, and how long rounds take afterwards, for each bucket in turn."""
-    clock, scanned = services.state.clock, 0.0
+async def _steady(environment: BenchEnvironment, counts: Sequence[int]) -> tuple[float, list[list[float]]]:
+    """The rate of the last bootstrap scan, and how long rounds take afterwards, for each bucket in turn.
+
+    Each has state of its own: a worker that does not see a bucket's policy says that it is gone, and the next one that
+    sees it would scan.
+    """
+    clock, scanned = environment.context().clock, 0.0
     async with AsyncExitStack() as stack:
         workers: dict[str, Enforcer] = {}
         for count in counts:
             name, _ = await stack.enter_async_context(_bucket(environment, count))
+            services = await stack.enter_async_context(open_services(environment.apart()))
             await services.lake.put(name, render_xml((Rule("kept", expiration_days=1000),)))
             workers[name] = worker = _worker(services, name)
             snapshot = await worker.compile()
@@ -179,5 +182,5 @@ async def _steady(
 
         seen = await rounds_of(15, {name: contender(worker) for name, worker in workers.items()})
         for name in workers:
-            await services.lake.put(name, b"")
+            await services.lake.put(name, b"")  # every lake is the same store
         return scanned, [seen[name] for name in workers]

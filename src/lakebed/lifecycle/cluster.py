@@ -185,6 +185,14 @@ def owned(known: WorkerShards, worker: str) -> frozenset[int]:
     return frozenset(int(shard) for shard, name in known.owners.items() if name == worker)
 
 
+def prefer_worker_id(known: WorkerShards, work: str, now_ns: int) -> str:
+    """The worker that a piece of work is left to, while workers neither come nor go: what it read of it is in its
+    caches. Empty when none is alive.
+    """
+    alive = [name for name, until_ns in known.workers.items() if until_ns > now_ns]
+    return max(alive, key=lambda name: names((work, name)), default="")
+
+
 # The rate of deletes.
 
 

@@ -318,8 +318,10 @@ class Enforcer:
     async def _drain(self, snapshot: PolicySnapshot) -> list[int]:
         wakes: list[int] = []
         for action in await self._drainer.waiting(snapshot):
-            next_ns = await self._drainer.next_due(action)
-            if next_ns is not None and next_ns <= self._state.clock.now_ns():
+            next_ns, now_ns = await self._drainer.next_due(action), self._state.clock.now_ns()
+            if next_ns is not None and next_ns <= now_ns and not await self._shards.is_preferred(str(action.ref)):
+                next_ns += ns(self._settings.lease_s)  # ours when the preferred worker did not come
+            if next_ns is not None and next_ns <= now_ns:
                 async with AsyncExitStack() as stack:
                     try:
                         await self._hold(paths.drain_lease(action.ref), stack)

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 
 from lakebed.core.errors import LakebedError
 from lakebed.core.logs import logger
-from lakebed.lifecycle.cluster import claimed, owned, released
+from lakebed.lifecycle.cluster import claimed, owned, prefer_worker_id, released
 from lakebed.lifecycle.settings import ns
 from lakebed.lifecycle.state import LifecycleState, changed
 from lakebed.store.lease import Lease
@@ -60,6 +60,12 @@ class ShardClaim:
 
     async def alive(self) -> None:
         await self.claim()
+
+    async def is_preferred(self, work: str) -> bool:
+        """Whether this worker should do this work now: it is preferred for it, or does not take part."""
+        known = (await self._state.shards.read()).value
+        preferred = prefer_worker_id(known, work, self._state.clock.now_ns())
+        return self.name not in known.workers or self.name == preferred
 
     async def leave(self) -> None:
         self._claimed_ns = 0

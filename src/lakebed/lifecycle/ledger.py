@@ -119,17 +119,27 @@ class LedgerTable:
             except NotFound:  # another has finished the same move: the commit below will see it
                 continue
             rows += [(segment, row) for row in decode(stored.data, segment)]
-        state = await self._table.snapshot()
-        small = [file for file in state.files if file.rows < SMALL_ROWS]
-        along = small if len(small) >= FILES_MAX else []
+        small = [file for file in (await self._table.snapshot()).files if file.rows < SMALL_ROWS]
+        if len(small) < FILES_MAX or not await self._commit(number, rows, small):
+            await self._commit(number, rows, ())
+
+    async def _commit(self, number: int, rows: Sequence[tuple[str, LedgerRow]], along: Sequence[DataFile]) -> bool:
+        """Commits the move with the rows of these files, unless it was committed. False when one of them is gone from
+        the table since: retention removed its rows, and they must not come back.
+        """
         made = await self._table.write(await self._together(rows, along))
+        names, complete = {file.path for file in along}, True
 
         def commit(state: Snapshot) -> Commit | None:
+            nonlocal complete
             if state.applied.get(APPLICATION, -1) >= number:
                 return None
-            return Commit("WRITE", (made,), tuple(along), WriteBatch(APPLICATION, number), rows_inserted=len(rows))
+            complete = names <= {file.path for file in state.files}
+            batch = WriteBatch(APPLICATION, number)
+            return Commit("WRITE", (made,), tuple(along), batch, rows_inserted=len(rows)) if complete else None
 
         await self._table.commit(commit)
+        return complete
 
     async def expire(self, before_ns: int, *, slack_ns: int = 0) -> int:
         """Removes rows older than this. Files of old rows only go whole; one with rows that are older by more than

@@ -41,7 +41,7 @@ from lakebed.lifecycle.state import (
 )
 
 SKIPS_MAX = 1000  # keys of one bucket that scans skip
-STATUS_ROWS = 500  # of one response: each row reads its action's exceptions
+STATUS_ROWS = 500  # of one response
 
 
 class Operator:
@@ -59,7 +59,7 @@ class Operator:
         """
         rows: list[dict[str, Any]] = []
         reader, held = slowest((await self._state.cursors()).values()), (await self._state.blockers.read()).value
-        tick_ns = await self.last_round_ns()
+        tick_ns, index = await self.last_round_ns(), (await self._state.pending.read()).value
         for name in [bucket] if bucket else await self._state.buckets():
             if len(rows) >= limit:
                 break
@@ -67,7 +67,9 @@ class Operator:
             if state.problem:
                 rows.append({"bucket": name, "action": "", "mode": "invalid policy", "why": state.problem})
             for key, action in sorted(state.actions.items())[: limit - len(rows)]:
-                pending = len((await self._pending.load(_ref(name, key))).items)
+                ref = _ref(name, key)
+                waits = not index.version or str(ref) in index.refs
+                pending = len((await self._pending.load(ref)).items) if waits else 0
                 row = _row(name, key, action, state)
                 row |= {"pending": pending, "blockers": _blocked(held, name, key, action), "last_tick_ns": tick_ns}
                 rows.append(row | {"lag_s": _lag_s(reader, action, self._state.clock.now_ns(), self._settings)})

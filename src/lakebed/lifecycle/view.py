@@ -30,6 +30,7 @@ from lakebed.store.runtime import StoreRuntime
 
 ROWS_MAX = 500
 LEDGER_SHOWN = 50
+ACTIONS_MAX = 100_000  # of a summary, which shows no rows
 
 
 class StreamRow(msgspec.Struct, frozen=True):
@@ -41,10 +42,10 @@ class StreamRow(msgspec.Struct, frozen=True):
     behind_s: float
 
 
-async def status(context: Context, bucket: str = "") -> list[dict[str, Any]]:
-    """Mode, health and progress of every action."""
+async def status(context: Context, bucket: str = "", *, limit: int = 0) -> list[dict[str, Any]]:
+    """Mode, health and progress of every action, at most `limit` of them; 0 is as many as a page shows."""
     operator = Operator(state_of(context), context.settings.of(LifecycleSettings))
-    return await status_rows(operator, context, bucket, limit=ROWS_MAX)
+    return await status_rows(operator, context, bucket, limit=limit or ROWS_MAX)
 
 
 async def status_rows(
@@ -89,7 +90,7 @@ class LaneSummary(msgspec.Struct, frozen=True):
 
 
 async def summary(context: Context) -> LaneSummary:
-    rows = [row for row in await status(context) if row["action"]]
+    rows = [row for row in await status(context, limit=ACTIONS_MAX) if row["action"]]
     state = state_of(context)
     lags = sorted(row["lag_s"] for row in rows) or [0.0]
     last = (await state.last_round.read()).value

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from lakebed.core.errors import Unavailable
+from lakebed.lifecycle import ledger
 from lakebed.lifecycle.events import expiration_events
 from lakebed.lifecycle.ledger import LedgerMover, LedgerTable
 from lakebed.lifecycle.model import ActionKind, ObjectIdentity
@@ -63,6 +64,31 @@ async def test_a_file_of_old_and_young_rows_is_written_again_without_the_old() -
     assert 2 == await table.expire(between_ns)
 
     assert {"young"} == {row.key for row in await world.ledger("b")}
+
+
+@pytest.mark.parametrize("at", ["read", "write"])
+async def test_rows_that_retention_removes_while_a_move_takes_their_file_along_do_not_come_back(
+    at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another worker's retention, between the move's look at the table and its commit."""
+    monkeypatch.setattr(ledger, "FILES_MAX", 1)
+    world = await lived()
+    mover, table = LedgerMover(world.registers), LedgerTable(world.registers.runtime)
+    await expire_one(world, "old", mover)
+    world.lake.write("b", "young")
+    await world.run_round(1.01)
+    between_ns = 1 + max(row.at_ns for row in await world.ledger("b", "old"))
+    inner, gone = getattr(mover._table._table, at), []
+
+    async def slow(*words: Any, **said: Any) -> Any:
+        gone.append(await table.expire(between_ns))
+        return await inner(*words, **said)
+
+    monkeypatch.setattr(mover._table._table, at, slow)
+    await mover.run()
+
+    assert 2 == sum(gone)
+    assert ["young", "young"] == [row.key for row in await world.ledger("b")]
 
 
 async def test_a_ledger_without_retention_keeps_every_row() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lakebed.lifecycle import reader
-from lakebed.lifecycle.cluster import SHARDS, WorkerShards, claimed, owned, released, shard_of
+from lakebed.lifecycle.cluster import SHARDS, WorkerShards, claimed, owned, prefer_worker_id, released, shard_of
 from lakebed.lifecycle.operator import Operator
 from lakebed.lifecycle.seams import Family
 from support.lifecycle_harness import DAY_S, Harness
@@ -209,3 +209,44 @@ async def test_first_scans_of_many_buckets_join_the_sweeps_together() -> None:
     assert 0 not in joined
     assert (len(joined), seen) <= (10, 20)
     assert [] == [bucket for bucket in buckets if world.left(bucket)]
+
+
+def test_work_prefers_the_same_worker_while_it_lives() -> None:
+    """Every worker is preferred for some; when one goes, only its work moves."""
+    known = WorkerShards(workers={"w1": 50, "w2": 50, "w3": 20})
+    before = {f"action{number}": prefer_worker_id(known, f"action{number}", 10) for number in range(50)}
+    after = {work: prefer_worker_id(known, work, 30) for work in before}
+
+    assert {"w1", "w2", "w3"} == set(before.values())
+    assert {"w1", "w2"} == set(after.values())
+    assert all(after[work] == worker for work, worker in before.items() if worker != "w3")
+    assert "" == prefer_worker_id(known, "action0", 60)
+
+
+@pytest.mark.parametrize("comes", [True, False])
+async def test_exceptions_are_left_to_the_preferred_worker_unless_it_does_not_come(comes: bool) -> None:
+    """The other one drains them a lease later; nothing waits for a worker that hangs."""
+    world = Harness(lease_s=20.0)
+    await world.policy("b", rule(expiration_days=1))
+    await world.run_round()
+    world.lake.write("b", "waits")
+    ref = await world.exceptions("waits")
+    other = world.new_worker(world.lake)
+    await world.clock.advance(1.01 * DAY_S)
+    workers = {one._shards.name: one for one in (world.worker, other)}
+    for worker in workers.values():
+        await worker._shards.claim()
+    preferred = prefer_worker_id((await world.registers.shards.read()).value, str(ref), world.clock.now_ns())
+    (unlike,) = [worker for name, worker in workers.items() if name != preferred]
+
+    wakes = await unlike._drain(await unlike.compile())
+    assert (["waits"], 1) == (world.left(), len(wakes))
+    if comes:
+        await workers[preferred]._drain(await workers[preferred].compile())
+    else:
+        await world.clock.advance(19.9)
+        for worker in workers.values():
+            await worker._shards.claim()
+        await unlike._drain(await unlike.compile())
+
+    assert [] == world.left()

@@ -25,6 +25,7 @@ from lakebed.lifecycle.state import (
     BlockerState,
     BucketLifecycle,
     LedgerRow,
+    PendingIndex,
     ReaderState,
     Stream,
     changed,
@@ -228,3 +229,27 @@ async def test_a_text_with_one_id_twice_is_refused_and_a_policy_in_force_is_judg
     assert 1 == (await view.preview(site_of(context, lake), "a", days_ahead=4.0)).count
     with pytest.raises(Invalid):
         await view.preview(site_of(context, lake), "a", twice, days_ahead=4.0)
+
+
+async def test_a_summary_is_of_all_actions_and_reads_no_exceptions_of_those_that_have_none(
+    manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More actions than status shows; the index says which have exceptions."""
+    context = context_of(MemoryStore(clock=manual_clock), clock=manual_clock)
+    state = state_of(context)
+    some = {f"{number:016x}/EXPIRATION_DAYS": ActionState() for number in range(view.ROWS_MAX // 2 + 1)}
+    for bucket in ("b", "c"):
+        await state.bucket(bucket).change(changed(lambda _: BucketLifecycle(actions=some)))
+    await state.pending.change(changed(lambda _: PendingIndex(1, (f"b/{min(some)}",))))
+    listed: list[str] = []
+    plain = MemoryStore.list
+
+    def noted(self: MemoryStore, prefix: str, *words: Any, **said: Any) -> Any:
+        listed.append(prefix)
+        return plain(self, prefix, *words, **said)
+
+    monkeypatch.setattr(MemoryStore, "list", noted)
+    found = await view.summary(context)
+
+    assert 2 * len(some) == found.actions > view.ROWS_MAX
+    assert 1 == len([prefix for prefix in listed if "/pending/" in prefix])
