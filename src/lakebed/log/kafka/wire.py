@@ -94,22 +94,22 @@ class UnservedRequest(Invalid):
         self.key, self.correlation_id = key, correlation_id
 
 
-class ProducePartition(msgspec.Struct, frozen=True, gc=False):
+class KafkaPartitionData(msgspec.Struct, frozen=True, gc=False):
     index: int
     records: memoryview | None
 
 
-class ProduceTopic(msgspec.Struct, frozen=True):
+class KafkaTopicData(msgspec.Struct, frozen=True):
     name: str
-    partition_data: Sequence[ProducePartition]
+    partition_data: Sequence[KafkaPartitionData]
 
 
-class ProduceBody(msgspec.Struct, frozen=True):
+class KafkaProduce(msgspec.Struct, frozen=True):
     """A Produce as far as it is used, with the names of kio's fields."""
 
     transactional_id: str | None
     acks: int
-    topic_data: Sequence[ProduceTopic]
+    topic_data: Sequence[KafkaTopicData]
 
 
 def read_request(frame: Buffer) -> WireRequest:
@@ -141,26 +141,26 @@ class _ProduceReader:
         self._string = readers.read_compact_string if flexible else readers.read_legacy_string
         self._nullable = readers.read_compact_string_nullable if flexible else readers.read_nullable_legacy_string
 
-    def body(self) -> ProduceBody:
+    def body(self) -> KafkaProduce:
         transactional_id = self._take(self._nullable)
         acks = self._take(readers.read_int16)
         self._take(readers.read_int32)  # how long the client waits
-        body = ProduceBody(transactional_id, acks, self._array(self._topic))
+        body = KafkaProduce(transactional_id, acks, self._array(self._topic))
         self._skip_tagged()
         return body
 
-    def _topic(self) -> ProduceTopic:
-        topic = ProduceTopic(self._take(self._string), self._array(self._partition))
+    def _topic(self) -> KafkaTopicData:
+        topic = KafkaTopicData(self._take(self._string), self._array(self._partition))
         self._skip_tagged()
         return topic
 
-    def _partition(self) -> ProducePartition:
+    def _partition(self) -> KafkaPartitionData:
         index = self._take(readers.read_int32)
         # A compact length is one more, and zero is null.
         size = self._take(readers.read_unsigned_varint) - 1 if self._flexible else self._take(readers.read_int32)
         records = self._bytes(size) if size >= 0 else None
         self._skip_tagged()
-        return ProducePartition(index, records)
+        return KafkaPartitionData(index, records)
 
     def _take(self, read: Callable[[memoryview, int], tuple[T, int]]) -> T:
         value, size = read(self._frame, self._at)
@@ -183,7 +183,7 @@ class _ProduceReader:
             self._bytes(self._take(readers.read_unsigned_varint))
 
 
-def read_produce(frame: memoryview, at: int, version: int) -> ProduceBody:
+def read_produce(frame: memoryview, at: int, version: int) -> KafkaProduce:
     """The body of a Produce, which begins at `at`. Raises any error for bytes that are not one."""
     return _ProduceReader(frame, at, flexible=version >= PRODUCE_FLEXIBLE).body()
 

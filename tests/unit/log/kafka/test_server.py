@@ -217,7 +217,7 @@ def test_only_a_large_produce_is_read_here_and_one_that_is_cut_is_refused() -> N
     small, _ = produce_frame(9, None, [("t", [(0, b"x")])])
     large, body = produce_frame(9, None, [("t", [(0, b"x" * wire.LARGE_BYTES), (1, None)])])
 
-    assert not isinstance(wire.read_request(small).body, wire.ProduceBody)
+    assert not isinstance(wire.read_request(small).body, wire.KafkaProduce)
     assert plain(body) == plain(wire.read_request(memoryview(large)).body)
     for end in (wire.LARGE_BYTES, len(large) - 3):
         with pytest.raises(Invalid, match="does not decode"):
