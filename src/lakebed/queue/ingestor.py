@@ -133,6 +133,8 @@ class Ingestor:
         hashed = key_hash(key) if key else ""
         if hashed in self._keyed:
             return WriteWatcher(self._keyed[hashed])
+        if self._unstored:  # a caller without a pause must not keep sealed batches from being stored
+            await self._clock.sleep(0)
         while self._unflushed_bytes > self._settings.max_unflushed_bytes:
             self._seal()
             self._moved.clear()

@@ -118,6 +118,16 @@ async def test_a_batch_that_exceeds_the_size_is_flushed_at_once(open_queue: Open
     assert (await first.await_durable()).sequence == 1
 
 
+async def test_batches_are_stored_while_a_caller_goes_on_without_a_pause(open_queue: Open, moody: Moody) -> None:
+    """A call that has nothing to wait for gives those that store a turn: they do not begin when the caller ends."""
+    ingestor = open_queue(store=moody, flush_size_bytes=5, flush_interval_s=NEVER_S).ingestor()
+    for number in range(20):
+        await ingestor.ingest([entry(f"{number}")])
+
+    assert moody.creates
+    await ingestor.close()
+
+
 async def test_ingest_waits_while_too_much_is_not_durable(open_queue: Open, moody: Moody) -> None:
     """Beyond the loose limit a call waits, and goes on when what was before it is durable."""
     queue = open_queue(store=moody, flush_interval_s=NEVER_S, max_unflushed_bytes=100)

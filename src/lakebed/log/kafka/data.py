@@ -18,6 +18,7 @@ from lakebed.log.fetcher import FetchRequest
 from lakebed.log.kafka.faults import TransactionRefused, code_of
 from lakebed.log.kafka.service import KafkaServices, RequestInfo
 from lakebed.log.kafka_batch import BASE, CONTROL, TRANSACTIONAL, KafkaRecords, encode_values, kafka_records
+from lakebed.log.kafka_compression import Buffer
 from lakebed.log.model import TopicPartition, topic_partition
 from lakebed.log.producers import RecordChunk, kafka_stamp, new_kafka_id
 from lakebed.log.reader import Fetched
@@ -57,7 +58,7 @@ class DataRequests:
             if not done.done():
                 done.set_result(_produced(wanted, chunks, outcomes))
 
-        good = [chunk for chunk in chunks if not isinstance(chunk, LakebedError)]
+        good = _kept([chunk for chunk in chunks if not isinstance(chunk, LakebedError)])
         count_records(sum(chunk.records.count for _, chunk in good))
         if good:
             self._broker.producer.append(good, respond)
@@ -65,7 +66,7 @@ class DataRequests:
             respond([])
         return done
 
-    def _chunk(self, data: bytes) -> RecordChunk:
+    def _chunk(self, data: Buffer) -> RecordChunk:
         """Raises Corrupt for damaged batches, TooLarge and TransactionRefused."""
         if len(data) > self._settings.record_max_bytes:
             raise TooLarge(f"{len(data)} bytes are more than log.record_max_bytes")
@@ -143,6 +144,16 @@ class DataRequests:
         context = self._services.context
         random = int(context.ids.uuid().replace("-", "")[-8:], 16)
         return {"producer_id": new_kafka_id(now_ms(context.clock), random), "producer_epoch": 0}
+
+
+def _kept(chunks: list[tuple[TopicPartition, RecordChunk]]) -> list[tuple[TopicPartition, RecordChunk]]:
+    """Records that are views on their request keep all of it in memory: where most of it is no record, copies."""
+    whole = {
+        memoryview(view.obj).nbytes for _, chunk in chunks if isinstance(view := chunk.records.payload, memoryview)
+    }
+    if 2 * sum(chunk.records.size for _, chunk in chunks) >= sum(whole):
+        return chunks
+    return [(tp, RecordChunk(KafkaRecords(c.records.count, bytes(c.records.payload)), c.stamp)) for tp, c in chunks]
 
 
 def _produced(

@@ -40,8 +40,10 @@ from lakebed.log.kafka import wire
 from lakebed.log.kafka.data import DataRequests
 from lakebed.log.kafka.group_requests import GroupRequests
 from lakebed.log.kafka.service import KafkaServices, RequestInfo
+from lakebed.log.kafka.stream import FrameStream
 from lakebed.log.kafka.topic_requests import TopicRequests
 from lakebed.log.kafka.wire import API_VERSIONS, APIS, UnservedRequest, WireRequest
+from lakebed.log.kafka_compression import Buffer
 
 FRAME_BYTES_MAX = 64 * 1024 * 1024  # one request
 STRANGER_BYTES_MAX = 64 * 1024  # one request of a client that has not authenticated yet
@@ -115,7 +117,8 @@ class KafkaServer:
         try:
             tls = self._services.access.tls
             secure: dict[str, Any] = {"ssl": tls.context, "ssl_handshake_timeout": HANDSHAKE_S} if tls else {}
-            self._server = await asyncio.start_server(self._serve, host, port, limit=1 << 20, **secure)
+            loop = asyncio.get_running_loop()
+            self._server = await loop.create_server(lambda: FrameStream(self._serve), host, port, **secure)
         except OSError as error:
             raise Unavailable(
                 f"cannot listen on {host}:{port}: {error.strerror}", hint="choose another log.kafka_port"
@@ -136,13 +139,13 @@ class KafkaServer:
             for task in waiting:
                 task.cancel()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, stream: FrameStream) -> None:
         task = asyncio.current_task()
         assert task is not None
         if len(self._connections) >= CONNECTIONS_MAX:
-            writer.close()
+            stream.close()
             return
-        connection = self._connections[task] = KafkaConnection(self, self._services, reader, writer)
+        connection = self._connections[task] = KafkaConnection(self, self._services, stream)
         try:
             await connection.run()
         except (OSError, EOFError, TimeoutError, asyncio.CancelledError):
@@ -153,22 +156,20 @@ class KafkaServer:
             log.exception("Kafka connection failed")
         finally:
             del self._connections[task]
-            writer.close()
+            stream.close()
             with suppress(OSError, asyncio.CancelledError, TimeoutError):
-                await writer.wait_closed()
+                await stream.wait_closed()
 
 
 class KafkaConnection:
     """One client. Where keys are configured it has none of its own until it has authenticated."""
 
-    def __init__(
-        self, server: KafkaServer, services: KafkaServices, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        self._server, self._services, self._reader, self._writer = server, services, reader, writer
+    def __init__(self, server: KafkaServer, services: KafkaServices, stream: FrameStream) -> None:
+        self._server, self._services, self._stream = server, services, stream
         self._keyring, self._began_s = services.access.keyring, asyncio.get_running_loop().time()
-        self.host = str((writer.get_extra_info("peername") or ("",))[0])
+        self.host = str((stream.get_extra_info("peername") or ("",))[0])
         self.name, self._fingerprint = NOBODY.name, ""  # of the key that it authenticated with
-        if (key := self._keyring.key_certified(certificate_names(writer))) is not None:
+        if (key := self._keyring.key_certified(certificate_names(stream))) is not None:
             self._authenticate(key)
         self._answers: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(WAITING_MAX)
         self._last: asyncio.Task[bytes] | None = None  # of the requests that run one after another
@@ -216,7 +217,7 @@ class KafkaConnection:
             if not 0 < length <= limit:
                 raise Invalid(f"a Kafka frame of {length} bytes; {limit} is the limit")
             async with asyncio.timeout(FRAME_S):
-                kind = await self._reader.readexactly(min(length, KIND.size))
+                kind = await self._stream.peek(min(length, KIND.size))
             usage = await self._admit(principal, length, upload=kind == PRODUCE) if principal is not None else None
             with ExitStack() as unanswered:
                 if usage is not None and kind == PRODUCE:
@@ -224,7 +225,7 @@ class KafkaConnection:
                 await self._server.flight.take(length)
                 self._held += length
                 async with asyncio.timeout(FRAME_S):
-                    frame = kind + await self._reader.readexactly(length - len(kind))
+                    frame = await self._stream.readexactly(length)
                 task = await self._begin(frame)
                 task.add_done_callback(partial(_closed, unanswered.pop_all()))
             await self._answers.put(task)
@@ -236,7 +237,7 @@ class KafkaConnection:
             known = self._principal() is not None
             try:
                 async with asyncio.timeout_at(now_s() + IDLE_S if known else self._began_s + STRANGER_S):
-                    return int(LENGTH.unpack(await self._reader.readexactly(LENGTH.size))[0])
+                    return int(LENGTH.unpack(await self._stream.readexactly(LENGTH.size))[0])
             except TimeoutError:
                 if known or self._principal() is None:  # or else it has authenticated since
                     raise
@@ -274,7 +275,7 @@ class KafkaConnection:
                 break
         return usage
 
-    async def _begin(self, frame: bytes) -> asyncio.Task[bytes]:
+    async def _begin(self, frame: Buffer) -> asyncio.Task[bytes]:
         """Starts the request. A Produce is appended now; others wait for the one before."""
         try:
             request = wire.read_request(frame)
@@ -329,9 +330,9 @@ class KafkaConnection:
             if data:
                 await self._server.flight.take(len(data))
                 try:
-                    self._writer.write(data)
+                    self._stream.write(data)
                     async with asyncio.timeout(ANSWER_S):
-                        await self._writer.drain()
+                        await self._stream.drain()
                 finally:
                     await self._server.flight.free(len(data))
 

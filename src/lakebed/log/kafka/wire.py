@@ -2,6 +2,8 @@
 
 A handler gets a request as kio's dataclass and returns a response as plain dictionaries and tuples, the same for all
 versions; `shaped` leaves out what a version does not have and fills in what it needs.
+
+A large Produce is read here, with kio's readers of its fields: its record batches are views on the request, not copies.
 """
 
 from __future__ import annotations
@@ -11,15 +13,19 @@ import io
 import struct
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 from kio.index import load_request_schema, load_response_schema
-from kio.serial import entity_reader, entity_writer
+from kio.serial import entity_reader, entity_writer, readers
 
 from lakebed.core.errors import Invalid
+from lakebed.log.kafka_compression import Buffer
+
+T = TypeVar("T")
 
 HEAD = struct.Struct(">hhi")  # api key, version, correlation id
 ZERO = timedelta(0)
@@ -64,6 +70,8 @@ APIS = (
     ApiRange(47, 0, 0, "offset_delete"),
     ApiRange(60, 0, 1, "describe_cluster"),
 )
+PRODUCE, PRODUCE_FLEXIBLE = 0, 9
+LARGE_BYTES = 64 * 1024  # a smaller request is copied faster than it is read field by field
 BY_KEY = {api.key: api for api in APIS}
 API_VERSIONS = 18
 
@@ -86,7 +94,25 @@ class UnservedRequest(Invalid):
         self.key, self.correlation_id = key, correlation_id
 
 
-def read_request(frame: bytes) -> WireRequest:
+class KafkaPartitionData(msgspec.Struct, frozen=True, gc=False):
+    index: int
+    records: memoryview | None
+
+
+class KafkaTopicData(msgspec.Struct, frozen=True):
+    name: str
+    partition_data: Sequence[KafkaPartitionData]
+
+
+class KafkaProduce(msgspec.Struct, frozen=True):
+    """A Produce as far as it is used, with the names of kio's fields."""
+
+    transactional_id: str | None
+    acks: int
+    topic_data: Sequence[KafkaTopicData]
+
+
+def read_request(frame: Buffer) -> WireRequest:
     """Raises UnservedRequest, and Invalid for bytes that are not a request."""
     if len(frame) < HEAD.size:
         raise Invalid(f"a Kafka request of {len(frame)} bytes is shorter than its header")
@@ -97,10 +123,69 @@ def read_request(frame: bytes) -> WireRequest:
     read_head, read_body = _readers(key, version)
     try:
         head, at = read_head(frame, 0)
-        body, _ = read_body(frame, at)  # what follows is ignored: librdkafka sends bytes behind a Metadata request
+        if key == PRODUCE and len(frame) >= LARGE_BYTES:
+            body = read_produce(memoryview(frame), at, version)
+        else:
+            body, _ = read_body(frame, at)  # what follows is ignored: librdkafka sends bytes behind a Metadata request
     except Exception as error:  # the decoder's own errors have no common base
         raise Invalid(f"a Kafka request {api.name} does not decode: {error}") from error
     return WireRequest(api, version, correlation_id, getattr(head, "client_id", None) or "", body)
+
+
+class _ProduceReader:
+    """Reads the body of a Produce from `at` on. Raises any error for bytes that are not one."""
+
+    def __init__(self, frame: memoryview, at: int, *, flexible: bool) -> None:
+        self._frame, self._at, self._flexible = frame, at, flexible
+        self._length = readers.read_compact_array_length if flexible else readers.read_legacy_array_length
+        self._string = readers.read_compact_string if flexible else readers.read_legacy_string
+        self._nullable = readers.read_compact_string_nullable if flexible else readers.read_nullable_legacy_string
+
+    def body(self) -> KafkaProduce:
+        transactional_id = self._take(self._nullable)
+        acks = self._take(readers.read_int16)
+        self._take(readers.read_int32)  # how long the client waits
+        body = KafkaProduce(transactional_id, acks, self._array(self._topic))
+        self._skip_tagged()
+        return body
+
+    def _topic(self) -> KafkaTopicData:
+        topic = KafkaTopicData(self._take(self._string), self._array(self._partition))
+        self._skip_tagged()
+        return topic
+
+    def _partition(self) -> KafkaPartitionData:
+        index = self._take(readers.read_int32)
+        # A compact length is one more, and zero is null.
+        size = self._take(readers.read_unsigned_varint) - 1 if self._flexible else self._take(readers.read_int32)
+        records = self._bytes(size) if size >= 0 else None
+        self._skip_tagged()
+        return KafkaPartitionData(index, records)
+
+    def _take(self, read: Callable[[memoryview, int], tuple[T, int]]) -> T:
+        value, size = read(self._frame, self._at)
+        self._at += size
+        return value
+
+    def _array(self, read: Callable[[], T]) -> list[T]:
+        return [read() for _ in range(self._take(self._length) or 0)]
+
+    def _bytes(self, size: int) -> memoryview:
+        begin, self._at = self._at, self._at + size
+        if self._at > len(self._frame):
+            raise ValueError(f"a field ends at {self._at} of {len(self._frame)} bytes")
+        return self._frame[begin : self._at]
+
+    def _skip_tagged(self) -> None:
+        """A Produce has no tagged fields that are known."""
+        for _ in range(self._take(readers.read_unsigned_varint) if self._flexible else 0):
+            self._take(readers.read_unsigned_varint)
+            self._bytes(self._take(readers.read_unsigned_varint))
+
+
+def read_produce(frame: memoryview, at: int, version: int) -> KafkaProduce:
+    """The body of a Produce, which begins at `at`. Raises any error for bytes that are not one."""
+    return _ProduceReader(frame, at, flexible=version >= PRODUCE_FLEXIBLE).body()
 
 
 def response_bytes(key: int, version: int, correlation_id: int, fields: Mapping[str, Any]) -> bytes:
