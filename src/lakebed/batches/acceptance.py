@@ -6,7 +6,6 @@ collectors derive the same bytes and repeating is harmless.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -33,6 +32,7 @@ from lakebed.batches.model import (
 )
 from lakebed.rollups.model import RollupWork
 from lakebed.rollups.paths import work_key
+from lakebed.store.model import HashedBytes
 
 Verdict = Literal["accepted", "duplicate", "conflict"]
 
@@ -57,7 +57,8 @@ class Write(msgspec.Struct, frozen=True):
 
 
 def submission(frame: bytes, batch: Batch) -> Submission:
-    return Submission(frame, batch, hashlib.sha256(frame).hexdigest())
+    hashed = HashedBytes.of(frame)
+    return Submission(hashed, batch, hashed.sha256)
 
 
 def manifest(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from typing import NewType, TypeVar
+from typing import NewType, Self, TypeVar
 
 import msgspec
 
@@ -21,6 +22,18 @@ Version = NewType("Version", str)
 It comes from `StoredObject.etag` or `Written.etag`, where one response had both. An etag from `head` or `list` is a
 plain string: between that request and the one that read the bytes, another writer may have written.
 """
+
+
+class HashedBytes(bytes):
+    """Bytes with their SHA-256: what is stored under its hash, and signed with it, is hashed once."""
+
+    sha256: str
+
+    @classmethod
+    def of(cls, data: bytes) -> Self:
+        made = cls(data)
+        made.sha256 = hashlib.sha256(made).hexdigest()
+        return made
 
 
 class ObjectInfo(msgspec.Struct, frozen=True):

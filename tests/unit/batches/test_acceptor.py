@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable
 
 import msgspec
@@ -19,7 +20,7 @@ from lakebed.core.clock import ManualClock
 from lakebed.core.errors import OutcomeUnknown, Overloaded, Unavailable
 from lakebed.core.metrics import Metrics
 from lakebed.store.memory import MemoryStore
-from lakebed.store.model import ObjectInfo
+from lakebed.store.model import HashedBytes, ObjectInfo
 from support.batch_frames import frame_of, submit
 
 MakeAcceptor = Callable[..., Acceptor]
@@ -165,6 +166,30 @@ class Unlucky(MemoryStore):
                     await super().create(key, data)
                 raise error
         return await super().create(key, data)
+
+
+class Noting(MemoryStore):
+    """Keeps the bytes of each create, by key."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock=clock)
+        self.created: dict[str, bytes] = {}
+
+    async def create(self, key: str, data: bytes) -> ObjectInfo:
+        self.created[key] = data
+        return await super().create(key, data)
+
+
+async def test_a_frame_is_hashed_once(manual_clock: ManualClock, make_acceptor: MakeAcceptor) -> None:
+    """The blob carries the hash that its key has: the store signs with it and does not compute it again."""
+    store = Noting(manual_clock)
+    frame = frame_of()
+
+    await make_acceptor(store).accept(submit(frame))
+
+    blob = store.created[paths.blob_key(hashlib.sha256(frame).hexdigest())]
+    assert isinstance(blob, HashedBytes)
+    assert (frame, hashlib.sha256(frame).hexdigest()) == (blob, blob.sha256)
 
 
 @pytest.mark.parametrize("done", [True, False])

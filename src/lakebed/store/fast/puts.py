@@ -23,7 +23,7 @@ import httptools
 from lakebed.core import errors
 from lakebed.core.runtime import Runtime
 from lakebed.store.fast.connection import PutConnection, PutResponse
-from lakebed.store.model import Version
+from lakebed.store.model import HashedBytes, Version
 from lakebed.store.settings import StoreSettings
 
 FAST_BYTES_MAX = 256 * 1024  # hashed in the event loop, at 1.5 GB/s; larger objects use obstore's threads
@@ -100,7 +100,7 @@ class PutClient:
         """
         condition = b"if-none-match: *" if instead_of is None else f"if-match: {instead_of}".encode()
         path = quote(f"{self._bucket}/{key}", safe=UNRESERVED)
-        digest = hashlib.sha256(data).hexdigest()
+        digest = data.sha256 if isinstance(data, HashedBytes) else hashlib.sha256(data).hexdigest()
         give_up_s = self._clock.monotonic_s() + self._settings.retry_timeout_s
         for attempt in range(self._settings.retries + 1):
             last = attempt == self._settings.retries or self._clock.monotonic_s() >= give_up_s
