@@ -180,7 +180,8 @@ async def test_a_process_is_as_well_as_it_says(
             HealthResponse(
                 503,
                 '{"status":"down","components":{"store":{"status":"ok","detail":"fine"},'
-                '"log-vacuum":{"status":"down","detail":"the disk is full"},"queue":{"status":"degraded","detail":""}}}',
+                '"log-vacuum":{"status":"down","detail":"the disk is full"},'
+                '"queue":{"status":"degraded","detail":""}}}',
             ),
             "down",
             "log-vacuum is down: the disk is full; queue is degraded",
