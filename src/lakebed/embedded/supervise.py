@@ -25,6 +25,7 @@ DOWN_S = DRAIN_S + BUCKET_GRACE_S + 15.0  # all grace periods, and some seconds 
 UP_S = 240.0  # three programs at 60 s each, and some more
 POLL_S = 0.1
 SUPERVISOR_LOG = "supervisor.log"
+DETAIL_MAX = 500  # characters of the reason in a row of `status`
 
 
 async def run(stack: Stack, *, ready: Callable[[Endpoints], None] = lambda _: None) -> None:
@@ -107,8 +108,33 @@ async def _condition(process: StackProcess) -> tuple[Literal["ok", "degraded", "
         )  # any response, also a refusal, means that it runs
     answer = await probe(process.url, "/healthz")
     if answer.status == 200:
-        return ("degraded", answer.body) if '"degraded"' in answer.body else ("ok", "")
-    return "down", answer.body[:500]
+        return ("degraded", _unwell(answer.body)) if '"degraded"' in answer.body else ("ok", "")
+    return "down", _unwell(answer.body)
+
+
+class _Component(msgspec.Struct, frozen=True):
+    status: str
+    detail: str = ""
+
+
+class _Report(msgspec.Struct, frozen=True):
+    """What `/healthz` answers, as far as it is needed here."""
+
+    components: dict[str, _Component]
+
+
+def _unwell(body: str) -> str:
+    """The components that are not well, with their reasons; another text as it is."""
+    try:
+        found = msgspec.json.decode(body, type=_Report).components
+    except msgspec.DecodeError:
+        return body[:DETAIL_MAX]
+    named = [
+        f"{name} is {one.status}" + (f": {one.detail}" if one.detail else "")
+        for name, one in found.items()
+        if one.status != "ok"
+    ]
+    return ("; ".join(named) or body)[:DETAIL_MAX]
 
 
 async def down(folder: Path, *, clock: Clock, now: bool = False) -> Literal["stopped", "cleared", "none"]:

@@ -173,6 +173,40 @@ async def test_a_process_is_as_well_as_it_says(
     lock.release()
 
 
+@pytest.mark.parametrize(
+    ("answer", "state", "detail"),
+    [
+        (
+            HealthResponse(
+                503,
+                '{"status":"down","components":{"store":{"status":"ok","detail":"fine"},'
+                '"log-vacuum":{"status":"down","detail":"the disk is full"},'
+                '"queue":{"status":"degraded","detail":""}}}',
+            ),
+            "down",
+            "log-vacuum is down: the disk is full; queue is degraded",
+        ),
+        (
+            HealthResponse(200, '{"status":"degraded","components":{}}'),
+            "degraded",
+            '{"status":"degraded","components":{}}',
+        ),
+        (HealthResponse(502, "a page of a proxy"), "down", "a page of a proxy"),
+    ],
+)
+async def test_the_status_names_what_is_not_well(
+    answer: HealthResponse, state: str, detail: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the whole report of a process, whose end, with the reason, was cut off."""
+
+    async def probe(url: str, path: str) -> HealthResponse:
+        return answer
+
+    monkeypatch.setattr(supervise, "probe", probe)
+
+    assert (state, detail) == await supervise._condition(StackProcess("workers", os.getpid(), 0, "http://h:8"))
+
+
 class Env:
     """A stack that is only a lock and a file, and a clock that counts what `down` waits."""
 
