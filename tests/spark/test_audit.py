@@ -167,6 +167,7 @@ def test_what_a_quick_audit_cannot_see_is_said_by_it_and_seen_by_the_full_one(en
     assert (full.ok, full.unseen) == (False, ())
 
 
+@pytest.mark.full
 def test_rows_of_the_index_are_audited_as_the_single_objects_they_stand_for(env: AuditYard) -> None:
     """A sound bucket of segments has no finding, also with every object read; a damaged segment is told, and its
     batches are indexed anew."""

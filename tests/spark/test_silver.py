@@ -303,7 +303,7 @@ def test_compaction_between_two_steps_doubles_no_row(mill: Mill, env: Yard) -> N
     assert [(1, Decimal("1.00"), 5), (3, Decimal("3.50"), 6), (4, Decimal("4.00"), 6)] == mill.held()
 
 
-@pytest.mark.parametrize("log_too", [False, True])
+@pytest.mark.parametrize("log_too", [pytest.param(False, marks=pytest.mark.full), True])
 def test_silver_goes_on_when_the_files_of_its_version_were_swept(mill: Mill, env: Yard, log_too: bool) -> None:
     """Weeks behind: the wanted version's files are deleted, or even its log entries; rows come once."""
     mill.run(mill.tick("t0", (1, "1.00", 5)))
@@ -324,6 +324,7 @@ def test_silver_goes_on_when_the_files_of_its_version_were_swept(mill: Mill, env
     assert [(1, Decimal("1.00"), 5), (3, Decimal("3.50"), 6), (4, Decimal("4.00"), 6)] == mill.held()
 
 
+@pytest.mark.full
 def test_a_step_reads_only_the_files_whose_key_range_it_touches(mill: Mill, env: Yard) -> None:
     """The file of other keys may even be gone: a step of its own range neither reads nor writes it."""
     mill.run(mill.tick("t1", (1, "1.00", 5), (2, "2.00", 5)))
@@ -341,6 +342,7 @@ def test_a_step_reads_only_the_files_whose_key_range_it_touches(mill: Mill, env:
     assert [(101, Decimal("1.00")), (102, Decimal("7.00")), (103, Decimal("3.00"))] == sorted(map(tuple, held))
 
 
+@pytest.mark.full
 def test_a_large_upsert_into_one_file_is_spread_over_tasks(env: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file's rows are written by as many tasks as they need, not by one."""
     monkeypatch.setattr(rewrite, "KEYS_MAX", 5)

@@ -29,6 +29,7 @@ pytestmark = pytest.mark.timeout(600)
 PAGE = Path(__file__).parents[2] / "docs/parts/pipeline.md"
 
 
+@pytest.mark.full
 def test_the_page_s_examples_run(
     spark: SparkSession, bucket: Store, bucket_settings: StoreSettings, tmp_path: Path
 ) -> None:
