@@ -138,3 +138,25 @@ async def test_a_pause_is_noticed_by_a_running_worker_long_before_its_next_poll(
     await asyncio.gather(running, return_exceptions=True)
 
     assert (["a"], []) == (world.left("b"), world.left("c"))
+
+
+async def test_a_wake_that_comes_during_a_round_is_followed_by_another_round() -> None:
+    """What changed after the round had looked is not left to the next poll, an hour later."""
+    world = Harness(poll_s=3600.0)
+    worker = world.new_worker(world.lake)
+    rounds = 0
+
+    async def work() -> int:
+        nonlocal rounds
+        rounds += 1
+        if rounds == 1:
+            worker.wake("read")
+        return world.clock.now_ns() + 3600 * SECOND
+
+    running = asyncio.create_task(worker._repeat("read", work))
+    for _ in range(5):
+        await world.clock.advance(1.0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    assert 2 == rounds
