@@ -12,6 +12,7 @@ import pytest
 from lakebed.agent.alerts import Alerts, read_alerts
 from lakebed.agent.disk_queue import DiskQueue
 from lakebed.agent.inspector import QueueInspector
+from lakebed.agent.model import DiskTrouble
 from lakebed.agent.order import SendLimits, SendOrder
 from lakebed.agent.sender import Sender
 from lakebed.agent.verdict import CollectorResponse
@@ -343,3 +344,28 @@ async def test_stopping_finishes_what_is_under_way_and_begins_nothing(world: Any
 
     assert len(collectors.sent) == 2
     assert w.disk_queue.batches == 1
+
+
+async def test_a_file_that_cannot_be_read_now_is_read_again_after_a_pause(world: Any) -> None:
+    """A disk that fails is not asked without end; the batch stays, and is sent when it can be read."""
+    collectors = ScriptedCollectors(one=[accepted()])
+    reads = 0
+
+    async with world(collectors) as w:
+        real = w.disk_queue.read
+
+        def fails(entry: Any) -> bytes:
+            nonlocal reads
+            reads += 1
+            if reads > 50:
+                raise AssertionError("read again and again")
+            raise DiskTrouble("batch cannot be read: I/O error")
+
+        w.disk_queue.read = fails
+        w.put((0, 0))
+        await settle()
+        at_first = reads
+        w.disk_queue.read = real
+        await w.clock.advance(60)
+
+    assert (1, ["boot-1:0-0"]) == (at_first, collectors.sent)

@@ -335,6 +335,7 @@ def test_dashboards_are_written_and_a_dry_run_writes_nothing(shell: Shell, tmp_p
     [
         ("updated_at_ms", 1_760_000_000_000, "updated_at", "2025-10-09 08:53:20Z"),
         ("last_accepted_at_unix_ns", 1_760_000_000 * 10**9, "last_accepted_at", "2025-10-09 08:53:20Z"),
+        ("seen_unix_ms", 1_760_000_000_000, "seen", "2025-10-09 08:53:20Z"),
         ("due_at_ns", 0, "due_at", ""),
         ("stored_bytes", 1_500_000, "stored", "1.5 MB"),
         ("bytes", 999, "bytes", "999 B"),

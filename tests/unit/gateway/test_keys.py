@@ -92,6 +92,16 @@ async def test_a_key_of_the_bucket_works_and_is_revoked_on_every_gateway_within_
     assert [401, 401] == after
 
 
+async def test_a_gateway_that_starts_after_the_last_key_was_revoked_is_closed() -> None:
+    """The bucket has a list of keys, an empty one: nobody is let in, on loopback either."""
+    context = context_with(ManualClock())
+    await change(context, lambda known: added(known, ANN))
+    await change(context, lambda known: without(known, "ann"))
+
+    async with running(beside(context)) as late:
+        assert 401 == await status(late)
+
+
 async def test_a_key_that_is_added_closes_an_open_gateway() -> None:
     """On loopback without keys everybody is let in, until the bucket has a list of keys."""
     clock = ManualClock()

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from lakebed.core import errors
-from lakebed.core.clock import ManualClock
+from lakebed.core.clock import ManualClock, settle
 from lakebed.lake.client import KINDS, LakeClient, problem_of
 from lakebed.lake.queues import AsyncQueue
 from lakebed.lake.topics import AsyncTopic
@@ -186,3 +186,62 @@ async def test_a_name_never_becomes_another_path_of_the_gateway(name: str) -> No
     with pytest.raises(errors.Invalid):
         await AsyncTopic(client, "orders").seek(name, 1)
     assert [f"/v1/groups/{quote(name, safe='')}/commit"] == asked
+
+
+async def test_after_a_failed_produce_the_partition_begins_with_a_new_producer(manual_clock: ManualClock) -> None:
+    """The batch may have been appended: another one under its number would be refused, or taken for it."""
+    sent: list[tuple[str, int]] = []
+
+    def gateway(request: httpx2.Request) -> httpx2.Response:
+        if request.url.path == "/v1/producers":
+            issued = len({id for id, _ in sent}) + 1
+            return httpx2.Response(200, json={"producer_id": f"p{issued}"}, request=request)
+        (part,) = msgspec.json.decode(request.content)["topic_partitions"]
+        sent.append((part["producer_id"], part["sequence"]))
+        result = {"ok": len(sent) != 2, "start_offset": 1, "end_offset": 1, "error_type": "Invalid", "error": "no"}
+        return httpx2.Response(200, json={"results": [result]}, request=request)
+
+    topic = AsyncTopic(client_of(gateway, manual_clock), "orders")
+    await topic.produce("one")
+    with pytest.raises(errors.Invalid):
+        await topic.produce("two")
+    await topic.produce("three")
+
+    assert [("p1", 0), ("p1", 1), ("p2", 0)] == sent
+
+
+async def test_a_claim_is_extended_before_it_is_stale_and_named_only_while_it_is_open(
+    manual_clock: ManualClock,
+) -> None:
+    """Extensions come well within the claim's time; a batch that is acked is not held any more."""
+    extended_s: list[float] = []
+    held: list[list[str]] = []
+    begin_s = manual_clock.now_ns() / 1e9
+
+    def gateway(request: httpx2.Request) -> httpx2.Response:
+        now_s = manual_clock.now_ns() / 1e9
+        expires_ms = round((now_s + 30.0) * 1000)
+        if request.url.path.endswith("/extend"):
+            extended_s.append(now_s - begin_s)
+            return httpx2.Response(200, json={"expires_ms": expires_ms}, request=request)
+        if request.url.path.endswith("/claims"):
+            held.append(msgspec.json.decode(request.content)["held"])
+            number = len(held)
+            batch = {"claim": f"c{number}", "shard": 0, "sequence": number, "entries": [], "expires_ms": expires_ms}
+            return httpx2.Response(200, json={"batches": [batch] if number < 4 else []}, request=request)
+        return httpx2.Response(200, json={}, request=request)
+
+    batches = AsyncQueue(client_of(gateway, manual_clock), "jobs").collect()
+    first = await anext(batches)
+    await manual_clock.advance(29.0)
+    in_time = bool(extended_s)
+    await first.ack()
+    await settle()
+    for _ in range(2):
+        batch = await anext(batches)
+        await batch.ack()
+        await settle()
+    assert [] == [batch async for batch in batches]
+
+    assert in_time
+    assert [[], ["c1"], ["c2"], ["c3"]] == held

@@ -250,3 +250,25 @@ async def test_exceptions_are_left_to_the_preferred_worker_unless_it_does_not_co
         await unlike._drain(await unlike.compile())
 
     assert [] == world.left()
+
+
+async def test_a_wake_that_comes_during_a_round_is_followed_by_another_round() -> None:
+    """What changed after the round had looked is not left to the next poll, an hour later."""
+    world = Harness(poll_s=3600.0)
+    worker = world.new_worker(world.lake)
+    rounds = 0
+
+    async def work() -> int:
+        nonlocal rounds
+        rounds += 1
+        if rounds == 1:
+            worker.wake("read")
+        return world.clock.now_ns() + 3600 * SECOND
+
+    running = asyncio.create_task(worker._repeat("read", work))
+    for _ in range(5):
+        await world.clock.advance(1.0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    assert 2 == rounds

@@ -371,6 +371,8 @@ def test_a_rewind_goes_to_the_floor_or_stays_before_it() -> None:
     assert {"5": Position(10, -1), "6": Position(4)} == after.originals
     assert (Position(8, -1), 9) == (after.predicate, after.generation)
     assert 4 == rewound(known, [], generation=1, reach="r", begins_ns=0).generation
+    lost = rewound(known, [(6, 9)], generation=9, reach="r", begins_ns=7)  # the log no longer reaches back to 4
+    assert Position(9, -1) == lost.cursor(6)
     other = rewound(known, [(5, 10)], generation=9, reach="s", begins_ns=20)
     assert ({"5": Position(20, -1)}, "s") == (other.originals, other.reach)
 

@@ -146,6 +146,32 @@ async def test_a_model_that_fails_is_tried_again_after_a_growing_pause(service: 
     assert ("quick", "change") in service.made
 
 
+async def test_a_model_that_was_made_again_is_not_held_up_by_earlier_failures(service: Service) -> None:
+    """The pause grows with failures that follow each other."""
+    clock, service.moved, service.error = ManualClock(), {"quick"}, Unavailable("not now")
+    worker = ModelWorker(service, runtime_of(clock))
+    for failing in (True, True, True, False, True):
+        service.error = Unavailable("not now") if failing else None
+        await worker.round()
+        await ended(worker)
+        await clock.advance(3600)
+    await worker.round()
+    await ended(worker)
+    service.error = None
+    service.made.clear()
+
+    await clock.advance(600)
+    await worker.round()
+    await ended(worker)
+    service.error = Unavailable("not now")
+    await worker.round()
+    await ended(worker)
+    await clock.advance(30)
+
+    assert "quick" in await worker.round()
+    await ended(worker)
+
+
 def record(run_id: str, began_ms: int, *reports: ModelReport, **changed: Any) -> PipelineRun:
     known: dict[str, Any] = {"org_id": "acme", "project_id": "shop", "trigger": "tick", "seconds": 1.5, "state": "done"}
     return PipelineRun(run_id, began_ms=began_ms, models=reports, **{**known, **changed})

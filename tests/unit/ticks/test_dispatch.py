@@ -176,13 +176,14 @@ async def test_a_job_that_was_taken_over_changes_nothing_when_it_ends(fleet: Fle
         await fleet.clock.advance(0.01)
     left = await fleet.dispatched.get(TickId("o", "p", "t1"))
     in_flight = (await fleet.queue.depth()).in_flight
+    counted = fleet.context.metrics.value("lakebed_ticks_dispatched_total", outcome="done")
     quick.hangs.set()
     await second
     done = await fleet.dispatched.get(TickId("o", "p", "t1"))
 
     assert taken_over is not None and done is not None
     assert ("running", "node-2", 2) == (taken_over.state, taken_over.fields["by"], taken_over.fields["tries"])
-    assert (taken_over, 1) == (left, in_flight)
+    assert (taken_over, 1, 0) == (left, in_flight, counted)
     assert ("done", "node-2", 0) == (done.state, done.fields["by"], (await fleet.queue.depth()).in_flight)
 
 
