@@ -14,7 +14,7 @@ import re
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Literal
@@ -131,7 +131,7 @@ class RunLog:
             yield outer
             return
         run = self._begun(kind, subject, fields)
-        ended = False
+        ended = dropped = False
         with captured() as run.lines, _entered(run):
             if at_once:
                 await self._write(run, "running")
@@ -143,9 +143,13 @@ class RunLog:
                 run.ended_by(error)
                 ended = True
                 raise
+            except GeneratorExit:  # of a loop that was closed under it: nothing can be awaited
+                dropped = True
+                raise
             finally:
-                beat.cancel()
-                await asyncio.gather(beat, return_exceptions=True)
+                if not dropped:
+                    beat.cancel()
+                    await asyncio.gather(beat, return_exceptions=True)
                 if ended:  # a run that is cancelled ends with its process: readers see that
                     await self._end(run)
 
@@ -288,7 +292,8 @@ def _entered(run: ActiveRun) -> Iterator[None]:
     try:
         yield
     finally:
-        CURRENT.reset(token)
+        with suppress(ValueError):  # a task that is dropped is closed in another context
+            CURRENT.reset(token)
 
 
 def _current(kind: str, subject: str) -> ActiveRun | None:
