@@ -23,7 +23,7 @@ import msgspec
 
 from lakebed.core.clock import now_ms
 from lakebed.core.errors import AlreadyExists, Corrupt, Invalid, LakebedError, NotFound, Stale
-from lakebed.core.logs import captured, logger
+from lakebed.core.logs import CAPTURED_CHARS, captured, logger
 from lakebed.store.model import Version, read_record
 from lakebed.store.protocol import Store
 from lakebed.store.runtime import StoreRuntime
@@ -95,6 +95,10 @@ class ActiveRun:
     def fail(self, reason: str) -> None:
         """Reports a failure that raises nothing."""
         self.failed, self.reason = True, reason
+
+    def note(self, words: str) -> None:
+        """Adds a line to the log of the record, and to no other log."""
+        self.lines.append(words[:CAPTURED_CHARS])
 
     def ended_by(self, error: Exception) -> None:
         if isinstance(error, self.answers):
