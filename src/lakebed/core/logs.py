@@ -89,7 +89,8 @@ def captured() -> Iterator[deque[str]]:
     try:
         yield lines
     finally:
-        CAPTURED.reset(token)
+        with suppress(ValueError):  # a task that is dropped is closed in another context
+            CAPTURED.reset(token)
 
 
 def keep_line(_: Any, level: str, event: Any) -> Any:

@@ -14,7 +14,7 @@ import re
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Literal
@@ -23,7 +23,7 @@ import msgspec
 
 from lakebed.core.clock import now_ms
 from lakebed.core.errors import AlreadyExists, Corrupt, Invalid, LakebedError, NotFound, Stale
-from lakebed.core.logs import captured, logger
+from lakebed.core.logs import CAPTURED_CHARS, captured, logger
 from lakebed.store.model import Version, read_record
 from lakebed.store.protocol import Store
 from lakebed.store.runtime import StoreRuntime
@@ -96,6 +96,10 @@ class ActiveRun:
         """Reports a failure that raises nothing."""
         self.failed, self.reason = True, reason
 
+    def note(self, words: str) -> None:
+        """Adds a line to the log of the record, and to no other log."""
+        self.lines.append(words[:CAPTURED_CHARS])
+
     def ended_by(self, error: Exception) -> None:
         if isinstance(error, self.answers):
             self.idle, self.reason = True, reason_of(error)
@@ -131,7 +135,7 @@ class RunLog:
             yield outer
             return
         run = self._begun(kind, subject, fields)
-        ended = False
+        ended = dropped = False
         with captured() as run.lines, _entered(run):
             if at_once:
                 await self._write(run, "running")
@@ -143,9 +147,13 @@ class RunLog:
                 run.ended_by(error)
                 ended = True
                 raise
+            except GeneratorExit:  # of a loop that was closed under it: nothing can be awaited
+                dropped = True
+                raise
             finally:
-                beat.cancel()
-                await asyncio.gather(beat, return_exceptions=True)
+                if not dropped:
+                    beat.cancel()
+                    await asyncio.gather(beat, return_exceptions=True)
                 if ended:  # a run that is cancelled ends with its process: readers see that
                     await self._end(run)
 
@@ -288,7 +296,8 @@ def _entered(run: ActiveRun) -> Iterator[None]:
     try:
         yield
     finally:
-        CURRENT.reset(token)
+        with suppress(ValueError):  # a task that is dropped is closed in another context
+            CURRENT.reset(token)
 
 
 def _current(kind: str, subject: str) -> ActiveRun | None:

@@ -115,8 +115,7 @@ class PipelineRunner:
             run.rows_out = sum(each.good for each in report.silver)
             run.reason = ", ".join(f"{each.table}: {each.quarantined} quarantined" for each in report.silver)
             for each in report.silver:
-                counts = {"rows_in": each.rows_in, "good": each.good, "quarantined": each.quarantined}
-                log.info("brought to silver", table=each.table, version=each.silver_version, **counts)
+                run.note(f"{each.table} version {each.silver_version}: {each.good} of {each.rows_in} rows are good")
         return report
 
     def _run_silver(

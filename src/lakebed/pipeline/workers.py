@@ -99,7 +99,16 @@ async def _load(context: Context, every_s: float, opened: Callable[[], Awaitable
 
     ingestion = Ingestion(context, await opened())
     while True:
-        await asyncio.to_thread(ingestion.run)
+        for report in await asyncio.to_thread(ingestion.run):
+            if report.steps:
+                counts = {"rows_in": report.rows_in, "good": report.good, "quarantined": report.quarantined}
+                bronze_log.info("loaded into bronze", table=report.table, version=report.version, **counts)
+            for key in report.unreadable:
+                bronze_log.error("an unreadable object was quarantined", table=report.table, key=key)
+        if ingestion.refined is not None:
+            for silver in ingestion.refined.silver:
+                counts = {"rows_in": silver.rows_in, "good": silver.good, "quarantined": silver.quarantined}
+                bronze_log.info("brought to silver", table=silver.table, version=silver.silver_version, **counts)
         await context.clock.sleep(every_s)
 
 

@@ -10,6 +10,7 @@ from lakebed.core.clock import ManualClock
 from lakebed.core.context import Context
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
+from lakebed.core.runs import RunLog
 from lakebed.core.settings import load
 from lakebed.rollups import workers as rollups
 from lakebed.rollups.local_job import LocalJob
@@ -63,11 +64,11 @@ async def test_a_worker_rolls_up_only_where_an_interval_is_set(monkeypatch: pyte
     """Every so many seconds, as the setting reports; 0 is by command alone."""
     paused: list[float] = []
 
-    class Noted:
-        async def forever(self, interval_s: float) -> None:
-            paused.append(interval_s)
+    async def forever(self: RunLog, kind: str, subject: str, work: Any, *, every_s: float) -> None:
+        paused.append(every_s)
 
-    monkeypatch.setattr(rollups, "roller", lambda _: Noted())
+    monkeypatch.setattr(RunLog, "forever", forever)
+    monkeypatch.setattr(rollups, "roller", lambda _: None)
 
     (worker,) = rollups.workers(context_of(interval_s=12.5))
     await worker.run()

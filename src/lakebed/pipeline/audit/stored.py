@@ -9,15 +9,12 @@ from lakebed.batches.paths import LAST_AUDIT, audit_record_key
 from lakebed.console.runs import RecordedRuns, RunRecord
 from lakebed.core.context import Context
 from lakebed.core.errors import NotFound
-from lakebed.core.logs import logger
 from lakebed.core.runs import ActiveRun, RecordedRun
 from lakebed.pipeline.audit.model import AuditRecord
 from lakebed.store.model import read_record
 from lakebed.store.register import Register
 
 AUDIT = "audit"  # the kind of its runs
-
-log = logger("audit")
 
 
 def last_register(context: Context) -> Register[LatestAudit]:
@@ -57,8 +54,8 @@ def report_to(run: ActiveRun, record: AuditRecord) -> None:
         wrong = sum(total.objects for total in record.totals if total.wrong)
         run.fail(f"{wrong} wrong objects" if wrong else "counts differ between stages")
     for total in record.totals:
-        log.info("finding", finding=total.finding, of=total.kind, objects=total.objects, wrong=total.wrong)
-    log.info("audit completed", audit_id=record.audit_id, objects=record.objects, ok=record.ok)
+        run.note(f"{total.finding} {total.kind}: {total.objects} objects{', wrong' if total.wrong else ''}")
+    run.note(f"audit {record.audit_id}: {record.objects} objects compared")
 
 
 async def last(context: Context) -> AuditRecord | None:

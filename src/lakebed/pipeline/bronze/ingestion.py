@@ -19,7 +19,6 @@ from pyspark.errors import PySparkException
 from lakebed.core.context import Context
 from lakebed.core.errors import NotFound, Unavailable
 from lakebed.core.feed import Limit
-from lakebed.core.logs import logger
 from lakebed.core.runs import ActiveRun
 from lakebed.pipeline.bronze.payloads import TopicContract, read_topic_contracts
 from lakebed.pipeline.bronze.places import LAKE, SAMPLES, source_of, word_of
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
 
 SAMPLES_WORD = word_of(SAMPLES)
 STEPS_MAX = 10_000  # of one table in one run
-
-log = logger("bronze")
 
 
 class Ingestion:
@@ -177,10 +174,9 @@ def _trace(job: Run, run: ActiveRun, source: str, report: IngestReport) -> None:
     counts = {"quarantined": report.quarantined, "duplicates": report.duplicates, "unreadable": len(report.unreadable)}
     named = [f"version {report.version}", *(f"{count} {name}" for name, count in counts.items() if count)]
     run.reason = ", ".join(named)
-    if report.steps:
-        log.info("loaded into bronze", table=report.table, version=report.version, rows=report.good, **counts)
+    run.note(f"{report.good} of {report.rows_in} rows of {report.objects} objects loaded in {report.steps} steps")
     for key in report.unreadable:
-        log.error("an unreadable object was quarantined", table=report.table, key=key)
+        run.note(f"unreadable, quarantined: {key}")
     if report.steps:
         job.read(source, rows=report.rows_in)
         job.wrote(f"tables/{report.table}", version=report.version, rows=report.good)

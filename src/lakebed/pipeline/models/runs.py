@@ -90,8 +90,7 @@ def report_to(run: ActiveRun, record: PipelineRun) -> None:
     run.rows_out = sum(one.rows for one in record.models)
     run.reason, run.idle = f"{record.trigger}: {states}", not any(one.state == "made" for one in record.models)
     for one in record.models:
-        done = {"state": one.state, "rows": one.rows, "seconds": one.seconds, "reason": one.reason, "error": one.error}
-        log.info("model", table=one.table, **{name: value for name, value in done.items() if value})
+        run.note(f"{one.table} {one.state}: {one.rows} rows in {one.seconds:g} s; {one.error or one.reason}")
     if wrong:
         run.fail("; ".join(wrong))
 
