@@ -155,6 +155,7 @@ class Enforcer:
                 await self._shards.claim()
                 count = (await self._state.wake.read()).value.count
                 if self._wakes not in (-1, count):
+                    self._reader.retry_now()
                     self.wake()
                 self._wakes = count
                 await self._books()
@@ -167,14 +168,18 @@ class Enforcer:
         return min([self._state.clock.now_ns() + self._pause_ns(sweeps), *_dues(sweeps)])
 
     async def _scan_round(self) -> int:
+        began_ns = self._state.clock.now_ns()
         snapshot = await self.compile()
+        states = dict(self._compiler.states)
         for bucket in snapshot.buckets:
             found = await self.scan(bucket, snapshot)
             if found is not None and found.complete:
+                states[bucket] = (await self._state.bucket(bucket).read()).value
                 self._ended[bucket] = snapshot
                 self._alarms["join"].set()
-        now_ns = self._state.clock.now_ns()
-        return min([now_ns + ns(self._settings.poll_s), *next_scans(self._compiler.states, snapshot)])
+        again_ns = self._state.clock.now_ns() + self._retry_ns  # what was due when the round began could not go on
+        wakes = [at_ns if at_ns > began_ns else again_ns for at_ns in next_scans(states, snapshot)]
+        return min([self._state.clock.now_ns() + ns(self._settings.poll_s), *wakes])
 
     async def _join_round(self) -> int:
         """Every join ends the sweeps under way and makes the next one compile, so scans that end together join once."""
@@ -196,8 +201,11 @@ class Enforcer:
     def _pause_ns(self, sweeps: list[Sweep]) -> int:
         if any(one.superseded for one in sweeps):
             return ns(SOON_S)
-        halted = any(one.halted for one in sweeps)
-        return ns(min(RETRY_S, self._settings.poll_s) if halted else self._settings.poll_s)
+        return self._retry_ns if any(one.halted for one in sweeps) else ns(self._settings.poll_s)
+
+    @property
+    def _retry_ns(self) -> int:
+        return ns(min(RETRY_S, self._settings.poll_s))
 
     # One round.
 
@@ -242,7 +250,8 @@ class Enforcer:
         try:
             cursors = await self._state.cursors()
             snapshot = (self._compiler.kept_for(cursors, log_state) if hold else None) or await self.compile()
-            found = await self._reader.run(snapshot, self._shards.alive, cursors, shards)
+            pause_ns = self._retry_ns if hold else 0
+            found = await self._reader.run(snapshot, self._shards.alive, cursors, shards, pause_ns=pause_ns)
             if found.unserved:
                 await require_scan(self._state, found.unserved, "its cursor is missing or older than it")
                 self.wake("scan")
