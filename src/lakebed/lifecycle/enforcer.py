@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 
 import msgspec
 
@@ -17,7 +18,7 @@ from lakebed.core.logs import logger
 from lakebed.core.traces import traced
 from lakebed.lifecycle import blockers, paths
 from lakebed.lifecycle.blockers import Failure
-from lakebed.lifecycle.compiler import PolicyCompiler, require_scan
+from lakebed.lifecycle.compiler import PolicyCompiler, require_scan, together
 from lakebed.lifecycle.counters import CountRecorder
 from lakebed.lifecycle.drainer import Drainer
 from lakebed.lifecycle.engine import PolicySnapshot
@@ -50,6 +51,7 @@ NAP_S = 5.0  # how soon a sleeping worker notices a requested round
 NOTE_S = 10.0  # shortest time between two records of a completed round: rounds may follow each other closely
 RETRY_S = 60.0  # after a transport error, unless the policy poll comes first
 SOON_S = 0.05  # shortest time between two rounds
+SCANS = 4  # of buckets at the same time: a large one delays no small one, and the store answers while we decode
 JOIN_S = 1.0  # scans that end within this time let their actions join the sweeps together
 
 
@@ -171,12 +173,15 @@ class Enforcer:
         began_ns = self._state.clock.now_ns()
         snapshot = await self.compile()
         states = dict(self._compiler.states)
-        for bucket in snapshot.buckets:
+
+        async def scan(bucket: str) -> None:
             found = await self.scan(bucket, snapshot)
             if found is not None and found.complete:
                 states[bucket] = (await self._state.bucket(bucket).read()).value
                 self._ended[bucket] = snapshot
                 self._alarms["join"].set()
+
+        await together([partial(scan, bucket) for bucket in snapshot.buckets], SCANS)
         again_ns = self._state.clock.now_ns() + self._retry_ns  # what was due when the round began could not go on
         wakes = [at_ns if at_ns > began_ns else again_ns for at_ns in next_scans(states, snapshot)]
         return min([self._state.clock.now_ns() + ns(self._settings.poll_s), *wakes])
@@ -214,7 +219,8 @@ class Enforcer:
         """One round of everything, one after the other."""
         await self._monitor.observe()
         snapshot = await self.compile()
-        scans = [scan for bucket in snapshot.buckets if (scan := await self.scan(bucket, snapshot)) is not None]
+        found = await together([partial(self.scan, bucket, snapshot) for bucket in snapshot.buckets], SCANS)
+        scans = [scan for scan in found if scan is not None]
         if ended := [scan.bucket for scan in scans if scan.complete]:
             await self._scanner.join(ended, snapshot)
         sweeps = await self._read()
