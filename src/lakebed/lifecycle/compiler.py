@@ -118,7 +118,7 @@ class PolicyCompiler:
     async def _compile(self, known: LogState) -> PolicySnapshot:
         policies = list(await self._seams.policies.all())
         read = {one.bucket: stored_policy(one.text, one.bucket, self._resolver.reserved) for one in policies}
-        found = await _together([partial(self._reconcile, one, read[one.bucket], known) for one in policies])
+        found = await together([partial(self._reconcile, one, read[one.bucket], known) for one in policies])
         # Not `self.states`: the loops compile beside each other, and this snapshot is of what was read for it.
         states = {policy.bucket: state for policy, state in zip(policies, found, strict=True)}
         await self._without_policy(set(states))
@@ -191,7 +191,7 @@ class PolicyCompiler:
             return reconciled(state, {}, self._settings, now_ns)
 
         for bucket, state in zip(
-            others, await _together([partial(self._change, one, leave) for one in others]), strict=True
+            others, await together([partial(self._change, one, leave) for one in others]), strict=True
         ):
             if not state.actions and state.scan is None:
                 self._gone[bucket] = now_ns
@@ -312,8 +312,9 @@ async def require_scan(state: LifecycleState, refs: Iterable[ActionRef], why: st
         log.warning("actions need a scan", bucket=bucket, actions=[str(ref.key) for ref in some], error=why)
 
 
-async def _together(work: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
-    slots = asyncio.Semaphore(TOGETHER)
+async def together(work: Sequence[Callable[[], Awaitable[T]]], limit: int = TOGETHER) -> list[T]:
+    """The results in order; `limit` at the same time."""
+    slots = asyncio.Semaphore(limit)
 
     async def one(some: Callable[[], Awaitable[T]]) -> T:
         async with slots:

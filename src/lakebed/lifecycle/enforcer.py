@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 
 import msgspec
 
@@ -18,7 +19,7 @@ from lakebed.core.runs import RunLog
 from lakebed.core.traces import traced
 from lakebed.lifecycle import blockers, paths
 from lakebed.lifecycle.blockers import Failure
-from lakebed.lifecycle.compiler import PolicyCompiler, require_scan
+from lakebed.lifecycle.compiler import PolicyCompiler, require_scan, together
 from lakebed.lifecycle.counters import CountRecorder
 from lakebed.lifecycle.drainer import Drainer
 from lakebed.lifecycle.engine import PolicySnapshot
@@ -52,6 +53,7 @@ NAP_S = 5.0  # how soon a sleeping worker notices a requested round
 NOTE_S = 10.0  # shortest time between two records of a completed round: rounds may follow each other closely
 RETRY_S = 60.0  # after a transport error, unless the policy poll comes first
 SOON_S = 0.05  # shortest time between two rounds
+SCANS = 4  # of buckets at the same time: a large one delays no small one, and the store answers while we decode
 JOIN_S = 1.0  # scans that end within this time let their actions join the sweeps together
 
 
@@ -158,6 +160,7 @@ class Enforcer:
                 await self._shards.claim()
                 count = (await self._state.wake.read()).value.count
                 if self._wakes not in (-1, count):
+                    self._reader.retry_now()
                     self.wake()
                 self._wakes = count
                 await self._books()
@@ -170,18 +173,25 @@ class Enforcer:
         return min([self._state.clock.now_ns() + self._pause_ns(sweeps), *_dues(sweeps)])
 
     async def _scan_round(self) -> int:
+        began_ns = self._state.clock.now_ns()
         snapshot = await self.compile()
-        for bucket in snapshot.buckets:
+        states = dict(self._compiler.states)
+
+        async def scan(bucket: str) -> None:
             async with self._runs.record(SCAN, bucket, {"bucket": bucket}) as run:
                 found = await self.scan(bucket, snapshot)
                 run.idle = found is None
                 if found is not None:
                     found.report_to(run)
             if found is not None and found.complete:
+                states[bucket] = (await self._state.bucket(bucket).read()).value
                 self._ended[bucket] = snapshot
                 self._alarms["join"].set()
-        now_ns = self._state.clock.now_ns()
-        return min([now_ns + ns(self._settings.poll_s), *next_scans(self._compiler.states, snapshot)])
+
+        await together([partial(scan, bucket) for bucket in snapshot.buckets], SCANS)
+        again_ns = self._state.clock.now_ns() + self._retry_ns  # what was due when the round began could not go on
+        wakes = [at_ns if at_ns > began_ns else again_ns for at_ns in next_scans(states, snapshot)]
+        return min([self._state.clock.now_ns() + ns(self._settings.poll_s), *wakes])
 
     async def _join_round(self) -> int:
         """Every join ends the sweeps under way and makes the next one compile, so scans that end together join once."""
@@ -203,8 +213,11 @@ class Enforcer:
     def _pause_ns(self, sweeps: list[Sweep]) -> int:
         if any(one.superseded for one in sweeps):
             return ns(SOON_S)
-        halted = any(one.halted for one in sweeps)
-        return ns(min(RETRY_S, self._settings.poll_s) if halted else self._settings.poll_s)
+        return self._retry_ns if any(one.halted for one in sweeps) else ns(self._settings.poll_s)
+
+    @property
+    def _retry_ns(self) -> int:
+        return ns(min(RETRY_S, self._settings.poll_s))
 
     # One round.
 
@@ -213,7 +226,8 @@ class Enforcer:
         """One round of everything, one after the other."""
         await self._monitor.observe()
         snapshot = await self.compile()
-        scans = [scan for bucket in snapshot.buckets if (scan := await self.scan(bucket, snapshot)) is not None]
+        found = await together([partial(self.scan, bucket, snapshot) for bucket in snapshot.buckets], SCANS)
+        scans = [scan for scan in found if scan is not None]
         if ended := [scan.bucket for scan in scans if scan.complete]:
             await self._scanner.join(ended, snapshot)
         sweeps = await self._read()
@@ -249,7 +263,8 @@ class Enforcer:
         try:
             cursors = await self._state.cursors()
             snapshot = (self._compiler.kept_for(cursors, log_state) if hold else None) or await self.compile()
-            found = await self._reader.run(snapshot, self._shards.alive, cursors, shards)
+            pause_ns = self._retry_ns if hold else 0
+            found = await self._reader.run(snapshot, self._shards.alive, cursors, shards, pause_ns=pause_ns)
             if found.unserved:
                 await require_scan(self._state, found.unserved, "its cursor is missing or older than it")
                 self.wake("scan")

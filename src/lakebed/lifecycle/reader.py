@@ -24,7 +24,7 @@ from lakebed.lifecycle.cursors import Move, advanced, stream_cutoff, without_unu
 from lakebed.lifecycle.decide import sweeps_original, sweeps_predicate
 from lakebed.lifecycle.engine import ActionRef, CompiledAction, PolicySnapshot
 from lakebed.lifecycle.gauges import stream_name
-from lakebed.lifecycle.model import Calendar, Position
+from lakebed.lifecycle.model import Calendar, Position, StreamResolution
 from lakebed.lifecycle.resolver import Resolver, WorkItem
 from lakebed.lifecycle.seams import ChangeEvent, EventSource, LostLog
 from lakebed.lifecycle.settings import LifecycleSettings, ns
@@ -66,6 +66,7 @@ class LifecycleReader:
         self._source, self._resolver, self._state, self._settings = source, resolver, state, settings
         self._events = state.metrics.counter("lakebed_lifecycle_events_total")
         self._quiet: dict[tuple[int, int | None], _Quiet] = {}
+        self._halted: dict[tuple[int, int | None], int] = {}  # streams with a failure, and when each is tried again
 
     async def run(
         self,
@@ -73,8 +74,11 @@ class LifecycleReader:
         alive: Alive,
         cursors: Mapping[int, ReaderState] | None = None,
         shards: Iterable[int] = range(SHARDS),
+        *,
+        pause_ns: int = 0,
     ) -> ReaderRun:
-        """One pass over the streams of these shards. `cursors` were read before the snapshot was compiled.
+        """One pass over the streams of these shards. `cursors` were read before the snapshot was compiled. A stream
+        that met a failure rests for `pause_ns`, however often others make a pass: its retries are counted.
 
         Raises LostLog when the log no longer reaches back to a cursor that is in use.
         """
@@ -95,14 +99,25 @@ class LifecycleReader:
                     sweeps.append(Sweep(delay_ns, superseded=stored[shard].generation != states[shard].generation))
                 elif blockers.blocks(held, found.lane):
                     sweeps.append(Sweep(delay_ns, blocked=True))
+                elif self._halted.get((shard, delay_ns), 0) > self._state.clock.now_ns():
+                    sweeps.append(Sweep(delay_ns, halted=True))
                 else:
                     streams.append(found)
         for together in plan_passes(streams):
             if due := [stream for stream in together if not self._is_quiet(stream)]:
                 await self._pass(due, snapshot, alive, held)
             await self._finish(together)
+        until_ns = self._state.clock.now_ns() + pause_ns
+        stuck = [stream for stream in streams if stream.stuck is StreamResolution.RETRY_LATER]
+        self._halted = {(stream.shard, stream.delay_ns): until_ns for stream in stuck} | {
+            place: at_ns for place, at_ns in self._halted.items() if at_ns > self._state.clock.now_ns()
+        }
         sweeps += [stream.sweep() for stream in streams]
         return ReaderRun(tuple(_by_group(sweeps)), tuple(sorted(unserved)))
+
+    def retry_now(self) -> None:
+        """Ends the pause of streams that met a failure: an operator wants a round."""
+        self._halted = {}
 
     def _open(
         self, shard: int, delay_ns: int | None, members: frozenset[ActionRef], state: ReaderState, snap: PolicySnapshot
