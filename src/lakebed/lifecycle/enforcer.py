@@ -36,13 +36,7 @@ from lakebed.lifecycle.scan_plan import is_joining, needs_scan, next_scans
 from lakebed.lifecycle.scanner import BucketScan, BucketScanner
 from lakebed.lifecycle.seams import EventSource, LostLog
 from lakebed.lifecycle.settings import LifecycleSettings, ns
-from lakebed.lifecycle.state import (
-    LastRound,
-    LifecycleState,
-    ScanProgress,
-    Stream,
-    changed,
-)
+from lakebed.lifecycle.state import LastRound, LifecycleState, ScanProgress, Stream, changed
 from lakebed.lifecycle.streams import Sweep
 from lakebed.store.lease import HeldByAnother
 
@@ -90,9 +84,7 @@ class Enforcer:
         self._drainer = Drainer(self.resolver, state, settings)
         self._mover = LedgerMover(state, publish=publish, keep_ns=ns(settings.ledger_retention_s))
         self._alarms = {name: asyncio.Event() for name in ("read", "scan", "join", "drain")}
-        self._ended: dict[
-            str, PolicySnapshot
-        ] = {}  # buckets whose actions wait to join, and what they were scanned for
+        self._ended: dict[str, PolicySnapshot] = {}  # buckets whose actions wait to join, by what they were scanned for
         self._wakes = -1
         self.counts = CountRecorder(state)
         self._folded_ns = state.clock.now_ns()
