@@ -33,7 +33,7 @@ from lakebed.embedded.endpoints import BucketEndpoints
 from lakebed.lifecycle.ledger import DeletionLedger
 from lakebed.lifecycle.model import ActionKind, Degraded, Mode, ObjectIdentity, Position, Rule, StreamKind
 from lakebed.lifecycle.policy import render_xml
-from lakebed.lifecycle.scanner import BucketScan
+from lakebed.lifecycle.scan_plan import BucketScan
 from lakebed.lifecycle.state import ActionState, Blocker, BlockerState, BucketLifecycle, LedgerRow, ReaderState, Stream
 from lakebed.lifecycle.workers import open_services, state_of
 from lakebed.log.services import LogServices

@@ -32,8 +32,8 @@ from lakebed.lifecycle.policy_watch import watch_policies
 from lakebed.lifecycle.reader import LifecycleReader
 from lakebed.lifecycle.reserved import ReservedKeys
 from lakebed.lifecycle.resolver import Resolver, Seams
-from lakebed.lifecycle.scan_plan import is_joining, needs_scan, next_scans
-from lakebed.lifecycle.scanner import BucketScan, BucketScanner
+from lakebed.lifecycle.scan_plan import BucketScan, is_joining, needs_scan, next_scans
+from lakebed.lifecycle.scanner import BucketScanner
 from lakebed.lifecycle.seams import EventSource, LostLog
 from lakebed.lifecycle.settings import LifecycleSettings, ns
 from lakebed.lifecycle.state import LastRound, LifecycleState, ScanProgress, Stream, changed

@@ -1,15 +1,44 @@
-"""What a scan is for, and which actions it lets join the sweeps: pure."""
+"""What a scan is for, what it did, and which actions it lets join the sweeps: pure."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
+
+from lakebed.core.runs import ActiveRun
 from lakebed.lifecycle.cluster import LogGap
 from lakebed.lifecycle.engine import CompiledAction, PolicySnapshot
 from lakebed.lifecycle.model import ActionKind, Calendar, Mode
 from lakebed.lifecycle.seams import UPLOADS
 from lakebed.lifecycle.state import ActionState, BucketLifecycle, ScanProgress
+
+
+class BucketScan(msgspec.Struct, frozen=True):
+    """What a scan did. `complete` is False when it stopped; the next one continues from its checkpoint."""
+
+    bucket: str
+    scanned: int = 0
+    worked: int = 0
+    complete: bool = False
+    blocked: bool = False
+    problem: str = ""
+
+    def plus(self, other: BucketScan) -> BucketScan:
+        return BucketScan(
+            self.bucket,
+            self.scanned + other.scanned,
+            self.worked + other.worked,
+            self.complete or other.complete,
+            self.blocked or other.blocked,
+            self.problem or other.problem,
+        )
+
+    def report_to(self, run: ActiveRun) -> None:
+        """Reports it as the result of a run."""
+        run.rows_in, run.rows_out, run.failed = self.scanned, self.worked, bool(self.problem)
+        run.reason = self.problem or ("complete" if self.complete else "stopped; the next scan continues")
 
 
 def scan_prefixes(actions: Iterable[CompiledAction]) -> list[str]:

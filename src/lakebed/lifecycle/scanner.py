@@ -18,7 +18,6 @@ from itertools import takewhile
 import msgspec
 
 from lakebed.core.logs import logger
-from lakebed.core.runs import ActiveRun
 from lakebed.lifecycle import blockers
 from lakebed.lifecycle.cluster import begins_ns, reach_hash
 from lakebed.lifecycle.cursors import rewound
@@ -28,6 +27,7 @@ from lakebed.lifecycle.model import ActionKind, Degraded, Mode, StreamKind, Stre
 from lakebed.lifecycle.modes import LagMonitor, decide_mode, next_scan_ns
 from lakebed.lifecycle.resolver import Resolver, WorkItem
 from lakebed.lifecycle.scan_plan import (
+    BucketScan,
     is_joining,
     newest_wanted_ns,
     reseeded,
@@ -57,32 +57,6 @@ CHECKPOINT_S = 5.0  # what a crash loses of a scan
 RANGES_MAX = 64
 JOINS_SHOWN = 20  # names in a log line
 SCAN_ONLY_BY_OPERATOR = (Degraded.LAG_HIGH, Degraded.PENDING_FULL)  # only a reseed returns these to events
-
-
-class BucketScan(msgspec.Struct, frozen=True):
-    """What a scan did. `complete` is False when it stopped; the next one continues from its checkpoint."""
-
-    bucket: str
-    scanned: int = 0
-    worked: int = 0
-    complete: bool = False
-    blocked: bool = False
-    problem: str = ""
-
-    def plus(self, other: BucketScan) -> BucketScan:
-        return BucketScan(
-            self.bucket,
-            self.scanned + other.scanned,
-            self.worked + other.worked,
-            self.complete or other.complete,
-            self.blocked or other.blocked,
-            self.problem or other.problem,
-        )
-
-    def report_to(self, run: ActiveRun) -> None:
-        """Reports it as the result of a run."""
-        run.rows_in, run.rows_out, run.failed = self.scanned, self.worked, bool(self.problem)
-        run.reason = self.problem or ("complete" if self.complete else "stopped; the next scan continues")
 
 
 class BucketScanner:
