@@ -204,7 +204,7 @@ def test_after_a_kill_every_command_says_what_happened_and_what_to_do(start: Sta
 
     assert {4} == {answer.returncode for answer in requested}
     for answer in requested:
-        error, hint = answer.stderr.splitlines()
+        error, hint = answer.stderr.splitlines()[:2]  # a third one, how long it took, follows on a slow machine
         assert error == f"error: the stack in {folder} was killed: its endpoints.json is out of date"
         assert f"lakebed up --dir {folder}" in hint and f"lakebed down --dir {folder}" in hint
     assert looked.returncode == 1
@@ -221,7 +221,7 @@ def test_where_nothing_runs_and_nothing_is_named_a_command_says_so(tmp_path: Pat
         answer = lakebed(*words, cwd=tmp_path)
 
         assert answer.returncode == 4
-        error, hint = answer.stderr.splitlines()
+        error, hint = answer.stderr.splitlines()[:2]
         assert error == "error: no stack runs in .lakebed, and no store is named"
         assert "lakebed up" in hint and "LAKEBED_STORE_URL" in hint
 
@@ -233,7 +233,7 @@ def test_status_of_a_deployment_says_where_to_ask_instead(tmp_path: Path) -> Non
     answer = lakebed("status", cwd=tmp_path)
 
     assert answer.returncode == 4
-    error, hint = answer.stderr.splitlines()
+    error, hint = answer.stderr.splitlines()[:2]
     assert error == "error: no stack runs in .lakebed"
     assert "/healthz" in hint and "lakebed doctor" in hint
 

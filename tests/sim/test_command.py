@@ -14,6 +14,7 @@ from lakebed.cli.main import run
 from lakebed.sim import commands
 from lakebed.sim.world import World
 from lakebed.wiring.part import SimWorld
+from support.seeds import seeds
 
 
 async def breaks_at_seed_three(world: World) -> None:
@@ -70,12 +71,13 @@ def test_an_unknown_world_is_refused_with_the_known_ones(capsys: pytest.CaptureF
     assert "register" in capsys.readouterr().err
 
 
-def test_a_trace_does_not_depend_on_hash_randomisation() -> None:
+@pytest.mark.parametrize("count", seeds([1, 5], quick=[1]))
+def test_a_trace_does_not_depend_on_hash_randomisation(count: int) -> None:
     """Two interpreters with different hash seeds play the same worlds."""
 
     def digests(hash_seed: str) -> list[str]:
         shown = subprocess.run(
-            [sys.executable, "-m", "lakebed", "sim", "--seed", "11", "--count", "5", "-o", "json"],
+            [sys.executable, "-m", "lakebed", "sim", "--seed", "11", "--count", str(count), "-o", "json"],
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
             check=True,
             capture_output=True,

@@ -63,7 +63,7 @@ def test_what_is_given_wrong_is_answered_with_what_to_type_next(
 
     code = run(["ticks", "push", str(file), "--project", "shop"])
 
-    error, following = capsys.readouterr().err.splitlines()
+    error, following = capsys.readouterr().err.splitlines()[:2]
     assert code == exits.code_for(Invalid(""))
     assert error.startswith(f"error: {file} is not a Parquet file")
     assert following.startswith("next:  ") and "ticks push --help" in following
@@ -78,7 +78,7 @@ def test_a_file_of_another_kind_is_answered_with_the_kinds_that_are_read(
 
     run(["ticks", "push", str(file), "--project", "shop"])
 
-    _, following = capsys.readouterr().err.splitlines()
+    _, following = capsys.readouterr().err.splitlines()[:2]
     assert all(ending in following for ending in (".parquet", ".csv", ".jsonl"))
 
 
@@ -86,7 +86,7 @@ def test_an_argument_too_many_is_named(capsys: pytest.CaptureFixture[str]) -> No
     """In words, not as a list of the parser's tokens."""
     code = run(["lifecycle", "dry-run", "reports", "rules.json", "more.json"])
 
-    error, following = capsys.readouterr().err.splitlines()
+    error, following = capsys.readouterr().err.splitlines()[:2]
     assert (exits.USAGE, "error: unexpected argument: rules.json more.json") == (code, error)
     assert "next:  lakebed lifecycle dry-run --help" == following
 
