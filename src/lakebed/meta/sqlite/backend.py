@@ -12,6 +12,7 @@ import queue
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -162,7 +163,10 @@ class SqliteMeta:
             except (sqlite3.Error, OSError, LakebedError) as error:
                 for call in group:
                     call.error = translate(error, self._path)
-                connection = None  # reopened for the next group
+                if connection is not None:  # reopened for the next group; a transaction left open would lock the file
+                    with suppress(sqlite3.Error):
+                        connection.close()
+                connection = None
             _settle(group)
         if connection is not None:
             connection.close()
