@@ -12,11 +12,13 @@ from lakebed.batches import acceptance, paths
 from lakebed.batches import live as follower_module
 from lakebed.batches.index import write_rows
 from lakebed.batches.live import Follower, LiveBatches
+from lakebed.batches.packer import write_blob
 from lakebed.batches.reader import RawBatches
 from lakebed.core.clock import ManualClock, settle
 from lakebed.core.errors import Unavailable
 from lakebed.core.metrics import Metrics
 from lakebed.store.memory import MemoryStore
+from lakebed.store.model import StoredObject
 from support.batch_frames import frame_of, submit
 from support.counting_store import CountingStore
 from support.rollup_fixtures import accept
@@ -161,3 +163,28 @@ async def test_a_segment_that_was_taken_is_not_read_again(manual_clock: ManualCl
 
     assert (1, 0, [], 1) == (first, second, segments, third)
     assert 2 == len(live)
+
+
+async def test_what_a_look_found_and_could_not_read_is_found_by_the_next(manual_clock: ManualClock) -> None:
+    """The bucket goes away between the index and the blobs: nothing of that segment counts as seen."""
+
+    class Away(MemoryStore):
+        away = False
+
+        async def get(self, key: str) -> StoredObject:
+            if self.away and key.startswith(paths.RAW_BLOBS):
+                raise Unavailable("down")
+            return await super().get(key)
+
+    store = Away(clock=manual_clock)
+    submitted = submit(frame_of())
+    await write_blob(store, submitted)
+    accepted = acceptance.manifest(submitted, at_ns=manual_clock.now_ns(), collector_id="c", attempt_id="a")
+    await write_rows(store, [acceptance.entry_of(accepted, acceptance.span_of(submitted.batch))], writer="c")
+    follower, live = _made(store, manual_clock)
+    store.away = True
+    with pytest.raises(Unavailable):
+        await follower.poll()
+    store.away = False
+
+    assert (1, True) == (await follower.poll(), accepted.identity in live)

@@ -17,9 +17,9 @@ from lakebed.core.clock import ManualClock, settle
 from lakebed.core.errors import Conflict, Fenced, Invalid, LakebedError, Unavailable
 from lakebed.core.ids import Ids
 from lakebed.core.metrics import Metrics
-from lakebed.rollups.generations import abandon, begin, commit, generation
+from lakebed.rollups.generations import abandon, advance, begin, commit, generation
 from lakebed.rollups.local_job import LocalJob
-from lakebed.rollups.model import RollupManifest, RollupState, StoredChunk
+from lakebed.rollups.model import Generation, RollupManifest, RollupState, StoredChunk
 from lakebed.rollups.paths import (
     INDEX,
     MANIFESTS,
@@ -490,3 +490,13 @@ async def test_a_note_is_found_whose_store_has_a_slower_clock(manual_clock: Manu
     report = await make_roller(store, manual_clock).run()
 
     assert (1, len(late)) == (report.late, report.samples)
+
+
+def test_a_generation_is_recent_while_one_of_its_batches_is_not_settled() -> None:
+    """A batch that was accepted at the very instant of what is settled is looked up among the recent ones."""
+    made = [Generation(n, "d", at_ns, at_ns) for n, at_ns in enumerate((99, 100, 101), 1)]
+    state = RollupState(committed=3, recent=tuple(made))
+
+    after = advance(state, 150, 0, 50)
+
+    assert (100, tuple(made[1:])) == (after.settled_ns, after.recent)

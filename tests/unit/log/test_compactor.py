@@ -394,3 +394,18 @@ async def test_a_claim_that_another_holds_by_now_is_not_released(host: Host) -> 
     await services.scheduler.pass_once()
 
     assert b"another's" == host.state.entries[paths.claim(TP)].value
+
+
+async def test_a_run_behind_one_that_was_given_up_is_not_committed(host: Host) -> None:
+    """The cursor does not pass records that are still in their small blobs."""
+    await fill(host, 4)
+    services = LogServices(host.context(), host.meta())
+    spans = await services.records.spans(TP, 1, limit=9)
+    await host.store.delete(services.uris.key(spans[0].entry.data_key))
+    runs = [CompactionRun(TP, tuple(spans[:2]), 0), CompactionRun(TP, tuple(spans[2:]), 0)]
+
+    before = await services.records.find(TP, paths.cursor(TP), Cursor)
+
+    outcome = await services.compactor.compact(runs)
+
+    assert ({TP: "abandoned"}, before) == (outcome, await services.records.find(TP, paths.cursor(TP), Cursor))

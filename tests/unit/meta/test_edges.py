@@ -384,14 +384,15 @@ def test_a_commit_waits_for_the_disk_as_the_setting_says(tmp_path: Path, sync: A
 
 
 class LostCommits:
-    """A connection to the file that executes COMMIT and then reports an error, once."""
+    """A connection to the file whose COMMIT reports an error once, after it happened or instead."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection, self.left = connection, 1
+    def __init__(self, connection: sqlite3.Connection, happens: bool) -> None:
+        self._connection, self._happens, self.left = connection, happens, 1
 
     def execute(self, sql: str, *more: Any) -> Any:
-        done = self._connection.execute(sql, *more)
-        if sql == "COMMIT" and self.left:
+        lost = sql == "COMMIT" and self.left > 0
+        done = self._connection.execute(sql, *more) if self._happens or not lost else None
+        if lost:
             self.left -= 1
             raise sqlite3.OperationalError("disk I/O error")
         return done
@@ -400,16 +401,19 @@ class LostCommits:
         return getattr(self._connection, name)
 
 
+@pytest.mark.parametrize("happens", [True, False])
 async def test_a_commit_that_reports_an_error_may_have_happened(
-    tmp_path: Path, manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, manual_clock: ManualClock, monkeypatch: pytest.MonkeyPatch, happens: bool
 ) -> None:
-    """Nobody is told that nothing was changed; the next call goes to the file again."""
+    """Nobody is told that nothing was changed; the next call opens the file again, outside that transaction."""
     meta = sqlite(tmp_path, manual_clock)
     real = SqliteMeta._open
     with monkeypatch.context() as patch:
-        patch.setattr(SqliteMeta, "_open", lambda self: LostCommits(real(self)))
+        patch.setattr(SqliteMeta, "_open", lambda self: LostCommits(real(self), happens))
         with pytest.raises(OutcomeUnknown):
             await meta.put("a/1", b"x")
 
-    assert b"x" == (await meta.get("a/1")).value
+    await meta.put("a/2", b"y")
+    found = [entry.key for entry in await meta.range("a/", "b/", limit=9)]
+    assert (["a/1", "a/2"] if happens else ["a/2"]) == found
     await meta.close()

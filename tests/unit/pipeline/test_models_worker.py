@@ -16,7 +16,7 @@ from lakebed.pipeline.models.graph import graph_of
 from lakebed.pipeline.models.pages import graph_page
 from lakebed.pipeline.models.plan import ModelStep
 from lakebed.pipeline.models.runs import ModelReport, PipelineRun, decode_run, expire_runs, run_key, runs, write_run
-from lakebed.pipeline.models.worker import ModelWorker
+from lakebed.pipeline.models.worker import PAUSE_MAX_MS, ModelWorker
 from lakebed.store.memory import MemoryStore
 from support.runtimes import runtime_of
 
@@ -167,6 +167,19 @@ async def test_a_model_that_was_made_again_is_not_held_up_by_earlier_failures(se
     await worker.round()
     await ended(worker)
     await clock.advance(30)
+
+    assert "quick" in await worker.round()
+    await ended(worker)
+
+
+async def test_the_pause_after_many_failures_has_a_limit(service: Service) -> None:
+    """A model that failed all night is tried again within the longest pause after its cause is gone."""
+    clock, service.moved, service.error = ManualClock(), {"quick"}, Unavailable("not now")
+    worker = ModelWorker(service, runtime_of(clock))
+    for _ in range(20):
+        await worker.round()
+        await ended(worker)
+        await clock.advance(PAUSE_MAX_MS / 1000)
 
     assert "quick" in await worker.round()
     await ended(worker)

@@ -175,7 +175,10 @@ class SqliteMeta:
             except (sqlite3.Error, OSError, LakebedError) as error:
                 for call in group:
                     call.error = translate(error, self._path)
-                connection = sql = None  # reopened for the next group
+                if connection is not None:  # reopened for the next group; a transaction left open would lock the file
+                    with suppress(sqlite3.Error):
+                        connection.close()
+                connection = sql = None
             _settle(group)
             if connection is not None and self._ahead_due:
                 self._grow_wal(connection)
