@@ -245,3 +245,21 @@ async def test_a_claim_is_extended_before_it_is_stale_and_named_only_while_it_is
 
     assert in_time
     assert [[], ["c1"], ["c2"], ["c3"]] == held
+
+
+async def test_a_consumer_goes_on_behind_what_was_trimmed(manual_clock: ManualClock) -> None:
+    """The page begins later than it was asked for: the next one is asked for behind its records, not in between."""
+    asked: list[int] = []
+
+    def gateway(request: httpx2.Request) -> httpx2.Response:
+        if request.method == "GET":
+            return httpx2.Response(200, json={"partitions": [{"partition": 0}]}, request=request)
+        (part,) = msgspec.json.decode(request.content)["topic_partitions"]
+        asked.append(part["fetch_offset"])
+        records = ["a", "b"] if part["fetch_offset"] < 9 else []
+        page = {"ok": True, "records": records, "start_offset": 7, "next_offset": 9}
+        return httpx2.Response(200, json={"results": [page]}, request=request)
+
+    found = [record async for record in AsyncTopic(client_of(gateway, manual_clock), "orders").consume()]
+
+    assert ([7, 8], [1, 9]) == ([record.offset for record in found], asked)
